@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from extractors import entries as extractor_catalogue
     from extractors import load as load_extractor
     from extractors import names as extractor_names
-    from pipelines.commands.build import build_plan as build_plan
-    from pipelines.commands.build import outlook_of_plan as outlook_of_plan
     from pipelines.datasets.comparison import DiffJob as DiffJob
     from pipelines.datasets.comparison import compare_datasets as compare_datasets
     from pipelines.datasets.pictures import read_pictures as read_pictures
@@ -59,8 +57,6 @@ if TYPE_CHECKING:
     from pipelines.inputs.captions import Selection as Selection
     from pipelines.inputs.captions import open_source as open_captions
     from pipelines.inputs.images import open_images as open_images
-    from pipelines.plans.job import BuildJob as BuildJob
-    from pipelines.plans.reading import plan_names as plan_names
     from pipelines.running.accelerators import Accelerator as Accelerator
     from pipelines.running.commits import CommitDataset as CommitDataset
     from pipelines.running.execution import Execution as Execution
@@ -160,7 +156,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Accelerator",
     "AttentionWeights",
-    "BuildJob",
     "BuildVocabulary",
     "CaptionBatch",
     "CaptionChoice",
@@ -236,7 +231,6 @@ __all__ = [
     "WebdatasetLayout",
     "WordVectorsJob",
     "averages",
-    "build_plan",
     "build_vocabulary",
     "collate_pairs",
     "commit_tasks",
@@ -266,8 +260,6 @@ __all__ = [
     "open_material",
     "open_run",
     "open_shard",
-    "outlook_of_plan",
-    "plan_names",
     "plan_work",
     "plot_comparison",
     "prepare_captions",
@@ -305,7 +297,6 @@ _MODULES = {
         "load_extractor = load",
         "RegionOptions",
     ),
-    "pipelines.commands.build": ("build_plan", "outlook_of_plan"),
     "pipelines.datasets.comparison": ("compare_datasets", "DiffJob"),
     "pipelines.datasets.pictures": ("read_pictures",),
     "pipelines.datasets.viewing": ("draw_view", "ViewJob"),
@@ -326,8 +317,6 @@ _MODULES = {
     "pipelines.features.transforms": ("ExtractFeatures",),
     "pipelines.inputs.captions": ("open_captions = open_source", "Selection"),
     "pipelines.inputs.images": ("open_images",),
-    "pipelines.plans.job": ("BuildJob",),
-    "pipelines.plans.reading": ("plan_names",),
     "pipelines.running.accelerators": ("Accelerator",),
     "pipelines.running.commits": ("CommitDataset",),
     "pipelines.running.execution": ("Execution",),

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from schemas.filesystems import storage_errors
-from schemas.fingerprints import sha256_of_file
+from schemas.fingerprints import sha256_of_file, sha256_of_json
 from schemas.locations import plain_location
 from schemas.manifest import MANIFEST_NAMES, Manifest
 from schemas.storage import Folder
@@ -23,18 +23,23 @@ _WEIGHTS = "best.pt"
 """The file of a run that its results depend on."""
 
 
-def made_from(command: str, options: Mapping[str, Any], inputs: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def made_from(
+    command: str, options: Mapping[str, Any], inputs: Mapping[str, Sequence[str]], *, images: str = ""
+) -> dict[str, Any]:
     """Describe the work of a command by content, as it is stored.
 
     Args:
         command: name of the command.
         options: values of its options that change the result.
         inputs: locations of datasets, runs, files and folders by option; empty locations are left out.
+        images: location of images, which are described by names and sizes alone; empty if there are none.
 
     Raises:
         DatasetError: an input is a damaged dataset, or cannot be read.
     """
     contents = {name: [_content(location) for location in locations if location] for name, locations in inputs.items()}
+    if images:
+        contents["images"] = [_listing(images)]
     described = {"command": command, "options": options, "inputs": {name: found for name, found in contents.items() if found}}
     stored: dict[str, Any] = json.loads(json.dumps(described))
     return stored
@@ -93,6 +98,13 @@ def _content(location: str) -> Any:
     if folder.size(_WEIGHTS) is not None:
         return dict(_digests(folder, [_WEIGHTS]))
     return dict(_digests(folder, folder.names())) or None
+
+
+def _listing(location: str) -> Any:
+    """Describe images by names and sizes: their content may take hours to read."""
+    parent, slash, name = plain_location(location).rpartition("/")
+    size = Folder(parent + slash or ".").size(name) if name else None
+    return sha256_of_json(sorted(Folder(location).files())) if size is None else size
 
 
 def _digests(folder: Folder, names: Sequence[str]) -> Iterator[tuple[str, str]]:

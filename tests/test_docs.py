@@ -96,7 +96,6 @@ def test_pages_with_snippets() -> None:
     assert {page: len(blocks(page, "python")) for page in WITH_SNIPPETS} == {
         "README.md": 2,
         "docs/datasets.md": 7,
-        "docs/plans.md": 1,
         "docs/python.md": 11,
         "docs/troubleshooting.md": 1,
     }

@@ -1,64 +1,115 @@
-"""The command ``build``, and the same from Python."""
+"""The command ``build``: runs the commands of a plan, each in a process of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
-from pipelines.commands.options import BEAM, LogJson, SharedDisk, StartTimeout, console, flags_of, notes, remark
+from pipelines.commands import groups
+from pipelines.commands.configuration import BEAM_FLAGS, convert, keys_of
+from pipelines.commands.options import console, remark
+from pipelines.commands.process import stop_signal
 from schemas.arguments import key_value_pairs
+from schemas.errors import UsageError
 
-if TYPE_CHECKING:
-    from pipelines.plans.job import Build, BuildJob
-    from pipelines.plans.outlook import Outlook
-
-__all__ = ["app", "build_plan", "outlook_of_plan"]
+__all__ = ["Commands", "app", "build_plan"]
 
 app = typer.Typer()
 
+# As `pipelines.running.runner` starts its workers: nothing in the current folder hides a module of ours.
+_START = (
+    f"import sys; sys.path[0] = {str(Path(__file__).resolve().parents[2])!r}; import imagepivot; del sys.path[0]; "
+    "sys.argv[0] = 'imagepivot'; imagepivot.command()"
+)
 
-def build_plan(job: BuildJob, tell: Callable[[str, Mapping[str, Any]], None] = lambda step, event: None) -> Build:
-    """Build a plan, as ``imagepivot build`` does.
 
-    Args:
-        job: what to build.
-        tell: gets the name of a step and an event: those of its command as ``--log-json`` prints them, and ``step`` with a
-            ``status`` at its start and end.
+class Commands:
+    """The commands, see `pipelines.plans.plan.CommandLine`."""
 
-    Returns:
-        What became of each step.
+    def names(self, command: str) -> Mapping[str, str]:
+        """Return the names of the parameters of a command by their keys."""
+        return {key: name for key, (name, _) in keys_of(groups.commands()[command]).items()}
+
+    def convert(self, command: str, table: Mapping[str, Any], place: str) -> dict[str, Any]:
+        """Check a table of options.
+
+        Raises:
+            UsageError: a key is unknown, or a value is of another type.
+        """
+        return convert(table, groups.commands()[command], place, command)
+
+    def words(self, command: str, values: Mapping[str, Any]) -> list[str]:
+        """Return the words of a command line: options, then arguments in their order, then the flags for Beam."""
+        parameters = groups.commands()[command].params
+        options = [word for one in parameters if one.param_type_name == "option" for word in _option(one, values.get(one.name))]
+        arguments = [word for one in parameters if one.param_type_name == "argument" for word in _several(values.get(one.name))]
+        flags = values.get(BEAM_FLAGS) or []
+        return [command, *options, *arguments, *(("--", *flags) if flags else ())]
+
+
+def build_plan(
+    plan: str,
+    targets: Sequence[str] = (),
+    *,
+    output: str = "",
+    settings: Mapping[str, str] | None = None,
+    overwrite: Sequence[str] = (),
+    dry_run: bool = False,
+) -> None:
+    """Build a plan; the arguments are those of the command.
 
     Raises:
         UsageError: the plan is not understood.
-        ImagepivotError: a step failed, something differs from the lock file, an input is missing, or another build is at work.
+        Exit: the command of a step failed; the exit code is that of the step.
     """
-    from pipelines.commands.steps import Commands
-    from pipelines.plans.building import build
+    from pipelines.plans.plan import StepError, build, read_plan, words_of
 
-    return build(job, Commands(), tell)
+    line = Commands()
+    described = read_plan(plan, line, output=output, settings=settings)
+    steps = described.choose(targets)
+    for name in overwrite:
+        described.check_step(name)
+        if name not in (step.name for step in steps):
+            raise UsageError(f"--overwrite {name}: the step is not among those to run: {', '.join(s.name for s in steps)}")
+    commands = words_of(steps, line, overwrite)
+    if dry_run:
+        for words in commands:
+            console.print(f"imagepivot {shlex.join(words)}", highlight=False, markup=False, soft_wrap=True)
+        return
+    try:
+        build(steps, commands, run_step, lambda text: remark(text, style="bold"))
+    except StepError as error:
+        remark(str(error), style="red")
+        raise typer.Exit(error.code) from None
 
 
-def outlook_of_plan(job: BuildJob) -> Outlook:
-    """Return what a build would do, as ``imagepivot build --dry-run`` shows it; nothing is written.
+def run_step(words: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a command in a process of its own, and return its exit code."""
+    process = subprocess.Popen([sys.executable, "-c", _START, *words], env=dict(environment))
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:
+        number = stop_signal() or signal.SIGINT
+        if number != signal.SIGINT or not sys.stdin.isatty():  # A terminal sends Ctrl-C to both.
+            process.send_signal(number)
+        process.wait()
+        raise
+    return 128 - code if code < 0 else code
 
-    Raises:
-        UsageError: the plan is not understood.
-        ImagepivotError: an input is missing or cannot be read.
-    """
-    from pipelines.commands.steps import Commands
-    from pipelines.plans.outlook import look_ahead
 
-    return look_ahead(job, Commands())
-
-
-@app.command("build", context_settings=BEAM, epilog="Example: imagepivot build multi30k --set paths.photos=/data/flickr30k")
+@app.command("build", epilog="Example: imagepivot build multi30k --set paths.photos=/data/flickr30k")
 def build_(
-    context: typer.Context,
     plan: Annotated[str, typer.Argument(help="A plan of the package, or a file that ends in .toml.", show_default=False)] = "",
     targets: Annotated[
-        list[str] | None, typer.Argument(help="Steps to make, with all that they need; all when not given.", show_default=False)
+        list[str] | None, typer.Argument(help="Steps to run, with all that they need; all when not given.", show_default=False)
     ] = None,
     output: Annotated[
         str, typer.Option("--output", help="Folder for the results; [i]build/NAME[/i] beside the plan when it names none.")
@@ -72,76 +123,51 @@ def build_(
             "may be repeated.",
         ),
     ] = None,
-    jobs: Annotated[
-        int,
-        typer.Option(
-            "--jobs",
-            min=0,
-            help="Most steps at a time; 0: all that are independent, but one at a time that computes with a model.",
-        ),
-    ] = 0,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Make nothing: list the steps, what they would do and why, sizes and times.")
-    ] = False,
-    locked: Annotated[
-        bool, typer.Option("--locked", help="Compare with the lock file, and say where something differs; it is not written.")
-    ] = False,
-    check: Annotated[
-        bool, typer.Option("--check", help="Run every step's command, with its --check: what is damaged is made again.")
-    ] = False,
-    replace: Annotated[
-        bool,
-        typer.Option("--replace", help="Delete what other values have made, instead of keeping it in OUTPUT/.plan/earlier."),
-    ] = False,
-    prune: Annotated[bool, typer.Option("--prune", help="In the end, delete what is kept in OUTPUT/.plan/earlier.")] = False,
-    list_plans: Annotated[bool, typer.Option("--list", help="List the plans of the package.")] = False,
-    workers: Annotated[
-        int | None,
-        typer.Option("--workers", min=0, help="Worker processes of each step on Beam; as in the plan when not given."),
+    overwrite: Annotated[
+        list[str] | None,
+        typer.Option("--overwrite", metavar="STEP", help="Give --overwrite to the command of a step; may be repeated."),
     ] = None,
-    shared_disk: SharedDisk = False,
-    start_timeout: StartTimeout = None,
-    log_json: LogJson = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands in order, and run none.")] = False,
+    list_plans: Annotated[bool, typer.Option("--list", help="List the plans of the package.")] = False,
 ) -> None:
-    """Make a described data set: captions, vocabulary, encoding, features, trainings, each a step that is a command.
+    """Run the commands of a plan in order: captions, vocabulary, encoding, features, trainings.
 
-    PLAN is a TOML file with a section for each step, or the name of a plan of the package. Steps run in order, side by side where
-    independent, and only where something has changed: options, inputs, or the result. What was stopped or killed goes on when the
-    same command is given again.
+    PLAN is a TOML file with a section for each step, or the name of a plan of the package. Each step is a command in a process of
+    its own; the first that fails ends the build with its exit code.
 
-    What each step was made from and what came of it is written to PLAN.lock, with which --locked compares on another machine. Flags
-    behind -- go to Beam, for each step that runs on it: -- --runner=DataflowRunner --project=...
+    The same command again continues what was stopped. A step whose output is up to date writes nothing; one whose output holds
+    something else fails and names the difference, and --overwrite STEP replaces it.
     """
-    from pipelines.commands.building import Display, print_outlook, print_plans
-    from pipelines.plans.job import BuildJob, StepError
-
     if list_plans:
-        print_plans(console)
+        from pipelines.plans.plan import plan_names, read_table
+
+        for name in plan_names():
+            console.print(f"[bold]{name}[/bold]  {escape(read_table(name)['description'])}", highlight=False, soft_wrap=True)
         return
-    job = BuildJob(
-        plan=plan,
-        targets=tuple(targets or ()),
+    if not plan:
+        raise UsageError("name a plan, or a file that ends in .toml; imagepivot build --list lists the plans of the package")
+    build_plan(
+        plan,
+        targets or (),
         output=output,
         settings=key_value_pairs(settings or [], "steps.vocabulary.min-count=5"),
-        jobs=jobs,
-        workers=workers,
-        beam_flags=flags_of(context),
-        shared_disk=shared_disk,
-        start_timeout=start_timeout,
-        check=check,
-        replace=replace,
-        prune=prune,
-        locked=locked,
+        overwrite=overwrite or (),
+        dry_run=dry_run,
     )
-    if dry_run:
-        print_outlook(outlook_of_plan(job), console)
+
+
+def _option(parameter: Any, value: Any) -> Iterator[str]:
+    if value is None:
         return
-    try:
-        with Display(notes, log_json=log_json) as display:
-            built = build_plan(job, display)
-    except StepError as error:
-        if error.code == 3:
-            remark(str(error), style="red")
-            raise typer.Exit(3) from None
-        raise
-    display.finish(built, console)
+    name = max(parameter.opts, key=len)
+    if parameter.is_flag:
+        yield from [name] if value else parameter.secondary_opts[:1]
+        return
+    for item in _several(value):
+        yield f"{name}={item}"
+
+
+def _several(value: Any) -> list[str]:
+    if value is None:
+        return []
+    return [str(item) for item in value] if isinstance(value, (list, tuple)) else [str(value)]

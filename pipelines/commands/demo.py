@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from pipelines.commands.options import console, notes, remark
+from pipelines.commands.options import console, remark
 
 __all__ = ["app"]
 
@@ -25,9 +25,7 @@ def demo(
     demo of imagepivot build, with the results shown.
     """
     from pipelines.commands.build import build_plan
-    from pipelines.commands.building import Display
     from pipelines.demo.run import show_datasets
-    from pipelines.plans.job import BuildJob
     from schemas.filesystems import storage_errors
     from schemas.locations import target_path
     from train.demo import LEAST_SCENES, show_run
@@ -37,8 +35,7 @@ def demo(
         folder.mkdir(parents=True, exist_ok=True)
     is_trained = scenes >= LEAST_SCENES
     targets = () if is_trained else ("encoded", "features", "picture")
-    with Display(notes) as display:
-        build_plan(BuildJob("demo", targets=targets, output=output, settings={"steps.scenes.count": str(scenes)}), display)
+    build_plan("demo", targets, output=output, settings={"steps.scenes.count": str(scenes)})
     show_datasets(folder, console=console)
     if is_trained:
         show_run(folder, console=console, tokenize=context.obj)

@@ -28,7 +28,7 @@ def write_scenes(folder: Path, count: int = 300, seed: int = 0) -> None:
     """Write pictures ``images/scene-00000.jpg`` ... and then captions, ``captions.tsv``.
 
     The table is UTF-8 with the columns image_id, language, portion, index, split and text. Files of an earlier run with the
-    same names are replaced.
+    same names are replaced where they differ.
 
     Args:
         folder: the folder to write to; it is created if it does not exist.
@@ -50,19 +50,27 @@ def write_scenes(folder: Path, count: int = 300, seed: int = 0) -> None:
             f"expected nothing but the pictures of {count} scenes, found {others[0]!r} and {len(others) - 1} more files in "
             f"{str(images)!r}: give an empty folder"
         )
-    table.unlink(missing_ok=True)
-    rows = []
-    for number, (image_id, scene) in enumerate(scenes.items()):
-        drawing = io.BytesIO()
-        draw(scene).save(drawing, "JPEG", quality=_JPEG_QUALITY, subsampling=0)
-        path = images / f"{image_id}.jpg"
-        if not path.exists() or path.read_bytes() != drawing.getvalue():  # Features that were made of the same picture stay.
-            path.write_bytes(drawing.getvalue())
-        rows += [
-            (image_id, caption.language, caption.portion, caption.index, split_of(number), caption.text)
-            for caption in captions(scene)
-        ]
+    rows = [
+        (image_id, caption.language, caption.portion, caption.index, split_of(number), caption.text)
+        for number, (image_id, scene) in enumerate(scenes.items())
+        for caption in captions(scene)
+    ]
     lines = ["\t".join(_COLUMNS), *("\t".join(map(str, row)) for row in sorted(rows))]
-    unfinished = folder / "captions.tsv.part"
-    unfinished.write_bytes("".join(f"{line}\n" for line in lines).encode())
-    unfinished.replace(table)
+    data = "".join(f"{line}\n" for line in lines).encode()
+    if table.exists() and table.read_bytes() != data:
+        table.unlink()
+    try:
+        for image_id, scene in scenes.items():
+            drawing = io.BytesIO()
+            draw(scene).save(drawing, "JPEG", quality=_JPEG_QUALITY, subsampling=0)
+            path = images / f"{image_id}.jpg"
+            # Features that were made of the same picture stay.
+            if not path.exists() or path.read_bytes() != drawing.getvalue():
+                path.write_bytes(drawing.getvalue())
+    except BaseException:
+        table.unlink(missing_ok=True)
+        raise
+    if not table.exists():
+        unfinished = folder / "captions.tsv.part"
+        unfinished.write_bytes(data)
+        unfinished.replace(table)

@@ -1,1 +1,1 @@
-"""Plans: a described data set, as a graph of steps, each a command; made in order, and again only where something changed."""
+"""Plans: TOML files whose steps are commands, which run in order."""

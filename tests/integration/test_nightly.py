@@ -21,14 +21,14 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from pipelines.plans import building
+from pipelines.commands import build
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.storage import Folder
 from schemas.validation import validate
 from tests.fake_extractors import use_colours
 from tests.integration.processes import Started, start, wait_for
-from tests.pipelines.plans.conftest import ForkedStep
+from tests.pipelines.plans.conftest import ForkedSteps
 from tests.stores import PACKAGES, FarStore, Store, emulator, far_away, is_installed, untagged, use
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(1200)]
@@ -503,16 +503,11 @@ def test_what_a_quiet_night_asks(stores, machine, imagepivot, monkeypatch):
         assert len(far.asked()) == int(fixed[column]) + int(each[column]) * (shards - 16)
 
 
-class ColouredStep(ForkedStep):
-    """A step with an extractor without a model."""
-
-    before = staticmethod(colours)
-
-
 def test_the_same_as_a_plan(stores, tmp_path, imagepivot, monkeypatch):
     near, far = stores
     use(near.environment, monkeypatch)
-    monkeypatch.setattr(building, "StepProcess", ColouredStep)
+    steps = ForkedSteps(before=colours)  # With an extractor without a model.
+    monkeypatch.setattr(build, "run_step", steps)
     [line] = blocks("The same as a plan", "sh")
     [plan] = blocks("The same as a plan", "toml")
     (tmp_path / "nightly.toml").write_text(plan.replace("gs://", f"{near.scheme}://"), encoding="utf-8")
@@ -521,12 +516,11 @@ def test_the_same_as_a_plan(stores, tmp_path, imagepivot, monkeypatch):
     def upload_captions(count: int) -> None:
         Folder(near.address("")).write("captions.tsv", ("image_id\ttext\tsplit\n" + "".join(captions[:count])).encode())
 
-    def build(*more: str, code: int = 0) -> tuple[list[str], list[dict]]:
-        ColouredStep.started = []
-        done = imagepivot(*shlex.split(line)[1:], *more, code=code, cwd=tmp_path)
-        events = [json.loads(text) for text in done.stderr.splitlines()]
-        assert (events[-1]["event"], events[-1]["exit_code"]) == ("end", code)
-        return sorted(words[0] for words in ColouredStep.started), events
+    def run(*more: str, words: str = line, code: int = 0) -> str:
+        steps.started.clear()
+        said = imagepivot(*shlex.split(words)[1:], *more, code=code, cwd=tmp_path).stderr
+        assert [words[0] for words in steps.started] == ["captions", "encode", "features"][: len(steps.started)]
+        return said
 
     photos, output = Folder(near.address("photos")), near.address("nightly")
     for name in photos.names():
@@ -536,45 +530,35 @@ def test_the_same_as_a_plan(stores, tmp_path, imagepivot, monkeypatch):
     imagepivot("captions", near.address("captions.tsv"), tmp_path / "captions", "--format", "table", "--workers", "1")
     imagepivot("vocabulary", tmp_path / "captions", near.address("vocabulary"), "--min-count", "1")
 
-    assert build()[0] == ["captions", "encode", "features"]
-    assert build()[0] == []
-    first = (tmp_path / "nightly.lock").read_bytes()
+    run()
+    before = files_of(output)
+    run(words="imagepivot build nightly.toml")
+    assert files_of(output) == before
 
     # New images and captions; of one photo nothing can be read.
     upload(photos, range(20, 30))
     upload_captions(30)
+    refused = run(words="imagepivot build nightly.toml", code=1)
+    assert "step captions (imagepivot captions) ended with exit code 1, and was not followed by encoded, features" in refused
     use(far.environment, monkeypatch)
     far.cut("busy", 600, after=0, only="023.jpg")
-    ran, events = build()
+    run()
     far.cut("", 0, after=0)
-    assert set(ran) == {"captions", "encode", "features"}
-    assert {event["step"] for event in events if event["event"] == "progress"} == {"captions", "encoded", "features"}
     assert open_dataset(f"{output}/features").manifest.failure_reasons == {"unreadable": 1}
     assert open_dataset(f"{output}/encoded").manifest.rows == 30
 
-    # It is tried again, and nothing else.
+    # It is tried again, and no other.
     far.asked()
-    assert build()[0] == ["features"]
+    run()
     assert images_read(far)[0] == ["023.jpg"]
     assert open_dataset(f"{output}/features").manifest.rows == 30
-    assert build()[0] == []
 
     # More broken images than are allowed: the rest is there, and the next night tries again.
     upload(photos, range(40, 52), broken)
-    ran, events = build(code=3)
-    assert ran == ["features"]
-    assert events[-1]["status"] == "failures"
+    assert "step features (imagepivot features) ended with exit code 3" in run(code=3)
     assert open_dataset(f"{output}/features").manifest.failure_reasons == {"truncated": 12}
     upload(photos, range(40, 50))
-    assert build()[0] == ["features"]
+    run()
     assert open_dataset(f"{output}/features").manifest.failure_reasons == {"truncated": 2}
     for name in ("captions", "encoded", "features"):
         assert validate(f"{output}/{name}") == []
-
-    # The lock file of the first night says what is different now.
-    assert (tmp_path / "nightly.lock").read_bytes() != first
-    (tmp_path / "nightly.lock").write_bytes(first)
-    [locked] = re.findall(r"`imagepivot (build nightly.toml --locked)`", section("The same as a plan"))
-    said = imagepivot(*shlex.split(locked), code=1, cwd=tmp_path).stderr
-    assert "steps.captions: input source: locked" in said
-    assert "steps.features: input images: locked" in said

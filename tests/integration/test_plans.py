@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,12 +14,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from pipelines.plans import building
+from pipelines.commands import build as commands
 from schemas.dataset import open_dataset
 from schemas.validation import validate
 from tests.integration.processes import group_of, wait_for
-from tests.pipelines.plans.conftest import PLAN, ForkedStep, write_table
-from tests.pipelines.plans.test_building import content
+from tests.pipelines.plans.conftest import PLAN, ForkedSteps, write_table
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(1200)]
 
@@ -28,12 +26,16 @@ SCRIPT = Path(sys.executable).with_name("imagepivot")
 KILLS = 6
 
 
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 @pytest.fixture
-def forked_steps(monkeypatch):
+def forked_steps(monkeypatch) -> ForkedSteps:
     """Steps of builds in this process are forks."""
-    monkeypatch.setattr(building, "StepProcess", ForkedStep)
-    ForkedStep.started = []
-    return ForkedStep
+    steps = ForkedSteps()
+    monkeypatch.setattr(commands, "run_step", steps)
+    return steps
 
 
 def plan_in(folder: Path) -> Path:
@@ -69,14 +71,15 @@ def test_killed_anywhere_it_goes_on_to_the_same_bytes(tmp_path):
         try:
             process.wait(moments.uniform(0.2, 0.6) * seconds)
         except subprocess.TimeoutExpired:
-            os.kill(process.pid, signal.SIGKILL)  # The build alone: its steps have to notice.
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        wait_for(lambda leader=process.pid: not group_of(leader))
     done = subprocess.run(build, cwd=rough, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert content(rough) == content(calm)
-    wait_for(lambda: not processes_in(rough))
-    again = subprocess.run(build, cwd=rough, check=True, capture_output=True, text=True)
-    assert "all 3 steps are up to date" in again.stdout
+    before = {path: path.stat().st_mtime_ns for path in rough.rglob("*")}
+    subprocess.run(build, cwd=rough, check=True, capture_output=True)
+    assert {path: path.stat().st_mtime_ns for path in rough.rglob("*") if path.is_file()}.items() <= before.items()
 
 
 def test_a_signal_stops_the_steps_in_order(tmp_path):
@@ -99,43 +102,61 @@ def test_a_signal_stops_the_steps_in_order(tmp_path):
     assert not processes_in(folder)
 
 
-def test_what_is_up_to_date_is_found_without_torch_and_beam(tmp_path, imagepivot, forked_steps):
+def test_a_step_that_fails_ends_the_build_with_its_code_and_message(tmp_path):
+    folder = plan_in(tmp_path / "plan")
+    done = [
+        subprocess.run(
+            [SCRIPT, "build", "plan.toml", "--set", setting], cwd=folder, capture_output=True, text=True, check=False
+        )
+        for setting in ("paths.table=none.tsv", "steps.vocabulary.min-count=0")
+    ]
+    assert [run.returncode for run in done] == [1, 2]
+    assert "none.tsv" in done[0].stderr
+    assert (
+        "step captions (imagepivot captions) ended with exit code 1, and was not followed by vocabulary, encoded"
+        in done[0].stderr
+    )
+    assert "step vocabulary (imagepivot vocabulary) ended with exit code 2, and was not followed by encoded" in done[1].stderr
+    assert not any("Traceback" in run.stderr for run in done)
+    assert [path.name for path in (folder / "build/plan").iterdir()] == ["captions"]
+
+
+def test_another_dataset_stops_the_build_and_overwrite_replaces_it(tmp_path, imagepivot, forked_steps):
     folder = plan_in(tmp_path / "plan")
     imagepivot("build", "plan.toml", cwd=folder)
-    script = (
-        "import sys\nfrom pipelines.commands.build import build_plan\nfrom pipelines.plans.job import BuildJob\n"
-        "build = build_plan(BuildJob('plan.toml'))\n"
-        "print([end.done for end in build.steps], [name for name in ('torch', 'apache_beam') if name in sys.modules])"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=folder, env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "['up to date', 'up to date', 'up to date'] []\n"
+    before = content(folder)
+    changed = ("build", "plan.toml", "--set", "steps.vocabulary.min-count=2")
+    refused = imagepivot(*changed, cwd=folder, code=1).stderr
+    assert "min_count" in refused
+    assert "step vocabulary (imagepivot vocabulary) ended with exit code 1" in refused
+    assert content(folder) == before
+    imagepivot(*changed, "--overwrite", "vocabulary", "--overwrite", "encoded", cwd=folder)
+    assert open_dataset(folder / "build/plan/vocabulary").manifest.parameters["min_count"] == 2
+    imagepivot(*changed, cwd=folder)
+    assert "did you mean 'encoded'" in imagepivot(*changed, "--overwrite", "encode", cwd=folder, code=2).stderr
+    unchosen = imagepivot(*changed, "vocabulary", "--overwrite", "encoded", cwd=folder, code=2).stderr
+    assert "--overwrite encoded: the step is not among those to run: captions, vocabulary" in unchosen
 
 
-def test_events_name_their_step(tmp_path, imagepivot, forked_steps):
-    folder = plan_in(tmp_path / "plan")
-    done = imagepivot("build", "plan.toml", "captions", "--log-json", cwd=folder)
-    lines = [json.loads(line) for line in done.stderr.splitlines()]
-    steps = [(line["step"], line["status"]) for line in lines if line["event"] == "step"]
-    assert steps == [("captions", "started"), ("captions", "made")]
-    assert lines[-1]["event"] == "end"
-    assert lines[-1]["counts"] == {"steps": 1, "made": 1}
+def test_a_dry_run_prints_the_commands_and_runs_none(tmp_path, imagepivot, forked_steps):
+    folder = plan_in(tmp_path / "a plan")
+    done = imagepivot("build", "plan.toml", "vocabulary", "--dry-run", cwd=folder)
+    assert done.stdout.splitlines() == [
+        f"imagepivot captions --format=table --shards=2 --workers=1 '{folder}/captions.tsv' '{folder}/build/plan/captions'",
+        f"imagepivot vocabulary --min-count=1 '{folder}/build/plan/captions' '{folder}/build/plan/vocabulary'",
+    ]
+    assert forked_steps.started == []
+    assert not (folder / "build").exists()
 
 
 def test_the_captions_of_multi30k(tmp_path, multi30k, imagepivot, forked_steps):
     words = ("build", "multi30k", "encoded", "--set", f"paths.multi30k={multi30k}", "--output", tmp_path / "plan")
-    dry = imagepivot(*words, "--dry-run", cwd=tmp_path)
-    assert not (tmp_path / "plan").exists()
     imagepivot(*words, cwd=tmp_path)
     imagepivot("captions", multi30k, "captions", "--format", "multi30k", "--languages", "en,de", cwd=tmp_path)
     imagepivot("vocabulary", "captions", "vocabulary", "--min-count", 4, cwd=tmp_path)
     imagepivot("encode", "captions", "vocabulary", "encoded", "--max-length", 100, cwd=tmp_path)
     for name in ("captions", "vocabulary", "encoded"):
         assert content(tmp_path / "plan" / name) == content(tmp_path / name)
-    captions = open_dataset(tmp_path / "captions").manifest
-    assert f"{captions.rows + captions.failed:,}" in dry.stdout
 
 
 def karpathy(folder: Path, name: str, images: list[tuple[str, str, str]]) -> None:
@@ -177,33 +198,19 @@ def test_a_plan_in_the_layout_of_its_data(tmp_path, imagepivot, forked_steps, pl
     karpathy(tmp_path, name, images)
     words = ("build", plan, "encoded", "features", "--set", f"paths.captions_json={name}", "--set", "paths.photos=photos")
     cheap = ("--set", "steps.features.weights=random:0", "--set", "steps.features.device=cpu")
-    dry = imagepivot(*words, *cheap, "--dry-run", cwd=tmp_path)
-    assert f"{8 * 2048 * 4 / 1024:.1f} KiB" in dry.stdout
     imagepivot(*words, *cheap, cwd=tmp_path)
     folder = tmp_path / "build" / plan
     features, encoded = open_dataset(folder / "features"), open_dataset(folder / "encoded")
     assert set(features.image_ids()) == {Path(file).stem for _, file, _ in images} == set(encoded.image_ids())
     assert len(encoded) == 16
     assert validate(folder / "features") == validate(folder / "encoded") == []
-    assert json.loads((folder / f"{plan}.lock").read_text())["steps"].keys() == {
-        "captions",
-        "vocabulary",
-        "encoded",
-        "features",
-    }
     # A picture that changes concerns the features alone, and one row of them.
     [(place, file, _), *_] = images
     time.sleep(0.01)
     Image.new("RGB", (64, 48), (255, 0, 0)).save(tmp_path / "photos" / place / file)
     before = features.numpy()
-    ForkedStep.started = []
+    others = content(folder / "encoded")
     imagepivot(*words, *cheap, cwd=tmp_path)
-    assert [started[0] for started in ForkedStep.started] == ["features"]
+    assert content(folder / "encoded") == others
     after = open_dataset(folder / "features").numpy()
     assert [bool((old != new).any()) for old, new in zip(before, after, strict=True)].count(True) == 1
-
-
-def test_the_plan_of_the_demo_is_the_demo(demo, tmp_path, imagepivot):
-    shutil.copytree(demo.folder / "build", tmp_path / "build")
-    done = imagepivot("build", "demo", "--set", f"steps.scenes.count={demo.scenes}", cwd=tmp_path)
-    assert "all 8 steps are up to date" in done.stdout

@@ -42,6 +42,19 @@ def test_features_that_have_grown_are_another_content_of_one_fingerprint(tmp_pat
     assert differences(before, after) == ["dataset changed"]
 
 
+def test_images_are_described_by_names_and_sizes(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.jpg").write_bytes(name.encode())
+    table = tmp_path / "images.csv"
+    table.write_text("image_id\n")
+    one, two, other = (made_from("figures", {}, {}, images=str(path)) for path in (tmp_path / "one", tmp_path / "two", table))
+    assert one == two
+    assert other["inputs"] == {"images": [9]}
+    (tmp_path / "two/b.jpg").write_bytes(b"")
+    assert differences(one, made_from("figures", {}, {}, images=str(tmp_path / "two"))) == ["images changed"]
+
+
 def test_differences_are_named():
     before = made_from("export", {"l2": False, "language": "en"}, {})
     assert differences(before, made_from("export", {"l2": True, "language": "en"}, {})) == ["l2: was False, now True"]

@@ -98,8 +98,8 @@ def figures(
     t-SNE of images and their captions; attention-N.png shows for models that attend the regions and words of an example and their
     weights. OUTPUT/figures.json holds what is drawn. Examples are drawn with a seed, whatever the model finds.
 
-    OUTPUT/_made_from.json names run, data and options: where they are the same, nothing is drawn again. Delete it after pictures
-    have changed.
+    OUTPUT/_made_from.json names options, run and data: where they are the same, nothing is drawn again. Of pictures names and sizes
+    are compared.
     """
     import sklearn.manifold  # noqa: F401 -- A missing package shows before the work.
 

@@ -94,10 +94,11 @@ class FiguresJob:
                 raise UsageError(f"--{name} is {getattr(self, name)}, expected {least} or more")
 
     def made_from(self) -> dict[str, Any]:
-        """Return what the figures depend on, see `schemas.made_from`; of pictures it is their location."""
+        """Return what the figures depend on, see `schemas.made_from`."""
         inputs = ("run", "captions", "features", "token_features")
-        options = {name: value for name, value in vars(self).items() if name not in (*inputs, "output", "device", "memory_map")}
-        return made_from("figures", options, {name: (getattr(self, name),) for name in inputs})
+        left_out = (*inputs, "output", "images", "device", "memory_map")
+        options = {name: value for name, value in vars(self).items() if name not in left_out}
+        return made_from("figures", options, {name: (getattr(self, name),) for name in inputs}, images=self.images)
 
 
 @dataclass(frozen=True)

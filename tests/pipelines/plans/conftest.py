@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from pipelines.commands.build import build_plan
-from pipelines.plans import building
-from pipelines.plans.job import Build, BuildJob
-from pipelines.plans.processes import Outcome, read_events
 from tests.integration.processes import start
 
 PLAN = """
@@ -41,24 +38,24 @@ workers = 1
 WORDS = ("a dog runs", "a cat sleeps", "the dog sees a cat", "two cats", "a bird sings", "the bird and the dog")
 
 
-class ForkedStep:
-    """In place of `pipelines.plans.processes.StepProcess`."""
+class ForkedSteps:
+    """In place of `pipelines.commands.build.run_step`.
 
-    started: list[list[str]]
-    before: Callable[[], object] | None = None  # Called in each process, before its command.
+    Args:
+        before: called in each process, before its command.
+    """
 
-    def __init__(self, words, environment, holding=(), tell=lambda event: None) -> None:
-        self.words, self.tell = words, tell
+    def __init__(self, before: Callable[[], object] | None = None) -> None:
+        self.before = before
+        self.started: list[list[str]] = []
 
-    def run(self) -> Outcome:
-        self.started.append(list(self.words))
-        with tempfile.TemporaryDirectory() as folder, start(*self.words, folder=Path(folder), before=self.before) as process:
+    def __call__(self, words: Sequence[str], environment: Mapping[str, str]) -> int:
+        self.started.append(list(words))
+        with tempfile.TemporaryDirectory() as folder, start(*words, folder=Path(folder), before=self.before) as process:
             done = process.wait(600)  # The whole of Multi30K takes minutes on a busy machine.
-            message, refused = read_events(done.stderr.encode().splitlines(keepends=True), self.tell)
-        return Outcome(done.returncode, message, refused, done.stdout.encode())
-
-    def send(self, number: int) -> None:
-        raise AssertionError("nothing is stopped here")
+        print(done.stdout)
+        print(done.stderr, file=sys.stderr)
+        return done.returncode
 
 
 def write_table(path: Path, words=WORDS) -> None:
@@ -72,17 +69,3 @@ def folder(tmp_path) -> Path:
     (tmp_path / "plan.toml").write_text(PLAN, encoding="utf-8")
     write_table(tmp_path / "captions.tsv")
     return tmp_path
-
-
-@pytest.fixture
-def built(folder, monkeypatch) -> Callable[..., tuple[Build, list[str]]]:
-    """Build the plan; return what came of it and the commands that ran."""
-    monkeypatch.setattr(building, "StepProcess", ForkedStep)
-
-    def run(**options) -> tuple[Build, list[str]]:
-        ForkedStep.started = []
-        options.setdefault("plan", str(folder / "plan.toml"))
-        build = build_plan(BuildJob(**options))
-        return build, [words[0] for words in ForkedStep.started]
-
-    return run

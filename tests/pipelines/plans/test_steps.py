@@ -1,23 +1,21 @@
-"""Every command that may be a step, in one plan: nothing runs twice, and after a change only what depends on it."""
+"""Every command that may be a step, in one plan: a second build writes nothing, and a step that was killed continues."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 
-from pipelines.commands.build import build_plan, outlook_of_plan
-from pipelines.plans import building
-from pipelines.plans.catalogue import COMMANDS
-from pipelines.plans.job import Build, BuildJob, LockError, StepError
-from pipelines.plans.processes import Outcome
+from pipelines.commands import build as commands
+from pipelines.plans.plan import COMMANDS
 from schemas.dataset import open_dataset
+from schemas.storage import TEMPORARY_MARK
 from tests.integration.processes import start, wait_for
-from tests.pipelines.plans.conftest import ForkedStep
+from tests.pipelines.plans.conftest import ForkedSteps
 from tests.tiny_bert import make_tiny_bert
 from tests.train.conftest import write_toy
 from tests.train.trainings import SMALL
@@ -149,19 +147,15 @@ set = {json.dumps([f"{key}={value}" for key, value in SMALL.items()])}
 device = "cpu"
 workers = 1
 """
-OF_A_RUN = {"evaluate", "embed", "figures", "sts"}
-
-Rebuilt = Callable[..., tuple[Build, list[str], Path]]
 
 
-def build(folder: Path, *, step: type[ForkedStep] = ForkedStep, **options) -> tuple[Build, list[str]]:
-    """Build the plan in a folder; return what came of it and the commands that ran."""
+def build(folder: Path, steps: ForkedSteps, **options) -> list[str]:
+    """Build the plan in a folder; return the commands that ran."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(building, "StepProcess", step)
+        patch.setattr(commands, "run_step", steps)
         patch.setenv("OMP_NUM_THREADS", "1")
-        ForkedStep.started = []
-        done = build_plan(BuildJob(str(folder / "plan.toml"), **options))
-    return done, [words[0] for words in ForkedStep.started]
+        commands.build_plan(str(folder / "plan.toml"), **options)
+    return [words[0] for words in steps.started]
 
 
 def write_inputs(folder: Path) -> None:
@@ -181,156 +175,95 @@ def first(tmp_path_factory) -> Path:
     """A folder in which the plan was built."""
     folder = tmp_path_factory.mktemp("first")
     write_inputs(folder)
-    done, ran = build(folder)
-    assert {end.done for end in done.steps} == {"made"}
-    assert sorted(ran) == sorted(COMMANDS)
+    assert sorted(build(folder, ForkedSteps())) == sorted(COMMANDS)
     return folder
 
 
-@pytest.fixture
-def rebuilt(first, tmp_path) -> Rebuilt:
-    """Build the plan in a copy of the folder."""
-    folder = tmp_path / "copy"
-    shutil.copytree(first, folder)
-
-    def run(**options) -> tuple[Build, list[str], Path]:
-        return *build(folder, **options), folder / "build/plan"
-
-    return run
+def files(folder: Path) -> dict[str, tuple[bytes, int]]:
+    """Return content and modification time of every file but those that view and tables draw again, and temporary ones."""
+    drawn = ("picture.png", "gella2017.md", "gella2017.json", "gella2017.png")
+    paths = (
+        path for path in folder.rglob("*") if path.is_file() and path.name not in drawn and TEMPORARY_MARK not in path.name
+    )
+    return {str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+def test_a_second_build_runs_every_command_and_writes_nothing(first):
+    before = files(first)
+    assert sorted(build(first, ForkedSteps())) == sorted(COMMANDS)
+    assert files(first) == before
 
 
-def test_nothing_runs_the_second_time_not_even_in_another_folder(rebuilt):
-    done, ran, _ = rebuilt()
-    assert ran == []
-    assert {end.done for end in done.steps} == {"up to date"}
+class KilledStep(ForkedSteps):
+    """Kills the process of one command as soon as something is in its folder."""
+
+    def __init__(self, command: str, output: Path) -> None:
+        super().__init__()
+        self.command, self.output = command, output
+
+    def __call__(self, words, environment) -> int:
+        if words[0] != self.command:
+            return super().__call__(words, environment)
+        with start(*words, folder=self.output.parent / "killed") as process:
+            wait_for(lambda: any(path.is_file() for path in self.output.rglob("*")) or not process.runs)
+            process.send(signal.SIGKILL)
+            return 128 - process.wait().returncode
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "expected"),
-    [
-        ("steps.vocabulary.min-count", "2", {"vocabulary", "encode", "word-vectors", "train", *OF_A_RUN}),
-        ("steps.words.files", '["one", "one", "other", "one"]', {"word-vectors", "train", *OF_A_RUN}),
-        ("steps.tokens.sub-words", "first", {"token-features"}),
-        ("steps.run.max-steps", "6", {"train", *OF_A_RUN}),
-        ("steps.evaluation.split", "val", {"evaluate"}),
-        ("steps.embeddings.splits", '"test"', {"embed"}),
-        ("steps.drawings.seed", "1", {"figures"}),
-        ("steps.similarity.tokenized", "true", {"sts"}),
-        ("steps.arrays.l2", "true", {"export", "import"}),
-        ("steps.imported.source", "elsewhere", {"import"}),
-        ("steps.picture.image", "scene-00001", {"view"}),
-        ("steps.rows.set", json.dumps([f"{key}={value}" for key, value in {**SMALL, "model.words": "5"}.items()]), {"tables"}),
-        ("steps.tokens.batch-size", "2", set()),
-        ("steps.rows.plot", "false", set()),
-    ],
+    ("name", "command"),
+    [("run", "train"), ("embeddings", "embed"), ("drawings", "figures"), ("arrays", "export"), ("imported", "import")],
 )
-def test_after_a_change_only_its_dependants_run_and_back_again_nothing(rebuilt, key, value, expected):
-    done, ran, _ = rebuilt(settings={key: value})
-    assert set(ran) == expected
-    assert {end.name for end in done.steps if end.done == "made"} == {
-        step for step, command in commands().items() if command in expected
+def test_a_step_that_is_killed_continues_to_the_same_result(first, tmp_path, name, command):
+    folder = tmp_path / "copy"
+    shutil.copytree(first, folder)
+    before = files(folder / "build/plan")
+    shutil.rmtree(folder / "build/plan" / name)
+    with pytest.raises(typer.Exit) as end:
+        build(folder, KilledStep(command, folder / "build/plan" / name), targets=[name])
+    assert end.value.exit_code == 128 + signal.SIGKILL
+    shutil.rmtree(folder / "build/plan/killed")
+    build(folder, ForkedSteps(), targets=[name])
+    after = files(folder / "build/plan")
+    assert after.keys() == before.keys()
+    same = {key for key in before if key.startswith(name) and not key.endswith((".jsonl", ".pt", ".csv"))}
+    assert {key: after[key][0] for key in same} == {key: before[key][0] for key in same}
+    assert {key: data for key, data in after.items() if not key.startswith(name)} == {
+        key: data for key, data in before.items() if not key.startswith(name)
     }
-    assert rebuilt(settings={key: value})[1] == []
-    again, ran, _ = rebuilt()
-    assert ran == []
-    assert {end.name for end in again.steps if end.done == "taken back"} == {
-        step for step, command in commands().items() if command in expected
-    }
 
 
-def commands() -> dict[str, str]:
-    """Return the command of each step."""
-    steps = PLAN.split("[steps.")[1:]
-    return {text.partition("]")[0]: text.partition('command = "')[2].partition('"')[0] for text in steps}
+def test_features_of_other_content_stop_the_build_and_overwrite_replaces_what_is_made_from_them(first, tmp_path, capsys):
+    folder = tmp_path / "copy"
+    shutil.copytree(first, folder)
+    images = tmp_path / "images"
+    shutil.copytree(folder / "build/plan/scenes/images", images)
+    shutil.copy(images / "scene-00001.jpg", images / "scene-00000.jpg")
+    options = {"targets": ["arrays"], "settings": {"steps.features.images": str(images)}}
+    before = files(folder / "build/plan/arrays")
+    with pytest.raises(typer.Exit) as end:
+        build(folder, ForkedSteps(), **options)
+    assert end.value.exit_code == 1
+    assert "holds 'features.npy' already (dataset changed)" in " ".join(capsys.readouterr().err.split())
+    assert files(folder / "build/plan/arrays") == before
+    build(folder, ForkedSteps(), **options, overwrite=["arrays"])
+    after = files(folder / "build/plan/arrays")
+    assert after["features.npy"][0] != before["features.npy"][0]
+    build(folder, ForkedSteps(), **options)
+    assert files(folder / "build/plan/arrays") == after
+    options["targets"] = ["run"]
+    with pytest.raises(typer.Exit) as end:
+        build(folder, ForkedSteps(), **options)
+    assert end.value.exit_code == 1
+    assert "the content of features has changed since step 4" in " ".join(capsys.readouterr().err.split())
 
 
-def test_seeds_and_rows_of_a_table_are_added_to_those_that_are_there(rebuilt):
-    folder = rebuilt()[2]
-    results = folder / "rows/results/gella2017"
-    before = {path: path.stat().st_mtime_ns for path in results.rglob("*.json")}
-    assert len(before) == 1
-    _, ran, _ = rebuilt(settings={"steps.rows.seeds": "2", "steps.rows.rows": '["vse-en", "pivot-sym"]'})
-    assert ran == ["tables"]
-    after = {path: path.stat().st_mtime_ns for path in results.rglob("*.json")}
-    assert len(after) == 4
-    assert {path: after[path] for path in before} == before
-    assert not (folder / ".plan/earlier").exists()
-
-
-class KilledStep(ForkedStep):
-    """A step that is killed as soon as something is in its folder."""
-
-    output: Path
-
-    def run(self) -> Outcome:
-        self.started.append(list(self.words))
-        with start(*self.words, folder=self.output.parent / "killed") as process:
-            wait_for(lambda: any(path.is_file() for path in self.output.rglob("*")) or not process.runs)
-            process.send(signal.SIGKILL)
-            return Outcome(process.wait().returncode, "killed", False, b"")
-
-
-@pytest.mark.parametrize("name", ["tokens", "run", "embeddings", "drawings", "arrays", "imported", "rows"])
-def test_a_step_that_is_killed_goes_on_to_the_same_result(first, rebuilt, monkeypatch, name):
-    folder = rebuilt()[2]
-    shutil.rmtree(folder / name)
-    monkeypatch.setattr(KilledStep, "output", folder / name, raising=False)
-    with pytest.raises(StepError, match=rf"step {name} \({commands()[name]}\) failed: killed"):
-        build(folder.parents[1], step=KilledStep)
-    done, ran, _ = rebuilt()
-    assert ran == [commands()[name]]
-    assert {end.name for end in done.steps if end.done == "made"} == {name}
-    assert (folder.parents[1] / "plan.lock").read_bytes() == (first / "plan.lock").read_bytes()
-    assert rebuilt()[1] == []
-
-
-def test_the_lock_file_of_all_steps_holds_on_another_machine(first, tmp_path):
-    """All is made anew in a folder of another name; a result that names its folder would differ."""
-    folder = tmp_path / "another machine"
-    folder.mkdir()
-    write_inputs(folder)
-    shutil.copy(first / "plan.lock", folder / "plan.lock")
-    _, ran = build(folder, locked=True)
-    assert sorted(ran) == sorted(COMMANDS)
-    build(folder)
-    assert (folder / "plan.lock").read_bytes() == (first / "plan.lock").read_bytes()
-    assert not [text for text in (str(first), str(folder)) if text in (first / "plan.lock").read_text()]
-    with pytest.raises(LockError, match=r"steps\.similarity: parameter language: locked 'en', here 'de'"):
-        build(folder, locked=True, settings={"steps.similarity.language": "de"})
-
-
-def test_reports_name_steps_and_inputs_not_where_they_lie(first):
-    report = json.loads((first / "build/plan/similarity.json").read_text())
-    assert [system["name"] for system in report["systems"]] == ["word overlap", "run"]
-    assert [data["location"] for data in report["data"]] == ["pairs.tsv"]
-    assert str(first) not in (first / "build/plan/evaluation.json").read_text()
-
-
-def test_what_every_command_makes_can_be_used(first):
+def test_results_can_be_used(first):
     folder = first / "build/plan"
     assert {open_dataset(folder / name).kind for name in ("words", "tokens")} == {"word-vectors", "token-features"}
     assert open_dataset(folder / "imported").numpy().tobytes() == open_dataset(folder / "features").numpy().tobytes()
     assert open_dataset(folder / "embeddings/captions").kind == "embeddings"
     assert (folder / "drawings/retrieval.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((folder / "evaluation.json").read_text())["scores"]
+    assert json.loads((folder / "similarity/sts.json").read_text())["systems"]
     assert "VSE" in (folder / "rows/gella2017.md").read_text()
-
-
-def test_a_dry_run_knows_every_step(first):
-    outlook = outlook_of_plan(BuildJob(str(first / "plan.toml")))
-    assert {step.state for step in outlook.steps} == {"up to date"}
-    changed = outlook_of_plan(BuildJob(str(first / "plan.toml"), settings={"steps.run.max-steps": "6"}))
-    states = {step.name: step.state for step in changed.steps if step.state != "up to date"}
-    assert states == {"run": "runs"} | dict.fromkeys(("evaluation", "embeddings", "drawings", "similarity"), "depends")
-
-
-def test_a_model_in_a_cache_is_a_name_and_a_folder_a_location(first):
-    settings = {"steps.tokens.model": "some/name"}
-    tokens = {step.name: step for step in outlook_of_plan(BuildJob(str(first / "plan.toml"), settings=settings)).steps}[
-        "tokens"
-    ]
-    assert tokens.why == "model changed"

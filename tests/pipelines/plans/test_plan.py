@@ -1,4 +1,4 @@
-"""Plans as TOML: every mistake is named with its place, and names stand for steps and paths."""
+"""Plans: read strictly, names replaced by locations, and run in order up to the first step that fails."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.commands.steps import Commands
-from pipelines.plans.reading import Reference, plan_names, read_plan
+from pipelines.commands.build import Commands
+from pipelines.plans.plan import COMMANDS, StepError, build, plan_names, read_plan, words_of
 from schemas.errors import UsageError
 from tests.pipelines.plans.conftest import PLAN
 
@@ -20,16 +20,16 @@ def read(folder: Path, text: str = "", **options):
     return read_plan(str(folder / "plan.toml"), LINE, **options)
 
 
-def test_names_stand_for_steps_and_paths_and_the_rest_are_locations(folder):
+def test_names_of_steps_and_paths_are_replaced_by_locations(folder):
     plan = read(folder)
     assert list(plan.steps) == ["captions", "vocabulary", "encoded"]
     assert plan.output == str(folder / "build/plan")
-    assert plan.steps["captions"].inputs == {"source": (Reference("", str(folder / "captions.tsv")),)}
-    assert plan.steps["encoded"].inputs == {
-        "captions": (Reference("captions", ""),),
-        "vocabulary": (Reference("vocabulary", ""),),
-    }
-    assert plan.steps["encoded"].needs == ("captions", "vocabulary")
+    assert plan.steps["captions"].values["source"] == str(folder / "captions.tsv")
+    encoded = plan.steps["encoded"]
+    assert [encoded.values[key] for key in ("captions", "vocabulary", "output")] == [
+        str(folder / "build/plan" / name) for name in ("captions", "vocabulary", "encoded")
+    ]
+    assert encoded.needs == ("captions", "vocabulary")
 
 
 def test_steps_stand_behind_those_that_they_need(folder):
@@ -38,12 +38,30 @@ def test_steps_stand_behind_those_that_they_need(folder):
     assert list(plan.steps) == ["captions", "vocabulary", "encoded"]
 
 
-def test_what_lies_below_a_step_and_a_folder_of_its_name(folder):
+def test_a_location_below_a_step_and_a_folder_of_its_name(folder):
     text = '[steps.scenes]\ncommand = "scenes"\n[steps.a]\ncommand = "captions"\nformat = "table"\nsource = {}\n'
-    assert read(folder, text.format('"scenes/captions.tsv"')).steps["a"].inputs["source"] == (
-        Reference("scenes", "captions.tsv"),
-    )
-    assert read(folder, text.format('"./scenes"')).steps["a"].inputs["source"] == (Reference("", str(folder / "scenes")),)
+    below = read(folder, text.format('"scenes/captions.tsv"')).steps["a"]
+    assert (below.values["source"], below.needs) == (str(folder / "build/plan/scenes/captions.tsv"), ("scenes",))
+    beside = read(folder, text.format('"./scenes"')).steps["a"]
+    assert (beside.values["source"], beside.needs) == (str(folder / "scenes"), ())
+
+
+def test_shards_like_those_of_another_step(folder):
+    plan = read(folder, PLAN + "[steps.f]\ncommand = 'features'\nimages = 'photos/'\nshards = 'like:captions'\n")
+    assert plan.steps["f"].values["shards"] == f"like:{folder}/build/plan/captions"
+    assert plan.steps["f"].needs == ("captions",)
+
+
+@pytest.mark.parametrize(("value", "is_name"), [("default", True), ("random:0", True), ("w.pth", False)])
+def test_weights_are_a_name_or_a_location(folder, value, is_name):
+    plan = read(folder, f"[steps.f]\ncommand = 'features'\nimages = 'photos/'\nweights = '{value}'\n")
+    assert plan.steps["f"].values["weights"] == (value if is_name else str(folder / value))
+
+
+def test_steps_have_values_with_which_their_command_may_be_given_again(folder):
+    features = "command = 'features'\nimages = 'photos/'\n"
+    plan = read(folder, f"[steps.f]\n{features}[steps.g]\n{features}update = false\n")
+    assert [step.values["update"] for step in plan.steps.values()] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -56,10 +74,6 @@ def test_what_lies_below_a_step_and_a_folder_of_its_name(folder):
         ("[steps.a]\ncommand = 'vocabulary'\nmin-cout = 3", r"steps\.a: vocabulary has no option .*'min-cout': did you mean"),
         ("[steps.a]\ncommand = 'vocabulary'\nmin-count = 'x'", r"steps\.a: 'min-count' is 'x', expected a whole number"),
         ("[steps.a]\ncommand = 'vocabulary'\nmin-count = 3\nmin_count = 3", "are the same: keep one"),
-        ("[steps.a]\ncommand = 'vocabulary'\noverwrite = true", r"steps\.a\.overwrite is not for a plan: a plan keeps"),
-        ("[steps.a]\ncommand = 'train'\nresume = true", r"steps\.a\.resume is not for a plan: a plan always goes on"),
-        ("[steps.a]\ncommand = 'features'\ndry_run = true", r"steps\.a\.dry_run is not for a plan"),
-        ("[steps.a]\ncommand = 'vocabulary'\nconfig = 'x'", r"steps\.a\.config is not for a plan"),
         ("[steps.a]\ncommand = 'vocabulary'\nsplits = []", r"steps\.a\.splits is empty"),
         ("[steps.a]\ncommand = 'vocabulary'\ncaptions = 'a'", "the steps need each other in a circle: a -> a"),
         (
@@ -88,9 +102,9 @@ def test_a_mistake_is_named(folder, text, message, monkeypatch):
 def test_settings_take_the_place_of_values_however_they_are_written(folder, monkeypatch):
     monkeypatch.chdir(folder.parent)
     plan = read(folder, settings={"steps.vocabulary.min_count": "7", "paths.table": "other.tsv", "output": "out"})
-    assert plan.steps["vocabulary"].values == {"min_count": 7}
+    assert plan.steps["vocabulary"].values["min_count"] == 7
     # What is given on the command line starts at the current folder.
-    assert plan.steps["captions"].inputs["source"] == (Reference("", str(folder.parent / "other.tsv")),)
+    assert plan.steps["captions"].values["source"] == str(folder.parent / "other.tsv")
     assert plan.output == str(folder.parent / "out")
 
 
@@ -112,13 +126,13 @@ def test_a_plan_extends_another(folder):
     )
     plan = read_plan(str(folder / "own.toml"), LINE)
     assert list(plan.steps) == ["captions", "vocabulary", "encoded", "more"]
-    assert plan.steps["vocabulary"].values == {"min_count": 2}
+    assert plan.steps["vocabulary"].values["min_count"] == 2
     assert plan.steps["vocabulary"].needs == ("captions",)
 
 
 def test_targets_that_are_not_there(folder):
     with pytest.raises(UsageError, match="has no step 'vocab': did you mean 'vocabulary'"):
-        read(folder).chosen(["vocab"])
+        read(folder).choose(["vocab"])
 
 
 def test_the_plans_of_the_package_are_understood():
@@ -126,22 +140,23 @@ def test_the_plans_of_the_package_are_understood():
     for name in plan_names():
         plan = read_plan(name, LINE)
         assert plan.description
-        assert plan.file is None
+        assert {step.command for step in plan.steps.values()} <= COMMANDS.keys()
 
 
 def test_multi30k_gives_what_the_readme_gives_command_by_command():
     readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
     plan = read_plan("multi30k", LINE)
     for step in plan.steps.values():
-        values = dict(step.values)
-        words = LINE.words(step.command, {name: value for name, value in values.items() if name not in ("config",)})[1:]
+        values, locations = dict(step.values), ("config", "output", *COMMANDS[step.command])
+        again = {"update", "resume"}  # What lets a command be given again is not in the README.
+        words = LINE.words(step.command, {key: value for key, value in values.items() if key not in {*locations, *again}})[1:]
         [line] = [line for line in readme.splitlines() if line.startswith(f"imagepivot {step.command} ") and "`" not in line]
         for word in words:
             option, _, value = word.partition("=")
             assert f"{option} {value}" in line
         assert values.get("config", "") in line
         options = {part for part in line.split() if part.startswith("--")}
-        named = {word.partition("=")[0] for word in words} | {f"--{name}" for name in step.inputs}
+        named = {word.partition("=")[0] for word in words} | {f"--{name}" for name in COMMANDS[step.command]}
         assert options <= named
 
 
@@ -163,9 +178,58 @@ def test_values_become_the_words_of_a_command_line(command, values, words):
     assert LINE.words(command, values) == words
 
 
-def test_a_training_depends_on_every_value_of_its_configuration():
-    values = LINE.configuration("train", {"config": "demo", "settings": ["model.embedding=32"], "max_steps": 7})
-    assert values["model.embedding"] == "32"
-    assert values["schedule.max_steps"] == "7"
-    assert values["loss.hinges"] == '"sum"'
-    assert LINE.configuration("captions", {}) == {}
+def test_a_path_that_is_not_given_is_an_error_where_it_is_used(folder):
+    with pytest.raises(
+        UsageError, match=r"steps\.captions\.source needs paths\.table, which is not given: --set paths\.table="
+    ):
+        read(folder, settings={"paths.table": ""})
+
+
+def test_steps_run_in_order_with_their_variables_alone(folder, monkeypatch):
+    monkeypatch.setenv("IMAGEPIVOT_CAPTIONS_RECIPE", "raw")
+    plan = read(folder, PLAN + "environment = { OMP_NUM_THREADS = '1' }\n")
+    steps, ran, told = plan.choose(["encoded"]), [], []
+
+    def run(words, environment):
+        ran.append((words[0], environment.get("OMP_NUM_THREADS"), environment.get("IMAGEPIVOT_CAPTIONS_RECIPE")))
+        assert "PATH" in environment
+        return 0
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    build(steps, words_of(steps, LINE), run, told.append)
+    assert ran == [("captions", None, None), ("vocabulary", None, "raw"), ("encode", "1", "raw")]
+    assert told[1] == (
+        f"vocabulary: imagepivot vocabulary --min-count=1 {folder}/build/plan/captions {folder}/build/plan/vocabulary"
+    )
+
+
+@pytest.mark.parametrize("code", [1, 2, 3, 137])
+def test_the_first_step_that_fails_ends_the_build_with_its_code(folder, code):
+    steps, ran = read(folder).choose([]), []
+
+    def run(words, environment):
+        ran.append(words[0])
+        return code if words[0] == "vocabulary" else 0
+
+    message = (
+        rf"step vocabulary \(imagepivot vocabulary\) ended with exit code {code}, and was not followed by encoded\. Do what it "
+        "advises, then give the same command again"
+    )
+    with pytest.raises(StepError, match=message) as error:
+        build(steps, words_of(steps, LINE), run)
+    assert error.value.code == code
+    assert ran == ["captions", "vocabulary"]
+
+
+def test_steps_are_chosen_with_what_they_need(folder):
+    assert [step.name for step in read(folder).choose(["vocabulary"])] == ["captions", "vocabulary"]
+
+
+def test_overwrite_is_for_the_command_of_a_step(folder):
+    text = PLAN + "[steps.f]\ncommand = 'features'\nimages = 'photos/'\n[steps.run]\ncommand = 'train'\nconfig = 'demo'\n"
+    steps = read(folder, text).choose([])
+    words = words_of(steps, LINE, ["vocabulary", "f"])
+    assert [line[0] for line in words if "--overwrite" in line] == ["vocabulary", "features"]
+    assert "--update" not in words[3]
+    with pytest.raises(UsageError, match=rf"imagepivot train has no --overwrite; delete '{folder}/build/plan/run' instead"):
+        words_of(steps, LINE, ["run"])
