@@ -28,7 +28,7 @@ from tests.golden import digests
 ROOT = Path(__file__).parents[1]
 
 COMMANDS: tuple[tuple[str, ...], ...] = (
-    ("scenes scenes --count 24",),
+    ("demo scenes --only scenes --scenes 24", "scenes scenes --count 24"),
     ("captions scenes/captions.tsv captions --format table --shards 4 --workers 2",),
     ("captions scenes/captions.tsv truecased --format table --recipe moses-truecase --shards 4 --workers 1",),
     ("vocabulary captions vocabulary",),

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from pipelines.commands import build, demo
+from pipelines.commands import build
 from pipelines.commands.endings import run, wants_events
 from pipelines.commands.groups import GROUPS, prepare
 from pipelines.commands.options import console, notes, remark
@@ -92,7 +92,7 @@ def _options(
     context.meta[figures.PICTURES] = _pictures
 
 
-for _group in (*GROUPS, build.app, demo.app):
+for _group in (*GROUPS, build.app):
     app.add_typer(prepare(_group))
 
 

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from pipelines.commands import groups
 from pipelines.commands.configuration import BEAM_FLAGS, convert, keys_of
 from pipelines.commands.options import console, remark
 from pipelines.commands.process import stop_signal
@@ -32,11 +31,18 @@ _START = (
 
 
 class Commands:
-    """The commands, see `pipelines.plans.plan.CommandLine`."""
+    """The commands, see `pipelines.plans.plan.CommandLine`.
+
+    Args:
+        commands: the commands by name.
+    """
+
+    def __init__(self, commands: Mapping[str, Any]) -> None:
+        self._commands = commands
 
     def names(self, command: str) -> Mapping[str, str]:
         """Return the names of the parameters of a command by their keys."""
-        return {key: name for key, (name, _) in keys_of(groups.commands()[command]).items()}
+        return {key: name for key, (name, _) in keys_of(self._commands[command]).items()}
 
     def convert(self, command: str, table: Mapping[str, Any], place: str) -> dict[str, Any]:
         """Check a table of options.
@@ -44,11 +50,11 @@ class Commands:
         Raises:
             UsageError: a key is unknown, or a value is of another type.
         """
-        return convert(table, groups.commands()[command], place, command)
+        return convert(table, self._commands[command], place, command)
 
     def words(self, command: str, values: Mapping[str, Any]) -> list[str]:
         """Return the words of a command line: options, then arguments in their order, then the flags for Beam."""
-        parameters = groups.commands()[command].params
+        parameters = self._commands[command].params
         options = [word for one in parameters if one.param_type_name == "option" for word in _option(one, values.get(one.name))]
         arguments = [word for one in parameters if one.param_type_name == "argument" for word in _several(values.get(one.name))]
         flags = values.get(BEAM_FLAGS) or []
@@ -59,12 +65,13 @@ def build_plan(
     plan: str,
     targets: Sequence[str] = (),
     *,
+    context: typer.Context,
     output: str = "",
     settings: Mapping[str, str] | None = None,
     overwrite: Sequence[str] = (),
     dry_run: bool = False,
 ) -> None:
-    """Build a plan; the arguments are those of the command.
+    """Build a plan; the arguments are those of the command, and its context.
 
     Raises:
         UsageError: the plan is not understood.
@@ -72,7 +79,7 @@ def build_plan(
     """
     from pipelines.plans.plan import StepError, build, read_plan, words_of
 
-    line = Commands()
+    line = Commands(context.find_root().command.commands)  # type: ignore[attr-defined]
     described = read_plan(plan, line, output=output, settings=settings)
     steps = described.choose(targets)
     for name in overwrite:
@@ -107,6 +114,7 @@ def run_step(words: Sequence[str], environment: Mapping[str, str]) -> int:
 
 @app.command("build", epilog="Example: imagepivot build multi30k --set paths.photos=/data/flickr30k")
 def build_(
+    context: typer.Context,
     plan: Annotated[str, typer.Argument(help="A plan of the package, or a file that ends in .toml.", show_default=False)] = "",
     targets: Annotated[
         list[str] | None, typer.Argument(help="Steps to run, with all that they need; all when not given.", show_default=False)
@@ -149,6 +157,7 @@ def build_(
     build_plan(
         plan,
         targets or (),
+        context=context,
         output=output,
         settings=key_value_pairs(settings or [], "steps.vocabulary.min-count=5"),
         overwrite=overwrite or (),

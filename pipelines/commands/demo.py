@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
+from rich.markup import escape
 
-from pipelines.commands.options import console, remark
+from pipelines.commands.options import console, notes, remark
 
 __all__ = ["app"]
 
@@ -18,24 +19,38 @@ def demo(
     context: typer.Context,
     output: Annotated[str, typer.Argument(help="Local folder for the scenes and the datasets.")] = "build/demo",
     scenes: Annotated[int, typer.Option("--scenes", help="Number of scenes to draw.")] = 300,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the scenes.")] = 0,
+    only: Annotated[
+        Literal["scenes"] | None,
+        typer.Option("--only", help="Draw the scenes and stop: OUTPUT/images and the table OUTPUT/captions.tsv."),
+    ] = None,
 ) -> None:
     """Run everything on drawn scenes: captions in four languages, vocabulary, encoding, features, regions, training.
 
     A small model is trained for a few seconds, measured on held-out scenes, and asked one query in each language. It is the plan
     demo of imagepivot build, with the results shown.
     """
-    from pipelines.commands.build import build_plan
-    from pipelines.demo.run import show_datasets
     from schemas.filesystems import storage_errors
     from schemas.locations import target_path
-    from train.demo import LEAST_SCENES, show_run
 
     folder = target_path(output)
+    if only == "scenes":
+        from pipelines.demo.writing import write_scenes
+
+        with storage_errors(output), notes.status(f"drawing {scenes} scenes"):
+            write_scenes(folder, count=scenes, seed=seed)
+        console.print(f"[bold]scenes[/bold]: {scenes:,} in {escape(output)}", highlight=False, soft_wrap=True)
+        return
+    from pipelines.commands.build import build_plan
+    from pipelines.demo.run import show_datasets
+    from train.demo import LEAST_SCENES, show_run
+
     with storage_errors(output):
         folder.mkdir(parents=True, exist_ok=True)
     is_trained = scenes >= LEAST_SCENES
     targets = () if is_trained else ("encoded", "features", "picture")
-    build_plan("demo", targets, output=output, settings={"steps.scenes.count": str(scenes)})
+    settings = {"steps.scenes.scenes": str(scenes), "steps.scenes.seed": str(seed)}
+    build_plan("demo", targets, context=context, output=output, settings=settings)
     show_datasets(folder, console=console)
     if is_trained:
         show_run(folder, console=console, tokenize=context.obj)

@@ -45,7 +45,6 @@ _NEEDS = {
             "import",
             "export",
             "demo",
-            "scenes",
             "build",
         ),
         "pipelines",

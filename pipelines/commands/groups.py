@@ -8,14 +8,14 @@ from typing import Any
 
 import typer
 
-from pipelines.commands import datasets, doctor, exchange, features, scenes, tasks, text, view
+from pipelines.commands import datasets, demo, doctor, exchange, features, tasks, text, view
 from pipelines.commands.configuration import Command
 from train.commands import figures, runs, sts, tables, train
 
 __all__ = ["GROUPS", "commands", "prepare"]
 
 GROUPS = (
-    *(text.app, features.app, tasks.app, datasets.app, view.app, doctor.app, exchange.app, scenes.app),
+    *(text.app, features.app, tasks.app, datasets.app, view.app, doctor.app, exchange.app, demo.app),
     *(train.app, runs.app, sts.app, figures.app, tables.app),
 )
 

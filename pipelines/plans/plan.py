@@ -31,7 +31,7 @@ _LIKE = "like:"
 _CORPUS = ("captions", "features", "vocabulary", "word_vectors", "token_features", "memory_map")
 
 COMMANDS: Mapping[str, tuple[str, ...]] = {
-    "scenes": (),
+    "demo": (),
     "captions": ("source", "truecaser"),
     "vocabulary": ("captions",),
     "encode": ("captions", "vocabulary"),

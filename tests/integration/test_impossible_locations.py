@@ -52,7 +52,6 @@ LINES = {
     "tables": "tables kadar2018 OUT --captions encoded --features features --vocabulary vocabulary --rows bilingual --seeds 1",
     "train": "train demo OUT --captions encoded --features features --vocabulary vocabulary --max-steps 1",
     "doctor": "doctor OUT",
-    "scenes": "scenes OUT",
     "build": "build demo --output OUT",
     "demo": "demo OUT",
 }

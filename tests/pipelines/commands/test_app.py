@@ -15,7 +15,7 @@ from schemas.manifest import Manifest, ShardEntry
 
 COMMANDS = (
     *("captions", "vocabulary", "encode", "word-vectors", "token-features", "features", "commit", "import", "export"),
-    *("inspect", "view", "validate", "diff", "doctor", "scenes", "build", "demo"),
+    *("inspect", "view", "validate", "diff", "doctor", "build", "demo"),
     *("train", "evaluate", "compare", "embed", "search", "sts", "figures", "tables"),
 )
 ROOT = Path(cli.__file__).parents[1]

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from pipelines.commands.build import Commands
+from pipelines.commands.groups import commands
 from pipelines.plans.plan import COMMANDS, StepError, build, plan_names, read_plan, words_of
 from schemas.errors import UsageError
 from tests.pipelines.plans.conftest import PLAN
 
-LINE = Commands()
+LINE = Commands(commands())
 
 
 def read(folder: Path, text: str = "", **options):
@@ -39,7 +40,7 @@ def test_steps_stand_behind_those_that_they_need(folder):
 
 
 def test_a_location_below_a_step_and_a_folder_of_its_name(folder):
-    text = '[steps.scenes]\ncommand = "scenes"\n[steps.a]\ncommand = "captions"\nformat = "table"\nsource = {}\n'
+    text = '[steps.scenes]\ncommand = "demo"\nonly = "scenes"\n[steps.a]\ncommand = "captions"\nformat = "table"\nsource = {}\n'
     below = read(folder, text.format('"scenes/captions.tsv"')).steps["a"]
     assert (below.values["source"], below.needs) == (str(folder / "build/plan/scenes/captions.tsv"), ("scenes",))
     beside = read(folder, text.format('"./scenes"')).steps["a"]
@@ -68,7 +69,7 @@ def test_steps_have_values_with_which_their_command_may_be_given_again(folder):
     ("text", "message"),
     [
         ('[step.a]\ncommand = "captions"', "has a key 'step': did you mean 'steps'"),
-        ("[steps.a]\nformat = 'table'", r"steps\.a has no command: there are 'scenes', 'captions'"),
+        ("[steps.a]\nformat = 'table'", r"steps\.a has no command: there are 'demo', 'captions'"),
         ("[steps.a]\ncommand = 'caption'", r"steps\.a\.command is 'caption': did you mean 'captions'"),
         ("[steps.a]\ncommand = 'validate'", r"steps\.a\.command is 'validate'"),
         ("[steps.a]\ncommand = 'vocabulary'\nmin-cout = 3", r"steps\.a: vocabulary has no option .*'min-cout': did you mean"),
@@ -81,10 +82,10 @@ def test_steps_have_values_with_which_their_command_may_be_given_again(folder):
             r"needs paths\.photos, which is not given",
         ),
         ("[paths]\nphotos = 'x'\n[steps.a]\ncommand = 'features'\nimages = 'photo'", "did you mean 'photos'"),
-        ("[paths]\na = 'x'\n[steps.a]\ncommand = 'scenes'", "have one name"),
-        ("[steps.a]\ncommand = 'scenes'\noutput = ''", r"steps\.a\.output is ''"),
-        ("[steps.a]\ncommand = 'scenes'\nenvironment = 'x'", "expected a table of texts"),
-        ("[steps.'a b']\ncommand = 'scenes'", "a step is called by letters"),
+        ("[paths]\na = 'x'\n[steps.a]\ncommand = 'demo'", "have one name"),
+        ("[steps.a]\ncommand = 'demo'\noutput = ''", r"steps\.a\.output is ''"),
+        ("[steps.a]\ncommand = 'demo'\nenvironment = 'x'", "expected a table of texts"),
+        ("[steps.'a b']\ncommand = 'demo'", "a step is called by letters"),
         ("description = 'nothing'", "it has no steps"),
         ("steps = 3", "steps is 3, expected a table"),
         ("[steps", "is not a plan"),
@@ -122,7 +123,7 @@ def test_settings_that_are_not_understood(folder, key, message):
 
 def test_a_plan_extends_another(folder):
     (folder / "own.toml").write_text(
-        'extends = "plan.toml"\n[steps.vocabulary]\nmin_count = 2\n[steps.more]\ncommand = "scenes"\n'
+        'extends = "plan.toml"\n[steps.vocabulary]\nmin_count = 2\n[steps.more]\ncommand = "demo"\n'
     )
     plan = read_plan(str(folder / "own.toml"), LINE)
     assert list(plan.steps) == ["captions", "vocabulary", "encoded", "more"]

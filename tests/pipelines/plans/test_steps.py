@@ -34,8 +34,9 @@ pairs = "pairs.tsv"
 toy = "toy"
 
 [steps.scenes]
-command = "scenes"
-count = 20
+command = "demo"
+only = "scenes"
+scenes = 20
 
 [steps.captions]
 command = "captions"
