@@ -82,10 +82,10 @@ def build_plan(
     line = Commands(context.find_root().command.commands)  # type: ignore[attr-defined]
     described = read_plan(plan, line, output=output, settings=settings)
     steps = described.choose(targets)
-    for name in overwrite:
-        described.check_step(name)
-        if name not in (step.name for step in steps):
-            raise UsageError(f"--overwrite {name}: the step is not among those to run: {', '.join(s.name for s in steps)}")
+    described.choose(overwrite)  # Names that are unknown are errors.
+    names = [step.name for step in steps]
+    if others := [name for name in overwrite if name not in names]:
+        raise UsageError(f"--overwrite {others[0]}: the step is not among those to run: {', '.join(names)}")
     commands = words_of(steps, line, overwrite)
     if dry_run:
         for words in commands:

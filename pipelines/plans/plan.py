@@ -27,7 +27,6 @@ _FOLDER = Path(__file__).parent
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _TOP = {"description": str, "extends": str, "output": str, "paths": dict, "steps": dict}
 _LIKE = "like:"
-
 _CORPUS = ("captions", "features", "vocabulary", "word_vectors", "token_features", "memory_map")
 
 COMMANDS: Mapping[str, tuple[str, ...]] = {
@@ -50,11 +49,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
 }
 """The commands that may be steps, each with the parameters that name locations."""
 
-_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "features": {"update": True},
-    "train": {"resume": True},
-    "view": {"overwrite": True},
-}
+_DEFAULTS = {"features": {"update": True}, "train": {"resume": True}, "view": {"overwrite": True}}
 """Values that a step has where the plan gives no others: with them, a command may be given again."""
 
 _SUFFIXES = {"view": ".png", "evaluate": ".json"}
@@ -81,11 +76,7 @@ class CommandLine(Protocol):
         """Return the names of the parameters of a command by the keys of a plan, e.g. ``min-count``."""
 
     def convert(self, command: str, table: Mapping[str, Any], place: str) -> dict[str, Any]:
-        """Check a table of options, and return their values by the names of the parameters.
-
-        Raises:
-            UsageError: a key is unknown, or a value is of another type.
-        """
+        """Check a table of options, and return their values by the names of the parameters, or raise a `UsageError`."""
 
     def words(self, command: str, values: Mapping[str, Any]) -> list[str]:
         """Return the words of a command line, the command's name first."""
@@ -118,13 +109,11 @@ class Plan:
 
     Attributes:
         name: its name.
-        description: its results, in words.
         output: folder for the results.
         steps: all steps by name, each after those that it needs.
     """
 
     name: str
-    description: str
     output: str
     steps: Mapping[str, Step]
 
@@ -135,30 +124,16 @@ class Plan:
             UsageError: there is no step of a name.
         """
         wanted = set(targets or self.steps)
-        for name in targets:
-            self.check_step(name)
+        if unknown := [name for name in targets if name not in self.steps]:
+            raise UsageError(f"plan {self.name!r} has no step {unknown[0]!r}{did_you_mean(unknown[0], self.steps)}")
         for step in reversed(list(self.steps.values())):
             if step.name in wanted:
                 wanted.update(step.needs)
         return tuple(step for step in self.steps.values() if step.name in wanted)
 
-    def check_step(self, name: str) -> None:
-        """Check that there is a step of a name.
-
-        Raises:
-            UsageError: there is none.
-        """
-        if name not in self.steps:
-            raise UsageError(f"plan {self.name!r} has no step {name!r}{did_you_mean(name, self.steps)}")
-
 
 def words_of(steps: Sequence[Step], line: CommandLine, overwrite: Collection[str] = ()) -> list[list[str]]:
-    """Return the words of each step's command.
-
-    Args:
-        steps: the steps.
-        line: the commands.
-        overwrite: names of the steps whose command gets ``--overwrite``.
+    """Return the words of each step's command, with ``--overwrite`` for the steps of some names.
 
     Raises:
         UsageError: the command of such a step has no ``--overwrite``.
@@ -246,7 +221,7 @@ def read_plan(source: str, line: CommandLine, *, output: str = "", settings: Map
         steps = {key: steps[key] for key in _order({key: step.needs for key, step in steps.items()})}
     except UsageError as error:
         raise UsageError(f"plan {source!r}: {error}") from error
-    return Plan(name, table.get("description", ""), place, steps)
+    return Plan(name, place, steps)
 
 
 def _output_of(name: str, section: Any, folder: str) -> str:
@@ -310,11 +285,11 @@ class _Reader:
             needs[first] = None
             return f"{self.outputs[first]}{slash}{rest}"
         if first in self.paths:
-            if not self.paths[first]:
-                raise UsageError(
-                    f"{place} needs paths.{first}, which is not given: --set paths.{first}=LOCATION, or [paths] in a plan"
-                )
-            return f"{self.paths[first]}{slash}{rest}"
+            if self.paths[first]:
+                return f"{self.paths[first]}{slash}{rest}"
+            raise UsageError(
+                f"{place} needs paths.{first}, which is not given: --set paths.{first}=LOCATION, or [paths] in a plan"
+            )
         location = _locate(value, base)
         if is_remote(location) or os.path.lexists(location):
             return location
@@ -344,9 +319,8 @@ def read_table(source: str, folder: Path = Path(), chain: tuple[str, ...] = ()) 
         raise UsageError(f"{by}there is no plan {source!r}{close} (a plan of your own is a file that ends in .toml)")
     file = folder / local_path(source) if source.endswith(".toml") else _FOLDER / f"{source}.toml"
     if not os.path.isfile(file):  # noqa: PTH113 -- false, too, where no file can be
-        raise UsageError(
-            f"{by}there is no file {str(file)!r}: check the path; imagepivot build --list lists the plans of the package"
-        )
+        advice = "check the path; imagepivot build --list lists the plans of the package"
+        raise UsageError(f"{by}there is no file {str(file)!r}: {advice}")
     try:
         table = tomllib.loads(read_text(file))
     except (InputError, tomllib.TOMLDecodeError, RecursionError) as error:

@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.commands.build import Commands
 from pipelines.commands.groups import commands
-from pipelines.plans.plan import COMMANDS, StepError, build, plan_names, read_plan, words_of
+from pipelines.plans.plan import COMMANDS, StepError, build, plan_names, read_plan, read_table, words_of
 from schemas.errors import UsageError
 from tests.pipelines.plans.conftest import PLAN
 
@@ -140,7 +140,7 @@ def test_the_plans_of_the_package_are_understood():
     assert plan_names() == ("coco", "demo", "flickr30k", "multi30k")
     for name in plan_names():
         plan = read_plan(name, LINE)
-        assert plan.description
+        assert read_table(name)["description"]
         assert {step.command for step in plan.steps.values()} <= COMMANDS.keys()
 
 
