@@ -11,6 +11,7 @@ import pytest
 import typer
 
 from pipelines.commands import build as commands
+from pipelines.commands.app import app
 from pipelines.plans.plan import COMMANDS
 from schemas.dataset import open_dataset
 from schemas.storage import TEMPORARY_MARK
@@ -155,7 +156,8 @@ def build(folder: Path, steps: ForkedSteps, **options) -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(commands, "run_step", steps)
         patch.setenv("OMP_NUM_THREADS", "1")
-        commands.build_plan(str(folder / "plan.toml"), **options)
+        context = typer.Context(typer.main.get_command(app))  # type: ignore[arg-type]
+        commands.build_plan(str(folder / "plan.toml"), context=context, **options)
     return [words[0] for words in steps.started]
 
 
