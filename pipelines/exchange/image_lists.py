@@ -14,7 +14,7 @@ from schemas.keys import check_image_id
 from schemas.locations import is_remote, local_path
 from schemas.text import read_text
 
-__all__ = ["IdRule", "ImageIds", "expand_ids", "local_file", "make_image_id", "match_ids", "needs_exact_rule", "read_ids"]
+__all__ = ["IdRule", "ImageIds", "expand_ids", "local_file", "make_image_id", "match_ids", "needs_exact_rule"]
 
 IdRule = Literal["name", "path", "exact"]
 """The part of a list entry that is the image id: ``name``: its last component, ``path``: all of it, both without ``#N`` and the
@@ -112,11 +112,6 @@ class ImageIds:
             InputError: it is not UTF-8, a line is not an image id, or two different lines have the same id.
         """
         return [self.read(line, place=f"{path.name}, line {number}") for number, line in enumerate(_lines(path), 1)]
-
-
-def read_ids(path: Path, rule: IdRule) -> list[str]:
-    """Read the image ids of one text file, see `ImageIds.read_list`."""
-    return ImageIds(rule).read_list(path)
 
 
 def match_ids(path: Path, image_ids: Collection[str]) -> list[str]:

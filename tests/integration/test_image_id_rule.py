@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.exchange.image_lists import make_image_id, read_ids
+from pipelines.exchange.image_lists import ImageIds, make_image_id
 from pipelines.inputs.captions import open_source
 from pipelines.inputs.captions.base import EVERYTHING
 from pipelines.inputs.images import open_images
@@ -78,7 +78,7 @@ def _image_paths(folder, ids):
 
 def _import_list(folder, ids):
     (folder / "ids.txt").write_text("".join(f"{image_id}\n" for image_id in ids), encoding="utf-8", newline="")
-    return read_ids(folder / "ids.txt", "exact")
+    return ImageIds("exact").read_list(folder / "ids.txt")
 
 
 def _import_entry(folder, ids):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from extractors.regions.class_names import read_names
-from pipelines.exchange.image_lists import read_ids
+from pipelines.exchange.image_lists import ImageIds
 from pipelines.exchange.importers import TsvImport
 from pipelines.inputs.captions import EVERYTHING, open_source
 from pipelines.inputs.images import open_images
@@ -77,8 +77,8 @@ INPUTS: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
     "karpathy": ("dataset_x.json", json.dumps(KARPATHY, indent=1, ensure_ascii=False), captions("karpathy")),
     "images csv": ("t.csv", "image_id,uri\na,a.jpg\nb,b.jpg\n", lambda path: list(open_images(path).refs())),
     "images jsonl": ("t.jsonl", '{"image_id": "a", "uri": "a.jpg"}\n', lambda path: list(open_images(path).refs())),
-    "image ids": ("ids.txt", "ä.jpg#1\nb.avif\n", lambda path: read_ids(path, "name")),
-    "exact image ids": ("ids.txt", "ä.jpg#1\nb", lambda path: read_ids(path, "exact")),
+    "image ids": ("ids.txt", "ä.jpg#1\nb.avif\n", lambda path: ImageIds("name").read_list(path)),
+    "exact image ids": ("ids.txt", "ä.jpg#1\nb", lambda path: ImageIds("exact").read_list(path)),
     "regions with a header": ("r.tsv", region_lines(HEADER), regions),
     "regions without a header": ("r.tsv", region_lines(), regions),
     "class names": ("names.txt", "Käse\ngray,grey\n", lambda path: read_names(path, 2)),
