@@ -32,7 +32,6 @@ EXCEPTIONS = {
     "pipelines/__init__.py": {"imagepivot"},
     "pipelines/commands/app.py": {"train"},
     "pipelines/commands/demo.py": {"train"},
-    "pipelines/commands/groups.py": {"train"},
     "schemas/s3.py": {"botocore"},  # Loaded when something is written to S3, where it is installed.
     "schemas/google_storage.py": {"google", "requests"},  # Likewise for Google's store.
 }

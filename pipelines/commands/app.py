@@ -11,21 +11,22 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
+from inspect import getdoc
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from pipelines.commands import build
+from pipelines.commands import build, datasets, demo, doctor, exchange, features, tasks, text, view
+from pipelines.commands.configuration import Command
 from pipelines.commands.endings import run, wants_events
-from pipelines.commands.groups import GROUPS, prepare
 from pipelines.commands.options import console, notes, remark
 from pipelines.commands.process import BROKEN_PIPE
 from schemas import events
 from schemas.escapes import escape_text
 from schemas.fonts import FontWarning
-from train.commands import figures
+from train.commands import figures, runs, sts, tables, train
 from train.voice import Voice
 
 if TYPE_CHECKING:
@@ -92,8 +93,18 @@ def _options(
     context.meta[figures.PICTURES] = _pictures
 
 
-for _group in (*GROUPS, build.app):
-    app.add_typer(prepare(_group))
+_GROUPS = (
+    *(text.app, features.app, tasks.app, datasets.app, view.app, doctor.app, exchange.app),
+    *(train.app, runs.app, sts.app, figures.app, tables.app, build.app, demo.app),
+)
+
+for _group in _GROUPS:
+    for _command in _group.registered_commands:
+        _command.cls = Command
+        # A line for each paragraph: the terminal wraps them.
+        _paragraphs = (getdoc(_command.callback) or "").split("\n\n")
+        _command.help = "\n\n".join(paragraph.replace("\n", " ") for paragraph in _paragraphs)
+    app.add_typer(_group)
 
 
 def main() -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import typer
 
+from pipelines.commands.app import app
 from pipelines.commands.build import Commands
-from pipelines.commands.groups import commands
 from pipelines.plans.plan import COMMANDS, StepError, build, plan_names, read_plan, read_table, words_of
 from schemas.errors import UsageError
 from tests.pipelines.plans.conftest import PLAN
 
-LINE = Commands(commands())
+LINE = Commands(typer.main.get_command(app).commands)
 
 
 def read(folder: Path, text: str = "", **options):
