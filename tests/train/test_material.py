@@ -111,7 +111,7 @@ def test_samplers(toy):
     sampler = build_sampler(ranking, material.training.captions, 0)
     assert isinstance(sampler, TaskSampler)
     assert [sampler.next().task for _ in range(9)] == ["c2c"] * 9
-    pivot = from_toml(CONFIG + "[loss]\nobjective = 'pivot'\n[schedule]\nbatch_size = 5", "test")
+    pivot = from_toml(CONFIG + "[loss]\ncaption_weight = 0.0\n[schedule]\nbatches = 'images'\nbatch_size = 5", "test")
     sampler = build_sampler(pivot, material.training.captions, 0)
     assert isinstance(sampler, ImageSampler)
     assert len(sampler.next().images) == 5

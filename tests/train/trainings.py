@@ -96,7 +96,9 @@ SMALL = {
     "schedule.evaluate_every": "2",
     "schedule.max_steps": "4",
 }
-PARALLEL = ORDER.replace("c2c_probability = 0.5", 'objective = "parallel"')
+PARALLEL = ORDER.replace("c2c_probability = 0.5", "caption_weight = 1.0").replace(
+    "[schedule]", '[schedule]\nbatches = "images"'
+)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -316,7 +316,7 @@ def _built(table: dict[str, Any], source: str, overrides: Mapping[str, str] | No
     try:
         for key, value in (overrides or {}).items():
             override(table, key, value)
-        return build(Config, _renamed(table))
+        return build(Config, table)
     except UsageError as error:
         raise UsageError(f"{source}: {error}") from error
 
@@ -351,16 +351,3 @@ def _values(config: Config) -> Iterator[tuple[str, str]]:
             yield f"{section.name}.kind", dump(values.kind)
         if is_dataclass(values):
             yield from ((f"{section.name}.{key.name}", dump(getattr(values, key.name))) for key in fields(values))
-
-
-def _renamed(table: dict[str, Any]) -> dict[str, Any]:
-    """Put the key ``loss.objective``, which configurations and checkpoints had up to version 0.1, in terms of today's."""
-    loss = table.get("loss", {})
-    if not isinstance(loss, dict) or "objective" not in loss:
-        return table
-    known = {"ranking": ("tasks", 1.0), "pivot": ("images", 0.0), "parallel": ("images", 1.0)}
-    if loss["objective"] not in known:
-        raise UsageError(f"loss.objective is {loss['objective']!r}, expected one of {', '.join(map(repr, known))}")
-    batches, weight = known[loss["objective"]]
-    kept = {key: value for key, value in loss.items() if key != "objective"}
-    return table | {"loss": {"caption_weight": weight} | kept, "schedule": {"batches": batches} | table.get("schedule", {})}

@@ -31,7 +31,7 @@ __all__ = ["BEST", "LAST", "Checkpoint", "Standing", "damaged", "read_checkpoint
 
 BEST, LAST = "best.pt", "last.pt"
 
-_FORMAT, _VERSION = "imagepivot run", 3  # Version 1 had no `left_out`, versions 1 and 2 `model_config` instead of `dimensions`.
+_FORMAT, _VERSION = "imagepivot run", 3
 
 # Errors of zipfile and torch.load on bytes that are not a checkpoint: an unpickler takes them for instructions, one by one.
 _UNREADABLE = (
@@ -143,7 +143,7 @@ def read_checkpoint(folder: Folder, name: str) -> Checkpoint:
 
     Raises:
         FileNotFoundError: there is none.
-        DatasetError: the file is not a checkpoint of a run, is damaged, or has a newer version.
+        DatasetError: the file is not a checkpoint of a run, is damaged, or has another version.
     """
     location = folder.path_of(name)
     with folder.open(name) as file:
@@ -155,7 +155,9 @@ def read_checkpoint(folder: Folder, name: str) -> Checkpoint:
         raise damaged(location, f"version is {version!r}")
     if version > _VERSION:
         raise DatasetError(f"{location} has version {version}, but this imagepivot reads up to {_VERSION}: update imagepivot")
-    return _checkpoint(content if version > 2 else _upgraded(content, location), location)
+    if version < _VERSION:
+        raise DatasetError(f"{location} has version {version}, expected {_VERSION}: delete the run, and train it again")
+    return _checkpoint(content, location)
 
 
 def damaged(location: str, reason: str) -> DatasetError:
@@ -199,20 +201,6 @@ def _loaded(file: pa.NativeFile, location: str) -> Any:
     except _UNREADABLE as error:
         # What torch says here is advice to switch its protection off.
         raise damaged(location, "it holds something else than numbers, text and tensors, or parts of it are missing") from error
-
-
-def _upgraded(content: dict[str, Any], location: str) -> dict[str, Any]:
-    """Return what a checkpoint of version 1 or 2 holds in today's terms."""
-    try:
-        old = content.pop("model_config")
-        content["dimensions"] = {
-            **{name: old[name] for name in ("languages", "vocabulary_size", "language_ids") if name in old},
-            "feature_shape": (old["feature_width"],),
-        }
-        content["model"] = {name.replace(".gru.", ".reader.gru."): values for name, values in content["model"].items()}
-    except (LookupError, TypeError, AttributeError) as error:
-        raise damaged(location, f"it has version 1 or 2, but not its content ({type(error).__name__}: {error})") from error
-    return content
 
 
 def _checkpoint(content: dict[str, Any], location: str) -> Checkpoint:

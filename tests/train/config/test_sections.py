@@ -93,16 +93,6 @@ def test_every_key_is_read_and_written():
     assert to_toml(from_toml(to_toml(config), "b.toml")) == to_toml(config)
 
 
-@pytest.mark.parametrize(
-    ("objective", "batches", "weight"), [("ranking", "tasks", 1.0), ("pivot", "images", 0.0), ("parallel", "images", 1.0)]
-)
-def test_configurations_of_before_are_read(objective, batches, weight):
-    old = from_toml(SMALL + f"[loss]\nobjective = '{objective}'\nmargin = 0.1", "old.toml")
-    assert old == from_toml(
-        SMALL + f"[loss]\ncaption_weight = {weight}\nmargin = 0.1\n[schedule]\nbatches = '{batches}'", "new.toml"
-    )
-
-
 def test_the_order_of_languages_is_kept():
     ab = from_toml('[data]\nportions = { a = ["x"], b = ["x"] }', "a.toml")
     ba = from_toml('[data]\nportions = { b = ["x"], a = ["x"] }', "a.toml")
@@ -172,7 +162,7 @@ def test_a_file_extends_a_preset(tmp_path):
         (SMALL + "[loss]\nc2c_probability = 1.5", "loss.c2c_probability is 1.5, expected 0 to 1"),
         (SMALL + "[loss]\nc2c_probability = 0.5\n[schedule]\nbatches = 'images'", "belongs to batches of 'tasks'"),
         (SMALL + "[loss]\ncaption_weight = 0\nc2c_probability = 0.5", "such steps would learn nothing"),
-        (SMALL + "[loss]\nobjective = 'vse'", "loss.objective is 'vse', expected one of 'ranking', 'pivot', 'parallel'"),
+        (SMALL + "[loss]\nobjective = 'vse'", "unknown key loss.objective"),
         (SMALL + "[model]\nkind = 'vsa'", "model.kind is 'vsa', expected one of .*'vse'"),
         (SMALL + "[model]\nkind = 'scan'\nattention = 'both'", "model.attention is 'both', expected one of 't2i', 'i2t'"),
         (SMALL + "[model]\nkind = 'scan'\npooling = 'max'", "model.pooling is 'max', expected one of 'lse', 'avg'"),

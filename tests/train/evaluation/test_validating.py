@@ -81,9 +81,7 @@ def test_losses_are_those_of_the_batches_by_hand(toy, text):
 
 
 def test_weights_of_terms_count_in_the_loss_alone(toy):
-    text = PARALLEL.replace('objective = "parallel"', "caption_weight = 0.25").replace(
-        "[schedule]", '[schedule]\nbatches = "images"'
-    )
+    text = PARALLEL.replace("caption_weight = 1.0", "caption_weight = 0.25")
     config = from_toml(text, "test")
     material = open_material(config, toy, seed=0)
     model = build_model(config.model, material.dimensions, 0)
