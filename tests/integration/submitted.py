@@ -11,7 +11,7 @@ from apache_beam.portability.api import beam_runner_api_pb2 as pb
 from apache_beam.portability.common_urns import environments, primitives, resource_hints
 from google.cloud import dataflow_v1beta3
 
-from pipelines.running import launching
+from pipelines.running import remote
 from schemas.errors import ImagepivotError
 
 __all__ = ["FLAGS", "Submission", "submit"]
@@ -107,10 +107,7 @@ def submit(run: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> Submis
     staged: dict[str, bytes] = {}
     with monkeypatch.context() as patched:
         patched.setattr(apiclient.DataflowApplicationClient, "stage_file_with_retry", stage)
-        patched.setattr(launching.Launch, "join", lambda *_, **__: False)
-        patched.setattr(launching.Launch, "watch", lambda _, result: wait(result))
-        for method in ("claim", "close"):
-            patched.setattr(launching.Launch, method, lambda _: None)
+        patched.setattr(remote, "watch", wait)
         with pytest.raises(ImagepivotError, match=r"^submitted$"):
             run()
     (submission,) = submissions

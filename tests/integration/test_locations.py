@@ -65,5 +65,5 @@ def test_imports_and_exports(imagepivot, home):
     imagepivot("export", address(home / "f"), "~/out", "--format", "npy")
     imagepivot("export", "~/f", address(home / "out2"), "--format", "npy", "--lists", "~/ids of x.txt")
     assert np.array_equal(np.load(home / "out2" / "features.npy"), np.load(home / "x.npy"))
-    assert sorted(Folder("~/out").names()) == ["features.npy", "ids.txt"]
+    assert sorted(Folder("~/out").names()) == ["_made_from.json", "features.npy", "ids.txt"]
     assert {path.name for path in home.iterdir()} == {"x.npy", "ids of x.txt", "f", "out", "out2"}

@@ -106,7 +106,9 @@ def test_a_run_goes_on_where_it_was_killed(job):
 def test_another_rule_is_another_dataset(job, captions, model):
     extract_token_features(job, ONE)
     first = TokenFeaturesJob(captions, job.output, str(model), sub_words="first", device="cpu")
-    with pytest.raises(DatasetError, match="fingerprint"):
+    with pytest.raises(
+        DatasetError, match=r"feature\.source: there \"last of 2 layers, mean of .*model\.sub_words: there 'mean', now 'first'"
+    ):
         extract_token_features(first, ONE)
     extract_token_features(TokenFeaturesJob(**{**vars(first), "overwrite": True}), ONE)
     assert "first sub-word" in open_dataset(job.output).spec.source

@@ -145,7 +145,7 @@ def test_without_pictures_ids_stand_for_them(job, drawn):
 def test_everything_is_the_same_again_and_nothing_else_is_written(job, tmp_path):
     assert draw_figures(job).names == ("retrieval.png", "map.png", "figures.json")
     first = {path.name: path.read_bytes() for path in (tmp_path / "figures").iterdir()}
-    assert set(first) == {"retrieval.png", "map.png", "figures.json"}
+    assert set(first) == {"_made_from.json", "retrieval.png", "map.png", "figures.json"}
     assert all(
         content.startswith(b"\x89PNG") and content.endswith(b"IEND\xaeB`\x82")
         for name, content in first.items()
@@ -366,7 +366,7 @@ def test_pictures_of_examples_that_are_no_more_are_deleted(attending, boxed, tmp
     draw_figures(job)
     Folder(job.output).write("attention-mine.png", b"mine")
     draw_figures(replace(job, examples=1))
-    assert sorted(Folder(job.output).names()) == ["attention-1.png", "attention-mine.png", "figures.json"]
+    assert sorted(Folder(job.output).names()) == ["_made_from.json", "attention-1.png", "attention-mine.png", "figures.json"]
 
 
 @pytest.mark.slow
