@@ -11,7 +11,7 @@ from typing import Any
 
 from schemas.filesystems import storage_errors
 from schemas.fingerprints import sha256_of_file, sha256_of_json
-from schemas.locations import plain_location
+from schemas.locations import check_location, plain_location
 from schemas.manifest import MANIFEST_NAMES, Manifest
 from schemas.storage import Folder
 
@@ -36,6 +36,7 @@ def made_from(
 
     Raises:
         DatasetError: an input is a damaged dataset, or cannot be read.
+        UsageError: nothing can be at a location.
     """
     contents = {name: [_content(location) for location in locations if location] for name, locations in inputs.items()}
     if images:
@@ -88,6 +89,7 @@ def differences(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 def _content(location: str) -> Any:
     """Describe an input by its content: a dataset, a run, a file, or a folder of files; None where nothing is."""
+    check_location(location)
     parent, slash, name = plain_location(location).rpartition("/")
     beside, folder = Folder(parent + slash or "."), Folder(location)
     if name and beside.size(name) is not None:
@@ -102,6 +104,7 @@ def _content(location: str) -> Any:
 
 def _listing(location: str) -> Any:
     """Describe images by names and sizes: their content may take hours to read."""
+    check_location(location)
     parent, slash, name = plain_location(location).rpartition("/")
     size = Folder(parent + slash or ".").size(name) if name else None
     return sha256_of_json(sorted(Folder(location).files())) if size is None else size

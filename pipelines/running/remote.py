@@ -146,7 +146,8 @@ def watch(result: Any, *, execution: Execution, output: Folder, meter: Meter) ->
                 f"{job.words} is at work, and goes on without this command. {job.advice}",
                 {"runner": job.runner, "id": job.id, "page": job.page, "cancel": job.cancel},
             )
-        execution.note(f"submitted: {job.words}{f', {job.page}' if job.page else ''}")
+        if job.id:
+            execution.note(f"submitted: {job.words}{f', {job.page}' if job.page else ''}")
         with _counting(result, meter):
             try:
                 wait(result, job, has_started=partial(_has_started, output), seconds=execution.start_timeout)
