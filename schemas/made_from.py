@@ -11,9 +11,9 @@ from typing import Any
 
 from schemas.filesystems import storage_errors
 from schemas.fingerprints import sha256_of_file, sha256_of_json
-from schemas.locations import check_location, plain_location
+from schemas.locations import check_location
 from schemas.manifest import MANIFEST_NAMES, Manifest
-from schemas.storage import Folder
+from schemas.storage import Folder, file_at
 
 __all__ = ["MADE_FROM_NAME", "differences", "is_current", "made_from", "read_made_from", "write_made_from"]
 
@@ -90,8 +90,7 @@ def differences(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 def _content(location: str) -> Any:
     """Describe an input by its content: a dataset, a run, a file, or a folder of files; None where nothing is."""
     check_location(location)
-    parent, slash, name = plain_location(location).rpartition("/")
-    beside, folder = Folder(parent + slash or "."), Folder(location)
+    (beside, name), folder = file_at(location), Folder(location)
     if name and beside.size(name) is not None:
         return dict(_digests(beside, [name]))[name]
     if any(folder.size(name) is not None for name in MANIFEST_NAMES):
@@ -105,8 +104,8 @@ def _content(location: str) -> Any:
 def _listing(location: str) -> Any:
     """Describe images by names and sizes: their content may take hours to read."""
     check_location(location)
-    parent, slash, name = plain_location(location).rpartition("/")
-    size = Folder(parent + slash or ".").size(name) if name else None
+    beside, name = file_at(location)
+    size = beside.size(name) if name else None
     return sha256_of_json(sorted(Folder(location).files())) if size is None else size
 
 

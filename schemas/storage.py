@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -26,12 +27,13 @@ from schemas.buckets import TEMPORARY_MARK
 from schemas.errors import DatasetError
 from schemas.filesystems import access_denied, filesystem_of, storage_errors
 from schemas.listings import Entry, entries_of
-from schemas.locations import absolute_location, check_regular, is_remote, plain_location
+from schemas.locations import absolute_location, check_regular, is_remote, local_path, plain_location
 
 __all__ = [
     "TEMPORARY_MARK",
     "Folder",
     "Tagged",
+    "file_at",
 ]
 
 _T = TypeVar("_T")
@@ -361,3 +363,13 @@ class Folder:
         else:
             filesystem, root = filesystem_of(self.location)
             fs.copy_files(str(temporary), f"{root}/{name}", fs.LocalFileSystem(), filesystem, chunk_size=stores.PART_BYTES)
+
+
+def file_at(location: str) -> tuple[Folder, str]:
+    """Return the folder and the name of a file; options of a store's address go with the folder."""
+    if is_remote(location):
+        address, options = re.fullmatch(r"(.*?)(\?\w+=[^/?]*)?", location, re.DOTALL).groups(default="")  # type: ignore[union-attr]
+        folder, _, name = address.rpartition("/")
+        return Folder(folder + options), name
+    path = local_path(location)
+    return Folder(str(path.parent)), path.name

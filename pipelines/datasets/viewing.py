@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import PurePosixPath
@@ -16,9 +15,8 @@ from pipelines.datasets.region_names import RegionNames, named_regions
 from pipelines.inputs.images import ImageSource
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
-from schemas.locations import is_remote, local_path
 from schemas.parameters import FeaturesParameters
-from schemas.storage import Folder
+from schemas.storage import Folder, file_at
 
 __all__ = ["ViewJob", "center_crop_box", "draw_view"]
 
@@ -53,12 +51,7 @@ class ViewJob:
     @property
     def place(self) -> tuple[Folder, str]:
         """Folder and name of the file for the drawing."""
-        if is_remote(self.output):
-            address, options = re.fullmatch(r"(.*?)(\?\w+=[^/?]*)?", self.output, re.DOTALL).groups(default="")  # type: ignore[union-attr]
-            folder, _, name = address.rpartition("/")
-            return Folder(folder + options), name
-        path = local_path(self.output)
-        return Folder(str(path.parent)), path.name
+        return file_at(self.output)
 
 
 def draw_view(job: ViewJob) -> str:

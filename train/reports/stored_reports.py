@@ -7,9 +7,8 @@ from typing import Any
 
 from schemas.errors import DatasetError, UsageError
 from schemas.escapes import to_json
-from schemas.locations import plain_location
 from schemas.made_from import read_made_from
-from schemas.storage import Folder
+from schemas.storage import file_at
 
 __all__ = ["check_report", "is_current_report", "read_report", "write_report"]
 
@@ -21,7 +20,7 @@ def check_report(location: str) -> None:
         UsageError: its name does not end in ``.json``.
         DatasetError: a file that is not a report is there, or nothing can be written.
     """
-    folder, name = _place(location)
+    folder, name = file_at(location)
     if not name.endswith(".json"):
         raise UsageError(f"--output is {location!r}, expected a file that ends in .json")
     if folder.size(name) is not None and not read_made_from(folder, name):
@@ -33,21 +32,16 @@ def check_report(location: str) -> None:
 
 def is_current_report(location: str, made_from: Mapping[str, Any]) -> bool:
     """Return whether a report was made from the same."""
-    return read_made_from(*_place(location)) == made_from
+    return read_made_from(*file_at(location)) == made_from
 
 
 def read_report(location: str) -> str:
     """Return the text of a report."""
-    folder, name = _place(location)
+    folder, name = file_at(location)
     return folder.read(name).decode()
 
 
 def write_report(location: str, report: Mapping[str, Any], made_from: Mapping[str, Any]) -> None:
     """Write a report with the key ``made_from``."""
-    folder, name = _place(location)
+    folder, name = file_at(location)
     folder.write(name, (to_json({**report, "made_from": made_from}, indent=2) + "\n").encode())
-
-
-def _place(location: str) -> tuple[Folder, str]:
-    parent, slash, name = plain_location(location).rpartition("/")
-    return Folder(parent + slash or "."), name
