@@ -132,11 +132,12 @@ def figures(
     if read is not None:
         table = {"columns": columns, "delimiter": delimiter, "quoting": quoting}
         read = partial(read, ids=ids, **table, allow_private_addresses=allow_private_addresses)
-    if is_current(Folder(output), job.made_from()):
+    made_from = job.made_from()
+    if is_current(Folder(output), made_from):
         remark(f"{output!r} is up to date", style="")
         return
     with Counter(notes, "figures", unit="vectors", log_json=log_json) as count:
-        drawn = draw_figures(job, read, count)
+        drawn = draw_figures(job, read, count, made_from=made_from)
     events.record(counts={"figures": len(drawn.names) - 1})
     for name, reason in drawn.refused.items():
         remark(f"no {name}: {reason}")

@@ -100,11 +100,12 @@ def evaluate(
     events.record(counts={"scores": len(scores)})
     for left_out in dict.fromkeys(score.left_out for score in scores if score.left_out is not None):
         remark(left_out.remark)
+    report = evaluation_report(scores)
     if output:
-        write_report(output, evaluation_report(scores), made_from)
+        write_report(output, report, made_from)
         remark(f"written: {output}", style="")
     if as_json:
-        typer.echo(to_json(evaluation_report(scores), indent=2))
+        typer.echo(to_json(report, indent=2))
         return
     title = escape(run[0] if len(run) == 1 else f"mean scores of {', '.join(run)}")
     for table in (score_table(scores, title=title), average_table(scores), across_table(scores)):

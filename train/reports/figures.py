@@ -122,7 +122,13 @@ class Figures:
     attention: tuple[AttendedImage, ...]
 
 
-def draw_figures(job: FiguresJob, read_pictures: ReadPictures | None = None, count: Count = count_nothing) -> Figures:
+def draw_figures(
+    job: FiguresJob,
+    read_pictures: ReadPictures | None = None,
+    count: Count = count_nothing,
+    *,
+    made_from: Mapping[str, Any] | None = None,
+) -> Figures:
     """Draw the figures of a run into a folder: ``retrieval.png``, ``map.png``, ``attention-N.png``, and ``figures.json``;
     ``_made_from.json`` names what they were made from.
 
@@ -132,6 +138,7 @@ def draw_figures(job: FiguresJob, read_pictures: ReadPictures | None = None, cou
         job: what to draw.
         read_pictures: reads the pictures of ``job.images``, e.g. ``imagepivot.read_pictures``; not needed without them.
         count: counts the captions and images that are encoded, for a display of progress.
+        made_from: result of ``job.made_from()`` where it is known; it reads every input.
 
     Raises:
         UsageError: the run does not know a language, there are no such captions, or a figure of ``job.only`` cannot be drawn.
@@ -140,6 +147,7 @@ def draw_figures(job: FiguresJob, read_pictures: ReadPictures | None = None, cou
     """
     folder = Folder(job.output)
     folder.check_writable()
+    now = job.made_from() if made_from is None else made_from
     run = open_run(job.run, device=resolve_device(job.device))
     data, features = _open(run, job), open_dataset(job.features)
     examples, rule = choose_examples(
@@ -160,7 +168,7 @@ def draw_figures(job: FiguresJob, read_pictures: ReadPictures | None = None, cou
     attended = {image.image_id for image in figures.attention}
     pictures = pictures_of(job.images, shown | attended, read_pictures)
     check_sizes(features, pictures, attended)
-    return _write(figures, run, job, data, pictures, folder)
+    return _write(figures, run, job, data, pictures, folder, now)
 
 
 class _Work:
@@ -192,7 +200,13 @@ class _Work:
 
 
 def _write(
-    figures: Figures, run: Run, job: FiguresJob, data: TrainingData, pictures: Mapping[str, Picture], folder: Folder
+    figures: Figures,
+    run: Run,
+    job: FiguresJob,
+    data: TrainingData,
+    pictures: Mapping[str, Picture],
+    folder: Folder,
+    made_from: Mapping[str, Any],
 ) -> Figures:
     """Draw what was found, and write it as JSON."""
     drawings: dict[str, Callable[[str], None]] = {}
@@ -227,7 +241,7 @@ def _write(
     }
     folder.write(_DATA, (to_json(content, indent=1) + "\n").encode())
     names = (*drawings, _DATA)
-    write_made_from(folder, job.made_from(), {name: folder.size(name) or 0 for name in names})
+    write_made_from(folder, made_from, {name: folder.size(name) or 0 for name in names})
     return Figures(names, figures.refused, figures.rule, figures.rankings, figures.map, figures.attention)
 
 

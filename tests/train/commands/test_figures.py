@@ -39,7 +39,8 @@ def asked(monkeypatch) -> list:
     """The jobs that reach the work, which is left out."""
     jobs = []
 
-    def draw(job, read, count):
+    def draw(job, read, count, *, made_from):
+        assert made_from == job.made_from()
         jobs.append((job, read))
         return Figures(("map.png", "figures.json"), {}, "a rule", (), None, ())
 
