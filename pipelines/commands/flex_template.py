@@ -57,7 +57,7 @@ def command_line(arguments: Sequence[str]) -> list[str]:
     words, options = [], []
     own = parameters_of(command)
     for name, parameter in own.items():
-        value = values.pop(name, None)
+        value, option = values.pop(name, None), f"--{name.replace('_', '-')}"
         if parameter.param_type_name == "argument":
             if value is None:
                 raise UsageError(f"the parameter {name!r} is missing, and {command} needs it")
@@ -65,9 +65,9 @@ def command_line(arguments: Sequence[str]) -> list[str]:
         elif value is not None and parameter.is_flag:
             if value not in ("true", "false"):
                 raise UsageError(f"the parameter {name!r} is {value!r}, expected true or false")
-            options += [max(parameter.opts, key=len)] * (value == "true")
+            options += [option] * (value == "true")
         elif value is not None:
-            options.append(f"{max(parameter.opts, key=len)}={value}")
+            options.append(f"{option}={value}")
     if values:
         raise UsageError(f"{command} has no parameter {next(iter(values))!r}: it has {', '.join(map(repr, own))}")
     return [command, *words, *options, "--", *flags]

@@ -88,8 +88,7 @@ class Execution:
 
         if self.options.view_as(PortableOptions).environment_type == "LOOPBACK":  # The workers are this process's own.
             return True
-        name = self.runner.rpartition(".")[2].lower()
-        return name.removesuffix("runner") in {local.lower().removesuffix("runner") for local in StandardOptions.LOCAL_RUNNERS}
+        return self._runner_name in {local.lower().removesuffix("runner") for local in StandardOptions.LOCAL_RUNNERS}
 
     @property
     def options(self) -> PipelineOptions:
@@ -99,12 +98,20 @@ class Execution:
             self.accelerator.configure(options)
         return options
 
+    @property
+    def is_dataflow(self) -> bool:
+        """Whether the flags name Dataflow as the runner."""
+        return self._runner_name == "dataflow"
+
+    @property
+    def _runner_name(self) -> str:
+        return self.runner.rpartition(".")[2].lower().removesuffix("runner")
+
     def with_job_name(self, name: str) -> Execution:
         """Return these settings with a name for the job on Dataflow, unless the flags name it."""
         from apache_beam.options.pipeline_options import GoogleCloudOptions
 
-        is_dataflow = self.runner.rpartition(".")[2].lower().removesuffix("runner") == "dataflow"
-        if not is_dataflow or self.options.view_as(GoogleCloudOptions).job_name:
+        if not self.is_dataflow or self.options.view_as(GoogleCloudOptions).job_name:
             return self
         return replace(self, beam_flags=(*self.beam_flags, f"--job_name={name}"))
 

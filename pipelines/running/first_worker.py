@@ -55,6 +55,10 @@ class FirstWorker:
         """Return the check that a worker is as this process."""
         return cls(output, also, version(DISTRIBUTION), _code())
 
+    def forget(self) -> None:
+        """Delete the sign of an earlier job's first worker."""
+        self.output.delete(SIGN)
+
     def __call__(self) -> None:
         """Check this process.
 

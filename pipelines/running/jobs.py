@@ -70,14 +70,13 @@ def run_job(
     elif execution.template:
         _write_template(output, build, execution=execution, extras=extras, check=check)
     else:
+        from pipelines.running import remote
         from pipelines.running.first_worker import FirstWorker
-        from pipelines.running.remote import check_detach
-        from pipelines.running.remote import watch as wait_for
 
-        check_detach(execution)
+        remote.check_detach(execution)
         execution = execution.with_job_name(_job_name(output, policy))
         first = FirstWorker.of_launcher(folder, check)
-        watch = partial(wait_for, execution=execution, output=folder, meter=meter)
+        watch = partial(remote.watch, execution=execution, output=folder, meter=meter)
 
     def run(finished: frozenset[int]) -> None:
         try:
@@ -96,9 +95,7 @@ def run_job(
         if ready is not None:
             ready()
         if first is not None:
-            from pipelines.running.first_worker import SIGN
-
-            folder.delete(SIGN)  # Of an earlier job.
+            first.forget()
 
     complete = partial(complete_dataset, output, run, policy, check=before)
     try:

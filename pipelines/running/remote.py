@@ -108,6 +108,11 @@ class RemoteJob:
         cancel = self.cancel or f"there is no command, look at {self.runner}"
         return f"The same command, given again when the job has ended, finds what is done.{page} To cancel the job: {cancel}"
 
+    @property
+    def farewell(self) -> str:
+        """The last line of a command that is stopped while the job is at work."""
+        return f"stopped waiting, and {self.words} goes on. {self.advice}"
+
 
 def check_detach(execution: Execution) -> None:
     """Check that a job can go on without this process.
@@ -116,7 +121,7 @@ def check_detach(execution: Execution) -> None:
         UsageError: its job service would end with this process.
     """
     endpoint = execution.options.view_as(PortableOptions).job_endpoint
-    if execution.detach and not _is_dataflow(execution) and endpoint in (None, "", "embed"):
+    if execution.detach and not execution.is_dataflow and endpoint in (None, "", "embed"):
         raise UsageError(
             f"--detach: a job of {execution.runner} would end with this command, because no job service outlives it. Name one "
             "with --job_endpoint behind --, or leave out --detach"
@@ -138,9 +143,9 @@ def watch(result: Any, *, execution: Execution, output: Folder, meter: Meter) ->
         Exception: the job failed, or no worker has started in time.
     """
     job = RemoteJob(execution.runner, _id_of(result))
-    with leaving(f"stopped waiting, and {job.words} goes on. {job.advice}"):
+    with leaving(job.farewell):
         job = _locate(job, result, execution)
-        say(f"stopped waiting, and {job.words} goes on. {job.advice}")
+        say(job.farewell)
         if execution.detach:
             raise DetachedError(
                 f"{job.words} is at work, and goes on without this command. {job.advice}",
@@ -204,7 +209,7 @@ def _cancel(result: Any) -> None:
 
 def _locate(job: RemoteJob, result: Any, execution: Execution) -> RemoteJob:
     """Add the job's page and the command that cancels it, where the runner has them."""
-    if _is_dataflow(execution):
+    if execution.is_dataflow:
         google = execution.options.view_as(GoogleCloudOptions)
         page = f"https://console.cloud.google.com/dataflow/jobs/{google.region}/{job.id}?project={google.project}"
         place = f"--project={google.project} --region={google.region}"
@@ -252,10 +257,6 @@ def _flink_id(address: str, name: str) -> str:
         if time.monotonic() > until:
             return ""
         time.sleep(_POLL_SECONDS)
-
-
-def _is_dataflow(execution: Execution) -> bool:
-    return execution.runner.rpartition(".")[2].lower().removesuffix("runner") == "dataflow"
 
 
 def _id_of(result: Any) -> str:
