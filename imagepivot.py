@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from pipelines.text.vocabulary_transforms import CountTokens as CountTokens
     from pipelines.text.word_vectors import WordVectorsJob as WordVectorsJob
     from pipelines.text.word_vectors import import_word_vectors as import_word_vectors
+    from schemas import ArrayTask as ArrayTask
     from schemas import CaptionKey as CaptionKey
     from schemas import Dataset as Dataset
     from schemas import DatasetError as DatasetError
@@ -89,11 +90,10 @@ if TYPE_CHECKING:
     from schemas import ImagepivotError as ImagepivotError
     from schemas import InputError as InputError
     from schemas import Manifest as Manifest
-    from schemas import Output as Output
+    from schemas import OutputDataset as OutputDataset
     from schemas import Repair as Repair
     from schemas import ReusePolicy as ReusePolicy
     from schemas import ShardWriter as ShardWriter
-    from schemas import Task as Task
     from schemas import TaskSummary as TaskSummary
     from schemas import UpdatePolicy as UpdatePolicy
     from schemas import UsageError as UsageError
@@ -155,6 +155,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Accelerator",
+    "ArrayTask",
     "AttentionWeights",
     "BuildVocabulary",
     "CaptionBatch",
@@ -199,7 +200,7 @@ __all__ = [
     "MuliseraLayout",
     "NpyImport",
     "NpyLayout",
-    "Output",
+    "OutputDataset",
     "PairDataset",
     "PairStream",
     "ReadCaptions",
@@ -214,7 +215,6 @@ __all__ = [
     "ShardWriter",
     "StsJob",
     "TablesJob",
-    "Task",
     "TaskSummary",
     "TokenFeaturesJob",
     "TokenizeCaptions",
@@ -347,12 +347,12 @@ _MODULES = {
         "Manifest",
         "open_dataset",
         "open_shard",
-        "Output",
+        "OutputDataset",
         "Repair",
         "repair",
         "shard_of",
         "ShardWriter",
-        "Task",
+        "ArrayTask",
         "TaskSummary",
         "ReusePolicy",
         "UpdatePolicy",

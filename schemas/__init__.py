@@ -21,22 +21,23 @@ if TYPE_CHECKING:
     from schemas.keys import CaptionKey as CaptionKey
     from schemas.keys import shard_of as shard_of
     from schemas.manifest import Manifest as Manifest
-    from schemas.output import Output as Output
-    from schemas.output import ReusePolicy as ReusePolicy
-    from schemas.output import UpdatePolicy as UpdatePolicy
-    from schemas.repairing import Repair as Repair
-    from schemas.repairing import repair as repair
     from schemas.storage import Folder as Folder
-    from schemas.tasks import Task as Task
-    from schemas.tasks import TaskSummary as TaskSummary
-    from schemas.tasks import commit_tasks as commit_tasks
-    from schemas.validation import validate as validate
     from schemas.vocabulary import Vocabulary as Vocabulary
-    from schemas.writing import ShardWriter as ShardWriter
-    from schemas.writing import open_shard as open_shard
-    from schemas.writing import write_dataset as write_dataset
+    from schemas.writing.dataset_writer import ShardWriter as ShardWriter
+    from schemas.writing.dataset_writer import open_shard as open_shard
+    from schemas.writing.dataset_writer import write_dataset as write_dataset
+    from schemas.writing.output import OutputDataset as OutputDataset
+    from schemas.writing.output import ReusePolicy as ReusePolicy
+    from schemas.writing.output import UpdatePolicy as UpdatePolicy
+    from schemas.writing.repair import Repair as Repair
+    from schemas.writing.repair import repair as repair
+    from schemas.writing.tasks import ArrayTask as ArrayTask
+    from schemas.writing.tasks import TaskSummary as TaskSummary
+    from schemas.writing.tasks import commit_tasks as commit_tasks
+    from schemas.writing.validation import validate as validate
 
 __all__ = [
+    "ArrayTask",
     "CaptionKey",
     "Dataset",
     "DatasetError",
@@ -47,11 +48,10 @@ __all__ = [
     "ImagepivotError",
     "InputError",
     "Manifest",
-    "Output",
+    "OutputDataset",
     "Repair",
     "ReusePolicy",
     "ShardWriter",
-    "Task",
     "TaskSummary",
     "UpdatePolicy",
     "UsageError",
@@ -73,13 +73,13 @@ _MODULES = {
     "interruption": ("DetachedError",),
     "keys": ("CaptionKey", "shard_of"),
     "manifest": ("Manifest",),
-    "output": ("Output", "ReusePolicy", "UpdatePolicy"),
-    "repairing": ("Repair", "repair"),
+    "writing.output": ("OutputDataset", "ReusePolicy", "UpdatePolicy"),
+    "writing.repair": ("Repair", "repair"),
     "storage": ("Folder",),
-    "tasks": ("Task", "TaskSummary", "commit_tasks"),
-    "validation": ("validate",),
+    "writing.tasks": ("ArrayTask", "TaskSummary", "commit_tasks"),
+    "writing.validation": ("validate",),
     "vocabulary": ("Vocabulary",),
-    "writing": ("ShardWriter", "open_shard", "write_dataset"),
+    "writing.dataset_writer": ("ShardWriter", "open_shard", "write_dataset"),
 }
 
 

@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 ShardsRequest: TypeAlias = int | str
-"""A number of shards, or `AUTO`, or `LIKE` and the location of a dataset; see `schemas.sharding`."""
+"""A number of shards, or `AUTO`, or `LIKE` and the location of a dataset; see `schemas.writing.shard_count`."""
 
 AUTO = "auto"
 LIKE = "like:"

@@ -37,7 +37,7 @@ MANIFEST_NAMES = (MANIFEST_NAME, "manifest.json")
 """The name in this version of the format, then that in version 1."""
 
 TASKS_NAME = "_tasks.json"
-"""What the tasks of an array job leave for the commit, which writes the manifest and deletes it; see `schemas.tasks`."""
+"""What the tasks of an array job leave for the commit, which writes the manifest and deletes it; see `schemas.writing.tasks`."""
 
 _FORMAT = "imagepivot"
 

@@ -15,9 +15,9 @@ from schemas.features import FeatureSpec
 from schemas.fingerprints import Identity
 from schemas.kinds import KEY_COLUMNS
 from schemas.manifest import Manifest
-from schemas.output import Output
 from schemas.storage import Folder
-from schemas.writing import write_dataset
+from schemas.writing.dataset_writer import write_dataset
+from schemas.writing.output import OutputDataset
 
 
 def shard_by_hand(image_id: str, shards: int) -> int:
@@ -50,7 +50,7 @@ def write_rows(
     identity = Identity(kind, {**stored, **(parameters or {})}, inputs=inputs, shards=shards)
     if kind == "vocabulary":
         files["_vocabulary.txt"] = "".join(f"{row['token']}\n" for row in rows).encode()
-    output = Output(Folder(str(path)), identity, files=files)
+    output = OutputDataset(Folder(str(path)), identity, files=files)
 
     def make_shard(number: int, shard: Any) -> None:
         chosen = [

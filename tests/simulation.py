@@ -38,13 +38,13 @@ from schemas.features import FeatureSpec
 from schemas.fingerprints import Identity
 from schemas.keys import shard_of
 from schemas.manifest import MANIFEST_NAME, Manifest
-from schemas.output import Output
 from schemas.parameters import CaptionsParameters, FeaturesParameters
-from schemas.records import Sources
 from schemas.storage import Folder
-from schemas.survey import Survey
 from schemas.vocabulary import Vocabulary
-from schemas.writing import commit, open_shard
+from schemas.writing.dataset_writer import commit, open_shard
+from schemas.writing.output import OutputDataset
+from schemas.writing.records import Sources
+from schemas.writing.survey import Survey
 
 __all__ = ["CAPTIONS_PER_IMAGE", "Cost", "Images", "captions", "features", "images", "largest_shard", "vocabulary"]
 
@@ -147,7 +147,7 @@ def features(count: int, shards: int, folder: Path, *, counting: bool = False) -
     costs = _Costs(counting=counting)
     spec = FeatureSpec("simulated", (1,), "float32", "nothing")
     parameters = FeaturesParameters(feature=spec, extractor={"name": "simulated"}, extractor_fingerprint="0" * 64).to_json()
-    output = Output(Folder(str(folder / "features")), Identity("features", parameters, shards=shards))
+    output = OutputDataset(Folder(str(folder / "features")), Identity("features", parameters, shards=shards))
     held: dict[int, list[Piece]] = {}
     for number, piece in pieces_of(Images(count).refs(), shards, folder=str(folder)):
         held.setdefault(number, []).append(piece)
@@ -170,7 +170,7 @@ def captions(count: int, shards: int, folder: Path, *, counting: bool = False) -
     """Cut captions into pieces, write the shards, count their tokens, and look at the dataset again."""
     costs = _Costs(counting=counting)
     parameters = CaptionsParameters(text=None, languages=(), portions=(), splits=(), train_splits=None, source={})
-    output = Output(Folder(str(folder / "captions")), Identity("captions", parameters.to_json(), shards=shards))
+    output = OutputDataset(Folder(str(folder / "captions")), Identity("captions", parameters.to_json(), shards=shards))
     pieces = folder / "pieces"
     pieces.mkdir()
     held: dict[int, list[CaptionPiece]] = {}
@@ -220,7 +220,7 @@ def vocabulary(types: int, shards: int) -> list[Cost]:
     return costs
 
 
-def _commit(costs: _Costs, output: Output, count: int, unit: str) -> None:
+def _commit(costs: _Costs, output: OutputDataset, count: int, unit: str) -> None:
     """Commit a dataset, and recognise it as a later run does."""
     with costs.phase("last worker: commit", unit, count) as (size, _):
         commit(output)

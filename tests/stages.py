@@ -12,29 +12,29 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from schemas import publishing
 from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
 from schemas.fingerprints import Identity
 from schemas.manifest import MANIFEST_NAMES
-from schemas.output import Output
 from schemas.storage import Folder
-from schemas.writing import open_shard
+from schemas.writing import publishing
+from schemas.writing.dataset_writer import open_shard
+from schemas.writing.output import OutputDataset
 
 Choose = Callable[[list[str], str], str]
 
 SPEC = FeatureSpec("x", (2,))
 
 
-def output_in(location: Path | str) -> Output:
-    return Output(Folder(str(location)), Identity("features", {"feature": SPEC.to_json()}, shards=1))
+def output_in(location: Path | str) -> OutputDataset:
+    return OutputDataset(Folder(str(location)), Identity("features", {"feature": SPEC.to_json()}, shards=1))
 
 
 def bytes_of(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
 
 
-def attempt(output: Output, name: str) -> None:
+def attempt(output: OutputDataset, name: str) -> None:
     """As on a GPU: bits differ. A has read an image that B could not read; C has the same bytes as A but other bits in them."""
     with open_shard(output, 0) as shard:
         ids = ["a"] if name == "B" else ["a", "b"]
@@ -79,7 +79,7 @@ class Stage:
         finally:
             self._publishing = None
 
-    def start(self, name: str, output: Output) -> None:
+    def start(self, name: str, output: OutputDataset) -> None:
         def run() -> None:
             self.stop()
             try:
@@ -105,7 +105,7 @@ class Stage:
         name = threading.current_thread().name
         return uuid.uuid5(uuid.NAMESPACE_OID, f"{name} {len(self.seen.get(name, ()))}")
 
-    def steps(self, output: Output, choose: Choose) -> Iterator[None]:
+    def steps(self, output: OutputDataset, choose: Choose) -> Iterator[None]:
         """Start all attempts, and let one after the other take a step, as chosen among those that can; yield after each step."""
         for name in self._turns:
             self.start(name, output)

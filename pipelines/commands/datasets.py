@@ -68,8 +68,8 @@ def validate(
     """
     from schemas.dataset import open_dataset
     from schemas.overlaps import find_overlap
-    from schemas.validation import STRAY
-    from schemas.validation import validate as problems_of
+    from schemas.writing.validation import STRAY
+    from schemas.writing.validation import validate as problems_of
 
     if mend:
         _repair(dataset)
@@ -95,8 +95,8 @@ def validate(
 
 
 def _repair(dataset: str) -> None:
-    from schemas.own_names import left_alone
-    from schemas.repairing import repair
+    from schemas.writing.own_names import left_alone
+    from schemas.writing.repair import repair
 
     done = repair(dataset)
     for verb, names in (("written anew", done.mended), ("deleted", done.deleted)):

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from extractors.settings import RegionOptions
     from pipelines.features.job import FeaturesJob
     from pipelines.inputs.images import ImageSource
-    from schemas.output import UpdatePolicy
+    from schemas.writing.output import UpdatePolicy
 
 __all__ = ["app", "job_of"]
 
@@ -285,7 +285,7 @@ def job_of(images: ImageSource, values: Mapping[str, Any]) -> FeaturesJob:
     """
     from extractors import ExtractorRequest
     from pipelines.features.job import FeaturesJob
-    from schemas.tasks import Task
+    from schemas.writing.tasks import ArrayTask
 
     regions = ("min_regions", "max_regions", "score_threshold", "class_names", "attribute_names", "backend")
     asked = ("weights", "precision", "compile", "dtype", "grid", "separate")
@@ -299,13 +299,13 @@ def job_of(images: ImageSource, values: Mapping[str, Any]) -> FeaturesJob:
         ),
         verify=values["check"],
         update=_update(values["update"], **{name: values[name] for name in ("keep_removed", "only_add", "check_content")}),
-        task=Task.parse(values["task"]) if values["task"] else None,
+        task=ArrayTask.parse(values["task"]) if values["task"] else None,
         **{name: values[name] for name in kept},
     )
 
 
 def _update(update: bool, **settings: bool) -> UpdatePolicy | None:
-    from schemas.output import UpdatePolicy
+    from schemas.writing.output import UpdatePolicy
 
     given = [f"--{name.replace('_', '-')}" for name, value in settings.items() if value]
     if given and not update:

@@ -16,7 +16,7 @@ from schemas.escapes import to_json
 
 if TYPE_CHECKING:
     from schemas.manifest import Manifest
-    from schemas.tasks import TaskSummary
+    from schemas.writing.tasks import TaskSummary
 
 __all__ = ["finish", "finish_task", "print_extractors"]
 

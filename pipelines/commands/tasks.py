@@ -28,7 +28,7 @@ def commit(
     """
     from schemas.manifest import TASKS_NAME
     from schemas.storage import Folder
-    from schemas.tasks import commit_tasks
+    from schemas.writing.tasks import commit_tasks
 
     is_waiting = Folder(output).size(TASKS_NAME) is not None
     manifest = commit_tasks(output)

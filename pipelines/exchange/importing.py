@@ -23,11 +23,11 @@ from schemas.fingerprints import Identity
 from schemas.keys import AUTO, ShardsRequest, check_shards_request, shard_of
 from schemas.kinds import schema_of, vector_bytes
 from schemas.manifest import Manifest
-from schemas.output import Output, ReusePolicy
 from schemas.parameters import FeaturesParameters
-from schemas.sharding import VECTOR_SHARD_BYTES, check_shard_bytes, choose_shards, known_shards
 from schemas.storage import Folder
-from schemas.writing import ShardWriter, write_dataset
+from schemas.writing.dataset_writer import ShardWriter, write_dataset
+from schemas.writing.output import OutputDataset, ReusePolicy
+from schemas.writing.shard_count import VECTOR_SHARD_BYTES, check_shard_bytes, choose_shards, known_shards
 
 __all__ = ["ImportJob", "format_of", "import_features"]
 
@@ -63,7 +63,7 @@ class ImportJob:
         output: folder of the dataset.
         name: name of the feature, e.g. ``resnet50-pool``.
         source: origin of the feature, in words.
-        shards: number of shards, see `schemas.sharding`.
+        shards: number of shards, see `schemas.writing.shard_count`.
         overwrite: start anew, whatever dataset is there.
         verify: compare the digests of what is there, too, and make again what is damaged.
     """
@@ -118,7 +118,7 @@ def import_features(job: ImportJob, meter: Meter = Meter()) -> Manifest:
         inputs=tuple(files.inputs),
         shards=shards,
     )
-    output = Output(folder=folder, identity=identity)
+    output = OutputDataset(folder=folder, identity=identity)
     rows_by_shard: list[list[int]] = []
 
     def check() -> None:

@@ -23,8 +23,8 @@ from pipelines.running.execution import Execution
 from pipelines.running.places import staging
 from schemas.errors import DatasetError
 from schemas.keys import shard_of
-from schemas.output import Output
 from schemas.storage import Folder
+from schemas.writing.output import OutputDataset
 
 __all__ = ["CopyImages", "Portion", "place_of_copies", "portions_of"]
 
@@ -93,7 +93,7 @@ class CopyImages(beam.PTransform):
     """
 
     job: FeaturesJob
-    output: Output
+    output: OutputDataset
     copies: Copies
     folder: str | None = None
 
@@ -108,7 +108,9 @@ class CopyImages(beam.PTransform):
         return wanted | "GroupByPortion" >> beam.GroupByKey() | "CopyPortion" >> copy
 
 
-def _wanted(element: tuple[int, Iterable[Portion]], job: FeaturesJob, output: Output, folder: str | None) -> Iterator[Portion]:
+def _wanted(
+    element: tuple[int, Iterable[Portion]], job: FeaturesJob, output: OutputDataset, folder: str | None
+) -> Iterator[Portion]:
     """Yield the references to those images of a shard that will be read."""
     shard, portions = element
     by_portion = {number: refs_of([piece]) for number, piece in portions}

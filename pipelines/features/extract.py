@@ -26,11 +26,11 @@ from schemas.errors import UsageError
 from schemas.fingerprints import Identity
 from schemas.limits import usable_cores
 from schemas.manifest import Manifest
-from schemas.output import Output
 from schemas.parameters import FeaturesParameters
 from schemas.storage import Folder
-from schemas.tasks import TaskSummary, complete_task
-from schemas.writing import commit
+from schemas.writing.dataset_writer import commit
+from schemas.writing.output import OutputDataset
+from schemas.writing.tasks import TaskSummary, complete_task
 
 if TYPE_CHECKING:
     import apache_beam as beam
@@ -44,7 +44,7 @@ Remark = Callable[[str], None]
 """Receives a sentence for the user; from Python it is logged, once in a process."""
 
 
-def plan_features(job: FeaturesJob, listing: Listing, remark: Remark = tell) -> Output:
+def plan_features(job: FeaturesJob, listing: Listing, remark: Remark = tell) -> OutputDataset:
     """Return where a job writes, and the identity of what it makes.
 
     ``remark`` receives a sentence about a file that holds several sets of weights.
@@ -70,7 +70,7 @@ def plan_features(job: FeaturesJob, listing: Listing, remark: Remark = tell) -> 
     names = names_files(job.extractor.regions, description)
     if description.kind == "regions" and not job.overwrite:
         names = {**stored_names(folder, description), **names}
-    return Output(
+    return OutputDataset(
         folder=folder,
         identity=identity,
         listings=listing.shards,
@@ -148,7 +148,7 @@ def extract_task(
     listing: Listing | None = None,
     remark: Remark = tell,
 ) -> TaskSummary:
-    """Write the shards of one task of an array job; `schemas.tasks.commit_tasks` makes the dataset of all of them.
+    """Write the shards of one task of an array job; `schemas.writing.tasks.commit_tasks` makes the dataset of all of them.
 
     Args:
         job: what to make, with its task.
@@ -192,7 +192,7 @@ def _by_gpus(job: FeaturesJob, execution: Execution) -> Execution:
     return replace(execution, default_workers=lambda: max(1, count_gpus(job)))
 
 
-def _extract_here(job: FeaturesJob, output: Output, meter: Meter, listing: Listing, finished: frozenset[int]) -> None:
+def _extract_here(job: FeaturesJob, output: OutputDataset, meter: Meter, listing: Listing, finished: frozenset[int]) -> None:
     """Make the shards that are not finished in this process, without Beam."""
     refs = listed_refs(job.images, listing.kept.path if listing.kept is not None else "")
     with folder_of_references(True) as folder:
@@ -201,7 +201,7 @@ def _extract_here(job: FeaturesJob, output: Output, meter: Meter, listing: Listi
 
 def _extraction(
     job: FeaturesJob,
-    output: Output,
+    output: OutputDataset,
     execution: Execution,
     meter: Meter,
     listing: Listing,

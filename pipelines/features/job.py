@@ -16,8 +16,8 @@ from pipelines.inputs.images import ImageSource
 from schemas.errors import UsageError
 from schemas.keys import AUTO, ShardsRequest, check_shards_request
 from schemas.kinds import schema_of, vector_bytes
-from schemas.output import ReusePolicy, UpdatePolicy
-from schemas.tasks import Task
+from schemas.writing.output import ReusePolicy, UpdatePolicy
+from schemas.writing.tasks import ArrayTask
 
 if TYPE_CHECKING:
     from pipelines.running.execution import Execution
@@ -38,7 +38,7 @@ class FeaturesJob:
         device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``.
         batch_size: images that the model takes at once; changes speed and memory, not the features. None: the extractor's own
             number on a CPU, and what a GPU is fastest with, see `extractors.batch_sizes`.
-        shards: number of shards, see `schemas.sharding`.
+        shards: number of shards, see `schemas.writing.shard_count`.
         overwrite: start anew, whatever dataset is there.
         verify: compare the digests of the shards that are there, too, and make those again that are damaged.
         update: bring the dataset in ``output`` up to date with images that are new, changed or gone; None if it must not change.
@@ -59,7 +59,7 @@ class FeaturesJob:
     verify: bool = False
     update: UpdatePolicy | None = None
     retry_failed: bool = False
-    task: Task | None = None
+    task: ArrayTask | None = None
 
     def __post_init__(self) -> None:
         check_shards_request(self.shards)

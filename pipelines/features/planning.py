@@ -14,9 +14,9 @@ from pipelines.features.reuse import plan_reuse
 from pipelines.inputs.images import ImageRef, Listing, kept_refs
 from schemas.keys import shard_of
 from schemas.kinds import vector_bytes
-from schemas.output import Output
-from schemas.survey import Survey
-from schemas.tasks import survey_task
+from schemas.writing.output import OutputDataset
+from schemas.writing.survey import Survey
+from schemas.writing.tasks import survey_task
 
 __all__ = ["ShardPlan", "WorkPlan", "plan_table", "plan_work"]
 
@@ -97,7 +97,7 @@ def plan_work(job: FeaturesJob, listing: Listing, remark: Remark = tell) -> Work
     return WorkPlan(tuple(todo), len(wanted) - len(todo), vector_bytes(output.schema))
 
 
-def _survey(job: FeaturesJob, output: Output) -> Survey:
+def _survey(job: FeaturesJob, output: OutputDataset) -> Survey:
     """Look at the folder, and refuse it as the run would."""
     if job.task is not None:
         return survey_task(output, job.task, job.policy, libraries=job.libraries())

@@ -1,8 +1,8 @@
 """What stays of a shard that an earlier run wrote, now that the images may have changed.
 
-An image is unchanged if its address, size and modification time are those that lie beside the shard (see `schemas.records`), or on
-request if its bytes have the same digest. Where nothing lies beside the shard, all images are read: their digests together are in
-its footer. If they differ, all of the shard is made again, since nothing says which image is another one.
+An image is unchanged if its address, size and modification time are those on record beside the shard, or on request if its bytes
+have the same digest. Where nothing is on record, all images are read: their digests together are in the footer of the shard. If
+they differ, all of the shard is made again, since nothing says which image is another one.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from schemas.damage import content_errors
 from schemas.errors import DatasetError
 from schemas.failures import failures_name, parse_failures
 from schemas.fingerprints import sha256_of_bytes
-from schemas.output import Output, ReusePolicy, UpdatePolicy
-from schemas.records import Record, Source, read_sources
 from schemas.shards import Footer
+from schemas.writing.output import OutputDataset, ReusePolicy, UpdatePolicy
+from schemas.writing.records import Record, Source, read_sources
 
 __all__ = ["Reuse", "plan_reuse", "source_of", "statistics_of"]
 
@@ -82,7 +82,7 @@ def statistics_of(sources: Iterable[Source], *, images: int, failed: int) -> dic
 
 
 def plan_reuse(
-    output: Output,
+    output: OutputDataset,
     number: int,
     refs: Sequence[ImageRef],
     policy: ReusePolicy = ReusePolicy(),
@@ -124,7 +124,7 @@ def plan_reuse(
     )
 
 
-def _read_stored(output: Output, number: int) -> _Stored | None:
+def _read_stored(output: OutputDataset, number: int) -> _Stored | None:
     """Read what an earlier run of the same identity wrote; None if it wrote nothing, or what is there is damaged."""
     folder, name = output.folder, output.name(number)
     footer = output.footer(number)
@@ -175,7 +175,7 @@ def _same(
     stored: _Stored,
     refs: Sequence[ImageRef],
     tried: Sequence[ImageRef],
-    output: Output,
+    output: OutputDataset,
     number: int,
     read: Read,
     update: UpdatePolicy,

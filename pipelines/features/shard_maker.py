@@ -27,7 +27,7 @@ from pipelines.features.workers import (
 from pipelines.inputs.images import CopiedImages, Copies, ImageRef
 from pipelines.running.progress import Meter
 from schemas.limits import usable_cores
-from schemas.output import Output
+from schemas.writing.output import OutputDataset
 
 __all__ = ["COUNTERS", "LoadedExtractors", "ShardMaker", "make_here"]
 
@@ -76,7 +76,13 @@ class ShardMaker:
     """
 
     def __init__(
-        self, job: FeaturesJob, output: Output, meter: Meter, threads: int = 0, gpus: int = 0, copies: Copies | None = None
+        self,
+        job: FeaturesJob,
+        output: OutputDataset,
+        meter: Meter,
+        threads: int = 0,
+        gpus: int = 0,
+        copies: Copies | None = None,
     ) -> None:
         self._job = job
         self._output = output

@@ -20,10 +20,10 @@ from schemas.damage import content_errors
 from schemas.errors import InputError
 from schemas.kinds import batch_rows
 from schemas.locations import is_remote
-from schemas.output import Output, ReusePolicy
-from schemas.records import Record, Source, Sources, write_record
 from schemas.shards import shard_entry
-from schemas.writing import open_shard
+from schemas.writing.dataset_writer import open_shard
+from schemas.writing.output import OutputDataset, ReusePolicy
+from schemas.writing.records import Record, Source, Sources, write_record
 
 __all__ = ["make_shard"]
 
@@ -31,7 +31,7 @@ _SORTED_ROWS = 64  # at most
 
 
 def make_shard(
-    output: Output,
+    output: OutputDataset,
     number: int,
     refs: Sequence[ImageRef],
     policy: ReusePolicy = ReusePolicy(),
@@ -106,14 +106,14 @@ def make_shard(
     return tally
 
 
-def _is_damaged(output: Output, number: int, reuse: Reuse) -> bool:
+def _is_damaged(output: OutputDataset, number: int, reuse: Reuse) -> bool:
     """Whether rows would be copied from a shard whose bytes are not those that were written."""
     if reuse.record is None or not reuse.rows:
         return False
     return shard_entry(output.folder, output.name(number), 0).sha256 != reuse.record.sha256
 
 
-def _is_left_alone(output: Output, number: int, reuse: Reuse) -> bool:
+def _is_left_alone(output: OutputDataset, number: int, reuse: Reuse) -> bool:
     """Whether a shard would become what it is. What lies beside it is then brought up to date."""
     if reuse.footer is None or reuse.todo or reuse.dropped:
         return False
@@ -131,7 +131,7 @@ def _state(sources: Iterable[Source]) -> str:
     return digest_of((source.image_id, source.uri, str(source.bytes), source.version) for source in sources)
 
 
-def _refuse_other_list(output: Output, number: int, refs: Sequence[ImageRef], images: ImageSource) -> None:
+def _refuse_other_list(output: OutputDataset, number: int, refs: Sequence[ImageRef], images: ImageSource) -> None:
     """Refuse a shard whose images are not those that the launcher listed: a shard of others must not count as finished."""
     if output.listings is not None and Listing.of(refs, 1).shards[0] != output.listings[number]:
         raise InputError(
@@ -167,7 +167,7 @@ def _sort_rows(tables: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Tab
                 yield pa.Table.from_batches(rows).combine_chunks()
 
 
-def _batches(output: Output, name: str, ids: frozenset[str]) -> Iterator[pa.RecordBatch]:
+def _batches(output: OutputDataset, name: str, ids: frozenset[str]) -> Iterator[pa.RecordBatch]:
     """Yield the stored rows with these ids."""
     kept = pa.array(sorted(ids), pa.string())
     with output.folder.open(name) as file, content_errors(output.folder.path_of(name)):

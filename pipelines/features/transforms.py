@@ -23,7 +23,7 @@ from pipelines.inputs.images import Copies, ImageSource
 from pipelines.running.accelerators import Accelerator
 from pipelines.running.first_worker import Begin, FirstWorker
 from pipelines.running.progress import Meter
-from schemas.output import Output
+from schemas.writing.output import OutputDataset
 
 __all__ = ["ExtractFeatures"]
 
@@ -78,7 +78,7 @@ class ExtractFeatures(beam.PTransform):
     """
 
     job: FeaturesJob
-    output: Output
+    output: OutputDataset
     finished: frozenset[int] = frozenset()
     meter: Meter = Meter()
     threads: int = 0

@@ -10,8 +10,8 @@ from pipelines.features.decoding_processes import DecodingProcesses
 from pipelines.features.job import FeaturesJob
 from schemas.errors import InputError
 from schemas.limits import CORES_TO_A_DECODER, usable_cores
-from schemas.output import Output
 from schemas.parameters import FeaturesParameters
+from schemas.writing.output import OutputDataset
 
 __all__ = [
     "PROCESSES_FROM",
@@ -82,7 +82,7 @@ def decoding_processes(extractor: Extractor, threads: int) -> DecodingProcesses 
     return DecodingProcesses(extractor.preprocessor, threads)
 
 
-def planned_fingerprint(output: Output) -> str | None:
+def planned_fingerprint(output: OutputDataset) -> str | None:
     """Return the fingerprint of the extractor that a dataset was planned with."""
     return FeaturesParameters.from_json(output.identity.parameters).extractor_fingerprint
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import apache_beam as beam
 
-from schemas.output import Output
-from schemas.writing import Statistics, commit
+from schemas.writing.dataset_writer import Statistics, commit
+from schemas.writing.output import OutputDataset
 
 __all__ = ["CommitDataset", "SumCounters"]
 
@@ -41,7 +41,7 @@ class SumCounters(beam.CombineFn):
 
 @dataclass(frozen=True)
 class _Commit:
-    output: Output
+    output: OutputDataset
     libraries: tuple[str, ...]
     statistics: Statistics | None
 
@@ -59,10 +59,10 @@ class CommitDataset(beam.PTransform):
     Args:
         output: the dataset.
         libraries: distributions whose versions affect the content.
-        statistics: as `schemas.writing.commit` takes it.
+        statistics: as `schemas.writing.dataset_writer.commit` takes it.
     """
 
-    def __init__(self, output: Output, *, libraries: tuple[str, ...], statistics: Statistics | None = None) -> None:
+    def __init__(self, output: OutputDataset, *, libraries: tuple[str, ...], statistics: Statistics | None = None) -> None:
         super().__init__()
         output = replace(output, listings=None, states=None)  # Only the launcher compares them, and the graph stays small.
         self._commit = _Commit(output=output, libraries=libraries, statistics=statistics)

@@ -17,10 +17,10 @@ from schemas.errors import CommittedError, DatasetError, ImagepivotError, LostJo
 from schemas.fingerprints import sha256_of_json
 from schemas.interruption import DetachedError
 from schemas.manifest import Manifest
-from schemas.output import Output, ReusePolicy
-from schemas.own_names import is_temporary
 from schemas.storage import Folder
-from schemas.writing import complete_dataset
+from schemas.writing.dataset_writer import complete_dataset
+from schemas.writing.output import OutputDataset, ReusePolicy
+from schemas.writing.own_names import is_temporary
 
 if TYPE_CHECKING:
     import apache_beam as beam
@@ -31,7 +31,7 @@ __all__ = ["run_job"]
 
 
 def run_job(
-    output: Output,
+    output: OutputDataset,
     build: Callable[[beam.Pipeline, frozenset[int], FirstWorker | None], object],
     policy: ReusePolicy,
     *,
@@ -105,7 +105,7 @@ def run_job(
         return complete()
 
 
-def _job_name(output: Output, policy: ReusePolicy) -> str:
+def _job_name(output: OutputDataset, policy: ReusePolicy) -> str:
     """Return a name that jobs of the same work share: Dataflow refuses a second one while the first is active."""
     work = {
         "dataset": output.identity.fingerprint,
@@ -117,7 +117,7 @@ def _job_name(output: Output, policy: ReusePolicy) -> str:
 
 
 def _write_template(
-    output: Output,
+    output: OutputDataset,
     build: Callable[[beam.Pipeline, frozenset[int], FirstWorker | None], object],
     *,
     execution: Execution,

@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from schemas.filesystems import storage_errors
 from schemas.fingerprints import sha256_of_bytes
-from schemas.output import LOCK_NAME, hold
 from schemas.storage import Folder
+from schemas.writing.output import LOCK_NAME, hold
 
 __all__ = ["Place", "from_ipc", "read_place", "staging", "to_ipc", "write_places"]
 

@@ -23,7 +23,7 @@ class CaptionsJob:
         recipe: name of the text recipe.
         train_splits: splits that the truecasers learn from.
         truecaser: folder of trained truecasers, or a captions dataset that holds them; None trains them.
-        shards: number of shards, see `schemas.sharding`.
+        shards: number of shards, see `schemas.writing.shard_count`.
         overwrite: start anew, whatever dataset is there.
         verify: compare the digests of what is there, too, and make again what is damaged.
     """

@@ -22,9 +22,9 @@ from pipelines.text.ordering import merge, number_captions
 from pipelines.text.pieces import Piece, make_pieces, on_disk, read_piece
 from pipelines.text.truecasers import Truecasers, parse_truecaser, truecaser_name
 from pipelines.text.truecasing import TruecaseModel
-from schemas.output import Output
 from schemas.storage import Folder
-from schemas.writing import open_shard
+from schemas.writing.dataset_writer import open_shard
+from schemas.writing.output import OutputDataset
 
 __all__ = ["ReadCaptions", "TokenizeCaptions", "TrainTruecasers", "build_captions"]
 
@@ -121,7 +121,7 @@ def _is_missing(piece: tuple[int, Piece], finished: frozenset[int]) -> bool:
 
 
 class _MakeShardFn(beam.DoFn):
-    def __init__(self, output: Output, recipe: Recipe, advice: str, meter: Meter) -> None:
+    def __init__(self, output: OutputDataset, recipe: Recipe, advice: str, meter: Meter) -> None:
         self._output = output
         self._recipe = recipe
         self._advice = advice
@@ -169,7 +169,7 @@ class TokenizeCaptions(beam.PTransform):
         meter: counts captions.
     """
 
-    output: Output
+    output: OutputDataset
     recipe: Recipe
     truecasers: beam.PCollection | None = None
     finished: frozenset[int] = frozenset()
@@ -197,7 +197,7 @@ def build_captions(
     check: FirstWorker | None = None,
     *,
     job: CaptionsJob,
-    output: Output,
+    output: OutputDataset,
     models: Truecasers | None = None,
     staged: str | None = None,
     meter: Meter = Meter(),

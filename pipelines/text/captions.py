@@ -18,10 +18,10 @@ from pipelines.text.moses import recipe
 from pipelines.text.truecasers import TRUECASER_FILES, Truecasers, load_truecasers
 from schemas.fingerprints import Identity
 from schemas.manifest import Manifest
-from schemas.output import Output, ReusePolicy
 from schemas.parameters import CaptionsParameters
-from schemas.sharding import TEXT_SHARD_BYTES, check_shard_bytes, choose_shards, known_shards
 from schemas.storage import Folder
+from schemas.writing.output import OutputDataset, ReusePolicy
+from schemas.writing.shard_count import TEXT_SHARD_BYTES, check_shard_bytes, choose_shards, known_shards
 
 if TYPE_CHECKING:
     import apache_beam as beam
@@ -63,7 +63,7 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
         return run_job(output, build, ReusePolicy(overwrite=job.overwrite, verify=job.verify), execution=execution, meter=meter)
 
 
-def plan_captions(job: CaptionsJob, inputs: list[dict[str, Any]], models: Truecasers | None = None) -> Output:
+def plan_captions(job: CaptionsJob, inputs: list[dict[str, Any]], models: Truecasers | None = None) -> OutputDataset:
     """Return where a job writes, and the identity of what it makes.
 
     Args:
@@ -84,7 +84,7 @@ def plan_captions(job: CaptionsJob, inputs: list[dict[str, Any]], models: Trueca
     shards = _shards(job, folder, inputs)
     inputs = inputs + (models.inputs() if models is not None else [])
     identity = Identity(kind="captions", parameters=parameters.to_json(), inputs=tuple(inputs), shards=shards)
-    return Output(folder=folder, identity=identity, other_files=TRUECASER_FILES)
+    return OutputDataset(folder=folder, identity=identity, other_files=TRUECASER_FILES)
 
 
 def _shards(job: CaptionsJob, folder: Folder, inputs: Iterable[Mapping[str, Any]]) -> int:

@@ -15,9 +15,9 @@ from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError
 from schemas.fingerprints import Identity
 from schemas.manifest import Manifest
-from schemas.output import Output, ReusePolicy
 from schemas.parameters import CaptionsParameters, EncodedParameters
 from schemas.storage import Folder
+from schemas.writing.output import OutputDataset, ReusePolicy
 
 if TYPE_CHECKING:
     import apache_beam as beam
@@ -56,7 +56,7 @@ def encode_captions(job: EncodeJob, execution: Execution = Execution(), meter: M
     return run_job(output, build, ReusePolicy(overwrite=job.overwrite, verify=job.verify), execution=execution, meter=meter)
 
 
-def plan_encoding(job: EncodeJob, captions: Dataset, vocabulary: Dataset) -> Output:
+def plan_encoding(job: EncodeJob, captions: Dataset, vocabulary: Dataset) -> OutputDataset:
     """Return where a job writes, and the identity of what it makes."""
     identity = Identity(
         kind="encoded",
@@ -72,4 +72,4 @@ def plan_encoding(job: EncodeJob, captions: Dataset, vocabulary: Dataset) -> Out
         ),
         shards=captions.num_shards,
     )
-    return Output(folder=Folder(job.output), identity=identity).made_from(captions, vocabulary)
+    return OutputDataset(folder=Folder(job.output), identity=identity).made_from(captions, vocabulary)

@@ -19,9 +19,9 @@ from pipelines.running.progress import Meter
 from pipelines.text.jobs import EncodeJob
 from schemas.dataset import Dataset
 from schemas.kinds import CAPTIONS, ENCODED
-from schemas.output import Output
 from schemas.vocabulary import END, SPECIALS, START, UNK, Vocabulary
-from schemas.writing import open_shard
+from schemas.writing.dataset_writer import open_shard
+from schemas.writing.output import OutputDataset
 
 __all__ = ["EncodeCaptions", "build_encoding", "encode_table"]
 
@@ -64,7 +64,7 @@ def encode_table(captions: pa.Table, vocabulary: Vocabulary, max_length: int) ->
 
 
 class _EncodeShardFn(beam.DoFn):
-    def __init__(self, captions: Dataset, vocabulary: Dataset, max_length: int, output: Output, meter: Meter) -> None:
+    def __init__(self, captions: Dataset, vocabulary: Dataset, max_length: int, output: OutputDataset, meter: Meter) -> None:
         self._captions = captions
         self._vocabulary_dataset = vocabulary
         self._max_length = max_length
@@ -105,7 +105,7 @@ class EncodeCaptions(beam.PTransform):
     captions: Dataset
     vocabulary: Dataset
     max_length: int
-    output: Output
+    output: OutputDataset
     meter: Meter = Meter()
 
     def expand(self, shards: beam.PCollection) -> beam.PCollection:
@@ -122,7 +122,7 @@ def build_encoding(
     job: EncodeJob,
     captions: Dataset,
     vocabulary: Dataset,
-    output: Output,
+    output: OutputDataset,
     meter: Meter = Meter(),
 ) -> None:
     """Add the steps of a job to an empty pipeline.

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from schemas.errors import InputError, UsageError
-from schemas.output import Output
 from schemas.parameters import TokenFeaturesParameters
+from schemas.writing.output import OutputDataset
 
 if TYPE_CHECKING:
     from extractors.base import Description
@@ -150,7 +150,7 @@ class TokenFeaturesJob:
 
         check_request(self.device, self.precision)
 
-    def check_model(self, output: Output, extractor: TokenExtractor) -> None:
+    def check_model(self, output: OutputDataset, extractor: TokenExtractor) -> None:
         """Raise `InputError` unless a model is the one that the run was planned with."""
         planned = TokenFeaturesParameters.from_json(output.identity.parameters).model_fingerprint
         if extractor.description.fingerprint != planned:

@@ -27,8 +27,8 @@ from pipelines.text.jobs import TokenFeaturesJob
 from pipelines.text.moses import unescape
 from schemas.dataset import Dataset
 from schemas.kinds import CAPTIONS, schema_of
-from schemas.output import Output
-from schemas.writing import open_shard
+from schemas.writing.dataset_writer import open_shard
+from schemas.writing.output import OutputDataset
 
 if TYPE_CHECKING:
     from extractors.tokens.transformer import TokenExtractor
@@ -107,7 +107,7 @@ class _Loaded:
 
 
 class _ExtractShardFn(beam.DoFn):
-    def __init__(self, job: TokenFeaturesJob, captions: Dataset, output: Output, meter: Meter, threads: int) -> None:
+    def __init__(self, job: TokenFeaturesJob, captions: Dataset, output: OutputDataset, meter: Meter, threads: int) -> None:
         self._job = job
         self._captions = captions
         self._output = output
@@ -156,7 +156,7 @@ class ExtractTokenFeatures(beam.PTransform):
 
     job: TokenFeaturesJob
     captions: Dataset
-    output: Output
+    output: OutputDataset
     meter: Meter = Meter()
     threads: int = 0
 
@@ -173,7 +173,7 @@ def build_token_features(
     *,
     job: TokenFeaturesJob,
     captions: Dataset,
-    output: Output,
+    output: OutputDataset,
     meter: Meter = Meter(),
     threads: int = 0,
 ) -> None:

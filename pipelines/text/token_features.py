@@ -19,9 +19,9 @@ from schemas.errors import DatasetError
 from schemas.fingerprints import Identity
 from schemas.locations import absolute_location
 from schemas.manifest import Manifest
-from schemas.output import Output, ReusePolicy
 from schemas.parameters import TokenFeaturesParameters
 from schemas.storage import Folder
+from schemas.writing.output import OutputDataset, ReusePolicy
 
 if TYPE_CHECKING:
     import apache_beam as beam
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["TokenFeaturesJob", "extract_token_features"]
 
 
-def _check_worker(job: TokenFeaturesJob, output: Output) -> None:
+def _check_worker(job: TokenFeaturesJob, output: OutputDataset) -> None:
     """Check that this process has the device and the model of a job."""
     job.check_model(output, job.request().load(job.device))
 
@@ -71,7 +71,7 @@ def extract_token_features(job: TokenFeaturesJob, execution: Execution = Executi
         inputs=({"name": "captions", "fingerprint": captions.fingerprint},),
         shards=captions.num_shards,
     )
-    output = Output(folder=Folder(job.output), identity=identity).made_from(captions)
+    output = OutputDataset(folder=Folder(job.output), identity=identity).made_from(captions)
     if execution.is_local and not execution.workers:
         execution = replace(execution, workers=1)
     workers = execution.local_workers if execution.is_local else 1

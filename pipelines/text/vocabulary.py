@@ -18,10 +18,10 @@ from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, InputError
 from schemas.fingerprints import Identity
 from schemas.manifest import Manifest
-from schemas.output import Output, ReusePolicy
 from schemas.parameters import VocabularyParameters
 from schemas.storage import Folder
 from schemas.vocabulary import TEXT_NAMES
+from schemas.writing.output import OutputDataset, ReusePolicy
 
 if TYPE_CHECKING:
     import apache_beam as beam
@@ -88,7 +88,7 @@ def build_vocabulary(job: VocabularyJob, execution: Execution = Execution(), met
     return run_job(output, build, ReusePolicy(overwrite=job.overwrite, verify=job.verify), execution=execution, meter=meter)
 
 
-def plan_vocabulary(job: VocabularyJob, captions: Dataset) -> Output:
+def plan_vocabulary(job: VocabularyJob, captions: Dataset) -> OutputDataset:
     """Return where a job writes, and the identity of what it makes."""
     identity = Identity(
         kind="vocabulary",
@@ -102,4 +102,4 @@ def plan_vocabulary(job: VocabularyJob, captions: Dataset) -> Output:
         inputs=({"name": "captions", "fingerprint": captions.fingerprint},),
     )
     texts = "|".join(map(re.escape, TEXT_NAMES))
-    return Output(folder=Folder(job.output), identity=identity, other_files=texts).made_from(captions)
+    return OutputDataset(folder=Folder(job.output), identity=identity, other_files=texts).made_from(captions)

@@ -16,9 +16,9 @@ from pipelines.text.counting import chosen_vocabulary, count_tokens
 from pipelines.text.jobs import VocabularyJob
 from schemas.damage import content_errors
 from schemas.dataset import Dataset
-from schemas.output import Output
 from schemas.vocabulary import TEXT_NAMES, Vocabulary
-from schemas.writing import open_shard
+from schemas.writing.dataset_writer import open_shard
+from schemas.writing.output import OutputDataset
 
 __all__ = ["BuildVocabulary", "CountTokens", "build_counts"]
 
@@ -60,7 +60,7 @@ class BuildVocabulary(beam.PTransform):
     """
 
     job: VocabularyJob
-    output: Output
+    output: OutputDataset
 
     def expand(self, counts: beam.PCollection) -> beam.PCollection:
         """Pass all counts to one function as a side input: a vocabulary is one value and must fit in memory anyway."""
@@ -72,7 +72,7 @@ class BuildVocabulary(beam.PTransform):
 
 
 def _write_vocabulary(
-    _impulse: bytes, counts: Mapping[tuple[str, str, str], Mapping[str, int]], job: VocabularyJob, output: Output
+    _impulse: bytes, counts: Mapping[tuple[str, str, str], Mapping[str, int]], job: VocabularyJob, output: OutputDataset
 ) -> tuple[str]:
     vocabulary, statistics = chosen_vocabulary(job, counts)
     output.folder.write(TEXT_NAMES[0], vocabulary.to_text().encode())
@@ -82,7 +82,7 @@ def _write_vocabulary(
     return (TEXT_NAMES[0],)
 
 
-def _write_text(name: str, output: Output) -> tuple[str]:
+def _write_text(name: str, output: OutputDataset) -> tuple[str]:
     """Write the plain text of a vocabulary whose shard is there."""
     path = output.folder.path_of(output.name(0))
     with output.folder.open(output.name(0)) as file, content_errors(path):
@@ -98,7 +98,7 @@ def build_counts(
     *,
     job: VocabularyJob,
     captions: Dataset,
-    output: Output,
+    output: OutputDataset,
     meter: Meter = Meter(),
 ) -> None:
     """Add the steps of a job to an empty pipeline.

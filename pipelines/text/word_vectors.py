@@ -24,12 +24,12 @@ from schemas.features import FeatureSpec
 from schemas.fingerprints import Identity
 from schemas.kinds import schema_of
 from schemas.manifest import Manifest
-from schemas.output import Output, ReusePolicy
 from schemas.parameters import WordVectorsParameters
 from schemas.storage import Folder
 from schemas.vector_files import VectorFile, read_vector_file
 from schemas.vocabulary import SPECIALS, Vocabulary
-from schemas.writing import ShardWriter, write_dataset
+from schemas.writing.dataset_writer import ShardWriter, write_dataset
+from schemas.writing.output import OutputDataset, ReusePolicy
 
 __all__ = ["WordVectorsJob", "import_word_vectors"]
 
@@ -138,7 +138,7 @@ def import_word_vectors(job: WordVectorsJob, meter: Meter = Meter()) -> Manifest
             shard.write(_rows(vocabulary, language, one.vectors, spec))
         shard.statistics = {language: one.statistics for language, one in found.items()}
 
-    output = Output(folder=Folder(job.output), identity=identity).made_from(dataset)
+    output = OutputDataset(folder=Folder(job.output), identity=identity).made_from(dataset)
     return write_dataset(
         output,
         make_shard,

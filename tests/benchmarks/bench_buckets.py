@@ -31,10 +31,10 @@ from pipelines.inputs.images import open_images
 from pipelines.inputs.web import PARALLEL_READS
 from schemas.fingerprints import Identity
 from schemas.manifest import MANIFEST_NAME
-from schemas.output import Output
 from schemas.storage import Folder
-from schemas.survey import Survey
-from schemas.writing import ShardWriter, commit, write_dataset
+from schemas.writing.dataset_writer import ShardWriter, commit, write_dataset
+from schemas.writing.output import OutputDataset
+from schemas.writing.survey import Survey
 from tests.stores import FarStore, Requests, emulator, far_away
 
 ROOT = Path(__file__).parents[2]
@@ -97,7 +97,7 @@ def print_requests(far: FarStore) -> None:
 def requests(far: FarStore, name: str) -> dict[str, float]:
     """Write a dataset, and return what the store is asked for that and for later runs, by what it is asked for."""
     identity = Identity("features", {"feature": {"name": "r", "shape": [4], "dtype": "float32", "source": ""}}, shards=SHARDS)
-    output = Output(Folder(far.address(name)), identity)
+    output = OutputDataset(Folder(far.address(name)), identity)
 
     def make_shard(number: int, shard: ShardWriter) -> None:
         values = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(4, np.float32)), type=output.schema.field(1).type)

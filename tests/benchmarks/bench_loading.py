@@ -22,9 +22,9 @@ from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec
 from schemas.fingerprints import Identity
 from schemas.keys import shard_of
-from schemas.output import Output
 from schemas.storage import Folder
-from schemas.writing import ShardWriter, write_dataset
+from schemas.writing.dataset_writer import ShardWriter, write_dataset
+from schemas.writing.output import OutputDataset
 
 SHARDS, WIDTH, RUNS = 16, 2048, 5
 SECONDS, GIGABYTES = floor("loading data"), floor("memory of loading data")
@@ -88,7 +88,7 @@ def _load(folders: tuple[str, ...]) -> dict[str, float]:
 def _write_features(folder: str, image_ids: list[str]) -> None:
     spec = FeatureSpec(name="random", shape=(WIDTH,))
     parameters = {"feature": {"name": spec.name, "shape": [WIDTH], "dtype": spec.dtype, "source": ""}}
-    output = Output(Folder(folder), Identity("features", parameters, shards=SHARDS))
+    output = OutputDataset(Folder(folder), Identity("features", parameters, shards=SHARDS))
 
     def make_shard(number: int, shard: ShardWriter) -> None:
         chosen = [image_id for image_id in image_ids if shard_of(image_id, SHARDS) == number]

@@ -16,9 +16,9 @@ from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec
 from schemas.fingerprints import Identity
 from schemas.keys import shard_of
-from schemas.output import Output
 from schemas.storage import Folder
-from schemas.writing import ShardWriter, write_dataset
+from schemas.writing.dataset_writer import ShardWriter, write_dataset
+from schemas.writing.output import OutputDataset
 
 IMAGES, WIDTH, SHARDS = 30_000, 2048, 16
 
@@ -30,7 +30,7 @@ def main() -> None:
     parameters = {"feature": {"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype, "source": ""}}
     values = np.random.default_rng(0).random((IMAGES // SHARDS * 2, WIDTH), np.float32)
     with tempfile.TemporaryDirectory() as folder:
-        output = Output(Folder(folder), Identity("features", parameters, shards=SHARDS))
+        output = OutputDataset(Folder(folder), Identity("features", parameters, shards=SHARDS))
         ids: dict[int, list[str]] = {}
         for number in range(IMAGES):
             ids.setdefault(shard_of(f"image-{number:06d}", SHARDS), []).append(f"image-{number:06d}")

@@ -23,7 +23,7 @@ from measuring import machine
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from schemas.sharding import TEXT_SHARD_BYTES, VECTOR_SHARD_BYTES, choose_shards
+from schemas.writing.shard_count import TEXT_SHARD_BYTES, VECTOR_SHARD_BYTES, choose_shards
 from tests.simulation import CAPTIONS_PER_IMAGE, Cost, captions, features, images, vocabulary
 
 MOST = 100_000_000

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.validation import validate
+from schemas.writing.validation import validate
 from tests.cluster import engines
 from tests.integration.gate import GATE, at_work
 from tests.integration.processes import start, wait_for

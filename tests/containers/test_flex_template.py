@@ -15,7 +15,7 @@ from PIL import Image
 
 from schemas.dataset import open_dataset
 from schemas.storage import Folder
-from schemas.validation import validate
+from schemas.writing.validation import validate
 from tests.containers.images import ROOT
 from tests.containers.page import line_of
 from tests.integration.clusters import served

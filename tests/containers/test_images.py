@@ -11,7 +11,7 @@ import pytest
 from packaging.utils import canonicalize_name
 
 from schemas.dataset import open_dataset
-from schemas.validation import validate
+from schemas.writing.validation import validate
 from tests.containers.images import ROOT
 from tests.containers.page import line_of
 from tests.containers.work import POOL, multi30k, opened, pool, shards

@@ -12,7 +12,7 @@ from PIL import Image
 
 from schemas.dataset import open_dataset
 from schemas.storage import Folder
-from schemas.validation import validate
+from schemas.writing.validation import validate
 from tests.containers.images import ROOT
 from tests.containers.work import multi30k, opened, pool, shards
 from tests.integration.workload import MODEL, make_inputs

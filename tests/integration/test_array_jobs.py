@@ -17,8 +17,8 @@ import pytest
 import yaml
 from PIL import Image
 
-from schemas.output import PUBLISHING_NAME
-from schemas.validation import validate
+from schemas.writing.output import PUBLISHING_NAME
+from schemas.writing.validation import validate
 from tests.integration.processes import Started, group_of, start, wait_for
 
 SHARDS = 6

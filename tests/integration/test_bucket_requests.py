@@ -17,12 +17,12 @@ from pipelines.inputs.images import open_images
 from pipelines.running.execution import Execution
 from schemas.fingerprints import Identity
 from schemas.manifest import MANIFEST_NAME
-from schemas.output import Output, ReusePolicy
-from schemas.records import Sources
 from schemas.storage import Folder
-from schemas.summary import SUMMARY_NAME
-from schemas.survey import Survey
-from schemas.writing import commit, write_dataset
+from schemas.writing.dataset_writer import commit, write_dataset
+from schemas.writing.output import OutputDataset, ReusePolicy
+from schemas.writing.records import Sources
+from schemas.writing.summary import SUMMARY_NAME
+from schemas.writing.survey import Survey
 from tests.fake_extractors import use_colours
 from tests.stores import PACKAGES, Requests, emulator, far_away, is_installed, use
 
@@ -196,12 +196,12 @@ def test_parts_of_an_upload_under_a_condition_count_together(store):
     assert folder.names() == []
 
 
-def output_of(location: str, shards: int, listings=None, states=None) -> Output:
+def output_of(location: str, shards: int, listings=None, states=None) -> OutputDataset:
     parameters = {"feature": {"name": "random", "shape": [4], "dtype": "float32", "source": ""}}
-    return Output(Folder(location), Identity("features", parameters, shards=shards), listings=listings, states=states)
+    return OutputDataset(Folder(location), Identity("features", parameters, shards=shards), listings=listings, states=states)
 
 
-def write(location: str, shards: int = SHARDS) -> Output:
+def write(location: str, shards: int = SHARDS) -> OutputDataset:
     """Write a dataset of which every other shard has a failure."""
     listings = tuple(f"{number:064d}" for number in range(shards))
     output = output_of(location, shards, listings, listings[::-1])

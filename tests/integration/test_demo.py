@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from schemas.dataset import open_dataset
-from schemas.validation import validate
+from schemas.writing.validation import validate
 from train.runs.run import open_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]

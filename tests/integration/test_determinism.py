@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from schemas.validation import validate
+from schemas.writing.validation import validate
 from tests.integration.processes import Started, group_of, start, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]

@@ -15,7 +15,7 @@ import pytest
 
 from pipelines.demo.scenes import draw, make_scenes
 from schemas.dataset import open_dataset
-from schemas.validation import validate
+from schemas.writing.validation import validate
 from tests.integration.processes import start, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]

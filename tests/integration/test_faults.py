@@ -13,8 +13,8 @@ import pytest
 
 from pipelines.demo.scenes import draw, make_scenes
 from schemas.dataset import open_dataset
-from schemas.records import record_name
-from schemas.validation import validate
+from schemas.writing.records import record_name
+from schemas.writing.validation import validate
 from tests.integration.processes import start
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]

@@ -19,7 +19,7 @@ from pipelines.features.job import FeaturesJob
 from pipelines.inputs.images import open_images
 from schemas import limits
 from schemas.dataset import open_dataset
-from schemas.validation import validate
+from schemas.writing.validation import validate
 
 pytestmark = pytest.mark.slow
 

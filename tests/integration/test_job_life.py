@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from schemas.dataset import open_dataset
-from schemas.output import PUBLISHING_NAME, hold, lock_file
 from schemas.storage import Folder
+from schemas.writing.output import PUBLISHING_NAME, hold, lock_file
 from tests.integration.clusters import Cluster, job_service
 from tests.integration.conftest import PROGRESS
 from tests.integration.gate import GATE, at_work

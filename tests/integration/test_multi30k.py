@@ -11,8 +11,8 @@ from pipelines.text.encoding import EncodeJob, encode_captions
 from pipelines.text.vocabulary import VocabularyJob, build_vocabulary
 from schemas.dataset import Dataset, open_dataset
 from schemas.features import FeatureSpec
-from schemas.validation import validate
 from schemas.vocabulary import SPECIALS, START, UNK
+from schemas.writing.validation import validate
 from tests.builders import write_rows
 from train.config.sections import resolve
 from train.data.corpus import Corpus

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from schemas.storage import Folder
-from schemas.validation import validate
+from schemas.writing.validation import validate
 from tests.fake_extractors import use_colours
 from tests.stores import PACKAGES, emulator, far_away, is_installed, use
 

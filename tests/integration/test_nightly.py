@@ -25,7 +25,7 @@ from pipelines.commands import build
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.storage import Folder
-from schemas.validation import validate
+from schemas.writing.validation import validate
 from tests.fake_extractors import use_colours
 from tests.integration.processes import Started, start, wait_for
 from tests.pipelines.plans.conftest import ForkedSteps

@@ -18,8 +18,8 @@ from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
 from schemas.filesystems import filesystem_of
 from schemas.storage import Folder
-from schemas.summary import SUMMARY_NAME
-from schemas.validation import validate
+from schemas.writing.summary import SUMMARY_NAME
+from schemas.writing.validation import validate
 from tests.builders import write_rows
 from tests.integration.processes import start, wait_for
 from tests.stores import PACKAGES, emulator, free_port, is_installed, untagged, use

@@ -16,12 +16,12 @@ from schemas.errors import DatasetError
 from schemas.fingerprints import sha256_of_bytes
 from schemas.google_storage import GoogleBucket
 from schemas.manifest import MANIFEST_NAME, Manifest
-from schemas.records import record_name
 from schemas.s3 import S3Bucket
 from schemas.storage import TEMPORARY_MARK, Folder
-from schemas.survey import Survey
-from schemas.validation import validate
-from schemas.writing import commit
+from schemas.writing.dataset_writer import commit
+from schemas.writing.records import record_name
+from schemas.writing.survey import Survey
+from schemas.writing.validation import validate
 from tests.stages import attempt, output_in, staged
 from tests.stores import PACKAGES, emulator, is_installed, untagged, use
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from schemas.dataset import open_dataset
-from schemas.validation import validate
+from schemas.writing.validation import validate
 
 RAISES = "raise RuntimeError('this module of the user was imported: ' + __file__)\n"
 PACKAGES = (

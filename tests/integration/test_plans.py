@@ -16,7 +16,7 @@ from PIL import Image
 
 from pipelines.commands import build as commands
 from schemas.dataset import open_dataset
-from schemas.validation import validate
+from schemas.writing.validation import validate
 from tests.integration.processes import group_of, wait_for
 from tests.pipelines.plans.conftest import PLAN, ForkedSteps, write_table
 

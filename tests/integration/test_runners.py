@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from schemas.dataset import open_dataset
-from schemas.output import LOCK_NAME
 from schemas.storage import Folder
-from schemas.summary import SUMMARY_NAME
-from schemas.validation import validate
+from schemas.writing.output import LOCK_NAME
+from schemas.writing.summary import SUMMARY_NAME
+from schemas.writing.validation import validate
 from tests.integration import clusters
 from tests.integration.workload import OUTPUTS, commands, files, make_inputs, one_line
 

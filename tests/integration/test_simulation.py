@@ -25,8 +25,8 @@ from schemas.fingerprints import Identity, sha256_of_bytes
 from schemas.keys import MAX_SHARDS, shard_name
 from schemas.manifest import Manifest, ShardEntry
 from schemas.parameters import CaptionsParameters
-from schemas.sharding import MOST_CHOSEN
 from schemas.storage import Folder
+from schemas.writing.shard_count import MOST_CHOSEN
 from tests.simulation import Cost, Images, captions, features, images, vocabulary
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(900)]

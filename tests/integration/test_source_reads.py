@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from schemas.dataset import open_dataset
-from schemas.output import LOCK_NAME
 from schemas.storage import Folder
+from schemas.writing.output import LOCK_NAME
 from tests.integration import clusters
 from tests.integration.workload import MODEL
 from tests.stores import FarStore, emulator, far_away, is_installed, use

@@ -8,7 +8,7 @@ from pipelines.features.extract import extract_features
 from pipelines.features.job import FeaturesJob
 from pipelines.inputs.images import open_images
 from schemas.dataset import open_dataset
-from schemas.validation import validate
+from schemas.writing.validation import validate
 
 pytest.importorskip("timm", reason="needs timm: pip install 'imagepivot[timm]'")
 

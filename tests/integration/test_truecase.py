@@ -11,7 +11,7 @@ import pytest
 
 from pipelines.text.moses import RECIPES, prepare
 from schemas.dataset import open_dataset
-from schemas.validation import validate
+from schemas.writing.validation import validate
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from schemas.dataset import open_dataset
-from schemas.validation import validate
+from schemas.writing.validation import validate
 from tests.web_server import Handler, serve
 
 pytestmark = pytest.mark.slow

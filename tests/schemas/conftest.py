@@ -28,11 +28,11 @@ from schemas.features import FeatureSpec
 from schemas.fingerprints import Identity
 from schemas.kinds import schema_of
 from schemas.manifest import Manifest
-from schemas.output import Output, ReusePolicy
 from schemas.storage import Folder
-from schemas.survey import Survey
 from schemas.vocabulary import Vocabulary
-from schemas.writing import commit, open_shard
+from schemas.writing.dataset_writer import commit, open_shard
+from schemas.writing.output import OutputDataset, ReusePolicy
+from schemas.writing.survey import Survey
 from tests.builders import sign
 
 ROOT = Path(__file__).parent.parent.parent
@@ -71,7 +71,7 @@ OTHER_FILES = {
 }
 
 
-def prepare(output: Output, *, overwrite: bool) -> None:
+def prepare(output: OutputDataset, *, overwrite: bool) -> None:
     """Does what a run does before its first shard."""
     survey = Survey(output, ReusePolicy(overwrite=overwrite))
     survey.refuse()
@@ -104,8 +104,8 @@ class Toy:
         return str(self.path / "part-*.parquet")
 
     @property
-    def output(self) -> Output:
-        return Output(Folder(str(self.path)), self.identity, other_files=OTHER_FILES.get(self.kind, ""))
+    def output(self) -> OutputDataset:
+        return OutputDataset(Folder(str(self.path)), self.identity, other_files=OTHER_FILES.get(self.kind, ""))
 
     def at(self, path: Path) -> Toy:
         return replace(self, path=path)

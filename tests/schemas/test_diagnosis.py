@@ -8,7 +8,7 @@ from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
 from schemas.manifest import MANIFEST_NAME, MANIFEST_NAMES
 from schemas.storage import Folder
-from schemas.validation import validate
+from schemas.writing.validation import validate
 from tests.builders import write_rows
 
 SPEC = FeatureSpec("toy", (2,))

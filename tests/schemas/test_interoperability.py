@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from schemas.dataset import open_dataset
-from schemas.validation import validate
 from schemas.vocabulary import SPECIALS
-from schemas.writing import commit
+from schemas.writing.dataset_writer import commit
+from schemas.writing.validation import validate
 
 KINDS = [
     *("captions", "encoded", "vocabulary", "features", "features16", "regions", "embeddings", "word-vectors"),

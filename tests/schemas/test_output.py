@@ -10,16 +10,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import schemas.output
+import schemas.writing.output
 from schemas import events
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.fingerprints import Identity
-from schemas.output import Output, ReusePolicy, hold
 from schemas.storage import Folder
-from schemas.survey import Survey, difference
-from schemas.validation import validate
-from schemas.writing import commit, open_shard
+from schemas.writing.dataset_writer import commit, open_shard
+from schemas.writing.output import OutputDataset, ReusePolicy, hold
+from schemas.writing.survey import Survey, difference
+from schemas.writing.validation import validate
 from tests.schemas.conftest import prepare
 
 SHARD = "part-{:05d}-of-00003.parquet".format
@@ -171,12 +171,12 @@ def test_a_truncated_shard_is_done_again(new_features):
 
 KILLED = """
 import sys
-from schemas import Identity, Output, open_shard
-from schemas.output import hold
+from schemas import Identity, OutputDataset, open_shard
+from schemas.writing.output import hold
 from schemas.storage import Folder
-from schemas.survey import Survey, difference
+from schemas.writing.survey import Survey, difference
 
-output = Output(Folder(sys.argv[1]), Identity(kind="captions", parameters={"a": 1}, shards=2))
+output = OutputDataset(Folder(sys.argv[1]), Identity(kind="captions", parameters={"a": 1}, shards=2))
 with hold(output.folder):
     survey = Survey(output)
     survey.refuse()
@@ -193,7 +193,7 @@ with hold(output.folder):
 @pytest.mark.slow
 def test_a_killed_run_is_cleaned_up_and_goes_on(tmp_path, blocked_process):
     folder = Folder(str(tmp_path / "data"))
-    output = Output(folder, Identity(kind="captions", parameters={"a": 1}, shards=2))
+    output = OutputDataset(folder, Identity(kind="captions", parameters={"a": 1}, shards=2))
     finished = [".records/part-00000-of-00002.jsonl", "_failures/part-00000-of-00002.jsonl", "part-00000-of-00002.parquet"]
     with blocked_process(KILLED, folder.location) as process:
         os.kill(process.pid, signal.SIGKILL)
@@ -475,7 +475,7 @@ def test_overwriting_with_fewer_truecasers_leaves_none_of_the_others(copy_toy):
 
 HOLDER = """
 import sys
-from schemas.output import hold
+from schemas.writing.output import hold
 from schemas.storage import Folder
 
 with hold(Folder(sys.argv[1])):
@@ -557,7 +557,7 @@ def test_a_refused_overwrite_leaves_no_lock(copy_toy):
 def test_a_lock_that_is_deleted_while_we_wait_is_not_taken(tmp_path, monkeypatch):
     # The other run ends between our opening its lock and our locking it: the file we hold is gone, nobody else sees it.
     folder = Folder(str(tmp_path / "data"))
-    flock = schemas.output.fcntl.flock
+    flock = schemas.writing.output.fcntl.flock
     calls = []
 
     def end_other_run(handle, operation):
@@ -566,7 +566,7 @@ def test_a_lock_that_is_deleted_while_we_wait_is_not_taken(tmp_path, monkeypatch
         calls.append(handle)
         flock(handle, operation)
 
-    monkeypatch.setattr(schemas.output.fcntl, "flock", end_other_run)
+    monkeypatch.setattr(schemas.writing.output.fcntl, "flock", end_other_run)
     with hold(folder):
         assert len(calls) == 2
         with pytest.raises(DatasetError, match="is in use"), hold(folder):
@@ -615,7 +615,7 @@ def test_of_tasks_that_end_out_of_order_the_last_deletes_the_lock(tmp_path):
 def test_a_task_that_ends_leaves_the_lock_of_a_run_that_began_meanwhile(tmp_path, monkeypatch):
     # Between the task's last look at the lock and its end, another run deletes the file and makes a new one.
     folder = Folder(str(tmp_path / "data"))
-    flock = schemas.output.fcntl.flock
+    flock = schemas.writing.output.fcntl.flock
 
     def replace_lock(handle, operation):
         flock(handle, operation)
@@ -623,7 +623,7 @@ def test_a_task_that_ends_leaves_the_lock_of_a_run_that_began_meanwhile(tmp_path
         folder.write(".lock", b"theirs")
 
     with hold(folder, shared=True):
-        monkeypatch.setattr(schemas.output.fcntl, "flock", replace_lock)
+        monkeypatch.setattr(schemas.writing.output.fcntl, "flock", replace_lock)
     assert folder.read(".lock") == b"theirs"
 
 
@@ -631,14 +631,14 @@ def test_a_task_waits_while_another_one_deletes_the_lock(tmp_path, monkeypatch):
     folder = Folder(str(tmp_path / "data"))
     first = hold(folder, shared=True)
     first.__enter__()
-    is_last = schemas.output._is_last
+    is_last = schemas.writing.output._is_last
 
     def wait(handle, path):
         assert is_last(handle, path)  # From here to its end the first task holds the lock alone.
-        monkeypatch.setattr(schemas.output.time, "sleep", lambda seconds: path.unlink())
+        monkeypatch.setattr(schemas.writing.output.time, "sleep", lambda seconds: path.unlink())
         return True
 
-    monkeypatch.setattr(schemas.output, "_is_last", lambda handle, path: wait(handle, path) and enter())
+    monkeypatch.setattr(schemas.writing.output, "_is_last", lambda handle, path: wait(handle, path) and enter())
     second = hold(folder, shared=True)
 
     def enter() -> bool:
@@ -648,7 +648,7 @@ def test_a_task_waits_while_another_one_deletes_the_lock(tmp_path, monkeypatch):
     first.__exit__(None, None, None)
     with pytest.raises(DatasetError, match="is in use"), hold(folder):
         pytest.fail("a run and a task hold one folder")
-    monkeypatch.setattr(schemas.output, "_is_last", is_last)
+    monkeypatch.setattr(schemas.writing.output, "_is_last", is_last)
     second.__exit__(None, None, None)
     assert folder.names() == []
 
@@ -664,7 +664,7 @@ def test_a_folder_that_a_refused_run_deletes_is_made_again(tmp_path, monkeypatch
         calls.append(path)
         return opened(path, *arguments)
 
-    monkeypatch.setattr(schemas.output.os, "open", delete_folder)
+    monkeypatch.setattr(schemas.writing.output.os, "open", delete_folder)
     with hold(folder, shared=True):
         assert folder.names() == [".lock"]
     assert len(calls) == 2
@@ -683,5 +683,5 @@ def test_resuming_does_not_depend_on_the_values_that_were_lost(new_features):
 
 
 def test_names_of_shards():
-    make = partial(Output, Folder("unused"))
+    make = partial(OutputDataset, Folder("unused"))
     assert [make(Identity(kind="features", parameters={}, shards=3)).name(n) for n in range(3)] == [SHARD(n) for n in range(3)]

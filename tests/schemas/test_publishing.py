@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from schemas import publishing, stores
+from schemas import stores
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.storage import Folder
-from schemas.survey import Survey
-from schemas.validation import validate
-from schemas.writing import commit
+from schemas.writing import publishing
+from schemas.writing.dataset_writer import commit
+from schemas.writing.survey import Survey
+from schemas.writing.validation import validate
 from tests.stages import Choose, attempt, bytes_of, every_order, output_in, staged
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from schemas.failures import FailuresEntry
 from schemas.manifest import ShardEntry
-from schemas.records import Record, Source, Sources, read_record, read_sources, record_name, write_record
 from schemas.shards import Footer
 from schemas.storage import Folder
+from schemas.writing.records import Record, Source, Sources, read_record, read_sources, record_name, write_record
 
 SHARD = "part-00001-of-00003.parquet"
 STATISTICS = {"rows": 3, "listing": "ab", "names": {"ü": 1.5}}

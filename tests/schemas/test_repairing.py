@@ -5,10 +5,10 @@ import pytest
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
-from schemas.output import ReusePolicy
-from schemas.repairing import Repair, repair
-from schemas.survey import Survey
-from schemas.validation import validate
+from schemas.writing.output import ReusePolicy
+from schemas.writing.repair import Repair, repair
+from schemas.writing.survey import Survey
+from schemas.writing.validation import validate
 
 SHARD = "part-{:05d}-of-00003"
 

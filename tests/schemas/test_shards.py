@@ -7,10 +7,10 @@ import pytest
 
 from schemas.fingerprints import Identity
 from schemas.kinds import CAPTIONS
-from schemas.output import Output
 from schemas.shards import FOREIGN, inspect_shard, read_footer, shard_entry
 from schemas.storage import Folder
-from schemas.writing import open_shard
+from schemas.writing.dataset_writer import open_shard
+from schemas.writing.output import OutputDataset
 
 NAME = "part-00000-of-00001.parquet"
 IDENTITY = Identity(kind="captions", parameters={"tokenizer": "moses", "ü": [1, 2.5, None]})
@@ -24,15 +24,15 @@ def folder(tmp_path):
 def write_captions(folder, count):
     key = {"language": "de", "portion": "translation", "index": 0, "split": "train"}
     rows = [{"image_id": f"{n:06d}", **key, "text": f"Satz {n}", "tokens": ["Satz", str(n)]} for n in range(count)]
-    with open_shard(Output(folder, IDENTITY), 0) as shard:
+    with open_shard(OutputDataset(folder, IDENTITY), 0) as shard:
         shard.write(pa.Table.from_pylist(rows, schema=CAPTIONS))
 
 
 def test_a_shard_is_finished_for_its_own_identity_only(folder):
     write_captions(folder, 3)
-    assert Output(folder, IDENTITY).footer(0).rows == 3
-    assert Output(folder, Identity(kind="captions", parameters={})).footer(0) is None
-    assert Output(folder, replace(IDENTITY, shards=2)).footer(1) is None
+    assert OutputDataset(folder, IDENTITY).footer(0).rows == 3
+    assert OutputDataset(folder, Identity(kind="captions", parameters={})).footer(0) is None
+    assert OutputDataset(folder, replace(IDENTITY, shards=2)).footer(1) is None
 
 
 @pytest.mark.parametrize("kept", [0, 1, 4, 0.5, -8, -4, -1])
@@ -42,7 +42,7 @@ def test_a_truncated_shard_is_not_finished(folder, kept):
     size = round(len(data) * kept) if isinstance(kept, float) else kept
     (folder.local_path / NAME).write_bytes(data[:size])
     assert read_footer(folder, NAME) is None
-    assert Output(folder, IDENTITY).footer(0) is None
+    assert OutputDataset(folder, IDENTITY).footer(0) is None
 
 
 @pytest.mark.parametrize("data", [b"hello", b"PAR1" * 100, bytes(500), b'{"format": "imagepivot"}'])

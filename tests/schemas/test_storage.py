@@ -16,11 +16,11 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.filesystems import filesystem_of, storage_errors
 from schemas.locations import is_remote, local_path, plain_location
-from schemas.output import hold
 from schemas.storage import Folder
-from schemas.summary import SUMMARY_NAME
-from schemas.survey import Survey
-from schemas.validation import validate
+from schemas.writing.output import hold
+from schemas.writing.summary import SUMMARY_NAME
+from schemas.writing.survey import Survey
+from schemas.writing.validation import validate
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 
 from schemas.manifest import Manifest, ShardEntry
 from schemas.storage import Folder
-from schemas.summary import SUMMARY_NAME, is_summarised, write_summary
+from schemas.writing.summary import SUMMARY_NAME, is_summarised, write_summary
 
 LISTINGS, STATES = ("a" * 64, "b" * 64), ("c" * 64, "")
 

@@ -5,10 +5,10 @@ import shutil
 import pytest
 
 from schemas.dataset import open_dataset
-from schemas.output import ReusePolicy
-from schemas.survey import Survey
-from schemas.validation import validate
-from schemas.writing import commit, write_dataset
+from schemas.writing.dataset_writer import commit, write_dataset
+from schemas.writing.output import ReusePolicy
+from schemas.writing.survey import Survey
+from schemas.writing.validation import validate
 
 KINDS = [
     *("captions", "encoded", "vocabulary", "features", "features16", "regions", "embeddings", "word-vectors"),

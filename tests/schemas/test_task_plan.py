@@ -7,22 +7,22 @@ import pytest
 
 from schemas.errors import DatasetError
 from schemas.fingerprints import Identity
-from schemas.output import Output
 from schemas.storage import Folder
-from schemas.survey import Survey
-from schemas.task_plan import TaskPlan
+from schemas.writing.output import OutputDataset
+from schemas.writing.survey import Survey
+from schemas.writing.task_plan import TaskPlan
 
 
 @pytest.fixture
-def output(tmp_path) -> Output:
+def output(tmp_path) -> OutputDataset:
     parameters = {"feature": {"name": "x", "shape": (4,), "dtype": "float32"}, "a": 1}
     identity = Identity("features", parameters, inputs=({"name": "y", "fingerprint": "z"},), shards=2)
-    return Output(
+    return OutputDataset(
         Folder(str(tmp_path / "data")), identity, ("l0", "l1"), ("s0", "s1"), {"_names/classes": b"cat\n"}, "_names/.*"
     )
 
 
-def plan_of(output: Output, *, tasks: int = 2, updates: bool = False) -> TaskPlan:
+def plan_of(output: OutputDataset, *, tasks: int = 2, updates: bool = False) -> TaskPlan:
     return TaskPlan.of(output, tasks=tasks, libraries=("pillow",), updates=updates)
 
 

@@ -11,12 +11,12 @@ import pytest
 from schemas import events
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
-from schemas.output import Output, ReusePolicy, UpdatePolicy, hold
 from schemas.storage import Folder
-from schemas.task_plan import TaskPlan
-from schemas.tasks import Task, commit_tasks, complete_task, survey_task
-from schemas.validation import validate
-from schemas.writing import commit, write_dataset
+from schemas.writing.dataset_writer import commit, write_dataset
+from schemas.writing.output import OutputDataset, ReusePolicy, UpdatePolicy, hold
+from schemas.writing.task_plan import TaskPlan
+from schemas.writing.tasks import ArrayTask, commit_tasks, complete_task, survey_task
+from schemas.writing.validation import validate
 from tests.schemas.conftest import prepare
 
 SHARD = "part-{:05d}-of-00003.parquet".format
@@ -27,7 +27,9 @@ def tree(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
 
 
-def run(toy, index: int, count: int = 3, output: Output | None = None, during=None, libraries: tuple[str, ...] = (), **policy):
+def run(
+    toy, index: int, count: int = 3, output: OutputDataset | None = None, during=None, libraries: tuple[str, ...] = (), **policy
+):
     """Runs a task as the pipelines do."""
     output = output or toy.output
 
@@ -37,7 +39,7 @@ def run(toy, index: int, count: int = 3, output: Output | None = None, during=No
         for number in sorted(set(range(output.shards)) - finished):
             replace(toy, identity=output.identity).write_shard(number)
 
-    return complete_task(output, Task(index, count), make_missing, ReusePolicy(**policy), libraries=libraries)
+    return complete_task(output, ArrayTask(index, count), make_missing, ReusePolicy(**policy), libraries=libraries)
 
 
 @pytest.fixture
@@ -61,21 +63,21 @@ def toy(new_features):
 def test_every_shard_belongs_to_one_task_and_tasks_differ_by_one_shard(shards, count):
     if count > shards:
         return
-    parts = [list(Task(index, count).shards(shards)) for index in range(count)]
+    parts = [list(ArrayTask(index, count).shards(shards)) for index in range(count)]
     assert sorted(chain(*parts)) == list(range(shards))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
     assert parts[count - 1][0] == count - 1
 
 
 def test_a_task_as_the_command_takes_it():
-    assert Task.parse("3/64") == Task(3, 64)
-    assert str(Task.parse("03/064")) == "3/64"  # Some schedulers pad their numbers.
+    assert ArrayTask.parse("3/64") == ArrayTask(3, 64)
+    assert str(ArrayTask.parse("03/064")) == "3/64"  # Some schedulers pad their numbers.
 
 
 @pytest.mark.parametrize("text", ["3", "/64", "3/", "-1/4", "1.5/4", "a/b", "1/2/3", " 1/2", "٣/٤"])
 def test_what_is_no_task(text):
     with pytest.raises(UsageError, match=r"--task is '.*', expected I/N, e\.g\. 0/64 for the first of 64 tasks"):
-        Task.parse(text)
+        ArrayTask.parse(text)
 
 
 @pytest.mark.parametrize("text", ["64/64", "65/64", "0/0"])
@@ -83,12 +85,12 @@ def test_tasks_are_numbered_from_zero(text):
     with pytest.raises(
         UsageError, match=rf"--task is '{text}', expected I/N with I from 0 to N - 1: tasks are numbered from 0"
     ):
-        Task.parse(text)
+        ArrayTask.parse(text)
 
 
 def test_more_tasks_than_shards():
     with pytest.raises(UsageError, match=r"--task is '0/64', and there are 16 shards.* 48 of the 64 tasks would have nothing"):
-        Task(0, 64).shards(16)
+        ArrayTask(0, 64).shards(16)
 
 
 # --- tasks and the commit --------------------------------------------------------------------------------------------
@@ -431,15 +433,15 @@ def test_files_besides_shards_are_written_by_every_task_and_committed(toy, new_f
 # --- changed inputs --------------------------------------------------------------------------------------------------
 
 
-def listed(toy, *listings: str, states: tuple[str, ...] | None = None) -> Output:
+def listed(toy, *listings: str, states: tuple[str, ...] | None = None) -> OutputDataset:
     return replace(toy.output, listings=listings, states=states)
 
 
 def test_tasks_that_list_other_images_are_refused(toy):
     TaskPlan.of(listed(toy, "a", "b", "c"), tasks=3, libraries=(), updates=False).write(toy.output.folder)
     with pytest.raises(DatasetError, match=r"the images have changed since it began: .* or give all tasks again with --update"):
-        survey_task(listed(toy, "a", "b", "d"), Task(0, 3))
-    survey_task(listed(toy, "a", "b", "d", states=("x", "y", "z")), Task(0, 3), ReusePolicy(update=UpdatePolicy()))
+        survey_task(listed(toy, "a", "b", "d"), ArrayTask(0, 3))
+    survey_task(listed(toy, "a", "b", "d", states=("x", "y", "z")), ArrayTask(0, 3), ReusePolicy(update=UpdatePolicy()))
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import pytest
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
-from schemas.output import hold
-from schemas.validation import validate
+from schemas.writing.output import hold
+from schemas.writing.validation import validate
 
 KINDS = [
     *("captions", "encoded", "vocabulary", "features", "features16", "regions", "embeddings", "word-vectors"),

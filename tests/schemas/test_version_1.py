@@ -13,13 +13,13 @@ from pipelines.datasets.inspection import describe
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.kinds import FAILURES
-from schemas.output import ReusePolicy
-from schemas.repairing import repair
 from schemas.shards import FailuresEntry, footer_metadata, read_footer
 from schemas.storage import Folder
-from schemas.survey import Survey
-from schemas.validation import validate
-from schemas.writing import write_dataset
+from schemas.writing.dataset_writer import write_dataset
+from schemas.writing.output import ReusePolicy
+from schemas.writing.repair import repair
+from schemas.writing.survey import Survey
+from schemas.writing.validation import validate
 from tests.schemas.conftest import prepare
 from tests.version1 import as_version_1
 

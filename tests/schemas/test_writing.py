@@ -16,11 +16,11 @@ from schemas.failures import FailuresEntry, failures_name, read_failures
 from schemas.features import FeatureSpec
 from schemas.fingerprints import Identity, canonical_json
 from schemas.kinds import CAPTIONS, FAILURES, VOCABULARY, features_schema
-from schemas.output import Output, ReusePolicy
 from schemas.shards import read_footer
 from schemas.storage import Folder
-from schemas.validation import validate
-from schemas.writing import commit, complete_dataset, open_shard, write_dataset
+from schemas.writing.dataset_writer import commit, complete_dataset, open_shard, write_dataset
+from schemas.writing.output import OutputDataset, ReusePolicy
+from schemas.writing.validation import validate
 
 NAME = "part-00000-of-00001.parquet"
 FAILED = "_failures/part-00000-of-00001.jsonl"
@@ -35,7 +35,7 @@ def folder(tmp_path):
 
 def write(folder, tables, identity=IDENTITY, *, statistics=None, failures=()):
     """The one shard of a dataset."""
-    with open_shard(Output(folder, identity), 0) as shard:
+    with open_shard(OutputDataset(folder, identity), 0) as shard:
         for table in tables:
             shard.write(table)
         shard.add_failures(failures)
@@ -131,7 +131,7 @@ def test_a_footer_is_read_again(folder):
 
 
 def test_rows_and_failures_are_counted_while_they_are_written(folder):
-    with open_shard(Output(folder, IDENTITY), 0) as shard:
+    with open_shard(OutputDataset(folder, IDENTITY), 0) as shard:
         for count in range(1, 4):
             shard.write(pa.Table.from_pylist(many_captions(2), schema=CAPTIONS))
             shard.add_failures([failure(f"late {count}")])
@@ -152,7 +152,7 @@ def test_a_shard_without_rows(folder):
     table = pq.ParquetFile(folder.local_path / NAME).read()
     assert table.num_rows == 0
     assert table.schema.equals(CAPTIONS)
-    assert Output(folder, IDENTITY).footer(0).rows == 0
+    assert OutputDataset(folder, IDENTITY).footer(0).rows == 0
 
 
 def test_rows_of_another_schema_write_nothing(folder):
@@ -312,11 +312,11 @@ def test_a_writer_that_fails_leaves_the_shard_that_was_there(folder):
 KILLED = """
 import sys
 import numpy as np, pyarrow as pa
-from schemas import FeatureSpec, Identity, Output, open_shard
+from schemas import FeatureSpec, Identity, OutputDataset, open_shard
 from schemas.storage import Folder
 
 spec = FeatureSpec(name="pool", shape=(2048,))
-output = Output(Folder(sys.argv[1]), Identity(kind="features", parameters={"feature": spec.to_json()}))
+output = OutputDataset(Folder(sys.argv[1]), Identity(kind="features", parameters={"feature": spec.to_json()}))
 with open_shard(output, 0) as shard:
     feature = pa.FixedSizeListArray.from_arrays(np.zeros(600 * 2048, np.float32), type=output.schema.field("feature").type)
     shard.write(pa.table({"image_id": [f"{n:06d}" for n in range(600)], "feature": feature}, schema=output.schema))
@@ -447,7 +447,7 @@ def test_statistics_of_shards_are_summed_wherever_they_are_nested(folder):
     def make(number, shard):
         shard.statistics = {"captions": {"de": {"tokens": 3 + number}, f"only {number}": 1}, "failed": 0.5}
 
-    manifest = write_dataset(Output(folder, replace(IDENTITY, shards=2)), make)
+    manifest = write_dataset(OutputDataset(folder, replace(IDENTITY, shards=2)), make)
     assert manifest.statistics == {"captions": {"de": {"tokens": 7}, "only 0": 1, "only 1": 1}, "failed": 1.0}
 
 

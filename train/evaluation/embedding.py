@@ -23,10 +23,10 @@ from schemas.features import FeatureSpec
 from schemas.fingerprints import Identity, sha256_of_json
 from schemas.keys import normalization_hint
 from schemas.manifest import Manifest
-from schemas.output import Output, ReusePolicy
 from schemas.parameters import EmbeddingModel, FeaturesParameters
 from schemas.storage import Folder
-from schemas.writing import ShardWriter, write_dataset
+from schemas.writing.dataset_writer import ShardWriter, write_dataset
+from schemas.writing.output import OutputDataset, ReusePolicy
 from train.data.batches import CaptionBatch
 from train.data.captions import check_token_ids, labels_of, no_captions
 from train.data.features import missing_images, shard_features
@@ -302,7 +302,7 @@ def _write(run: Run, digest: str, task: _Task, *, name: str, policy: ReusePolicy
     )
     listings = _listings(task.sources)
     locations = tuple(source.folder.location for source in task.sources)
-    output = Output(folder=Folder(task.location), identity=identity, listings=listings, sources=locations)
+    output = OutputDataset(folder=Folder(task.location), identity=identity, listings=listings, sources=locations)
 
     def make_shard(number: int, shard: ShardWriter) -> None:
         columns, statistics = task.rows(number)

@@ -18,8 +18,8 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.fingerprints import sha256_of_bytes
 from schemas.limits import bfloat16_remark
-from schemas.output import hold
 from schemas.storage import Folder
+from schemas.writing.output import hold
 from train.config.sections import resolve
 from train.data.captions import labels_of, read_captions
 from train.data.corpus import Corpus

@@ -107,7 +107,7 @@ def test_an_error_of_the_user_is_one_line(call, monkeypatch, error):
     def broken(*_, **__):
         raise error
 
-    monkeypatch.setattr("schemas.validation.validate", broken)
+    monkeypatch.setattr("schemas.writing.validation.validate", broken)
     code, out, err = call("validate", "folder")
     assert code == (2 if isinstance(error, UsageError) else 1)
     assert (out, err) == ("", f"Error: {error}\n")
@@ -118,7 +118,7 @@ def test_a_missing_extra_is_named(call, monkeypatch, module, extra):
     def broken(*_, **__):
         raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
-    monkeypatch.setattr("schemas.validation.validate", broken)
+    monkeypatch.setattr("schemas.writing.validation.validate", broken)
     code, _, err = call("validate", "folder")
     assert code == 1
     assert err == f"Error: this command needs {module}, which is not installed: pip install 'imagepivot[{extra}]'\n"
@@ -138,7 +138,7 @@ def test_a_missing_module_of_nobodys_is_our_fault(monkeypatch):
     def broken(*_, **__):
         raise ModuleNotFoundError("No module named 'ours'", name="ours")
 
-    monkeypatch.setattr("schemas.validation.validate", broken)
+    monkeypatch.setattr("schemas.writing.validation.validate", broken)
     monkeypatch.setattr(sys, "argv", ["imagepivot", "validate", "folder"])
     with pytest.raises(ModuleNotFoundError, match="ours"):
         cli.main()
@@ -159,7 +159,7 @@ def test_ctrl_c_promises_nothing_where_nothing_is_kept(call, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("schemas.validation.validate", interrupted)
+    monkeypatch.setattr("schemas.writing.validation.validate", interrupted)
     assert call("validate", "folder") == (130, "", "stopped\n")
 
 

@@ -23,10 +23,10 @@ from pipelines.features.references import Piece, refs_of, unpacked
 from pipelines.inputs.images import Copies, Copy, ImageRef, ImagesInParquet, kept, open_images
 from pipelines.running.execution import Execution
 from schemas.keys import shard_of
-from schemas.output import UpdatePolicy
 from schemas.storage import Folder
-from schemas.tasks import Task
-from schemas.validation import validate
+from schemas.writing.output import UpdatePolicy
+from schemas.writing.tasks import ArrayTask
+from schemas.writing.validation import validate
 from tests.fake_extractors import use_colours
 
 HERE = Execution(workers=1)
@@ -196,9 +196,9 @@ def test_copies_are_made_where_several_processes_read(images, tmp_path, monkeypa
 
     two = Execution(workers=2)
     assert place(HERE, local) is place(two, local, tmp_path / "photo") is place(ELSEWHERE, store, tmp_path / "photo") is None
-    assert place(two, local) == place(two, local, task=Task(0, 2)) == place(ELSEWHERE, local) == local.location
+    assert place(two, local) == place(two, local, task=ArrayTask(0, 2)) == place(ELSEWHERE, local) == local.location
     assert place(ELSEWHERE, store) == store.location
-    for more in ({}, {"task": Task(0, 2)}):
+    for more in ({}, {"task": ArrayTask(0, 2)}):
         assert Path(place(two, store, **more)).parent == tmp_path / "tmp"
     assert list((tmp_path / "tmp").iterdir()) == []
 

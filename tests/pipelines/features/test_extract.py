@@ -25,10 +25,10 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, ImagepivotError, InputError, UsageError
 from schemas.fingerprints import Identity
 from schemas.keys import shard_of
-from schemas.output import Output, UpdatePolicy
-from schemas.sharding import VECTOR_SHARD_BYTES, choose_shards
 from schemas.storage import Folder
-from schemas.validation import validate
+from schemas.writing.output import OutputDataset, UpdatePolicy
+from schemas.writing.shard_count import VECTOR_SHARD_BYTES, choose_shards
+from schemas.writing.validation import validate
 from tests.fake_extractors import SPEC, ColourExtractor
 
 ONE = Execution(workers=1)
@@ -574,7 +574,7 @@ def test_the_transform_gives_the_numbers_of_its_shards_and_counts(images, tmp_pa
     job = job_of(images, tmp_path / "f")
     description = job.extractor.describe()
     parameters = {"feature": description.spec.to_json(), "extractor_fingerprint": description.fingerprint}
-    output = Output(Folder(str(tmp_path / "f")), Identity("features", parameters, shards=4))
+    output = OutputDataset(Folder(str(tmp_path / "f")), Identity("features", parameters, shards=4))
     gathered = []
     pipeline = beam.Pipeline(runner=beam.runners.portability.fn_api_runner.FnApiRunner())
     shards = pipeline | ExtractFeatures(job=job, output=output, finished=frozenset({1}))

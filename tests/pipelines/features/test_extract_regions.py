@@ -29,8 +29,8 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.features import FeatureSpec
 from schemas.kinds import regions_schema
-from schemas.output import UpdatePolicy
-from schemas.validation import validate
+from schemas.writing.output import UpdatePolicy
+from schemas.writing.validation import validate
 from tests.version1 import as_version_1
 
 ONE = Execution(workers=1)

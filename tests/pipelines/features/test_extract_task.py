@@ -15,9 +15,9 @@ from pipelines.running.execution import Execution
 from pipelines.running.progress import Meter
 from schemas.errors import DatasetError, UsageError
 from schemas.keys import shard_of
-from schemas.output import UpdatePolicy
-from schemas.tasks import Task, commit_tasks
-from schemas.validation import validate
+from schemas.writing.output import UpdatePolicy
+from schemas.writing.tasks import ArrayTask, commit_tasks
+from schemas.writing.validation import validate
 from tests.fake_extractors import use_colours
 
 ONE = Execution(workers=1)
@@ -48,7 +48,7 @@ def draw(path: Path, colour: tuple[int, int, int], stamp: int = STAMP) -> None:
 
 
 def job_of(images: Path, output: Path, index: int | None = None, **more) -> FeaturesJob:
-    task = None if index is None else Task(index, TASKS)
+    task = None if index is None else ArrayTask(index, TASKS)
     return FeaturesJob(images=open_images(images), output=str(output), device="cpu", **{"shards": SHARDS, "task": task, **more})
 
 
@@ -264,5 +264,5 @@ def test_a_task_takes_the_number_of_the_job_that_it_joins(images, tmp_path):
 
 def test_more_tasks_than_shards_that_are_chosen_are_refused(images, tmp_path):
     with pytest.raises(UsageError, match=r"--task is '0/64', and there are 16 shards.*Give all tasks --shards 64 or more"):
-        extract_task(job_of(images, tmp_path / "t", shards="auto", task=Task(0, 64)), ONE)
+        extract_task(job_of(images, tmp_path / "t", shards="auto", task=ArrayTask(0, 64)), ONE)
     assert not (tmp_path / "t").exists()

@@ -19,7 +19,7 @@ from pipelines.inputs.images import open_images
 from pipelines.running.execution import Execution
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.keys import shard_of
-from schemas.output import UpdatePolicy
+from schemas.writing.output import UpdatePolicy
 from tests.fake_extractors import use_colours
 
 

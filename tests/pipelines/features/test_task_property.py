@@ -19,9 +19,9 @@ import pytest
 from PIL import Image
 
 from schemas.errors import DatasetError
-from schemas.tasks import Task, commit_tasks, complete_task
-from schemas.validation import validate
-from schemas.writing import commit, complete_dataset
+from schemas.writing.dataset_writer import commit, complete_dataset
+from schemas.writing.tasks import ArrayTask, commit_tasks, complete_task
+from schemas.writing.validation import validate
 from tests.pipelines.features.test_update_property import MINUTES, snapshot
 from tests.pipelines.features.without_beam import end_before, plan
 
@@ -29,7 +29,7 @@ SHARDS, TASKS = 7, 3
 JOBS = 12
 
 
-def run(images: Path, folder: Path, task: Task | None) -> None:
+def run(images: Path, folder: Path, task: ArrayTask | None) -> None:
     """Do what ``imagepivot features`` does, with or without ``--task``."""
     output, make_missing = plan(images, folder, SHARDS)
 
@@ -71,7 +71,7 @@ def check(seed: int, root: Path) -> None:
         Image.new("RGB", (2, 2), tuple(generator.randrange(256) for _ in range(3))).save(path)
         if generator.random() < 0.2:
             path.write_bytes(b"")
-    tasks = [Task(index, TASKS) for index in range(TASKS)]
+    tasks = [ArrayTask(index, TASKS) for index in range(TASKS)]
     for _ in range(generator.randrange(1, 4)):
         chosen = [generator.choice(tasks) for _ in range(generator.randrange(1, 6))]
         actions: list[Callable[[], object]] = [partial(run, images, folder, task) for task in chosen]

@@ -20,9 +20,9 @@ import pytest
 from PIL import Image
 
 from schemas.errors import DatasetError
-from schemas.output import ReusePolicy, UpdatePolicy
-from schemas.validation import validate
-from schemas.writing import commit, complete_dataset
+from schemas.writing.dataset_writer import commit, complete_dataset
+from schemas.writing.output import ReusePolicy, UpdatePolicy
+from schemas.writing.validation import validate
 from tests.pipelines.features.without_beam import end_before, plan
 
 SHARDS = 3

@@ -10,19 +10,19 @@ from pipelines.features.shards import make_shard
 from pipelines.inputs.images import Listing, open_images
 from schemas.fingerprints import Identity
 from schemas.keys import shard_of
-from schemas.output import Output
 from schemas.storage import Folder
+from schemas.writing.output import OutputDataset
 from tests.fake_extractors import SPEC, ColourExtractor
 
 __all__ = ["end_before", "plan"]
 
 
-def plan(images: Path, folder: Path, shards: int, **options) -> tuple[Output, Callable[[frozenset[int]], None]]:
+def plan(images: Path, folder: Path, shards: int, **options) -> tuple[OutputDataset, Callable[[frozenset[int]], None]]:
     """Return what a run writes, and the function that writes all shards but the finished ones; options are `make_shard`'s."""
     source = open_images(images)
     listing = Listing.of(source.refs(), shards)
     identity = Identity("features", {"feature": SPEC.to_json()}, shards=shards)
-    output = Output(Folder(str(folder)), identity, listings=listing.shards, states=listing.states)
+    output = OutputDataset(Folder(str(folder)), identity, listings=listing.shards, states=listing.states)
 
     def make_missing(finished: frozenset[int]) -> None:
         for number in sorted(set(range(shards)) - finished):

@@ -26,11 +26,11 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.fingerprints import Identity
 from schemas.keys import shard_of
-from schemas.output import Output
 from schemas.shards import Footer
 from schemas.storage import Folder
-from schemas.validation import validate
-from schemas.writing import sum_statistics
+from schemas.writing.dataset_writer import sum_statistics
+from schemas.writing.output import OutputDataset
+from schemas.writing.validation import validate
 
 ONE = Execution(workers=1)
 HEADER = ("image_id", "language", "portion", "split", "text")
@@ -274,7 +274,7 @@ def test_no_pieces_are_left_when_the_manifest_is_written(table, tmp_path, monkey
 @pytest.mark.slow
 def test_transforms_fit_into_a_pipeline_of_ones_own(table, prepared, tmp_path):
     identity = Identity(kind="captions", parameters=open_dataset(prepared).manifest.parameters, shards=4)
-    output = Output(folder=Folder(str(tmp_path / "c")), identity=identity)
+    output = OutputDataset(folder=Folder(str(tmp_path / "c")), identity=identity)
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
         pieces = pipeline | ReadCaptions(open_source("table", table), shards=4)
         shards = pieces | TokenizeCaptions(output, RECIPES[DEFAULT_RECIPE])
@@ -381,7 +381,7 @@ def test_captions_keep_the_number_of_their_folder_and_follow_other_datasets(tmp_
 
 
 def test_shards_of_captions_that_are_too_large_are_refused(tmp_path, rows, monkeypatch):
-    monkeypatch.setattr("schemas.sharding._MOST_BYTES", 1000)
+    monkeypatch.setattr("schemas.writing.shard_count._MOST_BYTES", 1000)
     with pytest.raises(UsageError, match=r"in 1 shards make .* expected at most .*: give --shards [0-9]+ or more, or auto"):
         shards_of(open_source("table", write_table(tmp_path / "t.tsv", rows)), tmp_path / "c", shards=1)
     assert not (tmp_path / "c").exists()

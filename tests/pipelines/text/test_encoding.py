@@ -15,8 +15,8 @@ from pipelines.text.vocabulary import VocabularyJob, build_vocabulary
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.kinds import CAPTIONS, ENCODED
-from schemas.validation import validate
 from schemas.vocabulary import Vocabulary
+from schemas.writing.validation import validate
 from tests.builders import write_rows
 
 ONE = Execution(workers=1)

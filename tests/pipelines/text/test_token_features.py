@@ -13,7 +13,7 @@ from pipelines.text.token_features import TokenFeaturesJob, extract_token_featur
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.kinds import CAPTIONS, schema_of
-from schemas.validation import validate
+from schemas.writing.validation import validate
 from tests.builders import write_rows
 from tests.tiny_bert import make_tiny_bert
 

@@ -14,8 +14,8 @@ from pipelines.text.counting import count_tokens, vocabulary_statistics
 from pipelines.text.vocabulary import VocabularyJob, build_vocabulary
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
-from schemas.validation import validate
 from schemas.vocabulary import SPECIALS, Vocabulary
+from schemas.writing.validation import validate
 
 ONE = Execution(workers=1)
 LANGUAGES = {"en": "abcdefgh", "de": "efghijkl", "fr": "hmnopqrs"}

@@ -15,8 +15,8 @@ from pipelines.datasets.comparison import DiffJob, compare_datasets
 from pipelines.text.word_vectors import WordVectorsJob, import_word_vectors
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
-from schemas.validation import validate
 from schemas.vocabulary import Vocabulary
+from schemas.writing.validation import validate
 from tests.builders import write_rows
 
 COUNTS = {

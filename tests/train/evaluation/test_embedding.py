@@ -15,7 +15,7 @@ from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
 from schemas.fingerprints import sha256_of_json
 from schemas.manifest import MANIFEST_NAME
-from schemas.validation import validate
+from schemas.writing.validation import validate
 from tests.train.conftest import write_dataset
 from train.data.batches import CaptionBatch
 from train.evaluation.embedding import EmbedJob, embed, embed_run

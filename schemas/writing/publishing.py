@@ -27,9 +27,9 @@ from typing import BinaryIO
 from schemas.errors import CommittedError, DatasetError
 from schemas.failures import failures_name, write_failures
 from schemas.manifest import MANIFEST_NAME, MANIFEST_NAMES, Manifest
-from schemas.output import PUBLISHING_NAME, lock_file
-from schemas.records import Record, Sources, record_bytes, record_name
 from schemas.storage import Folder, Tagged
+from schemas.writing.output import PUBLISHING_NAME, lock_file
+from schemas.writing.records import Record, Sources, record_bytes, record_name
 
 __all__ = ["Attempt", "LostError", "publish_manifest", "publishing"]
 

@@ -14,7 +14,7 @@ from schemas.keys import AUTO, LIKE, ShardsRequest
 from schemas.kinds import belongs_to_images
 from schemas.manifest import TASKS_NAME, Manifest
 from schemas.storage import Folder
-from schemas.task_plan import TaskPlan
+from schemas.writing.task_plan import TaskPlan
 
 __all__ = [
     "MOST_CHOSEN",

@@ -18,22 +18,22 @@ from dataclasses import dataclass
 from schemas import events
 from schemas.errors import DatasetError, UsageError
 from schemas.manifest import TASKS_NAME, Manifest
-from schemas.output import Output, ReusePolicy, UpdatePolicy, hold
-from schemas.own_names import left_alone
-from schemas.publishing import publishing
 from schemas.storage import Folder
 from schemas.stores import ANY
-from schemas.survey import Survey
-from schemas.task_plan import TaskPlan
-from schemas.writing import commit
+from schemas.writing.dataset_writer import commit
+from schemas.writing.output import OutputDataset, ReusePolicy, UpdatePolicy, hold
+from schemas.writing.own_names import left_alone
+from schemas.writing.publishing import publishing
+from schemas.writing.survey import Survey
+from schemas.writing.task_plan import TaskPlan
 
-__all__ = ["Task", "TaskSummary", "commit_tasks", "complete_task", "survey_task"]
+__all__ = ["ArrayTask", "TaskSummary", "commit_tasks", "complete_task", "survey_task"]
 
 _MOST_NAMED = 20
 
 
 @dataclass(frozen=True)
-class Task:
+class ArrayTask:
     """One of the tasks of an array job. Of ``N`` shards it makes those whose number modulo ``count`` is ``index``.
 
     Attributes:
@@ -54,7 +54,7 @@ class Task:
             )
 
     @classmethod
-    def parse(cls, text: str) -> Task:
+    def parse(cls, text: str) -> ArrayTask:
         """Read a task as ``--task`` takes it, e.g. ``3/64``.
 
         Raises:
@@ -97,7 +97,7 @@ class TaskSummary:
         failure_reasons: number of failures in its shards, by reason.
     """
 
-    task: Task
+    task: ArrayTask
     shards: tuple[int, ...]
     made: int
     rows: int
@@ -110,8 +110,8 @@ class TaskSummary:
 
 
 def complete_task(
-    output: Output,
-    task: Task,
+    output: OutputDataset,
+    task: ArrayTask,
     make_missing: Callable[[frozenset[int]], object],
     policy: ReusePolicy = ReusePolicy(),
     *,
@@ -151,7 +151,9 @@ def complete_task(
         return _summary(output, task, made=len(todo))
 
 
-def survey_task(output: Output, task: Task, policy: ReusePolicy = ReusePolicy(), *, libraries: tuple[str, ...] = ()) -> Survey:
+def survey_task(
+    output: OutputDataset, task: ArrayTask, policy: ReusePolicy = ReusePolicy(), *, libraries: tuple[str, ...] = ()
+) -> Survey:
     """Return what the folder holds of a task's shards; nothing is written. Arguments and errors are those of `complete_task`."""
     return _survey(output, task, policy, libraries)[0]
 
@@ -187,7 +189,7 @@ def commit_tasks(path: str | os.PathLike[str]) -> Manifest:
         return manifest
 
 
-def _commit(output: Output, survey: Survey, plan: TaskPlan) -> Manifest:
+def _commit(output: OutputDataset, survey: Survey, plan: TaskPlan) -> Manifest:
     survey.uncommit(range(output.shards))
     try:
         return commit(output, libraries=plan.libraries)
@@ -200,7 +202,7 @@ def _commit(output: Output, survey: Survey, plan: TaskPlan) -> Manifest:
         raise
 
 
-def _survey(output: Output, task: Task, policy: ReusePolicy, libraries: tuple[str, ...]) -> tuple[Survey, TaskPlan]:
+def _survey(output: OutputDataset, task: ArrayTask, policy: ReusePolicy, libraries: tuple[str, ...]) -> tuple[Survey, TaskPlan]:
     _refuse_update(output, policy.update)
     plan = TaskPlan.of(output, tasks=task.count, libraries=libraries, updates=policy.update is not None)
     stored = TaskPlan.read(output.folder)
@@ -215,7 +217,7 @@ def _survey(output: Output, task: Task, policy: ReusePolicy, libraries: tuple[st
     return survey, plan
 
 
-def _refuse_update(output: Output, update: UpdatePolicy | None) -> None:
+def _refuse_update(output: OutputDataset, update: UpdatePolicy | None) -> None:
     """Refuse updates after which a shard does not show whether it is up to date: a task that never ran would go unnoticed."""
     if update is None:
         return
@@ -226,7 +228,7 @@ def _refuse_update(output: Output, update: UpdatePolicy | None) -> None:
         raise UsageError(f"{start}. Listing these images does not tell when they changed, so that nothing shows it")
 
 
-def _delete_damaged(output: Output, number: int, *, verify: bool) -> None:
+def _delete_damaged(output: OutputDataset, number: int, *, verify: bool) -> None:
     """Delete a damaged shard of this task, so that nothing of it is used, unless another copy of the task has made it meanwhile."""
     name, folder = output.name(number), output.folder
     with publishing(folder):  # Else a shard whose record is just being published would seem to be damaged.
@@ -235,7 +237,7 @@ def _delete_damaged(output: Output, number: int, *, verify: bool) -> None:
             folder.delete(name, tag or ANY)
 
 
-def _summary(output: Output, task: Task, *, made: int) -> TaskSummary:
+def _summary(output: OutputDataset, task: ArrayTask, *, made: int) -> TaskSummary:
     shards, rows = tuple(task.shards(output.shards)), 0
     reasons: Counter[str] = Counter()
     for number in shards:
@@ -247,7 +249,7 @@ def _summary(output: Output, task: Task, *, made: int) -> TaskSummary:
     return TaskSummary(task, shards, made, rows, dict(sorted(reasons.items())))
 
 
-def _refuse_unfinished(output: Output, survey: Survey, tasks: int) -> None:
+def _refuse_unfinished(output: OutputDataset, survey: Survey, tasks: int) -> None:
     """Say which shards are not finished, why, and which tasks make them."""
     unfinished = sorted(set(range(output.shards)) - survey.finished())
     if not unfinished:

@@ -11,11 +11,11 @@ from schemas.errors import DatasetError, OtherDatasetError
 from schemas.failures import failures_name
 from schemas.fingerprints import FORMAT_VERSION, Identity, canonical_json, sha256_of_bytes, sha256_of_file
 from schemas.manifest import MANIFEST_NAME, MANIFEST_NAMES, TASKS_NAME, Manifest, newer
-from schemas.output import PROBE_NAME, Output, ReusePolicy
-from schemas.own_names import is_control_file, is_like_shard, is_of_shard, is_temporary, left_alone
-from schemas.records import Record, read_record, read_sources, record_name, write_record
 from schemas.shards import FOREIGN, Footer, inspect_shard, read_footer
-from schemas.summary import is_summarised
+from schemas.writing.output import PROBE_NAME, OutputDataset, ReusePolicy
+from schemas.writing.own_names import is_control_file, is_like_shard, is_of_shard, is_temporary, left_alone
+from schemas.writing.records import Record, read_record, read_sources, record_name, write_record
+from schemas.writing.summary import is_summarised
 
 __all__ = ["Survey", "difference"]
 
@@ -31,7 +31,7 @@ class Survey:
 
     def __init__(
         self,
-        output: Output,
+        output: OutputDataset,
         policy: ReusePolicy = ReusePolicy(),
         *,
         only: Collection[int] | None = None,

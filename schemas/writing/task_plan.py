@@ -10,11 +10,11 @@ from typing import Any
 from schemas.errors import DatasetError
 from schemas.fingerprints import Identity, canonical_json, sha256_of_bytes, sha256_of_json
 from schemas.manifest import TASKS_NAME
-from schemas.output import Output
 from schemas.storage import Folder
 from schemas.stored import read_stored
-from schemas.survey import difference
-from schemas.writing import library_versions
+from schemas.writing.dataset_writer import library_versions
+from schemas.writing.output import OutputDataset
+from schemas.writing.survey import difference
 
 __all__ = ["TaskPlan"]
 
@@ -31,10 +31,11 @@ class TaskPlan:
         parameters: as in `Identity`.
         shards: number of shards.
         inputs: as in `Identity`.
-        listings: as in `Output`; empty where the output has none.
-        states: as in `Output` for tasks that update. Else empty: copies of an image on several machines may differ in their times.
+        listings: as in `OutputDataset`; empty where the output has none.
+        states: as in `OutputDataset` for tasks that update. Else empty: copies of an image on several machines
+            may differ in their times.
         files: SHA-256 of the files besides shards, by name.
-        other_files: as in `Output`.
+        other_files: as in `OutputDataset`.
         libraries: versions of the libraries that make the shards, by name.
     """
 
@@ -50,7 +51,7 @@ class TaskPlan:
     libraries: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, output: Output, *, tasks: int, libraries: Iterable[str], updates: bool) -> TaskPlan:
+    def of(cls, output: OutputDataset, *, tasks: int, libraries: Iterable[str], updates: bool) -> TaskPlan:
         """Make the plan of one of the tasks that write an output."""
         identity = output.identity
         return cls(
@@ -71,7 +72,7 @@ class TaskPlan:
         """Identity of the dataset."""
         return Identity(self.kind, self.parameters, self.inputs, self.shards)
 
-    def output(self, folder: Folder) -> Output:
+    def output(self, folder: Folder) -> OutputDataset:
         """Return what the tasks write.
 
         Raises:
@@ -85,7 +86,7 @@ class TaskPlan:
                     f"{folder.path_of(name)} is missing or damaged: give any of the {self.tasks} tasks again, which writes it anew"
                 )
             files[name] = data
-        return Output(folder, self.identity, self.listings or None, self.states or None, files, self.other_files)
+        return OutputDataset(folder, self.identity, self.listings or None, self.states or None, files, self.other_files)
 
     def write(self, folder: Folder) -> None:
         """Write the plan."""
@@ -102,7 +103,7 @@ class TaskPlan:
         meaning = "delete it, and give any of the tasks again, which writes it anew"
         return read_stored(cls, folder, TASKS_NAME, version=_FORMAT, has_digest=True, meaning=meaning)
 
-    def joined(self, stored: TaskPlan, output: Output, *, updates: bool) -> TaskPlan:
+    def joined(self, stored: TaskPlan, output: OutputDataset, *, updates: bool) -> TaskPlan:
         """Return the plan of a task in a folder where one is stored already.
 
         Args:

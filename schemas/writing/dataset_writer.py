@@ -24,14 +24,14 @@ from schemas.failures import FailuresEntry, failures_content, failures_name
 from schemas.fingerprints import Identity, sha256_of_bytes, sum_digests
 from schemas.kinds import group_rows, holds_vectors, is_vector
 from schemas.manifest import FileEntry, Manifest, ShardEntry
-from schemas.output import PROBE_NAME, Output, ReusePolicy, hold
-from schemas.own_names import is_temporary
-from schemas.publishing import Attempt, LostError, publish_manifest, publishing
-from schemas.records import Record, Sources, read_record, record_name
 from schemas.shards import Footer, entry_of, footer_metadata, inspect_shard, shard_entry
 from schemas.storage import Folder, Tagged
-from schemas.summary import write_summary
-from schemas.survey import Survey
+from schemas.writing.output import PROBE_NAME, OutputDataset, ReusePolicy, hold
+from schemas.writing.own_names import is_temporary
+from schemas.writing.publishing import Attempt, LostError, publish_manifest, publishing
+from schemas.writing.records import Record, Sources, read_record, record_name
+from schemas.writing.summary import write_summary
+from schemas.writing.survey import Survey
 
 __all__ = [
     "Rows",
@@ -109,11 +109,11 @@ class ShardWriter:
 
 
 @contextmanager
-def open_shard(output: Output, number: int) -> Iterator[ShardWriter]:
+def open_shard(output: OutputDataset, number: int) -> Iterator[ShardWriter]:
     """Write one shard whole or not at all.
 
     It takes its name when the block ends well, and leaves nothing behind when it does not. Where another attempt has published the
-    shard since the block began, that one stays; see `schemas.publishing`.
+    shard since the block began, that one stays; see `schemas.writing.publishing`.
 
     Args:
         output: the dataset.
@@ -171,7 +171,7 @@ def _canonical(group: pa.Table) -> pa.Table:
 
 
 def write_dataset(
-    output: Output,
+    output: OutputDataset,
     make_shard: Callable[[int, ShardWriter], None],
     policy: ReusePolicy = ReusePolicy(),
     *,
@@ -207,7 +207,7 @@ def write_dataset(
 
 
 def complete_dataset(
-    output: Output,
+    output: OutputDataset,
     make_missing: Callable[[frozenset[int]], object],
     policy: ReusePolicy = ReusePolicy(),
     *,
@@ -269,7 +269,7 @@ def library_versions(names: Iterable[str]) -> dict[str, str]:
 
 
 def commit(
-    output: Output,
+    output: OutputDataset,
     *,
     libraries: tuple[str, ...] | Mapping[str, str] = (),
     files: tuple[str, ...] = (),
@@ -294,7 +294,7 @@ def commit(
         return _commit(output, versions, (*files, *output.files), statistics or sum_statistics)
 
 
-def _commit(output: Output, libraries: Mapping[str, str], files: tuple[str, ...], statistics: Statistics) -> Manifest:
+def _commit(output: OutputDataset, libraries: Mapping[str, str], files: tuple[str, ...], statistics: Statistics) -> Manifest:
     folder, identity = output.folder, output.identity
     stored = folder.tagged()
     written = folder.map(lambda number: _written(output, output.name(number), stored), range(output.shards))
@@ -336,7 +336,7 @@ class _Written(NamedTuple):
     state: str
 
 
-def _written(output: Output, name: str, stored: Mapping[str, Tagged]) -> _Written:
+def _written(output: OutputDataset, name: str, stored: Mapping[str, Tagged]) -> _Written:
     """Return what a manifest says of a finished shard, and compare the shard with its record."""
     folder, record = output.folder, read_record(output.folder, name)
     if record is None and folder.has_tags and record_name(name) in stored:

@@ -28,7 +28,7 @@ from schemas.storage import Folder
 if TYPE_CHECKING:
     from schemas.dataset import Dataset
 
-__all__ = ["LOCK_NAME", "PROBE_NAME", "PUBLISHING_NAME", "Output", "ReusePolicy", "UpdatePolicy", "hold", "lock_file"]
+__all__ = ["LOCK_NAME", "PROBE_NAME", "PUBLISHING_NAME", "OutputDataset", "ReusePolicy", "UpdatePolicy", "hold", "lock_file"]
 
 LOCK_NAME = ".lock"
 """Locked by a run, from its beginning to its end."""
@@ -85,7 +85,7 @@ class ReusePolicy:
 
 
 @dataclass(frozen=True)
-class Output:
+class OutputDataset:
     """A dataset that a run writes.
 
     Attributes:
@@ -93,7 +93,7 @@ class Output:
         identity: what will be stored there.
         listings: for a kind whose inputs may change, a digest of what each shard is made from. A shard counts as finished only
             where the statistics in its footer name the same ``listing``.
-        states: likewise, a digest of what listing the inputs tells about their content; see `schemas.records`.
+        states: likewise, a digest of what listing the inputs tells about their content; see `schemas.writing.records`.
         files: content, by name, of files besides the shards that are known before the run. They are not part of the identity: a
             dataset that lacks nothing but these gets them, and its shards stay.
         other_files: regular expression of the names of all files besides the shards that a run of this kind may write.
@@ -108,7 +108,7 @@ class Output:
     other_files: str = ""
     sources: tuple[str, ...] = ()
 
-    def made_from(self, *sources: Dataset) -> Output:
+    def made_from(self, *sources: Dataset) -> OutputDataset:
         """Return the output with a note of the content of the datasets that it is made from, for its records.
 
         The fingerprints of these datasets are part of the identity, but their content may be another, e.g. of another version.
@@ -150,7 +150,7 @@ def hold(folder: Folder, *, shared: bool = False) -> Iterator[None]:
     """Hold a local folder for one run; the hold ends with the process, however it ends.
 
     A folder in an object store is not held: what a killed run leaves there would keep out the one that continues it, or
-    expire while its owner is only slow. Shards and manifest are safe from others without it; see `schemas.publishing`.
+    expire while its owner is only slow. Shards and manifest are safe from others without it; see `schemas.writing.publishing`.
 
     Args:
         folder: the folder; it is made if it does not exist.

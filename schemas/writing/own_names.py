@@ -11,10 +11,10 @@ import re
 from collections.abc import Sequence
 
 from schemas.manifest import MANIFEST_NAMES, TASKS_NAME
-from schemas.output import LOCK_NAME, PROBE_NAME, PUBLISHING_NAME
 from schemas.storage import TEMPORARY_MARK
-from schemas.summary import SUMMARY_NAME
 from schemas.vocabulary import TEXT_NAMES
+from schemas.writing.output import LOCK_NAME, PROBE_NAME, PUBLISHING_NAME
+from schemas.writing.summary import SUMMARY_NAME
 
 __all__ = ["JOB_NAME", "is_control_file", "is_like_shard", "is_of_shard", "is_own", "is_temporary", "left_alone"]
 

@@ -20,13 +20,13 @@ from schemas.fingerprints import FORMAT_VERSION, sha256_of_file
 from schemas.keys import shard_of
 from schemas.kinds import FAILURE_REASONS, KEY_COLUMNS, belongs_to_images
 from schemas.manifest import MANIFEST_NAMES, FileEntry, ShardEntry
-from schemas.output import LOCK_NAME, PUBLISHING_NAME
-from schemas.own_names import JOB_NAME, is_like_shard, is_own, left_alone
 from schemas.parameters import EncodedParameters, TokenFeaturesParameters, WordVectorsParameters
-from schemas.records import read_sources, record_name
 from schemas.shards import Footer, read_footer, sha256_of_footer
-from schemas.summary import SUMMARY_NAME
 from schemas.vocabulary import END, SPECIALS, START, TEXT_NAMES
+from schemas.writing.output import LOCK_NAME, PUBLISHING_NAME
+from schemas.writing.own_names import JOB_NAME, is_like_shard, is_own, left_alone
+from schemas.writing.records import read_sources, record_name
+from schemas.writing.summary import SUMMARY_NAME
 
 __all__ = ["STRAY", "validate"]
 
