@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pyarrow as pa
 
 from schemas.errors import DatasetError
-from schemas.filesystems import storage_errors
+from schemas.filesystems import storage_errors, store_error_of
 from schemas.locations import is_remote
 
-__all__ = ["content_errors", "damaged", "is_store_error"]
-
-
-def is_store_error(error: BaseException) -> bool:
-    """Whether an error of pyarrow is an answer of an object store, or none, and says nothing about what a file holds."""
-    return re.search(r"AWS Error|google::cloud::Status|\bcurl", str(error), re.IGNORECASE) is not None
+__all__ = ["content_errors", "damaged"]
 
 
 def damaged(path: str, problem: str) -> DatasetError:
@@ -45,7 +39,7 @@ def content_errors(path: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, OverflowError, MemoryError, pa.ArrowException) as error:
-        if is_store_error(error):
+        if store_error_of(error):
             with storage_errors(path):
                 raise
         # Of a remote file it may be the connection that failed.

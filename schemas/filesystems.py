@@ -17,14 +17,20 @@ from pyarrow import fs
 from schemas.errors import DatasetError, UsageError
 from schemas.locations import STORE, check_location, is_remote, plain_location
 
-__all__ = ["access_denied", "filesystem_of", "storage_errors"]
+__all__ = [
+    "NoSuchBucketError",
+    "StoreAccessError",
+    "StoreBusyError",
+    "StoreError",
+    "StoreUnreachableError",
+    "filesystem_of",
+    "storage_errors",
+    "store_error_of",
+]
 
 _GCS_RETRY_SECONDS = 15  # Google's own limit is 15 minutes, even for an address that nobody answers.
 
 _S3_ATTEMPTS = 5  # Of AWS's client, with longer and longer pauses between: some ten seconds.
-
-_GOOGLE = "google::cloud::Status"
-"""Start of every error text of Google's client; pyarrow reports some of these as errors other than OSError."""
 
 _LOCAL_ADVICE = {
     errno.ENOSPC: "the disk is full: free some space and run the same command again (train with --resume); finished work is kept",
@@ -38,22 +44,55 @@ _LOCAL_ADVICE = {
     errno.EISDIR: "the path is a folder, expected a file",
 }
 
-_DENIED = (
-    "ACCESS_DENIED|INVALID_ACCESS_KEY|INVALID_CLIENT_TOKEN|SIGNATURE|EXPIRED|MISSING_AUTHENTICATION|PERMISSION_DENIED|"
-    "UNAUTHENTICATED|[Cc]redential|OAuth2|access token|Permission denied"
-)
 
-# pyarrow passes on only the text of a store's answer; the first pattern that matches it counts.
-_REMOTE_ADVICE = (
-    ("NO_SUCH_BUCKET", "there is no such bucket: check its name, or create it first"),
-    (_DENIED, "access denied: check the credentials of this machine and what they allow"),
-    (r"HTTP status (code: )?(429|5\d\d)|SERVICE_UNAVAILABLE|SLOW_DOWN", "it is busy or down: run the same command again later"),
+class StoreError(OSError):
+    """A failure of an object store, raised where the exception of a client is caught."""
+
+    advice = ""
+
+
+class NoSuchBucketError(StoreError):
+    """The bucket does not exist."""
+
+    advice = "there is no such bucket: check its name, or create it first"
+
+
+class StoreAccessError(StoreError):
+    """The store refuses the credentials, or the client finds none."""
+
+    advice = "access denied: check the credentials of this machine and what they allow"
+
+
+class StoreBusyError(StoreError):
+    """The store answers that it cannot serve the request now."""
+
+    advice = "it is busy or down: run the same command again later"
+
+
+class StoreUnreachableError(StoreError):
+    """The store does not answer."""
+
+    advice = "it cannot be reached: check the network, and AWS_ENDPOINT_URL or STORAGE_EMULATOR_HOST where they are set"
+
+
+_REMOTE_ADVICE = {
+    errno.EACCES: StoreAccessError.advice,  # Of a file of credentials.
+    errno.ENOSPC: "the disk for temporary files is full: free some space, or set TMPDIR",
+}
+
+# pyarrow passes on only the text of a store's answer. The first pattern in it counts; every such text has the last one.
+_ARROW_ERRORS: tuple[tuple[str, type[StoreError]], ...] = (
+    ("NO_SUCH_BUCKET", NoSuchBucketError),
     (
-        "NETWORK_CONNECTION|CURL error|UNAVAILABLE|DEADLINE_EXCEEDED",
-        "it cannot be reached: check the network, and AWS_ENDPOINT_URL or STORAGE_EMULATOR_HOST where they are set",
+        "ACCESS_DENIED|INVALID_ACCESS_KEY|INVALID_CLIENT_TOKEN|SIGNATURE|EXPIRED|MISSING_AUTHENTICATION|PERMISSION_DENIED|"
+        "UNAUTHENTICATED|[Cc]redential|OAuth2|access token|Permission denied",
+        StoreAccessError,
     ),
-    ("No space left", "the disk for temporary files is full: free some space, or set TMPDIR"),
+    (r"HTTP status (code: )?(429|5\d\d)|SERVICE_UNAVAILABLE|SLOW_DOWN", StoreBusyError),
+    ("NETWORK_CONNECTION|CURL error|UNAVAILABLE|DEADLINE_EXCEEDED", StoreUnreachableError),
+    ("", StoreError),
 )
+_ARROW_STORE = re.compile(r"AWS Error|google::cloud::Status|\bcurl|HTTP status", re.IGNORECASE)
 
 
 def filesystem_of(location: str) -> tuple[fs.FileSystem, str]:
@@ -118,17 +157,23 @@ def storage_errors(location: str) -> Iterator[None]:
     except (DatasetError, UsageError, FileNotFoundError):
         raise
     except (OSError, pa.ArrowException) as error:
-        if not isinstance(error, OSError) and _GOOGLE not in str(error):
+        store_error = store_error_of(error)
+        if store_error is None and not isinstance(error, OSError):
             raise  # About the contents of a file.
-        detail = f"{type(error).__name__}: {error}"
+        detail, code = f"{type(error).__name__}: {error}", getattr(error, "errno", None) or 0
         if is_remote(location):
-            advice = next((advice for pattern, advice in _REMOTE_ADVICE if re.search(pattern, str(error))), "")
+            advice = store_error.advice if store_error else _REMOTE_ADVICE.get(code, "")
             detail = f"{advice} ({detail})" if advice else detail
         else:
-            detail = _LOCAL_ADVICE.get(getattr(error, "errno", None) or 0, detail)
+            detail = _LOCAL_ADVICE.get(code, detail)
         raise DatasetError(f"cannot use {location!r}: {detail}") from error
 
 
-def access_denied(error: Exception) -> bool:
-    """Whether a store refused an operation because of who asks."""
-    return re.search(_DENIED, str(error)) is not None
+def store_error_of(error: BaseException) -> type[StoreError] | None:
+    """Return the class of a failure of an object store, of which pyarrow tells the text alone; None for any other error."""
+    if isinstance(error, StoreError):
+        return type(error)
+    text = str(error)
+    if not _ARROW_STORE.search(text):
+        return None
+    return next(store_error for pattern, store_error in _ARROW_ERRORS if re.search(pattern, text))

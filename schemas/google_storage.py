@@ -26,7 +26,14 @@ from schemas.buckets import (
     size_of,
     version_of,
 )
-from schemas.filesystems import filesystem_of
+from schemas.filesystems import (
+    NoSuchBucketError,
+    StoreAccessError,
+    StoreBusyError,
+    StoreError,
+    StoreUnreachableError,
+    filesystem_of,
+)
 
 __all__ = ["GoogleBucket"]
 
@@ -215,23 +222,19 @@ def _retry() -> Any:
 
 @contextmanager
 def _store_errors() -> Iterator[None]:
-    """Turn errors of Google's client into OSErrors in words that `schemas.filesystems` knows."""
+    """Turn errors of Google's client into those of `schemas.filesystems`."""
     from google.api_core.exceptions import Forbidden, GoogleAPICallError, NotFound, RetryError, Unauthorized
     from google.auth.exceptions import GoogleAuthError, TransportError
     from requests.exceptions import RequestException
 
     try:
         yield
-    except RefusedError:
-        raise
-    except (Forbidden, Unauthorized) as error:
-        raise OSError(f"Google Error ACCESS_DENIED: {error}") from error
-    except NotFound as error:
-        raise OSError(f"Google Error NO_SUCH_BUCKET: {error}") from error
     except (RequestException, RetryError, TransportError) as error:
         is_busy = isinstance(getattr(error, "cause", None), GoogleAPICallError)  # Of the last try: else there was no answer.
-        raise OSError(f"Google Error {'SERVICE_UNAVAILABLE' if is_busy else 'NETWORK_CONNECTION'}: {error}") from error
-    except GoogleAuthError as error:
-        raise OSError(f"Google Error ACCESS_DENIED: {error}") from error
+        raise (StoreBusyError if is_busy else StoreUnreachableError)(str(error)) from error
+    except (Forbidden, Unauthorized, GoogleAuthError) as error:
+        raise StoreAccessError(str(error)) from error
+    except NotFound as error:
+        raise NoSuchBucketError(str(error)) from error
     except GoogleAPICallError as error:
-        raise OSError(f"Google Error {'SERVICE_UNAVAILABLE' if (error.code or 0) >= 500 else ''}: {error}") from error
+        raise (StoreBusyError if (error.code or 0) >= 500 else StoreError)(str(error)) from error

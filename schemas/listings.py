@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pyarrow import fs
 
 from schemas import stores
-from schemas.filesystems import filesystem_of, storage_errors
+from schemas.filesystems import NoSuchBucketError, filesystem_of, storage_errors
 from schemas.locations import is_remote
 
 __all__ = ["Entry", "entries_of"]
@@ -41,9 +41,8 @@ def entries_of(location: str, on_link: Callable[[str], None]) -> Iterator[Entry]
         with storage_errors(location):
             try:
                 yield from (Entry(found.name, found.size, found.version) for found in stores.objects(location))
-            except OSError as error:
-                if "NO_SUCH_BUCKET" not in str(error):
-                    raise
+            except NoSuchBucketError:
+                return
         return
     if not is_remote(location):
         yield from _walk(root, "", on_link)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -28,7 +27,14 @@ from schemas.buckets import (
     size_of,
     version_of,
 )
-from schemas.filesystems import filesystem_of
+from schemas.filesystems import (
+    NoSuchBucketError,
+    StoreAccessError,
+    StoreBusyError,
+    StoreError,
+    StoreUnreachableError,
+    filesystem_of,
+)
 
 __all__ = ["S3Bucket", "Settings", "settings_of"]
 
@@ -252,7 +258,7 @@ def _patiently(function: Callable[..., _T], **arguments: Any) -> _T:
         try:
             return function(**arguments)
         except ClientError as error:
-            if error.response["ResponseMetadata"]["HTTPStatusCode"] not in _BUSY or time.monotonic() >= until:
+            if _status_of(error) not in _BUSY or time.monotonic() >= until:
                 raise
         except (NoConnectionError, HTTPClientError, IncompleteReadError, ResponseParserError):
             if time.monotonic() >= until:
@@ -263,22 +269,35 @@ def _patiently(function: Callable[..., _T], **arguments: Any) -> _T:
 
 @contextmanager
 def _store_errors() -> Iterator[None]:
-    """Turn errors of botocore into OSErrors in the words of pyarrow's, which `schemas.filesystems` knows."""
-    from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError, NoCredentialsError
+    """Turn errors of botocore into those of `schemas.filesystems`."""
+    from botocore.exceptions import (
+        BotoCoreError,
+        ClientError,
+        CredentialRetrievalError,
+        HTTPClientError,
+        IncompleteReadError,
+        NoCredentialsError,
+        PartialCredentialsError,
+        SSOError,
+        TokenRetrievalError,
+    )
     from botocore.exceptions import ConnectionError as NoConnectionError
     from botocore.parsers import ResponseParserError
 
     try:
         yield
     except ClientError as error:
-        code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", error.response["Error"]["Code"]).upper()
-        status = error.response["ResponseMetadata"]["HTTPStatusCode"]
-        busy = dict.fromkeys(_BUSY, "SERVICE_UNAVAILABLE ")
-        meaning = {401: "ACCESS_DENIED ", 403: "ACCESS_DENIED ", **busy}.get(status, "")
-        raise OSError(f"AWS Error {meaning}{code}: {error}") from error
-    except NoCredentialsError as error:
-        raise OSError(f"AWS Error ACCESS_DENIED: {error}") from error
+        status, kind = _status_of(error), StoreError
+        if _code_of(error) == "NoSuchBucket":
+            kind = NoSuchBucketError
+        elif status in (401, 403) or _code_of(error) == "ExpiredToken":
+            kind = StoreAccessError
+        elif status in _BUSY:
+            kind = StoreBusyError
+        raise kind(str(error)) from error
+    except (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError, SSOError, TokenRetrievalError) as error:
+        raise StoreAccessError(str(error)) from error
     except (NoConnectionError, HTTPClientError, IncompleteReadError, ResponseParserError) as error:
-        raise OSError(f"AWS Error NETWORK_CONNECTION: {error}") from error
+        raise StoreUnreachableError(str(error)) from error
     except BotoCoreError as error:
-        raise OSError(f"AWS Error: {error}") from error
+        raise StoreError(str(error)) from error

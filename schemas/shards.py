@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schemas.damage import is_store_error
 from schemas.errors import DatasetError
 from schemas.failures import FailuresEntry
+from schemas.filesystems import store_error_of
 from schemas.fingerprints import FORMAT_VERSION, Identity, canonical_json, sha256_of_file, sha256_of_json
 from schemas.manifest import ShardEntry
 from schemas.storage import Folder
@@ -159,7 +159,7 @@ def _read_metadata(folder: Folder, name: str) -> pq.FileMetaData | None:
     except FileNotFoundError:
         return None
     except (ValueError, OverflowError, MemoryError, pa.ArrowException) as error:
-        if is_store_error(error):
+        if store_error_of(error):
             raise
         return None
     except OSError:

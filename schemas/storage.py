@@ -25,7 +25,7 @@ from pyarrow import fs
 from schemas import stores
 from schemas.buckets import TEMPORARY_MARK
 from schemas.errors import DatasetError
-from schemas.filesystems import access_denied, filesystem_of, storage_errors
+from schemas.filesystems import StoreAccessError, filesystem_of, storage_errors, store_error_of
 from schemas.listings import Entry, entries_of
 from schemas.locations import absolute_location, check_regular, is_remote, local_path, plain_location
 
@@ -306,7 +306,7 @@ class Folder:
                     else filesystem.get_file_info(bucket).type != fs.FileType.NotFound
                 )
             except OSError as error:
-                if not access_denied(error):
+                if store_error_of(error) is not StoreAccessError:
                     raise
                 exists = True  # Permission to write objects does not include permission to look at the bucket itself.
         if not exists:

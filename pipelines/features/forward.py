@@ -29,6 +29,7 @@ import extractors
 from pipelines.features.decoding_processes import DecodingProcesses
 from pipelines.inputs.images import ImageRef
 from schemas.errors import DatasetError
+from schemas.filesystems import StoreError
 from schemas.kinds import numpy_type
 
 __all__ = ["Tally", "extract_shard", "merge_rows"]
@@ -213,7 +214,8 @@ def _read(ref: ImageRef, read: Callable[[ImageRef], bytes]) -> _Read:
         # A storage error is caused by one of the operating system, which says what happened.
         cause = error.__cause__ or error
         # Without the file's name: messages must not depend on where the images lie.
-        failure = _failure(ref, "read", "unreadable", getattr(cause, "strerror", None) or type(cause).__name__)
+        name = "OSError" if isinstance(cause, StoreError) else type(cause).__name__  # Datasets keep it.
+        failure = _failure(ref, "read", "unreadable", getattr(cause, "strerror", None) or name)
     return _Read(ref, data, failure, time.perf_counter() - started)
 
 

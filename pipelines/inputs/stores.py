@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
-from schemas.filesystems import filesystem_of, storage_errors
+from schemas.filesystems import StoreAccessError, StoreUnreachableError, filesystem_of, storage_errors
 from schemas.s3 import settings_of
 from schemas.storage import Folder
 from schemas.stores import bucket_of
@@ -104,9 +104,9 @@ def _read_s3(folder: Folder, name: str) -> bytes:
         except (NotFoundError, FileNotFoundError) as error:
             raise FileNotFoundError(name) from error
         except (PermissionDeniedError, UnauthenticatedError) as error:
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES)) from error
+            raise StoreAccessError(errno.EACCES, os.strerror(errno.EACCES)) from error
         except BaseError as error:
-            raise OSError(errno.EIO, "NETWORK_CONNECTION: the store does not answer") from error
+            raise StoreUnreachableError(errno.EIO, "NETWORK_CONNECTION: the store does not answer") from error
 
 
 def _get(store: Any, key: str) -> bytes:
@@ -154,7 +154,7 @@ def _credentials() -> Callable[[], Any]:
 
     found = get_session().get_credentials()
     if found is None:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        raise StoreAccessError(errno.EACCES, os.strerror(errno.EACCES))
 
     def provide() -> dict[str, Any]:
         keys = found.get_frozen_credentials()

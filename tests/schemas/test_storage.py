@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow import fs
@@ -14,7 +15,16 @@ import schemas.listings
 import schemas.storage
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
-from schemas.filesystems import filesystem_of, storage_errors
+from schemas.filesystems import (
+    NoSuchBucketError,
+    StoreAccessError,
+    StoreBusyError,
+    StoreError,
+    StoreUnreachableError,
+    filesystem_of,
+    storage_errors,
+    store_error_of,
+)
 from schemas.locations import is_remote, local_path, plain_location
 from schemas.storage import Folder
 from schemas.writing.output import hold
@@ -250,6 +260,35 @@ def test_a_link_to_nothing_is_named(tmp_path):
 def test_errors_of_the_system_say_what_to_do(number, advice):
     with pytest.raises(DatasetError, match=f"cannot use 'there': .*{advice}"), storage_errors("there"):
         raise OSError(number, os.strerror(number))
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("When listing: AWS Error NO_SUCH_BUCKET during ListObjectsV2 operation: ACCESS_DENIED", NoSuchBucketError),
+        ("When reading: AWS Error ACCESS_DENIED during HeadObject operation: No response body.", StoreAccessError),
+        ("google::cloud::Status(UNAUTHENTICATED: could not create an OAuth2 access token)", StoreAccessError),
+        ("When reading: AWS Error UNKNOWN (HTTP status 503) during GetObject operation", StoreBusyError),
+        ("AWS Error SLOW_DOWN during PutObject operation", StoreBusyError),
+        ("AWS Error NETWORK_CONNECTION during HeadBucket operation: curlCode: 7", StoreUnreachableError),
+        ("google::cloud::Status(UNAVAILABLE: PerformWork() - CURL error [7])", StoreUnreachableError),
+        ("AWS Error UNKNOWN during GetObject operation", StoreError),
+        ("Parquet magic bytes not found in footer: ACCESS_DENIED", None),
+    ],
+)
+def test_store_errors_of_pyarrow_are_classified_by_text(text, kind):
+    for error in (OSError(text), pa.ArrowInvalid(text)):
+        assert store_error_of(error) is kind
+    if kind:
+        with pytest.raises(DatasetError, match=r"^cannot use 'gs://b/x': ") as caught, storage_errors("gs://b/x"):
+            raise pa.ArrowInvalid(text)
+        advice = f"{kind.advice} (ArrowInvalid: {text})" if kind.advice else f"ArrowInvalid: {text}"
+        assert str(caught.value) == f"cannot use 'gs://b/x': {advice}"
+
+
+def test_store_errors_have_different_advice():
+    kinds = StoreError.__subclasses__()
+    assert len({kind.advice for kind in (*kinds, StoreError)}) == len(kinds) + 1
 
 
 def test_a_full_disk_leaves_nothing_behind(folder):

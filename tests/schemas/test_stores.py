@@ -1,8 +1,11 @@
 """How stores are reached and what their answers mean; tests/integration/test_overlapping_attempts.py writes to emulators."""
 
+import re
+
 import pytest
 
 from schemas import s3, stores
+from schemas.filesystems import NoSuchBucketError, StoreAccessError, StoreBusyError, StoreError, StoreUnreachableError
 from schemas.s3 import S3Bucket
 from schemas.stores import bucket_of, has_tags
 
@@ -85,8 +88,67 @@ def test_what_becomes_of_a_write(answers, replaces, statuses, tag, asked):
 
 def test_a_write_that_is_denied_is_an_error(answers):
     answers.statuses = [403]
-    with pytest.raises(OSError, match="AWS Error ACCESS_DENIED"):
+    with pytest.raises(StoreAccessError, match="An error occurred"):
         stores.put("s3://b/x", "a", b"1", None)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (404, "NoSuchBucket", NoSuchBucketError),
+        (403, "AccessDenied", StoreAccessError),
+        (401, "X", StoreAccessError),
+        (400, "ExpiredToken", StoreAccessError),
+        (429, "SlowDown", StoreBusyError),
+        (503, "SlowDown", StoreBusyError),
+        (416, "InvalidRange", StoreError),
+    ],
+)
+def test_answers_of_s3_are_errors_by_class(status, code, kind):
+    from botocore.exceptions import ClientError
+
+    answer = ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}, "PutObject")
+    with pytest.raises(kind, match=code) as caught, s3._store_errors():
+        raise answer
+    assert type(caught.value) is kind
+
+
+def test_failures_of_botocore_are_errors_by_class():
+    from botocore import exceptions as boto
+
+    for failure, kind in (
+        (boto.NoCredentialsError(), StoreAccessError),
+        (boto.TokenRetrievalError(provider="sso", error_msg="it has expired"), StoreAccessError),
+        (boto.EndpointConnectionError(endpoint_url="x"), StoreUnreachableError),
+        (boto.ReadTimeoutError(endpoint_url="x"), StoreUnreachableError),
+        (boto.InvalidRegionError(region_name="x y"), StoreError),
+    ):
+        with pytest.raises(kind, match=re.escape(str(failure))) as caught, s3._store_errors():
+            raise failure
+        assert type(caught.value) is kind
+
+
+def test_answers_of_google_are_errors_by_class():
+    from google.api_core import exceptions as api
+    from google.auth.exceptions import DefaultCredentialsError, TransportError
+    from requests.exceptions import ConnectTimeout
+
+    from schemas import google_storage
+
+    for failure, kind in (
+        (api.NotFound("x"), NoSuchBucketError),
+        (api.Forbidden("x"), StoreAccessError),
+        (DefaultCredentialsError("x"), StoreAccessError),
+        (api.RetryError("x", api.TooManyRequests("x")), StoreBusyError),
+        (api.ServiceUnavailable("x"), StoreBusyError),
+        (api.RetryError("x", ConnectTimeout("x")), StoreUnreachableError),
+        (TransportError("x"), StoreUnreachableError),
+        (ConnectTimeout("x"), StoreUnreachableError),
+        (api.BadRequest("x"), StoreError),
+    ):
+        with pytest.raises(kind, match="x") as caught, google_storage._store_errors():
+            raise failure
+        assert type(caught.value) is kind
 
 
 def test_a_store_that_stays_busy_is_given_up(monkeypatch):

@@ -15,6 +15,7 @@ from pipelines.features.forward import Tally, extract_shard, merge_rows
 from pipelines.inputs.images import ImageRef
 from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
+from schemas.filesystems import StoreBusyError
 from schemas.kinds import features_schema
 
 SPEC = FeatureSpec("fake", (2, 3))
@@ -127,6 +128,7 @@ def test_each_failure_says_what_and_where():
             "absent": FileNotFoundError(2, "No such file or directory", "/secret/place"),
             "nameless": OSError("odd"),
             "refused": _dataset_error(PermissionError(13, "Permission denied", "/secret/place")),
+            "stored": _dataset_error(StoreBusyError("503 from /secret/place")),
         }[ref.image_id]
 
     def _dataset_error(cause):
@@ -136,13 +138,14 @@ def test_each_failure_says_what_and_where():
             return error
 
     tally = Tally()
-    refs = [ImageRef(name, f"uri/{name}") for name in ("absent", "nameless", "refused")]
+    refs = [ImageRef(name, f"uri/{name}") for name in ("absent", "nameless", "refused", "stored")]
     tables = extract_shard(refs, extractor=FakeExtractor(), read=read, schema=SCHEMA, batch_size=2, threads=1, tally=tally)
     assert list(tables) == []
     assert tally.failures == [
         {"key": "absent", "uri": "uri/absent", "stage": "read", "reason": "unreadable", "message": "No such file or directory"},
         {"key": "nameless", "uri": "uri/nameless", "stage": "read", "reason": "unreadable", "message": "OSError"},
         {"key": "refused", "uri": "uri/refused", "stage": "read", "reason": "unreadable", "message": "Permission denied"},
+        {"key": "stored", "uri": "uri/stored", "stage": "read", "reason": "unreadable", "message": "OSError"},
     ]
 
 

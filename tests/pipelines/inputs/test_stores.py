@@ -5,6 +5,7 @@ import pytest
 import schemas.filesystems
 from pipelines.inputs import stores
 from pipelines.inputs.stores import read_object
+from schemas.filesystems import StoreAccessError
 from schemas.storage import Folder
 from schemas.stores import bucket_of
 
@@ -73,5 +74,5 @@ def test_credentials_are_found_as_the_tools_of_the_cloud_find_them(monkeypatch, 
 
 
 def test_without_credentials_access_is_denied():
-    with pytest.raises(PermissionError, match="Permission denied"):
+    with pytest.raises(StoreAccessError, match="Permission denied"):
         stores._credentials()
