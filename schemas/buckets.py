@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import calendar
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,12 +15,13 @@ __all__ = [
     "ANY",
     "PAGE_OBJECTS",
     "PART_BYTES",
-    "PATIENCE_SECONDS",
+    "RETRIES",
     "TEMPORARY_MARK",
     "WRITER",
     "Bucket",
     "Page",
     "RefusedError",
+    "RetryPolicy",
     "StoredObject",
     "Written",
     "in_parts",
@@ -36,9 +38,6 @@ PAGE_OBJECTS = 1000
 PART_BYTES = 16 << 20
 """What one request of an upload holds at least."""
 
-PATIENCE_SECONDS = 15
-"""How long what fails is tried again."""
-
 TEMPORARY_MARK = ".tmp-"
 """Marks the names of files that are not complete yet."""
 
@@ -47,6 +46,42 @@ WRITER = "imagepivot-writer"
 
 _PARALLEL_PARTS = 4
 _T = TypeVar("_T")
+
+
+class RetryPolicy(NamedTuple):
+    """The repetition of requests to stores while the network is cut or a store is busy.
+
+    Attributes:
+        seconds: a request that fails is repeated until so much time has passed.
+        first_pause: pause before the first repetition, in seconds; each further one is twice as long.
+        longest_pause: limit of the pauses, in seconds.
+        attempts: limit for clients that count attempts, not seconds.
+        connect_seconds: limit of the wait for a connection.
+        read_seconds: limit of the wait for the next bytes of an answer.
+    """
+
+    seconds: int = 15
+    first_pause: float = 0.25
+    longest_pause: float = 4.0
+    attempts: int = 5
+    connect_seconds: int = 10
+    read_seconds: int = 60
+
+    def repeat(self, request: Callable[[], _T], is_transient: Callable[[Exception], bool]) -> _T:
+        """Send a request, again while its error is transient, for clients that do not repeat by themselves."""
+        until, pause = time.monotonic() + self.seconds, self.first_pause
+        while True:
+            try:
+                return request()
+            except Exception as error:
+                if not is_transient(error) or time.monotonic() >= until:
+                    raise
+            time.sleep(pause)
+            pause = min(2 * pause, self.longest_pause)
+
+
+RETRIES = RetryPolicy()
+"""The policy that all clients are given."""
 
 
 class StoredObject(NamedTuple):

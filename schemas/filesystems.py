@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import fs
 
+from schemas.buckets import RETRIES
 from schemas.errors import DatasetError, UsageError
 from schemas.locations import STORE, check_location, is_remote, plain_location
 
@@ -27,10 +28,6 @@ __all__ = [
     "storage_errors",
     "store_error_of",
 ]
-
-_GCS_RETRY_SECONDS = 15  # Google's own limit is 15 minutes, even for an address that nobody answers.
-
-_S3_ATTEMPTS = 5  # Of AWS's client, with longer and longer pauses between: some ten seconds.
 
 _LOCAL_ADVICE = {
     errno.ENOSPC: "the disk is full: free some space and run the same command again (train with --resume); finished work is kept",
@@ -130,11 +127,11 @@ def _connect(address: str) -> tuple[fs.FileSystem, str]:
         if emulator and "endpoint_override=" not in address:
             scheme, _, host = emulator.rstrip("/").rpartition("://")
             bucket = address.partition("://")[2].partition("?")[0].rpartition("@")[2]
-            limit = timedelta(seconds=_GCS_RETRY_SECONDS)
+            limit = timedelta(seconds=RETRIES.seconds)
             endpoint = {"scheme": scheme or "http", "endpoint_override": host}
             return fs.GcsFileSystem(anonymous=True, retry_time_limit=limit, **endpoint), bucket
         if "retry_limit_seconds=" not in address:
-            address += f"{'&' if '?' in address else '?'}retry_limit_seconds={_GCS_RETRY_SECONDS}"
+            address += f"{'&' if '?' in address else '?'}retry_limit_seconds={RETRIES.seconds}"
     filesystem, root = fs.FileSystem.from_uri(address)
     if filesystem.type_name == "s3":
         rebuild, (settings,) = filesystem.__reduce__()
@@ -143,7 +140,7 @@ def _connect(address: str) -> tuple[fs.FileSystem, str]:
                 {
                     **settings,
                     "allow_delayed_open": True,
-                    "retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=_S3_ATTEMPTS),
+                    "retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=RETRIES.attempts),
                 }
             )
     return filesystem, root

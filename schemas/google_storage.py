@@ -14,7 +14,7 @@ from schemas.buckets import (
     ANY,
     PAGE_OBJECTS,
     PART_BYTES,
-    PATIENCE_SECONDS,
+    RETRIES,
     TEMPORARY_MARK,
     WRITER,
     Bucket,
@@ -44,8 +44,6 @@ _FIELDS = "items(name,size,generation,updated),prefixes,nextPageToken"
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 _CONNECTIONS = 64
 _PARALLEL_DELETES = 8
-_TIMEOUT = (10, 60)
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 4.0
 
 
 class GoogleBucket(Bucket):
@@ -61,7 +59,7 @@ class GoogleBucket(Bucket):
     def __init__(self, address: str) -> None:
         with _store_errors():
             self._client, self._bucket = _client(address)
-        self._patient = {"timeout": _TIMEOUT, "retry": _retry()}
+        self._patient = {"timeout": (RETRIES.connect_seconds, RETRIES.read_seconds), "retry": _retry()}
 
     def exists(self) -> bool:
         """Whether there is such a bucket."""
@@ -217,7 +215,7 @@ def _retry() -> Any:
 
     known = DEFAULT_RETRY._predicate
     patient = DEFAULT_RETRY.with_predicate(lambda error: known(error) or isinstance(error, RequestException))
-    return patient.with_delay(_FIRST_PAUSE, _LONGEST_PAUSE, 2.0).with_timeout(PATIENCE_SECONDS)
+    return patient.with_delay(RETRIES.first_pause, RETRIES.longest_pause, 2.0).with_timeout(RETRIES.seconds)
 
 
 @contextmanager

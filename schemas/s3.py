@@ -5,18 +5,17 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from schemas.buckets import (
     ANY,
     PAGE_OBJECTS,
     PART_BYTES,
-    PATIENCE_SECONDS,
+    RETRIES,
     WRITER,
     Bucket,
     Page,
@@ -39,11 +38,8 @@ from schemas.filesystems import (
 __all__ = ["S3Bucket", "Settings", "settings_of"]
 
 _MOST_PARTS = 10_000
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 4.0
-_CONNECT_SECONDS, _READ_SECONDS = 10, 60
 _REFUSALS = (404, 409, 412, 501)
 _BUSY = (429, 500, 502, 503, 504)
-_T = TypeVar("_T")
 _REGION = "us-east-1"  # What AWS's own tools take where nothing names a region, as for endpoints of other makers.
 
 
@@ -148,7 +144,7 @@ class S3Bucket(Bucket):
 
         with _store_errors():
             try:
-                return _patiently(get)
+                return RETRIES.repeat(get, _is_transient)
             except ClientError as error:
                 if _status_of(error) != 404 or _code_of(error) == "NoSuchBucket":
                     raise
@@ -223,9 +219,9 @@ def _client(address: str) -> tuple[Any, str]:
     if settings.endpoint:
         options["s3"] = {"addressing_style": "path"}
     config = Config(
-        connect_timeout=_CONNECT_SECONDS,
-        read_timeout=_READ_SECONDS,
-        retries={"mode": "standard", "total_max_attempts": 1},  # `_patiently` tries again.
+        connect_timeout=RETRIES.connect_seconds,
+        read_timeout=RETRIES.read_seconds,
+        retries={"mode": "standard", "total_max_attempts": 1},  # `_RetryingClient` repeats.
         max_pool_connections=64,
         request_checksum_calculation="when_required",  # Stores of other makers know no others than MD5.
         response_checksum_validation="when_required",
@@ -234,70 +230,51 @@ def _client(address: str) -> tuple[Any, str]:
     keys = dict(zip(("aws_access_key_id", "aws_secret_access_key"), settings.keys or (), strict=False))
     endpoint = {"endpoint_url": settings.endpoint} if settings.endpoint else {}
     client = get_session().create_client("s3", region_name=settings.region, config=config, **endpoint, **keys)
-    return _PatientClient(client), settings.bucket
+    return _RetryingClient(client), settings.bucket
 
 
-class _PatientClient:
-    """A client whose calls are made again where the network or the store fails."""
+class _RetryingClient:
+    """A client whose requests are repeated while the network or the store fails."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        return partial(_patiently, getattr(self._client, name))
+        request = getattr(self._client, name)
+        return lambda **arguments: RETRIES.repeat(partial(request, **arguments), _is_transient)
 
 
-def _patiently(function: Callable[..., _T], **arguments: Any) -> _T:
-    """Call a function again, with longer and longer pauses, while the network is cut or the store is busy, up to a limit."""
-    from botocore.exceptions import ClientError, HTTPClientError, IncompleteReadError
-    from botocore.exceptions import ConnectionError as NoConnectionError
+def _is_transient(error: Exception) -> bool:
+    return _class_of(error) in (StoreBusyError, StoreUnreachableError)
+
+
+def _class_of(error: Exception) -> type[StoreError] | None:
+    """Return our class of an error of botocore; None for any other error."""
+    from botocore import exceptions as boto
     from botocore.parsers import ResponseParserError
 
-    until, pause = time.monotonic() + PATIENCE_SECONDS, _FIRST_PAUSE
-    while True:
-        try:
-            return function(**arguments)
-        except ClientError as error:
-            if _status_of(error) not in _BUSY or time.monotonic() >= until:
-                raise
-        except (NoConnectionError, HTTPClientError, IncompleteReadError, ResponseParserError):
-            if time.monotonic() >= until:
-                raise
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE)
+    if isinstance(error, boto.ClientError):
+        status, code = _status_of(error), _code_of(error)
+        if code == "NoSuchBucket":
+            return NoSuchBucketError
+        if status in (401, 403) or code == "ExpiredToken":
+            return StoreAccessError
+        return StoreBusyError if status in _BUSY else StoreError
+    if isinstance(error, (boto.ConnectionError, boto.HTTPClientError, boto.IncompleteReadError, ResponseParserError)):
+        return StoreUnreachableError
+    without_credentials = (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError)
+    if isinstance(error, (*without_credentials, boto.SSOError, boto.TokenRetrievalError)):
+        return StoreAccessError
+    return StoreError if isinstance(error, boto.BotoCoreError) else None
 
 
 @contextmanager
 def _store_errors() -> Iterator[None]:
-    """Turn errors of botocore into those of `schemas.filesystems`."""
-    from botocore.exceptions import (
-        BotoCoreError,
-        ClientError,
-        CredentialRetrievalError,
-        HTTPClientError,
-        IncompleteReadError,
-        NoCredentialsError,
-        PartialCredentialsError,
-        SSOError,
-        TokenRetrievalError,
-    )
-    from botocore.exceptions import ConnectionError as NoConnectionError
-    from botocore.parsers import ResponseParserError
-
+    """Turn errors of botocore into ours."""
     try:
         yield
-    except ClientError as error:
-        status, kind = _status_of(error), StoreError
-        if _code_of(error) == "NoSuchBucket":
-            kind = NoSuchBucketError
-        elif status in (401, 403) or _code_of(error) == "ExpiredToken":
-            kind = StoreAccessError
-        elif status in _BUSY:
-            kind = StoreBusyError
-        raise kind(str(error)) from error
-    except (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError, SSOError, TokenRetrievalError) as error:
-        raise StoreAccessError(str(error)) from error
-    except (NoConnectionError, HTTPClientError, IncompleteReadError, ResponseParserError) as error:
-        raise StoreUnreachableError(str(error)) from error
-    except BotoCoreError as error:
-        raise StoreError(str(error)) from error
+    except Exception as error:
+        store_error = _class_of(error)
+        if store_error is None:
+            raise
+        raise store_error(str(error)) from error

@@ -10,12 +10,12 @@ from __future__ import annotations
 import errno
 import io
 import os
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
+from schemas.buckets import RETRIES
 from schemas.filesystems import StoreAccessError, StoreUnreachableError, filesystem_of, storage_errors
 from schemas.s3 import settings_of
 from schemas.storage import Folder
@@ -24,9 +24,6 @@ from schemas.stores import bucket_of
 __all__ = ["open_ranges", "read_object"]
 
 _CREDENTIALS_SECONDS = 300  # botocore renews its own; it is asked again after this time.
-_RETRY_SECONDS = 15
-_PAUSE_SECONDS = 1
-_CONNECT_SECONDS, _READ_SECONDS = 10, 60
 
 
 def read_object(folder: Folder, name: str) -> bytes:
@@ -113,14 +110,7 @@ def _get(store: Any, key: str) -> bytes:
     """Return the bytes of an object; obstore itself does not ask again where an answer breaks off."""
     from obstore.exceptions import GenericError
 
-    until = time.monotonic() + _RETRY_SECONDS
-    while True:
-        try:
-            return bytes(store.get(key).bytes())
-        except GenericError:
-            if time.monotonic() >= until:
-                raise
-        time.sleep(_PAUSE_SECONDS)
+    return RETRIES.repeat(lambda: bytes(store.get(key).bytes()), lambda error: isinstance(error, GenericError))
 
 
 @lru_cache(maxsize=64)
@@ -141,10 +131,18 @@ def _s3_store(address: str) -> Any:
         region=settings.region,
         client_options={
             "allow_http": True,
-            "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
-            "timeout": timedelta(seconds=_READ_SECONDS),
+            "connect_timeout": timedelta(seconds=RETRIES.connect_seconds),
+            "timeout": timedelta(seconds=RETRIES.read_seconds),
         },
-        retry_config={"max_retries": 4, "retry_timeout": timedelta(seconds=_RETRY_SECONDS)},
+        retry_config={
+            "max_retries": RETRIES.attempts - 1,
+            "retry_timeout": timedelta(seconds=RETRIES.seconds),
+            "backoff": {
+                "init_backoff": timedelta(seconds=RETRIES.first_pause),
+                "max_backoff": timedelta(seconds=RETRIES.longest_pause),
+                "base": 2,
+            },
+        },
         **options,
     )
 

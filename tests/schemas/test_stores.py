@@ -1,10 +1,11 @@
 """How stores are reached and what their answers mean; tests/integration/test_overlapping_attempts.py writes to emulators."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 
-from schemas import s3, stores
+from schemas import buckets, s3, stores
 from schemas.filesystems import NoSuchBucketError, StoreAccessError, StoreBusyError, StoreError, StoreUnreachableError
 from schemas.s3 import S3Bucket
 from schemas.stores import bucket_of, has_tags
@@ -155,15 +156,16 @@ def test_a_store_that_stays_busy_is_given_up(monkeypatch):
     from botocore.exceptions import ClientError
 
     now, calls = [0.0], []
-    monkeypatch.setattr(s3.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(s3.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(buckets.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(buckets.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
 
-    def busy():
+    def put_object(**asked):
+        assert asked == {"Key": "a"}
         calls.append(now[0])
         raise ClientError({"Error": {}, "ResponseMetadata": {"HTTPStatusCode": 503}}, "PutObject")
 
     with pytest.raises(ClientError, match="PutObject"):
-        s3._patiently(busy)
+        s3._RetryingClient(SimpleNamespace(put_object=put_object)).put_object(Key="a")
     assert calls[:4] == [0.0, 0.25, 0.75, 1.75]
     assert 15 <= calls[-1] <= 19
 
