@@ -19,10 +19,10 @@ __all__ = [
     "TEMPORARY_MARK",
     "WRITER",
     "Bucket",
+    "Entry",
     "Page",
     "RefusedError",
     "RetryPolicy",
-    "StoredObject",
     "Written",
     "in_parts",
     "size_of",
@@ -84,20 +84,20 @@ RETRIES = RetryPolicy()
 """The policy that all clients are given."""
 
 
-class StoredObject(NamedTuple):
-    """An object as a listing tells of it.
+class Entry(NamedTuple):
+    """A file as a listing describes it.
 
     Attributes:
-        name: its key; of a listing by `schemas.stores`, relative to the folder that is listed.
-        size: size in bytes.
-        tag: see `schemas.stores`.
-        version: modification time in nanoseconds.
+        name: path relative to the folder that is listed; of a `Page` the key.
+        size: size in bytes; -1 for a dangling link.
+        version: modification time in nanoseconds; empty if it is not known.
+        tag: see `schemas.stores`; empty where there are no tags.
     """
 
     name: str
     size: int
-    tag: str
     version: str = ""
+    tag: str = ""
 
 
 class Page(NamedTuple):
@@ -109,7 +109,7 @@ class Page(NamedTuple):
         next: what to ask for the next page with; empty for the last one.
     """
 
-    objects: list[StoredObject]
+    objects: list[Entry]
     folders: list[str]
     next: str
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyarrow import fs
-
-from schemas.filesystems import filesystem_of, storage_errors
 from schemas.storage import Folder
 
 __all__ = ["diagnose"]
@@ -27,24 +24,18 @@ def diagnose(folder: Folder, manifest_names: Sequence[str]) -> str:
     """
     manifest_name = manifest_names[0]
     start = f"{folder.location!r} is not a dataset"
-    filesystem, root = filesystem_of(folder.location)
-    with storage_errors(folder.location):
-        kind = filesystem.get_file_info(root).type
-    if kind == fs.FileType.File:
+    kind = folder.kind()
+    if kind == "file":
         return f"{start} but a file: give the folder of a dataset"
-    if kind == fs.FileType.NotFound:
+    if kind == "nothing":
         return f"{start}: it holds no {manifest_name}, because it does not exist. Check the path"
-    files, folders = _children(filesystem, root, folder.location)
+    files = set(folder.children())
     if "config.toml" in files and files & _RUN_FILES:
         return (
             f"{start} but a run of imagepivot train, which imagepivot evaluate, embed and search take: give the folder of one of "
             "the datasets that it was trained on"
         )
-    datasets = [
-        name
-        for name in sorted(folders)
-        if not _children(filesystem, f"{root}/{name}", folder.location)[0].isdisjoint(manifest_names)
-    ]
+    datasets = [name for name in folder.folders() if not set(folder.children(name)).isdisjoint(manifest_names)]
     if datasets:
         named = ", ".join(repr(folder.path_of(name)) for name in datasets[:_MOST_NAMED])
         more = f" or another of its {len(datasets)}" if len(datasets) > _MOST_NAMED else ""
@@ -58,13 +49,3 @@ def diagnose(folder: Folder, manifest_names: Sequence[str]) -> str:
         f"{start}: it holds no {manifest_name}. Either the path is wrong or the run that writes it has not ended; run its command "
         "again to finish it"
     )
-
-
-def _children(filesystem: fs.FileSystem, path: str, location: str) -> tuple[set[str], set[str]]:
-    """Return the names of the files and of the folders directly in a folder."""
-    with storage_errors(location):
-        entries = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
-    names: dict[fs.FileType, set[str]] = {fs.FileType.File: set(), fs.FileType.Directory: set()}
-    for entry in entries:
-        names.setdefault(entry.type, set()).add(entry.base_name)
-    return names[fs.FileType.File], names[fs.FileType.Directory]

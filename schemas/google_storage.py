@@ -18,9 +18,9 @@ from schemas.buckets import (
     TEMPORARY_MARK,
     WRITER,
     Bucket,
+    Entry,
     Page,
     RefusedError,
-    StoredObject,
     Written,
     in_parts,
     size_of,
@@ -79,7 +79,7 @@ class GoogleBucket(Bucket):
                 **self._patient,
             )
             blobs = list(next(found.pages, ()))
-        objects = [StoredObject(blob.name, blob.size, str(blob.generation), version_of(blob.updated)) for blob in blobs]
+        objects = [Entry(blob.name, blob.size, version_of(blob.updated), str(blob.generation)) for blob in blobs]
         return Page(objects, sorted(found.prefixes), found.next_page_token or "")
 
     def head(self, key: str) -> Written | None:

@@ -1,13 +1,15 @@
-"""Buckets of S3 and of stores that speak its language, through botocore; see `schemas.stores`."""
+"""Buckets of S3 and of stores that speak its language, through botocore; whole objects are read through obstore."""
 
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
+from datetime import UTC, datetime, timedelta
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,9 +20,9 @@ from schemas.buckets import (
     RETRIES,
     WRITER,
     Bucket,
+    Entry,
     Page,
     RefusedError,
-    StoredObject,
     Written,
     in_parts,
     size_of,
@@ -38,6 +40,7 @@ from schemas.filesystems import (
 __all__ = ["S3Bucket", "Settings", "settings_of"]
 
 _MOST_PARTS = 10_000
+_CREDENTIALS_SECONDS = 300  # botocore renews its own; it is asked again after this time.
 _REFUSALS = (404, 409, 412, 501)
 _BUSY = (429, 500, 502, 503, 504)
 _REGION = "us-east-1"  # What AWS's own tools take where nothing names a region, as for endpoints of other makers.
@@ -82,7 +85,11 @@ class S3Bucket(Bucket):
     """
 
     def __init__(self, address: str) -> None:
-        self._client, self._bucket = _client(address)
+        self._address = address
+
+    @cached_property
+    def _client(self) -> Any:  # Reading whole objects takes none.
+        return _connect(self._address)
 
     def exists(self) -> bool:
         """Whether there is such a bucket."""
@@ -90,7 +97,7 @@ class S3Bucket(Bucket):
 
         with _store_errors():
             try:
-                self._client.head_bucket(Bucket=self._bucket)
+                self._client.head_bucket()
             except ClientError as error:
                 if _status_of(error) != 404:
                     raise
@@ -99,7 +106,7 @@ class S3Bucket(Bucket):
 
     def page(self, prefix: str, *, after: str, by_folder: bool) -> Page:
         """Return a page of a listing, see `Bucket.page`."""
-        asked: dict[str, Any] = {"Bucket": self._bucket, "Prefix": prefix, "MaxKeys": PAGE_OBJECTS}
+        asked: dict[str, Any] = {"Prefix": prefix, "MaxKeys": PAGE_OBJECTS}
         if after:
             asked["ContinuationToken"] = after
         if by_folder:
@@ -107,7 +114,7 @@ class S3Bucket(Bucket):
         with _store_errors():
             page = self._client.list_objects_v2(**asked)
         objects = [
-            StoredObject(found["Key"], found["Size"], found["ETag"], version_of(found["LastModified"]))
+            Entry(found["Key"], found["Size"], version_of(found["LastModified"]), found["ETag"])
             for found in page.get("Contents", ())
         ]
         folders = [found["Prefix"] for found in page.get("CommonPrefixes", ())]
@@ -119,7 +126,7 @@ class S3Bucket(Bucket):
 
         with _store_errors():
             try:
-                found = self._client.head_object(Bucket=self._bucket, Key=key)
+                found = self._client.head_object(Key=key)
             except ClientError as error:
                 if _status_of(error) != 404:
                     raise
@@ -128,7 +135,10 @@ class S3Bucket(Bucket):
 
     def get(self, key: str) -> tuple[bytes, str] | None:
         """Return content and tag of an object; None if there is none."""
-        return self._get(key)
+        try:
+            return _get_object(self._address, key)
+        except ValueError:  # obstore takes no control characters in keys.
+            return self._get(key)
 
     def part(self, key: str, start: int, stop: int) -> bytes | None:
         """Return a range of the bytes of an object; None if there is no object."""
@@ -139,7 +149,7 @@ class S3Bucket(Bucket):
         from botocore.exceptions import ClientError
 
         def get() -> tuple[bytes, str]:
-            found = self._client.get_object(Bucket=self._bucket, Key=key, **options)
+            found = self._client.get_object(Key=key, **options)
             return found["Body"].read(), found["ETag"]
 
         with _store_errors():
@@ -170,17 +180,17 @@ class S3Bucket(Bucket):
 
         with _store_errors():
             try:
-                self._client.delete_object(Bucket=self._bucket, Key=key, IfMatch=tag)
+                self._client.delete_object(Key=key, IfMatch=tag)
             except ClientError as error:
                 if _status_of(error) not in (404, 409, 412):
                     raise
 
     def _upload(self, key: str, data: bytes | Path, condition: dict[str, str], writer: str) -> str:
-        client, place, size = self._client, {"Bucket": self._bucket, "Key": key}, size_of(data)
+        client, size = self._client, size_of(data)
         if size <= PART_BYTES:
             body = data if isinstance(data, bytes) else data.read_bytes()
-            return client.put_object(**place, **_body(body), **condition, Metadata={WRITER: writer})["ETag"]
-        upload = {**place, "UploadId": client.create_multipart_upload(**place, Metadata={WRITER: writer})["UploadId"]}
+            return client.put_object(Key=key, **_body(body), **condition, Metadata={WRITER: writer})["ETag"]
+        upload = {"Key": key, "UploadId": client.create_multipart_upload(Key=key, Metadata={WRITER: writer})["UploadId"]}
 
         def send(number: int, part: bytes) -> dict[str, Any]:
             return {"PartNumber": number, "ETag": client.upload_part(**upload, **_body(part), PartNumber=number)["ETag"]}
@@ -208,8 +218,8 @@ def _body(data: bytes) -> dict[str, Any]:
     return {"Body": data, "ContentMD5": base64.b64encode(digest).decode()}
 
 
-def _client(address: str) -> tuple[Any, str]:
-    """Return a client for a bucket, and the bucket's name."""
+def _connect(address: str) -> Any:
+    """Return a client for a bucket."""
     from botocore import UNSIGNED
     from botocore.config import Config
     from botocore.session import get_session
@@ -221,7 +231,7 @@ def _client(address: str) -> tuple[Any, str]:
     config = Config(
         connect_timeout=RETRIES.connect_seconds,
         read_timeout=RETRIES.read_seconds,
-        retries={"mode": "standard", "total_max_attempts": 1},  # `_RetryingClient` repeats.
+        retries={"mode": "standard", "total_max_attempts": 1},  # `_BucketClient` repeats.
         max_pool_connections=64,
         request_checksum_calculation="when_required",  # Stores of other makers know no others than MD5.
         response_checksum_validation="when_required",
@@ -230,18 +240,92 @@ def _client(address: str) -> tuple[Any, str]:
     keys = dict(zip(("aws_access_key_id", "aws_secret_access_key"), settings.keys or (), strict=False))
     endpoint = {"endpoint_url": settings.endpoint} if settings.endpoint else {}
     client = get_session().create_client("s3", region_name=settings.region, config=config, **endpoint, **keys)
-    return _RetryingClient(client), settings.bucket
+    return _BucketClient(client, settings.bucket)
 
 
-class _RetryingClient:
-    """A client whose requests are repeated while the network or the store fails."""
+def _get_object(address: str, key: str) -> tuple[bytes, str] | None:
+    """Return content and tag of an object through obstore, for many threads at the same time; None if there is none."""
+    from obstore.exceptions import BaseError, GenericError, NotFoundError, PermissionDeniedError, UnauthenticatedError
 
-    def __init__(self, client: Any) -> None:
+    def get() -> tuple[bytes, str]:
+        found = _obstore(address).get(key)
+        return bytes(found.bytes()), found.meta["e_tag"] or ""
+
+    try:
+        # obstore itself does not repeat a request whose answer breaks off.
+        return RETRIES.repeat(get, lambda error: isinstance(error, GenericError))
+    except (NotFoundError, FileNotFoundError):
+        return None
+    except (PermissionDeniedError, UnauthenticatedError) as error:
+        raise StoreAccessError(errno.EACCES, os.strerror(errno.EACCES)) from error
+    except BaseError as error:
+        raise StoreUnreachableError(errno.EIO, "NETWORK_CONNECTION: the store does not answer") from error
+
+
+@lru_cache(maxsize=64)
+def _obstore(address: str) -> Any:
+    """Return a store of obstore for a bucket, with the settings that pyarrow finds for its address."""
+    from obstore.store import S3Store
+
+    settings = settings_of(address)
+    options: dict[str, Any] = {"endpoint": settings.endpoint} if settings.endpoint else {}
+    if settings.anonymous:
+        options["skip_signature"] = True
+    elif settings.keys:
+        options |= dict(zip(("access_key_id", "secret_access_key"), settings.keys, strict=True))
+    else:
+        options["credential_provider"] = _credentials()
+    return S3Store(
+        settings.bucket,
+        region=settings.region,
+        client_options={
+            "allow_http": True,
+            "connect_timeout": timedelta(seconds=RETRIES.connect_seconds),
+            "timeout": timedelta(seconds=RETRIES.read_seconds),
+        },
+        retry_config={
+            "max_retries": RETRIES.attempts - 1,
+            "retry_timeout": timedelta(seconds=RETRIES.seconds),
+            "backoff": {
+                "init_backoff": timedelta(seconds=RETRIES.first_pause),
+                "max_backoff": timedelta(seconds=RETRIES.longest_pause),
+                "base": 2,
+            },
+        },
+        **options,
+    )
+
+
+def _credentials() -> Callable[[], dict[str, Any]]:
+    """Return a provider of the credentials that botocore finds, as the cloud's own tools do."""
+    from botocore.session import get_session
+
+    found = get_session().get_credentials()
+    if found is None:
+        raise StoreAccessError(errno.EACCES, os.strerror(errno.EACCES))
+
+    def provide() -> dict[str, Any]:
+        keys = found.get_frozen_credentials()
+        return {
+            "access_key_id": keys.access_key,
+            "secret_access_key": keys.secret_key,
+            "token": keys.token,
+            "expires_at": datetime.now(UTC) + timedelta(seconds=_CREDENTIALS_SECONDS),
+        }
+
+    return provide
+
+
+class _BucketClient:
+    """A client for one bucket whose requests are repeated while the network or the store fails."""
+
+    def __init__(self, client: Any, bucket: str) -> None:
         self._client = client
+        self._bucket = bucket
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         request = getattr(self._client, name)
-        return lambda **arguments: RETRIES.repeat(partial(request, **arguments), _is_transient)
+        return lambda **arguments: RETRIES.repeat(partial(request, Bucket=self._bucket, **arguments), _is_transient)
 
 
 def _is_transient(error: Exception) -> bool:

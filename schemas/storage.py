@@ -8,6 +8,7 @@ uploaded whole.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import tempfile
@@ -17,21 +18,23 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, Literal, TypeVar
 
 import pyarrow as pa
 from pyarrow import fs
 
 from schemas import stores
-from schemas.buckets import TEMPORARY_MARK
+from schemas.buckets import ANY, PART_BYTES, TEMPORARY_MARK, Bucket, Entry
 from schemas.errors import DatasetError
-from schemas.filesystems import StoreAccessError, filesystem_of, storage_errors, store_error_of
-from schemas.listings import Entry, entries_of
+from schemas.filesystems import NoSuchBucketError, StoreAccessError, filesystem_of, storage_errors, store_error_of
 from schemas.locations import absolute_location, check_regular, is_remote, local_path, plain_location
 
 __all__ = [
+    "ANY",
     "TEMPORARY_MARK",
+    "Entry",
     "Folder",
+    "PathKind",
     "Tagged",
     "file_at",
 ]
@@ -39,20 +42,13 @@ __all__ = [
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
+PathKind = Literal["file", "folder", "nothing"]
+
 _PARALLEL_READS = 32
 """Files of a store that are read at once: they wait for the network, not for this machine."""
 
 
-class Tagged(NamedTuple):
-    """What a listing tells of a file besides its name.
-
-    Attributes:
-        size: size in bytes; -1 for a dangling link.
-        tag: see `schemas.stores`; empty where there are no tags.
-    """
-
-    size: int
-    tag: str = ""
+Tagged = Entry
 
 
 @dataclass(frozen=True)
@@ -90,9 +86,26 @@ class Folder:
         return self.location.startswith(("gs://", "gcs://"))
 
     @property
+    def _takes_ranges(self) -> bool:
+        """Whether a file is read by requests of ours for ranges: pyarrow's files in S3 give up where an answer breaks off."""
+        return self.location.startswith("s3://") and self.has_tags
+
+    @property
     def local_path(self) -> Path:
         """Absolute path of a local folder."""
         return Path(filesystem_of(self.location)[1])
+
+    def _find(self, name: str) -> tuple[fs.FileSystem, str]:
+        """Return the file system of the folder, and the path of a file in it; of the folder if the name is empty."""
+        filesystem, root = filesystem_of(self.location)
+        return filesystem, f"{root.rstrip('/')}/{name}" if name else root
+
+    @property
+    def _bucket(self) -> Bucket:
+        return stores.open_bucket(self.location)
+
+    def _key(self, name: str) -> str:
+        return f"{filesystem_of(self.location)[1]}/{name}".partition("/")[2]
 
     def path_of(self, name: str) -> str:
         """Return the full location of a file, for messages and other tools."""
@@ -112,14 +125,21 @@ class Folder:
         Args:
             on_link: gets the name of each link to a folder: such links are not followed, because they may lead back.
         """
-        yield from entries_of(self.location, on_link)
+        filesystem, root = filesystem_of(self.location)
+        if self.has_tags:
+            with storage_errors(self.location), suppress(NoSuchBucketError):
+                yield from stores.list_objects(self._bucket, self._key(""))
+        elif self.is_local:
+            yield from _walk(root, "", on_link)
+        else:
+            with storage_errors(self.location):
+                infos = filesystem.get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True))
+            prefix = root.rstrip("/") + "/"
+            yield from (_entry(info, info.path.removeprefix(prefix)) for info in infos if info.type == fs.FileType.File)
 
-    def tagged(self) -> dict[str, Tagged]:
-        """Return size and tag of every file below the folder, by name."""
-        if not self.has_tags:
-            return {name: Tagged(size) for name, size in self.files()}
-        with storage_errors(self.location):
-            return {found.name: Tagged(found.size, found.tag) for found in stores.objects(self.location)}
+    def tagged(self) -> dict[str, Entry]:
+        """Return every file below the folder by name, without its time: an object of the same content is the same."""
+        return {entry.name: entry._replace(version="") for entry in self.entries()}
 
     def children(self, below: str = "") -> list[str]:
         """Return the sorted names of the files directly in this folder; none if the folder does not exist.
@@ -127,42 +147,67 @@ class Folder:
         Args:
             below: look into this subfolder instead; the names are relative to it.
         """
-        filesystem, root = filesystem_of(self.location)
-        selector = fs.FileSelector(f"{root.rstrip('/')}/{below}" if below else root, allow_not_found=True)
-        with storage_errors(self.path_of(below)):
-            entries = filesystem.get_file_info(selector)
         # A pipe or socket (Unknown) is listed, so that reading it fails with its name.
-        return sorted(entry.base_name for entry in entries if entry.type in (fs.FileType.File, fs.FileType.Unknown))
+        return self._children(below, fs.FileType.File, fs.FileType.Unknown)
+
+    def folders(self) -> list[str]:
+        """Return the sorted names of the folders directly in this folder; none if the folder does not exist."""
+        return self._children("", fs.FileType.Directory)
+
+    def _children(self, below: str, *types: fs.FileType) -> list[str]:
+        filesystem, path = self._find(below)
+        with storage_errors(self.path_of(below)):
+            infos = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
+        return sorted(info.base_name for info in infos if info.type in types)
+
+    def kind(self) -> PathKind:
+        """Return whether the location of the folder holds a folder, a file or nothing.
+
+        Raises:
+            DatasetError: it is a pipe, a socket or a device.
+        """
+        filesystem, path = filesystem_of(self.location)
+        with storage_errors(self.location):
+            found = filesystem.get_file_info(path).type
+            if found == fs.FileType.Unknown:
+                check_regular(path)
+        kinds: dict[fs.FileType, PathKind] = {fs.FileType.File: "file", fs.FileType.Directory: "folder"}
+        return kinds.get(found, "nothing")
+
+    def entry(self, name: str) -> Entry | None:
+        """Return size and time of a file, without its tag; None if there is no such file."""
+        filesystem, path = self._find(name)
+        with storage_errors(self.path_of(name)):
+            info = filesystem.get_file_info(path)
+        return _entry(info, name) if info.type == fs.FileType.File else None
 
     def size(self, name: str) -> int | None:
         """Return the size of a file in bytes, or None if there is no such file."""
-        filesystem, root = filesystem_of(self.location)
-        with storage_errors(self.path_of(name)):
-            info = filesystem.get_file_info(f"{root}/{name}")
-        return int(info.size) if info.type == fs.FileType.File else None
+        entry = self.entry(name)
+        return None if entry is None else entry.size
 
     def tag(self, name: str) -> str | None:
         """Return the tag of a file where there are tags; None if there is no such file."""
         with storage_errors(self.path_of(name)):
-            return stores.tag_of(self.location, name)
+            found = self._bucket.head(self._key(name))
+        return None if found is None else found.tag
 
     def read_tagged(self, name: str) -> tuple[bytes, str] | None:
         """Return content and tag of a file where there are tags; None if there is no such file."""
         with storage_errors(self.path_of(name)):
-            return stores.read(self.location, name)
+            return self._bucket.get(self._key(name))
 
     def state(self, name: str) -> tuple[int, ...] | None:
         """Return what changes when another file takes this name: size, time and, if it is local, inode; None if there is none."""
-        filesystem, root = filesystem_of(self.location)
+        if not self.is_local:
+            entry = self.entry(name)
+            return None if entry is None else (entry.size, int(entry.version or 0))
         with storage_errors(self.path_of(name)):
-            if self.is_local:
-                try:
-                    status = os.stat(f"{root}/{name}")  # noqa: PTH116
-                except (FileNotFoundError, NotADirectoryError):
-                    return None
-                return status.st_size, status.st_mtime_ns, status.st_ino
-            info = filesystem.get_file_info(f"{root}/{name}")
-        return (info.size, info.mtime_ns or 0) if info.type == fs.FileType.File else None
+            try:
+                status = os.stat(self._find(name)[1])  # noqa: PTH116
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            return status.st_size, status.st_mtime_ns, status.st_ino
 
     def open(self, name: str) -> pa.NativeFile:
         """Open a file for random access; a local file is memory-mapped.
@@ -171,27 +216,40 @@ class Folder:
             FileNotFoundError: there is no such file.
             DatasetError: the file cannot be opened, or is a pipe, a socket or a device.
         """
-        filesystem, root = filesystem_of(self.location)
+        filesystem, path = self._find(name)
         with storage_errors(self.path_of(name)):
             if self.is_local:
-                path = f"{root}/{name}"
                 check_regular(path)
                 # An empty file cannot be mapped.
                 return pa.memory_map(path) if os.path.getsize(path) else pa.OSFile(path)  # noqa: PTH202
-            return filesystem.open_input_file(f"{root}/{name}")
+            return filesystem.open_input_file(path)
 
-    def stream(self, name: str) -> pa.NativeFile:
+    def open_ranges(self, name: str) -> pa.NativeFile:
+        """Open a file for random access; in S3 each read is a request of its own, which is repeated alone if it breaks off.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            DatasetError: the file cannot be opened, or is a pipe, a socket or a device.
+        """
+        return pa.PythonFile(self.stream(name), mode="r") if self._takes_ranges else self.open(name)
+
+    def stream(self, name: str) -> Any:
         """Open a file for reading from start to end, byte by byte as it is stored.
 
         Raises:
             FileNotFoundError: there is no such file.
             DatasetError: the file cannot be opened, or is a pipe, a socket or a device.
         """
-        filesystem, root = filesystem_of(self.location)
+        if self._takes_ranges:
+            size = self.size(name)
+            if size is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+            return _Ranges(self, name, size)
+        filesystem, path = self._find(name)
         with storage_errors(self.path_of(name)):
             if self.is_local:
-                check_regular(f"{root.rstrip('/')}/{name}")
-            return filesystem.open_input_stream(f"{root.rstrip('/')}/{name}", compression=None)
+                check_regular(path)
+            return filesystem.open_input_stream(path, compression=None)
 
     def read(self, name: str) -> bytes:
         """Return all bytes of a file."""
@@ -199,11 +257,31 @@ class Folder:
         with storage_errors(self.path_of(name)), (self.stream if self.is_google else self.open)(name) as file:
             return file.read()
 
+    def read_object(self, name: str) -> bytes:
+        """Return all bytes of a file; of a store in one request, by any number of threads.
+
+        Raises:
+            FileNotFoundError: there is no such file. The error of a store does not name it: failures of images quote the error.
+            DatasetError: it cannot be read.
+        """
+        try:
+            found = self.read_tagged(name) if self._takes_ranges else (self.read(name), "")
+        except FileNotFoundError:
+            if self.is_local:
+                raise
+            found = None
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return found[0]
+
     def read_part(self, name: str, start: int, size: int) -> bytes:
         """Return bytes of a file from a place on; fewer where it ends before."""
         if size and self.has_tags:
             with storage_errors(self.path_of(name)):
-                return stores.read_part(self.location, name, start, start + size)
+                part = self._bucket.part(self._key(name), start, start + size)
+            if part is None:
+                raise FileNotFoundError(name)
+            return part
         with storage_errors(self.path_of(name)), self.open(name) as file:
             return bytes(file.read_at(size, start))
 
@@ -254,7 +332,7 @@ class Folder:
             The tag of the new content; None if nothing was written.
         """
         with storage_errors(self.path_of(name)):
-            return stores.put(self.location, name, data, replaces)
+            return stores.put(self._bucket, self._key(name), data, replaces)
 
     @contextmanager
     def replace(self, name: str) -> Iterator[BinaryIO]:
@@ -301,9 +379,7 @@ class Folder:
         with storage_errors(self.location):
             try:
                 exists = (
-                    stores.has_bucket(self.location)
-                    if self.has_tags
-                    else filesystem.get_file_info(bucket).type != fs.FileType.NotFound
+                    self._bucket.exists() if self.has_tags else filesystem.get_file_info(bucket).type != fs.FileType.NotFound
                 )
             except OSError as error:
                 if store_error_of(error) is not StoreAccessError:
@@ -333,17 +409,17 @@ class Folder:
                 code = errno.EROFS if read_only else errno.EACCES
                 raise OSError(code, os.strerror(code), str(existing))
 
-    def delete(self, name: str, tag: str = stores.ANY) -> None:
+    def delete(self, name: str, tag: str = ANY) -> None:
         """Delete a file if it exists; with a tag only if it is what the file has."""
-        if tag != stores.ANY:
+        if tag != ANY:
             with storage_errors(self.path_of(name)):
-                stores.delete(self.location, name, tag)
+                self._bucket.delete(self._key(name), tag)
             return
-        filesystem, root = filesystem_of(self.location)
+        filesystem, path = self._find(name)
         with storage_errors(self.path_of(name)):
             if self.size(name) is not None:
                 with suppress(FileNotFoundError):  # Another process has deleted it since.
-                    filesystem.delete_file(f"{root}/{name}")
+                    filesystem.delete_file(path)
 
     def _temporary_path(self, name: str) -> Path:
         if not self.is_local:
@@ -359,10 +435,72 @@ class Folder:
         if self.is_local:
             temporary.replace(self.local_path / name)
         elif self.has_tags:
-            stores.put(self.location, name, temporary)
+            stores.put(self._bucket, self._key(name), temporary)
         else:
-            filesystem, root = filesystem_of(self.location)
-            fs.copy_files(str(temporary), f"{root}/{name}", fs.LocalFileSystem(), filesystem, chunk_size=stores.PART_BYTES)
+            filesystem, path = self._find(name)
+            fs.copy_files(str(temporary), path, fs.LocalFileSystem(), filesystem, chunk_size=PART_BYTES)
+
+
+class _Ranges(io.RawIOBase):
+    """A file in S3 that is read by a request for each range."""
+
+    def __init__(self, folder: Folder, name: str, size: int) -> None:
+        self._folder = folder
+        self._name = name
+        self._size = size
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def size(self) -> int:
+        return self._size
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        count = min(len(buffer), self._size - self._position)
+        if count <= 0:
+            return 0
+        data = self._folder.read_part(self._name, self._position, count)
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+
+def _entry(info: fs.FileInfo, name: str) -> Entry:
+    return Entry(name, info.size, "" if info.mtime_ns is None else str(info.mtime_ns))
+
+
+def _walk(folder: str, prefix: str, on_link: Callable[[str], None]) -> Iterator[Entry]:
+    """Yield the files below a local folder without following links to folders, which `on_link` gets."""
+    try:
+        with storage_errors(folder):
+            entries = os.scandir(folder)
+    except FileNotFoundError:
+        return
+    with entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _walk(entry.path, f"{prefix}{entry.name}/", on_link)
+                continue
+            try:
+                status = None if entry.is_dir() else entry.stat()
+            except OSError:  # A link to nothing, to itself, or to what must not be seen.
+                yield Entry(prefix + entry.name, -1)
+                continue
+            if status is None:
+                on_link(prefix + entry.name)
+            else:
+                yield Entry(prefix + entry.name, status.st_size, str(status.st_mtime_ns))
 
 
 def file_at(location: str) -> tuple[Folder, str]:

@@ -4,8 +4,8 @@ A store gives every object a tag, which no other content gets: S3 its ETag, Goog
 of what it replaces: of any number of writers at once that replace the same object, or none, exactly one succeeds. Large files go
 up in parts, side by side, and the condition counts for the moment when the last one is there.
 
-This takes botocore or google-cloud-storage, which the extra ``pipelines`` installs; they are loaded here and nowhere else in
-`schemas`. Without them there are no tags.
+This takes botocore and obstore, or google-cloud-storage, which the extra ``pipelines`` installs; `schemas.s3` and
+`schemas.google_storage` load them. Without them there are no tags.
 """
 
 from __future__ import annotations
@@ -21,23 +21,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
 
-from schemas.buckets import ANY, PART_BYTES, Bucket, Page, RefusedError, StoredObject
-from schemas.filesystems import filesystem_of
+from schemas.buckets import ANY, Bucket, Entry, Page, RefusedError
 from schemas.locations import STORE
 
 __all__ = [
-    "ANY",
-    "PART_BYTES",
-    "StoredObject",
     "bucket_of",
-    "delete",
-    "has_bucket",
     "has_tags",
-    "objects",
+    "list_objects",
+    "open_bucket",
     "put",
-    "read",
-    "read_part",
-    "tag_of",
 ]
 
 _CONFLICT_SECONDS = 0.2
@@ -48,7 +40,7 @@ _FEW_FOLDERS = 10  # Of the thousand objects of a page, then, a folder holds a h
 def has_tags(location: str) -> bool:
     """Return whether objects of a store have tags here, and can be written under a condition."""
     if location.startswith("s3://"):
-        return _is_installed("botocore")
+        return _is_installed("botocore") and _is_installed("obstore")
     return location.startswith(("gs://", "gcs://")) and _is_installed("google.cloud.storage")
 
 
@@ -60,24 +52,34 @@ def _is_installed(name: str) -> bool:
         return False
 
 
+def open_bucket(location: str) -> Bucket:
+    """Return the bucket of a location."""
+    return _open(bucket_of(location))
+
+
 def bucket_of(location: str) -> str:
     """Return the address of the bucket of a location, with the options behind it."""
     scheme, bucket, _, options = cast("re.Match[str]", STORE.fullmatch(location)).groups(default="")
     return f"{scheme}://{bucket}{options}"
 
 
-def has_bucket(location: str) -> bool:
-    """Return whether the bucket of a location exists."""
-    return _bucket(bucket_of(location)).exists()
+@lru_cache(maxsize=64)
+def _open(address: str) -> Bucket:
+    if address.startswith("s3://"):
+        from schemas.s3 import S3Bucket
+
+        return S3Bucket(address)
+    from schemas.google_storage import GoogleBucket
+
+    return GoogleBucket(address)
 
 
-def objects(location: str) -> Iterator[StoredObject]:
-    """Yield the objects below a folder, in no particular order, page by page; a few pages are in memory.
+def list_objects(bucket: Bucket, prefix: str) -> Iterator[Entry]:
+    """Yield the objects whose keys begin with a prefix, in no particular order, page by page; a few pages are in memory.
 
-    A store sends a page after the other. Where the first one is full, and what is in it lies in a few folders, the folders are
-    listed side by side. Many small folders are not: each would take a request of its own.
+    The names of the entries lack the prefix. A store sends a page after the other. Where the first one is full, and what is in it
+    lies in a few folders, the folders are listed side by side. Many small folders are not: each would take a request of its own.
     """
-    bucket, prefix = _bucket(bucket_of(location)), _key(location, "")
     todo, running = deque([(prefix, "")]), set[Future[tuple[Page, list[tuple[str, str]]]]]()
     with ThreadPoolExecutor(_PARALLEL_LISTINGS, thread_name_prefix="listing") as pool:
         while todo or running:
@@ -108,35 +110,12 @@ def _listed(bucket: Bucket, prefix: str, after: str) -> tuple[Page, list[tuple[s
     return page, [(prefix, page.next)]
 
 
-def tag_of(location: str, name: str) -> str | None:
-    """Return the tag of an object; None if there is none."""
-    found = _bucket(bucket_of(location)).head(_key(location, name))
-    return None if found is None else found.tag
-
-
-def read(location: str, name: str) -> tuple[bytes, str] | None:
-    """Return content and tag of an object; None if there is none."""
-    return _bucket(bucket_of(location)).get(_key(location, name))
-
-
-def read_part(location: str, name: str, start: int, stop: int) -> bytes:
-    """Return a range of the bytes of an object, which has some there, in one request.
-
-    Raises:
-        FileNotFoundError: there is no such object.
-    """
-    found = _bucket(bucket_of(location)).part(_key(location, name), start, stop)
-    if found is None:
-        raise FileNotFoundError(name)
-    return found
-
-
-def put(location: str, name: str, data: bytes | Path, replaces: str | None = ANY) -> str | None:
+def put(bucket: Bucket, key: str, data: bytes | Path, replaces: str | None = ANY) -> str | None:
     """Write an object, if the one that it replaces is still there.
 
     Args:
-        location: the folder.
-        name: name of the object in it.
+        bucket: the bucket.
+        key: key of the object.
         data: the content, or a file that holds it.
         replaces: tag of the object that is replaced; None to write a new one, `ANY` to replace whatever is there. Where an object
             with the tag has been deleted, a new one is written.
@@ -144,7 +123,7 @@ def put(location: str, name: str, data: bytes | Path, replaces: str | None = ANY
     Returns:
         The tag of what was written; None if something else is there.
     """
-    bucket, key, writer = _bucket(bucket_of(location)), _key(location, name), uuid.uuid4().hex
+    writer = uuid.uuid4().hex
     while True:
         try:
             return bucket.write(key, data, replaces, writer)
@@ -164,23 +143,3 @@ def put(location: str, name: str, data: bytes | Path, replaces: str | None = ANY
             time.sleep(_CONFLICT_SECONDS)  # Another write was under way: its outcome decides.
         elif replaces != ANY:
             replaces = None
-
-
-def delete(location: str, name: str, tag: str) -> None:
-    """Delete an object if it still has a tag."""
-    _bucket(bucket_of(location)).delete(_key(location, name), tag)
-
-
-def _key(location: str, name: str) -> str:
-    return f"{filesystem_of(location)[1]}/{name}".partition("/")[2]
-
-
-@lru_cache(maxsize=64)
-def _bucket(address: str) -> Bucket:
-    if address.startswith("s3://"):
-        from schemas.s3 import S3Bucket
-
-        return S3Bucket(address)
-    from schemas.google_storage import GoogleBucket
-
-    return GoogleBucket(address)

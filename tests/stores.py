@@ -68,13 +68,13 @@ class Store:
 
 def use(environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Give this process the settings of a store; forget those of another."""
-    import pipelines.inputs.stores  # Here, since the proxy is a process that needs none of it.
-    import schemas.filesystems
+    import schemas.filesystems  # Here, since the proxy is a process that needs none of it.
+    import schemas.s3
     import schemas.stores
 
     schemas.filesystems._connect.cache_clear()
-    schemas.stores._bucket.cache_clear()
-    pipelines.inputs.stores._s3_store.cache_clear()
+    schemas.stores._open.cache_clear()
+    schemas.s3._obstore.cache_clear()
     for name in SETTINGS:
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():

@@ -32,8 +32,8 @@ EXCEPTIONS = {
     "pipelines/__init__.py": {"imagepivot"},
     "pipelines/commands/app.py": {"train"},
     "pipelines/commands/demo.py": {"train"},
-    "schemas/s3.py": {"botocore"},  # Loaded when something is written to S3, where it is installed.
-    "schemas/google_storage.py": {"google", "requests"},  # Likewise for Google's store.
+    "schemas/s3.py": {"botocore", "obstore"},  # Loaded for objects in S3, where they are installed.
+    "schemas/google_storage.py": {"google", "requests"},  # Loaded for objects in Google's store.
 }
 
 # By package: what the modules of a room may import of the same package besides their own room. Modules that stand in the package's

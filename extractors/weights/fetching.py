@@ -18,16 +18,15 @@ import urllib.request
 from collections.abc import Iterator
 from http.client import HTTPException
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import BinaryIO, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import torch
-from pyarrow import fs
 
 from schemas.errors import InputError
-from schemas.filesystems import filesystem_of, storage_errors
+from schemas.filesystems import storage_errors
 from schemas.locations import is_remote, local_path
-from schemas.storage import TEMPORARY_MARK
+from schemas.storage import TEMPORARY_MARK, file_at
 
 __all__ = ["cache_folder", "local_file"]
 
@@ -173,19 +172,17 @@ def _opened(location: str) -> Iterator[_Object]:
 
 @contextlib.contextmanager
 def _opened_object(location: str) -> Iterator[_Object]:
-    filesystem, path = filesystem_of(location)
+    folder, name = file_at(location)
     try:
-        with storage_errors(location):
-            entry = filesystem.get_file_info(path)
-            if entry.type != fs.FileType.File:
-                raise FileNotFoundError(path)
-            stream = filesystem.open_input_stream(path, compression=None)
+        entry = folder.entry(name)
+        if entry is None:
+            raise FileNotFoundError(location)
+        version = (folder.tag(name) if folder.has_tags else "") or entry.version
+        stream = folder.stream(name)
     except FileNotFoundError as error:
         raise InputError(f"there are no weights {location!r}: check the bucket and the key") from error
     with stream:
-        told = {name.lower(): value.decode() for name, value in (stream.metadata() or {}).items()}
-        version = told.get("generation") or told.get("etag") or str(entry.mtime_ns or "")
-        yield _Object(path.rpartition("/")[2], version, entry.size, cast("BinaryIO", stream))
+        yield _Object(name, version, entry.size, stream)
 
 
 @contextlib.contextmanager

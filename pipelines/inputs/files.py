@@ -15,17 +15,15 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, BinaryIO, Literal, cast
+from typing import Any, BinaryIO, cast
 
 import ijson
 import pyarrow as pa
-from pyarrow import fs
 
-from pipelines.inputs.stores import open_ranges
 from schemas.errors import DatasetError, InputError
-from schemas.filesystems import filesystem_of, storage_errors
-from schemas.locations import absolute_location, check_location, check_regular, is_remote
-from schemas.storage import Folder
+from schemas.filesystems import storage_errors
+from schemas.locations import absolute_location, check_location, is_remote
+from schemas.storage import Folder, PathKind
 from schemas.text import HEAD, decode_line, mark_length, not_utf8
 
 __all__ = [
@@ -42,8 +40,6 @@ __all__ = [
     "read_lines",
     "without_gz",
 ]
-
-PathKind = Literal["file", "folder", "nothing"]
 
 _CHUNK = 1 << 18
 _REMOTE_CHUNK = 4 << 20  # What a request reads.
@@ -69,12 +65,7 @@ def kind_of(location: str) -> PathKind:
         InputError: it is a pipe, a socket or a device.
     """
     with input_errors(location):
-        filesystem, path = filesystem_of(location)
-        entry = filesystem.get_file_info([path])[0]
-        if entry.type == fs.FileType.Unknown:
-            check_regular(path)
-    kinds: dict[fs.FileType, PathKind] = {fs.FileType.File: "file", fs.FileType.Directory: "folder"}
-    return kinds.get(entry.type, "nothing")
+        return Folder(location).kind()
 
 
 def list_files(folder: Folder, below: str = "") -> list[str]:
@@ -98,7 +89,7 @@ def open_input(folder: Folder, name: str, *, decompress: bool = True) -> Iterato
     location = folder.path_of(name)
     with input_errors(location):
         try:
-            with _stream(folder, name) as raw:
+            with folder.stream(name) as raw:
                 stored = io.BufferedReader(raw, _CHUNK if folder.is_local else _REMOTE_CHUNK)
                 if decompress and name.endswith(".gz"):
                     with gzip.GzipFile(fileobj=stored) as unzipped:
@@ -110,10 +101,6 @@ def open_input(folder: Folder, name: str, *, decompress: bool = True) -> Iterato
                 f"{location!r} is not a whole gzip file ({error}): it was probably cut short while it was copied, or is not "
                 f"compressed at all; fetch it again, or name it without '.gz'"
             ) from error
-
-
-def _stream(folder: Folder, name: str) -> Any:
-    return open_ranges(folder, name) if folder.location.startswith("s3://") and folder.has_tags else folder.stream(name)
 
 
 @contextmanager
@@ -131,9 +118,7 @@ def open_seekable(folder: Folder, name: str) -> pa.NativeFile:
         InputError: the file is missing or cannot be read.
     """
     with input_errors(folder.path_of(name)):
-        if folder.location.startswith("s3://") and folder.has_tags:
-            return pa.PythonFile(open_ranges(folder, name), mode="r")
-        return folder.open(name)
+        return folder.open_ranges(name)
 
 
 @contextmanager

@@ -12,7 +12,6 @@ import pytest
 from PIL import Image
 from pyarrow import fs
 
-from pipelines.inputs.stores import read_object
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
@@ -252,7 +251,7 @@ def test_wrong_credentials_for_s3(table, imagepivot, tmp_path, monkeypatch):
         refused(lambda: imagepivot("captions", table, "s3://bucket/x", "--format", "table", code=1), *denied)
         refused(lambda: features(imagepivot, "s3://bucket/x", tmp_path / "f", code=1), *denied)
         with pytest.raises(DatasetError, match="access denied: check the credentials"):
-            read_object(Folder("s3://bucket/x"), "a.jpg")
+            Folder("s3://bucket/x").read_object("a.jpg")
 
 
 @pytest.mark.parametrize("content", [None, '{"type": "service_account"}', "{}"])
@@ -278,7 +277,7 @@ def test_keys_are_taken_as_they_stand(store):
 def test_an_image_is_read_under_any_key(store, name):
     folder = Folder(store.address("any keys"))
     folder.write(name, name.encode())
-    assert read_object(folder, name) == folder.read(name) == name.encode()
+    assert folder.read_object(name) == folder.read(name) == name.encode()
 
 
 @pytest.fixture(scope="module")

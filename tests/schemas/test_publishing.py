@@ -6,14 +6,15 @@ import hashlib
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from schemas import stores
+from schemas.buckets import ANY, Bucket, Entry, Page, RefusedError, Written
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
+from schemas.fingerprints import sha256_of_bytes
 from schemas.storage import Folder
 from schemas.writing import publishing
 from schemas.writing.dataset_writer import commit
@@ -62,37 +63,46 @@ def test_two_attempts_at_once_publish_one_of_them(monkeypatch, tmp_path, alone, 
     assert set(outcomes) == set(names)
 
 
-@pytest.fixture
-def tags(monkeypatch):
+class DiskBucket(Bucket):
     """A disk with the tags and the conditions of a store, in place of locks."""
 
-    def tag_of(location: str, name: str) -> str | None:
-        path = Path(location, name)
-        return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+    def exists(self) -> bool:
+        return True
 
-    def put(location: str, name: str, data: bytes | Path, replaces: str | None = stores.ANY) -> str | None:
-        if replaces not in (stores.ANY, tag_of(location, name)) and (replaces is None or tag_of(location, name) is not None):
-            return None
-        path = Path(location, name)
+    def page(self, prefix: str, *, after: str, by_folder: bool) -> Page:
+        written = {f"{prefix}{name}": data for name, data in bytes_of(Path("/", prefix)).items()}
+        return Page([Entry(key, len(data), tag=sha256_of_bytes(data)) for key, data in written.items()], [], "")
+
+    def head(self, key: str) -> Written | None:
+        found = self.get(key)
+        return None if found is None else Written(found[1], "")
+
+    def get(self, key: str) -> tuple[bytes, str] | None:
+        path = Path("/", key)
+        return (path.read_bytes(), sha256_of_bytes(path.read_bytes())) if path.is_file() else None
+
+    def part(self, key: str, start: int, stop: int) -> bytes | None:
+        found = self.get(key)
+        return None if found is None else found[0][start:stop]
+
+    def write(self, key: str, data: bytes | Path, replaces: str | None, writer: str) -> str:
+        found = self.head(key)
+        if replaces != ANY and replaces != (found and found.tag):
+            raise RefusedError(404 if found is None else 412)
+        path = Path("/", key)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data if isinstance(data, bytes) else data.read_bytes())
-        return tag_of(location, name)
+        return sha256_of_bytes(path.read_bytes())
 
-    def read(location: str, name: str) -> tuple[bytes, str] | None:
-        tag = tag_of(location, name)
-        return None if tag is None else (Path(location, name).read_bytes(), tag)
+    def delete(self, key: str, tag: str) -> None:
+        if self.head(key) == Written(tag, ""):
+            Path("/", key).unlink()
 
-    def delete(location: str, name: str, tag: str) -> None:
-        if tag_of(location, name) == tag:
-            Path(location, name).unlink()
 
-    def objects(location: str) -> Iterator[stores.StoredObject]:
-        for name in bytes_of(Path(location)):
-            yield stores.StoredObject(name, Path(location, name).stat().st_size, tag_of(location, name) or "")
-
+@pytest.fixture
+def tags(monkeypatch):
     monkeypatch.setattr(stores, "has_tags", lambda location: True)
-    for function in (tag_of, put, read, delete, objects):
-        monkeypatch.setattr(stores, function.__name__, function)
+    monkeypatch.setattr(stores, "open_bucket", lambda location: DiskBucket())
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow import fs
 
 import schemas.filesystems
-import schemas.listings
 import schemas.storage
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
@@ -44,10 +43,9 @@ def bucket(monkeypatch):
     store = MemoryFileSystem()
     store.store, store.pseudo_dirs = {}, ["", "/bucket"]
     wrapped = fs.PyFileSystem(fs.FSSpecHandler(store))
-    for module in (schemas.storage, schemas.listings):
-        monkeypatch.setattr(
-            module, "filesystem_of", lambda location: (wrapped, "/" + location.removeprefix("gs://").rstrip("/"))
-        )
+    monkeypatch.setattr(
+        schemas.storage, "filesystem_of", lambda location: (wrapped, "/" + location.removeprefix("gs://").rstrip("/"))
+    )
     monkeypatch.setattr(schemas.stores, "has_tags", lambda location: False)
     return store
 
@@ -300,6 +298,31 @@ def test_a_full_disk_leaves_nothing_behind(folder):
     with pytest.raises(DatasetError, match=r"cannot use '.*/data/name': the disk is full"):
         fail()
     assert folder.names() == []
+
+
+def test_a_local_object_is_read_as_any_other_file(folder):
+    folder.write("a", b"1")
+    assert folder.read_object("a") == b"1"
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        folder.read_object("nothing")
+
+
+def test_kind_says_what_a_location_holds(folder):
+    assert folder.kind() == "nothing"
+    folder.write("a", b"1")
+    os.mkfifo(folder.local_path / "pipe")
+    assert (folder.kind(), Folder(folder.path_of("a")).kind()) == ("folder", "file")
+    with pytest.raises(DatasetError, match="pipe': it is a named pipe, expected a file"):
+        Folder(folder.path_of("pipe")).kind()
+
+
+def test_entry_has_size_and_time_of_a_file(folder):
+    folder.write("deep/a", b"123")
+    time = (folder.local_path / "deep/a").stat().st_mtime_ns
+    assert folder.entry("deep/a") == ("deep/a", 3, str(time), "")
+    assert folder.entry("deep") is None
+    assert folder.folders() == ["deep"]
+    assert folder.tagged() == {"deep/a": ("deep/a", 3, "", "")}
 
 
 def test_folders_are_pickled(folder):

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import schemas.filesystems
 from schemas import buckets, s3, stores
 from schemas.filesystems import NoSuchBucketError, StoreAccessError, StoreBusyError, StoreError, StoreUnreachableError
 from schemas.s3 import S3Bucket
@@ -62,9 +63,7 @@ def answers(monkeypatch):
         return ClientError({"Error": {"Code": "X", "Message": ""}, "ResponseMetadata": {"HTTPStatusCode": status}}, "Write")
 
     client = Client()
-    monkeypatch.setattr(s3, "_client", lambda address: (client, "b"))
-    monkeypatch.setattr(stores, "_bucket", S3Bucket)
-    monkeypatch.setattr(stores, "_key", lambda location, name: name)
+    monkeypatch.setattr(s3, "_connect", lambda address: client)
     monkeypatch.setattr(stores, "_CONFLICT_SECONDS", 0)
     return client
 
@@ -83,14 +82,14 @@ def answers(monkeypatch):
 )
 def test_what_becomes_of_a_write(answers, replaces, statuses, tag, asked):
     answers.statuses = list(statuses)
-    assert stores.put("s3://b/x", "a", b"1", replaces) == tag
+    assert stores.put(S3Bucket("s3://b"), "a", b"1", replaces) == tag
     assert answers.asked == asked
 
 
 def test_a_write_that_is_denied_is_an_error(answers):
     answers.statuses = [403]
     with pytest.raises(StoreAccessError, match="An error occurred"):
-        stores.put("s3://b/x", "a", b"1", None)
+        stores.put(S3Bucket("s3://b"), "a", b"1", None)
 
 
 @pytest.mark.parametrize(
@@ -160,12 +159,12 @@ def test_a_store_that_stays_busy_is_given_up(monkeypatch):
     monkeypatch.setattr(buckets.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
 
     def put_object(**asked):
-        assert asked == {"Key": "a"}
+        assert asked == {"Bucket": "b", "Key": "a"}
         calls.append(now[0])
         raise ClientError({"Error": {}, "ResponseMetadata": {"HTTPStatusCode": 503}}, "PutObject")
 
     with pytest.raises(ClientError, match="PutObject"):
-        s3._RetryingClient(SimpleNamespace(put_object=put_object)).put_object(Key="a")
+        s3._BucketClient(SimpleNamespace(put_object=put_object), "b").put_object(Key="a")
     assert calls[:4] == [0.0, 0.25, 0.75, 1.75]
     assert 15 <= calls[-1] <= 19
 
@@ -212,8 +211,7 @@ def google(monkeypatch):
 
     bucket.blob, bucket.get_blob = lambda key: Blob(), get_blob
     monkeypatch.setattr("schemas.google_storage._client", lambda address: (None, bucket))
-    monkeypatch.setattr(stores, "_bucket", GoogleBucket)
-    monkeypatch.setattr(stores, "_key", lambda location, name: name)
+    bucket.front = GoogleBucket("gs://b")
     return bucket
 
 
@@ -231,7 +229,7 @@ def google(monkeypatch):
 )
 def test_what_becomes_of_a_write_to_google(google, replaces, failures, tag, conditions):
     google.failures = list(failures)
-    assert stores.put("gs://b/x", "a", b"1", replaces) == tag
+    assert stores.put(google.front, "a", b"1", replaces) == tag
     assert google.conditions == conditions
 
 
@@ -247,5 +245,53 @@ def test_what_becomes_of_a_write_to_google(google, replaces, failures, tag, cond
 def test_what_becomes_of_parts_that_another_command_deletes(google, monkeypatch, replaces, failures, tag, conditions):
     monkeypatch.setattr("schemas.google_storage.PART_BYTES", 2)
     google.failures = list(failures)
-    assert stores.put("gs://b/x", "a", b"123", replaces) == tag
+    assert stores.put(google.front, "a", b"123", replaces) == tag
     assert google.conditions == conditions
+
+
+@pytest.fixture
+def no_settings(monkeypatch, tmp_path):
+    for name in (
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+        "AWS_PROFILE",
+        "AWS_REGION",
+        "AWS_DEFAULT_REGION",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    schemas.filesystems._connect.cache_clear()
+    s3._obstore.cache_clear()
+    yield
+    schemas.filesystems._connect.cache_clear()
+    s3._obstore.cache_clear()
+
+
+def test_endpoint_and_region_are_those_of_pyarrow(no_settings, monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    store = s3._obstore("s3://b?region=eu-west-1")
+    assert store.config["bucket"] == "b"
+    assert (store.config["endpoint"], store.config["region"]) == ("http://127.0.0.1:1", "eu-west-1")
+    monkeypatch.setenv("AWS_REGION", "eu-north-1")
+    assert s3._obstore("s3://b").config["region"] == "eu-north-1"
+    assert s3._obstore("s3://key:secret@b").config["access_key_id"] == "key"
+
+
+def test_credentials_are_found_as_the_tools_of_the_cloud_find_them(no_settings, monkeypatch, tmp_path):
+    (tmp_path / "credentials").write_text(
+        "[work]\naws_access_key_id = id\naws_secret_access_key = secret\naws_session_token = t\n"
+    )
+    monkeypatch.setenv("AWS_PROFILE", "work")
+    found = s3._credentials()()
+    assert (found["access_key_id"], found["secret_access_key"], found["token"]) == ("id", "secret", "t")
+    assert found["expires_at"].tzinfo is not None
+
+
+def test_without_credentials_access_is_denied(no_settings):
+    with pytest.raises(StoreAccessError, match="Permission denied"):
+        s3._credentials()

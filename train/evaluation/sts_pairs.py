@@ -23,10 +23,9 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
-from pyarrow import fs
 
 from schemas.errors import DatasetError, InputError
-from schemas.filesystems import filesystem_of, storage_errors
+from schemas.filesystems import storage_errors
 from schemas.locations import absolute_location, check_location
 from schemas.storage import Folder
 from schemas.text import decode_text
@@ -109,15 +108,14 @@ def _files_at(location: str) -> Iterator[str]:
     check_location(location)
     location = absolute_location(location)
     with _input_errors(location):
-        filesystem, path = filesystem_of(location)
-        kind = filesystem.get_file_info(path).type
-        if kind == fs.FileType.NotFound:
+        folder = Folder(location)
+        kind = folder.kind()
+        if kind == "nothing":
             raise InputError(f"there is no file or folder {location!r}: give sentence pairs of a shared task, or runs")
-        if kind != fs.FileType.Directory:
+        if kind == "file":
             above, _, name = location.rpartition("/")
             yield above + "/" + _INPUT.sub(r"STS.input.\2.txt", name)
             return
-        folder = Folder(location)
         names = [name for name in folder.children() if name.startswith("STS.input.") or name.endswith(_TABLES)]
     if not names:
         raise InputError(f"{location!r} holds no sentence pairs: {_LAYOUTS}")

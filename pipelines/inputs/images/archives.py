@@ -143,7 +143,7 @@ class _Archives(ImageSource):
     def _names(self, left_out: NotTaken) -> Iterator[tuple[str, str]]:
         """Yield name and version of each archive."""
         matches = re.compile(self.pattern).fullmatch if self.pattern is not None else None
-        for path, _, version in self.folder.entries(left_out.add_link):
+        for path, _, version, _ in self.folder.entries(left_out.add_link):
             if matches(path) if matches else self._is_archive(path):
                 yield path, version
             elif matches:

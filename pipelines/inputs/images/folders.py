@@ -10,20 +10,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 
-from pyarrow import fs
-
 from pipelines.inputs.dialects import AUTO_DIALECT, Dialect
 from pipelines.inputs.ids import IdRule, id_of_path
 from pipelines.inputs.images.base import ImageRef, ImageSource
 from pipelines.inputs.images.selection import NotTaken, crosses_folders, is_image
-from pipelines.inputs.stores import read_object
 from pipelines.inputs.tables import Row, read_rows
 from pipelines.inputs.web import PARALLEL_READS, PUBLIC_ACCESS, WebAccess, check_proxy, fetch, is_web_address, versions_of
 from schemas.errors import DatasetError, InputError, UsageError
-from schemas.filesystems import filesystem_of, storage_errors
 from schemas.keys import check_image_id
 from schemas.locations import is_remote, plain_location
-from schemas.storage import Folder
+from schemas.storage import Folder, file_at
 
 __all__ = ["TABLE_COLUMNS", "ImageTable", "ImagesInFolder"]
 
@@ -57,7 +53,7 @@ class ImagesInFolder(ImageSource):
         """List the images by walking the folder, and count what is not taken."""
         matches = re.compile(self.pattern).fullmatch if self.pattern is not None else None
         left_out, has_images = NotTaken(descends=crosses_folders(self.pattern)), False
-        for path, size, version in self.folder.entries(left_out.add_link):
+        for path, size, version, _ in self.folder.entries(left_out.add_link):
             if matches(path) if matches else is_image(path):
                 _check_name(path, self.folder)
                 has_images = True
@@ -85,7 +81,7 @@ class ImagesInFolder(ImageSource):
 
     def read(self, ref: ImageRef) -> bytes:
         """Return the bytes of one file."""
-        return read_object(self.folder, ref.uri)
+        return self.folder.read_object(ref.uri)
 
 
 @dataclass(frozen=True)
@@ -169,7 +165,7 @@ class ImageTable(ImageSource):
         if is_web_address(ref.uri):
             return fetch(ref.uri, self.access)
         parent, _, name = self._path_of(ref.uri).rpartition("/")
-        return read_object(Folder(parent or "/"), name)
+        return Folder(parent or "/").read_object(name)
 
     def _check_address(self, uri: str, place: str) -> None:
         """Refuse an address that cannot be read whatever is behind it."""
@@ -201,12 +197,11 @@ def _first_addresses(folder: Folder, name: str, columns: tuple[tuple[str, str], 
 def _status(location: str) -> tuple[int, str]:
     """Return size and modification time, in nanoseconds, of a file on a disk or in a store; -1 and nothing if it cannot be told."""
     try:
-        with storage_errors(location):
-            filesystem, path = filesystem_of(location)
-            entry = filesystem.get_file_info(path)
+        folder, name = file_at(location)
+        entry = folder.entry(name)
     except (DatasetError, UsageError, FileNotFoundError):
         return -1, ""
-    return (entry.size, str(entry.mtime_ns)) if entry.type == fs.FileType.File else (-1, "")
+    return (-1, "") if entry is None else (entry.size, entry.version)
 
 
 def _check_name(path: str, folder: Folder) -> None:
