@@ -93,16 +93,10 @@ class S3Bucket(Bucket):
 
     def exists(self) -> bool:
         """Whether there is such a bucket."""
-        from botocore.exceptions import ClientError
-
-        with _store_errors():
-            try:
-                self._client.head_bucket()
-            except ClientError as error:
-                if _status_of(error) != 404:
-                    raise
-                return False
-        return True
+        with _store_errors(404):
+            self._client.head_bucket()
+            return True
+        return False
 
     def page(self, prefix: str, *, after: str, by_folder: bool) -> Page:
         """Return a page of a listing, see `Bucket.page`."""
@@ -122,16 +116,10 @@ class S3Bucket(Bucket):
 
     def head(self, key: str) -> Written | None:
         """Return what an object is; None if there is none."""
-        from botocore.exceptions import ClientError
-
-        with _store_errors():
-            try:
-                found = self._client.head_object(Key=key)
-            except ClientError as error:
-                if _status_of(error) != 404:
-                    raise
-                return None
-        return Written(found["ETag"], found["Metadata"].get(WRITER, ""))
+        with _store_errors(404):
+            found = self._client.head_object(Key=key)
+            return Written(found["ETag"], found["Metadata"].get(WRITER, ""))
+        return None
 
     def get(self, key: str) -> tuple[bytes, str] | None:
         """Return content and tag of an object; None if there is none."""
@@ -146,19 +134,13 @@ class S3Bucket(Bucket):
         return None if found is None else found[0]
 
     def _get(self, key: str, **options: str) -> tuple[bytes, str] | None:
-        from botocore.exceptions import ClientError
-
         def get() -> tuple[bytes, str]:
             found = self._client.get_object(Key=key, **options)
             return found["Body"].read(), found["ETag"]
 
-        with _store_errors():
-            try:
-                return RETRIES.repeat(get, _is_transient)
-            except ClientError as error:
-                if _status_of(error) != 404 or _code_of(error) == "NoSuchBucket":
-                    raise
-                return None
+        with _store_errors(404):
+            return RETRIES.repeat(get, _is_transient)
+        return None
 
     def write(self, key: str, data: bytes | Path, replaces: str | None, writer: str) -> str:
         """Write an object, see `Bucket.write`; the condition of an upload in parts counts when the last one is there."""
@@ -176,14 +158,8 @@ class S3Bucket(Bucket):
 
     def delete(self, key: str, tag: str) -> None:
         """Delete an object if it still has a tag."""
-        from botocore.exceptions import ClientError
-
-        with _store_errors():
-            try:
-                self._client.delete_object(Key=key, IfMatch=tag)
-            except ClientError as error:
-                if _status_of(error) not in (404, 409, 412):
-                    raise
+        with _store_errors(404, 409, 412):
+            self._client.delete_object(Key=key, IfMatch=tag)
 
     def _upload(self, key: str, data: bytes | Path, condition: dict[str, str], writer: str) -> str:
         client, size = self._client, size_of(data)
@@ -353,12 +329,16 @@ def _class_of(error: Exception) -> type[StoreError] | None:
 
 
 @contextmanager
-def _store_errors() -> Iterator[None]:
-    """Turn errors of botocore into ours."""
+def _store_errors(*expected: int) -> Iterator[None]:
+    """Turn errors of botocore into ours; an answer with an expected status ends the block, unless there is no bucket."""
+    from botocore.exceptions import ClientError
+
     try:
         yield
     except Exception as error:
         store_error = _class_of(error)
         if store_error is None:
             raise
-        raise store_error(str(error)) from error
+        is_expected = isinstance(error, ClientError) and _status_of(error) in expected
+        if not is_expected or store_error is NoSuchBucketError:
+            raise store_error(str(error)) from error

@@ -113,6 +113,19 @@ def test_answers_of_s3_are_errors_by_class(status, code, kind):
     assert type(caught.value) is kind
 
 
+def test_expected_answers_of_s3_are_no_errors_but_a_missing_bucket_is():
+    from botocore.exceptions import ClientError
+
+    def answer(status: int, code: str) -> ClientError:
+        return ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}, "GetObject")
+
+    with s3._store_errors(404, 412):
+        raise answer(404, "NoSuchKey")
+    for status, code, kind in ((404, "NoSuchBucket", NoSuchBucketError), (409, "Conflict", StoreError)):
+        with pytest.raises(kind, match=code), s3._store_errors(404, 412):
+            raise answer(status, code)
+
+
 def test_failures_of_botocore_are_errors_by_class():
     from botocore import exceptions as boto
 
