@@ -14,7 +14,7 @@ from extractors.settings import RegionOptions, Settings
 from extractors.weights.choice import split_choice
 from schemas.errors import UsageError
 from schemas.features import DTYPES, FeatureSpec
-from schemas.locations import absolute_location, is_remote
+from schemas.storage.locations import absolute_location, is_remote
 
 if TYPE_CHECKING:
     import torch

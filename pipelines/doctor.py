@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
 from schemas.errors import DatasetError, ImagepivotError, UsageError
-from schemas.locations import STORE, check_location, is_remote
-from schemas.storage import TEMPORARY_MARK, Folder
+from schemas.storage.folder import TEMPORARY_MARK, Folder
+from schemas.storage.locations import STORE, check_location, is_remote
 
 if TYPE_CHECKING:
     import numpy as np

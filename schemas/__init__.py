@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from schemas.keys import CaptionKey as CaptionKey
     from schemas.keys import shard_of as shard_of
     from schemas.manifest import Manifest as Manifest
-    from schemas.storage import Folder as Folder
+    from schemas.storage.folder import Folder as Folder
     from schemas.vocabulary import Vocabulary as Vocabulary
     from schemas.writing.dataset_writer import ShardWriter as ShardWriter
     from schemas.writing.dataset_writer import open_shard as open_shard
@@ -75,7 +75,7 @@ _MODULES = {
     "manifest": ("Manifest",),
     "writing.output": ("OutputDataset", "ReusePolicy", "UpdatePolicy"),
     "writing.repair": ("Repair", "repair"),
-    "storage": ("Folder",),
+    "storage.folder": ("Folder",),
     "writing.tasks": ("ArrayTask", "TaskSummary", "commit_tasks"),
     "writing.validation": ("validate",),
     "vocabulary": ("Vocabulary",),

@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from schemas.damage import content_errors, damaged
 from schemas.errors import DatasetError
 from schemas.failures import parse_failures
 from schemas.features import FeatureSpec
@@ -26,7 +25,8 @@ from schemas.kinds import FAILURES, batch_rows, belongs_to_images, holds_vectors
 from schemas.manifest import FileEntry, Manifest
 from schemas.parameters import feature_of
 from schemas.shards import sha256_of_footer
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
+from schemas.storage.storage_errors import content_errors, damaged
 from schemas.vocabulary import Vocabulary
 
 __all__ = ["Dataset", "OpenShard", "open_dataset"]

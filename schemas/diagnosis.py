@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 
 __all__ = ["diagnose"]
 

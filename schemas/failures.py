@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schemas.damage import content_errors
 from schemas.fingerprints import sha256_of_bytes
 from schemas.kinds import FAILURES
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
+from schemas.storage.storage_errors import content_errors
 
 __all__ = ["FailuresEntry", "failures_content", "failures_name", "parse_failures", "read_failures", "write_failures"]
 

@@ -9,11 +9,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from schemas.filesystems import storage_errors
 from schemas.fingerprints import sha256_of_file, sha256_of_json
-from schemas.locations import check_location
 from schemas.manifest import MANIFEST_NAMES, Manifest
-from schemas.storage import Folder, file_at
+from schemas.storage.folder import Folder, file_at
+from schemas.storage.locations import check_location
+from schemas.storage.storage_errors import storage_errors
 
 __all__ = ["MADE_FROM_NAME", "differences", "is_current", "made_from", "read_made_from", "write_made_from"]
 

@@ -25,7 +25,7 @@ from schemas.parameters import (
     WordVectorsParameters,
     feature_of,
 )
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.stored import stored_values
 
 __all__ = ["MANIFEST_NAME", "MANIFEST_NAMES", "TASKS_NAME", "FileEntry", "Manifest", "ShardEntry", "newer"]

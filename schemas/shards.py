@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 
 from schemas.errors import DatasetError
 from schemas.failures import FailuresEntry
-from schemas.filesystems import store_error_of
 from schemas.fingerprints import FORMAT_VERSION, Identity, canonical_json, sha256_of_file, sha256_of_json
 from schemas.manifest import ShardEntry
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
+from schemas.storage.storage_errors import store_error_of
 from schemas.stored import stored_values
 
 __all__ = [

@@ -11,7 +11,7 @@ from schemas.errors import DatasetError
 from schemas.fingerprints import sha256_of_json
 
 if TYPE_CHECKING:  # the storage loads Arrow, and completion in a shell needs the names of extractors alone
-    from schemas.storage import Folder
+    from schemas.storage.folder import Folder
 
 __all__ = ["read_stored", "stored_values"]
 

@@ -11,7 +11,7 @@ import codecs
 from pathlib import Path
 
 from schemas.errors import DatasetError, InputError
-from schemas.locations import check_regular
+from schemas.storage.locations import check_regular
 
 __all__ = ["HEAD", "LONE_CR", "MARK", "decode_line", "decode_text", "mark_length", "not_utf8", "read_text"]
 

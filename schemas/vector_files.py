@@ -22,8 +22,8 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 from schemas.errors import DatasetError, InputError
-from schemas.locations import absolute_location, check_location
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
+from schemas.storage.locations import absolute_location, check_location
 from schemas.text import HEAD, decode_line, mark_length
 
 __all__ = ["FileDigest", "VectorFile", "open_user_file", "read_vector_file"]

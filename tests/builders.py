@@ -15,7 +15,7 @@ from schemas.features import FeatureSpec
 from schemas.fingerprints import Identity
 from schemas.kinds import KEY_COLUMNS
 from schemas.manifest import Manifest
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import write_dataset
 from schemas.writing.output import OutputDataset
 

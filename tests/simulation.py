@@ -39,7 +39,7 @@ from schemas.fingerprints import Identity
 from schemas.keys import shard_of
 from schemas.manifest import MANIFEST_NAME, Manifest
 from schemas.parameters import CaptionsParameters, FeaturesParameters
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.vocabulary import Vocabulary
 from schemas.writing.dataset_writer import commit, open_shard
 from schemas.writing.output import OutputDataset

@@ -16,7 +16,7 @@ from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
 from schemas.fingerprints import Identity
 from schemas.manifest import MANIFEST_NAMES
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing import publishing
 from schemas.writing.dataset_writer import open_shard
 from schemas.writing.output import OutputDataset

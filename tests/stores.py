@@ -68,13 +68,13 @@ class Store:
 
 def use(environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Give this process the settings of a store; forget those of another."""
-    import schemas.filesystems  # Here, since the proxy is a process that needs none of it.
-    import schemas.s3
-    import schemas.stores
+    import schemas.storage.filesystems  # Here, since the proxy is a process that needs none of it.
+    import schemas.storage.object_store
+    import schemas.storage.s3
 
-    schemas.filesystems._connect.cache_clear()
-    schemas.stores._open.cache_clear()
-    schemas.s3._obstore.cache_clear()
+    schemas.storage.filesystems._connect.cache_clear()
+    schemas.storage.object_store._open.cache_clear()
+    schemas.storage.s3._obstore.cache_clear()
     for name in SETTINGS:
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():

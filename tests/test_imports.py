@@ -32,8 +32,8 @@ EXCEPTIONS = {
     "pipelines/__init__.py": {"imagepivot"},
     "pipelines/commands/app.py": {"train"},
     "pipelines/commands/demo.py": {"train"},
-    "schemas/s3.py": {"botocore", "obstore"},  # Loaded for objects in S3, where they are installed.
-    "schemas/google_storage.py": {"google", "requests"},  # Loaded for objects in Google's store.
+    "schemas/storage/s3.py": {"botocore", "obstore"},  # Loaded for objects in S3, where they are installed.
+    "schemas/storage/google_storage.py": {"google", "requests"},  # Loaded for objects in Google's store.
 }
 
 # By package: what the modules of a room may import of the same package besides their own room. Modules that stand in the package's
@@ -105,6 +105,12 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "demo": {"config", "data", "evaluation", "jobs", "loop", "progress", "reports", "runs"},
         "commands": {"*"},
     },
+}
+
+# Outside `schemas.storage` nothing imports these: files are reached through `schemas.storage.folder`.
+CLIENTS = {
+    *("botocore", "google.api_core", "google.auth", "google.cloud", "obstore", "pyarrow.fs", "requests"),
+    *(f"schemas.storage.{name}" for name in ("bucket", "filesystems", "google_storage", "object_store", "s3")),
 }
 
 HEAVY = ("torch", "torchvision", "apache_beam", "PIL", "sacremoses", "detectron2", "typer", "rich", "pandas")
@@ -300,6 +306,39 @@ def test_rooms_import_only_what_the_layout_allows(sources):
 def test_every_room_is_in_the_layout(sources):
     for package, rooms in ROOMS.items():
         assert {room(name)[1] for name in sources if room(name)[0] == package} - {""} == set(rooms)
+
+
+def clients(source: str) -> set[str]:
+    """Clients of object stores that a module imports, wherever the import stands."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {client for client in CLIENTS for name in names if f"{name}.".startswith(f"{client}.")}
+
+
+def test_clients_of_stores_are_imported_by_the_storage_package_alone(sources):
+    found = {name: clients(text) for name, text in sources.items() if not name.startswith("schemas.storage.")}
+    assert {name: names for name, names in found.items() if names} == {}
+    assert set().union(*map(clients, sources.values())) == CLIENTS
+
+
+@pytest.mark.parametrize(
+    ("statement", "client"),
+    [
+        ("from pyarrow import fs", "pyarrow.fs"),
+        ("import pyarrow.fs", "pyarrow.fs"),
+        ("from pyarrow.fs import FileSelector", "pyarrow.fs"),
+        ("from schemas.storage import s3", "schemas.storage.s3"),
+        ("from schemas.storage.filesystems import filesystem_of", "schemas.storage.filesystems"),
+        ("import google.cloud.storage as gcs", "google.cloud"),
+        ("from botocore.session import get_session", "botocore"),
+    ],
+)
+def test_imports_of_clients_are_found(statement, client):
+    assert clients(f"def lazily():\n    {statement}") == {client}
 
 
 def test_the_layout_has_no_circle_itself():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from schemas.errors import ImagepivotError, UsageError
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from train.config.sections import Config
 from train.data.corpus import Corpus
 from train.data.splits import LeftOut

@@ -19,7 +19,7 @@ from torch import Tensor
 from schemas.errors import UsageError
 from schemas.interruption import say
 from schemas.limits import bfloat16_remark
-from schemas.storage import TEMPORARY_MARK, Folder
+from schemas.storage.folder import TEMPORARY_MARK, Folder
 from schemas.writing.output import hold
 from train.config.sections import to_toml
 from train.data.sampling import Batch

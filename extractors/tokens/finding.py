@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from schemas.errors import InputError, UsageError
-from schemas.locations import is_remote, local_path
+from schemas.storage.locations import is_remote, local_path
 
 __all__ = ["check_named", "find_folder", "is_folder", "not_installed"]
 

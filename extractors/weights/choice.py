@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from schemas.locations import is_remote
+from schemas.storage.locations import is_remote
 
 __all__ = ["Choice", "split_choice"]
 

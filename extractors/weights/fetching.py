@@ -24,9 +24,9 @@ from urllib.parse import unquote, urlsplit
 import torch
 
 from schemas.errors import InputError
-from schemas.filesystems import storage_errors
-from schemas.locations import is_remote, local_path
-from schemas.storage import TEMPORARY_MARK, file_at
+from schemas.storage.folder import TEMPORARY_MARK, file_at
+from schemas.storage.locations import is_remote, local_path
+from schemas.storage.storage_errors import storage_errors
 
 __all__ = ["cache_folder", "local_file"]
 

@@ -27,7 +27,7 @@ from extractors.weights.fetching import cache_folder, local_file
 from extractors.weights.stamps import FileStamp
 from schemas.errors import InputError, UsageError
 from schemas.fingerprints import sha256_of_file
-from schemas.locations import is_remote
+from schemas.storage.locations import is_remote
 
 __all__ = ["Architecture", "Weights", "resolve_weights", "state_sha256"]
 

@@ -108,9 +108,9 @@ def _values(location: str, context: typer.Context) -> dict[str, Any]:
 def _read(location: str) -> dict[str, Any]:
     import tomllib
 
-    from schemas.filesystems import storage_errors
-    from schemas.locations import check_location, is_remote
-    from schemas.storage import Folder
+    from schemas.storage.folder import Folder
+    from schemas.storage.locations import check_location, is_remote
+    from schemas.storage.storage_errors import storage_errors
 
     check_location(location)
     try:

@@ -30,8 +30,8 @@ def demo(
     A small model is trained for a few seconds, measured on held-out scenes, and asked one query in each language. It is the plan
     demo of imagepivot build, with the results shown.
     """
-    from schemas.filesystems import storage_errors
-    from schemas.locations import target_path
+    from schemas.storage.locations import target_path
+    from schemas.storage.storage_errors import storage_errors
 
     folder = target_path(output)
     if only == "scenes":

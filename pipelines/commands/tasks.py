@@ -27,7 +27,7 @@ def commit(
     message names the tasks to give again. A dataset that is finished stays as it is.
     """
     from schemas.manifest import TASKS_NAME
-    from schemas.storage import Folder
+    from schemas.storage.folder import Folder
     from schemas.writing.tasks import commit_tasks
 
     is_waiting = Folder(output).size(TASKS_NAME) is not None

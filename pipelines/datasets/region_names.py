@@ -18,8 +18,8 @@ from extractors.regions.class_names import read_names
 from extractors.settings import RegionOptions
 from schemas.dataset import Dataset
 from schemas.errors import UsageError
-from schemas.locations import local_path
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
+from schemas.storage.locations import local_path
 
 __all__ = ["NAMES_FILES", "NamedRegion", "RegionNames", "named_regions", "names_files", "stored_names"]
 

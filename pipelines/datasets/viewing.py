@@ -16,7 +16,7 @@ from pipelines.inputs.images import ImageSource
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.parameters import FeaturesParameters
-from schemas.storage import Folder, file_at
+from schemas.storage.folder import Folder, file_at
 
 __all__ = ["ViewJob", "center_crop_box", "draw_view"]
 

@@ -14,9 +14,9 @@ from pipelines.exchange.exporters.staging import Staging
 from pipelines.running.progress import Meter
 from schemas.dataset import open_dataset
 from schemas.errors import UsageError
-from schemas.locations import target_path
 from schemas.made_from import is_current, made_from, read_made_from
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
+from schemas.storage.locations import target_path
 
 __all__ = ["ExportJob", "export_dataset", "parse_split_names"]
 

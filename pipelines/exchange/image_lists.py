@@ -11,7 +11,7 @@ from typing import Literal
 from pipelines.inputs.images.selection import EXTENSIONS
 from schemas.errors import InputError, UsageError
 from schemas.keys import check_image_id
-from schemas.locations import is_remote, local_path
+from schemas.storage.locations import is_remote, local_path
 from schemas.text import read_text
 
 __all__ = ["IdRule", "ImageIds", "expand_ids", "local_file", "make_image_id", "match_ids", "needs_exact_rule"]

@@ -24,7 +24,7 @@ from schemas.keys import AUTO, ShardsRequest, check_shards_request, shard_of
 from schemas.kinds import schema_of, vector_bytes
 from schemas.manifest import Manifest
 from schemas.parameters import FeaturesParameters
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import ShardWriter, write_dataset
 from schemas.writing.output import OutputDataset, ReusePolicy
 from schemas.writing.shard_count import VECTOR_SHARD_BYTES, check_shard_bytes, choose_shards, known_shards

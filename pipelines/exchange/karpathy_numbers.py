@@ -11,7 +11,7 @@ from pipelines.exchange.image_lists import local_file
 from pipelines.inputs.captions.base import image_id_of
 from pipelines.inputs.files import inventory, iter_json
 from schemas.errors import InputError, UsageError
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 
 __all__ = ["KarpathyKey", "KarpathyNumbers", "check_karpathy"]
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, get_args
 from pipelines.exchange.image_lists import IdRule, needs_exact_rule
 from schemas.errors import InputError, UsageError
 from schemas.kinds import REGIONS
-from schemas.locations import local_path
+from schemas.storage.locations import local_path
 from schemas.text import read_text
 
 __all__ = ["apply_sidecars", "options_for", "sidecar_name", "write_sidecar"]

@@ -23,7 +23,7 @@ from pipelines.running.execution import Execution
 from pipelines.running.places import staging
 from schemas.errors import DatasetError
 from schemas.keys import shard_of
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.output import OutputDataset
 
 __all__ = ["CopyImages", "Portion", "place_of_copies", "portions_of"]

@@ -27,7 +27,7 @@ from schemas.fingerprints import Identity
 from schemas.limits import usable_cores
 from schemas.manifest import Manifest
 from schemas.parameters import FeaturesParameters
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import commit
 from schemas.writing.output import OutputDataset
 from schemas.writing.tasks import TaskSummary, complete_task

@@ -29,8 +29,8 @@ import extractors
 from pipelines.features.decoding_processes import DecodingProcesses
 from pipelines.inputs.images import ImageRef
 from schemas.errors import DatasetError
-from schemas.filesystems import StoreError
 from schemas.kinds import numpy_type
+from schemas.storage.storage_errors import StoreError
 
 __all__ = ["Tally", "extract_shard", "merge_rows"]
 

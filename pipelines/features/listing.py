@@ -9,8 +9,8 @@ from pipelines.features.job import FeaturesJob
 from pipelines.inputs.ids import KeyHashes
 from pipelines.inputs.images import ImageRef, KeptRefs, Listing, kept_refs
 from schemas.errors import InputError
-from schemas.locations import is_remote
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
+from schemas.storage.locations import is_remote
 from schemas.writing.shard_count import MOST_CHOSEN, VECTOR_SHARD_BYTES, check_shard_bytes, choose_shards, known_shards
 
 __all__ = ["list_images"]

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 import pyarrow.parquet as pq
 
 from pipelines.inputs.images import ImageRef, digest_of
-from schemas.damage import content_errors
 from schemas.errors import DatasetError
 from schemas.failures import failures_name, parse_failures
 from schemas.fingerprints import sha256_of_bytes
 from schemas.shards import Footer
+from schemas.storage.storage_errors import content_errors
 from schemas.writing.output import OutputDataset, ReusePolicy, UpdatePolicy
 from schemas.writing.records import Record, Source, read_sources
 

@@ -16,11 +16,11 @@ from pipelines.features.decoding_processes import DecodingProcesses
 from pipelines.features.forward import Tally, extract_shard, merge_rows
 from pipelines.features.reuse import Reuse, plan_reuse, source_of, statistics_of
 from pipelines.inputs.images import ImageRef, ImageSource, Listing, digest_of
-from schemas.damage import content_errors
 from schemas.errors import InputError
 from schemas.kinds import batch_rows
-from schemas.locations import is_remote
 from schemas.shards import shard_entry
+from schemas.storage.locations import is_remote
+from schemas.storage.storage_errors import content_errors
 from schemas.writing.dataset_writer import open_shard
 from schemas.writing.output import OutputDataset, ReusePolicy
 from schemas.writing.records import Record, Source, Sources, write_record

@@ -21,9 +21,9 @@ import ijson
 import pyarrow as pa
 
 from schemas.errors import DatasetError, InputError
-from schemas.filesystems import storage_errors
-from schemas.locations import absolute_location, check_location, is_remote
-from schemas.storage import Folder, PathKind
+from schemas.storage.folder import Folder, PathKind
+from schemas.storage.locations import absolute_location, check_location, is_remote
+from schemas.storage.storage_errors import storage_errors
 from schemas.text import HEAD, decode_line, mark_length, not_utf8
 
 __all__ = [

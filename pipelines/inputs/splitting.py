@@ -18,7 +18,7 @@ from pipelines.inputs.dialects import AUTO_DIALECT, Dialect
 from pipelines.inputs.files import open_input, open_seekable
 from pipelines.inputs.tables import delimiter_of, type_of
 from schemas.errors import InputError
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 
 __all__ = ["Range", "ranges_of"]
 

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from pipelines.inputs.dialects import AUTO_DIALECT, Dialect, find_delimiter, header_lines, split_rows
 from pipelines.inputs.files import open_seekable, read_lines, without_gz
 from schemas.errors import InputError, UsageError
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.text import LONE_CR
 
 __all__ = ["Batch", "Column", "Row", "check_dialect", "delimiter_of", "is_table", "read_batches", "read_rows", "type_of"]

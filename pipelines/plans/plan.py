@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from schemas.arguments import did_you_mean
 from schemas.errors import ImagepivotError, InputError, UsageError
-from schemas.locations import is_remote, local_path, plain_location
+from schemas.storage.locations import is_remote, local_path, plain_location
 from schemas.text import read_text
 
 __all__ = ["COMMANDS", "CommandLine", "Plan", "Step", "StepError", "build", "plan_names", "read_plan", "read_table", "words_of"]

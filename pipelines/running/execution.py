@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from schemas.errors import UsageError
 from schemas.limits import usable_cores
-from schemas.locations import is_remote
+from schemas.storage.locations import is_remote
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions

@@ -17,7 +17,7 @@ import apache_beam as beam
 
 from pipelines.running.staging import DISTRIBUTION, source_files
 from schemas.errors import ImagepivotError, UsageError
-from schemas.storage import TEMPORARY_MARK, Folder
+from schemas.storage.folder import TEMPORARY_MARK, Folder
 
 __all__ = ["SIGN", "Begin", "FirstWorker", "spread_shards"]
 

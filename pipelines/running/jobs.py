@@ -17,7 +17,7 @@ from schemas.errors import CommittedError, DatasetError, ImagepivotError, LostJo
 from schemas.fingerprints import sha256_of_json
 from schemas.interruption import DetachedError
 from schemas.manifest import Manifest
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import complete_dataset
 from schemas.writing.output import OutputDataset, ReusePolicy
 from schemas.writing.own_names import is_temporary

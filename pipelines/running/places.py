@@ -15,9 +15,9 @@ from typing import TypeAlias, TypeVar
 
 import pyarrow as pa
 
-from schemas.filesystems import storage_errors
 from schemas.fingerprints import sha256_of_bytes
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
+from schemas.storage.storage_errors import storage_errors
 from schemas.writing.output import LOCK_NAME, hold
 
 __all__ = ["Place", "from_ipc", "read_place", "staging", "to_ipc", "write_places"]

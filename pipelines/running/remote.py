@@ -35,7 +35,7 @@ from pipelines.running.first_worker import SIGN
 from pipelines.running.progress import Meter, counts_of
 from schemas.errors import DatasetError, ImagepivotError, LostJobError, UsageError
 from schemas.interruption import DetachedError, leaving, say
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 
 __all__ = ["WORKER_LOST", "RemoteJob", "check_detach", "check_job_service", "runner_log", "wait", "watch"]
 

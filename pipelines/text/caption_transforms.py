@@ -22,7 +22,7 @@ from pipelines.text.ordering import merge, number_captions
 from pipelines.text.pieces import Piece, make_pieces, on_disk, read_piece
 from pipelines.text.truecasers import Truecasers, parse_truecaser, truecaser_name
 from pipelines.text.truecasing import TruecaseModel
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import open_shard
 from schemas.writing.output import OutputDataset
 

@@ -19,7 +19,7 @@ from pipelines.text.truecasers import TRUECASER_FILES, Truecasers, load_truecase
 from schemas.fingerprints import Identity
 from schemas.manifest import Manifest
 from schemas.parameters import CaptionsParameters
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.output import OutputDataset, ReusePolicy
 from schemas.writing.shard_count import TEXT_SHARD_BYTES, check_shard_bytes, choose_shards, known_shards
 

@@ -16,7 +16,7 @@ from schemas.errors import DatasetError
 from schemas.fingerprints import Identity
 from schemas.manifest import Manifest
 from schemas.parameters import CaptionsParameters, EncodedParameters
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.output import OutputDataset, ReusePolicy
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from schemas.errors import InputError, UsageError
-from schemas.locations import is_remote, local_path
+from schemas.storage.locations import is_remote, local_path
 from schemas.vector_files import VectorFile, open_user_file
 
 __all__ = ["MODEL_SUFFIX", "read_model_file"]

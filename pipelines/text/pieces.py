@@ -29,8 +29,8 @@ import pyarrow as pa
 
 from pipelines.running.places import Place, from_ipc, read_place, to_ipc, write_places
 from pipelines.text.ordering import RowKey, cut, first_key
-from schemas.filesystems import storage_errors
-from schemas.storage import TEMPORARY_MARK
+from schemas.storage.folder import TEMPORARY_MARK
+from schemas.storage.storage_errors import storage_errors
 
 __all__ = ["Piece", "make_pieces", "on_disk", "read_piece"]
 

@@ -17,10 +17,10 @@ from pipelines.text.jobs import TokenFeaturesJob
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.fingerprints import Identity
-from schemas.locations import absolute_location
 from schemas.manifest import Manifest
 from schemas.parameters import TokenFeaturesParameters
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
+from schemas.storage.locations import absolute_location
 from schemas.writing.output import OutputDataset, ReusePolicy
 
 if TYPE_CHECKING:

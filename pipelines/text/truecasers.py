@@ -11,7 +11,7 @@ from pipelines.text.truecasing import TruecaseModel
 from schemas.errors import InputError
 from schemas.fingerprints import sha256_of_bytes
 from schemas.keys import check_language
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.text import decode_text
 
 __all__ = ["TRUECASER_FILES", "TRUECASER_FOLDERS", "Truecasers", "load_truecasers", "parse_truecaser", "truecaser_name"]

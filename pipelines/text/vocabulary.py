@@ -19,7 +19,7 @@ from schemas.errors import DatasetError, InputError
 from schemas.fingerprints import Identity
 from schemas.manifest import Manifest
 from schemas.parameters import VocabularyParameters
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.vocabulary import TEXT_NAMES
 from schemas.writing.output import OutputDataset, ReusePolicy
 

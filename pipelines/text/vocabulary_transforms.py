@@ -14,8 +14,8 @@ from pipelines.running.first_worker import Begin, FirstWorker, spread_shards
 from pipelines.running.progress import Meter
 from pipelines.text.counting import chosen_vocabulary, count_tokens
 from pipelines.text.jobs import VocabularyJob
-from schemas.damage import content_errors
 from schemas.dataset import Dataset
+from schemas.storage.storage_errors import content_errors
 from schemas.vocabulary import TEXT_NAMES, Vocabulary
 from schemas.writing.dataset_writer import open_shard
 from schemas.writing.output import OutputDataset

@@ -25,7 +25,7 @@ from schemas.fingerprints import Identity
 from schemas.kinds import schema_of
 from schemas.manifest import Manifest
 from schemas.parameters import WordVectorsParameters
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.vector_files import VectorFile, read_vector_file
 from schemas.vocabulary import SPECIALS, Vocabulary
 from schemas.writing.dataset_writer import ShardWriter, write_dataset

@@ -25,7 +25,7 @@ from schemas.fingerprints import Identity, sha256_of_bytes, sum_digests
 from schemas.kinds import group_rows, holds_vectors, is_vector
 from schemas.manifest import FileEntry, Manifest, ShardEntry
 from schemas.shards import Footer, entry_of, footer_metadata, inspect_shard, shard_entry
-from schemas.storage import Folder, Tagged
+from schemas.storage.folder import Entry, Folder
 from schemas.writing.output import PROBE_NAME, OutputDataset, ReusePolicy, hold
 from schemas.writing.own_names import is_temporary
 from schemas.writing.publishing import Attempt, LostError, publish_manifest, publishing
@@ -336,7 +336,7 @@ class _Written(NamedTuple):
     state: str
 
 
-def _written(output: OutputDataset, name: str, stored: Mapping[str, Tagged]) -> _Written:
+def _written(output: OutputDataset, name: str, stored: Mapping[str, Entry]) -> _Written:
     """Return what a manifest says of a finished shard, and compare the shard with its record."""
     folder, record = output.folder, read_record(output.folder, name)
     if record is None and folder.has_tags and record_name(name) in stored:

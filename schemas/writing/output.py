@@ -17,13 +17,13 @@ import pyarrow as pa
 
 from schemas import interruption
 from schemas.errors import DatasetError, UsageError
-from schemas.filesystems import storage_errors
 from schemas.fingerprints import FORMAT_VERSION, Identity, sha256_of_json
 from schemas.keys import shard_name
 from schemas.kinds import schema_of
 from schemas.parameters import feature_of
 from schemas.shards import Footer, inspect_shard
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
+from schemas.storage.storage_errors import storage_errors
 
 if TYPE_CHECKING:
     from schemas.dataset import Dataset

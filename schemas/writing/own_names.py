@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from schemas.manifest import MANIFEST_NAMES, TASKS_NAME
-from schemas.storage import TEMPORARY_MARK
+from schemas.storage.folder import TEMPORARY_MARK
 from schemas.vocabulary import TEXT_NAMES
 from schemas.writing.output import LOCK_NAME, PROBE_NAME, PUBLISHING_NAME
 from schemas.writing.summary import SUMMARY_NAME

@@ -6,11 +6,11 @@ shard is three files, which name each other's digests: those of two attempts mus
 So an attempt notes what lies there when it begins, and publishes only if that still lies there when it ends: the first one wins.
 
 On a disk whoever publishes holds a lock. A store has none, but writes that fail where something else lies than was seen; see
-`schemas.stores`. There an attempt first claims the shard: a claim takes the place of the record that was there when it began, or
-of none, and at the end its own record that of the claim. What it writes between, it writes only as long as the claim is there, in
-place of what it saw there meanwhile. Whoever comes to a stop in between may be overtaken, and then finds another claim or record.
-A commit takes no shard with a claim beside it. It lists the folder again after writing the manifest, and an attempt looks for a
-manifest after writing its claim: one of them sees the other.
+`schemas.storage.object_store`. There an attempt first claims the shard: a claim takes the place of the record that was there when
+it began, or of none, and at the end its own record that of the claim. What it writes between, it writes only as long as the claim
+is there, in place of what it saw there meanwhile. Whoever comes to a stop in between may be overtaken, and then finds another
+claim or record. A commit takes no shard with a claim beside it. It lists the folder again after writing the manifest, and an
+attempt looks for a manifest after writing its claim: one of them sees the other.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import BinaryIO
 from schemas.errors import CommittedError, DatasetError
 from schemas.failures import failures_name, write_failures
 from schemas.manifest import MANIFEST_NAME, MANIFEST_NAMES, Manifest
-from schemas.storage import Folder, Tagged
+from schemas.storage.folder import Entry, Folder
 from schemas.writing.output import PUBLISHING_NAME, lock_file
 from schemas.writing.records import Record, Sources, record_bytes, record_name
 
@@ -38,8 +38,8 @@ __all__ = ["Attempt", "LostError", "publish_manifest", "publishing"]
 def publishing(folder: Folder) -> Iterator[None]:
     """Let nobody else publish a shard of this folder, or commit, while the block runs.
 
-    An object store cannot be locked. Where it has no tags here either (see `schemas.stores`), shard and record of two attempts
-    that end within the same moment may still mix.
+    An object store cannot be locked. Where it has no tags here either (see `schemas.storage.object_store`), shard and record of two
+    attempts that end within the same moment may still mix.
     """
     if not folder.is_local:
         yield
@@ -52,7 +52,7 @@ def publishing(folder: Folder) -> Iterator[None]:
         os.close(handle)
 
 
-def publish_manifest(folder: Folder, manifest: Manifest, stored: Mapping[str, Tagged]) -> None:
+def publish_manifest(folder: Folder, manifest: Manifest, stored: Mapping[str, Entry]) -> None:
     """Write the manifest of a dataset, last, while `publishing`.
 
     Args:

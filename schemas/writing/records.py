@@ -23,7 +23,7 @@ from schemas.failures import FailuresEntry
 from schemas.fingerprints import canonical_json, sha256_of_bytes, sha256_of_json
 from schemas.manifest import ShardEntry
 from schemas.shards import Footer
-from schemas.storage import Folder, Tagged
+from schemas.storage.folder import Entry, Folder
 from schemas.stored import stored_values
 
 __all__ = ["Record", "Source", "Sources", "read_record", "read_sources", "record_bytes", "record_name", "write_record"]
@@ -112,7 +112,7 @@ class Record:
         except (KeyError, TypeError, ValueError, DatasetError):
             return None
 
-    def is_of(self, stored: Mapping[str, Tagged]) -> bool:
+    def is_of(self, stored: Mapping[str, Entry]) -> bool:
         """Whether no tag in a listing says that a file beside this record is another one than that for which it was written."""
         return all(name not in stored or stored[name].tag in ("", tag) for name, tag in self.tags.items())
 

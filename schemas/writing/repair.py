@@ -14,7 +14,7 @@ from schemas.failures import failures_name
 from schemas.fingerprints import FORMAT_VERSION, sha256_of_file
 from schemas.manifest import MANIFEST_NAME, FileEntry, Manifest
 from schemas.shards import read_footer, shard_entry
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.vocabulary import TEXT_NAMES, Vocabulary
 from schemas.writing.output import hold
 from schemas.writing.own_names import is_like_shard, is_own, is_temporary

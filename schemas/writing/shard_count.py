@@ -13,7 +13,7 @@ from schemas.errors import UsageError
 from schemas.keys import AUTO, LIKE, ShardsRequest
 from schemas.kinds import belongs_to_images
 from schemas.manifest import TASKS_NAME, Manifest
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.task_plan import TaskPlan
 
 __all__ = [

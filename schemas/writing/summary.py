@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from schemas.fingerprints import canonical_json, sha256_of_json
 from schemas.manifest import Manifest
-from schemas.storage import Folder, Tagged
+from schemas.storage.folder import Entry, Folder
 
 __all__ = ["SUMMARY_NAME", "is_summarised", "write_summary"]
 
@@ -19,7 +19,7 @@ SUMMARY_NAME = ".records/dataset.json"
 
 
 def write_summary(
-    folder: Folder, manifest: Manifest, listings: Sequence[str], states: Sequence[str], stored: Mapping[str, Tagged]
+    folder: Folder, manifest: Manifest, listings: Sequence[str], states: Sequence[str], stored: Mapping[str, Entry]
 ) -> None:
     """Write the summary of a dataset whose manifest is about to be written.
 
@@ -44,7 +44,7 @@ def is_summarised(
     manifest: Manifest,
     listings: Sequence[str] | None,
     states: Sequence[str] | None,
-    stored: Mapping[str, Tagged],
+    stored: Mapping[str, Entry],
 ) -> bool:
     """Whether the summary says that a folder was committed with this manifest, and made from these inputs; None is any."""
     try:
@@ -59,7 +59,7 @@ def is_summarised(
         return False
 
 
-def _digest_of_tags(manifest: Manifest, stored: Mapping[str, Tagged]) -> str:
+def _digest_of_tags(manifest: Manifest, stored: Mapping[str, Entry]) -> str:
     """Return a digest of the tags of shards and failures; empty where a store gives none."""
     tags = [stored[entry.path].tag for entry in (*manifest.shards, *manifest.failures) if entry.path in stored]
     return sha256_of_json(tags) if any(tags) else ""

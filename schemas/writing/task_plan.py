@@ -10,7 +10,7 @@ from typing import Any
 from schemas.errors import DatasetError
 from schemas.fingerprints import Identity, canonical_json, sha256_of_bytes, sha256_of_json
 from schemas.manifest import TASKS_NAME
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.stored import read_stored
 from schemas.writing.dataset_writer import library_versions
 from schemas.writing.output import OutputDataset

@@ -16,10 +16,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from schemas import events
-from schemas.buckets import ANY
 from schemas.errors import DatasetError, UsageError
 from schemas.manifest import TASKS_NAME, Manifest
-from schemas.storage import Folder
+from schemas.storage.folder import ANY, Folder
 from schemas.writing.dataset_writer import commit
 from schemas.writing.output import OutputDataset, ReusePolicy, UpdatePolicy, hold
 from schemas.writing.own_names import left_alone

@@ -31,7 +31,7 @@ from pipelines.inputs.images import open_images
 from pipelines.inputs.web import PARALLEL_READS
 from schemas.fingerprints import Identity
 from schemas.manifest import MANIFEST_NAME
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import ShardWriter, commit, write_dataset
 from schemas.writing.output import OutputDataset
 from schemas.writing.survey import Survey

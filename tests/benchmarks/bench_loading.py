@@ -22,7 +22,7 @@ from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec
 from schemas.fingerprints import Identity
 from schemas.keys import shard_of
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import ShardWriter, write_dataset
 from schemas.writing.output import OutputDataset
 

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from schemas.dataset import open_dataset
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.validation import validate
 from tests.containers.images import ROOT
 from tests.containers.page import line_of

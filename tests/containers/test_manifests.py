@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from schemas.dataset import open_dataset
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.validation import validate
 from tests.containers.images import ROOT
 from tests.containers.work import multi30k, opened, pool, shards

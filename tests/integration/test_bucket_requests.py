@@ -17,7 +17,7 @@ from pipelines.inputs.images import open_images
 from pipelines.running.execution import Execution
 from schemas.fingerprints import Identity
 from schemas.manifest import MANIFEST_NAME
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import commit, write_dataset
 from schemas.writing.output import OutputDataset, ReusePolicy
 from schemas.writing.records import Sources
@@ -77,7 +77,7 @@ def test_an_image_takes_one_request_and_many_are_under_way_at_once(store):
 @pytest.fixture
 def small_pages(monkeypatch):
     """Stores send a thousand objects at most; emulators would take long to hold as many."""
-    for module in ("schemas.s3", "schemas.google_storage"):
+    for module in ("schemas.storage.s3", "schemas.storage.google_storage"):
         monkeypatch.setattr(f"{module}.PAGE_OBJECTS", PAGE)
 
 

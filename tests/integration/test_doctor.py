@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from tests.stores import PACKAGES, emulator, is_installed, use
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(300)]

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from schemas.dataset import open_dataset
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.output import PUBLISHING_NAME, hold, lock_file
 from tests.integration.clusters import Cluster, job_service
 from tests.integration.conftest import PROGRESS

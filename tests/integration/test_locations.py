@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from schemas.dataset import open_dataset
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ from pipelines.datasets.drawing import LabelledBox, draw_boxes
 from schemas import fonts
 from schemas.features import FeatureSpec
 from schemas.fonts import FontWarning
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from tests.builders import write_rows
 from train.runs import plotting
 

@@ -5,7 +5,7 @@ import io
 import pytest
 from PIL import Image
 
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.validation import validate
 from tests.fake_extractors import use_colours
 from tests.stores import PACKAGES, emulator, far_away, is_installed, use

@@ -24,7 +24,7 @@ from PIL import Image
 from pipelines.commands import build
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.validation import validate
 from tests.fake_extractors import use_colours
 from tests.integration.processes import Started, start, wait_for

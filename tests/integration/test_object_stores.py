@@ -15,8 +15,8 @@ from pyarrow import fs
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
-from schemas.filesystems import filesystem_of
-from schemas.storage import Folder
+from schemas.storage.filesystems import filesystem_of
+from schemas.storage.folder import Folder
 from schemas.writing.summary import SUMMARY_NAME
 from schemas.writing.validation import validate
 from tests.builders import write_rows

@@ -11,13 +11,13 @@ from functools import partial
 
 import pytest
 
-from schemas import google_storage
 from schemas.errors import DatasetError
 from schemas.fingerprints import sha256_of_bytes
-from schemas.google_storage import GoogleBucket
 from schemas.manifest import MANIFEST_NAME, Manifest
-from schemas.s3 import S3Bucket
-from schemas.storage import TEMPORARY_MARK, Folder
+from schemas.storage import google_storage
+from schemas.storage.folder import TEMPORARY_MARK, Folder
+from schemas.storage.google_storage import GoogleBucket
+from schemas.storage.s3 import S3Bucket
 from schemas.writing.dataset_writer import commit
 from schemas.writing.records import record_name
 from schemas.writing.survey import Survey

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from schemas.dataset import open_dataset
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.output import LOCK_NAME
 from schemas.writing.summary import SUMMARY_NAME
 from schemas.writing.validation import validate

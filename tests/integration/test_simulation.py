@@ -25,7 +25,7 @@ from schemas.fingerprints import Identity, sha256_of_bytes
 from schemas.keys import MAX_SHARDS, shard_name
 from schemas.manifest import Manifest, ShardEntry
 from schemas.parameters import CaptionsParameters
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.shard_count import MOST_CHOSEN
 from tests.simulation import Cost, Images, captions, features, images, vocabulary
 

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from schemas.dataset import open_dataset
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.output import LOCK_NAME
 from tests.integration import clusters
 from tests.integration.workload import MODEL

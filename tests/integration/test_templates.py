@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from tests.stores import emulator, is_installed, use
 
 pytest.importorskip("google.cloud.dataflow")

@@ -12,7 +12,7 @@ from extractors import ExtractorRequest
 from pipelines import doctor
 from pipelines.doctor import Check, check_device, check_output, check_versions, check_weights, compare_with_cpu, run_checks
 from schemas.errors import DatasetError, InputError, UsageError
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from tests.fake_extractors import ColourExtractor
 
 EXPECTED = np.array([[1.0, -4.0, 2.0]])

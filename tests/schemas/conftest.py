@@ -28,7 +28,7 @@ from schemas.features import FeatureSpec
 from schemas.fingerprints import Identity
 from schemas.kinds import schema_of
 from schemas.manifest import Manifest
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.vocabulary import Vocabulary
 from schemas.writing.dataset_writer import commit, open_shard
 from schemas.writing.output import OutputDataset, ReusePolicy

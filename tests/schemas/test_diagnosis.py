@@ -7,7 +7,7 @@ from schemas.diagnosis import diagnose
 from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
 from schemas.manifest import MANIFEST_NAME, MANIFEST_NAMES
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.validation import validate
 from tests.builders import write_rows
 

@@ -7,7 +7,7 @@ import pytest
 
 from schemas.features import FeatureSpec
 from schemas.made_from import MADE_FROM_NAME, differences, is_current, made_from, read_made_from, write_made_from
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from tests.builders import write_rows
 
 

@@ -8,7 +8,7 @@ import pytest
 from schemas.errors import DatasetError
 from schemas.fingerprints import Identity
 from schemas.manifest import FileEntry, Manifest, ShardEntry
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from tests.builders import sign
 
 

@@ -15,7 +15,7 @@ from schemas import events
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.fingerprints import Identity
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import commit, open_shard
 from schemas.writing.output import OutputDataset, ReusePolicy, hold
 from schemas.writing.survey import Survey, difference
@@ -173,7 +173,7 @@ KILLED = """
 import sys
 from schemas import Identity, OutputDataset, open_shard
 from schemas.writing.output import hold
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.survey import Survey, difference
 
 output = OutputDataset(Folder(sys.argv[1]), Identity(kind="captions", parameters={"a": 1}, shards=2))
@@ -476,7 +476,7 @@ def test_overwriting_with_fewer_truecasers_leaves_none_of_the_others(copy_toy):
 HOLDER = """
 import sys
 from schemas.writing.output import hold
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 
 with hold(Folder(sys.argv[1])):
     print("ready", flush=True)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from schemas import stores
-from schemas.buckets import ANY, Bucket, Entry, Page, RefusedError, Written
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.fingerprints import sha256_of_bytes
-from schemas.storage import Folder
+from schemas.storage import object_store
+from schemas.storage.bucket import ANY, Bucket, Entry, Page, RefusedError, Written
+from schemas.storage.folder import Folder
 from schemas.writing import publishing
 from schemas.writing.dataset_writer import commit
 from schemas.writing.survey import Survey
@@ -101,8 +101,8 @@ class DiskBucket(Bucket):
 
 @pytest.fixture
 def tags(monkeypatch):
-    monkeypatch.setattr(stores, "has_tags", lambda location: True)
-    monkeypatch.setattr(stores, "open_bucket", lambda location: DiskBucket())
+    monkeypatch.setattr(object_store, "has_tags", lambda location: True)
+    monkeypatch.setattr(object_store, "open_bucket", lambda location: DiskBucket())
 
 
 @pytest.mark.slow

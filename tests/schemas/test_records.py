@@ -7,7 +7,7 @@ import pytest
 from schemas.failures import FailuresEntry
 from schemas.manifest import ShardEntry
 from schemas.shards import Footer
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.records import Record, Source, Sources, read_record, read_sources, record_name, write_record
 
 SHARD = "part-00001-of-00003.parquet"

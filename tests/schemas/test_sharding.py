@@ -6,7 +6,7 @@ import pytest
 from schemas.errors import DatasetError, UsageError
 from schemas.keys import check_shards_request
 from schemas.manifest import TASKS_NAME
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.shard_count import TEXT_SHARD_BYTES, VECTOR_SHARD_BYTES, check_shard_bytes, choose_shards, known_shards
 from tests.builders import write_rows
 

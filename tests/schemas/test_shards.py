@@ -8,7 +8,7 @@ import pytest
 from schemas.fingerprints import Identity
 from schemas.kinds import CAPTIONS
 from schemas.shards import FOREIGN, inspect_shard, read_footer, shard_entry
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import open_shard
 from schemas.writing.output import OutputDataset
 

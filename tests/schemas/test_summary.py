@@ -3,7 +3,7 @@ import json
 import pytest
 
 from schemas.manifest import Manifest, ShardEntry
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.summary import SUMMARY_NAME, is_summarised, write_summary
 
 LISTINGS, STATES = ("a" * 64, "b" * 64), ("c" * 64, "")

@@ -7,7 +7,7 @@ import pytest
 
 from schemas.errors import DatasetError
 from schemas.fingerprints import Identity
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.output import OutputDataset
 from schemas.writing.survey import Survey
 from schemas.writing.task_plan import TaskPlan

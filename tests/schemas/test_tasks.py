@@ -11,7 +11,7 @@ import pytest
 from schemas import events
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import commit, write_dataset
 from schemas.writing.output import OutputDataset, ReusePolicy, UpdatePolicy, hold
 from schemas.writing.task_plan import TaskPlan

@@ -14,7 +14,7 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.kinds import FAILURES
 from schemas.shards import FailuresEntry, footer_metadata, read_footer
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import write_dataset
 from schemas.writing.output import ReusePolicy
 from schemas.writing.repair import repair

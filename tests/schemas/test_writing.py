@@ -17,7 +17,7 @@ from schemas.features import FeatureSpec
 from schemas.fingerprints import Identity, canonical_json
 from schemas.kinds import CAPTIONS, FAILURES, VOCABULARY, features_schema
 from schemas.shards import read_footer
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import commit, complete_dataset, open_shard, write_dataset
 from schemas.writing.output import OutputDataset, ReusePolicy
 from schemas.writing.validation import validate
@@ -313,7 +313,7 @@ KILLED = """
 import sys
 import numpy as np, pyarrow as pa
 from schemas import FeatureSpec, Identity, OutputDataset, open_shard
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 
 spec = FeatureSpec(name="pool", shape=(2048,))
 output = OutputDataset(Folder(sys.argv[1]), Identity(kind="features", parameters={"feature": spec.to_json()}))

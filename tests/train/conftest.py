@@ -13,7 +13,7 @@ import pytest
 
 from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.vocabulary import Vocabulary
 from tests.builders import write_rows
 from tests.train.trainings import CONFIG

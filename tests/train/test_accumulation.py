@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from schemas.errors import DatasetError, UsageError
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from tests.train.test_distributed import SCRIPT
 from tests.train.trainings import CONFIG, ENGLISH, ORDER, assert_equal, contents, events, lasting_log, weights
 from train.config.sections import from_toml

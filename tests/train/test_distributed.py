@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from tests.pretended_gpu import pretended_gpu
 from train.config.sections import from_toml
 from train.distributed import Processes, join_processes

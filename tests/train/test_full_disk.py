@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import DatasetError
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from tests.train.trainings import CONFIG, assert_equal, weights
 from train.config.sections import from_toml
 from train.data.mapping import mapped_array

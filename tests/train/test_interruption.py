@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from tests.integration.processes import start, wait_for
 from tests.train.trainings import CONFIG, assert_equal, contents, lasting_log
 from train.config.sections import from_toml

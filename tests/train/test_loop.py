@@ -9,7 +9,7 @@ import torch
 from schemas import limits
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from tests.train.trainings import CONFIG, ENGLISH, PARALLEL, assert_equal, events, lasting_log, weights
 from train import loop, schedules
 from train.config.sections import from_toml

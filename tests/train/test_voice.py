@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from tests.integration.processes import wait_for
 from tests.train.trainings import CONFIG, events
 from train.runs.checkpoints import LAST, read_checkpoint

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from train.runs.checkpoints import LAST, read_checkpoint
 
 CONFIG = """

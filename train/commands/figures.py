@@ -104,7 +104,7 @@ def figures(
     import sklearn.manifold  # noqa: F401 -- A missing package shows before the work.
 
     from schemas.made_from import is_current
-    from schemas.storage import Folder
+    from schemas.storage.folder import Folder
     from train.progress import Counter
     from train.reports.figures import FiguresJob, draw_figures
 

@@ -56,7 +56,7 @@ def sts(
     DATA are STS.input.X.txt beside STS.gs.X.txt, tables with tabs between the columns score, sentence1 and sentence2, or files of
     the STS benchmark. Pairs without a score are left out.
     """
-    from schemas.storage import Folder
+    from schemas.storage.folder import Folder
 
     if output:
         # First: a missing package, or a folder that cannot be written to, shows before the work.

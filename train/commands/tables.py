@@ -113,7 +113,7 @@ def tables(
         # Imported first: a missing package shows before hours of training.
         from train.reports.table_plots import plot_report
     from schemas.errors import UsageError
-    from schemas.storage import Folder
+    from schemas.storage.folder import Folder
     from train.data.corpus import Corpus
     from train.progress import Counter
     from train.reports.published import presets_of_table

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.errors import InputError, UsageError
-from schemas.locations import local_path
+from schemas.storage.locations import local_path
 from schemas.text import read_text
 from train.config.models import VseConfig
 from train.config.presets import read_preset

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import DTypeLike
 
-from schemas.filesystems import storage_errors
 from schemas.fingerprints import sha256_of_json
+from schemas.storage.storage_errors import storage_errors
 from schemas.writing.output import lock_file
 
 __all__ = ["MappedField", "mapped_array", "release"]

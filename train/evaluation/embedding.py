@@ -24,7 +24,7 @@ from schemas.fingerprints import Identity, sha256_of_json
 from schemas.keys import normalization_hint
 from schemas.manifest import Manifest
 from schemas.parameters import EmbeddingModel, FeaturesParameters
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import ShardWriter, write_dataset
 from schemas.writing.output import OutputDataset, ReusePolicy
 from train.data.batches import CaptionBatch

@@ -15,7 +15,7 @@ from torch import Tensor
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.parameters import FeaturesParameters, TextRecipe
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.vocabulary import UNK
 from train.data.batches import CaptionBatch
 from train.devices import check_device_name, resolve_device

@@ -25,9 +25,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from schemas.errors import DatasetError, InputError
-from schemas.filesystems import storage_errors
-from schemas.locations import absolute_location, check_location
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
+from schemas.storage.locations import absolute_location, check_location
+from schemas.storage.storage_errors import storage_errors
 from schemas.text import decode_text
 from train.evaluation.correlations import Correlation, correlation
 

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from train.reports.attention import AttendedCaption, AttendedImage, strongest
 from train.reports.pictures import Picture
 from train.reports.retrieval_plots import draw_picture

@@ -11,7 +11,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from schemas.errors import DatasetError, UsageError
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from train.config.settings import settings_of
 from train.config.strict_toml import dump
 from train.runs.checkpoints import BEST, LAST, Checkpoint, read_checkpoint

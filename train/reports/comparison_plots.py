@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.lines import Line2D
 
 from schemas.errors import UsageError
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from train.reports.comparison import Comparison
 from train.runs.plotting import SMALL, TINY, draw_series, is_smoothed, mark_empty, new_figure, plain, save, style_of
 

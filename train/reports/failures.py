@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from schemas.errors import ImagepivotError
 from schemas.escapes import to_json
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from train.jobs import DivergedError
 
 __all__ = ["FAILURE_KINDS", "NO_MEMORY_ADVICE", "Failure", "attempt", "failure_of", "read_failure", "write_failure"]

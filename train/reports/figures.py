@@ -11,7 +11,7 @@ from schemas.dataset import Dataset, open_dataset
 from schemas.errors import UsageError
 from schemas.escapes import to_json
 from schemas.made_from import made_from, write_made_from
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from train.data.captions import labels_of
 from train.data.splits import TEST_SPLITS, TrainingData, open_data
 from train.devices import check_device_name, resolve_device

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from schemas.escapes import escape_text, to_json
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from train.reports.gold_published import GOLD_COLUMNS
 from train.reports.gold_ranks import GoldRanks, RankedCaption, Tally
 

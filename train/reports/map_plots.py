@@ -8,7 +8,7 @@ from matplotlib import patheffects
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from train.reports.embedding_maps import EmbeddingMap
 from train.runs.plotting import SMALL, TINY, plain, save, style_of
 

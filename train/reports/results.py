@@ -8,9 +8,9 @@ from typing import Any
 
 from schemas.errors import DatasetError
 from schemas.escapes import to_json
-from schemas.filesystems import storage_errors
 from schemas.fingerprints import sha256_of_json
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
+from schemas.storage.storage_errors import storage_errors
 from train.runs.checkpoints import BEST
 
 __all__ = [

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from train.reports.pictures import Picture
 from train.reports.rankings import Ranking
 from train.runs.plotting import GREY, SMALL, TINY, plain, save

@@ -12,7 +12,7 @@ from typing import Any
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.parameters import EncodedParameters, FeaturesParameters
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.vocabulary import SPECIALS
 from train.config.sections import Config, from_toml, to_toml
 from train.data.corpus import Corpus

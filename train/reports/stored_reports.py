@@ -8,7 +8,7 @@ from typing import Any
 from schemas.errors import DatasetError, UsageError
 from schemas.escapes import to_json
 from schemas.made_from import read_made_from
-from schemas.storage import file_at
+from schemas.storage.folder import file_at
 
 __all__ = ["check_report", "is_current_report", "read_report", "write_report"]
 

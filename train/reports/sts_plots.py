@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from train.evaluation.sts_scoring import StsResult
 from train.runs.plotting import GREY, SMALL, TINY, new_figure, plain, save, style_of
 

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from schemas.escapes import to_json
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from train.evaluation.correlations import Correlation
 from train.evaluation.sts_scoring import StsResult, StsSystem
 from train.reports.score_tables import plain_table

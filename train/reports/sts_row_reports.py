@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from schemas.escapes import escape_text, to_json
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from train.reports.score_tables import plain_table
 from train.reports.sts_published import TASKS
 from train.reports.sts_rows import StsRow, StsRows

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from schemas.dataset import open_dataset
 from schemas.errors import UsageError
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from train.config.presets import preset_names
 from train.config.sections import resolve
 from train.data.corpus import Corpus

@@ -7,7 +7,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from train.reports.table_reports import Report, Section
 
 __all__ = ["plot_report"]

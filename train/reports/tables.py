@@ -18,7 +18,7 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.fingerprints import sha256_of_bytes
 from schemas.limits import bfloat16_remark
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.output import hold
 from train.config.sections import resolve
 from train.data.captions import labels_of, read_captions

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from schemas.errors import DatasetError, UsageError
 from schemas.parameters import EncodedParameters
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from train.config.strict_toml import build
 from train.models.dimensions import Dimensions
 

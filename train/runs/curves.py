@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from train.runs.history import History
 from train.runs.plotting import GREY, TINY, draw_series, fit_percent, is_smoothed, mark_empty, new_figure, plain, save, style_of
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from schemas.errors import DatasetError
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 
 __all__ = ["LOG", "History", "Series", "numbers_in", "parse_entries", "read_history"]
 

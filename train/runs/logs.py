@@ -27,8 +27,8 @@ from typing import Any
 
 from schemas.errors import ImagepivotError, UsageError
 from schemas.escapes import to_json
-from schemas.filesystems import storage_errors
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
+from schemas.storage.storage_errors import storage_errors
 from train.runs.history import LOG, numbers_in, parse_entries, read_history
 from train.runs.tensorboard_events import EventFile, write_all
 

@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator
 
 from schemas.escapes import escape_text
 from schemas.fonts import font_files, warn_of_missing_glyphs
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 
 __all__ = [
     "GREY",

@@ -6,7 +6,7 @@ import torch
 
 from schemas.errors import DatasetError, UsageError
 from schemas.manifest import MANIFEST_NAME
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from train.config.sections import differences, from_toml
 from train.runs.checkpoints import BEST, LAST, Checkpoint, damaged, read_checkpoint
 from train.runs.history import read_history

@@ -11,7 +11,7 @@ import torch
 
 from schemas.errors import DatasetError, UsageError
 from schemas.parameters import EncodedParameters, TextRecipe
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.vocabulary import Vocabulary
 from train.config.sections import Config, from_toml
 from train.models.retrieval_model import RetrievalModel

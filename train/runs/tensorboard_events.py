@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.errors import UsageError
-from schemas.filesystems import storage_errors
+from schemas.storage.storage_errors import storage_errors
 from train.config.settings import settings_of
 from train.config.strict_toml import dump
 

@@ -36,7 +36,7 @@ from extractors.weights.choice import Choice
 from extractors.weights.finding import Architecture, Weights, resolve_weights
 from schemas.errors import InputError, UsageError
 from schemas.features import FeatureSpec
-from schemas.locations import local_path
+from schemas.storage.locations import local_path
 
 __all__ = ["describe", "find_weights", "load", "spec"]
 

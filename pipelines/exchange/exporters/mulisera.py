@@ -14,7 +14,7 @@ from pipelines.exchange.sidecars import options_for
 from pipelines.running.progress import Meter
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError, UsageError
-from schemas.locations import local_path
+from schemas.storage.locations import local_path
 
 __all__ = ["MuliseraLayout"]
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from pipelines.exchange.sidecars import sidecar_name, write_sidecar
 from schemas.errors import DatasetError
-from schemas.filesystems import storage_errors
-from schemas.locations import target_path
 from schemas.made_from import differences, read_made_from, write_made_from
-from schemas.storage import TEMPORARY_MARK, Folder
+from schemas.storage.folder import TEMPORARY_MARK, Folder
+from schemas.storage.locations import target_path
+from schemas.storage.storage_errors import storage_errors
 
 __all__ = ["Staging"]
 

@@ -19,7 +19,7 @@ from pipelines.inputs.files import kind_of, list_files
 from pipelines.inputs.ids import IdRule, id_of_path
 from schemas.errors import InputError
 from schemas.keys import CONTROLS, check_image_id, check_language
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 
 __all__ = [
     "CAPTION_COLUMNS",

@@ -27,7 +27,7 @@ from pipelines.inputs.captions.repeats import advice_apart, path_advice
 from pipelines.inputs.files import inventory, iter_json, without_gz
 from pipelines.inputs.ids import IdRule, KeyHashes
 from schemas.errors import InputError
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 
 __all__ = ["CocoSource"]
 

@@ -30,7 +30,7 @@ from pipelines.inputs.files import inventory, iter_json
 from pipelines.inputs.ids import IdRule
 from schemas.errors import InputError
 from schemas.keys import check_image_id
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 
 __all__ = ["KarpathySource"]
 

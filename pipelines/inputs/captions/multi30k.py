@@ -29,7 +29,7 @@ from pipelines.inputs.files import count_lines, inventory, kind_of, list_files, 
 from pipelines.inputs.ids import IdRule
 from schemas.errors import InputError, UsageError
 from schemas.keys import check_language
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 
 __all__ = ["Multi30kSource"]
 

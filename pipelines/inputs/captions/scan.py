@@ -28,7 +28,7 @@ from pipelines.inputs.captions.base import (
 from pipelines.inputs.files import count_lines, inventory, list_files, read_lines, without_gz
 from schemas.errors import InputError
 from schemas.keys import check_image_id
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 
 __all__ = ["ScanSource"]
 

@@ -37,7 +37,7 @@ from pipelines.inputs.splitting import Range, ranges_of
 from pipelines.inputs.tables import Batch, check_dialect, read_batches, type_of
 from schemas.errors import InputError, UsageError
 from schemas.keys import check_image_id, check_language
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 
 __all__ = ["TABLE_COLUMNS", "TableSource"]
 

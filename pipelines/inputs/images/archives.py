@@ -32,9 +32,9 @@ from pipelines.inputs.images.row_groups import RowGroups, first_rows, no_image
 from pipelines.inputs.images.selection import EXTENSIONS, NotTaken, crosses_folders, is_image
 from pipelines.inputs.images.tar_members import check_member, members_of, parts_of
 from schemas.errors import DatasetError, InputError
-from schemas.filesystems import storage_errors
 from schemas.keys import check_image_id
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
+from schemas.storage.storage_errors import storage_errors
 
 __all__ = [
     "ArchiveKind",

@@ -24,7 +24,7 @@ from pipelines.inputs.images.base import ImageRef, ImageSource
 from pipelines.inputs.images.row_groups import no_image
 from pipelines.inputs.web import PARALLEL_READS
 from schemas.errors import DatasetError
-from schemas.storage import TEMPORARY_MARK, Folder
+from schemas.storage.folder import TEMPORARY_MARK, Folder
 
 __all__ = ["COPIES_SCHEMA", "CopiedImages", "Copies", "Copy"]
 

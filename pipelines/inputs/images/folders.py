@@ -18,8 +18,8 @@ from pipelines.inputs.tables import Row, read_rows
 from pipelines.inputs.web import PARALLEL_READS, PUBLIC_ACCESS, WebAccess, check_proxy, fetch, is_web_address, versions_of
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.keys import check_image_id
-from schemas.locations import is_remote, plain_location
-from schemas.storage import Folder, file_at
+from schemas.storage.folder import Folder, file_at
+from schemas.storage.locations import is_remote, plain_location
 
 __all__ = ["TABLE_COLUMNS", "ImageTable", "ImagesInFolder"]
 

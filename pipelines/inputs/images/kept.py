@@ -14,9 +14,9 @@ from typing import BinaryIO, cast
 import pyarrow as pa
 
 from pipelines.inputs.images.base import ImageRef, ImageSource
-from schemas.filesystems import storage_errors
 from schemas.fingerprints import sha256_of_file
-from schemas.storage import TEMPORARY_MARK, Folder
+from schemas.storage.folder import TEMPORARY_MARK, Folder
+from schemas.storage.storage_errors import storage_errors
 
 __all__ = ["REFS_SCHEMA", "KeptRefs", "SharedRefs", "kept_refs"]
 

@@ -16,7 +16,7 @@ from pipelines.inputs.images.base import ImageSource
 from pipelines.inputs.images.folders import TABLE_COLUMNS, ImagesInFolder, ImageTable
 from pipelines.inputs.tables import check_dialect, is_table
 from schemas.errors import InputError, UsageError
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 
 __all__ = ["open_images", "split_pattern"]
 

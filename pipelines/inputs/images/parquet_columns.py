@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 
 from pipelines.inputs.images.row_groups import read_metadata
 from schemas.errors import InputError
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 
 __all__ = ["bytes_column", "ids_column", "read_column", "read_paths"]
 

@@ -23,7 +23,7 @@ from typing import IO, Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 
 __all__ = ["CACHE_BYTES", "RowGroupCache", "RowGroups", "Values", "first_rows", "no_image", "read_metadata"]
 

@@ -158,7 +158,7 @@ def test_a_signal_that_cannot_be_raised_leaves_no_lock(tmp_path, place):
         "import os, signal, threading\n"
         "from pipelines.commands.process import stoppable\n"
         "from schemas.writing.output import hold\n"
-        "from schemas.storage import Folder\n"
+        "from schemas.storage.folder import Folder\n"
         "class finalized:\n"
         "    def __del__(self):\n"
         "        os.kill(os.getpid(), signal.SIGINT)\n"

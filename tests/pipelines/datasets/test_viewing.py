@@ -16,7 +16,7 @@ from pipelines.inputs.images import open_images
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.features import FeatureSpec
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from tests.builders import write_rows
 
 CAFFE = {

@@ -17,7 +17,7 @@ from pipelines.exchange.importers import LAYOUTS, Hdf5Import, NpyImport, TsvImpo
 from pipelines.exchange.importing import ImportJob, format_of, import_features
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.validation import validate
 
 IDS = ["1000092795", "bild-ä", "猫", "a.b", "x1", "x2", "x3", "x4", "x5", "x6"]

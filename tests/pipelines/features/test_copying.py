@@ -23,7 +23,7 @@ from pipelines.features.references import Piece, refs_of, unpacked
 from pipelines.inputs.images import Copies, Copy, ImageRef, ImagesInParquet, kept, open_images
 from pipelines.running.execution import Execution
 from schemas.keys import shard_of
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.output import UpdatePolicy
 from schemas.writing.tasks import ArrayTask
 from schemas.writing.validation import validate

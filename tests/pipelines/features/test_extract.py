@@ -25,7 +25,7 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, ImagepivotError, InputError, UsageError
 from schemas.fingerprints import Identity
 from schemas.keys import shard_of
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.output import OutputDataset, UpdatePolicy
 from schemas.writing.shard_count import VECTOR_SHARD_BYTES, choose_shards
 from schemas.writing.validation import validate

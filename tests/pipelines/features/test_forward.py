@@ -15,8 +15,8 @@ from pipelines.features.forward import Tally, extract_shard, merge_rows
 from pipelines.inputs.images import ImageRef
 from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
-from schemas.filesystems import StoreBusyError
 from schemas.kinds import features_schema
+from schemas.storage.storage_errors import StoreBusyError
 
 SPEC = FeatureSpec("fake", (2, 3))
 SCHEMA = features_schema(SPEC)

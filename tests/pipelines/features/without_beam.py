@@ -10,7 +10,7 @@ from pipelines.features.shards import make_shard
 from pipelines.inputs.images import Listing, open_images
 from schemas.fingerprints import Identity
 from schemas.keys import shard_of
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.output import OutputDataset
 from tests.fake_extractors import SPEC, ColourExtractor
 

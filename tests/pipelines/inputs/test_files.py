@@ -14,7 +14,7 @@ import pytest
 from pipelines.inputs import files
 from pipelines.inputs.files import count_lines, input_errors, inventory, iter_json, kind_of, list_files, read_lines
 from schemas.errors import InputError
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 
 TEXT = "plain\ncarriage return\r\n\ufeffa\u2028b\u2029c\x85d\x0be\x0cf\x1cg\rh\n\n  spaces \t\nlast, without LF"
 

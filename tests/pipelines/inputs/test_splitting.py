@@ -13,7 +13,7 @@ from pipelines.inputs.captions import EVERYTHING, Part, Selection, open_source
 from pipelines.inputs.files import read_lines
 from pipelines.inputs.splitting import ranges_of
 from schemas.errors import InputError
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 
 WORDS = ["a", 'b"c', "", " ", "é", "中文", "\u2028", "NA", "x" * 40]
 

@@ -14,7 +14,7 @@ from pipelines.commands import build as commands
 from pipelines.commands.app import app
 from pipelines.plans.plan import COMMANDS
 from schemas.dataset import open_dataset
-from schemas.storage import TEMPORARY_MARK
+from schemas.storage.folder import TEMPORARY_MARK
 from tests.integration.processes import start, wait_for
 from tests.pipelines.plans.conftest import ForkedSteps
 from tests.tiny_bert import make_tiny_bert

@@ -7,7 +7,7 @@ from pipelines.running.execution import Execution
 from pipelines.running.first_worker import SIGN, Begin, FirstWorker
 from pipelines.running.runner import run_pipeline
 from schemas.errors import DatasetError, UsageError
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 
 ONE = Execution(workers=1)
 

@@ -18,7 +18,7 @@ from pipelines.running.remote import RemoteJob, check_detach, check_job_service,
 from schemas import interruption
 from schemas.errors import ImagepivotError, InputError, LostJobError, UsageError
 from schemas.interruption import DetachedError
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from tests.stores import free_port
 
 JOB = RemoteJob("FlinkRunner", "job-1", "http://page", "curl -X PATCH http://page/cancel")

@@ -27,7 +27,7 @@ from schemas.errors import DatasetError, InputError, UsageError
 from schemas.fingerprints import Identity
 from schemas.keys import shard_of
 from schemas.shards import Footer
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import sum_statistics
 from schemas.writing.output import OutputDataset
 from schemas.writing.validation import validate

@@ -14,7 +14,7 @@ from pipelines.text.ordering import first_key, number_captions
 from pipelines.text.pieces import make_pieces, on_disk, read_piece
 from schemas.errors import DatasetError
 from schemas.keys import shard_of
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from tests.pipelines.text.captions import block, caption, random_captions
 
 

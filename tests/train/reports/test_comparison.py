@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from schemas.errors import DatasetError, UsageError
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from tests.train.runs.test_history import HISTORY, retrieval
 from tests.train.trainings import CONFIG, ENGLISH, events
 from train.reports.comparison import MEASURES, SUM, ComparedRun, Comparison, SeedGroup, compare_runs

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from schemas.errors import DatasetError, UsageError
-from schemas.filesystems import storage_errors
+from schemas.storage.storage_errors import storage_errors
 from train.jobs import DivergedError
 from train.reports.failures import FAILURE_KINDS, Failure, attempt, failure_of, read_failure, write_failure
 

@@ -17,7 +17,7 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.features import FeatureSpec
 from schemas.keys import CaptionKey
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from tests.train.conftest import write_dataset
 from tests.train.region_models import REGION_CONFIG
 from tests.train.trainings import DAN, MHA_D

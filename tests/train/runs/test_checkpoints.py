@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from schemas.errors import DatasetError
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from tests.pretended_gpu import pretended_gpu
 from train.models.dimensions import Dimensions
 from train.runs import checkpoints

@@ -3,7 +3,7 @@
 import pytest
 from matplotlib.figure import Figure
 
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from tests.train.runs.test_history import HISTORY
 from train.runs import curves, plotting
 from train.runs.curves import draw_curves

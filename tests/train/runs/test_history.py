@@ -3,7 +3,7 @@ import json
 import pytest
 
 from schemas.errors import DatasetError
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from train.runs.history import History, Series, numbers_in, read_history
 
 

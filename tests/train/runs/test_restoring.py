@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from schemas.errors import DatasetError
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from train.runs.checkpoints import BEST, LAST, read_checkpoint, write_checkpoint
 from train.runs.run import open_run
 

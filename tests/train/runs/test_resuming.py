@@ -12,7 +12,7 @@ import torch
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.fingerprints import sha256_of_json
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from schemas.writing.output import hold
 from tests.train.conftest import write_dataset
 from tests.train.trainings import CONFIG, DAN, MHA_D, MLMME, PARALLEL, assert_equal, contents, lasting_log, weights

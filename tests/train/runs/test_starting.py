@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from schemas.errors import DatasetError, UsageError
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from tests.train.conftest import write_toy
 from tests.train.trainings import CONFIG, ENGLISH, ORDER, assert_equal, events, lasting_log, weights
 from train.config import models as config_models

@@ -21,7 +21,7 @@ from pipelines.inputs.images.row_groups import RowGroups
 from pipelines.running.execution import Execution
 from schemas.errors import InputError
 from schemas.features import FeatureSpec
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from tests.fake_extractors import use_colours
 
 IMAGES = {f"{number:06d}": bytes([number]) * (number * 997 % 3000) for number in range(1, 40)}

@@ -13,7 +13,7 @@ import pytest
 
 from pipelines.inputs.images import CopiedImages, ImageSource, open_images
 from schemas.errors import InputError
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 
 PATHS = "make ids of whole paths with --ids path"
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.inputs.images import CopiedImages, Copies, copies, open_images
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 
 ROWS = 35
 VALUES = {

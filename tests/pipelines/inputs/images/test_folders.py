@@ -22,7 +22,7 @@ from pipelines.inputs.web import PARALLEL_READS, WebAccess
 from schemas.errors import InputError, UsageError
 from schemas.features import FeatureSpec
 from schemas.kinds import schema_of
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 from tests.web_server import serve
 
 SPEC = FeatureSpec("fake", (3,))

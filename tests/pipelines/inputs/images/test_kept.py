@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from pipelines.inputs.images import ImageRef, KeptRefs, Listing, SharedRefs, kept_refs
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 
 REFS = [ImageRef(f"ü{number}", f"a b/{number}.jpg", number, number % 3 - 1, str(10**18 + number)) for number in range(20_000)]
 

@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.inputs.images import EXTENSIONS, ImageRef, ImagesInFolder, ImageTable, open_images
 from schemas.errors import DatasetError, InputError, UsageError
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from extractors.images.formats import FORMATS
 from pipelines.inputs.images import EXTENSIONS, ImageRef, ImageTable, NotTaken, open_images
 from pipelines.inputs.images.selection import crosses_folders, is_image
 from schemas.errors import DatasetError, InputError
-from schemas.storage import Folder
+from schemas.storage.folder import Folder
 
 
 def make(folder: Path, *names: str) -> Path:

@@ -1,4 +1,4 @@
-"""Buckets of Google Cloud Storage, through Google's own client; see `schemas.stores`."""
+"""Buckets of Google Cloud Storage, through Google's own client; see `schemas.storage.object_store`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from schemas.buckets import (
+from schemas.storage.bucket import (
     ANY,
     PAGE_OBJECTS,
     PART_BYTES,
@@ -26,13 +26,13 @@ from schemas.buckets import (
     size_of,
     version_of,
 )
-from schemas.filesystems import (
+from schemas.storage.filesystems import filesystem_of
+from schemas.storage.storage_errors import (
     NoSuchBucketError,
     StoreAccessError,
     StoreBusyError,
     StoreError,
     StoreUnreachableError,
-    filesystem_of,
 )
 
 __all__ = ["GoogleBucket"]
@@ -220,7 +220,7 @@ def _retry() -> Any:
 
 @contextmanager
 def _store_errors() -> Iterator[None]:
-    """Turn errors of Google's client into those of `schemas.filesystems`."""
+    """Turn errors of Google's client into ours."""
     from google.api_core.exceptions import Forbidden, GoogleAPICallError, NotFound, RetryError, Unauthorized
     from google.auth.exceptions import GoogleAuthError, TransportError
     from requests.exceptions import RequestException

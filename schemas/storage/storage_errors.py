@@ -1,22 +1,16 @@
-"""The file systems behind locations, local disks, ``gs://`` and ``s3://``, all through ``pyarrow.fs``; what their errors mean."""
+"""Errors of disks and object stores by class, with advice, and files that are not what their dataset says."""
 
 from __future__ import annotations
 
 import errno
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
-from functools import lru_cache
-from pathlib import Path
 
 import pyarrow as pa
-from pyarrow import fs
 
-from schemas.buckets import RETRIES
 from schemas.errors import DatasetError, UsageError
-from schemas.locations import STORE, check_location, is_remote, plain_location
+from schemas.storage.locations import is_remote
 
 __all__ = [
     "NoSuchBucketError",
@@ -24,7 +18,8 @@ __all__ = [
     "StoreBusyError",
     "StoreError",
     "StoreUnreachableError",
-    "filesystem_of",
+    "content_errors",
+    "damaged",
     "storage_errors",
     "store_error_of",
 ]
@@ -92,60 +87,6 @@ _ARROW_ERRORS: tuple[tuple[str, type[StoreError]], ...] = (
 _ARROW_STORE = re.compile(r"AWS Error|google::cloud::Status|\bcurl|HTTP status", re.IGNORECASE)
 
 
-def filesystem_of(location: str) -> tuple[fs.FileSystem, str]:
-    """Return the file system of a location, in any form that `plain_location` takes, and the path within it.
-
-    An address consists of a scheme, a bucket and a key. The key is taken literally: nothing in it is unquoted. pyarrow options
-    such as ``?region=eu-west-1`` may follow. Environment variables choose endpoints other than the clouds' own:
-    ``AWS_ENDPOINT_URL_S3`` or ``AWS_ENDPOINT_URL``, and ``STORAGE_EMULATOR_HOST`` (used without credentials, as Google's
-    clients do).
-
-    Raises:
-        UsageError: the location cannot exist, or the scheme of the address is unknown.
-        DatasetError: the object store cannot be reached.
-    """
-    check_location(location)
-    location = plain_location(location)
-    if not is_remote(location):
-        return fs.LocalFileSystem(), str(Path(location).absolute())
-    store = STORE.fullmatch(location)
-    scheme, bucket, key, options = store.groups(default="") if store else ("", "", "", "")
-    try:
-        with storage_errors(location):
-            filesystem, root = _connect(f"{scheme}://{bucket}{options}" if store else location)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise UsageError(
-            f"cannot understand the location {location!r}: {error}. Give a local path, gs://BUCKET/PATH or s3://BUCKET/PATH"
-        ) from error
-    return filesystem, root.rstrip("/") + key.rstrip("/") if store else root
-
-
-@lru_cache(maxsize=64)
-def _connect(address: str) -> tuple[fs.FileSystem, str]:
-    emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
-    if address.startswith(("gs://", "gcs://")):
-        if emulator and "endpoint_override=" not in address:
-            scheme, _, host = emulator.rstrip("/").rpartition("://")
-            bucket = address.partition("://")[2].partition("?")[0].rpartition("@")[2]
-            limit = timedelta(seconds=RETRIES.seconds)
-            endpoint = {"scheme": scheme or "http", "endpoint_override": host}
-            return fs.GcsFileSystem(anonymous=True, retry_time_limit=limit, **endpoint), bucket
-        if "retry_limit_seconds=" not in address:
-            address += f"{'&' if '?' in address else '?'}retry_limit_seconds={RETRIES.seconds}"
-    filesystem, root = fs.FileSystem.from_uri(address)
-    if filesystem.type_name == "s3":
-        rebuild, (settings,) = filesystem.__reduce__()
-        if "allow_delayed_open" in settings:  # pyarrow 20: a small file takes one request instead of three.
-            filesystem = rebuild(
-                {
-                    **settings,
-                    "allow_delayed_open": True,
-                    "retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=RETRIES.attempts),
-                }
-            )
-    return filesystem, root
-
-
 @contextmanager
 def storage_errors(location: str) -> Iterator[None]:
     """Turn errors of the operating system or the object store into a ``DatasetError`` that says what to do."""
@@ -174,3 +115,36 @@ def store_error_of(error: BaseException) -> type[StoreError] | None:
     if not _ARROW_STORE.search(text):
         return None
     return next(store_error for pattern, store_error in _ARROW_ERRORS if re.search(pattern, text))
+
+
+def damaged(path: str, problem: str) -> DatasetError:
+    """Return the error that says of a file of a dataset what is wrong with it, and what to do.
+
+    Args:
+        path: the file.
+        problem: what is wrong, a clause that follows its name.
+    """
+    return DatasetError(
+        f"{path} {problem}: copy the whole folder again, or run the command that made it again with --check, which makes only "
+        "what is damaged"
+    )
+
+
+@contextmanager
+def content_errors(path: str) -> Iterator[None]:
+    """Turn whatever pyarrow and Python raise about the contents of a file into a ``DatasetError``.
+
+    Nothing but reading and decoding may stand in the block: it cannot tell a damaged file from a mistake of ours.
+
+    Args:
+        path: the file, for messages.
+    """
+    try:
+        yield
+    except (OSError, ValueError, OverflowError, MemoryError, pa.ArrowException) as error:
+        if store_error_of(error):
+            with storage_errors(path):
+                raise
+        # Of a remote file it may be the connection that failed.
+        verb = "cannot be read" if is_remote(path) and isinstance(error, OSError) else "is damaged"
+        raise damaged(path, f"{verb} ({' '.join(str(error).split()) or type(error).__name__})") from error

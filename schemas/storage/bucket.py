@@ -1,4 +1,4 @@
-"""What a bucket of an object store is asked, whoever's store it is; `schemas.s3` and `schemas.google_storage` ask it."""
+"""The operations of a bucket, which the clients of each store implement, and the retry policy that they share."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Entry(NamedTuple):
         name: path relative to the folder that is listed; of a `Page` the key.
         size: size in bytes; -1 for a dangling link.
         version: modification time in nanoseconds; empty if it is not known.
-        tag: see `schemas.stores`; empty where there are no tags.
+        tag: see `schemas.storage.object_store`; empty where there are no tags.
     """
 
     name: str

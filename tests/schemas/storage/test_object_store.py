@@ -5,11 +5,17 @@ from types import SimpleNamespace
 
 import pytest
 
-import schemas.filesystems
-from schemas import buckets, s3, stores
-from schemas.filesystems import NoSuchBucketError, StoreAccessError, StoreBusyError, StoreError, StoreUnreachableError
-from schemas.s3 import S3Bucket
-from schemas.stores import bucket_of, has_tags
+import schemas.storage.filesystems
+from schemas.storage import bucket, object_store, s3
+from schemas.storage.object_store import bucket_of, has_tags
+from schemas.storage.s3 import S3Bucket
+from schemas.storage.storage_errors import (
+    NoSuchBucketError,
+    StoreAccessError,
+    StoreBusyError,
+    StoreError,
+    StoreUnreachableError,
+)
 
 
 @pytest.mark.parametrize(
@@ -26,14 +32,14 @@ def test_all_of_a_bucket_is_written_through_one_client(location, bucket):
 
 @pytest.mark.parametrize(("missing", "tags"), [("", "s3 gs gcs"), ("botocore", "gs gcs"), ("google", "s3")])
 def test_there_are_tags_where_the_client_of_a_store_is_installed(monkeypatch, missing, tags):
-    monkeypatch.setattr(stores, "_is_installed", lambda name: name.partition(".")[0] != missing)
+    monkeypatch.setattr(object_store, "_is_installed", lambda name: name.partition(".")[0] != missing)
     assert [scheme for scheme in ("s3", "gs", "gcs", "file") if has_tags(f"{scheme}://b/x")] == tags.split()
     assert not has_tags("/x")
 
 
 def test_a_module_within_no_package_is_not_installed():
-    assert stores._is_installed.__wrapped__("schemas.stores")
-    assert not stores._is_installed.__wrapped__("no.such.module")
+    assert object_store._is_installed.__wrapped__("schemas.storage.object_store")
+    assert not object_store._is_installed.__wrapped__("no.such.module")
 
 
 @pytest.fixture
@@ -64,7 +70,7 @@ def answers(monkeypatch):
 
     client = Client()
     monkeypatch.setattr(s3, "_connect", lambda address: client)
-    monkeypatch.setattr(stores, "_CONFLICT_SECONDS", 0)
+    monkeypatch.setattr(object_store, "_CONFLICT_SECONDS", 0)
     return client
 
 
@@ -82,14 +88,14 @@ def answers(monkeypatch):
 )
 def test_what_becomes_of_a_write(answers, replaces, statuses, tag, asked):
     answers.statuses = list(statuses)
-    assert stores.put(S3Bucket("s3://b"), "a", b"1", replaces) == tag
+    assert object_store.put(S3Bucket("s3://b"), "a", b"1", replaces) == tag
     assert answers.asked == asked
 
 
 def test_a_write_that_is_denied_is_an_error(answers):
     answers.statuses = [403]
     with pytest.raises(StoreAccessError, match="An error occurred"):
-        stores.put(S3Bucket("s3://b"), "a", b"1", None)
+        object_store.put(S3Bucket("s3://b"), "a", b"1", None)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +152,7 @@ def test_answers_of_google_are_errors_by_class():
     from google.auth.exceptions import DefaultCredentialsError, TransportError
     from requests.exceptions import ConnectTimeout
 
-    from schemas import google_storage
+    from schemas.storage import google_storage
 
     for failure, kind in (
         (api.NotFound("x"), NoSuchBucketError),
@@ -168,8 +174,8 @@ def test_a_store_that_stays_busy_is_given_up(monkeypatch):
     from botocore.exceptions import ClientError
 
     now, calls = [0.0], []
-    monkeypatch.setattr(buckets.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(buckets.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(bucket.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(bucket.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
 
     def put_object(**asked):
         assert asked == {"Bucket": "b", "Key": "a"}
@@ -187,7 +193,7 @@ def google(monkeypatch):
     """A bucket of Google's store with one object, and who wrote it, in which every write gets the next of some answers."""
     from google.api_core.exceptions import NotFound, PreconditionFailed
 
-    from schemas.google_storage import GoogleBucket
+    from schemas.storage.google_storage import GoogleBucket
 
     class Bucket:
         def __init__(self):
@@ -223,7 +229,7 @@ def google(monkeypatch):
         return found
 
     bucket.blob, bucket.get_blob = lambda key: Blob(), get_blob
-    monkeypatch.setattr("schemas.google_storage._client", lambda address: (None, bucket))
+    monkeypatch.setattr("schemas.storage.google_storage._client", lambda address: (None, bucket))
     bucket.front = GoogleBucket("gs://b")
     return bucket
 
@@ -242,7 +248,7 @@ def google(monkeypatch):
 )
 def test_what_becomes_of_a_write_to_google(google, replaces, failures, tag, conditions):
     google.failures = list(failures)
-    assert stores.put(google.front, "a", b"1", replaces) == tag
+    assert object_store.put(google.front, "a", b"1", replaces) == tag
     assert google.conditions == conditions
 
 
@@ -256,9 +262,9 @@ def test_what_becomes_of_a_write_to_google(google, replaces, failures, tag, cond
     ],
 )
 def test_what_becomes_of_parts_that_another_command_deletes(google, monkeypatch, replaces, failures, tag, conditions):
-    monkeypatch.setattr("schemas.google_storage.PART_BYTES", 2)
+    monkeypatch.setattr("schemas.storage.google_storage.PART_BYTES", 2)
     google.failures = list(failures)
-    assert stores.put(google.front, "a", b"123", replaces) == tag
+    assert object_store.put(google.front, "a", b"123", replaces) == tag
     assert google.conditions == conditions
 
 
@@ -277,10 +283,10 @@ def no_settings(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    schemas.filesystems._connect.cache_clear()
+    schemas.storage.filesystems._connect.cache_clear()
     s3._obstore.cache_clear()
     yield
-    schemas.filesystems._connect.cache_clear()
+    schemas.storage.filesystems._connect.cache_clear()
     s3._obstore.cache_clear()
 
 

@@ -1,11 +1,11 @@
-"""Object stores as ``pyarrow.fs`` does not offer them: objects with tags, writes that replace only what has a certain tag.
+"""Objects with tags, and writes that replace only an object with a certain tag, which ``pyarrow.fs`` lacks.
 
 A store gives every object a tag, which no other content gets: S3 its ETag, Google's store its generation. A write may name the tag
 of what it replaces: of any number of writers at once that replace the same object, or none, exactly one succeeds. Large files go
 up in parts, side by side, and the condition counts for the moment when the last one is there.
 
-This takes botocore and obstore, or google-cloud-storage, which the extra ``pipelines`` installs; `schemas.s3` and
-`schemas.google_storage` load them. Without them there are no tags.
+This takes botocore and obstore, or google-cloud-storage, which the extra ``pipelines`` installs; `schemas.storage.s3` and
+`schemas.storage.google_storage` load them. Without them there are no tags.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
 
-from schemas.buckets import ANY, Bucket, Entry, Page, RefusedError
-from schemas.locations import STORE
+from schemas.storage.bucket import ANY, Bucket, Entry, Page, RefusedError
+from schemas.storage.locations import STORE
 
 __all__ = [
     "bucket_of",
@@ -66,10 +66,10 @@ def bucket_of(location: str) -> str:
 @lru_cache(maxsize=64)
 def _open(address: str) -> Bucket:
     if address.startswith("s3://"):
-        from schemas.s3 import S3Bucket
+        from schemas.storage.s3 import S3Bucket
 
         return S3Bucket(address)
-    from schemas.google_storage import GoogleBucket
+    from schemas.storage.google_storage import GoogleBucket
 
     return GoogleBucket(address)
 

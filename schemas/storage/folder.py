@@ -1,8 +1,8 @@
 """A folder of files, local or in an object store, in which every file is written completely or not at all.
 
-``pyarrow.fs`` serves local paths and ``gs://`` and ``s3://`` addresses; `schemas.stores` writes to stores. A file is always written
-to a temporary name first: locally beside its target and then renamed; for an object store in the local temporary folder and then
-uploaded whole.
+`schemas.storage.object_store` lists and writes to stores where their clients are installed; ``pyarrow.fs`` does all else. A file is
+always written to a temporary name first: locally beside its target and then renamed; for an object store in the local temporary
+folder and then uploaded whole.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from typing import Any, BinaryIO, Literal, TypeVar
 import pyarrow as pa
 from pyarrow import fs
 
-from schemas import stores
-from schemas.buckets import ANY, PART_BYTES, TEMPORARY_MARK, Bucket, Entry
 from schemas.errors import DatasetError
-from schemas.filesystems import NoSuchBucketError, StoreAccessError, filesystem_of, storage_errors, store_error_of
-from schemas.locations import absolute_location, check_regular, is_remote, local_path, plain_location
+from schemas.storage import object_store
+from schemas.storage.bucket import ANY, PART_BYTES, TEMPORARY_MARK, Bucket, Entry
+from schemas.storage.filesystems import filesystem_of
+from schemas.storage.locations import absolute_location, check_regular, is_remote, local_path, plain_location
+from schemas.storage.storage_errors import NoSuchBucketError, StoreAccessError, storage_errors, store_error_of
 
 __all__ = [
     "ANY",
@@ -35,7 +36,6 @@ __all__ = [
     "Entry",
     "Folder",
     "PathKind",
-    "Tagged",
     "file_at",
 ]
 
@@ -46,9 +46,6 @@ PathKind = Literal["file", "folder", "nothing"]
 
 _PARALLEL_READS = 32
 """Files of a store that are read at once: they wait for the network, not for this machine."""
-
-
-Tagged = Entry
 
 
 @dataclass(frozen=True)
@@ -77,8 +74,8 @@ class Folder:
 
     @property
     def has_tags(self) -> bool:
-        """Whether objects are written under conditions here; see `schemas.stores`."""
-        return stores.has_tags(self.location)
+        """Whether objects are written under conditions here; see `schemas.storage.object_store`."""
+        return object_store.has_tags(self.location)
 
     @property
     def is_google(self) -> bool:
@@ -102,7 +99,7 @@ class Folder:
 
     @property
     def _bucket(self) -> Bucket:
-        return stores.open_bucket(self.location)
+        return object_store.open_bucket(self.location)
 
     def _key(self, name: str) -> str:
         return f"{filesystem_of(self.location)[1]}/{name}".partition("/")[2]
@@ -128,7 +125,7 @@ class Folder:
         filesystem, root = filesystem_of(self.location)
         if self.has_tags:
             with storage_errors(self.location), suppress(NoSuchBucketError):
-                yield from stores.list_objects(self._bucket, self._key(""))
+                yield from object_store.list_objects(self._bucket, self._key(""))
         elif self.is_local:
             yield from _walk(root, "", on_link)
         else:
@@ -293,8 +290,8 @@ class Folder:
     def create(self, name: str, data: bytes) -> bool:
         """Write a new file completely or not at all; of any number that create it at once, exactly one succeeds.
 
-        In a store without tags here, see `schemas.stores`, two that create the same file in the same moment may both seem to
-        succeed, and the later one's data stays.
+        In a store without tags here, see `schemas.storage.object_store`, two that create the same file in the same moment may both
+        seem to succeed, and the later one's data stays.
 
         Returns:
             Whether it was written; False where the file exists already.
@@ -326,13 +323,13 @@ class Folder:
             return True
 
     def swap(self, name: str, data: bytes | Path, replaces: str | None) -> str | None:
-        """Write a file where there are tags, if what it replaces is still there; see `schemas.stores.put`.
+        """Write a file where there are tags, if what it replaces is still there; see `schemas.storage.object_store.put`.
 
         Returns:
             The tag of the new content; None if nothing was written.
         """
         with storage_errors(self.path_of(name)):
-            return stores.put(self._bucket, self._key(name), data, replaces)
+            return object_store.put(self._bucket, self._key(name), data, replaces)
 
     @contextmanager
     def replace(self, name: str) -> Iterator[BinaryIO]:
@@ -435,7 +432,7 @@ class Folder:
         if self.is_local:
             temporary.replace(self.local_path / name)
         elif self.has_tags:
-            stores.put(self._bucket, self._key(name), temporary)
+            object_store.put(self._bucket, self._key(name), temporary)
         else:
             filesystem, path = self._find(name)
             fs.copy_files(str(temporary), path, fs.LocalFileSystem(), filesystem, chunk_size=PART_BYTES)

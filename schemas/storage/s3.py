@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from schemas.buckets import (
+from schemas.storage.bucket import (
     ANY,
     PAGE_OBJECTS,
     PART_BYTES,
@@ -28,13 +28,13 @@ from schemas.buckets import (
     size_of,
     version_of,
 )
-from schemas.filesystems import (
+from schemas.storage.filesystems import filesystem_of
+from schemas.storage.storage_errors import (
     NoSuchBucketError,
     StoreAccessError,
     StoreBusyError,
     StoreError,
     StoreUnreachableError,
-    filesystem_of,
 )
 
 __all__ = ["S3Bucket", "Settings", "settings_of"]

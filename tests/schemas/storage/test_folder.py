@@ -10,22 +10,22 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow import fs
 
-import schemas.filesystems
-import schemas.storage
+import schemas.storage.filesystems
+import schemas.storage.folder
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
-from schemas.filesystems import (
+from schemas.storage.filesystems import filesystem_of
+from schemas.storage.folder import Folder
+from schemas.storage.locations import is_remote, local_path, plain_location
+from schemas.storage.storage_errors import (
     NoSuchBucketError,
     StoreAccessError,
     StoreBusyError,
     StoreError,
     StoreUnreachableError,
-    filesystem_of,
     storage_errors,
     store_error_of,
 )
-from schemas.locations import is_remote, local_path, plain_location
-from schemas.storage import Folder
 from schemas.writing.output import hold
 from schemas.writing.summary import SUMMARY_NAME
 from schemas.writing.survey import Survey
@@ -44,9 +44,9 @@ def bucket(monkeypatch):
     store.store, store.pseudo_dirs = {}, ["", "/bucket"]
     wrapped = fs.PyFileSystem(fs.FSSpecHandler(store))
     monkeypatch.setattr(
-        schemas.storage, "filesystem_of", lambda location: (wrapped, "/" + location.removeprefix("gs://").rstrip("/"))
+        schemas.storage.folder, "filesystem_of", lambda location: (wrapped, "/" + location.removeprefix("gs://").rstrip("/"))
     )
-    monkeypatch.setattr(schemas.stores, "has_tags", lambda location: False)
+    monkeypatch.setattr(schemas.storage.object_store, "has_tags", lambda location: False)
     return store
 
 
@@ -118,7 +118,7 @@ def test_an_address_that_cannot_be_reached(monkeypatch):
         raise OSError(f"When resolving region for {uri}: Could not resolve hostname")
 
     # pyarrow asks the network for the region of an S3 bucket as soon as it sees the address.
-    monkeypatch.setattr(schemas.filesystems, "fs", SimpleNamespace(FileSystem=SimpleNamespace(from_uri=fail)))
+    monkeypatch.setattr(schemas.storage.filesystems, "fs", SimpleNamespace(FileSystem=SimpleNamespace(from_uri=fail)))
     with pytest.raises(DatasetError, match=r"cannot use 's3://bucket/x': OSError: .*Could not resolve hostname"):
         Folder("s3://bucket/x").names()
 

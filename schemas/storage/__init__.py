@@ -1,0 +1,1 @@
+"""Folders on disks and in object stores: all other packages read and write through `schemas.storage.folder`."""
