@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from pipelines.exchange.importing import ImportJob as ImportJob
     from pipelines.exchange.importing import import_features as import_features
     from pipelines.features.extract import extract_features as extract_features
-    from pipelines.features.extract import extract_task as extract_task
     from pipelines.features.extract import list_images as list_images
     from pipelines.features.job import FeaturesJob as FeaturesJob
     from pipelines.features.planning import plan_work as plan_work
@@ -94,11 +93,9 @@ if TYPE_CHECKING:
     from schemas import Repair as Repair
     from schemas import ReusePolicy as ReusePolicy
     from schemas import ShardWriter as ShardWriter
-    from schemas import TaskSummary as TaskSummary
     from schemas import UpdatePolicy as UpdatePolicy
     from schemas import UsageError as UsageError
     from schemas import Vocabulary as Vocabulary
-    from schemas import commit_tasks as commit_tasks
     from schemas import open_dataset as open_dataset
     from schemas import open_shard as open_shard
     from schemas import repair as repair
@@ -215,7 +212,6 @@ __all__ = [
     "ShardWriter",
     "StsJob",
     "TablesJob",
-    "TaskSummary",
     "TokenFeaturesJob",
     "TokenizeCaptions",
     "TrainJob",
@@ -233,7 +229,6 @@ __all__ = [
     "averages",
     "build_vocabulary",
     "collate_pairs",
-    "commit_tasks",
     "compare_datasets",
     "compare_runs",
     "decode_image",
@@ -245,7 +240,6 @@ __all__ = [
     "evaluate",
     "export_dataset",
     "extract_features",
-    "extract_task",
     "extract_token_features",
     "extractor_catalogue",
     "extractor_names",
@@ -311,7 +305,7 @@ _MODULES = {
     "pipelines.exchange.exporting": ("export_dataset", "ExportJob"),
     "pipelines.exchange.importers": ("Hdf5Import", "NpyImport", "TsvImport", "WebdatasetImport"),
     "pipelines.exchange.importing": ("import_features", "ImportJob"),
-    "pipelines.features.extract": ("extract_features", "extract_task", "list_images"),
+    "pipelines.features.extract": ("extract_features", "list_images"),
     "pipelines.features.job": ("FeaturesJob",),
     "pipelines.features.planning": ("plan_work",),
     "pipelines.features.transforms": ("ExtractFeatures",),
@@ -335,7 +329,6 @@ _MODULES = {
     "pipelines.text.word_vectors": ("import_word_vectors", "WordVectorsJob"),
     "schemas": (
         "CaptionKey",
-        "commit_tasks",
         "Dataset",
         "DatasetError",
         "DetachedError",
@@ -353,7 +346,6 @@ _MODULES = {
         "shard_of",
         "ShardWriter",
         "ArrayTask",
-        "TaskSummary",
         "ReusePolicy",
         "UpdatePolicy",
         "UsageError",

@@ -23,17 +23,15 @@ if TYPE_CHECKING:
     from schemas.manifest import Manifest as Manifest
     from schemas.storage.folder import Folder as Folder
     from schemas.vocabulary import Vocabulary as Vocabulary
-    from schemas.writing.dataset_writer import ShardWriter as ShardWriter
-    from schemas.writing.dataset_writer import open_shard as open_shard
     from schemas.writing.dataset_writer import write_dataset as write_dataset
+    from schemas.writing.output import ArrayTask as ArrayTask
     from schemas.writing.output import OutputDataset as OutputDataset
     from schemas.writing.output import ReusePolicy as ReusePolicy
     from schemas.writing.output import UpdatePolicy as UpdatePolicy
     from schemas.writing.repair import Repair as Repair
     from schemas.writing.repair import repair as repair
-    from schemas.writing.tasks import ArrayTask as ArrayTask
-    from schemas.writing.tasks import TaskSummary as TaskSummary
-    from schemas.writing.tasks import commit_tasks as commit_tasks
+    from schemas.writing.shard_writer import ShardWriter as ShardWriter
+    from schemas.writing.shard_writer import open_shard as open_shard
     from schemas.writing.validation import validate as validate
 
 __all__ = [
@@ -52,11 +50,9 @@ __all__ = [
     "Repair",
     "ReusePolicy",
     "ShardWriter",
-    "TaskSummary",
     "UpdatePolicy",
     "UsageError",
     "Vocabulary",
-    "commit_tasks",
     "open_dataset",
     "open_shard",
     "repair",
@@ -73,13 +69,13 @@ _MODULES = {
     "interruption": ("DetachedError",),
     "keys": ("CaptionKey", "shard_of"),
     "manifest": ("Manifest",),
-    "writing.output": ("OutputDataset", "ReusePolicy", "UpdatePolicy"),
+    "writing.output": ("ArrayTask", "OutputDataset", "ReusePolicy", "UpdatePolicy"),
     "writing.repair": ("Repair", "repair"),
-    "storage.folder": ("Folder",),
-    "writing.tasks": ("ArrayTask", "TaskSummary", "commit_tasks"),
+    "storage": ("Folder",),
     "writing.validation": ("validate",),
     "vocabulary": ("Vocabulary",),
-    "writing.dataset_writer": ("ShardWriter", "open_shard", "write_dataset"),
+    "writing.dataset_writer": ("write_dataset",),
+    "writing.shard_writer": ("ShardWriter", "open_shard"),
 }
 
 

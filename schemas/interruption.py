@@ -12,7 +12,7 @@ __all__ = ["DetachedError", "holds", "leaving", "left", "orderly", "say"]
 
 
 class DetachedError(Exception):
-    """The launcher has done its part, and what it leaves makes the dataset: a job that goes on, or a template of one.
+    """This process has done its part, and others make the rest: a job that goes on, a template of one, other tasks of an array.
 
     Attributes:
         job: runner, id and page of the job, and the command that cancels it; empty for a template.

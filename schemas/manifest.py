@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -28,16 +29,13 @@ from schemas.parameters import (
 from schemas.storage.folder import Folder
 from schemas.stored import stored_values
 
-__all__ = ["MANIFEST_NAME", "MANIFEST_NAMES", "TASKS_NAME", "FileEntry", "Manifest", "ShardEntry", "newer"]
+__all__ = ["MANIFEST_NAME", "MANIFEST_NAMES", "FileEntry", "Manifest", "ShardEntry", "newer"]
 
 MANIFEST_NAME = "_manifest.json"
 """Data tools skip names with a leading underscore when they read a folder."""
 
 MANIFEST_NAMES = (MANIFEST_NAME, "manifest.json")
 """The name in this version of the format, then that in version 1."""
-
-TASKS_NAME = "_tasks.json"
-"""What the tasks of an array job leave for the commit, which writes the manifest and deletes it; see `schemas.writing.tasks`."""
 
 _FORMAT = "imagepivot"
 
@@ -124,6 +122,11 @@ class Manifest:
         """Return the fingerprint of the dataset of this name that this one was made from; None where none is named."""
         return next((entry.get("fingerprint") for entry in self.inputs if entry.get("name") == name), None)
 
+    @cached_property
+    def shard_entries(self) -> Mapping[str, ShardEntry]:
+        """The entries of shards and failures, by name."""
+        return {entry.path: entry for entry in (*self.shards, *self.failures)}
+
     @property
     def content_sha256(self) -> str:
         """Digest of the digests of all shards, hexadecimal.
@@ -202,11 +205,6 @@ class Manifest:
                 return cls.from_json(data.decode(), folder.path_of(name))
             except UnicodeDecodeError as error:
                 raise DatasetError(f"{folder.path_of(name)} is damaged ({error}): {_ADVICE}") from error
-        if folder.size(TASKS_NAME) is not None:
-            raise DatasetError(
-                f"{folder.location!r} is not a dataset yet: the tasks of an array job are writing it. When all have ended, "
-                "imagepivot commit finishes it"
-            )
         raise DatasetError(diagnose(folder, MANIFEST_NAMES))
 
 

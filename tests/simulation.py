@@ -41,10 +41,11 @@ from schemas.manifest import MANIFEST_NAME, Manifest
 from schemas.parameters import CaptionsParameters, FeaturesParameters
 from schemas.storage.folder import Folder
 from schemas.vocabulary import Vocabulary
-from schemas.writing.dataset_writer import commit, open_shard
+from schemas.writing.dataset_writer import commit
 from schemas.writing.output import OutputDataset
+from schemas.writing.output_state import OutputState
 from schemas.writing.records import Sources
-from schemas.writing.survey import Survey
+from schemas.writing.shard_writer import open_shard
 
 __all__ = ["CAPTIONS_PER_IMAGE", "Cost", "Images", "captions", "features", "images", "largest_shard", "vocabulary"]
 
@@ -226,7 +227,7 @@ def _commit(costs: _Costs, output: OutputDataset, count: int, unit: str) -> None
         commit(output)
         size.append(len(output.folder.read(MANIFEST_NAME)))
     with costs.phase("launcher: survey, manifest", unit, count):
-        manifest = Survey(output).complete()
+        manifest = OutputState(output).complete()
     assert manifest is not None
     assert manifest.rows == count == Manifest.read(output.folder).rows
 

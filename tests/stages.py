@@ -18,8 +18,8 @@ from schemas.fingerprints import Identity
 from schemas.manifest import MANIFEST_NAMES
 from schemas.storage.folder import Folder
 from schemas.writing import publishing
-from schemas.writing.dataset_writer import open_shard
 from schemas.writing.output import OutputDataset
+from schemas.writing.shard_writer import open_shard
 
 Choose = Callable[[list[str], str], str]
 

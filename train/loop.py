@@ -20,7 +20,7 @@ from schemas.errors import UsageError
 from schemas.interruption import say
 from schemas.limits import bfloat16_remark
 from schemas.storage.folder import TEMPORARY_MARK, Folder
-from schemas.writing.output import hold
+from schemas.writing.publishing import hold
 from train.config.sections import to_toml
 from train.data.sampling import Batch
 from train.devices import check_precision, computing, resolve_device

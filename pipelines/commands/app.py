@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from pipelines.commands import build, datasets, demo, doctor, exchange, features, tasks, text, view
+from pipelines.commands import build, datasets, demo, doctor, exchange, features, text, view
 from pipelines.commands.configuration import Command
 from pipelines.commands.endings import run, wants_events
 from pipelines.commands.options import console, notes, remark
@@ -94,7 +94,7 @@ def _options(
 
 
 _GROUPS = (
-    *(text.app, features.app, tasks.app, datasets.app, view.app, doctor.app, exchange.app),
+    *(text.app, features.app, datasets.app, view.app, doctor.app, exchange.app),
     *(train.app, runs.app, sts.app, figures.app, tables.app, build.app, demo.app),
 )
 

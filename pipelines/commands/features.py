@@ -36,7 +36,7 @@ from pipelines.commands.options import (
     remark,
     remark_on_precision,
 )
-from pipelines.commands.results import finish, finish_task, print_extractors
+from pipelines.commands.results import finish, print_extractors
 from schemas.errors import UsageError
 from schemas.keys import AUTO
 
@@ -194,7 +194,7 @@ def features(
         str,
         typer.Option(
             "--task",
-            help="I/N: of N tasks of an array job, numbered from 0, make the shards of task I; [i]imagepivot commit[/i] ends it.",
+            help="I/N: make the shards of task I of N of an array job, numbered from 0; the last task completes the dataset.",
         ),
     ] = "",
     workers: Annotated[
@@ -228,7 +228,7 @@ def features(
             raise UsageError(f"{name} is missing, expected two: imagepivot features IMAGES OUTPUT")
     if as_json:
         raise UsageError("--json is for --list-extractors: give --log-json for progress as JSON")
-    from pipelines.features.extract import extract_features, extract_task, list_images
+    from pipelines.features.extract import extract_features, list_images
     from pipelines.inputs.columns import parse_columns
     from pipelines.inputs.images import open_images
     from pipelines.running.progress import show_progress
@@ -263,16 +263,13 @@ def features(
         remark("untrained: the weights are random, the features mean nothing")
     if execution.is_local:
         remark_on_precision(precision, device)
+    total = listing.count
     if job.task is not None:
         total = sum(listing.counts[number] for number in job.task.shards(len(listing.shards)))
-        with show_progress(notes, extractor, unit="images", total=total, log_json=log_json) as meter:
-            summary = extract_task(job, execution, meter, listing=listing, remark=remark)
-            meter.settle(images=summary.rows + summary.failed, failed=summary.failed)
-        finish_task(summary, output, max_failures)
-        return
-    with show_progress(notes, extractor, unit="images", total=listing.count, log_json=log_json) as meter:
+    with show_progress(notes, extractor, unit="images", total=total, log_json=log_json) as meter:
         manifest = extract_features(job, execution, meter, listing=listing, remark=remark)
-        meter.settle(images=manifest.rows + manifest.failed, failed=manifest.failed)
+        if job.task is None:
+            meter.settle(images=manifest.rows + manifest.failed, failed=manifest.failed)
     finish(manifest, output, max_failures)
 
 
@@ -285,7 +282,7 @@ def job_of(images: ImageSource, values: Mapping[str, Any]) -> FeaturesJob:
     """
     from extractors import ExtractorRequest
     from pipelines.features.job import FeaturesJob
-    from schemas.writing.tasks import ArrayTask
+    from schemas.writing.output import ArrayTask
 
     regions = ("min_regions", "max_regions", "score_threshold", "class_names", "attribute_names", "backend")
     asked = ("weights", "precision", "compile", "dtype", "grid", "separate")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import typer
@@ -16,9 +15,8 @@ from schemas.escapes import to_json
 
 if TYPE_CHECKING:
     from schemas.manifest import Manifest
-    from schemas.writing.tasks import TaskSummary
 
-__all__ = ["finish", "finish_task", "print_extractors"]
+__all__ = ["finish", "print_extractors"]
 
 
 def finish(manifest: Manifest, output: str, max_failures: int = 0) -> None:
@@ -36,30 +34,10 @@ def finish(manifest: Manifest, output: str, max_failures: int = 0) -> None:
     if (table := statistics_table(manifest)) is not None:
         console.print(table)
     if manifest.failed:
-        listed = f"are listed by: imagepivot inspect {shlex.quote(output)} --failures"
-        _judge_failures(failed, listed, max_failures)
-
-
-def finish_task(summary: TaskSummary, output: str, max_failures: int = 0) -> None:
-    """Print what a task has made and what failed; exit with code 3 where more of its inputs failed than are allowed."""
-    shards = len(summary.shards)
-    events.record(counts={"rows": summary.rows, "shards": shards, "failed": dict(summary.failure_reasons)})
-    console.print(
-        f"[bold]task {summary.task}[/bold]: {summary.rows:,} rows in {shards} shards in {escape(output)}, "
-        f"{summary.made} of them made now; when all {summary.task.count} tasks have ended: imagepivot commit "
-        f"{escape(shlex.quote(output))}",
-        highlight=False,
-        soft_wrap=True,
-    )
-    if summary.failed:
-        _judge_failures(summary.failure_reasons, f"lie in {output}/_failures, with those of other tasks", max_failures)
-
-
-def _judge_failures(reasons: Mapping[str, int], listed: str, max_failures: int) -> None:
-    failed = sum(reasons.values())
-    counts = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
-    remark(f"{failed:,} inputs failed: {counts}. They {listed}", style="red")
-    if failed > max_failures:
+        counts = ", ".join(f"{count:,} {reason}" for reason, count in failed.items())
+        listed = f"They are listed by: imagepivot inspect {shlex.quote(output)} --failures"
+        remark(f"{manifest.failed:,} inputs failed: {counts}. {listed}", style="red")
+    if manifest.failed > max_failures:
         raise typer.Exit(3)
 
 

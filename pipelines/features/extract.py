@@ -22,15 +22,12 @@ from pipelines.inputs.images import Listing
 from pipelines.running.execution import Execution
 from pipelines.running.jobs import run_job
 from pipelines.running.progress import Meter
-from schemas.errors import UsageError
 from schemas.fingerprints import Identity
 from schemas.limits import usable_cores
 from schemas.manifest import Manifest
 from schemas.parameters import FeaturesParameters
 from schemas.storage.folder import Folder
-from schemas.writing.dataset_writer import commit
 from schemas.writing.output import OutputDataset
-from schemas.writing.tasks import TaskSummary, complete_task
 
 if TYPE_CHECKING:
     import apache_beam as beam
@@ -38,7 +35,7 @@ if TYPE_CHECKING:
     from pipelines.features.transforms import ExtractFeatures
     from pipelines.running.first_worker import FirstWorker
 
-__all__ = ["Remark", "extract_features", "extract_task", "list_images", "plan_features"]
+__all__ = ["Remark", "extract_features", "list_images", "plan_features"]
 
 Remark = Callable[[str], None]
 """Receives a sentence for the user; from Python it is logged, once in a process."""
@@ -102,10 +99,10 @@ def extract_features(
         The manifest of the committed dataset.
 
     Raises:
+        UsageError: the job is a task of an array job, and the execution names another runner.
+        DetachedError: a job goes on without this process; or the job is a task, and shards of other tasks are missing.
         ImagepivotError: the images, weights or device are missing, or the folder cannot be written.
     """
-    if job.task is not None:
-        raise UsageError(f"the job is task {job.task} of an array job: extract_task makes its shards, commit_tasks the dataset")
     job.check_execution(execution)
     execution.check_locations(job.locations())
     job = job.for_workers(execution)
@@ -119,12 +116,9 @@ def extract_features(
         extract = _extraction(job, output, execution, meter, listing, finished, temporary)
         if listing.kept is not None and not execution.is_local and not execution.template:  # What a template lists is its own.
             extract = replace(extract, kept=listing.kept.share(output.folder))
-        commit = CommitDataset(output, libraries=job.libraries())
-        _ = pipeline | "ExtractFeatures" >> replace(extract, check=check) | "CommitDataset" >> commit
-
-    def here(finished: frozenset[int]) -> None:
-        _extract_here(job, output, meter, listing, finished)
-        commit(output, libraries=job.libraries())
+        shards = pipeline | "ExtractFeatures" >> replace(extract, check=check)
+        if job.task is None:
+            _ = shards | "CommitDataset" >> CommitDataset(output, libraries=job.libraries())
 
     with ExitStack() as temporary:
         return run_job(
@@ -135,56 +129,11 @@ def extract_features(
             extras=job.extras(),
             ready=job.check_device if execution.is_local else None,
             check=partial(check_worker, job, planned_fingerprint(output), gpus),
-            here=here,
+            here=partial(_extract_here, job, output, meter, listing),
+            task=job.task,
+            libraries=job.libraries(),
             meter=meter,
         )
-
-
-def extract_task(
-    job: FeaturesJob,
-    execution: Execution = Execution(),
-    meter: Meter = Meter(),
-    *,
-    listing: Listing | None = None,
-    remark: Remark = tell,
-) -> TaskSummary:
-    """Write the shards of one task of an array job; `schemas.writing.tasks.commit_tasks` makes the dataset of all of them.
-
-    Args:
-        job: what to make, with its task.
-        execution: how to run, on this machine. Without a number of workers as in `extract_features`.
-        meter: counts images, to show progress.
-        listing: the result of `list_images`, if the caller has it.
-        remark: receives a sentence about a file of weights that holds several sets of them.
-
-    Raises:
-        UsageError: the job has no task, or the execution names another runner: the tasks take its place.
-        ImagepivotError: the images, weights or device are missing, or the folder cannot be written.
-    """
-    if job.task is None:
-        raise UsageError("the job has no task, e.g. Task(0, 64): extract_features makes the whole dataset")
-    job.check_execution(execution)
-    listing = listing or list_images(job)
-    output, execution = plan_features(job, listing, remark), _by_gpus(job, execution)
-
-    def run(finished: frozenset[int]) -> None:
-        if execution.is_one_process:
-            _extract_here(job, output, meter, listing, finished)
-            return
-        from pipelines.running.runner import run_pipeline
-
-        with ExitStack() as temporary:
-            extract = _extraction(job, output, execution, meter, listing, finished, temporary)
-            run_pipeline(lambda pipeline: pipeline | "ExtractFeatures" >> extract, execution)
-
-    return complete_task(
-        output,
-        job.task,
-        run,
-        job.policy,
-        libraries=job.libraries(),
-        check=job.check_device,
-    )
 
 
 def _by_gpus(job: FeaturesJob, execution: Execution) -> Execution:

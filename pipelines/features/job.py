@@ -16,8 +16,7 @@ from pipelines.inputs.images import ImageSource
 from schemas.errors import UsageError
 from schemas.keys import AUTO, ShardsRequest, check_shards_request
 from schemas.kinds import schema_of, vector_bytes
-from schemas.writing.output import ReusePolicy, UpdatePolicy
-from schemas.writing.tasks import ArrayTask
+from schemas.writing.output import ArrayTask, ReusePolicy, UpdatePolicy
 
 if TYPE_CHECKING:
     from pipelines.running.execution import Execution

@@ -14,9 +14,7 @@ from pipelines.features.reuse import plan_reuse
 from pipelines.inputs.images import ImageRef, Listing, kept_refs
 from schemas.keys import shard_of
 from schemas.kinds import vector_bytes
-from schemas.writing.output import OutputDataset
-from schemas.writing.survey import Survey
-from schemas.writing.tasks import survey_task
+from schemas.writing.dataset_writer import look_before
 
 __all__ = ["ShardPlan", "WorkPlan", "plan_table", "plan_work"]
 
@@ -77,9 +75,9 @@ def plan_work(job: FeaturesJob, listing: Listing, remark: Remark = tell) -> Work
     output = plan_features(job, listing, remark)
     job.check_device()
     output.folder.check_writable()
-    survey = _survey(job, output)
-    finished = survey.finished()
-    stored = survey.usable() - finished
+    state = look_before(output, job.policy, job.task)
+    finished = state.finished()
+    stored = state.whole() - finished
     wanted = range(output.shards) if job.task is None else job.task.shards(output.shards)
     refs: dict[int, list[ImageRef]] = {number: [] for number in stored}
     for ref in _refs(job, listing) if stored else ():
@@ -95,15 +93,6 @@ def plan_work(job: FeaturesJob, listing: Listing, remark: Remark = tell) -> Work
             todo.append(ShardPlan(number, listing.counts[number]))
     todo = [shard for shard in todo if shard.images or shard.dropped or shard.number not in stored]
     return WorkPlan(tuple(todo), len(wanted) - len(todo), vector_bytes(output.schema))
-
-
-def _survey(job: FeaturesJob, output: OutputDataset) -> Survey:
-    """Look at the folder, and refuse it as the run would."""
-    if job.task is not None:
-        return survey_task(output, job.task, job.policy, libraries=job.libraries())
-    survey = Survey(output, job.policy)
-    survey.refuse()
-    return survey
 
 
 def _refs(job: FeaturesJob, listing: Listing) -> Iterator[ImageRef]:

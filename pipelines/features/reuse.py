@@ -16,14 +16,14 @@ import pyarrow.parquet as pq
 
 from pipelines.inputs.images import ImageRef, digest_of
 from schemas.errors import DatasetError
-from schemas.failures import failures_name, parse_failures
-from schemas.fingerprints import sha256_of_bytes
+from schemas.failures import read_failures
 from schemas.shards import Footer
 from schemas.storage.storage_errors import content_errors
 from schemas.writing.output import OutputDataset, ReusePolicy, UpdatePolicy
-from schemas.writing.records import Record, Source, read_sources
+from schemas.writing.output_state import look_at, state_of
+from schemas.writing.records import Record, Source, read_record
 
-__all__ = ["Reuse", "plan_reuse", "source_of", "statistics_of"]
+__all__ = ["Reuse", "is_intact", "plan_reuse", "source_of", "statistics_of"]
 
 _READING_THREADS = 8
 
@@ -127,35 +127,30 @@ def plan_reuse(
 def _read_stored(output: OutputDataset, number: int) -> _Stored | None:
     """Read what an earlier run of the same identity wrote; None if it wrote nothing, or what is there is damaged."""
     folder, name = output.folder, output.name(number)
-    footer = output.footer(number)
-    if footer is None:
+    shard = state_of(folder, name, look_at(folder, name), fingerprint=output.identity.fingerprint)
+    record = read_record(folder, name, whole=True) if shard.is_whole else None
+    if shard.footer is None or record is None:
         return None
     try:
         with folder.open(name) as file, content_errors(folder.path_of(name)):
-            size, rows = file.size(), pq.ParquetFile(file).read(columns=["image_id"])["image_id"].to_pylist()
-    except DatasetError:
+            rows = pq.ParquetFile(file).read(columns=["image_id"])["image_id"].to_pylist()
+        failures = [] if shard.failures is None else read_failures(folder, shard.failures.path).to_pylist()
+    except (FileNotFoundError, DatasetError):
         return None
-    failures: list[dict[str, str]] = []
-    if footer.failures.rows:
-        beside = failures_name(name)
-        try:
-            data = folder.read(beside)
-            failures = parse_failures(data, folder.path_of(beside)).to_pylist()
-        except (FileNotFoundError, DatasetError):
-            return None
-        if sha256_of_bytes(data) != footer.failures.sha256:
-            return None
-    recorded = read_sources(folder, name)
-    if recorded is not None and not recorded[0].describes(size, footer.statistics):
-        return None  # The run was killed between the two: the shard is older than its sources.
     return _Stored(
-        footer=footer,
-        record=None if recorded is None else recorded[0],
+        footer=shard.footer,
+        record=record,
         rows=frozenset(rows),
         failures={row["key"]: row for row in failures},
         # Where only the manifest knew the digest of the shard, there is a record without sources.
-        sources=None if recorded is None or not recorded[0].state else {source.image_id: source for source in recorded[1]},
+        sources={source.image_id: source for source in record.sources or ()} if record.state else None,
     )
+
+
+def is_intact(output: OutputDataset, number: int) -> bool:
+    """Read all bytes of a shard and of its failures, and return whether they are those that were written."""
+    folder, name = output.folder, output.name(number)
+    return state_of(folder, name, look_at(folder, name), fingerprint=output.identity.fingerprint, read_all=True).is_whole
 
 
 def _try_again(failure: Mapping[str, str] | None, update: UpdatePolicy, *, retry_failed: bool) -> bool:

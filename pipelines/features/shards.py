@@ -14,16 +14,16 @@ import pyarrow.parquet as pq
 import extractors
 from pipelines.features.decoding_processes import DecodingProcesses
 from pipelines.features.forward import Tally, extract_shard, merge_rows
-from pipelines.features.reuse import Reuse, plan_reuse, source_of, statistics_of
+from pipelines.features.reuse import Reuse, is_intact, plan_reuse, source_of, statistics_of
 from pipelines.inputs.images import ImageRef, ImageSource, Listing, digest_of
 from schemas.errors import InputError
 from schemas.kinds import batch_rows
 from schemas.shards import shard_entry
 from schemas.storage.locations import is_remote
 from schemas.storage.storage_errors import content_errors
-from schemas.writing.dataset_writer import open_shard
 from schemas.writing.output import OutputDataset, ReusePolicy
-from schemas.writing.records import Record, Source, Sources, write_record
+from schemas.writing.records import Record, Source, write_record
+from schemas.writing.shard_writer import open_shard
 
 __all__ = ["make_shard"]
 
@@ -71,7 +71,7 @@ def make_shard(
     _refuse_other_list(output, number, refs, images)
     refs = images.with_versions(refs)
     reuse = plan_reuse(output, number, refs, policy, read=images.read)
-    if _is_damaged(output, number, reuse):
+    if (reuse.rows or reuse.failures) and not is_intact(output, number):
         reuse = Reuse(todo=refs)
     tally = Tally(failures=list(reuse.failures))
     if _is_left_alone(output, number, reuse):
@@ -102,15 +102,8 @@ def make_shard(
         shard.add_failures(tally.failures)
         sources = [*reuse.sources, *(source_of(ref, tally.digests.get(ref.image_id, "")) for ref in reuse.todo)]
         shard.statistics = statistics_of(sources, images=len(reuse.rows) + tally.images, failed=len(tally.failures))
-        shard.sources = Sources(_state(sources), sources)
+        shard.sources, shard.state = sources, _state(sources)
     return tally
-
-
-def _is_damaged(output: OutputDataset, number: int, reuse: Reuse) -> bool:
-    """Whether rows would be copied from a shard whose bytes are not those that were written."""
-    if reuse.record is None or not reuse.rows:
-        return False
-    return shard_entry(output.folder, output.name(number), 0).sha256 != reuse.record.sha256
 
 
 def _is_left_alone(output: OutputDataset, number: int, reuse: Reuse) -> bool:
@@ -122,8 +115,7 @@ def _is_left_alone(output: OutputDataset, number: int, reuse: Reuse) -> bool:
         return False
     if reuse.record is None or reuse.record.state != state:
         entry = shard_entry(output.folder, name, reuse.footer.rows)
-        record = reuse.record or Record.of(entry, reuse.footer)
-        write_record(output.folder, name, record, Sources(state, reuse.sources))
+        write_record(output.folder, name, Record.of(entry, reuse.footer, state, reuse.sources))
     return True
 
 

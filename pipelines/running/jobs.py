@@ -19,7 +19,7 @@ from schemas.interruption import DetachedError
 from schemas.manifest import Manifest
 from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import complete_dataset
-from schemas.writing.output import OutputDataset, ReusePolicy
+from schemas.writing.output import ArrayTask, OutputDataset, ReusePolicy
 from schemas.writing.own_names import is_temporary
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ def run_job(
     ready: Callable[[], None] | None = None,
     check: Callable[[], None] | None = None,
     here: Callable[[frozenset[int]], object] | None = None,
+    task: ArrayTask | None = None,
+    libraries: tuple[str, ...] = (),
     meter: Meter = Meter(),
 ) -> Manifest:
     """Run a pipeline that writes a dataset, or the part of it that an earlier run did not finish.
@@ -52,8 +54,10 @@ def run_job(
         extras: names of the extras that workers on other machines need.
         ready: raises where this machine cannot do the work; called if there is something to do, before anything is replaced.
         check: checks on the first worker on another machine what only this work needs.
-        here: does what the pipeline does, without Beam, given the finished shards; called where one worker of this machine does all
-            of it. None if only the pipeline can do it.
+        here: writes the shards as the pipeline does, without Beam, given the finished ones; called where one worker of this machine
+            does all of it. None if only the pipeline can do it.
+        task: the task of an array job, whose pipeline does not commit; None for a whole dataset.
+        libraries: distributions whose versions matter to the content, where the pipeline does not commit.
         meter: shows what the runner says of workers on other machines.
 
     Returns:
@@ -61,7 +65,7 @@ def run_job(
 
     Raises:
         DatasetError: the folder is in use, or holds data that must not be lost.
-        DetachedError: a job goes on without this process, or there is a template of one.
+        DetachedError: a job goes on without this process, or there is a template of one; or shards of other tasks are missing.
         ImagepivotError: the pipeline met an error that the user can fix.
     """
     folder = output.folder
@@ -78,16 +82,18 @@ def run_job(
         first = FirstWorker.of_launcher(folder, check)
         watch = partial(remote.watch, execution=execution, output=folder, meter=meter)
 
-    def run(finished: frozenset[int]) -> None:
+    def run(finished: frozenset[int]) -> bool:
         try:
             if here is not None and execution.is_one_process:
                 here(finished)
-                return
+                return False
             from pipelines.running.runner import run_pipeline
 
             run_pipeline(lambda pipeline: build(pipeline, finished, first), execution, extras=extras, watch=watch)
+            return task is None
         except BaseException as error:
-            if first is None or not isinstance(error, (DetachedError, LostJobError, KeyboardInterrupt)):  # No job goes on.
+            # Unless a job goes on; and temporary files may be those of another task.
+            if task is None and (first is None or not isinstance(error, (DetachedError, LostJobError, KeyboardInterrupt))):
                 _delete_temporaries(folder, elsewhere=not execution.is_local)  # The commit does so where a run ends well.
             raise
 
@@ -97,7 +103,7 @@ def run_job(
         if first is not None:
             first.forget()
 
-    complete = partial(complete_dataset, output, run, policy, check=before)
+    complete = partial(complete_dataset, output, run, policy, task=task, check=before, libraries=libraries)
     try:
         return complete()
     except CommittedError:

@@ -18,7 +18,8 @@ import pyarrow as pa
 from schemas.fingerprints import sha256_of_bytes
 from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import storage_errors
-from schemas.writing.output import LOCK_NAME, hold
+from schemas.writing.own_names import LOCK_NAME
+from schemas.writing.publishing import hold
 
 __all__ = ["Place", "from_ipc", "read_place", "staging", "to_ipc", "write_places"]
 

@@ -23,8 +23,8 @@ from pipelines.text.pieces import Piece, make_pieces, on_disk, read_piece
 from pipelines.text.truecasers import Truecasers, parse_truecaser, truecaser_name
 from pipelines.text.truecasing import TruecaseModel
 from schemas.storage.folder import Folder
-from schemas.writing.dataset_writer import open_shard
 from schemas.writing.output import OutputDataset
+from schemas.writing.shard_writer import open_shard
 
 __all__ = ["ReadCaptions", "TokenizeCaptions", "TrainTruecasers", "build_captions"]
 

@@ -20,8 +20,8 @@ from pipelines.text.jobs import EncodeJob
 from schemas.dataset import Dataset
 from schemas.kinds import CAPTIONS, ENCODED
 from schemas.vocabulary import END, SPECIALS, START, UNK, Vocabulary
-from schemas.writing.dataset_writer import open_shard
 from schemas.writing.output import OutputDataset
+from schemas.writing.shard_writer import open_shard
 
 __all__ = ["EncodeCaptions", "build_encoding", "encode_table"]
 

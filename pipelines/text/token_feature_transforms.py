@@ -27,8 +27,8 @@ from pipelines.text.jobs import TokenFeaturesJob
 from pipelines.text.moses import unescape
 from schemas.dataset import Dataset
 from schemas.kinds import CAPTIONS, schema_of
-from schemas.writing.dataset_writer import open_shard
 from schemas.writing.output import OutputDataset
+from schemas.writing.shard_writer import open_shard
 
 if TYPE_CHECKING:
     from extractors.tokens.transformer import TokenExtractor

@@ -17,8 +17,8 @@ from pipelines.text.jobs import VocabularyJob
 from schemas.dataset import Dataset
 from schemas.storage.storage_errors import content_errors
 from schemas.vocabulary import TEXT_NAMES, Vocabulary
-from schemas.writing.dataset_writer import open_shard
 from schemas.writing.output import OutputDataset
+from schemas.writing.shard_writer import open_shard
 
 __all__ = ["BuildVocabulary", "CountTokens", "build_counts"]
 

@@ -28,8 +28,9 @@ from schemas.parameters import WordVectorsParameters
 from schemas.storage.folder import Folder
 from schemas.vector_files import VectorFile, read_vector_file
 from schemas.vocabulary import SPECIALS, Vocabulary
-from schemas.writing.dataset_writer import ShardWriter, write_dataset
+from schemas.writing.dataset_writer import write_dataset
 from schemas.writing.output import OutputDataset, ReusePolicy
+from schemas.writing.shard_writer import ShardWriter
 
 __all__ = ["WordVectorsJob", "import_word_vectors"]
 

@@ -1,178 +1,78 @@
 """Writing datasets: the commit protocol, in one place.
 
-A run holds the folder, refuses what must not be lost, writes the missing shards one by one, in any order and process, and commits:
-every shard is read again (in a store: its record, and its size), and the manifest is written last. A run that is killed at any
-moment leaves finished shards and no manifest; the same command continues from there.
+A run locks the folder, refuses what must not be lost, writes the shards that are not current, in any order and process, and
+commits: every shard is looked at again, and the manifest is written last. A run that is killed at any moment leaves finished shards
+and no manifest; the same command continues from there.
 
-`write_dataset` does all of it for shards that are written in this process. A pipeline, whose shards are written by workers, uses
-`complete_dataset` around the pipeline and `commit` at its end.
+A task of an array job is such a run over some of the shards, with a lock that it shares. It deletes nothing but the manifest. The
+task that finds all shards current commits, as does a run of all shards.
+
+`write_dataset` does all of it in this process. A pipeline, whose shards are written by workers, uses `complete_dataset` around the
+pipeline and `commit` as its last step.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from importlib import metadata
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from schemas.errors import DatasetError
-from schemas.failures import FailuresEntry, failures_content, failures_name
-from schemas.fingerprints import Identity, sha256_of_bytes, sum_digests
-from schemas.kinds import group_rows, holds_vectors, is_vector
-from schemas.manifest import FileEntry, Manifest, ShardEntry
-from schemas.shards import Footer, entry_of, footer_metadata, inspect_shard, shard_entry
-from schemas.storage.folder import Entry, Folder
-from schemas.writing.output import PROBE_NAME, OutputDataset, ReusePolicy, hold
-from schemas.writing.own_names import is_temporary
-from schemas.writing.publishing import Attempt, LostError, publish_manifest, publishing
-from schemas.writing.records import Record, Sources, read_record, record_name
-from schemas.writing.summary import write_summary
-from schemas.writing.survey import Survey
+from schemas.errors import CommittedError, DatasetError, UsageError
+from schemas.failures import failures_name
+from schemas.fingerprints import sha256_of_bytes, sum_digests
+from schemas.interruption import DetachedError
+from schemas.manifest import FileEntry, Manifest
+from schemas.shards import Footer
+from schemas.storage.folder import Folder
+from schemas.writing.output import ArrayTask, OutputDataset, ReusePolicy, UpdatePolicy
+from schemas.writing.output_state import OutputState, ShardState, Status
+from schemas.writing.own_names import PROBE_NAME, is_temporary
+from schemas.writing.publishing import hold, publish_manifest, publishing
+from schemas.writing.shard_writer import ShardWriter, open_shard
 
 __all__ = [
-    "Rows",
-    "ShardWriter",
     "Statistics",
     "commit",
     "complete_dataset",
     "library_versions",
-    "open_shard",
+    "look_before",
     "sum_statistics",
     "write_dataset",
+    "write_shards",
 ]
 
-_TEXT_ROW_GROUP_ROWS = 65_536
-
-Rows: TypeAlias = pa.Table | pa.RecordBatch
 Statistics: TypeAlias = Callable[[list[Footer]], Mapping[str, Any]]
 
-
-class ShardWriter:
-    """Takes the rows of one shard, a table at a time; memory holds about one row group. Made by `open_shard`.
-
-    Row groups do not depend on how the rows are cut into tables.
-
-    Attributes:
-        statistics: numbers about the rows, for the footer; to be set before the shard ends.
-        failures: the failures so far, rows of kind ``failures``.
-        sources: what the rows are made from, where a later run should be able to tell what has changed.
-    """
-
-    def __init__(self, writer: pq.ParquetWriter, schema: pa.Schema, group_rows: int, identity: Identity) -> None:
-        self.statistics: Mapping[str, Any] = {}
-        self.failures: list[Mapping[str, str]] = []
-        self.sources = Sources()
-        self._writer = writer
-        self._schema = schema
-        self._identity = identity
-        self._group_rows = group_rows
-        self._pending: list[pa.Table] = []
-        self._pending_rows = 0
-        self._written_rows = 0
-
-    @property
-    def rows(self) -> int:
-        """Number of rows written so far."""
-        return self._written_rows + self._pending_rows
-
-    def write(self, rows: Rows) -> None:
-        """Add rows, which follow those written before in the order of their keys."""
-        table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
-        table = table.cast(self._schema) if table.schema != self._schema else table
-        self._pending.append(table)
-        self._pending_rows += table.num_rows
-        while self._pending_rows >= self._group_rows:
-            merged = pa.concat_tables(self._pending)
-            self._write_group(merged.slice(0, self._group_rows))
-            self._pending = [merged.slice(self._group_rows)]
-            self._pending_rows -= self._group_rows
-
-    def add_failures(self, failures: Iterable[Mapping[str, str]]) -> None:
-        """Add rows of kind ``failures``, in any order."""
-        self.failures += failures
-
-    def _finish(self, failures: FailuresEntry) -> None:
-        """Write the last row group and the footer."""
-        if self._pending_rows:
-            self._write_group(pa.concat_tables(self._pending))
-            self._pending, self._pending_rows = [], 0
-        self._writer.add_key_value_metadata(footer_metadata(self._identity, self.statistics, failures))
-        self._writer.close()
-
-    def _write_group(self, group: pa.Table) -> None:
-        self._writer.write_table(_canonical(group), row_group_size=self._group_rows)
-        self._written_rows += group.num_rows
+_MOST_NAMED = 20
 
 
-@contextmanager
-def open_shard(output: OutputDataset, number: int) -> Iterator[ShardWriter]:
-    """Write one shard whole or not at all.
-
-    It takes its name when the block ends well, and leaves nothing behind when it does not. Where another attempt has published the
-    shard since the block began, that one stays; see `schemas.writing.publishing`.
+def write_shards(
+    output: OutputDataset, numbers: Iterable[int], write_shard: Callable[[int, ShardWriter], object]
+) -> Iterator[int]:
+    """Write shards one after the other.
 
     Args:
         output: the dataset.
-        number: number of the shard.
+        numbers: numbers of the shards.
+        write_shard: writes the rows of the shard of a number.
+
+    Yields:
+        The number of each shard when it is published.
 
     Raises:
         DatasetError: the dataset is committed, or the folder cannot be written.
-
-    Example:
-        >>> with open_shard(output, 0) as shard:  # doctest: +SKIP
-        ...     shard.write(table)
-        ...     shard.statistics = {"images": table.num_rows}
     """
-    folder, name = output.folder, output.name(number)
-    options, group_rows = _layout(output.schema)
-    attempt = Attempt(folder, name)
-    with suppress(LostError), folder.temporary(name) as file:
-        with pq.ParquetWriter(file, output.schema, version="2.6", **options) as parquet:
-            shard = ShardWriter(parquet, output.schema, group_rows, output.identity)
-            if output.listings is None and output.states is not None:
-                shard.sources = Sources(output.states[number])
-            yield shard
-            failures, said = failures_content(shard.failures)
-            shard._finish(said)
-        file.flush()
-        with pa.memory_map(file.name) as written:
-            entry = entry_of(written, name, shard.rows)
-        identity = output.identity
-        footer = Footer(identity.kind, identity.fingerprint, {}, shard.statistics, shard.rows, said)
-        attempt.publish(file, Record.of(entry, footer), shard.sources, failures)
-
-
-def _layout(schema: pa.Schema) -> tuple[dict[str, Any], int]:
-    """Return Parquet options and the number of rows per row group for a schema.
-
-    Columns of vectors are stored plainly: dictionaries and statistics only cost time there, and compression halves the
-    reader's speed for a third of the bytes. Measured on two cores, 20,000 x 2048 float32, best of three: items that are
-    not nullable 1.0 to 1.75 GB/s against 0.4 to 0.9 nullable; row groups of 4 MiB 1.75 against 1.1 of 64 MiB;
-    zstd 0.44, lz4 0.78, byte-stream-split with zstd 0.45. tests/benchmarks/bench_reading.py measures it again.
-    """
-    if not holds_vectors(schema):
-        return {"compression": "zstd", "use_dictionary": True, "write_statistics": True}, _TEXT_ROW_GROUP_ROWS
-    keys = [field.name for field in schema if not is_vector(field.type)]
-    options = {"compression": "none", "use_dictionary": False, "write_statistics": keys}
-    return options, group_rows(schema)
-
-
-def _canonical(group: pa.Table) -> pa.Table:
-    """Make one chunk per column, dictionaries in the order of first use: the bytes must not depend on how the rows arrived."""
-    for number, field in enumerate(group.schema):
-        if pa.types.is_dictionary(field.type):
-            plain = group.column(number).cast(field.type.value_type).combine_chunks()
-            group = group.set_column(number, field, plain.dictionary_encode())
-    return group.combine_chunks()
+    for number in numbers:
+        with open_shard(output, number) as shard:
+            write_shard(number, shard)
+        yield number
 
 
 def write_dataset(
     output: OutputDataset,
-    make_shard: Callable[[int, ShardWriter], None],
+    write_shard: Callable[[int, ShardWriter], object],
     policy: ReusePolicy = ReusePolicy(),
     *,
     check: Callable[[], object] = lambda: None,
@@ -183,7 +83,7 @@ def write_dataset(
 
     Args:
         output: folder and identity of the dataset.
-        make_shard: writes the rows of the shard of a number; called for those that are missing, in order.
+        write_shard: writes the rows of the shard of a number; called for those that are missing, in order.
         policy: what the run keeps.
         check: raises where the inputs are unusable; called before anything is replaced, and only if there is something to do.
         libraries: distributions whose versions matter to the content.
@@ -196,53 +96,182 @@ def write_dataset(
         DatasetError: the folder is in use, or holds something that must not be lost.
     """
 
-    def make_missing(finished: frozenset[int]) -> None:
-        for number in range(output.shards):
-            if number not in finished:
-                with open_shard(output, number) as shard:
-                    make_shard(number, shard)
-        commit(output, libraries=libraries, statistics=statistics)
+    def write_missing(finished: frozenset[int]) -> None:
+        for _ in write_shards(output, (number for number in range(output.shards) if number not in finished), write_shard):
+            pass
 
-    return complete_dataset(output, make_missing, policy, check=check)
+    return complete_dataset(output, write_missing, policy, check=check, libraries=libraries, statistics=statistics)
 
 
 def complete_dataset(
     output: OutputDataset,
-    make_missing: Callable[[frozenset[int]], object],
+    write_missing: Callable[[frozenset[int]], bool | None],
     policy: ReusePolicy = ReusePolicy(),
     *,
+    task: ArrayTask | None = None,
     check: Callable[[], object] = lambda: None,
+    libraries: tuple[str, ...] = (),
+    statistics: Statistics | None = None,
 ) -> Manifest:
-    """Hold the folder of a dataset while its missing shards are written and committed, if there are any.
+    """Lock the folder of a dataset while its missing shards are written, and commit it.
 
     A shard is missing, too, if it or the failures beside it are damaged, by their sizes, or by digests if the policy verifies.
 
     Args:
         output: folder and identity of the dataset.
-        make_missing: writes all shards but those with the numbers that it is given, and commits.
+        write_missing: writes all shards but those with the numbers that it is given; returns whether it has committed them, too.
         policy: what the run keeps.
+        task: the task of an array job that writes only its own shards; None to write all.
         check: raises where the run cannot succeed; called before anything is replaced, and only if there is something to do.
+        libraries: distributions whose versions matter to the content.
+        statistics: makes the manifest's statistics from the footers of all shards; `sum_statistics` when None.
 
     Returns:
         The manifest of the committed dataset.
 
     Raises:
-        DatasetError: the folder is in use, or holds something that must not be lost.
+        DetachedError: shards of other tasks are missing; the message says which tasks to give again.
+        UsageError: the task does not go with the number of shards or with the kind of update.
+        DatasetError: the folder is in use, or holds something that must not be lost; or all shards are there, and some of other
+            tasks are damaged or of another dataset.
     """
+    if task is not None:
+        return _complete_task(output, task, write_missing, policy, check, libraries)
     with hold(output.folder):
-        survey = Survey(output, policy)
-        manifest = survey.complete()
+        state = OutputState(output, policy)
+        manifest = state.complete()
         if manifest is not None:
             return manifest
-        survey.refuse()
-        if not output.folder.is_local:
-            output.folder.write(PROBE_NAME, b"")  # Else hours may pass before the first shard turns out not to be writable.
-            output.folder.delete(PROBE_NAME)
+        state.refuse()
+        _probe(output.folder)
         check()
-        finished = survey.finished()
-        survey.clear(survey.usable())
-        make_missing(finished)
-        return Manifest.read(output.folder)
+        finished = state.finished()
+        state.clear()
+        if write_missing(finished):
+            return Manifest.read(output.folder)
+        return commit(output, libraries=libraries, statistics=statistics)
+
+
+def look_before(output: OutputDataset, policy: ReusePolicy, task: ArrayTask | None = None) -> OutputState:
+    """Return what the folder holds before a run; arguments and errors are those of `complete_dataset`."""
+    if task is None:
+        state = OutputState(output, policy)
+    else:
+        _refuse_update(output, policy.update)
+        state = OutputState(_compared(output, policy), policy, task.shards(output.shards))
+    state.refuse()
+    return state
+
+
+def _probe(folder: Folder) -> None:
+    """Write and delete a file in a store: else hours may pass before the first shard turns out not to be writable."""
+    if not folder.is_local:
+        folder.write(PROBE_NAME, b"")
+        folder.delete(PROBE_NAME)
+
+
+# --- tasks of an array job -------------------------------------------------------------------------------------------
+
+
+def _complete_task(
+    output: OutputDataset,
+    task: ArrayTask,
+    write_missing: Callable[[frozenset[int]], bool | None],
+    policy: ReusePolicy,
+    check: Callable[[], object],
+    libraries: tuple[str, ...],
+) -> Manifest:
+    while True:
+        with hold(output.folder, shared=True):
+            state = look_before(output, policy, task)
+            todo = frozenset(state.numbers) - state.finished()
+            try:
+                if todo or not state.is_committed():
+                    _probe(output.folder)
+                    check()
+                    state.uncommit()
+                    for name, data in output.files.items():
+                        output.folder.write(name, data)
+                if todo:
+                    write_missing(frozenset(range(output.shards)) - todo)
+                return _commit_if_done(output, task, policy, libraries)
+            except CommittedError:
+                continue  # Another task found all shards there before this one had replaced its own.
+
+
+def _commit_if_done(output: OutputDataset, task: ArrayTask, policy: ReusePolicy, libraries: tuple[str, ...]) -> Manifest:
+    """Commit if the shards of all tasks are there; else say which tasks to give again."""
+    state, undone = _look_after(output, policy)
+    if not undone:
+        manifest = state.complete()
+        if manifest is not None:
+            return manifest
+        # Files that another task has written stay.
+        files = tuple(name for name in state.entries if output.is_other_file(name) and name not in output.files)
+        try:
+            return commit(output, libraries=libraries, files=files)
+        except DatasetError:
+            undone = dict.fromkeys(_look_after(output, policy)[1], Status.DAMAGED)  # The commit has deleted these.
+            if not undone:
+                raise
+    kinds = {"missing": (Status.MISSING, Status.CLAIMED), "damaged": (Status.DAMAGED,), "out of date": (Status.STALE,)}
+    found = {kind: [number for number, status in undone.items() if status in statuses] for kind, statuses in kinds.items()}
+    told = "; ".join(f"{kind} {_ranges(numbers)}" for kind, numbers in found.items() if numbers)
+    again = sorted({number % task.count for number in undone})
+    message = (
+        f"{output.shards - len(undone)} of {output.shards} shards are done; {told}: give {'tasks' if len(again) > 1 else 'task'} "
+        f"{_ranges(again, most=None)} of {task.count} again"
+    )
+    if found["damaged"] and not found["missing"]:
+        raise DatasetError(f"{output.folder.location!r} cannot be committed, {message}")
+    raise DetachedError(message)
+
+
+def _look_after(output: OutputDataset, policy: ReusePolicy) -> tuple[OutputState, dict[int, Status]]:
+    """Return what the folder holds after a task, and the status of the shards that are not current.
+
+    A store is looked at again where a shard seems to be damaged: an attempt may have published it since the folder was listed.
+    """
+    for _ in range(1 if output.folder.is_local else 2):
+        with publishing(output.folder):
+            state = OutputState(_compared(output, policy), ReusePolicy(update=policy.update))
+            state.refuse()
+            statuses = {number: shard.status for number, shard in state.shards().items()}
+        undone: dict[int, Status] = {number: status for number, status in statuses.items() if status is not Status.CURRENT}
+        if Status.DAMAGED not in undone.values():
+            break
+    return state, undone
+
+
+def _compared(output: OutputDataset, policy: ReusePolicy) -> OutputDataset:
+    """Return the output without modification times, which may differ between machines, unless they say what to update."""
+    return output if policy.update is not None else replace(output, states=None)
+
+
+def _refuse_update(output: OutputDataset, update: UpdatePolicy | None) -> None:
+    """Refuse updates after which a shard does not show whether it is up to date: a task that never ran would go unnoticed."""
+    if update is None:
+        return
+    start = "the task that commits must see which tasks have brought their shards up to date: leave out --task"
+    if update != UpdatePolicy():
+        raise UsageError(f"{start}, or --keep-removed, --only-add and --check-content, after which nothing shows it")
+    if output.listings is not None and output.states is None:
+        raise UsageError(f"{start}. Listing these images does not tell when they changed, so that nothing shows it")
+
+
+def _ranges(numbers: Collection[int], most: int | None = _MOST_NAMED) -> str:
+    """Return sorted numbers as schedulers write them, e.g. ``0-3,7``."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    named = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges[:most])
+    return named if most is None or len(ranges) <= most else f"{named} and more"
+
+
+# --- the commit ------------------------------------------------------------------------------------------------------
 
 
 def sum_statistics(footers: list[Footer]) -> dict[str, Any]:
@@ -275,19 +304,19 @@ def commit(
     files: tuple[str, ...] = (),
     statistics: Statistics | None = None,
 ) -> Manifest:
-    """Compare every shard with its record and write the manifest, last.
+    """Look at every shard again and write the manifest, last.
 
     A shard in a local folder is read again. In a store, which keeps checksums of its own, that would take as long as writing it:
     there its record tells the digest, and the listing the size.
 
     Args:
-        output: the folder, with all its shards.
+        output: the folder, with all its shards. What they were made from is not compared.
         libraries: distributions whose versions matter to the content, or what `library_versions` said of them elsewhere.
         files: paths of other files that belong to the dataset, besides those that the output knows.
         statistics: makes the manifest's statistics from the footers of all shards; `sum_statistics` when None.
 
     Raises:
-        DatasetError: a shard is missing, or its bytes are not those that were written. It is then deleted.
+        DatasetError: a shard is missing or of another dataset; or damaged, and is then deleted.
     """
     with publishing(output.folder):
         versions = libraries if isinstance(libraries, Mapping) else library_versions(libraries)
@@ -296,9 +325,11 @@ def commit(
 
 def _commit(output: OutputDataset, libraries: Mapping[str, str], files: tuple[str, ...], statistics: Statistics) -> Manifest:
     folder, identity = output.folder, output.identity
-    stored = folder.tagged()
-    written = folder.map(lambda number: _written(output, output.name(number), stored), range(output.shards))
-    footers = [one.footer for one in written]
+    state = OutputState(replace(output, listings=None, states=None), ReusePolicy(verify=folder.is_local))
+    states = list(state.shards().values())
+    _refuse_unfinished(folder, states)
+    shards = folder.map(lambda number: states[number].entry or state.read(number).entry, range(output.shards))
+    footers = [shard.footer for shard in states if shard.footer is not None]
     reasons: Counter[str] = Counter()
     for footer in footers:
         reasons.update(footer.failures.reasons)
@@ -308,76 +339,45 @@ def _commit(output: OutputDataset, libraries: Mapping[str, str], files: tuple[st
         parameters=identity.parameters,
         inputs=tuple(identity.inputs),
         libraries=libraries,
-        shards=tuple(one.shard for one in written),
-        failures=tuple(one.failures for one in written if one.failures is not None),
+        shards=tuple(entry for entry in shards if entry is not None),
+        failures=tuple(shard.failures for shard in states if shard.failures is not None),
         failure_reasons=dict(reasons),
         files=tuple(_file_entry(folder, name) for name in sorted(files)),
         statistics=statistics(footers),
     )
-    beside = {failures_name(output.name(number)) for number in range(output.shards)} - {one.path for one in manifest.failures}
+    beside = {failures_name(shard.name) for shard in states if shard.failures is None}
     # Left by a dataset that was overwritten, by an attempt that was killed or overtaken, or on the way between workers.
     left = [
         name
-        for name in sorted(stored)
+        for name in sorted(state.entries)
         if is_temporary(name) or name == PROBE_NAME or name in beside or (output.is_other_file(name) and name not in files)
     ]
     folder.map(folder.delete, left)
-    if not folder.is_local:
-        listings = [str(footer.statistics.get("listing", "")) for footer in footers]
-        write_summary(folder, manifest, listings, [one.state for one in written], stored)
-    publish_manifest(folder, manifest, stored)
+    publish_manifest(folder, manifest, state.entries)
     return manifest
 
 
-class _Written(NamedTuple):
-    shard: ShardEntry
-    footer: Footer
-    failures: ShardEntry | None
-    state: str
+def _refuse_unfinished(folder: Folder, states: list[ShardState]) -> None:
+    """Refuse to commit shards that are not there; delete those that are damaged, so that the next run makes them again.
 
-
-def _written(output: OutputDataset, name: str, stored: Mapping[str, Entry]) -> _Written:
-    """Return what a manifest says of a finished shard, and compare the shard with its record."""
-    folder, record = output.folder, read_record(output.folder, name)
-    if record is None and folder.has_tags and record_name(name) in stored:
-        raise DatasetError(f"another attempt writes {folder.path_of(name)}, or was stopped: run the same command again")
-    if record is not None and not record.is_of(stored):
-        record = None
-    told = None if record is None or folder.is_local or name not in stored else record.stands_for(name, stored[name].size)
-    if record is not None and told is not None and output.own(told[1]) is not None:
-        shard, footer = told
-        said, beside = footer.failures, failures_name(name)
-        if not said.rows or (beside in stored and stored[beside].size == said.bytes):
-            failures = ShardEntry(beside, said.bytes, said.sha256, said.rows) if said.rows else None
-            return _Written(shard, footer, failures, record.state)
-    found = output.own(inspect_shard(folder, name))
-    if found is None:
-        raise DatasetError(f"{folder.path_of(name)} is missing after the run: run the same command again")
-    shard = _shard_entry(folder, name, found, record)
-    failures = _failures_entry(folder, name, found.failures) if found.failures.rows else None
-    return _Written(shard, found, failures, record.state if record else "")
-
-
-def _shard_entry(folder: Folder, name: str, footer: Footer, record: Record | None) -> ShardEntry:
-    entry = shard_entry(folder, name, footer.rows)
-    if record is not None and (record.sha256 != entry.sha256 or not record.describes(entry.bytes, footer.statistics)):
-        folder.delete(name)
+    Raises:
+        DatasetError: there is one.
+    """
+    damaged = [shard for shard in states if shard.status is Status.DAMAGED]
+    for shard in damaged:
+        folder.delete(shard.name)
+    if damaged:
         raise DatasetError(
-            f"{folder.path_of(name)} was damaged after it had been written: run the same command again, which makes it again"
+            f"{folder.location!r} cannot be committed, {len(damaged)} of {len(states)} shards were damaged after they had been "
+            f"written ({damaged[0].problem or damaged[0].failures_problem}): run the same command again, which makes them again"
         )
-    return entry
-
-
-def _failures_entry(folder: Folder, shard: str, expected: FailuresEntry) -> ShardEntry:
-    name = failures_name(shard)
-    try:
-        entry = shard_entry(folder, name, expected.rows)
-    except FileNotFoundError:
-        entry = None
-    if entry is None or entry.sha256 != expected.sha256:
-        folder.delete(shard)  # Without its failures it is not finished.
-        raise DatasetError(f"{folder.path_of(name)} is missing or damaged after the run: run the same command again")
-    return entry
+    for shard in states:
+        path = folder.path_of(shard.name)
+        if shard.status is Status.CLAIMED:
+            raise DatasetError(f"another attempt writes {path}, or was stopped: run the same command again")
+        if shard.status is not Status.CURRENT:
+            wrong = "missing" if shard.status is Status.MISSING else "a file of another dataset"
+            raise DatasetError(f"{path} is {wrong} after the run: run the same command again")
 
 
 def _file_entry(folder: Folder, name: str) -> FileEntry:

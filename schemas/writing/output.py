@@ -1,48 +1,26 @@
-"""The folder that a run writes to, what will be stored there, and the lock on it."""
+"""The dataset that a run writes, what it keeps of one that is there, and the shards of a task of an array job."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
 import re
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from schemas import interruption
-from schemas.errors import DatasetError, UsageError
-from schemas.fingerprints import FORMAT_VERSION, Identity, sha256_of_json
+from schemas.errors import UsageError
+from schemas.fingerprints import Identity, sha256_of_json
 from schemas.keys import shard_name
 from schemas.kinds import schema_of
 from schemas.parameters import feature_of
-from schemas.shards import Footer, inspect_shard
 from schemas.storage.folder import Folder
-from schemas.storage.storage_errors import storage_errors
 
 if TYPE_CHECKING:
     from schemas.dataset import Dataset
 
-__all__ = ["LOCK_NAME", "PROBE_NAME", "PUBLISHING_NAME", "OutputDataset", "ReusePolicy", "UpdatePolicy", "hold", "lock_file"]
-
-LOCK_NAME = ".lock"
-"""Locked by a run, from its beginning to its end."""
-
-PUBLISHING_NAME = ".publishing"
-"""Locked by what publishes a shard, or commits."""
-
-PROBE_NAME = ".probe"
-"""Written and deleted before a run, where only writing tells whether that is allowed."""
-
-# One of those who share a lock holds it alone for a moment while it deletes it: that must not turn away another who comes then.
-_SHARED_PATIENCE = 2.0
-
-_RETRY_SECONDS = 0.02
+__all__ = ["ArrayTask", "OutputDataset", "ReusePolicy", "UpdatePolicy"]
 
 
 @dataclass(frozen=True)
@@ -134,113 +112,55 @@ class OutputDataset:
         """Whether a file is one that a run of this kind may write besides the shards."""
         return re.fullmatch(self.other_files, name) is not None
 
-    def footer(self, number: int) -> Footer | None:
-        """Read the footer of a shard that a run of this identity wrote; None if there is no such shard."""
-        return self.own(inspect_shard(self.folder, self.name(number)))
 
-    def own(self, footer: Footer | None) -> Footer | None:
-        """Return a footer if it belongs to this identity and to this version of the format, else None."""
-        if footer is None or footer.fingerprint != self.identity.fingerprint or footer.version != FORMAT_VERSION:
-            return None
-        return footer
+@dataclass(frozen=True)
+class ArrayTask:
+    """One of the tasks of an array job. Of ``N`` shards it makes those whose number modulo ``count`` is ``index``.
 
-
-@contextlib.contextmanager
-def hold(folder: Folder, *, shared: bool = False) -> Iterator[None]:
-    """Hold a local folder for one run; the hold ends with the process, however it ends.
-
-    A folder in an object store is not held: what a killed run leaves there would keep out the one that continues it, or
-    expire while its owner is only slow. Shards and manifest are safe from others without it; see `schemas.writing.publishing`.
-
-    Args:
-        folder: the folder; it is made if it does not exist.
-        shared: let others who share it in at the same time, and keep out everybody else.
+    Attributes:
+        index: number of the task, from 0 to ``count - 1``.
+        count: number of tasks.
 
     Raises:
-        DatasetError: another run holds it, or the folder cannot be made.
+        UsageError: there is no such task.
     """
-    if not folder.is_local:
-        folder.check_bucket()
-        yield
-        return
-    with interruption.orderly(), _held(folder, shared=shared):
-        yield
 
+    index: int
+    count: int
 
-@contextlib.contextmanager
-def _held(folder: Folder, *, shared: bool) -> Iterator[None]:
-    path = folder.local_path
-    with storage_errors(folder.location):
-        made = [parent for parent in (path, *path.parents) if not parent.exists()]
-        try:
-            handle = lock_file(path / LOCK_NAME, shared=shared, patience=_SHARED_PATIENCE if shared else 0.0)
-        except BlockingIOError:
-            raise DatasetError(
-                f"{folder.location!r} is in use: another run is writing it. Wait for it to end, or choose another folder"
-            ) from None
-    try:
-        yield
-    finally:
-        # Deleted while it is held alone, so that no other run's lock is deleted.
-        if not shared or _is_last(handle, path / LOCK_NAME):
-            _delete_publishing(folder)
-            folder.delete(LOCK_NAME)
-        os.close(handle)
-        if made:  # A run that is refused or fails early leaves nothing behind: only empty folders can be removed.
-            for empty in (*path.glob("*/"), *made):
-                with contextlib.suppress(OSError):
-                    empty.rmdir()
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.count:
+            raise UsageError(
+                f"--task is '{self}', expected I/N with I from 0 to N - 1: tasks are numbered from 0, the first of 64 is 0/64"
+            )
 
+    @classmethod
+    def parse(cls, text: str) -> ArrayTask:
+        """Read a task as ``--task`` takes it, e.g. ``3/64``.
 
-def _delete_publishing(folder: Folder) -> None:
-    """Delete the lock of a publisher that was killed; that of a worker of a job that goes on is held."""
-    if folder.size(PUBLISHING_NAME) is not None:
-        with contextlib.suppress(BlockingIOError):
-            handle = lock_file(folder.local_path / PUBLISHING_NAME)
-            folder.delete(PUBLISHING_NAME)
-            os.close(handle)
+        Raises:
+            UsageError: it is not written like that, or there is no such task.
+        """
+        if re.fullmatch(r"[0-9]+/[0-9]+", text) is None:
+            raise UsageError(
+                f"--task is {text!r}, expected I/N, e.g. 0/64 for the first of 64 tasks: check the variable with the number of "
+                "the task"
+            )
+        index, _, count = text.partition("/")
+        return cls(int(index), int(count))
 
+    def shards(self, shards: int) -> range:
+        """Return the numbers of the task's shards, of a dataset with so many.
 
-def lock_file(path: Path, *, shared: bool = False, patience: float = 0.0) -> int:
-    """Lock a file, which is made if it is missing, until the descriptor that is returned is closed; its holder may delete it.
+        Raises:
+            UsageError: there are more tasks than shards.
+        """
+        if self.count > shards:
+            raise UsageError(
+                f"--task is '{self}', and there are {shards} shards: a task makes whole shards, so that {self.count - shards} of "
+                f"the {self.count} tasks would have nothing to do. Give all tasks --shards {self.count} or more, or make them fewer"
+            )
+        return range(self.index, shards, self.count)
 
-    Args:
-        path: the file, on a file system that has ``flock``.
-        shared: let others who share it in at the same time.
-        patience: seconds to wait while another process or thread holds it; may be infinite.
-
-    Raises:
-        BlockingIOError: another one holds it.
-    """
-    operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-    deadline = time.monotonic() + patience
-    while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        except FileNotFoundError:
-            continue  # A run that was refused has deleted the folder that it had made.
-        try:
-            fcntl.flock(handle, operation | fcntl.LOCK_NB)
-            if os.fstat(handle).st_ino == path.stat().st_ino:
-                return handle
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                os.close(handle)
-                raise
-            time.sleep(_RETRY_SECONDS)
-        except FileNotFoundError:
-            pass
-        except BaseException:
-            os.close(handle)
-            raise
-        os.close(handle)  # Another run ended and deleted the file between our two calls: try again.
-
-
-def _is_last(handle: int, path: Path) -> bool:
-    """Whether nobody else shares a lock, which is then held alone; otherwise it may be lost."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.fstat(handle).st_ino == path.stat().st_ino
-    except OSError:
-        return False
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"

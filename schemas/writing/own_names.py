@@ -10,21 +10,47 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from schemas.manifest import MANIFEST_NAMES, TASKS_NAME
+from schemas.manifest import MANIFEST_NAMES
 from schemas.storage.folder import TEMPORARY_MARK
 from schemas.vocabulary import TEXT_NAMES
-from schemas.writing.output import LOCK_NAME, PROBE_NAME, PUBLISHING_NAME
-from schemas.writing.summary import SUMMARY_NAME
 
-__all__ = ["JOB_NAME", "is_control_file", "is_like_shard", "is_of_shard", "is_own", "is_temporary", "left_alone"]
+__all__ = [
+    "JOB_NAME",
+    "LOCK_NAME",
+    "PROBE_NAME",
+    "PUBLISHING_NAME",
+    "SUMMARY_NAME",
+    "TASKS_NAME",
+    "is_control_file",
+    "is_like_shard",
+    "is_of_shard",
+    "is_own",
+    "is_temporary",
+    "left_alone",
+]
+
+LOCK_NAME = ".lock"
+"""Locked by a run, from its beginning to its end."""
+
+PUBLISHING_NAME = ".publishing"
+"""Locked by what publishes a shard, or commits."""
+
+PROBE_NAME = ".probe"
+"""Written and deleted before a run, where only writing tells whether that is allowed."""
+
+TASKS_NAME = "_tasks.json"
+"""What tasks of array jobs of earlier versions left; nothing reads it, and it is not foreign."""
+
+JOB_NAME = "_job.json"
+"""Likewise, of jobs on other machines."""
+
+SUMMARY_NAME = ".records/dataset.json"
+"""Likewise, what earlier versions wrote beside the records of a dataset in a store."""
 
 _OF_SHARDS = re.compile(
     r"(failures/)?part-\d{5}-of-\d{5}\.parquet|(_failures|\.records)/part-\d{5}-of-\d{5}\.jsonl"  # "failures/": version 1.
     + f"|{re.escape(SUMMARY_NAME)}"
 )
-JOB_NAME = "_job.json"
-"""File of a job on other machines that earlier versions wrote; nothing reads it, and it is not foreign."""
-
 _CONTROL = (*MANIFEST_NAMES, TASKS_NAME, JOB_NAME, LOCK_NAME, PUBLISHING_NAME, PROBE_NAME)
 _TEMPORARY = re.compile(rf"(.*/)?\.[^/]+{re.escape(TEMPORARY_MARK)}\d.*", re.DOTALL)  # Of a folder, too, with what is in it.
 _SIDE_NAMES = re.compile(

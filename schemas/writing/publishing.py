@@ -1,4 +1,4 @@
-"""Publishing what an attempt has made of a shard: all of it, or nothing of it.
+"""The lock of a folder, and how what an attempt has made of a shard is published: all of it, or nothing of it.
 
 A runner may try a shard twice, one attempt after the other or both at once, and an attempt that was given up may still run when
 the next one has ended. On GPUs two attempts need not agree in every bit, and a read that fails in one succeeds in the other. A
@@ -16,22 +16,132 @@ attempt looks for a manifest after writing its claim: one of them sees the other
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
 import os
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
+from schemas import interruption
 from schemas.errors import CommittedError, DatasetError
 from schemas.failures import failures_name, write_failures
 from schemas.manifest import MANIFEST_NAME, MANIFEST_NAMES, Manifest
 from schemas.storage.folder import Entry, Folder
-from schemas.writing.output import PUBLISHING_NAME, lock_file
-from schemas.writing.records import Record, Sources, record_bytes, record_name
+from schemas.storage.storage_errors import storage_errors
+from schemas.writing.own_names import LOCK_NAME, PUBLISHING_NAME
+from schemas.writing.records import Record, record_name
 
-__all__ = ["Attempt", "LostError", "publish_manifest", "publishing"]
+__all__ = ["Attempt", "LostError", "hold", "lock_file", "publish_manifest", "publishing"]
+
+# One of those who share a lock holds it alone for a moment while it deletes it: that must not turn away another who comes then.
+_SHARED_PATIENCE = 2.0
+
+_RETRY_SECONDS = 0.02
+
+
+@contextlib.contextmanager
+def hold(folder: Folder, *, shared: bool = False) -> Iterator[None]:
+    """Hold a local folder for one run; the hold ends with the process, however it ends.
+
+    A folder in an object store is not held: what a killed run leaves there would keep out the one that continues it, or
+    expire while its owner is only slow. Shards and manifest are safe from others without it; see this module.
+
+    Args:
+        folder: the folder; it is made if it does not exist.
+        shared: let others who share it in at the same time, and keep out everybody else.
+
+    Raises:
+        DatasetError: another run holds it, or the folder cannot be made.
+    """
+    if not folder.is_local:
+        folder.check_bucket()
+        yield
+        return
+    with interruption.orderly(), _held(folder, shared=shared):
+        yield
+
+
+@contextlib.contextmanager
+def _held(folder: Folder, *, shared: bool) -> Iterator[None]:
+    path = folder.local_path
+    with storage_errors(folder.location):
+        made = [parent for parent in (path, *path.parents) if not parent.exists()]
+        try:
+            handle = lock_file(path / LOCK_NAME, shared=shared, patience=_SHARED_PATIENCE if shared else 0.0)
+        except BlockingIOError:
+            raise DatasetError(
+                f"{folder.location!r} is in use: another run is writing it. Wait for it to end, or choose another folder"
+            ) from None
+    try:
+        yield
+    finally:
+        # Deleted while it is held alone, so that no other run's lock is deleted.
+        if not shared or _is_last(handle, path / LOCK_NAME):
+            _delete_publishing(folder)
+            folder.delete(LOCK_NAME)
+        os.close(handle)
+        if made:  # A run that is refused or fails early leaves nothing behind: only empty folders can be removed.
+            for empty in (*path.glob("*/"), *made):
+                with contextlib.suppress(OSError):
+                    empty.rmdir()
+
+
+def _delete_publishing(folder: Folder) -> None:
+    """Delete the lock of a publisher that was killed; that of a worker of a job that goes on is held."""
+    if folder.size(PUBLISHING_NAME) is not None:
+        with contextlib.suppress(BlockingIOError):
+            handle = lock_file(folder.local_path / PUBLISHING_NAME)
+            folder.delete(PUBLISHING_NAME)
+            os.close(handle)
+
+
+def lock_file(path: Path, *, shared: bool = False, patience: float = 0.0) -> int:
+    """Lock a file, which is made if it is missing, until the descriptor that is returned is closed; its holder may delete it.
+
+    Args:
+        path: the file, on a file system that has ``flock``.
+        shared: let others who share it in at the same time.
+        patience: seconds to wait while another process or thread holds it; may be infinite.
+
+    Raises:
+        BlockingIOError: another one holds it.
+    """
+    operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    deadline = time.monotonic() + patience
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except FileNotFoundError:
+            continue  # A run that was refused has deleted the folder that it had made.
+        try:
+            fcntl.flock(handle, operation | fcntl.LOCK_NB)
+            if os.fstat(handle).st_ino == path.stat().st_ino:
+                return handle
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                os.close(handle)
+                raise
+            time.sleep(_RETRY_SECONDS)
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)  # Another run ended and deleted the file between our two calls: try again.
+
+
+def _is_last(handle: int, path: Path) -> bool:
+    """Whether nobody else shares a lock, which is then held alone; otherwise it may be lost."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.fstat(handle).st_ino == path.stat().st_ino
+    except OSError:
+        return False
 
 
 @contextlib.contextmanager
@@ -102,7 +212,7 @@ class Attempt:
         self._before = None if folder.has_tags else folder.state(shard)
         self._before_tagged = folder.read_tagged(record_name(shard)) if folder.has_tags else None
 
-    def publish(self, file: BinaryIO, record: Record, sources: Sources, failures: bytes) -> None:
+    def publish(self, file: BinaryIO, record: Record, failures: bytes) -> None:
         """Publish what was made.
 
         Failures are published before the shard, which names their digest, and the record after it: no record lies beside a shard
@@ -111,7 +221,6 @@ class Attempt:
         Args:
             file: a temporary file of the shard's folder, which holds the shard.
             record: the record of the shard.
-            sources: what it was made from.
             failures: content of the file of failures; empty without any.
 
         Raises:
@@ -120,14 +229,14 @@ class Attempt:
         """
         if self._folder.has_tags:
             try:
-                self._publish_tagged(Path(file.name), record, sources, failures)
+                self._publish_tagged(Path(file.name), record, failures)
             except LostError:
                 self._refuse_committed()
                 raise
             return
         folder, shard = self._folder, self._shard
         with contextlib.ExitStack() as lock, folder.replace(record_name(shard)) as beside:
-            beside.write(record_bytes(record, sources))
+            beside.write(record.to_json_lines().encode())
             for made in (file, beside):  # Both or none on a full disk; and while one attempt publishes, others wait.
                 made.flush()
                 os.fsync(made.fileno())
@@ -139,7 +248,7 @@ class Attempt:
             folder.delete(record_name(shard))
             folder.rename(Path(file.name), shard)
 
-    def _publish_tagged(self, path: Path, record: Record, sources: Sources, failures: bytes) -> None:
+    def _publish_tagged(self, path: Path, record: Record, failures: bytes) -> None:
         folder, beside = self._folder, record_name(self._shard)
         before, tag = self._before_tagged or (None, None)
         claim = folder.swap(beside, f"claimed by {uuid.uuid4()}\n".encode(), tag)
@@ -154,7 +263,7 @@ class Attempt:
                 tags[name] = self._write_claimed(name, failures, claim)
             elif before is not None and (old := self._tag_claimed(name, claim)) is not None:
                 folder.delete(name, old)
-            if folder.swap(beside, record_bytes(replace(record, tags=tags), sources), claim) is None:
+            if folder.swap(beside, replace(record, tags=tags).to_json_lines().encode(), claim) is None:
                 raise LostError
         except BaseException:
             with contextlib.suppress(DatasetError):  # Then the claim stays, and the shard counts as unfinished.
@@ -187,10 +296,14 @@ class Attempt:
         elif failures in tags and folder.tag(beside) != claim:
             folder.delete(failures, tags[failures])
 
+    def committed(self) -> CommittedError:
+        """Return the error of an attempt whose dataset was committed."""
+        return CommittedError(
+            f"{self._folder.location!r} is committed: {self._shard} was not written. Give write_dataset or complete_dataset "
+            "ReusePolicy(overwrite=True) to make the dataset again"
+        )
+
     def _refuse_committed(self) -> None:
         folder = self._folder
         if any((folder.tag(name) if folder.has_tags else folder.state(name)) is not None for name in MANIFEST_NAMES):
-            raise CommittedError(
-                f"{self._folder.location!r} is committed: {self._shard} was not written. Give write_dataset or complete_dataset "
-                "ReusePolicy(overwrite=True) to make the dataset again"
-            )
+            raise self.committed()

@@ -26,7 +26,7 @@ from schemas.shards import Footer
 from schemas.storage.folder import Entry, Folder
 from schemas.stored import stored_values
 
-__all__ = ["Record", "Source", "Sources", "read_record", "read_sources", "record_bytes", "record_name", "write_record"]
+__all__ = ["Record", "Source", "read_record", "record_name", "write_record"]
 
 _FORMAT = "shard record 1"
 _FIRST_BYTES = 1 << 16
@@ -51,30 +51,19 @@ class Source(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sources:
-    """What a shard was made from.
-
-    Attributes:
-        state: digest of the images' ids, addresses, sizes and versions, as the producer defines it.
-        entries: one for each row and failure, in any order.
-    """
-
-    state: str = ""
-    entries: Sequence[Source] = ()
-
-
-@dataclass(frozen=True)
 class Record:
-    """The first line of the file.
+    """The digest of a shard, and what the shard was made from.
 
     Attributes:
         bytes: size of the shard.
         sha256: SHA-256 of its bytes, hexadecimal.
         statistics_sha256: digest of the statistics in its footer, which is read faster than the whole shard.
-        state: as in `Sources`; empty for a kind whose inputs are part of its identity.
+        state: digest of the images' ids, addresses, sizes and versions, as the producer defines it; empty for a kind whose inputs
+            are part of its identity.
         sources_sha256: SHA-256 of all other lines.
         shard: the manifest's entry for the shard, without parameters what its footer says, or nothing; see `stands_for`.
         tags: by name the tags of the shard and its failures, where a store gives them; see `is_of`.
+        sources: one for each row and failure, in any order; None where only the first line was read.
     """
 
     bytes: int
@@ -84,10 +73,11 @@ class Record:
     sources_sha256: str = ""
     shard: Mapping[str, Any] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
+    sources: Sequence[Source] | None = None
 
     @classmethod
-    def of(cls, entry: ShardEntry, footer: Footer) -> Record:
-        """Make the record of a shard from the manifest's entry for it and its footer."""
+    def of(cls, entry: ShardEntry, footer: Footer, state: str = "", sources: Sequence[Source] = ()) -> Record:
+        """Make the record of a shard from the manifest's entry for it, its footer, and what it was made from."""
         shard = {
             "path": entry.path,
             "rows": entry.rows,
@@ -98,7 +88,18 @@ class Record:
             "statistics": footer.statistics,
             "failures": footer.failures.to_json(),
         }
-        return cls(bytes=entry.bytes, sha256=entry.sha256, statistics_sha256=sha256_of_json(footer.statistics), shard=shard)
+        statistics = sha256_of_json(footer.statistics)
+        return cls(entry.bytes, entry.sha256, statistics, state, shard=shard, sources=sources)
+
+    def to_json_lines(self) -> str:
+        """Return the content of the file: the record, then the sources sorted by image id."""
+        lines = "".join(f"{canonical_json(list(source))}\n" for source in sorted(self.sources or ()))
+        content = {"format": _FORMAT, **vars(self), "sources_sha256": sha256_of_bytes(lines.encode())}
+        del content["sources"]
+        if not self.tags:
+            del content["tags"]
+        first = canonical_json({**content, "record_sha256": sha256_of_json(content)})
+        return f"{first}\n{lines}"
 
     def stands_for(self, shard: str, size: int | None) -> tuple[ShardEntry, Footer] | None:
         """Return what the shard of this name and size is and says, all but its parameters; None where the record does not tell."""
@@ -116,10 +117,6 @@ class Record:
         """Whether no tag in a listing says that a file beside this record is another one than that for which it was written."""
         return all(name not in stored or stored[name].tag in ("", tag) for name, tag in self.tags.items())
 
-    def agrees(self, other: Record) -> bool:
-        """Whether both are of the same shard, whatever it was made from."""
-        return (self.bytes, self.sha256, self.statistics_sha256) == (other.bytes, other.sha256, other.statistics_sha256)
-
     def describes(self, size: int | None, statistics: Mapping[str, Any]) -> bool:
         """Whether the shard of this size and with these statistics in its footer is the one that is meant."""
         return size == self.bytes and sha256_of_json(statistics) == self.statistics_sha256
@@ -130,34 +127,37 @@ def record_name(shard: str) -> str:
     return f".records/{PurePosixPath(shard).with_suffix('.jsonl')}"
 
 
-def write_record(folder: Folder, shard: str, record: Record, sources: Sources = Sources()) -> None:
-    """Write the record of a shard, with its sources sorted by image id."""
-    folder.write(record_name(shard), record_bytes(record, sources))
+def write_record(folder: Folder, shard: str, record: Record) -> None:
+    """Write the record of a shard."""
+    folder.write(record_name(shard), record.to_json_lines().encode())
 
 
-def record_bytes(record: Record, sources: Sources = Sources()) -> bytes:
-    """Return the content of the file that `write_record` writes."""
-    lines = "".join(f"{canonical_json(list(source))}\n" for source in sorted(sources.entries)).encode()
-    content: dict[str, Any] = vars(replace(record, state=sources.state, sources_sha256=sha256_of_bytes(lines)))
-    content = {"format": _FORMAT, **content}
-    if not record.tags:
-        del content["tags"]
-    first = canonical_json({**content, "record_sha256": sha256_of_json(content)})
-    return f"{first}\n".encode() + lines
+def read_record(folder: Folder, shard: str, *, whole: bool = False) -> Record | None:
+    """Read the record of a shard.
 
-
-def read_record(folder: Folder, shard: str) -> Record | None:
-    """Read the record of a shard without its sources.
+    Args:
+        folder: the dataset's folder.
+        shard: name of the shard.
+        whole: read the sources, too; else some 64 KiB are read.
 
     Returns:
         The record; None where there is none or a damaged one.
     """
     try:
-        with (folder.stream if folder.is_google else folder.open)(record_name(shard)) as file:
-            first, end, _ = _first_line(file).partition(b"\n")
+        if whole:
+            first, _, lines = folder.read(record_name(shard)).partition(b"\n")
+        else:
+            with (folder.stream if folder.is_google else folder.open)(record_name(shard)) as file:
+                first, end, lines = _first_line(file).partition(b"\n")
+            first = first if end else b""
     except FileNotFoundError:
         return None
-    return _parse(first) if end else None
+    record = _parse(first)
+    if record is None or not whole:
+        return record
+    if sha256_of_bytes(lines) != record.sources_sha256:
+        return None
+    return replace(record, sources=[Source(*json.loads(line)) for line in lines.decode().split("\n")[:-1]])
 
 
 def _first_line(file: Any) -> bytes:
@@ -168,28 +168,12 @@ def _first_line(file: Any) -> bytes:
     return start
 
 
-def read_sources(folder: Folder, shard: str) -> tuple[Record, list[Source]] | None:
-    """Read the record of a shard with its sources.
-
-    Returns:
-        The record and the sources, sorted by image id; None where there is none or a damaged one.
-    """
-    try:
-        first, _, lines = folder.read(record_name(shard)).partition(b"\n")
-    except FileNotFoundError:
-        return None
-    record = _parse(first)
-    if record is None or sha256_of_bytes(lines) != record.sources_sha256:
-        return None
-    return record, [Source(*json.loads(line)) for line in lines.decode().split("\n")[:-1]]
-
-
 def _parse(line: bytes) -> Record | None:
     try:
         content = json.loads(line)
         digest = content.pop("record_sha256")
         if sha256_of_json(content) != digest or content.pop("format") != _FORMAT:
             return None
-        return Record(**content)
+        return Record(**content, sources=None)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # A UnicodeDecodeError is a ValueError.
         return None

@@ -11,14 +11,14 @@ import pyarrow.parquet as pq
 
 from schemas.errors import DatasetError
 from schemas.failures import failures_name
-from schemas.fingerprints import FORMAT_VERSION, sha256_of_file
+from schemas.fingerprints import FORMAT_VERSION
 from schemas.manifest import MANIFEST_NAME, FileEntry, Manifest
-from schemas.shards import read_footer, shard_entry
 from schemas.storage.folder import Folder
 from schemas.vocabulary import TEXT_NAMES, Vocabulary
-from schemas.writing.output import hold
+from schemas.writing.output_state import ShardState, Status, matches, state_of
 from schemas.writing.own_names import is_like_shard, is_own, is_temporary
-from schemas.writing.records import Record, read_record, read_sources, record_name, write_record
+from schemas.writing.publishing import hold
+from schemas.writing.records import Record, record_name, write_record
 
 __all__ = ["Repair", "repair"]
 
@@ -34,7 +34,7 @@ class Repair:
         deleted: names of files that were deleted because they were damaged, or belong to a shard that was.
         missing: names of files that have to be made again; with any, the folder is not a dataset until the command that made it
             has run again.
-        left_alone: names of files of other tools, which stay.
+        left_alone: names of files of other tools, and of shards of other datasets, which stay.
     """
 
     mended: tuple[str, ...] = ()
@@ -76,35 +76,43 @@ class _Repairer:
     def __init__(self, folder: Folder, manifest: Manifest | None) -> None:
         self._folder = folder
         self._manifest = manifest
-        self._sizes = dict(folder.files())
+        self._entries = folder.tagged()
         self._mended: list[str] = []
         self._deleted: list[str] = []
         self._missing: list[str] = []
 
     def run(self) -> Repair:
-        listed = [entry.path for entry in self._manifest.files] if self._manifest is not None else []
-        others = [name for name in sorted(self._sizes) if name not in listed and not is_own(name) and not is_like_shard(name)]
-        for name in sorted(self._sizes):
+        files = self._manifest.files if self._manifest is not None else ()
+        listed = {entry.path for entry in files}
+        others = [name for name in sorted(self._entries) if name not in listed and not is_own(name) and not is_like_shard(name)]
+        for name in sorted(self._entries):
             if is_temporary(name):
                 self._delete(name)
-        shards = self._shards()
-        whole = [name for name in shards if self._is_whole(name)]
-        if self._manifest is not None and self._manifest.version != FORMAT_VERSION and len(whole) < len(shards):
+        shards = self._folder.map(self._look, self._shards())
+        if (
+            self._manifest is not None
+            and self._manifest.version != FORMAT_VERSION
+            and not all(shard.is_whole for shard in shards)
+        ):
             raise DatasetError(
                 f"{self._folder.location!r} is damaged and has version {self._manifest.version} of the format, which cannot be "
                 "continued: make it again in another folder"
             )
-        for name in shards:
-            if name not in whole:
-                self._missing.append(name)
-                for part in (name, failures_name(name), record_name(name)):
+        for shard in shards:
+            if shard.status in (Status.OTHER, Status.FOREIGN):
+                others.append(shard.name)
+            elif not shard.is_whole:
+                self._missing.append(shard.name)
+            if shard.status in (Status.MISSING, Status.DAMAGED):
+                for part in (shard.name, failures_name(shard.name), record_name(shard.name)):
                     self._delete(part)
-        for entry in self._manifest.files if self._manifest is not None else ():
-            if not self._matches(entry) and not self._mend_text(entry, whole):
+        whole = [shard for shard in shards if shard.is_whole]
+        for entry in files:
+            if matches(self._folder, self._entries, entry, "the manifest", digest=True) and not self._mend_text(entry, whole):
                 self._delete(entry.path)
                 self._missing.append(entry.path)
-        for name in whole:
-            self._mend_record(name)
+        for shard in whole:
+            self._mend_record(shard)
         if self._manifest is None or self._missing:
             self._missing.append(MANIFEST_NAME)
             self._delete(MANIFEST_NAME)
@@ -113,32 +121,18 @@ class _Repairer:
     def _shards(self) -> list[str]:
         if self._manifest is not None:
             return [shard.path for shard in self._manifest.shards]
-        return sorted(name for name in self._sizes if _SHARD.fullmatch(name))
+        return sorted(name for name in self._entries if _SHARD.fullmatch(name))
 
-    def _is_whole(self, name: str) -> bool:
-        """Whether a shard and its failures have the sizes and digests that are on record."""
-        if self._manifest is not None:
-            entries = (*self._manifest.shards, *self._manifest.failures)
-            names = (name, failures_name(name, self._manifest.version))
-            return all(self._matches(entry) for entry in entries if entry.path in names)
-        footer, record = read_footer(self._folder, name), read_record(self._folder, name)
-        if footer is None or record is None or not self._matches(FileEntry(name, record.bytes, record.sha256)):
-            return False
-        failures = footer.failures
-        return not failures.rows or self._matches(FileEntry(failures_name(name), failures.bytes, failures.sha256))
+    def _look(self, name: str) -> ShardState:
+        fingerprint = None if self._manifest is None else self._manifest.fingerprint
+        return state_of(self._folder, name, self._entries, self._manifest, fingerprint=fingerprint, read_all=True)
 
-    def _matches(self, entry: FileEntry) -> bool:
-        if self._sizes.get(entry.path) != entry.bytes:
-            return False
-        with self._folder.open(entry.path) as file:
-            return sha256_of_file(file) == entry.sha256
-
-    def _mend_text(self, entry: FileEntry, whole: list[str]) -> bool:
+    def _mend_text(self, entry: FileEntry, whole: list[ShardState]) -> bool:
         """Write the plain text of a vocabulary from its shard."""
         if entry.path not in TEXT_NAMES or not whole:
             return False
         try:
-            with self._folder.open(whole[0]) as file:
+            with self._folder.open(whole[0].name) as file:
                 text = Vocabulary.from_table(pq.ParquetFile(file).read()).to_text()
         except (ValueError, KeyError, OSError, pa.ArrowException):
             return False
@@ -146,20 +140,18 @@ class _Repairer:
         self._mended.append(entry.path)
         return True
 
-    def _mend_record(self, name: str) -> None:
-        """Put the digest of a whole shard on record again, where the record is damaged."""
-        footer = read_footer(self._folder, name)
-        if footer is None or footer.version != FORMAT_VERSION:
-            return
-        whole = read_sources(self._folder, name)
-        shards = self._manifest.shards if self._manifest is not None else ()
-        entry = next((shard for shard in shards if shard.path == name), None) or shard_entry(self._folder, name, footer.rows)
-        record = Record.of(entry, footer)
-        if whole is None or not whole[0].agrees(record):
-            write_record(self._folder, name, record)
-            self._mended.append(record_name(name))
+    def _mend_record(self, shard: ShardState) -> None:
+        """Put the digest of a whole shard on record again, where the record is missing or damaged."""
+        if (
+            shard.record is None
+            and shard.entry is not None
+            and shard.footer is not None
+            and shard.footer.version == FORMAT_VERSION
+        ):
+            write_record(self._folder, shard.name, Record.of(shard.entry, shard.footer))
+            self._mended.append(record_name(shard.name))
 
     def _delete(self, name: str) -> None:
-        if self._sizes.pop(name, None) is not None:
+        if self._entries.pop(name, None) is not None:
             self._folder.delete(name)
             self._deleted.append(name)

@@ -12,9 +12,8 @@ from collections import Counter
 from schemas.errors import UsageError
 from schemas.keys import AUTO, LIKE, ShardsRequest
 from schemas.kinds import belongs_to_images
-from schemas.manifest import TASKS_NAME, Manifest
+from schemas.manifest import Manifest
 from schemas.storage.folder import Folder
-from schemas.writing.task_plan import TaskPlan
 
 __all__ = [
     "MOST_CHOSEN",
@@ -110,10 +109,7 @@ def _shards_like(location: str) -> int:
 
 def _stored_shards(folder: Folder) -> int | None:
     """Return the number of shards of the dataset in a folder, whether it is complete or not; None if there is none."""
-    names = [name for name, _ in folder.files()]
-    if TASKS_NAME in names and (plan := TaskPlan.read(folder)) is not None:
-        return plan.shards
-    numbers = Counter(int(match[1]) for name in names if (match := _SHARD.fullmatch(name)))
+    numbers = Counter(int(match[1]) for name in folder.names() if (match := _SHARD.fullmatch(name)))
     return max(numbers, key=lambda number: (numbers[number], number), default=None)
 
 

@@ -16,17 +16,16 @@ from schemas import events
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError
 from schemas.failures import failures_name, read_failures
-from schemas.fingerprints import FORMAT_VERSION, sha256_of_file
+from schemas.fingerprints import FORMAT_VERSION
 from schemas.keys import shard_of
 from schemas.kinds import FAILURE_REASONS, KEY_COLUMNS, belongs_to_images
 from schemas.manifest import MANIFEST_NAMES, FileEntry, ShardEntry
 from schemas.parameters import EncodedParameters, TokenFeaturesParameters, WordVectorsParameters
-from schemas.shards import Footer, read_footer, sha256_of_footer
+from schemas.storage.folder import Entry
 from schemas.vocabulary import END, SPECIALS, START, TEXT_NAMES
-from schemas.writing.output import LOCK_NAME, PUBLISHING_NAME
-from schemas.writing.own_names import JOB_NAME, is_like_shard, is_own, left_alone
-from schemas.writing.records import read_sources, record_name
-from schemas.writing.summary import SUMMARY_NAME
+from schemas.writing.output_state import ShardState, Status, matches, state_of
+from schemas.writing.own_names import JOB_NAME, LOCK_NAME, PUBLISHING_NAME, SUMMARY_NAME, is_like_shard, is_own, left_alone
+from schemas.writing.records import record_name
 
 __all__ = ["STRAY", "validate"]
 
@@ -53,17 +52,21 @@ def validate(path: str | os.PathLike[str], *, strict: bool = False, remark: Call
         DatasetError: the folder holds no dataset, or its manifest is unusable.
     """
     dataset = open_dataset(path)
-    stray = _stray_files(dataset)
+    entries = dataset.folder.tagged()
+    stray = _stray_files(dataset, entries)
     others = [] if strict else [name for name in stray if not is_own(name) and not is_like_shard(name)]
     if others:
         remark(left_alone(dataset.folder.location, others))
-    broken = _broken_files(dataset)
-    problems = [f"{name} {STRAY}" for name in stray if name not in others] + [*broken.values()]
+    states = [_look(dataset, entry.path, entries) for entry in dataset.manifest.shards]
+    problems = [f"{name} {STRAY}" for name in stray if name not in others]
+    problems += [problem for shard in states for problem in (shard.problem, shard.failures_problem) if problem]
+    broken = (matches(dataset.folder, entries, entry, "the manifest", digest=True) for entry in dataset.manifest.files)
+    problems += filter(None, broken)
     reasons: Counter[str] = Counter()
-    for number, entry in enumerate(dataset.manifest.shards):
-        if entry.path not in broken:  # What is known to be damaged is not even parsed.
-            shard_problems = list(_check_shard(dataset, number, entry))
-            problems += shard_problems or _check_failures(dataset, number, reasons, broken)
+    for number, shard in enumerate(states):
+        if not shard.problem:  # What is known to be damaged is not even parsed.
+            shard_problems = list(_check_shard(dataset, number, shard, entries))
+            problems += shard_problems or _check_failures(dataset, number, reasons, shard)
     if dict(reasons) != dict(dataset.manifest.failure_reasons) and not problems:
         problems.append(
             f"the manifest counts failures {dict(dataset.manifest.failure_reasons)}, the shards hold {dict(reasons)}"
@@ -71,44 +74,17 @@ def validate(path: str | os.PathLike[str], *, strict: bool = False, remark: Call
     return problems
 
 
-def _listed(dataset: Dataset) -> list[FileEntry]:
-    return [*dataset.manifest.shards, *dataset.manifest.failures, *dataset.manifest.files]
-
-
-def _stray_files(dataset: Dataset) -> list[str]:
+def _look(dataset: Dataset, shard: str, entries: Mapping[str, Entry]) -> ShardState:
     manifest = dataset.manifest
-    known = {
-        *MANIFEST_NAMES[: 3 - manifest.version],
-        LOCK_NAME,
-        PUBLISHING_NAME,
-        JOB_NAME,
-        SUMMARY_NAME,
-        *(record_name(shard.path) for shard in manifest.shards),
-    }
-    return sorted(set(dataset.folder.names()) - known - {entry.path for entry in _listed(dataset)})
+    return state_of(dataset.folder, shard, entries, manifest, fingerprint=manifest.fingerprint, read_all=True)
 
 
-def _broken_files(dataset: Dataset) -> dict[str, str]:
-    """Compare presence, size and digest of every file that the manifest lists; return what is wrong, by path."""
-    present, broken = set(dataset.folder.names()), {}
-    for entry in _listed(dataset):
-        try:
-            if entry.path not in present:
-                raise FileNotFoundError(entry.path)
-            with dataset.folder.open(entry.path) as file:  # It may be a link that leads nowhere.
-                size, digest = file.size(), sha256_of_file(file)
-                footer = sha256_of_footer(file) if isinstance(entry, ShardEntry) and entry.footer_sha256 else ""
-        except FileNotFoundError:
-            broken[entry.path] = f"{entry.path} is missing"
-            continue
-        if size != entry.bytes:
-            broken[entry.path] = f"{entry.path} has {size:,} bytes, the manifest says {entry.bytes:,}"
-        elif digest != entry.sha256:
-            stored, expected = digest[:12], entry.sha256[:12]
-            broken[entry.path] = f"{entry.path} has SHA-256 {stored}..., the manifest says {expected}...: its bytes changed"
-        elif isinstance(entry, ShardEntry) and footer != entry.footer_sha256:
-            broken[entry.path] = f"{entry.path} has another footer than the manifest says"
-    return broken
+def _stray_files(dataset: Dataset, entries: Mapping[str, Entry]) -> list[str]:
+    manifest = dataset.manifest
+    names = {*MANIFEST_NAMES[: 3 - manifest.version], LOCK_NAME, PUBLISHING_NAME, SUMMARY_NAME, JOB_NAME}
+    known = names | {record_name(shard.path) for shard in manifest.shards}
+    listed: list[FileEntry] = [*manifest.shards, *manifest.failures, *manifest.files]
+    return sorted(entries.keys() - known - {entry.path for entry in listed})
 
 
 def _open_table(dataset: Dataset, entry: ShardEntry, schema: pa.Schema) -> pa.Table | str:
@@ -127,9 +103,9 @@ def _open_table(dataset: Dataset, entry: ShardEntry, schema: pa.Schema) -> pa.Ta
     return table
 
 
-def _check_shard(dataset: Dataset, number: int, entry: ShardEntry) -> Iterator[str]:
-    footer = read_footer(dataset.folder, entry.path)
-    if footer is not None and footer.fingerprint != dataset.fingerprint:
+def _check_shard(dataset: Dataset, number: int, shard: ShardState, entries: Mapping[str, Entry]) -> Iterator[str]:
+    entry, footer = dataset.manifest.shards[number], shard.footer
+    if footer is not None and shard.status is Status.OTHER:
         yield f"{entry.path} was made for fingerprint {footer.fingerprint!r}, the dataset has {dataset.fingerprint!r}"
     table = _open_table(dataset, entry, dataset.schema)
     if isinstance(table, str):
@@ -137,8 +113,11 @@ def _check_shard(dataset: Dataset, number: int, entry: ShardEntry) -> Iterator[s
         return
     if footer is None:
         yield f"{entry.path} does not say in its footer which dataset it was made for"
-    else:
-        yield from _check_beside(dataset, entry, footer)
+    elif shard.record is None and record_name(entry.path) in entries:
+        loss = (
+            "; changes of the images will then be told by their sizes only" if dataset.kind in ("features", "regions") else ""
+        )
+        yield f"{record_name(entry.path)} is damaged, or describes another shard: delete it{loss}"
     for column in table.schema.names:
         if table[column].null_count:
             yield f"{entry.path}: column {column!r} has {table[column].null_count} nulls"
@@ -156,10 +135,10 @@ def _check_shard(dataset: Dataset, number: int, entry: ShardEntry) -> Iterator[s
         yield f"{entry.path}: {problem}"
 
 
-def _check_failures(dataset: Dataset, number: int, reasons: Counter[str], broken: Mapping[str, str]) -> list[str]:
-    name = failures_name(dataset.manifest.shards[number].path, dataset.manifest.version)
-    entry = next((entry for entry in dataset.manifest.failures if entry.path == name), None)
-    if entry is None or name in broken:
+def _check_failures(dataset: Dataset, number: int, reasons: Counter[str], shard: ShardState) -> list[str]:
+    name = failures_name(shard.name, dataset.manifest.version)
+    entry = dataset.manifest.shard_entries.get(name)
+    if entry is None or shard.failures_problem:
         return []
     try:
         table = read_failures(dataset.folder, name)
@@ -176,25 +155,6 @@ def _check_failures(dataset: Dataset, number: int, reasons: Counter[str], broken
         both = sorted(done.intersection(table["key"].to_pylist()))
         problems += [f"{name}: image {key!r} failed and has a row as well" for key in both[:1]]
     return problems
-
-
-def _check_beside(dataset: Dataset, entry: ShardEntry, footer: Footer) -> Iterator[str]:
-    """Check that a shard agrees with the manifest about its failures, and with the record beside it, if there is one."""
-    listed = next((failed for failed in dataset.manifest.failures if failed.path == failures_name(entry.path)), None)
-    expected = (listed.rows, listed.bytes, listed.sha256) if listed else (0, 0, "")
-    stated = footer.failures
-    if footer.version > 1 and (stated.rows, stated.bytes, stated.sha256) != expected:
-        yield f"{entry.path} was made with {stated.rows:,} failures, the manifest lists {expected[0]:,}, or others"
-    name = record_name(entry.path)
-    if dataset.folder.size(name) is None:
-        return
-    stored = read_sources(dataset.folder, entry.path)
-    is_of_images = dataset.kind in ("features", "regions")
-    loss = "; changes of the images will then be told by their sizes only" if is_of_images else ""
-    if stored is None:
-        yield f"{name} is damaged: delete it{loss}"
-    elif not stored[0].describes(entry.bytes, footer.statistics) or stored[0].sha256 != entry.sha256:
-        yield f"{name} describes another shard: delete it{loss}"
 
 
 def _check_captions(dataset: Dataset, table: pa.Table) -> Iterator[str]:

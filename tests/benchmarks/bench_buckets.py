@@ -32,9 +32,10 @@ from pipelines.inputs.web import PARALLEL_READS
 from schemas.fingerprints import Identity
 from schemas.manifest import MANIFEST_NAME
 from schemas.storage.folder import Folder
-from schemas.writing.dataset_writer import ShardWriter, commit, write_dataset
+from schemas.writing.dataset_writer import commit, write_dataset
 from schemas.writing.output import OutputDataset
-from schemas.writing.survey import Survey
+from schemas.writing.output_state import OutputState
+from schemas.writing.shard_writer import ShardWriter
 from tests.stores import FarStore, Requests, emulator, far_away
 
 ROOT = Path(__file__).parents[2]
@@ -109,9 +110,9 @@ def requests(far: FarStore, name: str) -> dict[str, float]:
         return far.asked()
 
     written = asked_for(lambda: write_dataset(output, make_shard))
-    complete = asked_for(lambda: Survey(output).complete())
+    complete = asked_for(lambda: OutputState(output).complete())
     output.folder.delete(MANIFEST_NAME)
-    resumed = asked_for(lambda: Survey(output).finished())
+    resumed = asked_for(lambda: OutputState(output).finished())
     committed = asked_for(lambda: commit(output))
     return {
         "requests per shard that is written": len(written) / SHARDS,

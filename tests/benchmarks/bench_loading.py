@@ -23,8 +23,9 @@ from schemas.features import FeatureSpec
 from schemas.fingerprints import Identity
 from schemas.keys import shard_of
 from schemas.storage.folder import Folder
-from schemas.writing.dataset_writer import ShardWriter, write_dataset
+from schemas.writing.dataset_writer import write_dataset
 from schemas.writing.output import OutputDataset
+from schemas.writing.shard_writer import ShardWriter
 
 SHARDS, WIDTH, RUNS = 16, 2048, 5
 SECONDS, GIGABYTES = floor("loading data"), floor("memory of loading data")

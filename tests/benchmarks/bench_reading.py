@@ -17,8 +17,9 @@ from schemas.features import FeatureSpec
 from schemas.fingerprints import Identity
 from schemas.keys import shard_of
 from schemas.storage.folder import Folder
-from schemas.writing.dataset_writer import ShardWriter, write_dataset
+from schemas.writing.dataset_writer import write_dataset
 from schemas.writing.output import OutputDataset
+from schemas.writing.shard_writer import ShardWriter
 
 IMAGES, WIDTH, SHARDS = 30_000, 2048, 16
 

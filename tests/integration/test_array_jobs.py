@@ -17,7 +17,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from schemas.writing.output import PUBLISHING_NAME
+from schemas.writing.own_names import PUBLISHING_NAME
 from schemas.writing.validation import validate
 from tests.integration.processes import Started, group_of, start, wait_for
 

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from PIL import Image
+from schemas.writing.summary import SUMMARY_NAME
 
 from extractors import ExtractorRequest
 from pipelines.features.extract import extract_features
@@ -20,9 +21,8 @@ from schemas.manifest import MANIFEST_NAME
 from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import commit, write_dataset
 from schemas.writing.output import OutputDataset, ReusePolicy
+from schemas.writing.output_state import OutputState
 from schemas.writing.records import Sources
-from schemas.writing.summary import SUMMARY_NAME
-from schemas.writing.survey import Survey
 from tests.fake_extractors import use_colours
 from tests.stores import PACKAGES, Requests, emulator, far_away, is_installed, use
 
@@ -235,7 +235,7 @@ def dataset(near, running, monkeypatch):
 
 def test_a_complete_dataset_is_recognised_from_its_manifest_and_one_listing(dataset, store):
     store.asked()
-    assert Survey(dataset).complete() is not None
+    assert OutputState(dataset).complete() is not None
     asked = store.asked()
     assert not [request.path for request in asked.all if "part-" in request.path]
     assert len(asked) == 1 + 2 * READING[store.scheme]  # The listing, the manifest and the summary.
@@ -245,18 +245,18 @@ def test_a_dataset_of_other_inputs_is_not_taken_for_complete(near):
     location, listings, states = near.folder.location, near.listings, near.states
     others = [("other", *digests[1:]) for digests in (listings, states)]
     for other in ((others[0], states), (listings, others[1])):
-        assert Survey(output_of(location, SHARDS, *other)).complete() is None
-        assert Survey(output_of(location, SHARDS, *other)).finished() == set(range(1, SHARDS))
-    assert Survey(output_of(location, SHARDS, listings)).complete() is not None
+        assert OutputState(output_of(location, SHARDS, *other)).complete() is None
+        assert OutputState(output_of(location, SHARDS, *other)).finished() == set(range(1, SHARDS))
+    assert OutputState(output_of(location, SHARDS, listings)).complete() is not None
 
 
 def test_sizes_count_whatever_the_summary_says(near):
     name = near.name(3)
     near.folder.write(name, near.folder.read(name) + b"x")
-    assert Survey(near).complete() is None
-    assert Survey(near).finished() == set(range(SHARDS)) - {3}
+    assert OutputState(near).complete() is None
+    assert OutputState(near).finished() == set(range(SHARDS)) - {3}
     near.folder.delete(f"_failures/{near.name(5)[:-8]}.jsonl")
-    assert Survey(near).finished() == set(range(SHARDS)) - {3, 5}
+    assert OutputState(near).finished() == set(range(SHARDS)) - {3, 5}
 
 
 def test_digests_are_compared_where_that_is_asked_for(near):
@@ -264,16 +264,16 @@ def test_digests_are_compared_where_that_is_asked_for(near):
     data = bytearray(near.folder.read(name))
     data[10] ^= 1
     near.folder.write(name, bytes(data))
-    assert (Survey(near).complete() is None) is near.folder.has_tags  # S3 tells without reading.
-    assert Survey(near, ReusePolicy(verify=True)).complete() is None
-    assert Survey(near, ReusePolicy(verify=True)).finished() == set(range(SHARDS)) - {2}
+    assert (OutputState(near).complete() is None) is near.folder.has_tags  # S3 tells without reading.
+    assert OutputState(near, ReusePolicy(verify=True)).complete() is None
+    assert OutputState(near, ReusePolicy(verify=True)).finished() == set(range(SHARDS)) - {2}
 
 
 def test_a_finished_shard_takes_two_requests_at_most_and_all_are_asked_at_once(dataset, store):
     for name in (MANIFEST_NAME, SUMMARY_NAME):
         dataset.folder.delete(name)
     store.asked()
-    survey = Survey(dataset)
+    survey = OutputState(dataset)
     survey.refuse()
     assert survey.finished() == survey.usable() == set(range(SHARDS))
     asked = store.asked()
@@ -300,8 +300,8 @@ def test_a_shard_whose_record_says_nothing_is_read(near):
     before = near.folder.read(MANIFEST_NAME)
     near.folder.delete(name)
     near.folder.delete(SUMMARY_NAME)
-    assert Survey(near).finished() == set(range(SHARDS))  # The manifest names its digest.
+    assert OutputState(near).finished() == set(range(SHARDS))  # The manifest names its digest.
     commit(near, statistics=lambda footers: {"images": sum(footer.statistics["images"] for footer in footers)})
     assert near.folder.read(MANIFEST_NAME) == before
     near.folder.delete(MANIFEST_NAME)
-    assert Survey(near).finished() == set(range(1, SHARDS))
+    assert OutputState(near).finished() == set(range(1, SHARDS))

@@ -18,7 +18,8 @@ import pytest
 
 from schemas.dataset import open_dataset
 from schemas.storage.folder import Folder
-from schemas.writing.output import PUBLISHING_NAME, hold, lock_file
+from schemas.writing.own_names import PUBLISHING_NAME
+from schemas.writing.publishing import hold, lock_file
 from tests.integration.clusters import Cluster, job_service
 from tests.integration.conftest import PROGRESS
 from tests.integration.gate import GATE, at_work

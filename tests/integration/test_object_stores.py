@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 from pyarrow import fs
+from schemas.writing.summary import SUMMARY_NAME
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
 from schemas.storage.filesystems import filesystem_of
 from schemas.storage.folder import Folder
-from schemas.writing.summary import SUMMARY_NAME
 from schemas.writing.validation import validate
 from tests.builders import write_rows
 from tests.integration.processes import start, wait_for

@@ -14,13 +14,12 @@ import pytest
 from schemas.errors import DatasetError
 from schemas.fingerprints import sha256_of_bytes
 from schemas.manifest import MANIFEST_NAME, Manifest
-from schemas.storage import google_storage
-from schemas.storage.folder import TEMPORARY_MARK, Folder
+from schemas.storage.folder import TEMPORARY_MARK, Folder, google_storage
 from schemas.storage.google_storage import GoogleBucket
 from schemas.storage.s3 import S3Bucket
 from schemas.writing.dataset_writer import commit
+from schemas.writing.output_state import OutputState
 from schemas.writing.records import record_name
-from schemas.writing.survey import Survey
 from schemas.writing.validation import validate
 from tests.stages import attempt, output_in, staged
 from tests.stores import PACKAGES, emulator, is_installed, untagged, use
@@ -55,7 +54,7 @@ def alone(store) -> dict[str, dict[str, bytes]]:
     made = {}
     for name in "ABC":
         output = output_in(store.address(f"alone/{name}"))
-        if Survey(output).complete() is None:
+        if OutputState(output).complete() is None:
             attempt(output, name)
             commit(output)
         made[name] = bytes_of(output.folder.location)
@@ -70,7 +69,7 @@ def test_two_attempts_at_once_publish_one_of_them(monkeypatch, store, alone, nam
     committed, chance = None, random.Random(seed)
     with staged(monkeypatch, names) as stage:
         for _ in stage.steps(output, lambda choices, state: chance.choice(choices)):
-            if commits and stage.ended() and committed is None and Survey(output).usable():
+            if commits and stage.ended() and committed is None and OutputState(output).whole():
                 commit(output)
                 committed = bytes_of(output.folder.location)
     assert stage.unforeseen == []
@@ -112,11 +111,11 @@ def test_an_attempt_that_is_overtaken_while_it_uploads_its_shard(store, monkeypa
         attempt(output, "A")  # The first one that ends is published.
         commit(output)
     assert next(others, None) is None
-    assert Survey(output).complete() is not None
+    assert OutputState(output).complete() is not None
     assert validate(output.folder.location) == []
     assert [name for name in output.folder.names() if TEMPORARY_MARK in name] == []
     alone = output_in(store.address("alone/C"))
-    if Survey(alone).complete() is None:
+    if OutputState(alone).complete() is None:
         attempt(alone, "C")
         commit(alone)
     assert output.folder.read(NAME) == alone.folder.read(NAME)
@@ -130,13 +129,13 @@ def test_a_record_of_another_attempt_is_not_believed(store):
     folder, other = outputs["A"].folder, outputs["C"].folder
     assert folder.size(NAME) == other.size(NAME)
     folder.write(record_name(NAME), other.read(record_name(NAME)))
-    assert Survey(outputs["A"]).finished() == set()
+    assert OutputState(outputs["A"]).finished() == set()
     manifest = commit(outputs["A"])
     assert manifest.shards[0].sha256 == sha256_of_bytes(folder.read(NAME)) != sha256_of_bytes(other.read(NAME))
     before = folder.read(MANIFEST_NAME)
-    assert Survey(outputs["A"]).complete() is not None
+    assert OutputState(outputs["A"]).complete() is not None
     folder.write(NAME, other.read(NAME))
-    assert Survey(outputs["A"]).complete() is None
+    assert OutputState(outputs["A"]).complete() is None
     assert folder.read(MANIFEST_NAME) == before
 
 
@@ -146,7 +145,7 @@ def test_a_claim_without_a_shard_or_record_is_no_finished_shard(store):
     output.folder.write(record_name(NAME), b"claimed by somebody\n")
     with pytest.raises(DatasetError, match=rf"another attempt writes .*/{NAME}, or was stopped: run the same command again"):
         commit(output)
-    assert Survey(output).usable() == set()
+    assert OutputState(output).whole() == set()
     attempt(output, "C")  # It replaces the claim.
     commit(output)
     assert validate(output.folder.location) == []

@@ -30,9 +30,10 @@ from schemas.kinds import schema_of
 from schemas.manifest import Manifest
 from schemas.storage.folder import Folder
 from schemas.vocabulary import Vocabulary
-from schemas.writing.dataset_writer import commit, open_shard
+from schemas.writing.dataset_writer import commit
 from schemas.writing.output import OutputDataset, ReusePolicy
-from schemas.writing.survey import Survey
+from schemas.writing.output_state import OutputState
+from schemas.writing.shard_writer import open_shard
 from tests.builders import sign
 
 ROOT = Path(__file__).parent.parent.parent
@@ -73,9 +74,9 @@ OTHER_FILES = {
 
 def prepare(output: OutputDataset, *, overwrite: bool) -> None:
     """Does what a run does before its first shard."""
-    survey = Survey(output, ReusePolicy(overwrite=overwrite))
-    survey.refuse()
-    survey.clear(survey.finished())
+    state = OutputState(output, ReusePolicy(overwrite=overwrite))
+    state.refuse()
+    state.clear()
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,11 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.fingerprints import Identity
 from schemas.storage.folder import Folder
-from schemas.writing.dataset_writer import commit, open_shard
-from schemas.writing.output import OutputDataset, ReusePolicy, hold
-from schemas.writing.survey import Survey, difference
+from schemas.writing.dataset_writer import commit
+from schemas.writing.output import OutputDataset, ReusePolicy
+from schemas.writing.output_state import OutputState, difference
+from schemas.writing.publishing import hold
+from schemas.writing.shard_writer import open_shard
 from schemas.writing.validation import validate
 from tests.schemas.conftest import prepare
 
@@ -42,13 +44,13 @@ def test_there_is_no_manifest_before_the_commit(new_features):
     toy = new_features()
     prepare(toy.output, overwrite=False)
     for number in range(3):
-        assert Survey(toy.output).finished() == set(range(number))
+        assert OutputState(toy.output).finished() == set(range(number))
         toy.write_shard(number)
         assert not (toy.path / "_manifest.json").exists()
-        assert Survey(toy.output).complete() is None
-    assert Survey(toy.output).finished() == {0, 1, 2}
+        assert OutputState(toy.output).complete() is None
+    assert OutputState(toy.output).finished() == {0, 1, 2}
     manifest = toy.commit()
-    assert Survey(toy.output).complete() == manifest == open_dataset(toy.path).manifest
+    assert OutputState(toy.output).complete() == manifest == open_dataset(toy.path).manifest
     assert validate(toy.path) == []
 
 
@@ -76,11 +78,11 @@ def test_a_commit_reads_every_shard_again(new_features):
     data = bytearray(whole)
     data[1000] ^= 1
     path.write_bytes(data)
-    assert Survey(toy.output).finished() == {0, 1, 2}  # Its size and footer are as they were.
-    with pytest.raises(DatasetError, match=rf"{SHARD(1)} was damaged after it had been written: run the same command again"):
+    assert OutputState(toy.output).finished() == {0, 1, 2}  # Its size and footer are as they were.
+    with pytest.raises(DatasetError, match=rf"1 of 3 shards .*damaged .* \({SHARD(1)} has SHA-256 .*changed\): run the same"):
         toy.commit()
     assert not (toy.path / "_manifest.json").exists()
-    assert Survey(toy.output).finished() == {0, 2}
+    assert OutputState(toy.output).finished() == {0, 2}
     toy.write_shard(1)
     toy.commit()
     assert path.read_bytes() == whole
@@ -102,7 +104,7 @@ def test_a_commit_refuses_a_shard_of_another_identity(new_features):
     for number in range(3):
         toy.write_shard(number)
     other(toy, weights="new").write_shard(1)
-    with pytest.raises(DatasetError, match=rf"{SHARD(1)} is missing after the run"):
+    with pytest.raises(DatasetError, match=rf"{SHARD(1)} is a file of another dataset after the run"):
         toy.commit()
 
 
@@ -148,7 +150,7 @@ def test_the_same_identity_goes_on(new_features, toys):
         toy.write_shard(number)
     before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in toy.path.rglob("*.parquet")}
     prepare(toy.output, overwrite=False)
-    assert Survey(toy.output).finished() == {0, 2}
+    assert OutputState(toy.output).finished() == {0, 2}
     toy.write_shard(1)
     toy.commit()
     assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in before} == before
@@ -162,7 +164,7 @@ def test_a_truncated_shard_is_done_again(new_features):
     path = toy.path / SHARD(1)
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
-    assert Survey(toy.output).finished() == {0, 2}
+    assert OutputState(toy.output).finished() == {0, 2}
     prepare(toy.output, overwrite=False)
     assert not path.exists()
     toy.write_shard(1)
@@ -172,15 +174,15 @@ def test_a_truncated_shard_is_done_again(new_features):
 KILLED = """
 import sys
 from schemas import Identity, OutputDataset, open_shard
-from schemas.writing.output import hold
+from schemas.writing.publishing import hold
 from schemas.storage.folder import Folder
-from schemas.writing.survey import Survey, difference
+from schemas.writing.output_state import OutputState, difference
 
 output = OutputDataset(Folder(sys.argv[1]), Identity(kind="captions", parameters={"a": 1}, shards=2))
 with hold(output.folder):
-    survey = Survey(output)
-    survey.refuse()
-    survey.clear(survey.finished())
+    state = OutputState(output)
+    state.refuse()
+    state.clear()
     with open_shard(output, 0) as shard:
         shard.add_failures([{"key": "a", "uri": "b", "stage": "prepare", "reason": "empty_caption", "message": ""}])
     with open_shard(output, 1) as shard:
@@ -201,14 +203,14 @@ def test_a_killed_run_is_cleaned_up_and_goes_on(tmp_path, blocked_process):
     torn = sorted(set(folder.names()) - {".lock", *finished})
     assert len(torn) == 1
     assert re.fullmatch(r"\.part-00001-of-00002\.parquet\.tmp-\d+", torn[0])
-    assert Survey(output).finished() == {0}
-    assert Survey(output).complete() is None
+    assert OutputState(output).finished() == {0}
+    assert OutputState(output).complete() is None
     with pytest.raises(DatasetError, match=r"is not a dataset: it holds no _manifest.json"):
         open_dataset(folder.location)
     with hold(folder):
         prepare(output, overwrite=False)
         assert folder.names() == sorted([".lock", *finished])
-        assert Survey(output).finished() == {0}
+        assert OutputState(output).finished() == {0}
     assert folder.names() == finished
 
 
@@ -223,8 +225,8 @@ def test_temporary_files_of_failures_and_truecasers_are_cleaned_up(new_features)
 
 def test_a_complete_dataset_is_found(copy_toy):
     toy = copy_toy("features")
-    assert Survey(toy.output).complete() == open_dataset(toy.path).manifest
-    assert Survey(other(toy, weights="new").output).complete() is None
+    assert OutputState(toy.output).complete() == open_dataset(toy.path).manifest
+    assert OutputState(other(toy, weights="new").output).complete() is None
 
 
 @pytest.mark.parametrize("name", [SHARD(1), "_failures/{}", "_vocabulary.txt"])
@@ -233,26 +235,26 @@ def test_a_dataset_with_a_missing_or_cut_file_is_not_complete(copy_toy, name):
     path = toy.path / name.format(next((toy.path / "_failures").iterdir()).name if "{}" in name else "")
     data = path.read_bytes()
     path.write_bytes(data[:-1])
-    assert Survey(toy.output).complete() is None
+    assert OutputState(toy.output).complete() is None
     path.unlink()
-    assert Survey(toy.output).complete() is None
+    assert OutputState(toy.output).complete() is None
     path.write_bytes(data)
-    assert Survey(toy.output).complete() is not None
+    assert OutputState(toy.output).complete() is not None
 
 
 def test_files_that_are_known_before_the_run_belong_to_the_dataset(copy_toy):
     toy = copy_toy("features")
     before = {path.name: path.read_bytes() for path in toy.path.glob("part-*")}
     named = replace(toy.output, files={"_names/classes": b"sky\n"})
-    assert Survey(toy.output).complete() is not None
-    assert Survey(named).complete() is None, "all but the names is there"
+    assert OutputState(toy.output).complete() is not None
+    assert OutputState(named).complete() is None, "all but the names is there"
     prepare(named, overwrite=False)
     manifest = commit(named)
     assert [entry.path for entry in manifest.files] == ["_names/classes"]
-    assert Survey(named).complete() == Survey(toy.output).complete() == manifest
+    assert OutputState(named).complete() == OutputState(toy.output).complete() == manifest
     assert manifest.fingerprint == toy.output.identity.fingerprint
     assert {path.name: path.read_bytes() for path in toy.path.glob("part-*")} == before
-    assert Survey(replace(named, files={"_names/classes": b"man\n"})).complete() is None
+    assert OutputState(replace(named, files={"_names/classes": b"man\n"})).complete() is None
     commit(toy.output)
     assert not (toy.path / "_names/classes").exists()
 
@@ -262,7 +264,7 @@ def test_a_dataset_that_lost_a_shard_is_mended_by_the_same_run(copy_toy, toys):
     (toy.path / SHARD(2)).unlink()
     prepare(toy.output, overwrite=False)
     assert not (toy.path / "_manifest.json").exists()  # From here on it is no dataset.
-    assert Survey(toy.output).finished() == {0, 1}
+    assert OutputState(toy.output).finished() == {0, 1}
     toy.write_shard(2)
     toy.commit()
     assert tree(toy.path) == tree(toys["features"].path)
@@ -325,7 +327,7 @@ def test_files_of_other_tools_beside_a_dataset_are_left_alone(copy_toy, remarks,
     elif state == "without manifest":
         (toy.path / "_manifest.json").unlink()
     prepare(toy.output, overwrite=state == "overwrite")
-    for number in set(range(3)) - Survey(toy.output).finished():
+    for number in set(range(3)) - OutputState(toy.output).finished():
         toy.write_shard(number)
     manifest = toy.commit()
     assert {name: (toy.path / name).read_bytes() for name in OTHERS} == dict.fromkeys(OTHERS, b"theirs")
@@ -362,15 +364,15 @@ def test_the_content_of_sources_is_noted_in_the_records_alone(toys, new_features
             shard.write(toy.table(toy.shard(number)))
             shard.statistics = {"rows_written": shard.rows}
     manifest = commit(output)
-    assert Survey(output).complete() == manifest
+    assert OutputState(output).complete() == manifest
     both = [{name: data for name, data in tree(one.path).items() if ".records" not in name} for one in (plain, toy)]
     assert both[0] == both[1]
     other = toy.output.made_from(captions)
-    assert Survey(other).complete() is None
+    assert OutputState(other).complete() is None
     with pytest.raises(DatasetError, match=rf"was not made from what '{toys['captions'].path}' holds now: of 3 of 3 shards"):
-        Survey(other).refuse()
-    Survey(other, ReusePolicy(overwrite=True)).refuse()
-    assert Survey(plain.output.made_from(captions)).complete() == open_dataset(plain.path).manifest  # It noted nothing.
+        OutputState(other).refuse()
+    OutputState(other, ReusePolicy(overwrite=True)).refuse()
+    assert OutputState(plain.output.made_from(captions)).complete() == open_dataset(plain.path).manifest  # It noted nothing.
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -434,7 +436,7 @@ def test_long_values_are_shortened_in_the_refusal(copy_toy):
 def test_a_damaged_manifest_is_refused_and_can_be_replaced(copy_toy):
     toy = copy_toy("features")
     (toy.path / "_manifest.json").write_text("{", encoding="utf-8")
-    assert Survey(toy.output).complete() is None
+    assert OutputState(toy.output).complete() is None
     refuse(
         toy.output,
         r"_manifest\.json is not the manifest of a dataset .*: copy it again, or delete it and run the command that made the "
@@ -443,7 +445,7 @@ def test_a_damaged_manifest_is_refused_and_can_be_replaced(copy_toy):
     # The advice holds: without the manifest nothing is made again, and with --overwrite everything is.
     manifest = (toy.path / "_manifest.json").read_bytes()
     (toy.path / "_manifest.json").unlink()
-    assert Survey(toy.output).finished() == {0, 1, 2}
+    assert OutputState(toy.output).finished() == {0, 1, 2}
     (toy.path / "_manifest.json").write_bytes(manifest)
     prepare(toy.output, overwrite=True)
     assert tree(toy.path) == {}
@@ -453,7 +455,7 @@ def test_a_damaged_manifest_is_refused_and_can_be_replaced(copy_toy):
 def test_overwriting_leaves_nothing_of_the_old_dataset(copy_toy, toys, old):
     toy = toys["features"].at(copy_toy(old).path)
     prepare(toy.output, overwrite=True)
-    assert Survey(toy.output).finished() == set()
+    assert OutputState(toy.output).finished() == set()
     for number in range(3):
         toy.write_shard(number)
     toy.commit()
@@ -475,7 +477,7 @@ def test_overwriting_with_fewer_truecasers_leaves_none_of_the_others(copy_toy):
 
 HOLDER = """
 import sys
-from schemas.writing.output import hold
+from schemas.writing.publishing import hold
 from schemas.storage.folder import Folder
 
 with hold(Folder(sys.argv[1])):
@@ -557,7 +559,7 @@ def test_a_refused_overwrite_leaves_no_lock(copy_toy):
 def test_a_lock_that_is_deleted_while_we_wait_is_not_taken(tmp_path, monkeypatch):
     # The other run ends between our opening its lock and our locking it: the file we hold is gone, nobody else sees it.
     folder = Folder(str(tmp_path / "data"))
-    flock = schemas.writing.output.fcntl.flock
+    flock = schemas.writing.publishing.fcntl.flock
     calls = []
 
     def end_other_run(handle, operation):
@@ -566,7 +568,7 @@ def test_a_lock_that_is_deleted_while_we_wait_is_not_taken(tmp_path, monkeypatch
         calls.append(handle)
         flock(handle, operation)
 
-    monkeypatch.setattr(schemas.writing.output.fcntl, "flock", end_other_run)
+    monkeypatch.setattr(schemas.writing.publishing.fcntl, "flock", end_other_run)
     with hold(folder):
         assert len(calls) == 2
         with pytest.raises(DatasetError, match="is in use"), hold(folder):
@@ -615,7 +617,7 @@ def test_of_tasks_that_end_out_of_order_the_last_deletes_the_lock(tmp_path):
 def test_a_task_that_ends_leaves_the_lock_of_a_run_that_began_meanwhile(tmp_path, monkeypatch):
     # Between the task's last look at the lock and its end, another run deletes the file and makes a new one.
     folder = Folder(str(tmp_path / "data"))
-    flock = schemas.writing.output.fcntl.flock
+    flock = schemas.writing.publishing.fcntl.flock
 
     def replace_lock(handle, operation):
         flock(handle, operation)
@@ -623,7 +625,7 @@ def test_a_task_that_ends_leaves_the_lock_of_a_run_that_began_meanwhile(tmp_path
         folder.write(".lock", b"theirs")
 
     with hold(folder, shared=True):
-        monkeypatch.setattr(schemas.writing.output.fcntl, "flock", replace_lock)
+        monkeypatch.setattr(schemas.writing.publishing.fcntl, "flock", replace_lock)
     assert folder.read(".lock") == b"theirs"
 
 
@@ -631,14 +633,14 @@ def test_a_task_waits_while_another_one_deletes_the_lock(tmp_path, monkeypatch):
     folder = Folder(str(tmp_path / "data"))
     first = hold(folder, shared=True)
     first.__enter__()
-    is_last = schemas.writing.output._is_last
+    is_last = schemas.writing.publishing._is_last
 
     def wait(handle, path):
         assert is_last(handle, path)  # From here to its end the first task holds the lock alone.
-        monkeypatch.setattr(schemas.writing.output.time, "sleep", lambda seconds: path.unlink())
+        monkeypatch.setattr(schemas.writing.publishing.time, "sleep", lambda seconds: path.unlink())
         return True
 
-    monkeypatch.setattr(schemas.writing.output, "_is_last", lambda handle, path: wait(handle, path) and enter())
+    monkeypatch.setattr(schemas.writing.publishing, "_is_last", lambda handle, path: wait(handle, path) and enter())
     second = hold(folder, shared=True)
 
     def enter() -> bool:
@@ -648,7 +650,7 @@ def test_a_task_waits_while_another_one_deletes_the_lock(tmp_path, monkeypatch):
     first.__exit__(None, None, None)
     with pytest.raises(DatasetError, match="is in use"), hold(folder):
         pytest.fail("a run and a task hold one folder")
-    monkeypatch.setattr(schemas.writing.output, "_is_last", is_last)
+    monkeypatch.setattr(schemas.writing.publishing, "_is_last", is_last)
     second.__exit__(None, None, None)
     assert folder.names() == []
 
@@ -664,7 +666,7 @@ def test_a_folder_that_a_refused_run_deletes_is_made_again(tmp_path, monkeypatch
         calls.append(path)
         return opened(path, *arguments)
 
-    monkeypatch.setattr(schemas.writing.output.os, "open", delete_folder)
+    monkeypatch.setattr(schemas.writing.publishing.os, "open", delete_folder)
     with hold(folder, shared=True):
         assert folder.names() == [".lock"]
     assert len(calls) == 2
@@ -678,7 +680,7 @@ def test_resuming_does_not_depend_on_the_values_that_were_lost(new_features):
     zeros.write_shard(0)
     data = (toy.path / SHARD(0)).read_bytes()
     prepare(toy.output, overwrite=False)
-    assert Survey(toy.output).finished() == {0}
+    assert OutputState(toy.output).finished() == {0}
     assert (toy.path / SHARD(0)).read_bytes() == data
 
 

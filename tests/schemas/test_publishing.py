@@ -13,12 +13,11 @@ import pytest
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.fingerprints import sha256_of_bytes
-from schemas.storage import object_store
 from schemas.storage.bucket import ANY, Bucket, Entry, Page, RefusedError, Written
-from schemas.storage.folder import Folder
+from schemas.storage.folder import Folder, object_store
 from schemas.writing import publishing
 from schemas.writing.dataset_writer import commit
-from schemas.writing.survey import Survey
+from schemas.writing.output_state import OutputState
 from schemas.writing.validation import validate
 from tests.stages import Choose, attempt, bytes_of, every_order, output_in, staged
 
@@ -117,7 +116,7 @@ def test_two_attempts_at_once_publish_one_of_them_where_there_are_tags(monkeypat
         committed = None
         with staged(monkeypatch, names) as stage:
             for _ in stage.steps(output, choose):
-                if commits and stage.ended() and committed is None and Survey(output).usable():
+                if commits and stage.ended() and committed is None and OutputState(output).whole():
                     commit(output)
                     committed = bytes_of(output.folder.local_path)
         assert stage.unforeseen == []

@@ -8,21 +8,19 @@ from schemas.failures import FailuresEntry
 from schemas.manifest import ShardEntry
 from schemas.shards import Footer
 from schemas.storage.folder import Folder
-from schemas.writing.records import Record, Source, Sources, read_record, read_sources, record_name, write_record
+from schemas.writing.records import Record, Source, read_record, record_name, write_record
 
 SHARD = "part-00001-of-00003.parquet"
 STATISTICS = {"rows": 3, "listing": "ab", "names": {"ü": 1.5}}
 ENTRY = ShardEntry(SHARD, 4711, "a" * 64, 3, "f" * 64)
 FOOTER = Footer("features", "b" * 64, {}, STATISTICS, 3, FailuresEntry(2, 90, "9" * 64, {"truncated": 2}))
 RECORD = Record.of(ENTRY, FOOTER)
-SOURCES = Sources(
-    state="c" * 64,
-    entries=(
-        Source("猫", "photos/猫.jpg", 17, "1700000000000000001", "d" * 64),
-        Source("a b", "photos/line\nbreak\u2028.jpg", 0, "", ""),
-        Source("a", 'quote".jpg', -1, "etag", "e" * 64),
-    ),
+SOURCES = (
+    Source("猫", "photos/猫.jpg", 17, "1700000000000000001", "d" * 64),
+    Source("a b", "photos/line\nbreak\u2028.jpg", 0, "", ""),
+    Source("a", 'quote".jpg', -1, "etag", "e" * 64),
 )
+FULL = Record.of(ENTRY, FOOTER, "c" * 64, SOURCES)
 
 
 @pytest.fixture
@@ -35,23 +33,24 @@ def path(folder):
 
 
 def test_what_is_written_is_read_again(folder):
-    write_record(folder, SHARD, RECORD, SOURCES)
-    record, sources = read_sources(folder, SHARD)
-    assert record == read_record(folder, SHARD)
+    write_record(folder, SHARD, FULL)
+    record = read_record(folder, SHARD, whole=True)
+    assert dataclasses.replace(record, sources=None) == read_record(folder, SHARD)
     assert (record.bytes, record.sha256, record.state) == (4711, "a" * 64, "c" * 64)
-    assert sources == sorted(SOURCES.entries)
+    assert record.sources == sorted(SOURCES)
     assert record_name(SHARD) == ".records/part-00001-of-00003.jsonl"
     assert folder.names() == [record_name(SHARD)]
 
 
 def test_without_sources(folder):
     write_record(folder, SHARD, RECORD)
-    assert read_sources(folder, SHARD) == (read_record(folder, SHARD), [])
-    assert read_record(folder, SHARD).state == ""
+    record = read_record(folder, SHARD)
+    assert (record.state, record.sources) == ("", None)
+    assert read_record(folder, SHARD, whole=True) == dataclasses.replace(record, sources=[])
 
 
 def test_it_is_lines_of_json_sorted_by_image(folder):
-    write_record(folder, SHARD, RECORD, SOURCES)
+    write_record(folder, SHARD, FULL)
     first, *lines = path(folder).read_text(encoding="utf-8").split("\n")[:-1]
     assert [json.loads(line)[0] for line in lines] == ["a", "a b", "猫"]
     content = json.loads(first)
@@ -60,9 +59,9 @@ def test_it_is_lines_of_json_sorted_by_image(folder):
 
 
 def test_the_bytes_do_not_depend_on_the_order_of_the_sources(folder):
-    write_record(folder, SHARD, RECORD, SOURCES)
+    write_record(folder, SHARD, FULL)
     before = path(folder).read_bytes()
-    write_record(folder, SHARD, RECORD, Sources(SOURCES.state, SOURCES.entries[::-1]))
+    write_record(folder, SHARD, Record.of(ENTRY, FOOTER, FULL.state, SOURCES[::-1]))
     assert path(folder).read_bytes() == before
 
 
@@ -75,7 +74,7 @@ def test_it_describes_one_shard_only():
 
 
 def test_it_stands_for_the_footer_of_its_shard_alone(folder):
-    write_record(folder, SHARD, RECORD, SOURCES)
+    write_record(folder, SHARD, FULL)
     record = read_record(folder, SHARD)
     assert record.stands_for(SHARD, 4711) == (ENTRY, FOOTER)
     assert record.stands_for(SHARD, 4712) is None
@@ -92,43 +91,44 @@ def test_a_record_that_does_not_say_enough_stands_for_nothing(shard):
 
 def test_a_long_first_line_is_read_whole(folder):
     long = Record.of(ENTRY, dataclasses.replace(FOOTER, statistics={"names": "x" * 200_000}))
-    write_record(folder, SHARD, long, SOURCES)
-    assert read_record(folder, SHARD) == read_sources(folder, SHARD)[0]
+    write_record(folder, SHARD, dataclasses.replace(long, sources=SOURCES))
+    whole = read_record(folder, SHARD, whole=True)
+    assert read_record(folder, SHARD) == dataclasses.replace(whole, sources=None)
 
 
 def test_none_is_none(folder):
     assert read_record(folder, SHARD) is None
-    assert read_sources(folder, SHARD) is None
+    assert read_record(folder, SHARD, whole=True) is None
 
 
 @pytest.mark.slow
 @pytest.mark.cluster
-@pytest.mark.parametrize("sources", [Sources(), SOURCES], ids=["alone", "with sources"])
+@pytest.mark.parametrize("written", [RECORD, FULL], ids=["alone", "with sources"])
 @pytest.mark.parametrize("mask", [0x01, 0x20, 0x80, 0xFF])
-def test_damage_of_any_byte_is_noticed(folder, mask, sources):
-    write_record(folder, SHARD, RECORD, sources)
-    data, (record, entries) = path(folder).read_bytes(), read_sources(folder, SHARD)
+def test_damage_of_any_byte_is_noticed(folder, mask, written):
+    write_record(folder, SHARD, written)
+    data, record = path(folder).read_bytes(), read_record(folder, SHARD)
     end = data.index(b"\n")
     for position in range(len(data)):
         damaged = bytearray(data)
         damaged[position] ^= mask
         path(folder).write_bytes(damaged)
-        assert read_sources(folder, SHARD) in (None, (record, entries)), position
         # The first line is read alone where the sources do not matter, and stands for itself.
         assert read_record(folder, SHARD) in ((None, record) if position <= end else (record,)), position
-        assert read_sources(folder, SHARD) is None, position
+        assert read_record(folder, SHARD, whole=True) is None, position
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sources", [Sources(), SOURCES], ids=["alone", "with sources"])
-def test_a_cut_is_noticed_wherever_it_is(folder, sources):
-    write_record(folder, SHARD, RECORD, sources)
+@pytest.mark.parametrize("written", [RECORD, FULL], ids=["alone", "with sources"])
+def test_a_cut_is_noticed_wherever_it_is(folder, written):
+    write_record(folder, SHARD, written)
     data, record = path(folder).read_bytes(), read_record(folder, SHARD)
     for size in range(len(data)):
         path(folder).write_bytes(data[:size])
         assert read_record(folder, SHARD) == (record if size > data.index(b"\n") else None)
         # Without sources nothing is lost with the last line end.
-        assert read_sources(folder, SHARD) == ((record, []) if size == len(data) - 1 and not sources.entries else None)
+        whole = dataclasses.replace(record, sources=[]) if size == len(data) - 1 and not written.sources else None
+        assert read_record(folder, SHARD, whole=True) == whole
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_a_cut_is_noticed_wherever_it_is(folder, sources):
 def test_anything_else_is_no_record(folder, text):
     folder.write(record_name(SHARD), text.encode())
     assert read_record(folder, SHARD) is None
-    assert read_sources(folder, SHARD) is None
+    assert read_record(folder, SHARD, whole=True) is None
 
 
 def test_a_record_of_another_format_is_none(folder):

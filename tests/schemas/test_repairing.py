@@ -6,8 +6,8 @@ import pytest
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.writing.output import ReusePolicy
+from schemas.writing.output_state import OutputState
 from schemas.writing.repair import Repair, repair
-from schemas.writing.survey import Survey
 from schemas.writing.validation import validate
 
 SHARD = "part-{:05d}-of-00003"
@@ -46,7 +46,7 @@ def test_a_damaged_shard_is_deleted_and_the_same_run_makes_it_again(copy_toy, to
     assert not path.exists()
     with pytest.raises(DatasetError, match="is not a dataset"):
         open_dataset(toy.path)
-    assert Survey(toy.output, ReusePolicy(verify=True)).finished() == {0, 2}
+    assert OutputState(toy.output, ReusePolicy(verify=True)).finished() == {0, 2}
     toy.write_shard(1)
     toy.commit()
     assert tree(toy.path) == tree(toys["features"].path)
@@ -87,7 +87,7 @@ def test_without_a_manifest_the_records_tell(copy_toy, toys):
     flip(toy.path / f"{SHARD.format(2)}.parquet")
     assert repair(toy.path).missing == (f"{SHARD.format(2)}.parquet", "_manifest.json")
     assert not (toy.path / "_manifest.json").exists()
-    assert Survey(toy.output, ReusePolicy(verify=True)).finished() == {0, 1}
+    assert OutputState(toy.output, ReusePolicy(verify=True)).finished() == {0, 1}
     toy.write_shard(2)
     toy.commit()
     assert tree(toy.path) == tree(toys["features"].path)

@@ -1,11 +1,7 @@
-import hashlib
-import json
-
 import pytest
 
 from schemas.errors import DatasetError, UsageError
 from schemas.keys import check_shards_request
-from schemas.manifest import TASKS_NAME
 from schemas.storage.folder import Folder
 from schemas.writing.shard_count import TEXT_SHARD_BYTES, VECTOR_SHARD_BYTES, check_shard_bytes, choose_shards, known_shards
 from tests.builders import write_rows
@@ -103,14 +99,6 @@ def test_a_folder_keeps_its_number_complete_or_not(captions):
 
 def test_a_folder_that_is_overwritten_keeps_nothing(captions):
     assert known("auto", captions, overwrite=True) is None
-
-
-def test_the_plan_of_an_array_job_tells_the_number_before_the_first_shard(tmp_path):
-    content = {"format": "array job 1", "tasks": 2, "kind": "features", "parameters": {}, "shards": 12}
-    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    content["sha256"] = hashlib.sha256(canonical.encode()).hexdigest()
-    (tmp_path / TASKS_NAME).write_text(json.dumps(content))
-    assert known("auto", tmp_path) == 12
 
 
 def test_another_dataset_is_followed_whatever_the_folder_has(captions, tmp_path):

@@ -1,5 +1,4 @@
 from collections import Counter
-from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -9,8 +8,9 @@ from schemas.fingerprints import Identity
 from schemas.kinds import CAPTIONS
 from schemas.shards import FOREIGN, inspect_shard, read_footer, shard_entry
 from schemas.storage.folder import Folder
-from schemas.writing.dataset_writer import open_shard
 from schemas.writing.output import OutputDataset
+from schemas.writing.output_state import state_of
+from schemas.writing.shard_writer import open_shard
 
 NAME = "part-00000-of-00001.parquet"
 IDENTITY = Identity(kind="captions", parameters={"tokenizer": "moses", "ü": [1, 2.5, None]})
@@ -30,9 +30,10 @@ def write_captions(folder, count):
 
 def test_a_shard_is_finished_for_its_own_identity_only(folder):
     write_captions(folder, 3)
-    assert OutputDataset(folder, IDENTITY).footer(0).rows == 3
-    assert OutputDataset(folder, Identity(kind="captions", parameters={})).footer(0) is None
-    assert OutputDataset(folder, replace(IDENTITY, shards=2)).footer(1) is None
+    entries = folder.tagged()
+    assert state_of(folder, NAME, entries, fingerprint=IDENTITY.fingerprint).status == "current"
+    assert state_of(folder, NAME, entries, fingerprint=Identity(kind="captions", parameters={}).fingerprint).status == "other"
+    assert state_of(folder, "part-00001-of-00002.parquet", entries).status == "missing"
 
 
 @pytest.mark.parametrize("kept", [0, 1, 4, 0.5, -8, -4, -1])
@@ -42,7 +43,7 @@ def test_a_truncated_shard_is_not_finished(folder, kept):
     size = round(len(data) * kept) if isinstance(kept, float) else kept
     (folder.local_path / NAME).write_bytes(data[:size])
     assert read_footer(folder, NAME) is None
-    assert OutputDataset(folder, IDENTITY).footer(0) is None
+    assert state_of(folder, NAME, folder.tagged(), fingerprint=IDENTITY.fingerprint).status == "damaged"
 
 
 @pytest.mark.parametrize("data", [b"hello", b"PAR1" * 100, bytes(500), b'{"format": "imagepivot"}'])

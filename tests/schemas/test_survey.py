@@ -7,7 +7,7 @@ import pytest
 from schemas.dataset import open_dataset
 from schemas.writing.dataset_writer import commit, write_dataset
 from schemas.writing.output import ReusePolicy
-from schemas.writing.survey import Survey
+from schemas.writing.output_state import OutputState
 from schemas.writing.validation import validate
 
 KINDS = [
@@ -52,8 +52,8 @@ def test_a_whole_dataset_is_finished(copy_run, kind):
     toy = copy_run(kind)
     for verify in (False, True):
         assert (
-            Survey(toy.output, ReusePolicy(verify=verify)).finished()
-            == Survey(toy.output, ReusePolicy(verify=verify)).usable()
+            OutputState(toy.output, ReusePolicy(verify=verify)).finished()
+            == OutputState(toy.output, ReusePolicy(verify=verify)).whole()
             == all_but(toy)
         )
 
@@ -64,9 +64,9 @@ def test_a_flipped_byte_is_found_by_its_digest(copy_run, kind, number):
     toy = copy_run(kind)
     number = min(number, toy.identity.shards - 1)
     flip(toy.path / toy.output.name(number), 200)
-    assert Survey(toy.output).finished() == all_but(toy)
-    assert Survey(toy.output, ReusePolicy(verify=True)).finished() == all_but(toy, number)
-    assert Survey(toy.output, ReusePolicy(verify=True)).usable() == all_but(toy, number)
+    assert OutputState(toy.output).finished() == all_but(toy)
+    assert OutputState(toy.output, ReusePolicy(verify=True)).finished() == all_but(toy, number)
+    assert OutputState(toy.output, ReusePolicy(verify=True)).whole() == all_but(toy, number)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -75,8 +75,8 @@ def test_another_size_is_found_at_once(copy_run, kind, change):
     toy = copy_run(kind)
     change(toy.path / toy.output.name(0))
     for verify in (False, True):
-        assert Survey(toy.output, ReusePolicy(verify=verify)).finished() == all_but(toy, 0)
-        assert Survey(toy.output, ReusePolicy(verify=verify)).complete() is None
+        assert OutputState(toy.output, ReusePolicy(verify=verify)).finished() == all_but(toy, 0)
+        assert OutputState(toy.output, ReusePolicy(verify=verify)).complete() is None
 
 
 @pytest.mark.parametrize("kind", ["captions", "features"])
@@ -86,7 +86,7 @@ def test_failures_of_another_size_are_found_at_once(copy_run, kind, change):
     number = toy.failure_shard(toy.failures[0])
     change(toy.path / "_failures" / f"part-0000{number}-of-00003.jsonl")
     for verify in (False, True):
-        assert Survey(toy.output, ReusePolicy(verify=verify)).finished() == all_but(toy, number)
+        assert OutputState(toy.output, ReusePolicy(verify=verify)).finished() == all_but(toy, number)
 
 
 @pytest.mark.parametrize("kind", ["captions", "features"])
@@ -94,8 +94,8 @@ def test_a_flipped_byte_of_failures_is_found_by_its_digest(copy_run, kind):
     toy = copy_run(kind)
     number = toy.failure_shard(toy.failures[0])
     flip(toy.path / "_failures" / f"part-0000{number}-of-00003.jsonl")
-    assert Survey(toy.output).finished() == all_but(toy)
-    assert Survey(toy.output, ReusePolicy(verify=True)).finished() == all_but(toy, number)
+    assert OutputState(toy.output).finished() == all_but(toy)
+    assert OutputState(toy.output, ReusePolicy(verify=True)).finished() == all_but(toy, number)
 
 
 @pytest.mark.parametrize("kind", ["captions", "features"])
@@ -103,16 +103,20 @@ def test_failures_that_a_shard_knows_nothing_of(copy_run, kind):
     toy = copy_run(kind)
     number = next(number for number in range(3) if number not in map(toy.failure_shard, toy.failures))
     (toy.path / "_failures" / f"part-0000{number}-of-00003.jsonl").write_bytes(b"{}\n")
-    assert Survey(toy.output).finished() == all_but(toy, number)
+    # Left over by an attempt: it goes, and the shard stays.
+    state = OutputState(toy.output)
+    assert (state.finished(), state.complete()) == (all_but(toy), None)
+    state.clear()
+    assert not (toy.path / "_failures" / f"part-0000{number}-of-00003.jsonl").exists()
 
 
 def test_a_shard_whose_digest_is_nowhere_on_record_is_made_again(copy_toy):
     toy = copy_toy("features")
     (toy.path / ".records/part-00001-of-00003.jsonl").unlink()
-    assert Survey(toy.output, ReusePolicy(verify=True)).finished() == {0, 1, 2}, "the manifest has it"
+    assert OutputState(toy.output, ReusePolicy(verify=True)).finished() == {0, 1, 2}, "the manifest has it"
     (toy.path / "_manifest.json").unlink()
-    assert Survey(toy.output).finished() == {0, 2}
-    assert Survey(toy.output, ReusePolicy(verify=True)).finished() == {0, 2}
+    assert OutputState(toy.output).finished() == {0, 2}
+    assert OutputState(toy.output, ReusePolicy(verify=True)).finished() == {0, 2}
 
 
 def test_a_record_of_another_shard_is_not_believed(copy_toy):
@@ -120,15 +124,15 @@ def test_a_record_of_another_shard_is_not_believed(copy_toy):
     (toy.path / "_manifest.json").unlink()
     records = toy.path / ".records"
     shutil.copy(records / "part-00000-of-00003.jsonl", records / "part-00001-of-00003.jsonl")
-    assert Survey(toy.output).finished() == {0, 2}
-    assert Survey(toy.output, ReusePolicy(verify=True)).finished() == {0, 2}
+    assert OutputState(toy.output).finished() == {0, 2}
+    assert OutputState(toy.output, ReusePolicy(verify=True)).finished() == {0, 2}
 
 
 def test_damaged_side_files_are_found(copy_toy):
     toy = copy_toy("vocabulary")
     flip(toy.path / "_vocabulary.txt")
-    assert Survey(toy.output).complete() is not None
-    assert Survey(toy.output, ReusePolicy(verify=True)).complete() is None
+    assert OutputState(toy.output).complete() is not None
+    assert OutputState(toy.output, ReusePolicy(verify=True)).complete() is None
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("vocabulary", "word-vectors")])
@@ -153,12 +157,12 @@ def test_the_digests_of_the_manifest_outlive_it(copy_toy):
     toy = copy_toy("features")
     shutil.rmtree(toy.path / ".records")
     (toy.path / toy.output.name(2)).unlink()
-    survey = Survey(toy.output)
-    survey.refuse()
-    survey.clear(survey.finished())
+    state = OutputState(toy.output)
+    state.refuse()
+    state.clear()
     assert not (toy.path / "_manifest.json").exists()
     flip(toy.path / toy.output.name(0), 200)
-    assert Survey(toy.output, ReusePolicy(verify=True)).finished() == {1}
+    assert OutputState(toy.output, ReusePolicy(verify=True)).finished() == {1}
     toy.write_shard(2)
     toy.write_shard(0)
     commit(toy.output)
@@ -169,12 +173,12 @@ def test_the_digests_of_the_manifest_outlive_it(copy_toy):
 def test_a_damaged_record_is_written_again_where_digests_are_compared(copy_toy, toys, kind):
     toy = copy_toy(kind)
     flip(toy.path / ".records/part-00001-of-00003.jsonl")
-    assert Survey(toy.output).complete() is not None
-    survey = Survey(toy.output, ReusePolicy(verify=True))
-    assert survey.complete() is None
-    assert survey.finished() == {0, 1, 2}
-    survey.clear(survey.finished())
+    assert OutputState(toy.output).complete() is not None
+    state = OutputState(toy.output, ReusePolicy(verify=True))
+    assert state.complete() is None
+    assert state.finished() == {0, 1, 2}
+    state.clear()
     toy.commit()
-    assert Survey(toy.output, ReusePolicy(verify=True)).complete() is not None
+    assert OutputState(toy.output, ReusePolicy(verify=True)).complete() is not None
     for name in toys[kind].output.folder.names():
         assert toy.output.folder.read(name) == toys[kind].output.folder.read(name), name

@@ -1,9 +1,9 @@
-"""Array jobs on toy datasets: the tasks write, the commit ends, and what is missing, damaged or another job's is named."""
+"""Array jobs on toy datasets: tasks write their shards, the last one commits, and what is missing or damaged is named."""
 
 import os
 import signal
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, permutations
 from pathlib import Path
 
 import pytest
@@ -11,11 +11,13 @@ import pytest
 from schemas import events
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
+from schemas.interruption import DetachedError
+from schemas.manifest import Manifest
 from schemas.storage.folder import Folder
-from schemas.writing.dataset_writer import commit, write_dataset
-from schemas.writing.output import OutputDataset, ReusePolicy, UpdatePolicy, hold
-from schemas.writing.task_plan import TaskPlan
-from schemas.writing.tasks import ArrayTask, commit_tasks, complete_task, survey_task
+from schemas.writing.dataset_writer import complete_dataset, write_dataset
+from schemas.writing.output import ArrayTask, OutputDataset, ReusePolicy, UpdatePolicy
+from schemas.writing.publishing import hold
+from schemas.writing.shard_writer import open_shard
 from schemas.writing.validation import validate
 from tests.schemas.conftest import prepare
 
@@ -28,31 +30,62 @@ def tree(path: Path) -> dict[str, bytes]:
 
 
 def run(
-    toy, index: int, count: int = 3, output: OutputDataset | None = None, during=None, libraries: tuple[str, ...] = (), **policy
-):
-    """Runs a task as the pipelines do."""
+    toy, index: int, count: int = 3, output: OutputDataset | None = None, during=None, made: list[int] | None = None, **policy
+) -> Manifest | str:
+    """Runs a task as the pipelines do; returns the manifest, or what it says of shards that are missing."""
     output = output or toy.output
 
-    def make_missing(finished: frozenset[int]) -> None:
+    def write_missing(finished: frozenset[int]) -> None:
         if during is not None:
             during()
         for number in sorted(set(range(output.shards)) - finished):
             replace(toy, identity=output.identity).write_shard(number)
+            if made is not None:
+                made.append(number)
 
-    return complete_task(output, ArrayTask(index, count), make_missing, ReusePolicy(**policy), libraries=libraries)
+    try:
+        return complete_dataset(
+            output, write_missing, ReusePolicy(**policy), task=ArrayTask(index, count), libraries=("pillow",)
+        )
+    except DetachedError as error:
+        return str(error)
+
+
+def nothing() -> None:
+    pytest.fail("everything is finished")
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[1000] ^= 1
+    path.write_bytes(data)
 
 
 @pytest.fixture
 def plain(new_features) -> dict[str, bytes]:
     """The files of one plain run."""
     toy = new_features("plain", failures=[FAILURE])
-    toy.write()
+    write_dataset(toy.output, lambda number, shard: fill(toy, number, shard), libraries=("pillow",))
     return tree(toy.path)
+
+
+def fill(toy, number, shard) -> None:
+    shard.write(toy.table(toy.shard(number)))
+    shard.add_failures(failure for failure in toy.failures if toy.failure_shard(failure) == number)
+    shard.statistics = {"rows_written": len(toy.shard(number))}
 
 
 @pytest.fixture
 def toy(new_features):
     return new_features("tasks", failures=[FAILURE])
+
+
+@pytest.fixture
+def committed(toy, plain):
+    for index in range(3):
+        run(toy, index)
+    assert tree(toy.path) == plain
+    return toy
 
 
 # --- which shards ----------------------------------------------------------------------------------------------------
@@ -93,42 +126,34 @@ def test_more_tasks_than_shards():
         ArrayTask(0, 64).shards(16)
 
 
-# --- tasks and the commit --------------------------------------------------------------------------------------------
+# --- the last task commits -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
-def test_tasks_and_a_commit_make_the_bytes_of_a_plain_run(toy, plain, order):
-    for done, index in enumerate(order, 1):
-        summary = run(toy, index)
-        assert (summary.shards, summary.made, summary.rows) == ((index,), 1, len(toy.shard(index)))
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_tasks_in_any_order_make_the_bytes_of_a_plain_run(toy, plain, order):
+    for done, index in enumerate(order[:2], 1):
+        missing = sorted(order[done:])
+        named = {(0, 1): "0-1", (1, 2): "1-2", (0, 2): "0,2"}.get(tuple(missing), str(missing[0]))
+        word = "task" if len(missing) == 1 else "tasks"
+        assert run(toy, index) == f"{done} of 3 shards are done; missing {named}: give {word} {named} of 3 again"
         assert not (toy.path / "_manifest.json").exists()
         assert len(list(toy.path.glob("part-*"))) == done
-    manifest = commit_tasks(toy.path)
+    manifest = run(toy, order[2])
     assert tree(toy.path) == plain
     assert manifest == open_dataset(toy.path).manifest
+    assert manifest.failure_reasons == {"empty": 1}
     assert validate(toy.path) == []
 
 
-def test_a_task_counts_its_own_failures(toy):
-    number = toy.failure_shard(FAILURE)
-    for index in range(3):
-        summary = run(toy, index)
-        assert summary.failure_reasons == ({"empty": 1} if index == number else {})
-        assert summary.failed == (index == number)
-    assert commit_tasks(toy.path).failure_reasons == {"empty": 1}
-
-
 def test_fewer_tasks_than_shards(toy, plain):
-    assert run(toy, 0, 2).shards == (0, 2)
-    assert run(toy, 1, 2).shards == (1,)
-    commit_tasks(toy.path)
+    assert run(toy, 0, 2) == "2 of 3 shards are done; missing 1: give task 1 of 2 again"
+    run(toy, 1, 2)
     assert tree(toy.path) == plain
 
 
 def test_the_number_of_tasks_may_change_on_the_way(toy, plain):
     run(toy, 0, 3)
     run(toy, 0, 1)
-    commit_tasks(toy.path)
     assert tree(toy.path) == plain
 
 
@@ -139,33 +164,52 @@ def test_a_task_that_is_given_again_continues(toy, plain):
 
     with pytest.raises(ZeroDivisionError, match="killed"):
         run(toy, 0, 2, during=die)
-    stamp = (toy.path / SHARD(0)).stat().st_mtime_ns
-    assert run(toy, 0, 2).made == 1
-    assert (toy.path / SHARD(0)).stat().st_mtime_ns == stamp
-    assert run(toy, 0, 2, during=lambda: pytest.fail("everything is finished")).made == 0
+    made = []
+    run(toy, 0, 2, made=made)
+    assert made == [2]
+    assert "missing 1: give task 1 of 2 again" in run(toy, 0, 2, during=nothing)
     run(toy, 1, 2)
-    commit_tasks(toy.path)
     assert tree(toy.path) == plain
 
 
-def test_a_task_leaves_temporary_files_to_the_commit(toy, plain):
-    left = [f".{SHARD(1)}.tmp-7", f"_failures/.{SHARD(1)[:-8]}.jsonl.tmp-8", "._tasks.json.tmp-9"]
+def test_the_last_task_deletes_what_killed_ones_left(toy, plain):
+    left = [f".{SHARD(1)}.tmp-7", f"_failures/.{SHARD(1)[:-8]}.jsonl.tmp-8"]
     run(toy, 0)
     for name in left:
         toy.output.folder.write(name, b"half")
     run(toy, 1)
-    run(toy, 2)
     assert set(left) <= set(tree(toy.path))
-    commit_tasks(toy.path)
+    run(toy, 2)
+    assert tree(toy.path) == plain
+
+
+def test_a_copy_of_a_task_that_still_writes_when_another_one_commits(toy, plain):
+    """The commit deletes its temporary file; its shard is there, and it says so as a task does that comes late."""
+    run(toy, 0)
+    run(toy, 1)
+    others = []
+
+    def write_missing(finished):
+        for number in sorted({0, 1, 2} - finished):
+            with open_shard(toy.output, number) as shard:
+                fill(toy, number, shard)
+                others.append(run(toy, 2))
+
+    manifest = complete_dataset(toy.output, write_missing, task=ArrayTask(2, 3), libraries=("pillow",))
+    assert others == [manifest]
     assert tree(toy.path) == plain
 
 
 def test_a_plain_run_goes_on_where_tasks_stopped(toy, plain):
     run(toy, 0)
-    prepare(toy.output, overwrite=False)
-    for number in (1, 2):
-        toy.write_shard(number)
-    toy.commit()
+    made = []
+
+    def write(number, shard):
+        made.append(number)
+        fill(toy, number, shard)
+
+    write_dataset(toy.output, write, libraries=("pillow",))
+    assert made == [1, 2]
     assert tree(toy.path) == plain
 
 
@@ -173,126 +217,116 @@ def test_tasks_go_on_where_a_plain_run_stopped(toy, plain):
     prepare(toy.output, overwrite=False)
     for number in range(3):
         toy.write_shard(number)
-    run(toy, 1, during=lambda: pytest.fail("everything is finished"))
-    commit_tasks(toy.path)
+    assert run(toy, 1, during=nothing).rows == len(toy.rows)
     assert tree(toy.path) == plain
 
 
-def test_a_task_of_a_finished_dataset_does_nothing(toy, plain):
-    toy.write()
-    assert run(toy, 1, during=lambda: pytest.fail("everything is finished")).made == 0
-    assert tree(toy.path) == plain
+def test_a_task_of_a_finished_dataset_does_nothing(committed, plain):
+    assert run(committed, 1, during=nothing) == open_dataset(committed.path).manifest
+    assert tree(committed.path) == plain
 
 
-def test_a_damaged_shard_of_a_finished_dataset_is_made_again_by_its_task_alone(toy, plain):
-    toy.write()
-    (toy.path / SHARD(1)).write_bytes(b"torn")
-    before = tree(toy.path)
-    run(toy, 0)
-    assert tree(toy.path) == before
-    run(toy, 1)
-    assert not (toy.path / "_manifest.json").exists()
-    commit_tasks(toy.path)
-    assert tree(toy.path) == plain
+def test_a_damaged_shard_of_a_finished_dataset_is_made_again_by_its_task_alone(committed, plain):
+    (committed.path / SHARD(1)).write_bytes(b"torn")
+    before = tree(committed.path)
+    with pytest.raises(DatasetError, match=r"2 of 3 shards are done; damaged 1: give task 1 of 3 again"):
+        run(committed, 0, during=nothing)
+    assert tree(committed.path) == before
+    made = []
+    run(committed, 1, made=made)
+    assert made == [1]
+    assert tree(committed.path) == plain
 
 
-def test_digests_that_only_the_manifest_knows_are_put_on_record_before_it_is_deleted(toy, plain):
-    toy.write()
-    for record in (toy.path / ".records").iterdir():
+def test_digests_that_only_the_manifest_knows_are_put_on_record_before_it_is_deleted(committed, plain):
+    for record in (committed.path / ".records").iterdir():
         record.unlink()
-    (toy.path / SHARD(1)).unlink()
-    run(toy, 1)
-    commit_tasks(toy.path)
-    assert tree(toy.path) == plain
+    (committed.path / SHARD(1)).unlink()
+    run(committed, 1)
+    assert tree(committed.path) == plain
+
+
+def test_a_task_with_something_to_write_deletes_nothing_but_the_manifest(committed):
+    before = tree(committed.path)
+    flip(committed.path / SHARD(1))
+    seen = []
+    run(committed, 1, verify=True, during=lambda: seen.append(set(tree(committed.path))))
+    assert seen == [set(before) - {"_manifest.json"} | {".lock"}]
+    assert tree(committed.path) == before
+
+
+def test_failures_are_tried_again_by_tasks_that_run_at_the_same_time(committed, plain):
+    """The first one to end commits; the other one finds its own failures again, and commits once more."""
+    number, made = committed.failure_shard(FAILURE), []
+
+    def meanwhile():
+        if not made:
+            made.append(-1)
+            run(committed, number, retry_failed=True, made=made)
+
+    run(committed, number, retry_failed=True, made=made, during=meanwhile)
+    assert made == [-1, number, number]
+    assert tree(committed.path) == plain
 
 
 # --- checking --------------------------------------------------------------------------------------------------------
 
 
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[1000] ^= 1
-    path.write_bytes(data)
+def test_a_task_that_checks_makes_its_damaged_shard_again(committed, plain):
+    flip(committed.path / SHARD(1))
+    assert run(committed, 1, during=nothing)
+    assert run(committed, 0, verify=True, during=nothing)
+    made = []
+    run(committed, 1, verify=True, made=made)
+    assert made == [1]
+    assert tree(committed.path) == plain
 
 
-def test_a_task_that_checks_makes_its_damaged_shard_again(toy, plain):
-    for index in range(3):
-        run(toy, index)
-    flip(toy.path / SHARD(1))
-    assert run(toy, 1).made == 0
-    assert run(toy, 0, verify=True).made == 0
-    assert run(toy, 1, verify=True).made == 1
-    commit_tasks(toy.path)
-    assert tree(toy.path) == plain
+# --- what is missing or damaged --------------------------------------------------------------------------------------
 
 
-def test_nothing_of_a_damaged_shard_is_there_when_it_is_made_again(toy):
-    run(toy, 1)
-    (toy.path / f".records/{SHARD(1)[:-8]}.jsonl").unlink()  # Nothing tells any more whether the bytes are right.
-    run(toy, 1, during=lambda: (toy.path / SHARD(1)).exists() and pytest.fail("the shard may be damaged"))
-
-
-# --- the commit refuses ----------------------------------------------------------------------------------------------
-
-
-def test_a_commit_before_the_end_names_the_tasks_to_give_again(by_hand, tmp_path):
+def test_each_task_names_those_to_give_again(by_hand, tmp_path):
     toy = by_hand.features(tmp_path / "many", shards=40)
     for index in (0, 1, 2, 6):
-        run(toy, index, 8)
-    before = tree(toy.path)
-    with pytest.raises(DatasetError) as caught:
-        commit_tasks(toy.path)
-    assert str(caught.value) == (
-        f"'{toy.path}' cannot be committed, 20 of 40 shards are not there (missing: 3-5,7,11-13,15,19-21,23,27-29,31,35-37,39). "
-        "Give 4 of the 8 tasks again, numbered from 0: 3-5,7; then give this command again"
-    )
-    assert tree(toy.path) == before
+        told = run(toy, index, 8)
+    assert told == ("20 of 40 shards are done; missing 3-5,7,11-13,15,19-21,23,27-29,31,35-37,39: give tasks 3-5,7 of 8 again")
 
 
-def test_a_commit_tells_damaged_shards_from_missing_ones(toy, plain):
+def test_damaged_shards_are_told_from_missing_ones(toy, plain):
     run(toy, 0)
     run(toy, 1)
     (toy.path / SHARD(1)).write_bytes(b"torn")
-    with pytest.raises(DatasetError, match=r"2 of 3 shards are not there \(damaged, or of another dataset: 1; missing: 2\)"):
-        commit_tasks(toy.path)
-    for index in (1, 2):
-        run(toy, index)
-    commit_tasks(toy.path)
+    assert run(toy, 0) == "1 of 3 shards are done; missing 2; damaged 1: give tasks 1-2 of 3 again"
+    with pytest.raises(DatasetError, match=r"cannot be committed, 2 of 3 shards are done; damaged 1: give task 1 of 3 again"):
+        run(toy, 2)
+    run(toy, 1)
     assert tree(toy.path) == plain
 
 
-def test_a_commit_finds_every_flipped_bit_at_once(toy, plain):
-    for index in range(3):
-        run(toy, index)
-    flip(toy.path / SHARD(0))
-    flip(toy.path / SHARD(2))
-    with pytest.raises(DatasetError, match=r"2 of 3 shards are not there.*Give 2 of the 3 tasks again, numbered from 0: 0,2"):
-        commit_tasks(toy.path)
-    assert not (toy.path / "_manifest.json").exists()
-    for index in (0, 2):
-        assert run(toy, index).made == 1
-    commit_tasks(toy.path)
-    assert tree(toy.path) == plain
-
-
-def test_a_shard_of_another_identity_is_not_committed(toy):
-    for index in range(3):
-        run(toy, index)
-    replace(toy, identity=replace(toy.identity, parameters={**toy.identity.parameters, "weights": "x"})).write_shard(1)
-    with pytest.raises(DatasetError, match=r"damaged, or of another dataset: 1\)\. Give 1 of the 3 tasks again.*: 1;"):
-        commit_tasks(toy.path)
-
-
-def test_a_commit_is_refused_while_a_task_runs(toy):
+def test_the_last_task_finds_every_flipped_bit_at_once(toy, plain):
     run(toy, 0)
+    run(toy, 1)
+    flip(toy.path / SHARD(0))
+    flip(toy.path / SHARD(1))
+    with pytest.raises(
+        DatasetError, match=r"cannot be committed, 1 of 3 shards are done; damaged 0-1: give tasks 0-1 of 3 again"
+    ):
+        run(toy, 2)
+    assert not (toy.path / "_manifest.json").exists()
+    made = []
+    for index in (0, 1):
+        run(toy, index, made=made)
+    assert made == [0, 1]
+    assert tree(toy.path) == plain
 
+
+def test_a_plain_run_is_refused_while_a_task_runs(toy):
     def refused():
-        with pytest.raises(DatasetError, match="is in use: another run is writing it"):
-            commit_tasks(toy.path)
         with pytest.raises(DatasetError, match="is in use: another run is writing it"):
             write_dataset(toy.output, lambda number, shard: pytest.fail("a plain run writes"))
 
     run(toy, 1, during=refused)
+    assert len(list(toy.path.glob("part-*"))) == 1
 
 
 @pytest.mark.slow
@@ -301,33 +335,10 @@ def test_a_task_is_refused_while_a_plain_run_writes(toy):
         run(toy, 0)
 
 
-def test_a_commit_of_a_finished_dataset_changes_nothing(toy, plain):
-    manifest = toy.write()
-    assert commit_tasks(toy.path) == manifest
-    assert tree(toy.path) == plain
-
-
-def test_a_commit_of_nothing(toy, tmp_path):
-    with pytest.raises(DatasetError, match=r"is not a dataset: it holds no _manifest\.json, because it does not exist"):
-        commit_tasks(tmp_path / "none")
-    assert not (tmp_path / "none").exists()
-    toy.write_shard(0)
-    with pytest.raises(DatasetError, match=r"is not a dataset: .* Run the command that writes it again to finish it"):
-        commit_tasks(toy.path)
-
-
-def test_before_the_commit_the_folder_says_what_it_lacks(toy):
-    run(toy, 0)
-    with pytest.raises(
-        DatasetError, match=r"is not a dataset yet: the tasks of an array job are writing it.* imagepivot commit"
-    ):
-        open_dataset(toy.path)
-
-
-@pytest.mark.parametrize("writes", range(1, 6))
-def test_a_commit_that_is_killed_is_given_again(toy, plain, writes):
+@pytest.mark.parametrize("writes", range(1, 9))
+def test_a_task_that_is_killed_while_it_commits_is_given_again(toy, plain, writes):
     """It ends before one of its writes or deletions, without any cleaning up; from some number on it ends well."""
-    for index in range(3):
+    for index in range(2):
         run(toy, index)
     toy.output.folder.write(f".{SHARD(1)}.tmp-7", b"half")
     child = os.fork()
@@ -343,11 +354,11 @@ def test_a_commit_that_is_killed_is_given_again(toy, plain, writes):
                     return operation(*arguments)
 
                 setattr(Folder, name, act)
-            commit_tasks(toy.path)
+            run(toy, 2)
         finally:
             os._exit(0)
     os.waitpid(child, 0)
-    commit_tasks(toy.path)
+    run(toy, 2)
     (toy.path / ".lock").unlink(missing_ok=True)  # All that is left where everything else was done.
     assert tree(toy.path) == plain
 
@@ -359,12 +370,21 @@ def test_a_task_of_another_dataset_is_refused(toy):
     run(toy, 0)
     before = tree(toy.path)
     other = replace(toy.output, identity=replace(toy.identity, parameters={**toy.identity.parameters, "weights": "new"}))
-    with pytest.raises(DatasetError, match=r"for another dataset \(weights: there nothing, now 'new'\): nothing was written"):
-        run(toy, 1, output=other)
+    for index in (0, 1):  # Whether or not a shard of its own is there.
+        with pytest.raises(
+            DatasetError, match=r"holds another dataset \(weights: there nothing, now 'new'\): nothing was written"
+        ):
+            run(toy, index, output=other)
     assert tree(toy.path) == before
-    (toy.path / "_tasks.json").unlink()  # Then the shards say the same, as to a plain run.
-    with pytest.raises(DatasetError, match=r"holds another dataset \(weights: there nothing, now 'new'\): nothing was written"):
-        run(toy, 1, output=other)
+
+
+def test_a_shard_of_another_dataset_is_found_by_the_last_task(toy):
+    run(toy, 0)
+    run(toy, 2)
+    other = replace(toy, identity=replace(toy.identity, parameters={**toy.identity.parameters, "weights": "x"}))
+    with pytest.raises(DatasetError, match=r"holds another dataset \(weights: there 'x', now nothing\)"):
+        run(toy, 1, during=lambda: other.write_shard(2))
+    assert not (toy.path / "_manifest.json").exists()
 
 
 def test_foreign_files_are_refused(toy):
@@ -381,51 +401,26 @@ def test_files_of_other_tools_are_left_alone(toy, monkeypatch):
     toy.output.folder.write("index.json", b"{}")
     for index in (1, 2):
         run(toy, index)
-    commit_tasks(toy.path)
     assert (toy.path / "index.json").read_bytes() == b"{}"
-    assert remarks == [f"left alone in {str(toy.path)!r}, because it is not of the dataset: 'index.json'"]
+    assert remarks == [f"left alone in {str(toy.path)!r}, because it is not of the dataset: 'index.json'"] * 2
     assert validate(toy.path) == []
 
 
-def test_a_task_with_other_versions_is_refused(toy):
-    run(toy, 0, libraries=("pillow",))
-    plan = TaskPlan.read(toy.output.folder)
-    replace(plan, libraries={**plan.libraries, "pillow": "1.0"}).write(toy.output.folder)
-    with pytest.raises(
-        DatasetError, match=r"with other libraries: there pillow 1\.0, here pillow [0-9.]+; nothing was written"
-    ):
-        run(toy, 1, libraries=("pillow",))
-
-
-def test_the_manifest_names_the_versions_of_the_tasks(toy):
-    for index in range(3):
-        run(toy, index, libraries=("pillow",))
-    plan = TaskPlan.read(toy.output.folder)
-    replace(plan, libraries={**plan.libraries, "pillow": "1.0"}).write(toy.output.folder)
-    assert commit_tasks(toy.path).libraries["pillow"] == "1.0"
-
-
 def test_files_besides_shards_are_written_by_every_task_and_committed(toy, new_features):
-    output = replace(toy.output, files={"_names/classes": b"cat\ndog\n"})
-    for index in range(3):
+    output = replace(toy.output, files={"_names/classes": b"cat\ndog\n"}, other_files=r"_names/\w+")
+    for index in range(2):
         run(toy, index, output=output)
     (toy.path / "_names/classes").unlink()
-    with pytest.raises(DatasetError, match=r"_names/classes is missing or damaged: give any of the 3 tasks again"):
-        commit_tasks(toy.path)
-    run(toy, 0, output=output)
-    commit_tasks(toy.path)
+    run(toy, 2, output=output)
     expected = new_features("named", failures=[FAILURE])
     named = replace(expected.output, files=output.files)
-    named.folder.write("_names/classes", b"cat\ndog\n")
-    for number in range(3):
-        expected.write_shard(number)
-    commit(named)
+    write_dataset(named, lambda number, shard: fill(expected, number, shard), libraries=("pillow",))
     assert tree(toy.path) == tree(expected.path)
     renamed = replace(output, files={"_names/classes": b"cat\nbird\n"})
-    run(toy, 0, output=renamed)  # Nothing but the names has changed: there is something to commit.
-    with pytest.raises(DatasetError, match=r"with other files: there _names/classes [0-9a-f]{12}, here _names/classes"):
-        run(toy, 1, output=output)
-    commit_tasks(toy.path)
+    run(toy, 0, output=renamed, during=nothing)  # Nothing but the names has changed: they are written, and committed.
+    assert (toy.path / "_names/classes").read_bytes() == b"cat\nbird\n"
+    assert validate(toy.path) == []
+    run(toy, 1, output=replace(output, files={}), during=nothing)  # What another task brought stays.
     assert (toy.path / "_names/classes").read_bytes() == b"cat\nbird\n"
     assert validate(toy.path) == []
 
@@ -437,32 +432,14 @@ def listed(toy, *listings: str, states: tuple[str, ...] | None = None) -> Output
     return replace(toy.output, listings=listings, states=states)
 
 
-def test_tasks_that_list_other_images_are_refused(toy):
-    TaskPlan.of(listed(toy, "a", "b", "c"), tasks=3, libraries=(), updates=False).write(toy.output.folder)
-    with pytest.raises(DatasetError, match=r"the images have changed since it began: .* or give all tasks again with --update"):
-        survey_task(listed(toy, "a", "b", "d"), ArrayTask(0, 3))
-    survey_task(listed(toy, "a", "b", "d", states=("x", "y", "z")), ArrayTask(0, 3), ReusePolicy(update=UpdatePolicy()))
-
-
 @pytest.mark.parametrize(
     "update",
     [UpdatePolicy(keep_removed=True), UpdatePolicy(only_add=True), UpdatePolicy(check_content=True)],
     ids=["keep", "add", "content"],
 )
 def test_updates_that_leave_no_trace_are_refused(toy, update):
-    with pytest.raises(UsageError, match="the commit must see which tasks have brought their shards up to date"):
+    with pytest.raises(UsageError, match="the task that commits must see which tasks have brought their shards up to date"):
         run(toy, 0, output=listed(toy, "a", "b", "c", states=("x", "y", "z")), update=update)
     with pytest.raises(UsageError, match="Listing these images does not tell when they changed"):
         run(toy, 0, output=listed(toy, "a", "b", "c"), update=UpdatePolicy())
     assert tree(toy.path) == {}
-
-
-# --- the plan --------------------------------------------------------------------------------------------------------
-
-
-def test_every_task_writes_the_same_plan(toy):
-    run(toy, 0)
-    first = (toy.path / "_tasks.json").read_bytes()
-    (toy.path / "_tasks.json").unlink()
-    run(toy, 2)
-    assert (toy.path / "_tasks.json").read_bytes() == first

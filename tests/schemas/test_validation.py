@@ -12,7 +12,7 @@ import pytest
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
-from schemas.writing.output import hold
+from schemas.writing.publishing import hold
 from schemas.writing.validation import validate
 
 KINDS = [

@@ -17,8 +17,8 @@ from schemas.shards import FailuresEntry, footer_metadata, read_footer
 from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import write_dataset
 from schemas.writing.output import ReusePolicy
+from schemas.writing.output_state import OutputState
 from schemas.writing.repair import repair
-from schemas.writing.survey import Survey
 from schemas.writing.validation import validate
 from tests.schemas.conftest import prepare
 from tests.version1 import as_version_1
@@ -123,8 +123,8 @@ def test_a_run_does_not_go_on_with_it(old_toy, lost):
         r"written\. Keep it, or give --overwrite to make it again in version 2",
     ):
         write(toy)
-    assert Survey(toy.output).complete() is None
-    assert Survey(toy.output).finished() == set()
+    assert OutputState(toy.output).complete() is None
+    assert OutputState(toy.output).finished() == set()
     assert {path: path.read_bytes() for path in toy.path.rglob("*") if path.is_file()} == before
 
 

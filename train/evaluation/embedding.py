@@ -25,8 +25,9 @@ from schemas.keys import normalization_hint
 from schemas.manifest import Manifest
 from schemas.parameters import EmbeddingModel, FeaturesParameters
 from schemas.storage.folder import Folder
-from schemas.writing.dataset_writer import ShardWriter, write_dataset
+from schemas.writing.dataset_writer import write_dataset
 from schemas.writing.output import OutputDataset, ReusePolicy
+from schemas.writing.shard_writer import ShardWriter
 from train.data.batches import CaptionBatch
 from train.data.captions import check_token_ids, labels_of, no_captions
 from train.data.features import missing_images, shard_features

@@ -19,7 +19,7 @@ from schemas.errors import DatasetError
 from schemas.fingerprints import sha256_of_bytes
 from schemas.limits import bfloat16_remark
 from schemas.storage.folder import Folder
-from schemas.writing.output import hold
+from schemas.writing.publishing import hold
 from train.config.sections import resolve
 from train.data.captions import labels_of, read_captions
 from train.data.corpus import Corpus

@@ -14,7 +14,7 @@ from schemas.errors import DatasetError, UsageError
 from schemas.manifest import Manifest, ShardEntry
 
 COMMANDS = (
-    *("captions", "vocabulary", "encode", "word-vectors", "token-features", "features", "commit", "import", "export"),
+    *("captions", "vocabulary", "encode", "word-vectors", "token-features", "features", "import", "export"),
     *("inspect", "view", "validate", "diff", "doctor", "build", "demo"),
     *("train", "evaluate", "compare", "embed", "search", "sts", "figures", "tables"),
 )

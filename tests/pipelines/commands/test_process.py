@@ -157,7 +157,7 @@ def test_a_signal_that_cannot_be_raised_leaves_no_lock(tmp_path, place):
     script = (
         "import os, signal, threading\n"
         "from pipelines.commands.process import stoppable\n"
-        "from schemas.writing.output import hold\n"
+        "from schemas.writing.publishing import hold\n"
         "from schemas.storage.folder import Folder\n"
         "class finalized:\n"
         "    def __del__(self):\n"

@@ -12,7 +12,7 @@ import torch
 from apache_beam.testing.util import assert_that, equal_to
 from PIL import Image
 
-from pipelines.features.extract import extract_features, extract_task, list_images, plan_features
+from pipelines.features.extract import extract_features, list_images, plan_features
 from pipelines.features.job import FeaturesJob
 from pipelines.features.shard_maker import LoadedExtractors
 from pipelines.features.transforms import ExtractFeatures
@@ -22,7 +22,7 @@ from pipelines.running.accelerators import Accelerator
 from pipelines.running.execution import Execution
 from pipelines.running.runner import run_pipeline
 from schemas.errors import UsageError
-from schemas.writing.tasks import ArrayTask
+from schemas.writing.output import ArrayTask
 from tests.fake_extractors import ColourExtractor, use_colours
 
 REMOTE = Execution(beam_flags=("--runner=FlinkRunner",), shared_disk=True, accelerator=Accelerator("nvidia-l4"))
@@ -48,7 +48,7 @@ def test_the_model_runs_on_the_gpus_of_the_workers(job, device):
 
 def test_a_task_runs_where_it_is_started(job):
     with pytest.raises(UsageError, match="a task makes its shards on the machine on which it is started"):
-        extract_task(replace(job, task=ArrayTask(0, 2)), REMOTE)
+        extract_features(replace(job, task=ArrayTask(0, 2)), REMOTE)
 
 
 def test_the_only_process_of_a_worker_has_all_its_gpus(job, monkeypatch):

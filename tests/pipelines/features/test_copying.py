@@ -24,8 +24,7 @@ from pipelines.inputs.images import Copies, Copy, ImageRef, ImagesInParquet, kep
 from pipelines.running.execution import Execution
 from schemas.keys import shard_of
 from schemas.storage.folder import Folder
-from schemas.writing.output import UpdatePolicy
-from schemas.writing.tasks import ArrayTask
+from schemas.writing.output import ArrayTask, UpdatePolicy
 from schemas.writing.validation import validate
 from tests.fake_extractors import use_colours
 

@@ -20,7 +20,7 @@ import pytest
 from PIL import Image
 
 from schemas.errors import DatasetError
-from schemas.writing.dataset_writer import commit, complete_dataset
+from schemas.writing.dataset_writer import complete_dataset
 from schemas.writing.output import ReusePolicy, UpdatePolicy
 from schemas.writing.validation import validate
 from tests.pipelines.features.without_beam import end_before, plan
@@ -34,13 +34,8 @@ MINUTES = float(os.environ.get("IMAGEPIVOT_FUZZ_MINUTES", "0"))
 
 def run(images: Path, folder: Path, **options) -> None:
     """Do what ``imagepivot features`` does."""
-    output, make_missing = plan(images, folder, SHARDS, policy=ReusePolicy(**options))
-
-    def make_and_commit(finished: frozenset[int]) -> None:
-        make_missing(finished)
-        commit(output)
-
-    complete_dataset(output, make_and_commit, ReusePolicy(**options))
+    output, write_missing = plan(images, folder, SHARDS, policy=ReusePolicy(**options))
+    complete_dataset(output, write_missing, ReusePolicy(**options))
 
 
 def run_killed(images: Path, folder: Path, writes: int, **options) -> None:

@@ -26,9 +26,8 @@ from schemas.storage.storage_errors import (
     storage_errors,
     store_error_of,
 )
-from schemas.writing.output import hold
-from schemas.writing.summary import SUMMARY_NAME
-from schemas.writing.survey import Survey
+from schemas.writing.output_state import OutputState
+from schemas.writing.publishing import hold
 from schemas.writing.validation import validate
 
 
@@ -359,12 +358,12 @@ def test_a_dataset_in_an_object_store(bucket, toys, by_hand):
     toy = toys["features"]
     remote = by_hand.toy("gs://bucket/features", "features", toy.rows, spec=toy.spec, failures=toy.failures)
     with hold(remote.output.folder):
-        assert Survey(remote.output).complete() is None
+        assert OutputState(remote.output).complete() is None
         manifest = remote.write()
     assert validate("gs://bucket/features") == []
-    assert Survey(remote.output).complete() == manifest == open_dataset(toy.path).manifest
+    assert OutputState(remote.output).complete() == manifest == open_dataset(toy.path).manifest
     assert open_dataset("gs://bucket/features").numpy().tobytes() == open_dataset(toy.path).numpy().tobytes()
-    assert set(remote.output.folder.names()) == {SUMMARY_NAME, *open_dataset(toy.path).folder.names()}
+    assert set(remote.output.folder.names()) == set(open_dataset(toy.path).folder.names())
 
 
 def test_what_another_process_deletes_first_is_deleted(folder, monkeypatch):

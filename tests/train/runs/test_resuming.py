@@ -13,7 +13,7 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.fingerprints import sha256_of_json
 from schemas.storage.folder import Folder
-from schemas.writing.output import hold
+from schemas.writing.publishing import hold
 from tests.train.conftest import write_dataset
 from tests.train.trainings import CONFIG, DAN, MHA_D, MLMME, PARALLEL, assert_equal, contents, lasting_log, weights
 from train.config.sections import from_toml
