@@ -1,1 +1,1 @@
-"""Folders on disks and in object stores: all other packages read and write through `schemas.storage.folder`."""
+"""Files on disks and in object stores, behind `schemas.storage.folder.Folder`."""

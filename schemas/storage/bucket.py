@@ -1,4 +1,4 @@
-"""The operations of a bucket, which the clients of each store implement, and the retry policy that they share."""
+"""The interface of a bucket, and the retry policy of all clients."""
 
 from __future__ import annotations
 

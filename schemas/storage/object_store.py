@@ -1,4 +1,4 @@
-"""Objects with tags, and writes that replace only an object with a certain tag, which ``pyarrow.fs`` lacks.
+"""Listing and conditional writes of object stores, which ``pyarrow.fs`` lacks.
 
 A store gives every object a tag, which no other content gets: S3 its ETag, Google's store its generation. A write may name the tag
 of what it replaces: of any number of writers at once that replace the same object, or none, exactly one succeeds. Large files go
@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
 
-from schemas.storage.bucket import ANY, Bucket, Entry, Page, RefusedError
+from schemas.storage.bucket import ANY, RETRIES, Bucket, Entry, Page, RefusedError
 from schemas.storage.locations import STORE
 
 __all__ = [
@@ -32,7 +32,6 @@ __all__ = [
     "put",
 ]
 
-_CONFLICT_SECONDS = 0.2
 _PARALLEL_LISTINGS = 8
 _FEW_FOLDERS = 10  # Of the thousand objects of a page, then, a folder holds a hundred or more.
 
@@ -140,6 +139,6 @@ def put(bucket: Bucket, key: str, data: bytes | Path, replaces: str | None = ANY
         if status == 501:
             replaces = ANY  # A store of another maker, which knows no conditions.
         elif status == 409:
-            time.sleep(_CONFLICT_SECONDS)  # Another write was under way: its outcome decides.
+            time.sleep(RETRIES.first_pause)  # Another write was under way: its outcome decides.
         elif replaces != ANY:
             replaces = None

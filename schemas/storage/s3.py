@@ -1,4 +1,4 @@
-"""Buckets of S3 and of stores that speak its language, through botocore; whole objects are read through obstore."""
+"""Buckets of S3 through botocore; whole objects are read through obstore."""
 
 from __future__ import annotations
 
@@ -317,7 +317,7 @@ def _class_of(error: Exception) -> type[StoreError] | None:
         status, code = _status_of(error), _code_of(error)
         if code == "NoSuchBucket":
             return NoSuchBucketError
-        if status in (401, 403) or code == "ExpiredToken":
+        if status in (401, 403) or "Expired" in code:
             return StoreAccessError
         return StoreBusyError if status in _BUSY else StoreError
     if isinstance(error, (boto.ConnectionError, boto.HTTPClientError, boto.IncompleteReadError, ResponseParserError)):

@@ -1,4 +1,4 @@
-"""Errors of disks and object stores by class, with advice, and files that are not what their dataset says."""
+"""Errors of disks and object stores with their advice, and errors of damaged files."""
 
 from __future__ import annotations
 
@@ -108,7 +108,10 @@ def storage_errors(location: str) -> Iterator[None]:
 
 
 def store_error_of(error: BaseException) -> type[StoreError] | None:
-    """Return the class of a failure of an object store, of which pyarrow tells the text alone; None for any other error."""
+    """Return the class of a failure of an object store; None for any other error.
+
+    Of pyarrow's errors only the text tells the class.
+    """
     if isinstance(error, StoreError):
         return type(error)
     text = str(error)

@@ -70,7 +70,7 @@ def answers(monkeypatch):
 
     client = Client()
     monkeypatch.setattr(s3, "_connect", lambda address: client)
-    monkeypatch.setattr(object_store, "_CONFLICT_SECONDS", 0)
+    monkeypatch.setattr(object_store.time, "sleep", lambda seconds: None)
     return client
 
 
@@ -105,6 +105,7 @@ def test_a_write_that_is_denied_is_an_error(answers):
         (403, "AccessDenied", StoreAccessError),
         (401, "X", StoreAccessError),
         (400, "ExpiredToken", StoreAccessError),
+        (400, "RequestExpired", StoreAccessError),
         (429, "SlowDown", StoreBusyError),
         (503, "SlowDown", StoreBusyError),
         (416, "InvalidRange", StoreError),
