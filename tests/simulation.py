@@ -44,7 +44,6 @@ from schemas.vocabulary import Vocabulary
 from schemas.writing.dataset_writer import commit
 from schemas.writing.output import OutputDataset
 from schemas.writing.output_state import OutputState
-from schemas.writing.records import Sources
 from schemas.writing.shard_writer import open_shard
 
 __all__ = ["CAPTIONS_PER_IMAGE", "Cost", "Images", "captions", "features", "images", "largest_shard", "vocabulary"]
@@ -161,7 +160,7 @@ def features(count: int, shards: int, folder: Path, *, counting: bool = False) -
             with open_shard(output, number) as shard:
                 shard.write(pa.table([pa.array([ref.image_id for ref in refs]), values], schema=output.schema))
                 shard.statistics = statistics_of(sources, images=len(refs), failed=0)
-                shard.sources = Sources(digest_of(entries), sources)
+                shard.sources, shard.state = sources, digest_of(entries)
         size.append(_size(output.folder))
     _commit(costs, output, count, "image")
     return costs

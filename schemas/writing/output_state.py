@@ -120,7 +120,7 @@ def state_of(
         shard: file name of the shard.
         entries: the listing of the folder, or of these files; see `look_at`.
         manifest: the manifest of the dataset, if there is one.
-        fingerprint: fingerprint of the dataset; None for any.
+        fingerprint: fingerprint of the dataset; None for that which the record names, or any.
         listing: digest of the shard's inputs, to compare; None for any.
         state: digest of what listing the inputs tells of their content, to compare; None for any.
         read_all: compare all digests.
@@ -152,7 +152,8 @@ def state_of(
     if footer is FOREIGN:
         return ShardState(shard, Status.FOREIGN, problem, entry=listed)
     version = FORMAT_VERSION if manifest is None else manifest.version
-    if footer is not None and (footer.version != version or fingerprint not in (None, footer.fingerprint)):
+    wanted = fingerprint or (None if record is None else record.shard.get("fingerprint"))
+    if footer is not None and (footer.version != version or wanted not in (None, footer.fingerprint)):
         return ShardState(shard, Status.OTHER, problem, entry=listed, footer=footer)
     beside = (
         "" if footer is None else _compare_failures(folder, shard, entries, footer, manifest, digest=read_all or is_doubtful)

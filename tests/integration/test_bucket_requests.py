@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from PIL import Image
-from schemas.writing.summary import SUMMARY_NAME
 
 from extractors import ExtractorRequest
 from pipelines.features.extract import extract_features
@@ -22,7 +21,6 @@ from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import commit, write_dataset
 from schemas.writing.output import OutputDataset, ReusePolicy
 from schemas.writing.output_state import OutputState
-from schemas.writing.records import Sources
 from tests.fake_extractors import use_colours
 from tests.stores import PACKAGES, Requests, emulator, far_away, is_installed, use
 
@@ -210,7 +208,7 @@ def write(location: str, shards: int = SHARDS) -> OutputDataset:
         values = pa.FixedSizeListArray.from_arrays(pa.array(np.full(4, number, np.float32)), type=output.schema.field(1).type)
         shard.write(pa.table([pa.array([f"i{number}"]), values], schema=output.schema))
         shard.statistics = {"images": 1, "listing": listings[number]}
-        shard.sources = Sources(state=output.states[number])
+        shard.state = output.states[number]
         if number % 2:
             row = {"key": f"f{number}", "uri": "u", "stage": "decode", "reason": "truncated", "message": "m"}
             shard.add_failures([row])
@@ -233,12 +231,13 @@ def dataset(near, running, monkeypatch):
     return near
 
 
-def test_a_complete_dataset_is_recognised_from_its_manifest_and_one_listing(dataset, store):
+def test_a_complete_dataset_is_recognised_from_a_listing_its_manifest_and_a_small_read_a_shard(dataset, store):
     store.asked()
     assert OutputState(dataset).complete() is not None
     asked = store.asked()
-    assert not [request.path for request in asked.all if "part-" in request.path]
-    assert len(asked) == 1 + 2 * READING[store.scheme]  # The listing, the manifest and the summary.
+    assert not [request.path for request in asked.all if ".parquet" in request.path]
+    assert len(asked) == 1 + READING[store.scheme] * (1 + SHARDS)
+    assert asked.at_once >= SHARDS // 2
 
 
 def test_a_dataset_of_other_inputs_is_not_taken_for_complete(near):
@@ -250,7 +249,7 @@ def test_a_dataset_of_other_inputs_is_not_taken_for_complete(near):
     assert OutputState(output_of(location, SHARDS, listings)).complete() is not None
 
 
-def test_sizes_count_whatever_the_summary_says(near):
+def test_sizes_count(near):
     name = near.name(3)
     near.folder.write(name, near.folder.read(name) + b"x")
     assert OutputState(near).complete() is None
@@ -270,12 +269,11 @@ def test_digests_are_compared_where_that_is_asked_for(near):
 
 
 def test_a_finished_shard_takes_two_requests_at_most_and_all_are_asked_at_once(dataset, store):
-    for name in (MANIFEST_NAME, SUMMARY_NAME):
-        dataset.folder.delete(name)
+    dataset.folder.delete(MANIFEST_NAME)
     store.asked()
-    survey = OutputState(dataset)
-    survey.refuse()
-    assert survey.finished() == survey.usable() == set(range(SHARDS))
+    state = OutputState(dataset)
+    state.refuse()
+    assert state.finished() == state.whole() == set(range(SHARDS))
     asked = store.asked()
     assert len(asked) - 1 <= READING[store.scheme] * SHARDS
     assert asked.at_once >= SHARDS // 2
@@ -284,14 +282,13 @@ def test_a_finished_shard_takes_two_requests_at_most_and_all_are_asked_at_once(d
 
 def test_a_commit_reads_no_shard_again(dataset, store):
     before = dataset.folder.read(MANIFEST_NAME)
-    for name in (MANIFEST_NAME, SUMMARY_NAME):
-        dataset.folder.delete(name)
+    dataset.folder.delete(MANIFEST_NAME)
     store.asked()
     commit(dataset, statistics=lambda footers: {"images": sum(footer.statistics["images"] for footer in footers)})
     asked = store.asked()
     assert dataset.folder.read(MANIFEST_NAME) == before
     assert not [request for request in asked.all if ".parquet" in request.path]
-    assert len(asked) - 1 <= READING[store.scheme] * SHARDS + 2 * 3  # The listing; the summary and the manifest are written.
+    assert len(asked) - 1 <= READING[store.scheme] * SHARDS + 3  # The listing; and the manifest is written.
 
 
 def test_a_shard_whose_record_says_nothing_is_read(near):
@@ -299,7 +296,6 @@ def test_a_shard_whose_record_says_nothing_is_read(near):
     name = f".records/{near.name(0)[:-8]}.jsonl"
     before = near.folder.read(MANIFEST_NAME)
     near.folder.delete(name)
-    near.folder.delete(SUMMARY_NAME)
     assert OutputState(near).finished() == set(range(SHARDS))  # The manifest names its digest.
     commit(near, statistics=lambda footers: {"images": sum(footer.statistics["images"] for footer in footers)})
     assert near.folder.read(MANIFEST_NAME) == before

@@ -14,7 +14,8 @@ import pytest
 from schemas.errors import DatasetError
 from schemas.fingerprints import sha256_of_bytes
 from schemas.manifest import MANIFEST_NAME, Manifest
-from schemas.storage.folder import TEMPORARY_MARK, Folder, google_storage
+from schemas.storage import google_storage
+from schemas.storage.folder import TEMPORARY_MARK, Folder
 from schemas.storage.google_storage import GoogleBucket
 from schemas.storage.s3 import S3Bucket
 from schemas.writing.dataset_writer import commit
@@ -130,6 +131,10 @@ def test_a_record_of_another_attempt_is_not_believed(store):
     assert folder.size(NAME) == other.size(NAME)
     folder.write(record_name(NAME), other.read(record_name(NAME)))
     assert OutputState(outputs["A"]).finished() == set()
+    with pytest.raises(DatasetError, match=rf"1 of 1 shards were damaged .* \({NAME} .*\): run the same command again"):
+        commit(outputs["A"])
+    assert folder.names() == [record_name(NAME)]
+    attempt(outputs["A"], "A")
     manifest = commit(outputs["A"])
     assert manifest.shards[0].sha256 == sha256_of_bytes(folder.read(NAME)) != sha256_of_bytes(other.read(NAME))
     before = folder.read(MANIFEST_NAME)

@@ -13,8 +13,9 @@ import pytest
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.fingerprints import sha256_of_bytes
+from schemas.storage import object_store
 from schemas.storage.bucket import ANY, Bucket, Entry, Page, RefusedError, Written
-from schemas.storage.folder import Folder, object_store
+from schemas.storage.folder import Folder
 from schemas.writing import publishing
 from schemas.writing.dataset_writer import commit
 from schemas.writing.output_state import OutputState
