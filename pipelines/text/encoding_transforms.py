@@ -20,8 +20,9 @@ from pipelines.text.jobs import EncodeJob
 from schemas.dataset import Dataset
 from schemas.kinds import CAPTIONS, ENCODED
 from schemas.vocabulary import END, SPECIALS, START, UNK, Vocabulary
+from schemas.writing.dataset_writer import write_shards
 from schemas.writing.output import OutputDataset
-from schemas.writing.shard_writer import open_shard
+from schemas.writing.shard_writer import ShardWriter
 
 __all__ = ["EncodeCaptions", "build_encoding", "encode_table"]
 
@@ -76,18 +77,19 @@ class _EncodeShardFn(beam.DoFn):
         self._vocabulary = self._vocabulary_dataset.vocabulary()
 
     def process(self, number: int) -> Iterator[int]:
+        yield from write_shards(self._output, [number], self._write)
+
+    def _write(self, number: int, shard: ShardWriter) -> None:
         total: Counter[str] = Counter()
         tables = (pa.Table.from_batches([batch]) for batch in self._captions.shard_batches(number))
-        with open_shard(self._output, number) as shard:
-            for captions in chain([CAPTIONS.empty_table()], tables):  # An empty shard has statistics, too.
-                table, statistics = encode_table(captions, self._vocabulary, self._max_length)
-                shard.write(table)
-                total.update(statistics)
-                self._meter.add(captions=table.num_rows)
-            shard.statistics = total
+        for captions in chain([CAPTIONS.empty_table()], tables):  # An empty shard has statistics, too.
+            table, statistics = encode_table(captions, self._vocabulary, self._max_length)
+            shard.write(table)
+            total.update(statistics)
+            self._meter.add(captions=table.num_rows)
+        shard.statistics = total
         self._counter.inc(shard.rows)
         self._meter.flush()
-        yield number
 
 
 @dataclass(eq=False)

@@ -27,8 +27,9 @@ from pipelines.text.jobs import TokenFeaturesJob
 from pipelines.text.moses import unescape
 from schemas.dataset import Dataset
 from schemas.kinds import CAPTIONS, schema_of
+from schemas.writing.dataset_writer import write_shards
 from schemas.writing.output import OutputDataset
-from schemas.writing.shard_writer import open_shard
+from schemas.writing.shard_writer import ShardWriter
 
 if TYPE_CHECKING:
     from extractors.tokens.transformer import TokenExtractor
@@ -125,21 +126,22 @@ class _ExtractShardFn(beam.DoFn):
         self._job.check_model(self._output, self._loaded.extractor)
 
     def process(self, number: int) -> Iterator[int]:
+        yield from write_shards(self._output, [number], self._write)
+
+    def _write(self, number: int, shard: ShardWriter) -> None:
         total: dict[str, Counter[str]] = {}
-        with open_shard(self._output, number) as shard:
-            for batch in self._captions.shard_batches(number, batch_size=_BLOCK):
-                rows, failures, statistics = token_feature_rows(
-                    pa.Table.from_batches([batch]), self._loaded.extractor, self._job.max_length, self._job.batch_size
-                )
-                shard.write(rows)
-                shard.add_failures(failures)
-                for language, counts in statistics.items():
-                    total.setdefault(language, Counter()).update(counts)
-                self._meter.add(captions=batch.num_rows, failed=len(failures))
-            shard.statistics = total
+        for batch in self._captions.shard_batches(number, batch_size=_BLOCK):
+            rows, failures, statistics = token_feature_rows(
+                pa.Table.from_batches([batch]), self._loaded.extractor, self._job.max_length, self._job.batch_size
+            )
+            shard.write(rows)
+            shard.add_failures(failures)
+            for language, counts in statistics.items():
+                total.setdefault(language, Counter()).update(counts)
+            self._meter.add(captions=batch.num_rows, failed=len(failures))
+        shard.statistics = total
         self._counter.inc(shard.rows)
         self._meter.flush()
-        yield number
 
 
 @dataclass(eq=False)
