@@ -95,7 +95,7 @@ def finish(exit_code: int, message: str | None = None) -> None:
 
     Args:
         exit_code: the exit code of the command.
-        message: the reason why it did not end well.
+        message: the reason why it did not end well, or what others still have to do.
     """
     global _log
     if _log is not None:

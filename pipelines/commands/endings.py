@@ -95,7 +95,7 @@ def _ending(error: BaseException) -> tuple[int, str | None] | None:
         return _INTERRUPTED, None
     if isinstance(error, DetachedError):
         _report_detached(error)
-        return 0, None
+        return 0, str(error)
     if isinstance(error, ImagepivotError):
         return _report(error, str(error), code=2 if isinstance(error, UsageError) else 1)
     if isinstance(error, ModuleNotFoundError) and (extra := _extra_for((error.name or "").partition(".")[0])):

@@ -28,7 +28,7 @@ from schemas.shards import Footer
 from schemas.storage.folder import Folder
 from schemas.writing.output import ArrayTask, OutputDataset, ReusePolicy, UpdatePolicy
 from schemas.writing.output_state import OutputState, ShardState, Status
-from schemas.writing.own_names import PROBE_NAME, is_temporary
+from schemas.writing.own_names import PROBE_NAME, TASKS_NAME, is_temporary
 from schemas.writing.publishing import hold, publish_manifest, publishing
 from schemas.writing.shard_writer import ShardWriter, open_shard
 
@@ -211,9 +211,12 @@ def _commit_if_done(output: OutputDataset, task: ArrayTask, policy: ReusePolicy,
         try:
             return commit(output, libraries=libraries, files=files)
         except DatasetError:
-            undone = dict.fromkeys(_look_after(output, policy)[1], Status.DAMAGED)  # The commit has deleted these.
+            state, undone = _look_after(output, policy)
+            if not undone and (manifest := state.complete()) is not None:
+                return manifest  # Another task has committed first, with other libraries.
             if not undone:
                 raise
+            undone = dict.fromkeys(undone, Status.DAMAGED)  # And deleted by the commit.
     kinds = {"missing": (Status.MISSING, Status.CLAIMED), "damaged": (Status.DAMAGED,), "out of date": (Status.STALE,)}
     found = {kind: [number for number, status in undone.items() if status in statuses] for kind, statuses in kinds.items()}
     told = "; ".join(f"{kind} {_ranges(numbers)}" for kind, numbers in found.items() if numbers)
@@ -350,7 +353,10 @@ def _commit(output: OutputDataset, libraries: Mapping[str, str], files: tuple[st
     left = [
         name
         for name in sorted(state.entries)
-        if is_temporary(name) or name == PROBE_NAME or name in beside or (output.is_other_file(name) and name not in files)
+        if is_temporary(name)
+        or name in (PROBE_NAME, TASKS_NAME)
+        or name in beside
+        or (output.is_other_file(name) and name not in files)
     ]
     folder.map(folder.delete, left)
     publish_manifest(folder, manifest, state.entries)

@@ -261,7 +261,7 @@ class OutputState:
             fingerprint=output.identity.fingerprint,
             listing=None if output.listings is None else output.listings[number],
             state=None if output.states is None else output.states[number],
-            read_all=read_all or self._policy.verify,
+            read_all=read_all or (self._policy.verify and number in self.numbers),
         )
 
     def whole(self) -> frozenset[int]:
