@@ -19,7 +19,7 @@ from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import commit
 from schemas.writing.output import OutputDataset, ReusePolicy
 from schemas.writing.output_state import OutputState, difference
-from schemas.writing.publishing import hold
+from schemas.writing.publishing import hold, publishing
 from schemas.writing.shard_writer import open_shard
 from schemas.writing.validation import validate
 from tests.schemas.conftest import prepare
@@ -554,6 +554,18 @@ def test_a_refused_overwrite_leaves_no_lock(copy_toy):
     with pytest.raises(DatasetError, match=r"notes\.parquet"), hold(toy.output.folder):
         prepare(toy.output, overwrite=True)
     assert tree(toy.path) == before
+
+
+def test_a_launcher_that_leaves_keeps_the_lock_of_a_worker_that_publishes(tmp_path):
+    folder = Folder(str(tmp_path / "data"))
+    with hold(folder):
+        folder.write(".publishing", b"")  # Of a worker that was killed.
+    assert not folder.local_path.exists()
+    with publishing(folder):
+        with hold(folder):
+            assert set(folder.names()) == {".lock", ".publishing"}
+        assert folder.names() == [".publishing"]
+    assert folder.names() == []
 
 
 def test_a_lock_that_is_deleted_while_we_wait_is_not_taken(tmp_path, monkeypatch):
