@@ -330,7 +330,7 @@ def _commit(output: OutputDataset, libraries: Mapping[str, str], files: tuple[st
     folder, identity = output.folder, output.identity
     state = OutputState(replace(output, listings=None, states=None), ReusePolicy(verify=folder.is_local))
     states = list(state.shards().values())
-    _refuse_unfinished(folder, states)
+    _refuse_unfinished(state, states)
     shards = folder.map(lambda number: states[number].entry or state.read(number).entry, range(output.shards))
     footers = [shard.footer for shard in states if shard.footer is not None]
     reasons: Counter[str] = Counter()
@@ -363,15 +363,16 @@ def _commit(output: OutputDataset, libraries: Mapping[str, str], files: tuple[st
     return manifest
 
 
-def _refuse_unfinished(folder: Folder, states: list[ShardState]) -> None:
+def _refuse_unfinished(state: OutputState, states: list[ShardState]) -> None:
     """Refuse to commit shards that are not there; delete those that are damaged, so that the next run makes them again.
 
     Raises:
         DatasetError: there is one.
     """
+    folder = state.output.folder
     damaged = [shard for shard in states if shard.status is Status.DAMAGED]
     for shard in damaged:
-        folder.delete(shard.name)
+        folder.delete(shard.name, state.entries[shard.name].tag)  # Unless an attempt has replaced it meanwhile.
     if damaged:
         raise DatasetError(
             f"{folder.location!r} cannot be committed, {len(damaged)} of {len(states)} shards were damaged after they had been "
