@@ -71,7 +71,7 @@ _MODULES = {
     "manifest": ("Manifest",),
     "writing.output": ("ArrayTask", "OutputDataset", "ReusePolicy", "UpdatePolicy"),
     "writing.repair": ("Repair", "repair"),
-    "storage": ("Folder",),
+    "storage.folder": ("Folder",),
     "writing.validation": ("validate",),
     "vocabulary": ("Vocabulary",),
     "writing.dataset_writer": ("write_dataset",),

@@ -1,12 +1,15 @@
 """An extractor without a model, for tests of what surrounds extractors."""
 
+import os
+import signal
+
 import numpy as np
 import torch
 
-from extractors import Description, Extractor
+from extractors import Description, Extractor, ExtractorRequest
 from schemas.features import FeatureSpec
 
-__all__ = ["SPEC", "ColourExtractor", "use_colours"]
+__all__ = ["SPEC", "ColourExtractor", "colours", "colours_until_a_shard", "use_colours"]
 
 SPEC = FeatureSpec("fake", (3,))
 
@@ -28,3 +31,17 @@ def use_colours(monkeypatch):
     """Put it in place of all extractors. That reaches no worker process: use one worker."""
     monkeypatch.setattr("extractors.ExtractorRequest.describe", lambda request: ColourExtractor().description)
     monkeypatch.setattr("extractors.ExtractorRequest.load", lambda request, device: ColourExtractor())
+
+
+def colours():
+    """Put it in place of all extractors until this process ends."""
+    ExtractorRequest.describe = lambda request: ColourExtractor().description
+    ExtractorRequest.load = lambda request, device: ColourExtractor()
+
+
+def colours_until_a_shard():
+    """Put it in place of all extractors, and kill this process when it publishes a shard."""
+    from schemas.writing.publishing import Attempt
+
+    colours()
+    Attempt.publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)

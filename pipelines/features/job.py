@@ -42,7 +42,7 @@ class FeaturesJob:
         verify: compare the digests of the shards that are there, too, and make those again that are damaged.
         update: bring the dataset in ``output`` up to date with images that are new, changed or gone; None if it must not change.
         retry_failed: try the images again that failed before.
-        task: the task of an array job that makes only its own shards, with `extract_task`; None to make all.
+        task: the task of an array job that writes only its own shards; None to write all.
 
     Raises:
         UsageError: a value is out of range, or two options contradict each other.

@@ -19,10 +19,13 @@ from PIL import Image
 
 from schemas.writing.own_names import PUBLISHING_NAME
 from schemas.writing.validation import validate
+from tests.fake_extractors import colours, colours_until_a_shard, use_colours
 from tests.integration.processes import Started, group_of, start, wait_for
 
 SHARDS = 6
 PAGE = (Path(__file__).parents[2] / "docs" / "array-jobs.md").read_text(encoding="utf-8")
+DONE = "features: 24 rows in 6 shards"
+MISSING = re.compile(r"[0-5] of 6 shards are done; missing [0-5,-]+: give tasks? [0-2,-]+ of [23] again\n")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 
 
@@ -60,6 +63,10 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def times_of(folder: Path) -> dict[str, int]:
+    return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
 def shards_in(folder: Path) -> list[Path]:
     return sorted(folder.glob("part-*.parquet"))
 
@@ -87,18 +94,19 @@ def codes_of(images: Path, output: Path, tasks: Sequence[str], folder: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.cluster
-def test_tasks_at_the_same_time_and_a_commit(images, plain, imagepivot, tmp_path):
+def test_tasks_at_the_same_time_end_in_a_committed_dataset(images, plain, imagepivot, tmp_path):
     output = tmp_path / "o"
     assert codes_of(images, output, ["0/3", "1/3", "2/3"], tmp_path) == [0, 0, 0]
-    assert "task 0/3: " in (tmp_path / "0" / "stdout").read_text()
-    assert not (output / "_manifest.json").exists()
-    done = imagepivot("commit", output, "--max-failures", "2")
-    assert "features: 24 rows in 6 shards" in done.stdout
+    told = [(tmp_path / str(index) / "stdout").read_text() for index in range(3)]
+    committed = [DONE in text for text in told]
+    assert any(committed)
+    assert [MISSING.fullmatch(text) is None for text in told] == committed
     assert snapshot(output) == plain
     assert validate(output) == []
-    done = imagepivot("commit", output, "--max-failures", "2")
-    assert "the dataset was committed before: nothing to do" in done.stderr
-    assert snapshot(output) == plain
+    times = times_of(output)
+    for task in ("0/3", "1/4"):
+        assert DONE in imagepivot(*features_of(images, output, task)).stdout
+    assert times_of(output) == times
 
 
 @pytest.mark.slow
@@ -106,8 +114,9 @@ def test_tasks_at_the_same_time_and_a_commit(images, plain, imagepivot, tmp_path
 def test_copies_of_one_task_at_the_same_time(images, plain, imagepivot, tmp_path):
     output = tmp_path / "o"
     assert codes_of(images, output, ["1/2"] * 3, tmp_path) == [0, 0, 0]
-    imagepivot(*features_of(images, output, "0/2"))
-    imagepivot("commit", output, "--max-failures", "2")
+    told = {(tmp_path / str(number) / "stdout").read_text() for number in range(3)}
+    assert told == {"3 of 6 shards are done; missing 0,2,4: give task 0 of 2 again\n"}
+    assert DONE in imagepivot(*features_of(images, output, "0/2")).stdout
     assert snapshot(output) == plain
 
 
@@ -125,10 +134,41 @@ def test_tasks_that_are_killed_at_random_moments_and_given_again(images, plain, 
                 run.send(signal.SIGKILL)
                 wait_for(lambda run=run: not group_of(run.pid), seconds=15)
         assert other.wait(300).returncode == 0
-    assert imagepivot("commit", output, code=(0, 1, 3)).returncode in (1, 3)
-    imagepivot(*features_of(images, output, "1/2"))
-    imagepivot("commit", output, "--max-failures", "2")
+    assert DONE in imagepivot(*features_of(images, output, "1/2")).stdout
     assert snapshot(output) == plain
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_an_array_of_64_tasks_of_which_two_are_killed(imagepivot, tmp_path, monkeypatch):
+    """Only tasks touch the folder: this process, as the machine that submits them, reads it at the end."""
+    photos, output = tmp_path / "photos", tmp_path / "o"
+    photos.mkdir()
+    for number in range(100):
+        Image.new("RGB", (2, 2), (number, 2 * number, 255 - number)).save(photos / f"image{number}.png")
+    arguments = ("features", photos, output, "--device", "cpu", "--shards", "64", "--task")
+
+    def run(killed: Sequence[int], others: Sequence[int]) -> list[str]:
+        with ExitStack() as stack:
+            run = [
+                stack.enter_context(start(*arguments, f"{index}/64", folder=tmp_path / str(index), before=before))
+                for before, indices in ((colours_until_a_shard, killed), (colours, others))
+                for index in indices
+            ]
+            ended = [task.wait(300) for task in run]
+        assert [done.returncode for done in ended] == [-signal.SIGKILL] * len(killed) + [0] * len(others)
+        return [done.stdout for done in ended]
+
+    told = run([3, 17], [index for index in range(64) if index not in (3, 17)])
+    last = "62 of 64 shards are done; missing 3,17: give tasks 3,17 of 64 again\n"
+    assert last in told
+    assert f"\n{last}```" in PAGE
+    assert len(shards_in(output)) == 62
+    assert not (output / "_manifest.json").exists()
+    assert any("features: 100 rows in 64 shards" in text for text in run([], [3, 17]))
+    use_colours(monkeypatch)
+    imagepivot("features", photos, tmp_path / "plain", "--device", "cpu", "--shards", "64", "--workers", "1")
+    assert snapshot(output) == snapshot(tmp_path / "plain")
 
 
 # --- one or the other ------------------------------------------------------------------------------------------------
@@ -147,19 +187,19 @@ def stopped(run: Started, output: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.cluster
-def test_while_a_task_runs_a_plain_run_and_a_commit_are_refused_and_another_task_is_not(images, plain, imagepivot, tmp_path):
+def test_while_a_task_runs_a_plain_run_is_refused_and_another_task_is_not(images, plain, imagepivot, tmp_path):
     output = tmp_path / "o"
     with start(*features_of(images, output, "0/2"), folder=tmp_path / "process") as run:
         stopped(run, output)
         try:
-            for arguments in (features_of(images, output), features_of(images, output, "", "--overwrite"), ["commit", output]):
-                done = imagepivot(*arguments, code=1)
+            for more in ((), ("--overwrite",)):
+                done = imagepivot(*features_of(images, output, "", *more), code=1)
                 assert f"Error: {str(output)!r} is in use: another run is writing it." in done.stderr
-            imagepivot(*features_of(images, output, "1/2"))
+            assert MISSING.fullmatch(imagepivot(*features_of(images, output, "1/2")).stdout)
         finally:
             run.send(signal.SIGCONT)
-        assert run.wait().returncode == 0
-    imagepivot("commit", output, "--max-failures", "2")
+        done = run.wait()
+        assert (done.returncode, DONE in done.stdout) == (0, True)
     assert snapshot(output) == plain
 
 
@@ -172,8 +212,6 @@ def test_while_a_plain_run_writes_a_task_is_refused(images, plain, imagepivot, t
         try:
             done = imagepivot(*features_of(images, output, "0/2"), code=1)
             assert f"Error: {str(output)!r} is in use: another run is writing it." in done.stderr
-            done = imagepivot("commit", output, code=1)
-            assert f"Error: {str(output)!r} is not a dataset" in done.stderr
         finally:
             run.send(signal.SIGCONT)
         assert run.wait().returncode == 0
@@ -185,27 +223,29 @@ def test_while_a_plain_run_writes_a_task_is_refused(images, plain, imagepivot, t
 
 @pytest.mark.slow
 @pytest.mark.cluster
-def test_what_a_task_and_a_commit_say(images, plain, imagepivot, tmp_path):
+def test_what_a_task_says(images, plain, imagepivot, tmp_path):
     output = tmp_path / "o"
     done = imagepivot(*features_of(images, output, "1/3", "--dry-run"))
     assert "2 shards to do, 0 finished" in done.stdout
     assert not output.exists()
-    codes = []
-    for index in (0, 1):
-        done = imagepivot(*features_of(images, output, f"{index}/3", "--max-failures", "0", "--log-json"), code=(0, 3))
+    for index, told in (
+        (1, "2 of 6 shards are done; missing 0,2-3,5: give tasks 0,2 of 3 again\n"),
+        (0, "4 of 6 shards are done; missing 2,5: give task 2 of 3 again\n"),
+    ):
+        done = imagepivot(*features_of(images, output, f"{index}/3", "--max-failures", "0", "--log-json"))
         end = json.loads(done.stderr.splitlines()[-1])
-        failed = sum(end["counts"]["failed"].values())
-        assert (end["event"], end["counts"]["shards"]) == ("end", 2)
-        codes.append((done.returncode, 3 if failed else 0))
-    assert all(code == expected for code, expected in codes)
-    done = imagepivot("commit", output, code=1)
-    assert "cannot be committed, 2 of 6 shards are not there (missing: 2,5). Give 1 of the 3 tasks again" in done.stderr
-    done = imagepivot("inspect", output, code=1)
-    assert "is not a dataset yet: the tasks of an array job are writing it" in done.stderr
-    imagepivot(*features_of(images, output, "2/3"))
-    assert "0 of them made now" in imagepivot(*features_of(images, output, "2/3")).stdout
-    done = imagepivot("commit", output, code=3)
-    assert "2 inputs failed: 1 empty, 1 not_an_image" in done.stderr
+        assert (end["event"], end["status"], end["exit_code"], end["counts"]) == ("end", "done", 0, {})
+        assert done.stdout == f"{end['message']}\n" == told
+    assert "is not a dataset" in imagepivot("inspect", output, code=1).stderr
+    damaged = shards_in(output)[0]
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    done = imagepivot(*features_of(images, output, "2/3"), code=1)
+    assert "cannot be committed, 5 of 6 shards are done; damaged 0: give task 0 of 3 again" in done.stderr
+    done = imagepivot(*features_of(images, output, "0/3", "--max-failures", "0", "--log-json"), code=3)
+    *_, remark, end = map(json.loads, done.stderr.splitlines())
+    assert remark["message"].startswith("2 inputs failed: 1 empty, 1 not_an_image. ")
+    assert (end["event"], end["status"], end["exit_code"]) == ("end", "failures", 3)
+    assert end["counts"] == {"rows": 24, "shards": 6, "failed": {"empty": 1, "not_an_image": 1}}
     assert snapshot(output) == plain
 
 
@@ -228,16 +268,15 @@ def test_wrong_usage(images, imagepivot, tmp_path, arguments, message):
 
 
 @pytest.mark.slow
-def test_the_commit_needs_no_extra():
-    script = (
-        "import sys\n"
-        "for name in ('torch', 'torchvision', 'apache_beam', 'PIL', 'ijson', 'urllib3', 'sacremoses'): sys.modules[name] = None\n"
-        "sys.argv = ['imagepivot', 'commit', 'nowhere']\n"
-        "import imagepivot\n"
-        "imagepivot.command()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert (done.returncode, "is not a dataset" in done.stderr) == (1, True), done.stderr
+def test_a_task_without_a_shard_to_write_commits_without_torch_and_beam(images, plain, imagepivot, tmp_path, monkeypatch):
+    for name, data in plain.items():
+        if name != "_manifest.json":
+            (tmp_path / "o" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "o" / name).write_bytes(data)
+    for name in ("torch", "torchvision", "apache_beam"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert DONE in imagepivot(*features_of(images, tmp_path / "o", "0/2")).stdout
+    assert snapshot(tmp_path / "o") == plain
 
 
 # --- the scripts of the documentation --------------------------------------------------------------------------------
@@ -276,7 +315,7 @@ def test_files_for_schedulers_hold_commands_that_the_program_takes(section, vari
     """The variables are replaced, and the images are missing: everything else about the lines is right."""
     values = [json.loads(block) for block in blocks(section, "json")]
     values += [value for block in blocks(section, "yaml") for value in yaml.safe_load_all(block)]
-    assert len(values) >= 2
+    assert values
     [line] = {text for text in texts(values) if text.startswith("exec imagepivot features ")}
     words = shlex.split(line.replace(f"${variable}", "63"))
     assert words[-2:] == ["--task", "63/64"]
@@ -293,46 +332,60 @@ def numbers(value: object) -> Iterator[object]:
         yield value
 
 
-STAND_IN = """#!{python}
+IMAGEPIVOT = """#!{python}
+import os, signal
 import imagepivot
+if os.environ["SLURM_ARRAY_TASK_ID"] in os.environ.get("KILLED", "").split():
+    from schemas.writing.publishing import Attempt
+    Attempt.publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 imagepivot.command()
 """
 SBATCH = r"""#!/bin/bash
-# Runs what it is given at once: an array as processes at the same time, and a job that depends on one only if that ended well.
+# Runs the tasks of an array at the same time, and waits for them; a list on the command line takes precedence over the script's.
 set -eu
-script=${{!#}}
-array=$(sed -n 's/^#SBATCH --array=0-//p' "$script")
-if [[ -z $array ]]; then
-    [[ "$*" == *--dependency=afterok:4711* && $(cat failed) == 0 ]] && bash "$script"
-    exit
-fi
+script=${!#}
+array=$(sed -n 's/^#SBATCH --array=//p' "$script")
+[[ $1 == --array=* ]] && array=${1#--array=}
 pids=()
-for index in $(seq 0 "$array"); do SLURM_ARRAY_TASK_ID=$index bash "$script" >"out-$index" 2>&1 & pids+=($!); done
-failed=0
-for pid in "${{pids[@]}}"; do wait "$pid" || failed=$((failed + 1)); done
-echo $failed >failed
-echo 4711
+for range in ${array//,/ }; do
+    for index in $(seq "${range%-*}" "${range#*-}"); do
+        (SLURM_ARRAY_TASK_ID=$index bash "$script" >"out-$index" 2>&1 && echo 0 >"code-$index" || echo $? >"code-$index") &
+    done
+done
+wait
+echo Submitted batch job 4711
 """
 
 
 @pytest.mark.slow
 @pytest.mark.cluster
 def test_the_scripts_for_slurm_run_with_a_stand_in_for_the_scheduler(images, imagepivot, tmp_path, monkeypatch):
-    tasks, commit, submit = blocks("Slurm", "bash")
-    fewer = tasks.replace("--array=0-63", "--array=0-1").replace("/64", "/2").replace("--shards 256", "--shards 4")
+    """Tasks 0 and 2 of 3 are killed, and run again as the page says."""
+    tasks, submit, again = blocks("Slurm", "bash")
+    fewer = tasks.replace("--array=0-63", "--array=0-2").replace("/64", "/3").replace("--shards 256", "--shards 6")
     (tmp_path / "bin").mkdir()
-    for name, text in (("imagepivot", STAND_IN.format(python=sys.executable)), ("sbatch", SBATCH.format())):
+    for name, text in (("imagepivot", IMAGEPIVOT.format(python=sys.executable)), ("sbatch", SBATCH)):
         (tmp_path / "bin" / name).write_text(text)
         (tmp_path / "bin" / name).chmod(0o755)
     (tmp_path / "features.sbatch").write_text(fewer)
-    (tmp_path / "commit.sbatch").write_text(commit)
     (tmp_path / "photos").symlink_to(images)
     monkeypatch.setenv("IMAGEPIVOT_FEATURES_WEIGHTS", "random:0")
     monkeypatch.setenv("IMAGEPIVOT_FEATURES_DEVICE", "cpu")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    done = subprocess.run(["bash", "-c", submit], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
-    logs = "".join(path.read_text() for path in tmp_path.glob("out-*"))
-    assert done.returncode == 0, (done.stderr, logs)
-    assert "features: 24 rows in 4 shards in features" in done.stdout
-    imagepivot("features", "photos", "plain", "--shards", "4", "--max-failures", "2", cwd=tmp_path)
+
+    def run(script: str) -> dict[str, str]:
+        subprocess.run(["bash", "-c", script], cwd=tmp_path, check=True, timeout=300)
+        return {path.name: path.read_text() for path in tmp_path.glob("*-[012]")}
+
+    with monkeypatch.context() as patch:
+        patch.setenv("KILLED", "0 2")
+        logs = run(submit)
+    assert [logs[f"code-{index}"] for index in range(3)] == ["137\n", "0\n", "137\n"], logs
+    [missing] = re.findall(
+        r"^2 of 6 shards are done; missing 0,2-3,5: give tasks (\S+) of 3 again$", logs["out-1"], re.MULTILINE
+    )
+    logs = run(again.replace("3,17", missing))
+    assert [logs[f"code-{index}"] for index in range(3)] == ["0\n", "0\n", "0\n"], logs
+    assert "features: 24 rows in 6 shards in features" in logs["out-0"] + logs["out-2"]
+    imagepivot("features", "photos", "plain", "--shards", "6", "--max-failures", "2", cwd=tmp_path)
     assert snapshot(tmp_path / "features") == snapshot(tmp_path / "plain")

@@ -40,7 +40,6 @@ LINES = {
     "export": "export features OUT --format npy",
     "inspect": "inspect features",
     "validate": "validate features",
-    "commit": "commit features",
     "diff": "diff features features",
     "view": "view features photos --image 1 -o drawing.png",
     "evaluate": "evaluate run --captions encoded --features features",

@@ -18,7 +18,7 @@ from tests.builders import write_rows
 from tests.integration.processes import start, wait_for
 
 LONG = (
-    *("captions", "vocabulary", "encode", "word-vectors", "token-features", "features", "commit", "import", "export", "diff"),
+    *("captions", "vocabulary", "encode", "word-vectors", "token-features", "features", "import", "export", "diff"),
     *("train", "evaluate", "embed", "search", "sts", "figures", "tables"),
 )
 

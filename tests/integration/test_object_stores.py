@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 from pyarrow import fs
-from schemas.writing.summary import SUMMARY_NAME
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
@@ -99,7 +98,6 @@ def test_text_is_the_same_as_in_local_folders(store, table, local, imagepivot):
     text(imagepivot, f"{folder}/raw/captions.csv", folder, workers="2")
     for kind in ("captions", "vocabulary", "encoded"):
         stored = bytes_of(f"{folder}/{kind}")
-        assert stored.pop(SUMMARY_NAME)
         assert untagged(stored) == untagged({k: v for k, v in bytes_of(local / kind).items() if k != ".lock"})
         assert validate(f"{folder}/{kind}") == []
     assert open_dataset(f"{folder}/captions").manifest == open_dataset(local / "captions").manifest
@@ -161,20 +159,17 @@ def test_features_of_images_in_a_bucket(store, pictures, imagepivot, tmp_path):
     assert dataset_in(store.address("features/folder")) == dataset_in(tmp_path / "photos")
 
 
-def test_tasks_of_an_array_job_and_their_commit(store, pictures, imagepivot, tmp_path):
+def test_tasks_of_an_array_job(store, pictures, imagepivot, tmp_path):
     bucket, output = store.address("array/photos"), store.address("array/features")
     upload(pictures / "photos", bucket)
     features(imagepivot, bucket, tmp_path / "local")
     task = ("features", bucket, output, *SMALL, "--shards", "2", "--task")
     with start(*task, "0/2", folder=tmp_path / "0") as one, start(*task, "0/2", folder=tmp_path / "1") as copy:
-        assert (one.wait().returncode, copy.wait().returncode) == (0, 0)
-    assert "Give 1 of the 2 tasks again, numbered from 0: 1;" in imagepivot("commit", output, code=1).stderr
-    imagepivot(*task, "1/2")
-    for _ in range(2):
-        imagepivot("commit", output)
-        stored = bytes_of(output)
-        assert stored.pop(SUMMARY_NAME)
-        assert untagged(stored) == untagged(bytes_of(tmp_path / "local"))
+        told = {(done.returncode, done.stdout) for done in (one.wait(), copy.wait())}
+    assert told == {(0, "1 of 2 shards are done; missing 1: give task 1 of 2 again\n")}
+    for index in (1, 1, 0):
+        assert "features: 6 rows in 2 shards" in imagepivot(*task, f"{index}/2").stdout
+        assert untagged(bytes_of(output)) == untagged(bytes_of(tmp_path / "local"))
     assert validate(output) == []
 
 
@@ -194,7 +189,7 @@ def test_a_run_that_is_killed_leaves_whole_objects_and_resumes(store, pictures, 
     assert {name: expected[name] for name in left} == left
     imagepivot("features", bucket, output, *options)
     assert dataset_in(output) == expected
-    assert not set(Folder(output).names()) - set(expected) - set(records_of(expected)) - {SUMMARY_NAME}
+    assert not set(Folder(output).names()) - set(expected) - set(records_of(expected))
 
 
 def refused(run, *expected: str) -> None:

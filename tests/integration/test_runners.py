@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from schemas.writing.summary import SUMMARY_NAME
 
 from schemas.dataset import open_dataset
 from schemas.storage.folder import Folder
@@ -99,7 +98,7 @@ def local_features(dataflow, imagepivot, tmp_path_factory) -> dict[str, bytes]:
 def stored(location: str) -> dict[str, bytes]:
     """Return the files of a dataset, but for those that only a store or a local folder has."""
     folder = Folder(location)
-    return without_tags({name: folder.read(name) for name in folder.names() if name not in (SUMMARY_NAME, LOCK_NAME)})
+    return without_tags({name: folder.read(name) for name in folder.names() if name != LOCK_NAME})
 
 
 def without_tags(found: dict[str, bytes]) -> dict[str, bytes]:
