@@ -81,6 +81,7 @@ def run_tables(
     Raises:
         ImagepivotError: an argument or the data is wrong, or an existing result is from something else; nothing was trained.
     """
+    Folder(job.output).check_writable()
     tasks = list(_tasks(job))
     emulated = bfloat16_remark(job.precision, resolve_device(job.device).type)
     sentences = (emulated, *what_is_left_out(job.left_out()), *_of_unknown_content(tasks), *_check_data(tasks, job))

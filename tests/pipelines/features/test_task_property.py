@@ -51,7 +51,8 @@ def fork(action: Callable[[], object], writes: int) -> int:
             action()
             code = 0
         except DatasetError as error:
-            code = 1 if re.search("is in use|[Nn]othing was written", str(error)) else 7
+            # A killed task may leave a new file of failures beside an old shard.
+            code = 1 if re.search("is in use|[Nn]othing was written|cannot be committed, .*: give task", str(error)) else 7
             if code == 7:
                 print(error, flush=True)
     finally:
@@ -90,7 +91,8 @@ def check(seed: int, root: Path) -> None:
         codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
         assert set(codes) <= {0, 1, 9}, (seed, codes)
     last = [fork(partial(run, images, folder, task, update=update), 1000) for task in [*tasks, *tasks]]
-    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in last] == [0] * len(last), seed
+    assert {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in last} <= {0, 1}, seed
+    assert (folder / "_manifest.json").exists(), seed
     (folder / ".lock").unlink(missing_ok=True)  # Of a run that was killed after everything else.
     run(images, root / "fresh", None)
     assert snapshot(folder) == snapshot(root / "fresh"), seed
