@@ -85,7 +85,6 @@ if TYPE_CHECKING:
     from schemas import DetachedError as DetachedError
     from schemas import FeatureSpec as FeatureSpec
     from schemas import Folder as Folder
-    from schemas import Identity as Identity
     from schemas import ImagepivotError as ImagepivotError
     from schemas import InputError as InputError
     from schemas import Manifest as Manifest
@@ -186,7 +185,6 @@ __all__ = [
     "FiguresJob",
     "Folder",
     "Hdf5Import",
-    "Identity",
     "ImageBatch",
     "ImagepivotError",
     "ImportJob",
@@ -334,7 +332,6 @@ _MODULES = {
         "DetachedError",
         "FeatureSpec",
         "Folder",
-        "Identity",
         "ImagepivotError",
         "InputError",
         "Manifest",

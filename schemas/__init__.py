@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from schemas.errors import InputError as InputError
     from schemas.errors import UsageError as UsageError
     from schemas.features import FeatureSpec as FeatureSpec
-    from schemas.fingerprints import Identity as Identity
     from schemas.interruption import DetachedError as DetachedError
     from schemas.keys import CaptionKey as CaptionKey
     from schemas.keys import shard_of as shard_of
@@ -42,7 +41,6 @@ __all__ = [
     "DetachedError",
     "FeatureSpec",
     "Folder",
-    "Identity",
     "ImagepivotError",
     "InputError",
     "Manifest",
@@ -65,7 +63,6 @@ _MODULES = {
     "dataset": ("Dataset", "open_dataset"),
     "errors": ("DatasetError", "ImagepivotError", "InputError", "UsageError"),
     "features": ("FeatureSpec",),
-    "fingerprints": ("Identity",),
     "interruption": ("DetachedError",),
     "keys": ("CaptionKey", "shard_of"),
     "manifest": ("Manifest",),

@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 __all__ = [
     "FORMAT_VERSION",
     "SCHEMA_VERSION",
-    "Identity",
     "canonical_json",
+    "fingerprint_of",
     "sha256_of_bytes",
     "sha256_of_file",
     "sha256_of_json",
@@ -55,30 +54,20 @@ def sum_digests(digests: Iterable[str]) -> str:
     return f"{sum(int(digest, 16) for digest in digests) % (1 << 256):064x}"
 
 
-@dataclass(frozen=True)
-class Identity:
-    """Everything that determines a dataset's content, known before the first shard is made.
+def fingerprint_of(kind: str, parameters: Mapping[str, Any], inputs: Sequence[Mapping[str, Any]], shards: int) -> str:
+    """Return the SHA-256 of the canonical JSON of everything that determines a dataset's content, hexadecimal.
 
-    Attributes:
+    Args:
         kind: one of `schemas.kinds.KEY_COLUMNS`.
         parameters: every parameter that changes content; JSON values only.
         inputs: one entry per input: its name, and its fingerprint (a dataset) or digest (anything else).
         shards: number of shards.
     """
-
-    kind: str
-    parameters: Mapping[str, Any]
-    inputs: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
-    shards: int = 1
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 over canonical JSON of kind, schema version, parameters, inputs and number of shards."""
-        content = {
-            "kind": self.kind,
-            "schema_version": SCHEMA_VERSION,
-            "parameters": self.parameters,
-            "inputs": list(self.inputs),
-            "shards": self.shards,
-        }
-        return sha256_of_json(content)
+    content = {
+        "kind": kind,
+        "schema_version": SCHEMA_VERSION,
+        "parameters": parameters,
+        "inputs": list(inputs),
+        "shards": shards,
+    }
+    return sha256_of_json(content)

@@ -14,7 +14,7 @@ import pyarrow as pa
 from schemas.diagnosis import diagnose
 from schemas.errors import DatasetError
 from schemas.failures import failures_name
-from schemas.fingerprints import FORMAT_VERSION, Identity, canonical_json, sha256_of_json
+from schemas.fingerprints import FORMAT_VERSION, canonical_json, fingerprint_of, sha256_of_json
 from schemas.keys import shard_name
 from schemas.kinds import KEY_COLUMNS, schema_of
 from schemas.parameters import (
@@ -89,7 +89,7 @@ class Manifest:
 
     Attributes:
         kind: kind of the dataset.
-        fingerprint: see ``Identity``.
+        fingerprint: see `schemas.fingerprints.fingerprint_of`.
         parameters: every parameter that changes content.
         inputs: the inputs that it was made from, with fingerprints or digests.
         libraries: versions of the libraries that made it.
@@ -112,11 +112,6 @@ class Manifest:
     files: tuple[FileEntry, ...] = ()
     statistics: Mapping[str, Any] = field(default_factory=dict)
     version: int = FORMAT_VERSION
-
-    @property
-    def identity(self) -> Identity:
-        """The identity that the manifest claims; its fingerprint must equal the manifest's own."""
-        return Identity(kind=self.kind, parameters=self.parameters, inputs=self.inputs, shards=len(self.shards))
 
     def input_fingerprint(self, name: str) -> str | None:
         """Return the fingerprint of the dataset of this name that this one was made from; None where none is named."""
@@ -230,10 +225,11 @@ def _checked(cls: type[Manifest], content: dict[str, Any]) -> Manifest:
     entries: dict[str, Any] = {name: tuple(_entries(entry, content.get(name), name)) for name, entry in lists.items()}
     manifest = cls(**{**stored_values(cls, content, but=tuple(lists)), **entries})
     _check_paths(manifest)
-    if manifest.identity.fingerprint != manifest.fingerprint:
+    fingerprint = fingerprint_of(manifest.kind, manifest.parameters, manifest.inputs, len(manifest.shards))
+    if fingerprint != manifest.fingerprint:
         raise DatasetError(
             f"it was changed by hand: its fingerprint is {manifest.fingerprint[:12]}..., its parameters and inputs give "
-            f"{manifest.identity.fingerprint[:12]}..."
+            f"{fingerprint[:12]}..."
         )
     _PARAMETERS[kind].from_json(manifest.parameters)
     try:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from schemas.errors import DatasetError
 from schemas.failures import FailuresEntry
-from schemas.fingerprints import FORMAT_VERSION, Identity, canonical_json, sha256_of_file, sha256_of_json
+from schemas.fingerprints import FORMAT_VERSION, canonical_json, sha256_of_file, sha256_of_json
 from schemas.manifest import ShardEntry
 from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import store_error_of
@@ -63,15 +63,15 @@ FOREIGN = Footer(kind="", fingerprint="", parameters={})
 """Stands for the footer of a whole Parquet file that another tool wrote."""
 
 
-def footer_metadata(identity: Identity, statistics: Mapping[str, Any], failures: FailuresEntry) -> dict[str, str]:
-    """Return the key-value metadata that a shard's footer carries."""
+def footer_metadata(footer: Footer) -> dict[str, str]:
+    """Return the key-value metadata of a shard with this footer; Parquet itself stores the number of rows."""
     content = {
-        "version": str(FORMAT_VERSION),
-        "kind": identity.kind,
-        "fingerprint": identity.fingerprint,
-        "parameters": canonical_json(identity.parameters),
-        "statistics": canonical_json(statistics),
-        "failures": canonical_json(failures.to_json()),
+        "version": str(footer.version),
+        "kind": footer.kind,
+        "fingerprint": footer.fingerprint,
+        "parameters": canonical_json(footer.parameters),
+        "statistics": canonical_json(footer.statistics),
+        "failures": canonical_json(footer.failures.to_json()),
     }
     content["sha256"] = sha256_of_json(content)
     return {_PREFIX + key: text for key, text in content.items()}

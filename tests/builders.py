@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 
 from schemas.features import FeatureSpec
-from schemas.fingerprints import Identity
 from schemas.kinds import KEY_COLUMNS
 from schemas.manifest import Manifest
 from schemas.storage.folder import Folder
@@ -47,10 +46,9 @@ def write_rows(
     """Write rows in any order, each to its shard; vectors may have any shape."""
     rows, failures, files = list(rows), list(failures), dict(files or {})
     stored = {} if spec is None else {"feature": {**vars(spec), "shape": list(spec.shape)}}
-    identity = Identity(kind, {**stored, **(parameters or {})}, inputs=inputs, shards=shards)
     if kind == "vocabulary":
         files["_vocabulary.txt"] = "".join(f"{row['token']}\n" for row in rows).encode()
-    output = OutputDataset(Folder(str(path)), identity, files=files)
+    output = OutputDataset(Folder(str(path)), kind, {**stored, **(parameters or {})}, inputs, shards, files=files)
 
     def make_shard(number: int, shard: Any) -> None:
         chosen = [

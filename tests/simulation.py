@@ -35,7 +35,6 @@ from pipelines.text.pieces import Piece as CaptionPiece
 from pipelines.text.pieces import make_pieces, on_disk
 from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec
-from schemas.fingerprints import Identity
 from schemas.keys import shard_of
 from schemas.manifest import MANIFEST_NAME, Manifest
 from schemas.parameters import CaptionsParameters, FeaturesParameters
@@ -147,7 +146,7 @@ def features(count: int, shards: int, folder: Path, *, counting: bool = False) -
     costs = _Costs(counting=counting)
     spec = FeatureSpec("simulated", (1,), "float32", "nothing")
     parameters = FeaturesParameters(feature=spec, extractor={"name": "simulated"}, extractor_fingerprint="0" * 64).to_json()
-    output = OutputDataset(Folder(str(folder / "features")), Identity("features", parameters, shards=shards))
+    output = OutputDataset(Folder(str(folder / "features")), "features", parameters, shards=shards)
     held: dict[int, list[Piece]] = {}
     for number, piece in pieces_of(Images(count).refs(), shards, folder=str(folder)):
         held.setdefault(number, []).append(piece)
@@ -170,7 +169,7 @@ def captions(count: int, shards: int, folder: Path, *, counting: bool = False) -
     """Cut captions into pieces, write the shards, count their tokens, and look at the dataset again."""
     costs = _Costs(counting=counting)
     parameters = CaptionsParameters(text=None, languages=(), portions=(), splits=(), train_splits=None, source={})
-    output = OutputDataset(Folder(str(folder / "captions")), Identity("captions", parameters.to_json(), shards=shards))
+    output = OutputDataset(Folder(str(folder / "captions")), "captions", parameters.to_json(), shards=shards)
     pieces = folder / "pieces"
     pieces.mkdir()
     held: dict[int, list[CaptionPiece]] = {}

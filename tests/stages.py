@@ -14,7 +14,6 @@ import pytest
 
 from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
-from schemas.fingerprints import Identity
 from schemas.manifest import MANIFEST_NAMES
 from schemas.storage.folder import Folder
 from schemas.writing import publishing
@@ -27,7 +26,7 @@ SPEC = FeatureSpec("x", (2,))
 
 
 def output_in(location: Path | str) -> OutputDataset:
-    return OutputDataset(Folder(str(location)), Identity("features", {"feature": SPEC.to_json()}, shards=1))
+    return OutputDataset(Folder(str(location)), "features", {"feature": SPEC.to_json()})
 
 
 def bytes_of(path: Path) -> dict[str, bytes]:
@@ -39,8 +38,8 @@ def attempt(output: OutputDataset, name: str) -> None:
     with open_shard(output, 0) as shard:
         ids = ["a"] if name == "B" else ["a", "b"]
         values = np.full(2 * len(ids), {"A": 1.0, "B": 1.0 + 2**-20, "C": 1.0 + 2**-21}[name], np.float32)
-        features = pa.FixedSizeListArray.from_arrays(values, type=shard._schema.field("feature").type)
-        shard.write(pa.table({"image_id": ids, "feature": features}, schema=shard._schema))
+        features = pa.FixedSizeListArray.from_arrays(values, type=output.schema.field("feature").type)
+        shard.write(pa.table({"image_id": ids, "feature": features}, schema=output.schema))
         if name == "B":
             failure = {"key": "b", "uri": "b.jpg", "stage": "read", "reason": "unreadable", "message": "gone"}
             shard.add_failures([failure])

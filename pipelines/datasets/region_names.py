@@ -1,7 +1,7 @@
 """Names of the classes and attributes of regions: text files beside the shards, for people.
 
 ``_names/classes`` and ``_names/attributes`` hold one name per line: line ``N`` names id ``N``, since 0 is the background or
-no attribute. They are listed in the manifest but are not part of the dataset's identity: names change no feature.
+no attribute. They are listed in the manifest but are not part of the dataset's fingerprint: names change no feature.
 """
 
 from __future__ import annotations

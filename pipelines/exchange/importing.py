@@ -19,7 +19,6 @@ from pipelines.exchange.importers.base import check_finite, stored_dtype, table_
 from pipelines.running.progress import Meter
 from schemas.errors import InputError, UsageError
 from schemas.features import FeatureSpec
-from schemas.fingerprints import Identity
 from schemas.keys import AUTO, ShardsRequest, check_shards_request, shard_of
 from schemas.kinds import schema_of, vector_bytes
 from schemas.manifest import Manifest
@@ -105,7 +104,8 @@ def import_features(job: ImportJob, meter: Meter = Meter()) -> Manifest:
     size = len(files.image_ids) * vector_bytes(schema_of(files.kind, spec))
     shards = known_shards(job.shards, folder, overwrite=job.overwrite) or choose_shards(size, VECTOR_SHARD_BYTES)
     check_shard_bytes(shards, size, folder)
-    identity = Identity(
+    output = OutputDataset(
+        folder=folder,
         kind=files.kind,
         parameters=FeaturesParameters(
             feature=spec,
@@ -119,7 +119,6 @@ def import_features(job: ImportJob, meter: Meter = Meter()) -> Manifest:
         inputs=tuple(files.inputs),
         shards=shards,
     )
-    output = OutputDataset(folder=folder, identity=identity)
     rows_by_shard: list[list[int]] = []
 
     def check() -> None:

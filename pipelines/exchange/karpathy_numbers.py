@@ -106,7 +106,7 @@ class KarpathyNumbers:
 
     @property
     def inputs(self) -> list[dict[str, Any]]:
-        """The file, if there is one, for a dataset's identity."""
+        """The file, if there is one, for a dataset's inputs."""
         return inventory(self.folder, [self.name]) if self.folder is not None else []
 
     @property

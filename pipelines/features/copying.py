@@ -104,7 +104,7 @@ class CopyImages(beam.PTransform):
         else:
             choose = beam.FlatMap(_wanted, self.job, self.output, self.folder)
             wanted = portions | "GroupByShard" >> beam.GroupByKey() | "WantedImages" >> choose
-        copy = beam.FlatMap(_copied, self.job.images, self.copies, self.output.identity.shards, self.folder)
+        copy = beam.FlatMap(_copied, self.job.images, self.copies, self.output.shards, self.folder)
         return wanted | "GroupByPortion" >> beam.GroupByKey() | "CopyPortion" >> copy
 
 

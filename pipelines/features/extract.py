@@ -22,7 +22,6 @@ from pipelines.inputs.images import Listing
 from pipelines.running.execution import Execution
 from pipelines.running.jobs import run_job
 from pipelines.running.progress import Meter
-from schemas.fingerprints import Identity
 from schemas.limits import usable_cores
 from schemas.manifest import Manifest
 from schemas.parameters import FeaturesParameters
@@ -42,19 +41,24 @@ Remark = Callable[[str], None]
 
 
 def plan_features(job: FeaturesJob, listing: Listing, remark: Remark = tell) -> OutputDataset:
-    """Return where a job writes, and the identity of what it makes.
+    """Return the dataset that a job writes.
 
     ``remark`` receives a sentence about a file that holds several sets of weights.
 
-    The identity of features is that of the feature space (extractor, weights, transform, precision) and the number of shards. The
-    images are not part of it: a dataset grows, and models that were trained on it meet features of other images. The footer of a
-    shard says which images are in it, by the digest of their list. Names of classes and attributes are not part of the identity
-    either; those of an earlier run stay unless this job gives others.
+    The fingerprint of features is made of the feature space (extractor, weights, transform, precision) and the number of shards.
+    The images are not part of it: a dataset grows, and models that were trained on it meet features of other images. The footer of
+    a shard says which images are in it, by the digest of their list. Names of classes and attributes are not part of it either;
+    those of an earlier run stay unless this job gives others.
     """
     description = job.extractor.describe()
     if description.remark:
         remark(description.remark)
-    identity = Identity(
+    folder = Folder(job.output)
+    names = names_files(job.extractor.regions, description)
+    if description.kind == "regions" and not job.overwrite:
+        names = {**stored_names(folder, description), **names}
+    return OutputDataset(
+        folder=folder,
         kind=description.kind,
         parameters=FeaturesParameters(
             feature=description.spec,
@@ -62,14 +66,6 @@ def plan_features(job: FeaturesJob, listing: Listing, remark: Remark = tell) -> 
             extractor_fingerprint=description.fingerprint,
         ).to_json(),
         shards=len(listing.shards),
-    )
-    folder = Folder(job.output)
-    names = names_files(job.extractor.regions, description)
-    if description.kind == "regions" and not job.overwrite:
-        names = {**stored_names(folder, description), **names}
-    return OutputDataset(
-        folder=folder,
-        identity=identity,
         listings=listing.shards,
         # Where versions cost a request each, an update asks for them; to go on with a run, the addresses are enough.
         states=listing.states if job.images.tells_versions else None,

@@ -125,9 +125,9 @@ def plan_reuse(
 
 
 def _read_stored(output: OutputDataset, number: int) -> _Stored | None:
-    """Read what an earlier run of the same identity wrote; None if it wrote nothing, or what is there is damaged."""
+    """Read what an earlier run of the same fingerprint wrote; None if it wrote nothing, or what is there is damaged."""
     folder, name = output.folder, output.name(number)
-    shard = state_of(folder, name, look_at(folder, name), fingerprint=output.identity.fingerprint)
+    shard = state_of(folder, name, look_at(folder, name), fingerprint=output.fingerprint)
     record = read_record(folder, name, whole=True) if shard.is_whole else None
     if shard.footer is None or record is None:
         return None
@@ -150,7 +150,7 @@ def _read_stored(output: OutputDataset, number: int) -> _Stored | None:
 def is_intact(output: OutputDataset, number: int) -> bool:
     """Read all bytes of a shard and of its failures, and return whether they are those that were written."""
     folder, name = output.folder, output.name(number)
-    return state_of(folder, name, look_at(folder, name), fingerprint=output.identity.fingerprint, read_all=True).is_whole
+    return state_of(folder, name, look_at(folder, name), fingerprint=output.fingerprint, read_all=True).is_whole
 
 
 def _try_again(failure: Mapping[str, str] | None, update: UpdatePolicy, *, retry_failed: bool) -> bool:

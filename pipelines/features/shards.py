@@ -45,7 +45,7 @@ def make_shard(
 ) -> Tally:
     """Write one shard.
 
-    If the shard exists, from an earlier run of the same identity, what `plan_reuse` lets stay is kept and only the rest is
+    If the shard exists, from an earlier run of the same fingerprint, what `plan_reuse` lets stay is kept and only the rest is
     extracted: the result is the same as if all had been extracted at once. If everything stays, the shard is left alone.
 
     Args:

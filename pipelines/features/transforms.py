@@ -90,7 +90,7 @@ class ExtractFeatures(beam.PTransform):
 
     def expand(self, begin: beam.pvalue.PBegin) -> beam.PCollection:
         """List the images on a worker, unless the listing was kept, group the references by shard, and write each in one call."""
-        shards = self.output.identity.shards
+        shards = self.output.shards
         gpus, hints = (self.accelerator.count, self.accelerator.hints()) if self.accelerator is not None else (0, {})
         # Only the launcher compares states: the graph, which holds the output, grows with the shards as little as it can.
         output = replace(self.output, states=None)

@@ -84,7 +84,7 @@ def decoding_processes(extractor: Extractor, threads: int) -> DecodingProcesses 
 
 def planned_fingerprint(output: OutputDataset) -> str | None:
     """Return the fingerprint of the extractor that a dataset was planned with."""
-    return FeaturesParameters.from_json(output.identity.parameters).extractor_fingerprint
+    return FeaturesParameters.from_json(output.parameters).extractor_fingerprint
 
 
 def check_worker(job: FeaturesJob, planned: str | None, gpus: int) -> None:

@@ -47,7 +47,7 @@ def run_job(
     """Run a pipeline that writes a dataset, or the part of it that an earlier run did not finish.
 
     Args:
-        output: folder and identity of the dataset.
+        output: the dataset.
         build: adds the transforms, given the numbers of the shards that are already finished, and what `Begin` does first.
         policy: what the run keeps of the dataset that the folder holds.
         execution: where and how to run.
@@ -114,12 +114,12 @@ def run_job(
 def _job_name(output: OutputDataset, policy: ReusePolicy) -> str:
     """Return a name that jobs of the same work share: Dataflow refuses a second one while the first is active."""
     work = {
-        "dataset": output.identity.fingerprint,
+        "dataset": output.fingerprint,
         "listings": output.listings,
         "update": None if policy.update is None else asdict(policy.update),
         "retry_failed": policy.retry_failed,
     }
-    return f"imagepivot-{output.identity.kind.replace('_', '-')}-{sha256_of_json(work)[:12]}"
+    return f"imagepivot-{output.kind.replace('_', '-')}-{sha256_of_json(work)[:12]}"
 
 
 def _write_template(

@@ -178,7 +178,7 @@ class TokenizeCaptions(beam.PTransform):
 
     def expand(self, pieces: beam.PCollection) -> beam.PCollection:
         """Group the pieces by shard; one call tokenizes and writes a shard. Empty shards are written as well."""
-        missing = [(number, None) for number in range(self.output.identity.shards) if number not in self.finished]
+        missing = [(number, None) for number in range(self.output.shards) if number not in self.finished]
         models = beam.pvalue.AsDict(self.truecasers) if self.truecasers is not None else {}
         return (
             (

@@ -16,7 +16,6 @@ from pipelines.running.progress import Meter
 from pipelines.text.caption_job import CaptionsJob
 from pipelines.text.moses import recipe
 from pipelines.text.truecasers import TRUECASER_FILES, Truecasers, load_truecasers
-from schemas.fingerprints import Identity
 from schemas.manifest import Manifest
 from schemas.parameters import CaptionsParameters
 from schemas.storage.folder import Folder
@@ -64,7 +63,7 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
 
 
 def plan_captions(job: CaptionsJob, inputs: list[dict[str, Any]], models: Truecasers | None = None) -> OutputDataset:
-    """Return where a job writes, and the identity of what it makes.
+    """Return the dataset that a job writes.
 
     Args:
         job: what to make.
@@ -83,8 +82,14 @@ def plan_captions(job: CaptionsJob, inputs: list[dict[str, Any]], models: Trueca
     folder = Folder(job.output)
     shards = _shards(job, folder, inputs)
     inputs = inputs + (models.inputs() if models is not None else [])
-    identity = Identity(kind="captions", parameters=parameters.to_json(), inputs=tuple(inputs), shards=shards)
-    return OutputDataset(folder=folder, identity=identity, other_files=TRUECASER_FILES)
+    return OutputDataset(
+        folder=folder,
+        kind="captions",
+        parameters=parameters.to_json(),
+        inputs=tuple(inputs),
+        shards=shards,
+        other_files=TRUECASER_FILES,
+    )
 
 
 def _shards(job: CaptionsJob, folder: Folder, inputs: Iterable[Mapping[str, Any]]) -> int:

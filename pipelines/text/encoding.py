@@ -13,7 +13,6 @@ from pipelines.running.progress import Meter
 from pipelines.text.jobs import EncodeJob
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError
-from schemas.fingerprints import Identity
 from schemas.manifest import Manifest
 from schemas.parameters import CaptionsParameters, EncodedParameters
 from schemas.storage.folder import Folder
@@ -57,8 +56,9 @@ def encode_captions(job: EncodeJob, execution: Execution = Execution(), meter: M
 
 
 def plan_encoding(job: EncodeJob, captions: Dataset, vocabulary: Dataset) -> OutputDataset:
-    """Return where a job writes, and the identity of what it makes."""
-    identity = Identity(
+    """Return the dataset that a job writes."""
+    return OutputDataset(
+        folder=Folder(job.output),
         kind="encoded",
         parameters=EncodedParameters(
             max_length=job.max_length,
@@ -71,5 +71,4 @@ def plan_encoding(job: EncodeJob, captions: Dataset, vocabulary: Dataset) -> Out
             {"name": "vocabulary", "fingerprint": vocabulary.fingerprint},
         ),
         shards=captions.num_shards,
-    )
-    return OutputDataset(folder=Folder(job.output), identity=identity).made_from(captions, vocabulary)
+    ).made_from(captions, vocabulary)

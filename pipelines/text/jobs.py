@@ -152,7 +152,7 @@ class TokenFeaturesJob:
 
     def check_model(self, output: OutputDataset, extractor: TokenExtractor) -> None:
         """Raise `InputError` unless a model is the one that the run was planned with."""
-        planned = TokenFeaturesParameters.from_json(output.identity.parameters).model_fingerprint
+        planned = TokenFeaturesParameters.from_json(output.parameters).model_fingerprint
         if extractor.description.fingerprint != planned:
             raise InputError(
                 f"a worker finds another model in {self.model!r}, or has other versions of transformers and tokenizers, than the "

@@ -16,7 +16,6 @@ from pipelines.running.progress import Meter
 from pipelines.text.jobs import TokenFeaturesJob
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
-from schemas.fingerprints import Identity
 from schemas.manifest import Manifest
 from schemas.parameters import TokenFeaturesParameters
 from schemas.storage.folder import Folder
@@ -60,7 +59,8 @@ def extract_token_features(job: TokenFeaturesJob, execution: Execution = Executi
     description = job.describe(job.device if execution.runs_here else "cpu")
     if files and not execution.runs_here:
         job = replace(job, model=absolute_location(job.model))
-    identity = Identity(
+    output = OutputDataset(
+        folder=Folder(job.output),
         kind="token-features",
         parameters=TokenFeaturesParameters(
             feature=description.spec,
@@ -70,8 +70,7 @@ def extract_token_features(job: TokenFeaturesJob, execution: Execution = Executi
         ).to_json(),
         inputs=({"name": "captions", "fingerprint": captions.fingerprint},),
         shards=captions.num_shards,
-    )
-    output = OutputDataset(folder=Folder(job.output), identity=identity).made_from(captions)
+    ).made_from(captions)
     if execution.is_local and not execution.workers:
         execution = replace(execution, workers=1)
     workers = execution.local_workers if execution.is_local else 1

@@ -39,7 +39,7 @@ class Truecasers:
     texts: Mapping[str, str]
 
     def inputs(self) -> list[dict[str, Any]]:
-        """Return what the truecasers add to the identity of a dataset: name, size in bytes and digest of each."""
+        """Return what the truecasers add to the inputs of a dataset: name, size in bytes and digest of each."""
         return [
             {"name": f"truecaser/{language}.model", "bytes": len(text.encode()), "sha256": sha256_of_bytes(text.encode())}
             for language, text in sorted(self.texts.items())

@@ -16,7 +16,6 @@ from pipelines.text.counting import selects
 from pipelines.text.jobs import VocabularyJob
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, InputError
-from schemas.fingerprints import Identity
 from schemas.manifest import Manifest
 from schemas.parameters import VocabularyParameters
 from schemas.storage.folder import Folder
@@ -89,8 +88,9 @@ def build_vocabulary(job: VocabularyJob, execution: Execution = Execution(), met
 
 
 def plan_vocabulary(job: VocabularyJob, captions: Dataset) -> OutputDataset:
-    """Return where a job writes, and the identity of what it makes."""
-    identity = Identity(
+    """Return the dataset that a job writes."""
+    return OutputDataset(
+        folder=Folder(job.output),
         kind="vocabulary",
         parameters=VocabularyParameters(
             min_count=job.min_count,
@@ -100,6 +100,5 @@ def plan_vocabulary(job: VocabularyJob, captions: Dataset) -> OutputDataset:
             portions=tuple(sorted(job.portions)),
         ).to_json(),
         inputs=({"name": "captions", "fingerprint": captions.fingerprint},),
-    )
-    texts = "|".join(map(re.escape, TEXT_NAMES))
-    return OutputDataset(folder=Folder(job.output), identity=identity, other_files=texts).made_from(captions)
+        other_files="|".join(map(re.escape, TEXT_NAMES)),
+    ).made_from(captions)

@@ -21,7 +21,6 @@ from pipelines.text.moses import unescape
 from schemas.dataset import open_dataset
 from schemas.errors import InputError, UsageError
 from schemas.features import FeatureSpec
-from schemas.fingerprints import Identity
 from schemas.kinds import schema_of
 from schemas.manifest import Manifest
 from schemas.parameters import WordVectorsParameters
@@ -115,7 +114,8 @@ def import_word_vectors(job: WordVectorsJob, meter: Meter = Meter()) -> Manifest
     locations = dict(zip(job.languages, job.files, strict=True))
     spec = FeatureSpec(name="word-vectors", shape=(_common_width(found, locations),))
     has_models = any(location.endswith(MODEL_SUFFIX) for location in job.files)
-    identity = Identity(
+    output = OutputDataset(
+        folder=Folder(job.output),
         kind="word-vectors",
         parameters=WordVectorsParameters(
             feature=spec, languages=tuple(found), lookup=_LOOKUP + (_SUB_WORDS if has_models else "")
@@ -132,14 +132,13 @@ def import_word_vectors(job: WordVectorsJob, meter: Meter = Meter()) -> Manifest
                 for language, one in found.items()
             ),
         ),
-    )
+    ).made_from(dataset)
 
     def make_shard(number: int, shard: ShardWriter) -> None:
         for language, one in found.items():
             shard.write(_rows(vocabulary, language, one.vectors, spec))
         shard.statistics = {language: one.statistics for language, one in found.items()}
 
-    output = OutputDataset(folder=Folder(job.output), identity=identity).made_from(dataset)
     return write_dataset(
         output,
         make_shard,

@@ -82,7 +82,7 @@ def write_dataset(
     """Write a dataset in this process, or what an earlier run left of it to do.
 
     Args:
-        output: folder and identity of the dataset.
+        output: the dataset.
         write_shard: writes the rows of the shard of a number; called for those that are missing, in order.
         policy: what the run keeps.
         check: raises where the inputs are unusable; called before anything is replaced, and only if there is something to do.
@@ -118,7 +118,7 @@ def complete_dataset(
     A shard is missing, too, if it or the failures beside it are damaged, by their sizes, or by digests if the policy verifies.
 
     Args:
-        output: folder and identity of the dataset.
+        output: the dataset.
         write_missing: writes all shards but those with the numbers that it is given; returns whether it has committed them, too.
         policy: what the run keeps.
         task: the task of an array job that writes only its own shards; None to write all.
@@ -327,7 +327,7 @@ def commit(
 
 
 def _commit(output: OutputDataset, libraries: Mapping[str, str], files: tuple[str, ...], statistics: Statistics) -> Manifest:
-    folder, identity = output.folder, output.identity
+    folder = output.folder
     state = OutputState(replace(output, listings=None, states=None), ReusePolicy(verify=folder.is_local))
     states = list(state.shards().values())
     _refuse_unfinished(state, states)
@@ -337,10 +337,10 @@ def _commit(output: OutputDataset, libraries: Mapping[str, str], files: tuple[st
     for footer in footers:
         reasons.update(footer.failures.reasons)
     manifest = Manifest(
-        kind=identity.kind,
-        fingerprint=identity.fingerprint,
-        parameters=identity.parameters,
-        inputs=tuple(identity.inputs),
+        kind=output.kind,
+        fingerprint=output.fingerprint,
+        parameters=output.parameters,
+        inputs=tuple(output.inputs),
         libraries=libraries,
         shards=tuple(entry for entry in shards if entry is not None),
         failures=tuple(shard.failures for shard in states if shard.failures is not None),

@@ -25,7 +25,7 @@ from typing import Any
 from schemas import events
 from schemas.errors import DatasetError, OtherDatasetError
 from schemas.failures import failures_name
-from schemas.fingerprints import FORMAT_VERSION, Identity, canonical_json, sha256_of_bytes, sha256_of_file
+from schemas.fingerprints import FORMAT_VERSION, canonical_json, sha256_of_bytes, sha256_of_file
 from schemas.manifest import MANIFEST_NAME, MANIFEST_NAMES, FileEntry, Manifest, ShardEntry, newer
 from schemas.shards import FOREIGN, Footer, inspect_shard, read_footer, shard_entry
 from schemas.storage.folder import Entry, Folder
@@ -258,7 +258,7 @@ class OutputState:
             output.name(number),
             self.entries,
             self._own_manifest,
-            fingerprint=output.identity.fingerprint,
+            fingerprint=output.fingerprint,
             listing=None if output.listings is None else output.listings[number],
             state=None if output.states is None else output.states[number],
             read_all=read_all or (self._policy.verify and number in self.numbers),
@@ -385,9 +385,7 @@ class OutputState:
         folder, name = self.output.folder, self.output.name(number)
         shard = self._states[number]
         if folder.is_local:
-            shard = state_of(
-                folder, name, look_at(folder, name), self._own_manifest, fingerprint=self.output.identity.fingerprint
-            )
+            shard = state_of(folder, name, look_at(folder, name), self._own_manifest, fingerprint=self.output.fingerprint)
         if not shard.is_whole or shard.record is not None or shard.entry is None or shard.footer is None:
             return
         record, beside = Record.of(shard.entry, shard.footer), record_name(name)
@@ -410,11 +408,11 @@ class OutputState:
 
     @cached_property
     def _own_manifest(self) -> Manifest | None:
-        """The manifest in the folder, if a run of the same identity wrote it. Of any other `refuse` says what is wrong."""
-        manifest, identity = self._manifest, self.output.identity
+        """The manifest in the folder, if a run of the same fingerprint wrote it. Of any other `refuse` says what is wrong."""
+        manifest = self._manifest
         if not isinstance(manifest, Manifest) or manifest.version != FORMAT_VERSION:
             return None
-        return manifest if manifest.fingerprint == identity.fingerprint else None
+        return manifest if manifest.fingerprint == self.output.fingerprint else None
 
     def _footers_of_folder(self) -> dict[str, Footer | None]:
         """Return the footers of all files that are called like shards, by name in order; a task looks at its own and one more."""
@@ -460,12 +458,12 @@ class OutputState:
         return {entry.path for entry in self._manifest.files} if isinstance(self._manifest, Manifest) else set()
 
     def _refuse_other(self, stored: Manifest | Footer | None) -> None:
-        identity, location = self.output.identity, self.output.folder.location
+        output, location = self.output, self.output.folder.location
         if stored is None:
             return
-        if stored.fingerprint != identity.fingerprint:
+        if stored.fingerprint != output.fingerprint:
             raise OtherDatasetError(
-                f"{location!r} holds another dataset ({difference(stored, identity)}): nothing was written. Choose another folder, "
+                f"{location!r} holds another dataset ({difference(stored, output)}): nothing was written. Choose another folder, "
                 "or give --overwrite to replace it"
             )
         if stored.version > FORMAT_VERSION:
@@ -493,11 +491,11 @@ class OutputState:
             )
 
 
-def difference(stored: Manifest | Footer | Identity, identity: Identity) -> str:
+def difference(stored: Manifest | Footer, output: OutputDataset) -> str:
     """Say in a few words how a stored dataset differs from the one that a run would write."""
-    if stored.kind != identity.kind:
-        return f"kind {stored.kind!r} instead of {identity.kind!r}"
-    parts = list(_differences(stored.parameters, identity.parameters))
+    if stored.kind != output.kind:
+        return f"kind {stored.kind!r} instead of {output.kind!r}"
+    parts = list(_differences(stored.parameters, output.parameters))
     # The extractor's parameters say it better than its fingerprint.
     chosen = [part for part in parts if not part.startswith("extractor_fingerprint:")]
     return "; ".join((chosen or parts)[:3]) or "made from other inputs, or with another number of shards"

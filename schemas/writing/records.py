@@ -59,7 +59,7 @@ class Record:
         sha256: SHA-256 of its bytes, hexadecimal.
         statistics_sha256: digest of the statistics in its footer, which is read faster than the whole shard.
         state: digest of the images' ids, addresses, sizes and versions, as the producer defines it; empty for a kind whose inputs
-            are part of its identity.
+            are part of its fingerprint.
         sources_sha256: SHA-256 of all other lines.
         shard: the manifest's entry for the shard, without parameters what its footer says, or nothing; see `stands_for`.
         tags: by name the tags of the shard and its failures, where a store gives them; see `is_of`.

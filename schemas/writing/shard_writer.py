@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from schemas.failures import FailuresEntry, failures_content
-from schemas.fingerprints import Identity
 from schemas.kinds import group_rows, holds_vectors, is_vector
 from schemas.shards import Footer, entry_of, footer_metadata
 from schemas.writing.output import OutputDataset
@@ -36,14 +35,13 @@ class ShardWriter:
         state: digest of the sources, see `Record`.
     """
 
-    def __init__(self, writer: pq.ParquetWriter, schema: pa.Schema, group_rows: int, identity: Identity) -> None:
+    def __init__(self, writer: pq.ParquetWriter, output: OutputDataset, group_rows: int) -> None:
         self.statistics: Mapping[str, Any] = {}
         self.failures: list[Mapping[str, str]] = []
         self.sources: Sequence[Source] = ()
         self.state = ""
         self._writer = writer
-        self._schema = schema
-        self._identity = identity
+        self._output = output
         self._group_rows = group_rows
         self._pending: list[pa.Table] = []
         self._pending_rows = 0
@@ -57,7 +55,7 @@ class ShardWriter:
     def write(self, rows: Rows) -> None:
         """Add rows, which follow those written before in the order of their keys."""
         table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
-        table = table.cast(self._schema) if table.schema != self._schema else table
+        table = table.cast(self._output.schema) if table.schema != self._output.schema else table
         self._pending.append(table)
         self._pending_rows += table.num_rows
         while self._pending_rows >= self._group_rows:
@@ -70,13 +68,16 @@ class ShardWriter:
         """Add rows of kind ``failures``, in any order."""
         self.failures += failures
 
-    def _finish(self, failures: FailuresEntry) -> None:
-        """Write the last row group and the footer."""
+    def _finish(self, failures: FailuresEntry) -> Footer:
+        """Write the last row group and the footer, and return the footer."""
         if self._pending_rows:
             self._write_group(pa.concat_tables(self._pending))
             self._pending, self._pending_rows = [], 0
-        self._writer.add_key_value_metadata(footer_metadata(self._identity, self.statistics, failures))
+        output = self._output
+        footer = Footer(output.kind, output.fingerprint, output.parameters, self.statistics, self.rows, failures)
+        self._writer.add_key_value_metadata(footer_metadata(footer))
         self._writer.close()
+        return footer
 
     def _write_group(self, group: pa.Table) -> None:
         self._writer.write_table(_canonical(group), row_group_size=self._group_rows)
@@ -107,15 +108,13 @@ def open_shard(output: OutputDataset, number: int) -> Iterator[ShardWriter]:
     attempt = Attempt(folder, name)
     with suppress(LostError), folder.temporary(name) as file:
         with pq.ParquetWriter(file, output.schema, version="2.6", **options) as parquet:
-            shard = ShardWriter(parquet, output.schema, group_rows, output.identity)
+            shard = ShardWriter(parquet, output, group_rows)
             if output.listings is None and output.states is not None:
                 shard.state = output.states[number]
             yield shard
             failures, said = failures_content(shard.failures)
-            shard._finish(said)
+            footer = shard._finish(said)
         file.flush()
-        identity = output.identity
-        footer = Footer(identity.kind, identity.fingerprint, {}, shard.statistics, shard.rows, said)
         try:
             with pa.memory_map(file.name) as written:
                 entry = entry_of(written, name, shard.rows)

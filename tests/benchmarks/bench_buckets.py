@@ -29,7 +29,6 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from pipelines.inputs.images import open_images
 from pipelines.inputs.web import PARALLEL_READS
-from schemas.fingerprints import Identity
 from schemas.manifest import MANIFEST_NAME
 from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import commit, write_dataset
@@ -97,8 +96,8 @@ def print_requests(far: FarStore) -> None:
 
 def requests(far: FarStore, name: str) -> dict[str, float]:
     """Write a dataset, and return what the store is asked for that and for later runs, by what it is asked for."""
-    identity = Identity("features", {"feature": {"name": "r", "shape": [4], "dtype": "float32", "source": ""}}, shards=SHARDS)
-    output = OutputDataset(Folder(far.address(name)), identity)
+    feature = {"name": "r", "shape": [4], "dtype": "float32", "source": ""}
+    output = OutputDataset(Folder(far.address(name)), "features", {"feature": feature}, shards=SHARDS)
 
     def make_shard(number: int, shard: ShardWriter) -> None:
         values = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(4, np.float32)), type=output.schema.field(1).type)

@@ -20,7 +20,6 @@ from measuring import machine, test_data
 
 from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec
-from schemas.fingerprints import Identity
 from schemas.keys import shard_of
 from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import write_dataset
@@ -89,7 +88,7 @@ def _load(folders: tuple[str, ...]) -> dict[str, float]:
 def _write_features(folder: str, image_ids: list[str]) -> None:
     spec = FeatureSpec(name="random", shape=(WIDTH,))
     parameters = {"feature": {"name": spec.name, "shape": [WIDTH], "dtype": spec.dtype, "source": ""}}
-    output = OutputDataset(Folder(folder), Identity("features", parameters, shards=SHARDS))
+    output = OutputDataset(Folder(folder), "features", parameters, shards=SHARDS)
 
     def make_shard(number: int, shard: ShardWriter) -> None:
         chosen = [image_id for image_id in image_ids if shard_of(image_id, SHARDS) == number]

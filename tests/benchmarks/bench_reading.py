@@ -14,7 +14,6 @@ from measuring import machine, ratio
 
 from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec
-from schemas.fingerprints import Identity
 from schemas.keys import shard_of
 from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import write_dataset
@@ -31,7 +30,7 @@ def main() -> None:
     parameters = {"feature": {"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype, "source": ""}}
     values = np.random.default_rng(0).random((IMAGES // SHARDS * 2, WIDTH), np.float32)
     with tempfile.TemporaryDirectory() as folder:
-        output = OutputDataset(Folder(folder), Identity("features", parameters, shards=SHARDS))
+        output = OutputDataset(Folder(folder), "features", parameters, shards=SHARDS)
         ids: dict[int, list[str]] = {}
         for number in range(IMAGES):
             ids.setdefault(shard_of(f"image-{number:06d}", SHARDS), []).append(f"image-{number:06d}")

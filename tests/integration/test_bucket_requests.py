@@ -15,7 +15,6 @@ from pipelines.features.extract import extract_features
 from pipelines.features.job import FeaturesJob
 from pipelines.inputs.images import open_images
 from pipelines.running.execution import Execution
-from schemas.fingerprints import Identity
 from schemas.manifest import MANIFEST_NAME
 from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import commit, write_dataset
@@ -196,7 +195,7 @@ def test_parts_of_an_upload_under_a_condition_count_together(store):
 
 def output_of(location: str, shards: int, listings=None, states=None) -> OutputDataset:
     parameters = {"feature": {"name": "random", "shape": [4], "dtype": "float32", "source": ""}}
-    return OutputDataset(Folder(location), Identity("features", parameters, shards=shards), listings=listings, states=states)
+    return OutputDataset(Folder(location), "features", parameters, shards=shards, listings=listings, states=states)
 
 
 def write(location: str, shards: int = SHARDS) -> OutputDataset:

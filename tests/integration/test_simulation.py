@@ -21,7 +21,7 @@ from pipelines.running.commits import CommitDataset
 from pipelines.running.execution import Execution
 from pipelines.running.first_worker import FirstWorker
 from pipelines.running.runner import LARGEST_GRAPH
-from schemas.fingerprints import Identity, sha256_of_bytes
+from schemas.fingerprints import fingerprint_of, sha256_of_bytes
 from schemas.keys import MAX_SHARDS, shard_name
 from schemas.manifest import Manifest, ShardEntry
 from schemas.parameters import CaptionsParameters
@@ -140,8 +140,8 @@ def test_a_manifest_of_any_number_of_shards_is_written_and_read():
             ShardEntry(shard_name(number, shards), 1 << 29, f"{number:064x}", 1000, f"{number:064x}")
             for number in range(shards)
         )
-        identity = Identity("captions", parameters, shards=shards)
-        manifest = Manifest("captions", identity.fingerprint, parameters, (), {}, entries)
+        fingerprint = fingerprint_of("captions", parameters, (), shards)
+        manifest = Manifest("captions", fingerprint, parameters, (), {}, entries)
         text = manifest.to_json()
         assert Manifest.from_json(text, "here") == manifest
         sizes.append(len(text) / shards)

@@ -25,7 +25,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from schemas.features import FeatureSpec
-from schemas.fingerprints import Identity
 from schemas.kinds import schema_of
 from schemas.manifest import Manifest
 from schemas.storage.folder import Folder
@@ -86,15 +85,18 @@ class Toy:
     `rows` are in the order of the shards, and by key within a shard; vectors are arrays of their own shape.
     """
 
-    path: Path
-    identity: Identity
+    output: OutputDataset
     spec: FeatureSpec | None
     rows: list[dict[str, Any]]
     failures: list[dict[str, str]] = field(default_factory=list)
 
     @property
+    def path(self) -> Path:
+        return self.output.folder.local_path
+
+    @property
     def kind(self) -> str:
-        return self.identity.kind
+        return self.output.kind
 
     @property
     def schema(self) -> pa.Schema:
@@ -104,17 +106,13 @@ class Toy:
     def glob(self) -> str:
         return str(self.path / "part-*.parquet")
 
-    @property
-    def output(self) -> OutputDataset:
-        return OutputDataset(Folder(str(self.path)), self.identity, other_files=OTHER_FILES.get(self.kind, ""))
-
     def at(self, path: Path) -> Toy:
-        return replace(self, path=path)
+        return replace(self, output=replace(self.output, folder=Folder(str(path))))
 
     def shard(self, number: int) -> list[dict[str, Any]]:
         if "image_id" not in KEYS[self.kind]:
             return self.rows
-        return [row for row in self.rows if shard_by_hand(row["image_id"], self.identity.shards) == number]
+        return [row for row in self.rows if shard_by_hand(row["image_id"], self.output.shards) == number]
 
     def table(self, rows: list[dict[str, Any]]) -> pa.Table:
         """Rows as an Arrow table of the kind's schema."""
@@ -130,12 +128,12 @@ class Toy:
             shard.statistics = {"rows_written": len(rows)}
 
     def failure_shard(self, failure: dict[str, str]) -> int:
-        return shard_by_hand(failure["key"].split("/")[0], self.identity.shards)
+        return shard_by_hand(failure["key"].split("/")[0], self.output.shards)
 
     def write(self) -> Manifest:
         """Writes the whole dataset as a run does."""
         prepare(self.output, overwrite=False)
-        for number in range(self.identity.shards):
+        for number in range(self.output.shards):
             self.write_shard(number)
         return self.commit()
 
@@ -161,8 +159,9 @@ def make_toy(
     stored = {} if spec is None else {"feature": {**vars(spec), "shape": list(spec.shape)}}
     number_of = (lambda row: 0) if "image_id" not in KEYS[kind] else (lambda row: shard_by_hand(row["image_id"], shards))
     return Toy(
-        path=path,
-        identity=Identity(kind=kind, parameters={**stored, **(parameters or {})}, shards=shards),
+        output=OutputDataset(
+            Folder(str(path)), kind, {**stored, **(parameters or {})}, shards=shards, other_files=OTHER_FILES.get(kind, "")
+        ),
         spec=spec,
         rows=sorted(rows, key=lambda row: (number_of(row), *(row[name] for name in KEYS[kind]))),
         failures=failures or [],

@@ -35,8 +35,8 @@ def same(found, expected):
 def test_what_a_dataset_is(toys, kind):
     toy = toys[kind]
     dataset = open_dataset(toy.path, kind=toy.kind)
-    assert (dataset.kind, dataset.fingerprint) == (toy.kind, toy.identity.fingerprint)
-    assert (len(dataset), dataset.num_shards) == (len(toy.rows), toy.identity.shards)
+    assert (dataset.kind, dataset.fingerprint) == (toy.kind, toy.output.fingerprint)
+    assert (len(dataset), dataset.num_shards) == (len(toy.rows), toy.output.shards)
     assert dataset.schema.equals(toy.schema)
     assert dataset.spec == toy.spec
     assert same(dataset.table().to_pylist(), toy.rows)
@@ -81,12 +81,12 @@ def test_opening_reads_the_manifest_only(copy_toy):
 def test_by_shard(toys, kind):
     toy = toys[kind]
     dataset = open_dataset(toy.path)
-    for number in range(toy.identity.shards):
+    for number in range(toy.output.shards):
         assert same(dataset.shard(number).to_pylist(), toy.shard(number))
-    assert [table.num_rows for table in dataset.shards()] == [len(toy.shard(n)) for n in range(toy.identity.shards)]
+    assert [table.num_rows for table in dataset.shards()] == [len(toy.shard(n)) for n in range(toy.output.shards)]
     column = dataset.schema.names[-1]
     assert dataset.shard(0, [column]).schema.names == [column]
-    assert [table.schema.names for table in dataset.shards([column])] == [[column]] * toy.identity.shards
+    assert [table.schema.names for table in dataset.shards([column])] == [[column]] * toy.output.shards
 
 
 def test_captions_and_features_are_co_partitioned(toys):

@@ -79,7 +79,7 @@ def full(request, toys, by_hand, tmp_path_factory):
         shards = 1 if kind in ("vocabulary", "word-vectors") else request.param
         failed = failures(200) if kind in ("captions", "features", "features16", "regions") else []
         toy = by_hand.toy(
-            root / kind, toy.kind, toy.rows, spec=toy.spec, parameters=toy.identity.parameters, failures=failed, shards=shards
+            root / kind, toy.kind, toy.rows, spec=toy.spec, parameters=toy.output.parameters, failures=failed, shards=shards
         )
         toy.write()
         if kind in SIDE_FILES:
@@ -177,7 +177,7 @@ def test_pyarrow(toys, kind):
     paths = sorted(toy.path.glob("part-*.parquet"))
     assert plain(pq.read_table(paths).to_pylist()) == plain(toy.rows)
     assert plain(pa.dataset.dataset(paths).to_table().to_pylist()) == plain(toy.rows)
-    assert json.loads(pq.read_metadata(paths[0]).metadata[b"imagepivot.parameters"]) == toy.identity.parameters
+    assert json.loads(pq.read_metadata(paths[0]).metadata[b"imagepivot.parameters"]) == toy.output.parameters
 
 
 @pytest.mark.parametrize(("kind", "column"), VECTORS)

@@ -6,19 +6,19 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import DatasetError
-from schemas.fingerprints import Identity
+from schemas.fingerprints import fingerprint_of
 from schemas.manifest import FileEntry, Manifest, ShardEntry
 from schemas.storage.folder import Folder
 from tests.builders import sign
 
 
 def example(**changes):
-    identity = Identity(kind="captions", parameters={"tokenizer": "moses", "ü": [1, 2.5]}, inputs=({"name": "x"},), shards=2)
+    parameters, inputs = {"tokenizer": "moses", "ü": [1, 2.5]}, ({"name": "x"},)
     values = {
-        "kind": identity.kind,
-        "fingerprint": identity.fingerprint,
-        "parameters": identity.parameters,
-        "inputs": identity.inputs,
+        "kind": "captions",
+        "fingerprint": fingerprint_of("captions", parameters, inputs, shards=2),
+        "parameters": parameters,
+        "inputs": inputs,
         "libraries": {"numpy": "2.0"},
         "shards": tuple(ShardEntry(f"part-0000{n}-of-00002.parquet", 10 + n, f"{n:064d}", 3 + n, "a" * 64) for n in range(2)),
         "failures": (ShardEntry("_failures/part-00001-of-00002.jsonl", 5, "f" * 64, 4),),
@@ -75,7 +75,7 @@ def test_a_manifest_lists_what_lies_there(toys, kind):
     records = {f".records/{Path(entry['path']).stem}.jsonl" for entry in content["shards"]}
     assert {entry["path"] for entry in entries} == there - records - {"_manifest.json"}
     assert records <= there
-    names = [f"part-{number:05d}-of-{toy.identity.shards:05d}.parquet" for number in range(toy.identity.shards)]
+    names = [f"part-{number:05d}-of-{toy.output.shards:05d}.parquet" for number in range(toy.output.shards)]
     assert [entry["path"] for entry in content["shards"]] == names
     assert [entry["rows"] for entry in content["shards"]] == [len(toy.shard(number)) for number in range(len(names))]
     assert content["statistics"] == {"rows_written": len(toy.rows)}
@@ -142,8 +142,7 @@ def test_a_damaged_manifest_is_refused(changes):
 
 
 def test_an_unknown_kind_is_refused():
-    identity = Identity(kind="audio", parameters={}, shards=2)
-    text = edited(kind="audio", parameters={}, inputs=[], fingerprint=identity.fingerprint)
+    text = edited(kind="audio", parameters={}, inputs=[], fingerprint=fingerprint_of("audio", {}, (), shards=2))
     with pytest.raises(DatasetError, match=r"is damaged \(kind is 'audio', expected one of captions, encoded, vocabulary"):
         read(text)
 
@@ -301,8 +300,8 @@ def test_what_is_wrong_is_said(changes, problem):
 def written(kind, parameters):
     """The text of a manifest with these parameters, with a fitting fingerprint."""
     shards = example().shards
-    identity = Identity(kind=kind, parameters=parameters, shards=2)
-    manifest = example(kind=kind, parameters=parameters, inputs=(), fingerprint=identity.fingerprint, shards=shards)
+    fingerprint = fingerprint_of(kind, parameters, (), shards=2)
+    manifest = example(kind=kind, parameters=parameters, inputs=(), fingerprint=fingerprint, shards=shards)
     return manifest.to_json()
 
 

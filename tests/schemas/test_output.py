@@ -2,7 +2,6 @@ import os
 import re
 import signal
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ import schemas.writing.output
 from schemas import events
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
-from schemas.fingerprints import Identity
+from schemas.shards import Footer
 from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import commit
 from schemas.writing.output import OutputDataset, ReusePolicy
@@ -33,8 +32,7 @@ def tree(path: Path) -> dict[str, bytes]:
 
 def other(toy, **parameters):
     """The same folder, for a dataset of other parameters."""
-    identity = toy.identity
-    return replace(toy, identity=replace(identity, parameters={**identity.parameters, **parameters}))
+    return replace(toy, output=replace(toy.output, parameters={**toy.output.parameters, **parameters}))
 
 
 # --- a run from its start to its commit ------------------------------------------------------------------------------
@@ -99,7 +97,7 @@ def test_a_commit_refuses_a_missing_shard(new_features, missing):
     assert not (toy.path / "_manifest.json").exists()
 
 
-def test_a_commit_refuses_a_shard_of_another_identity(new_features):
+def test_a_commit_refuses_a_shard_of_another_fingerprint(new_features):
     toy = new_features()
     for number in range(3):
         toy.write_shard(number)
@@ -144,7 +142,7 @@ def test_libraries_files_and_statistics_of_a_commit(new_features):
 # --- going on where a run was killed ---------------------------------------------------------------------------------
 
 
-def test_the_same_identity_goes_on(new_features, toys):
+def test_the_same_fingerprint_goes_on(new_features, toys):
     toy = new_features(failures=toys["features"].failures)
     for number in (0, 2):
         toy.write_shard(number)
@@ -173,12 +171,12 @@ def test_a_truncated_shard_is_done_again(new_features):
 
 KILLED = """
 import sys
-from schemas import Identity, OutputDataset, open_shard
+from schemas import OutputDataset, open_shard
 from schemas.writing.publishing import hold
 from schemas.storage.folder import Folder
 from schemas.writing.output_state import OutputState, difference
 
-output = OutputDataset(Folder(sys.argv[1]), Identity(kind="captions", parameters={"a": 1}, shards=2))
+output = OutputDataset(Folder(sys.argv[1]), kind="captions", parameters={"a": 1}, shards=2)
 with hold(output.folder):
     state = OutputState(output)
     state.refuse()
@@ -195,7 +193,7 @@ with hold(output.folder):
 @pytest.mark.slow
 def test_a_killed_run_is_cleaned_up_and_goes_on(tmp_path, blocked_process):
     folder = Folder(str(tmp_path / "data"))
-    output = OutputDataset(folder, Identity(kind="captions", parameters={"a": 1}, shards=2))
+    output = OutputDataset(folder, kind="captions", parameters={"a": 1}, shards=2)
     finished = [".records/part-00000-of-00002.jsonl", "_failures/part-00000-of-00002.jsonl", "part-00000-of-00002.parquet"]
     with blocked_process(KILLED, folder.location) as process:
         os.kill(process.pid, signal.SIGKILL)
@@ -252,7 +250,7 @@ def test_files_that_are_known_before_the_run_belong_to_the_dataset(copy_toy):
     manifest = commit(named)
     assert [entry.path for entry in manifest.files] == ["_names/classes"]
     assert OutputState(named).complete() == OutputState(toy.output).complete() == manifest
-    assert manifest.fingerprint == toy.output.identity.fingerprint
+    assert manifest.fingerprint == toy.output.fingerprint
     assert {path.name: path.read_bytes() for path in toy.path.glob("part-*")} == before
     assert OutputState(replace(named, files={"_names/classes": b"man\n"})).complete() is None
     commit(toy.output)
@@ -404,15 +402,16 @@ def test_another_dataset_is_refused_by_its_shards_alone(copy_toy):
 def test_the_refusal_names_what_differs_only(by_hand, copy_toy):
     # A spec holds its shape as a tuple, the manifest gives it back as a list: that is no difference.
     toy = copy_toy("features")
-    feature = {**toy.identity.parameters["feature"], "shape": (2048,)}
+    feature = {**toy.output.parameters["feature"], "shape": (2048,)}
     refuse(other(toy, feature=feature, weights="new").output, r"holds another dataset \(weights: there nothing, now 'new'\)")
 
 
 def test_the_refusal_names_the_nested_value_that_differs(copy_toy):
     toy = copy_toy("features")
-    before = other(toy, extractor={"name": "net", "precision": "fp32", "steps": ["a", "b"]}, extractor_fingerprint="12")
+    extractor = {"name": "net", "precision": "fp32", "steps": ["a", "b"]}
+    before = Footer(toy.kind, "", {**toy.output.parameters, "extractor": extractor, "extractor_fingerprint": "12"})
     now = other(toy, extractor={"name": "net", "precision": "bf16", "steps": ["a", "b"]}, extractor_fingerprint="34")
-    assert difference(before.identity, now.identity) == "extractor.precision: there 'fp32', now 'bf16'"
+    assert difference(before, now.output) == "extractor.precision: there 'fp32', now 'bf16'"
 
 
 def test_the_refusal_names_the_kind(copy_toy, toys):
@@ -422,8 +421,8 @@ def test_the_refusal_names_the_kind(copy_toy, toys):
 
 def test_the_refusal_names_the_rest(copy_toy):
     toy = copy_toy("features")
-    for identity in (replace(toy.identity, shards=4), replace(toy.identity, inputs=({"name": "images", "sha256": "0"},))):
-        refuse(replace(toy, identity=identity).output, "made from other inputs, or with another number of shards")
+    for output in (replace(toy.output, shards=4), replace(toy.output, inputs=({"name": "images", "sha256": "0"},))):
+        refuse(output, "made from other inputs, or with another number of shards")
 
 
 def test_long_values_are_shortened_in_the_refusal(copy_toy):
@@ -685,7 +684,7 @@ def test_a_folder_that_a_refused_run_deletes_is_made_again(tmp_path, monkeypatch
 
 
 def test_resuming_does_not_depend_on_the_values_that_were_lost(new_features):
-    # A shard is finished by its fingerprint: another run of the same identity keeps it without looking at its rows.
+    # A shard is finished by its fingerprint: another run of the same dataset keeps it without looking at its rows.
     toy = new_features()
     rows = [{**row, "feature": np.zeros(2048, np.float32)} for row in toy.rows]
     zeros = replace(toy, rows=rows)
@@ -697,5 +696,5 @@ def test_resuming_does_not_depend_on_the_values_that_were_lost(new_features):
 
 
 def test_names_of_shards():
-    make = partial(OutputDataset, Folder("unused"))
-    assert [make(Identity(kind="features", parameters={}, shards=3)).name(n) for n in range(3)] == [SHARD(n) for n in range(3)]
+    output = OutputDataset(Folder("unused"), kind="features", parameters={}, shards=3)
+    assert [output.name(n) for n in range(3)] == [SHARD(n) for n in range(3)]

@@ -71,8 +71,8 @@ class Case:
 
 
 def other_dataset(path, output):
-    identity = replace(output.identity, parameters={**output.identity.parameters, "weights": "x"})
-    elsewhere = OutputDataset(type(output.folder)(str(path.parent / "elsewhere")), identity)
+    folder = type(output.folder)(str(path.parent / "elsewhere"))
+    elsewhere = replace(output, folder=folder, parameters={**output.parameters, "weights": "x"})
     write_dataset(elsewhere, lambda number, shard: shard.write(output.schema.empty_table()))
     shutil.copy(path.parent / "elsewhere" / f"{SHARD}.parquet", path / f"{SHARD}.parquet")
 
@@ -253,7 +253,7 @@ def copy_run(copy_toy, request):
 
 
 def all_but(toy, *numbers):
-    return frozenset(range(toy.identity.shards)) - set(numbers)
+    return frozenset(range(toy.output.shards)) - set(numbers)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -271,7 +271,7 @@ def test_a_whole_dataset_is_finished(copy_run, kind):
 @pytest.mark.parametrize("number", [0, 2])
 def test_a_flipped_byte_is_found_by_its_digest(copy_run, kind, number):
     toy = copy_run(kind)
-    number = min(number, toy.identity.shards - 1)
+    number = min(number, toy.output.shards - 1)
     flip(toy.path / toy.output.name(number), 200)
     assert OutputState(toy.output).finished() == all_but(toy)
     assert OutputState(toy.output, ReusePolicy(verify=True)).finished() == all_but(toy, number)

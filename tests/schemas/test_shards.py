@@ -4,7 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from schemas.fingerprints import Identity
+from schemas.fingerprints import fingerprint_of
 from schemas.kinds import CAPTIONS
 from schemas.shards import FOREIGN, inspect_shard, read_footer, shard_entry
 from schemas.storage.folder import Folder
@@ -13,7 +13,8 @@ from schemas.writing.output_state import state_of
 from schemas.writing.shard_writer import open_shard
 
 NAME = "part-00000-of-00001.parquet"
-IDENTITY = Identity(kind="captions", parameters={"tokenizer": "moses", "ü": [1, 2.5, None]})
+PARAMETERS = {"tokenizer": "moses", "ü": [1, 2.5, None]}
+FINGERPRINT = fingerprint_of("captions", PARAMETERS, (), 1)
 
 
 @pytest.fixture
@@ -24,15 +25,15 @@ def folder(tmp_path):
 def write_captions(folder, count):
     key = {"language": "de", "portion": "translation", "index": 0, "split": "train"}
     rows = [{"image_id": f"{n:06d}", **key, "text": f"Satz {n}", "tokens": ["Satz", str(n)]} for n in range(count)]
-    with open_shard(OutputDataset(folder, IDENTITY), 0) as shard:
+    with open_shard(OutputDataset(folder, "captions", PARAMETERS), 0) as shard:
         shard.write(pa.Table.from_pylist(rows, schema=CAPTIONS))
 
 
-def test_a_shard_is_finished_for_its_own_identity_only(folder):
+def test_a_shard_is_finished_for_its_own_fingerprint_only(folder):
     write_captions(folder, 3)
     entries = folder.tagged()
-    assert state_of(folder, NAME, entries, fingerprint=IDENTITY.fingerprint).status == "current"
-    assert state_of(folder, NAME, entries, fingerprint=Identity(kind="captions", parameters={}).fingerprint).status == "other"
+    assert state_of(folder, NAME, entries, fingerprint=FINGERPRINT).status == "current"
+    assert state_of(folder, NAME, entries, fingerprint=fingerprint_of("captions", {}, (), 1)).status == "other"
     assert state_of(folder, "part-00001-of-00002.parquet", entries).status == "missing"
 
 
@@ -43,7 +44,7 @@ def test_a_truncated_shard_is_not_finished(folder, kept):
     size = round(len(data) * kept) if isinstance(kept, float) else kept
     (folder.local_path / NAME).write_bytes(data[:size])
     assert read_footer(folder, NAME) is None
-    assert state_of(folder, NAME, folder.tagged(), fingerprint=IDENTITY.fingerprint).status == "damaged"
+    assert state_of(folder, NAME, folder.tagged(), fingerprint=FINGERPRINT).status == "damaged"
 
 
 @pytest.mark.parametrize("data", [b"hello", b"PAR1" * 100, bytes(500), b'{"format": "imagepivot"}'])

@@ -39,7 +39,7 @@ def run(
         if during is not None:
             during()
         for number in sorted(set(range(output.shards)) - finished):
-            replace(toy, identity=output.identity).write_shard(number)
+            replace(toy, output=output).write_shard(number)
             if made is not None:
                 made.append(number)
 
@@ -369,7 +369,7 @@ def test_a_task_that_is_killed_while_it_commits_is_given_again(toy, plain, write
 def test_a_task_of_another_dataset_is_refused(toy):
     run(toy, 0)
     before = tree(toy.path)
-    other = replace(toy.output, identity=replace(toy.identity, parameters={**toy.identity.parameters, "weights": "new"}))
+    other = replace(toy.output, parameters={**toy.output.parameters, "weights": "new"})
     for index in (0, 1):  # Whether or not a shard of its own is there.
         with pytest.raises(
             DatasetError, match=r"holds another dataset \(weights: there nothing, now 'new'\): nothing was written"
@@ -381,7 +381,7 @@ def test_a_task_of_another_dataset_is_refused(toy):
 def test_a_shard_of_another_dataset_is_found_by_the_last_task(toy):
     run(toy, 0)
     run(toy, 2)
-    other = replace(toy, identity=replace(toy.identity, parameters={**toy.identity.parameters, "weights": "x"}))
+    other = replace(toy, output=replace(toy.output, parameters={**toy.output.parameters, "weights": "x"}))
     with pytest.raises(DatasetError, match=r"holds another dataset \(weights: there 'x', now nothing\)"):
         run(toy, 1, during=lambda: other.write_shard(2))
     assert not (toy.path / "_manifest.json").exists()

@@ -202,7 +202,7 @@ def test_a_shard_of_another_dataset(copy_toy, forge):
         "imagepivot.statistics": "{}",
     }  # Version 1, which says nothing of failures.
     forge.shard(toy, FIRST, lambda table: table, footer=footer)
-    assert complains(toy, rf"{FIRST} was made for fingerprint '{'ab' * 32}', the dataset has '{toy.identity.fingerprint}'")
+    assert complains(toy, rf"{FIRST} was made for fingerprint '{'ab' * 32}', the dataset has '{toy.output.fingerprint}'")
 
 
 @pytest.mark.parametrize("footer", [{}, {"imagepivot.kind": "captions"}])
@@ -358,7 +358,7 @@ def test_captions_without_tokens(copy_toy, forge):
 @pytest.mark.parametrize("wrong", [-1, 14, 2**31 - 1])
 def test_an_id_out_of_range(copy_toy, forge, wrong):
     toy = copy_toy("encoded")
-    size = toy.identity.parameters["vocabulary_size"]
+    size = toy.output.parameters["vocabulary_size"]
     assert size == 14  # Ten words and four specials.
     forge.value(toy, FIRST, 2, token_ids=[1, wrong, 2], length=3)
     assert complains(toy, rf"{FIRST}: ids lie between -?\d+ and \d+, the vocabulary has 14")

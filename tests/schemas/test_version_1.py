@@ -13,7 +13,7 @@ from pipelines.datasets.inspection import describe
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.kinds import FAILURES
-from schemas.shards import FailuresEntry, footer_metadata, read_footer
+from schemas.shards import Footer, footer_metadata, read_footer
 from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import write_dataset
 from schemas.writing.output import ReusePolicy
@@ -52,7 +52,7 @@ def test_the_helper_writes_what_version_1_wrote(old_toy):
     footer = read_footer(Folder(str(toy.path)), SHARD)
     assert (footer.version, footer.fingerprint, footer.statistics) == (
         1,
-        toy.identity.fingerprint,
+        toy.output.fingerprint,
         {"rows_written": footer.rows},
     )
 
@@ -62,7 +62,7 @@ def test_the_helper_writes_what_version_1_wrote(old_toy):
 def test_everything_is_read(old_toy, kind):
     toy = old_toy(kind)
     dataset = open_dataset(toy.path, kind=toy.kind)
-    assert (dataset.manifest.version, dataset.fingerprint) == (1, toy.identity.fingerprint)
+    assert (dataset.manifest.version, dataset.fingerprint) == (1, toy.output.fingerprint)
     assert dataset.table().to_pylist() == plain(toy.rows)
     assert [row for batch in dataset.batches() for row in batch.to_pylist()] == plain(toy.rows)
     assert sorted(dataset.failures().to_pylist(), key=lambda row: row["key"]) == sorted(
@@ -83,8 +83,8 @@ def test_it_is_valid_and_can_be_inspected(old_toy, kind):
     out = io.StringIO()
     Console(file=out, width=200).print(describe(open_dataset(toy.path)))
     text = out.getvalue()
-    assert toy.identity.fingerprint in text
-    assert f"{len(toy.rows)} in {toy.identity.shards} shards" in text
+    assert toy.output.fingerprint in text
+    assert f"{len(toy.rows)} in {toy.output.shards} shards" in text
     assert all(failure["message"] in text for failure in toy.failures)
 
 
@@ -130,7 +130,7 @@ def test_a_run_does_not_go_on_with_it(old_toy, lost):
 
 def test_another_dataset_is_refused_by_its_difference(old_toy):
     toy = old_toy("features")
-    other = replace(toy, identity=replace(toy.identity, parameters={**toy.identity.parameters, "weights": "new"}))
+    other = replace(toy, output=replace(toy.output, parameters={**toy.output.parameters, "weights": "new"}))
     with pytest.raises(DatasetError, match=r"holds another dataset \(weights: there nothing, now 'new'\)"):
         write(other)
 
@@ -140,7 +140,7 @@ def test_overwriting_leaves_nothing_of_it(old_toy, toys, kind):
     toy = old_toy(kind)
     prepare(toy.output, overwrite=True)
     assert [name for name in names(toy) if name != "vocabulary.txt"] == []
-    for number in range(toy.identity.shards):
+    for number in range(toy.output.shards):
         toy.write_shard(number)
     toy.commit()
     assert names(toy) == names(toys[kind])
@@ -163,9 +163,7 @@ def test_a_shard_of_a_newer_version_is_not_touched(copy_toy, monkeypatch):
     (toy.path / "_manifest.json").unlink()
     name = toy.output.name(0)
     stored = pq.read_table(toy.path / name)
-    with monkeypatch.context() as patch:
-        patch.setattr("schemas.shards.FORMAT_VERSION", 3)
-        footer = footer_metadata(toy.identity, {}, FailuresEntry())
+    footer = footer_metadata(Footer(toy.kind, toy.output.fingerprint, toy.output.parameters, version=3))
     with pq.ParquetWriter(toy.path / name, stored.schema.remove_metadata()) as writer:
         writer.write_table(stored)
         writer.add_key_value_metadata(footer)

@@ -14,7 +14,7 @@ import pytest
 from schemas.dataset import open_dataset
 from schemas.failures import FailuresEntry, failures_name, read_failures
 from schemas.features import FeatureSpec
-from schemas.fingerprints import Identity, canonical_json
+from schemas.fingerprints import canonical_json, fingerprint_of
 from schemas.kinds import CAPTIONS, FAILURES, VOCABULARY, features_schema
 from schemas.shards import read_footer
 from schemas.storage.folder import Folder
@@ -26,7 +26,7 @@ from schemas.writing.validation import validate
 NAME = "part-00000-of-00001.parquet"
 FAILED = "_failures/part-00000-of-00001.jsonl"
 RECORD = ".records/part-00000-of-00001.jsonl"
-IDENTITY = Identity(kind="captions", parameters={"tokenizer": "moses", "ü": [1, 2.5, None]})
+PARAMETERS = {"tokenizer": "moses", "ü": [1, 2.5, None]}
 
 
 @pytest.fixture
@@ -34,9 +34,9 @@ def folder(tmp_path):
     return Folder(str(tmp_path / "data"))
 
 
-def write(folder, tables, identity=IDENTITY, *, statistics=None, failures=()):
+def write(folder, tables, kind="captions", parameters=PARAMETERS, *, statistics=None, failures=()):
     """The one shard of a dataset."""
-    with open_shard(OutputDataset(folder, identity), 0) as shard:
+    with open_shard(OutputDataset(folder, kind, parameters), 0) as shard:
         for table in tables:
             shard.write(table)
         shard.add_failures(failures)
@@ -47,10 +47,6 @@ def write_captions(folder, rows, *, size=None, **kwargs):
     size = size or max(1, len(rows))
     tables = (pa.Table.from_pylist(rows[i : i + size], schema=CAPTIONS) for i in range(0, len(rows), size))
     write(folder, tables, **kwargs)
-
-
-def features_identity(spec):
-    return Identity(kind="features", parameters={"feature": spec.to_json()})
 
 
 def many_captions(count):
@@ -116,8 +112,8 @@ def test_a_footer_says_what_the_shard_is(toys, kind):
         assert ours == {
             "imagepivot.version": "2",
             "imagepivot.kind": toy.kind,
-            "imagepivot.fingerprint": toy.identity.fingerprint,
-            "imagepivot.parameters": canonical_json(toy.identity.parameters),
+            "imagepivot.fingerprint": toy.output.fingerprint,
+            "imagepivot.parameters": canonical_json(toy.output.parameters),
             "imagepivot.statistics": f'{{"rows_written":{len(toy.shard(number))}}}',
             "imagepivot.failures": canonical_json(stated),
         }
@@ -126,13 +122,13 @@ def test_a_footer_says_what_the_shard_is(toys, kind):
 def test_a_footer_is_read_again(folder):
     write_captions(folder, many_captions(5), statistics={"tokens": {"de": 3}})
     footer = read_footer(folder, NAME)
-    assert (footer.kind, footer.fingerprint, footer.rows) == ("captions", IDENTITY.fingerprint, 5)
+    assert (footer.kind, footer.fingerprint, footer.rows) == ("captions", fingerprint_of("captions", PARAMETERS, (), 1), 5)
     assert footer.parameters == {"tokenizer": "moses", "ü": [1, 2.5, None]}
     assert footer.statistics == {"tokens": {"de": 3}}
 
 
 def test_rows_and_failures_are_counted_while_they_are_written(folder):
-    with open_shard(OutputDataset(folder, IDENTITY), 0) as shard:
+    with open_shard(OutputDataset(folder, "captions", PARAMETERS), 0) as shard:
         for count in range(1, 4):
             shard.write(pa.Table.from_pylist(many_captions(2), schema=CAPTIONS))
             shard.add_failures([failure(f"late {count}")])
@@ -189,7 +185,7 @@ def test_row_groups_of_features_hold_4_mib(folder, width, dtype, group_rows):
         },
         schema=schema,
     )
-    write(folder, table.to_batches(max_chunksize=96), features_identity(spec))
+    write(folder, table.to_batches(max_chunksize=96), "features", {"feature": spec.to_json()})
     metadata = pq.read_metadata(folder.local_path / NAME)
     assert [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)] == [group_rows, group_rows, 100]
     column = metadata.row_group(0).column(1)
@@ -241,9 +237,9 @@ def test_bytes_of_features_do_not_depend_on_batches(folder, size):
     values = np.random.default_rng(5).standard_normal((1100, 2048), dtype=np.float32)
     feature = pa.FixedSizeListArray.from_arrays(values.ravel(), type=schema.field("feature").type)
     table = pa.table({"image_id": [f"{n:06d}" for n in range(1100)], "feature": feature}, schema=schema)
-    write(folder, [table], features_identity(spec))
+    write(folder, [table], "features", {"feature": spec.to_json()})
     whole = folder.read(NAME)
-    write(folder, table.to_batches(max_chunksize=size), features_identity(spec))
+    write(folder, table.to_batches(max_chunksize=size), "features", {"feature": spec.to_json()})
     assert folder.read(NAME) == whole
 
 
@@ -259,10 +255,9 @@ def test_bytes_of_text_do_not_depend_on_batches_over_several_row_groups(folder):
         },
         schema=VOCABULARY,
     )
-    identity = Identity(kind="vocabulary", parameters={})
-    write(folder, [table], identity)
+    write(folder, [table], "vocabulary", {})
     whole = folder.read(NAME)
-    write(folder, table.to_batches(max_chunksize=9_999), identity)
+    write(folder, table.to_batches(max_chunksize=9_999), "vocabulary", {})
     assert folder.read(NAME) == whole
     metadata = pq.read_metadata(folder.local_path / NAME)
     assert [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)] == [65_536, 65_536, 8_928]
@@ -281,7 +276,7 @@ def test_memory_holds_one_row_group(folder):
             sizes.append(sum(size for _, size in folder.files()))
             yield pa.table({"image_id": [f"{i:06d}" for i in range(n, n + 128)], "feature": feature}, schema=schema)
 
-    write(folder, tables(), features_identity(spec))
+    write(folder, tables(), "features", {"feature": spec.to_json()})
     for taken, size in enumerate(sizes):
         assert size >= taken // 4 * (4 << 20)
 
@@ -313,11 +308,11 @@ def test_a_writer_that_fails_leaves_the_shard_that_was_there(folder):
 KILLED = """
 import sys
 import numpy as np, pyarrow as pa
-from schemas import FeatureSpec, Identity, OutputDataset, open_shard
+from schemas import FeatureSpec, OutputDataset, open_shard
 from schemas.storage.folder import Folder
 
 spec = FeatureSpec(name="pool", shape=(2048,))
-output = OutputDataset(Folder(sys.argv[1]), Identity(kind="features", parameters={"feature": spec.to_json()}))
+output = OutputDataset(Folder(sys.argv[1]), kind="features", parameters={"feature": spec.to_json()})
 with open_shard(output, 0) as shard:
     feature = pa.FixedSizeListArray.from_arrays(np.zeros(600 * 2048, np.float32), type=output.schema.field("feature").type)
     shard.write(pa.table({"image_id": [f"{n:06d}" for n in range(600)], "feature": feature}, schema=output.schema))
@@ -436,7 +431,7 @@ def test_a_check_that_fails_replaces_nothing(copy_toy):
 
     with pytest.raises(ZeroDivisionError, match="unusable"):
         write_dataset(
-            replace(toy, identity=replace(toy.identity, shards=2)).output,
+            replace(toy.output, shards=2),
             rows_of(toy),
             ReusePolicy(overwrite=True),
             check=check,
@@ -448,7 +443,7 @@ def test_statistics_of_shards_are_summed_wherever_they_are_nested(folder):
     def make(number, shard):
         shard.statistics = {"captions": {"de": {"tokens": 3 + number}, f"only {number}": 1}, "failed": 0.5}
 
-    manifest = write_dataset(OutputDataset(folder, replace(IDENTITY, shards=2)), make)
+    manifest = write_dataset(OutputDataset(folder, "captions", PARAMETERS, shards=2), make)
     assert manifest.statistics == {"captions": {"de": {"tokens": 7}, "only 0": 1, "only 1": 1}, "failed": 1.0}
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
-from schemas.fingerprints import Identity, sha256_of_json
+from schemas.fingerprints import sha256_of_json
 from schemas.keys import normalization_hint
 from schemas.manifest import Manifest
 from schemas.parameters import EmbeddingModel, FeaturesParameters
@@ -295,15 +295,16 @@ def _write(run: Run, digest: str, task: _Task, *, name: str, policy: ReusePolicy
         similarity=run.model.similarity,
         languages=run.model.languages if task.kind == "embeddings" else None,
     )
-    identity = Identity(
+    listings = _listings(task.sources)
+    output = OutputDataset(
+        folder=Folder(task.location),
         kind=task.kind,
         parameters=FeaturesParameters(feature=spec, model=model, selection=dict(task.selection) or None).to_json(),
         inputs=tuple({"name": source.kind, "fingerprint": source.fingerprint} for source in task.sources),
         shards=task.sources[0].num_shards,
+        listings=listings,
+        sources=tuple(source.folder.location for source in task.sources),
     )
-    listings = _listings(task.sources)
-    locations = tuple(source.folder.location for source in task.sources)
-    output = OutputDataset(folder=Folder(task.location), identity=identity, listings=listings, sources=locations)
 
     def make_shard(number: int, shard: ShardWriter) -> None:
         columns, statistics = task.rows(number)

@@ -106,7 +106,7 @@ def check_options(sources: Sequence[str], id_rule: IdRule | None, **counts: int 
 
 
 def describe_file(path: Path) -> dict[str, Any]:
-    """Return name, size in bytes and SHA-256 of a file, for a dataset's identity."""
+    """Return name, size in bytes and SHA-256 of a file, for a dataset's inputs."""
     with path.open("rb") as file:
         return {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256_of_file(file)}
 

@@ -23,7 +23,6 @@ from pipelines.running.execution import Execution
 from pipelines.running.progress import Meter
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, ImagepivotError, InputError, UsageError
-from schemas.fingerprints import Identity
 from schemas.keys import shard_of
 from schemas.storage.folder import Folder
 from schemas.writing.output import OutputDataset, UpdatePolicy
@@ -565,7 +564,7 @@ def test_the_fingerprint_is_that_of_the_feature_space(images, extracted, tmp_pat
     job = FeaturesJob(
         images=open_images(images), output="h", extractor=ExtractorRequest("resnet50-pool", weights="5"), device="cpu", shards=4
     )
-    assert plan_features(job, list_images(job)).identity.fingerprint != first.fingerprint
+    assert plan_features(job, list_images(job)).fingerprint != first.fingerprint
 
 
 @pytest.mark.slow
@@ -574,7 +573,7 @@ def test_the_transform_gives_the_numbers_of_its_shards_and_counts(images, tmp_pa
     job = job_of(images, tmp_path / "f")
     description = job.extractor.describe()
     parameters = {"feature": description.spec.to_json(), "extractor_fingerprint": description.fingerprint}
-    output = OutputDataset(Folder(str(tmp_path / "f")), Identity("features", parameters, shards=4))
+    output = OutputDataset(Folder(str(tmp_path / "f")), "features", parameters, shards=4)
     gathered = []
     pipeline = beam.Pipeline(runner=beam.runners.portability.fn_api_runner.FnApiRunner())
     shards = pipeline | ExtractFeatures(job=job, output=output, finished=frozenset({1}))

@@ -211,7 +211,7 @@ def test_an_update_gives_what_a_fresh_run_gives(images, extracted, tmp_path):
 def test_options_reach_the_extractor_and_the_fingerprint(images, tmp_path):
     def fingerprint(**more) -> str:
         job = job_of(images, tmp_path / "r", **more)
-        return plan_features(job, list_images(job)).identity.fingerprint
+        return plan_features(job, list_images(job)).fingerprint
 
     plain = fingerprint()
     assert fingerprint(regions=RegionOptions()) == plain

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from pipelines.features.shards import make_shard
 from pipelines.inputs.images import Listing, open_images
-from schemas.fingerprints import Identity
 from schemas.keys import shard_of
 from schemas.storage.folder import Folder
 from schemas.writing.output import OutputDataset
@@ -21,8 +20,10 @@ def plan(images: Path, folder: Path, shards: int, **options) -> tuple[OutputData
     """Return what a run writes, and the function that writes all shards but the finished ones; options are `make_shard`'s."""
     source = open_images(images)
     listing = Listing.of(source.refs(), shards)
-    identity = Identity("features", {"feature": SPEC.to_json()}, shards=shards)
-    output = OutputDataset(Folder(str(folder)), identity, listings=listing.shards, states=listing.states)
+    parameters = {"feature": SPEC.to_json()}
+    output = OutputDataset(
+        Folder(str(folder)), "features", parameters, shards=shards, listings=listing.shards, states=listing.states
+    )
 
     def make_missing(finished: frozenset[int]) -> None:
         for number in sorted(set(range(shards)) - finished):

@@ -24,7 +24,6 @@ from pipelines.text.pieces import make_pieces
 from pipelines.text.truecasing import TruecaseModel, count_forms
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
-from schemas.fingerprints import Identity
 from schemas.keys import shard_of
 from schemas.shards import Footer
 from schemas.storage.folder import Folder
@@ -273,8 +272,8 @@ def test_no_pieces_are_left_when_the_manifest_is_written(table, tmp_path, monkey
 
 @pytest.mark.slow
 def test_transforms_fit_into_a_pipeline_of_ones_own(table, prepared, tmp_path):
-    identity = Identity(kind="captions", parameters=open_dataset(prepared).manifest.parameters, shards=4)
-    output = OutputDataset(folder=Folder(str(tmp_path / "c")), identity=identity)
+    parameters = open_dataset(prepared).manifest.parameters
+    output = OutputDataset(folder=Folder(str(tmp_path / "c")), kind="captions", parameters=parameters, shards=4)
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
         pieces = pipeline | ReadCaptions(open_source("table", table), shards=4)
         shards = pieces | TokenizeCaptions(output, RECIPES[DEFAULT_RECIPE])
