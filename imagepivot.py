@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from pipelines.running.accelerators import Accelerator as Accelerator
     from pipelines.running.commits import CommitDataset as CommitDataset
     from pipelines.running.execution import Execution as Execution
-    from pipelines.running.progress import show_progress as show_progress
+    from pipelines.running.meter import show_progress as show_progress
     from pipelines.text.caption_job import CaptionsJob as CaptionsJob
     from pipelines.text.caption_transforms import ReadCaptions as ReadCaptions
     from pipelines.text.caption_transforms import TokenizeCaptions as TokenizeCaptions
@@ -312,7 +312,7 @@ _MODULES = {
     "pipelines.running.accelerators": ("Accelerator",),
     "pipelines.running.commits": ("CommitDataset",),
     "pipelines.running.execution": ("Execution",),
-    "pipelines.running.progress": ("show_progress",),
+    "pipelines.running.meter": ("show_progress",),
     "pipelines.text.caption_job": ("CaptionsJob",),
     "pipelines.text.caption_transforms": ("ReadCaptions", "TokenizeCaptions", "TrainTruecasers"),
     "pipelines.text.captions": ("prepare_captions",),

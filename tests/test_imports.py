@@ -32,6 +32,7 @@ EXCEPTIONS = {
     "pipelines/__init__.py": {"imagepivot"},
     "pipelines/commands/app.py": {"train"},
     "pipelines/commands/demo.py": {"train"},
+    "schemas/console/progress.py": {"rich"},  # Loaded to draw on a terminal.
     "schemas/storage/s3.py": {"botocore", "obstore"},  # Loaded for objects in S3, where they are installed.
     "schemas/storage/google_storage.py": {"google", "requests"},  # Loaded for objects in Google's store.
 }
@@ -165,6 +166,7 @@ def test_every_package_is_looked_at():
     [
         ("schemas/a.py", "import torch", "torch"),
         ("schemas/a.py", "import pandas as pd", "pandas"),
+        ("schemas/a.py", "from rich.console import Console", "rich"),
         ("schemas/a.py", "from extractors.base import Extractor", "extractors"),
         ("schemas/a.py", "import os, json, train.data.splits", "train"),
         ("schemas/deep/a.py", "from . import keys", "."),
@@ -421,6 +423,7 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_schemas_need_numpy_and_pyarrow_only(features):
     script = """
 import schemas
+import schemas.console.progress
 
 dataset = schemas.open_dataset(sys.argv[1], kind="features")
 assert schemas.validate(sys.argv[1]) == []

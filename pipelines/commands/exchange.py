@@ -88,7 +88,7 @@ def import_(
     """
     from pipelines.exchange.importers import LAYOUTS
     from pipelines.exchange.importing import ImportJob, format_of, import_features
-    from pipelines.running.progress import show_progress
+    from pipelines.running.meter import show_progress
 
     options = {
         "ids": tuple(ids or ()),
@@ -154,7 +154,7 @@ def export(
     """
     from pipelines.exchange.exporters import LAYOUTS
     from pipelines.exchange.exporting import ExportJob, export_dataset, parse_split_names
-    from pipelines.running.progress import show_progress
+    from pipelines.running.meter import show_progress
 
     options = {
         "captions": captions,
@@ -199,7 +199,7 @@ def diff(
     """
     from pipelines.datasets.comparison import DiffJob, compare_datasets
     from pipelines.datasets.comparison_tables import comparison_table
-    from pipelines.running.progress import show_progress
+    from pipelines.running.meter import show_progress
 
     with show_progress(notes, "diff", unit="rows", log_json=log_json) as meter:
         comparison = compare_datasets(DiffJob(a=a, b=b, tolerance=tolerance), meter)

@@ -231,7 +231,7 @@ def features(
     from pipelines.features.extract import extract_features, list_images
     from pipelines.inputs.columns import parse_columns
     from pipelines.inputs.images import open_images
-    from pipelines.running.progress import show_progress
+    from pipelines.running.meter import show_progress
 
     execution = execution_of(
         context,

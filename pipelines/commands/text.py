@@ -105,7 +105,7 @@ def captions(
 
     An empty caption becomes a failure row. Flags behind -- go to Beam: -- --runner=DataflowRunner --project=...
     """
-    from pipelines.running.progress import show_progress
+    from pipelines.running.meter import show_progress
     from pipelines.text.captions import prepare_captions
     from schemas.dataset import open_dataset
     from schemas.overlaps import find_overlap
@@ -150,7 +150,7 @@ def vocabulary(
     Writes a Parquet shard (id, token, count, counts by language) and _vocabulary.txt, and prints how the languages' own
     vocabularies overlap.
     """
-    from pipelines.running.progress import show_progress
+    from pipelines.running.meter import show_progress
     from pipelines.text.vocabulary import build_vocabulary
     from schemas.dataset import open_dataset
 
@@ -180,7 +180,7 @@ def encode(
     config: Config = "",
 ) -> None:
     """Turn the tokens of captions into ids of a vocabulary."""
-    from pipelines.running.progress import show_progress
+    from pipelines.running.meter import show_progress
     from pipelines.text.encoding import encode_captions
     from schemas.dataset import open_dataset
 
@@ -219,7 +219,7 @@ def word_vectors(
 
     Prints how many of the words have a vector, by language.
     """
-    from pipelines.running.progress import show_progress
+    from pipelines.running.meter import show_progress
     from pipelines.text.word_vectors import WordVectorsJob, import_word_vectors
 
     job = WordVectorsJob(
@@ -276,7 +276,7 @@ def token_features(
     A token gets the mean of the vectors of its sub-words. <start> and <end> get those of [CLS] and [SEP], so that a caption has as
     many vectors as encode makes ids. Nothing is downloaded. Needs the extra bert.
     """
-    from pipelines.running.progress import show_progress
+    from pipelines.running.meter import show_progress
     from pipelines.text.token_features import TokenFeaturesJob, extract_token_features
     from schemas.dataset import open_dataset
 

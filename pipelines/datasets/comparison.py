@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipelines.running.progress import Meter
+from pipelines.running.meter import Meter
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import UsageError
 from schemas.fingerprints import canonical_json

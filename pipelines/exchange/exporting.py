@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pipelines.exchange.exporters.base import ExportLayout, Note
 from pipelines.exchange.exporters.staging import Staging
-from pipelines.running.progress import Meter
+from pipelines.running.meter import Meter
 from schemas.dataset import open_dataset
 from schemas.errors import UsageError
 from schemas.made_from import is_current, made_from, read_made_from

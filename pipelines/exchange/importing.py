@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from pipelines.exchange.importers import LAYOUTS, FeatureFiles, ImportLayout
 from pipelines.exchange.importers.base import check_finite, stored_dtype, table_of
-from pipelines.running.progress import Meter
+from pipelines.running.meter import Meter
 from schemas.errors import InputError, UsageError
 from schemas.features import FeatureSpec
 from schemas.keys import AUTO, ShardsRequest, check_shards_request, shard_of

@@ -21,7 +21,7 @@ from pipelines.features.workers import check_worker, count_gpus, planned_fingerp
 from pipelines.inputs.images import Listing
 from pipelines.running.execution import Execution
 from pipelines.running.jobs import run_job
-from pipelines.running.progress import Meter
+from pipelines.running.meter import Meter
 from schemas.limits import usable_cores
 from schemas.manifest import Manifest
 from schemas.parameters import FeaturesParameters

@@ -25,7 +25,7 @@ from pipelines.features.workers import (
     planned_fingerprint,
 )
 from pipelines.inputs.images import CopiedImages, Copies, ImageRef
-from pipelines.running.progress import Meter
+from pipelines.running.meter import Meter
 from schemas.limits import usable_cores
 from schemas.writing.output import OutputDataset
 

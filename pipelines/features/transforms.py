@@ -22,7 +22,7 @@ from pipelines.features.shard_maker import COUNTERS, ShardMaker
 from pipelines.inputs.images import Copies, ImageSource
 from pipelines.running.accelerators import Accelerator
 from pipelines.running.first_worker import Begin, FirstWorker
-from pipelines.running.progress import Meter
+from pipelines.running.meter import Meter
 from schemas.writing.output import OutputDataset
 
 __all__ = ["ExtractFeatures"]

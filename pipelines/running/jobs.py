@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from pipelines.running.execution import Execution
-from pipelines.running.progress import Meter
+from pipelines.running.meter import Meter
 from schemas.errors import CommittedError, DatasetError, ImagepivotError, LostJobError, UsageError
 from schemas.fingerprints import sha256_of_json
 from schemas.interruption import DetachedError

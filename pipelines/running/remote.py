@@ -32,7 +32,7 @@ from apache_beam.runners.runner import PipelineState
 
 from pipelines.running.execution import Execution
 from pipelines.running.first_worker import SIGN
-from pipelines.running.progress import Meter, counts_of
+from pipelines.running.meter import Meter, counts_of
 from schemas.errors import DatasetError, ImagepivotError, LostJobError, UsageError
 from schemas.interruption import DetachedError, leaving, say
 from schemas.storage.folder import Folder

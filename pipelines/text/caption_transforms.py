@@ -13,8 +13,8 @@ from pipelines.inputs.captions import CaptionSource, Part, Selection
 from pipelines.inputs.captions.base import INDEX_ADVICE
 from pipelines.running.commits import CommitDataset, SumCounters
 from pipelines.running.first_worker import Begin, FirstWorker
+from pipelines.running.meter import Meter
 from pipelines.running.places import read_place
-from pipelines.running.progress import Meter
 from pipelines.text.blocks import CaptionStatistics, block_forms, blocks_of, caption_rows, tokenize_captions
 from pipelines.text.caption_job import CaptionsJob
 from pipelines.text.moses import Recipe, recipe

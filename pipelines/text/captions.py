@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.running.execution import Execution
 from pipelines.running.jobs import run_job
+from pipelines.running.meter import Meter
 from pipelines.running.places import staging
-from pipelines.running.progress import Meter
 from pipelines.text.caption_job import CaptionsJob
 from pipelines.text.moses import recipe
 from pipelines.text.truecasers import TRUECASER_FILES, Truecasers, load_truecasers

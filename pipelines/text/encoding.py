@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.running.execution import Execution
 from pipelines.running.jobs import run_job
-from pipelines.running.progress import Meter
+from pipelines.running.meter import Meter
 from pipelines.text.jobs import EncodeJob
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError

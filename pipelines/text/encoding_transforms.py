@@ -15,7 +15,7 @@ from apache_beam.metrics import Metrics
 
 from pipelines.running.commits import CommitDataset
 from pipelines.running.first_worker import FirstWorker, spread_shards
-from pipelines.running.progress import Meter
+from pipelines.running.meter import Meter
 from pipelines.text.jobs import EncodeJob
 from schemas.dataset import Dataset
 from schemas.kinds import CAPTIONS, ENCODED

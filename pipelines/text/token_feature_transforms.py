@@ -22,7 +22,7 @@ from apache_beam.utils.shared import Shared
 
 from pipelines.running.commits import CommitDataset
 from pipelines.running.first_worker import FirstWorker, spread_shards
-from pipelines.running.progress import Meter
+from pipelines.running.meter import Meter
 from pipelines.text.jobs import TokenFeaturesJob
 from pipelines.text.moses import unescape
 from schemas.dataset import Dataset

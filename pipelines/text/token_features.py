@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.running.execution import Execution
 from pipelines.running.jobs import run_job
-from pipelines.running.progress import Meter
+from pipelines.running.meter import Meter
 from pipelines.text.jobs import TokenFeaturesJob
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError

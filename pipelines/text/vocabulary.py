@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.running.execution import Execution
 from pipelines.running.jobs import run_job
-from pipelines.running.progress import Meter
+from pipelines.running.meter import Meter
 from pipelines.text.counting import selects
 from pipelines.text.jobs import VocabularyJob
 from schemas.dataset import Dataset, open_dataset

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from pipelines.running.commits import CommitDataset, SumCounters
 from pipelines.running.first_worker import Begin, FirstWorker, spread_shards
-from pipelines.running.progress import Meter
+from pipelines.running.meter import Meter
 from pipelines.text.counting import chosen_vocabulary, count_tokens
 from pipelines.text.jobs import VocabularyJob
 from schemas.dataset import Dataset

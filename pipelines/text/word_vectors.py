@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipelines.running.progress import Meter
+from pipelines.running.meter import Meter
 from pipelines.text.fasttext_models import MODEL_SUFFIX, read_model_file
 from pipelines.text.moses import unescape
 from schemas.dataset import open_dataset

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pipelines.running.progress import Meter
+from pipelines.running.meter import Meter
 
 __all__ = ["Mark", "Timeline", "steady"]
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from schemas import events
 from train import progress
-from train.progress import Counter, ProgressLine, Report
+from train.progress import CountDisplay, Report, TrainingDisplay
 
 REPORT = Report(step=1200, steps=5000, epoch=1, loss=12.345, scores={}, best=-1.0)
 EVALUATED = Report(step=1210, steps=None, epoch=1, loss=12.0, scores={"en": 100.0, "de": 55.55}, best=155.55)
@@ -18,37 +18,6 @@ def test_words():
     assert REPORT.line == "epoch 1, loss 12.3450"
     assert EVALUATED.line == "epoch 1, loss 12.0000, best sum of recalls 155.6"
     assert EVALUATED.evaluation == "step 1,210: sum of recalls en 100.0, de 55.5; best 155.6"
-
-
-def shown(monkeypatch, *, terminal: bool, times: list[float]) -> str:
-    clock = iter(times)
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    output = io.StringIO()
-    with ProgressLine(Console(file=output, force_terminal=terminal, width=120)) as watch:
-        watch(REPORT)
-        watch(EVALUATED)
-    return output.getvalue()
-
-
-def test_without_a_terminal_a_line_appears_from_time_to_time(monkeypatch):
-    text = shown(monkeypatch, terminal=False, times=[0.0, 5.0, 15.0])
-    assert text.splitlines() == [
-        "step 1,210: sum of recalls en 100.0, de 55.5; best 155.6",
-        "step 1,210: epoch 1, loss 12.0000, best sum of recalls 155.6, 1.0 steps/s",
-    ]
-    quick = shown(monkeypatch, terminal=False, times=[0.0, 5.0, 9.0])
-    assert quick.splitlines() == ["step 1,210: sum of recalls en 100.0, de 55.5; best 155.6"]
-
-
-def test_a_live_line_on_a_terminal(monkeypatch):
-    monkeypatch.undo()
-    output = io.StringIO()
-    with ProgressLine(Console(file=output, force_terminal=True, width=120)) as watch:
-        watch(REPORT)
-        watch(EVALUATED)
-    assert "1200/5000" in output.getvalue()
-    assert "loss 12.3450" in output.getvalue()
-    assert "sum of recalls en 100.0" in output.getvalue()
 
 
 class Clock:
@@ -65,6 +34,34 @@ def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(progress.time, "monotonic", clock)
     return clock
+
+
+def shown(clock, times: list[float]) -> str:
+    output, clock.now = io.StringIO(), times[0]
+    with TrainingDisplay(Console(file=output, width=120)) as watch:
+        for clock.now, report in zip(times[1:], (REPORT, EVALUATED), strict=True):
+            watch(report)
+    return output.getvalue()
+
+
+def test_without_a_terminal_a_line_appears_from_time_to_time(clock):
+    text = shown(clock, times=[0.0, 5.0, 15.0])
+    assert text.splitlines() == [
+        "step 1,210: sum of recalls en 100.0, de 55.5; best 155.6",
+        "step 1,210: epoch 1, loss 12.0000, best sum of recalls 155.6, 1.0 steps/s",
+    ]
+    quick = shown(clock, times=[0.0, 5.0, 9.0])
+    assert quick.splitlines() == ["step 1,210: sum of recalls en 100.0, de 55.5; best 155.6"]
+
+
+def test_a_live_line_on_a_terminal():
+    output = io.StringIO()
+    with TrainingDisplay(Console(file=output, force_terminal=True, width=120)) as watch:
+        watch(REPORT)
+        watch(EVALUATED)
+    assert "1200/5000" in output.getvalue()
+    assert "loss 12.3450" in output.getvalue()
+    assert "sum of recalls en 100.0" in output.getvalue()
 
 
 @pytest.fixture
@@ -84,7 +81,7 @@ def written(monkeypatch):
 
 def test_a_slow_training_shows_seconds_per_step(clock):
     output = io.StringIO()
-    with ProgressLine(Console(file=output, width=120)) as watch:
+    with TrainingDisplay(Console(file=output, width=120)) as watch:
         watch(Report(step=1, steps=10, epoch=0, loss=1.0, scores={}, best=-1.0))
         clock.now += 60
         watch(Report(step=3, steps=10, epoch=0, loss=1.0, scores={}, best=-1.0))
@@ -94,7 +91,7 @@ def test_a_slow_training_shows_seconds_per_step(clock):
 def test_events_of_a_training(clock, written):
     """One at most every second, one at each evaluation, and the last report."""
     output = io.StringIO()
-    with ProgressLine(Console(file=output), log_json=True) as watch:
+    with TrainingDisplay(Console(file=output), log_json=True) as watch:
         for step, seconds, scores in ((10, 0.5, {}), (20, 1.0, {}), (30, 0.1, {"en": 60.0}), (40, 0.1, {})):
             clock.now += seconds
             watch(Report(step=step, steps=50, epoch=1, loss=float("nan"), scores=scores, best=60.0))
@@ -118,7 +115,7 @@ def test_events_of_a_training(clock, written):
 
 def test_a_counter_prints_a_line_every_ten_seconds(clock):
     output = io.StringIO()
-    with Counter(Console(file=output, width=120), "embed", unit="vectors", total=100) as count:
+    with CountDisplay(Console(file=output, width=120), "embed", unit="vectors", total=100) as count:
         for seconds in (4.0, 5.0, 1.0, 8.0):
             clock.now += seconds
             count(10)
@@ -126,7 +123,7 @@ def test_a_counter_prints_a_line_every_ten_seconds(clock):
 
 
 def test_events_of_a_counter_end_with_all_that_is_done(clock, written):
-    with Counter(Console(file=io.StringIO()), "embed", unit="vectors", total=100, log_json=True) as count:
+    with CountDisplay(Console(file=io.StringIO()), "embed", unit="vectors", total=100, log_json=True) as count:
         clock.now += 10
         count(20)
         count.settle()
@@ -139,9 +136,9 @@ def test_events_of_a_counter_end_with_all_that_is_done(clock, written):
 def test_live_lines_fit_the_terminal(width):
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=width, color_system=None)
-    with ProgressLine(console) as watch:
+    with TrainingDisplay(console) as watch:
         watch(Report(step=12000, steps=50000, epoch=12, loss=123.456, scores={}, best=1234.5))
-    with Counter(console, "evaluate", unit="vectors", total=31014) as count:
+    with CountDisplay(console, "evaluate", unit="vectors", total=31014) as count:
         count(12000)
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue()).replace("\r", "\n").splitlines()
     assert max(map(len, lines)) <= width

@@ -105,7 +105,7 @@ def figures(
 
     from schemas.made_from import is_current
     from schemas.storage.folder import Folder
-    from train.progress import Counter
+    from train.progress import CountDisplay
     from train.reports.figures import FiguresJob, draw_figures
 
     job = FiguresJob(
@@ -136,7 +136,7 @@ def figures(
     if is_current(Folder(output), made_from):
         remark(f"{output!r} is up to date", style="")
         return
-    with Counter(notes, "figures", unit="vectors", log_json=log_json) as count:
+    with CountDisplay(notes, "figures", unit="vectors", log_json=log_json) as count:
         drawn = draw_figures(job, read, count, made_from=made_from)
     events.record(counts={"figures": len(drawn.names) - 1})
     for name, reason in drawn.refused.items():

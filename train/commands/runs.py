@@ -69,7 +69,7 @@ def evaluate(
     """
     from train.evaluation.averaging import evaluation_report
     from train.evaluation.scoring import EvaluateJob, evaluate_run
-    from train.progress import Counter
+    from train.progress import CountDisplay
     from train.reports.score_tables import across_table, average_table, score_table
     from train.reports.stored_reports import check_report, is_current_report, read_report, write_report
 
@@ -95,7 +95,7 @@ def evaluate(
                 typer.echo(read_report(output), nl=False)
             remark(f"{output!r} is up to date", style="")
             return
-    with Counter(notes, "evaluate", unit="vectors", log_json=log_json) as count:
+    with CountDisplay(notes, "evaluate", unit="vectors", log_json=log_json) as count:
         scores = evaluate_run(job, count, remark)
     events.record(counts={"scores": len(scores)})
     for left_out in dict.fromkeys(score.left_out for score in scores if score.left_out is not None):
@@ -182,7 +182,7 @@ def embed(
     """
     from schemas.dataset import open_dataset
     from train.evaluation import embedding
-    from train.progress import Counter
+    from train.progress import CountDisplay
 
     job = embedding.EmbedJob(
         run=run,
@@ -198,7 +198,7 @@ def embed(
         verify=check,
     )
     total = sum(open_dataset(source).manifest.rows for source in (features, captions) if source)
-    with Counter(notes, "embed", unit="vectors", total=total, log_json=log_json) as count:
+    with CountDisplay(notes, "embed", unit="vectors", total=total, log_json=log_json) as count:
         manifests = embedding.embed(job, count, remark)
         count.settle()
     record_written(manifests)
@@ -236,7 +236,7 @@ def search(
     """
     from schemas.dataset import open_dataset
     from train.evaluation import searching
-    from train.progress import Counter
+    from train.progress import CountDisplay
 
     job = searching.SearchJob(
         run=run,
@@ -250,7 +250,7 @@ def search(
     )
     # The mounting application sets `context.obj` to a function of type `searching.Tokenize`; without one only tokens work.
     total = open_dataset(features).manifest.rows if features else None
-    with Counter(notes, "search", unit="images", total=total, log_json=log_json) as count:
+    with CountDisplay(notes, "search", unit="images", total=total, log_json=log_json) as count:
         hits = searching.search(job, tokenize=context.obj, report_unknown=_report_unknown, count=count)
     events.record(counts={"hits": len(hits)})
     if as_json:

@@ -66,7 +66,7 @@ def sts(
     from schemas.made_from import is_current, write_made_from
     from train.evaluation.sts_scoring import StsJob
     from train.evaluation.sts_scoring import sts as measure
-    from train.progress import Counter
+    from train.progress import CountDisplay
     from train.reports.sts_reports import sts_report, sts_tables, write_sts
     from train.runs.run import is_run
 
@@ -86,7 +86,7 @@ def sts(
             typer.echo(Folder(output).read("sts.json"), nl=False)
         remark(f"{output!r} is up to date", style="")
         return
-    with Counter(notes, "sts", unit="sentences", log_json=log_json) as count:
+    with CountDisplay(notes, "sts", unit="sentences", log_json=log_json) as count:
         # The mounting application sets `context.obj` to a function of type `Tokenize`; without one only tokens work.
         result = measure(job, tokenize=context.obj, count=count)
     events.record(counts={"pairs": sum(map(len, result.data)), "systems": len(result.systems)})

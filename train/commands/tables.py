@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter as Counting
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -115,7 +115,7 @@ def tables(
     from schemas.errors import UsageError
     from schemas.storage.folder import Folder
     from train.data.corpus import Corpus
-    from train.progress import Counter
+    from train.progress import CountDisplay
     from train.reports.published import presets_of_table
     from train.reports.sts_rows import open_sts, sts_paper
     from train.reports.table_reports import read_report
@@ -146,7 +146,7 @@ def tables(
         allow_missing_features=allow_missing_features,
         other_features=tuple(features[1:]),
     )
-    with Counter(notes, "tables", unit="runs", total=len(job.presets()) * seeds, log_json=log_json) as count:
+    with CountDisplay(notes, "tables", unit="runs", total=len(job.presets()) * seeds, log_json=log_json) as count:
 
         def report_done(done: Done) -> None:
             count(1, failed=int(done.failure is not None))
@@ -156,7 +156,7 @@ def tables(
 
         failed = run_tables(job, report_done, remark)
     total = len(job.presets()) * seeds
-    events.record(counts={"runs": total - len(failed), "failed": dict(Counting(run.failure.kind for run in failed))})
+    events.record(counts={"runs": total - len(failed), "failed": dict(Counter(run.failure.kind for run in failed))})
     report = read_report(job.output, paper)
     if any(row.results for row in report.rows):
         for part in (*report.notes, *report.begun.to_tables(), *report.to_statements()):
@@ -209,11 +209,11 @@ def _report_gold_ranks(job: TablesJob) -> None:
 def _report_sts(
     job: TablesJob, pairs: Sequence[StsPairs], tokenize: Tokenize | None, truecaser: str, *, log_json: bool
 ) -> None:
-    from train.progress import Counter
+    from train.progress import CountDisplay
     from train.reports.sts_row_reports import sts_row_tables, write_sts_rows
     from train.reports.sts_rows import sts_rows
 
-    with Counter(notes, "sts", unit="sentences", log_json=log_json) as count:
+    with CountDisplay(notes, "sts", unit="sentences", log_json=log_json) as count:
         rows = sts_rows(job.paper, job.output, pairs, tokenize, truecaser=truecaser, device=job.device, count=count)
     for part in sts_row_tables(rows):
         console.print(part, highlight=False)

@@ -103,7 +103,7 @@ def train(
 
     from train import loop
     from train.data.corpus import Corpus
-    from train.progress import ProgressLine
+    from train.progress import TrainingDisplay
 
     job = loop.TrainJob(
         config=resolved,
@@ -122,7 +122,7 @@ def train(
         start_from=start_from,
         allow_changed_content=allow_changed_content,
     )
-    with leaving("stopped before training began; nothing was changed"), ProgressLine(notes, log_json=log_json) as watch:
+    with leaving("stopped before training began; nothing was changed"), TrainingDisplay(notes, log_json=log_json) as watch:
         standing = loop.train(job, watch, remark).standing
     events.record(counts={"steps": standing.step})
     console.print(

@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from pipelines.running.progress import Meter
+from pipelines.running.meter import Meter
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError
 from schemas.keys import normalization_hint

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar, Protocol, TypeAlias
 
 from pipelines.exchange.exporters.staging import Staging
-from pipelines.running.progress import Meter
+from pipelines.running.meter import Meter
 from schemas.dataset import Dataset
 from schemas.errors import UsageError
 

@@ -11,7 +11,7 @@ from pipelines.exchange.exporters.base import Note, split_name
 from pipelines.exchange.exporters.staging import Staging
 from pipelines.exchange.image_lists import local_file, match_ids
 from pipelines.exchange.sidecars import options_for
-from pipelines.running.progress import Meter
+from pipelines.running.meter import Meter
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.storage.locations import local_path

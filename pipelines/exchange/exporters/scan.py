@@ -20,7 +20,7 @@ from pipelines.exchange.exporters.base import Note, check_choice, split_name
 from pipelines.exchange.exporters.captions import CaptionChoice, read_captions
 from pipelines.exchange.exporters.staging import Staging
 from pipelines.exchange.sidecars import options_for
-from pipelines.running.progress import Meter
+from pipelines.running.meter import Meter
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError, UsageError
 

@@ -14,7 +14,7 @@ from pipelines.exchange.exporters.base import Note, check_choice
 from pipelines.exchange.exporters.staging import Staging
 from pipelines.exchange.sidecars import options_for
 from pipelines.exchange.tsv_columns import BOTTOM_UP, LXMERT
-from pipelines.running.progress import Meter
+from pipelines.running.meter import Meter
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError
 

@@ -18,7 +18,7 @@ from pipelines.exchange.exporters.arrays import feature_column
 from pipelines.exchange.exporters.base import Note
 from pipelines.exchange.exporters.captions import CaptionChoice, read_captions
 from pipelines.exchange.exporters.staging import Staging
-from pipelines.running.progress import Meter
+from pipelines.running.meter import Meter
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError
 from schemas.keys import normalization_hint

@@ -20,7 +20,7 @@ from pipelines.features.transforms import ExtractFeatures
 from pipelines.inputs.images import ImageRef, ImagesInFolder, Listing, open_images
 from pipelines.running import runner
 from pipelines.running.execution import Execution
-from pipelines.running.progress import Meter
+from pipelines.running.meter import Meter
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, ImagepivotError, InputError, UsageError
 from schemas.keys import shard_of
@@ -191,7 +191,7 @@ def test_shards_without_images_are_written(images, tmp_path):
 
 
 def test_failures_are_rows_of_their_own_and_the_meter_counts_them(images, colours, tmp_path, monkeypatch):
-    monkeypatch.setattr("pipelines.running.progress._WRITE_SECONDS", -1.0)
+    monkeypatch.setattr("pipelines.running.meter._WRITE_SECONDS", -1.0)
     (tmp_path / "meter").mkdir()
     meter = Meter(str(tmp_path / "meter"))
     (images / "empty.png").write_bytes(b"")

@@ -13,7 +13,7 @@ from pipelines.features.job import FeaturesJob
 from pipelines.features.planning import plan_work
 from pipelines.inputs.images import open_images
 from pipelines.running.execution import Execution
-from pipelines.running.progress import Meter
+from pipelines.running.meter import Meter
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.interruption import DetachedError

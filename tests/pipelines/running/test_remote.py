@@ -13,7 +13,7 @@ from apache_beam.portability.api import beam_job_api_pb2
 
 from pipelines.running import remote
 from pipelines.running.execution import Execution
-from pipelines.running.progress import Meter
+from pipelines.running.meter import Meter
 from pipelines.running.remote import RemoteJob, check_detach, check_job_service, runner_log, wait, watch
 from schemas import interruption
 from schemas.errors import ImagepivotError, InputError, LostJobError, UsageError

@@ -14,7 +14,7 @@ from apache_beam.testing.util import assert_that, equal_to
 from pipelines.inputs.captions import RawCaption, Selection, open_source
 from pipelines.inputs.captions.base import tables_of
 from pipelines.running.execution import Execution
-from pipelines.running.progress import Meter
+from pipelines.running.meter import Meter
 from pipelines.text import ordering, pieces
 from pipelines.text.blocks import blocks_of
 from pipelines.text.caption_transforms import ReadCaptions, TokenizeCaptions, TrainTruecasers
@@ -142,7 +142,7 @@ def test_a_selection_leaves_the_rest_out(rows, table, tmp_path):
 
 @pytest.mark.slow
 def test_captions_without_tokens_are_failures_which_the_meter_counts(rows, tmp_path, monkeypatch):
-    monkeypatch.setattr("pipelines.running.progress._WRITE_SECONDS", -1.0)
+    monkeypatch.setattr("pipelines.running.meter._WRITE_SECONDS", -1.0)
     (tmp_path / "meter").mkdir()
     meter = Meter(str(tmp_path / "meter"))
     more = [("img1", "en", "comparable", "train", " "), ("new", "de", "translation", "val", "")]

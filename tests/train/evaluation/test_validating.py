@@ -19,7 +19,7 @@ from train.material import Material, open_material
 from train.models.catalogue import build_model
 from train.models.retrieval_model import ImageBatch
 from train.objectives.terms import terms_of
-from train.progress import ProgressLine
+from train.progress import TrainingDisplay
 
 MAX = CONFIG.replace("c2c_probability = 0.5", 'c2c_probability = 0.5\nhinges = "max"\nwarmup_steps = 10')
 THREE = CONFIG.replace("[model]", "[model]\nshared = true").replace("portions = {", 'portions = { fr = ["translation"],')
@@ -142,7 +142,7 @@ def test_the_logged_loss_is_that_of_the_model(toy, finished_run):
 def test_it_is_shown_with_the_scores(toy, tmp_path):
     reports, output = [], io.StringIO()
     job = TrainJob(from_toml(CONFIG, "test"), toy, str(tmp_path / "run"), device="cpu")
-    with ProgressLine(Console(file=output, width=120)) as line:
+    with TrainingDisplay(Console(file=output, width=120)) as line:
         train(job, lambda report: (reports.append(report), line(report)))
     logged = events(tmp_path / "run", "validation")
     assert [report.validation_loss for report in reports if report.scores] == [line["loss"] for line in logged]

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from schemas.progress import Snapshot, duration, pace
+from schemas.console.progress import Snapshot, duration, pace
 
 
 @pytest.mark.parametrize(
@@ -61,3 +61,11 @@ def test_a_runner_that_says_nothing_has_not_done_nothing():
     assert snapshot.to_line() == "captions: running for 1 min 15 s, the runner does not say how far it is"
     fields = snapshot.to_fields()
     assert (fields["done"], fields["failed"], fields["total"], fields["seconds_left"]) == (None, None, 40, None)
+
+
+@pytest.mark.parametrize(
+    ("waited", "worked", "expected"), [(0, 0, None), (5, 0, None), (10, 90, "model"), (11, 89, "decoding"), (0, 1, "model")]
+)
+def test_the_bottleneck_is_named(waited, worked, expected):
+    counts = {"images": 1, "wait_msec": waited, "forward_msec": worked}
+    assert Snapshot("x", "images", counts, 1.0).bottleneck == expected

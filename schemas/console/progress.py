@@ -1,14 +1,26 @@
-"""How far a run is: the counts of one moment, as a line for people and as an event for programs."""
+"""Progress of a run: the counts of one moment, shown as a line to people and as an event to programs."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
-from schemas.events import emit
+from schemas.events import emit, line
 
-__all__ = ["Snapshot", "bound_by", "duration", "pace"]
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.progress import Progress
+
+__all__ = ["ProgressDisplay", "Snapshot", "bound_by", "duration", "pace"]
+
+_LIVE_SECONDS = 0.2
+_PLAIN_SECONDS = 10.0
+_JSON_SECONDS = 1.0
+_WIDE = 120  # Columns of a terminal on which bar and details fit into one line.
+_LONGEST_NAME = 30
 
 
 def pace(rate: float) -> str:
@@ -126,3 +138,75 @@ class Snapshot:
             return f"{self.task}: running for {duration(self.seconds)}, the runner does not say how far it is"
         count = f"{self.done:,}{f' of {self.total:,}' if self.total else ''} {self.unit}"
         return f"{self.task}: {', '.join(part for part in (count, self.left, self.details) if part)}"
+
+
+class ProgressDisplay:
+    """Display of snapshots: on a terminal a live line, elsewhere a line every ten seconds; a context manager.
+
+    Args:
+        console: console for people.
+        log_json: write an event every second and one at the end instead, for programs.
+
+    Attributes:
+        interval: seconds between two snapshots that are shown.
+        last: snapshot of the event at the end; None writes none.
+    """
+
+    def __init__(self, console: Console, *, log_json: bool = False) -> None:
+        self.interval = _JSON_SECONDS if log_json else _LIVE_SECONDS if console.is_terminal else _PLAIN_SECONDS
+        self.last: Snapshot | None = None
+        self._console = console
+        self._log_json = log_json
+        self._shown = time.monotonic()
+        self._live: Live | None = None
+        self._lines: list[Progress] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+        if self._log_json and self.last is not None:
+            self._write(self.last)
+
+    def show(self, snapshot: Snapshot, *, immediately: bool = False) -> None:
+        """Update the live line; elsewhere write the snapshot if it is due, or immediately."""
+        self.last = snapshot
+        if self._console.is_terminal and not self._log_json:
+            self._draw(snapshot)
+        elif immediately or time.monotonic() - self._shown >= self.interval:
+            self._shown = time.monotonic()
+            self._write(snapshot)
+
+    def _write(self, snapshot: Snapshot) -> None:
+        if not self._log_json:
+            self._print(snapshot.to_line())
+        elif not snapshot.emit():
+            self._print(line("progress", **snapshot.to_fields()))
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def _draw(self, snapshot: Snapshot) -> None:
+        """Update the live line, or two lines on a terminal that is narrow."""
+        if self._live is None:
+            from rich.console import Group
+            from rich.live import Live
+            from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+            name = snapshot.task if len(snapshot.task) <= _LONGEST_NAME else f"…{snapshot.task[1 - _LONGEST_NAME :]}"
+            label, counter = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[count]}")
+            head = (SpinnerColumn(), label, BarColumn(20), counter, TextColumn(snapshot.unit))
+            tail = (TextColumn("{task.fields[details]}"), TimeElapsedColumn(), TextColumn("{task.fields[left]}"))
+            is_wide = self._console.width >= _WIDE
+            self._lines = [Progress(*head, *tail)] if is_wide else [Progress(*head), Progress(TextColumn(" "), *tail)]
+            for progress in self._lines:
+                progress.add_task(name, total=snapshot.total, count="", details="", left="")
+            self._live = Live(Group(*self._lines), console=self._console, transient=True, refresh_per_second=5)
+            self._live.start()
+        count = "" if not snapshot.is_known else f"{snapshot.done}/{snapshot.total}" if snapshot.total else f"{snapshot.done:,}"
+        for progress in self._lines:
+            progress.update(
+                progress.task_ids[0], completed=snapshot.done, count=count, details=snapshot.details, left=snapshot.left
+            )

@@ -10,14 +10,15 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from pipelines.running import progress
-from pipelines.running.progress import Meter, Snapshot, counts_of, show_progress
+from pipelines.running import meter as meters
+from pipelines.running.meter import Meter, counts_of, show_progress
+from schemas.console import progress
 
 
 @pytest.fixture
 def always(monkeypatch):
     """Let a meter write at every call instead of five times a second."""
-    monkeypatch.setattr(progress, "_WRITE_SECONDS", -1.0)
+    monkeypatch.setattr(meters, "_WRITE_SECONDS", -1.0)
 
 
 def wait_for(condition, seconds=20.0):
@@ -51,7 +52,7 @@ def test_counts_of_threads_add_up(tmp_path, always):
 
 
 def _count_in_a_process(folder: str) -> None:
-    progress._WRITE_SECONDS = -1.0
+    meters._WRITE_SECONDS = -1.0
     for _ in range(10):
         Meter(folder).add(images=1)
 
@@ -82,7 +83,7 @@ def test_meters_of_two_runs_do_not_mix(tmp_path, always):
 def test_counts_are_written_at_once_and_then_five_times_a_second(tmp_path, monkeypatch, start):
     """The monotonic clock may start at any number, even at zero."""
     now = start
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(meters, "time", SimpleNamespace(monotonic=lambda: now))
     meter = Meter(str(tmp_path))
     totals = []
     for seconds in (0.0, 0.1, 0.15, 0.25, 0.35, 0.5):
@@ -168,16 +169,8 @@ def test_json_lines_for_programs(always):
     }
 
 
-@pytest.mark.parametrize(
-    ("waited", "worked", "expected"), [(0, 0, None), (5, 0, None), (10, 90, "model"), (11, 89, "decoding"), (0, 1, "model")]
-)
-def test_the_bottleneck_is_named(waited, worked, expected):
-    counts = {"images": 1, "wait_msec": waited, "forward_msec": worked}
-    assert Snapshot("x", "images", counts, 1.0).bottleneck == expected
-
-
 def test_unwritten_counts_are_flushed(tmp_path, monkeypatch):
-    monkeypatch.setattr(progress, "_WRITE_SECONDS", 1000.0)
+    monkeypatch.setattr(meters, "_WRITE_SECONDS", 1000.0)
     meter = Meter(str(tmp_path))
     for _ in range(5):
         meter.add(images=1)
@@ -187,7 +180,7 @@ def test_unwritten_counts_are_flushed(tmp_path, monkeypatch):
 
 def test_settled_counts_are_those_of_the_dataset_and_not_of_this_run(tmp_path, monkeypatch):
     """What workers did not write in time, and what an earlier run made, is counted as done and does not count as speed."""
-    monkeypatch.setattr(progress, "_WRITE_SECONDS", 1000.0)
+    monkeypatch.setattr(meters, "_WRITE_SECONDS", 1000.0)
     (tmp_path / "12345.json").write_text('{"images": 4, "forward_msec": 7}')
     meter = Meter(str(tmp_path))
     for _ in range(3):

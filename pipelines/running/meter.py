@@ -15,35 +15,23 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import (
-    BarColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from schemas.console.progress import ProgressDisplay, Snapshot
 
-from schemas.events import line
-from schemas.progress import Snapshot, bound_by
+if TYPE_CHECKING:
+    from rich.console import Console
 
-__all__ = ["NAMESPACE", "Meter", "Snapshot", "bound_by", "counts_of", "show_progress"]
+__all__ = ["NAMESPACE", "Meter", "counts_of", "show_progress"]
 
 NAMESPACE = "imagepivot"
 """Namespace of Beam's counters of what a `Meter` counts."""
 
 _RUNNERS = "runner.json"
 _WRITE_SECONDS = 0.2
-_PLAIN_SECONDS = 10.0
-_JSON_SECONDS = 1.0
-_WIDE = 120  # Columns of a terminal on which bar and details fit into one line.
-_LONGEST_NAME = 30
 
 _counts: dict[str, dict[str, int]] = {}
 _written: dict[str, float] = {}
@@ -162,7 +150,10 @@ def show_progress(
     Yields:
         The meter that the run counts with.
     """
-    with tempfile.TemporaryDirectory(prefix="imagepivot-progress-") as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="imagepivot-progress-") as folder,
+        ProgressDisplay(console, log_json=log_json) as display,
+    ):
         meter, stop, started = Meter(folder), threading.Event(), time.monotonic()
 
         def snapshot() -> Snapshot:
@@ -171,22 +162,12 @@ def show_progress(
             whole = total if earlier is None else counts[unit]  # Once the run has settled, all of it is done.
             return Snapshot(task, unit, counts, time.monotonic() - started, whole, earlier or 0, is_known=meter.is_known)
 
-        def report() -> None:
-            current = snapshot()
-            if not current.emit():
-                _print_plain(console, line("progress", **current.to_fields()))
+        def watch() -> None:
+            display.show(snapshot())
+            while not stop.wait(display.interval):
+                display.show(snapshot(), immediately=True)
 
-        def display() -> None:
-            if log_json:
-                while not stop.wait(_JSON_SECONDS):
-                    report()
-            elif console.is_terminal:
-                _show_live(console, snapshot, stop)
-            else:
-                while not stop.wait(_PLAIN_SECONDS):
-                    _print_plain(console, snapshot().to_line())
-
-        thread = threading.Thread(target=display, daemon=True)
+        thread = threading.Thread(target=watch, daemon=True)
         thread.start()
         try:
             yield meter
@@ -194,31 +175,4 @@ def show_progress(
             stop.set()
             thread.join()
             meter.flush()
-            if log_json:
-                report()
-
-
-def _print_plain(console: Console, text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def _count(current: Snapshot) -> str:
-    if not current.is_known:
-        return ""
-    return f"{current.done}/{current.total}" if current.total else f"{current.done:,}"
-
-
-def _show_live(console: Console, snapshot: Callable[[], Snapshot], stop: threading.Event) -> None:
-    """Show a line with a bar, or two lines on a terminal that is narrow."""
-    first = snapshot()
-    name = first.task if len(first.task) <= _LONGEST_NAME else f"…{first.task[1 - _LONGEST_NAME :]}"
-    count = TextColumn("{task.fields[count]}")
-    head = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(20), count, TextColumn(first.unit))
-    tail = (TextColumn("{task.fields[details]}"), TimeElapsedColumn(), TextColumn("{task.fields[left]}"))
-    lines = [Progress(*head, *tail)] if console.width >= _WIDE else [Progress(*head), Progress(TextColumn(" "), *tail)]
-    rows = [progress.add_task(name, total=first.total, details="", left="", count="") for progress in lines]
-    with Live(Group(*lines), console=console, transient=True, refresh_per_second=5):
-        while not stop.wait(0.2):
-            current = snapshot()
-            for progress, row in zip(lines, rows, strict=True):
-                progress.update(row, completed=current.done, details=current.details, left=current.left, count=_count(current))
+            display.last = snapshot()

@@ -1,0 +1,1 @@
+"""Output on the console: progress for people and events for programs."""
