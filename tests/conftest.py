@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas import events
+from schemas.console import events
 
 # Before anything imports torch, and for all processes that tests start. Several test processes share the cores: threads of torch
 # that wait for one another would spin, and take four times as long. Tests about threads set their own number.

@@ -24,7 +24,7 @@ from extractors import ExtractorRequest, RegionOptions
 from pipelines.commands.app import app
 from pipelines.commands.process import BROKEN_PIPE
 from pipelines.features.planning import vector_bytes
-from schemas import events
+from schemas.console import events
 from schemas.kinds import schema_of
 from tests.test_messages import SOURCES, literals
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from schemas import events
+from schemas.console import events
 from schemas.errors import ImagepivotError, UsageError
 
 if TYPE_CHECKING:

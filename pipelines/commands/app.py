@@ -23,7 +23,7 @@ from pipelines.commands.configuration import Command
 from pipelines.commands.endings import run, wants_events
 from pipelines.commands.options import console, notes, remark
 from pipelines.commands.process import BROKEN_PIPE
-from schemas import events
+from schemas.console import events
 from schemas.escapes import escape_text
 from schemas.fonts import FontWarning
 from train.commands import figures, runs, sts, tables, train

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from pipelines.commands.options import console, notes, remark
 from pipelines.commands.process import BROKEN_PIPE, flush_streams, stop_signal, stopped_line
-from schemas import events
+from schemas.console import events
 from schemas.errors import ImagepivotError, UsageError
 from schemas.interruption import DetachedError
 

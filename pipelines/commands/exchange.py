@@ -12,7 +12,7 @@ from rich.markup import escape
 from pipelines.commands.configuration import COMMAS, PAIRS, Config
 from pipelines.commands.options import Check, LogJson, Output, Overwrite, Shards, console, notes, remark, several
 from pipelines.commands.results import finish
-from schemas import events
+from schemas.console import events
 from schemas.keys import AUTO
 
 __all__ = ["app"]

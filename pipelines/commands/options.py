@@ -12,7 +12,7 @@ from rich.text import Text
 
 from pipelines.commands import completion
 from pipelines.commands.configuration import BEAM_FLAGS, COMMAS, NUMBERS, PAIRS
-from schemas import events
+from schemas.console import events
 from schemas.errors import UsageError
 from schemas.escapes import escape_text
 from schemas.keys import ShardsRequest, check_shards_request

@@ -6,7 +6,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from schemas import events
+from schemas.console import events
 from schemas.errors import UsageError
 
 __all__ = ["Command"]

@@ -19,7 +19,8 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
-from schemas import events, interruption
+from schemas import interruption
+from schemas.console import events
 
 __all__ = [
     "BROKEN_PIPE",

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from pipelines.commands.options import console, remark
-from schemas import events
+from schemas.console import events
 from schemas.escapes import to_json
 
 if TYPE_CHECKING:

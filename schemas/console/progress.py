@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from schemas.events import emit, line
+from schemas.console.events import emit, line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -115,7 +115,7 @@ class Snapshot:
         }
 
     def emit(self) -> bool:
-        """Write the event, see `schemas.events.emit`."""
+        """Write the event, see `schemas.console.events.emit`."""
         return emit("progress", **self.to_fields())
 
     @property

@@ -22,7 +22,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from schemas import events
+from schemas.console import events
 from schemas.errors import DatasetError, OtherDatasetError
 from schemas.failures import failures_name
 from schemas.fingerprints import FORMAT_VERSION, canonical_json, sha256_of_bytes, sha256_of_file

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from schemas import events
+from schemas.console import events
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError
 from schemas.failures import failures_name, read_failures

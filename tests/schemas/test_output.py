@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import schemas.writing.output
-from schemas import events
+from schemas.console import events
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.shards import Footer

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas import events
+from schemas.console import events
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.interruption import DetachedError

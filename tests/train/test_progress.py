@@ -6,7 +6,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from schemas import events
+from schemas.console import events
 from train import progress
 from train.progress import CountDisplay, Report, TrainingDisplay
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 from rich.markup import escape
 
-from schemas import events
+from schemas.console import events
 from schemas.escapes import escape_text
 from train.commands.options import (
     AllowMissingFeatures,

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from schemas import events
+from schemas.console import events
 from schemas.escapes import escape_text, to_json
 from train.commands.options import (
     AllowMissingFeatures,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from schemas import events
+from schemas.console import events
 from schemas.escapes import to_json
 from train.commands.options import AsJson, Device, LogJson, console, notes, remark
 

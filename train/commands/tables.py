@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.markup import escape
 
-from schemas import events
+from schemas.console import events
 from schemas.errors import DatasetError
 from train.commands.options import (
     AllowMissingFeatures,

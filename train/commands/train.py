@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from schemas import events
+from schemas.console import events
 from schemas.errors import UsageError
 from schemas.interruption import leaving
 from train.commands.options import (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from schemas import events
+from schemas.console import events
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from tests.train.trainings import CONFIG

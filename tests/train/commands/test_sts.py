@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import typer
 
-from schemas import events
+from schemas.console import events
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.made_from import MADE_FROM_NAME
 from train.commands import options, sts

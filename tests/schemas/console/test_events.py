@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from schemas import events
+from schemas.console import events
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_warnings_and_handlers_are_put_back(monkeypatch):
 SCRIPT = """
 import logging, os, subprocess, sys, warnings
 logging.basicConfig()
-from schemas import events
+from schemas.console import events
 events.start()
 events.record(output="o")
 print("python says")
