@@ -16,7 +16,7 @@ from rich.markup import escape
 from pipelines.commands.configuration import BEAM_FLAGS, convert, keys_of
 from pipelines.commands.options import console, remark
 from pipelines.commands.process import stop_signal
-from schemas.arguments import key_value_pairs
+from schemas.conversion import key_value_pairs
 from schemas.errors import UsageError
 
 __all__ = ["Commands", "app", "build_plan"]

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import typer
 
 from pipelines.commands import parsing
-from schemas.arguments import did_you_mean
+from schemas.conversion import did_you_mean
 from schemas.errors import UsageError
 
 __all__ = ["BEAM_FLAGS", "COMMAS", "NUMBERS", "PAIRS", "Command", "Config", "convert", "keys_of", "plain_hint"]

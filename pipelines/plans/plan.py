@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Protocol
 
-from schemas.arguments import did_you_mean
+from schemas.conversion import did_you_mean
 from schemas.errors import ImagepivotError, InputError, UsageError
 from schemas.storage.locations import is_remote, local_path, plain_location
 from schemas.text import read_text

@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from schemas.arguments import key_value_pairs
 from schemas.console import events
+from schemas.conversion import key_value_pairs
 from schemas.escapes import escape_text
 
 if TYPE_CHECKING:

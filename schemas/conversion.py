@@ -1,4 +1,4 @@
-"""What users write on a command line or into a file: settings, and names that are not quite right."""
+"""Conversion of what users write on a command line or into a file: settings, and names that are not quite right."""
 
 from __future__ import annotations
 
