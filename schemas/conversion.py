@@ -1,13 +1,158 @@
-"""Conversion of what users write on a command line or into a file: settings, and names that are not quite right."""
+"""Strict conversion of JSON, TOML and text to frozen dataclasses and plain values: the annotation decides, an error names the key.
+
+A whole number is a number; no other types are mixed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from schemas.errors import UsageError
+from schemas.errors import ImagepivotError, UsageError
+from schemas.escapes import to_json
 
-__all__ = ["did_you_mean", "key_value_pairs"]
+__all__ = [
+    "Tagged",
+    "convert",
+    "did_you_mean",
+    "dump",
+    "key_value_pairs",
+    "override",
+    "parse_toml",
+    "parse_value",
+]
+
+_STORED = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+    NoneType: "null",
+}
+_WRITTEN = {
+    str: "text in quotes",
+    int: "a whole number, written 20",
+    float: "a number, written 0.05 or 2e-4",
+    bool: "true or false, written without quotes",
+    list: """a list, written ["en"] (in a shell as '["en"]')""",
+    dict: 'a table, written { en = ["comparable"] }',
+}
+_ACCEPTED: dict[Any, Any] = {float: (int, float), list: (list, tuple), dict: Mapping}
+_SIMILAR = 3  # Number of keys that a message suggests.
+
+
+class Tagged:
+    """Base of dataclasses of which a table names the one to build."""
+
+    @classmethod
+    def choose(cls, table: Mapping[str, Any], prefix: str) -> tuple[type[Any], Mapping[str, Any]]:
+        """Return the dataclass that a table names, and the table without the key that names it.
+
+        Args:
+            table: table of a TOML file.
+            prefix: prefix of keys in messages.
+
+        Raises:
+            UsageError: there is none of that name.
+        """
+        return cls, table
+
+
+def convert(value: Any, hint: Any, place: str = "", *, error: type[ImagepivotError] = UsageError) -> Any:
+    """Convert a value of JSON, TOML or Python to the type that an annotation names.
+
+    Args:
+        value: a plain value; lists become tuples where the annotation has tuples.
+        hint: a dataclass, ``str``, ``int``, ``float``, ``bool``, ``None``, ``Any``, ``Literal``, a list, a tuple, a mapping with
+            string keys, a union of these, or ``Annotated`` with one of these.
+        place: key of the value in messages, e.g. ``loss.margin``.
+        error: class of the errors: `UsageError` for values that users write, `DatasetError` for stored ones.
+
+    Raises:
+        ImagepivotError: of the class ``error``: a value has another type, or a key of a dataclass is unknown or missing.
+    """
+    return _convert(value, hint, place, error, (hint, value, place))
+
+
+def _convert(value: Any, hint: Any, place: str, error: type[ImagepivotError], root: tuple[Any, Any, str]) -> Any:
+    """Convert a value inside another one, whose annotation, value and place are the root."""
+    alternatives = _alternatives(hint)
+    hint = next((alternative for alternative in alternatives if _fits(value, alternative)), None)
+    if hint is None:
+        raise error(f"{place or 'it'} is {_short(value)}, expected {_expected(alternatives, error)}")
+    if is_dataclass(hint) and isinstance(hint, type):
+        return _build(hint, value, place, error, root)
+    kind, arguments = _kind(hint), get_args(hint)
+    if kind is dict and arguments:
+        return {key: _convert(item, arguments[1], f"{place}.{key}", error, root) for key, item in value.items()}
+    if kind is list and arguments:
+        is_fixed = get_origin(hint) is tuple and arguments[-1] is not Ellipsis
+        if is_fixed and len(value) != len(arguments):
+            raise error(f"{place} has {len(value)} values, expected {len(arguments)}")
+        hints = arguments if is_fixed else arguments[:1] * len(value)
+        pairs = enumerate(zip(value, hints, strict=True))
+        return get_origin(hint)(
+            _convert(item, item_hint, f"{place}[{index}]", error, root) for index, (item, item_hint) in pairs
+        )
+    return float(value) if hint is float else value
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Parse TOML.
+
+    Raises:
+        UsageError: the text is not TOML.
+    """
+    import tomllib  # The command line needs it only where there is a file.
+
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"not TOML: {error}") from error
+    except RecursionError:
+        raise UsageError("not TOML: it is nested too deeply") from None
+
+
+def parse_value(text: str) -> Any:
+    """Parse one value of TOML; anything that is not TOML is taken as text."""
+    try:
+        return parse_toml(f"value = {text}")["value"]
+    except UsageError:
+        return text
+
+
+def override(table: dict[str, Any], key: str, text: str) -> None:
+    """Set one value in a table.
+
+    Args:
+        table: changed in place.
+        key: dotted, e.g. ``optimizer.learning_rate``.
+        text: the value, see `parse_value`.
+
+    Raises:
+        UsageError: a part of the key is not a section.
+    """
+    *sections, name = key.split(".")
+    for section in sections:
+        table = table.setdefault(section, {})
+        if not isinstance(table, dict):
+            raise UsageError(f"cannot set {key!r}: {section!r} is a value, not a section")
+    table[name] = parse_value(text)
+
+
+def dump(value: Any) -> str:
+    """Return a value as TOML on one line, with inline tables."""
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{to_json(key)} = {dump(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(dump, value)) + "]"
+    return to_json(value)  # Strings, numbers and booleans look the same in JSON and TOML.
 
 
 def key_value_pairs(settings: Sequence[str], example: str) -> dict[str, str]:
@@ -29,7 +174,102 @@ def key_value_pairs(settings: Sequence[str], example: str) -> dict[str, str]:
     return pairs
 
 
-def did_you_mean(name: str, known: Collection[str]) -> str:
-    """Return the end of a message about a name that is unknown: the one that is most like it, or all that there are."""
-    matches = get_close_matches(name, known, n=1)
-    return f": did you mean {matches[0]!r}?" if matches else f": there are {', '.join(map(repr, known))}"
+def did_you_mean(name: str, known: Collection[str], prefix: str = "", known_keys: Sequence[str] = ()) -> str:
+    """Return the end of a message about an unknown name: similar names, or all known names if there is none.
+
+    Args:
+        name: the unknown name.
+        known: the names that could have been meant.
+        prefix: prefix of the similar name in the message.
+        known_keys: dotted keys whose last part is compared, too, if no known name is similar.
+    """
+    similar = [f"{prefix}{match}" for match in get_close_matches(name, known, n=1)]
+    if not similar:
+        last = [key.rpartition(".")[2] for key in known_keys]
+        matches = get_close_matches(name, dict.fromkeys(last), n=_SIMILAR, cutoff=0.75)
+        similar = [key for match in matches for key, part in zip(known_keys, last, strict=True) if part == match][:_SIMILAR]
+    if similar:
+        return f": did you mean {' or '.join(map(repr, similar))}?"
+    return f": there are {', '.join(map(repr, known))}"
+
+
+def _build(cls: Any, table: Mapping[str, Any], place: str, error: type[ImagepivotError], root: tuple[Any, Any, str]) -> Any:
+    """Build a dataclass from a table."""
+    prefix = f"{place}." if place else ""
+    if issubclass(cls, Tagged):
+        cls, table = cls.choose(table, prefix)
+    known = {item.name: item for item in fields(cls)}
+    for key in table:
+        if key not in known:
+            raise error(f"unknown key {prefix}{key}{did_you_mean(key, known, prefix, tuple(_keys(*root)))}")
+    for key, item in known.items():
+        if key not in table and item.default is MISSING and item.default_factory is MISSING:
+            raise error(f"{prefix}{key} is missing")
+    hints = _hints(cls)
+    return cls(**{key: _convert(value, hints[key], f"{prefix}{key}", error, root) for key, value in table.items()})
+
+
+def _keys(hint: Any, table: Any, place: str) -> Iterator[str]:
+    """Yield the dotted keys of the values in a dataclass and in its dataclasses, also of an invalid table."""
+    [hint, *others] = _alternatives(hint)
+    if others or not is_dataclass(hint):
+        yield place
+        return
+    prefix = f"{place}." if place else ""
+    table = table if isinstance(table, Mapping) else {}
+    if isinstance(hint, type) and issubclass(hint, Tagged):
+        try:
+            hint, table = hint.choose(table, prefix)
+        except UsageError:
+            return  # It is reported where it is built.
+    hints = _hints(hint)
+    for item in fields(hint):
+        yield from _keys(hints[item.name], table.get(item.name), f"{prefix}{item.name}")
+
+
+@cache
+def _hints(cls: Any) -> dict[str, Any]:
+    return get_type_hints(cls, include_extras=True)
+
+
+def _alternatives(hint: Any) -> list[Any]:
+    """Return the annotations of a union, one for any other annotation, without the marks of ``Annotated``."""
+    if get_origin(hint) is Annotated:
+        return _alternatives(get_args(hint)[0])
+    if get_origin(hint) in (Union, UnionType):
+        return [alternative for argument in get_args(hint) for alternative in _alternatives(argument)]
+    return [hint]
+
+
+def _kind(hint: Any) -> Any:
+    """Return ``list`` or ``dict`` for annotations of lists or tables, and other annotations without their arguments."""
+    origin = get_origin(hint) or hint
+    if is_dataclass(origin) or (isinstance(origin, type) and issubclass(origin, Mapping)):
+        return dict
+    return list if origin is tuple else origin
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Tell whether a value has the type that an annotation names; the items of lists and tables are not looked at."""
+    kind = _kind(hint)
+    if kind is Literal:
+        return any(value == choice and type(value) is type(choice) for choice in get_args(hint))
+    return kind is Any or (isinstance(value, _ACCEPTED.get(kind, kind)) and (kind is bool or not isinstance(value, bool)))
+
+
+def _expected(alternatives: Sequence[Any], error: type[ImagepivotError]) -> str:
+    words = _WRITTEN if error is UsageError else _STORED
+    names = [
+        f"one of {', '.join(map(repr, get_args(hint)))}" if _kind(hint) is Literal else words[_kind(hint)]
+        for hint in alternatives
+        if _kind(hint) is not NoneType or NoneType in words
+    ]
+    if len(names) == 1:
+        return names[0]
+    *names, last = [name.partition(", written")[0] for name in names]
+    return f"{', '.join(names)} or {last}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

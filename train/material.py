@@ -9,13 +9,13 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from schemas.conversion import dump
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.overlaps import find_overlap
 from schemas.parameters import VocabularyParameters
 from schemas.vocabulary import SPECIALS, Vocabulary
 from train.config.sections import Config
-from train.config.strict_toml import dump
 from train.data.batches import CaptionBatch
 from train.data.captions import Captions, labels_of, no_captions
 from train.data.corpus import Corpus

@@ -1,9 +1,116 @@
-"""Settings and unknown names of what users write."""
+"""Conversion of plain values by annotations: what becomes of each, and what is refused with which words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, Optional
 
 import pytest
 
-from schemas.conversion import did_you_mean, key_value_pairs
-from schemas.errors import UsageError
+from schemas.conversion import convert, did_you_mean, key_value_pairs, parse_toml
+from schemas.errors import DatasetError, InputError, UsageError
+
+
+@dataclass(frozen=True)
+class Inner:
+    rate: float = 0.5
+
+
+@dataclass(frozen=True)
+class Example:
+    text: str
+    number: int = 0
+    names: tuple[str, ...] = ()
+    inner: Annotated[Inner, "a mark"] = field(default_factory=Inner)
+    maybe: Annotated[int | None, "a mark"] = None
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "converted"),
+    [
+        ("a", str, "a"),
+        (3, int, 3),
+        (3, float, 3.0),
+        (0.5, float, 0.5),
+        (True, bool, True),
+        (None, int | None, None),
+        (3, Optional[int], 3),  # noqa: UP045 -- another type than int | None
+        (3, Annotated[int, "a mark"], 3),
+        (None, Annotated[int | None, "a mark"], None),
+        ([7, {"a": None}], Any, [7, {"a": None}]),
+        ("b", Literal["a", "b"], "b"),
+        (("a",), list[str], ["a"]),
+        ([1, 2], tuple[int, float], (1, 2.0)),
+        ([[1], []], tuple[tuple[int, ...], ...], ((1,), ())),
+        ({"a": [1]}, Mapping[str, tuple[int, ...]], {"a": (1,)}),
+        ({"a": 1}, dict, {"a": 1}),
+        ("a", str | tuple[str, ...], "a"),
+        (["a"], str | tuple[str, ...], ("a",)),
+        ({}, Inner, Inner()),
+        ({"text": "a", "names": ["b"], "inner": {"rate": 2}}, Example, Example("a", names=("b",), inner=Inner(2.0))),
+    ],
+)
+def test_values_of_the_right_types(value, hint, converted):
+    result = convert(value, hint, "key")
+    assert result == converted
+    assert type(result) is type(converted)
+    assert repr(result) == repr(converted)
+
+
+WRITTEN_TABLE = 'a table, written { en = ["comparable"] }'
+WRITTEN_LIST = """a list, written ["en"] (in a shell as '["en"]')"""
+PROBLEMS = [
+    (3, str, "key is 3", "text", "text in quotes"),
+    (True, int, "key is True", "a whole number", "a whole number, written 20"),
+    (1.0, int, "key is 1.0", "a whole number", "a whole number, written 20"),
+    ("1", float, "key is '1'", "a number", "a number, written 0.05 or 2e-4"),
+    (1, bool, "key is 1", "true or false", "true or false, written without quotes"),
+    (None, Annotated[str, "a mark"], "key is None", "text", "text in quotes"),
+    ("1", int | None, "key is '1'", "a whole number or null", "a whole number, written 20"),
+    (3, str | tuple[str, ...], "key is 3", "text or a list", "text in quotes or a list"),
+    (3, str | list[str] | dict[str, str], "key is 3", "text, a list or an object", "text in quotes, a list or a table"),
+    ("c", Literal["a", "b"], "key is 'c'", "one of 'a', 'b'", "one of 'a', 'b'"),
+    (True, Literal[1], "key is True", "one of 1", "one of 1"),
+    ("abc", tuple[str, ...], "key is 'abc'", "a list", WRITTEN_LIST),
+    (["a", 1], tuple[str, ...], "key[1] is 1", "text", "text in quotes"),
+    ([0.9, "b"], tuple[float, float], "key[1] is 'b'", "a number", "a number, written 0.05 or 2e-4"),
+    ([["a", 1]], Mapping[str, int], "key is [['a', 1]]", "an object", WRITTEN_TABLE),
+    ({"a": [True]}, Mapping[str, tuple[int, ...]], "key.a[0] is True", "a whole number", "a whole number, written 20"),
+    (3, Inner, "key is 3", "an object", WRITTEN_TABLE),
+    ({"text": "a", "inner": {"rate": "x"}}, Example, "key.inner.rate is 'x'", "a number", "a number, written 0.05 or 2e-4"),
+    ("x" * 99, int, f"key is '{'x' * 56}...", "a whole number", "a whole number, written 20"),
+]
+
+
+@pytest.mark.parametrize(("value", "hint", "problem", "stored", "written"), PROBLEMS)
+def test_values_of_other_types(value, hint, problem, stored, written):
+    for error, expected in ((DatasetError, stored), (UsageError, written)):
+        with pytest.raises(error, match=f"^{re.escape(f'{problem}, expected {expected}')}$"):
+            convert(value, hint, "key", error=error)
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "problem"),
+    [
+        ([0.9], tuple[float, float], "key has 1 values, expected 2"),
+        ({}, Example, "key.text is missing"),
+        ({"text": "a", "numbr": 1}, Example, "unknown key key.numbr: did you mean 'key.number'?"),
+        ({"text": "a", "rat": 1}, Example, "unknown key key.rat: did you mean 'key.inner.rate'?"),
+        ({"text": "a", "inner": {"zzz": 1}}, Example, "unknown key key.inner.zzz: there are 'rate'"),
+        ({"text": "a", "inner": {"names": 1}}, Example, "unknown key key.inner.names: did you mean 'key.names'?"),
+    ],
+)
+def test_keys_and_lengths(value, hint, problem):
+    with pytest.raises(InputError, match=f"^{re.escape(problem)}$"):
+        convert(value, hint, "key", error=InputError)
+
+
+def test_toml_that_is_none_is_refused():
+    for text in ("a", "a = " + "[" * 100_000):
+        with pytest.raises(UsageError, match=r"^not TOML: "):
+            parse_toml(text)
 
 
 def test_settings():

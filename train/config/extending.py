@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+from schemas.conversion import parse_toml
 from schemas.errors import InputError, UsageError
 from schemas.storage.locations import local_path
 from schemas.text import read_text
 from train.config.models import VseConfig
 from train.config.presets import read_preset
-from train.config.strict_toml import parse
 
 __all__ = ["extended", "read_table"]
 
@@ -75,7 +75,7 @@ def _longer(chain: tuple[str, ...], name: str) -> tuple[str, ...]:
 def _extended(text: str, folder: Path, chain: tuple[str, ...]) -> dict[str, Any]:
     """Fill in what a text ``extends``; its keys replace those of the other, section by section."""
     try:
-        table = parse(text)
+        table = parse_toml(text)
         name = table.pop("extends", None)
         if not isinstance(name, (str, type(None))):
             raise UsageError(f"extends is {name!r}, expected the name of a preset, or the path of a file that ends in .toml")

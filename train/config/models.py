@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, Literal, TypeAlias
 
+from schemas.conversion import Tagged
 from schemas.errors import UsageError
 from train.config.checks import not_negative, one_of, positive, require
-from train.config.strict_toml import Tagged
 
 __all__ = [
     "ENTRY_POINTS",

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
+from schemas.conversion import convert, dump, override
 from schemas.errors import UsageError
 from train.config.checks import not_negative, positive, require
 from train.config.extending import extended, read_table
 from train.config.models import ModelConfig, VseConfig
-from train.config.strict_toml import build, dump, override
 
 __all__ = [
     "Config",
@@ -316,7 +316,7 @@ def _built(table: dict[str, Any], source: str, overrides: Mapping[str, str] | No
     try:
         for key, value in (overrides or {}).items():
             override(table, key, value)
-        return build(Config, table)
+        return convert(table, Config)
     except UsageError as error:
         raise UsageError(f"{source}: {error}") from error
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from train.config.strict_toml import parse
+from schemas.conversion import parse_toml
 
 __all__ = ["settings_of"]
 
@@ -21,7 +21,7 @@ def settings_of(text: str) -> dict[str, Any]:
     Raises:
         UsageError: the text is not TOML.
     """
-    table = parse(text)
+    table = parse_toml(text)
     table.pop("description", None)
     found: dict[str, Any] = {}
     for section, values in table.items():

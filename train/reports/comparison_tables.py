@@ -7,7 +7,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from train.config.strict_toml import dump
+from schemas.conversion import dump
 from train.reports.comparison import MEASURES, SUM, Comparison
 from train.reports.score_tables import plain_table
 

@@ -21,10 +21,10 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from schemas.errors import DatasetError, UsageError
+from schemas.conversion import convert
+from schemas.errors import DatasetError
 from schemas.parameters import EncodedParameters
 from schemas.storage.folder import Folder
-from train.config.strict_toml import build
 from train.models.dimensions import Dimensions
 
 __all__ = ["BEST", "LAST", "Checkpoint", "Standing", "damaged", "read_checkpoint", "weights_digest", "write_checkpoint"]
@@ -233,22 +233,13 @@ def _checkpoint(content: dict[str, Any], location: str) -> Checkpoint:
         raise damaged(location, "tokens are not text")
     try:
         EncodedParameters.from_json(content["captions"])
-        content["dimensions"] = build(Dimensions, _plain(content["dimensions"]), "dimensions.")
-        content["standing"] = build(Standing, _plain(content["standing"]), "standing.")
-    except (DatasetError, UsageError, ValueError) as error:
+        content["dimensions"] = convert(content["dimensions"], Dimensions, "dimensions", error=DatasetError)
+        content["standing"] = convert(content["standing"], Standing, "standing", error=DatasetError)
+    except (DatasetError, ValueError) as error:
         raise damaged(location, str(error)) from error
-    except (LookupError, TypeError, AttributeError) as error:
-        raise damaged(location, "captions, dimensions or standing are of another type") from error
     return Checkpoint(**content)
 
 
 def _maps(value: Any, kind: type) -> bool:
     """Tell whether a value maps names to values of a type."""
     return isinstance(value, dict) and all(isinstance(name, str) and isinstance(item, kind) for name, item in value.items())
-
-
-def _plain(value: Any) -> Any:
-    """Return a value with lists in place of tuples, as TOML has them."""
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value

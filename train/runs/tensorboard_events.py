@@ -13,10 +13,10 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from schemas.conversion import dump
 from schemas.errors import UsageError
 from schemas.storage.storage_errors import storage_errors
 from train.config.settings import settings_of
-from train.config.strict_toml import dump
 
 __all__ = ["EVENTS", "EventFile", "write_all"]
 

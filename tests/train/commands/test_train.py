@@ -90,7 +90,7 @@ def test_a_configuration_is_shown_in_full(command):
         ),
         (["vsepp", "out", "--set", "loss.margin"], "--set 'loss.margin' is not KEY=VALUE"),
         (["vsepp", "out", "--set", "=3"], "--set '=3' is not KEY=VALUE"),
-        (["vsepp", "out", "--set", "loss.marign=3"], r"vsepp: unknown key loss.marign: did you mean loss.margin\?"),
+        (["vsepp", "out", "--set", "loss.marign=3"], r"vsepp: unknown key loss.marign: did you mean 'loss.margin'\?"),
     ],
 )
 def test_wrong_usage(command, arguments, message):

@@ -135,10 +135,10 @@ def test_a_file_extends_a_preset(tmp_path):
     [
         (
             SMALL + "[optimizer]\nlearning_rat = 1",
-            r"mine: unknown key optimizer.learning_rat: did you mean optimizer.learning_rate\?",
+            r"mine: unknown key optimizer.learning_rat: did you mean 'optimizer.learning_rate'\?",
         ),
-        (SMALL + "[optimiser]\nlearning_rate = 1", r"unknown key optimiser: did you mean optimizer\?"),
-        (SMALL + "[loss]\nzzz = 1", "unknown key loss.zzz: the known keys are caption_weight, c2c_probability, margin"),
+        (SMALL + "[optimiser]\nlearning_rate = 1", r"unknown key optimiser: did you mean 'optimizer'\?"),
+        (SMALL + "[loss]\nzzz = 1", "unknown key loss.zzz: there are 'caption_weight', 'c2c_probability', 'margin'"),
         (SMALL + "[loss]\nmargin = '1'", "loss.margin is '1', expected a number"),
         (SMALL + "[loss]\nmargin = true", "loss.margin is True, expected a number"),
         (SMALL + "[loss]\nhinges = 'mean'", "loss.hinges is 'mean', expected one of 'sum', 'max'"),
@@ -151,7 +151,7 @@ def test_a_file_extends_a_preset(tmp_path):
         (SMALL + "[model]\nkind = 'mha-d'\nheads = 0", "model.heads is 0, expected more than 0"),
         (
             SMALL + "[model]\nkind = 'mha-d'\nshared = true",
-            "unknown key model.shared: the known keys are embedding, words, word_vectors, heads",
+            "unknown key model.shared: there are 'embedding', 'words', 'word_vectors', 'heads'",
         ),
         (
             "[data]\nportions = { en = ['a'], de = ['a'] }\n[model]\nkind = 'mha-d'\n[loss]\nc2c_probability = 0.5",
@@ -207,8 +207,8 @@ def test_a_file_extends_a_preset(tmp_path):
         ),
         (SMALL + "split = []", "data.split is empty: name the split to train on"),
         (SMALL + "split = ['train', 'train']", r"data.split is .'train', 'train'.: name each once"),
-        (SMALL + "split = 3", "data.split is 3, expected a string"),
-        (SMALL + "split = ['train', 3]", r"data.split.1. is 3, expected a string"),
+        (SMALL + "split = 3", "data.split is 3, expected text in quotes or a list"),
+        (SMALL + "split = ['train', 3]", r"data.split.1. is 3, expected text in quotes"),
         (SMALL + "[schedule]\nmax_steps = -1", "schedule.max_steps is -1, expected 0 or more"),
         ("loss = 3\n" + SMALL, "loss is 3, expected a table"),
         ("", "data is missing"),
@@ -267,7 +267,7 @@ def test_an_override_below_a_value_is_refused():
         ),
         ("schedule.monitor", "en", """schedule.monitor is 'en', expected a list, written ["en"] (in a shell as '["en"]')"""),
         ("data.portions", "en", """data.portions is 'en', expected a table, written { en = ["comparable"] }"""),
-        ("description", "3", 'description is 3, expected a string, written "word"'),
+        ("description", "3", "description is 3, expected text in quotes"),
     ],
 )
 def test_a_value_of_another_type_says_how_it_is_written(key, value, message):
@@ -278,15 +278,15 @@ def test_a_value_of_another_type_says_how_it_is_written(key, value, message):
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        ("learning_rate", "unknown key learning_rate: did you mean optimizer.learning_rate?"),
-        ("loss.batch_size", "unknown key loss.batch_size: did you mean schedule.batch_size?"),
-        ("model.l2_feature", "unknown key model.l2_feature: did you mean data.l2_features?"),
-        ("schedule.embeding", "unknown key schedule.embeding: did you mean model.embedding?"),
-        ("schedule.max_step", "unknown key schedule.max_step: did you mean schedule.max_steps?"),
+        ("learning_rate", "unknown key learning_rate: did you mean 'optimizer.learning_rate'?"),
+        ("loss.batch_size", "unknown key loss.batch_size: did you mean 'schedule.batch_size'?"),
+        ("model.l2_feature", "unknown key model.l2_feature: did you mean 'data.l2_features'?"),
+        ("schedule.embeding", "unknown key schedule.embeding: did you mean 'model.embedding'?"),
+        ("schedule.max_step", "unknown key schedule.max_step: did you mean 'schedule.max_steps'?"),
         (
             "loss.zzz",
-            "unknown key loss.zzz: the known keys are caption_weight, c2c_probability, margin, hinges, warmup_steps, "
-            "diversity_weight, diversity_margin",
+            "unknown key loss.zzz: there are 'caption_weight', 'c2c_probability', 'margin', 'hinges', 'warmup_steps', "
+            "'diversity_weight', 'diversity_margin'",
         ),
     ],
 )

@@ -150,7 +150,7 @@ def test_a_flipped_bit_is_found(folder, parts, part, bit):
         ({"optimizer": 4}, "optimizer is of type int"),
         ({"sampler": "x"}, "sampler is of type str"),
         ({"standing": {"step": "7"}}, "standing.step is '7', expected a whole number"),
-        ({"standing": 3}, "captions, dimensions or standing are of another type"),
+        ({"standing": 3}, "standing is 3, expected an object"),
         ({"standing": {"steps": 7}}, "unknown key standing.steps"),
         ({"dimensions": {"languages": ("en",)}}, "dimensions.vocabulary_size is missing"),
         ({"dimensions": {"languages": ("en",), "vocabulary_size": 5, "feature_shape": (-2,)}}, r"feature_shape is \(-2,\)"),
