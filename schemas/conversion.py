@@ -12,7 +12,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from schemas.errors import ImagepivotError, UsageError
+from schemas.errors import DatasetError, ImagepivotError, UsageError
 from schemas.escapes import to_json
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "override",
     "parse_toml",
     "parse_value",
+    "stored_values",
 ]
 
 _STORED = {
@@ -101,6 +102,22 @@ def _convert(value: Any, hint: Any, place: str, error: type[ImagepivotError], ro
             _convert(item, item_hint, f"{place}[{index}]", error, root) for index, (item, item_hint) in pairs
         )
     return float(value) if hint is float else value
+
+
+def stored_values(cls: Any, stored: Any, *, but: Collection[str] = ()) -> dict[str, Any]:
+    """Return the stored values of a dataclass's fields, of which a damaged or edited file may hold anything.
+
+    Args:
+        cls: a dataclass, whose annotations say what the values must be.
+        stored: what a file holds in its place; fields may be missing, and there may be others.
+        but: fields that are read in another way.
+
+    Raises:
+        DatasetError: it is no object, or a value is of another type. The message names the field alone.
+    """
+    stored = convert(stored, dict, error=DatasetError)
+    hints = {name: hint for name, hint in _hints(cls).items() if name in stored and name not in but}
+    return {name: convert(stored[name], hint, name, error=DatasetError) for name, hint in hints.items()}
 
 
 def parse_toml(text: str) -> dict[str, Any]:

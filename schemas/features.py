@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from schemas.conversion import stored_values
 from schemas.errors import DatasetError
-from schemas.stored import stored_values
 
 if TYPE_CHECKING:
     import numpy as np

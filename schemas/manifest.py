@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 
+from schemas.conversion import convert
 from schemas.diagnosis import diagnose
 from schemas.errors import DatasetError
 from schemas.failures import failures_name
@@ -27,7 +28,6 @@ from schemas.parameters import (
     feature_of,
 )
 from schemas.storage.folder import Folder
-from schemas.stored import stored_values
 
 __all__ = ["MANIFEST_NAME", "MANIFEST_NAMES", "FileEntry", "Manifest", "ShardEntry", "newer"]
 
@@ -217,13 +217,12 @@ def _checked(cls: type[Manifest], content: dict[str, Any]) -> Manifest:
     Raises:
         DatasetError: what is wrong, for people.
     """
-    _check_names(cls, content)
-    kind = content["kind"]
+    kind = content.get("kind")
     if kind not in list(KEY_COLUMNS):  # A list: the kind may be unhashable.
         raise DatasetError(f"kind is {kind!r}, expected one of {', '.join(KEY_COLUMNS)}")
     lists = {"shards": ShardEntry, "failures": ShardEntry, "files": FileEntry}
     entries: dict[str, Any] = {name: tuple(_entries(entry, content.get(name), name)) for name, entry in lists.items()}
-    manifest = cls(**{**stored_values(cls, content, but=tuple(lists)), **entries})
+    manifest = replace(convert({**content, **dict.fromkeys(lists, ())}, cls, error=DatasetError), **entries)
     _check_paths(manifest)
     fingerprint = fingerprint_of(manifest.kind, manifest.parameters, manifest.inputs, len(manifest.shards))
     if fingerprint != manifest.fingerprint:
@@ -239,30 +238,15 @@ def _checked(cls: type[Manifest], content: dict[str, Any]) -> Manifest:
     return manifest
 
 
-def _check_names(cls: Any, stored: Mapping[str, Any]) -> None:
-    known = {known.name: known.default is MISSING and known.default_factory is MISSING for known in fields(cls)}
-    for name in sorted({name for name, is_needed in known.items() if is_needed} - stored.keys()):
-        raise DatasetError(f"{name} is missing")
-    for name in sorted(stored.keys() - known.keys()):
-        raise DatasetError(f"{name} is unknown")
-
-
 def _entries(cls: type[FileEntry], stored: Any, name: str) -> Iterator[FileEntry]:
-    if not isinstance(stored, list):
-        raise DatasetError(f"{name} is {stored!r}, expected a list")
-    for number, item in enumerate(stored):
-        try:
-            values = stored_values(cls, item)
-            _check_names(cls, item)
-            for field_name in ("bytes", "rows"):
-                if not 0 <= values.get(field_name, 0) < _MOST:
-                    raise DatasetError(f"{field_name} is {values[field_name]!r}")
-            for field_name in ("sha256", "footer_sha256"):
-                if field_name in values and not re.fullmatch("[0-9a-f]{64}", values[field_name]):
-                    raise DatasetError(f"{field_name} is {values[field_name]!r}")
-        except DatasetError as error:
-            raise DatasetError(f"{name}[{number}]: {error}") from error
-        yield cls(**values)
+    for index, item in enumerate(convert(stored, list, name, error=DatasetError)):
+        entry = convert(item, cls, f"{name}[{index}]", error=DatasetError)
+        for key, value in item.items():
+            if (key in ("bytes", "rows") and not 0 <= value < _MOST) or (
+                key in ("sha256", "footer_sha256") and not re.fullmatch("[0-9a-f]{64}", value)
+            ):
+                raise DatasetError(f"{name}[{index}].{key} is {value!r}")
+        yield entry
 
 
 def _check_paths(manifest: Manifest) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from schemas.conversion import stored_values
 from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
-from schemas.stored import stored_values
 
 __all__ = [
     "CaptionsParameters",

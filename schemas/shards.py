@@ -14,13 +14,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from schemas.conversion import stored_values
 from schemas.errors import DatasetError
 from schemas.failures import FailuresEntry
 from schemas.fingerprints import FORMAT_VERSION, canonical_json, sha256_of_file, sha256_of_json
 from schemas.manifest import ShardEntry
 from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import store_error_of
-from schemas.stored import stored_values
 
 __all__ = [
     "FOREIGN",

@@ -18,13 +18,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
+from schemas.conversion import stored_values
 from schemas.errors import DatasetError
-from schemas.failures import FailuresEntry
 from schemas.fingerprints import canonical_json, sha256_of_bytes, sha256_of_json
 from schemas.manifest import ShardEntry
 from schemas.shards import Footer
 from schemas.storage.folder import Entry, Folder
-from schemas.stored import stored_values
 
 __all__ = ["Record", "Source", "read_record", "record_name", "write_record"]
 
@@ -108,8 +107,7 @@ class Record:
         try:
             said = dict(self.shard)
             entry = ShardEntry(said.pop("path"), self.bytes, self.sha256, said["rows"], said.pop("footer_sha256"))
-            failures = FailuresEntry(**stored_values(FailuresEntry, said.pop("failures")))
-            return entry, Footer(**stored_values(Footer, {**said, "parameters": {}, "failures": failures}))
+            return entry, Footer(**stored_values(Footer, {**said, "parameters": {}, "failures": said["failures"]}))
         except (KeyError, TypeError, ValueError, DatasetError):
             return None
 

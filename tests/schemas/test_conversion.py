@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Optional
 
 import pytest
 
-from schemas.conversion import convert, did_you_mean, key_value_pairs, parse_toml
+from schemas.conversion import convert, did_you_mean, key_value_pairs, parse_toml, stored_values
 from schemas.errors import DatasetError, InputError, UsageError
 
 
@@ -105,6 +105,16 @@ def test_values_of_other_types(value, hint, problem, stored, written):
 def test_keys_and_lengths(value, hint, problem):
     with pytest.raises(InputError, match=f"^{re.escape(problem)}$"):
         convert(value, hint, "key", error=InputError)
+
+
+def test_stored_fields_may_be_missing_unknown_or_left_out():
+    assert stored_values(Example, {}) == {}
+    assert stored_values(Example, {"other": 1, "names": ["a"]}) == {"names": ("a",)}
+    assert stored_values(Example, {"text": 7, "number": 1}, but=("text",)) == {"number": 1}
+    with pytest.raises(DatasetError, match=r"^it is \[\], expected an object$"):
+        stored_values(Example, [])
+    with pytest.raises(DatasetError, match=r"^names\[0\] is 1, expected text$"):
+        stored_values(Example, {"names": [1]})
 
 
 def test_toml_that_is_none_is_refused():
