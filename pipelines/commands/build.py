@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from pipelines.commands.configuration import BEAM_FLAGS, convert, keys_of
+from pipelines.commands.configuration import BEAM_FLAGS, convert_options, keys_of
 from pipelines.commands.options import console, remark
 from pipelines.commands.process import stop_signal
 from schemas.conversion import key_value_pairs
@@ -50,7 +50,7 @@ class Commands:
         Raises:
             UsageError: a key is unknown, or a value is of another type.
         """
-        return convert(table, self._commands[command], place, command)
+        return convert_options(table, self._commands[command], place, command)
 
     def words(self, command: str, values: Mapping[str, Any]) -> list[str]:
         """Return the words of a command line: options, then arguments in their order, then the flags for Beam."""

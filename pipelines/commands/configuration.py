@@ -11,15 +11,15 @@ import os
 import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import typer
 
 from pipelines.commands import parsing
-from schemas.conversion import did_you_mean
+from schemas.conversion import convert, did_you_mean, parse_toml
 from schemas.errors import UsageError
 
-__all__ = ["BEAM_FLAGS", "COMMAS", "NUMBERS", "PAIRS", "Command", "Config", "convert", "keys_of", "plain_hint"]
+__all__ = ["BEAM_FLAGS", "COMMAS", "NUMBERS", "PAIRS", "Command", "Config", "convert_options", "keys_of", "plain_hint"]
 
 COMMAS = "values separated by commas"
 """Marks the annotation of an option whose text is a list; a file may give it a list."""
@@ -34,7 +34,7 @@ BEAM_FLAGS = "beam_flags"
 """Key of the flags for Beam, which a command line has behind ``--``."""
 
 _PREFIX = "IMAGEPIVOT"
-_NAMES = {str: "text in quotes", bool: "true or false", int: "a whole number", float: "a number", Path: "text in quotes"}
+_TAKES: dict[Any, Any] = {COMMAS: str | list[str], PAIRS: str | list[str] | dict[str, str], NUMBERS: str | int}
 
 
 class Command(parsing.Command):
@@ -93,12 +93,13 @@ def _values(location: str, context: typer.Context) -> dict[str, Any]:
         if key not in configurable:
             raise UsageError(f"{location!r} has a section [{key}], which is no command{did_you_mean(key, configurable)}")
     if not sections:
-        return convert(table, context.command, f"{location!r}", name)
+        return convert_options(table, context.command, f"{location!r}", name)
     for key in table:
         if key not in sections:
             raise UsageError(f"{location!r} has the key {key!r} beside sections: move it into the section of its command")
     converted = {
-        key: convert(section, configurable[key], f"{location!r}, section [{key}]", key) for key, section in sections.items()
+        key: convert_options(section, configurable[key], f"{location!r}, section [{key}]", key)
+        for key, section in sections.items()
     }
     if name not in converted:
         raise UsageError(f"{location!r} has no section [{name}]: its sections are {', '.join(f'[{key}]' for key in sections)}")
@@ -106,8 +107,6 @@ def _values(location: str, context: typer.Context) -> dict[str, Any]:
 
 
 def _read(location: str) -> dict[str, Any]:
-    import tomllib
-
     from schemas.storage.folder import Folder
     from schemas.storage.locations import check_location, is_remote
     from schemas.storage.storage_errors import storage_errors
@@ -124,12 +123,14 @@ def _read(location: str) -> dict[str, Any]:
         raise UsageError(f"there is no file {location!r}, which --config names: check the path") from None
     try:
         # Editors of other systems begin a file with a byte order mark and end its lines with CR LF.
-        return tomllib.loads(data.decode("utf-8-sig").replace("\r\n", "\n"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        return parse_toml(data.decode("utf-8-sig").replace("\r\n", "\n"))
+    except UnicodeDecodeError as error:
         raise UsageError(f"{location!r} is not TOML: {error}") from error
+    except UsageError as error:
+        raise UsageError(f"{location!r} is {error}") from error
 
 
-def convert(table: Mapping[str, Any], command: Any, place: str, name: str) -> dict[str, Any]:
+def convert_options(table: Mapping[str, Any], command: Any, place: str, name: str) -> dict[str, Any]:
     """Check a table of values, and return them as the parameters of a command take them."""
     keys = keys_of(command)
     found: dict[str, str] = {}
@@ -142,7 +143,7 @@ def convert(table: Mapping[str, Any], command: Any, place: str, name: str) -> di
             raise UsageError(f"{place}: {found[plain]!r} and {key!r} are the same: keep one")
         found[plain] = key
         parameter, hint = keys[plain]
-        values[parameter] = _convert(value, hint, f"{place}: {key!r}")
+        values[parameter] = _convert(value, hint, f"{place}: {key}")
     return values
 
 
@@ -180,43 +181,17 @@ def plain_hint(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _convert(value: Any, hint: Any, place: str) -> Any:
-    """Return a value as an option of this annotation takes it. A whole number is a number; nothing else is mixed."""
+    """Return a value as an option of this annotation takes it."""
     hint, marks = plain_hint(hint)
-    origin = get_origin(hint)
-    if isinstance(value, dict) and PAIRS in marks:
-        value = [f"{key}={_text(item, f'{place}, {key!r},')}" for key, item in value.items()]
-    if isinstance(value, list) and (COMMAS in marks or PAIRS in marks):
-        parts = [_text(item, f"a value of {place}") for item in value]
-        if split := [part for part in parts if "," in part]:
-            raise UsageError(f"{place} holds {split[0]!r}, but a comma separates values: make it several")
-        return ",".join(parts)
-    if origin is Literal:
-        if value not in get_args(hint):
-            raise UsageError(f"{place} is {value!r}, expected one of {', '.join(map(repr, get_args(hint)))}")
+    hint = next((_TAKES[mark] for mark in marks if mark in _TAKES), hint)
+    value = convert(value, hint, place)
+    if isinstance(value, dict):
+        value = [f"{key}={item}" for key, item in value.items()]
+    if not isinstance(value, list) or get_origin(hint) is list:
         return value
-    if origin is list:
-        if not isinstance(value, list):
-            raise UsageError(f'{place} is {value!r}, expected a list of texts, e.g. ["...", "..."]')
-        return [_text(item, f"a value of {place}") for item in value]
-    kinds = {float: (int, float), Path: (str,)}.get(hint, (int, str) if NUMBERS in marks else (hint,))
-    if not isinstance(value, kinds) or (isinstance(value, bool) and hint is not bool):
-        more = (
-            ", or a whole number"
-            if NUMBERS in marks
-            else ", or a list"
-            if COMMAS in marks
-            else ", a list or a table"
-            if PAIRS in marks
-            else ""
-        )
-        raise UsageError(f"{place} is {value!r}, expected {_NAMES[hint]}{more}")
-    return float(value) if hint is float else value
-
-
-def _text(value: Any, place: str) -> str:
-    if not isinstance(value, str):
-        raise UsageError(f"{place} is {value!r}, expected {_NAMES[str]}")
-    return value
+    if split := [part for part in value if "," in part]:
+        raise UsageError(f"{place} holds {split[0]!r}, but a comma separates values: make it several")
+    return ",".join(value)
 
 
 def _origin(context: typer.Context, parameter: Any) -> str:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Protocol
 
-from schemas.conversion import did_you_mean
+from schemas.conversion import convert, did_you_mean, parse_toml, parse_value
 from schemas.errors import ImagepivotError, InputError, UsageError
 from schemas.storage.locations import is_remote, local_path, plain_location
 from schemas.text import read_text
@@ -209,7 +208,7 @@ def read_plan(source: str, line: CommandLine, *, output: str = "", settings: Map
         if not sections:
             raise UsageError("it has no steps: a section [steps.NAME] with a command makes one")
         paths = {
-            key: _locate(_text(value, f"paths.{key}"), Path() if ("paths", key) in given else folder)
+            key: _locate(convert(value, str, f"paths.{key}"), Path() if ("paths", key) in given else folder)
             for key, value in table.get("paths", {}).items()
         }
         outputs = {key: _output_of(key, section, place) for key, section in sections.items()}
@@ -231,11 +230,11 @@ def _output_of(name: str, section: Any, folder: str) -> str:
         raise UsageError(f"{place}: a step is called by letters, digits, - and _, beginning with a letter or digit")
     if not isinstance(section, dict):
         raise UsageError(f"{place} is {section!r}, expected a section [{place}]")
-    command = _text(section.get("command", ""), f"{place}.command")
+    command = convert(section.get("command", ""), str, f"{place}.command")
     if command not in COMMANDS:
         found = f"{place}.command is {command!r}" if command else f"{place} has no command"
         raise UsageError(f"{found}{did_you_mean(command, COMMANDS)}")
-    output = plain_location(_text(section.get("output", name + _SUFFIXES.get(command, "")), f"{place}.output"))
+    output = plain_location(convert(section.get("output", name + _SUFFIXES.get(command, "")), str, f"{place}.output"))
     if output in ("", "."):
         raise UsageError(f"{place}.output is {output!r}, expected a location; it starts at the folder of the build")
     return output if is_remote(output) or output.startswith("/") else f"{folder.rstrip('/')}/{output}"
@@ -275,7 +274,7 @@ class _Reader:
             elif (command, parameter) == ("train", "config") and value.endswith(".toml"):
                 values[parameter] = _locate(value, base)
         values = {**_DEFAULTS.get(command, {}), **values, "output": self.outputs[name]}
-        variables = {key: _text(value, f"{place}.environment.{key}") for key, value in environment.items()}
+        variables = {key: convert(value, str, f"{place}.environment.{key}") for key, value in environment.items()}
         return Step(name, command, values, tuple(needs), self.outputs[name], variables)
 
     def _location(self, value: str, base: Path, place: str, needs: dict[str, None], names: str | None = None) -> str:
@@ -322,15 +321,13 @@ def read_table(source: str, folder: Path = Path(), chain: tuple[str, ...] = ()) 
         advice = "check the path; imagepivot build --list lists the plans of the package"
         raise UsageError(f"{by}there is no file {str(file)!r}: {advice}")
     try:
-        table = tomllib.loads(read_text(file))
-    except (InputError, tomllib.TOMLDecodeError, RecursionError) as error:
+        table = parse_toml(read_text(file))
+    except (InputError, UsageError) as error:
         raise UsageError(f"{str(file)!r} is not a plan: {error}") from error
     for key, value in table.items():
         if key not in _TOP:
             raise UsageError(f"plan {source!r} has a key {key!r}{did_you_mean(key, _TOP)}")
-        if not isinstance(value, _TOP[key]):
-            kind = "a table" if _TOP[key] is dict else "text in quotes"
-            raise UsageError(f"plan {source!r}: {key} is {value!r}, expected {kind}")
+        convert(value, _TOP[key], f"plan {source!r}: {key}")
     if "extends" not in table:
         return table
     base = read_table(table.pop("extends"), file.parent, (*chain, source))
@@ -362,11 +359,7 @@ def _override(table: dict[str, Any], key: str, text: str) -> tuple[str, ...]:
     if parts[1] not in steps:
         raise UsageError(f"--set {key!r}: the plan has no step {parts[1]!r}{did_you_mean(parts[1], steps)}")
     option = parts[2].replace("_", "-")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except (tomllib.TOMLDecodeError, RecursionError):
-        value = text
-    steps[parts[1]] = {**_without(steps[parts[1]], (option,)), option: value}
+    steps[parts[1]] = {**_without(steps[parts[1]], (option,)), option: parse_value(text)}
     return ("steps", parts[1], option)
 
 
@@ -390,9 +383,3 @@ def _locate(value: Any, base: Path) -> str:
     """Return a location that means the same in every folder; empty stays empty."""
     text = plain_location(value) if value else ""
     return text if not text or is_remote(text) else os.path.abspath(base / text)  # noqa: PTH100 -- links are kept
-
-
-def _text(value: Any, place: str) -> str:
-    if not isinstance(value, str):
-        raise UsageError(f"{place} is {value!r}, expected text in quotes")
-    return value

@@ -74,7 +74,7 @@ def test_steps_have_values_with_which_their_command_may_be_given_again(folder):
         ("[steps.a]\ncommand = 'caption'", r"steps\.a\.command is 'caption': did you mean 'captions'"),
         ("[steps.a]\ncommand = 'validate'", r"steps\.a\.command is 'validate'"),
         ("[steps.a]\ncommand = 'vocabulary'\nmin-cout = 3", r"steps\.a: vocabulary has no option .*'min-cout': did you mean"),
-        ("[steps.a]\ncommand = 'vocabulary'\nmin-count = 'x'", r"steps\.a: 'min-count' is 'x', expected a whole number"),
+        ("[steps.a]\ncommand = 'vocabulary'\nmin-count = 'x'", r"steps\.a: min-count is 'x', expected a whole number"),
         ("[steps.a]\ncommand = 'vocabulary'\nmin-count = 3\nmin_count = 3", "are the same: keep one"),
         ("[steps.a]\ncommand = 'vocabulary'\nsplits = []", r"steps\.a\.splits is empty"),
         ("[steps.a]\ncommand = 'vocabulary'\ncaptions = 'a'", "the steps need each other in a circle: a -> a"),
