@@ -126,7 +126,7 @@ def test_training_images_in_another_split_are_reported_before_training_and_by_ev
 
 def test_row_groups_with_dictionaries_of_their_own(toy, new_dataset, tmp_path: Path, monkeypatch):
     folder = tmp_path / "encoded"
-    monkeypatch.setattr("schemas.writing.dataset_writer._TEXT_ROW_GROUP_ROWS", 5)
+    monkeypatch.setattr("schemas.writing.shard_writer._TEXT_ROW_GROUP_ROWS", 5)
     new_dataset(folder, "encoded", open_dataset(toy.captions).table().to_pylist(), parameters={}, shards=3)
     for path in folder.glob("*.parquet"):
         chunks = pq.read_table(path)["language"].chunks
