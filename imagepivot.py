@@ -56,6 +56,10 @@ if TYPE_CHECKING:
     from pipelines.inputs.captions import Selection as Selection
     from pipelines.inputs.captions import open_source as open_captions
     from pipelines.inputs.images import open_images as open_images
+    from pipelines.jobs import EncodeJob as EncodeJob
+    from pipelines.jobs import TokenFeaturesJob as TokenFeaturesJob
+    from pipelines.jobs import VocabularyJob as VocabularyJob
+    from pipelines.jobs import WordVectorsJob as WordVectorsJob
     from pipelines.running.accelerators import Accelerator as Accelerator
     from pipelines.running.commits import CommitDataset as CommitDataset
     from pipelines.running.execution import Execution as Execution
@@ -67,16 +71,12 @@ if TYPE_CHECKING:
     from pipelines.text.captions import prepare_captions as prepare_captions
     from pipelines.text.encoding import encode_captions as encode_captions
     from pipelines.text.encoding_transforms import EncodeCaptions as EncodeCaptions
-    from pipelines.text.jobs import EncodeJob as EncodeJob
-    from pipelines.text.jobs import TokenFeaturesJob as TokenFeaturesJob
-    from pipelines.text.jobs import VocabularyJob as VocabularyJob
     from pipelines.text.queries import tokenize_query as tokenize_query
     from pipelines.text.token_feature_transforms import ExtractTokenFeatures as ExtractTokenFeatures
     from pipelines.text.token_features import extract_token_features as extract_token_features
     from pipelines.text.vocabulary import build_vocabulary as build_vocabulary
     from pipelines.text.vocabulary_transforms import BuildVocabulary as BuildVocabulary
     from pipelines.text.vocabulary_transforms import CountTokens as CountTokens
-    from pipelines.text.word_vectors import WordVectorsJob as WordVectorsJob
     from pipelines.text.word_vectors import import_word_vectors as import_word_vectors
     from schemas import ArrayTask as ArrayTask
     from schemas import CaptionKey as CaptionKey
@@ -318,13 +318,13 @@ _MODULES = {
     "pipelines.text.captions": ("prepare_captions",),
     "pipelines.text.encoding": ("encode_captions",),
     "pipelines.text.encoding_transforms": ("EncodeCaptions",),
-    "pipelines.text.jobs": ("EncodeJob", "TokenFeaturesJob", "VocabularyJob"),
+    "pipelines.jobs": ("EncodeJob", "TokenFeaturesJob", "VocabularyJob", "WordVectorsJob"),
     "pipelines.text.queries": ("tokenize_query",),
     "pipelines.text.token_feature_transforms": ("ExtractTokenFeatures",),
     "pipelines.text.token_features": ("extract_token_features",),
     "pipelines.text.vocabulary": ("build_vocabulary",),
     "pipelines.text.vocabulary_transforms": ("BuildVocabulary", "CountTokens"),
-    "pipelines.text.word_vectors": ("import_word_vectors", "WordVectorsJob"),
+    "pipelines.text.word_vectors": ("import_word_vectors",),
     "schemas": (
         "CaptionKey",
         "Dataset",

@@ -23,13 +23,13 @@ from pipelines.demo.writing import write_scenes
 from pipelines.exchange.importers import NpyImport
 from pipelines.exchange.importing import ImportJob, import_features
 from pipelines.inputs.captions.opening import open_source
+from pipelines.jobs import EncodeJob, VocabularyJob, WordVectorsJob
 from pipelines.running.execution import Execution
 from pipelines.text.caption_job import CaptionsJob
 from pipelines.text.captions import prepare_captions
 from pipelines.text.encoding import encode_captions
-from pipelines.text.jobs import EncodeJob, VocabularyJob
 from pipelines.text.vocabulary import build_vocabulary
-from pipelines.text.word_vectors import WordVectorsJob, import_word_vectors
+from pipelines.text.word_vectors import import_word_vectors
 from schemas.features import FeatureSpec
 from tests.schemas import conftest as toys
 from tests.schemas.conftest import Toy

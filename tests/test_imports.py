@@ -59,9 +59,10 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "requests": {"*"},
     },
     "pipelines": {
+        "jobs": set(),
         "running": set(),
         "inputs": set(),
-        "text": {"inputs", "running"},
+        "text": {"inputs", "jobs", "running"},
         "datasets": {"inputs", "running"},
         "exchange": {"inputs", "running"},
         "features": {"datasets", "inputs", "running"},

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from pipelines.commands import completion
+from pipelines.commands.binding import bound
 from pipelines.commands.configuration import COMMAS, Config
 from pipelines.commands.options import (
     BEAM,
@@ -14,7 +15,6 @@ from pipelines.commands.options import (
     Columns,
     Delimiter,
     Detach,
-    Device,
     Ids,
     Languages,
     LogJson,
@@ -22,12 +22,10 @@ from pipelines.commands.options import (
     Output,
     Overwrite,
     Portions,
-    Precision,
     Quoting,
     Shards,
     SharedDisk,
     StartTimeout,
-    StoredType,
     Workers,
     execution_of,
     notes,
@@ -36,22 +34,19 @@ from pipelines.commands.options import (
     several,
 )
 from pipelines.commands.results import finish
+from pipelines.jobs import EncodeJob, TokenFeaturesJob, VocabularyJob, WordVectorsJob
 from schemas.keys import AUTO
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pipelines.text.captions import CaptionsJob
-    from pipelines.text.encoding import EncodeJob
-    from pipelines.text.vocabulary import VocabularyJob
 
-__all__ = ["app", "captions_job", "encode_job", "vocabulary_job"]
+__all__ = ["app", "captions_job"]
 
 app = typer.Typer()
 
 CaptionFormat = Literal["multi30k", "karpathy", "coco", "scan", "table"]
-CountScope = Literal["language", "joint"]
-SubWords = Literal["mean", "first"]
 
 
 @app.command(
@@ -124,20 +119,10 @@ def captions(
     context_settings=BEAM,
     epilog="Example: imagepivot vocabulary captions vocabulary --min-count 4",
 )
+@bound
 def vocabulary(
     context: typer.Context,
-    captions: Annotated[str, typer.Argument(help="Folder of a captions dataset.", show_default=False)],
-    output: Output,
-    min_count: Annotated[int, typer.Option("--min-count", help="A token is kept when its count is at least this.")] = 4,
-    count_scope: Annotated[
-        CountScope,
-        typer.Option("--count-scope", help="The count within at least one [i]language[/i], or the [i]joint[/i] count of all."),
-    ] = "language",
-    languages: Languages = "",
-    portions: Portions = "",
-    splits: Annotated[str, typer.Option("--splits", help="Splits to count."), COMMAS] = "train",
-    overwrite: Overwrite = False,
-    check: Check = False,
+    job: VocabularyJob,
     log_json: LogJson = False,
     workers: Workers = 1,
     shared_disk: SharedDisk = False,
@@ -154,24 +139,19 @@ def vocabulary(
     from pipelines.text.vocabulary import build_vocabulary
     from schemas.dataset import open_dataset
 
-    job = vocabulary_job(context.params)
     execution = execution_of(context, workers, shared_disk=shared_disk, start_timeout=start_timeout, detach=detach)
-    total = open_dataset(captions, kind="captions").manifest.rows
+    total = open_dataset(job.captions, kind="captions").manifest.rows
     with show_progress(notes, "vocabulary", unit="captions", total=total, log_json=log_json) as meter:
         manifest = build_vocabulary(job, execution, meter)
         meter.settle(captions=total)
-    finish(manifest, output)
+    finish(manifest, job.output)
 
 
 @app.command(context_settings=BEAM, epilog="Example: imagepivot encode captions vocabulary encoded --max-length 100")
+@bound
 def encode(
     context: typer.Context,
-    captions: Annotated[str, typer.Argument(help="Folder of a captions dataset.", show_default=False)],
-    vocabulary: Annotated[str, typer.Argument(help="Folder of a vocabulary.", show_default=False)],
-    output: Output,
-    max_length: Annotated[int, typer.Option("--max-length", help="Most tokens to keep, besides <start> and <end>.")] = 100,
-    overwrite: Overwrite = False,
-    check: Check = False,
+    job: EncodeJob,
     log_json: LogJson = False,
     workers: Workers = 0,
     shared_disk: SharedDisk = False,
@@ -184,30 +164,21 @@ def encode(
     from pipelines.text.encoding import encode_captions
     from schemas.dataset import open_dataset
 
-    job = encode_job(context.params)
     execution = execution_of(context, workers, shared_disk=shared_disk, start_timeout=start_timeout, detach=detach)
-    total = open_dataset(captions, kind="captions").manifest.rows
+    total = open_dataset(job.captions, kind="captions").manifest.rows
     with show_progress(notes, "encode", unit="captions", total=total, log_json=log_json) as meter:
         manifest = encode_captions(job, execution, meter)
         meter.settle(captions=manifest.rows)
-    finish(manifest, output)
+    finish(manifest, job.output)
 
 
 @app.command(
     "word-vectors",
     epilog="Example: imagepivot word-vectors vocabulary wiki.en.align.vec wiki.de.align.vec word-vectors --languages en,de",
 )
+@bound
 def word_vectors(
-    vocabulary: Annotated[str, typer.Argument(help="Folder of a vocabulary.", show_default=False)],
-    files: Annotated[
-        list[str], typer.Argument(help="Word vectors: .vec or .txt, also .gz; or fastText's .bin.", show_default=False)
-    ],
-    output: Output,
-    languages: Annotated[
-        str, typer.Option("--languages", help="Language of each FILE, in their order, e.g. en,de.", show_default=False), COMMAS
-    ],
-    overwrite: Overwrite = False,
-    check: Check = False,
+    job: WordVectorsJob,
     log_json: LogJson = False,
     config: Config = "",
 ) -> None:
@@ -220,20 +191,12 @@ def word_vectors(
     Prints how many of the words have a vector, by language.
     """
     from pipelines.running.meter import show_progress
-    from pipelines.text.word_vectors import WordVectorsJob, import_word_vectors
+    from pipelines.text.word_vectors import import_word_vectors
 
-    job = WordVectorsJob(
-        vocabulary=vocabulary,
-        files=tuple(files),
-        output=output,
-        languages=several(languages),
-        overwrite=overwrite,
-        verify=check,
-    )
     with show_progress(notes, "word-vectors", unit="words", log_json=log_json) as meter:
         manifest = import_word_vectors(job, meter)
         meter.settle(words=sum(counts["file_words"] for counts in manifest.statistics.values()))
-    finish(manifest, output)
+    finish(manifest, job.output)
 
 
 @app.command(
@@ -241,29 +204,11 @@ def word_vectors(
     context_settings=BEAM,
     epilog="Example: imagepivot token-features captions bert --model bert-base-multilingual-cased --dtype float16",
 )
+@bound
 def token_features(
     context: typer.Context,
-    captions: Annotated[str, typer.Argument(help="Folder of a captions dataset.", show_default=False)],
-    output: Output,
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model",
-            help="Folder of a model as transformers saves it, or a name that Hugging Face's cache has.",
-            show_default=False,
-        ),
-    ],
-    sub_words: Annotated[
-        SubWords, typer.Option("--sub-words", help="What a token gets: the mean of its sub-words, or the first one.")
-    ] = "mean",
-    max_length: Annotated[int, typer.Option("--max-length", help="Most tokens to keep, as that of [i]encode[/i].")] = 100,
-    dtype: StoredType = "float32",
-    device: Device = "auto",
-    precision: Precision = "fp32",
-    batch_size: Annotated[int, typer.Option("--batch-size", help="Captions that a GPU takes at once.")] = 64,
+    job: TokenFeaturesJob,
     max_failures: MaxFailures = 0,
-    overwrite: Overwrite = False,
-    check: Check = False,
     log_json: LogJson = False,
     workers: Annotated[int, typer.Option("--workers", min=0, help="Local worker processes; 0: one that uses all cores.")] = 0,
     shared_disk: SharedDisk = False,
@@ -277,30 +222,17 @@ def token_features(
     many vectors as encode makes ids. Nothing is downloaded. Needs the extra bert.
     """
     from pipelines.running.meter import show_progress
-    from pipelines.text.token_features import TokenFeaturesJob, extract_token_features
+    from pipelines.text.token_features import extract_token_features
     from schemas.dataset import open_dataset
 
-    job = TokenFeaturesJob(
-        captions=captions,
-        output=output,
-        model=model,
-        sub_words=sub_words,
-        max_length=max_length,
-        dtype=dtype,
-        device=device,
-        precision=precision,
-        batch_size=batch_size,
-        overwrite=overwrite,
-        verify=check,
-    )
     execution = execution_of(context, workers, shared_disk=shared_disk, start_timeout=start_timeout, detach=detach)
-    total = open_dataset(captions, kind="captions").manifest.rows
+    total = open_dataset(job.captions, kind="captions").manifest.rows
     if execution.is_local:
-        remark_on_precision(precision, device)
+        remark_on_precision(job.precision, job.device)
     with show_progress(notes, "token-features", unit="captions", total=total, log_json=log_json) as meter:
         manifest = extract_token_features(job, execution, meter)
         meter.settle(captions=manifest.rows + manifest.failed, failed=manifest.failed)
-    finish(manifest, output, max_failures)
+    finish(manifest, job.output, max_failures)
 
 
 def captions_job(values: Mapping[str, Any]) -> CaptionsJob:
@@ -329,28 +261,3 @@ def captions_job(values: Mapping[str, Any]) -> CaptionsJob:
         overwrite=values["overwrite"],
         verify=values["check"],
     )
-
-
-def vocabulary_job(values: Mapping[str, Any]) -> VocabularyJob:
-    """Return the job that a command line of ``vocabulary`` asks for, by the values of its parameters."""
-    from pipelines.text.vocabulary import VocabularyJob
-
-    return VocabularyJob(
-        captions=values["captions"],
-        output=values["output"],
-        min_count=values["min_count"],
-        count_scope=values["count_scope"],
-        splits=several(values["splits"]),
-        languages=several(values["languages"]),
-        portions=several(values["portions"]),
-        overwrite=values["overwrite"],
-        verify=values["check"],
-    )
-
-
-def encode_job(values: Mapping[str, Any]) -> EncodeJob:
-    """Return the job that a command line of ``encode`` asks for, by the values of its parameters."""
-    from pipelines.text.encoding import EncodeJob
-
-    kept = ("captions", "vocabulary", "output", "max_length", "overwrite")
-    return EncodeJob(**{name: values[name] for name in kept}, verify=values["check"])

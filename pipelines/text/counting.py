@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.text.jobs import Scope, VocabularyJob
+from pipelines.jobs import Scope, VocabularyJob
 from schemas.dataset import Dataset
 from schemas.errors import InputError
 from schemas.vocabulary import SPECIALS, Vocabulary

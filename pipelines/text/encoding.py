@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pipelines.jobs import EncodeJob
 from pipelines.running.execution import Execution
 from pipelines.running.jobs import run_job
 from pipelines.running.meter import Meter
-from pipelines.text.jobs import EncodeJob
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError
 from schemas.manifest import Manifest

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from apache_beam.metrics import Metrics
 
+from pipelines.jobs import EncodeJob
 from pipelines.running.commits import CommitDataset
 from pipelines.running.first_worker import FirstWorker, spread_shards
 from pipelines.running.meter import Meter
-from pipelines.text.jobs import EncodeJob
 from schemas.dataset import Dataset
 from schemas.kinds import CAPTIONS, ENCODED
 from schemas.vocabulary import END, SPECIALS, START, UNK, Vocabulary

@@ -20,10 +20,10 @@ import pyarrow.compute as pc
 from apache_beam.metrics import Metrics
 from apache_beam.utils.shared import Shared
 
+from pipelines.jobs import TokenFeaturesJob
 from pipelines.running.commits import CommitDataset
 from pipelines.running.first_worker import FirstWorker, spread_shards
 from pipelines.running.meter import Meter
-from pipelines.text.jobs import TokenFeaturesJob
 from pipelines.text.moses import unescape
 from schemas.dataset import Dataset
 from schemas.kinds import CAPTIONS, schema_of

@@ -10,10 +10,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from pipelines.jobs import TokenFeaturesJob
 from pipelines.running.execution import Execution
 from pipelines.running.jobs import run_job
 from pipelines.running.meter import Meter
-from pipelines.text.jobs import TokenFeaturesJob
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.manifest import Manifest

@@ -9,11 +9,11 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from pipelines.jobs import VocabularyJob
 from pipelines.running.execution import Execution
 from pipelines.running.jobs import run_job
 from pipelines.running.meter import Meter
 from pipelines.text.counting import selects
-from pipelines.text.jobs import VocabularyJob
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, InputError
 from schemas.manifest import Manifest

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import apache_beam as beam
 import pyarrow.parquet as pq
 
+from pipelines.jobs import VocabularyJob
 from pipelines.running.commits import CommitDataset, SumCounters
 from pipelines.running.first_worker import Begin, FirstWorker, spread_shards
 from pipelines.running.meter import Meter
 from pipelines.text.counting import chosen_vocabulary, count_tokens
-from pipelines.text.jobs import VocabularyJob
 from schemas.dataset import Dataset
 from schemas.storage.storage_errors import content_errors
 from schemas.vocabulary import TEXT_NAMES, Vocabulary

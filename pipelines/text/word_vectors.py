@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from pipelines.jobs import WordVectorsJob
 from pipelines.running.meter import Meter
 from pipelines.text.fasttext_models import MODEL_SUFFIX, read_model_file
 from pipelines.text.moses import unescape
 from schemas.dataset import open_dataset
-from schemas.errors import InputError, UsageError
+from schemas.errors import InputError
 from schemas.features import FeatureSpec
 from schemas.kinds import schema_of
 from schemas.manifest import Manifest
@@ -31,46 +32,12 @@ from schemas.writing.dataset_writer import write_dataset
 from schemas.writing.output import OutputDataset, ReusePolicy
 from schemas.writing.shard_writer import ShardWriter
 
-__all__ = ["WordVectorsJob", "import_word_vectors"]
+__all__ = ["import_word_vectors"]
 
 _LOOKUP = "without Moses escapes; then in lower case"
 _SUB_WORDS = "; then, of a .bin, by sub-words"
 _EXPECTED = "FILE takes word vectors as text (.vec, .txt, also .gz), or a model of fastText (.bin)"
 _LISTED = 10
-
-
-@dataclass(frozen=True)
-class WordVectorsJob:
-    """Job of ``imagepivot word-vectors``.
-
-    Attributes:
-        vocabulary: folder of a vocabulary.
-        files: files of word vectors, see `schemas.vector_files`, or models of fastText, whose names end in ``.bin``.
-        output: folder of the dataset.
-        languages: the language of each file.
-        overwrite: start anew, whatever dataset is there.
-        verify: compare the digests of what is there, too, and make again what is damaged.
-
-    Raises:
-        UsageError: there is not one language for each file.
-    """
-
-    vocabulary: str
-    files: tuple[str, ...]
-    output: str
-    languages: tuple[str, ...]
-    overwrite: bool = False
-    verify: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.files or len(self.files) != len(self.languages):
-            raise UsageError(
-                f"--languages is {','.join(self.languages)!r}, expected the language of each FILE, in their order: there are "
-                f"{len(self.languages)} languages, and files of word vectors: {len(self.files)}"
-            )
-        twice = [language for language in self.languages if self.languages.count(language) > 1]
-        if twice:
-            raise UsageError(f"--languages names {twice[0]!r} twice: give one file for each language")
 
 
 @dataclass(frozen=True)

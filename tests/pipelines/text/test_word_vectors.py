@@ -12,7 +12,8 @@ import pytest
 
 from pipelines.commands import app as cli
 from pipelines.datasets.comparison import DiffJob, compare_datasets
-from pipelines.text.word_vectors import WordVectorsJob, import_word_vectors
+from pipelines.jobs import WordVectorsJob
+from pipelines.text.word_vectors import import_word_vectors
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.vocabulary import Vocabulary
