@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 import typer
 
 from pipelines.commands.configuration import COMMAS
+from pipelines.commands.options import several
 from schemas.options import Opt
 
 __all__ = ["bound", "job_from"]
@@ -57,9 +58,14 @@ def job_from(job: type[T], values: Mapping[str, Any]) -> T:
         UsageError: a value is out of range, or two options contradict each other.
     """
     hints = _hints(job)
-    return job(
-        **{name: _split(values[name]) if get_origin(hint) is tuple else values[name] for name, (hint, _) in hints.items()}
-    )
+    return job(**{name: _value(values[name], hint) for name, (hint, _) in hints.items()})
+
+
+def _value(value: Any, hint: Any) -> Any:
+    """Return the value of a field; the values of an argument that takes several come as a list, and may hold commas."""
+    if get_origin(hint) is not tuple:
+        return value
+    return several(value) if isinstance(value, str) else tuple(value)
 
 
 def _hints(job: type[Any]) -> dict[str, tuple[Any, Opt]]:
@@ -101,8 +107,3 @@ def _completion(option: Opt) -> Callable[[str], list[str]] | None:
     if not option.completion:
         return None
     return lambda incomplete: [value for value in option.completion if value.startswith(incomplete)]
-
-
-def _split(value: str | list[str]) -> tuple[str, ...]:
-    parts = value.split(",") if isinstance(value, str) else value
-    return tuple(part.strip() for part in parts if part.strip())

@@ -136,6 +136,19 @@ def test_a_value_of_another_type_is_refused_in_a_file_and_in_a_plan(group, job, 
             parsed("--config", "run.toml")
 
 
+def test_an_argument_keeps_spaces_and_commas():
+    values = {
+        "vocabulary": "v",
+        "files": [" a, b.vec "],
+        "output": "o",
+        "languages": " en ",
+        "overwrite": False,
+        "verify": False,
+    }
+    job = job_from(WordVectorsJob, values)
+    assert (job.files, job.languages) == ((" a, b.vec ",), ("en",))
+
+
 def test_every_field_declares_its_option(command):
     for hint in get_type_hints(JOBS[command], include_extras=True).values():
         assert get_origin(hint) is Annotated
