@@ -20,7 +20,7 @@ from schemas.failures import read_failures
 from schemas.shards import Footer
 from schemas.storage.storage_errors import content_errors
 from schemas.writing.output import OutputDataset, ReusePolicy, UpdatePolicy
-from schemas.writing.output_state import look_at, state_of
+from schemas.writing.output_state import look_at
 from schemas.writing.records import Record, Source, read_record
 
 __all__ = ["Reuse", "is_intact", "plan_reuse", "source_of", "statistics_of"]
@@ -127,7 +127,7 @@ def plan_reuse(
 def _read_stored(output: OutputDataset, number: int) -> _Stored | None:
     """Read what an earlier run of the same fingerprint wrote; None if it wrote nothing, or what is there is damaged."""
     folder, name = output.folder, output.name(number)
-    shard = state_of(folder, name, look_at(folder, name), fingerprint=output.fingerprint)
+    shard = look_at(output, number)
     record = read_record(folder, name, whole=True) if shard.is_whole else None
     if shard.footer is None or record is None:
         return None
@@ -149,8 +149,7 @@ def _read_stored(output: OutputDataset, number: int) -> _Stored | None:
 
 def is_intact(output: OutputDataset, number: int) -> bool:
     """Read all bytes of a shard and of its failures, and return whether they are those that were written."""
-    folder, name = output.folder, output.name(number)
-    return state_of(folder, name, look_at(folder, name), fingerprint=output.fingerprint, read_all=True).is_whole
+    return look_at(output, number, read_all=True).is_whole
 
 
 def _try_again(failure: Mapping[str, str] | None, update: UpdatePolicy, *, retry_failed: bool) -> bool:

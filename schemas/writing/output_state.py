@@ -93,10 +93,12 @@ class ShardState:
         )
 
 
-def look_at(folder: Folder, shard: str) -> dict[str, Entry]:
-    """Return what a listing of the folder would say of one shard, its failures and its record, without tags."""
+def look_at(output: OutputDataset, number: int, manifest: Manifest | None = None, *, read_all: bool = False) -> ShardState:
+    """Return the state of one shard without a listing of the folder, whatever it was made from; see `state_of`."""
+    folder, shard = output.folder, output.name(number)
     sizes = {name: folder.size(name) for name in (shard, failures_name(shard), record_name(shard))}
-    return {name: Entry(name, size) for name, size in sizes.items() if size is not None}
+    entries = {name: Entry(name, size) for name, size in sizes.items() if size is not None}
+    return state_of(folder, shard, entries, manifest, fingerprint=output.fingerprint, read_all=read_all)
 
 
 def state_of(
@@ -118,7 +120,7 @@ def state_of(
     Args:
         folder: the dataset's folder.
         shard: file name of the shard.
-        entries: the listing of the folder, or of these files; see `look_at`.
+        entries: the listing of the folder, or of the shard, its failures and its record; without tags they are not compared.
         manifest: the manifest of the dataset, if there is one.
         fingerprint: fingerprint of the dataset; None for that which the record names, or any.
         listing: digest of the shard's inputs, to compare; None for any.
@@ -385,7 +387,7 @@ class OutputState:
         folder, name = self.output.folder, self.output.name(number)
         shard = self._states[number]
         if folder.is_local:
-            shard = state_of(folder, name, look_at(folder, name), self._own_manifest, fingerprint=self.output.fingerprint)
+            shard = look_at(self.output, number, self._own_manifest)
         if not shard.is_whole or shard.record is not None or shard.entry is None or shard.footer is None:
             return
         record, beside = Record.of(shard.entry, shard.footer), record_name(name)
