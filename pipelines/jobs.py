@@ -18,25 +18,26 @@ __all__ = ["EncodeJob", "Scope", "TokenFeaturesJob", "VocabularyJob", "WordVecto
 Scope = Literal["language", "joint"]
 SubWords = Literal["mean", "first"]
 
+OUTPUT = Opt("Folder of the dataset to write.")
+OVERWRITE = Opt("Start anew, whatever dataset OUTPUT holds.")
+VERIFY = Opt("Compare the digests of what OUTPUT holds, too, and make again what is damaged.", name="check")
+LANGUAGES = Opt("Only these, e.g. [i]en,de[/i]; all by default.")
+PORTIONS = Opt("Only these: [i]translation[/i], [i]comparable[/i]; all by default.")
+STORED_TYPE = Opt("Type of the stored values; float16 takes half the room, and rounds to three digits.")
+DEVICE = Opt("cpu, cuda, cuda:N, or auto: a GPU if there is one.", completion=("auto", "cpu", "cuda", "cuda:0"))
+PRECISION = Opt("fp32 or bf16; on a GPU also tf32 and fp16.", completion=("fp32", "bf16", "tf32", "fp16"))
+"""Declarations that several commands share."""
+
 Captions: TypeAlias = Annotated[str, Opt("Folder of a captions dataset.")]
 Vocabulary: TypeAlias = Annotated[str, Opt("Folder of a vocabulary.")]
-Output: TypeAlias = Annotated[str, Opt("Folder of the dataset to write.")]
-Overwrite: TypeAlias = Annotated[bool, Opt("Start anew, whatever dataset OUTPUT holds.")]
-Verify: TypeAlias = Annotated[
-    bool, Opt("Compare the digests of what OUTPUT holds, too, and make again what is damaged.", name="check")
-]
-Languages: TypeAlias = Annotated[tuple[str, ...], Opt("Only these, e.g. [i]en,de[/i]; all by default.")]
-Portions: TypeAlias = Annotated[tuple[str, ...], Opt("Only these: [i]translation[/i], [i]comparable[/i]; all by default.")]
-StoredType: TypeAlias = Annotated[
-    Literal["float32", "float16"],
-    Opt("Type of the stored values; float16 takes half the room, and rounds to three digits."),
-]
-Device: TypeAlias = Annotated[
-    str, Opt("cpu, cuda, cuda:N, or auto: a GPU if there is one.", completion=("auto", "cpu", "cuda", "cuda:0"))
-]
-Precision: TypeAlias = Annotated[
-    str, Opt("fp32 or bf16; on a GPU also tf32 and fp16.", completion=("fp32", "bf16", "tf32", "fp16"))
-]
+Output: TypeAlias = Annotated[str, OUTPUT]
+Overwrite: TypeAlias = Annotated[bool, OVERWRITE]
+Verify: TypeAlias = Annotated[bool, VERIFY]
+Languages: TypeAlias = Annotated[tuple[str, ...], LANGUAGES]
+Portions: TypeAlias = Annotated[tuple[str, ...], PORTIONS]
+StoredType: TypeAlias = Annotated[Literal["float32", "float16"], STORED_TYPE]
+Device: TypeAlias = Annotated[str, DEVICE]
+Precision: TypeAlias = Annotated[str, PRECISION]
 
 
 @dataclass(frozen=True)

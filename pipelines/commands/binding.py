@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
+from pipelines.commands.completion import starting
 from pipelines.commands.configuration import COMMAS
 from pipelines.commands.options import several
 from schemas.options import Opt
@@ -106,4 +107,4 @@ def _parameters_of(job: type[Any]) -> list[inspect.Parameter]:
 def _completion(option: Opt) -> Callable[[str], list[str]] | None:
     if not option.completion:
         return None
-    return lambda incomplete: [value for value in option.completion if value.startswith(incomplete)]
+    return lambda incomplete: starting(incomplete, option.completion)

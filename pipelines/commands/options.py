@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from pipelines import jobs
 from pipelines.commands import completion
 from pipelines.commands.configuration import BEAM_FLAGS, COMMAS, NUMBERS, PAIRS
 from schemas.console import events
@@ -85,26 +86,24 @@ BEAM = {"allow_extra_args": True}
 """Context settings of a command whose flags behind ``--`` go to Beam."""
 
 IdRule = Literal["name", "path"]
-Output = Annotated[str, typer.Argument(help="Folder of the dataset to write.", show_default=False)]
+Output = Annotated[str, typer.Argument(help=jobs.OUTPUT.help, show_default=False)]
 Device = Annotated[
     str,
-    typer.Option("--device", help="cpu, cuda, cuda:N, or auto: a GPU if there is one.", autocompletion=completion.devices),
+    typer.Option("--device", help=jobs.DEVICE.help, autocompletion=completion.devices),
 ]
 
 Precision = Annotated[
     str,
-    typer.Option("--precision", help="fp32 or bf16; on a GPU also tf32 and fp16.", autocompletion=completion.precisions),
+    typer.Option("--precision", help=jobs.PRECISION.help, autocompletion=completion.precisions),
 ]
 
 StoredType = Annotated[
     Literal["float32", "float16"],
-    typer.Option("--dtype", help="Type of the stored values; float16 takes half the room, and rounds to three digits."),
+    typer.Option("--dtype", help=jobs.STORED_TYPE.help),
 ]
 
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Start anew, whatever dataset OUTPUT holds.")]
-Check = Annotated[
-    bool, typer.Option("--check", help="Compare the digests of what OUTPUT holds, too, and make again what is damaged.")
-]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help=jobs.OVERWRITE.help)]
+Check = Annotated[bool, typer.Option("--check", help=jobs.VERIFY.help)]
 Workers = Annotated[int, typer.Option("--workers", min=0, help="Local worker processes; 0: one per core.")]
 SharedDisk = Annotated[
     bool, typer.Option("--shared-disk", help="With a --runner behind --: its workers see local paths as this machine does.")
@@ -186,10 +185,8 @@ Quoting = Annotated[
         "characters.",
     ),
 ]
-Languages = Annotated[str, typer.Option("--languages", help="Only these, e.g. [i]en,de[/i]; all by default."), COMMAS]
-Portions = Annotated[
-    str, typer.Option("--portions", help="Only these: [i]translation[/i], [i]comparable[/i]; all by default."), COMMAS
-]
+Languages = Annotated[str, typer.Option("--languages", help=jobs.LANGUAGES.help), COMMAS]
+Portions = Annotated[str, typer.Option("--portions", help=jobs.PORTIONS.help), COMMAS]
 
 
 def remark(text: str, style: str = "yellow") -> None:
