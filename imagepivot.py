@@ -143,9 +143,9 @@ if TYPE_CHECKING:
     from train.reports.figures import draw_figures as draw_figures
     from train.reports.gold_ranks import gold_ranks as gold_ranks
     from train.reports.published import presets_of_table as presets_of_table
+    from train.reports.reproduce import TablesJob as TablesJob
+    from train.reports.reproduce import run_tables as run_tables
     from train.reports.sts_rows import sts_rows as sts_rows
-    from train.reports.tables import TablesJob as TablesJob
-    from train.reports.tables import run_tables as run_tables
     from train.runs import Run as Run
     from train.runs import open_run as open_run
 
@@ -381,7 +381,7 @@ _MODULES = {
     "train.reports.gold_ranks": ("gold_ranks",),
     "train.reports.published": ("presets_of_table",),
     "train.reports.sts_rows": ("sts_rows",),
-    "train.reports.tables": ("run_tables", "TablesJob"),
+    "train.reports.reproduce": ("run_tables", "TablesJob"),
     "train.runs": ("open_run", "Run"),
 }
 _PLACES = {

@@ -20,8 +20,8 @@ from train.evaluation.evaluating import encode_images
 from train.jobs import TrainJob
 from train.loop import train
 from train.models import ImageBatch
+from train.reports.reproduce import run_tables
 from train.reports.table_jobs import TablesJob
-from train.reports.tables import run_tables
 from train.runs.run import open_run
 
 WITHOUT = ("train-003", "train-011", "val-002", "test-004")

@@ -18,8 +18,8 @@ from train.evaluation.sts_scoring import StsJob, sts
 from train.jobs import TrainJob
 from train.material import open_material
 from train.reports.figures import FiguresJob, draw_figures
+from train.reports.reproduce import TablesJob, run_tables
 from train.reports.results import read_result
-from train.reports.tables import TablesJob, run_tables
 from train.runs import open_run
 
 

@@ -30,8 +30,8 @@ from train.commands.options import (
 if TYPE_CHECKING:
     from train.evaluation.searching import Tokenize
     from train.evaluation.sts_pairs import StsPairs
+    from train.reports.reproduce import Done, TablesJob
     from train.reports.row_statements import FailedRun
-    from train.reports.tables import Done, TablesJob
 
 __all__ = ["app"]
 
@@ -117,9 +117,9 @@ def tables(
     from train.data.corpus import Corpus
     from train.progress import CountDisplay
     from train.reports.published import presets_of_table
+    from train.reports.reproduce import TablesJob, run_tables
     from train.reports.sts_rows import open_sts, sts_paper
     from train.reports.table_reports import read_report
-    from train.reports.tables import TablesJob, run_tables
 
     if table is not None and rows:
         raise UsageError("--table and --rows both choose rows: give one of them")

@@ -21,7 +21,7 @@ from train.reports.gold_published import GOLD_COLUMNS, GoldRank
 from train.reports.gold_rank_reports import gold_rank_markdown, gold_rank_tables, write_gold_ranks
 from train.reports.gold_ranks import gold_ranks
 from train.reports.published import presets_of_table
-from train.reports.tables import TablesJob, run_tables
+from train.reports.reproduce import TablesJob, run_tables
 from train.runs.run import open_run
 
 pytestmark = pytest.mark.slow

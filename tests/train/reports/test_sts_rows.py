@@ -11,10 +11,10 @@ from schemas.errors import UsageError
 from tests.train.trainings import SMALL
 from train.evaluation.sts_pairs import read_sts
 from train.evaluation.sts_scoring import StsJob, sts
+from train.reports.reproduce import TablesJob, run_tables
 from train.reports.sts_published import STS_PAPERS
 from train.reports.sts_row_reports import sts_row_markdown, sts_row_tables, write_sts_rows
 from train.reports.sts_rows import open_sts, sts_paper, sts_rows
-from train.reports.tables import TablesJob, run_tables
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 

@@ -16,7 +16,7 @@ from tests.integration.processes import wait_for
 from tests.train.trainings import SMALL
 from train.commands import options, tables
 from train.config.sections import resolve
-from train.reports import tables as running
+from train.reports import reproduce as running
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 

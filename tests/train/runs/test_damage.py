@@ -19,8 +19,8 @@ from train.evaluation.scoring import EvaluateJob, evaluate_run
 from train.evaluation.searching import SearchJob, search
 from train.jobs import TrainJob
 from train.loop import train
+from train.reports.reproduce import TablesJob, run_tables
 from train.reports.table_reports import read_report
-from train.reports.tables import TablesJob, run_tables
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 

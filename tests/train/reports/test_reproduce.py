@@ -22,13 +22,13 @@ from train.config.sections import resolve
 from train.data.captions import read_captions
 from train.data.regimes import one_caption_per_image
 from train.evaluation.scoring import score_run
-from train.reports import tables as tables_module
+from train.reports import reproduce
 from train.reports.failures import Failure, write_failure
 from train.reports.published import rows_of_paper
+from train.reports.reproduce import TablesJob, run_tables
 from train.reports.results import read_result, write_result
 from train.reports.table_plots import plot_report
 from train.reports.table_reports import Cell, read_report
-from train.reports.tables import TablesJob, run_tables
 from train.runs.run import open_run
 
 
@@ -538,6 +538,6 @@ def test_runs_take_the_gpus_in_turn(toy_2016, tmp_path, monkeypatch, device, wor
         given.append(devices)
         return iter(())
 
-    monkeypatch.setattr(tables_module, "run_parallel", note)
+    monkeypatch.setattr(reproduce, "run_parallel", note)
     run_tables(job_of(toy_2016, tmp_path / "o", workers=workers, device=device))
     assert given[0] == expected
