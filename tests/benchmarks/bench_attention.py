@@ -74,11 +74,11 @@ def model_steps(captions: tuple[Captions, ...]) -> Callable[[], float]:
 
 def product_steps(captions: tuple[Captions, ...]) -> Callable[[], float]:
     """Return the rate of the products alone."""
-    units, words, attended = CONFIG.embedding, CONFIG.words, CONFIG.heads * CONFIG.attention
+    units, words, attended = CONFIG.embed_dim, CONFIG.word_dim, CONFIG.num_heads * CONFIG.attention_dim
     features, regions = torch.rand(BATCH * REGIONS, FEATURES), torch.rand(BATCH, REGIONS, units)
     of_regions, keys = torch.rand(units, FEATURES), torch.rand(attended, units)
     of_words, recurrent = torch.rand(4 * units, words), torch.rand(4 * units, units)
-    weights = torch.rand(BATCH, CONFIG.heads, REGIONS)
+    weights = torch.rand(BATCH, CONFIG.num_heads, REGIONS)
 
     def attend(items: Tensor) -> None:
         after = items @ keys.T
@@ -105,7 +105,7 @@ def product_steps(captions: tuple[Captions, ...]) -> Callable[[], float]:
                     after @ recurrent
                 gates.T @ states
             attend(states)
-            pool(torch.rand(BATCH, len(sizes), units), torch.rand(BATCH, CONFIG.heads, len(sizes)))
+            pool(torch.rand(BATCH, len(sizes), units), torch.rand(BATCH, CONFIG.num_heads, len(sizes)))
 
     return timed(step)
 

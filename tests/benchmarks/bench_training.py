@@ -129,7 +129,7 @@ def plain_steps(captions: Captions, hinges: str) -> Callable[[], float]:
 
 def our_steps(captions: Captions, hinges: str) -> Callable[[], float]:
     """Return the rate of our model."""
-    model = JointEmbedding(VseConfig(embedding=WIDTH, words=WORDS), Dimensions(("en",), VOCABULARY, (FEATURES,)))
+    model = JointEmbedding(VseConfig(embed_dim=WIDTH, word_dim=WORDS), Dimensions(("en",), VOCABULARY, (FEATURES,)))
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE, fused=True)
     features, images = torch.rand(BATCH, FEATURES), torch.arange(BATCH)
 

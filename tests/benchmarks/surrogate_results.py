@@ -36,22 +36,22 @@ from train.runs.run import Run
 
 SPLIT, ARRAYS, LANGUAGES = "test_2016", "test_2016_flickr", ("en", "de")
 SAME = {
-    "model.embedding": "128",
-    "model.words": "128",
+    "model.embed_dim": "128",
+    "model.word_dim": "128",
     "loss.hinges": "sum",  # In so few steps the hardest negatives of the presets make all of the models collapse.
     "optimizer.learning_rate": "1e-3",
     "schedule.batch_size": "128",
     "schedule.evaluate_every": "200",
     "schedule.decay_epochs": "0",
 }
-HEADS = {**SAME, "model.attention": "128", "model.context": "128"}
+HEADS = {**SAME, "model.attention_dim": "128", "model.context_dim": "128"}
 VSE = {
     **SAME,
     "data.portions": "{ en = ['comparable'], de = ['comparable'] }",
     "data.l2_features": "false",
     "data.min_count": "1",
-    "model.reader": "bilstm",
-    "model.shared": "false",
+    "model.text_encoder": "bilstm",
+    "model.shared_encoder": "false",
     "loss.caption_weight": "0.6",
     "schedule.batches": "images",
 }

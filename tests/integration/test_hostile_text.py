@@ -29,8 +29,8 @@ CONFIG = """
 [data]
 portions = { en = ["comparable"] }
 [model]
-embedding = 4
-words = 4
+embed_dim = 4
+word_dim = 4
 [schedule]
 batch_size = 3
 evaluate_every = 2

@@ -278,8 +278,8 @@ def write_run(toy: Corpus, tmp_path: Path) -> Callable[..., str]:
             portions = {{ {", ".join(f"{language} = ['comparable']" for language in languages)} }}
             l2_features = {str(l2).lower()}
             [model]
-            embedding = 6
-            words = 4
+            embed_dim = 6
+            word_dim = 4
             similarity = "{similarity}"
         """
         data = open_data(toy.captions, toy.features, toy.vocabulary, split="test")

@@ -13,7 +13,7 @@ from train.config.models import ModelConfig
 from train.data.batches import CaptionBatch
 from train.models import Dimensions, Encoded, ImageBatch, RetrievalModel, register_model
 
-REGION_CONFIG = CONFIG.replace("embedding = 6\nwords = 4", 'kind = "toy-regions"\nwidth = 6')
+REGION_CONFIG = CONFIG.replace("embed_dim = 6\nword_dim = 4", 'kind = "toy-regions"\nwidth = 6')
 
 
 @dataclass(frozen=True)

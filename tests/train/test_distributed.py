@@ -20,8 +20,8 @@ CONFIG = """
 [data]
 portions = { en = ["comparable"], de = ["comparable"] }
 [model]
-embedding = 6
-words = 4
+embed_dim = 6
+word_dim = 4
 [loss]
 c2c_probability = 0.5
 [optimizer]

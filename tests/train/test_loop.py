@@ -29,7 +29,7 @@ from train.runs.run import open_run
 
 @pytest.mark.slow
 def test_it_learns(toy, train_toy, tmp_path):
-    text = CONFIG.replace("embedding = 6", "embedding = 24").replace("max_steps = 44", "max_steps = 120")
+    text = CONFIG.replace("embed_dim = 6", "embed_dim = 24").replace("max_steps = 44", "max_steps = 120")
     result = train_toy(text)
     assert result.standing.stopped == "steps"
     assert result.standing.step == 120

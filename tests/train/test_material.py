@@ -47,7 +47,7 @@ def test_with_a_joint_threshold_a_language_has_all_tokens_that_occur_in_it():
 @pytest.mark.parametrize("drawn", ["", "captions_per_image = 'one'\nimages = 'half'"])
 def test_tokens_are_counted_on_the_captions_that_are_drawn(toy, shared, drawn):
     """Kádár et al. 2018, section 4, by brute force: the tokens of each caption of the row, one at a time."""
-    config = from_toml(CONFIG + f"min_count = 4\n{drawn}\n[model]\nshared = {str(shared).lower()}", "test")
+    config = from_toml(CONFIG + f"min_count = 4\n{drawn}\n[model]\nshared_encoder = {str(shared).lower()}", "test")
     material = open_material(config, toy, seed=3)
     captions, counts = material.training.captions, {name: Counter() for name in config.data.languages}
     for row in range(len(captions)):
@@ -67,7 +67,7 @@ def test_tokens_are_counted_on_the_captions_that_are_drawn(toy, shared, drawn):
 
 
 def test_first_weights_depend_on_the_seed_alone():
-    config, dimensions = VseConfig(embedding=2, words=2), Dimensions(("en",), 9, (3,))
+    config, dimensions = VseConfig(embed_dim=2, word_dim=2), Dimensions(("en",), 9, (3,))
     torch.manual_seed(99)
     one = build_model(config, dimensions, 1)
     torch.rand(3)

@@ -55,7 +55,7 @@ def train_regions(train_toy, toy_regions):
 
 @pytest.mark.slow
 def test_it_learns(train_regions, toy_regions, tmp_path):
-    result = train_regions(MHA_D.replace("embedding = 6", "embedding = 16").replace("max_steps = 44", "max_steps = 150"))
+    result = train_regions(MHA_D.replace("embed_dim = 6", "embed_dim = 16").replace("max_steps = 44", "max_steps = 150"))
     chance, found = [], []
     for score in evaluate_run(EvaluateJob(str(tmp_path / "run"), toy_regions.captions, toy_regions.features, ("val",))):
         if score.portion == "comparable":
@@ -156,7 +156,7 @@ def test_one_feature_an_image_is_refused(toy, train_toy, tmp_path):
 
 
 def test_diversity_of_a_model_without_heads_is_refused(toy, train_toy):
-    text = MHA_D.replace('kind = "mha-d"', "").replace("heads = 2\nattention = 5\ncontext = 7", "")
+    text = MHA_D.replace('kind = "mha-d"', "").replace("num_heads = 2\nattention_dim = 5\ncontext_dim = 7", "")
     with pytest.raises(UsageError, match=r"loss\.diversity_weight is 0\.5, but this model \(JointEmbedding\) has 1 head"):
         train_toy(text, corpus=toy)
 

@@ -18,7 +18,7 @@ from train.jobs import TrainJob
 from train.loop import _Loop, train
 
 SCAN = MHA_D.split("[model]")[0] + (
-    '[model]\nkind = "scan"\nembedding = 6\nwords = 4\n[loss]\nhinges = "max"\n[optimizer]\nlearning_rate = 0.01\n'
+    '[model]\nkind = "scan"\nembed_dim = 6\nword_dim = 4\n[loss]\nhinges = "max"\n[optimizer]\nlearning_rate = 0.01\n'
     "[schedule]\nbatch_size = 9\nevaluate_every = 4\nmax_steps = 4\n"
 )
 # The gradient of a map's bias is nothing but rounding there; with the default epsilon Adam would make long steps of it.

@@ -106,7 +106,7 @@ def kinds(monkeypatch):
 def pairwise(kinds) -> str:
     """A configuration of the kind ``pairwise``, which is registered."""
     register_model(Pairwise, PairwiseModel)
-    start, end = CONFIG.index("embedding"), CONFIG.index("[loss]")
+    start, end = CONFIG.index("embed_dim"), CONFIG.index("[loss]")
     return (CONFIG[:start] + 'kind = "pairwise"\nwidth = 4\n' + CONFIG[end:]).replace("c2c_probability = 0.5", "")
 
 
@@ -115,8 +115,8 @@ def test_configurations_name_the_kind_and_its_keys(pairwise):
     assert config.model == Pairwise(width=4)
     assert model_kinds() == ("pairwise", "vse")
     assert from_toml(to_toml(config), "copy") == config
-    with pytest.raises(UsageError, match=r"unknown key model\.words: there are 'width'"):
-        from_toml(pairwise.replace("width = 4", "words = 4"), "test")
+    with pytest.raises(UsageError, match=r"unknown key model\.word_dim: there are 'width'"):
+        from_toml(pairwise.replace("width = 4", "word_dim = 4"), "test")
     with pytest.raises(UsageError, match=r"model\.width is 'a', expected a whole number"):
         from_toml(pairwise, "test", {"model.width": "a"})
 
@@ -124,7 +124,9 @@ def test_configurations_name_the_kind_and_its_keys(pairwise):
 def test_another_kind_takes_no_keys_from_what_it_extends(pairwise):
     config = from_toml('extends = "demo"\n[model]\nkind = "pairwise"', "test")
     assert config.model == Pairwise()
-    assert from_toml('extends = "demo"\n[model]\nkind = "vse"\nwords = 7', "test").model == VseConfig(embedding=64, words=7)
+    assert from_toml('extends = "demo"\n[model]\nkind = "vse"\nword_dim = 7', "test").model == VseConfig(
+        embed_dim=64, word_dim=7
+    )
 
 
 def test_a_name_stands_for_one_kind(kinds):

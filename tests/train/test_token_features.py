@@ -24,7 +24,8 @@ from train.runs import open_run
 
 
 def reads(text: str, steps: int = 44) -> str:
-    return text.replace("words = 4", 'words = 4\nword_vectors = "features"').replace("max_steps = 44", f"max_steps = {steps}")
+    text = text.replace("word_dim = 4", 'word_dim = 4\nword_vectors = "precomputed"')
+    return text.replace("max_steps = 44", f"max_steps = {steps}")
 
 
 @pytest.fixture(scope="session")
@@ -74,8 +75,8 @@ def test_vectors_and_configuration_must_agree_before_anything_is_read(toy, toy_t
             TrainJob(config, replace(corpus, captions="nowhere"), str(tmp_path / "run"))
         with pytest.raises(UsageError, match=message):
             open_material(config, corpus, seed=0)
-    with pytest.raises(UsageError, match=r"model\.words is 5, but the vectors in .* have 4 numbers"):
-        open_material(from_toml(reads(CONFIG).replace("words = 4", "words = 5"), "test"), toy_tokens, seed=0)
+    with pytest.raises(UsageError, match=r"model\.word_dim is 5, but the vectors in .* have 4 numbers"):
+        open_material(from_toml(reads(CONFIG).replace("word_dim = 4", "word_dim = 5"), "test"), toy_tokens, seed=0)
 
 
 @pytest.mark.slow
@@ -175,7 +176,7 @@ def test_figures(toy_tokens, region_tokens, train_toy, tmp_path):
 
 # --- tables ----------------------------------------------------------------------------------------------------------
 
-HUANG = {**SMALL, "model.heads": "2", "model.attention": "5", "model.context": "7", "schedule.max_epochs": "0"}
+HUANG = {**SMALL, "model.num_heads": "2", "model.attention_dim": "5", "model.context_dim": "7", "schedule.max_epochs": "0"}
 
 
 def huang(corpus, output, *rows) -> TablesJob:

@@ -55,7 +55,7 @@ from train.loop import train
 from train.runs import open_run
 
 captions, features, vocabulary, output = sys.argv[2:]
-overrides = {"model.embedding": "6", "model.words": "4", "schedule.batch_size": "9", "schedule.max_steps": "12"}
+overrides = {"model.embed_dim": "6", "model.word_dim": "4", "schedule.batch_size": "9", "schedule.max_steps": "12"}
 corpus = Corpus(captions, features, vocabulary)
 result = train(TrainJob(resolve("kadar2018/bilingual-c2c", overrides), corpus, output + "/library", device="cpu"))
 run = open_run(output + "/library")
@@ -67,7 +67,7 @@ print("--")
 blocked.remove("pipelines")
 from pipelines.commands.app import main
 
-small = ["--set", "model.embedding=6", "--set", "model.words=4", "--max-steps", "3", "--no-tensorboard", "--device", "cpu"]
+small = ["--set", "model.embed_dim=6", "--set", "model.word_dim=4", "--max-steps", "3", "--no-tensorboard", "--device", "cpu"]
 datasets = ["--captions", captions, "--features", features, "--vocabulary", vocabulary]
 sys.argv = ["imagepivot", "train", "gella2017/pivot-asym", output + "/command", *datasets, *small]
 try:

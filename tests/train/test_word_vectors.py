@@ -25,8 +25,10 @@ from train.runs import open_run
 TABLE = "sentences.0.words.weight"
 
 
-def begins(text: str, how: str = "trained", steps: int = 44) -> str:
-    return text.replace("words = 4", f'words = 4\nword_vectors = "{how}"').replace("max_steps = 44", f"max_steps = {steps}")
+def begins(text: str, how: str = "finetuned", steps: int = 44) -> str:
+    return text.replace("word_dim = 4", f'word_dim = 4\nword_vectors = "{how}"').replace(
+        "max_steps = 44", f"max_steps = {steps}"
+    )
 
 
 def stored(corpus) -> dict[int, list[float]]:
@@ -34,7 +36,7 @@ def stored(corpus) -> dict[int, list[float]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["trained", "frozen"])
+@pytest.mark.parametrize("how", ["finetuned", "frozen"])
 def test_words_begin_with_their_vectors(train_toy, toy_words, tmp_path, how):
     remarks = []
     job = TrainJob(from_toml(begins(CONFIG, how), "test"), toy_words, str(tmp_path / "run"), device="cpu", curves=False)
@@ -75,14 +77,14 @@ def test_words_that_begin_with_a_vector_are_counted(toy_words):
 @pytest.mark.slow
 def test_good_vectors_help(train_toy, toy_words):
     """The vectors say which words belong to one topic, in both languages, which a short training does not find out alone."""
-    text = CONFIG.replace("embedding = 6", "embedding = 12")
+    text = CONFIG.replace("embed_dim = 6", "embed_dim = 12")
     drawn = train_toy(text, "drawn").standing.best_score
-    frozen = train_toy(begins(text, "trained"), "trained", corpus=toy_words).standing.best_score
+    frozen = train_toy(begins(text, "finetuned"), "trained", corpus=toy_words).standing.best_score
     assert frozen > drawn
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["trained", "frozen"])
+@pytest.mark.parametrize("how", ["finetuned", "frozen"])
 def test_it_resumes_bit_for_bit(train_toy, toy_words, tmp_path, how):
     train_toy(begins(CONFIG, how), "whole", corpus=toy_words)
     train_toy(begins(CONFIG, how, 20), "parts", corpus=toy_words)
@@ -96,14 +98,14 @@ def test_a_run_is_not_resumed_with_other_vectors(train_toy, toy_words, write_wor
     other = replace(toy_words, word_vectors=write_words(tmp_path / "other", seed=9))
     with pytest.raises(DatasetError, match=r"holds another run \(word_vectors: was [0-9a-f]{12}\.\.\., now"):
         train_toy(begins(CONFIG), corpus=other, resume=True)
-    with pytest.raises(DatasetError, match=r"model\.word_vectors: was \"trained\", now \"drawn\""):
+    with pytest.raises(DatasetError, match=r"model\.word_vectors: was \"finetuned\", now \"random\""):
         train_toy(CONFIG, resume=True)
 
 
 def test_vectors_and_configuration_must_agree_before_anything_is_read(toy, toy_words, tmp_path):
     for text, corpus, message in (
         (begins(CONFIG), toy, "no word vectors are given: give --word-vectors FOLDER"),
-        (CONFIG, toy_words, "model.word_vectors is 'drawn', so that no word would begin with them"),
+        (CONFIG, toy_words, "model.word_vectors is 'random', so that no word would begin with them"),
     ):
         config = from_toml(text, "test")
         with pytest.raises(UsageError, match=message):
@@ -129,7 +131,7 @@ def test_words_of_another_run_come_before_pretrained_ones(train_toy, toy_words, 
     assert_equal(weights(tmp_path / "run")[TABLE], weights(tmp_path / "english", "best.pt")[TABLE])
 
 
-@pytest.mark.parametrize("how", ["trained", "frozen"])
+@pytest.mark.parametrize("how", ["finetuned", "frozen"])
 def test_a_model_of_heads_begins_with_the_words_of_each_language(train_toy, toy_regions, toy_words, tmp_path, how):
     corpus = replace(toy_regions, word_vectors=toy_words.word_vectors)
     train_toy(begins(MHA_D, how, 3), corpus=corpus)
@@ -145,7 +147,7 @@ def test_a_model_of_heads_begins_with_the_words_of_each_language(train_toy, toy_
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-HUANG = {**SMALL, "model.heads": "2", "model.attention": "5", "model.context": "7", "schedule.max_epochs": "0"}
+HUANG = {**SMALL, "model.num_heads": "2", "model.attention_dim": "5", "model.context_dim": "7", "schedule.max_epochs": "0"}
 
 
 def huang(corpus, output, *rows, seeds=1) -> TablesJob:

@@ -12,8 +12,8 @@ CONFIG = """
 [data]
 portions = { en = ["comparable"], de = ["comparable"] }
 [model]
-embedding = 6
-words = 4
+embed_dim = 6
+word_dim = 4
 [loss]
 c2c_probability = 0.5
 [optimizer]
@@ -25,17 +25,17 @@ patience = 0
 max_steps = 44
 """
 ENGLISH = CONFIG.replace("c2c_probability = 0.5", "").replace(', de = ["comparable"]', "")
-ORDER = CONFIG.replace("words = 4", 'words = 4\nshared = false\nsimilarity = "order"')
+ORDER = CONFIG.replace("word_dim = 4", 'word_dim = 4\nshared_encoder = false\nsimilarity = "order"')
 MHA_D = """
 [data]
 portions = { en = ["comparable"], de = ["comparable"] }
 [model]
 kind = "mha-d"
-embedding = 6
-words = 4
-heads = 2
-attention = 5
-context = 7
+embed_dim = 6
+word_dim = 4
+num_heads = 2
+attention_dim = 5
+context_dim = 7
 [loss]
 caption_weight = 0.6
 diversity_weight = 0.5
@@ -54,9 +54,9 @@ DAN = """
 portions = { en = ["comparable"], de = ["comparable"] }
 [model]
 kind = "dan"
-embedding = 8
-words = 6
-attention = 7
+embed_dim = 8
+word_dim = 6
+attention_dim = 7
 dropout = 0.2
 [loss]
 caption_weight = 0.0
@@ -75,9 +75,9 @@ MLMME = """
 portions = { en = ["comparable"], de = ["comparable"] }
 [model]
 kind = "mlmme"
-embedding = 6
-words = 4
-units = 5
+embed_dim = 6
+word_dim = 4
+hidden_size = 5
 scoring = "general"
 [optimizer]
 learning_rate = 0.01
@@ -90,8 +90,8 @@ max_steps = 44
 """
 # Values that make a preset small.
 SMALL = {
-    "model.embedding": "6",
-    "model.words": "4",
+    "model.embed_dim": "6",
+    "model.word_dim": "4",
     "schedule.batch_size": "8",
     "schedule.evaluate_every": "2",
     "schedule.max_steps": "4",

@@ -71,13 +71,15 @@ Features = Annotated[str, typer.Option("--features", help="Folder of image featu
 Vocabulary = Annotated[str, typer.Option("--vocabulary", help="Folder of the vocabulary of the captions.", show_default=False)]
 WordVectors = Annotated[
     str,
-    typer.Option("--word-vectors", help="Folder of pretrained word vectors, for [i]model.word_vectors[/i] trained or frozen."),
+    typer.Option(
+        "--word-vectors", help="Folder of pretrained word vectors, for [i]model.word_vectors[/i] finetuned or frozen."
+    ),
 ]
 TokenFeatures = Annotated[
     str,
     typer.Option(
         "--token-features",
-        help="Folder of vectors of tokens, for a model that reads these: [i]model.word_vectors[/i] features.",
+        help="Folder of vectors of tokens, for a model that reads these: [i]model.word_vectors[/i] precomputed.",
     ),
 ]
 Device = Annotated[
@@ -98,7 +100,7 @@ Settings = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="A value of the configuration, e.g. [i]model.embedding=256[/i], [i]data.l2_features=true[/i] or "
+        help="A value of the configuration, e.g. [i]model.embed_dim=256[/i], [i]data.l2_features=true[/i] or "
         "[i]'schedule.monitor=[\"en\"]'[/i]; may be repeated.",
     ),
 ]

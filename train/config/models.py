@@ -84,23 +84,23 @@ class ModelConfig(Tagged):
         return _section(kind, f"{prefix}kind"), {key: value for key, value in table.items() if key != "kind"}
 
 
-WordStart: TypeAlias = Literal["drawn", "trained", "frozen", "features"]
-_WORD_STARTS = ("drawn", "trained", "frozen", "features")
+WordStart: TypeAlias = Literal["random", "finetuned", "frozen", "precomputed"]
+_WORD_STARTS = ("random", "finetuned", "frozen", "precomputed")
 
 
 class _Words(ModelConfig):
     """The key ``word_vectors`` of kinds with a table of words."""
 
-    words: int
+    word_dim: int
     word_vectors: WordStart
 
     @property
     def pretrained_width(self) -> int:
-        return self.words if self.word_vectors in ("trained", "frozen") else 0
+        return self.word_dim if self.word_vectors in ("finetuned", "frozen") else 0
 
     @property
     def token_width(self) -> int:
-        return self.words if self.word_vectors == "features" else 0
+        return self.word_dim if self.word_vectors == "precomputed" else 0
 
     @property
     def frozen_words(self) -> bool:
@@ -112,45 +112,44 @@ class VseConfig(_Words):
     """A vector for each image and each sentence, in one space (Kiros et al. 2015, and the papers of the presets).
 
     Attributes:
-        embedding: width of the joint space, and number of GRU units.
-        words: width of the word embeddings.
-        word_vectors: the first vectors of words: ``drawn``; or pretrained, where a word has one, and then ``trained`` like the
-            others; or ``frozen``, pretrained ones and drawn ones alike. Or ``features``: in place of words, given vectors of
-            tokens, such as those of BERT.
-        shared: one sentence encoder over the joint vocabulary for all languages (Kádár et al. 2018); otherwise one per language
-            (Gella et al. 2017).
+        embed_dim: width of the joint space, and number of GRU units.
+        word_dim: width of the word embeddings.
+        word_vectors: initial word embeddings: ``random``; or pretrained where a word has a vector, and ``finetuned`` like the
+            others, or all ``frozen``. ``precomputed`` replaces them by given vectors of tokens, such as those of BERT.
+        shared_encoder: one text encoder over the joint vocabulary for all languages (Kádár et al. 2018); otherwise one per
+            language (Gella et al. 2017).
         similarity: ``cosine``, or ``order`` (Vendrov et al. 2016).
-        reader: what reads the words of a sentence: ``gru``, whose last state is the sentence; or ``bilstm`` or ``bigru``, an LSTM
-            or GRU in both directions with a state for each word.
+        text_encoder: ``gru``, whose last state is the sentence; or ``bilstm`` or ``bigru``, an LSTM or GRU in both directions with
+            a state for each word.
         pooling: what becomes of the states of a ``bilstm`` or ``bigru``: their ``mean``, or the ``max`` of each number.
-        initialization: initial weights of the reader: ``torch`` draws them all uniformly from ±1/sqrt(units); ``orthogonal`` makes
-            the recurrent weights of each gate an orthogonal matrix, draws those of the words from ±0.1 and sets the biases to 0
-            (github.com/ivendrov/order-embedding). Word vectors and the map of images start alike in both.
+        initialization: initial weights of the text encoder: ``torch`` draws all uniformly from ±1/sqrt(embed_dim); ``orthogonal``
+            makes the recurrent weights of each gate an orthogonal matrix, draws those of the words from ±0.1 and sets the biases to
+            0 (github.com/ivendrov/order-embedding). Word vectors and the map of images start alike in both.
     """
 
     kind: ClassVar[str] = "vse"
 
-    embedding: int = 1024
-    words: int = 300
-    word_vectors: WordStart = "drawn"
-    shared: bool = True
+    embed_dim: int = 1024
+    word_dim: int = 300
+    word_vectors: WordStart = "random"
+    shared_encoder: bool = True
     similarity: Literal["cosine", "order"] = "cosine"
-    reader: Literal["gru", "bilstm", "bigru"] = "gru"
+    text_encoder: Literal["gru", "bilstm", "bigru"] = "gru"
     pooling: Literal["mean", "max"] = "mean"
     initialization: Literal["torch", "orthogonal"] = "torch"
 
     def __post_init__(self) -> None:
-        positive("model", self, "embedding", "words")
+        positive("model", self, "embed_dim", "word_dim")
         one_of("model", self, "word_vectors", _WORD_STARTS)
         one_of("model", self, "similarity", ("cosine", "order"))
-        one_of("model", self, "reader", ("gru", "bilstm", "bigru"))
+        one_of("model", self, "text_encoder", ("gru", "bilstm", "bigru"))
         one_of("model", self, "pooling", ("mean", "max"))
         one_of("model", self, "initialization", ("torch", "orthogonal"))
 
     @property
     def mixes_languages(self) -> bool:
         """Whether there is one sentence encoder for all languages."""
-        return self.shared
+        return self.shared_encoder
 
     def check_features(self, shape: tuple[int, ...]) -> None:
         """Check that an image has one feature."""
@@ -164,27 +163,26 @@ class MhaDConfig(_Words):
     An image or sentence is its K heads, one after the other: a vector of K times H numbers (Huang et al. 2019).
 
     Attributes:
-        embedding: H, width of a region and of a word in the joint space, and of each direction of the LSTM.
-        words: width of the word embeddings.
-        word_vectors: the first vectors of words: ``drawn``; or pretrained, where a word has one, and then ``trained`` like the
-            others; or ``frozen``, pretrained ones and drawn ones alike. Or ``features``: in place of words, given vectors of
-            tokens, such as those of BERT.
-        heads: K, the number of heads.
-        attention: H_attn, width in which contexts are compared with regions and words.
-        context: H_c, width of the contexts.
+        embed_dim: H, width of a region and of a word in the joint space, and of each direction of the LSTM.
+        word_dim: width of the word embeddings.
+        word_vectors: initial word embeddings: ``random``; or pretrained where a word has a vector, and ``finetuned`` like the
+            others, or all ``frozen``. ``precomputed`` replaces them by given vectors of tokens, such as those of BERT.
+        num_heads: K, the number of heads.
+        attention_dim: H_attn, width in which contexts are compared with regions and words.
+        context_dim: H_c, width of the contexts.
     """
 
     kind: ClassVar[str] = "mha-d"
 
-    embedding: int = 512
-    words: int = 300
-    word_vectors: WordStart = "drawn"
-    heads: int = 3
-    attention: int = 512
-    context: int = 512
+    embed_dim: int = 512
+    word_dim: int = 300
+    word_vectors: WordStart = "random"
+    num_heads: int = 3
+    attention_dim: int = 512
+    context_dim: int = 512
 
     def __post_init__(self) -> None:
-        positive("model", self, "embedding", "words", "heads", "attention", "context")
+        positive("model", self, "embed_dim", "word_dim", "num_heads", "attention_dim", "context_dim")
         one_of("model", self, "word_vectors", _WORD_STARTS)
 
     @property
@@ -202,45 +200,44 @@ class ScanConfig(_Words):
     """Stacked cross attention between the regions of an image and the words of a caption (Lee et al. 2018).
 
     Attributes:
-        embedding: width of regions and words in the joint space, and number of units of the reader in each direction.
-        words: width of the word embeddings.
-        word_vectors: the first vectors of words: ``drawn``; or pretrained, where a word has one, and then ``trained`` like the
-            others; or ``frozen``, pretrained ones and drawn ones alike. Or ``features``: in place of words, given vectors of
-            tokens, such as those of BERT.
-        shared: one reader over the joint vocabulary for all languages; otherwise one per language.
-        reader: what reads the words of a caption, a GRU or LSTM in both directions: ``bigru`` or ``bilstm``.
+        embed_dim: width of regions and words in the joint space, and number of units of the text encoder in each direction.
+        word_dim: width of the word embeddings.
+        word_vectors: initial word embeddings: ``random``; or pretrained where a word has a vector, and ``finetuned`` like the
+            others, or all ``frozen``. ``precomputed`` replaces them by given vectors of tokens, such as those of BERT.
+        shared_encoder: one text encoder over the joint vocabulary for all languages; otherwise one per language.
+        text_encoder: a GRU or LSTM in both directions: ``bigru`` or ``bilstm``.
         attention: ``t2i``, words attend to regions (text-image in the paper); or ``i2t``, regions attend to words (image-text).
         pooling: how the relevances of the words, or regions, become a score: ``lse``, LogSumExp; or ``avg``, their mean.
         lambda_softmax: inverse temperature of the attention, the paper's lambda_1.
         lambda_lse: inverse temperature of the LogSumExp, the paper's lambda_2; of no effect with ``avg``.
-        leak: factor of negative similarities before they are normalized: 0 in the paper, 0.1 in the released code.
+        negative_slope: factor of negative similarities before they are normalized: 0 in the paper, 0.1 in the released code.
     """
 
     kind: ClassVar[str] = "scan"
 
-    embedding: int = 1024
-    words: int = 300
-    word_vectors: WordStart = "drawn"
-    shared: bool = True
-    reader: Literal["bigru", "bilstm"] = "bigru"
+    embed_dim: int = 1024
+    word_dim: int = 300
+    word_vectors: WordStart = "random"
+    shared_encoder: bool = True
+    text_encoder: Literal["bigru", "bilstm"] = "bigru"
     attention: Literal["t2i", "i2t"] = "t2i"
     pooling: Literal["lse", "avg"] = "avg"
     lambda_softmax: float = 9.0
     lambda_lse: float = 6.0
-    leak: float = 0.1
+    negative_slope: float = 0.1
 
     def __post_init__(self) -> None:
-        positive("model", self, "embedding", "words", "lambda_softmax", "lambda_lse")
-        not_negative("model", self, "leak")
+        positive("model", self, "embed_dim", "word_dim", "lambda_softmax", "lambda_lse")
+        not_negative("model", self, "negative_slope")
         one_of("model", self, "word_vectors", _WORD_STARTS)
-        one_of("model", self, "reader", ("bigru", "bilstm"))
+        one_of("model", self, "text_encoder", ("bigru", "bilstm"))
         one_of("model", self, "attention", ("t2i", "i2t"))
         one_of("model", self, "pooling", ("lse", "avg"))
 
     @property
     def mixes_languages(self) -> bool:
-        """Whether there is one reader for all languages."""
-        return self.shared
+        """Whether there is one text encoder for all languages."""
+        return self.shared_encoder
 
     def check_features(self, shape: tuple[int, ...]) -> None:
         """Check that an image has several features."""
@@ -262,27 +259,26 @@ class DanConfig(_Words):
     sentence encoder of its own.
 
     Attributes:
-        embedding: H, width of a context vector and of a word, and of each direction of the LSTM.
-        words: width of the word embeddings.
-        word_vectors: the first vectors of words: ``drawn``; or pretrained, where a word has one, and then ``trained`` like the
-            others; or ``frozen``, pretrained ones and drawn ones alike. Or ``features``: in place of words, given vectors of
-            tokens, such as those of BERT.
-        steps: K, the number of steps of attention.
-        attention: width in which memories are compared with regions and words.
+        embed_dim: H, width of a context vector and of a word, and of each direction of the LSTM.
+        word_dim: width of the word embeddings.
+        word_vectors: initial word embeddings: ``random``; or pretrained where a word has a vector, and ``finetuned`` like the
+            others, or all ``frozen``. ``precomputed`` replaces them by given vectors of tokens, such as those of BERT.
+        attention_steps: K, the number of steps of attention.
+        attention_dim: width in which memories are compared with regions and words.
         dropout: ratio of dropout; 0 means none.
     """
 
     kind: ClassVar[str] = "dan"
 
-    embedding: int = 512
-    words: int = 512
-    word_vectors: WordStart = "drawn"
-    steps: int = 2
-    attention: int = 512
+    embed_dim: int = 512
+    word_dim: int = 512
+    word_vectors: WordStart = "random"
+    attention_steps: int = 2
+    attention_dim: int = 512
     dropout: float = 0.5
 
     def __post_init__(self) -> None:
-        positive("model", self, "embedding", "words", "steps", "attention")
+        positive("model", self, "embed_dim", "word_dim", "attention_steps", "attention_dim")
         one_of("model", self, "word_vectors", _WORD_STARTS)
         require(0 <= self.dropout < 1, f"model.dropout is {self.dropout}, expected 0 to less than 1")
 
@@ -301,25 +297,24 @@ class MlmmeConfig(_Words):
     """A GRU for each language, and one map of all sentences into the space of the images (Calixto et al. 2017, MLMME).
 
     Attributes:
-        embedding: width of the joint space.
-        words: width of the word embeddings.
-        word_vectors: the first vectors of words: ``drawn``; or pretrained, where a word has one, and then ``trained`` like the
-            others; or ``frozen``, pretrained ones and drawn ones alike. Or ``features``: in place of words, given vectors of
-            tokens, such as those of BERT.
-        units: number of GRU units.
+        embed_dim: width of the joint space.
+        word_dim: width of the word embeddings.
+        word_vectors: initial word embeddings: ``random``; or pretrained where a word has a vector, and ``finetuned`` like the
+            others, or all ``frozen``. ``precomputed`` replaces them by given vectors of tokens, such as those of BERT.
+        hidden_size: number of GRU units.
         scoring: ``dot``, the cosine; or ``general``, a learned bilinear form for every two views, the images and each language.
     """
 
     kind: ClassVar[str] = "mlmme"
 
-    embedding: int = 2048
-    words: int = 620
-    word_vectors: WordStart = "drawn"
-    units: int = 1024
+    embed_dim: int = 2048
+    word_dim: int = 620
+    word_vectors: WordStart = "random"
+    hidden_size: int = 1024
     scoring: Literal["dot", "general"] = "dot"
 
     def __post_init__(self) -> None:
-        positive("model", self, "embedding", "words", "units")
+        positive("model", self, "embed_dim", "word_dim", "hidden_size")
         one_of("model", self, "word_vectors", _WORD_STARTS)
         one_of("model", self, "scoring", ("dot", "general"))
 

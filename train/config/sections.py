@@ -256,8 +256,8 @@ class Config:
         )
         require(
             self.loss.c2c_probability == 0 or self.model.mixes_languages,
-            "loss.c2c_probability needs one encoder for all languages (model.shared = true): a batch of caption pairs mixes "
-            "languages",
+            "loss.c2c_probability needs one encoder for all languages (model.shared_encoder = true): a batch of caption pairs "
+            "mixes languages",
         )
         require(
             self.loss.c2c_probability == 0 or self.data.images != "disjoint",
@@ -291,7 +291,7 @@ def resolve(source: str, overrides: Mapping[str, str] | None = None) -> Config:
         UsageError: there is no such preset or file, or it is not a configuration.
 
     Example:
-        >>> resolve("kadar2018/bilingual-c2c", {"model.embedding": "256"}).model.embedding
+        >>> resolve("kadar2018/bilingual-c2c", {"model.embed_dim": "256"}).model.embed_dim
         256
     """
     return _built(read_table(source), source, overrides)

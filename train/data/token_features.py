@@ -48,13 +48,13 @@ def check_token_features(model: ModelConfig, location: str) -> None:
     """
     if model.token_width and not location:
         raise UsageError(
-            "model.word_vectors is 'features', but no vectors of tokens are given: give --token-features FOLDER, a dataset that "
-            "imagepivot token-features makes of the captions"
+            "model.word_vectors is 'precomputed', but no vectors of tokens are given: give --token-features FOLDER, a dataset "
+            "that imagepivot token-features makes of the captions"
         )
     if location and not model.token_width:
         raise UsageError(
             f"--token-features {location!r} is given, but the model has vectors of words of its own (model.word_vectors is not "
-            "'features'), so that it would read none of them: leave it out, or train with --set model.word_vectors=features"
+            "'precomputed'), so that it would read none of them: leave it out, or train with --set model.word_vectors=precomputed"
         )
 
 
@@ -80,8 +80,8 @@ def open_token_features(location: str, encoded: Dataset, *, width: int) -> Datas
     found = TokenFeaturesParameters.from_json(dataset.manifest.parameters).feature.width
     if found != width:
         raise UsageError(
-            f"model.words is {width}, but the vectors in {location!r} have {found} numbers: give --set model.words={found}, or "
-            "vectors of the other width"
+            f"model.word_dim is {width}, but the vectors in {location!r} have {found} numbers: give --set model.word_dim={found}, "
+            "or vectors of the other width"
         )
     return dataset
 

@@ -75,13 +75,13 @@ def check_word_vectors(model: ModelConfig, location: str) -> None:
     """
     if model.pretrained_width and not location:
         raise UsageError(
-            f"model.word_vectors is {'frozen' if model.frozen_words else 'trained'!r}, but no word vectors are given: give "
-            "--word-vectors FOLDER (see the command of that name), or --set model.word_vectors=drawn"
+            f"model.word_vectors is {'frozen' if model.frozen_words else 'finetuned'!r}, but no word vectors are given: give "
+            "--word-vectors FOLDER (see the command of that name), or --set model.word_vectors=random"
         )
     if location and not model.pretrained_width:
         raise UsageError(
-            f"--word-vectors {location!r} is given, but model.word_vectors is 'drawn', so that no word would begin with them: give "
-            "--set model.word_vectors=trained, or frozen, or leave --word-vectors out"
+            f"--word-vectors {location!r} is given, but model.word_vectors is 'random', so that no word would begin with them: "
+            "give --set model.word_vectors=finetuned, or frozen, or leave --word-vectors out"
         )
 
 
@@ -108,8 +108,8 @@ def open_word_vectors(location: str, *, vocabulary: str, languages: Sequence[str
     values = dataset.numpy("vector")
     if values.shape[1] != width:
         raise UsageError(
-            f"model.words is {width}, but the vectors in {location!r} have {values.shape[1]} numbers: give --set "
-            f"model.words={values.shape[1]}, or vectors of the other width"
+            f"model.word_dim is {width}, but the vectors in {location!r} have {values.shape[1]} numbers: give --set "
+            f"model.word_dim={values.shape[1]}, or vectors of the other width"
         )
     keys = dataset.table(["language", "id"])
     rows = np.array(keys["language"].to_pylist(), object)

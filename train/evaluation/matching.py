@@ -111,8 +111,8 @@ def check_reads_text(run: Run) -> None:
     """
     if run.config.model.token_width:
         raise UsageError(
-            f"{run.folder.location!r} reads vectors of tokens (model.word_vectors is 'features'), which are made of captions, and "
-            "of a text there are none. evaluate, embed and figures take them with --token-features"
+            f"{run.folder.location!r} reads vectors of tokens (model.word_vectors is 'precomputed'), which are made of captions, "
+            "and of a text there are none. evaluate, embed and figures take them with --token-features"
         )
 
 

@@ -4,7 +4,7 @@ Lee, Chen, Hua, Hu, He (2018): Stacked Cross Attention for Image-Text Matching (
 (github.com/kuanghuei/SCAN, ``model.py``). Regions attend to words, or words to regions; whichever attends is a query here, and what
 it attends to the context. With unit vectors q_t of a query and v_k of a context, and s_kt = <v_k, q_t>:
 
-1. s_kt is clipped at zero, or multiplied by a small ``leak`` there, and divided by its norm over the t of the query;
+1. s_kt is clipped at zero, or multiplied by a small ``negative_slope`` there, and divided by its norm over the t of the query;
 2. a_kt is the softmax of lambda_1 times that, over the k of the context;
 3. the relevance of q_t is its cosine with sum_k a_kt v_k;
 4. the score of the pair is the LogSumExp of its relevances, log(sum_t exp(lambda_2 r_t)) / lambda_2, or their mean.
@@ -66,12 +66,12 @@ class CrossAttention:
     Attributes:
         lambda_softmax: inverse temperature of the softmax, lambda_1.
         lambda_lse: inverse temperature of the LogSumExp, lambda_2; None takes the mean of the relevances instead.
-        leak: factor of negative products: 0 in the paper's equations, 0.1 in the released code.
+        negative_slope: factor of negative products: 0 in the paper's equations, 0.1 in the released code.
     """
 
     lambda_softmax: float
     lambda_lse: float | None
-    leak: float = 0.1
+    negative_slope: float = 0.1
 
 
 @torch.compiler.disable  # The tiles only save memory, and their number and shapes change with each batch.
@@ -305,7 +305,7 @@ class _Attention:
         self, products: Tensor, gram: Tensor, presence: Tensor | None, present: Tensor | None, choices: CrossAttention
     ) -> None:
         self.presence, self.choices, self.products = presence, choices, products
-        exponents = leaky_relu(products, choices.leak)
+        exponents = leaky_relu(products, choices.negative_slope)
         scratch = exponents * exponents  # A fresh array costs more than what is computed into it.
         self.scale = _inverse_root(scratch.sum(2, keepdim=True))  # [A, K, 1, B]
         exponents *= choices.lambda_softmax * self.scale
@@ -336,11 +336,11 @@ class _Attention:
         d_along = (d_relevance * self.inverse)[:, None]  # [A, 1, T, B]
         d_square = (d_relevance * self.relevance * self.inverse.square() / -2)[:, None]
         d_gram = torch.bmm((self.weights * d_square).flatten(2), self.weights.flatten(2).mT)
-        normalized = leaky_relu(self.products, self.choices.leak) * self.scale
+        normalized = leaky_relu(self.products, self.choices.negative_slope) * self.scale
         d_weights = d_along * self.products + 2 * d_square * self.attended
         d_normalized = self.choices.lambda_softmax * self.weights * d_weights
         d_clipped = self.scale * (d_normalized - normalized * (d_normalized * normalized).sum(2, keepdim=True))
-        slope = (self.products > 0) + self.choices.leak * (self.products <= 0)
+        slope = (self.products > 0) + self.choices.negative_slope * (self.products <= 0)
         return d_along * self.weights + slope * d_clipped, d_gram
 
     def _counts(self) -> Tensor | int:

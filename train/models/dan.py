@@ -46,13 +46,13 @@ class Dan(ReadingModel):
         super().__init__()
         config.check_features(dimensions.feature_shape)
         self.languages = dimensions.languages
-        self.width = (config.steps + 1) * config.embedding
+        self.width = (config.attention_steps + 1) * config.embed_dim
         self.attention = _attention(dimensions.feature_shape[1], config, mapped=True)
         self.sentences = SentenceEncoders(
             dimensions,
-            config.words,
-            lambda: BidirectionalLSTM(config.words, config.embedding),
-            lambda: _attention(config.embedding, config, mapped=False),
+            config.word_dim,
+            lambda: BidirectionalLSTM(config.word_dim, config.embed_dim),
+            lambda: _attention(config.embed_dim, config, mapped=False),
         )
 
     def encode_images(self, images: ImageBatch) -> Encoded:
@@ -85,7 +85,12 @@ class Dan(ReadingModel):
 
 def _attention(width: int, config: DanConfig, *, mapped: bool) -> AttentionSteps:
     return AttentionSteps(
-        width, config.embedding, steps=config.steps, attention=config.attention, mapped=mapped, dropout=config.dropout
+        width,
+        config.embed_dim,
+        steps=config.attention_steps,
+        attention_dim=config.attention_dim,
+        mapped=mapped,
+        dropout=config.dropout,
     )
 
 

@@ -43,15 +43,15 @@ class JointEmbedding(ReadingModel):
         super().__init__()
         config.check_features(dimensions.feature_shape)
         self.languages = dimensions.languages
-        self.width = config.embedding
+        self.width = config.embed_dim
         self.similarity = config.similarity
-        self.images = ImageEncoder(dimensions.feature_shape[0], config.embedding)
+        self.images = ImageEncoder(dimensions.feature_shape[0], config.embed_dim)
         self.sentences = SentenceEncoders(
             dimensions,
-            config.words,
-            lambda: READERS[config.reader](config.words, config.embedding),
+            config.word_dim,
+            lambda: READERS[config.text_encoder](config.word_dim, config.embed_dim),
             lambda: partial(pooled, pooling=config.pooling),
-            shared=config.shared,
+            shared=config.shared_encoder,
         )
         if config.initialization == "orthogonal":
             for encoder in self.sentences:

@@ -30,20 +30,20 @@ class AttentionSteps(nn.Module):
 
     Args:
         width: W.
-        embedding: E.
+        embed_dim: E.
         steps: K.
-        attention: A.
+        attention_dim: A.
         mapped: whether contexts are mapped; otherwise E is W.
         dropout: ratio of dropout. Of what enters a matrix: the words of a sentence, what the contexts of an image are mapped from,
             and h.
     """
 
-    def __init__(self, width: int, embedding: int, *, steps: int, attention: int, mapped: bool, dropout: float) -> None:
+    def __init__(self, width: int, embed_dim: int, *, steps: int, attention_dim: int, mapped: bool, dropout: float) -> None:
         super().__init__()
-        self.maps = nn.ModuleList(_matrix(width, embedding) for _ in range(steps + 1)) if mapped else None
-        self.of_items = nn.ModuleList(_matrix(width, attention) for _ in range(steps))
-        self.of_memories = nn.ModuleList(_matrix(embedding, attention) for _ in range(steps))
-        self.of_hidden = nn.ModuleList(_matrix(attention, 1) for _ in range(steps))
+        self.maps = nn.ModuleList(_matrix(width, embed_dim) for _ in range(steps + 1)) if mapped else None
+        self.of_items = nn.ModuleList(_matrix(width, attention_dim) for _ in range(steps))
+        self.of_memories = nn.ModuleList(_matrix(embed_dim, attention_dim) for _ in range(steps))
+        self.of_hidden = nn.ModuleList(_matrix(attention_dim, 1) for _ in range(steps))
         self.dropout = Dropout(dropout)
 
     def forward(self, items: Encoded) -> Tensor:

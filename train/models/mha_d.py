@@ -46,16 +46,16 @@ class MhaD(ReadingModel):
         super().__init__()
         config.check_features(dimensions.feature_shape)
         self.languages = dimensions.languages
-        self.width = config.heads * config.embedding
-        self.heads = config.heads
-        sizes = {"heads": config.heads, "attention": config.attention, "context": config.context}
-        self.regions = ImageEncoder(dimensions.feature_shape[1], config.embedding)
-        self.attention = MultiHeadAttention(config.embedding, **sizes)
+        self.width = config.num_heads * config.embed_dim
+        self.heads = config.num_heads
+        sizes = {"num_heads": config.num_heads, "attention_dim": config.attention_dim, "context_dim": config.context_dim}
+        self.regions = ImageEncoder(dimensions.feature_shape[1], config.embed_dim)
+        self.attention = MultiHeadAttention(config.embed_dim, **sizes)
         self.sentences = SentenceEncoders(
             dimensions,
-            config.words,
-            lambda: BidirectionalLSTM(config.words, config.embedding),
-            lambda: MultiHeadAttention(config.embedding, **sizes),
+            config.word_dim,
+            lambda: BidirectionalLSTM(config.word_dim, config.embed_dim),
+            lambda: MultiHeadAttention(config.embed_dim, **sizes),
         )
 
     def encode_images(self, images: ImageBatch) -> Encoded:

@@ -49,15 +49,17 @@ class Mlmme(ReadingModel):
         super().__init__()
         config.check_features(dimensions.feature_shape)
         self.languages = dimensions.languages
-        self.images = ImageEncoder(dimensions.feature_shape[0], config.embedding)
-        self.projection = ImageEncoder(config.units, config.embedding)  # Drawn alike: Xavier, and biases of 0.
-        self.sentences = SentenceEncoders(dimensions, config.words, lambda: FinalStateGRU(config.words, config.units))
+        self.images = ImageEncoder(dimensions.feature_shape[0], config.embed_dim)
+        self.projection = ImageEncoder(config.hidden_size, config.embed_dim)  # Drawn alike: Xavier, and biases of 0.
+        self.sentences = SentenceEncoders(
+            dimensions, config.word_dim, lambda: FinalStateGRU(config.word_dim, config.hidden_size)
+        )
         self.mappings: nn.ModuleDict | None = None
         self._pairs = tuple(combinations((_IMAGES, *self.languages), 2))
-        self.similarity, self.width = "cosine", config.embedding
+        self.similarity, self.width = "cosine", config.embed_dim
         if config.scoring == "general":
-            self.similarity, self.width = "inner-product", len(self._pairs) * config.embedding
-            self.mappings = nn.ModuleDict({_name(pair): _mapping(config.embedding) for pair in self._pairs})
+            self.similarity, self.width = "inner-product", len(self._pairs) * config.embed_dim
+            self.mappings = nn.ModuleDict({_name(pair): _mapping(config.embed_dim) for pair in self._pairs})
 
     def encode_images(self, images: ImageBatch) -> Encoded:
         """Map features ``[N, D]`` to embeddings ``[N, E]``."""

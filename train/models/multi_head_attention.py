@@ -30,16 +30,16 @@ class MultiHeadAttention(nn.Module):
 
     Args:
         width: H.
-        heads: K.
-        attention: A, H_attn in the paper.
-        context: C, H_c in the paper.
+        num_heads: K.
+        attention_dim: A, H_attn in the paper.
+        context_dim: C, H_c in the paper.
     """
 
-    def __init__(self, width: int, *, heads: int, attention: int, context: int) -> None:
+    def __init__(self, width: int, *, num_heads: int, attention_dim: int, context_dim: int) -> None:
         super().__init__()
-        self.contexts = nn.Parameter(torch.empty(heads, context))
-        self.of_contexts = nn.Parameter(torch.empty(heads, attention, context))
-        self.of_items = nn.Parameter(torch.empty(heads, attention, width))
+        self.contexts = nn.Parameter(torch.empty(num_heads, context_dim))
+        self.of_contexts = nn.Parameter(torch.empty(num_heads, attention_dim, context_dim))
+        self.of_items = nn.Parameter(torch.empty(num_heads, attention_dim, width))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -44,15 +44,18 @@ class Scan(ReadingModel):
         super().__init__()
         config.check_features(dimensions.feature_shape)
         self.languages = dimensions.languages
-        self.width = config.embedding
+        self.width = config.embed_dim
         self.similarity = f"{config.attention}-{config.pooling}"
         self._words_attend = config.attention == "t2i"
         self._attention = CrossAttention(
-            config.lambda_softmax, config.lambda_lse if config.pooling == "lse" else None, config.leak
+            config.lambda_softmax, config.lambda_lse if config.pooling == "lse" else None, config.negative_slope
         )
-        self.images = ImageEncoder(dimensions.feature_shape[1], config.embedding)
+        self.images = ImageEncoder(dimensions.feature_shape[1], config.embed_dim)
         self.sentences = SentenceEncoders(
-            dimensions, config.words, lambda: READERS[config.reader](config.words, config.embedding), shared=config.shared
+            dimensions,
+            config.word_dim,
+            lambda: READERS[config.text_encoder](config.word_dim, config.embed_dim),
+            shared=config.shared_encoder,
         )
 
     def encode_images(self, images: ImageBatch) -> Encoded:

@@ -97,7 +97,7 @@ def terms_of(loss: LossConfig, model: RetrievalModel) -> tuple[Term, ...]:
     if loss.diversity_weight and model.heads < 2:
         raise UsageError(
             f"loss.diversity_weight is {loss.diversity_weight}, but this model ({type(model).__name__}) has {model.heads} head: "
-            "leave it at 0, or choose a model of several heads, as [model] kind = 'mha-d' and heads = 3"
+            "leave it at 0, or choose a model of several heads, as [model] kind = 'mha-d' and num_heads = 3"
         )
 
     def rank(views: Views, a: Encoded, b: Encoded, hinges: str) -> Tensor:

@@ -31,7 +31,7 @@ __all__ = ["BEST", "LAST", "Checkpoint", "Standing", "damaged", "read_checkpoint
 
 BEST, LAST = "best.pt", "last.pt"
 
-_FORMAT, _VERSION = "imagepivot run", 3
+_FORMAT, _VERSION = "imagepivot run", 4
 
 # Errors of zipfile and torch.load on bytes that are not a checkpoint: an unpickler takes them for instructions, one by one.
 _UNREADABLE = (

@@ -31,7 +31,7 @@ PRESETS = {
     "dan": (196, 512),
     "mlmme": (2048,),
 }
-_SMALL = {"model.embedding": "8", "model.words": "8", "schedule.batch_size": "8"}
+_SMALL = {"model.embed_dim": "8", "model.word_dim": "8", "schedule.batch_size": "8"}
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ captions = "encoded"
 features = "features"
 vocabulary = "vocabulary"
 word-vectors = "words"
-set = ["model.embedding=8", "model.words=3", "model.word_vectors=trained", "schedule.evaluate_every=2"]
+set = ["model.embed_dim=8", "model.word_dim=3", "model.word_vectors=finetuned", "schedule.evaluate_every=2"]
 max-steps = 4
 device = "cpu"
 tensorboard = false

@@ -116,7 +116,7 @@ def test_evaluate_takes_an_ensemble(command, write_run, toy):
 
 @pytest.mark.slow
 def test_compare(command, finished_run, train_toy, tmp_path):
-    train_toy(CONFIG.replace("words = 4", "words = 5"), "wide")
+    train_toy(CONFIG.replace("word_dim = 4", "word_dim = 5"), "wide")
     folders = (finished_run[0], tmp_path / "wide")
     comparison = compare_runs([str(folder) for folder in folders])
     out, notes = command("compare", *folders, "--json", "--output", tmp_path / "pictures")
@@ -124,7 +124,7 @@ def test_compare(command, finished_run, train_toy, tmp_path):
     assert notes == f"written: {tmp_path}/pictures/comparison.png\n"
     assert (tmp_path / "pictures" / "comparison.png").read_bytes().startswith(b"\x89PNG")
     out, notes = command("compare", *folders)
-    assert re.search(r"model\.words +4 +5 *\n", out)
+    assert re.search(r"model\.word_dim +4 +5 *\n", out)
     assert notes == ""
     with pytest.raises(
         UsageError, match=r"--output is '.*/a\.jpg', expected a folder, or a file that ends in \.png, \.pdf, \.svg"
@@ -300,7 +300,7 @@ def test_tables_writes_the_report(command, toy_2016, tmp_path, monkeypatch):
     out, notes = command(
         *("tables", "gella2017", "~/o", "--rows", "vse-de", "--seeds", "1", "--workers", "1", "--device", "cpu"),
         *("--captions", toy_2016.captions, "--features", toy_2016.features, "--vocabulary", toy_2016.vocabulary),
-        *("--max-steps", "2", "--set", "model.embedding=6", "--set", "model.words=4", "--set", "schedule.batch_size=8"),
+        *("--max-steps", "2", "--set", "model.embed_dim=6", "--set", "model.word_dim=4", "--set", "schedule.batch_size=8"),
         *("--memory-map", tmp_path / "map"),
     )
     assert maps == [str(tmp_path / "map")] * 2
@@ -320,7 +320,7 @@ def test_a_table_chooses_its_rows_and_table_3_ranks_captions(command, toy_2016, 
     arguments = (
         *("tables", "gella2017", tmp_path / "o", "--seeds", "1", "--workers", "1", "--device", "cpu", "--no-plot"),
         *("--captions", toy_2016.captions, "--features", toy_2016.features, "--vocabulary", toy_2016.vocabulary),
-        *("--max-steps", "2", "--set", "model.embedding=6", "--set", "model.words=4", "--set", "schedule.batch_size=8"),
+        *("--max-steps", "2", "--set", "model.embed_dim=6", "--set", "model.word_dim=4", "--set", "schedule.batch_size=8"),
     )
     with pytest.raises(UsageError, match="--table and --rows both choose rows"):
         command(*arguments, "--table", "3", "--rows", "vse-*")
@@ -341,7 +341,7 @@ def test_table_4_is_measured_on_sentence_pairs(command, toy_2016, sts_pairs, tmp
     arguments = (
         *("tables", "gella2017", tmp_path / "o", "--seeds", "1", "--workers", "1", "--device", "cpu", "--no-plot"),
         *("--captions", toy_2016.captions, "--features", toy_2016.features, "--vocabulary", toy_2016.vocabulary),
-        *("--max-steps", "2", "--set", "model.embedding=6", "--set", "model.words=4", "--set", "schedule.batch_size=8"),
+        *("--max-steps", "2", "--set", "model.embed_dim=6", "--set", "model.word_dim=4", "--set", "schedule.batch_size=8"),
     )
 
     def lengths(text, language, recipe, truecaser) -> list[str]:
@@ -381,7 +381,7 @@ def test_tables_say_what_they_leave_out_once(command, toy_2016, without_features
     out, notes = command(
         *("tables", "gella2017", tmp_path / "o", "--rows", "vse-*", "--seeds", "1", "--workers", "1", "--device", "cpu"),
         *("--captions", few.captions, "--features", few.features, "--vocabulary", few.vocabulary, "--no-plot"),
-        *("--max-steps", "2", "--set", "model.embedding=6", "--set", "model.words=4", "--set", "schedule.batch_size=8"),
+        *("--max-steps", "2", "--set", "model.embed_dim=6", "--set", "model.word_dim=4", "--set", "schedule.batch_size=8"),
         "--allow-missing-features",
     )
     assert [line.partition(":")[0] for line in notes.splitlines() if line.startswith("left out")] == [

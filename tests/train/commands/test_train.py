@@ -12,8 +12,8 @@ description = "small"
 [data]
 portions = { en = ["comparable"] }
 [model]
-embedding = 6
-words = 4
+embed_dim = 6
+word_dim = 4
 [schedule]
 batch_size = 9
 patience = 0
@@ -44,7 +44,7 @@ def datasets(toy):
 @pytest.mark.slow
 def test_a_run_from_a_file(command, datasets, tmp_path):
     (tmp_path / "small.toml").write_text(SMALL)
-    settings = ["--set", "model.embedding=5", "--set", "loss.hinges = max", "--max-steps", "12", "--seed", "7"]
+    settings = ["--set", "model.embed_dim=5", "--set", "loss.hinges = max", "--max-steps", "12", "--seed", "7"]
     given = [str(tmp_path / "small.toml"), str(tmp_path / "run"), *datasets, "--device", "cpu"]
     output = command(*given, *settings, "--no-tensorboard", "--no-curves")
     assert "12 steps in" in output

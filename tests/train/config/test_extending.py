@@ -29,16 +29,16 @@ def write(tmp_path):
 def test_a_path_starts_at_the_folder_of_the_file_that_names_it(write, tmp_path, monkeypatch):
     first = write(
         runs__mine='extends = "../bases/wide.toml"\n[loss]\nmargin = 0.3',
-        bases__wide='extends = "deeper/narrow.toml"\n[model]\nembedding = 64\n[loss]\nmargin = 0.4',
-        bases__deeper__narrow='extends = "kadar2018/bilingual-c2c"\n[model]\nembedding = 32\nwords = 8',
+        bases__wide='extends = "deeper/narrow.toml"\n[model]\nembed_dim = 64\n[loss]\nmargin = 0.4',
+        bases__deeper__narrow='extends = "kadar2018/bilingual-c2c"\n[model]\nembed_dim = 32\nword_dim = 8',
     )
     monkeypatch.chdir("/")
     config, preset = resolve(first), resolve("kadar2018/bilingual-c2c")
-    assert (config.loss.margin, config.model.embedding, config.model.words) == (0.3, 64, 8)
+    assert (config.loss.margin, config.model.embed_dim, config.model.word_dim) == (0.3, 64, 8)
     assert config.data == preset.data
     assert config.loss.c2c_probability == preset.loss.c2c_probability
     # An absolute path, and one in a text without a file.
-    assert from_toml(f'extends = "{first}"\n[model]\nwords = 9', "text").model.words == 9
+    assert from_toml(f'extends = "{first}"\n[model]\nword_dim = 9', "text").model.word_dim == 9
     monkeypatch.chdir(tmp_path)
     assert resolve("runs/mine.toml") == from_toml('extends = "runs/mine.toml"', "text") == config
 
@@ -56,7 +56,7 @@ def test_files_that_extend_each_other_are_refused(write, tmp_path):
 
 
 def test_the_same_base_twice_is_no_circle(write):
-    write(base='extends = "demo"\n[model]\nwords = 8')
+    write(base='extends = "demo"\n[model]\nword_dim = 8')
     assert resolve(write(one='extends = "base.toml"')) == resolve(write(two='extends = "base.toml"'))
 
 

@@ -42,13 +42,13 @@ def test_every_key_is_read_and_written():
     l2_features = true
     min_count = 3
     [model]
-    embedding = 7
-    words = 5
+    embed_dim = 7
+    word_dim = 5
     word_vectors = "frozen"
-    shared = false
+    shared_encoder = false
     similarity = "order"
     kind = "vse"
-    reader = "bilstm"
+    text_encoder = "bilstm"
     pooling = "max"
     initialization = "orthogonal"
     [loss]
@@ -119,10 +119,10 @@ def test_overrides_are_toml_or_words():
 def test_a_file_extends_a_preset(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(
-        'extends = "kadar2018/bilingual-c2c"\n[model]\nembedding = 64\n[data]\nportions = { de = ["translation"], en = ["x"] }'
+        'extends = "kadar2018/bilingual-c2c"\n[model]\nembed_dim = 64\n[data]\nportions = { de = ["translation"], en = ["x"] }'
     )
     config, base = resolve(str(path)), resolve("kadar2018/bilingual-c2c")
-    assert config.model == replace(base.model, embedding=64)
+    assert config.model == replace(base.model, embed_dim=64)
     assert config.loss == base.loss
     assert config.data.portions == {"de": ("translation",), "en": ("x",)}  # A value is replaced, not mixed with the preset's.
 
@@ -148,10 +148,10 @@ def test_a_file_extends_a_preset(tmp_path):
         (SMALL + "[loss]\ndiversity_weight = -1", "loss.diversity_weight is -1.0, expected 0 or more"),
         (SMALL + "[loss]\ndiversity_margin = 0", "loss.diversity_margin is 0.0, expected more than 0"),
         (SMALL + "[loss]\ndiversity_margin = 2.5", "loss.diversity_margin is 2.5, expected at most 2, the greatest distance"),
-        (SMALL + "[model]\nkind = 'mha-d'\nheads = 0", "model.heads is 0, expected more than 0"),
+        (SMALL + "[model]\nkind = 'mha-d'\nnum_heads = 0", "model.num_heads is 0, expected more than 0"),
         (
-            SMALL + "[model]\nkind = 'mha-d'\nshared = true",
-            "unknown key model.shared: there are 'embedding', 'words', 'word_vectors', 'heads'",
+            SMALL + "[model]\nkind = 'mha-d'\nshared_encoder = true",
+            "unknown key model.shared_encoder: there are 'embed_dim', 'word_dim', 'word_vectors', 'num_heads'",
         ),
         (
             "[data]\nportions = { en = ['a'], de = ['a'] }\n[model]\nkind = 'mha-d'\n[loss]\nc2c_probability = 0.5",
@@ -166,35 +166,38 @@ def test_a_file_extends_a_preset(tmp_path):
         (SMALL + "[model]\nkind = 'vsa'", "model.kind is 'vsa', expected one of .*'vse'"),
         (SMALL + "[model]\nkind = 'scan'\nattention = 'both'", "model.attention is 'both', expected one of 't2i', 'i2t'"),
         (SMALL + "[model]\nkind = 'scan'\npooling = 'max'", "model.pooling is 'max', expected one of 'lse', 'avg'"),
-        (SMALL + "[model]\nkind = 'scan'\nreader = 'gru'", "model.reader is 'gru', expected one of 'bigru', 'bilstm'"),
+        (
+            SMALL + "[model]\nkind = 'scan'\ntext_encoder = 'gru'",
+            "model.text_encoder is 'gru', expected one of 'bigru', 'bilstm'",
+        ),
         (SMALL + "[model]\nkind = 'scan'\nlambda_lse = 0", "model.lambda_lse is 0.0, expected more than 0"),
         *(
             (
                 SMALL + f"[model]\nkind = '{kind}'\nword_vectors = 'fasttext'",
-                "model.word_vectors is 'fasttext', expected one of 'drawn', 'trained', 'frozen', 'features'",
+                "model.word_vectors is 'fasttext', expected one of 'random', 'finetuned', 'frozen', 'precomputed'",
             )
             for kind in ("vse", "mha-d", "scan", "dan", "mlmme")
         ),
-        (SMALL + "[model]\nkind = 'dan'\nsteps = 0", "model.steps is 0, expected more than 0"),
+        (SMALL + "[model]\nkind = 'dan'\nattention_steps = 0", "model.attention_steps is 0, expected more than 0"),
         (SMALL + "[model]\nkind = 'dan'\ndropout = 1.0", "model.dropout is 1.0, expected 0 to less than 1"),
         (SMALL + "[model]\nkind = 'mlmme'\nscoring = 'order'", "model.scoring is 'order', expected one of 'dot', 'general'"),
-        (SMALL + "[model]\nkind = 'scan'\nleak = -1", "model.leak is -1.0, expected 0 or more"),
+        (SMALL + "[model]\nkind = 'scan'\nnegative_slope = -1", "model.negative_slope is -1.0, expected 0 or more"),
         (
             SMALL + "[schedule]\nbatches = 'images'\nbucket = true",
             "schedule.bucket belongs to batches of 'tasks'",
         ),
         (
-            "[data]\nportions = { en = ['a'], de = ['a'] }\n[model]\nshared = false\n[loss]\nc2c_probability = 0.5",
-            r"loss.c2c_probability needs one encoder for all languages \(model.shared = true\)",
+            "[data]\nportions = { en = ['a'], de = ['a'] }\n[model]\nshared_encoder = false\n[loss]\nc2c_probability = 0.5",
+            r"loss.c2c_probability needs one encoder for all languages \(model.shared_encoder = true\)",
         ),
         (
             SMALL + "[model]\ninitialization = 'xavier'",
             "model.initialization is 'xavier', expected one of 'torch', 'orthogonal'",
         ),
         (SMALL + "[optimizer]\ndecoupled = 1", "optimizer.decoupled is 1, expected true or false"),
-        (SMALL + "[model]\nwords = 3.0", "model.words is 3.0, expected a whole number"),
-        (SMALL + "[model]\nwords = true", "model.words is True, expected a whole number"),
-        (SMALL + "[model]\nshared = 1", "model.shared is 1, expected true or false"),
+        (SMALL + "[model]\nword_dim = 3.0", "model.word_dim is 3.0, expected a whole number"),
+        (SMALL + "[model]\nword_dim = true", "model.word_dim is True, expected a whole number"),
+        (SMALL + "[model]\nshared_encoder = 1", "model.shared_encoder is 1, expected true or false"),
         (SMALL + "[optimizer]\nbetas = [0.9]", "optimizer.betas has 1 values, expected 2"),
         (SMALL + "[optimizer]\nbetas = [0.9, 'b']", r"optimizer.betas\[1\] is 'b', expected a number"),
         (SMALL + "[optimizer]\nbetas = [0.9, 1]", "optimizer.betas is .0.9, 1.0., expected 0 to less than 1"),
@@ -281,7 +284,7 @@ def test_a_value_of_another_type_says_how_it_is_written(key, value, message):
         ("learning_rate", "unknown key learning_rate: did you mean 'optimizer.learning_rate'?"),
         ("loss.batch_size", "unknown key loss.batch_size: did you mean 'schedule.batch_size'?"),
         ("model.l2_feature", "unknown key model.l2_feature: did you mean 'data.l2_features'?"),
-        ("schedule.embeding", "unknown key schedule.embeding: did you mean 'model.embedding'?"),
+        ("schedule.embed_dm", "unknown key schedule.embed_dm: did you mean 'model.embed_dim'?"),
         ("schedule.max_step", "unknown key schedule.max_step: did you mean 'schedule.max_steps'?"),
         (
             "loss.zzz",
@@ -349,7 +352,7 @@ def test_presets_of_papers_state_every_number(name):
         extended += text
     said = read_preset(name) + extended
     for key, _ in leaves(config):
-        if key == "model.pooling" and config.model.kind == "vse":  # It belongs to another reader.
+        if key == "model.pooling" and config.model.kind == "vse":  # It belongs to another text encoder.
             continue
         if key.startswith("loss.diversity") and config.model.kind != "mha-d":  # There are no heads.
             continue
@@ -365,7 +368,7 @@ def test_presets_of_papers_state_every_number(name):
 def test_numbers_of_gella_2017(name):
     config = resolve(f"gella2017/{name}")
     asymmetric = name.startswith("oe") or name.endswith("asym")
-    assert (config.model.embedding, config.model.words, config.model.shared) == (1024, 300, False)
+    assert (config.model.embed_dim, config.model.word_dim, config.model.shared_encoder) == (1024, 300, False)
     assert config.model.similarity == ("order" if asymmetric else "cosine")
     assert config.loss.margin == (0.05 if asymmetric else 0.2)
     assert config.loss.hinges == "sum"
@@ -381,7 +384,7 @@ def test_numbers_of_gella_2017(name):
 @pytest.mark.parametrize("name", sorted(KADAR))
 def test_numbers_of_kadar_2018(name):
     config = resolve(f"kadar2018/{name}")
-    assert (config.model.embedding, config.model.words, config.model.shared, config.model.similarity) == (
+    assert (config.model.embed_dim, config.model.word_dim, config.model.shared_encoder, config.model.similarity) == (
         1024,
         300,
         True,
@@ -428,7 +431,13 @@ def test_numbers_of_scan(name, language):
     assert f"{model.attention}-{model.pooling}" == name
     assert model.lambda_softmax == lambda_softmax
     assert lambda_lse in (None, model.lambda_lse)
-    assert (model.kind, model.reader, model.embedding, model.words, model.leak) == ("scan", "bigru", 1024, 300, 0.1)
+    assert (model.kind, model.text_encoder, model.embed_dim, model.word_dim, model.negative_slope) == (
+        "scan",
+        "bigru",
+        1024,
+        300,
+        0.1,
+    )
     assert (config.loss.margin, config.loss.hinges) == (0.2, "max")
     assert (config.optimizer.learning_rate, config.optimizer.gradient_clipping) == (2e-4, 2.0)
     schedule = config.schedule
@@ -441,7 +450,9 @@ def test_numbers_of_scan(name, language):
 def test_numbers_of_dan(language):
     """Those of the reimplementation that reaches the paper's recalls, and Huang et al.'s of their own training."""
     config = resolve("dan" if language == "en" else "dan-de")
-    assert config.model == DanConfig(embedding=512, words=512, word_vectors="drawn", steps=2, attention=512, dropout=0.5)
+    assert config.model == DanConfig(
+        embed_dim=512, word_dim=512, word_vectors="random", attention_steps=2, attention_dim=512, dropout=0.5
+    )
     assert (config.loss.margin, config.loss.hinges, config.data.min_count, config.data.l2_features) == (100, "max", 2, False)
     assert (config.optimizer.learning_rate, config.optimizer.weight_decay, config.optimizer.decoupled) == (2e-4, 5e-4, True)
     schedule, own = config.schedule, resolve("huang2019/mha-d").schedule
@@ -452,7 +463,7 @@ def test_numbers_of_dan(language):
 @pytest.mark.parametrize("scoring", ["dot", "general"])
 def test_numbers_of_mlmme(scoring):
     config = resolve("mlmme" if scoring == "dot" else "mlmme-general")
-    assert config.model == MlmmeConfig(embedding=2048, words=620, word_vectors="drawn", units=1024, scoring=scoring)
+    assert config.model == MlmmeConfig(embed_dim=2048, word_dim=620, word_vectors="random", hidden_size=1024, scoring=scoring)
     assert (config.loss.margin, config.loss.hinges, config.loss.caption_weight) == (0.2, "sum", 1.0)
     assert (config.optimizer.learning_rate, config.schedule.batches, config.schedule.batch_size) == (2e-4, "images", 128)
     assert config.data.portions == {"en": ("comparable",), "de": ("comparable",)}
@@ -481,9 +492,11 @@ def test_an_epoch_of_gella_is_five_epochs_of_the_named_implementation():
 @pytest.mark.parametrize("name", sorted(HUANG))
 def test_numbers_of_huang_2019(name):
     config = resolve(f"huang2019/{name}")
-    start = {"mha-d-fasttext": "trained", "mha-d-bert": "features"}.get(name, "drawn")
+    start = {"mha-d-fasttext": "finetuned", "mha-d-bert": "precomputed"}.get(name, "random")
     width = 768 if name == "mha-d-bert" else 300
-    assert config.model == MhaDConfig(embedding=512, words=width, word_vectors=start, heads=3, attention=512, context=512)
+    assert config.model == MhaDConfig(
+        embed_dim=512, word_dim=width, word_vectors=start, num_heads=3, attention_dim=512, context_dim=512
+    )
     assert config.data.portions == {"en": ("comparable",), "de": ("comparable",)}
     loss = config.loss
     assert (loss.margin, loss.hinges, loss.caption_weight, loss.diversity_margin) == (0.2, "max", 0.6, 0.1)

@@ -141,7 +141,7 @@ def test_vectors_that_are_not_finite(toy_tokens, tmp_path, mapped):
 def test_vectors_of_another_width_or_kind(toy_tokens):
     encoded = open_dataset(toy_tokens.captions)
     with pytest.raises(
-        UsageError, match=r"model\.words is 300, but the vectors in .* have 4 numbers: give --set model\.words=4"
+        UsageError, match=r"model\.word_dim is 300, but the vectors in .* have 4 numbers: give --set model\.word_dim=4"
     ):
         open_token_features(toy_tokens.token_features, encoded, width=300)
     with pytest.raises(DatasetError, match="holds encoded, expected token-features"):
@@ -155,7 +155,7 @@ def test_vectors_that_memory_does_not_hold(toy_tokens, monkeypatch):
 
 
 def test_vectors_are_given_exactly_to_models_that_read_them():
-    reads, has = MhaDConfig(word_vectors="features", words=4), VseConfig()
+    reads, has = MhaDConfig(word_vectors="precomputed", word_dim=4), VseConfig()
     assert (reads.token_width, reads.pretrained_width, has.token_width, ModelConfig().token_width) == (4, 0, 0, 0)
     check_token_features(reads, "tokens")
     check_token_features(has, "")

@@ -42,7 +42,11 @@ def test_a_token_of_several_languages_gets_their_mean_by_occurrences():
     ("change", "error", "message"),
     [
         ({"vocabulary": "0" * 64}, DatasetError, "holds the words of another vocabulary .*make it again for this one"),
-        ({"width": 300}, UsageError, r"model\.words is 300, but the vectors in .* have 4 numbers: give --set model\.words=4"),
+        (
+            {"width": 300},
+            UsageError,
+            r"model\.word_dim is 300, but the vectors in .* have 4 numbers: give --set model\.word_dim=4",
+        ),
         ({"languages": ("en", "fr")}, UsageError, r"has no vectors of 'fr': it has those of de, en\. Make it with a file"),
     ],
 )
@@ -62,11 +66,11 @@ def test_another_kind_of_dataset(toy):
 )
 def test_vectors_are_given_exactly_where_a_model_begins_with_them(model):
     check_word_vectors(model, "")
-    for start in ("trained", "frozen"):
+    for start in ("finetuned", "frozen"):
         check_word_vectors(replace(model, word_vectors=start), "folder")
         with pytest.raises(UsageError, match=rf"model\.word_vectors is '{start}', but no .* give --word-vectors FOLDER"):
             check_word_vectors(replace(model, word_vectors=start), "")
-    with pytest.raises(UsageError, match=r"'folder' is given, but model\.word_vectors is 'drawn'.*word_vectors=trained"):
+    with pytest.raises(UsageError, match=r"'folder' is given, but model\.word_vectors is 'random'.*word_vectors=finetuned"):
         check_word_vectors(model, "folder")
 
 

@@ -123,7 +123,7 @@ def test_chance_equals_random_scores(data):
 
 def test_embeddings_of_no_images_are_on_the_device(monkeypatch):
     monkeypatch.setattr("torch.autocast", lambda *_, **__: nullcontext())  # The device "meta" does not support it.
-    model = JointEmbedding(VseConfig(embedding=6, words=2), Dimensions(("en",), 9, (8,))).to("meta")
+    model = JointEmbedding(VseConfig(embed_dim=6, word_dim=2), Dimensions(("en",), 9, (8,))).to("meta")
     embeddings = encode_images(model, np.zeros((0, 8), np.float32)).values
     assert (embeddings.shape, embeddings.device.type) == ((0, 6), "meta")
 

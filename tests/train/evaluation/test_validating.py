@@ -22,7 +22,9 @@ from train.objectives.terms import terms_of
 from train.progress import TrainingDisplay
 
 MAX = CONFIG.replace("c2c_probability = 0.5", 'c2c_probability = 0.5\nhinges = "max"\nwarmup_steps = 10')
-THREE = CONFIG.replace("[model]", "[model]\nshared = true").replace("portions = {", 'portions = { fr = ["translation"],')
+THREE = CONFIG.replace("[model]", "[model]\nshared_encoder = true").replace(
+    "portions = {", 'portions = { fr = ["translation"],'
+)
 
 
 def by_hand(model, data, batch, hinges):

@@ -18,8 +18,8 @@ CHOICES = [
     pytest.param(CrossAttention(9.0, None), id="t2i-avg"),
     pytest.param(CrossAttention(4.0, 5.0), id="i2t-lse"),
     pytest.param(CrossAttention(4.0, None), id="i2t-avg"),
-    pytest.param(CrossAttention(9.0, 6.0, leak=0.0), id="as in the equations, lse"),
-    pytest.param(CrossAttention(4.0, None, leak=0.0), id="as in the equations, avg"),
+    pytest.param(CrossAttention(9.0, 6.0, negative_slope=0.0), id="as in the equations, lse"),
+    pytest.param(CrossAttention(4.0, None, negative_slope=0.0), id="as in the equations, avg"),
     pytest.param(CrossAttention(35.0, 20.0), id="sharp"),
 ]
 
@@ -34,7 +34,7 @@ def by_the_equations(queries: list[np.ndarray], contexts: list[np.ndarray], choi
     for row, query in enumerate(queries):
         for column, context in enumerate(contexts):
             s = [[cosine(v, e) for e in context] for v in query]
-            s = [[value if value > 0 else choices.leak * value for value in line] for line in s]
+            s = [[value if value > 0 else choices.negative_slope * value for value in line] for line in s]
             norms = [sqrt(sum(s[i][j] ** 2 for i in range(len(query)))) for j in range(len(context))]  # Over what attends.
             relevances = []
             for i in range(len(query)):
@@ -116,7 +116,7 @@ def test_gradients_equal_finite_differences(choices, dense, monkeypatch):
     assert torch.autograd.gradcheck(scores, values)
 
 
-@pytest.mark.parametrize("choices", [choices for choices in CHOICES if choices.values[0].leak])
+@pytest.mark.parametrize("choices", [choices for choices in CHOICES if choices.values[0].negative_slope])
 def test_gradients_of_some_pairs_equal_those_of_the_plain_formula(choices, tiles):
     """As with the hardest negatives: most scores have no gradient."""
     queries, contexts = together(units([3, 5, 1, 5], 6, 0)), together(units([6, 2, 3, 3, 4], 6, 1))
@@ -135,7 +135,7 @@ def test_gradients_of_some_pairs_equal_those_of_the_plain_formula(choices, tiles
             scores = []
             for column in range(5):
                 regions = v[column][contexts.mask[column]]
-                s = torch.nn.functional.leaky_relu(words @ regions.T, choices.leak)
+                s = torch.nn.functional.leaky_relu(words @ regions.T, choices.negative_slope)
                 attended = (choices.lambda_softmax * s / s.norm(dim=0)).softmax(1) @ regions
                 # The queries are unit vectors; their length is not part of the formula.
                 relevance = (words * attended).sum(1) / attended.norm(dim=1)

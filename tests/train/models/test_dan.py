@@ -14,7 +14,7 @@ from train.models.dan import Dan
 from train.models.dimensions import Dimensions
 from train.models.retrieval_model import Encoded, ImageBatch
 
-CONFIG = DanConfig(embedding=4, words=3, steps=2, attention=5, dropout=0.0)
+CONFIG = DanConfig(embed_dim=4, word_dim=3, attention_steps=2, attention_dim=5, dropout=0.0)
 DIMENSIONS = Dimensions(("en", "de"), 9, (6, 8), {"de": (0, 1, 2, 3, 5, 7)})
 
 
@@ -88,7 +88,7 @@ def test_absent_regions_and_padding_change_nothing(model, seed):
 
 @pytest.mark.slow
 def test_gradients_of_a_whole_model():
-    small = DanConfig(embedding=2, words=2, steps=2, attention=3, dropout=0.0)
+    small = DanConfig(embed_dim=2, word_dim=2, attention_steps=2, attention_dim=3, dropout=0.0)
     model = build_model(small, Dimensions(("en",), 6, (6, 3)), seed=0).double()
     features = torch.randn(3, 6, 3, dtype=torch.float64)
     mask = torch.arange(6) < torch.tensor([[6], [2], [4]])

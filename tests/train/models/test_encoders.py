@@ -212,17 +212,19 @@ def test_encoders_of_every_kind_keep_their_names_and_initial_weights(kind, share
     """A model is its map of images, its pooling of them, and then words, reader and pooling of each encoder in turn."""
     ids = (0, 1, 2, 3, 5, 7)
     several = Dimensions(("en", "de"), 9, (3, 7), {"en": ids, "de": ids})
-    sizes = {"heads": 2, "attention": 5, "context": 8}
+    sizes = {"num_heads": 2, "attention_dim": 5, "context_dim": 8}
     if kind == "vse":
         model = build_model(
-            VseConfig(embedding=6, words=4, shared=shared, reader="bigru"), replace(several, feature_shape=(7,)), 3
+            VseConfig(embed_dim=6, word_dim=4, shared_encoder=shared, text_encoder="bigru"),
+            replace(several, feature_shape=(7,)),
+            3,
         )
     elif kind == "scan":
-        model = build_model(ScanConfig(embedding=6, words=4, shared=shared), several, 3)
+        model = build_model(ScanConfig(embed_dim=6, word_dim=4, shared_encoder=shared), several, 3)
     elif shared:
         pytest.skip("this kind has an encoder for each language")
     else:
-        model = build_model(MhaDConfig(embedding=6, words=4, **sizes), several, 3)
+        model = build_model(MhaDConfig(embed_dim=6, word_dim=4, **sizes), several, 3)
     expected = {}
 
     def drawn(prefix, module):

@@ -66,10 +66,10 @@ def test_a_reader_reads_the_vectors(reader):
 
 
 MODELS = [
-    VseConfig(embedding=6, words=5, word_vectors="features"),
-    VseConfig(embedding=6, words=5, word_vectors="features", shared=False, reader="bilstm"),
-    MhaDConfig(embedding=6, words=5, word_vectors="features", heads=2, attention=3, context=3),
-    ScanConfig(embedding=6, words=5, word_vectors="features"),
+    VseConfig(embed_dim=6, word_dim=5, word_vectors="precomputed"),
+    VseConfig(embed_dim=6, word_dim=5, word_vectors="precomputed", shared_encoder=False, text_encoder="bilstm"),
+    MhaDConfig(embed_dim=6, word_dim=5, word_vectors="precomputed", num_heads=2, attention_dim=3, context_dim=3),
+    ScanConfig(embed_dim=6, word_dim=5, word_vectors="precomputed"),
 ]
 
 

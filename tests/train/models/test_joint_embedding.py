@@ -17,7 +17,7 @@ CAPTIONS = [[1, 4, 2], [1, 4, 5, 6, 2], [1, 2], [1, 7, 2]]
 def build(*, languages=("en", "de"), language_ids=None, feature_shape=(7,), **choices) -> JointEmbedding:
     torch.manual_seed(0)
     dimensions = Dimensions(languages, 9, feature_shape, language_ids or {})
-    return JointEmbedding(VseConfig(**{"embedding": 6, "words": 5} | choices), dimensions)
+    return JointEmbedding(VseConfig(**{"embed_dim": 6, "word_dim": 5} | choices), dimensions)
 
 
 def batch(rows=range(4)) -> CaptionBatch:
@@ -38,14 +38,16 @@ def scores(model: JointEmbedding, a: torch.Tensor, b: torch.Tensor) -> torch.Ten
 
 def test_defaults_come_from_the_papers():
     config = VseConfig()
-    assert (config.embedding, config.words, config.shared, config.similarity) == (1024, 300, True, "cosine")
+    assert (config.embed_dim, config.word_dim, config.shared_encoder, config.similarity) == (1024, 300, True, "cosine")
 
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_initial_weights_follow_from_the_seed(shared):
     """Those of before stay what they were, bit for bit; the others differ in the reader alone."""
     plain, orthogonal, again = (
-        build_model(VseConfig(embedding=6, words=5, shared=shared, initialization=name), Dimensions(("en", "de"), 9, (7,)), 3)
+        build_model(
+            VseConfig(embed_dim=6, word_dim=5, shared_encoder=shared, initialization=name), Dimensions(("en", "de"), 9, (7,)), 3
+        )
         for name in ("torch", "orthogonal", "orthogonal")
     )
     torch.manual_seed(3)
@@ -91,7 +93,7 @@ def test_similarity_comes_from_the_configuration():
 
 
 def test_one_shared_encoder_or_one_per_language():
-    shared, own = build(), build(shared=False)
+    shared, own = build(), build(shared_encoder=False)
     assert torch.equal(captions_of(shared, batch(), "en"), captions_of(shared, batch(), "de"))
     assert not torch.equal(captions_of(own, batch(), "en"), captions_of(own, batch(), "de"))
     captions_of(own, batch(), "de").sum().backward()
@@ -100,7 +102,7 @@ def test_one_shared_encoder_or_one_per_language():
 
 
 def test_a_language_has_only_the_words_that_it_uses():
-    model = build(shared=False, language_ids={"de": [0, 1, 2, 3, 7]})
+    model = build(shared_encoder=False, language_ids={"de": [0, 1, 2, 3, 7]})
     assert [len(encoder.words.weight) for encoder in model.sentences] == [9, 5]
     # 4 is not one of its words, so to it "4" is "<unk>".
     unknown = CaptionBatch(np.array([1, 3, 2]), np.array([0, 3]), np.array([0]))
@@ -154,7 +156,7 @@ def test_several_features_of_an_image_are_refused():
 @pytest.mark.parametrize("reader", ["bilstm", "bigru"])
 @pytest.mark.parametrize("pooling", ["mean", "max"])
 def test_a_bidirectional_network_may_read_the_sentences(reader, pooling):
-    model = build(reader=reader, pooling=pooling)
+    model = build(text_encoder=reader, pooling=pooling)
     captions = captions_of(model, batch([3, 1, 0, 2]), "en")
     assert captions.shape == (4, 6)
     torch.testing.assert_close(captions, captions_of(model, batch(), "en")[[3, 1, 0, 2]])
@@ -163,6 +165,6 @@ def test_a_bidirectional_network_may_read_the_sentences(reader, pooling):
 
 
 def test_a_model_of_vectors_attends_to_nothing():
-    model = build_model(VseConfig(embedding=6, words=5), Dimensions(("en",), 9, (4,)), 0)
+    model = build_model(VseConfig(embed_dim=6, word_dim=5), Dimensions(("en",), 9, (4,)), 0)
     captions = CaptionBatch(np.array([1, 4, 2]), np.array([0, 3]), np.array([0]))
     assert model.attention_weights(ImageBatch(torch.ones(1, 4)), captions, "en") is None

@@ -13,7 +13,7 @@ from train.models.dimensions import Dimensions
 from train.models.mha_d import MhaD
 from train.models.retrieval_model import Encoded, ImageBatch
 
-CONFIG = MhaDConfig(embedding=4, words=3, heads=3, attention=5, context=6)
+CONFIG = MhaDConfig(embed_dim=4, word_dim=3, num_heads=3, attention_dim=5, context_dim=6)
 DIMENSIONS = Dimensions(("en", "de", "fr"), 9, (6, 8), {"de": (0, 1, 2, 3, 5, 7)})
 
 

@@ -18,7 +18,7 @@ CAPTIONS = [[1, 4, 2], [1, 4, 5, 6, 2], [1, 2], [1, 7, 2]]
 
 
 def build(scoring: str, **changes) -> Mlmme:
-    config = MlmmeConfig(embedding=4, words=3, units=5, scoring=scoring)
+    config = MlmmeConfig(embed_dim=4, word_dim=3, hidden_size=5, scoring=scoring)
     return build_model(config, replace(DIMENSIONS, **changes), seed=0).double()
 
 

@@ -9,7 +9,7 @@ from train.models.retrieval_model import Encoded
 
 def attention_of(heads=3, *, width=4, seed=0) -> MultiHeadAttention:
     torch.manual_seed(seed)
-    attention = MultiHeadAttention(width, heads=heads, attention=5, context=6).double()
+    attention = MultiHeadAttention(width, num_heads=heads, attention_dim=5, context_dim=6).double()
     with torch.no_grad():
         attention.contexts.mul_(20)  # As initialized, all attend nearly to the mean.
     return attention
@@ -74,7 +74,7 @@ def test_gradients(masked):
 
 def test_it_begins_near_the_mean_with_heads_that_differ():
     torch.manual_seed(0)
-    attention = MultiHeadAttention(512, heads=3, attention=512, context=512)
+    attention = MultiHeadAttention(512, num_heads=3, attention_dim=512, context_dim=512)
     assert 0.099 < attention.contexts.abs().max() <= 0.1
     bound = (6 / 1024) ** 0.5
     for matrices in (attention.of_contexts, attention.of_items):

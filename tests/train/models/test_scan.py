@@ -26,8 +26,8 @@ TOY = """
 portions = { en = ["comparable"], de = ["comparable"] }
 [model]
 kind = "scan"
-embedding = 16
-words = 8
+embed_dim = 16
+word_dim = 8
 attention = "t2i"
 pooling = "lse"
 [loss]
@@ -43,7 +43,7 @@ max_steps = 44
 
 
 def build(*, languages=("en", "de"), feature_shape=(3, 7), **choices) -> Scan:
-    model = build_model(ScanConfig(**{"embedding": 6, "words": 5} | choices), Dimensions(languages, 9, feature_shape), 0)
+    model = build_model(ScanConfig(**{"embed_dim": 6, "word_dim": 5} | choices), Dimensions(languages, 9, feature_shape), 0)
     assert isinstance(model, Scan)
     return model
 
@@ -76,7 +76,7 @@ def test_regions_and_words_are_unit_vectors(images):
 @pytest.mark.parametrize("attention", ["t2i", "i2t"])
 @pytest.mark.parametrize("pooling", ["lse", "avg"])
 def test_either_attends_to_the_other(attention, pooling, images):
-    model = build(attention=attention, pooling=pooling, lambda_softmax=7.0, lambda_lse=3.0, leak=0.2)
+    model = build(attention=attention, pooling=pooling, lambda_softmax=7.0, lambda_lse=3.0, negative_slope=0.2)
     regions, words = model.encode_images(images), model.encode_captions(batch([1, 2, 0]), "en")
     scores = model.scores(regions, words)
     choices = CrossAttention(7.0, 3.0 if pooling == "lse" else None, 0.2)
@@ -116,7 +116,7 @@ def test_evaluation_copies_a_part_of_the_captions_at_a_time(images, monkeypatch)
 
 
 def test_one_reader_for_all_languages_or_one_each():
-    shared, own = build(), build(shared=False)
+    shared, own = build(), build(shared_encoder=False)
     assert shared.modules_by_language() == {"sentences.0": ("en", "de")}
     assert own.modules_by_language() == {"sentences.0": ("en",), "sentences.1": ("de",)}
     assert torch.equal(shared.encode_captions(batch(), "en").values, shared.encode_captions(batch(), "de").values)
@@ -208,7 +208,7 @@ def test_it_trains_in_bfloat16(train_toy, four_languages_regions, tmp_path):
 @pytest.mark.parametrize("attention", ["t2i", "i2t"])
 def test_attention_weights_make_the_score(attention):
     """The mean cosine of what attends with what it attends to, under the weights that are shown, is the score of the pair."""
-    model = build(attention=attention, pooling="avg", lambda_softmax=7.0, leak=0.2)
+    model = build(attention=attention, pooling="avg", lambda_softmax=7.0, negative_slope=0.2)
     torch.manual_seed(1)
     images = ImageBatch(torch.randn(1, 3, 7), torch.tensor([[True, False, True]]))
     regions, words = model.encode_images(images), model.encode_captions(batch([1]), "de")

@@ -24,7 +24,7 @@ COUNTS = [{}, {}, {}, {}, {"en": 3, "de": 1}, {"de": 2}, {"en": 1}, {"en": 1, "d
 
 def model(*, shared: bool, words: int = 2, ids=None):
     dimensions = Dimensions(("en", "de"), 8, (3,), ids or {})
-    return build_model(VseConfig(embedding=4, words=words, shared=shared), dimensions, 0)
+    return build_model(VseConfig(embed_dim=4, word_dim=words, shared_encoder=shared), dimensions, 0)
 
 
 def test_one_table_of_all_languages():

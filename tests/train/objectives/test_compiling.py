@@ -17,12 +17,16 @@ from train.objectives.terms import Inputs, Objective, terms_of
 
 VECTORS, REGIONS = (8,), (6, 8)
 KINDS = {
-    "vse": (VseConfig(embedding=4, words=3), VECTORS, LossConfig()),
-    "vse-order": (VseConfig(embedding=4, words=3, shared=False, similarity="order"), VECTORS, LossConfig()),
-    "vse-max": (VseConfig(embedding=4, words=3, reader="bilstm", pooling="max"), VECTORS, LossConfig()),
-    "mha-d": (MhaDConfig(embedding=4, words=3, heads=2, attention=5, context=3), REGIONS, LossConfig(diversity_weight=0.5)),
-    "dan": (DanConfig(embedding=4, words=3, attention=5, dropout=0.5), REGIONS, LossConfig()),
-    "mlmme": (MlmmeConfig(embedding=4, words=3, units=5, scoring="general"), VECTORS, LossConfig()),
+    "vse": (VseConfig(embed_dim=4, word_dim=3), VECTORS, LossConfig()),
+    "vse-order": (VseConfig(embed_dim=4, word_dim=3, shared_encoder=False, similarity="order"), VECTORS, LossConfig()),
+    "vse-max": (VseConfig(embed_dim=4, word_dim=3, text_encoder="bilstm", pooling="max"), VECTORS, LossConfig()),
+    "mha-d": (
+        MhaDConfig(embed_dim=4, word_dim=3, num_heads=2, attention_dim=5, context_dim=3),
+        REGIONS,
+        LossConfig(diversity_weight=0.5),
+    ),
+    "dan": (DanConfig(embed_dim=4, word_dim=3, attention_dim=5, dropout=0.5), REGIONS, LossConfig()),
+    "mlmme": (MlmmeConfig(embed_dim=4, word_dim=3, hidden_size=5, scoring="general"), VECTORS, LossConfig()),
 }
 # Images, tokens of the longest caption: the last batch of an epoch is smaller, and captions have any length.
 BATCHES = [(5, 6), (5, 9), (3, 7), (4, 11), (5, 5)]

@@ -30,7 +30,7 @@ def data(toy):
 
 @pytest.fixture(scope="module", params=["cosine", "order"])
 def model(request, data):
-    config = VseConfig(embedding=5, words=4, similarity=request.param)
+    config = VseConfig(embed_dim=5, word_dim=4, similarity=request.param)
     return build_model(config, Dimensions(LANGUAGES, len(data.vocabulary), (8,)), seed=1)
 
 
@@ -167,7 +167,7 @@ def regions(toy_regions):
 
 @pytest.fixture(scope="module")
 def heads(regions):
-    config = MhaDConfig(embedding=5, words=4, heads=3, attention=6, context=7)
+    config = MhaDConfig(embed_dim=5, word_dim=4, num_heads=3, attention_dim=6, context_dim=7)
     return build_model(config, Dimensions(LANGUAGES, len(regions.vocabulary), (3, 8)), seed=1).double()
 
 
@@ -235,6 +235,6 @@ def test_models_without_heads_have_no_diversity(model, heads):
         UsageError, match=r"diversity_weight is 0.7, but this model \(JointEmbedding\) has 1 head: leave it at 0"
     ):
         terms_of(LOSS, model)
-    single = build_model(MhaDConfig(embedding=5, heads=1), Dimensions(("en",), 9, (3, 8)), seed=0)
+    single = build_model(MhaDConfig(embed_dim=5, num_heads=1), Dimensions(("en",), 9, (3, 8)), seed=0)
     with pytest.raises(UsageError, match=r"this model \(MhaD\) has 1 head"):
         terms_of(LOSS, single)

@@ -38,7 +38,7 @@ from train.reports.figures import FiguresJob, draw_figures
 from train.reports.retrieval_plots import FRAME
 from train.runs.run import open_run
 
-SCAN = MHA_D.split("[model]")[0] + '[model]\nkind = "scan"\nembedding = 6\nwords = 4\n[schedule]\nbatch_size = 9\n'
+SCAN = MHA_D.split("[model]")[0] + '[model]\nkind = "scan"\nembed_dim = 6\nword_dim = 4\n[schedule]\nbatch_size = 9\n'
 
 
 @pytest.fixture(scope="session")
@@ -59,7 +59,7 @@ def boxed(regions: Corpus, tmp_path_factory) -> Corpus:
 def attending(boxed: Corpus, tmp_path_factory) -> dict[str, str]:
     """Runs of models that attend, by kind, hardly trained."""
     runs = {}
-    t2i, i2t = (SCAN.replace("words = 4", f'words = 4\nattention = "{name}"') for name in ("t2i", "i2t"))
+    t2i, i2t = (SCAN.replace("word_dim = 4", f'word_dim = 4\nattention = "{name}"') for name in ("t2i", "i2t"))
     for name, text in {"mha-d": MHA_D, "dan": DAN, "t2i": t2i, "i2t": i2t, "other": REGION_CONFIG}.items():
         config = from_toml(text, name)
         config = replace(config, schedule=replace(config.schedule, max_steps=3, evaluate_every=3, patience=0))

@@ -220,7 +220,7 @@ def test_the_report_has_means_deviations_and_published_numbers(finished):
     expected = "| PIVOT-SYM | de | 2 |"
     (line,) = (line for line in markdown.splitlines() if line.startswith(expected))
     assert len(line.split("|")) == 13
-    assert "Changed against the presets: model.embedding=6, model.words=4" in markdown
+    assert "Changed against the presets: model.embed_dim=6, model.word_dim=4" in markdown
     assert "Features: toy." in markdown
     assert "6 runs" in markdown
 

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 ROWS = ("vse-en", "oe-en", "vse-de")
 BAD = "oe-en"
 LONGER = SMALL | {"schedule.evaluate_every": "20", "schedule.max_steps": "60", "schedule.patience": "0"}
-LARGE = {"model.embedding": "300"}  # Its checkpoint takes some 3 MB.
+LARGE = {"model.embed_dim": "300"}  # Its checkpoint takes some 3 MB.
 LONG = {"schedule.max_steps": "600"}
 
 
@@ -182,7 +182,7 @@ def test_a_full_disk(command, undisturbed, disk, workers):
 
 def test_one_cause_is_said_once(command, disk, monkeypatch):
     """Where nothing fits, there is nothing to report but that."""
-    monkeypatch.setitem(LONGER, "model.embedding", "300")
+    monkeypatch.setitem(LONGER, "model.embed_dim", "300")
     code, out, errors = command(disk(2000) / "o", {}, workers=1)
     assert code == 3
     assert "Table" not in out
@@ -193,6 +193,6 @@ def test_one_cause_is_said_once(command, disk, monkeypatch):
 
 def test_a_row_that_finds_no_memory(command, undisturbed, tmp_path):
     expected, output = undisturbed({}), tmp_path / "o"
-    huge = {"model.embedding": "3000000"}
+    huge = {"model.embed_dim": "3000000"}
     check_failed(command(output, huge, workers=1), output, expected, "memory", "DefaultCPUAllocator: can't allocate memory")
     check_mended(command(output, {}, workers=1), output, expected)

@@ -166,7 +166,7 @@ def test_content_of_another_type_is_refused(folder, change, message):
     content = {name: getattr(CHECKPOINT, name) for name in CHECKPOINT.__dataclass_fields__}
     content |= {"dimensions": asdict(CHECKPOINT.dimensions), "standing": asdict(CHECKPOINT.standing)}
     with folder.replace(BEST) as file:
-        torch.save({"format": "imagepivot run", "version": 3, **content, **change}, file)
+        torch.save({"format": "imagepivot run", "version": 4, **content, **change}, file)
     with pytest.raises(DatasetError, match=rf"best\.pt is damaged, or not a checkpoint \(.*{message}"):
         read_checkpoint(folder, BEST)
 
@@ -211,16 +211,16 @@ def test_code_in_a_checkpoint_does_not_run(folder, capfd):
     ("content", "message"),
     [
         (
-            {"format": "imagepivot run", "version": 4},
-            r"best\.pt has version 4, but this imagepivot reads up to 3: update imagepivot",
+            {"format": "imagepivot run", "version": 5},
+            r"best\.pt has version 5, but this imagepivot reads up to 4: update imagepivot",
         ),
         ({"state_dict": {}}, "is not a checkpoint of a run: give the folder that imagepivot train wrote"),
         ([1, 2], "is not a checkpoint of a run"),
         (
-            {"format": "imagepivot run", "version": 2, "seed": 3},
-            r"best\.pt has version 2, expected 3: delete the run, and train it again",
+            {"format": "imagepivot run", "version": 3, "seed": 3},
+            r"best\.pt has version 3, expected 4: delete the run, and train it again",
         ),
-        ({"format": "imagepivot run", "version": 3, "seed": 3}, r"best\.pt is damaged, .*captions is missing"),
+        ({"format": "imagepivot run", "version": 4, "seed": 3}, r"best\.pt is damaged, .*captions is missing"),
     ],
 )
 def test_other_content_is_refused(folder, content, message):

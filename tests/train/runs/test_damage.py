@@ -151,7 +151,7 @@ def contents_of(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_damaged_result_of_tables(toy_2016, tmp_path, capfd):
-    overrides = {"model.embedding": "6", "model.words": "4", "schedule.batch_size": "8", "schedule.max_steps": "2"}
+    overrides = {"model.embed_dim": "6", "model.word_dim": "4", "schedule.batch_size": "8", "schedule.max_steps": "2"}
     job = TablesJob(
         paper="gella2017", output=str(tmp_path), corpus=toy_2016, rows=("vse-en",), seeds=1, overrides=overrides, device="cpu"
     )

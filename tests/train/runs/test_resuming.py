@@ -160,7 +160,7 @@ def test_a_run_is_not_written_into_a_dataset(train_toy, tmp_path, resume):
     ("change", "message"),
     [
         ({"text": CONFIG.replace("0.01", "0.02")}, r"optimizer.learning_rate: was 0.01, now 0.02"),
-        ({"text": CONFIG.replace("words = 4", "words = 5")}, "model.words: was 4, now 5"),
+        ({"text": CONFIG.replace("word_dim = 4", "word_dim = 5")}, "model.word_dim: was 4, now 5"),
         ({"text": CONFIG.replace('["comparable"], de', '["comparable", "translation"], de')}, "data.portions: was "),
         ({"seed": 1}, "seed: was 0, now 1"),
         ({"precision": "bf16"}, "precision: was fp32, now bf16"),

@@ -150,11 +150,11 @@ def test_an_encoder_of_no_common_language_is_not(source, toy):
     ("change", "message"),
     [
         (
-            {"embedding = 6": "embedding = 7"},
+            {"embed_dim = 6": "embed_dim = 7"},
             r"images\.weight is \[7, 8\], there \[6, 8\]; .*; and [0-9]+ more\), so that its weights",
         ),
-        ({"words = 4": "words = 5"}, r"sentences\.0\.words\.weight is \[[0-9]+, 5\], there \[[0-9]+, 4\]"),
-        ({"words = 4": 'words = 4\nreader = "bilstm"'}, r"sentences\.0\.reader\.lstm\.weight_ih_l0 is not there"),
+        ({"word_dim = 4": "word_dim = 5"}, r"sentences\.0\.words\.weight is \[[0-9]+, 5\], there \[[0-9]+, 4\]"),
+        ({"word_dim = 4": 'word_dim = 4\ntext_encoder = "bilstm"'}, r"sentences\.0\.reader\.lstm\.weight_ih_l0 is not there"),
     ],
 )
 def test_other_parameters_are_named(source, toy, change, message):
@@ -211,7 +211,7 @@ def test_embeddings_of_ones_own_are_matched_by_token(source, other, monkeypatch)
     monkeypatch.setattr(config_models, "_SECTIONS", {VseConfig.kind: VseConfig})
     monkeypatch.setattr(catalogue, "_BUILDERS", dict(catalogue._BUILDERS))
     register_model(Bag, BagModel)
-    text = re.sub(r"embedding = 6\nwords = 4", 'kind = "bag"', CONFIG).replace("c2c_probability = 0.5", "")
+    text = re.sub(r"embed_dim = 6\nword_dim = 4", 'kind = "bag"', CONFIG).replace("c2c_probability = 0.5", "")
     run = source(text)
     drawn, model, tokens, start = started(text, other, run)
     known = dict(zip(run.vocabulary.tokens, run.model.words.weight.tolist(), strict=True))
@@ -290,7 +290,7 @@ def test_a_source_that_is_no_run_is_refused_before_anything_is_written(toy, fini
     with pytest.raises(DatasetError, match=r"nowhere' is not a run: it holds no best\.pt"):
         train_from(toy, tmp_path / "run", start_from=str(tmp_path / "nowhere"))
     with pytest.raises(UsageError, match="its model has other parameters"):
-        train_from(toy, tmp_path / "run", CONFIG.replace("words = 4", "words = 5"), start_from=str(finished_run[0]))
+        train_from(toy, tmp_path / "run", CONFIG.replace("word_dim = 4", "word_dim = 5"), start_from=str(finished_run[0]))
     assert not [path for path in (tmp_path / "run").rglob("*") if path.suffix in (".pt", ".toml", ".jsonl")]
     with pytest.raises(UsageError, match=r"--from '.*run/' is OUTPUT itself: name another run"):
         train_from(toy, tmp_path / "run", start_from=f"{tmp_path}/run/")
