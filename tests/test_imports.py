@@ -33,6 +33,7 @@ EXCEPTIONS = {
     "pipelines/commands/app.py": {"train"},
     "pipelines/commands/demo.py": {"train"},
     "schemas/console/progress.py": {"rich"},  # Loaded to draw on a terminal.
+    "schemas/console/tables.py": {"rich"},
     "schemas/storage/s3.py": {"botocore", "obstore"},  # Loaded for objects in S3, where they are installed.
     "schemas/storage/google_storage.py": {"google", "requests"},  # Loaded for objects in Google's store.
 }

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.rule import Rule
-from rich.table import Table
 
+from schemas.console.tables import Row, Table, number_columns
 from schemas.dataset import Dataset, open_dataset
 from train.evaluation.scoring import score_run
 from train.evaluation.searching import Tokenize, embed_gallery, search_gallery
-from train.reports.score_tables import score_table
+from train.reports.tables import score_table
 from train.runs.run import Run, open_run
 
 __all__ = ["LEAST_SCENES", "show_run"]
@@ -35,12 +35,12 @@ def show_run(output: Path, *, console: Console, tokenize: Tokenize) -> None:
     console.print(Rule("training"))
     run = open_run(str(output / "run"))
     scores = score_run(run, captions=str(output / "encoded"), features=features, splits=["test"])
-    console.print(score_table(scores, title="scenes that were held out"))
+    score_table(scores, title="scenes that were held out").render(console)
     console.print(
         "The extractor's weights are random: its features tell drawn scenes apart, but say nothing about photographs. No scene "
         "above was trained on, but the preset was chosen by its recall on such scenes.\n"
     )
-    console.print(_answers(run, captions, features, tokenize))
+    _answers(run, captions, features, tokenize).render(console)
 
 
 def _answers(run: Run, captions: Dataset, features: str, tokenize: Tokenize) -> Table:
@@ -48,14 +48,13 @@ def _answers(run: Run, captions: Dataset, features: str, tokenize: Tokenize) -> 
     rows = [row for row in captions.table().to_pylist() if row["split"] == "test" and row["portion"] == "translation"]
     target = min(row["image_id"] for row in rows)
     gallery = embed_gallery(run, features)
-    table = Table(title=f"one query in each language: {target}, among {len(gallery.image_ids)} scenes", title_justify="left")
-    for heading in ("language", "query", f"best {_TOP}", f"place of {target}"):
-        table.add_column(heading)
+    answers: list[Row] = []
     for row in rows:
         if row["image_id"] == target:
             tokens = tokenize(row["text"], row["language"], run.text, "")
             hits = search_gallery(run, tokens, row["language"], gallery, top=len(gallery.image_ids))
             image_ids = [hit.image_id for hit in hits]
-            place = str(image_ids.index(target) + 1)
-            table.add_row(row["language"], row["text"], "\n".join(image_ids[:_TOP]), place)
-    return table
+            answers.append((row["language"], row["text"], tuple(image_ids[:_TOP]), image_ids.index(target) + 1))
+    columns = ("language", "query", f"best {_TOP}", *number_columns(f"place of {target}"))
+    title = f"one query in each language: {target}, among {len(gallery.image_ids)} scenes"
+    return Table(columns, answers, title, has_borders=True)

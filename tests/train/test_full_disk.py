@@ -18,9 +18,9 @@ from train.data.mapping import mapped_array
 from train.evaluation.embedding import EmbedJob, embed
 from train.jobs import TrainJob
 from train.loop import train
+from train.reports.reproduce_report import read_report
 from train.reports.results import write_result
 from train.reports.table_plots import plot_report
-from train.reports.table_reports import read_report
 from train.runs.checkpoints import LAST, read_checkpoint
 from train.runs.logs import LOG, RunLog
 

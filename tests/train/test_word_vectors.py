@@ -18,8 +18,8 @@ from train.jobs import TrainJob
 from train.loop import train
 from train.material import open_material
 from train.reports.reproduce import TablesJob, run_tables
+from train.reports.reproduce_report import read_report
 from train.reports.results import read_result
-from train.reports.table_reports import read_report
 from train.runs import open_run
 
 TABLE = "sentences.0.words.weight"

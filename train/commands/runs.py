@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from schemas.console import events
-from schemas.escapes import escape_text, to_json
+from schemas.console.tables import Column, Table, render_tables
+from schemas.escapes import to_json
 from train.commands.options import (
     AllowMissingFeatures,
     AsJson,
@@ -70,8 +70,8 @@ def evaluate(
     from train.evaluation.averaging import evaluation_report
     from train.evaluation.scoring import EvaluateJob, evaluate_run
     from train.progress import CountDisplay
-    from train.reports.score_tables import across_table, average_table, score_table
     from train.reports.stored_reports import check_report, is_current_report, read_report, write_report
+    from train.reports.tables import score_tables
 
     job = EvaluateJob(
         run=tuple(run),
@@ -107,10 +107,7 @@ def evaluate(
     if as_json:
         typer.echo(to_json(report, indent=2))
         return
-    title = escape(run[0] if len(run) == 1 else f"mean scores of {', '.join(run)}")
-    for table in (score_table(scores, title=title), average_table(scores), across_table(scores)):
-        if table is not None:
-            console.print(table)
+    render_tables(console, score_tables(scores, title=run[0] if len(run) == 1 else f"mean scores of {', '.join(run)}"))
 
 
 @app.command(epilog="Example: imagepivot compare runs/c2c runs/bilingual --output comparison.png")
@@ -136,10 +133,9 @@ def compare(
     if as_json:
         typer.echo(to_json(comparison.to_dict(), indent=2))
     else:
-        from train.reports.comparison_tables import comparison_tables
+        from train.reports.tables import comparison_tables
 
-        for number, table in enumerate(comparison_tables(comparison)):
-            console.print(*([] if number == 0 else [""]), table, sep="\n")
+        render_tables(console, comparison_tables(comparison))
     for note in comparison.notes:
         remark(note)
     if output:
@@ -253,13 +249,12 @@ def search(
     with CountDisplay(notes, "search", unit="images", total=total, log_json=log_json) as count:
         hits = searching.search(job, tokenize=context.obj, report_unknown=_report_unknown, count=count)
     events.record(counts={"hits": len(hits)})
+    ranks = [(rank, hit.image_id, hit.score) for rank, hit in enumerate(hits, start=1)]
+    table = Table((Column("", ""), "image_id", Column("score", ".3f")), ranks)
     if as_json:
-        typer.echo(to_json([{"image_id": hit.image_id, "score": hit.score} for hit in hits], indent=2))
-        return
-    table = Table("", "image", "score", box=None)
-    for number, hit in enumerate(hits, start=1):
-        table.add_row(str(number), escape(escape_text(hit.image_id)), f"{hit.score:.3f}")
-    console.print(table)
+        typer.echo(table.to_json())
+    else:
+        table.render(console)
 
 
 def _report_unknown(tokens: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from schemas.console import events
+from schemas.console.tables import render_tables
 from schemas.escapes import to_json
 from train.commands.options import AsJson, Device, LogJson, console, notes, remark
 
@@ -67,7 +68,7 @@ def sts(
     from train.evaluation.sts_scoring import StsJob
     from train.evaluation.sts_scoring import sts as measure
     from train.progress import CountDisplay
-    from train.reports.sts_reports import sts_report, sts_tables, write_sts
+    from train.reports.tables import sts_report, sts_tables, write_sts
     from train.runs.run import is_run
 
     runs = [place for place in places if is_run(place)]
@@ -93,8 +94,7 @@ def sts(
     if as_json:
         typer.echo(to_json(sts_report(result), indent=2))
     else:
-        for number, table in enumerate(sts_tables(result)):
-            console.print(*([] if number == 0 else [""]), table, sep="\n")
+        render_tables(console, sts_tables(result))
     for pairs in result.data:
         if pairs.unscored:
             remark(f"{pairs.name}: {pairs.unscored:,} pairs without a score are left out")

@@ -11,6 +11,7 @@ import typer
 from rich.markup import escape
 
 from schemas.console import events
+from schemas.console.tables import render_tables
 from schemas.errors import DatasetError
 from train.commands.options import (
     AllowMissingFeatures,
@@ -118,8 +119,8 @@ def tables(
     from train.progress import CountDisplay
     from train.reports.published import presets_of_table
     from train.reports.reproduce import TablesJob, run_tables
+    from train.reports.reproduce_report import read_report
     from train.reports.sts_rows import open_sts, sts_paper
-    from train.reports.table_reports import read_report
 
     if table is not None and rows:
         raise UsageError("--table and --rows both choose rows: give one of them")
@@ -159,8 +160,8 @@ def tables(
     events.record(counts={"runs": total - len(failed), "failed": dict(Counter(run.failure.kind for run in failed))})
     report = read_report(job.output, paper)
     if any(row.results for row in report.rows):
-        for part in (*report.notes, *report.begun.to_tables(), *report.to_statements()):
-            console.print(part, highlight=False)
+        console.print(*report.notes, sep="\n", highlight=False, markup=False)
+        render_tables(console, report.begun.to_tables())
         if (paper, table) == ("gella2017", 3):
             _report_gold_ranks(job)
     written = f"{output}/{paper}.md"
@@ -196,12 +197,11 @@ def _report_failures(failed: Sequence[FailedRun], total: int) -> None:
 
 
 def _report_gold_ranks(job: TablesJob) -> None:
-    from train.reports.gold_rank_reports import gold_rank_tables, write_gold_ranks
     from train.reports.gold_ranks import gold_ranks
+    from train.reports.tables import gold_rank_tables, write_gold_ranks
 
     ranks = gold_ranks(job.output, job.corpus, device=job.device, allow_missing_features=job.allow_missing_features)
-    for part in gold_rank_tables(ranks):
-        console.print(part, highlight=False)
+    render_tables(console, gold_rank_tables(ranks))
     for name in write_gold_ranks(ranks, job.output):
         console.print(f"written: {escape(f'{job.output}/{name}')}", highlight=False, soft_wrap=True)
 
@@ -210,12 +210,11 @@ def _report_sts(
     job: TablesJob, pairs: Sequence[StsPairs], tokenize: Tokenize | None, truecaser: str, *, log_json: bool
 ) -> None:
     from train.progress import CountDisplay
-    from train.reports.sts_row_reports import sts_row_tables, write_sts_rows
     from train.reports.sts_rows import sts_rows
+    from train.reports.tables import sts_row_tables, write_sts_rows
 
     with CountDisplay(notes, "sts", unit="sentences", log_json=log_json) as count:
         rows = sts_rows(job.paper, job.output, pairs, tokenize, truecaser=truecaser, device=job.device, count=count)
-    for part in sts_row_tables(rows):
-        console.print(part, highlight=False)
+    render_tables(console, sts_row_tables(rows))
     for name in write_sts_rows(rows, job.output):
         console.print(f"written: {escape(f'{job.output}/{name}')}", highlight=False, soft_wrap=True)

@@ -2,8 +2,8 @@
 
 from train.reports.published import PAPERS, Measures, PublishedRow, rows_of_paper
 from train.reports.reproduce import TablesJob, run_tables
-from train.reports.score_tables import score_table
-from train.reports.table_reports import Report, read_report
+from train.reports.reproduce_report import Report, read_report
+from train.reports.tables import score_table
 
 __all__ = [
     "PAPERS",

@@ -10,9 +10,11 @@ from typing import Any
 from train.reports.failures import Failure, read_failure
 from train.reports.results import read_result, results_folder
 
-__all__ = ["FailedRun", "RowStatement", "causes_of", "read_row"]
+__all__ = ["ABSENT", "FailedRun", "RowStatement", "causes_of", "read_row"]
 
-_NONE = "–"
+ABSENT = "–"
+"""Text for a number that there is none of."""
+
 _ONE_CAUSE = ("diverged", "memory", "killed", "disk")
 """Kinds of failures of which each is one cause, whatever numbers and files its reason names."""
 
@@ -117,14 +119,14 @@ class RowStatement:
         return _range(result.get("step") for result in self.results)
 
     def _stated(self, text: Callable[[Mapping[str, Any]], str]) -> str:
-        return "; ".join(sorted({text(result) for result in self.results} - {""})) or _NONE
+        return "; ".join(sorted({text(result) for result in self.results} - {""})) or ABSENT
 
     def _by_language(self, name: str) -> str:
         numbers = [result[name] for result in self.results if name in result]
         languages = list(dict.fromkeys(language for by_language in numbers for language in by_language))
         ranges = {language: _range(by_language.get(language) for by_language in numbers) for language in languages}
         if len(ranges) < 2:
-            return next(iter(ranges.values()), _NONE)
+            return next(iter(ranges.values()), ABSENT)
         return ", ".join(f"{language} {number}" for language, number in ranges.items())
 
 
@@ -152,5 +154,5 @@ def _seed(path: Path) -> int:
 def _range(values: Iterable[int | None]) -> str:
     known = sorted(value for value in values if value is not None)
     if not known:
-        return _NONE
+        return ABSENT
     return f"{known[0]:,}" if known[0] == known[-1] else f"{known[0]:,}–{known[-1]:,}"

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from schemas.storage.folder import Folder
-from train.reports.table_reports import Report, Section
+from train.reports.reproduce_report import Report, Section
 
 __all__ = ["plot_report"]
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from schemas.console.tables import Table
 from schemas.errors import DatasetError
 from schemas.storage.folder import Folder
 
@@ -123,11 +122,8 @@ class History:
                     row[name] = " ".join(texts) if isinstance(value, list) else value
                     sections.setdefault(path[0], {})[name] = None
                 rows.append(row)
-        text = io.StringIO()
-        table = csv.DictWriter(text, [name for section in sections.values() for name in section], lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
-        return text.getvalue()
+        columns = [name for section in sections.values() for name in section]
+        return Table(columns, [[row.get(name) for name in columns] for row in rows]).to_csv()
 
     def _series(self, event: str, *path: str) -> Series:
         points = []

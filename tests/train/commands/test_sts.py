@@ -13,7 +13,7 @@ from schemas.made_from import MADE_FROM_NAME
 from train.commands import options, sts
 from train.evaluation.sts_scoring import StsJob
 from train.evaluation.sts_scoring import sts as measure
-from train.reports.sts_reports import sts_report
+from train.reports.tables import sts_report
 
 ROWS = ["3.5\ten1 en2\ten2 en1", "1.0\ten7 en9\ten20", "\ten1\ten2", "0.5\ten12\ten3 en4", "4.8\ten5\ten5 en6"]
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from statistics import mean, stdev
 
 import pytest
-from rich.console import Console
 
 from schemas.errors import DatasetError, UsageError
 from schemas.storage.folder import Folder
@@ -14,7 +13,7 @@ from tests.train.runs.test_history import HISTORY, retrieval
 from tests.train.trainings import CONFIG, ENGLISH, events
 from train.reports.comparison import MEASURES, SUM, ComparedRun, Comparison, SeedGroup, compare_runs
 from train.reports.comparison_plots import picture_place, plot_comparison
-from train.reports.comparison_tables import comparison_tables
+from train.reports.tables import comparison_tables
 from train.runs.checkpoints import read_checkpoint, write_checkpoint
 from train.runs.history import History
 
@@ -26,15 +25,6 @@ def runs(train_toy, finished_run, tmp_path):
     train_toy(name="both/seed-1", seed=1)
     train_toy(ENGLISH.replace("0.01", "0.02"), name="english")
     return [str(tmp_path / name) for name in ("both/seed-0", "both/seed-1", "english")]
-
-
-def printed(comparison: Comparison, width: int = 80) -> list[str]:
-    console = Console(width=width, record=True, quiet=True)
-    with console.capture() as capture:
-        console.quiet = False
-        for table in comparison_tables(comparison):
-            console.print(table)
-    return [" ".join(line.split()) for line in capture.get().splitlines()]
 
 
 @pytest.mark.slow
@@ -79,16 +69,18 @@ def test_runs_that_differ_in_their_seeds_alone_are_a_group(runs):
 
 @pytest.mark.slow
 def test_the_tables(runs):
-    lines = printed(compare_runs(runs))
-    assert "both (2 seeds) english" in lines
-    assert "seed 0, 1 0" in lines
-    assert "optimizer.learning_rate 0.01 0.02" in lines
-    assert sum(line.startswith("both/seed-") for line in lines) == 4  # Of progress, and the second ones of the languages.
-    scores = compare_runs(runs).runs[2].scores("en")
-    row = " ".join(f"{scores[pair]:.{0 if pair[1] == 'median_rank' else 1}f}" for pair in (*MEASURES, SUM))
-    assert f"english {row}" in lines
-    assert any(line.startswith("both, mean of 2 ") for line in lines)
-    assert max(map(len, lines)) <= 80
+    comparison = compare_runs(runs)
+    differences, progress, scores = comparison_tables(comparison)
+    assert differences.headings == ["", "both (2 seeds)", "english"]
+    assert ("seed", "0, 1", "0") in differences.rows
+    assert ("optimizer.learning_rate", "0.01", "0.02") in differences.rows
+    assert [row[:2] for row in progress.rows] == [(run.name, "steps") for run in comparison.runs]
+    assert [row[:2] for row in scores.values] == [
+        *(["en", "both/seed-0"], ["", "both/seed-1"], ["", "english"], ["", "both, mean of 2"], ["", "  deviation"]),
+        *(["de", "both/seed-0"], ["", "both/seed-1"], ["", "both, mean of 2"], ["", "  deviation"]),
+    ]
+    found = comparison.runs[2].scores("en")
+    assert list(scores.rows[2][2:]) == [f"{found[pair]:.{0 if pair[1] == 'median_rank' else 1}f}" for pair in (*MEASURES, SUM)]
 
 
 @pytest.mark.slow
@@ -115,7 +107,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint(runs, tmp_path):
     run = comparison.runs[1]
     assert (run.state, run.history.last_step, run.scores("en"), dict(run.speed)) == ("unfinished", 10, {}, {})
     assert comparison.notes == ("unfinished runs are shown as far as they have come",)
-    assert "begun unfinished 10 – – – –" in printed(comparison)
+    assert comparison_tables(comparison)[1].rows[1] == ("begun", "unfinished", 10, *"––––")
     assert plot_comparison(comparison, tmp_path / "a.png") == str(tmp_path / "a.png")
 
 

@@ -13,8 +13,8 @@ from schemas.errors import DatasetError
 from tests.train.trainings import SMALL
 from train.evaluation.scoring import score_together
 from train.reports.reproduce import TablesJob, run_tables
+from train.reports.reproduce_report import read_report
 from train.reports.results import read_result, write_result
-from train.reports.table_reports import read_report
 from train.runs.run import open_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]

@@ -1,21 +1,20 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from rich.console import Console
 
+from schemas.console.tables import Cell
 from train.evaluation.correlations import Correlation
 from train.evaluation.sts_pairs import StsPairs
 from train.evaluation.sts_scoring import OVERLAP, StsJob, StsResult, StsSystem, sts
 from train.evaluation.sts_vectors import Coverage
 from train.reports.sts_plots import plot_sts
 from train.reports.sts_published import STS_PAPERS, TASKS, task_of
-from train.reports.sts_reports import sts_report, sts_tables, tasks_of, write_sts
+from train.reports.tables import sts_report, sts_tables, tasks_of, write_sts
 
 
 def result_of(count: int, names: tuple[str, ...] = ("runs/c2c",), pairs: int = 750, baseline: float = 51.34) -> StsResult:
@@ -37,17 +36,6 @@ def result_of(count: int, names: tuple[str, ...] = ("runs/c2c",), pairs: int = 7
         for number, name in enumerate((OVERLAP, *names))
     ]
     return StsResult(data, tuple(systems))
-
-
-def printed(result: StsResult, width: int = 80) -> str:
-    console = Console(file=io.StringIO(), width=width)
-    console.print(*sts_tables(result), sep="\n")
-    return console.file.getvalue()
-
-
-def line_with(text: str, start: str) -> str:
-    (line,) = (line for line in text.splitlines() if line.startswith(start))
-    return " ".join(line.split())
 
 
 # --- what was published ----------------------------------------------------------------------------------------------
@@ -106,47 +94,43 @@ def measured(folder) -> StsResult:
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-def test_measured_and_published_stand_beside_each_other():
-    text = printed(result_of(2))
-    assert line_with(text, "word overlap    ") == "word overlap 51.3 (1.5) 56.3 (2.5) 53.8 (2.0)"
-    assert line_with(text, "runs/c2c en") == "runs/c2c en 71.3 (21.5) 76.3 (22.5) 73.8 (22.0)"
-    assert line_with(text, "PARALLEL-ASYM") == "PARALLEL-ASYM 84.5 –"
-    assert line_with(text, "Ours (w/ BERT)") == "Ours (w/ BERT) 88.0 –"
-    assert text.count("GRAN (Wieting et al.) * ") == 2
-    assert "*: quoted in that paper from other work" in text
-    assert line_with(text, "runs/c2c  ") == "runs/c2c recipe raw 61.7 % 2,000 7"
-    assert [line_with(text, title) for title in ("Gella et al. 2017, t", "Huang et al. 2019, t")] == [
-        "Gella et al. 2017, table 4",
-        "Huang et al. 2019, table 2",
-    ]
+def test_tables_show_measured_beside_published_correlations():
+    scores, read = sts_tables(result_of(2))
+    assert scores.headings == ["", "data-0\n750 pairs\nimages 2014", "data-1\n750 pairs", "mean"]
+    assert scores.rows[0] == ("word overlap", Cell(51.34, 1.5), Cell(56.34, 2.5), Cell(53.84, 2.0))
+    assert scores.rows[1] == ("runs/c2c en", Cell(71.34, 21.5), Cell(76.34, 22.5), Cell(73.84, 22.0))
+    values = [[str(value).strip() for value in row if value is not None] for row in scores.values]
+    assert ["PARALLEL-ASYM", "84.5", "–"] in values
+    assert ["Ours (w/ BERT)", "88.0", "–"] in values
+    assert values.count(["GRAN (Wieting et al.) *", "84.5", "–"]) == 2
+    assert [row for row in values if len(row) == 1] == [["Gella et al. 2017, table 4"], ["Huang et al. 2019, table 2"]]
+    assert scores.notes[1] == "*: quoted in that paper from other work"
+    assert read.rows[1] == ("runs/c2c", "recipe raw", "61.7 %", 2000, 7)
 
 
 def test_other_data_have_no_published_rows():
-    text = printed(result_of(1, baseline=70.0))
-    assert "GRAN" not in text
-    assert "quoted" not in text
-    assert "mean" not in text
-    assert line_with(text, "runs/c2c en") == "runs/c2c en 90.0 (21.5)"
+    scores, _ = sts_tables(result_of(1, baseline=70.0))
+    assert scores.rows == [("word overlap", Cell(70.0, 1.5)), ("runs/c2c en", Cell(90.0, 21.5))]
+    assert len(scores.notes) == 1
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
-def test_tables_fit_into_80_columns_whatever_their_number(count):
-    result = result_of(count, ("tables/runs/gella2017/parallel-asym/seed-0", "crawl-300d-2M.vec"))
+def test_at_most_three_data_sets_share_a_table(count):
+    result = result_of(count)
     long = replace(result.data[0], name="sts-en-test-gs-2014/surprise.a-very-long-name")
-    text = printed(replace(result, data=(long, *result.data[1:])))
-    assert max(map(len, text.splitlines())) <= 80
-    assert text.count("semantic textual similarity") == -(-count // 3)
-    assert "…" not in text
-    for number in range(count):
-        assert f"{51.34 + 5 * number:.1f} ({1.5 + number:.1f})" in text
-    assert text.count("GRAN (Wieting et al.) *  ") == 2  # On a line with its numbers.
+    tables = sts_tables(replace(result, data=(long, *result.data[1:])))[:-1]
+    assert len(tables) == -(-count // 3)
+    assert max(len(line) for table in tables for heading in table.headings for line in heading.split("\n")) == 11
+    cells = [cell for table in tables for cell in table.rows[0][1:]]
+    assert cells[:count] == [Cell(found.pearson, found.spearman) for found in result.systems[0].correlations]
+    assert len(cells) == count + (count > 1)
 
 
 def test_what_has_no_correlation_is_a_dash():
     result = result_of(1)
     system = replace(result.systems[1], correlations=(Correlation(None, None),))
-    text = printed(replace(result, systems=(result.systems[0], system)))
-    assert line_with(text, "runs/c2c en") == "runs/c2c en –"
+    scores, _ = sts_tables(replace(result, systems=(result.systems[0], system)))
+    assert scores.rows[1] == ("runs/c2c en", Cell("–"))
     assert json.loads(json.dumps(sts_report(replace(result, systems=(system,)))))["systems"][0]["mean"] == {
         "pearson": None,
         "spearman": None,

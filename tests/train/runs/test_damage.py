@@ -20,7 +20,7 @@ from train.evaluation.searching import SearchJob, search
 from train.jobs import TrainJob
 from train.loop import train
 from train.reports.reproduce import TablesJob, run_tables
-from train.reports.table_reports import read_report
+from train.reports.reproduce_report import read_report
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 

@@ -1,30 +1,25 @@
-"""The report of ``imagepivot tables``, measured beside published numbers: for a terminal, as Markdown and as a plot."""
+"""The report of ``imagepivot tables``, measured beside published numbers: for a terminal and as Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from statistics import mean, stdev
 
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
-
-from schemas.escapes import escape_text
+from schemas.console.tables import Cell, Row, Table, markdown_document, number_columns
 from train.reports.published import Measures, PublishedRow, presets_of_paper, rows_of_paper
 from train.reports.results import DIRECTIONS, MEASURES
-from train.reports.row_statements import FailedRun, RowStatement, read_row
+from train.reports.row_statements import ABSENT, FailedRun, RowStatement, read_row
 
-__all__ = ["Cell", "Line", "Report", "Section", "read_report"]
+__all__ = ["Line", "Measurement", "Report", "Section", "read_report"]
 
 _RECALLS = MEASURES[:3]
 _SHORT = {"recall_at_1": "R@1", "recall_at_5": "R@5", "recall_at_10": "R@10", "median_rank": "median rank"}
-_NONE = "–"
 
 
 @dataclass(frozen=True)
-class Cell:
+class Measurement:
     """One measure of a row.
 
     Attributes:
@@ -46,23 +41,14 @@ class Cell:
         return stdev(self.values) if len(self.values) > 1 else None
 
     @property
-    def measured_text(self) -> str:
+    def text(self) -> str:
         """Mean and deviation."""
-        measured = _NONE if self.mean is None else f"{self.mean:.1f}"
+        measured = ABSENT if self.mean is None else f"{self.mean:.1f}"
         return measured if self.deviation is None else f"{measured} ± {self.deviation:.1f}"
 
-    @property
-    def published_text(self) -> str:
-        """The published number; empty if there is none."""
-        if self.published is None:
-            return ""
-        # Medians are whole numbers in the papers, recalls have one decimal.
-        return f"{self.published:.1f}" if isinstance(self.published, float) else str(self.published)
-
-    @property
-    def text(self) -> str:
-        """Mean and deviation, and the published number in brackets."""
-        return f"{self.measured_text} ({self.published_text})" if self.published_text else self.measured_text
+    def to_cell(self) -> Cell:
+        """Return mean and deviation, and the published number in brackets."""
+        return Cell(self.text, self.published)
 
 
 @dataclass(frozen=True)
@@ -72,13 +58,13 @@ class Line:
     Attributes:
         row: the published row.
         runs: number of runs.
-        cells: cells by direction and measure.
+        cells: measurements by direction and measure.
         failed: number of runs that failed.
     """
 
     row: PublishedRow
     runs: int
-    cells: Mapping[tuple[str, str], Cell]
+    cells: Mapping[tuple[str, str], Measurement]
     failed: int = 0
 
     @property
@@ -101,16 +87,31 @@ class Section:
     columns: tuple[tuple[str, str], ...]
     lines: tuple[Line, ...]
 
-    @property
-    def headings(self) -> list[str]:
-        """Names of the columns."""
+    def to_table(self) -> Table:
+        """Return the table with a row for each row of the paper."""
         measures = [f"{direction.replace('_', ' ')} {_SHORT[measure]}" for direction, measure in self.columns]
-        return ["row", "language", "runs", *measures]
+        rows: list[Row] = [
+            (line.row.name, line.row.language, line.runs_text, *(line.cells[column].to_cell() for column in self.columns))
+            for line in self.lines
+        ]
+        return Table(["row", "language", *number_columns("runs", *measures)], rows, self.title)
 
-    def texts(self) -> Iterable[list[str]]:
-        """Yield the rows as text."""
+    def to_narrow_table(self) -> Table:
+        """Return the table for a terminal of 80 columns: each row of the paper takes a line for each direction."""
+        measures = [measure for measure in MEASURES if any(measure == column for _, column in self.columns)]
+        rows: list[Row] = []
         for line in self.lines:
-            yield [line.row.name, line.row.language, line.runs_text, *(line.cells[column].text for column in self.columns)]
+            runs = f"{line.runs_text} run{'' if line.runs_text == '1' else 's'}"
+            rows.append((Cell(f"{line.row.name}, {line.row.language}, {runs}", style="bold"),))
+            for direction in dict.fromkeys(direction for direction, _ in self.columns):
+                columns = [(direction, measure) for measure in measures]
+                found = [line.cells[column] if column in self.columns else None for column in columns]
+                rows.append((f"  {direction.replace('_', ' ')}", *(item.text if item else None for item in found)))
+                published = [item.published if item else None for item in found]
+                if any(number is not None for number in published):
+                    rows.append([Cell(value, style="dim") for value in ("    published", *published)])
+        headings = [_SHORT[measure].removesuffix(" rank") for measure in measures]
+        return Table(["", *number_columns(*headings)], rows, self.title)
 
 
 @dataclass(frozen=True)
@@ -144,44 +145,43 @@ class Report:
 
     def to_markdown(self) -> str:
         """Return the report as Markdown."""
-        parts = [f"# {self.paper}: measured beside published", "", *(f"- {note}" for note in self.notes)]
-        for section in (*self.sections, *self.further):
-            parts += ["", f"## {section.title}", "", *_markdown(section.headings, section.texts(), left=2)]
-        if self.rows:
-            parts += ["", "## What was trained", "", *_markdown(_STATED, map(_stated, self.rows), left=3)]
-        if self.failed:
-            lines = ([run.preset, str(run.seed), run.failure.kind, _cell(run.failure.reason)] for run in self.failed)
-            parts += ["", "## Runs that failed", "", *_markdown(["preset", "seed", "kind", "reason"], lines, left=4)]
-        return escape_text("\n".join(parts), lines=True) + "\n"
+        failed = [(run.preset, run.seed, run.failure.kind, run.failure.reason) for run in self.failed]
+        tables = [
+            *(section.to_table() for section in (*self.sections, *self.further)),
+            *([Table(_STATED, [*map(_stated, self.rows)], "What was trained")] if self.rows else []),
+            *([Table(("preset", "seed", "kind", "reason"), failed, "Runs that failed")] if failed else []),
+        ]
+        return markdown_document(f"{self.paper}: measured beside published", self.notes, tables)
 
     def to_tables(self) -> list[Table]:
-        """Return the report as tables for a terminal of 80 columns: each row of a paper takes a line for each direction."""
-        return [_terminal_table(section) for section in (*self.sections, *self.further)]
-
-    def to_statements(self) -> list[Text | Padding]:
-        """Return what was trained as lines for a terminal: rows with the same data have it in common."""
-        lines: list[Text | Padding] = []
-        for (feature, recipe, vocabulary), rows in groupby(
-            self.rows, key=lambda row: (row.feature, row.recipe, row.vocabulary)
-        ):
-            named = ((feature, f"features {feature}"), (recipe, f"captions {recipe}"), (vocabulary, f"{vocabulary} words"))
-            data = "; ".join(text for value, text in named if value != _NONE)
-            lines.append(Text.assemble(("trained", "bold"), f" on {data}" if data else "", ":"))
-            lines += [Padding(Text.assemble((row.preset, "bold"), f": {_in_words(row)}"), (0, 0, 0, 2)) for row in rows]
-        return lines
+        """Return the report as tables for a terminal of 80 columns; rows that were trained on the same data share a table."""
+        tables = [section.to_narrow_table() for section in (*self.sections, *self.further)]
+        for data, rows in groupby(self.rows, key=_data):
+            tables.append(Table([""], [(f"{row.preset}: {_in_words(row)}",) for row in rows], f"trained{data}"))
+        return tables
 
 
-_STATED = ["preset", "features", "recipe", "vocabulary", "words", "pretrained", "captions", "steps", "best after", "seeds"]
+_STATED = (
+    *("preset", "features", "recipe"),
+    *number_columns("vocabulary", "words", "pretrained", "captions", "steps", "best after", "seeds"),
+)
 
 
-def _stated(row: RowStatement) -> list[str]:
+def _stated(row: RowStatement) -> Row:
     numbers = (row.vocabulary, row.words, row.pretrained, row.captions, row.steps, row.best, row.seeds)
     made_of = f" ({_made_of(row)})" if row.members else ""
-    return [f"{row.preset}{made_of}", _cell(row.feature), row.recipe, *numbers]
+    return f"{row.preset}{made_of}", row.feature, row.recipe, *numbers
 
 
 def _made_of(row: RowStatement) -> str:
     return f"means of the scores of {' and '.join(row.members)}"
+
+
+def _data(row: RowStatement) -> str:
+    named = ((row.feature, f"features {row.feature}"), (row.recipe, f"captions {row.recipe}"))
+    texts = (*named, (row.vocabulary, f"{row.vocabulary} words"))
+    data = "; ".join(text for value, text in texts if value != ABSENT)
+    return f" on {data}" if data else ""
 
 
 def _in_words(row: RowStatement) -> str:
@@ -189,40 +189,10 @@ def _in_words(row: RowStatement) -> str:
         return f"seeds: {row.seeds}"
     if row.members:
         return f"{_made_of(row)}; seeds: {row.seeds}"
-    steps = f"best after {row.best} of {row.steps} steps" if row.steps != _NONE else f"best after {row.best} steps"
+    steps = f"best after {row.best} of {row.steps} steps" if row.steps != ABSENT else f"best after {row.best} steps"
     named = (("words", row.words), ("pretrained", row.pretrained), ("captions", row.captions))
-    parts = [f"{name}: {number}" for name, number in named if number != _NONE]
-    return "; ".join(part for part in (*parts, steps, f"seeds: {row.seeds}"))
-
-
-def _cell(text: str) -> str:
-    """Return text that does not end a cell of a table in Markdown."""
-    return text.replace("|", "\\|")
-
-
-def _markdown(headings: Sequence[str], rows: Iterable[Sequence[str]], *, left: int) -> list[str]:
-    """Return the lines of a table in Markdown whose first columns are aligned to the left, the others to the right."""
-    rule = ["---" if number < left else "---:" for number in range(len(headings))]
-    return [f"| {' | '.join(line)} |" for line in (headings, rule, *rows)]
-
-
-def _terminal_table(section: Section) -> Table:
-    table = Table(title=section.title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    measures = [measure for measure in MEASURES if any(measure == column for _, column in section.columns)]
-    table.add_column("")
-    for measure in measures:
-        table.add_column(_SHORT[measure].removesuffix(" rank"), justify="right", no_wrap=True)
-    for line in section.lines:
-        runs = f"{line.runs_text} run{'' if line.runs_text == '1' else 's'}"
-        table.add_row(Text.assemble((line.row.name, "bold"), f", {line.row.language}, {runs}"))
-        for direction in DIRECTIONS:
-            cells = [line.cells[direction, name] if (direction, name) in section.columns else None for name in measures]
-            if any(cells):
-                table.add_row(f"  {direction.replace('_', ' ')}", *(cell.measured_text if cell else "" for cell in cells))
-            published = [cell.published_text if cell else "" for cell in cells]
-            if any(published):
-                table.add_row("    published", *published, style="dim")
-    return table
+    parts = [f"{name}: {number}" for name, number in named if number != ABSENT]
+    return "; ".join((*parts, steps, f"seeds: {row.seeds}"))
 
 
 def read_report(output: str, paper: str) -> Report:
@@ -281,7 +251,7 @@ def _line(row: PublishedRow, stated: RowStatement) -> Line:
         if (score["language"], score["portion"]) == (row.language, row.portion)
     ]
     cells = {
-        (direction, measure): Cell(
+        (direction, measure): Measurement(
             published=getattr(getattr(row, direction), measure),
             values=tuple(float(score[direction][measure]) for score in scores),
         )

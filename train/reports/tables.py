@@ -1,0 +1,362 @@
+"""Scores, runs side by side, textual similarity and ranks of captions as tables, and the files of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import mean
+from textwrap import wrap
+from typing import Any
+
+from schemas.console.tables import Cell, Column, Row, Table, markdown_document, number_columns
+from schemas.conversion import dump
+from schemas.escapes import to_json
+from schemas.storage.folder import Folder
+from train.evaluation.averaging import Average, averages
+from train.evaluation.correlations import Correlation
+from train.evaluation.metrics import Retrieval
+from train.evaluation.scoring import Score
+from train.evaluation.sts_pairs import StsPairs
+from train.evaluation.sts_scoring import StsResult
+from train.reports.comparison import MEASURES, SUM, Comparison
+from train.reports.gold_published import GOLD_COLUMNS
+from train.reports.gold_ranks import GoldRanks, RankedCaption
+from train.reports.reproduce_report import Measurement
+from train.reports.row_statements import ABSENT
+from train.reports.sts_published import STS_PAPERS, TASKS, task_of
+from train.reports.sts_rows import StsRow, StsRows
+
+__all__ = [
+    "comparison_tables",
+    "gold_rank_tables",
+    "score_table",
+    "score_tables",
+    "sts_report",
+    "sts_row_tables",
+    "sts_tables",
+    "tasks_of",
+    "write_gold_ranks",
+    "write_sts",
+    "write_sts_rows",
+]
+
+_SHORT = {"recall_at_1": "R@1", "recall_at_5": "R@5", "recall_at_10": "R@10", "median_rank": "med"}
+_RECALLS = number_columns("R@1", "R@5", "R@10", spec=".1f")
+_ARROWS = {"image_to_text": "i→t", "text_to_image": "t→i"}
+_DATA_SETS, _NAME_WIDTH = 3, 11  # Data sets side by side on 80 columns, and characters of their names on a line.
+_QUOTED = "*"
+
+
+def score_tables(scores: Sequence[Score], *, title: str) -> list[Table]:
+    """Return the tables of `score_table`, of means, and of captions that are ranked among those of another language."""
+    return [score_table(scores, title=title), _average_table(scores), _across_table(scores)]
+
+
+def score_table(scores: Sequence[Score], *, title: str) -> Table:
+    """Return a table of recalls, with those of chance in brackets, and median ranks for each language, portion and split."""
+    folds = f"; means over {scores[0].folds} folds of the images" if scores and scores[0].folds > 1 else ""
+    rows: list[Row] = []
+    for score in scores:
+        found, chance = score.retrieval, score.chance
+        both = (("image", found.image_to_text, "image_to_text"), ("text", found.text_to_image, "text_to_image"))
+        for name, direction, key in both:
+            captions = f"{score.language} {score.portion}" if name == "image" else Cell(score.split, style="dim")
+            recalls = map(Cell, direction.recalls, chance[key])
+            rows.append((captions, f"{direction.queries:,} {name}s", *recalls, direction.median_rank))
+    notes = [f"recalls in percent, in brackets those of chance; median: median rank{folds}"]
+    return Table(["captions", "queries", *_RECALLS, *number_columns("median")], rows, title, notes)
+
+
+def _average_table(scores: Sequence[Score]) -> Table:
+    """Return a table of mean recalls and sums of recalls, also over the languages of a portion; no rows for a single score."""
+    means = {(average.split, average.portion): average for average in averages(scores)}
+    rows: list[Row] = []
+    for number, score in enumerate(scores if len(scores) > 1 else ()):
+        group, following = (score.split, score.portion), [(other.split, other.portion) for other in scores[number + 1 :]]
+        recalls = score.retrieval.image_to_text.recalls, score.retrieval.text_to_image.recalls
+        rows.append((f"{score.portion} {score.language} {score.split}", *_means(recalls, score.retrieval)))
+        if group in means and group not in following:
+            average = means[group]
+            name = Cell(f"{score.portion} mean {score.split}", style="bold")
+            rows.append((name, *_means((average.image_to_text, average.text_to_image), average)))
+    columns = number_columns("image to text", "text to image", "mR", "sum", spec=".1f")
+    notes = ["means of R@1, R@5 and R@10 in percent; mR: of all six; sum: of all six, 0 to 600"]
+    return Table(["captions", *columns], rows, notes=notes)
+
+
+def _means(recalls: Sequence[Sequence[float]], whole: Retrieval | Average) -> list[float]:
+    return [*map(mean, recalls), whole.mean_recall, whole.sum_of_recalls]
+
+
+def _across_table(scores: Sequence[Score]) -> Table:
+    rows: list[Row] = []
+    group = None
+    for score in scores:
+        for language, found in score.across_languages.items():
+            if group != (score.portion, score.split):
+                group = score.portion, score.split
+                rows.append([Cell(name, style="dim") for name in group])
+            direction = found.direction
+            recalls = map(Cell, direction.recalls, found.chance)
+            rows.append((f"  {score.language} to {language}", f"{direction.queries:,}", *recalls, direction.median_rank))
+    return Table(
+        ["captions", "queries", *_RECALLS, *number_columns("median")],
+        rows,
+        "captions among captions of the same images",
+        ["right: any caption of the same image"],
+    )
+
+
+def comparison_tables(comparison: Comparison) -> list[Table]:
+    """Return the tables: what differs, how far the runs have come, and their scores."""
+    return [_differences(comparison), _progress(comparison), _scores(comparison)]
+
+
+def _differences(comparison: Comparison) -> Table:
+    # Runs that differ in their seeds alone share a column.
+    columns: dict[str, list[int]] = {}
+    for number, run in enumerate(comparison.runs):
+        columns.setdefault(comparison.label(run), []).append(number)
+    rows: list[Row] = []
+    for key, values in comparison.differences.items():
+        of_columns = (dict.fromkeys(_setting(values[number]) for number in numbers) for numbers in columns.values())
+        rows.append((key, *map(", ".join, of_columns)))
+    return Table(["", *columns], rows, "what differs")
+
+
+def _setting(value: Any) -> str:
+    """Return a setting in as few characters as can be read."""
+    if isinstance(value, dict):
+        return "; ".join(f"{key}: {_setting(item)}" for key, item in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_setting, value))
+    return ABSENT if value is None else value if isinstance(value, str) else dump(value)
+
+
+def _progress(comparison: Comparison) -> Table:
+    columns = (
+        *("run", "ended by", Column("steps", ","), Column("best step", ",")),
+        *(Column("score", ".1f"), Column("steps/s", ".2f"), Column("pairs/s", ",.0f")),
+    )
+    rows: list[Row] = []
+    for run in comparison.runs:
+        best, speed = run.history.best or {}, run.speed
+        numbers = (best.get("step"), best.get("score"), speed.get("steps_per_second"), speed.get("pairs_per_second"))
+        rows.append((run.name, run.state, run.history.last_step, *(ABSENT if value is None else value for value in numbers)))
+    notes = ["score: sum of recalls of the monitored languages on the validation split, at the best step"]
+    return Table(columns, rows, "progress", notes)
+
+
+def _scores(comparison: Comparison) -> Table:
+    headings = [f"{_ARROWS[direction]}\n{_SHORT[measure]}" for direction, measure in MEASURES]
+    rows: list[Row] = []
+    for language in comparison.languages:
+        of_language: list[tuple[str | Cell, Mapping[tuple[str, str], float], int]] = [
+            (run.name, run.scores(language), 0) for run in comparison.runs
+        ]
+        for group in comparison.groups:
+            name = Cell(f"{group.name}, mean of {len(group.runs)}", style="italic")
+            of_language.append((name, group.mean(language), 1))
+            of_language.append((Cell("  deviation", style="italic"), group.deviation(language), 1))
+        for number, (run_name, scores, digits) in enumerate(row for row in of_language if row[1]):
+            cells = [f"{scores[pair]:.{digits if pair[1] == 'median_rank' else 1}f}" for pair in (*MEASURES, SUM)]
+            rows.append(("" if number else language, run_name, *cells))
+    notes = ["recalls in percent; med: median rank; i→t: image to text, t→i: text to image; sum: of the six recalls"]
+    return Table(["", "run", *number_columns(*headings, "sum")], rows, "validation, at the best step", notes)
+
+
+def tasks_of(result: StsResult) -> list[int | None]:
+    """Return for each data set which of `TASKS` it is; None if it is none of them."""
+    baseline = result.systems[0].correlations
+    return [task_of(pairs, found.pearson) for pairs, found in zip(result.data, baseline, strict=True)]
+
+
+def sts_tables(result: StsResult) -> list[Table]:
+    """Return the tables: the correlations beside those published, then what each system read and how much of it it knows."""
+    numbers = range(len(result.data))
+    tables = [_correlations(result, numbers[start : start + _DATA_SETS]) for start in numbers[::_DATA_SETS]]
+    rows: list[Row] = []
+    for system in result.systems:
+        coverage = system.coverage
+        known = () if coverage is None else (f"{100 * coverage.known / max(coverage.words, 1):.1f} %",)
+        rows.append((system.name, system.text, *known, *((coverage.words, coverage.blind) if coverage else ())))
+    columns = ("", "sentences became tokens by", *number_columns("known", "of words", "blind", spec=","))
+    notes = ["known: words with a vector; blind: sentences without such a word"]
+    return [*tables, Table(columns, rows, "what was read", notes)]
+
+
+def _correlations(result: StsResult, numbers: Sequence[int]) -> Table:
+    tasks = tasks_of(result)
+    has_means = numbers[-1] == len(result.data) - 1 > 0
+    columns = [_data_column(result.data[number], tasks[number]) for number in numbers]
+    rows: list[Row] = []
+    for system in result.systems:
+        found = [*(system.correlations[number] for number in numbers), *([system.means] if has_means else [])]
+        rows.append((f"{system.name} {system.language}".rstrip(), *map(_correlation, found)))
+    notes = ["Pearson's r times 100, in brackets Spearman's rho times 100"]
+    if any(tasks[number] is not None for number in numbers):
+        notes.append(f"{_QUOTED}: quoted in that paper from other work")
+        for paper in STS_PAPERS:
+            rows += [(), (Cell(paper.title, style="bold"),)]
+            for row in paper.rows:
+                values = [None if (task := tasks[number]) is None else row.values[task] for number in numbers]
+                cells = [ABSENT if value is None else f"{value:.1f}" + " " * len(" (00.0)") for value in values]
+                rows.append([Cell(text, style="dim") for text in (_quoted(row.name, row.quoted), *cells)])
+    columns += [Column("mean", ".1f")] if has_means else []
+    return Table(["", *columns], rows, "semantic textual similarity", notes)
+
+
+def _data_column(pairs: StsPairs, task: int | None) -> Column:
+    lines = [*wrap(pairs.name, _NAME_WIDTH), f"{len(pairs):,} pairs", *([] if task is None else [TASKS[task]])]
+    return Column("\n".join(lines), ".1f")
+
+
+def _correlation(found: Correlation) -> Cell:
+    return Cell(ABSENT) if found.pearson is None or found.spearman is None else Cell(found.pearson, found.spearman)
+
+
+def _quoted(name: str, quoted: bool) -> str:
+    return f"{name} {_QUOTED}" if quoted else name
+
+
+def sts_report(result: StsResult) -> dict[str, Any]:
+    """Return the result with what was published on the same data sets as plain values, for JSON."""
+    tasks = tasks_of(result)
+    plain = result.to_dict()
+    for entry, task in zip(plain["data"], tasks, strict=True):
+        entry["task"] = None if task is None else TASKS[task]
+    plain["published"] = [
+        {
+            "source": paper.title,
+            "name": row.name,
+            "quoted": row.quoted,
+            "scores": {
+                pairs.name: row.values[task] for pairs, task in zip(result.data, tasks, strict=True) if task is not None
+            },
+        }
+        for paper in STS_PAPERS
+        for row in paper.rows
+        if set(tasks) != {None}
+    ]
+    return plain
+
+
+def write_sts(result: StsResult, output: str) -> list[str]:
+    """Write the result into a folder: ``sts.json``, ``sts.csv`` with its numbers, and ``sts-pairs.csv`` with the similarity of each
+    pair under each system.
+
+    Returns:
+        The names of the files.
+
+    Raises:
+        DatasetError: a file cannot be written.
+    """  # fmt: skip
+    numbers = Table(("kind", "name", "language", "data", "pairs", "pearson", "spearman"), list(_numbers(result)))
+    systems = (system.name for system in result.systems)
+    pairs = Table(("data", "line", "score", *systems, "sentence1", "sentence2"), list(_pairs(result)))
+    report = to_json(sts_report(result), indent=2) + "\n"
+    return _write(output, {"sts.json": report, "sts.csv": numbers.to_csv(), "sts-pairs.csv": pairs.to_csv()})
+
+
+def _numbers(result: StsResult) -> Iterator[Row]:
+    for system in result.systems:
+        for pairs, found in zip(result.data, system.correlations, strict=True):
+            score = (None if value is None else round(value, 4) for value in (found.pearson, found.spearman))
+            yield system.kind, system.name, system.language, pairs.name, len(pairs), *score
+    for paper in STS_PAPERS:
+        for row in paper.rows:
+            for pairs, task in zip(result.data, tasks_of(result), strict=True):
+                if task is not None and row.values[task] is not None:
+                    name = f"{paper.title}: {row.name}{' (quoted)' if row.quoted else ''}"
+                    yield "published", name, "", pairs.name, len(pairs), row.values[task]
+
+
+def _pairs(result: StsResult) -> Iterator[Row]:
+    for number, pairs in enumerate(result.data):
+        similarities = [system.similarities[number].tolist() for system in result.systems]
+        of_pairs = zip(pairs.lines, pairs.scores, pairs.first, pairs.second, *similarities, strict=True)
+        for line, score, first, second, *found in of_pairs:
+            yield pairs.name, line, score, *(round(value, 6) for value in found), first, second
+
+
+def sts_row_tables(rows: StsRows) -> list[Table]:
+    """Return a paper's table of textual similarity, published numbers in brackets; a table for every few data sets."""
+    numbers = range(len(rows.data))
+    return [_sts_row_table(rows, numbers[start : start + _DATA_SETS]) for start in numbers[::_DATA_SETS]]
+
+
+def _sts_row_table(rows: StsRows, numbers: Sequence[int]) -> Table:
+    columns = ["row", *number_columns("runs")]
+    columns += (_data_column(rows.data[number], rows.tasks[number]) for number in numbers)
+    lines: list[Row] = []
+    for row in rows.rows:
+        measured = [Measurement(rows.published(row, number), row.values(number)) for number in numbers]
+        runs = len(row.measured) if row.published.preset else None
+        lines.append((_quoted(row.published.name, row.published.quoted), runs, *(found.to_cell() for found in measured)))
+    is_last = numbers[-1] == len(rows.data) - 1
+    title = f"Table {rows.paper.table}: semantic textual similarity"
+    return Table(columns, lines, title, _sts_row_notes(rows) if is_last else ())
+
+
+def _sts_row_notes(rows: StsRows) -> list[str]:
+    def refusal(row: StsRow) -> str:
+        return f"{row.published.name} is not measured: {row.refused}"
+
+    unknown = [pairs.name for pairs, task in zip(rows.data, rows.tasks, strict=True) if task is None]
+    absent = [task for number, task in enumerate(TASKS) if number not in rows.tasks]
+    return [
+        "Pearson's r times 100, the mean of the runs ± their standard deviation, the published one in brackets.",
+        f"{_QUOTED} quoted in the paper from other work.",
+        *([f"Published numbers on {', '.join(absent)} are not shown: these pairs are not given."] if absent else []),
+        *([f"Not a data set of the paper, by number of pairs or word overlap: {', '.join(unknown)}."] if unknown else []),
+        *(refusal(row) for row in rows.rows if row.refused),
+    ]
+
+
+def write_sts_rows(rows: StsRows, output: str) -> list[str]:
+    """Write a table into a folder as ``PAPER-table-N.md`` and ``.json``, and return these names."""
+    name = f"{rows.paper.paper}-table-{rows.paper.table}"
+    text = markdown_document(f"{rows.paper.paper}: measured beside published", (), sts_row_tables(rows))
+    return _write(output, {f"{name}.md": text, f"{name}.json": to_json(rows.to_dict(), indent=2) + "\n"})
+
+
+def gold_rank_tables(ranks: GoldRanks) -> list[Table]:
+    """Return the ranks of single captions, published ones in brackets, and how the rows of the paper compare over all."""
+    tallies: list[Row] = []
+    for tally in ranks.tallies:
+        shares = (None if share is None else f"{share:.1f} %" for share in (tally.better, tally.worse))
+        tallies.append((tally.language, tally.column, tally.captions, f"{tally.median_rank:g}", *shares))
+    columns = ("language", "row", *number_columns("captions", "median rank", "better than OE", "worse", spec=","))
+    return [
+        _caption_table("Table 3: the captions of the paper", ranks.published),
+        _caption_table("Table 3: where PIVOT and PARALLEL gain most over OE, as the paper chooses", ranks.examples),
+        Table(columns, tallies, "Table 3: all captions"),
+    ]
+
+
+def _caption_table(title: str, captions: Sequence[RankedCaption]) -> Table:
+    rows: list[Row] = []
+    for caption in captions:
+        cells = (Cell(caption.rank_text(name), caption.published.get(name)) for name in GOLD_COLUMNS)
+        rows.append(((f"{caption.language}: {caption.text}", f"  image {caption.image_id}"), *cells))
+    return Table(["rank of the right image", *number_columns(*GOLD_COLUMNS)], rows, title)
+
+
+def write_gold_ranks(ranks: GoldRanks, output: str) -> list[str]:
+    """Write the ranks into a folder as ``gella2017-table-3.md`` and ``.json``, and return these names."""
+    notes = [
+        f"Rank of the image of a caption among {ranks.images:,} test images, the published one in brackets; OE is the row of the "
+        "caption's language alone.",
+        f"Runs: {', '.join(f'{preset} {count}' for preset, count in ranks.runs.items())}. Of several, the median rank is shown, "
+        "with the least and the greatest in square brackets.",
+        "By the paper's rule, those images are chosen on which PIVOT and PARALLEL gain most over OE in both languages: they show "
+        "the best, not the usual.",
+    ]
+    text = markdown_document("gella2017, table 3: ranks of the right image", notes, gold_rank_tables(ranks))
+    plain = to_json(ranks.to_dict(), indent=2) + "\n"
+    return _write(output, {"gella2017-table-3.md": text, "gella2017-table-3.json": plain})
+
+
+def _write(output: str, contents: Mapping[str, str]) -> list[str]:
+    for name, content in contents.items():
+        Folder(output).write(name, content.encode())
+    return list(contents)
