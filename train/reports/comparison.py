@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import takewhile
 from statistics import mean, stdev
 from typing import Any
@@ -31,7 +31,6 @@ SUM = ("", "sum_of_recalls")
 """Likewise of the sum of the six recalls, which is of both directions."""
 
 _SEED = "seed"
-_CONTENT = "content: "
 
 
 @dataclass(frozen=True)
@@ -178,8 +177,6 @@ def compare_runs(folders: Sequence[str | os.PathLike[str]]) -> Comparison:
         if path in paths[:number]:
             raise UsageError(f"{locations[number]!r} is given twice: leave it out once")
     runs = tuple(_read(*item) for item in zip(_names(locations), locations, opened, strict=True))
-    if not all(any(key.startswith(_CONTENT) for key in run.settings) for run in runs if _SEED in run.settings):
-        runs = tuple(map(_without_contents, runs))  # Of a run of an earlier version it is not known.
     keys = dict.fromkeys(key for run in runs for key in run.settings)
     columns = {key: tuple(run.settings.get(key) for run in runs) for key in keys}
     return Comparison(
@@ -221,12 +218,8 @@ def _read(name: str, location: str, folder: Folder) -> ComparedRun:
 def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
     left_out = {f"left out: {split}": values.get("images") for split, values in checkpoint.left_out.items()}
     fingerprints = {f"data: {name}": fingerprint[:12] for name, fingerprint in checkpoint.fingerprints.items()}
-    contents = {f"{_CONTENT}{name}": content[:12] for name, content in checkpoint.contents.items()}
+    contents = {f"content: {name}": content[:12] for name, content in checkpoint.contents.items()}
     return {_SEED: checkpoint.seed, "precision": checkpoint.precision, **left_out, **fingerprints, **contents}
-
-
-def _without_contents(run: ComparedRun) -> ComparedRun:
-    return replace(run, settings={key: value for key, value in run.settings.items() if not key.startswith(_CONTENT)})
 
 
 def _differ(key: str, runs: Sequence[ComparedRun]) -> bool:

@@ -33,7 +33,6 @@ from train.material import contents_of, validation_portions
 from train.reports.failures import Failure, attempt
 from train.reports.parallel import run_parallel
 from train.reports.published import ENSEMBLES, rows_of_paper
-from train.reports.results import read_result
 from train.reports.row_needs import FURTHER
 from train.reports.row_runs import Task, train_and_measure
 from train.reports.row_statements import FailedRun
@@ -84,7 +83,7 @@ def run_tables(
     Folder(job.output).check_writable()
     tasks = list(_tasks(job))
     emulated = bfloat16_remark(job.precision, resolve_device(job.device).type)
-    sentences = (emulated, *what_is_left_out(job.left_out()), *_of_unknown_content(tasks), *_check_data(tasks, job))
+    sentences = (emulated, *what_is_left_out(job.left_out()), *_check_data(tasks, job))
     for sentence in filter(None, sentences):
         remark(sentence)
     with hold(Folder(job.output)):
@@ -118,17 +117,6 @@ def _fingerprints(corpus: Corpus, job: TablesJob) -> dict[str, str]:
         ids = sorted(open_dataset(corpus.features).image_ids())
         fingerprints["images"] = sha256_of_bytes("".join(f"{image_id}\n" for image_id in ids).encode())
     return fingerprints
-
-
-def _of_unknown_content(tasks: Sequence[Task]) -> list[str]:
-    """Say how many results do not tell the content that they were measured on."""
-    count = sum(task.result.exists() and "contents" not in read_result(task.result) for task in tasks)
-    if not count:
-        return []
-    return [
-        f"{count:,} results come from an earlier version, which did not note the content of the datasets: whether that has changed "
-        "since is not known"
-    ]
 
 
 def _failed(tasks: Sequence[Task], job: TablesJob, watch: Callable[[Done], None]) -> Iterator[FailedRun]:

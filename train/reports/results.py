@@ -77,8 +77,7 @@ def read_result(path: Path) -> dict[str, Any]:
     try:
         with storage_errors(str(path)):
             result = json.loads(path.read_bytes())
-        # Results of earlier versions have no digest.
-        if result.pop(_DIGEST, None) not in (None, sha256_of_json(result)):
+        if result.pop(_DIGEST) != sha256_of_json(result):
             raise ValueError("its content is not what was written")
         _check(result)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:

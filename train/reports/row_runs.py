@@ -14,7 +14,7 @@ from schemas.errors import DatasetError
 from schemas.parameters import EncodedParameters, FeaturesParameters
 from schemas.storage.folder import Folder
 from schemas.vocabulary import SPECIALS
-from train.config.sections import Config, from_toml, to_toml
+from train.config.sections import Config, to_toml
 from train.data.corpus import Corpus
 from train.evaluation.scoring import score_together
 from train.jobs import TrainJob
@@ -119,17 +119,7 @@ class Task:
 
     def _differing(self, stored: Mapping[str, Any]) -> list[str]:
         """Return what a result, or a failure, was made of that this task has not."""
-        identity = self.identity
-        if "contents" not in stored:
-            del identity["contents"]  # An earlier version did not note it.
-        return [name for name, value in identity.items() if _with_new_keys(name, stored.get(name)) != value]
-
-
-def _with_new_keys(name: str, value: Any) -> Any:
-    """Return a value of a stored identity; a configuration with the keys that there are since, at their defaults."""
-    if name == "members" and isinstance(value, dict):
-        return {member: _with_new_keys("config", config) for member, config in value.items()}
-    return to_toml(from_toml(value, "the result")) if name == "config" and isinstance(value, str) else value
+        return [name for name, value in self.identity.items() if stored.get(name) != value]
 
 
 def train_and_measure(task: Task, device: str) -> None:

@@ -87,7 +87,7 @@ class Checkpoint:
         left_out: by split, the images that lacked features and were left out; see `train.data.LeftOut`.
         started_from: the run that its initial weights come from, see `train.runs.starting.Start`; empty if they were drawn.
         contents: `schemas.manifest.Manifest.content_sha256` of the datasets that it was trained on, by name, with those until a
-            step where they have changed; empty in checkpoints of earlier versions.
+            step where they have changed.
     """
 
     config: str

@@ -145,16 +145,11 @@ def _changed(old: Checkpoint, new: Checkpoint) -> dict[str, tuple[str, str]]:
 
 
 def _check_content(old: Checkpoint, new: Checkpoint, folder: Folder, allow_changed: bool) -> list[str]:
-    step = f"step {old.standing.step:,}"
-    if new.contents and not old.contents:
-        return [
-            f"{folder.location!r} comes from an earlier version, which did not note the content of its datasets: whether that has "
-            f"changed since {step} is not known"
-        ]
     changed = _changed(old, new)
     if not changed:
         return []
     digests = "; ".join(f"{name}: was {was[:12]}..., now {now[:12]}..." for name, (was, now) in changed.items())
+    step = f"step {old.standing.step:,}"
     sentence = f"the content of {' and '.join(changed)} has changed since {step} (Manifest.content_sha256 of {digests})"
     if not allow_changed:
         raise DatasetError(

@@ -138,9 +138,6 @@ def test_runs_of_other_content_differ_and_are_no_group(copied_run, finished_run,
     comparison = compare_runs([str(finished_run[0]), updated])
     assert comparison.differences == {"seed": (0, 1), "content: features": (contents["features"][:12], "f" * 12)}
     assert comparison.groups == ()
-    earlier = compare_runs([str(finished_run[0]), write("earlier", seed=1, contents={})])
-    assert earlier.differences == {"seed": (0, 1)}  # Of the content of an earlier version nothing is known.
-    assert len(earlier.groups) == 1
 
 
 def test_what_is_no_run(finished_run, copied_run, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from tests.train.trainings import SMALL
 from train.evaluation.scoring import score_together
 from train.reports.reproduce import TablesJob, run_tables
 from train.reports.reproduce_report import read_report
-from train.reports.results import read_result, write_result
+from train.reports.results import read_result
 from train.runs.run import open_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
@@ -70,23 +69,6 @@ def test_members_are_trained_once_and_kept(finished, four_languages_regions, tmp
         (tmp_path / "o" / "results" / member / "seed-0.json").unlink()
     with pytest.raises(DatasetError, match=r"i2t-lse/seed-0\.json' was measured with other members"):
         run_tables(replace(job, overrides=SMALL | {"schedule.max_steps": "6"}))
-
-
-def test_results_from_before_a_key_existed_are_kept(finished, four_languages_regions, tmp_path):
-    shutil.copytree(finished, tmp_path / "o")
-    path = tmp_path / "o" / "results" / ENSEMBLE / "seed-0.json"
-    stored = json.loads(path.read_text())
-    del stored["sha256"]
-    lines = stored["members"][MEMBERS[0]].splitlines()
-    stored["members"][MEMBERS[0]] = "\n".join(line for line in lines if not line.startswith("decoupled"))
-    write_result(path, stored)
-    job = job_of(four_languages_regions, tmp_path / "o")
-    decoupled = [line for line in lines if line.startswith("decoupled")] == ["decoupled = true"]
-    if decoupled:
-        with pytest.raises(DatasetError, match="measured with other members"):
-            run_tables(job)
-    else:
-        assert run_tables(job) == ()
 
 
 def test_without_a_member_it_fails(finished, four_languages_regions, tmp_path):

@@ -20,7 +20,6 @@ from train.config.sections import from_toml
 from train.jobs import TrainJob
 from train.loop import train
 from train.runs.checkpoints import BEST, LAST, read_checkpoint, write_checkpoint
-from train.runs.run import open_run
 
 KILLED = """
 import os, signal, sys
@@ -267,17 +266,6 @@ def test_changed_content_is_trained_on_where_it_is_allowed(toy, tmp_path, train_
     assert (stored["features"], stored["features until step 20"]) == (now, was)
     train(job)  # From here on it is a run of the new content.
     assert read_checkpoint(Folder(str(tmp_path / "run")), LAST).contents == stored
-
-
-def test_a_checkpoint_without_contents_is_resumed_with_a_remark(toy, copied_run):
-    for name in (LAST, BEST):
-        stored = torch.load(copied_run / name, weights_only=True)
-        del stored["contents"]
-        torch.save(stored, copied_run / name)
-    job, remarks = TrainJob(from_toml(CONFIG, "test"), toy, str(copied_run), device="cpu", curves=False, resume=True), []
-    assert train(job, remark=remarks.append).standing.step == 44
-    assert [remark.partition(", which")[0] for remark in remarks] == [f"{str(copied_run)!r} comes from an earlier version"]
-    assert open_run(copied_run).step == 17
 
 
 @pytest.mark.parametrize("name", ["captions", "features", "vocabulary", "extractor"])
