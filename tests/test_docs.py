@@ -226,7 +226,7 @@ FEW = {"train": 12, "val": 4, "test_2016": 4}
 TEXTS = {"en": "a dog runs through the white snow", "de": "ein Hund läuft durch den Schnee"}
 QUICKLY = {
     "IMAGEPIVOT_FEATURES_WEIGHTS": "random:0",
-    "IMAGEPIVOT_TRAIN_SET": "model.embed_dim=8 model.word_dim=8 schedule.max_steps=2 schedule.evaluate_every=1",
+    "IMAGEPIVOT_TRAIN_SET": "model.embed_dim=8 model.word_dim=8 schedule.max_steps=2 schedule.eval_every_steps=1",
     "OMP_NUM_THREADS": "1",
 }
 

@@ -194,7 +194,7 @@ class _Loop:
         if config.model.frozen_words:
             freeze_words(self.model, start.dimensions.vocabulary_size)
         self.terms = terms_of(config.loss, self.model)
-        optimizer = torch.optim.AdamW if config.optimizer.decoupled else torch.optim.Adam
+        optimizer = torch.optim.AdamW if config.optimizer.name == "adamw" else torch.optim.Adam
         self.optimizer = optimizer(
             [parameter for parameter in self.model.parameters() if parameter.requires_grad],
             lr=config.optimizer.learning_rate,
@@ -263,13 +263,13 @@ class _Loop:
             return self._run(log, interruption)
 
     def _run(self, log: RunLog | None, interruption: Interruption) -> Standing:
-        evaluate_every = self.config.schedule.evaluate_every or self.epoch_steps
+        eval_every_steps = self.config.schedule.eval_every_steps or self.epoch_steps
         self._stop_if_over()
         self.stopwatch.begin()
         while not self.standing.stopped:
             done = self._step()
             step = self.standing.step
-            evaluates = step % evaluate_every == 0 or bool(self.stop_reason(self.standing))
+            evaluates = step % eval_every_steps == 0 or bool(self.stop_reason(self.standing))
             saves = evaluates or step % self.job.save_every == 0
             if saves or step % _LOG_EVERY == 0 or self.device.type == "cpu":
                 self._check_finite(done, weights=saves)
@@ -301,11 +301,11 @@ class _Loop:
         config, epoch = self.config, self.supply.epoch
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(config, step=self.standing.step, epoch=epoch, epoch_steps=self.epoch_steps)
-        hinges = "sum" if self.standing.step < config.loss.warmup_steps else config.loss.hinges
+        hinges = "sum" if self.standing.step < config.loss.sum_warmup_steps else config.loss.hinges
         self.optimizer.zero_grad()
         batches: list[Batch] = []
         losses: list[tuple[Tensor, Mapping[str, Tensor]]] = []
-        while len(batches) < config.schedule.accumulate and self.supply.epoch == epoch:
+        while len(batches) < config.schedule.grad_accum_steps and self.supply.epoch == epoch:
             with self.stopwatch.measure("data"):
                 batch, inputs = self.supply.next()
             loss, terms = self.objective(inputs, hinges)
@@ -313,7 +313,7 @@ class _Loop:
             loss.backward()
             batches.append(batch)
             losses.append((loss.detach(), terms))
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.optimizer.gradient_clipping or torch.inf)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.optimizer.max_grad_norm or torch.inf)
         self.optimizer.step()
         self.standing = replace(self.standing, step=self.standing.step + 1)
         self.stopwatch.count(sum(batch.pairs for batch in batches))
@@ -326,7 +326,7 @@ class _Loop:
             with self.stopwatch.measure("evaluation"):
                 validation = self.material.evaluate(self.model, self.config, self.terms)
             results = validation.retrieval
-            monitored = self.config.schedule.monitor or self.config.data.languages
+            monitored = self.config.schedule.monitor_languages or self.config.data.languages
             score = sum(results[language].sum_of_recalls for language in monitored)
             if not all(map(isfinite, (validation.loss or 0.0, *validation.terms.values()))):
                 score = nan

@@ -243,7 +243,7 @@ def validation_portions(config: Config, location: str) -> dict[str, tuple[str, .
     Raises:
         DatasetError: a language that is monitored lacks captions.
     """
-    data, monitored = config.data, config.schedule.monitor or config.data.languages
+    data, monitored = config.data, config.schedule.monitor_languages or config.data.languages
     captions = open_dataset(location, kind="encoded")
     available = {labels[1:] for labels in labels_of(captions) if labels[0] == data.validation_split}
     present = {
@@ -257,8 +257,8 @@ def validation_portions(config: Config, location: str) -> dict[str, tuple[str, .
             rest = tuple(name for name in monitored if name in complete) or complete
             raise DatasetError(
                 no_captions(captions, f"split {data.validation_split!r}, language {language!r}, portion {absent!r}")
-                + ". Training is stopped by the recalls of the languages in schedule.monitor, all if it is empty: "
-                + (f"leave {language} out of them (--set 'schedule.monitor={dump(rest)}'), or " if rest else "")
+                + ". Training is stopped by the recalls of the languages in schedule.monitor_languages, all if it is empty: "
+                + (f"leave {language} out of them (--set 'schedule.monitor_languages={dump(rest)}'), or " if rest else "")
                 + "name another data.validation_split"
             )
     return {language: portions for language, portions in present.items() if portions}
@@ -318,7 +318,11 @@ def build_sampler(config: Config, captions: Captions, seed: int) -> Sampler:
     _check_negatives(captions, together=schedule.batches == "images")
     if schedule.batches == "tasks":
         return TaskSampler(
-            captions, schedule.batch_size, seed=seed, c2c_probability=loss.c2c_probability, bucket=schedule.bucket
+            captions,
+            schedule.batch_size,
+            seed=seed,
+            c2c_probability=loss.c2c_probability,
+            bucket_by_length=schedule.bucket_by_length,
         )
     return ImageSampler(captions, schedule.batch_size, seed=seed)
 

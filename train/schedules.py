@@ -12,7 +12,7 @@ __all__ = ["learning_rate", "steps_in_all", "steps_per_epoch", "stop_reason"]
 
 def steps_per_epoch(schedule: ScheduleConfig, batches: int) -> int:
     """Return the number of steps of an epoch of so many batches; the last one takes what is left."""
-    return -(-batches // schedule.accumulate)
+    return -(-batches // schedule.grad_accum_steps)
 
 
 def steps_in_all(schedule: ScheduleConfig, epoch_steps: int) -> int | None:
@@ -30,13 +30,13 @@ def learning_rate(config: Config, *, step: int, epoch: int, epoch_steps: int) ->
         epoch_steps: steps of an epoch.
     """
     schedule, rate = config.schedule, config.optimizer.learning_rate
-    if schedule.decay == "cosine":
+    if schedule.lr_schedule == "cosine":
         total = steps_in_all(schedule, epoch_steps)
         assert total is not None  # `ScheduleConfig` insists.
         rate *= (1 + cos(pi * min(step / total, 1))) / 2
-    elif schedule.decay_epochs:
-        rate *= schedule.decay_factor ** (epoch // schedule.decay_epochs)
-    return rate * min(1, (step + 1) / schedule.rate_warmup_steps) if schedule.rate_warmup_steps else rate
+    elif schedule.lr_step_epochs:
+        rate *= schedule.lr_step_factor ** (epoch // schedule.lr_step_epochs)
+    return rate * min(1, (step + 1) / schedule.lr_warmup_steps) if schedule.lr_warmup_steps else rate
 
 
 def stop_reason(standing: Standing, schedule: ScheduleConfig, epoch_steps: int) -> str:

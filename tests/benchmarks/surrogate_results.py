@@ -41,8 +41,8 @@ SAME = {
     "loss.hinges": "sum",  # In so few steps the hardest negatives of the presets make all of the models collapse.
     "optimizer.learning_rate": "1e-3",
     "schedule.batch_size": "128",
-    "schedule.evaluate_every": "200",
-    "schedule.decay_epochs": "0",
+    "schedule.eval_every_steps": "200",
+    "schedule.lr_step_epochs": "0",
 }
 HEADS = {**SAME, "model.attention_dim": "128", "model.context_dim": "128"}
 VSE = {

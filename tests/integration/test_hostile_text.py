@@ -33,7 +33,7 @@ embed_dim = 4
 word_dim = 4
 [schedule]
 batch_size = 3
-evaluate_every = 2
+eval_every_steps = 2
 patience = 0
 max_steps = 2
 """

@@ -23,11 +23,11 @@ from train.models.catalogue import build_model
 from train.runs.checkpoints import LAST, read_checkpoint
 
 RATE, EPSILON, CLIPPING = 0.01, 1e-3, 3.0
-SETTINGS = f"learning_rate = {RATE}\nepsilon = {EPSILON}\ngradient_clipping = {CLIPPING}\n"
+SETTINGS = f"learning_rate = {RATE}\nepsilon = {EPSILON}\nmax_grad_norm = {CLIPPING}\n"
 
 
-def several(text: str, accumulate: int) -> str:
-    return text.replace("[schedule]", f"[schedule]\naccumulate = {accumulate}")
+def several(text: str, batches: int) -> str:
+    return text.replace("[schedule]", f"[schedule]\ngrad_accum_steps = {batches}")
 
 
 class Reference:
@@ -81,9 +81,9 @@ class Reference:
 
 @pytest.mark.cluster
 @pytest.mark.slow
-@pytest.mark.parametrize(("text", "accumulate"), [(ENGLISH, 4), (CONFIG, 5)], ids=["one language", "tasks"])
-def test_a_step_is_that_of_a_training_by_hand(toy, train_toy, tmp_path, text, accumulate):
-    text = several(text, accumulate).replace("learning_rate = 0.01\n", SETTINGS).replace("max_steps = 44", "max_steps = 10")
+@pytest.mark.parametrize(("text", "batches"), [(ENGLISH, 4), (CONFIG, 5)], ids=["one language", "tasks"])
+def test_a_step_is_that_of_a_training_by_hand(toy, train_toy, tmp_path, text, batches):
+    text = several(text, batches).replace("learning_rate = 0.01\n", SETTINGS).replace("max_steps = 44", "max_steps = 10")
     train_toy(text)
     config = from_toml(text, "test")
     material = open_material(config, toy, seed=0)
@@ -93,7 +93,7 @@ def test_a_step_is_that_of_a_training_by_hand(toy, train_toy, tmp_path, text, ac
     epochs = 0
     for _ in range(10):
         losses, queries, named = [], 0, {}
-        while len(losses) < accumulate:
+        while len(losses) < batches:
             batch = sampler.next()
             sides = [
                 [reference.caption(captions.token_ids[slice(*captions.offsets[row : row + 2])].tolist()) for row in rows]
@@ -122,8 +122,8 @@ def test_a_step_is_that_of_a_training_by_hand(toy, train_toy, tmp_path, text, ac
 
 
 def test_steps_and_epochs_are_those_of_the_optimizer(train_toy, tmp_path):
-    text = several(ENGLISH, 4).replace("evaluate_every = 17", "").replace("max_steps = 44", "max_epochs = 3")
-    result = train_toy(text + "decay_epochs = 1\ndecay_factor = 0.5")
+    text = several(ENGLISH, 4).replace("eval_every_steps = 17", "").replace("max_steps = 44", "max_epochs = 3")
+    result = train_toy(text + "lr_step_epochs = 1\nlr_step_factor = 0.5")
     # 14 batches an epoch: steps of 4, 4, 4 and 2 batches.
     assert (result.standing.step, result.standing.stopped) == (12, "epochs")
     assert [line["step"] for line in events(tmp_path / "run", "evaluation")] == [4, 8, 12]
@@ -149,12 +149,12 @@ def test_it_resumes_bit_for_bit(train_toy, tmp_path):
     train_toy(text.replace("max_steps = 44", "max_steps = 20"), "parts")
     train_toy(text, "parts", resume=True)
     assert_equal(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
-    with pytest.raises(DatasetError, match=r"holds another run \(schedule\.accumulate: was 3, now 2"):
+    with pytest.raises(DatasetError, match=r"holds another run \(schedule\.grad_accum_steps: was 3, now 2"):
         train_toy(several(CONFIG, 2), "parts", resume=True)
 
 
 def test_no_batch_is_refused():
-    with pytest.raises(UsageError, match=r"schedule\.accumulate is 0, expected more than 0"):
+    with pytest.raises(UsageError, match=r"schedule\.grad_accum_steps is 0, expected more than 0"):
         from_toml(several(CONFIG, 0), "test")
 
 

@@ -28,7 +28,7 @@ c2c_probability = 0.5
 learning_rate = 0.01
 [schedule]
 batch_size = 9
-evaluate_every = 8
+eval_every_steps = 8
 max_steps = 20
 """
 SCRIPT = """

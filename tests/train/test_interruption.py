@@ -19,7 +19,7 @@ from train.jobs import TrainJob
 from train.loop import train
 from train.runs.checkpoints import LAST, read_checkpoint
 
-FOREVER = CONFIG.replace("max_steps = 44", "max_steps = 1000000").replace("evaluate_every = 17", "evaluate_every = 1000000")
+FOREVER = CONFIG.replace("max_steps = 44", "max_steps = 1000000").replace("eval_every_steps = 17", "eval_every_steps = 1000000")
 
 
 @pytest.fixture

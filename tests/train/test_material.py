@@ -143,7 +143,7 @@ def test_captions_of_a_single_image_are_no_training(new_captions, batches):
 def test_captions_of_similar_length_come_together_on_request(toy):
     spread = {}
     for bucket in (False, True):
-        config = from_toml(CONFIG + f"[schedule]\nbatch_size = 12\nbucket = {str(bucket).lower()}", "test")
+        config = from_toml(CONFIG + f"[schedule]\nbatch_size = 12\nbucket_by_length = {str(bucket).lower()}", "test")
         material = open_material(config, toy, seed=0)
         captions, sampler = material.training.captions, build_sampler(config, material.training.captions, 0)
         lengths = [captions.lengths[sampler.next().captions[0]] for _ in range(12)]
@@ -166,7 +166,7 @@ def unvalidated(toy, new_dataset, tmp_path):
 
 @pytest.mark.slow
 def test_a_language_without_validation_captions_trains_where_it_is_not_monitored(unvalidated, tmp_path):
-    config = from_toml(TRAINED + 'monitor = ["en"]', "test")
+    config = from_toml(TRAINED + 'monitor_languages = ["en"]', "test")
     result = train(TrainJob(config, unvalidated, str(tmp_path / "run"), device="cpu"))
     assert result.standing.step == 44
     for line in events(tmp_path / "run", "evaluation"):
@@ -179,9 +179,9 @@ def test_a_language_without_validation_captions_trains_where_it_is_not_monitored
 @pytest.mark.parametrize("monitor", ["[]", '["de"]', '["en", "de"]'])
 def test_a_language_without_validation_captions_that_is_monitored(unvalidated, monitor):
     advice = (
-        ". Training is stopped by the recalls of the languages in schedule.monitor, all if it is empty: leave de out of them "
-        """(--set 'schedule.monitor=["en"]'), or name another data.validation_split"""
+        ". Training is stopped by the recalls of the languages in schedule.monitor_languages, all if it is empty: leave de out of "
+        """them (--set 'schedule.monitor_languages=["en"]'), or name another data.validation_split"""
     )
     have = "has no captions of split 'val', language 'de', portion 'comparable'. It has: "
     with pytest.raises(DatasetError, match=f"{re.escape(have)}.*{re.escape(advice)}$"):
-        open_material(from_toml(TRAINED + f"monitor = {monitor}", "test"), unvalidated, seed=0)
+        open_material(from_toml(TRAINED + f"monitor_languages = {monitor}", "test"), unvalidated, seed=0)

@@ -106,7 +106,7 @@ def test_it_resumes_bit_for_bit(train_regions, tmp_path):
 
 @pytest.mark.slow
 def test_several_batches_a_step(train_regions, tmp_path):
-    result = train_regions(MHA_D.replace("batch_size = 9", "batch_size = 3\naccumulate = 3"))
+    result = train_regions(MHA_D.replace("batch_size = 9", "batch_size = 3\ngrad_accum_steps = 3"))
     assert result.standing.step == 44
     assert all(set(line["terms"]) == TERMS for line in events(tmp_path / "run", "step"))
 

@@ -19,7 +19,7 @@ from train.loop import _Loop, train
 
 SCAN = MHA_D.split("[model]")[0] + (
     '[model]\nkind = "scan"\nembed_dim = 6\nword_dim = 4\n[loss]\nhinges = "max"\n[optimizer]\nlearning_rate = 0.01\n'
-    "[schedule]\nbatch_size = 9\nevaluate_every = 4\nmax_steps = 4\n"
+    "[schedule]\nbatch_size = 9\neval_every_steps = 4\nmax_steps = 4\n"
 )
 # The gradient of a map's bias is nothing but rounding there; with the default epsilon Adam would make long steps of it.
 MLMME = MLMME.replace("learning_rate = 0.01", "learning_rate = 0.01\nepsilon = 0.01")
@@ -43,7 +43,7 @@ EMBEDDING = (85, 14)
 
 
 def config_of(kind):
-    text = KINDS[kind].replace("max_steps = 44", "max_steps = 4").replace("evaluate_every = 17", "evaluate_every = 4")
+    text = KINDS[kind].replace("max_steps = 44", "max_steps = 4").replace("eval_every_steps = 17", "eval_every_steps = 4")
     return from_toml(text, kind)
 
 

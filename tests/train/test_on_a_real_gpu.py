@@ -32,7 +32,7 @@ def trained(kind, corpus, output, device, *, steps=STEPS, **more):
     """Train without dropout, which a GPU draws itself; return the weights."""
     config = from_toml(KINDS[kind].replace("dropout = 0.2", "dropout = 0.0"), kind)
     assert config.optimizer.learning_rate == RATE
-    config = replace(config, schedule=replace(config.schedule, max_steps=steps, evaluate_every=2))
+    config = replace(config, schedule=replace(config.schedule, max_steps=steps, eval_every_steps=2))
     train(TrainJob(config, corpus, str(output), device=device, curves=False, **more))
     return weights(output)
 

@@ -43,35 +43,35 @@ def test_the_rate_is_constant_unless_something_is_said():
 
 
 def test_the_rate_falls_in_steps():
-    keys = "decay_epochs = 2\ndecay_factor = 0.5"
+    keys = "lr_step_epochs = 2\nlr_step_factor = 0.5"
     assert rates(keys, [0, 19, 20, 39, 40]) == pytest.approx([0.01, 0.01, 0.005, 0.005, 0.0025])
 
 
 def test_the_rate_falls_as_a_cosine_to_zero_at_the_last_step():
     expected = [0.005 * (1 + cos(pi * step / 44)) for step in range(45)]
-    assert rates('decay = "cosine"', range(45)) == pytest.approx(expected)
+    assert rates('lr_schedule = "cosine"', range(45)) == pytest.approx(expected)
     assert (expected[0], expected[22], expected[44]) == pytest.approx((0.01, 0.005, 0))
 
 
 def test_the_rate_grows_over_the_warm_up():
-    assert rates("rate_warmup_steps = 4", range(6)) == pytest.approx([0.0025, 0.005, 0.0075, 0.01, 0.01, 0.01])
-    both = rates('rate_warmup_steps = 4\ndecay = "cosine"', [1])
+    assert rates("lr_warmup_steps = 4", range(6)) == pytest.approx([0.0025, 0.005, 0.0075, 0.01, 0.01, 0.01])
+    both = rates('lr_warmup_steps = 4\nlr_schedule = "cosine"', [1])
     assert both == pytest.approx([0.5 * 0.005 * (1 + cos(pi / 44))])
 
 
 def test_a_cosine_needs_an_end():
     with pytest.raises(UsageError, match=r"falls to 0 at the last step: give schedule\.max_steps or schedule\.max_epochs"):
-        ScheduleConfig(decay="cosine")
-    with pytest.raises(UsageError, match=r"schedule\.decay_epochs is 3, but schedule\.decay is 'cosine'"):
-        ScheduleConfig(decay="cosine", max_steps=10, decay_epochs=3)
+        ScheduleConfig(lr_schedule="cosine")
+    with pytest.raises(UsageError, match=r"schedule\.lr_step_epochs is 3, but schedule\.lr_schedule is 'cosine'"):
+        ScheduleConfig(lr_schedule="cosine", max_steps=10, lr_step_epochs=3)
 
 
 @pytest.mark.slow
 def test_the_scheduled_rates_are_used_and_resumed(train_toy, tmp_path):
-    text = CONFIG + 'decay = "cosine"\nrate_warmup_steps = 15'
+    text = CONFIG + 'lr_schedule = "cosine"\nlr_warmup_steps = 15'
     train_toy(text, "whole")
     used = {line["step"]: line["learning_rate"] for line in events(tmp_path / "whole", "step")}
-    assert list(used.values()) == pytest.approx(rates('decay = "cosine"\nrate_warmup_steps = 15', [9, 19, 29, 39]))
+    assert list(used.values()) == pytest.approx(rates('lr_schedule = "cosine"\nlr_warmup_steps = 15', [9, 19, 29, 39]))
     assert len(used) == 4
     # Another budget means other rates from the first step on.
     with pytest.raises(DatasetError, match=r"schedule\.max_steps: was 44, now 50"):

@@ -19,7 +19,7 @@ from train.runs.checkpoints import LAST, read_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(300)]
 
-FOREVER = CONFIG.replace("max_steps = 44", "max_steps = 1000000").replace("evaluate_every = 17", "evaluate_every = 1000000")
+FOREVER = CONFIG.replace("max_steps = 44", "max_steps = 1000000").replace("eval_every_steps = 17", "eval_every_steps = 1000000")
 # The command; the second process reads other features.
 COMMAND = """
 import os, sys

@@ -20,7 +20,7 @@ c2c_probability = 0.5
 learning_rate = 0.01
 [schedule]
 batch_size = 9
-evaluate_every = 17
+eval_every_steps = 17
 patience = 0
 max_steps = 44
 """
@@ -45,7 +45,7 @@ learning_rate = 0.01
 [schedule]
 batches = "images"
 batch_size = 9
-evaluate_every = 17
+eval_every_steps = 17
 patience = 0
 max_steps = 44
 """
@@ -66,7 +66,7 @@ learning_rate = 0.01
 [schedule]
 batches = "images"
 batch_size = 9
-evaluate_every = 17
+eval_every_steps = 17
 patience = 0
 max_steps = 44
 """
@@ -84,7 +84,7 @@ learning_rate = 0.01
 [schedule]
 batches = "images"
 batch_size = 9
-evaluate_every = 17
+eval_every_steps = 17
 patience = 0
 max_steps = 44
 """
@@ -93,7 +93,7 @@ SMALL = {
     "model.embed_dim": "6",
     "model.word_dim": "4",
     "schedule.batch_size": "8",
-    "schedule.evaluate_every": "2",
+    "schedule.eval_every_steps": "2",
     "schedule.max_steps": "4",
 }
 PARALLEL = ORDER.replace("c2c_probability = 0.5", "caption_weight = 1.0").replace(

@@ -101,7 +101,7 @@ Settings = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="A value of the configuration, e.g. [i]model.embed_dim=256[/i], [i]data.l2_features=true[/i] or "
-        "[i]'schedule.monitor=[\"en\"]'[/i]; may be repeated.",
+        "[i]'schedule.monitor_languages=[\"en\"]'[/i]; may be repeated.",
     ),
 ]
 LogJson = Annotated[

@@ -92,7 +92,7 @@ class LossConfig:
         c2c_probability: for batches of ``tasks``, the probability that a step ranks captions against captions.
         margin: margin of the hinges.
         hinges: their ``sum``, or only the ``max`` of each query.
-        warmup_steps: for ``max``, the number of initial steps with the sum. The hardest negatives of untrained encoders can
+        sum_warmup_steps: for ``max``, the number of initial steps with the sum. The hardest negatives of untrained encoders can
             collapse all similarities to one value, which costs thousands of steps; about an epoch with the sum leads past it.
         diversity_weight: weight of keeping the attention heads of an image or caption apart, beta in equation 7 of Huang et al.
             2019; 0 for models without heads.
@@ -103,18 +103,21 @@ class LossConfig:
     c2c_probability: float = 0.0
     margin: float = 0.2
     hinges: Literal["sum", "max"] = "sum"
-    warmup_steps: int = 0
+    sum_warmup_steps: int = 0
     diversity_weight: float = 0.0
     diversity_margin: float = 0.1
 
     def __post_init__(self) -> None:
         positive("loss", self, "margin", "diversity_margin")
-        not_negative("loss", self, "caption_weight", "warmup_steps", "diversity_weight")
+        not_negative("loss", self, "caption_weight", "sum_warmup_steps", "diversity_weight")
         require(
             self.diversity_margin <= 2,
             f"loss.diversity_margin is {self.diversity_margin}, expected at most 2, the greatest distance that two heads can have",
         )
-        require(self.hinges == "max" or self.warmup_steps == 0, "loss.warmup_steps belongs to the hinges 'max': leave it out")
+        require(
+            self.hinges == "max" or self.sum_warmup_steps == 0,
+            "loss.sum_warmup_steps belongs to the hinges 'max': leave it out",
+        )
         require(0 <= self.c2c_probability <= 1, f"loss.c2c_probability is {self.c2c_probability}, expected 0 to 1")
         require(
             self.caption_weight > 0 or self.c2c_probability == 0,
@@ -127,26 +130,27 @@ class OptimizerConfig:
     """The section ``optimizer``: Adam or AdamW, and the clipping of gradients before it.
 
     Attributes:
+        name: ``adam`` or ``adamw``.
         learning_rate: step size.
         betas: decay rates of the two moments.
         epsilon: added to the denominator.
-        weight_decay: L2 penalty; the weights times this are added to the gradient.
-        decoupled: do not add them to the gradient, but take them times the learning rate off the weights (AdamW, Loshchilov and
-            Hutter 2019). Adam divides a gradient by its size: added to it, even a small decay moves weights that have no other
-            gradient, such as the vectors of words that are not in the batch, by the whole learning rate at each step.
-        gradient_clipping: maximum Euclidean norm of the gradient of all parameters together; 0 means no clipping.
+        weight_decay: L2 penalty: ``adam`` adds the weights times this to the gradient; ``adamw`` subtracts them times the learning
+            rate from the weights (Loshchilov and Hutter 2019). Adam divides a gradient by its size: added to it, even a small decay
+            moves weights that have no other gradient, such as the vectors of words that are not in the batch, by the whole learning
+            rate at each step.
+        max_grad_norm: maximum Euclidean norm of the gradient of all parameters together; 0 means no clipping.
     """
 
+    name: Literal["adam", "adamw"] = "adam"
     learning_rate: float = 2e-4
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
     weight_decay: float = 0.0
-    decoupled: bool = False
-    gradient_clipping: float = 2.0
+    max_grad_norm: float = 2.0
 
     def __post_init__(self) -> None:
         positive("optimizer", self, "learning_rate", "epsilon")
-        not_negative("optimizer", self, "weight_decay", "gradient_clipping")
+        not_negative("optimizer", self, "weight_decay", "max_grad_norm")
         require(all(0 <= beta < 1 for beta in self.betas), f"optimizer.betas is {list(self.betas)}, expected 0 to less than 1")
 
 
@@ -160,59 +164,59 @@ class ScheduleConfig:
             language (Gella et al. 2017, section 4).
         batch_size: pairs per batch; for batches of ``images``, images per batch. At least 2: the others of a batch are the
             negatives.
-        bucket: for ``tasks``, put captions of similar length into a batch, which then takes fewer time steps; see
+        bucket_by_length: for ``tasks``, put captions of similar length into a batch, which then takes fewer time steps; see
             `train.data.ShuffledRows`.
-        accumulate: number of batches whose gradients are added up for a step, after which steps, epochs, learning rates and
+        grad_accum_steps: number of batches whose gradients are added up for a step, after which steps, epochs, learning rates and
             evaluations count; the last step of an epoch takes what is left. Negatives are those of each batch.
-        evaluate_every: steps between two evaluations on the validation split; 0 means one at the end of each epoch.
+        eval_every_steps: steps between two evaluations on the validation split; 0 means one at the end of each epoch.
         patience: number of evaluations without a better sum of recalls after which training stops; 0 means never.
-        monitor: languages whose recalls are added up; all if empty.
+        monitor_languages: languages whose recalls are added up; all if empty.
         max_epochs: maximum number of epochs; 0 means no limit.
         max_steps: maximum number of steps; 0 means no limit.
-        decay: how the learning rate falls: in ``steps``, as the next two keys say; or as a ``cosine`` from its value at the first
-            step to 0 at the last.
-        decay_epochs: number of epochs after which the learning rate falls, again and again; 0 means never.
-        decay_factor: factor by which the learning rate falls, at most 1.
-        rate_warmup_steps: number of initial steps over which the learning rate grows linearly to its value; 0 means none.
+        lr_schedule: how the learning rate falls: in ``steps``, as the next two keys say; or as a ``cosine`` from its value at the
+            first step to 0 at the last.
+        lr_step_epochs: number of epochs after which the learning rate falls, again and again; 0 means never.
+        lr_step_factor: factor by which the learning rate falls, at most 1.
+        lr_warmup_steps: number of initial steps over which the learning rate grows linearly to its value; 0 means none.
     """
 
     batches: Literal["tasks", "images"] = "tasks"
     batch_size: int = 128
-    bucket: bool = False
-    accumulate: int = 1
-    evaluate_every: int = 0
+    bucket_by_length: bool = False
+    grad_accum_steps: int = 1
+    eval_every_steps: int = 0
     patience: int = 10
-    monitor: tuple[str, ...] = ()
+    monitor_languages: tuple[str, ...] = ()
     max_epochs: int = 0
     max_steps: int = 0
-    decay: Literal["steps", "cosine"] = "steps"
-    decay_epochs: int = 0
-    decay_factor: float = 0.1
-    rate_warmup_steps: int = 0
+    lr_schedule: Literal["steps", "cosine"] = "steps"
+    lr_step_epochs: int = 0
+    lr_step_factor: float = 0.1
+    lr_warmup_steps: int = 0
 
     def __post_init__(self) -> None:
-        positive("schedule", self, "batch_size", "accumulate", "decay_factor")
-        not_negative("schedule", self, "evaluate_every", "patience", "max_epochs", "max_steps", "decay_epochs")
-        not_negative("schedule", self, "rate_warmup_steps")
+        positive("schedule", self, "batch_size", "grad_accum_steps", "lr_step_factor")
+        not_negative("schedule", self, "eval_every_steps", "patience", "max_epochs", "max_steps", "lr_step_epochs")
+        not_negative("schedule", self, "lr_warmup_steps")
         require(
             self.batch_size > 1,
             "schedule.batch_size is 1: a batch of one has no negatives, so that nothing would be learned. Give 2 or more",
         )
         require(
-            self.decay_factor <= 1,
-            f"schedule.decay_factor is {self.decay_factor}: the learning rate would grow. Give at most 1, e.g. 0.1",
+            self.lr_step_factor <= 1,
+            f"schedule.lr_step_factor is {self.lr_step_factor}: the learning rate would grow. Give at most 1, e.g. 0.1",
         )
         require(
             bool(self.patience or self.max_epochs or self.max_steps),
             "schedule.patience, max_epochs and max_steps are all 0: training would never end. Give one of them",
         )
         require(
-            self.decay == "steps" or bool(self.max_epochs or self.max_steps),
-            "schedule.decay = 'cosine' falls to 0 at the last step: give schedule.max_steps or schedule.max_epochs",
+            self.lr_schedule == "steps" or bool(self.max_epochs or self.max_steps),
+            "schedule.lr_schedule = 'cosine' falls to 0 at the last step: give schedule.max_steps or schedule.max_epochs",
         )
         require(
-            self.decay == "steps" or not self.decay_epochs,
-            f"schedule.decay_epochs is {self.decay_epochs}, but schedule.decay is 'cosine': leave one of them out",
+            self.lr_schedule == "steps" or not self.lr_step_epochs,
+            f"schedule.lr_step_epochs is {self.lr_step_epochs}, but schedule.lr_schedule is 'cosine': leave one of them out",
         )
 
 
@@ -238,12 +242,14 @@ class Config:
 
     def __post_init__(self) -> None:
         require(
-            set(self.schedule.monitor) <= set(self.data.languages),
-            f"schedule.monitor names {', '.join(self.schedule.monitor)}, but the languages are {', '.join(self.data.languages)}",
+            set(self.schedule.monitor_languages) <= set(self.data.languages),
+            f"schedule.monitor_languages names {', '.join(self.schedule.monitor_languages)}, but the languages are "
+            f"{', '.join(self.data.languages)}",
         )
         require(
-            self.schedule.batches == "tasks" or not self.schedule.bucket,
-            f"schedule.bucket belongs to batches of 'tasks', but schedule.batches is {self.schedule.batches!r}: leave it out",
+            self.schedule.batches == "tasks" or not self.schedule.bucket_by_length,
+            f"schedule.bucket_by_length belongs to batches of 'tasks', but schedule.batches is {self.schedule.batches!r}: leave it "
+            "out",
         )
         require(
             self.schedule.batches == "tasks" or self.loss.c2c_probability == 0,
@@ -274,7 +280,7 @@ class Config:
         """The configuration without budget and description: the part that must stay the same when a run is resumed."""
         # The learning rates of a cosine depend on the budget.
         schedule = replace(self.schedule, patience=1)
-        if schedule.decay == "steps":
+        if schedule.lr_schedule == "steps":
             schedule = replace(schedule, max_epochs=0, max_steps=0)
         return replace(self, schedule=schedule, description="")
 

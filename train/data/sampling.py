@@ -168,16 +168,16 @@ class TaskSampler:
         batch_size: number of pairs in a batch.
         seed: seed of the run.
         c2c_probability: 1 - p in figure 2, where p is the probability of c2i; the paper uses 0.5 for both.
-        bucket: put captions of similar length together, see `ShuffledRows`. A batch of Multi30K then takes 15 time steps instead
-            of 34, and the same tokens 0.88 of the time on a CPU; but a caption meets negatives of similar length more often than
-            with the papers' shuffling, so that this is not the default.
+        bucket_by_length: put captions of similar length together, see `ShuffledRows`. A batch of Multi30K then takes 15 time steps
+            instead of 34, and the same tokens 0.88 of the time on a CPU; but a caption meets negatives of similar length more often
+            than with the papers' shuffling, so that this is not the default.
 
     Raises:
         UsageError: a language has no captions, or c2c is requested and no image has captions in two languages.
     """
 
     def __init__(
-        self, captions: Captions, batch_size: int, *, seed: int, c2c_probability: float = 0.0, bucket: bool = False
+        self, captions: Captions, batch_size: int, *, seed: int, c2c_probability: float = 0.0, bucket_by_length: bool = False
     ) -> None:
         self._captions = captions
         self._seed = seed
@@ -189,7 +189,9 @@ class TaskSampler:
                 raise UsageError(f"there are no captions in language {name!r} to train on")
         lengths = captions.lengths
         self._languages = {
-            name: ShuffledRows(len(rows), batch_size, (seed, _ROWS, number), lengths=lengths[rows] if bucket else None)
+            name: ShuffledRows(
+                len(rows), batch_size, (seed, _ROWS, number), lengths=lengths[rows] if bucket_by_length else None
+            )
             for number, (name, rows) in enumerate(self._rows.items())
         }
         self._pairs = caption_pairs(captions) if c2c_probability > 0 else None
@@ -197,7 +199,7 @@ class TaskSampler:
             if not len(self._pairs):
                 raise UsageError("captions are to be ranked against captions, but no image has captions in two languages")
             # The longer caption of a pair determines its number of time steps.
-            longer = np.maximum(lengths[self._pairs.first], lengths[self._pairs.second]) if bucket else None
+            longer = np.maximum(lengths[self._pairs.first], lengths[self._pairs.second]) if bucket_by_length else None
             self._shuffled_pairs = ShuffledRows(len(self._pairs), batch_size, (seed, _PAIRS), lengths=longer)
 
     @property

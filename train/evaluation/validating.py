@@ -41,8 +41,8 @@ class Validation:
 def validate(model: RetrievalModel, data: TrainingData, config: Config, terms: Sequence[Term]) -> Validation:
     """Measure a model on the validation split, in float32 and without changing it.
 
-    The losses are those of `train.data.fixed_batches`, with the hinges of the configuration also while ``loss.warmup_steps`` trains
-    on others, so that the values of a run can be compared.
+    The losses are those of `train.data.fixed_batches`, with the hinges of the configuration also while ``loss.sum_warmup_steps``
+    trains on others, so that the values of a run can be compared.
 
     Args:
         model: the model.

@@ -102,7 +102,9 @@ def _measure(settings: Settings, preset: str, precision: str) -> Row:
     corpus = write_corpus(Path(_folder().name) / "x".join(map(str, shape)), sizes, shape)
     steps = 4 if settings.is_quick else 200
     config = resolve(preset, _SMALL if settings.is_quick else {})
-    schedule = replace(config.schedule, max_steps=steps, max_epochs=0, evaluate_every=steps // 2, patience=0, decay_epochs=0)
+    schedule = replace(
+        config.schedule, max_steps=steps, max_epochs=0, eval_every_steps=steps // 2, patience=0, lr_step_epochs=0
+    )
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "run"
         job = TrainJob(
@@ -125,7 +127,7 @@ def _measure(settings: Settings, preset: str, precision: str) -> Row:
         if not settings.is_gpu:
             return {**found, "reason": "waits_per_step, peak_bytes: the device is the CPU"}
         found["peak_bytes"] = torch.cuda.max_memory_allocated(settings.device)
-        few = replace(schedule, max_steps=10, evaluate_every=10)
+        few = replace(schedule, max_steps=10, eval_every_steps=10)
         with waits_of(settings) as waits:
             train(replace(job, config=replace(config, schedule=few), output=str(Path(folder) / "waits"), save_every=10))
     return {**found, "waits_per_step": waits.total() / 10}

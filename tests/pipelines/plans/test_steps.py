@@ -89,7 +89,7 @@ captions = "encoded"
 features = "features"
 vocabulary = "vocabulary"
 word-vectors = "words"
-set = ["model.embed_dim=8", "model.word_dim=3", "model.word_vectors=finetuned", "schedule.evaluate_every=2"]
+set = ["model.embed_dim=8", "model.word_dim=3", "model.word_vectors=finetuned", "schedule.eval_every_steps=2"]
 max-steps = 4
 device = "cpu"
 tensorboard = false

@@ -158,7 +158,7 @@ def test_pairs_of_similar_length_come_together(rows):
     captions = rows(en=5, de=5)
     spreads = []
     for bucket in (False, True):
-        sampler = TaskSampler(captions, 8, seed=0, c2c_probability=1, bucket=bucket)
+        sampler = TaskSampler(captions, 8, seed=0, c2c_probability=1, bucket_by_length=bucket)
         batches = [sampler.next() for _ in range(sampler.epoch_steps)]
         longer = [np.maximum(*(captions.lengths[side] for side in batch.captions)) for batch in batches]
         assert sum(map(len, longer)) == 23 * 25
@@ -233,7 +233,7 @@ def test_images_that_lack_a_language(new_captions):
 
 SAMPLERS = {
     "c2i": lambda captions, seed: TaskSampler(captions, 4, seed=seed),
-    "c2c": lambda captions, seed: TaskSampler(captions, 4, seed=seed, c2c_probability=0.5, bucket=True),
+    "c2c": lambda captions, seed: TaskSampler(captions, 4, seed=seed, c2c_probability=0.5, bucket_by_length=True),
     "images": lambda captions, seed: ImageSampler(captions, 4, seed=seed),
 }
 

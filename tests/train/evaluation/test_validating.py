@@ -21,7 +21,7 @@ from train.models.retrieval_model import ImageBatch
 from train.objectives.terms import terms_of
 from train.progress import TrainingDisplay
 
-MAX = CONFIG.replace("c2c_probability = 0.5", 'c2c_probability = 0.5\nhinges = "max"\nwarmup_steps = 10')
+MAX = CONFIG.replace("c2c_probability = 0.5", 'c2c_probability = 0.5\nhinges = "max"\nsum_warmup_steps = 10')
 THREE = CONFIG.replace("[model]", "[model]\nshared_encoder = true").replace(
     "portions = {", 'portions = { fr = ["translation"],'
 )

@@ -36,7 +36,7 @@ hinges = "max"
 learning_rate = 0.01
 [schedule]
 batch_size = 9
-evaluate_every = 17
+eval_every_steps = 17
 patience = 0
 max_steps = 44
 """

@@ -62,7 +62,7 @@ def attending(boxed: Corpus, tmp_path_factory) -> dict[str, str]:
     t2i, i2t = (SCAN.replace("word_dim = 4", f'word_dim = 4\nattention = "{name}"') for name in ("t2i", "i2t"))
     for name, text in {"mha-d": MHA_D, "dan": DAN, "t2i": t2i, "i2t": i2t, "other": REGION_CONFIG}.items():
         config = from_toml(text, name)
-        config = replace(config, schedule=replace(config.schedule, max_steps=3, evaluate_every=3, patience=0))
+        config = replace(config, schedule=replace(config.schedule, max_steps=3, eval_every_steps=3, patience=0))
         runs[name] = str(tmp_path_factory.mktemp("attending") / name)
         train(TrainJob(config, boxed, runs[name], device="cpu", curves=False, tensorboard=False))
     return runs
@@ -285,7 +285,7 @@ def test_heads_may_attend_to_either_alone(attending, boxed, tmp_path, drawn, par
 def test_features_without_boxes_are_a_field(toy_regions, tmp_path, drawn):
     run = str(tmp_path / "run")
     config = from_toml(
-        MHA_D.replace("max_steps = 44", "max_steps = 2").replace("evaluate_every = 17", "evaluate_every = 2"), "x"
+        MHA_D.replace("max_steps = 44", "max_steps = 2").replace("eval_every_steps = 17", "eval_every_steps = 2"), "x"
     )
     train(TrainJob(config, toy_regions, run, device="cpu", curves=False, tensorboard=False))
     job = FiguresJob(run, str(tmp_path / "figures"), toy_regions.captions, toy_regions.features, split="test", device="cpu")

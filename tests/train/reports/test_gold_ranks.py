@@ -25,7 +25,7 @@ from train.runs.run import open_run
 
 pytestmark = pytest.mark.slow
 
-BETTER = SMALL | {"schedule.evaluate_every": "5", "schedule.max_steps": "10", "optimizer.learning_rate": "0.01"}
+BETTER = SMALL | {"schedule.eval_every_steps": "5", "schedule.max_steps": "10", "optimizer.learning_rate": "0.01"}
 SEEDS = 2
 
 

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
 ROWS = ("vse-en", "oe-en", "vse-de")
 BAD = "oe-en"
-LONGER = SMALL | {"schedule.evaluate_every": "20", "schedule.max_steps": "60", "schedule.patience": "0"}
+LONGER = SMALL | {"schedule.eval_every_steps": "20", "schedule.max_steps": "60", "schedule.patience": "0"}
 LARGE = {"model.embed_dim": "300"}  # Its checkpoint takes some 3 MB.
 LONG = {"schedule.max_steps": "600"}
 

@@ -100,7 +100,7 @@ portions = { en = ["comparable"] }
 margin = 0.2
 hinges = "max"
 [schedule]
-bucket = true
+bucket_by_length = true
 """
     with RunLog(tmp_path, step=0, tensorboard=True, config=config, more={"seed": 3}) as log:
         for step, score in ((10, 100.0), (20, 300.0), (30, 300.0)):
@@ -116,7 +116,7 @@ bucket = true
         "data.portions": '{ "en" = ["comparable"] }',
         "loss.margin": 0.2,
         "loss.hinges": "max",
-        "schedule.bucket": True,
+        "schedule.bucket_by_length": True,
         "seed": 3,
     }
     assert metadata.parse_session_end_info_plugin_data(end).status == api_pb2.STATUS_SUCCESS

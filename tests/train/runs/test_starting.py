@@ -27,7 +27,7 @@ from train.runs.checkpoints import BEST, LAST, read_checkpoint, weights_digest
 from train.runs.run import open_run
 from train.runs.starting import start_model
 
-SHORT = {"max_steps = 44": "max_steps = 6", "evaluate_every = 17": "evaluate_every = 3"}
+SHORT = {"max_steps = 44": "max_steps = 6", "eval_every_steps = 17": "eval_every_steps = 3"}
 UNSHARED = ORDER.replace("c2c_probability = 0.5", "")
 FROZEN = {"learning_rate = 0.01": "learning_rate = 1e-30", "max_steps = 44": "max_steps = 1"}
 
