@@ -8,11 +8,11 @@ from schemas.errors import ImagepivotError, UsageError
 from schemas.storage.folder import Folder
 from train.config.sections import Config
 from train.data.corpus import Corpus
-from train.data.splits import LeftOut
+from train.data.splits import MissingFeatures
 from train.data.token_features import check_token_features
 from train.data.word_vectors import check_word_vectors
 from train.devices import check_device_name, check_precision_name
-from train.runs.checkpoints import Standing
+from train.runs.checkpoints import TrainingProgress
 
 __all__ = ["DivergedError", "Result", "TrainJob"]
 
@@ -102,10 +102,10 @@ class Result:
 
     Attributes:
         folder: folder of the run; `train.runs.open_run` opens it.
-        standing: steps, best score, and why the training stopped.
-        left_out: the images without features that were left out, by split.
+        progress: steps, best score, and why the training stopped.
+        missing_features: the images without features that were left out, by split.
     """
 
     folder: str
-    standing: Standing
-    left_out: tuple[LeftOut, ...] = ()
+    progress: TrainingProgress
+    missing_features: tuple[MissingFeatures, ...] = ()

@@ -32,7 +32,7 @@ from train.models.catalogue import build_model
 from train.models.word_tables import begin_with, freeze_words
 from train.objectives.terms import Objective, terms_of
 from train.progress import Report
-from train.runs.checkpoints import BEST, LAST, Checkpoint, Standing, write_checkpoint
+from train.runs.checkpoints import BEST, LAST, Checkpoint, TrainingProgress, write_checkpoint
 from train.runs.logs import CONFIG, CURVES, LOG, METRICS, RunLog
 from train.runs.restoring import restore_model, restore_optimizer, restore_sampler
 from train.runs.resuming import check_same_run, checkpoint_to_resume, contents_since, holds_a_run, is_finished
@@ -76,7 +76,7 @@ def train(
         job: what to train.
         watch: receives a report every few steps and after each evaluation.
         remark: receives a sentence about a precision that is emulated, about the captions that are left out, for each split that
-            lacks features, about training images with captions in other splits, about features of zeros or of wild norms, about
+            lacks features, about training images with captions in other splits, about features of zeros or of unusual norms, about
             the words and weights that were taken from elsewhere, and about content that has changed.
         material: what to train on, instead of the job's corpus.
 
@@ -107,8 +107,8 @@ def train(
             captions=material.captions_parameters,
             seed=job.seed,
             precision=job.precision,
-            standing=Standing(),
-            left_out={left_out.split: left_out.to_dict() for left_out in material.left_out},
+            progress=TrainingProgress(),
+            missing_features={missing.split: missing.to_dict() for missing in material.missing_features},
             started_from={} if source is None else provenance(source),
             contents=material.contents,
         )
@@ -118,20 +118,23 @@ def train(
             is_whole = is_finished(before, start, folder, curves=job.curves)
             start = replace(start, started_from=before.started_from, contents=contents_since(before, start))
         loop = _Loop(job, material, start, processes, device, watch)
-        reason = loop.stop_reason(before.standing) if before is not None and is_whole else ""
+        reason = loop.stop_reason(before.progress) if before is not None and is_whole else ""
         if before is not None and not reason and not job.resume:
             raise holds_a_run(folder)
         taken = loop.begin(before, source)
         if processes.is_first:
             remarks += [bfloat16_remark(job.precision, device.type), *taken, overlap_remark(job.config, job.corpus)]
-            remarks += [*(out.remark for out in material.left_out), *(odd.remark for odd in material.odd_features)]
+            remarks += [
+                *(missing.remark for missing in material.missing_features),
+                *(outliers.remark for outliers in material.feature_outliers),
+            ]
             for sentence in filter(None, remarks):
                 remark(sentence)
         if before is not None and reason:
-            return Result(job.output, replace(before.standing, stopped=reason), material.left_out)
+            return Result(job.output, replace(before.progress, stop_reason=reason), material.missing_features)
         with held_back() as interruption, loop.supply.reading():
-            standing = loop.run(interruption)
-    return Result(job.output, standing, material.left_out)
+            progress = loop.run(interruption)
+    return Result(job.output, progress, material.missing_features)
 
 
 def _material(job: TrainJob) -> TrainingMaterial:
@@ -185,7 +188,7 @@ class _Loop:
         self.processes = processes
         self.device = device
         self.watch = watch
-        self.standing = Standing()
+        self.progress = TrainingProgress()
         self.kept_step = 0  # Of last.pt.
         self.stopwatch = Stopwatch()
         self.supply = Supply(material, material.sampler(config, job.seed), processes, device)
@@ -218,9 +221,9 @@ class _Loop:
             restore_model(self.model, before.model, source)
             restore_optimizer(self.optimizer, before.optimizer, source)
             restore_sampler(self.supply, before.sampler, source)
-            self.standing = replace(before.standing, stopped="")
-            self.kept_step = self.standing.step
-            say(_kept(self.standing.step))
+            self.progress = replace(before.progress, stop_reason="")
+            self.kept_step = self.progress.step
+            say(_kept(self.progress.step))
         else:
             say("stopped before the first checkpoint: nothing is kept")
             if self.material.word_vectors is not None:
@@ -235,7 +238,7 @@ class _Loop:
         self.objective = self.processes.wrap(objective)
         return taken
 
-    def run(self, interruption: Interruption) -> Standing:
+    def run(self, interruption: Interruption) -> TrainingProgress:
         """Train to the end, or until the step after which an interruption stops all processes."""
         if not self.processes.is_first:
             return self._run(None, interruption)
@@ -244,32 +247,32 @@ class _Loop:
                 path.unlink()
         with RunLog(
             self.folder.local_path,
-            step=self.standing.step,
+            step=self.progress.step,
             tensorboard=self.job.tensorboard,
             curves=self.job.curves,
             config=self.start.config,
             more={"seed": self.start.seed, "precision": self.start.precision},
         ) as log:
             self.folder.write(CONFIG, self.start.config.encode())
-            if self.standing.step and self.standing.best_step == self.standing.step:
+            if self.progress.step and self.progress.best_step == self.progress.step:
                 self._save(BEST)  # A process may have been killed between writing last.pt and best.pt.
-            if not self.standing.step:
-                for left_out in self.material.left_out:
-                    log.write("left_out", 0, left_out.to_dict())
-                for odd in self.material.odd_features:
-                    log.write("odd_features", 0, odd.to_dict())
+            if not self.progress.step:
+                for missing in self.material.missing_features:
+                    log.write("missing_features", 0, missing.to_dict())
+                for outliers in self.material.feature_outliers:
+                    log.write("feature_outliers", 0, outliers.to_dict())
                 if self.start.started_from:
                     log.write("started_from", 0, self.start.started_from)
             return self._run(log, interruption)
 
-    def _run(self, log: RunLog | None, interruption: Interruption) -> Standing:
+    def _run(self, log: RunLog | None, interruption: Interruption) -> TrainingProgress:
         eval_every_steps = self.config.schedule.eval_every_steps or self.epoch_steps
         self._stop_if_over()
         self.stopwatch.begin()
-        while not self.standing.stopped:
+        while not self.progress.stop_reason:
             done = self._step()
-            step = self.standing.step
-            evaluates = step % eval_every_steps == 0 or bool(self.stop_reason(self.standing))
+            step = self.progress.step
+            evaluates = step % eval_every_steps == 0 or bool(self.stop_reason(self.progress))
             saves = evaluates or step % self.job.save_every == 0
             if saves or step % _LOG_EVERY == 0 or self.device.type == "cpu":
                 self._check_finite(done, weights=saves)
@@ -283,7 +286,7 @@ class _Loop:
                 self._check_finite(done, weights=True)
             if saves or asked:
                 self._save(LAST)
-            if evaluates and self.standing.stale == 0:
+            if evaluates and self.progress.evals_since_best == 0:
                 self._save(BEST)  # After last.pt, which holds the same model, so that best.pt is never there alone.
             if evaluates and log is not None:
                 log.write("timing", step, self.stopwatch.lap() | {"threads": torch.get_num_threads()})
@@ -294,14 +297,14 @@ class _Loop:
                 say(f"stopped at step {step:,}; {LAST} holds it, the same command with --resume goes on")
                 self.processes.greatest(0)  # The end of one process ends the others: not before the checkpoint is written.
                 break
-        return self.standing
+        return self.progress
 
     def _step(self) -> Step:
         """Train on the batches of a step: their gradients add up, as those of the queries of a batch do."""
         config, epoch = self.config, self.supply.epoch
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(config, step=self.standing.step, epoch=epoch, epoch_steps=self.epoch_steps)
-        hinges = "sum" if self.standing.step < config.loss.sum_warmup_steps else config.loss.hinges
+            group["lr"] = learning_rate(config, step=self.progress.step, epoch=epoch, epoch_steps=self.epoch_steps)
+        hinges = "sum" if self.progress.step < config.loss.sum_warmup_steps else config.loss.hinges
         self.optimizer.zero_grad()
         batches: list[Batch] = []
         losses: list[tuple[Tensor, Mapping[str, Tensor]]] = []
@@ -315,7 +318,7 @@ class _Loop:
             losses.append((loss.detach(), terms))
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.optimizer.max_grad_norm or torch.inf)
         self.optimizer.step()
-        self.standing = replace(self.standing, step=self.standing.step + 1)
+        self.progress = replace(self.progress, step=self.progress.step + 1)
         self.stopwatch.count(sum(batch.pairs for batch in batches))
         return Step(tuple(batches), tuple(losses), norm)
 
@@ -335,10 +338,10 @@ class _Loop:
             raise self._diverged("the loss on the validation split is not finite")
         if log is not None:
             by_language = {language: retrieval.to_dict() for language, retrieval in results.items()}
-            log.write("evaluation", self.standing.step, {"score": score, **by_language})
+            log.write("evaluation", self.progress.step, {"score": score, **by_language})
             if validation.loss is not None:
-                log.write("validation", self.standing.step, {"loss": validation.loss, "terms": dict(validation.terms)})
-        self.standing = self.standing.evaluated(score)
+                log.write("validation", self.progress.step, {"loss": validation.loss, "terms": dict(validation.terms)})
+        self.progress = self.progress.evaluated(score)
         if log is not None:
             scores = {language: retrieval.sum_of_recalls for language, retrieval in results.items()}
             self.watch(replace(self._report(done.per_query()[0], scores), validation_loss=validation.loss))
@@ -353,15 +356,15 @@ class _Loop:
         rate, kept = self.optimizer.param_groups[0]["lr"], self.kept_step
         where = f"into another folder; {LAST} keeps step {kept:,}" if kept else "again; no checkpoint was written"
         return DivergedError(
-            f"{finding} at step {self.standing.step:,}, with a learning rate of {rate:g}: the training has diverged. Lower "
-            f"optimizer.learning_rate, or look at odd features if any were reported, and train {where}"
+            f"{finding} at step {self.progress.step:,}, with a learning rate of {rate:g}: the training has diverged. Lower "
+            f"optimizer.learning_rate, or look at feature outliers if any were reported, and train {where}"
         )
 
     def _log_step(self, log: RunLog, done: Step) -> None:
         loss, terms = done.per_query()
         log.write(
             "step",
-            self.standing.step,
+            self.progress.step,
             {
                 "loss": loss,
                 "terms": terms,
@@ -374,29 +377,29 @@ class _Loop:
         self.watch(self._report(loss, {}))
 
     def _report(self, loss: float, scores: dict[str, float]) -> Report:
-        standing, limit = self.standing, steps_in_all(self.config.schedule, self.epoch_steps)
-        return Report(standing.step, limit, self.supply.epoch, loss, scores, standing.best_score)
+        progress, limit = self.progress, steps_in_all(self.config.schedule, self.epoch_steps)
+        return Report(progress.step, limit, self.supply.epoch, loss, scores, progress.best_score)
 
-    def stop_reason(self, standing: Standing) -> str:
-        """Return why a training ends at a standing; an empty string if it goes on."""
-        return stop_reason(standing, self.config.schedule, self.epoch_steps)
+    def stop_reason(self, progress: TrainingProgress) -> str:
+        """Return why a training ends after this progress; an empty string if it goes on."""
+        return stop_reason(progress, self.config.schedule, self.epoch_steps)
 
     def _stop_if_over(self) -> None:
-        self.standing = replace(self.standing, stopped=self.stop_reason(self.standing))
+        self.progress = replace(self.progress, stop_reason=self.stop_reason(self.progress))
 
     def _save(self, name: str) -> None:
         if name == LAST:
-            self.kept_step = self.standing.step
+            self.kept_step = self.progress.step
         if not self.processes.is_first:
             return
-        checkpoint = replace(self.start, model=self.model.state_dict(), standing=replace(self.standing, stopped=""))
+        checkpoint = replace(self.start, model=self.model.state_dict(), progress=replace(self.progress, stop_reason=""))
         if name == LAST:
             optimizer, sampler = self.optimizer.state_dict(), self.supply.state()
-            checkpoint = replace(checkpoint, standing=self.standing, optimizer=optimizer, sampler=sampler)
+            checkpoint = replace(checkpoint, progress=self.progress, optimizer=optimizer, sampler=sampler)
         with self.stopwatch.measure("checkpoints"):
             write_checkpoint(self.folder, name, checkpoint)
         if name == LAST:
-            say(_kept(self.standing.step))
+            say(_kept(self.progress.step))
 
 
 def _kept(step: int) -> str:

@@ -19,10 +19,10 @@ from train.config.sections import Config
 from train.data.batches import CaptionBatch
 from train.data.captions import Captions, labels_of, no_captions
 from train.data.corpus import Corpus
-from train.data.norms import OddFeatures, odd_features
+from train.data.norms import FeatureOutliers, find_feature_outliers
 from train.data.pairs import ByImage
 from train.data.sampling import Batch, ImageSampler, Sampler, TaskSampler
-from train.data.splits import LeftOut, TrainingData, open_data
+from train.data.splits import MissingFeatures, TrainingData, open_data
 from train.data.token_features import check_token_features
 from train.data.vectors import feature_spec
 from train.data.word_vectors import WordVectors, check_word_vectors, open_word_vectors
@@ -76,11 +76,11 @@ class TrainingMaterial(Protocol):
         """The pretrained vectors of words that the model begins with; None if it draws them."""
 
     @property
-    def left_out(self) -> tuple[LeftOut, ...]:
+    def missing_features(self) -> tuple[MissingFeatures, ...]:
         """The images without features that were left out, by split."""
 
     @property
-    def odd_features(self) -> tuple[OddFeatures, ...]:
+    def feature_outliers(self) -> tuple[FeatureOutliers, ...]:
         """The images with features that should be looked at, by split."""
 
     def sampler(self, config: Config, seed: int) -> Sampler:
@@ -123,15 +123,15 @@ class Material:
         return {**self.training.fingerprints, **words}
 
     @property
-    def left_out(self) -> tuple[LeftOut, ...]:
+    def missing_features(self) -> tuple[MissingFeatures, ...]:
         """The images without features that were left out, by split."""
-        return tuple(data.left_out for data in (self.training, self.validation) if data.left_out is not None)
+        return tuple(data.missing_features for data in (self.training, self.validation) if data.missing_features is not None)
 
     @property
-    def odd_features(self) -> tuple[OddFeatures, ...]:
-        """The images with features of zeros or of wild norms, by split."""
+    def feature_outliers(self) -> tuple[FeatureOutliers, ...]:
+        """The images with features of zeros or of unusual norms, by split."""
         both = (
-            odd_features(data.captions.split, data.features, data.captions.image_ids)
+            find_feature_outliers(data.captions.split, data.features, data.captions.image_ids)
             for data in (self.training, self.validation)
         )
         return tuple(odd for odd in both if odd is not None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import cos, pi
 
 from train.config.sections import Config, ScheduleConfig
-from train.runs.checkpoints import Standing
+from train.runs.checkpoints import TrainingProgress
 
 __all__ = ["learning_rate", "steps_in_all", "steps_per_epoch", "stop_reason"]
 
@@ -39,12 +39,12 @@ def learning_rate(config: Config, *, step: int, epoch: int, epoch_steps: int) ->
     return rate * min(1, (step + 1) / schedule.lr_warmup_steps) if schedule.lr_warmup_steps else rate
 
 
-def stop_reason(standing: Standing, schedule: ScheduleConfig, epoch_steps: int) -> str:
+def stop_reason(progress: TrainingProgress, schedule: ScheduleConfig, epoch_steps: int) -> str:
     """Return why a training is over: ``patience``, ``steps`` or ``epochs``; an empty string if it is not."""
-    if schedule.patience and standing.stale >= schedule.patience:
+    if schedule.patience and progress.evals_since_best >= schedule.patience:
         return "patience"
-    if schedule.max_steps and standing.step >= schedule.max_steps:
+    if schedule.max_steps and progress.step >= schedule.max_steps:
         return "steps"
-    if schedule.max_epochs and standing.step >= schedule.max_epochs * epoch_steps:
+    if schedule.max_epochs and progress.step >= schedule.max_epochs * epoch_steps:
         return "epochs"
     return ""

@@ -25,7 +25,7 @@ from train.jobs import Result, TrainJob
 from train.loop import train
 from train.models.catalogue import build_model
 from train.models.dimensions import Dimensions
-from train.runs.checkpoints import BEST, Checkpoint, Standing, write_checkpoint
+from train.runs.checkpoints import BEST, Checkpoint, TrainingProgress, write_checkpoint
 
 SPLITS = {"train": 40, "val": 12, "test": 9}
 # Number of captions per image, by language and portion.
@@ -296,7 +296,7 @@ def write_run(toy: Corpus, tmp_path: Path) -> Callable[..., str]:
             captions={"text": {"recipe": "raw"}},
             seed=seed,
             precision="fp32",
-            standing=Standing(step=7),
+            progress=TrainingProgress(step=7),
         )
         (tmp_path / name).mkdir()
         write_checkpoint(Folder(str(tmp_path / name)), BEST, checkpoint)

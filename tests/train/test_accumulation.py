@@ -125,7 +125,7 @@ def test_steps_and_epochs_are_those_of_the_optimizer(train_toy, tmp_path):
     text = several(ENGLISH, 4).replace("eval_every_steps = 17", "").replace("max_steps = 44", "max_epochs = 3")
     result = train_toy(text + "lr_step_epochs = 1\nlr_step_factor = 0.5")
     # 14 batches an epoch: steps of 4, 4, 4 and 2 batches.
-    assert (result.standing.step, result.standing.stopped) == (12, "epochs")
+    assert (result.progress.step, result.progress.stop_reason) == (12, "epochs")
     assert [line["step"] for line in events(tmp_path / "run", "evaluation")] == [4, 8, 12]
     assert [line["learning_rate"] for line in events(tmp_path / "run", "step")] == pytest.approx([0.0025])
     assert read_checkpoint(Folder(str(tmp_path / "run")), LAST).sampler["step"] == 42

@@ -40,7 +40,7 @@ from train.loop import train
 
 captions, features, vocabulary, output, text = sys.argv[1:]
 result = train(TrainJob(from_toml(text, "test"), Corpus(captions, features, vocabulary), output, device="cpu"))
-print(result.standing)
+print(result.progress)
 """
 
 

@@ -67,10 +67,10 @@ def test_a_training_keeps_its_last_checkpoint(toy, disk, finished_run, tensorboa
     with pytest.raises(DatasetError, match=rf"cannot use '.*/run/.*': {FULL}"):
         train(job_of(toy, output, tensorboard=tensorboard), watch)
     assert capfd.readouterr() == ("", "")
-    assert read_checkpoint(Folder(str(output)), LAST).standing.step == 17  # That of step 20 found no space.
+    assert read_checkpoint(Folder(str(output)), LAST).progress.step == 17  # That of step 20 found no space.
     assert not [path for path in output.iterdir() if path.name.startswith(".")]
     disk(10_000)
-    assert train(job_of(toy, output, tensorboard=tensorboard, resume=True)).standing.step == 44
+    assert train(job_of(toy, output, tensorboard=tensorboard, resume=True)).progress.step == 44
     assert_equal(weights(output), weights(finished_run[0]))
 
 

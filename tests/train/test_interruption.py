@@ -145,7 +145,7 @@ def test_ctrl_c_saves_the_step(toy, train_toy, finished_run, tmp_path, handlers,
 
     with pytest.raises(KeyboardInterrupt):
         train(job, interrupt)
-    assert read_checkpoint(Folder(job.output), LAST).standing.step == step
+    assert read_checkpoint(Folder(job.output), LAST).progress.step == step
     assert not list((tmp_path / "run").glob(".*"))
     train(replace(job, resume=True))
     whole = finished_run[0]
@@ -172,9 +172,9 @@ def test_a_second_ctrl_c_is_not_waited_for(toy, tmp_path, handlers, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         train(job, interrupt)
     monkeypatch.undo()
-    assert read_checkpoint(Folder(job.output), LAST).standing.step == 5
+    assert read_checkpoint(Folder(job.output), LAST).progress.step == 5
     assert set(contents(tmp_path / "run")) == {"last.pt", "config.toml", "log.jsonl", "metrics.csv", "curves.png"}
-    assert train(replace(job, resume=True)).standing.step == 44
+    assert train(replace(job, resume=True)).progress.step == 44
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def test_the_command_says_what_is_there(toy, tmp_path, number, code):
         wait_for(lambda: (tmp_path / "run" / "last.pt").exists())
         process.send(number)
         done = process.wait()
-    step = read_checkpoint(Folder(str(tmp_path / "run")), LAST).standing.step
+    step = read_checkpoint(Folder(str(tmp_path / "run")), LAST).progress.step
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.splitlines()[-1] == f"stopped at step {step:,}; last.pt holds it, the same command with --resume goes on"
     assert "Traceback" not in done.stderr

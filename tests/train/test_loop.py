@@ -21,7 +21,7 @@ from train.loop import train
 from train.material import Material, open_material
 from train.models.catalogue import build_model
 from train.objectives.terms import Objective, terms_of
-from train.runs.checkpoints import BEST, LAST, Standing, read_checkpoint
+from train.runs.checkpoints import BEST, LAST, TrainingProgress, read_checkpoint
 from train.runs.run import open_run
 
 # --- learning --------------------------------------------------------------------------------------------------------
@@ -31,12 +31,12 @@ from train.runs.run import open_run
 def test_it_learns(toy, train_toy, tmp_path):
     text = CONFIG.replace("embed_dim = 6", "embed_dim = 24").replace("max_steps = 44", "max_steps = 120")
     result = train_toy(text)
-    assert result.standing.stopped == "steps"
-    assert result.standing.step == 120
+    assert result.progress.stop_reason == "steps"
+    assert result.progress.step == 120
     scores = [line["score"] for line in events(tmp_path / "run", "evaluation")]
     assert max(scores) > scores[0] + 100
-    assert result.standing.best_score == max(scores)
-    assert result.standing.best_step == 17 * (1 + scores.index(max(scores))) or result.standing.best_step == 120
+    assert result.progress.best_score == max(scores)
+    assert result.progress.best_step == 17 * (1 + scores.index(max(scores))) or result.progress.best_step == 120
     losses = [line["loss"] for line in events(tmp_path / "run", "step")]
     assert np.mean(losses[-3:]) < 0.7 * np.mean(losses[:3])
 
@@ -46,8 +46,8 @@ def test_the_best_model_is_kept(toy, finished_run):
     best = open_run(folder)
     material = open_material(best.config, toy, seed=0)
     results = evaluate(best.model, material.validation)
-    assert sum(retrieval.sum_of_recalls for retrieval in results.values()) == result.standing.best_score
-    assert best.step == result.standing.best_step
+    assert sum(retrieval.sum_of_recalls for retrieval in results.values()) == result.progress.best_score
+    assert best.step == result.progress.best_step
 
 
 def test_only_monitored_languages_count(train_toy, tmp_path):
@@ -150,17 +150,17 @@ def test_patience(train_toy, tmp_path):
     text = CONFIG.replace("patience = 0", "patience = 2").replace("max_steps = 44", "").replace("0.01", "1e-9")
     result = train_toy(text)
     # Nothing is learned at such a rate, so that no evaluation is better than the first.
-    assert result.standing.stopped == "patience"
-    assert (result.standing.best_step, result.standing.stale, result.standing.step) == (17, 2, 51)
+    assert result.progress.stop_reason == "patience"
+    assert (result.progress.best_step, result.progress.evals_since_best, result.progress.step) == (17, 2, 51)
 
 
 def test_an_equal_score_does_not_count_as_better():
-    standing = replace(Standing(), step=5).evaluated(100.0)
-    assert (standing.best_score, standing.best_step, standing.stale) == (100.0, 5, 0)
-    later = replace(standing, step=9).evaluated(100.0)
-    assert (later.best_score, later.best_step, later.stale) == (100.0, 5, 1)
-    assert replace(later, step=11).evaluated(100.5) == Standing(step=11, best_score=100.5, best_step=11)
-    assert Standing(step=1).evaluated(0.0).best_step == 1  # Even a model without a single hit is better than none.
+    progress = replace(TrainingProgress(), step=5).evaluated(100.0)
+    assert (progress.best_score, progress.best_step, progress.evals_since_best) == (100.0, 5, 0)
+    later = replace(progress, step=9).evaluated(100.0)
+    assert (later.best_score, later.best_step, later.evals_since_best) == (100.0, 5, 1)
+    assert replace(later, step=11).evaluated(100.5) == TrainingProgress(step=11, best_score=100.5, best_step=11)
+    assert TrainingProgress(step=1).evaluated(0.0).best_step == 1  # Even a model without a single hit is better than none.
 
 
 def test_the_rate_of_each_epoch_is_used(train_toy, tmp_path):
@@ -270,7 +270,7 @@ def test_weights_that_are_not_finite_end_the_run_at_their_step(train_toy, tmp_pa
     ):
         train_toy(config, "late")
     # The advice: the same folder, with a lower rate.
-    assert train_toy(CONFIG).standing.step == 44
+    assert train_toy(CONFIG).progress.step == 44
     assert not list(tmp_path.glob("late/*.pt"))
 
 
@@ -291,7 +291,7 @@ def test_a_run_that_diverges_keeps_its_last_checkpoints_and_a_log_of_json(train_
     with pytest.raises(DivergedError, match=expected):
         train_toy(resume=True)
     monkeypatch.undo()
-    assert train_toy(resume=True).standing.step == 44
+    assert train_toy(resume=True).progress.step == 44
 
 
 def test_a_validation_loss_that_is_not_finite_ends_the_run(toy, tmp_path):
@@ -334,12 +334,12 @@ def test_captions_without_features_are_left_out(train_toy, gappy, tmp_path, capl
     remarks = []
     job = TrainJob(from_toml(CONFIG, "test"), gappy, str(tmp_path / "run"), device="cpu", allow_missing_features=True)
     result = train(job, remark=remarks.append)
-    assert [(left_out.split, left_out.images) for left_out in result.left_out] == [("train", 7), ("val", 2)]
-    assert remarks == [left_out.remark for left_out in result.left_out]
+    assert [(missing.split, missing.images) for missing in result.missing_features] == [("train", 7), ("val", 2)]
+    assert remarks == [missing.remark for missing in result.missing_features]
     run = open_run(tmp_path / "run")
-    assert run.left_out == {left_out.split: left_out.to_dict() for left_out in result.left_out}
-    logged = events(tmp_path / "run", "left_out")
-    assert logged == [{"event": "left_out", "step": 0, **left_out.to_dict()} for left_out in result.left_out]
+    assert run.missing_features == {missing.split: missing.to_dict() for missing in result.missing_features}
+    logged = events(tmp_path / "run", "missing_features")
+    assert logged == [{"event": "missing_features", "step": 0, **missing.to_dict()} for missing in result.missing_features]
     # Nobody who calls it without `remark` misses it.
     train_toy(corpus=gappy, name="again", allow_missing_features=True)
     assert caplog.messages == remarks
@@ -361,8 +361,8 @@ def test_a_run_without_some_features_is_resumed_without_the_same(train_toy, toy,
     with pytest.raises(DatasetError, match=r"images without features in split 'train': were 7, now 0"):
         train_toy(resume=True)
     resumed = train_toy(corpus=gappy, resume=True, allow_missing_features=True)
-    assert resumed.standing.step == 44
-    assert len(events(tmp_path / "run", "left_out")) == 2
+    assert resumed.progress.step == 44
+    assert len(events(tmp_path / "run", "missing_features")) == 2
     train_toy(corpus=gappy, name="whole", allow_missing_features=True)
     assert_equal(weights(tmp_path / "run"), weights(tmp_path / "whole"))
 
@@ -382,13 +382,15 @@ def test_features_of_zeros_are_reported_and_spoil_nothing(toy, new_dataset, tmp_
     train(job, remark=remarks.append)
     assert len(remarks) == 2
     assert remarks[0].startswith(
-        "odd features in split 'train': of 40 images 2 have a feature of zeros, for example train-004;"
+        "feature outliers in split 'train': of 40 images 2 have a feature of zeros, for example train-004;"
     )
     assert remarks[1].startswith(
-        "odd features in split 'val': of 12 images 1 have a feature whose norm is more than 100 times the median"
+        "feature outliers in split 'val': of 12 images 1 have a feature whose norm is more than 100 times the median"
     )
-    logged = events(tmp_path / "run", "odd_features")
-    assert [(line["step"], line["split"], line["zero"], line["wild"], line["example"]) for line in logged] == [
+    logged = events(tmp_path / "run", "feature_outliers")
+    assert [
+        (line["step"], line["split"], line["zero_features"], line["norm_outliers"], line["example"]) for line in logged
+    ] == [
         (0, "train", 2, 0, "train-004"),
         (0, "val", 0, 1, "val-001"),
     ]

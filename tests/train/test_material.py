@@ -168,7 +168,7 @@ def unvalidated(toy, new_dataset, tmp_path):
 def test_a_language_without_validation_captions_trains_where_it_is_not_monitored(unvalidated, tmp_path):
     config = from_toml(TRAINED + 'monitor_languages = ["en"]', "test")
     result = train(TrainJob(config, unvalidated, str(tmp_path / "run"), device="cpu"))
-    assert result.standing.step == 44
+    assert result.progress.step == 44
     for line in events(tmp_path / "run", "evaluation"):
         assert "de" not in line
         assert line["score"] == line["en"]["sum_of_recalls"] > 0

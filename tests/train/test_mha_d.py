@@ -62,7 +62,7 @@ def test_it_learns(train_regions, toy_regions, tmp_path):
             chance.append(score.chance["text_to_image"][1])
             found.append(score.retrieval.text_to_image.recall_at_5)
     assert len(found) == 2
-    assert result.standing.best_score > 300
+    assert result.progress.best_score > 300
     assert sum(found) > 1.3 * sum(chance)
 
 
@@ -107,7 +107,7 @@ def test_it_resumes_bit_for_bit(train_regions, tmp_path):
 @pytest.mark.slow
 def test_several_batches_a_step(train_regions, tmp_path):
     result = train_regions(MHA_D.replace("batch_size = 9", "batch_size = 3\ngrad_accum_steps = 3"))
-    assert result.standing.step == 44
+    assert result.progress.step == 44
     assert all(set(line["terms"]) == TERMS for line in events(tmp_path / "run", "step"))
 
 

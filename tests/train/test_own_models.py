@@ -175,7 +175,7 @@ def test_material_of_ones_own_takes_the_place_of_the_corpus(toy, train_toy, tmp_
     config = from_toml(CONFIG, "test")
     material = open_material(config, toy, seed=0)
     job = TrainJob(config, None, str(tmp_path / "material"), device="cpu")
-    assert train(job, material=material).standing == expected.standing
+    assert train(job, material=material).progress == expected.progress
     assert_equal(weights(tmp_path / "material"), weights(tmp_path / "corpus"))
     zeros = replace(material.training.features, stored=material.training.features.stored * 0)
     other = replace(material, training=replace(material.training, features=zeros))

@@ -26,7 +26,7 @@ def test_a_preset_trains(four_languages, four_languages_regions, write_words, wr
     if config.model.token_width:
         corpus = replace(corpus, token_features=write_tokens(tmp_path, corpus=corpus))
     result = train(TrainJob(config, corpus, str(tmp_path / "run"), device="cpu", tensorboard=False))
-    assert (result.standing.step, result.standing.stopped) == (4, "steps")
+    assert (result.progress.step, result.progress.stop_reason) == (4, "steps")
     run = open_run(tmp_path / "run")
     assert run.config == config
     scores = score_run(run, captions=corpus.captions, features=corpus.features, token_features=corpus.token_features)

@@ -116,7 +116,7 @@ def test_images_without_regions_are_refused_or_left_out(train_toy, write_regions
         train_toy(REGION_CONFIG, corpus=empty)
     result = train_toy(REGION_CONFIG, "one", corpus=empty, allow_missing_features=True)
     train_toy(REGION_CONFIG, "two", corpus=lacking, allow_missing_features=True)
-    assert [(out.split, out.images, out.first) for out in result.left_out] == [
+    assert [(out.split, out.images, out.first) for out in result.missing_features] == [
         ("train", 2, ("train-003", "train-011")),
         ("val", 1, ("val-002",)),
     ]
@@ -124,7 +124,9 @@ def test_images_without_regions_are_refused_or_left_out(train_toy, write_regions
     job = EvaluateJob(str(tmp_path / "one"), empty.captions, empty.features, ("test",), device="cpu")
     with pytest.raises(DatasetError, match="1 of 9 images of split 'test', counting those in which no region was found"):
         evaluate_run(job)
-    assert {score.left_out.first for score in evaluate_run(replace(job, allow_missing_features=True))} == {("test-004",)}
+    assert {score.missing_features.first for score in evaluate_run(replace(job, allow_missing_features=True))} == {
+        ("test-004",)
+    }
 
 
 def test_one_vector_models_refuse_regions_before_anything_is_read(train_toy, regions, multi30k, tmp_path):

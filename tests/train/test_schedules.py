@@ -5,7 +5,7 @@ import pytest
 from schemas.errors import DatasetError, UsageError
 from tests.train.trainings import CONFIG, events
 from train.config.sections import ScheduleConfig, from_toml
-from train.runs.checkpoints import Standing
+from train.runs.checkpoints import TrainingProgress
 from train.schedules import learning_rate, steps_in_all, stop_reason
 
 EPOCH = 10
@@ -18,19 +18,19 @@ def rates(keys: str, steps: range | list[int]) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("standing", "schedule", "reason"),
+    ("progress", "schedule", "reason"),
     [
-        (Standing(step=9, stale=1), ScheduleConfig(patience=2, max_steps=10), ""),
-        (Standing(step=9, stale=2), ScheduleConfig(patience=2, max_steps=10), "patience"),
-        (Standing(step=9, stale=2), ScheduleConfig(patience=0, max_steps=10), ""),
-        (Standing(step=10), ScheduleConfig(max_steps=10), "steps"),
-        (Standing(step=10), ScheduleConfig(max_steps=0), ""),
-        (Standing(step=19), ScheduleConfig(max_epochs=2), ""),
-        (Standing(step=20), ScheduleConfig(max_epochs=2), "epochs"),
+        (TrainingProgress(step=9, evals_since_best=1), ScheduleConfig(patience=2, max_steps=10), ""),
+        (TrainingProgress(step=9, evals_since_best=2), ScheduleConfig(patience=2, max_steps=10), "patience"),
+        (TrainingProgress(step=9, evals_since_best=2), ScheduleConfig(patience=0, max_steps=10), ""),
+        (TrainingProgress(step=10), ScheduleConfig(max_steps=10), "steps"),
+        (TrainingProgress(step=10), ScheduleConfig(max_steps=0), ""),
+        (TrainingProgress(step=19), ScheduleConfig(max_epochs=2), ""),
+        (TrainingProgress(step=20), ScheduleConfig(max_epochs=2), "epochs"),
     ],
 )
-def test_stop_reason(standing, schedule, reason):
-    assert stop_reason(standing, schedule, 10) == reason
+def test_stop_reason(progress, schedule, reason):
+    assert stop_reason(progress, schedule, 10) == reason
 
 
 @pytest.mark.parametrize(("max_steps", "max_epochs", "expected"), [(7, 0, 7), (0, 3, 30), (7, 3, 7), (70, 3, 30), (0, 0, None)])

@@ -38,7 +38,7 @@ def region_tokens(toy_regions, toy_tokens):
 def test_a_training_reads_them(train_toy, toy_tokens, tmp_path):
     result = train_toy(reads(CONFIG), corpus=toy_tokens)
     chance = train_toy(reads(CONFIG, 1), "chance", corpus=toy_tokens)
-    assert result.standing.best_score > 1.5 * chance.standing.best_score
+    assert result.progress.best_score > 1.5 * chance.progress.best_score
     run = open_run(tmp_path / "run")
     assert run.fingerprints["token_features"] == open_dataset(toy_tokens.token_features).fingerprint
     assert run.fingerprints["token_model"] == "f" * 64

@@ -74,7 +74,7 @@ def test_two_processes_stop_at_the_same_step(data, tmp_path, whole):
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-    step = read_checkpoint(Folder(str(tmp_path / "run")), LAST).standing.step
+    step = read_checkpoint(Folder(str(tmp_path / "run")), LAST).progress.step
     assert err.count(f"stopped at step {step:,}; last.pt holds it, the same command with --resume goes on\n") == 1
     assert err.count("stopped") == 1
     assert not list((tmp_path / "run").glob(".*"))

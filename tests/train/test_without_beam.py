@@ -60,7 +60,7 @@ corpus = Corpus(captions, features, vocabulary)
 result = train(TrainJob(resolve("kadar2018/bilingual-c2c", overrides), corpus, output + "/library", device="cpu"))
 run = open_run(output + "/library")
 data = open_data(captions, features, split="test", portions=run.config.data.portions, expected=run.fingerprints)
-print(result.standing.step, sorted(evaluate(run.model, data)))
+print(result.progress.step, sorted(evaluate(run.model, data)))
 print("--")
 
 # The whole command, which is mounted by the pipelines and works without their extra.

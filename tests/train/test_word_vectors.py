@@ -78,8 +78,8 @@ def test_words_that_begin_with_a_vector_are_counted(toy_words):
 def test_good_vectors_help(train_toy, toy_words):
     """The vectors say which words belong to one topic, in both languages, which a short training does not find out alone."""
     text = CONFIG.replace("embed_dim = 6", "embed_dim = 12")
-    drawn = train_toy(text, "drawn").standing.best_score
-    frozen = train_toy(begins(text, "finetuned"), "trained", corpus=toy_words).standing.best_score
+    drawn = train_toy(text, "drawn").progress.best_score
+    frozen = train_toy(begins(text, "finetuned"), "trained", corpus=toy_words).progress.best_score
     assert frozen > drawn
 
 

@@ -98,8 +98,8 @@ def evaluate(
     with CountDisplay(notes, "evaluate", unit="vectors", log_json=log_json) as count:
         scores = evaluate_run(job, count, remark)
     events.record(counts={"scores": len(scores)})
-    for left_out in dict.fromkeys(score.left_out for score in scores if score.left_out is not None):
-        remark(left_out.remark)
+    for missing in dict.fromkeys(score.missing_features for score in scores if score.missing_features is not None):
+        remark(missing.remark)
     report = evaluation_report(scores)
     if output:
         write_report(output, report, made_from)

@@ -123,11 +123,11 @@ def train(
         allow_changed_content=allow_changed_content,
     )
     with leaving("stopped before training began; nothing was changed"), TrainingDisplay(notes, log_json=log_json) as watch:
-        standing = loop.train(job, watch, remark).standing
-    events.record(counts={"steps": standing.step})
+        progress = loop.train(job, watch, remark).progress
+    events.record(counts={"steps": progress.step})
     console.print(
-        f"[bold]run[/bold]: {standing.step:,} steps in {escape(output)}, ended by {standing.stopped}; best sum of recalls "
-        f"{standing.best_score:.1f} at step {standing.best_step:,}",
+        f"[bold]run[/bold]: {progress.step:,} steps in {escape(output)}, ended by {progress.stop_reason}; best sum of recalls "
+        f"{progress.best_score:.1f} at step {progress.best_step:,}",
         highlight=False,
         soft_wrap=True,
     )

@@ -7,7 +7,7 @@ from train.data.corpus import Corpus
 from train.data.features import ImageFeatures, extractor_fingerprint, missing_images, read_features
 from train.data.pairs import ByImage, CaptionPairs, caption_pairs
 from train.data.sampling import Batch, ImageSampler, Sampler, ShuffledRows, TaskSampler
-from train.data.splits import TEST_SPLITS, LeftOut, TrainingData, check_fingerprints, check_images, open_data
+from train.data.splits import TEST_SPLITS, MissingFeatures, TrainingData, check_fingerprints, check_images, open_data
 from train.data.vectors import feature_spec
 
 __all__ = [
@@ -19,7 +19,7 @@ __all__ = [
     "Corpus",
     "ImageFeatures",
     "ImageSampler",
-    "LeftOut",
+    "MissingFeatures",
     "Sampler",
     "ShuffledRows",
     "TaskSampler",

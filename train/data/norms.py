@@ -11,47 +11,48 @@ import numpy as np
 
 from train.data.features import ImageFeatures
 
-__all__ = ["WILD_FACTOR", "OddFeatures", "odd_features"]
+__all__ = ["NORM_OUTLIER_FACTOR", "FeatureOutliers", "find_feature_outliers"]
 
-WILD_FACTOR = 100.0
+NORM_OUTLIER_FACTOR = 100.0
 """How many times longer or shorter than the median a feature must be to be reported: far more than images of one extractor differ,
 so that a remark means something."""
 
 
 @dataclass(frozen=True)
-class OddFeatures:
-    """Images of a split that have a feature of zeros, or one of a wild norm: nothing is left out, but somebody should look.
+class FeatureOutliers:
+    """Images of a split that have a feature of zeros, or one of an unusual norm; none is left out.
 
     Padding does not count.
 
     Attributes:
         split: the split.
         images: number of all images of the split.
-        zero: number of images with a feature of zeros.
-        wild: number of images with another feature whose Euclidean norm is more than `WILD_FACTOR` times the median of the
-            split's, or less than the median divided by it.
+        zero_features: number of images with a feature of zeros.
+        norm_outliers: number of images with another feature whose Euclidean norm is more than `NORM_OUTLIER_FACTOR` times the
+            median of the split's, or less than the median divided by it.
         median: median of the norms of all features that are not zero; 0 if all are.
         example: id of the first of these images.
     """
 
     split: str
     images: int
-    zero: int
-    wild: int
+    zero_features: int
+    norm_outliers: int
     median: float
     example: str
 
     @property
     def remark(self) -> str:
         """What was found, in one sentence."""
-        of_zeros = f"{self.zero:,} have a feature of zeros" if self.zero else ""
-        what = "one" if self.zero else "have a feature"
-        bounds = f"more than {WILD_FACTOR:g} times the median of {self.median:.3g}, or less than a {WILD_FACTOR:g}th of it"
-        of_wild_norm = f"{self.wild:,} {what} whose norm is {bounds}" if self.wild else ""
-        found = " and ".join(part for part in (of_zeros, of_wild_norm) if part)
+        zeros = f"{self.zero_features:,} have a feature of zeros" if self.zero_features else ""
+        what = "one" if self.zero_features else "have a feature"
+        factor = f"{NORM_OUTLIER_FACTOR:g}"
+        bounds = f"more than {factor} times the median of {self.median:.3g}, or less than a {factor}th of it"
+        norms = f"{self.norm_outliers:,} {what} whose norm is {bounds}" if self.norm_outliers else ""
+        counts = " and ".join(filter(None, (zeros, norms)))
         return (
-            f"odd features in split {self.split!r}: of {self.images:,} images {found}, for example {self.example}; they are used "
-            "as they are"
+            f"feature outliers in split {self.split!r}: of {self.images:,} images {counts}, for example {self.example}; they are "
+            "used as they are"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -59,8 +60,8 @@ class OddFeatures:
         return asdict(self)
 
 
-def odd_features(split: str, features: ImageFeatures, image_ids: Sequence[str]) -> OddFeatures | None:
-    """Look for features of zeros and of wild norms.
+def find_feature_outliers(split: str, features: ImageFeatures, image_ids: Sequence[str]) -> FeatureOutliers | None:
+    """Find features of zeros and of unusual norms.
 
     Args:
         split: the split.
@@ -77,8 +78,9 @@ def odd_features(split: str, features: ImageFeatures, image_ids: Sequence[str]) 
     positive = norms[used & (norms > 0)]
     median = float(np.median(positive)) if len(positive) else 0.0
     zero = (used & (norms == 0)).any(1)
-    wild = (used & ((norms > WILD_FACTOR * median) | (norms < median / WILD_FACTOR))).any(1) & ~zero
-    odd = np.flatnonzero(zero | wild)
-    if not len(odd):
+    outlying = (norms > NORM_OUTLIER_FACTOR * median) | (norms < median / NORM_OUTLIER_FACTOR)
+    unusual = (used & outlying).any(1) & ~zero
+    images = np.flatnonzero(zero | unusual)
+    if not len(images):
         return None
-    return OddFeatures(split, len(features), int(zero.sum()), int(wild.sum()), median, image_ids[int(odd[0])])
+    return FeatureOutliers(split, len(features), int(zero.sum()), int(unusual.sum()), median, image_ids[int(images[0])])

@@ -19,7 +19,7 @@ from schemas.keys import shard_of
 from schemas.kinds import numpy_type
 from train.data.captions import labels_of, no_captions
 from train.data.features import ImageFeatures, check_memory, missing_images, read_features
-from train.data.splits import LeftOut, lacking
+from train.data.splits import MissingFeatures, lacking
 from train.data.vectors import VECTORS, check_finite, unit_vectors, vector_columns, vectors_of, with_regions
 
 __all__ = ["KEY", "CaptionRows", "PairSource"]
@@ -134,28 +134,28 @@ class PairSource:
         np.add.at(pairs, shards, counts.field("counts").to_numpy())
         return pairs
 
-    def without_missing(self, captions: pa.Table, allowed: bool) -> tuple[tuple[LeftOut, ...], pa.Table]:
+    def without_missing(self, captions: pa.Table, allowed: bool) -> tuple[tuple[MissingFeatures, ...], pa.Table]:
         """Return which images of captions lack features, by split, and the captions of all others."""
         image_ids = pc.unique(captions["image_id"])
         missing = image_ids.take(pa.array(missing_images(self.features, image_ids)))
         if not len(missing):
             return (), captions
         lacks = pc.is_in(captions["image_id"], missing)
-        left_out = []
+        found = []
         for split in sorted(pc.unique(captions["split"]).to_pylist()):
             of_split = pc.equal(captions["split"], split)
             rows = captions.filter(pc.and_(of_split, lacks))
             if not len(rows):
                 continue
-            left_out.append(LeftOut.of(split, sorted(pc.unique(rows["image_id"]).to_pylist()), len(rows), self.features))
+            found.append(MissingFeatures.of(split, sorted(pc.unique(rows["image_id"]).to_pylist()), len(rows), self.features))
             if not allowed:
                 whole = captions.filter(of_split)
-                raise lacking(self.features, left_out[0], images=len(pc.unique(whole["image_id"])), captions=len(whole))
+                raise lacking(self.features, found[0], images=len(pc.unique(whole["image_id"])), captions=len(whole))
         kept = captions.filter(pc.invert(lacks))
         _check_labels(self.captions, self.labels, kept, f" whose images have features in {self.features.folder.location!r}")
-        for entry in left_out:
+        for entry in found:
             logger.warning(entry.remark)
-        return tuple(left_out), kept
+        return tuple(found), kept
 
     def read_vectors(self, image_ids: Sequence[str], memory_map: str | os.PathLike[str] | None) -> ImageFeatures:
         """Read the features of images, in their order; arguments as in `train.data.read_features`."""

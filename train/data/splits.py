@@ -22,7 +22,7 @@ from train.data.token_features import open_token_features, token_fingerprints, w
 
 __all__ = [
     "TEST_SPLITS",
-    "LeftOut",
+    "MissingFeatures",
     "TrainingData",
     "check_fingerprints",
     "check_images",
@@ -38,7 +38,7 @@ _NAMED = 5
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class MissingFeatures:
     """Images of a split that have no features, and whose captions were left out.
 
     Attributes:
@@ -58,7 +58,7 @@ class LeftOut:
     hint: str = ""
 
     @classmethod
-    def of(cls, split: str, image_ids: Sequence[str], captions: int, features: Dataset) -> LeftOut:
+    def of(cls, split: str, image_ids: Sequence[str], captions: int, features: Dataset) -> MissingFeatures:
         """Describe images that lack features.
 
         Args:
@@ -97,14 +97,14 @@ class TrainingData:
         vocabulary: the vocabulary that the captions were encoded with; None if it was not requested.
         fingerprints: fingerprints of the sources: ``captions``, ``features``, ``vocabulary`` and ``extractor``, and with vectors of
             tokens ``token_features`` and ``token_model``.
-        left_out: the images that lack features and were left out; None if there are none.
+        missing_features: the images that lack features and were left out; None if there are none.
     """
 
     captions: Captions
     features: ImageFeatures
     vocabulary: Vocabulary | None
     fingerprints: Mapping[str, str]
-    left_out: LeftOut | None = None
+    missing_features: MissingFeatures | None = None
 
 
 def open_data(
@@ -142,8 +142,8 @@ def open_data(
         l2: divide each feature by its Euclidean norm.
         memory_map: as in `read_features`.
         expected: fingerprints that the data must have, for example those of a run.
-        allow_missing_features: leave out the captions of images that lack features; ``TrainingData.left_out`` says which. Random
-            draws come before, so that they are the same as with all features.
+        allow_missing_features: leave out the captions of images that lack features; ``TrainingData.missing_features`` says which.
+            Random draws come before, so that they are the same as with all features.
         token_features: folder of the vectors of tokens, for a model that reads them in place of words; empty for others.
         token_width: their width.
 
@@ -173,8 +173,8 @@ def open_data(
     if images != "all":
         chosen = (half_of_images if images == "half" else disjoint_halves)(chosen, seed)
     chosen = chosen.compact()
-    left_out = check_images(chosen, extracted, allow_missing_features=allow_missing_features)
-    if left_out is not None:
+    missing_features = check_images(chosen, extracted, allow_missing_features=allow_missing_features)
+    if missing_features is not None:
         chosen = without_images(chosen, extracted)
     if tokens is not None:
         chosen = with_token_features(chosen, tokens, memory_map=memory_map)
@@ -183,7 +183,7 @@ def open_data(
         features=read_features(extracted, chosen.image_ids, l2=l2, memory_map=memory_map),
         vocabulary=None if words is None else words.vocabulary(),
         fingerprints=fingerprints,
-        left_out=left_out,
+        missing_features=missing_features,
     )
 
 
@@ -246,7 +246,7 @@ def _check_languages(vocabulary: Dataset, captions: Captions) -> None:
         )
 
 
-def check_images(captions: Captions, features: Dataset, *, allow_missing_features: bool = False) -> LeftOut | None:
+def check_images(captions: Captions, features: Dataset, *, allow_missing_features: bool = False) -> MissingFeatures | None:
     """Check that all images of captions have features.
 
     Args:
@@ -264,18 +264,18 @@ def check_images(captions: Captions, features: Dataset, *, allow_missing_feature
     if not len(missing):
         return None
     count = int(np.isin(captions.images, missing).sum())
-    left_out = LeftOut.of(captions.split, [captions.image_ids[n] for n in missing.tolist()], count, features)
+    missing_features = MissingFeatures.of(captions.split, [captions.image_ids[n] for n in missing.tolist()], count, features)
     if allow_missing_features:
-        return left_out
-    raise lacking(features, left_out, images=len(captions.image_ids), captions=len(captions))
+        return missing_features
+    raise lacking(features, missing_features, images=len(captions.image_ids), captions=len(captions))
 
 
-def lacking(features: Dataset, left_out: LeftOut, *, images: int, captions: int) -> DatasetError:
+def lacking(features: Dataset, missing: MissingFeatures, *, images: int, captions: int) -> DatasetError:
     """Return the error that images of a split lack features.
 
     Args:
         features: the dataset of features.
-        left_out: the images that lack them.
+        missing: the images that lack them.
         images: number of all images of the split.
         captions: number of all captions of the split.
     """
@@ -283,12 +283,12 @@ def lacking(features: Dataset, left_out: LeftOut, *, images: int, captions: int)
         f" ({features.manifest.failed:,} images failed there, see 'imagepivot inspect')" if features.manifest.failed else ""
     )
     empty = ", counting those in which no region was found" if features.kind == "regions" else ""
-    ways = [left_out.hint or "Extract the features of these images, or check that both datasets are of the same images"]
-    if left_out.images < images:  # Else no caption would be left.
+    ways = [missing.hint or "Extract the features of these images, or check that both datasets are of the same images"]
+    if missing.images < images:  # Else no caption would be left.
         ways.append("leave these captions out with --allow-missing-features (allow_missing_features=True)")
     return DatasetError(
-        f"{features.folder.location!r} lacks the features of {left_out.images:,} of {images:,} images of split "
-        f"{left_out.split!r}{empty}, with {left_out.captions:,} of {captions:,} captions: {left_out.names}{failed}. "
+        f"{features.folder.location!r} lacks the features of {missing.images:,} of {images:,} images of split "
+        f"{missing.split!r}{empty}, with {missing.captions:,} of {captions:,} captions: {missing.names}{failed}. "
         f"{', or '.join(ways)}"
     )
 

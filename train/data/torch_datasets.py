@@ -47,7 +47,7 @@ class PairDataset(MapDataset[Pair]):
         memory_map: folder for a file with the features of the whole dataset, which is mapped instead of being held in memory.
             Processes share it, and so do later datasets and trainings with this folder, whatever they select.
         allow_missing_features: leave out captions of images that lack features, with a warning, instead of raising an error;
-            ``left_out`` says which. An image in which no region was found lacks them.
+            ``missing_features`` says which. An image in which no region was found lacks them.
 
     Raises:
         UsageError: the arguments make no sense, or the features do not fit into memory.
@@ -73,7 +73,7 @@ class PairDataset(MapDataset[Pair]):
     ) -> None:
         self._source = source = PairSource.open(captions, features, (splits, languages, portions), columns, l2)
         table = pa.concat_tables(source.captions_of(number) for number in range(source.captions.num_shards))
-        self.left_out, kept = source.without_missing(table, allow_missing_features)
+        self.missing_features, kept = source.without_missing(table, allow_missing_features)
         self._rows = CaptionRows(kept.sort_by([(name, "ascending") for name in KEY]))
         images = self._rows.table["image_id"].combine_chunks().dictionary_encode()
         # The rows are sorted, so that the ids are, too.
@@ -156,7 +156,7 @@ class PairStream(IterableDataset[Pair]):
             raise UsageError(f"seed is {seed}, expected 0 or more")
         self._source = source = PairSource.open(captions, features, (splits, languages, portions), columns, l2)
         shards = (source.captions_of(number, ()) for number in range(source.captions.num_shards))
-        self.left_out, kept = source.without_missing(pa.concat_tables(shards), allow_missing_features)
+        self.missing_features, kept = source.without_missing(pa.concat_tables(shards), allow_missing_features)
         self.num_pairs = len(kept)
         self._counts = source.pairs_by_shard(kept) if world_size > 1 else None
         if self._counts is not None and not world_size <= min(len(self._counts), self.num_pairs):

@@ -14,7 +14,7 @@ from schemas.errors import DatasetError, UsageError
 from schemas.made_from import made_from
 from schemas.overlaps import find_overlap
 from train.data.captions import Captions, labels_of
-from train.data.splits import TEST_SPLITS, LeftOut, TrainingData, open_data
+from train.data.splits import TEST_SPLITS, MissingFeatures, TrainingData, open_data
 from train.devices import check_device_name, resolve_device
 from train.evaluation.across_languages import AcrossLanguages, evaluate_across_languages
 from train.evaluation.evaluating import Count, count_nothing
@@ -99,7 +99,7 @@ class Score:
         split: split of the captions.
         retrieval: recalls and median ranks.
         chance: recalls that a random order reaches, by direction; see `train.evaluation.chance`.
-        left_out: the images of the split that lack features and were left out; None if there are none.
+        missing_features: the images of the split that lack features and were left out; None if there are none.
         folds: number of folds that the images were ranked in, and that the numbers are means over.
         across_languages: by language, what these captions find among its captions; empty unless it was requested.
     """
@@ -109,7 +109,7 @@ class Score:
     split: str
     retrieval: Retrieval
     chance: Mapping[str, tuple[float, ...]]
-    left_out: LeftOut | None = None
+    missing_features: MissingFeatures | None = None
     folds: int = 1
     across_languages: Mapping[str, AcrossLanguages] = field(default_factory=dict)
 
@@ -123,7 +123,7 @@ class Score:
             **self.retrieval.to_dict(),
             "chance": {direction: list(recalls) for direction, recalls in self.chance.items()},
             **({"folds": self.folds} if self.folds > 1 else {}),
-            **({"left_out": self.left_out.to_dict()} if self.left_out else {}),
+            **({"missing_features": self.missing_features.to_dict()} if self.missing_features else {}),
             **({"across_languages": across} if across else {}),
         }
 
@@ -328,7 +328,7 @@ def _score(
         split=captions.split,
         retrieval=evaluate_folds(of_portion, folds, count=count)[language],
         chance=chance_in_folds(chosen, language, folds),
-        left_out=data.left_out,
+        missing_features=data.missing_features,
         folds=folds,
     )
 

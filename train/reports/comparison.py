@@ -211,15 +211,15 @@ def _read(name: str, location: str, folder: Folder) -> ComparedRun:
         raise DatasetError(f"{folder.path_of(CONFIG)} is damaged ({error}): copy the run again, or leave it out") from error
     if checkpoint is not None:
         settings |= _facts(checkpoint)
-    stopped = checkpoint.standing.stopped if checkpoint else ""
+    stopped = checkpoint.progress.stop_reason if checkpoint else ""
     return ComparedRun(name, location, settings, stopped or "unfinished", read_history(folder))
 
 
 def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
-    left_out = {f"left out: {split}": values.get("images") for split, values in checkpoint.left_out.items()}
+    missing = {f"missing features: {split}": values.get("images") for split, values in checkpoint.missing_features.items()}
     fingerprints = {f"data: {name}": fingerprint[:12] for name, fingerprint in checkpoint.fingerprints.items()}
     contents = {f"content: {name}": content[:12] for name, content in checkpoint.contents.items()}
-    return {_SEED: checkpoint.seed, "precision": checkpoint.precision, **left_out, **fingerprints, **contents}
+    return {_SEED: checkpoint.seed, "precision": checkpoint.precision, **missing, **fingerprints, **contents}
 
 
 def _differ(key: str, runs: Sequence[ComparedRun]) -> bool:

@@ -24,7 +24,7 @@ from train.config.sections import resolve
 from train.data.captions import labels_of, read_captions
 from train.data.corpus import Corpus
 from train.data.features import read_features
-from train.data.norms import odd_features
+from train.data.norms import find_feature_outliers
 from train.data.splits import TEST_SPLITS, check_images, without_images
 from train.devices import resolve_device
 from train.evaluation.scoring import portions_in
@@ -71,7 +71,7 @@ def run_tables(
         job: the rows, and how to train them.
         watch: is called for every run that has ended; those that had ended before come first.
         remark: receives a sentence about a precision that is emulated, about the captions that are left out, for each split that
-            lacks features, about features of zeros or of wild norms, and about results that do not tell the content of their
+            lacks features, about features of zeros or of unusual norms, and about results that do not tell the content of their
             datasets.
 
     Returns:
@@ -180,7 +180,7 @@ def _check_data(tasks: Sequence[Task], job: TablesJob) -> list[str]:
                 chosen = without_images(chosen, features)
                 remarks.append(lacking.remark)
             if looks:
-                odd = odd_features(
+                odd = find_feature_outliers(
                     chosen.split, read_features(features, chosen.image_ids, memory_map=job.memory_map), chosen.image_ids
                 )
                 remarks += [odd.remark] if odd is not None else []

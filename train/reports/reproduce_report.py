@@ -275,7 +275,11 @@ def _notes(rows: Sequence[RowStatement]) -> tuple[str, ...]:
         notes.append("No row has been trained yet.")
     if failed:
         notes.append(f"{failed} of {len(results) + failed} runs failed.")
-    fewer = [result for result in results if result.get("left_out") or any(score.get("left_out") for score in result["scores"])]
+    fewer = [
+        result
+        for result in results
+        if result.get("missing_features") or any(score.get("missing_features") for score in result["scores"])
+    ]
     if fewer:
         notes.append(f"Images without features, with their captions, were left out of {len(fewer)} runs.")
     return tuple(notes)

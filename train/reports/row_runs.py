@@ -185,12 +185,12 @@ def _train(task: Task, device: str) -> dict[str, Any]:
     content = {
         **task.identity,
         "preset": task.preset,
-        "steps": result.standing.step,
+        "steps": result.progress.step,
         "overrides": job.settings,
         **_statement(task, material),
     }
-    if result.left_out:
-        content["left_out"] = [left_out.to_dict() for left_out in result.left_out]
+    if result.missing_features:
+        content["missing_features"] = [missing.to_dict() for missing in result.missing_features]
     return content
 
 

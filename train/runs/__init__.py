@@ -1,6 +1,6 @@
 """The folder of a run: checkpoints, logs, resuming, opening."""
 
-from train.runs.checkpoints import BEST, LAST, Checkpoint, Standing, read_checkpoint, write_checkpoint
+from train.runs.checkpoints import BEST, LAST, Checkpoint, TrainingProgress, read_checkpoint, write_checkpoint
 from train.runs.logs import LOG, RunLog
 from train.runs.run import Run, open_run
 
@@ -11,7 +11,7 @@ __all__ = [
     "Checkpoint",
     "Run",
     "RunLog",
-    "Standing",
+    "TrainingProgress",
     "open_run",
     "read_checkpoint",
     "write_checkpoint",

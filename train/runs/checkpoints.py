@@ -27,7 +27,7 @@ from schemas.parameters import EncodedParameters
 from schemas.storage.folder import Folder
 from train.models.dimensions import Dimensions
 
-__all__ = ["BEST", "LAST", "Checkpoint", "Standing", "damaged", "read_checkpoint", "weights_digest", "write_checkpoint"]
+__all__ = ["BEST", "LAST", "Checkpoint", "TrainingProgress", "damaged", "read_checkpoint", "weights_digest", "write_checkpoint"]
 
 BEST, LAST = "best.pt", "last.pt"
 
@@ -43,28 +43,28 @@ _OPTIONAL = {"word_vectors", "token_features", "token_model"}
 
 
 @dataclass(frozen=True)
-class Standing:
+class TrainingProgress:
     """How far a run has come.
 
     Attributes:
         step: number of steps done.
         best_score: greatest sum of recalls so far, 0 to 600 for each language; -1 before the first evaluation.
         best_step: step at which it was reached.
-        stale: number of evaluations since then.
-        stopped: why the run is over: ``patience``, ``epochs`` or ``steps``; empty while it is not.
+        evals_since_best: number of evaluations since then.
+        stop_reason: why the run is over: ``patience``, ``epochs`` or ``steps``; empty while it is not.
     """
 
     step: int = 0
     best_score: float = -1.0
     best_step: int = 0
-    stale: int = 0
-    stopped: str = ""
+    evals_since_best: int = 0
+    stop_reason: str = ""
 
-    def evaluated(self, score: float) -> Standing:
-        """Return the standing after an evaluation at this step. If scores are equal, the earlier model stays the best."""
+    def evaluated(self, score: float) -> TrainingProgress:
+        """Return the progress after an evaluation at this step. If scores are equal, the earlier model stays the best."""
         if score > self.best_score:
-            return replace(self, best_score=score, best_step=self.step, stale=0)
-        return replace(self, stale=self.stale + 1)
+            return replace(self, best_score=score, best_step=self.step, evals_since_best=0)
+        return replace(self, evals_since_best=self.evals_since_best + 1)
 
 
 @dataclass(frozen=True)
@@ -81,10 +81,10 @@ class Checkpoint:
         captions: parameters of the encoded captions, including the text recipe.
         seed: seed for initial weights, order and sampling.
         precision: precision of the training.
-        standing: how far the run has come.
+        progress: how far the run has come.
         optimizer: state of the optimizer; None in ``best.pt``.
         sampler: state of the sampler; None in ``best.pt``.
-        left_out: by split, the images that lacked features and were left out; see `train.data.LeftOut`.
+        missing_features: by split, the images that lacked features and were left out; see `train.data.MissingFeatures`.
         started_from: the run that its initial weights come from, see `train.runs.starting.Start`; empty if they were drawn.
         contents: `schemas.manifest.Manifest.content_sha256` of the datasets that it was trained on, by name, with those until a
             step where they have changed.
@@ -98,10 +98,10 @@ class Checkpoint:
     captions: Mapping[str, Any]
     seed: int
     precision: str
-    standing: Standing
+    progress: TrainingProgress
     optimizer: Mapping[str, Any] | None = None
     sampler: Mapping[str, Any] | None = None
-    left_out: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    missing_features: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     started_from: Mapping[str, Any] = field(default_factory=dict)
     contents: Mapping[str, str] = field(default_factory=dict)
 
@@ -127,7 +127,7 @@ def _on_cpu(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
 def write_checkpoint(folder: Folder, name: str, checkpoint: Checkpoint) -> None:
     """Write a checkpoint, whole or not at all."""
     content = {item: getattr(checkpoint, item) for item in checkpoint.__dataclass_fields__}
-    content |= {"dimensions": asdict(checkpoint.dimensions), "standing": asdict(checkpoint.standing)}
+    content |= {"dimensions": asdict(checkpoint.dimensions), "progress": asdict(checkpoint.progress)}
     with folder.replace(name) as file:
         sink = _Sink(file)
         try:
@@ -206,27 +206,26 @@ def _loaded(file: pa.NativeFile, location: str) -> Any:
 def _checkpoint(content: dict[str, Any], location: str) -> Checkpoint:
     """Check the types of everything in a checkpoint, and return it."""
     known = {item.name for item in fields(Checkpoint)}
-    needed = known - {"optimizer", "sampler", "left_out", "started_from", "contents"}
-    if problems := [f"{name} is missing" for name in sorted(needed - content.keys())]:
-        raise damaged(location, problems[0])
+    if missing := sorted(known - content.keys()):
+        raise damaged(location, f"{missing[0]} is missing")
     if unknown := sorted(map(str, content.keys() - known)):
         raise damaged(location, f"{unknown[0]!r} is unknown")
     for name, kind in (("config", str), ("precision", str), ("seed", int), ("captions", dict)):
         if not isinstance(content[name], kind):
             raise damaged(location, f"{name} is {content[name]!r}")
     for name in ("optimizer", "sampler"):
-        if not isinstance(content.setdefault(name, None), (dict, type(None))):
+        if not isinstance(content[name], (dict, type(None))):
             raise damaged(location, f"{name} is of type {type(content[name]).__name__}")
-    if not _maps(content.setdefault("left_out", {}), dict):
-        raise damaged(location, f"left_out is {content['left_out']!r}")
-    start = content.setdefault("started_from", {})
+    if not _maps(content["missing_features"], dict):
+        raise damaged(location, f"missing_features is {content['missing_features']!r}")
+    start = content["started_from"]
     if not isinstance(start, dict) or (start and not all(isinstance(start.get(key), str) for key in ("run", "weights_sha256"))):
         raise damaged(location, f"started_from is {content['started_from']!r}")
     if not _maps(content["model"], Tensor):
         raise damaged(location, "model does not map names to tensors")
     if not _maps(content["fingerprints"], str) or set(content["fingerprints"]) - _OPTIONAL != set(_FINGERPRINTS):
         raise damaged(location, f"fingerprints are not those of {', '.join(_FINGERPRINTS)}")
-    if not _maps(content.setdefault("contents", {}), str):
+    if not _maps(content["contents"], str):
         raise damaged(location, f"contents are {content['contents']!r}")
     tokens = content["tokens"]
     if not isinstance(tokens, tuple) or not all(isinstance(token, str) for token in tokens):
@@ -234,7 +233,7 @@ def _checkpoint(content: dict[str, Any], location: str) -> Checkpoint:
     try:
         EncodedParameters.from_json(content["captions"])
         content["dimensions"] = convert(content["dimensions"], Dimensions, "dimensions", error=DatasetError)
-        content["standing"] = convert(content["standing"], Standing, "standing", error=DatasetError)
+        content["progress"] = convert(content["progress"], TrainingProgress, "progress", error=DatasetError)
     except (DatasetError, ValueError) as error:
         raise damaged(location, str(error)) from error
     return Checkpoint(**content)

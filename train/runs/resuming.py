@@ -36,7 +36,7 @@ def checkpoint_to_resume(folder: Folder, *, resume: bool) -> Checkpoint | None:
             "train again; nothing was changed"
         )
     checkpoint = read_checkpoint(folder, LAST)
-    if not resume and not checkpoint.standing.stopped:
+    if not resume and not checkpoint.progress.stop_reason:
         raise holds_a_run(folder)
     for name in ("optimizer", "sampler"):
         if getattr(checkpoint, name) is None:
@@ -68,11 +68,11 @@ def is_finished(old: Checkpoint, new: Checkpoint, folder: Folder, *, curves: boo
     history = read_history(folder)
     timings = [entry["step"] for entry in history.of("timing")]
     return (
-        timings[-1:] == [old.standing.step]
+        timings[-1:] == [old.progress.step]
         and folder.size(CONFIG) is not None
         and folder.size(METRICS) is not None
         and folder.read(METRICS) == history.to_csv().encode()
-        and read_checkpoint(folder, BEST).standing.step == old.standing.best_step
+        and read_checkpoint(folder, BEST).progress.step == old.progress.best_step
     )
 
 
@@ -115,9 +115,9 @@ def check_same_run(old: Checkpoint, new: Checkpoint, folder: Folder, *, allow_ch
     for name, fingerprint in new.fingerprints.items():
         if old.fingerprints.get(name) != fingerprint:
             changes.append(f"{name}: was {old.fingerprints.get(name, 'none')[:12]}..., now {fingerprint[:12]}...")
-    for split in sorted({*old.left_out, *new.left_out}):
-        was, now = (str(checkpoint.left_out.get(split, {}).get("images", 0)) for checkpoint in (old, new))
-        if old.left_out.get(split) != new.left_out.get(split):
+    for split in sorted({*old.missing_features, *new.missing_features}):
+        was, now = (str(checkpoint.missing_features.get(split, {}).get("images", 0)) for checkpoint in (old, new))
+        if old.missing_features.get(split) != new.missing_features.get(split):
             changes.append(f"images without features in split {split!r}: were {was}, now {now if now != was else 'others'}")
     starts = old.started_from, new.started_from
     # Left out, it is that of the run: nothing is taken again.
@@ -134,7 +134,7 @@ def check_same_run(old: Checkpoint, new: Checkpoint, folder: Folder, *, allow_ch
 
 def contents_since(old: Checkpoint, new: Checkpoint) -> dict[str, str]:
     """Return the contents of a run that is resumed: those of now, and those until then that have changed since."""
-    before = {f"{name} until step {old.standing.step}": digest for name, (digest, _) in _changed(old, new).items()}
+    before = {f"{name} until step {old.progress.step}": digest for name, (digest, _) in _changed(old, new).items()}
     return {**old.contents, **before, **new.contents}
 
 
@@ -149,7 +149,7 @@ def _check_content(old: Checkpoint, new: Checkpoint, folder: Folder, allow_chang
     if not changed:
         return []
     digests = "; ".join(f"{name}: was {was[:12]}..., now {now[:12]}..." for name, (was, now) in changed.items())
-    step = f"step {old.standing.step:,}"
+    step = f"step {old.progress.step:,}"
     sentence = f"the content of {' and '.join(changed)} has changed since {step} (Manifest.content_sha256 of {digests})"
     if not allow_changed:
         raise DatasetError(

@@ -15,7 +15,7 @@ from schemas.storage.folder import Folder
 from schemas.vocabulary import Vocabulary
 from train.config.sections import Config, from_toml
 from train.models.retrieval_model import RetrievalModel
-from train.runs.checkpoints import BEST, LAST, Standing, damaged, read_checkpoint
+from train.runs.checkpoints import BEST, LAST, TrainingProgress, damaged, read_checkpoint
 from train.runs.history import LOG
 from train.runs.restoring import stored_model
 
@@ -36,8 +36,8 @@ class Run:
         captions: parameters of the encoded captions, including the text recipe.
         seed: seed of the run.
         precision: precision that it was trained in.
-        standing: how far it was trained.
-        left_out: by split, the images that lacked features and that it was trained and chosen without.
+        progress: how far it was trained.
+        missing_features: by split, the images that lacked features and that it was trained and chosen without.
         started_from: the run that its initial weights came from, see `train.runs.starting.Start`; empty if they were drawn.
         language_ids: by language, the ids of the tokens that its model has vectors of; a language without an entry has all.
     """
@@ -50,8 +50,8 @@ class Run:
     captions: Mapping[str, Any]
     seed: int
     precision: str
-    standing: Standing
-    left_out: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    progress: TrainingProgress
+    missing_features: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     started_from: Mapping[str, Any] = field(default_factory=dict)
     language_ids: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
@@ -63,7 +63,7 @@ class Run:
     @property
     def step(self) -> int:
         """Steps that the model was trained for."""
-        return self.standing.step
+        return self.progress.step
 
 
 def is_run(folder: str | os.PathLike[str]) -> bool:
@@ -108,8 +108,8 @@ def open_run(folder: str | os.PathLike[str], *, checkpoint: str = "best", device
         captions=stored.captions,
         seed=stored.seed,
         precision=stored.precision,
-        standing=stored.standing,
-        left_out=stored.left_out,
+        progress=stored.progress,
+        missing_features=stored.missing_features,
         started_from=stored.started_from,
         language_ids=stored.dimensions.language_ids,
     )

@@ -371,7 +371,7 @@ def test_evaluate_says_what_it_leaves_out(command, write_run, gappy):
         command(*arguments, "--device", "cpu")
     out, notes = command(*arguments, "--device", "cpu", "--allow-missing-features", "--json")
     assert notes == "left out of split 'test': 6 captions of 1 images without features: test-004\n"
-    assert {score["left_out"]["images"] for score in json.loads(out)["scores"]} == {1}
+    assert {score["missing_features"]["images"] for score in json.loads(out)["scores"]} == {1}
 
 
 @pytest.mark.slow

@@ -113,7 +113,7 @@ def test_it_says_what_it_leaves_out(command, datasets, gappy, tmp_path):
     output = command(*given, "--max-steps", "3", "--no-tensorboard", "--allow-missing-features")
     assert "left out of split 'train': 21 captions of 7 images without features: train-003, train-005, train-007, " in output
     assert "left out of split 'val': 6 captions of 2 images without features: val-002, val-009\n" in output
-    assert open_run(tmp_path / "run").left_out["val"]["images"] == 2
+    assert open_run(tmp_path / "run").missing_features["val"]["images"] == 2
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Features of zeros and of wild norms."""
+"""Features of zeros and of unusual norms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec
 from train.data.features import read_features
-from train.data.norms import OddFeatures, odd_features
+from train.data.norms import FeatureOutliers, find_feature_outliers
 
 IDS = [f"image-{number:02d}" for number in range(20)]
 
@@ -33,36 +33,36 @@ def features(new_dataset, tmp_path):
 
 @pytest.mark.parametrize("arguments", [{}, {"l2": True}])
 @pytest.mark.parametrize("mapped", [True, False])
-def test_zeros_and_wild_norms_are_counted(features, tmp_path, arguments, mapped):
+def test_zeros_and_unusual_norms_are_counted(features, tmp_path, arguments, mapped):
     if mapped:
         arguments = {**arguments, "memory_map": tmp_path / "cache"}
     read = features({3: 0, 5: 101, 6: 99, 7: 1 / 101, 8: 1 / 99, 11: 1e25, 12: 0}, **arguments)
-    found = odd_features("train", read, IDS)
-    assert found == OddFeatures("train", images=20, zero=2, wild=3, median=5.0, example="image-03")
+    found = find_feature_outliers("train", read, IDS)
+    assert found == FeatureOutliers("train", images=20, zero_features=2, norm_outliers=3, median=5.0, example="image-03")
     assert found.remark == (
-        "odd features in split 'train': of 20 images 2 have a feature of zeros and 3 one whose norm is more than 100 times the "
+        "feature outliers in split 'train': of 20 images 2 have a feature of zeros and 3 one whose norm is more than 100 times the "
         "median of 5, or less than a 100th of it, for example image-03; they are used as they are"
     )
-    assert json.loads(json.dumps(found.to_dict()))["wild"] == 3
+    assert json.loads(json.dumps(found.to_dict()))["norm_outliers"] == 3
 
 
 def test_ordinary_features_are_not_mentioned(features):
-    assert odd_features("train", features({1: 99.0, 2: 1 / 99}), IDS) is None
-    assert odd_features("train", features({}), IDS) is None
+    assert find_feature_outliers("train", features({1: 99.0, 2: 1 / 99}), IDS) is None
+    assert find_feature_outliers("train", features({}), IDS) is None
 
 
 def test_one_vector_of_several_is_enough(features):
-    found = odd_features("val", features({4: 0}, shape=(3, 2), dtype="float16"), IDS)
-    assert (found.zero, found.wild, found.example) == (1, 0, "image-04")
+    found = find_feature_outliers("val", features({4: 0}, shape=(3, 2), dtype="float16"), IDS)
+    assert (found.zero_features, found.norm_outliers, found.example) == (1, 0, "image-04")
 
 
 def test_all_zeros(features):
-    found = odd_features("val", features(dict.fromkeys(range(20), 0.0)), IDS)
-    assert (found.zero, found.wild, found.median) == (20, 0, 0.0)
-    assert "wild" not in found.remark
+    found = find_feature_outliers("val", features(dict.fromkeys(range(20), 0.0)), IDS)
+    assert (found.zero_features, found.norm_outliers, found.median) == (20, 0, 0.0)
+    assert "whose norm" not in found.remark
     assert "20 have a feature of zeros, for example image-00" in found.remark
 
 
 def test_no_images(features):
     read = features({})
-    assert odd_features("val", replace(read, rows=read.rows[:0]), []) is None
+    assert find_feature_outliers("val", replace(read, rows=read.rows[:0]), []) is None

@@ -15,7 +15,7 @@ from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
 from train.data.captions import read_captions
 from train.data.regimes import disjoint_halves, half_of_images, one_caption_per_image
-from train.data.splits import LeftOut, check_fingerprints, open_data
+from train.data.splits import MissingFeatures, check_fingerprints, open_data
 
 COMPARABLE = {"en": ("comparable",), "de": ("comparable",)}
 
@@ -170,14 +170,14 @@ def test_captions_without_features_are_left_out(toy, gappy):
     data = open_data(gappy.captions, gappy.features, split="train", languages=["en", "de"], allow_missing_features=True)
     lacking = [f"train-{n:03d}" for n in (3, 5, 7, 11, 13, 17, 19)]
     assert data.captions.image_ids == tuple(name for name in whole.captions.image_ids if name not in lacking)
-    assert data.left_out == LeftOut(
+    assert data.missing_features == MissingFeatures(
         split="train",
         images=7,
         captions=7 * (3 + 2 + 1),
         first=("train-003", "train-005", "train-007", "train-011", "train-013"),
         sha256=hashlib.sha256("".join(f"{name}\n" for name in lacking).encode()).hexdigest(),
     )
-    assert data.left_out.remark == (
+    assert data.missing_features.remark == (
         "left out of split 'train': 42 captions of 7 images without features: "
         "train-003, train-005, train-007, train-011, train-013, ..."
     )
@@ -190,7 +190,7 @@ def test_captions_without_features_are_left_out(toy, gappy):
 
 def test_nothing_is_left_out_where_nothing_lacks(toy):
     data = open_data(toy.captions, toy.features, split="val", allow_missing_features=True)
-    assert data.left_out is None
+    assert data.missing_features is None
 
 
 def test_the_error_names_the_option(gappy):

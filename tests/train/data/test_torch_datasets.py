@@ -421,15 +421,15 @@ def test_images_without_features(toy, gappy, dataset, caplog):
     with pytest.raises(DatasetError, match=r"lacks the features of 1 of 9 images of split 'test'.*allow_missing_features=True"):
         dataset(**arguments)
     pairs = dataset(**arguments, allow_missing_features=True)
-    assert [(entry.split, entry.images, entry.first) for entry in pairs.left_out] == [
+    assert [(entry.split, entry.images, entry.first) for entry in pairs.missing_features] == [
         ("test", 1, ("test-004",)),
         ("val", 2, ("val-002", "val-009")),
     ]
-    assert caplog.messages == [entry.remark for entry in pairs.left_out]
+    assert caplog.messages == [entry.remark for entry in pairs.missing_features]
     lacking = {"test-004", "val-002", "val-009"}
     expected = [key for key in joined(toy.captions, toy.features, split=["val", "test"]) if key[0] not in lacking]
     assert sorted(keys(pairs)) == sorted(expected)
-    assert dataset(toy.captions, toy.features, allow_missing_features=True).left_out == ()
+    assert dataset(toy.captions, toy.features, allow_missing_features=True).missing_features == ()
 
 
 @pytest.mark.parametrize("dataset", [PairDataset, PairStream])

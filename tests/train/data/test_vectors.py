@@ -13,7 +13,7 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
 from train.data.features import missing_images, read_features, shard_features
-from train.data.norms import odd_features
+from train.data.norms import find_feature_outliers
 from train.data.vectors import feature_spec, in_use, vectors_of
 
 SPEC = FeatureSpec("toy-regions", (3, 2), "float16")
@@ -166,10 +166,10 @@ def test_what_is_not_finite_is_refused_where_it_is_in_use(write, tmp_path):
 def test_padding_is_not_odd(write, tmp_path, mapped):
     arguments = {"memory_map": tmp_path / "cache"} if mapped else {}
     dataset, _ = write(5e4)
-    assert odd_features("train", read_features(dataset, FULL, **arguments), FULL) is None
+    assert find_feature_outliers("train", read_features(dataset, FULL, **arguments), FULL) is None
     dataset, _ = write(5e4, name="odd", factors={5: 0, 6: 1000, 7: 1e-3})
-    found = odd_features("train", read_features(dataset, FULL, **arguments), FULL)
-    assert (found.images, found.zero, found.wild, found.example) == (9, 1, 2, "image-05")
+    found = find_feature_outliers("train", read_features(dataset, FULL, **arguments), FULL)
+    assert (found.images, found.zero_features, found.norm_outliers, found.example) == (9, 1, 2, "image-05")
     assert 1.4 < found.median < 2.9
 
 

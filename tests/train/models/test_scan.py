@@ -201,7 +201,7 @@ def test_it_learns_and_is_resumed_bit_for_bit(attention, train_toy, four_languag
 def test_it_trains_in_bfloat16(train_toy, four_languages_regions, tmp_path):
     train_toy(TOY, "plain", corpus=four_languages_regions)
     result = train_toy(TOY, "rounded", corpus=four_languages_regions, precision="bf16")
-    assert result.standing.step == 44
+    assert result.progress.step == 44
     assert all(value.isfinite().all() for value in weights(tmp_path / "rounded").values())
 
 

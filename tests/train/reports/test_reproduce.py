@@ -408,8 +408,8 @@ def test_captions_without_features_are_left_out(toy_2016, without_features, tmp_
         f"left out of split '{split}'" for split in ("train", "val", "test_2016")
     ]
     result = json.loads((tmp_path / "o/results/gella2017/vse-en/seed-0.json").read_text())
-    assert [left_out["images"] for left_out in result["left_out"]] == [7, 2]
-    assert [score["left_out"]["first"] for score in result["scores"]] == [["test-004"]] * 2
+    assert [missing["images"] for missing in result["missing_features"]] == [7, 2]
+    assert [score["missing_features"]["first"] for score in result["scores"]] == [["test-004"]] * 2
     assert "were left out of 1 runs" in read_report(str(tmp_path / "o"), "gella2017").to_markdown()
     assert run(allowed) == [("gella2017/vse-en", 0)]
     with pytest.raises(DatasetError, match="measured with other fingerprints"):
@@ -428,8 +428,8 @@ def test_features_of_zeros_are_said_once(toy_2016, new_dataset, tmp_path):
     remarks = []
     assert run_tables(job, remark=remarks.append) == ()
     assert [remark.partition(",")[0] for remark in remarks] == [
-        "odd features in split 'train': of 40 images 1 have a feature of zeros",
-        "odd features in split 'test_2016': of 9 images 1 have a feature of zeros",
+        "feature outliers in split 'train': of 40 images 1 have a feature of zeros",
+        "feature outliers in split 'test_2016': of 9 images 1 have a feature of zeros",
     ]
     remarks.clear()
     run_tables(job, remark=remarks.append)

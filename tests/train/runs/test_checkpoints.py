@@ -13,7 +13,7 @@ from schemas.storage.folder import Folder
 from tests.pretended_gpu import pretended_gpu
 from train.models.dimensions import Dimensions
 from train.runs import checkpoints
-from train.runs.checkpoints import BEST, LAST, Checkpoint, Standing, read_checkpoint, weights_digest, write_checkpoint
+from train.runs.checkpoints import BEST, LAST, Checkpoint, TrainingProgress, read_checkpoint, weights_digest, write_checkpoint
 
 CHECKPOINT = Checkpoint(
     config="[data]\n",
@@ -24,8 +24,8 @@ CHECKPOINT = Checkpoint(
     captions={"max_length": 100, "text": {"recipe": "raw"}},
     seed=2**31,
     precision="fp32",
-    standing=Standing(step=7, best_score=12.5, best_step=3, stale=2, stopped="steps"),
-    left_out={"train": {"images": 2, "first": ["a", "b"]}},
+    progress=TrainingProgress(step=7, best_score=12.5, best_step=3, evals_since_best=2, stop_reason="steps"),
+    missing_features={"train": {"images": 2, "first": ["a", "b"]}},
     started_from={"run": "runs/first", "weights_sha256": "a" * 64, "words": {"sentences.0": [3, 5]}},
     contents={"captions": "c" * 64, "features": "e" * 64},
     optimizer={"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"lr": 0.1, "betas": (0.9, 0.999)}]},
@@ -48,10 +48,10 @@ def test_a_checkpoint_survives_a_round_trip(folder):
         "captions",
         "seed",
         "precision",
-        "standing",
+        "progress",
         "sampler",
         "dimensions",
-        "left_out",
+        "missing_features",
         "started_from",
         "contents",
     ):
@@ -149,13 +149,13 @@ def test_a_flipped_bit_is_found(folder, parts, part, bit):
         ({"fingerprints": {"captions": "c"}}, "fingerprints are not those of captions, features, vocabulary, extractor"),
         ({"optimizer": 4}, "optimizer is of type int"),
         ({"sampler": "x"}, "sampler is of type str"),
-        ({"standing": {"step": "7"}}, "standing.step is '7', expected a whole number"),
-        ({"standing": 3}, "standing is 3, expected an object"),
-        ({"standing": {"steps": 7}}, "unknown key standing.steps"),
+        ({"progress": {"step": "7"}}, "progress.step is '7', expected a whole number"),
+        ({"progress": 3}, "progress is 3, expected an object"),
+        ({"progress": {"steps": 7}}, "unknown key progress.steps"),
         ({"dimensions": {"languages": ("en",)}}, "dimensions.vocabulary_size is missing"),
         ({"dimensions": {"languages": ("en",), "vocabulary_size": 5, "feature_shape": (-2,)}}, r"feature_shape is \(-2,\)"),
         ({"dimensions": {"languages": ("en",), "vocabulary_size": 5, "feature_shape": ()}}, r"feature_shape is \(\)"),
-        ({"left_out": {"train": 3}}, "left_out is "),
+        ({"missing_features": {"train": 3}}, "missing_features is "),
         ({"contents": {"features": 3}}, r"contents are \{'features': 3\}"),
         ({"more": 1}, "'more' is unknown"),
         ({"version": "1"}, "version is '1'"),
@@ -164,7 +164,7 @@ def test_a_flipped_bit_is_found(folder, parts, part, bit):
 )
 def test_content_of_another_type_is_refused(folder, change, message):
     content = {name: getattr(CHECKPOINT, name) for name in CHECKPOINT.__dataclass_fields__}
-    content |= {"dimensions": asdict(CHECKPOINT.dimensions), "standing": asdict(CHECKPOINT.standing)}
+    content |= {"dimensions": asdict(CHECKPOINT.dimensions), "progress": asdict(CHECKPOINT.progress)}
     with folder.replace(BEST) as file:
         torch.save({"format": "imagepivot run", "version": 4, **content, **change}, file)
     with pytest.raises(DatasetError, match=rf"best\.pt is damaged, or not a checkpoint \(.*{message}"):

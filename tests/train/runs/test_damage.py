@@ -128,7 +128,7 @@ def test_a_damaged_training(toy, train_toy, tmp_path, capfd):
             before = contents_of(tmp_path / "run")
             result, error = attempt(lambda: train(job))
             if error is None:
-                assert result.standing.step == 44, way
+                assert result.progress.step == 44, way
                 assert_equal(weights(tmp_path / "run"), expected)
             elif (name, way) == ("last.pt", "a folder"):
                 assert "has no last.pt to resume from" in str(error)

@@ -16,7 +16,7 @@ def retrieval(recall: float) -> dict:
 
 
 ENTRIES = (
-    {"event": "left_out", "step": 0, "images": 3},
+    {"event": "missing_features", "step": 0, "images": 3},
     {
         "event": "step",
         "step": 10,

@@ -39,7 +39,7 @@ def watch(report):
         kill()
 
 def half(content, file, save=torch.save):
-    if where == "saving" and content["standing"]["step"] == int(step) and content["sampler"] is not None:
+    if where == "saving" and content["progress"]["step"] == int(step) and content["sampler"] is not None:
         file.write(b"half of it")
         file.flush()
         kill()
@@ -73,12 +73,12 @@ def test_a_killed_run_resumes_to_the_same_weights(request, train_toy, tmp_path, 
         [sys.executable, "-c", KILLED, *arguments], env=environment, cwd=Path(__file__).parents[3], check=False
     )
     assert killed.returncode == -signal.SIGKILL
-    left = read_checkpoint(Folder(str(output)), LAST).standing.step
+    left = read_checkpoint(Folder(str(output)), LAST).progress.step
     assert 0 < left < step  # Killed in the middle, so that steps are done again.
 
     resumed = train_toy(text, "killed", corpus=corpus, resume=True, seed=5, save_every=4, curves=True)
     undisturbed = train_toy(text, "undisturbed", corpus=corpus, seed=5, save_every=100, curves=True)
-    assert resumed.standing == undisturbed.standing
+    assert resumed.progress == undisturbed.progress
     for name in (LAST, BEST):
         ours, expected = (read_checkpoint(Folder(str(tmp_path / run)), name) for run in ("killed", "undisturbed"))
         for key in ours.__dataclass_fields__:
@@ -98,7 +98,7 @@ def test_a_killed_run_resumes_to_the_same_weights(request, train_toy, tmp_path, 
 
 def test_a_finished_run_stays_unchanged(train_toy, finished_run, copied_run):
     before = contents(copied_run)
-    assert train_toy(resume=True).standing == finished_run[1].standing
+    assert train_toy(resume=True).progress == finished_run[1].progress
     assert contents(copied_run) == before
 
 
@@ -106,17 +106,17 @@ def test_a_finished_run_stays_unchanged(train_toy, finished_run, copied_run):
 def test_a_run_resumes_with_a_greater_budget(train_toy, finished_run, tmp_path):
     train_toy(CONFIG.replace("max_steps = 44", "max_steps = 20"))
     more = train_toy(resume=True)
-    assert more.standing.step == 44
+    assert more.progress.step == 44
     assert_equal(weights(tmp_path / "run"), weights(finished_run[0]))
 
 
 def test_resume_without_a_run_begins_one(train_toy):
-    assert train_toy(CONFIG.replace("max_steps = 44", "max_steps = 3"), resume=True).standing.step == 3
+    assert train_toy(CONFIG.replace("max_steps = 44", "max_steps = 3"), resume=True).progress.step == 3
 
 
 def test_a_finished_run_is_up_to_date_without_resume(train_toy, finished_run, copied_run):
     before = {path: path.stat().st_mtime_ns for path in copied_run.iterdir()}
-    assert train_toy().standing == finished_run[1].standing
+    assert train_toy().progress == finished_run[1].progress
     assert {path: path.stat().st_mtime_ns for path in copied_run.iterdir()} == before
 
 
@@ -138,7 +138,7 @@ def test_a_run_is_not_overwritten(train_toy, copied_run):
 
 def test_a_run_that_is_not_finished_is_not_overwritten(train_toy, copied_run):
     checkpoint = read_checkpoint(Folder(str(copied_run)), LAST)
-    unfinished = replace(checkpoint, standing=replace(checkpoint.standing, stopped=""))
+    unfinished = replace(checkpoint, progress=replace(checkpoint.progress, stop_reason=""))
     write_checkpoint(Folder(str(copied_run)), LAST, unfinished)
     before = contents(copied_run)
     with pytest.raises(UsageError, match="holds a run: give --resume to continue it, or choose another folder"):
@@ -259,7 +259,7 @@ def test_changed_content_is_trained_on_where_it_is_allowed(toy, tmp_path, train_
     train_toy(CONFIG.replace("max_steps = 44", "max_steps = 20"))
     other, remarks = with_other_features(toy, tmp_path / "other"), []
     job = TrainJob(from_toml(CONFIG, "test"), other, str(tmp_path / "run"), device="cpu", curves=False, resume=True)
-    assert train(replace(job, allow_changed_content=True), remark=remarks.append).standing.step == 44
+    assert train(replace(job, allow_changed_content=True), remark=remarks.append).progress.step == 44
     assert [remark.partition(" (")[0] for remark in remarks] == ["the content of features has changed since step 20"]
     was, now = (open_dataset(corpus.features).manifest.content_sha256 for corpus in (toy, other))
     stored = read_checkpoint(Folder(str(tmp_path / "run")), LAST).contents

@@ -268,7 +268,7 @@ def test_it_resumes_bit_for_bit_and_takes_nothing_again(toy, finished_run, tmp_p
     train_from(toy, tmp_path / "drawn")
     assert not torch.equal(weights(tmp_path / "drawn")["images.weight"], weights(tmp_path / "whole")["images.weight"])
     moved = shutil.move(source, tmp_path / "moved")  # The same run at another place is the same run.
-    assert train_from(toy, tmp_path / "whole", resume=True, start_from=str(moved))[0].standing.step == 44
+    assert train_from(toy, tmp_path / "whole", resume=True, start_from=str(moved))[0].progress.step == 44
 
 
 @pytest.mark.slow
