@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from pipelines.commands.configuration import Config
 from pipelines.commands.options import AsJson, console, notes, remark
+from schemas.console.tables import render_tables
 from schemas.errors import DatasetError
 from schemas.escapes import to_json
 
@@ -28,8 +29,7 @@ def inspect(
     config: Config = "",
 ) -> None:
     """Show a dataset: parameters, statistics, failures and sample rows."""
-    from pipelines.datasets.inspection import describe, failures_table
-    from pipelines.datasets.inspection_json import describe_json
+    from pipelines.datasets.inspection import describe, describe_json, failures_table
     from schemas.dataset import open_dataset
 
     opened = open_dataset(dataset)
@@ -37,13 +37,13 @@ def inspect(
         for row in opened.failures().to_pylist():
             typer.echo(to_json(row))
     elif failures and opened.manifest.failed:
-        console.print(failures_table(opened))
+        failures_table(opened).render(console)
     elif failures:
         console.print(f"{escape(dataset)}: nothing failed", highlight=False, soft_wrap=True)
     elif as_json:
         typer.echo(to_json(describe_json(opened, rows=rows), indent=2))
     else:
-        console.print(describe(opened, rows=rows))
+        render_tables(console, describe(opened, rows=rows))
 
 
 @app.command(epilog="Example: imagepivot validate features")

@@ -197,15 +197,15 @@ def diff(
     Rows are matched by key; the number of shards may differ. The exit code is 0 when both hold the same rows, and 1 when a
     key is missing or a value differs by more than the tolerance. Parameters that differ are shown and do not count.
     """
-    from pipelines.datasets.comparison import DiffJob, compare_datasets
-    from pipelines.datasets.comparison_tables import comparison_table
+    from pipelines.datasets.comparison import DiffJob, compare_datasets, comparison_tables
     from pipelines.running.meter import show_progress
+    from schemas.console.tables import render_tables
 
     with show_progress(notes, "diff", unit="rows", log_json=log_json) as meter:
         comparison = compare_datasets(DiffJob(a=a, b=b, tolerance=tolerance), meter)
     missing, differing = comparison.missing_in_a.count + comparison.missing_in_b.count, comparison.differing.count
     events.record(counts={"rows": comparison.common, "missing": missing, "differing": differing})
-    console.print(comparison_table(comparison))
+    render_tables(console, comparison_tables(comparison))
     if comparison.differs:
         raise typer.Exit(1)
     same = "the same rows" if not tolerance else f"the same rows within {tolerance:g}"

@@ -257,7 +257,7 @@ def features(
     if dry_run:
         from pipelines.features.planning import plan_table, plan_work
 
-        console.print(plan_table(plan_work(job, listing, remark)))
+        plan_table(plan_work(job, listing, remark)).render(console)
         return
     if any(name.startswith("random:") for name in (weights, extractor.rpartition("+")[2])):
         remark("untrained: the weights are random, the features mean nothing")

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import typer
 from rich.markup import escape
-from rich.text import Text
 
 from pipelines.commands.options import console, remark
 from schemas.console import events
+from schemas.console.tables import Table, render_tables
 from schemas.escapes import to_json
 
 if TYPE_CHECKING:
@@ -31,8 +31,7 @@ def finish(manifest: Manifest, output: str, max_failures: int = 0) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    if (table := statistics_table(manifest)) is not None:
-        console.print(table)
+    render_tables(console, [statistics_table(manifest)])
     if manifest.failed:
         counts = ", ".join(f"{count:,} {reason}" for reason, count in failed.items())
         listed = f"They are listed by: imagepivot inspect {shlex.quote(output)} --failures"
@@ -44,16 +43,17 @@ def finish(manifest: Manifest, output: str, max_failures: int = 0) -> None:
 def print_extractors(*, as_json: bool) -> None:
     """Print the catalogue of extractors, as tables or as JSON."""
     from extractors import entries
-    from pipelines.datasets.value_tables import add_values, named_table
+    from pipelines.datasets.inspection import value_rows
 
     catalogue = [entry.to_json() for entry in entries()]
     if as_json:
         typer.echo(to_json(catalogue, indent=2))
         return
+    tables = []
     for entry in catalogue:
-        table = named_table(entry.pop("name"))
         shape = entry.pop("shape")
         entry["makes"] = f"{entry.pop('kind')}, {'shape depends on the model' if shape is None else '×'.join(map(str, shape))}"
         entry["makes"] += f", {entry.pop('dtype')}"
-        add_values(table, {name: entry[name] for name in ("makes", "source", "weights", "preprocessing") if entry[name]})
-        console.print(table, Text(""))
+        values = {name: entry[name] for name in ("makes", "source", "weights", "preprocessing") if entry[name]}
+        tables.append(Table(("", ""), list(value_rows(values)), entry["name"], has_borders=True))
+    render_tables(console, tables)

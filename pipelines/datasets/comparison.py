@@ -17,13 +17,24 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from pipelines.datasets.inspection import shorten, value_rows
 from pipelines.running.meter import Meter
+from schemas.console.tables import Cell, Column, Row, Table
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import UsageError
 from schemas.fingerprints import canonical_json
+from schemas.keys import normalization_hint
 from schemas.kinds import KEY_COLUMNS
 
-__all__ = ["Comparison", "DiffJob", "KeySample", "ParameterDifference", "VectorDifference", "compare_datasets"]
+__all__ = [
+    "Comparison",
+    "DiffJob",
+    "KeySample",
+    "ParameterDifference",
+    "VectorDifference",
+    "compare_datasets",
+    "comparison_tables",
+]
 
 _FIRST = 5
 _FEATURES = ("feature", "features", "vector")
@@ -368,3 +379,49 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def comparison_tables(comparison: Comparison) -> list[Table]:
+    """Return a comparison as tables."""
+    parameters = [(entry.path, _short(entry.a), _short(entry.b)) for entry in comparison.parameters]
+    # A row for each number: columns side by side would be too narrow to read.
+    vectors = [row for column in comparison.vectors for row in value_rows({column.column: _vector_numbers(column)})]
+    return [
+        _rows_table(comparison),
+        Table(("", ""), vectors, "values", has_borders=True),
+        Table(("", "A", "B"), parameters, "parameters and inputs that differ", has_borders=True),
+    ]
+
+
+def _rows_table(comparison: Comparison) -> Table:
+    rows: list[Row] = [("in A", comparison.rows_a), ("in B", comparison.rows_b), ("in both", comparison.common)]
+    for label, sample in (
+        ("only in A", comparison.missing_in_b),
+        ("only in B", comparison.missing_in_a),
+        ("in both, with a difference", comparison.differing),
+    ):
+        more = ", ..." if sample.count > len(sample.first) else ""
+        rows.append((label, sample.count, ", ".join(sample.first) + more))
+    if hint := normalization_hint(comparison.missing_in_b.first, comparison.missing_in_a.first):
+        rows.append(("", None, Cell(hint, style="yellow")))
+    rows += [(f"  {name} differs", count) for name, count in comparison.columns.items() if count]
+    if comparison.incomparable:
+        rows.append(("values not compared", None, Cell(comparison.incomparable, style="yellow")))
+    return Table(("", Column("rows", ","), "the first"), rows, f"{comparison.kind}: rows", has_borders=True)
+
+
+def _vector_numbers(column: VectorDifference) -> dict[str, str]:
+    numbers = {
+        "rows that differ": f"{column.rows:,}",
+        "largest difference": f"{column.largest:.3g}{f' ({column.largest_key})' if column.largest_key else ''}",
+        "... of the largest value": f"{column.relative:.3g}",
+        "mean difference": f"{column.mean:.3g}",
+    }
+    if column.cosine_mean is not None:
+        key = f" ({column.cosine_least_key})" if column.rows else ""
+        numbers |= {"mean cosine": f"{column.cosine_mean:.9f}", "least cosine": f"{column.cosine_least:.9f}{key}"}
+    return numbers
+
+
+def _short(value: Any) -> str:
+    return shorten("nothing" if value is None else value if isinstance(value, str) else canonical_json(value))

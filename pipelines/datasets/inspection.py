@@ -1,103 +1,128 @@
-"""``imagepivot inspect``: a dataset as tables for a terminal."""
+"""``imagepivot inspect``: a dataset as tables, and as JSON values."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
-from rich.console import Group
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
 
 from pipelines.datasets.region_names import RegionNames, named_regions
-from pipelines.datasets.value_tables import add_values, cell, named_table
+from schemas.console.tables import Cell, Column, Row, Table, number_columns
 from schemas.dataset import Dataset
-from schemas.escapes import escape_text
 from schemas.fingerprints import canonical_json
 from schemas.manifest import Manifest
 from schemas.parameters import FeaturesParameters
 
-__all__ = [
-    "describe",
-    "described_columns",
-    "failures_by_reason",
-    "failures_table",
-    "first_rows",
-    "is_untrained",
-    "statistics_table",
-    "stored_bytes",
-]
+__all__ = ["describe", "describe_json", "failures_table", "shorten", "statistics_table", "value_rows"]
 
-_MOST_TEXT = 60
-_MOST_REGIONS = 4
-_MOST_INPUTS = 6
+_MAX_TEXT = 60
+_MAX_REGIONS = 4
+_MAX_INPUTS = 6
+_MAX_VALUES = 4
 _NO_FAILURE = {"uri": "", "key": "", "message": ""}
 _CAPTION_KINDS = ("captions", "encoded", "embeddings")
 _KEY_OF_CAPTION = ("image_id", "language", "portion", "index", "split")
 
 
-def describe(dataset: Dataset, *, rows: int = 5) -> Group:
+def describe(dataset: Dataset, *, rows: int = 5) -> list[Table]:
     """Describe a dataset: parameters, columns, statistics, failures and sample rows.
 
     Args:
         dataset: the dataset.
         rows: number of sample rows, from the first shards that have any.
     """
-    parts = [_overview(dataset), _columns(dataset)]
-    statistics = statistics_table(dataset.manifest)
-    if statistics is not None:
-        parts.append(statistics)
-    if dataset.manifest.failed:
-        parts.append(_failures(dataset))
-    if rows:
-        parts.append(_sample_regions(dataset, rows) if dataset.kind == "regions" else _sample(dataset, rows))
-    return Group(*(item for part in parts for item in (part, Text(""))))
+    columns = [tuple(column.values()) for column in _columns(dataset)]
+    sample = _sample_regions if dataset.kind == "regions" else _sample
+    return [
+        Table(("", ""), list(_overview(dataset)), dataset.folder.location, has_borders=True),
+        Table(("name", "type", "what it is"), columns, "columns", has_borders=True),
+        statistics_table(dataset.manifest),
+        _reasons_table(dataset),
+        *([sample(dataset, rows)] if rows else []),
+    ]
 
 
-def _overview(dataset: Dataset) -> Table:
+def describe_json(dataset: Dataset, *, rows: int = 5) -> dict[str, Any]:
+    """Describe a dataset as JSON values: of a vector, sample rows have the first four values."""
     manifest = dataset.manifest
-    table = named_table(dataset.folder.location)
-    if is_untrained(dataset):
-        table.add_row("note", Text("untrained: the weights are random, the features mean nothing", style="yellow"))
-    table.add_row("kind", manifest.kind)
-    table.add_row("rows", f"{manifest.rows:,} in {len(manifest.shards):,} shards, {_size(stored_bytes(dataset))}")
-    table.add_row("fingerprint", manifest.fingerprint)
-    add_values(table, manifest.parameters, empty="all")
-    for entry in manifest.inputs[:_MOST_INPUTS]:
-        rest = {key: f"{value:,}" if key == "bytes" else value for key, value in entry.items() if key != "name"}
-        add_values(table, {f"from {entry.get('name', '')}": rest})
-    if len(manifest.inputs) > _MOST_INPUTS:
-        table.add_row("from", f"{len(manifest.inputs) - _MOST_INPUTS} more files, all in the manifest")
-    table.add_row("made with", cell(", ".join(f"{name} {version}" for name, version in manifest.libraries.items())))
-    return table
+    return {
+        "dataset": dataset.folder.location,
+        "kind": manifest.kind,
+        "rows": manifest.rows,
+        "shards": len(manifest.shards),
+        "bytes": _stored_bytes(manifest),
+        "fingerprint": manifest.fingerprint,
+        "untrained": _is_untrained(dataset),
+        "parameters": manifest.parameters,
+        "inputs": list(manifest.inputs),
+        "libraries": manifest.libraries,
+        "columns": _columns(dataset),
+        "statistics": manifest.statistics,
+        "failed": manifest.failed,
+        "failures": _failures_by_reason(dataset),
+        "first_rows": list(_first_json(dataset, rows)) if rows else [],
+    }
 
 
-def is_untrained(dataset: Dataset) -> bool:
+def _overview(dataset: Dataset) -> Iterator[Row]:
+    manifest = dataset.manifest
+    if _is_untrained(dataset):
+        yield _name("note"), Cell("untrained: the weights are random, the features mean nothing", style="yellow")
+    yield _name("kind"), manifest.kind
+    yield _name("rows"), f"{manifest.rows:,} in {len(manifest.shards):,} shards, {_size(_stored_bytes(manifest))}"
+    yield _name("fingerprint"), manifest.fingerprint
+    yield from value_rows(manifest.parameters, empty="all")
+    for entry in manifest.inputs[:_MAX_INPUTS]:
+        values = {key: f"{value:,}" if key == "bytes" else value for key, value in entry.items() if key != "name"}
+        yield from value_rows({f"from {entry.get('name', '')}": values})
+    if len(manifest.inputs) > _MAX_INPUTS:
+        yield _name("from"), f"{len(manifest.inputs) - _MAX_INPUTS} more files, all in the manifest"
+    yield _name("made with"), ", ".join(f"{name} {version}" for name, version in manifest.libraries.items())
+
+
+def value_rows(values: Mapping[str, Any], *, empty: str = "none", depth: int = 0) -> Iterator[Row]:
+    """Yield a row for each of named JSON values; those of a mapping follow its name, indented.
+
+    Args:
+        values: the values by name.
+        empty: text for an empty list.
+        depth: depth of the indentation.
+    """
+    for name, value in values.items():
+        label = _name("  " * depth + name)
+        if isinstance(value, Mapping):
+            yield label, "" if value else "none"
+            yield from value_rows(value, empty=empty, depth=depth + 1)
+        else:
+            yield label, _plain(value, empty)
+
+
+def _name(text: str) -> Cell:
+    return Cell(text, style="cyan")
+
+
+def _plain(value: Any, empty: str) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple)):
+        is_flat = not any(isinstance(item, (list, tuple, Mapping)) for item in value)
+        return ", ".join(_plain(item, empty) for item in value) or empty if is_flat else canonical_json(value)
+    return "" if value is None else str(value)
+
+
+def _is_untrained(dataset: Dataset) -> bool:
     """Return whether a dataset holds features of a model with random weights."""
     return dataset.spec is not None and FeaturesParameters.from_json(dataset.manifest.parameters).untrained
 
 
-def stored_bytes(dataset: Dataset) -> int:
-    """Return the size of the files of a dataset."""
-    manifest = dataset.manifest
+def _stored_bytes(manifest: Manifest) -> int:
     return sum(entry.bytes for entry in (*manifest.shards, *manifest.failures, *manifest.files))
 
 
-def _columns(dataset: Dataset) -> Table:
-    table = Table(title="columns", title_justify="left", title_style="bold")
-    for heading in ("name", "type", "what it is"):
-        table.add_column(heading, overflow="fold")
-    for column in described_columns(dataset):
-        table.add_row(*(cell(column[name]) for name in ("name", "type", "description")))
-    return table
-
-
-def described_columns(dataset: Dataset) -> list[dict[str, str]]:
-    """Return name, type and description of the columns of a dataset."""
+def _columns(dataset: Dataset) -> list[dict[str, str]]:
     return [
         {
             "name": column.name,
@@ -108,122 +133,121 @@ def described_columns(dataset: Dataset) -> list[dict[str, str]]:
     ]
 
 
-def statistics_table(manifest: Manifest) -> Table | None:
-    """Return the manifest's statistics in the form that suits its kind; None if there are none."""
-    if not manifest.statistics:
-        return None
+def statistics_table(manifest: Manifest) -> Table:
+    """Return the manifest's statistics in the form that suits its kind."""
     own = {
-        "captions": _captions_table,
-        "vocabulary": _vocabulary_table,
-        "word-vectors": _word_vectors_table,
-        "token-features": _token_features_table,
+        "captions": _caption_statistics,
+        "vocabulary": _vocabulary_statistics,
+        "word-vectors": _word_vector_statistics,
+        "token-features": _token_feature_statistics,
     }
     try:
-        return own[manifest.kind](manifest.statistics)
-    except (KeyError, TypeError, AttributeError, ValueError):
-        return _plain_table(manifest.statistics)  # Another kind, or a dataset that was not written by its command.
+        columns, rows = own[manifest.kind if manifest.statistics else ""](manifest.statistics)
+    except (KeyError, TypeError, AttributeError, ValueError):  # Another kind, or a dataset that its command did not write.
+        named = {name.replace("_", " "): value for name, value in manifest.statistics.items()}
+        values = {name: f"{value:,}" if isinstance(value, int) else value for name, value in named.items()}
+        columns, rows = ["", Column("", "")], list(value_rows(values))
+    return Table(columns, rows, "statistics", has_borders=True)
 
 
-def _plain_table(statistics: Mapping[str, Any]) -> Table:
-    table = Table(title="statistics", title_justify="left", title_style="bold", show_header=False)
-    table.add_column()
-    table.add_column(justify="right", overflow="fold")
-    for name, value in statistics.items():
-        add_values(table, {name.replace("_", " "): f"{value:,}" if isinstance(value, int) else value})
-    return table
+_Statistics: TypeAlias = tuple[Sequence[Column | str], list[Row]]
+"""Columns and rows."""
 
 
-def _captions_table(statistics: Mapping[str, Any]) -> Table:
-    table = Table(title="statistics", title_justify="left", title_style="bold")
-    for heading in ("portion", "split", "language"):
-        table.add_column(heading)
-    for heading in ("captions", "tokens"):
-        table.add_column(heading, justify="right")
+def _caption_statistics(statistics: Mapping[str, Any]) -> _Statistics:
+    rows: list[Row] = []
     for key, counts in sorted(statistics["captions"].items()):
         portion, split, language = key.split("/")
-        table.add_row(*map(cell, (portion, split, language)), f"{counts['captions']:,}", f"{counts['tokens']:,}")
-    return table
+        rows.append((portion, split, language, f"{counts['captions']:,}", f"{counts['tokens']:,}"))
+    return ["portion", "split", "language", *number_columns("captions", "tokens")], rows
 
 
-def _vocabulary_table(statistics: Mapping[str, Any]) -> Table:
+def _vocabulary_statistics(statistics: Mapping[str, Any]) -> _Statistics:
     languages = list(statistics["tokens"])
-    table = Table(title="statistics", title_justify="left", title_style="bold")
-    table.add_column("")
-    for heading in (*languages, "sum", "union"):
-        table.add_column(cell(heading), justify="right")
-    tokens = [f"{statistics['tokens'][language]:,}" for language in languages]
-    table.add_row("tokens in the vocabulary", *tokens, f"{statistics['sum']:,}", f"{statistics['union']:,}")
-    for name, label in (
+    unknown, reserved = statistics["unknown"], statistics.get("reserved", {})
+    named = (
         ("types", "different tokens counted"),
         ("singletons", "of them singletons"),
         ("occurrences", "occurrences counted"),
-    ):
-        table.add_row(label, *(f"{statistics[name][language]:,}" for language in languages), end_section=name == "occurrences")
+    )
+    rows: list[Row] = [
+        (
+            "tokens in the vocabulary",
+            *_counts(statistics["tokens"].values()),
+            *_counts([statistics["sum"], statistics["union"]]),
+        ),
+        *((label, *_counts(statistics[name][language] for language in languages)) for name, label in named),
+        (),
+    ]
     for row in languages[:-1]:
         overlap = (statistics["jaccard"].get(f"{row}/{column}") for column in languages)
-        table.add_row(cell(f"Jaccard with {row}"), *("" if value is None else f"{value:.4f}" for value in overlap), style="dim")
-    splits = sorted({split for shares in statistics["unknown"].values() for split in shares})
-    table.add_section()
-    for split in splits:
-        shares = (statistics["unknown"].get(language, {}).get(split) for language in languages)
-        table.add_row(cell(f"<unk> in {split}"), *("" if share is None else f"{share:.2%}" for share in shares))
-    reserved = statistics.get("reserved", {})
+        rows.append(_dim(f"Jaccard with {row}", *(None if value is None else f"{value:.4f}" for value in overlap)))
+    rows.append(())
+    for split in sorted({split for shares in unknown.values() for split in shares}):
+        shares = (unknown.get(language, {}).get(split) for language in languages)
+        rows.append((f"<unk> in {split}", *(None if share is None else f"{share:.2%}" for share in shares)))
     for split in sorted({split for counts in reserved.values() for split in counts}):
         counts = (reserved.get(language, {}).get(split, 0) for language in languages)
-        table.add_row(cell(f"reserved tokens in {split}"), *(f"{count:,}" for count in counts))
-    return table
+        rows.append((f"reserved tokens in {split}", *_counts(counts)))
+    return ["", *number_columns(*languages, "sum", "union")], rows
 
 
-def _word_vectors_table(statistics: Mapping[str, Any]) -> Table:
-    table = Table(title="statistics", title_justify="left", title_style="bold")
-    table.add_column("")
-    for language in statistics:
-        table.add_column(cell(language), justify="right", overflow="fold")
+def _word_vector_statistics(statistics: Mapping[str, Any]) -> _Statistics:
     of_languages = tuple(statistics.values())
-    table.add_row("words in the file", *(f"{one['file_words']:,}" for one in of_languages))
+    rows: list[Row] = [("words in the file", *_counts(one["file_words"] for one in of_languages))]
     for name, label in (("types", "words of the vocabulary"), ("occurrences", "their occurrences")):
-        table.add_section()
-        table.add_row(label, *(f"{one[name]:,}" for one in of_languages))
         found = ((one[f"{name}_found"], one[name]) for one in of_languages)
-        table.add_row("with a vector", *(f"{count:,} ({count / every:.2%})" for count, every in found))
-    table.add_row("in lower case only", *(f"{one['types_in_lower_case']:,}" for one in of_languages), style="dim")
-    table.add_section()
+        rows += [(), (label, *_counts(one[name] for one in of_languages))]
+        rows.append(("with a vector", *(f"{count:,} ({count / every:.2%})" for count, every in found)))
+    rows += [_dim("in lower case only", *_counts(one["types_in_lower_case"] for one in of_languages)), ()]
     missing = (sorted(one["most_frequent_missing"].items(), key=lambda item: (-item[1], item[0])) for one in of_languages)
-    listed = ("\n".join(f"{escape_text(token)} {count:,}" for token, count in one) for one in missing)
-    table.add_row("without, most frequent", *map(Text, listed))
-    return table
+    rows.append(("without, most frequent", *(tuple(f"{token} {count:,}" for token, count in one) for one in missing)))
+    return ["", *number_columns(*statistics)], rows
 
 
-def _token_features_table(statistics: Mapping[str, Any]) -> Table:
-    table = Table(title="statistics", title_justify="left", title_style="bold")
-    table.add_column("")
+def _token_feature_statistics(statistics: Mapping[str, Any]) -> _Statistics:
     of_languages = [counts for _, counts in sorted(statistics.items())]
-    for language in sorted(statistics):
-        table.add_column(cell(language), justify="right")
-    for name, label in (("captions", "captions"), ("tokens", "tokens"), ("sub_words", "sub-words")):
-        table.add_row(label, *(f"{counts[name]:,}" for counts in of_languages))
-    table.add_row(
-        "of a token", *(f"{counts['sub_words'] / max(1, counts['tokens']):.2f}" for counts in of_languages), style="dim"
-    )
+
+    def counted(name: str, label: str) -> Row:
+        return label, *_counts(counts[name] for counts in of_languages)
+
+    parts = (counts["sub_words"] / max(1, counts["tokens"]) for counts in of_languages)
     unknown = (counts["unknown_sub_words"] / max(1, counts["sub_words"]) for counts in of_languages)
-    table.add_row("unknown", *(f"{share:.2%}" for share in unknown), style="dim", end_section=True)
-    for name, label in (("captions_cut", "captions cut"), ("captions_in_parts", "captions read in parts")):
-        table.add_row(label, *(f"{counts[name]:,}" for counts in of_languages))
-    return table
+    return ["", *number_columns(*sorted(statistics))], [
+        *(counted(*names) for names in (("captions", "captions"), ("tokens", "tokens"), ("sub_words", "sub-words"))),
+        _dim("of a token", *(f"{part:.2f}" for part in parts)),
+        _dim("unknown", *(f"{share:.2%}" for share in unknown)),
+        (),
+        *(counted(*names) for names in (("captions_cut", "captions cut"), ("captions_in_parts", "captions read in parts"))),
+    ]
 
 
-def _failures(dataset: Dataset) -> Table:
-    table = Table(title=f"{dataset.manifest.failed:,} failures", title_justify="left", title_style="bold red")
-    for heading in ("reason", "inputs", "first", "message"):
-        table.add_column(heading, overflow="fold")
-    for entry in failures_by_reason(dataset):
-        first = entry["first"]
-        table.add_row(*map(cell, (entry["reason"], f"{entry['inputs']:,}", first["uri"] or first["key"], first["message"])))
-    table.caption = f"all of them: imagepivot inspect {escape(shlex.quote(dataset.folder.location))} --failures"
-    return table
+def _counts(counts: Iterable[int]) -> list[str]:
+    return [f"{count:,}" for count in counts]
 
 
-def failures_by_reason(dataset: Dataset) -> list[dict[str, Any]]:
+def _dim(*values: str | None) -> Row:
+    return [Cell(value, style="dim") for value in values]
+
+
+def failures_table(dataset: Dataset) -> Table:
+    """Return all failures of a dataset."""
+    names = ("key", "reason", "uri", "message")
+    failures = dataset.failures().select(names).to_pylist()
+    return Table(names, [tuple(row.values()) for row in failures], f"{dataset.manifest.failed:,} failures", has_borders=True)
+
+
+def _reasons_table(dataset: Dataset) -> Table:
+    rows = [
+        (entry["reason"], entry["inputs"], entry["first"]["uri"] or entry["first"]["key"], entry["first"]["message"])
+        for entry in _failures_by_reason(dataset)
+    ]
+    note = f"all of them: imagepivot inspect {shlex.quote(dataset.folder.location)} --failures"
+    columns = ("reason", Column("inputs", ","), "first", "message")
+    return Table(columns, rows, f"{dataset.manifest.failed:,} failures", [note], has_borders=True)
+
+
+def _failures_by_reason(dataset: Dataset) -> list[dict[str, Any]]:
     """Return reason, number of inputs and the first failure of each reason, sorted by reason."""
     failures = dataset.failures().to_pylist() if dataset.manifest.failed else []
     return [
@@ -232,68 +256,79 @@ def failures_by_reason(dataset: Dataset) -> list[dict[str, Any]]:
     ]
 
 
-def failures_table(dataset: Dataset) -> Table:
-    """Return all failures of a dataset."""
-    table = Table(title=f"{dataset.manifest.failed:,} failures", title_justify="left", title_style="bold red")
-    for heading in ("key", "reason", "uri", "message"):
-        table.add_column(heading, overflow="fold")
-    for row in dataset.failures().to_pylist():
-        table.add_row(*(cell(row[name]) for name in ("key", "reason", "uri", "message")))
-    return table
-
-
-def _sample(dataset: Dataset, rows: int) -> Table:
+def _sample(dataset: Dataset, count: int) -> Table:
     """Return the first rows, with the values that make up the key of a caption in one column."""
-    table = Table(title="first rows", title_justify="left", title_style="bold", show_lines=dataset.kind in _CAPTION_KINDS)
     names = [column.name for column in dataset.schema]
     together = [name for name in names if name in _KEY_OF_CAPTION] if dataset.kind in _CAPTION_KINDS else []
-    rest = [name for name in names if name not in together]
-    if together:
-        table.add_column(", ".join(together), overflow="fold", max_width=32)
-    for name in rest:
-        table.add_column(name, overflow="fold")
-    for row in first_rows(dataset, rows):
-        key = [Text("\n".join(escape_text(str(row[name])) for name in together))] if together else []
-        table.add_row(*key, *(cell(_value(row[name])) for name in rest))
-    return table
+    others = [name for name in names if name not in together]
+    rows: list[Row] = []
+    for row in _first_rows(dataset, count):
+        key = [tuple(str(row[name]) for name in together)] if together else []
+        rows += [*([()] if together and rows else []), (*key, *(_value(row[name]) for name in others))]
+    return Table([*([", ".join(together)] if together else []), *others], rows, "first rows", has_borders=True)
 
 
-def _sample_regions(dataset: Dataset, rows: int) -> Table:
-    table = Table(title="first rows", title_justify="left", title_style="bold")
-    for heading in ("image_id", "pixels", "num_regions", "best regions: attribute, class, score, corners"):
-        table.add_column(heading, overflow="fold")
+def _sample_regions(dataset: Dataset, count: int) -> Table:
     names = RegionNames.of(dataset)
-    columns = [column.name for column in dataset.schema if column.name != "features"]
-    for row in first_rows(dataset, rows, columns):
+    rows: list[Row] = []
+    for row in _region_rows(dataset, count):
         regions = [
             f"{region.text}  ({', '.join(f'{value:.0f}' for value in region.xyxy)})" for region in named_regions(row, names)
         ]
-        more = [f"and {len(regions) - _MOST_REGIONS} more"] if len(regions) > _MOST_REGIONS else []
-        size, shown = f"{row['width']}×{row['height']}", "\n".join(map(escape_text, regions[:_MOST_REGIONS] + more))
-        table.add_row(cell(row["image_id"]), size, str(row["num_regions"]), Text(shown))
-    return table
+        more = [f"and {len(regions) - _MAX_REGIONS} more"] if len(regions) > _MAX_REGIONS else []
+        lines = (*regions[:_MAX_REGIONS], *more)
+        rows.append((row["image_id"], f"{row['width']}×{row['height']}", str(row["num_regions"]), lines))
+    headings = ("image_id", "pixels", "num_regions", "best regions: attribute, class, score, corners")
+    return Table(headings, rows, "first rows", has_borders=True)
 
 
-def first_rows(dataset: Dataset, rows: int, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
+def _first_json(dataset: Dataset, count: int) -> Iterator[dict[str, Any]]:
+    if dataset.kind != "regions":
+        for row in _first_rows(dataset, count):
+            yield {name: _json_value(value) for name, value in row.items()}
+        return
+    names = RegionNames.of(dataset)
+    for row in _region_rows(dataset, count):
+        regions = [
+            {"label": region.text, "class_id": region.class_id, "box": region.xyxy} for region in named_regions(row, names)
+        ]
+        yield {name: row[name] for name in ("image_id", "width", "height", "num_regions")} | {"regions": regions}
+
+
+def _region_rows(dataset: Dataset, count: int) -> Iterator[dict[str, Any]]:
+    return _first_rows(dataset, count, [column.name for column in dataset.schema if column.name != "features"])
+
+
+def _first_rows(dataset: Dataset, count: int, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
     """Yield rows of the first shards that have any."""
-    batches = dataset.batches(columns, batch_size=rows)
-    return islice((row for batch in batches for row in batch.to_pylist()), rows)
+    batches = dataset.batches(columns, batch_size=count)
+    return islice((row for batch in batches for row in batch.to_pylist()), count)
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, list) and value and isinstance(value[0], float):
+        return {"first": value[:_MAX_VALUES], "length": len(value)}
+    if isinstance(value, list) and value and isinstance(value[0], tuple):
+        return dict(value)
+    return value
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, list) and value and isinstance(value[0], float):
-        return f"[{', '.join(f'{number:.3f}' for number in value[:4])}, ...] {len(value)} values"
-    if isinstance(value, list) and value and isinstance(value[0], str) and len(value) > 1:
-        return _short(" ".join(value))
-    if isinstance(value, list) and value and isinstance(value[0], tuple):
+    first = value[0] if isinstance(value, list) and value else None
+    if isinstance(first, float):
+        return f"[{', '.join(f'{number:.3f}' for number in value[:_MAX_VALUES])}, ...] {len(value)} values"
+    if isinstance(first, str) and len(value) > 1:
+        return shorten(" ".join(value))
+    if isinstance(first, tuple):
         return ", ".join(f"{key} {count:,}" for key, count in value)
     if isinstance(value, (Mapping, list)):
         return canonical_json(value) if value else ""
-    return _short(value) if isinstance(value, str) else str(value)
+    return shorten(value) if isinstance(value, str) else str(value)
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= _MOST_TEXT else text[: _MOST_TEXT - 1] + "…"
+def shorten(text: str) -> str:
+    """Return text of at most 60 characters, with an ellipsis where it is cut."""
+    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
 
 
 def _type(dtype: pa.DataType) -> str:
@@ -307,8 +342,8 @@ def _type(dtype: pa.DataType) -> str:
 
 
 def _size(size: float) -> str:
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < 1024:
             return f"{size:,.0f} {unit}" if unit == "bytes" else f"{size:,.1f} {unit}"
         size /= 1024
-    raise AssertionError("unreachable")
+    return f"{size:,.1f} GiB"

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rich.table import Table
-
 from extractors.remarks import tell
 from pipelines.features.extract import Remark, plan_features
 from pipelines.features.job import FeaturesJob
 from pipelines.features.reuse import plan_reuse
 from pipelines.inputs.images import ImageRef, Listing, kept_refs
+from schemas.console.tables import Row, Table, number_columns
 from schemas.keys import shard_of
 from schemas.kinds import vector_bytes
 from schemas.writing.dataset_writer import look_before
@@ -100,16 +99,14 @@ def _refs(job: FeaturesJob, listing: Listing) -> Iterator[ImageRef]:
 
 
 def plan_table(plan: WorkPlan) -> Table:
-    """Return the plan as a table for a terminal: the first shards to do, and the sum."""
-    table = Table(title=f"{len(plan.todo)} shards to do, {plan.finished} finished", title_justify="left", title_style="bold")
-    for heading in ("shard", "images to extract", "rows kept", "rows dropped", "MiB written"):
-        table.add_column(heading, justify="right")
+    """Return the plan as a table: the first shards to do, and the sum."""
+    rows: list[Row] = []
     for shard in plan.todo[:20]:
         size = (shard.images + shard.kept) * plan.row_bytes / 2**20
-        table.add_row(str(shard.number), f"{shard.images:,}", f"{shard.kept:,}", f"{shard.dropped:,}", f"{size:,.1f}")
+        rows.append((shard.number, shard.images, shard.kept, shard.dropped, f"{size:,.1f}"))
     if len(plan.todo) > 20:
-        table.add_row("...", "", "", "", "")
-    table.add_section()
+        rows.append(("...",))
     kept, dropped = (sum(getattr(shard, name) for shard in plan.todo) for name in ("kept", "dropped"))
-    table.add_row("all", f"{plan.images:,}", f"{kept:,}", f"{dropped:,}", f"{plan.bytes / 2**20:,.1f}")
-    return table
+    rows += [(), ("all", plan.images, kept, dropped, f"{plan.bytes / 2**20:,.1f}")]
+    columns = number_columns("shard", "images to extract", "rows kept", "rows dropped", "MiB written", spec=",")
+    return Table(columns, rows, f"{len(plan.todo)} shards to do, {plan.finished} finished", has_borders=True)

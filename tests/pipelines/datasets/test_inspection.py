@@ -1,12 +1,9 @@
-import io
 import json
 
 import numpy as np
 import pytest
-from rich.console import Console
 
-from pipelines.datasets.inspection import describe, failures_table, statistics_table
-from pipelines.datasets.inspection_json import describe_json
+from pipelines.datasets.inspection import describe, describe_json, failures_table, statistics_table
 from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec
 from schemas.keys import shard_of
@@ -14,16 +11,6 @@ from schemas.manifest import Manifest
 from tests.builders import write_rows
 
 SPEC = FeatureSpec("fake", (6,))
-
-
-def shown(renderable, width: int = 160) -> str:
-    file = io.StringIO()
-    Console(file=file, width=width).print(renderable)
-    return file.getvalue()
-
-
-def squeezed(text: str) -> str:
-    return " ".join(text.split())
 
 
 def make_features(folder, *, untrained=False, failures=(), names=("b", "a", "c"), statistics=None):
@@ -50,57 +37,48 @@ def failure(key: str, reason: str, message: str) -> dict[str, str]:
     return {"key": key, "uri": f"folder/[bold]{key}.jpg", "stage": "decode", "reason": reason, "message": message}
 
 
-def test_an_overview_says_what_it_is(tmp_path):
-    text = squeezed(shown(describe(make_features(tmp_path / "f"))))
-    assert str(tmp_path / "f") in text
-    assert "kind │ features" in text
-    assert "rows │ 3 in 2 shards, " in text
-    assert open_dataset(tmp_path / "f").fingerprint in text
-    assert "float[6]" in text
-    assert "stable key of the image" in text
-    assert "from file0 │ │ │ bytes │ 0 │" in text
-    assert "2 more files, all in the manifest" in text
-    assert "pyarrow" in text
+def test_overview_has_every_value_of_the_manifest(tmp_path):
+    dataset = make_features(tmp_path / "[red]f", untrained=True)
+    overview, columns, *_ = describe(dataset)
+    assert overview.title == str(tmp_path / "[red]f")
+    rows = overview.values
+    assert rows[0] == ["note", "untrained: the weights are random, the features mean nothing"]
+    assert rows[1:4:2] == [["kind", "features"], ["fingerprint", dataset.fingerprint]]
+    assert rows[2][1].startswith("3 in 2 shards, ")
+    extractor = rows.index(["extractor", ""])
+    assert rows[extractor + 1 : extractor + 6] == [
+        ["  name", "fake"],
+        ["  untrained", "yes"],
+        ["  weights", ""],
+        ["    name", "random:0"],
+        ["    sha256", "0" * 64],
+    ]
+    assert rows[rows.index(["from file0", ""]) + 1] == ["  bytes", "0"]
+    assert ["from", "2 more files, all in the manifest"] in rows
+    assert "pyarrow" in rows[-1][1]
+    assert [row[:2] for row in columns.rows] == [("image_id", "string"), ("feature", "float[6]")]
+    assert describe(make_features(tmp_path / "trained"))[0].values[0] == ["kind", "features"]
 
 
 def test_sample_rows_are_those_of_the_first_shards(tmp_path):
     dataset = make_features(tmp_path / "f", names=[f"image{n}" for n in range(9)])
-    ids = dataset.image_ids()
-    text = shown(describe(dataset, rows=7))
-    sample = text[text.index("first rows") :]
-    assert [name for name in ids if f" {name} " in sample] == ids[:7]
-    assert "[0.000, 0.125, 0.250, 0.375, ...] 6 values" in sample
-    assert "first rows" not in shown(describe(dataset, rows=0))
-
-
-@pytest.mark.parametrize("untrained", [True, False])
-def test_untrained_features_are_marked(tmp_path, untrained):
-    text = shown(describe(make_features(tmp_path / "f", untrained=untrained)))
-    assert ("untrained: the weights are random, the features mean nothing" in text) == untrained
+    sample = describe(dataset, rows=7)[-1]
+    assert [row[0] for row in sample.rows] == dataset.image_ids()[:7]
+    assert sample.rows[0][1] == "[0.000, 0.125, 0.250, 0.375, ...] 6 values"
+    assert [table.title for table in describe(dataset, rows=0) if table.rows] == [str(tmp_path / "f"), "columns"]
+    assert describe(make_features(tmp_path / "none", names=()))[-1].rows == []
 
 
 def test_failures_are_counted_by_reason_with_the_first_of_each(tmp_path):
     failures = [failure("x", "empty", "no bytes"), failure("y", "truncated", "ends"), failure("z", "truncated", "ends")]
-    text = shown(describe(make_features(tmp_path / "f", failures=failures)))
-    assert "3 failures" in text
-    lines = {reason: squeezed(next(line for line in text.splitlines() if reason in line)) for reason in ("empty", "truncated")}
-    assert "│ empty │ 1 │ folder/[bold]x.jpg │ no bytes │" in lines["empty"]
-    assert "│ truncated │ 2 │ folder/[bold]" in lines["truncated"]
-
-
-def test_a_dataset_without_rows(tmp_path):
-    text = squeezed(shown(describe(make_features(tmp_path / "f", names=()))))
-    assert "rows │ 0 in 2 shards" in text
-
-
-def test_a_folder_whose_name_is_markup(tmp_path):
-    assert "[red]f" in shown(describe(make_features(tmp_path / "[red]f")))
-
-
-def test_a_narrow_terminal_loses_nothing_of_the_fingerprint(tmp_path):
-    dataset = make_features(tmp_path / "f")
-    text = shown(describe(dataset), width=60)
-    assert dataset.fingerprint in text.replace("\n", "").replace(" ", "").replace("│", "")
+    dataset = make_features(tmp_path / "f", failures=failures)
+    table = describe(dataset)[3]
+    assert (table.title, table.rows[0]) == ("3 failures", ("empty", 1, "folder/[bold]x.jpg", "no bytes"))
+    assert table.rows[1] in [("truncated", 2, f"folder/[bold]{key}.jpg", "ends") for key in "yz"]
+    assert table.notes == [f"all of them: imagepivot inspect {tmp_path}/f --failures"]
+    every = failures_table(dataset)
+    assert every.title == "3 failures"
+    assert sorted(every.rows) == [(row["key"], row["reason"], row["uri"], row["message"]) for row in failures]
 
 
 def test_statistics_of_captions(tmp_path):
@@ -110,11 +88,11 @@ def test_statistics_of_captions(tmp_path):
             "comparable/train/en": {"captions": 1000, "tokens": 7},
         }
     }
-    manifest = make_features(tmp_path / "f", statistics=statistics).manifest
-    object.__setattr__(manifest, "kind", "captions")
-    lines = [squeezed(line) for line in shown(statistics_table(manifest)).splitlines()]
-    rows = [line for line in lines if "train" in line or "val" in line]
-    assert rows == ["│ comparable │ train │ en │ 1,000 │ 7 │", "│ translation │ val │ fr │ 2 │ 12,345 │"]
+    manifest = Manifest("captions", "0" * 64, {}, (), {}, (), statistics=statistics)
+    assert statistics_table(manifest).rows == [
+        ("comparable", "train", "en", "1,000", "7"),
+        ("translation", "val", "fr", "2", "12,345"),
+    ]
 
 
 def test_statistics_of_a_vocabulary(tmp_path):
@@ -129,56 +107,40 @@ def test_statistics_of_a_vocabulary(tmp_path):
         "unknown": {"de": {"train": 0.05}, "en": {"train": 0.125, "val": 0.5}},
         "reserved": {"en": {"val": 1234}},
     }
-    manifest = write_rows(tmp_path / "v", "vocabulary", [], statistics=statistics)
-    lines = [squeezed(line) for line in shown(statistics_table(manifest)).splitlines()]
-    assert "│ tokens in the vocabulary │ 2 │ 3 │ 5 │ 4 │" in lines
-    assert "│ different tokens counted │ 3,000 │ 4 │ │ │" in lines
-    assert "│ Jaccard with de │ │ 0.6250 │ │ │" in lines
-    assert "│ <unk> in train │ 5.00% │ 12.50% │ │ │" in lines
-    assert "│ <unk> in val │ │ 50.00% │ │ │" in lines
-    assert "│ reserved tokens in val │ 0 │ 1,234 │ │ │" in lines
+    table = statistics_table(write_rows(tmp_path / "v", "vocabulary", [], statistics=statistics))
+    assert table.headings == ["", "de", "en", "sum", "union"]
+    assert [row[:3] for row in table.values] == [
+        ["tokens in the vocabulary", "2", "3"],
+        ["different tokens counted", "3,000", "4"],
+        ["of them singletons", "1", "0"],
+        ["occurrences counted", "8", "9"],
+        ["Jaccard with de", None, "0.6250"],
+        ["<unk> in train", "5.00%", "12.50%"],
+        ["<unk> in val", None, "50.00%"],
+        ["reserved tokens in val", "0", "1,234"],
+    ]
+    assert table.values[0][3:] == ["5", "4"]
 
 
 def test_statistics_of_other_kinds_are_names_and_numbers(tmp_path):
-    manifest = make_features(tmp_path / "f", statistics={"captions_cut": 1234}).manifest
-    assert "│ captions cut │ 1,234 │" in squeezed(shown(statistics_table(manifest)))
+    assert statistics_table(make_features(tmp_path / "f", statistics={"captions_cut": 1234}).manifest).values == [
+        ["captions cut", "1,234"]
+    ]
 
 
-def test_no_statistics_make_no_table(tmp_path):
-    assert statistics_table(make_features(tmp_path / "f").manifest) is None
-
-
-def test_nested_parameters_take_a_row_for_each_value(tmp_path):
-    text = squeezed(shown(describe(make_features(tmp_path / "f", untrained=True)), width=100))
-    expected = f"│ extractor │ │ │ name │ fake │ │ untrained │ yes │ │ weights │ │ │ name │ random:0 │ │ sha256 │ {'0' * 64} │"
-    assert expected in text
-
-
-def test_nothing_is_cut_at_80_columns(tmp_path):
-    failures = [failure(f"{'x' * 70}{n}", "truncated", "it ends " * 20) for n in range(2)]
-    dataset = make_features(tmp_path / "f", failures=failures)
-    for text in (shown(describe(dataset), width=80), shown(failures_table(dataset), width=80)):
-        assert max(map(len, text.splitlines())) <= 80
-        assert "…" not in text
+def test_without_statistics_there_are_no_rows():
+    for kind in ("features", "word-vectors"):
+        assert statistics_table(Manifest(kind, "0" * 64, {}, (), {}, ())).rows == []
 
 
 def test_the_key_of_a_caption_is_not_broken_into_columns(tmp_path):
     key = {"image_id": "scene-00003", "language": "de", "portion": "translation", "index": 0, "split": "train"}
-    write_rows(
-        tmp_path / "c", "captions", [{**key, "text": "Eine Katze schläft.", "tokens": ["eine", "katze", "schläft", "."]}]
-    )
-    text = shown(describe(open_dataset(tmp_path / "c")), width=80)
-    sample = squeezed(text[text.index("first rows") :])
-    assert "│ scene-00003 │ Eine Katze schläft. │ eine katze schläft . │ │ de │" in sample
-    assert "│ translation │" in sample
-
-
-def test_all_failures_are_listed(tmp_path):
-    failures = [failure(name, "truncated", f"message {name}") for name in "zyx"]
-    text = shown(failures_table(make_features(tmp_path / "f", failures=failures)))
-    assert "3 failures" in text
-    for name in "xyz":
-        assert f"│ {name} │ truncated │ folder/[bold]{name}.jpg │ message {name} │" in squeezed(text)
+    row = {**key, "text": "Eine Katze schläft.", "tokens": ["eine", "katze", "schläft", "."]}
+    write_rows(tmp_path / "c", "captions", [row, {**row, "index": 1}])
+    sample = describe(open_dataset(tmp_path / "c"))[-1]
+    first = (("scene-00003", "de", "translation", "0", "train"), "Eine Katze schläft.", "eine katze schläft .")
+    assert sample.headings == ["image_id, language, portion, index, split", "text", "tokens"]
+    assert list(sample.rows[:2]) == [first, ()]
 
 
 # --- JSON ------------------------------------------------------------------------------------------------------------
@@ -260,5 +222,5 @@ def test_json_of_regions_has_boxes_and_labels(tmp_path):
 )
 def test_statistics_of_another_shape_are_shown_as_they_are(kind, statistics):
     manifest = Manifest(kind, "0" * 64, {}, (), {}, (), statistics=statistics)
-    text = shown(statistics_table(manifest))
-    assert all(name.replace("_", " ") in text for name in statistics)
+    names = [row[0] for row in statistics_table(manifest).values]
+    assert all(name.replace("_", " ") in names for name in statistics)
