@@ -50,13 +50,15 @@ if TYPE_CHECKING:
     from pipelines.exchange.importing import import_features as import_features
     from pipelines.features.extract import extract_features as extract_features
     from pipelines.features.extract import list_images as list_images
-    from pipelines.features.job import FeaturesJob as FeaturesJob
     from pipelines.features.planning import plan_work as plan_work
     from pipelines.features.transforms import ExtractFeatures as ExtractFeatures
     from pipelines.inputs.captions import Selection as Selection
     from pipelines.inputs.captions import open_source as open_captions
     from pipelines.inputs.images import open_images as open_images
+    from pipelines.jobs import CaptionsJob as CaptionsJob
     from pipelines.jobs import EncodeJob as EncodeJob
+    from pipelines.jobs import FeaturesJob as FeaturesJob
+    from pipelines.jobs import ImageOptions as ImageOptions
     from pipelines.jobs import TokenFeaturesJob as TokenFeaturesJob
     from pipelines.jobs import VocabularyJob as VocabularyJob
     from pipelines.jobs import WordVectorsJob as WordVectorsJob
@@ -64,7 +66,6 @@ if TYPE_CHECKING:
     from pipelines.running.commits import CommitDataset as CommitDataset
     from pipelines.running.execution import Execution as Execution
     from pipelines.running.meter import show_progress as show_progress
-    from pipelines.text.caption_job import CaptionsJob as CaptionsJob
     from pipelines.text.caption_transforms import ReadCaptions as ReadCaptions
     from pipelines.text.caption_transforms import TokenizeCaptions as TokenizeCaptions
     from pipelines.text.caption_transforms import TrainTruecasers as TrainTruecasers
@@ -92,7 +93,6 @@ if TYPE_CHECKING:
     from schemas import Repair as Repair
     from schemas import ReusePolicy as ReusePolicy
     from schemas import ShardWriter as ShardWriter
-    from schemas import UpdatePolicy as UpdatePolicy
     from schemas import UsageError as UsageError
     from schemas import Vocabulary as Vocabulary
     from schemas import open_dataset as open_dataset
@@ -186,6 +186,7 @@ __all__ = [
     "Folder",
     "Hdf5Import",
     "ImageBatch",
+    "ImageOptions",
     "ImagepivotError",
     "ImportJob",
     "InputError",
@@ -216,7 +217,6 @@ __all__ = [
     "TrainTruecasers",
     "TsvImport",
     "TsvLayout",
-    "UpdatePolicy",
     "UsageError",
     "ViewJob",
     "Vocabulary",
@@ -304,7 +304,6 @@ _MODULES = {
     "pipelines.exchange.importers": ("Hdf5Import", "NpyImport", "TsvImport", "WebdatasetImport"),
     "pipelines.exchange.importing": ("import_features", "ImportJob"),
     "pipelines.features.extract": ("extract_features", "list_images"),
-    "pipelines.features.job": ("FeaturesJob",),
     "pipelines.features.planning": ("plan_work",),
     "pipelines.features.transforms": ("ExtractFeatures",),
     "pipelines.inputs.captions": ("open_captions = open_source", "Selection"),
@@ -313,12 +312,19 @@ _MODULES = {
     "pipelines.running.commits": ("CommitDataset",),
     "pipelines.running.execution": ("Execution",),
     "pipelines.running.meter": ("show_progress",),
-    "pipelines.text.caption_job": ("CaptionsJob",),
     "pipelines.text.caption_transforms": ("ReadCaptions", "TokenizeCaptions", "TrainTruecasers"),
     "pipelines.text.captions": ("prepare_captions",),
     "pipelines.text.encoding": ("encode_captions",),
     "pipelines.text.encoding_transforms": ("EncodeCaptions",),
-    "pipelines.jobs": ("EncodeJob", "TokenFeaturesJob", "VocabularyJob", "WordVectorsJob"),
+    "pipelines.jobs": (
+        "CaptionsJob",
+        "EncodeJob",
+        "FeaturesJob",
+        "ImageOptions",
+        "TokenFeaturesJob",
+        "VocabularyJob",
+        "WordVectorsJob",
+    ),
     "pipelines.text.queries": ("tokenize_query",),
     "pipelines.text.token_feature_transforms": ("ExtractTokenFeatures",),
     "pipelines.text.token_features": ("extract_token_features",),
@@ -344,7 +350,6 @@ _MODULES = {
         "ShardWriter",
         "ArrayTask",
         "ReusePolicy",
-        "UpdatePolicy",
         "UsageError",
         "validate",
         "Vocabulary",

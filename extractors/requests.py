@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from extractors.base import Description, Extractor
 from extractors.catalogue import DETECTRON2, ENTRIES, Entry, ExtractorModule, entry_of, import_module, names
@@ -14,16 +14,39 @@ from extractors.settings import RegionOptions, Settings
 from extractors.weights.choice import split_choice
 from schemas.errors import UsageError
 from schemas.features import DTYPES, FeatureSpec
+from schemas.options import Opt
 from schemas.storage.locations import absolute_location, is_remote
 
 if TYPE_CHECKING:
     import torch
 
-    from extractors.weights.finding import Weights
+    from extractors.weights.finding import Weights as FoundWeights
 
-__all__ = ["ExtractorRequest", "describe", "load", "spec"]
+__all__ = ["ExtractorRequest", "describe", "extractor_names", "load", "spec"]
 
 _CONFIG_END = re.compile(r"(?<=\.yaml)\+|(?<=\.yml)\+")
+
+
+Precision: TypeAlias = Annotated[
+    str, Opt("fp32 or bf16; on a GPU also tf32 and fp16.", completion=("fp32", "bf16", "tf32", "fp16"))
+]
+DType: TypeAlias = Literal["float32", "float16"]
+StoredType: TypeAlias = Annotated[
+    DType, Opt("Type of the stored values; float16 takes half the room, and rounds to three digits.")
+]
+Weights: TypeAlias = Annotated[
+    str,
+    Opt(
+        "[i]default[/i] (downloaded once), a file, its gs://, s3:// or http address, or [i]random:SEED[/i] (untrained). "
+        "[i]FILE#NAME[/i] takes one of several sets of weights in it.",
+        completion=("default", "random:0"),
+    ),
+]
+
+
+def extractor_names() -> tuple[str, ...]:
+    """Return names of extractors, and the beginnings of others."""
+    return (*names(), "timm:", DETECTRON2)
 
 
 @dataclass(frozen=True)
@@ -50,14 +73,19 @@ class ExtractorRequest:
         separate: of the extractors of ten crops, keep the features of the crops apart, as ``[10, D]``, instead of their mean.
     """
 
-    name: str
-    weights: str = "default"
-    precision: str = "fp32"
-    compile: bool = False
+    name: Annotated[
+        str,
+        Opt("Name of the extractor; [i]imagepivot extractors[/i] lists them.", name="extractor", completion=extractor_names),
+    ]
+    weights: Weights = "default"
+    precision: Precision = "fp32"
+    compile: Annotated[bool, Opt("Compile the model first, which takes minutes; on a CPU it needs a C++ compiler.")] = False
     regions: RegionOptions | None = None
-    dtype: str = "float32"
-    grid: bool = False
-    separate: bool = False
+    dtype: StoredType = "float32"
+    grid: Annotated[bool, Opt("Of timm:NAME: the map before the pooling, one vector for each cell, instead of one in all.")] = (
+        False
+    )
+    separate: Annotated[bool, Opt("Of the extractors of ten crops: a vector for each crop instead of their mean.")] = False
 
     def spec(self) -> FeatureSpec:
         """Return name, shape and type of the feature that the extractor makes, without weights; of regions by default.
@@ -85,7 +113,7 @@ class ExtractorRequest:
             return self._described()[0]
         return remembered(asdict(located), self._described)
 
-    def _described(self) -> tuple[Description, Weights]:
+    def _described(self) -> tuple[Description, FoundWeights]:
         module, settings = self._resolve()
         from extractors.computing.devices import check_precision
         from extractors.weights.keeping import keep
@@ -176,7 +204,7 @@ class ExtractorRequest:
         return module, settings.spec.name, self.weights
 
 
-def spec(name: str, *, dtype: str = "float32", grid: bool = False, separate: bool = False) -> FeatureSpec:
+def spec(name: str, *, dtype: DType = "float32", grid: bool = False, separate: bool = False) -> FeatureSpec:
     """Return name, shape and type of the feature that an extractor makes, see `ExtractorRequest.spec`."""
     return ExtractorRequest(name, dtype=dtype, grid=grid, separate=separate).spec()
 
@@ -188,7 +216,7 @@ def describe(
     precision: str = "fp32",
     compile: bool = False,  # noqa: A002
     regions: RegionOptions | None = None,
-    dtype: str = "float32",
+    dtype: DType = "float32",
     grid: bool = False,
     separate: bool = False,
 ) -> Description:
@@ -204,7 +232,7 @@ def load(
     precision: str = "fp32",
     compile: bool = False,  # noqa: A002
     regions: RegionOptions | None = None,
-    dtype: str = "float32",
+    dtype: DType = "float32",
     grid: bool = False,
     separate: bool = False,
 ) -> Extractor:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from extractors.images.decoding import DECODING
 from schemas.errors import UsageError
 from schemas.features import FeatureSpec
+from schemas.options import Opt
 
 if TYPE_CHECKING:
     from extractors.weights.finding import Weights
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["BACKENDS", "MAX_REGIONS", "RegionOptions", "Settings"]
 
 BACKENDS = ("torchvision", "detectron2")
+_REGIONS = "Regions"
 MAX_REGIONS = 300
 """The detector proposes at most this many boxes per image."""
 
@@ -38,13 +40,25 @@ class RegionOptions:
         UsageError: a value is out of range.
     """
 
-    min_regions: int = 36
-    max_regions: int = 36
-    score_threshold: float = 0.2
-    class_names: str | None = None
-    attribute_names: str | None = None
-    backend: str = "torchvision"
-    half_backbone: bool = False
+    min_regions: Annotated[int, Opt("Fewest regions of an image; 36 by default.", panel=_REGIONS)] = 36
+    max_regions: Annotated[int, Opt("Most regions of an image; 36 by default.", panel=_REGIONS)] = 36
+    score_threshold: Annotated[
+        float,
+        Opt("Between these two numbers, keep the regions whose score is at least this; 0.2 by default.", panel=_REGIONS),
+    ] = 0.2
+    class_names: Annotated[
+        str | None,
+        Opt("Names of the classes, one per line, e.g. objects_vocab.txt; kept with the dataset.", panel=_REGIONS),
+    ] = None
+    attribute_names: Annotated[str | None, Opt("Names of the attributes, e.g. attributes_vocab.txt.", panel=_REGIONS)] = None
+    backend: Annotated[
+        Literal["torchvision", "detectron2"],
+        Opt("The library that computes the regions; torchvision by default.", panel=_REGIONS),
+    ] = "torchvision"
+    half_backbone: Annotated[
+        bool,
+        Opt("With --precision bf16 or fp16, compute the backbone in 16 bits, too: other proposals.", panel=_REGIONS),
+    ] = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_regions <= self.max_regions <= MAX_REGIONS:

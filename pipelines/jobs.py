@@ -1,43 +1,149 @@
-"""Jobs of the commands of text after ``captions``; each field declares its option. Importing this loads nothing heavy."""
+"""Jobs of the commands that write datasets; each field declares its option. Importing this loads nothing heavy."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeAlias, cast
 
+from extractors.requests import ExtractorRequest, Precision, StoredType
 from schemas.errors import InputError, UsageError
+from schemas.keys import AUTO, ShardsRequest, check_language, check_shards_request
 from schemas.options import Opt
+from schemas.writing.reuse_policy import ArrayTask, Overwrite, ReusePolicy, Verify
 
 if TYPE_CHECKING:
     from extractors.base import Description
     from extractors.tokens.transformer import TokenExtractor, TokenRequest
+    from pipelines.inputs.captions import CaptionSource, Selection
+    from pipelines.inputs.images import ImageSource
+    from pipelines.running.execution import Execution
     from schemas.writing.output import OutputDataset
 
-__all__ = ["EncodeJob", "Scope", "TokenFeaturesJob", "VocabularyJob", "WordVectorsJob"]
+__all__ = [
+    "CaptionsJob",
+    "EncodeJob",
+    "FeaturesJob",
+    "ImageOptions",
+    "Scope",
+    "TokenFeaturesJob",
+    "VocabularyJob",
+    "WordVectorsJob",
+]
 
+CaptionFormat = Literal["multi30k", "karpathy", "coco", "scan", "table"]
 Scope = Literal["language", "joint"]
 SubWords = Literal["mean", "first"]
 
-OUTPUT = Opt("Folder of the dataset to write.")
-OVERWRITE = Opt("Start anew, whatever dataset OUTPUT holds.")
-VERIFY = Opt("Compare the digests of what OUTPUT holds, too, and make again what is damaged.", name="check")
-LANGUAGES = Opt("Only these, e.g. [i]en,de[/i]; all by default.")
-PORTIONS = Opt("Only these: [i]translation[/i], [i]comparable[/i]; all by default.")
-STORED_TYPE = Opt("Type of the stored values; float16 takes half the room, and rounds to three digits.")
-DEVICE = Opt("cpu, cuda, cuda:N, or auto: a GPU if there is one.", completion=("auto", "cpu", "cuda", "cuda:0"))
-PRECISION = Opt("fp32 or bf16; on a GPU also tf32 and fp16.", completion=("fp32", "bf16", "tf32", "fp16"))
-"""Declarations that several commands share."""
+RECIPES = ("multi30k-lc", "moses-truecase", "raw")
 
 Captions: TypeAlias = Annotated[str, Opt("Folder of a captions dataset.")]
 Vocabulary: TypeAlias = Annotated[str, Opt("Folder of a vocabulary.")]
-Output: TypeAlias = Annotated[str, OUTPUT]
-Overwrite: TypeAlias = Annotated[bool, OVERWRITE]
-Verify: TypeAlias = Annotated[bool, VERIFY]
-Languages: TypeAlias = Annotated[tuple[str, ...], LANGUAGES]
-Portions: TypeAlias = Annotated[tuple[str, ...], PORTIONS]
-StoredType: TypeAlias = Annotated[Literal["float32", "float16"], STORED_TYPE]
-Device: TypeAlias = Annotated[str, DEVICE]
-Precision: TypeAlias = Annotated[str, PRECISION]
+Output: TypeAlias = Annotated[str, Opt("Folder of the dataset to write.")]
+Languages: TypeAlias = Annotated[tuple[str, ...], Opt("Only these, e.g. [i]en,de[/i]; all by default.")]
+Portions: TypeAlias = Annotated[tuple[str, ...], Opt("Only these: [i]translation[/i], [i]comparable[/i]; all by default.")]
+Device: TypeAlias = Annotated[
+    str, Opt("cpu, cuda, cuda:N, or auto: a GPU if there is one.", completion=("auto", "cpu", "cuda", "cuda:0"))
+]
+Shards: TypeAlias = Annotated[
+    ShardsRequest,
+    Opt(
+        "Number of shards: a number; [i]auto[/i]: by the size of the work, at least 16; or [i]like:DATASET[/i]: as many as that "
+        "dataset of the same images has, so that the two join shard by shard.",
+        metavar="N",
+    ),
+]
+IdRule: TypeAlias = Annotated[
+    Literal["name", "path"],
+    Opt("Image id: the file [i]name[/i] without extension, or the whole [i]path[/i] without extension.", name="ids"),
+]
+Columns: TypeAlias = Annotated[
+    Mapping[str, str], Opt("Columns of a table: OURS=THEIRS, e.g. [i]image_id=file[/i].", metavar="OURS=THEIRS")
+]
+Delimiter: TypeAlias = Annotated[
+    str, Opt("Character between the values of CSV or TSV, e.g. [i];[/i] or [i]tab[/i]; found if not given.")
+]
+Quoting: TypeAlias = Annotated[
+    Literal["auto", "rfc4180", "none"],
+    Opt(
+        "Quotes of CSV or TSV: [i]rfc4180[/i]; [i]auto[/i]: the same, but a value that looks like rows is refused; [i]none[/i]: "
+        "ordinary characters."
+    ),
+]
+
+
+class Source(Protocol):
+    """A collection of captions or images that is open already, for callers from Python."""
+
+    @property
+    def location(self) -> str:
+        """Location of the collection, for messages."""
+
+
+@dataclass(frozen=True)
+class CaptionsJob:
+    """Job of ``imagepivot captions``. Its source may also be one that `open_captions` has opened.
+
+    Raises:
+        UsageError: a value is out of range, or two options contradict each other.
+    """
+
+    source: Annotated[str | Source, Opt("File or folder with the raw captions.")]
+    output: Output
+    format: Annotated[CaptionFormat | None, Opt("How SOURCE is laid out.", is_required=True)] = None
+    recipe: Annotated[str, Opt("Text recipe: [i]multi30k-lc[/i], [i]moses-truecase[/i] or [i]raw[/i].", completion=RECIPES)] = (
+        "multi30k-lc"
+    )
+    languages: Languages = ()
+    portions: Portions = ()
+    splits: Annotated[tuple[str, ...], Opt("Only these, as the source names them; all by default.")] = ()
+    columns: Columns = field(default_factory=dict)
+    delimiter: Delimiter = ""
+    quoting: Quoting = "auto"
+    language: Annotated[str, Opt("Language of the captions if the source does not state it.")] = "en"
+    id_rule: IdRule = "name"
+    truecaser: Annotated[str | None, Opt("Folder with learned truecasers (LANGUAGE.model); by default they are learned.")] = (
+        None
+    )
+    train_splits: Annotated[tuple[str, ...], Opt("Splits to learn truecasers from.")] = ("train",)
+    shards: Shards = AUTO
+    overwrite: Overwrite = False
+    verify: Verify = False
+
+    def __post_init__(self) -> None:
+        check_shards_request(self.shards)
+        if isinstance(self.source, str) and self.format is None:
+            raise UsageError("--format is missing: name the layout of SOURCE, e.g. --format table")
+        object.__setattr__(self, "languages", tuple(check_language(tag) for tag in self.languages))
+
+    @property
+    def selection(self) -> Selection:
+        """The captions to keep."""
+        from pipelines.inputs.captions import Selection
+
+        return Selection(self.languages, self.portions, self.splits)
+
+    def open_source(self) -> CaptionSource:
+        """Return the raw captions.
+
+        Raises:
+            UsageError: options do not go with the format.
+            InputError: the source does not exist, or does not hold what the format expects.
+        """
+        from pipelines.inputs.captions import open_source
+
+        if not isinstance(self.source, str):
+            return cast("CaptionSource", self.source)
+        return open_source(
+            self.format or "",
+            self.source,
+            language=self.language,
+            columns=self.columns,
+            ids=self.id_rule,
+            delimiter=self.delimiter,
+            quoting=self.quoting,
+        )
 
 
 @dataclass(frozen=True)
@@ -186,3 +292,156 @@ class TokenFeaturesJob:
                 f"a worker finds another model in {self.model!r}, or has other versions of transformers and tokenizers, than the "
                 "machine that planned the run: give all of them the same"
             )
+
+
+@dataclass(frozen=True)
+class ImageOptions:
+    """How the location of images is read, see `pipelines.inputs.images.open_images`."""
+
+    id_rule: IdRule = "name"
+    allow_private_addresses: Annotated[
+        bool,
+        Opt("A table's http addresses may lead to private and local networks, or through a proxy: nothing is checked."),
+    ] = False
+    columns: Columns = field(default_factory=dict)
+    delimiter: Delimiter = ""
+    quoting: Quoting = "auto"
+
+    def open(self, location: str) -> ImageSource:
+        """Open images.
+
+        Raises:
+            UsageError: an option does not go with the location.
+            InputError: the location does not exist, or is a compressed tar.
+        """
+        from pipelines.inputs.images import open_images
+
+        return open_images(
+            location,
+            ids=self.id_rule,
+            columns=self.columns,
+            delimiter=self.delimiter,
+            quoting=self.quoting,
+            allow_private_addresses=self.allow_private_addresses,
+        )
+
+
+@dataclass(frozen=True)
+class FeaturesJob:
+    """Job of ``imagepivot features``. Its images may also be a source that `open_images` has opened.
+
+    The batch size changes speed and memory, not the features; None is the extractor's own number on a CPU, and what a GPU is
+    fastest with, see `extractors.batch_sizes`.
+
+    Raises:
+        UsageError: a value is out of range, or two options contradict each other.
+    """
+
+    images: Annotated[str | Source, Opt("Folder, pattern, table with image_id and uri, tar, or Parquet file with image bytes.")]
+    output: Output
+    extractor: ExtractorRequest = ExtractorRequest("resnet50-pool")
+    device: Device = "auto"
+    batch_size: Annotated[
+        int | None,
+        Opt("Images that the model takes at once; by default the extractor's own number, on a GPU what is fast."),
+    ] = None
+    reading: ImageOptions = field(default_factory=ImageOptions)
+    shards: Shards = AUTO
+    policy: ReusePolicy = ReusePolicy()
+    task: Annotated[
+        ArrayTask | None,
+        Opt(
+            "I/N: make the shards of task I of N of an array job, numbered from 0; the last task completes the dataset.",
+            metavar="I/N",
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        check_shards_request(self.shards)
+        if self.batch_size is not None and self.batch_size < 1:
+            raise UsageError(f"--batch-size is {self.batch_size}, expected 1 or more")
+        if self.task is not None:
+            if isinstance(self.shards, int):
+                self.task.shards(self.shards)
+            if self.policy.overwrite:
+                raise UsageError(
+                    "--overwrite with --task would delete the shards of the other tasks: delete the folder before the first task, "
+                    "or choose another, and leave out --overwrite"
+                )
+
+    def open_images(self) -> ImageSource:
+        """Return the images.
+
+        Raises:
+            UsageError: an option does not go with the location.
+            InputError: the location does not exist, or is a compressed tar.
+        """
+        return self.reading.open(self.images) if isinstance(self.images, str) else cast("ImageSource", self.images)
+
+    def opened(self) -> FeaturesJob:
+        """Return the same job with its images opened; the errors are those of `open_images`."""
+        return replace(self, images=self.open_images())
+
+    def locations(self) -> Iterator[tuple[str, str]]:
+        """Yield what the workers read and write: what a location is, in words, and the location."""
+        images = self.open_images()
+        yield from (("IMAGES", images.location), ("OUTPUT", self.output))
+        yield from (("--weights", location) for location in self.extractor.files())
+        yield from (("the image", location) for location in images.listed_locations())
+
+    def feature_bytes(self) -> int:
+        """Return the bytes of the feature of one image, as far as they are known without the weights.
+
+        Raises:
+            UsageError: there is no such extractor.
+        """
+        spec, regions = self.extractor.spec(), self.extractor.regions
+        rows = spec.shape[0] if regions is None else regions.max_regions
+        return {"float32": 4, "float16": 2}[spec.dtype] * rows * prod(spec.shape[1:])
+
+    def check_device(self) -> None:
+        """Check that this machine has the device, and that the device does what is asked of it.
+
+        Raises:
+            UsageError: it has not, or does not.
+        """
+        self.extractor.check_device(self.device)
+
+    def check_execution(self, execution: Execution) -> None:
+        """Check that the job can run where it is to run.
+
+        Raises:
+            UsageError: the job is a task of an array job, and the pipeline would run elsewhere; or the workers have GPUs, and the
+                job names another device.
+        """
+        if execution.accelerator is not None and self.device not in ("auto", "cuda"):
+            raise UsageError(
+                f"--device is {self.device!r}, and --gpu {execution.accelerator.type!r}: the model runs on all GPUs of a worker. "
+                "Leave one of the two out"
+            )
+        if self.task is not None and not execution.is_local:
+            raise UsageError(
+                f"--task is '{self.task}', and behind -- stands --runner: a task makes its shards on the machine on which it is "
+                "started, and a Beam runner deals out all of them by itself. Leave out one of the two"
+            )
+
+    def for_workers(self, execution: Execution) -> FeaturesJob:
+        """Return the job as the workers of an execution get it: elsewhere, paths are absolute and the GPUs asked for are used."""
+        job = self if execution.runs_here else replace(self, extractor=self.extractor.located())
+        if execution.accelerator is None:
+            return job
+        return replace(job, device="cuda")  # Without a GPU there, no worker may fall back to its CPU.
+
+    def extras(self) -> tuple[str, ...]:
+        """Return the extras that workers on other machines need; that for HEIC photographs, too, if this process has it."""
+        from importlib.util import find_spec
+
+        heif = ("heif",) if find_spec("pillow_heif") is not None else ()
+        timm = ("timm",) if self.extractor.name.startswith("timm:") else ()
+        return "pipelines", "extractors", *timm, *heif
+
+    def libraries(self) -> tuple[str, ...]:
+        """Return the distributions whose versions matter to the features."""
+        regions = self.extractor.regions
+        origins = {self.extractor.name.partition(":")[0], regions.backend if regions is not None else ""}
+        return ("apache-beam", "pillow", "torch", "torchvision", *(name for name in ("timm", "detectron2") if name in origins))

@@ -23,12 +23,11 @@ if TYPE_CHECKING:
     from schemas.storage.folder import Folder as Folder
     from schemas.vocabulary import Vocabulary as Vocabulary
     from schemas.writing.dataset_writer import write_dataset as write_dataset
-    from schemas.writing.output import ArrayTask as ArrayTask
     from schemas.writing.output import OutputDataset as OutputDataset
-    from schemas.writing.output import ReusePolicy as ReusePolicy
-    from schemas.writing.output import UpdatePolicy as UpdatePolicy
     from schemas.writing.repair import Repair as Repair
     from schemas.writing.repair import repair as repair
+    from schemas.writing.reuse_policy import ArrayTask as ArrayTask
+    from schemas.writing.reuse_policy import ReusePolicy as ReusePolicy
     from schemas.writing.shard_writer import ShardWriter as ShardWriter
     from schemas.writing.shard_writer import open_shard as open_shard
     from schemas.writing.validation import validate as validate
@@ -48,7 +47,6 @@ __all__ = [
     "Repair",
     "ReusePolicy",
     "ShardWriter",
-    "UpdatePolicy",
     "UsageError",
     "Vocabulary",
     "open_dataset",
@@ -66,7 +64,8 @@ _MODULES = {
     "interruption": ("DetachedError",),
     "keys": ("CaptionKey", "shard_of"),
     "manifest": ("Manifest",),
-    "writing.output": ("ArrayTask", "OutputDataset", "ReusePolicy", "UpdatePolicy"),
+    "writing.output": ("OutputDataset",),
+    "writing.reuse_policy": ("ArrayTask", "ReusePolicy"),
     "writing.repair": ("Repair", "repair"),
     "storage.folder": ("Folder",),
     "writing.validation": ("validate",),

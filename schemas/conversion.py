@@ -5,6 +5,7 @@ A whole number is a number; no other types are mixed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
@@ -18,6 +19,7 @@ from schemas.escapes import to_json
 __all__ = [
     "Tagged",
     "convert",
+    "convert_text",
     "did_you_mean",
     "dump",
     "key_value_pairs",
@@ -83,7 +85,7 @@ def convert(value: Any, hint: Any, place: str = "", *, error: type[ImagepivotErr
 
 def _convert(value: Any, hint: Any, place: str, error: type[ImagepivotError], root: tuple[Any, Any, str]) -> Any:
     """Convert a value inside another one, whose annotation, value and place are the root."""
-    alternatives = _alternatives(hint)
+    alternatives = alternatives_of(hint)
     hint = next((alternative for alternative in alternatives if _fits(value, alternative)), None)
     if hint is None:
         raise error(f"{place or 'it'} is {_short(value)}, expected {_expected(alternatives, error)}")
@@ -102,6 +104,64 @@ def _convert(value: Any, hint: Any, place: str, error: type[ImagepivotError], ro
             _convert(item, item_hint, f"{place}[{index}]", error, root) for index, (item, item_hint) in pairs
         )
     return float(value) if hint is float else value
+
+
+def convert_text(text: str, hint: Any, place: str = "") -> Any:
+    """Convert the text of a command line or of the environment to the type that an annotation names.
+
+    Args:
+        text: of a list its items, separated by commas; of a mapping pairs ``KEY=VALUE`` separated by commas.
+        hint: as `convert` takes it, or a class with a classmethod ``parse`` that takes text.
+        place: name of the value in messages.
+
+    Raises:
+        UsageError: the text is not of that type; the message is that of `convert`.
+    """
+    for alternative in alternatives_of(hint):
+        kind = _kind(alternative)
+        if hasattr(alternative, "parse"):
+            return alternative.parse(text)
+        if kind is list:
+            return tuple(part.strip() for part in text.split(",") if part.strip())
+        if kind is dict:
+            return _pairs(text.split(","), place)
+        parsed = _PARSERS[kind](text.strip()) if kind in _PARSERS else text
+        if parsed is not None and _fits(parsed, alternative):
+            return parsed
+    return convert(text, hint, place)
+
+
+def _pairs(items: Sequence[str], place: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for item in filter(str.strip, items):
+        ours, equals, theirs = item.partition("=")
+        ours = ours.strip()  # The name of a column may begin and end with spaces.
+        if not (ours and equals and theirs):
+            raise UsageError(f"{place} has {item!r}, expected OURS=THEIRS with commas between, e.g. image_id=file,text=caption")
+        if ours in pairs:
+            raise UsageError(f"{place} names {ours!r} twice: keep one")
+        pairs[ours] = theirs
+    return pairs
+
+
+def _parse_int(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"[+-]?[0-9]+", text) else None
+
+
+def _parse_float(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _parse_bool(text: str) -> bool | None:
+    return {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}.get(
+        text.lower()
+    )
+
+
+_PARSERS: dict[Any, Any] = {int: _parse_int, float: _parse_float, bool: _parse_bool}
 
 
 def stored_values(cls: Any, stored: Any, *, but: Collection[str] = ()) -> dict[str, Any]:
@@ -228,7 +288,7 @@ def _build(cls: Any, table: Mapping[str, Any], place: str, error: type[Imagepivo
 
 def _keys(hint: Any, table: Any, place: str) -> Iterator[str]:
     """Yield the dotted keys of the values in a dataclass and in its dataclasses, also of an invalid table."""
-    [hint, *others] = _alternatives(hint)
+    [hint, *others] = alternatives_of(hint)
     if others or not is_dataclass(hint):
         yield place
         return
@@ -249,12 +309,12 @@ def _hints(cls: Any) -> dict[str, Any]:
     return get_type_hints(cls, include_extras=True)
 
 
-def _alternatives(hint: Any) -> list[Any]:
+def alternatives_of(hint: Any) -> list[Any]:
     """Return the annotations of a union, one for any other annotation, without the marks of ``Annotated``."""
     if get_origin(hint) is Annotated:
-        return _alternatives(get_args(hint)[0])
+        return alternatives_of(get_args(hint)[0])
     if get_origin(hint) in (Union, UnionType):
-        return [alternative for argument in get_args(hint) for alternative in _alternatives(argument)]
+        return [alternative for argument in get_args(hint) for alternative in alternatives_of(argument)]
     return [hint]
 
 

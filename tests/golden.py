@@ -23,9 +23,8 @@ from pipelines.demo.writing import write_scenes
 from pipelines.exchange.importers import NpyImport
 from pipelines.exchange.importing import ImportJob, import_features
 from pipelines.inputs.captions.opening import open_source
-from pipelines.jobs import EncodeJob, VocabularyJob, WordVectorsJob
+from pipelines.jobs import CaptionsJob, EncodeJob, VocabularyJob, WordVectorsJob
 from pipelines.running.execution import Execution
-from pipelines.text.caption_job import CaptionsJob
 from pipelines.text.captions import prepare_captions
 from pipelines.text.encoding import encode_captions
 from pipelines.text.vocabulary import build_vocabulary

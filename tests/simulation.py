@@ -21,11 +21,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from extractors import ExtractorRequest
-from pipelines.features.job import FeaturesJob
 from pipelines.features.listing import list_images
 from pipelines.features.references import Piece, pieces_of, refs_of
 from pipelines.features.reuse import source_of, statistics_of
 from pipelines.inputs.images import ImageRef, ImageSource, digest_of
+from pipelines.jobs import FeaturesJob
 from pipelines.running.commits import SumCounters
 from pipelines.running.places import read_place
 from pipelines.text.blocks import BLOCK, CaptionStatistics, blocks_of, caption_rows

@@ -70,12 +70,31 @@ def _is_private(node: ast.stmt) -> bool:
     return isinstance(node, ast.FunctionDef) and node.name.startswith("_")
 
 
+def _imports_of(node: ast.stmt) -> list[str]:
+    return [module for _, module in imported_modules(ast.unparse(node), SOURCES)]
+
+
+def _jobs_in(node: ast.stmt, jobs: dict[str, ast.ClassDef]) -> set[str]:
+    """Names of the jobs in a piece of source, and of those in their fields."""
+    named: set[str] = set()
+    todo = [node]
+    while todo:
+        found = {part.id for part in ast.walk(todo.pop()) if isinstance(part, ast.Name) and part.id in jobs} - named
+        named |= found
+        todo += [jobs[name] for name in found]
+    return named
+
+
 @functools.cache
 def reached() -> dict[str, set[str]]:
     """By module the commands that can come to it, by the imports in the function of the command and in what it imports."""
     edges: dict[str, set[str]] = {module: set(others) for module, others in graph(SOURCES).items()}
     # The catalogue imports an extractor's module by its name.
     edges["extractors.catalogue"] |= {module for module in SOURCES if module.startswith("extractors.")}
+    # A command that takes a job comes to what the job's own methods import.
+    jobs = {node.name: node for node in ast.parse(SOURCES["pipelines.jobs"]).body if isinstance(node, ast.ClassDef)}
+    lazily = {module for node in jobs.values() for module in _imports_of(node)}
+    edges["pipelines.jobs"] -= lazily
     commands: dict[str, set[str]] = {module: set() for module in SOURCES}
     for name, command in COMMANDS.items():
         function = inspect.unwrap(command.callback)
@@ -85,6 +104,7 @@ def reached() -> dict[str, set[str]]:
         shared = [node for node in body if not isinstance(node, (ast.FunctionDef, ast.If)) or _is_private(node)]
         own = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == function.__name__]
         todo = [module for node in shared + own for _, module in imported_modules(ast.unparse(node), SOURCES)]
+        todo += [module for node in own for job in _jobs_in(node, jobs) for module in _imports_of(jobs[job])]
         if name in ("search", "sts"):
             todo.append("pipelines.text.queries")  # By way of the application, which hands the function on.
         if name == "figures":

@@ -13,11 +13,13 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
+from pipelines.commands.binding import bound
 from pipelines.commands.configuration import BEAM_FLAGS, convert_options, keys_of
 from pipelines.commands.options import console, remark
 from pipelines.commands.process import stop_signal
 from schemas.conversion import key_value_pairs
 from schemas.errors import UsageError
+from schemas.options import Opt
 
 __all__ = ["Commands", "app", "build_plan"]
 
@@ -54,11 +56,18 @@ class Commands:
 
     def words(self, command: str, values: Mapping[str, Any]) -> list[str]:
         """Return the words of a command line: options, then arguments in their order, then the flags for Beam."""
+        bound_options = getattr(self._commands[command].callback, "options", None)
+        if bound_options is not None:
+            flags = tuple(values.get(BEAM_FLAGS) or ())
+            self._commands[command].callback.arguments(values, flags)  # Refuses values that the command would refuse.
+            words = {key: bound_options[key].words(value) for key, value in values.items() if value is not None}
+            options = [word for key, option in bound_options.items() if not option.is_argument for word in words.get(key, ())]
+            arguments = [word for key, option in bound_options.items() if option.is_argument for word in words.get(key, ())]
+            return [command, *options, *arguments, *(("--", *flags) if flags else ())]
         parameters = self._commands[command].params
         options = [word for one in parameters if one.param_type_name == "option" for word in _option(one, values.get(one.name))]
         arguments = [word for one in parameters if one.param_type_name == "argument" for word in _several(values.get(one.name))]
-        flags = values.get(BEAM_FLAGS) or []
-        return [command, *options, *arguments, *(("--", *flags) if flags else ())]
+        return [command, *options, *arguments]
 
 
 def build_plan(
@@ -113,30 +122,30 @@ def run_step(words: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 @app.command("build", epilog="Example: imagepivot build multi30k --set paths.photos=/data/flickr30k")
+@bound
 def build_(
     context: typer.Context,
-    plan: Annotated[str, typer.Argument(help="A plan of the package, or a file that ends in .toml.", show_default=False)] = "",
+    plan: Annotated[str, Opt("A plan of the package, or a file that ends in .toml.", is_argument=True)] = "",
     targets: Annotated[
-        list[str] | None, typer.Argument(help="Steps to run, with all that they need; all when not given.", show_default=False)
-    ] = None,
-    output: Annotated[
-        str, typer.Option("--output", help="Folder for the results; [i]build/NAME[/i] beside the plan when it names none.")
-    ] = "",
+        tuple[str, ...], Opt("Steps to run, with all that they need; all when not given.", is_argument=True)
+    ] = (),
+    output: Annotated[str, Opt("Folder for the results; [i]build/NAME[/i] beside the plan when it names none.")] = "",
     settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="A value in place of the plan's, e.g. [i]paths.photos=/data/photos[/i] or [i]steps.vocabulary.min-count=5[/i]; "
+        tuple[str, ...],
+        Opt(
+            "A value in place of the plan's, e.g. [i]paths.photos=/data/photos[/i] or [i]steps.vocabulary.min-count=5[/i]; "
             "may be repeated.",
+            name="set",
+            metavar="KEY=VALUE",
+            is_repeated=True,
         ),
-    ] = None,
+    ] = (),
     overwrite: Annotated[
-        list[str] | None,
-        typer.Option("--overwrite", metavar="STEP", help="Give --overwrite to the command of a step; may be repeated."),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands in order, and run none.")] = False,
-    list_plans: Annotated[bool, typer.Option("--list", help="List the plans of the package.")] = False,
+        tuple[str, ...],
+        Opt("Give --overwrite to the command of a step; may be repeated.", metavar="STEP", is_repeated=True),
+    ] = (),
+    dry_run: Annotated[bool, Opt("Print the commands in order, and run none.")] = False,
+    list_plans: Annotated[bool, Opt("List the plans of the package.", name="list")] = False,
 ) -> None:
     """Run the commands of a plan in order: captions, vocabulary, encoding, features, trainings.
 
@@ -156,11 +165,11 @@ def build_(
         raise UsageError("name a plan, or a file that ends in .toml; imagepivot build --list lists the plans of the package")
     build_plan(
         plan,
-        targets or (),
+        targets,
         context=context,
         output=output,
-        settings=key_value_pairs(settings or [], "steps.vocabulary.min-count=5"),
-        overwrite=overwrite or (),
+        settings=key_value_pairs(settings, "steps.vocabulary.min-count=5"),
+        overwrite=overwrite,
         dry_run=dry_run,
     )
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import typer
 
 from pipelines.commands import parsing
+from pipelines.commands.option import Option
 from schemas.conversion import convert, did_you_mean, parse_toml
 from schemas.errors import UsageError
 
@@ -131,7 +132,42 @@ def _read(location: str) -> dict[str, Any]:
 
 
 def convert_options(table: Mapping[str, Any], command: Any, place: str, name: str) -> dict[str, Any]:
-    """Check a table of values, and return them as the parameters of a command take them."""
+    """Check a table of values, and return them as the parameters of a command take them.
+
+    Args:
+        table: values of TOML by the keys of the command.
+        command: the command.
+        place: the file and the section, for messages.
+        name: name of the command, for messages.
+
+    Raises:
+        UsageError: a key is unknown or given twice, or a value has another type.
+    """
+    if not hasattr(command.callback, "options"):
+        return _convert_unbound(table, command, place, name)
+    options = options_by_key(command)
+    found: dict[str, str] = {}
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        plain = key.replace("_", "-")
+        if plain not in options:
+            raise UsageError(f"{place}: {name} has no option or argument {key!r}{did_you_mean(plain, options)}")
+        if plain in found:
+            raise UsageError(f"{place}: {found[plain]!r} and {key!r} are the same: keep one")
+        found[plain] = key
+        try:
+            values[options[plain].key] = options[plain].file_value(value)
+        except UsageError as error:
+            raise UsageError(f"{error} (in {place})") from None
+    return values
+
+
+def options_by_key(command: Any) -> dict[str, Option]:
+    """Return the options of a command by their keys in files."""
+    return {option.name: option for option in command.callback.options.values()}
+
+
+def _convert_unbound(table: Mapping[str, Any], command: Any, place: str, name: str) -> dict[str, Any]:
     keys = keys_of(command)
     found: dict[str, str] = {}
     values: dict[str, Any] = {}
@@ -149,15 +185,14 @@ def convert_options(table: Mapping[str, Any], command: Any, place: str, name: st
 
 def keys_of(command: Any) -> dict[str, tuple[str, Any]]:
     """Return the keys of a command: the name of the parameter and its annotation, without ``None``, of each."""
+    if hasattr(command.callback, "options"):
+        return {key: (option.key, option.hint) for key, option in options_by_key(command).items()}
     hints = get_type_hints(command.callback, include_extras=True)
-    keys = {
+    return {
         _key(parameter): (parameter.name, hints[parameter.name])
         for parameter in command.params
         if parameter.name in hints and "--config" not in parameter.opts
     }
-    if command.context_settings.get("allow_extra_args"):
-        keys[BEAM_FLAGS.replace("_", "-")] = (BEAM_FLAGS, list[str])
-    return keys
 
 
 def _key(parameter: Any) -> str:

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 from rich.markup import escape
 
-from pipelines.commands.configuration import Config
+from pipelines.commands.binding import bound
 from pipelines.commands.options import AsJson, console, notes, remark
 from schemas.console.tables import render_tables
 from schemas.errors import DatasetError
 from schemas.escapes import to_json
+from schemas.options import Opt
 
 __all__ = ["app"]
 
 app = typer.Typer()
 
+Dataset: TypeAlias = Annotated[str, Opt("Folder of a dataset.")]
+
 
 @app.command(epilog="Example: imagepivot inspect features --rows 3")
+@bound
 def inspect(
-    dataset: Annotated[str, typer.Argument(help="Folder of a dataset.", show_default=False)],
-    rows: Annotated[int, typer.Option("--rows", min=0, help="Sample rows to show.")] = 5,
-    failures: Annotated[
-        bool, typer.Option("--failures", help="List all inputs that failed; with --json one per line.")
-    ] = False,
+    dataset: Dataset,
+    rows: Annotated[int, Opt("Sample rows to show.", least=0)] = 5,
+    failures: Annotated[bool, Opt("List all inputs that failed; with --json one per line.")] = False,
     as_json: AsJson = False,
-    config: Config = "",
 ) -> None:
     """Show a dataset: parameters, statistics, failures and sample rows."""
     from pipelines.datasets.inspection import describe, describe_json, failures_table
@@ -47,20 +48,18 @@ def inspect(
 
 
 @app.command(epilog="Example: imagepivot validate features")
+@bound
 def validate(
-    dataset: Annotated[str, typer.Argument(help="Folder of a dataset.", show_default=False)],
+    dataset: Dataset,
     mend: Annotated[
         bool,
-        typer.Option(
-            "--repair",
-            help="First write anew what the rest determines, and delete what the command that made it must make again.",
+        Opt(
+            "First write anew what the rest determines, and delete what the command that made it must make again.",
+            name="repair",
         ),
     ] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Take files of other tools in the folder for breaches, too.")
-    ] = False,
+    strict: Annotated[bool, Opt("Take files of other tools in the folder for breaches, too.")] = False,
     as_json: AsJson = False,
-    config: Config = "",
 ) -> None:
     """Check every promise of the format on the stored bytes.
 

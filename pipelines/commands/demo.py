@@ -7,7 +7,9 @@ from typing import Annotated, Literal
 import typer
 from rich.markup import escape
 
+from pipelines.commands.binding import bound
 from pipelines.commands.options import console, notes, remark
+from schemas.options import Opt
 
 __all__ = ["app"]
 
@@ -15,14 +17,14 @@ app = typer.Typer()
 
 
 @app.command(epilog="Example: imagepivot demo build/demo --scenes 300")
+@bound
 def demo(
     context: typer.Context,
-    output: Annotated[str, typer.Argument(help="Local folder for the scenes and the datasets.")] = "build/demo",
-    scenes: Annotated[int, typer.Option("--scenes", help="Number of scenes to draw.")] = 300,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the scenes.")] = 0,
+    output: Annotated[str, Opt("Local folder for the scenes and the datasets.", is_argument=True)] = "build/demo",
+    scenes: Annotated[int, Opt("Number of scenes to draw.")] = 300,
+    seed: Annotated[int, Opt("Seed of the scenes.")] = 0,
     only: Annotated[
-        Literal["scenes"] | None,
-        typer.Option("--only", help="Draw the scenes and stop: OUTPUT/images and the table OUTPUT/captions.tsv."),
+        Literal["scenes"] | None, Opt("Draw the scenes and stop: OUTPUT/images and the table OUTPUT/captions.tsv.")
     ] = None,
 ) -> None:
     """Run everything on drawn scenes: captions in four languages, vocabulary, encoding, features, regions, training.

@@ -7,11 +7,13 @@ from typing import Annotated
 
 import typer
 
-from pipelines.commands import completion
-from pipelines.commands.configuration import Config
+from extractors.requests import Weights, extractor_names
+from pipelines.commands.binding import bound
 from pipelines.commands.options import AsJson, console
+from pipelines.jobs import Device
 from schemas.errors import UsageError
 from schemas.escapes import to_json
+from schemas.options import Opt
 
 __all__ = ["app"]
 
@@ -19,34 +21,13 @@ app = typer.Typer()
 
 
 @app.command(epilog="Example: imagepivot doctor features --extractor resnet50-pool")
+@bound
 def doctor(
-    output: Annotated[
-        str | None,
-        typer.Argument(help="Folder to write and delete a file in, local, gs:// or s3://.", show_default=False),
-    ] = None,
-    extractor: Annotated[
-        str,
-        typer.Option(
-            "--extractor",
-            help="Load the weights of this extractor, and run it once.",
-            show_default=False,
-            autocompletion=completion.extractor_names,
-        ),
-    ] = "",
-    weights: Annotated[
-        str,
-        typer.Option(
-            "--weights",
-            help="With --extractor: its weights, as [i]features[/i] takes them.",
-            autocompletion=completion.weights_requests,
-        ),
-    ] = "default",
-    device: Annotated[
-        str,
-        typer.Option("--device", help="Device to compute on: cpu, cuda, cuda:N, or auto.", autocompletion=completion.devices),
-    ] = "auto",
+    output: Annotated[str | None, Opt("Folder to write and delete a file in, local, gs:// or s3://.", is_argument=True)] = None,
+    extractor: Annotated[str, Opt("Load the weights of this extractor, and run it once.", completion=extractor_names)] = "",
+    weights: Weights = "default",
+    device: Device = "auto",
     as_json: AsJson = False,
-    config: Config = "",
 ) -> None:
     """Check versions and device, and optionally the weights of an extractor and OUTPUT.
 

@@ -4,78 +4,66 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
 
-from pipelines.commands.configuration import COMMAS, PAIRS, Config
-from pipelines.commands.options import Check, LogJson, Output, Overwrite, Shards, console, notes, remark, several
+from pipelines.commands.binding import bound
+from pipelines.commands.options import LogJson, console, notes, remark
 from pipelines.commands.results import finish
+from pipelines.jobs import Output, Shards
 from schemas.console import events
 from schemas.keys import AUTO
+from schemas.options import Opt
+from schemas.writing.reuse_policy import Overwrite, Verify
 
 __all__ = ["app"]
 
 app = typer.Typer()
-
-Locations = list[str]
 
 
 @app.command(
     "import",
     epilog="Example: imagepivot import train.npy val.npy imported --name resnet50-pool --ids train.txt --ids val.txt",
 )
+@bound
 def import_(
-    sources: Annotated[Locations, typer.Argument(help="Files with features; several become one dataset.", show_default=False)],
+    sources: Annotated[tuple[str, ...], Opt("Files with features; several become one dataset.")],
     output: Output,
-    name: Annotated[str, typer.Option("--name", help="Name of the feature, e.g. resnet50-pool.", show_default=False)],
+    name: Annotated[str, Opt("Name of the feature, e.g. resnet50-pool.", is_option=True)],
     format: Annotated[  # noqa: A002
-        Literal["npy", "tsv", "hdf5", "webdataset"] | None,
-        typer.Option("--format", help="Format of the files; by their extension when not given."),
+        Literal["npy", "tsv", "hdf5", "webdataset"] | None, Opt("Format of the files; by their extension when not given.")
     ] = None,
-    source: Annotated[str, typer.Option("--source", help="Origin of the feature, in words.")] = "",
+    source: Annotated[str, Opt("Origin of the feature, in words.")] = "",
     ids: Annotated[
-        Locations | None,
-        typer.Option("--ids", help="npy, hdf5: list of image ids for each file, in order; for npy else the one beside it."),
-    ] = None,
+        tuple[str, ...],
+        Opt("npy, hdf5: list of image ids for each file, in order; for npy else the one beside it.", is_repeated=True),
+    ] = (),
     boxes: Annotated[
-        Locations | None, typer.Option("--boxes", help="npy: boxes [N, R, 4] for each file; makes the rows regions.")
-    ] = None,
-    sizes: Annotated[
-        Locations | None, typer.Option("--sizes", help="npy: width and height of the images [N, 2] for each file.")
-    ] = None,
+        tuple[str, ...], Opt("npy: boxes [N, R, 4] for each file; makes the rows regions.", is_repeated=True)
+    ] = (),
+    sizes: Annotated[tuple[str, ...], Opt("npy: width and height of the images [N, 2] for each file.", is_repeated=True)] = (),
     id_rule: Annotated[
         Literal["name", "path", "exact"] | None,
-        typer.Option(
-            "--id-rule",
-            help="Image id of an entry: the file [i]name[/i] or whole [i]path[/i] without extension, or [i]exact[/i]ly the entry; "
+        Opt(
+            "Image id of an entry: the file [i]name[/i] or whole [i]path[/i] without extension, or [i]exact[/i]ly the entry; "
             "name when not given, path for HDF5 groups, exact for webdataset, or as exported.",
         ),
     ] = None,
-    repeats: Annotated[
-        int, typer.Option("--repeats", help="npy, hdf5: how many times in a row each image occurs; VSE++: 5.")
-    ] = 1,
+    repeats: Annotated[int, Opt("npy, hdf5: how many times in a row each image occurs; VSE++: 5.")] = 1,
     max_regions: Annotated[
-        int | None,
-        typer.Option("--max-regions", help="npy, tsv: greatest number of regions stored per image; 36, or as exported."),
+        int | None, Opt("npy, tsv: greatest number of regions stored per image; 36, or as exported.")
     ] = None,
-    array: Annotated[
-        str, typer.Option("--array", help="hdf5: path of the array, or of a group with one array per image.")
-    ] = "",
-    id_array: Annotated[str, typer.Option("--id-array", help="hdf5: path of the image ids of the array.")] = "",
-    karpathy: Annotated[
-        str,
-        typer.Option("--karpathy", help="The dataset_*.json whose numbers the ids are; they become the names of its images."),
-    ] = "",
-    karpathy_key: Annotated[
-        Literal["imgid", "cocoid", "sentid"], typer.Option("--karpathy-key", help="What those numbers count there.")
-    ] = "imgid",
+    array: Annotated[str, Opt("hdf5: path of the array, or of a group with one array per image.")] = "",
+    id_array: Annotated[str, Opt("hdf5: path of the image ids of the array.")] = "",
+    karpathy: Annotated[str, Opt("The dataset_*.json whose numbers the ids are; they become the names of its images.")] = "",
+    karpathy_key: Annotated[Literal["imgid", "cocoid", "sentid"], Opt("What those numbers count there.")] = "imgid",
     shards: Shards = AUTO,
     overwrite: Overwrite = False,
-    check: Check = False,
+    verify: Verify = False,
     log_json: LogJson = False,
-    config: Config = "",
 ) -> None:
     """Turn features that other tools made into a dataset.
 
@@ -91,9 +79,9 @@ def import_(
     from pipelines.running.meter import show_progress
 
     options = {
-        "ids": tuple(ids or ()),
-        "boxes": tuple(boxes or ()),
-        "sizes": tuple(sizes or ()),
+        "ids": ids,
+        "boxes": boxes,
+        "sizes": sizes,
         "repeats": repeats,
         "max_regions": max_regions,
         "array": array,
@@ -102,8 +90,8 @@ def import_(
         "karpathy_key": karpathy_key,
     }
     chosen = format or format_of(sources[0])
-    files = _layout(LAYOUTS, chosen, options, misfit=f"these files are {chosen}", sources=tuple(sources), id_rule=id_rule)
-    job = ImportJob(files=files, output=output, name=name, source=source, shards=shards, overwrite=overwrite, verify=check)
+    files = _layout(LAYOUTS, chosen, options, misfit=f"these files are {chosen}", sources=sources, id_rule=id_rule)
+    job = ImportJob(files=files, output=output, name=name, source=source, shards=shards, overwrite=overwrite, verify=verify)
     with show_progress(notes, "import", unit="images", log_json=log_json) as meter:
         manifest = import_features(job, meter)
         meter.settle(images=manifest.rows)
@@ -114,37 +102,32 @@ def import_(
     epilog="Example: imagepivot export features f30k_precomp --format scan --captions captions --language en "
     "--portion comparable --split-names val=dev"
 )
+@bound
 def export(
-    dataset: Annotated[str, typer.Argument(help="Folder of features or regions.", show_default=False)],
-    output: Annotated[str, typer.Argument(help="Local folder for the files.", show_default=False)],
+    dataset: Annotated[str, Opt("Folder of features or regions.")],
+    output: Annotated[str, Opt("Local folder for the files.")],
     format: Annotated[  # noqa: A002
-        Literal["scan", "mulisera", "tsv", "webdataset", "npy"],
-        typer.Option("--format", help="Layout of the files.", show_default=False),
+        Literal["scan", "mulisera", "tsv", "webdataset", "npy"], Opt("Layout of the files.", is_option=True)
     ],
-    captions: Annotated[str, typer.Option("--captions", help="scan, webdataset: folder of a captions dataset.")] = "",
-    language: Annotated[str, typer.Option("--language", help="Only captions of this language.")] = "",
-    portion: Annotated[str, typer.Option("--portion", help="Only captions of this portion.")] = "",
-    splits: Annotated[str, typer.Option("--splits", help="Only captions of these splits; all when not given."), COMMAS] = "",
+    captions: Annotated[str, Opt("scan, webdataset: folder of a captions dataset.")] = "",
+    language: Annotated[str, Opt("Only captions of this language.")] = "",
+    portion: Annotated[str, Opt("Only captions of this portion.")] = "",
+    splits: Annotated[tuple[str, ...], Opt("Only captions of these splits; all when not given.")] = (),
     split_names: Annotated[
-        str, typer.Option("--split-names", help="scan, mulisera: names of splits in the layout, e.g. [i]val=dev[/i]."), PAIRS
-    ] = "",
-    text: Annotated[
-        Literal["text", "tokens"], typer.Option("--text", help="scan: captions as read, or their tokens joined by a space.")
-    ] = "text",
-    captions_per_image: Annotated[
-        int, typer.Option("--captions-per-image", help="scan: captions taken of each image, from the first; 0: all.")
-    ] = 0,
+        Mapping[str, str], Opt("scan, mulisera: names of splits in the layout, e.g. [i]val=dev[/i].", metavar="OURS=THEIRS")
+    ] = MappingProxyType({}),
+    text: Annotated[Literal["text", "tokens"], Opt("scan: captions as read, or their tokens joined by a space.")] = "text",
+    captions_per_image: Annotated[int, Opt("scan: captions taken of each image, from the first; 0: all.")] = 0,
     lists: Annotated[
-        Locations | None, typer.Option("--lists", help="mulisera: list of images of each split; npy: one, for the order.")
-    ] = None,
-    l2: Annotated[bool, typer.Option("--l2", help="scan, mulisera, npy: divide each vector by its norm.")] = False,
+        tuple[str, ...],
+        Opt("mulisera: list of images of each split; npy: one, for the order.", is_repeated=True),
+    ] = (),
+    l2: Annotated[bool, Opt("scan, mulisera, npy: divide each vector by its norm.")] = False,
     columns: Annotated[
-        Literal["bottom-up", "lxmert"],
-        typer.Option("--columns", help="tsv: 6 columns of bottom-up-attention, or 10 that LXMERT reads."),
+        Literal["bottom-up", "lxmert"], Opt("tsv: 6 columns of bottom-up-attention, or 10 that LXMERT reads.")
     ] = "bottom-up",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files in OUTPUT.")] = False,
+    overwrite: Annotated[bool, Opt("Replace existing files in OUTPUT.")] = False,
     log_json: LogJson = False,
-    config: Config = "",
 ) -> None:
     """Write features in the layout of another code base.
 
@@ -153,18 +136,18 @@ def export(
     per shard; [b]npy[/b]: features.npy and ids.txt.
     """
     from pipelines.exchange.exporters import LAYOUTS
-    from pipelines.exchange.exporting import ExportJob, export_dataset, parse_split_names
+    from pipelines.exchange.exporting import ExportJob, export_dataset
     from pipelines.running.meter import show_progress
 
     options = {
         "captions": captions,
         "language": language,
         "portion": portion,
-        "splits": several(splits),
-        "split_names": parse_split_names(split_names),
+        "splits": splits,
+        "split_names": tuple(split_names.items()),
         "text": text,
         "captions_per_image": captions_per_image,
-        "lists": tuple(lists or ()),
+        "lists": lists,
         "l2": l2,
         "columns": columns,
     }
@@ -183,14 +166,12 @@ def export(
 
 
 @app.command(epilog="Example: imagepivot diff features imported --tolerance 0.01")
+@bound
 def diff(
-    a: Annotated[str, typer.Argument(help="Folder of a dataset.", show_default=False)],
-    b: Annotated[str, typer.Argument(help="Folder of another dataset of the same kind.", show_default=False)],
-    tolerance: Annotated[
-        float, typer.Option("--tolerance", min=0.0, help="Largest difference of two real numbers that counts as equal.")
-    ] = 0.0,
+    a: Annotated[str, Opt("Folder of a dataset.")],
+    b: Annotated[str, Opt("Folder of another dataset of the same kind.")],
+    tolerance: Annotated[float, Opt("Largest difference of two real numbers that counts as equal.", least=0)] = 0.0,
     log_json: LogJson = False,
-    config: Config = "",
 ) -> None:
     """Show what differs between two datasets, and by how much.
 

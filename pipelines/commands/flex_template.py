@@ -22,7 +22,7 @@ COMMANDS = ("captions", "vocabulary", "encode", "features")
 """Commands that a launch can run: those that run pipelines."""
 
 LEFT_OUT = {
-    **dict.fromkeys(("config", "log-json", "json", "list-extractors", "dry-run"), "for a person at a terminal"),
+    **dict.fromkeys(("config", "log-json", "dry-run"), "for a person at a terminal"),
     **dict.fromkeys(("workers", "task"), "for runs without a runner"),
     **dict.fromkeys(("detach", "start-timeout", "max-failures"), "about the wait for a job, and the launcher does not wait"),
     **dict.fromkeys(

@@ -2,94 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
 import typer
 
-from pipelines.commands import completion
-from pipelines.commands.binding import bound
-from pipelines.commands.configuration import COMMAS, Config
-from pipelines.commands.options import (
-    BEAM,
-    Check,
-    Columns,
-    Delimiter,
-    Detach,
-    Ids,
-    Languages,
-    LogJson,
-    MaxFailures,
-    Output,
-    Overwrite,
-    Portions,
-    Quoting,
-    Shards,
-    SharedDisk,
-    StartTimeout,
-    Workers,
-    execution_of,
-    notes,
-    remark,
-    remark_on_precision,
-    several,
-)
+from pipelines.commands.binding import BEAM, bound
+from pipelines.commands.options import LogJson, MaxFailures, notes, remark, remark_on_precision
 from pipelines.commands.results import finish
-from pipelines.jobs import EncodeJob, TokenFeaturesJob, VocabularyJob, WordVectorsJob
-from schemas.keys import AUTO
+from pipelines.jobs import CaptionsJob, EncodeJob, TokenFeaturesJob, VocabularyJob, WordVectorsJob
+from pipelines.running.execution import Execution
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pipelines.text.captions import CaptionsJob
-
-__all__ = ["app", "captions_job"]
+__all__ = ["app"]
 
 app = typer.Typer()
-
-CaptionFormat = Literal["multi30k", "karpathy", "coco", "scan", "table"]
 
 
 @app.command(
     context_settings=BEAM,
     epilog="Example: imagepivot captions multi30k captions --format multi30k --languages en,de",
 )
+@bound
 def captions(
-    context: typer.Context,
-    source: Annotated[str, typer.Argument(help="File or folder with the raw captions.", show_default=False)],
-    output: Output,
-    format: Annotated[CaptionFormat, typer.Option("--format", help="How SOURCE is laid out.", show_default=False)],  # noqa: A002
-    recipe: Annotated[
-        str,
-        typer.Option(
-            "--recipe",
-            help="Text recipe: [i]multi30k-lc[/i], [i]moses-truecase[/i] or [i]raw[/i].",
-            autocompletion=completion.recipes,
-        ),
-    ] = "multi30k-lc",
-    languages: Languages = "",
-    portions: Portions = "",
-    splits: Annotated[str, typer.Option("--splits", help="Only these, as the source names them; all by default."), COMMAS] = "",
-    columns: Columns = "",
-    delimiter: Delimiter = "",
-    quoting: Quoting = "auto",
-    language: Annotated[
-        str, typer.Option("--language", help="Language of the captions if the source does not state it.")
-    ] = "en",
-    ids: Ids = "name",
-    truecaser: Annotated[
-        str, typer.Option("--truecaser", help="Folder with learned truecasers (LANGUAGE.model); by default they are learned.")
-    ] = "",
-    train_splits: Annotated[str, typer.Option("--train-splits", help="Splits to learn truecasers from."), COMMAS] = "train",
-    shards: Shards = AUTO,
+    job: CaptionsJob,
     max_failures: MaxFailures = 0,
-    overwrite: Overwrite = False,
-    check: Check = False,
     log_json: LogJson = False,
-    workers: Workers = 0,
-    shared_disk: SharedDisk = False,
-    start_timeout: StartTimeout = None,
-    detach: Detach = False,
-    config: Config = "",
+    execution: Execution = Execution(),
 ) -> None:
     """Tokenize raw captions into shards.
 
@@ -105,14 +40,12 @@ def captions(
     from schemas.dataset import open_dataset
     from schemas.overlaps import find_overlap
 
-    job = captions_job(context.params)
-    execution = execution_of(context, workers, shared_disk=shared_disk, start_timeout=start_timeout, detach=detach)
     with show_progress(notes, "captions", unit="captions", log_json=log_json) as meter:
         manifest = prepare_captions(job, execution, meter)
         meter.settle(captions=manifest.rows + manifest.failed, failed=manifest.failed)
-    if len(manifest.statistics.get("images", ())) > 1 and (overlap := find_overlap(open_dataset(output))) is not None:
+    if len(manifest.statistics.get("images", ())) > 1 and (overlap := find_overlap(open_dataset(job.output))) is not None:
         remark(overlap.remark)
-    finish(manifest, output, max_failures)
+    finish(manifest, job.output, max_failures)
 
 
 @app.command(
@@ -121,14 +54,9 @@ def captions(
 )
 @bound
 def vocabulary(
-    context: typer.Context,
     job: VocabularyJob,
     log_json: LogJson = False,
-    workers: Workers = 1,
-    shared_disk: SharedDisk = False,
-    start_timeout: StartTimeout = None,
-    detach: Detach = False,
-    config: Config = "",
+    execution: Execution = Execution(workers=1),
 ) -> None:
     """Build the joint vocabulary of captions: tokens under the threshold become <unk>.
 
@@ -139,7 +67,6 @@ def vocabulary(
     from pipelines.text.vocabulary import build_vocabulary
     from schemas.dataset import open_dataset
 
-    execution = execution_of(context, workers, shared_disk=shared_disk, start_timeout=start_timeout, detach=detach)
     total = open_dataset(job.captions, kind="captions").manifest.rows
     with show_progress(notes, "vocabulary", unit="captions", total=total, log_json=log_json) as meter:
         manifest = build_vocabulary(job, execution, meter)
@@ -150,21 +77,15 @@ def vocabulary(
 @app.command(context_settings=BEAM, epilog="Example: imagepivot encode captions vocabulary encoded --max-length 100")
 @bound
 def encode(
-    context: typer.Context,
     job: EncodeJob,
     log_json: LogJson = False,
-    workers: Workers = 0,
-    shared_disk: SharedDisk = False,
-    start_timeout: StartTimeout = None,
-    detach: Detach = False,
-    config: Config = "",
+    execution: Execution = Execution(),
 ) -> None:
     """Turn the tokens of captions into ids of a vocabulary."""
     from pipelines.running.meter import show_progress
     from pipelines.text.encoding import encode_captions
     from schemas.dataset import open_dataset
 
-    execution = execution_of(context, workers, shared_disk=shared_disk, start_timeout=start_timeout, detach=detach)
     total = open_dataset(job.captions, kind="captions").manifest.rows
     with show_progress(notes, "encode", unit="captions", total=total, log_json=log_json) as meter:
         manifest = encode_captions(job, execution, meter)
@@ -180,7 +101,6 @@ def encode(
 def word_vectors(
     job: WordVectorsJob,
     log_json: LogJson = False,
-    config: Config = "",
 ) -> None:
     """Take the pretrained vectors of a vocabulary's words, with which a training can begin.
 
@@ -206,15 +126,10 @@ def word_vectors(
 )
 @bound
 def token_features(
-    context: typer.Context,
     job: TokenFeaturesJob,
     max_failures: MaxFailures = 0,
     log_json: LogJson = False,
-    workers: Annotated[int, typer.Option("--workers", min=0, help="Local worker processes; 0: one that uses all cores.")] = 0,
-    shared_disk: SharedDisk = False,
-    start_timeout: StartTimeout = None,
-    detach: Detach = False,
-    config: Config = "",
+    execution: Execution = Execution(),
 ) -> None:
     """Make vectors of the tokens of captions, in their context: the last layer of BERT, or of a model like it.
 
@@ -225,7 +140,6 @@ def token_features(
     from pipelines.text.token_features import extract_token_features
     from schemas.dataset import open_dataset
 
-    execution = execution_of(context, workers, shared_disk=shared_disk, start_timeout=start_timeout, detach=detach)
     total = open_dataset(job.captions, kind="captions").manifest.rows
     if execution.is_local:
         remark_on_precision(job.precision, job.device)
@@ -233,31 +147,3 @@ def token_features(
         manifest = extract_token_features(job, execution, meter)
         meter.settle(captions=manifest.rows + manifest.failed, failed=manifest.failed)
     finish(manifest, job.output, max_failures)
-
-
-def captions_job(values: Mapping[str, Any]) -> CaptionsJob:
-    """Return the job that a command line of ``captions`` asks for, by the values of its parameters."""
-    from pipelines.inputs.captions import Selection, open_source
-    from pipelines.inputs.columns import parse_columns
-    from pipelines.text.captions import CaptionsJob
-
-    columns = parse_columns(values["columns"]) if values["columns"] else None
-    return CaptionsJob(
-        source=open_source(
-            values["format"],
-            values["source"],
-            language=values["language"],
-            columns=columns,
-            ids=values["ids"],
-            delimiter=values["delimiter"],
-            quoting=values["quoting"],
-        ),
-        output=values["output"],
-        selection=Selection(*(several(values[name]) for name in ("languages", "portions", "splits"))),
-        recipe=values["recipe"],
-        train_splits=several(values["train_splits"]),
-        truecaser=values["truecaser"] or None,
-        shards=values["shards"],
-        overwrite=values["overwrite"],
-        verify=values["check"],
-    )

@@ -7,8 +7,10 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from pipelines.commands.configuration import Config
-from pipelines.commands.options import AllowPrivateAddresses, Columns, Delimiter, Ids, Quoting, console
+from pipelines.commands.binding import bound
+from pipelines.commands.options import console
+from pipelines.jobs import ImageOptions
+from schemas.options import Opt
 
 __all__ = ["app"]
 
@@ -16,24 +18,17 @@ app = typer.Typer()
 
 
 @app.command(epilog="Example: imagepivot view regions photos --image 1000092795 -o 1000092795.png")
+@bound
 def view(
-    dataset: Annotated[str, typer.Argument(help="Folder of regions or features.", show_default=False)],
-    images: Annotated[str, typer.Argument(help="Location of the images, as for features.", show_default=False)],
-    image: Annotated[str, typer.Option("--image", help="Image id of the picture.", show_default=False)],
+    dataset: Annotated[str, Opt("Folder of regions or features.")],
+    images: Annotated[str, Opt("Location of the images, as for features.")],
+    image: Annotated[str, Opt("Image id of the picture.", is_option=True)],
     output: Annotated[
-        str,
-        typer.Option(
-            "--output", "-o", help="File for the drawing: .png, .jpg or .webp; local, gs:// or s3://.", show_default=False
-        ),
+        str, Opt("File for the drawing: .png, .jpg or .webp; local, gs:// or s3://.", is_option=True, short="-o")
     ],
-    most: Annotated[int, typer.Option("--most", min=0, help="Draw at most this many regions, the best by score; 0: all.")] = 0,
-    ids: Ids = "name",
-    allow_private_addresses: AllowPrivateAddresses = False,
-    columns: Columns = "",
-    delimiter: Delimiter = "",
-    quoting: Quoting = "auto",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
-    config: Config = "",
+    most: Annotated[int, Opt("Draw at most this many regions, the best by score; 0: all.", least=0)] = 0,
+    reading: ImageOptions = ImageOptions(),
+    overwrite: Annotated[bool, Opt("Replace an existing file.")] = False,
 ) -> None:
     """Draw over a picture what its features were made of.
 
@@ -41,19 +36,10 @@ def view(
     crops that the model saw: ten for VGG19, else the centre.
     """
     from pipelines.datasets.viewing import ViewJob, draw_view
-    from pipelines.inputs.columns import parse_columns
-    from pipelines.inputs.images import open_images
 
     job = ViewJob(
         dataset=dataset,
-        images=open_images(
-            images,
-            ids=ids,
-            columns=parse_columns(columns) if columns else None,
-            delimiter=delimiter,
-            quoting=quoting,
-            allow_private_addresses=allow_private_addresses,
-        ),
+        images=reading.open(images),
         image_id=image,
         output=output,
         most=most or None,

@@ -13,27 +13,11 @@ from pipelines.exchange.exporters.base import ExportLayout, Note
 from pipelines.exchange.exporters.staging import Staging
 from pipelines.running.meter import Meter
 from schemas.dataset import open_dataset
-from schemas.errors import UsageError
 from schemas.made_from import is_current, made_from, read_made_from
 from schemas.storage.folder import Folder
 from schemas.storage.locations import target_path
 
-__all__ = ["ExportJob", "export_dataset", "parse_split_names"]
-
-
-def parse_split_names(text: str) -> tuple[tuple[str, str], ...]:
-    """Parse ``val=dev,test_2016_flickr=test``: our name of a split, then the layout's.
-
-    Raises:
-        UsageError: it is not of that form, or names a split twice.
-    """
-    pairs: list[tuple[str, str]] = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        ours, separator, theirs = (piece.strip() for piece in part.partition("="))
-        if not (ours and separator and theirs) or "/" in theirs or ours in dict(pairs):
-            raise UsageError(f"--split-names is {text!r}, expected pairs of our name and the layout's, e.g. 'val=dev'")
-        pairs.append((ours, theirs))
-    return tuple(pairs)
+__all__ = ["ExportJob", "export_dataset"]
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ from schemas.manifest import Manifest
 from schemas.parameters import FeaturesParameters
 from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import write_dataset
-from schemas.writing.output import OutputDataset, ReusePolicy
+from schemas.writing.output import OutputDataset
+from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.shard_count import VECTOR_SHARD_BYTES, check_shard_bytes, choose_shards, known_shards
 from schemas.writing.shard_writer import ShardWriter
 

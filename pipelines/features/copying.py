@@ -14,11 +14,11 @@ from typing import NoReturn, TypeAlias
 
 import apache_beam as beam
 
-from pipelines.features.job import FeaturesJob
 from pipelines.features.references import Piece, cut, packed, refs_of
 from pipelines.features.reuse import plan_reuse
 from pipelines.inputs.images import COPIES_SCHEMA, Copies, Copy, ImageRef, ImageSource
 from pipelines.inputs.images.kept import REFS_SCHEMA
+from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from pipelines.running.places import staging
 from schemas.errors import DatasetError
@@ -41,7 +41,7 @@ def place_of_copies(job: FeaturesJob, execution: Execution, output: Folder) -> I
 
     On other machines that is the folder of the dataset, and here one on a local disk.
     """
-    if not job.images.reads_groups or (execution.is_local and execution.local_workers == 1):
+    if not job.open_images().reads_groups or (execution.is_local and execution.local_workers == 1):
         yield None
     elif not execution.is_local:
         yield Copies.of_run(output)
@@ -99,12 +99,12 @@ class CopyImages(beam.PTransform):
 
     def expand(self, portions: beam.PCollection) -> beam.PCollection:
         """Take the references by portion, or for an update first by shard, and copy each portion in one call."""
-        if self.job.update is None and not self.job.retry_failed:
+        if not self.job.policy.update and not self.job.policy.retry_failed:
             wanted = portions | "AllImages" >> beam.Values()
         else:
             choose = beam.FlatMap(_wanted, self.job, self.output, self.folder)
             wanted = portions | "GroupByShard" >> beam.GroupByKey() | "WantedImages" >> choose
-        copy = beam.FlatMap(_copied, self.job.images, self.copies, self.output.shards, self.folder)
+        copy = beam.FlatMap(_copied, self.job.open_images(), self.copies, self.output.shards, self.folder)
         return wanted | "GroupByPortion" >> beam.GroupByKey() | "CopyPortion" >> copy
 
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from extractors.remarks import tell
 from pipelines.datasets.region_names import NAMES_FILES, names_files, stored_names
-from pipelines.features.job import FeaturesJob
 from pipelines.features.listing import list_images
 from pipelines.features.references import folder_of_references, listed_refs
 from pipelines.features.shard_maker import ShardMaker, make_here
 from pipelines.features.workers import check_worker, count_gpus, planned_fingerprint
 from pipelines.inputs.images import Listing
+from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from pipelines.running.jobs import run_job
 from pipelines.running.meter import Meter
@@ -55,7 +55,7 @@ def plan_features(job: FeaturesJob, listing: Listing, remark: Remark = tell) -> 
         remark(description.remark)
     folder = Folder(job.output)
     names = names_files(job.extractor.regions, description)
-    if description.kind == "regions" and not job.overwrite:
+    if description.kind == "regions" and not job.policy.overwrite:
         names = {**stored_names(folder, description), **names}
     return OutputDataset(
         folder=folder,
@@ -68,7 +68,7 @@ def plan_features(job: FeaturesJob, listing: Listing, remark: Remark = tell) -> 
         shards=len(listing.shards),
         listings=listing.shards,
         # Where versions cost a request each, an update asks for them; to go on with a run, the addresses are enough.
-        states=listing.states if job.images.tells_versions else None,
+        states=listing.states if job.open_images().tells_versions else None,
         files=names,
         other_files=NAMES_FILES,
     )
@@ -99,6 +99,7 @@ def extract_features(
         DetachedError: a job goes on without this process; or the job is a task, and shards of other tasks are missing.
         ImagepivotError: the images, weights or device are missing, or the folder cannot be written.
     """
+    job = job.opened()
     job.check_execution(execution)
     execution.check_locations(job.locations())
     job = job.for_workers(execution)
@@ -139,7 +140,7 @@ def _by_gpus(job: FeaturesJob, execution: Execution) -> Execution:
 
 def _extract_here(job: FeaturesJob, output: OutputDataset, meter: Meter, listing: Listing, finished: frozenset[int]) -> None:
     """Make the shards that are not finished in this process, without Beam."""
-    refs = listed_refs(job.images, listing.kept.path if listing.kept is not None else "")
+    refs = listed_refs(job.open_images(), listing.kept.path if listing.kept is not None else "")
     with folder_of_references(True) as folder:
         make_here(ShardMaker(job, output, meter), refs, output.shards, finished=finished, folder=folder)
 

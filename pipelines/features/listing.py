@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from pipelines.features.job import FeaturesJob
 from pipelines.inputs.ids import KeyHashes
 from pipelines.inputs.images import ImageRef, KeptRefs, Listing, kept_refs
+from pipelines.jobs import FeaturesJob
 from schemas.errors import InputError
 from schemas.storage.folder import Folder
 from schemas.storage.locations import is_remote
@@ -29,17 +29,17 @@ def list_images(job: FeaturesJob, *, keep: bool = False) -> Listing:
     """
     ids = KeyHashes()
     folder = Folder(job.output)
-    known = known_shards(job.shards, folder, overwrite=job.overwrite)
-    kept = KeptRefs() if keep or is_remote(job.images.location) else None
-    refs = job.images.refs() if kept is None else kept.passing(job.images.refs())
+    known = known_shards(job.shards, folder, overwrite=job.policy.overwrite)
+    kept = KeptRefs() if keep or is_remote(job.open_images().location) else None
+    refs = job.open_images().refs() if kept is None else kept.passing(job.open_images().refs())
     listing = replace(Listing.of(_remember_ids(refs, ids), known or MOST_CHOSEN), kept=kept)
     if not listing.count:
         raise InputError(
-            f"no images found in {job.images.location!r}: check the path; a folder is searched for known extensions"
+            f"no images found in {job.open_images().location!r}: check the path; a folder is searched for known extensions"
         )
     if suspects := ids.suspects():
-        again = job.images.refs() if kept is None else kept_refs(kept.path)
-        job.images.check_ids(sorted(ref for ref in again if hash(ref.image_id) in suspects))
+        again = job.open_images().refs() if kept is None else kept_refs(kept.path)
+        job.open_images().check_ids(sorted(ref for ref in again if hash(ref.image_id) in suspects))
     size = listing.count * job.feature_bytes()
     shards = known or choose_shards(size, VECTOR_SHARD_BYTES)
     check_shard_bytes(shards, size, folder)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from extractors.remarks import tell
 from pipelines.features.extract import Remark, plan_features
-from pipelines.features.job import FeaturesJob
 from pipelines.features.reuse import plan_reuse
 from pipelines.inputs.images import ImageRef, Listing, kept_refs
+from pipelines.jobs import FeaturesJob
 from schemas.console.tables import Row, Table, number_columns
 from schemas.keys import shard_of
 from schemas.kinds import vector_bytes
@@ -85,8 +85,8 @@ def plan_work(job: FeaturesJob, listing: Listing, remark: Remark = tell) -> Work
     todo = []
     for number in wanted:
         if number in stored:
-            images = job.images.with_versions(sorted(refs[number]))
-            reuse = plan_reuse(output, number, images, job.policy, read=job.images.read)
+            images = job.open_images().with_versions(sorted(refs[number]))
+            reuse = plan_reuse(output, number, images, job.policy, read=job.open_images().read)
             todo.append(ShardPlan(number, len(reuse.todo), len(reuse.rows), reuse.dropped))
         elif number not in finished:
             todo.append(ShardPlan(number, listing.counts[number]))
@@ -95,7 +95,7 @@ def plan_work(job: FeaturesJob, listing: Listing, remark: Remark = tell) -> Work
 
 
 def _refs(job: FeaturesJob, listing: Listing) -> Iterator[ImageRef]:
-    return job.images.refs() if listing.kept is None else kept_refs(listing.kept.path)
+    return job.open_images().refs() if listing.kept is None else kept_refs(listing.kept.path)
 
 
 def plan_table(plan: WorkPlan) -> Table:

@@ -19,9 +19,10 @@ from schemas.errors import DatasetError
 from schemas.failures import read_failures
 from schemas.shards import Footer
 from schemas.storage.storage_errors import content_errors
-from schemas.writing.output import OutputDataset, ReusePolicy, UpdatePolicy
+from schemas.writing.output import OutputDataset
 from schemas.writing.output_state import look_at
 from schemas.writing.records import Record, Source, read_record
+from schemas.writing.reuse_policy import ReusePolicy
 
 __all__ = ["Reuse", "is_intact", "plan_reuse", "source_of", "statistics_of"]
 
@@ -101,13 +102,12 @@ def plan_reuse(
     stored = _read_stored(output, number)
     if stored is None:
         return Reuse(todo=list(refs))
-    update = policy.update or UpdatePolicy()
-    tried = [ref for ref in refs if not _try_again(stored.failures.get(ref.image_id), update, retry_failed=policy.retry_failed)]
-    if update.only_add:
+    tried = [ref for ref in refs if not _try_again(stored.failures.get(ref.image_id), policy)]
+    if policy.only_add:
         stay = {ref.image_id: _unchanged(stored, ref.image_id) for ref in tried if _is_stored(stored, ref.image_id)}
     else:
-        stay = {source.image_id: source for source in _same(stored, refs, tried, output, number, read, update)}
-    if update.only_add or update.keep_removed:
+        stay = {source.image_id: source for source in _same(stored, refs, tried, output, number, read, policy)}
+    if policy.only_add or policy.keep_removed:
         wanted = {ref.image_id for ref in refs}
         gone = (stored.rows | stored.failures.keys()) - wanted
         stay |= {image_id: _unchanged(stored, image_id) for image_id in gone}
@@ -152,9 +152,9 @@ def is_intact(output: OutputDataset, number: int) -> bool:
     return look_at(output, number, read_all=True).is_whole
 
 
-def _try_again(failure: Mapping[str, str] | None, update: UpdatePolicy, *, retry_failed: bool) -> bool:
+def _try_again(failure: Mapping[str, str] | None, policy: ReusePolicy) -> bool:
     # A file may have become readable without a change of its own.
-    return failure is not None and (retry_failed or (failure["reason"] == "unreadable" and not update.only_add))
+    return failure is not None and (policy.retry_failed or (failure["reason"] == "unreadable" and not policy.only_add))
 
 
 def _is_stored(stored: _Stored, image_id: str) -> bool:
@@ -172,7 +172,7 @@ def _same(
     output: OutputDataset,
     number: int,
     read: Read,
-    update: UpdatePolicy,
+    policy: ReusePolicy,
 ) -> list[Source]:
     """Return the sources of the images whose rows and failures stay."""
     sources = stored.sources
@@ -186,7 +186,7 @@ def _same(
         ids = {ref.image_id for ref in tried}
         return [source for source in now if source.image_id in ids and _is_stored(stored, source.image_id)]
     known = [ref for ref in tried if ref.image_id in sources]
-    if update.check_content:
+    if policy.check_content:
         now = [source_of(ref, sha256) for ref, sha256 in zip(known, _digests(known, read), strict=True)]
         return [source for source in now if source.sha256 and _has_same_bytes(source, sources[source.image_id], stored)]
     return [sources[ref.image_id] for ref in known if sources[ref.image_id] == source_of(ref, sources[ref.image_id].sha256)]

@@ -14,7 +14,6 @@ from queue import SimpleQueue
 
 import extractors
 from pipelines.features.forward import Tally
-from pipelines.features.job import FeaturesJob
 from pipelines.features.references import Piece, pieces_of, unpacked
 from pipelines.features.shards import make_shard
 from pipelines.features.workers import (
@@ -25,6 +24,7 @@ from pipelines.features.workers import (
     planned_fingerprint,
 )
 from pipelines.inputs.images import CopiedImages, Copies, ImageRef
+from pipelines.jobs import FeaturesJob
 from pipelines.running.meter import Meter
 from schemas.limits import usable_cores
 from schemas.writing.output import OutputDataset
@@ -125,7 +125,11 @@ class ShardMaker:
         """
         refs, copied = unpacked(piece for piece in pieces if piece)
         copies = {copy.uri: copy for copy in copied}
-        images = self._job.images if self._copies is None else CopiedImages(self._job.images, self._copies.folder, copies)
+        images = (
+            self._job.open_images()
+            if self._copies is None
+            else CopiedImages(self._job.open_images(), self._copies.folder, copies)
+        )
         with self._loaded.extractor() as extractor:
             tally = make_shard(
                 self._output,

@@ -21,8 +21,9 @@ from schemas.kinds import batch_rows
 from schemas.shards import shard_entry
 from schemas.storage.locations import is_remote
 from schemas.storage.storage_errors import content_errors
-from schemas.writing.output import OutputDataset, ReusePolicy
+from schemas.writing.output import OutputDataset
 from schemas.writing.records import Record, Source, write_record
+from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.shard_writer import open_shard
 
 __all__ = ["make_shard"]

@@ -16,10 +16,10 @@ from apache_beam.metrics import Metrics
 from apache_beam.utils.shared import Shared
 
 from pipelines.features.copying import CopyImages, Portion, portions_of
-from pipelines.features.job import FeaturesJob
 from pipelines.features.references import Kept, Piece, listed_refs, pieces_of
 from pipelines.features.shard_maker import COUNTERS, ShardMaker
 from pipelines.inputs.images import Copies, ImageSource
+from pipelines.jobs import FeaturesJob
 from pipelines.running.accelerators import Accelerator
 from pipelines.running.first_worker import Begin, FirstWorker
 from pipelines.running.meter import Meter
@@ -98,7 +98,7 @@ class ExtractFeatures(beam.PTransform):
         # An empty piece stands for the shard itself, so that shards without images are written, too.
         todo = [(shard, b"") for shard in range(shards) if shard not in self.finished]
         start = begin | "Start" >> Begin([b""], self.check, hints)
-        listing = self.job.images, self.kept, shards, self.finished, self.folder
+        listing = self.job.open_images(), self.kept, shards, self.finished, self.folder
         if self.copies is None:
             refs = [start | "ListImages" >> beam.FlatMap(_list_images, *listing)]
         else:

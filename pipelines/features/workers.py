@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from extractors import Extractor
 from pipelines.features.decoding_processes import DecodingProcesses
-from pipelines.features.job import FeaturesJob
+from pipelines.jobs import FeaturesJob
 from schemas.errors import InputError
 from schemas.limits import CORES_TO_A_DECODER, usable_cores
 from schemas.parameters import FeaturesParameters

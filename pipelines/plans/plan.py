@@ -146,7 +146,10 @@ def words_of(steps: Sequence[Step], line: CommandLine, overwrite: Collection[str
                     f"--overwrite {step.name}: imagepivot {step.command} has no --overwrite; delete {step.output!r} instead"
                 )
             values = {name: value for name, value in values.items() if name != "update"} | {"overwrite": True}
-        words.append(line.words(step.command, values))
+        try:
+            words.append(line.words(step.command, values))
+        except UsageError as error:
+            raise UsageError(f"{error} (in steps.{step.name})") from None
     return words
 
 
@@ -260,15 +263,15 @@ class _Reader:
             raise UsageError(f"{place}.environment is {environment!r}, expected a table of texts")
         values = self.line.convert(command, table, place)
         keys = {parameter: key for key, parameter in self.line.names(command).items()}
-        if empty := [keys[parameter] for parameter, value in values.items() if value in ("", [])]:
+        if empty := [keys[parameter] for parameter, value in values.items() if value in ("", [], ())]:
             raise UsageError(f"{place}.{empty[0]} is empty: give a value, or leave the key out for its default")
         needs: dict[str, None] = {}
         for parameter, value in values.items():
             base, where = Path() if keys[parameter] in given else self.folder, f"{place}.{keys[parameter]}"
             if parameter in COMMANDS[command]:
-                several = value if isinstance(value, list) else [value]
+                several = value if isinstance(value, (list, tuple)) else (value,)
                 found = [self._location(item, base, where, needs, _NAMED.get(parameter)) for item in several]
-                values[parameter] = found if isinstance(value, list) else found[0]
+                values[parameter] = type(value)(found) if isinstance(value, (list, tuple)) else found[0]
             elif parameter == "shards" and isinstance(value, str) and value.startswith(_LIKE):
                 values[parameter] = _LIKE + self._location(value.removeprefix(_LIKE), base, where, needs)
             elif (command, parameter) == ("train", "config") and value.endswith(".toml"):

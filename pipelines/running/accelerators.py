@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from schemas.errors import UsageError
+from schemas.options import Opt
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
 
 __all__ = ["Accelerator"]
 
+_ELSEWHERE = "Workers on other machines"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 _ONE_PROCESS = "no_use_multiple_sdk_containers"
 _SEVERAL_PROCESSES = "use_multiple_sdk_containers"
@@ -32,9 +34,25 @@ class Accelerator:
         UsageError: a name is not one, or the number is below 1.
     """
 
-    type: str
-    count: int = 1
-    machine: str = ""
+    type: Annotated[
+        str,
+        Opt(
+            "Type of GPU for the workers that run the model, e.g. [i]nvidia-l4[/i]; the model runs nowhere else.",
+            name="gpu",
+            panel=_ELSEWHERE,
+        ),
+    ]
+    count: Annotated[
+        int, Opt("With --gpu: number of GPUs of a worker; 1 by default.", name="gpus-per-worker", panel=_ELSEWHERE)
+    ] = 1
+    machine: Annotated[
+        str,
+        Opt(
+            "With --gpu: type of machine of these workers, e.g. [i]g2-standard-4[/i]; the runner's own choice by default.",
+            name="worker-machine",
+            panel=_ELSEWHERE,
+        ),
+    ] = ""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.type):

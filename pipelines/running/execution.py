@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from pipelines.running.accelerators import Accelerator
 from schemas.errors import UsageError
 from schemas.limits import usable_cores
+from schemas.options import Opt
 from schemas.storage.locations import is_remote
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
 
-    from pipelines.running.accelerators import Accelerator
 
 __all__ = ["START_SECONDS", "Execution"]
 
 START_SECONDS = 1200.0
 """Seconds in which the first worker must have started; Dataflow takes minutes to start a machine and install packages."""
+
+
+_ELSEWHERE = "Workers on other machines"
 
 
 @dataclass(frozen=True)
@@ -32,27 +36,38 @@ class Execution:
         start_timeout: seconds in which the first worker of that runner must have started.
         accelerator: the GPUs of that runner's workers, for steps that run a model; None for workers without.
         detach: do not wait for that runner's job once it has accepted it.
-        note: gets what there is to know about such a job, in words.
         default_workers: what 0 workers stand for; asked when there is something to do.
 
     Raises:
         UsageError: a value is out of range, a flag is misspelled, or there is no job to leave alone.
     """
 
-    workers: int = 0
-    beam_flags: tuple[str, ...] = ()
-    shared_disk: bool = False
-    start_timeout: float = START_SECONDS
-    accelerator: Accelerator | None = None
-    detach: bool = False
-    note: Callable[[str], object] = field(default=lambda text: None, repr=False, compare=False)
+    workers: Annotated[
+        int,
+        Opt("Local worker processes; 0: one per core, or of a model one per GPU, or one that uses all cores.", least=0),
+    ] = 0
+    beam_flags: Annotated[tuple[str, ...], Opt("Flags for Beam.", is_behind_dashes=True)] = ()
+    shared_disk: Annotated[
+        bool, Opt("With a --runner behind --: its workers see local paths as this machine does.", panel=_ELSEWHERE)
+    ] = False
+    start_timeout: Annotated[
+        float, Opt("With a --runner behind --: seconds in which its first worker must have started.", panel=_ELSEWHERE)
+    ] = START_SECONDS
+    detach: Annotated[
+        bool,
+        Opt(
+            "With a --runner behind --: end as soon as it has accepted the job; the same command without it waits for the job.",
+            panel=_ELSEWHERE,
+        ),
+    ] = False
+    accelerator: Annotated[Accelerator | None, "of commands that run a model over images"] = None
     default_workers: Callable[[], int] = field(default=usable_cores, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.beam_flags:
             from pipelines.running.flags import check_flags
 
-            check_flags(self.beam_flags, self.note)
+            check_flags(self.beam_flags)
         if self.detach and self.runs_here:
             raise UsageError(
                 "--detach leaves a job to the runner that the flags behind -- name, and without one on other machines the work is "

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import NoReturn
 
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions, _BeamArgumentParser
 
+from schemas.console import events
 from schemas.errors import UsageError
 
 __all__ = ["check_flags"]
@@ -26,12 +27,11 @@ class _Parser(_BeamArgumentParser):
         raise UsageError(f"flags behind --: {message}")
 
 
-def check_flags(flags: Sequence[str], note: Callable[[str], object]) -> None:
-    """Refuse misspelled flags, and note others that Beam does not know.
+def check_flags(flags: Sequence[str]) -> None:
+    """Refuse misspelled flags, and remark on others that Beam does not know.
 
     Args:
         flags: the flags behind ``--``.
-        note: gets a sentence about a flag that may be one of the runner's job service, or that Beam will ignore.
 
     Raises:
         UsageError: a flag resembles one of Beam's, or a value is of the wrong type.
@@ -51,8 +51,10 @@ def check_flags(flags: Sequence[str], note: Callable[[str], object]) -> None:
         similar = get_close_matches(plain, parser._option_string_actions, n=1, cutoff=_SIMILAR)
         guess = f": did you mean {similar[0]}?" if similar else ""
         if name in _WITH_JOB_SERVICE:
-            note(f"{flag} is no flag of Beam's Python: it is passed on, for the job service to know{guess or '.'}")
+            events.remark(
+                f"{flag} is no flag of Beam's Python: it is passed on, for the job service to know{guess or '.'}", style="dim"
+            )
         elif similar:
             raise UsageError(f"{flag} behind -- is no flag of Beam's{guess}")
         else:
-            note(f"{flag} behind -- is no flag of Beam's, which ignores it")
+            events.remark(f"{flag} behind -- is no flag of Beam's, which ignores it", style="dim")

@@ -19,8 +19,9 @@ from schemas.interruption import DetachedError
 from schemas.manifest import Manifest
 from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import complete_dataset
-from schemas.writing.output import ArrayTask, OutputDataset, ReusePolicy
+from schemas.writing.output import OutputDataset
 from schemas.writing.own_names import is_temporary
+from schemas.writing.reuse_policy import ArrayTask, ReusePolicy
 
 if TYPE_CHECKING:
     import apache_beam as beam
@@ -116,8 +117,7 @@ def _job_name(output: OutputDataset, policy: ReusePolicy) -> str:
     work = {
         "dataset": output.fingerprint,
         "listings": output.listings,
-        "update": None if policy.update is None else asdict(policy.update),
-        "retry_failed": policy.retry_failed,
+        "policy": asdict(policy),
     }
     return f"imagepivot-{output.kind.replace('_', '-')}-{sha256_of_json(work)[:12]}"
 

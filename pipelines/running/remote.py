@@ -33,6 +33,7 @@ from apache_beam.runners.runner import PipelineState
 from pipelines.running.execution import Execution
 from pipelines.running.first_worker import SIGN
 from pipelines.running.meter import Meter, counts_of
+from schemas.console import events
 from schemas.errors import DatasetError, ImagepivotError, LostJobError, UsageError
 from schemas.interruption import DetachedError, leaving, say
 from schemas.storage.folder import Folder
@@ -152,7 +153,7 @@ def watch(result: Any, *, execution: Execution, output: Folder, meter: Meter) ->
                 {"runner": job.runner, "id": job.id, "page": job.page, "cancel": job.cancel},
             )
         if job.id:
-            execution.note(f"submitted: {job.words}{f', {job.page}' if job.page else ''}")
+            events.remark(f"submitted: {job.words}{f', {job.page}' if job.page else ''}", style="dim")
         with _counting(result, meter):
             try:
                 wait(result, job, has_started=partial(_has_started, output), seconds=execution.start_timeout)

@@ -11,12 +11,12 @@ from apache_beam.metrics import Metrics
 
 from pipelines.inputs.captions import CaptionSource, Part, Selection
 from pipelines.inputs.captions.base import INDEX_ADVICE
+from pipelines.jobs import CaptionsJob
 from pipelines.running.commits import CommitDataset, SumCounters
 from pipelines.running.first_worker import Begin, FirstWorker
 from pipelines.running.meter import Meter
 from pipelines.running.places import read_place
 from pipelines.text.blocks import CaptionStatistics, block_forms, blocks_of, caption_rows, tokenize_captions
-from pipelines.text.caption_job import CaptionsJob
 from pipelines.text.moses import Recipe, recipe
 from pipelines.text.ordering import merge, number_captions
 from pipelines.text.pieces import Piece, make_pieces, on_disk, read_piece
@@ -217,7 +217,7 @@ def build_captions(
     steps, shards = recipe(job.recipe), output.shards
     learns = steps.truecase and models is None
     left_out = frozenset() if learns else finished  # Truecasers learn from all captions.
-    pieces = pipeline | "ReadCaptions" >> ReadCaptions(job.source, shards, job.selection, left_out, staged, check)
+    pieces = pipeline | "ReadCaptions" >> ReadCaptions(job.open_source(), shards, job.selection, left_out, staged, check)
     truecasers, written = None, []
     if steps.truecase:
         if models is None:
@@ -225,7 +225,7 @@ def build_captions(
         else:
             truecasers = pipeline | "GivenTruecasers" >> beam.Create(sorted(models.texts.items()))
         written.append(truecasers | "WriteTruecasers" >> beam.Map(_write_truecaser, output.folder))
-    tokenize = TokenizeCaptions(output, steps, truecasers, finished, job.source.repeat_advice, meter)
+    tokenize = TokenizeCaptions(output, steps, truecasers, finished, job.open_source().repeat_advice, meter)
     written.append(pieces | "TokenizeCaptions" >> tokenize)
     libraries = ("apache-beam", "sacremoses")
     _ = written | "AllDone" >> beam.Flatten() | "CommitDataset" >> CommitDataset(output, libraries=libraries)

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from pipelines.jobs import CaptionsJob
 from pipelines.running.execution import Execution
 from pipelines.running.jobs import run_job
 from pipelines.running.meter import Meter
 from pipelines.running.places import staging
-from pipelines.text.caption_job import CaptionsJob
 from pipelines.text.moses import recipe
 from pipelines.text.truecasers import TRUECASER_FILES, Truecasers, load_truecasers
+from schemas.errors import UsageError
 from schemas.manifest import Manifest
 from schemas.parameters import CaptionsParameters
 from schemas.storage.folder import Folder
-from schemas.writing.output import OutputDataset, ReusePolicy
+from schemas.writing.output import OutputDataset
+from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.shard_count import TEXT_SHARD_BYTES, check_shard_bytes, choose_shards, known_shards
 
 if TYPE_CHECKING:
@@ -46,12 +49,17 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
         The manifest of the committed dataset.
 
     Raises:
+        UsageError: truecasers are given to a recipe that does not truecase.
         ImagepivotError: the source is broken, or the folder cannot be written.
     """
-    execution.check_locations((("SOURCE", job.source.folder.location), ("OUTPUT", job.output)))
+    if job.truecaser is not None and not recipe(job.recipe).truecase:
+        raise UsageError(f"recipe {job.recipe!r} does not truecase: leave --truecaser out, or use --recipe moses-truecase")
+    source = job.open_source()
+    job = replace(job, source=source)
+    execution.check_locations((("SOURCE", source.location), ("OUTPUT", job.output)))
     models = load_truecasers(job.truecaser) if job.truecaser is not None else None
-    job.source.parts(job.selection)  # Refuses a selection that names nothing, before the files are hashed.
-    output = plan_captions(job, job.source.inputs(job.selection), models)
+    source.parts(job.selection)  # Refuses a selection that names nothing, before the files are hashed.
+    output = plan_captions(job, source.inputs(job.selection), models)
     with staging(output.folder) if execution.is_local else nullcontext() as staged:
 
         def build(pipeline: beam.Pipeline, finished: frozenset[int], check: FirstWorker | None) -> None:
@@ -71,13 +79,14 @@ def plan_captions(job: CaptionsJob, inputs: list[dict[str, Any]], models: Trueca
         models: truecasers, if they are given.
     """
     steps = recipe(job.recipe)
+    selection = job.selection
     parameters = CaptionsParameters(
         text=steps.parameters(),
-        languages=tuple(sorted(job.selection.languages)),
-        portions=tuple(sorted(job.selection.portions)),
-        splits=tuple(sorted(job.selection.splits)),
+        languages=tuple(sorted(selection.languages)),
+        portions=tuple(sorted(selection.portions)),
+        splits=tuple(sorted(selection.splits)),
         train_splits=tuple(sorted(job.train_splits)) if steps.truecase and models is None else None,
-        source=job.source.parameters(),
+        source=job.open_source().parameters(),
     )
     folder = Folder(job.output)
     shards = _shards(job, folder, inputs)

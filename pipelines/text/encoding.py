@@ -16,7 +16,8 @@ from schemas.errors import DatasetError
 from schemas.manifest import Manifest
 from schemas.parameters import CaptionsParameters, EncodedParameters
 from schemas.storage.folder import Folder
-from schemas.writing.output import OutputDataset, ReusePolicy
+from schemas.writing.output import OutputDataset
+from schemas.writing.reuse_policy import ReusePolicy
 
 if TYPE_CHECKING:
     import apache_beam as beam

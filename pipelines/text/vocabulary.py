@@ -20,7 +20,8 @@ from schemas.manifest import Manifest
 from schemas.parameters import VocabularyParameters
 from schemas.storage.folder import Folder
 from schemas.vocabulary import TEXT_NAMES
-from schemas.writing.output import OutputDataset, ReusePolicy
+from schemas.writing.output import OutputDataset
+from schemas.writing.reuse_policy import ReusePolicy
 
 if TYPE_CHECKING:
     import apache_beam as beam

@@ -29,7 +29,8 @@ from schemas.storage.folder import Folder
 from schemas.vector_files import VectorFile, read_vector_file
 from schemas.vocabulary import SPECIALS, Vocabulary
 from schemas.writing.dataset_writer import write_dataset
-from schemas.writing.output import OutputDataset, ReusePolicy
+from schemas.writing.output import OutputDataset
+from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.shard_writer import ShardWriter
 
 __all__ = ["import_word_vectors"]

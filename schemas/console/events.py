@@ -22,7 +22,12 @@ from schemas.escapes import to_json
 
 __all__ = ["emit", "finish", "line", "record", "remark", "show_remarks", "start", "started"]
 
-_show: Callable[[str], None] = logging.getLogger("schemas").warning
+
+def _write_log(message: str, style: str) -> None:
+    logging.getLogger("schemas").log(logging.INFO if style == "dim" else logging.WARNING, message)
+
+
+_show: Callable[[str, str], None] = _write_log
 
 _STDERR = 2
 _CHUNK = 1 << 16
@@ -73,12 +78,15 @@ def emit(event: str, **fields: Any) -> bool:
     return True
 
 
-def remark(message: str) -> None:
-    """Say something besides the result of a command; from Python it goes to the log, as a warning."""
-    _show(message)
+def remark(message: str, style: str = "yellow") -> None:
+    """Say something besides the result of a command, in a style of rich's; from Python it goes to the log.
+
+    What is ``dim`` is information there, anything else a warning.
+    """
+    _show(message, style)
 
 
-def show_remarks(show: Callable[[str], None]) -> None:
+def show_remarks(show: Callable[[str, str], None]) -> None:
     """Let a function show what `remark` says from now on."""
     global _show
     _show = show

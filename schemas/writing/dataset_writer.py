@@ -26,10 +26,11 @@ from schemas.interruption import DetachedError
 from schemas.manifest import FileEntry, Manifest
 from schemas.shards import Footer
 from schemas.storage.folder import Folder
-from schemas.writing.output import ArrayTask, OutputDataset, ReusePolicy, UpdatePolicy
+from schemas.writing.output import OutputDataset
 from schemas.writing.output_state import OutputState, ShardState, Status
 from schemas.writing.own_names import PROBE_NAME, TASKS_NAME, is_temporary
 from schemas.writing.publishing import hold, publish_manifest, publishing
+from schemas.writing.reuse_policy import ArrayTask, ReusePolicy
 from schemas.writing.shard_writer import ShardWriter, open_shard
 
 __all__ = [
@@ -157,7 +158,7 @@ def look_before(output: OutputDataset, policy: ReusePolicy, task: ArrayTask | No
     if task is None:
         state = OutputState(output, policy)
     else:
-        _refuse_update(output, policy.update)
+        _refuse_update(output, policy)
         state = OutputState(_compared(output, policy), policy, task.shards(output.shards))
     state.refuse()
     return state
@@ -237,7 +238,10 @@ def _look_after(output: OutputDataset, policy: ReusePolicy) -> tuple[OutputState
     """
     for _ in range(1 if output.folder.is_local else 2):
         with publishing(output.folder):
-            state = OutputState(_compared(output, policy), ReusePolicy(update=policy.update))
+            state = OutputState(
+                _compared(output, policy),
+                ReusePolicy(update=policy.update),
+            )
             state.refuse()
             statuses = {number: shard.status for number, shard in state.shards().items()}
         undone: dict[int, Status] = {number: status for number, status in statuses.items() if status is not Status.CURRENT}
@@ -248,15 +252,15 @@ def _look_after(output: OutputDataset, policy: ReusePolicy) -> tuple[OutputState
 
 def _compared(output: OutputDataset, policy: ReusePolicy) -> OutputDataset:
     """Return the output without modification times, which may differ between machines, unless they say what to update."""
-    return output if policy.update is not None else replace(output, states=None)
+    return output if policy.update else replace(output, states=None)
 
 
-def _refuse_update(output: OutputDataset, update: UpdatePolicy | None) -> None:
+def _refuse_update(output: OutputDataset, policy: ReusePolicy) -> None:
     """Refuse updates after which a shard does not show whether it is up to date: a task that never ran would go unnoticed."""
-    if update is None:
+    if not policy.update:
         return
     start = "the task that commits must see which tasks have brought their shards up to date: leave out --task"
-    if update != UpdatePolicy():
+    if policy.keep_removed or policy.only_add or policy.check_content:
         raise UsageError(f"{start}, or --keep-removed, --only-add and --check-content, after which nothing shows it")
     if output.listings is not None and output.states is None:
         raise UsageError(f"{start}. Listing these images does not tell when they changed, so that nothing shows it")

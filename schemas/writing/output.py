@@ -1,4 +1,4 @@
-"""The dataset that a run writes, what it keeps of one that is there, and the shards of a task of an array job."""
+"""The dataset that a run writes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from schemas.errors import UsageError
 from schemas.fingerprints import fingerprint_of, sha256_of_json
 from schemas.keys import shard_name
 from schemas.kinds import schema_of
@@ -20,46 +19,7 @@ from schemas.storage.folder import Folder
 if TYPE_CHECKING:
     from schemas.dataset import Dataset
 
-__all__ = ["ArrayTask", "OutputDataset", "ReusePolicy", "UpdatePolicy"]
-
-
-@dataclass(frozen=True)
-class UpdatePolicy:
-    """Treatment of inputs that have changed since a dataset was written.
-
-    Attributes:
-        keep_removed: keep the rows of inputs that are gone.
-        only_add: keep whatever is there, and add inputs that are new.
-        check_content: compare the bytes of all inputs, not only sizes and modification times.
-
-    Raises:
-        UsageError: two settings contradict each other.
-    """
-
-    keep_removed: bool = False
-    only_add: bool = False
-    check_content: bool = False
-
-    def __post_init__(self) -> None:
-        if self.only_add and (self.keep_removed or self.check_content):
-            raise UsageError("--only-add keeps everything that is there: leave out --keep-removed and --check-content")
-
-
-@dataclass(frozen=True)
-class ReusePolicy:
-    """What a run keeps of the dataset that its folder holds.
-
-    Attributes:
-        overwrite: keep nothing, whatever dataset the folder holds.
-        verify: compare digests, not only sizes, and write damaged shards again.
-        update: treatment of inputs that have changed; None if they may not have changed.
-        retry_failed: write shards with failures again.
-    """
-
-    overwrite: bool = False
-    verify: bool = False
-    update: UpdatePolicy | None = None
-    retry_failed: bool = False
+__all__ = ["OutputDataset"]
 
 
 @dataclass(frozen=True)
@@ -119,56 +79,3 @@ class OutputDataset:
     def is_other_file(self, name: str) -> bool:
         """Whether a file is one that a run of this kind may write besides the shards."""
         return re.fullmatch(self.other_files, name) is not None
-
-
-@dataclass(frozen=True)
-class ArrayTask:
-    """One of the tasks of an array job. Of ``N`` shards it makes those whose number modulo ``count`` is ``index``.
-
-    Attributes:
-        index: number of the task, from 0 to ``count - 1``.
-        count: number of tasks.
-
-    Raises:
-        UsageError: there is no such task.
-    """
-
-    index: int
-    count: int
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.index < self.count:
-            raise UsageError(
-                f"--task is '{self}', expected I/N with I from 0 to N - 1: tasks are numbered from 0, the first of 64 is 0/64"
-            )
-
-    @classmethod
-    def parse(cls, text: str) -> ArrayTask:
-        """Read a task as ``--task`` takes it, e.g. ``3/64``.
-
-        Raises:
-            UsageError: it is not written like that, or there is no such task.
-        """
-        if re.fullmatch(r"[0-9]+/[0-9]+", text) is None:
-            raise UsageError(
-                f"--task is {text!r}, expected I/N, e.g. 0/64 for the first of 64 tasks: check the variable with the number of "
-                "the task"
-            )
-        index, _, count = text.partition("/")
-        return cls(int(index), int(count))
-
-    def shards(self, shards: int) -> range:
-        """Return the numbers of the task's shards, of a dataset with so many.
-
-        Raises:
-            UsageError: there are more tasks than shards.
-        """
-        if self.count > shards:
-            raise UsageError(
-                f"--task is '{self}', and there are {shards} shards: a task makes whole shards, so that {self.count - shards} of "
-                f"the {self.count} tasks would have nothing to do. Give all tasks --shards {self.count} or more, or make them fewer"
-            )
-        return range(self.index, shards, self.count)
-
-    def __str__(self) -> str:
-        return f"{self.index}/{self.count}"

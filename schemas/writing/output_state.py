@@ -29,7 +29,7 @@ from schemas.fingerprints import FORMAT_VERSION, canonical_json, sha256_of_bytes
 from schemas.manifest import MANIFEST_NAME, MANIFEST_NAMES, FileEntry, Manifest, ShardEntry, newer
 from schemas.shards import FOREIGN, Footer, inspect_shard, read_footer, shard_entry
 from schemas.storage.folder import Entry, Folder
-from schemas.writing.output import OutputDataset, ReusePolicy
+from schemas.writing.output import OutputDataset
 from schemas.writing.own_names import (
     PROBE_NAME,
     TASKS_NAME,
@@ -41,6 +41,7 @@ from schemas.writing.own_names import (
 )
 from schemas.writing.publishing import publishing
 from schemas.writing.records import Record, read_record, record_name, write_record
+from schemas.writing.reuse_policy import ReusePolicy
 
 __all__ = ["OutputState", "ShardState", "Status", "difference", "look_at", "matches", "state_of"]
 
@@ -282,13 +283,13 @@ class OutputState:
         policy, footer = self._policy, shard.footer
         if shard.status is not Status.CURRENT or footer is None or (policy.retry_failed and footer.failures.rows):
             return False
-        if policy.update is None or policy.update.only_add:
+        if not policy.update or policy.only_add:
             return True
         # A file may have become readable without a change of its own; without states or a record nothing can be compared here.
         is_unrecorded = self.output.listings is not None and (
             self.output.states is None or shard.record is None or not shard.record.state
         )
-        return not (policy.update.check_content or is_unrecorded or "unreadable" in footer.failures.reasons)
+        return not (policy.check_content or is_unrecorded or "unreadable" in footer.failures.reasons)
 
     @property
     def has_manifest(self) -> bool:
@@ -343,7 +344,7 @@ class OutputState:
         self._refuse_other(self._manifest)
         for footer in self._footers_of_folder().values():
             self._refuse_other(footer)
-        if self._policy.update is None:
+        if not self._policy.update:
             self._refuse_stale()
 
     def clear(self) -> None:

@@ -21,8 +21,8 @@ from measuring import machine, ratio
 from extractors import ExtractorRequest
 from pipelines.demo.scenes import draw, make_scenes
 from pipelines.features.extract import extract_features
-from pipelines.features.job import FeaturesJob
 from pipelines.inputs.images import open_images
+from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 
 IMAGES = {"resnet50-pool": 192, "vgg19-10crop": 24}

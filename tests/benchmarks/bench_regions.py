@@ -35,8 +35,8 @@ from extractors.regions.faster_rcnn import _BINS, _REGION, _REGIONS, FasterRCNNR
 from extractors.regions.selection import Detections, choose
 from extractors.settings import RegionOptions
 from pipelines.features.extract import extract_features
-from pipelines.features.job import FeaturesJob
 from pipelines.inputs.images import open_images
+from pipelines.jobs import FeaturesJob
 
 STAGE_FLOP = 2 * 14 * 14 * (1024 * (512 + 2048) + 3 * (9 * 512 * 512 + 512 * 2048) + 2 * 2048 * 512)
 BATCH = 2

@@ -32,8 +32,8 @@ from yardsticks import BATCH, CROPS, bare, compiled, folded, inputs
 
 from extractors import ExtractorRequest
 from pipelines.features.extract import extract_features
-from pipelines.features.job import FeaturesJob
 from pipelines.inputs.images import open_images
+from pipelines.jobs import FeaturesJob
 from schemas.allocation import keep_freed_memory
 from schemas.errors import ImagepivotError
 

@@ -12,14 +12,15 @@ from PIL import Image
 
 from extractors import ExtractorRequest
 from pipelines.features.extract import extract_features
-from pipelines.features.job import FeaturesJob
 from pipelines.inputs.images import open_images
+from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from schemas.manifest import MANIFEST_NAME
 from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import commit, write_dataset
-from schemas.writing.output import OutputDataset, ReusePolicy
+from schemas.writing.output import OutputDataset
 from schemas.writing.output_state import OutputState
+from schemas.writing.reuse_policy import ReusePolicy
 from tests.fake_extractors import use_colours
 from tests.stores import PACKAGES, Requests, emulator, far_away, is_installed, use
 

@@ -12,10 +12,10 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from extractors import ExtractorRequest
 from pipelines.features.extract import plan_features
-from pipelines.features.job import FeaturesJob
 from pipelines.features.listing import list_images
 from pipelines.features.transforms import ExtractFeatures
 from pipelines.inputs.images import ImagesInFolder, Listing
+from pipelines.jobs import FeaturesJob
 from pipelines.running.accelerators import Accelerator
 from pipelines.running.commits import CommitDataset
 from pipelines.running.execution import Execution

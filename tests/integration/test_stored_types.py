@@ -5,8 +5,8 @@ import pytest
 
 from extractors import ExtractorRequest
 from pipelines.features.extract import extract_features
-from pipelines.features.job import FeaturesJob
 from pipelines.inputs.images import open_images
+from pipelines.jobs import FeaturesJob
 from schemas.dataset import open_dataset
 from schemas.writing.validation import validate
 

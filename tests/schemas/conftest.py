@@ -30,8 +30,9 @@ from schemas.manifest import Manifest
 from schemas.storage.folder import Folder
 from schemas.vocabulary import Vocabulary
 from schemas.writing.dataset_writer import commit
-from schemas.writing.output import OutputDataset, ReusePolicy
+from schemas.writing.output import OutputDataset
 from schemas.writing.output_state import OutputState
+from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.shard_writer import open_shard
 from tests.builders import sign
 

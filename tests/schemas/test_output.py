@@ -16,9 +16,10 @@ from schemas.errors import DatasetError
 from schemas.shards import Footer
 from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import commit
-from schemas.writing.output import OutputDataset, ReusePolicy
+from schemas.writing.output import OutputDataset
 from schemas.writing.output_state import OutputState, difference
 from schemas.writing.publishing import hold, publishing
+from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.shard_writer import open_shard
 from schemas.writing.validation import validate
 from tests.schemas.conftest import prepare
@@ -310,7 +311,7 @@ OTHERS = (
 @pytest.fixture
 def remarks(monkeypatch) -> list[str]:
     said: list[str] = []
-    monkeypatch.setattr(events, "_show", said.append)
+    monkeypatch.setattr(events, "_show", lambda text, style: said.append(text))
     return said
 
 

@@ -5,9 +5,9 @@ import pytest
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
-from schemas.writing.output import ReusePolicy
 from schemas.writing.output_state import OutputState
 from schemas.writing.repair import Repair, repair
+from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.validation import validate
 
 SHARD = "part-{:05d}-of-00003"

@@ -15,8 +15,9 @@ from schemas.interruption import DetachedError
 from schemas.manifest import Manifest
 from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import complete_dataset, write_dataset
-from schemas.writing.output import ArrayTask, OutputDataset, ReusePolicy, UpdatePolicy
+from schemas.writing.output import OutputDataset
 from schemas.writing.publishing import hold
+from schemas.writing.reuse_policy import ArrayTask, ReusePolicy
 from schemas.writing.shard_writer import open_shard
 from schemas.writing.validation import validate
 from tests.schemas.conftest import prepare
@@ -396,7 +397,7 @@ def test_foreign_files_are_refused(toy):
 
 def test_files_of_other_tools_are_left_alone(toy, monkeypatch):
     remarks = []
-    monkeypatch.setattr(events, "_show", remarks.append)
+    monkeypatch.setattr(events, "_show", lambda text, style: remarks.append(text))
     run(toy, 0)
     toy.output.folder.write("index.json", b"{}")
     for index in (1, 2):
@@ -433,13 +434,12 @@ def listed(toy, *listings: str, states: tuple[str, ...] | None = None) -> Output
 
 
 @pytest.mark.parametrize(
-    "update",
-    [UpdatePolicy(keep_removed=True), UpdatePolicy(only_add=True), UpdatePolicy(check_content=True)],
-    ids=["keep", "add", "content"],
+    "setting",
+    ["keep_removed", "only_add", "check_content"],
 )
-def test_updates_that_leave_no_trace_are_refused(toy, update):
+def test_updates_that_leave_no_trace_are_refused(toy, setting):
     with pytest.raises(UsageError, match="the task that commits must see which tasks have brought their shards up to date"):
-        run(toy, 0, output=listed(toy, "a", "b", "c", states=("x", "y", "z")), update=update)
+        run(toy, 0, output=listed(toy, "a", "b", "c", states=("x", "y", "z")), update=True, **{setting: True})
     with pytest.raises(UsageError, match="Listing these images does not tell when they changed"):
-        run(toy, 0, output=listed(toy, "a", "b", "c"), update=UpdatePolicy())
+        run(toy, 0, output=listed(toy, "a", "b", "c"), update=True)
     assert tree(toy.path) == {}

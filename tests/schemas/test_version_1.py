@@ -14,9 +14,9 @@ from schemas.kinds import FAILURES
 from schemas.shards import Footer, footer_metadata, read_footer
 from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import write_dataset
-from schemas.writing.output import ReusePolicy
 from schemas.writing.output_state import OutputState
 from schemas.writing.repair import repair
+from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.validation import validate
 from tests.schemas.conftest import prepare
 from tests.version1 import as_version_1

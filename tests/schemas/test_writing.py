@@ -19,7 +19,8 @@ from schemas.kinds import CAPTIONS, FAILURES, VOCABULARY, features_schema
 from schemas.shards import read_footer
 from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import commit, complete_dataset, write_dataset
-from schemas.writing.output import OutputDataset, ReusePolicy
+from schemas.writing.output import OutputDataset
+from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.shard_writer import open_shard
 from schemas.writing.validation import validate
 

@@ -26,7 +26,8 @@ from schemas.manifest import Manifest
 from schemas.parameters import EmbeddingModel, FeaturesParameters
 from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import write_dataset
-from schemas.writing.output import OutputDataset, ReusePolicy
+from schemas.writing.output import OutputDataset
+from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.shard_writer import ShardWriter
 from train.data.batches import CaptionBatch
 from train.data.captions import check_token_ids, labels_of, no_captions

@@ -159,6 +159,11 @@ class CaptionSource(ABC):
     folder: Folder
 
     @property
+    def location(self) -> str:
+        """Location of its files, for messages."""
+        return self.folder.location
+
+    @property
     def repeat_advice(self) -> str:
         """The end of the message that a caption key occurs twice."""
         return INDEX_ADVICE

@@ -74,8 +74,8 @@ def _feature_subjects(settings: Settings) -> list[tuple[str, str, int]]:
 
 def _measure_features(settings: Settings, name: str, precision: str, images: int) -> Row:
     from pipelines.features.extract import extract_features
-    from pipelines.features.job import FeaturesJob
     from pipelines.inputs.images import open_images
+    from pipelines.jobs import FeaturesJob
 
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "images"

@@ -8,13 +8,13 @@ import pytest
 import typer
 
 from pipelines.commands import app as cli
-from pipelines.commands.options import several
 from pipelines.commands.results import finish
+from schemas.conversion import convert_text
 from schemas.errors import DatasetError, UsageError
 from schemas.manifest import Manifest, ShardEntry
 
 COMMANDS = (
-    *("captions", "vocabulary", "encode", "word-vectors", "token-features", "features", "import", "export"),
+    *("captions", "vocabulary", "encode", "word-vectors", "token-features", "features", "extractors", "import", "export"),
     *("inspect", "view", "validate", "diff", "doctor", "build", "demo"),
     *("train", "evaluate", "compare", "embed", "search", "sts", "figures", "tables"),
 )
@@ -48,7 +48,7 @@ def command():
     [("", ()), ("en", ("en",)), ("en,de", ("en", "de")), (" en , de ,", ("en", "de")), (",,", ())],
 )
 def test_lists_are_cut_at_commas(text, expected):
-    assert several(text) == expected
+    assert convert_text(text, tuple[str, ...]) == expected
 
 
 def test_the_commands_are_those_that_the_tests_know(command):

@@ -1,158 +1,210 @@
-"""Jobs from the words of a command, a file, the environment and a plan: the same from all of them."""
+"""Options of all commands, one by one: words, a file, the environment and a plan give the same, and refuse the same alike."""
 
 import json
-from dataclasses import MISSING, fields, replace
+import re
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import typer
 
 from pipelines.commands import app as cli
-from pipelines.commands.binding import job_from
 from pipelines.commands.build import Commands
-from pipelines.jobs import EncodeJob, TokenFeaturesJob, VocabularyJob, WordVectorsJob
+from pipelines.commands.option import Option
 from schemas.errors import UsageError
-from schemas.options import Opt
 
-JOBS = {"vocabulary": VocabularyJob, "encode": EncodeJob, "word-vectors": WordVectorsJob, "token-features": TokenFeaturesJob}
+GROUP = typer.main.get_command(cli.app)
+BOUND = {name: command for name, command in GROUP.commands.items() if hasattr(command.callback, "options")}
+NO_PLAN = {"build", "demo", "doctor", "inspect", "validate", "extractors"}
+
+# What an option needs beside it, and values of those whose form is their own.
+NEEDS = {
+    **{key: {"update": True} for key in ("keep_removed", "only_add", "check_content")},
+    "targets": {"plan": "demo"},
+    **{key: {"gpu": "nvidia-l4"} for key in ("gpus_per_worker", "worker_machine")},
+}
+VALUES = {"task": "1/4", "languages": ("en", "de"), "gpu": "nvidia-l4", "delimiter": ";", "detach": None, "worker_machine": "m"}
+NEEDED = {"word-vectors": {"files": ("a", "b"), "languages": ("en", "de")}}
+WRONG = {int: "seven", float: "much", bool: "maybe"}
 
 
-@pytest.fixture(scope="module")
-def group():
-    return typer.main.get_command(cli.app)
-
-
-@pytest.fixture(params=JOBS)
-def command(request) -> str:
+@pytest.fixture(params=BOUND)
+def command(request, tmp_path, monkeypatch) -> str:
+    monkeypatch.chdir(tmp_path)
     return request.param
 
 
-@pytest.fixture
-def job(command):
-    """A job none of whose values is a default."""
-    kind = JOBS[command]
-    hints = get_type_hints(kind)
-    return kind(**{field.name: other_than(field.default, hints[field.name], field.name) for field in fields(kind)})
+def options_of(command: str) -> dict[str, Option]:
+    return BOUND[command].callback.options
 
 
-def other_than(default: Any, hint: Any, name: str) -> Any:
-    if get_origin(hint) is tuple:
-        return (f"{name}-1", f"{name}-2")
+def other_than_default(option: Option) -> Any:
+    """A value, as TOML has it, that is not the default; None for an option whose value needs a runner."""
+    if option.key in VALUES:
+        value = VALUES[option.key]
+        return option.text(value) if isinstance(value, tuple) and not option.is_list else value
+    [hint, *_] = option.types
+    if option.is_list:
+        return (f"{option.key}-1", f"{option.key}-2")
+    if option.is_table:
+        return {"image_id": "file", "text": "words"}
     if get_origin(hint) is Literal:
-        return next(value for value in get_args(hint) if value != default)
-    return {bool: True, int: 7, str: f"a {name}"}[hint]
+        return next(value for value in get_args(hint) if value != option.default)
+    return {bool: not option.default, int: 7, float: 0.25, str: f"a {option.key}"}[hint]
 
 
-def declared(job) -> dict[str, tuple[Any, str, bool]]:
-    """Of each field its value, the name of its option, and whether it is an argument."""
-    hints = get_type_hints(type(job), include_extras=True)
+def needed(command: str) -> dict[str, Any]:
+    """Values that the command cannot do without."""
+    must = {key: o for key, o in options_of(command).items() if o.opt.is_required or "MISSING" in repr(o.default)}
+    return {key: other_than_default(option) for key, option in must.items()} | NEEDED.get(command, {})
+
+
+def cases(command: str) -> dict[str, dict[str, Any]]:
+    """Values by option: the needed ones, its own, and those that it needs."""
     found = {}
-    for field in fields(job):
-        _, option = get_args(hints[field.name])
-        is_argument = field.default is MISSING and not option.is_option
-        found[field.name] = getattr(job, field.name), (option.name or field.name).replace("_", "-"), is_argument
+    for key, option in options_of(command).items():
+        value = other_than_default(option)
+        if value is None or option.opt.is_behind_dashes:
+            continue
+        beside = {"min_regions": 5} if (command, key) == ("features", "max_regions") else NEEDS.get(key, {})
+        found[key] = {**needed(command), **beside, key: value}
     return found
 
 
-@pytest.fixture
-def parsed(group, command, tmp_path, monkeypatch):
+def words_of(command: str, values: dict[str, Any]) -> list[str]:
+    options = options_of(command)
+    words = {key: options[key].words(value if not isinstance(value, list) else tuple(value)) for key, value in values.items()}
+    arguments = [word for key, option in options.items() if option.is_argument for word in words.get(key, ())]
+    return [word for key in words if not options[key].is_argument for word in words[key]] + arguments
+
+
+def parse(command: str, *words: str) -> Any:
+    with typer.Context(GROUP, info_name="imagepivot") as parent:
+        context = BOUND[command].make_context(command, list(words), parent=parent)
+    return BOUND[command].callback.arguments(context.params, ())
+
+
+def toml_of(command: str, values: dict[str, Any]) -> str:
+    return "".join(f"{options_of(command)[key].name} = {toml(value)}\n" for key, value in values.items())
+
+
+def toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {json.dumps(item)}" for key, item in value.items()) + "}"
+    return json.dumps(list(value) if isinstance(value, tuple) else value)
+
+
+def from_file(command: str, values: dict[str, Any]) -> Any:
+    Path("run.toml").write_text(toml_of(command, values), encoding="utf-8")
+    return parse(command, "--config", "run.toml")
+
+
+def from_environment(command: str, values: dict[str, Any], monkeypatch) -> Any:
+    with monkeypatch.context() as patch:
+        for key, value in values.items():
+            option = options_of(command)[key]
+            text = str(value).lower() if isinstance(value, bool) else option.text(value)
+            if isinstance(value, tuple) and (option.is_argument or option.opt.is_repeated):
+                text = " ".join(value)
+            patch.setenv(f"IMAGEPIVOT_{command}_{option.name}".upper().replace("-", "_"), text)
+        return parse(command)
+
+
+def from_plan(command: str, values: dict[str, Any]) -> Any:
+    line = Commands(GROUP.commands)
+    table = {options_of(command)[key].name: value for key, value in values.items()}
+    table = {key: list(value) if isinstance(value, tuple) else value for key, value in table.items()}
+    return parse(command, *line.words(command, line.convert(command, table, "a step"))[1:])
+
+
+def takes_files(command: str) -> bool:
+    return any("--config" in parameter.opts for parameter in BOUND[command].params)
+
+
+def test_each_option_means_the_same_wherever_it_is_given(command, monkeypatch):
+    for key, values in cases(command).items():
+        expected = parse(command, *words_of(command, values))
+        assert expected == from_plan(command, values), key
+        if takes_files(command):
+            assert expected == from_file(command, values), key
+        if not any(" " in item for value in values.values() if isinstance(value, tuple) for item in value):
+            assert expected == from_environment(command, values, monkeypatch), key
+        del values[key]
+        if key not in needed(command):
+            assert parse(command, *words_of(command, values)) != expected, key
+
+
+def refusal(action, *arguments: Any) -> str:
+    with pytest.raises(UsageError) as caught:
+        action(*arguments)
+    return re.sub(r" \(in [^()]+\)$", "", str(caught.value))
+
+
+def test_values_of_another_type_are_refused_alike(command, monkeypatch):
+    for key, values in cases(command).items():
+        option = options_of(command)[key]
+        [hint, *_] = option.types
+        wrong = "none of them" if get_origin(hint) is Literal else WRONG.get(hint)
+        if wrong is None or option.types[1:]:
+            continue
+        values[key] = wrong
+        message = refusal(from_plan, command, values)
+        assert message.startswith(f"{option.label} is {wrong!r}, expected "), message
+        if takes_files(command):
+            assert refusal(from_file, command, values) == message
+        assert refusal(from_environment, command, values, monkeypatch) == message
+        if hint is not bool:
+            assert refusal(parse, command, *words_of(command, values)) == message
+
+
+@pytest.mark.parametrize(
+    ("command", "key", "value", "message"),
+    [
+        ("vocabulary", "min_count", 0, "--min-count is 0, expected 1 or more"),
+        ("encode", "max_length", 0, "--max-length is 0, expected 1 or more"),
+        ("token-features", "batch_size", 0, "--batch-size is 0, expected 1 or more"),
+        ("features", "batch_size", -1, "--batch-size is -1, expected 1 or more"),
+        ("features", "workers", -1, "--workers is -1, expected 0 or more"),
+        ("features", "min_regions", 50, "--min-regions is 50 and --max-regions 36, expected 1 <= min <= max <= 300"),
+        ("features", "task", "4/4", "--task is '4/4', expected I/N with I from 0 to N - 1"),
+        ("captions", "shards", 0, "the number of shards is 0, expected 1 to 99,999"),
+        ("inspect", "rows", -1, "--rows is -1, expected 0 or more"),
+    ],
+)
+def test_values_out_of_range_are_refused_alike(command, key, value, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-    def parse(*words: str):
-        with typer.Context(group, info_name="imagepivot") as parent:
-            context = group.commands[command].make_context(command, list(words), parent=parent)
-        return job_from(JOBS[command], context.params)
-
-    return parse
-
-
-def words_of(job) -> list[str]:
-    options, arguments = [], []
-    for value, name, is_argument in declared(job).values():
-        if is_argument:
-            arguments += value if isinstance(value, tuple) else [value]
-        elif isinstance(value, bool):
-            options += [f"--{name}"] * value
-        else:
-            options += [f"--{name}", ",".join(value) if isinstance(value, tuple) else str(value)]
-    return [*options, *arguments]
+    values = {**needed(command), key: value}
+    for found in (
+        refusal(parse, command, *words_of(command, values)),
+        refusal(from_file, command, values),
+        refusal(from_environment, command, values, monkeypatch),
+        refusal(from_plan, command, values),
+    ):
+        assert found.startswith(message)
 
 
-def toml_of(job) -> str:
-    values = ((name, list(value) if isinstance(value, tuple) else value) for value, name, _ in declared(job).values())
-    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in values)
-
-
-def test_the_words_of_a_command(job, parsed):
-    assert parsed(*words_of(job)) == job
-
-
-def test_a_file(job, parsed):
-    Path("run.toml").write_text(toml_of(job), encoding="utf-8")
-    assert parsed("--config", "run.toml") == job
-
-
-def test_the_environment(job, command, parsed, monkeypatch):
-    for value, name, is_argument in declared(job).values():
-        text = "true" if value is True else str(value)
-        if isinstance(value, tuple):
-            text = (" " if is_argument else ",").join(value)
-        monkeypatch.setenv(f"IMAGEPIVOT_{command}_{name}".upper().replace("-", "_"), text)
-    assert parsed() == job
-
-
-def test_a_step_of_a_plan(group, job, command, parsed):
-    line = Commands(group.commands)
-    table = {name: list(value) if isinstance(value, tuple) else value for value, name, _ in declared(job).values()}
-    values = line.convert(command, table, "the step")
-    assert parsed(*line.words(command, values)[1:]) == job
-
-
-def test_what_is_not_given_is_the_default(job, parsed):
-    given = {field.name: field.default for field in fields(job) if field.default is not MISSING}
-    needed = [f"--{name}" for field, (_, name, is_argument) in declared(job).items() if field not in given and not is_argument]
-    words = words_of(job)
-    options = [word for flag in needed for word in words[words.index(flag) :][:2]]
-    arguments = words[len(words) - sum(len(listed(value)) for value, _, is_argument in declared(job).values() if is_argument) :]
-    assert parsed(*options, *arguments) == replace(job, **given)
-
-
-def listed(value) -> list[str]:
-    return list(value) if isinstance(value, tuple) else [value]
-
-
-def test_a_value_of_another_type_is_refused_in_a_file_and_in_a_plan(group, job, command, parsed):
-    table = {name: list(value) if isinstance(value, tuple) else value for value, name, _ in declared(job).values()}
-    for name, value in table.items():
-        wrong = "seven" if isinstance(value, int) and not isinstance(value, bool) else 7
-        message = rf"{name} is {wrong!r}, expected "
-        with pytest.raises(UsageError, match=f"the step: {message}"):
-            Commands(group.commands).convert(command, table | {name: wrong}, "the step")
-        lines = (f"{key} = {json.dumps(item)}\n" for key, item in (table | {name: wrong}).items())
-        Path("run.toml").write_text("".join(lines), encoding="utf-8")
-        with pytest.raises(UsageError, match=f"'run.toml': {message}"):
-            parsed("--config", "run.toml")
+def test_a_refusal_names_the_place_of_the_value(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("run.toml").write_text("min-count = 0\n", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"^--min-count is 0, expected 1 or more \(in 'run\.toml'\)$"):
+        cli.app(["vocabulary", "c", "o", "--config", "run.toml"], standalone_mode=False)
+    monkeypatch.setenv("IMAGEPIVOT_VOCABULARY_MIN_COUNT", "few")
+    expected = (
+        r"^--min-count is 'few', expected a whole number, written 20 \(in the environment: IMAGEPIVOT_VOCABULARY_MIN_COUNT"
+    )
+    with pytest.raises(UsageError, match=expected):
+        cli.app(["vocabulary", "c", "o"], standalone_mode=False)
 
 
 def test_an_argument_keeps_spaces_and_commas():
-    values = {
-        "vocabulary": "v",
-        "files": [" a, b.vec "],
-        "output": "o",
-        "languages": " en ",
-        "overwrite": False,
-        "verify": False,
-    }
-    job = job_from(WordVectorsJob, values)
+    [job] = [
+        value
+        for value in parse("word-vectors", "v", " a, b.vec ", "o", "--languages", " en ").values()
+        if hasattr(value, "files")
+    ]
     assert (job.files, job.languages) == ((" a, b.vec ",), ("en",))
 
 
-def test_every_field_declares_its_option(command):
-    for hint in get_type_hints(JOBS[command], include_extras=True).values():
-        assert get_origin(hint) is Annotated
-        _, option = get_args(hint)
-        assert isinstance(option, Opt)
-        assert option.help.endswith(".")
-    assert not any(isinstance(hint, UnionType) for hint in get_type_hints(JOBS[command]).values())
+def test_every_option_has_a_sentence_of_help(command):
+    for option in options_of(command).values():
+        assert option.opt.help.endswith(".")

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 import extractors
-from pipelines.commands import completion
+from extractors.requests import extractor_names
+from pipelines.commands.option import options_of
+from pipelines.jobs import CaptionsJob, FeaturesJob
 from train.config.presets import preset_names
 
 ROOT = Path(__file__).parents[3]
@@ -49,7 +51,7 @@ EXPECTED = {
     "imagepivot train gella2017/pivot": ["gella2017/pivot-asym", "gella2017/pivot-sym"],
     "imagepivot evaluate run --device c": ["cpu", "cuda", "cuda:0"],
     "imagepivot tables k": ["kadar2018"],
-    "imagepivot features --list": ["--list-extractors"],
+    "imagepivot features --dry": ["--dry-run"],
 }
 
 
@@ -121,7 +123,10 @@ def test_what_is_completed_is_what_there_is():
     from extractors.computing.devices import PRECISIONS
     from pipelines.text.moses import RECIPES
 
-    assert set(extractors.names()) < set(completion.extractor_names(""))
-    assert completion.recipes("") == list(RECIPES)
-    assert set(completion.precisions("")) == set(PRECISIONS)
+    def completed(job, name):
+        return next(option.opt.completion for option in options_of(job) if option.key == name)
+
+    assert set(extractors.names()) < set(extractor_names())
+    assert completed(CaptionsJob, "recipe") == tuple(RECIPES)
+    assert set(completed(FeaturesJob, "precision")) == set(PRECISIONS)
     assert "vsepp" in preset_names()

@@ -88,9 +88,8 @@ def test_options_that_do_not_go_with_the_format_are_refused(call, arguments, mes
 
 @pytest.mark.parametrize("arguments", ["import x.npy out --name toy --format csv", "export data out --format zip"])
 def test_formats_are_listed(call, arguments):
-    code, shown = call(*arguments.split())
-    assert code == 2
-    assert "is not one of" in shown
+    with pytest.raises(UsageError, match=r"^--format is '\w+', expected one of '"):
+        call(*arguments.split())
 
 
 @pytest.mark.parametrize("name", ["import", "export", "diff"])

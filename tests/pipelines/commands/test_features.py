@@ -106,5 +106,7 @@ def test_options_that_the_extractor_does_not_have_are_refused_before_anything_is
     assert code == 2
     assert "extractor 'resnet50-pool' makes none of several crops" in " ".join(err.split())
     assert features(images, "--grid")[0] == 2
-    assert "'float64' is not one of 'float32'" in " ".join(features(images, "--dtype", "float64")[2].split())
+    assert "--dtype is 'float64', expected one of 'float32', 'float16'" in " ".join(
+        features(images, "--dtype", "float64")[2].split()
+    )
     assert not (tmp_path / "f").exists()

@@ -1,12 +1,10 @@
 import json
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 import extractors
 from pipelines.commands import app as cli
-from pipelines.commands import features
 from schemas.errors import UsageError
 
 RUNNER = CliRunner()
@@ -31,10 +29,10 @@ def test_the_help_names_extractors_and_kinds_of_source(monkeypatch):
 
 @pytest.mark.slow
 def test_extractors_are_listed(monkeypatch):
-    listed = json.loads(RUNNER.invoke(cli.app, ["features", "--list-extractors", "--json"]).stdout)
+    listed = json.loads(RUNNER.invoke(cli.app, ["extractors", "--json"]).stdout)
     assert listed == [entry.to_json() for entry in extractors.entries()]
     monkeypatch.setattr(cli.console, "_width", 80)
-    text = RUNNER.invoke(cli.app, ["features", "--list-extractors"]).stdout
+    text = RUNNER.invoke(cli.app, ["extractors"]).stdout
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
     squeezed = " ".join(text.split())
@@ -47,25 +45,14 @@ def test_extractors_are_listed(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "IMAGES is missing, expected two: imagepivot features IMAGES OUTPUT"),
-        (["photos"], "OUTPUT is missing"),
-        (["photos", "out", "--json"], "--json is for --list-extractors"),
-        (["photos", "out", "--gpus-per-worker", "2"], "--gpus-per-worker is 2 and says how many of which --gpu names the type"),
+        (["photos", "out", "--gpus-per-worker", "2"], "--gpus-per-worker needs --gpu: give --gpu, too"),
         (["photos", "out", "--gpu", "nvidia-l4", "--gpus-per-worker", "0"], "--gpus-per-worker is 0, expected 1 or more"),
         (["photos", "out", "--gpu", "nvidia-l4"], "--gpu is 'nvidia-l4', and the workers run on this machine"),
         (["photos", "out", "--gpu", "nvidia-l4", "--task", "0/2"], "--gpu is 'nvidia-l4', and the workers run on this machine"),
-        (
-            ["photos", "out", "--worker-machine", "m"],
-            "--worker-machine is 'm', the machine of workers with GPUs: give --gpu, too",
-        ),
+        (["photos", "out", "--worker-machine", "m"], "--worker-machine needs --gpu: give --gpu, too"),
     ],
 )
 def test_wrong_usage(arguments, message):
-    result = RUNNER.invoke(features.app, arguments)
+    result = RUNNER.invoke(cli.app, ["features", *arguments])
     assert isinstance(result.exception, UsageError)
     assert message in str(result.exception)
-
-
-def test_the_commands_parse(monkeypatch):
-    command = typer.main.get_command(cli.app).commands["features"]
-    assert command.make_context("features", ["--list-extractors"]).params["list_extractors"] is True

@@ -7,14 +7,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import typer
 
 from pipelines.commands import flex_template
 from pipelines.commands.app import app
-from pipelines.commands.configuration import plain_hint
 from pipelines.commands.flex_template import COMMANDS, LEFT_OUT, command_line, parameters_of
 from schemas.errors import UsageError
 
@@ -61,9 +60,9 @@ def _every_parameter(command: str) -> list[Any]:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_choices_of_the_metadata_are_those_of_the_options(command):
     assert [option["value"] for option in PARAMETERS["command"]["enumOptions"]] == list(COMMANDS)
-    hints = get_type_hints(typer.main.get_command(app).commands[command].callback, include_extras=True)
+    options = typer.main.get_command(app).commands[command].callback.options
     for name, parameter in parameters_of(command).items():
-        hint, _ = plain_hint(hints[parameter.name])
+        [hint, *_] = options[parameter.name].types
         choices = list(get_args(hint)) if get_origin(hint) is Literal else []
         listed = [option["value"] for option in PARAMETERS[name].get("enumOptions", ())]
         assert listed == choices, name

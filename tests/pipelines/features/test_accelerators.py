@@ -13,16 +13,16 @@ from apache_beam.testing.util import assert_that, equal_to
 from PIL import Image
 
 from pipelines.features.extract import extract_features, list_images, plan_features
-from pipelines.features.job import FeaturesJob
 from pipelines.features.shard_maker import LoadedExtractors
 from pipelines.features.transforms import ExtractFeatures
 from pipelines.features.workers import check_worker, devices_of_worker
 from pipelines.inputs.images import open_images
+from pipelines.jobs import FeaturesJob
 from pipelines.running.accelerators import Accelerator
 from pipelines.running.execution import Execution
 from pipelines.running.runner import run_pipeline
 from schemas.errors import UsageError
-from schemas.writing.output import ArrayTask
+from schemas.writing.reuse_policy import ArrayTask
 from tests.fake_extractors import ColourExtractor, use_colours
 
 REMOTE = Execution(beam_flags=("--runner=FlinkRunner",), shared_disk=True, accelerator=Accelerator("nvidia-l4"))

@@ -18,15 +18,16 @@ from extractors import ExtractorRequest
 from pipelines.features import copying
 from pipelines.features.copying import place_of_copies, portions_of
 from pipelines.features.extract import extract_features, list_images
-from pipelines.features.job import FeaturesJob
 from pipelines.features.references import Piece, refs_of, unpacked
 from pipelines.inputs.images import Copies, Copy, ImageRef, ImagesInParquet, kept, open_images
+from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from schemas.keys import shard_of
 from schemas.storage.folder import Folder
-from schemas.writing.output import ArrayTask, UpdatePolicy
+from schemas.writing.reuse_policy import ArrayTask
 from schemas.writing.validation import validate
 from tests.fake_extractors import use_colours
+from tests.reuse import with_policy
 
 HERE = Execution(workers=1)
 ELSEWHERE = Execution(beam_flags=("--runner=BundleBasedDirectRunner",))
@@ -74,7 +75,7 @@ def listed(monkeypatch) -> list[str]:
 
 def job_of(images: Path, output: Path, **more) -> FeaturesJob:
     request = ExtractorRequest("resnet50-pool", weights="random:0")
-    return FeaturesJob(open_images(images), str(output), request, device="cpu", **{"shards": SHARDS, **more})
+    return FeaturesJob(open_images(images), str(output), request, device="cpu", **with_policy({"shards": SHARDS, **more}))
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
@@ -101,17 +102,17 @@ def test_each_row_group_is_read_once_by_all_and_the_bytes_are_those_of_one_proce
 def test_an_update_reads_only_the_row_groups_of_images_that_are_new(images, tmp_path, read):
     extract_features(job_of(images, tmp_path / "there"), ELSEWHERE)
     read.clear()
-    extract_features(job_of(images, tmp_path / "there", update=UpdatePolicy()), ELSEWHERE)
+    extract_features(job_of(images, tmp_path / "there", update=True), ELSEWHERE)
     assert read == {("a.parquet", 0): 1}  # Row 5 could not be read, and is tried again.
     read.clear()
     write(images, "c.parquet", range(40, 52))
-    extract_features(job_of(images, tmp_path / "there", update=UpdatePolicy(only_add=True)), ELSEWHERE)
+    extract_features(job_of(images, tmp_path / "there", update=True, only_add=True), ELSEWHERE)
     assert read == {("c.parquet", 0): 1, ("c.parquet", 1): 1}
     read.clear()
     extract_features(job_of(images, tmp_path / "there", retry_failed=True), ELSEWHERE)
     assert read == {("a.parquet", 0): 1}  # Rows 5 and 6 have failed.
     read.clear()
-    extract_features(job_of(images, tmp_path / "there", update=UpdatePolicy(check_content=True)), ELSEWHERE)
+    extract_features(job_of(images, tmp_path / "there", update=True, check_content=True), ELSEWHERE)
     assert set(read.values()) == {1}
     assert len(read) == len(GROUPS) + 2
     extract_features(job_of(images, tmp_path / "fresh"), HERE)

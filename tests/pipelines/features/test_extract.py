@@ -15,9 +15,9 @@ from PIL import Image
 
 from extractors import Description, ExtractorRequest, RegionOptions
 from pipelines.features.extract import extract_features, list_images, plan_features
-from pipelines.features.job import FeaturesJob
 from pipelines.features.transforms import ExtractFeatures
 from pipelines.inputs.images import ImageRef, ImagesInFolder, Listing, open_images
+from pipelines.jobs import FeaturesJob
 from pipelines.running import runner
 from pipelines.running.execution import Execution
 from pipelines.running.meter import Meter
@@ -25,10 +25,12 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, ImagepivotError, InputError, UsageError
 from schemas.keys import shard_of
 from schemas.storage.folder import Folder
-from schemas.writing.output import OutputDataset, UpdatePolicy
+from schemas.writing.output import OutputDataset
+from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.shard_count import VECTOR_SHARD_BYTES, choose_shards
 from schemas.writing.validation import validate
 from tests.fake_extractors import SPEC, ColourExtractor
+from tests.reuse import with_policy
 
 ONE = Execution(workers=1)
 BY_BEAM = Execution(workers=1, beam_flags=("--job_name=features",))  # Whoever tells Beam something gets it.
@@ -88,7 +90,7 @@ def images(colours, tmp_path) -> Path:
 def job_of(images, output, **more) -> FeaturesJob:
     extractor = ExtractorRequest("resnet50-pool", weights="0")
     return FeaturesJob(
-        images=open_images(images), output=str(output), extractor=extractor, device="cpu", **{"shards": 4, **more}
+        images=open_images(images), output=str(output), extractor=extractor, device="cpu", **with_policy({"shards": 4, **more})
     )
 
 
@@ -256,7 +258,7 @@ def test_a_picture_that_was_replaced_is_noticed_though_its_size_is_the_same(imag
     with pytest.raises(DatasetError, match=r"in 1 of 4 shards some are new, gone, or differ in size or modification time"):
         extract_features(job_of(images, tmp_path / "f"), ONE)
     assert snapshot(extracted) == before
-    extract_features(job_of(images, tmp_path / "f", update=UpdatePolicy()), ONE)
+    extract_features(job_of(images, tmp_path / "f", update=True), ONE)
     assert open_dataset(extracted).get("image000")["feature"].tolist() == [1, 2, 3]
     extract_features(job_of(images, tmp_path / "g"), ONE)
     assert snapshot(extracted) == snapshot(tmp_path / "g")
@@ -281,15 +283,15 @@ def test_content_is_compared_on_request(images, extracted, tmp_path, monkeypatch
         shutil.rmtree(extracted / ".records")
     for path in images.rglob("*.png"):
         os.utime(path, ns=(STAMP + 5, STAMP + 5))
-    extract_features(job_of(images, tmp_path / "f", update=UpdatePolicy(check_content=True)), ONE)
+    extract_features(job_of(images, tmp_path / "f", update=True, check_content=True), ONE)
     assert seen == [], "all bytes are the same"
     extract_features(job_of(images, tmp_path / "f"), ONE)  # The new times are on record: nothing is refused.
     path = images / "image000.png"
     replace_image(path, (1, 2, 3))
     os.utime(path, ns=(STAMP + 5, STAMP + 5))
-    extract_features(job_of(images, tmp_path / "f", update=UpdatePolicy()), ONE)
+    extract_features(job_of(images, tmp_path / "f", update=True), ONE)
     assert seen == [], "nothing but the bytes has changed"
-    extract_features(job_of(images, tmp_path / "f", update=UpdatePolicy(check_content=True)), ONE)
+    extract_features(job_of(images, tmp_path / "f", update=True, check_content=True), ONE)
     assert seen == [1]
     extract_features(job_of(images, tmp_path / "g"), ONE)
     assert snapshot(extracted) == snapshot(tmp_path / "g")
@@ -302,7 +304,7 @@ def test_without_records_images_are_told_by_their_sizes(images, extracted, tmp_p
     before = open_dataset(extracted).manifest
     assert extract_features(job_of(images, tmp_path / "f"), ONE) == before
     (images / "new.png").write_bytes(picture((1, 2, 3)))
-    extract_features(job_of(images, tmp_path / "f", update=UpdatePolicy()), ONE)
+    extract_features(job_of(images, tmp_path / "f", update=True), ONE)
     extract_features(job_of(images, tmp_path / "g"), ONE)
     for folder in (extracted, tmp_path / "g"):
         shutil.rmtree(folder / ".records")
@@ -313,30 +315,30 @@ def test_a_change_of_place_is_a_change(images, extracted, tmp_path):
     (images / "image000.png").rename(images / "more" / "image000.png")
     with pytest.raises(DatasetError, match="made from other images"):
         extract_features(job_of(images, tmp_path / "f"), ONE)
-    extract_features(job_of(images, tmp_path / "f", update=UpdatePolicy()), ONE)
+    extract_features(job_of(images, tmp_path / "f", update=True), ONE)
     extract_features(job_of(images, tmp_path / "g"), ONE)
     assert snapshot(extracted) == snapshot(tmp_path / "g")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("update", [UpdatePolicy(keep_removed=True), UpdatePolicy(only_add=True)])
+@pytest.mark.parametrize("update", [{"keep_removed": True}, {"only_add": True}])
 def test_rows_of_images_that_are_gone_stay_on_request(images, extracted, tmp_path, update):
     old = open_dataset(extracted)
     expected = {image_id: old.get(image_id)["feature"].tolist() for image_id in old.image_ids()}
     (images / "image000.png").unlink()
     replace_image(images / "image003.png", (1, 2, 3))
     (images / "new.png").write_bytes(picture((4, 5, 6)))
-    manifest = extract_features(job_of(images, tmp_path / "f", update=update), ONE)
+    manifest = extract_features(job_of(images, tmp_path / "f", update=True, **update), ONE)
     expected["new"] = [4, 5, 6]
-    if not update.only_add:
+    if "only_add" not in update:
         expected["image003"] = [1, 2, 3]
     new = open_dataset(extracted)
     assert {image_id: new.get(image_id)["feature"].tolist() for image_id in new.image_ids()} == expected
     assert (manifest.statistics["images"], validate(extracted)) == (41, [])
     before = snapshot(extracted)
-    assert extract_features(job_of(images, tmp_path / "f", update=update), ONE) == manifest
+    assert extract_features(job_of(images, tmp_path / "f", update=True, **update), ONE) == manifest
     assert snapshot(extracted) == before
-    extract_features(job_of(images, tmp_path / "f", update=UpdatePolicy()), ONE)
+    extract_features(job_of(images, tmp_path / "f", update=True), ONE)
     extract_features(job_of(images, tmp_path / "g"), ONE)
     assert snapshot(extracted) == snapshot(tmp_path / "g")
 
@@ -352,7 +354,7 @@ def test_an_image_that_could_not_be_read_is_tried_by_an_update(images, tmp_path,
     monkeypatch.setattr(ImagesInFolder, "read", refuse)
     assert extract_features(job_of(images, tmp_path / "f"), ONE).failure_reasons == {"unreadable": 1}
     monkeypatch.setattr(ImagesInFolder, "read", read)
-    extract_features(job_of(images, tmp_path / "f", update=UpdatePolicy()), ONE)
+    extract_features(job_of(images, tmp_path / "f", update=True), ONE)
     extract_features(job_of(images, tmp_path / "g"), ONE)
     assert snapshot(tmp_path / "f") == snapshot(tmp_path / "g")
 
@@ -384,7 +386,7 @@ def test_rows_of_a_damaged_shard_are_not_copied(images, extracted, tmp_path):
     new = next(f"new{n}" for n in range(99) if shard_of(f"new{n}", 4) == 2)
     (images / f"{new}.png").write_bytes(picture((1, 2, 3)))
     flip_value(extracted, 2)
-    extract_features(job_of(images, tmp_path / "f", update=UpdatePolicy()), ONE)
+    extract_features(job_of(images, tmp_path / "f", update=True), ONE)
     extract_features(job_of(images, tmp_path / "g"), ONE)
     assert snapshot(extracted) == snapshot(tmp_path / "g")
 
@@ -419,7 +421,7 @@ def test_update_extracts_what_is_new_and_gives_what_a_fresh_run_gives(images, co
     seen = []
     original = FakeExtractor.extract
     monkeypatch.setattr(FakeExtractor, "extract", lambda self, batch: seen.append(len(batch)) or original(self, batch))
-    manifest = extract_features(job_of(images, tmp_path / "f", update=UpdatePolicy()), ONE)
+    manifest = extract_features(job_of(images, tmp_path / "f", update=True), ONE)
     assert sum(seen) == 3, "only the new ones went through the model"
     assert (manifest.rows, manifest.failed) == (43, 1)
     touched = {f"part-{shard_of(name, 4):05d}-of-00004.parquet" for name in added}
@@ -432,12 +434,12 @@ def test_update_extracts_what_is_new_and_gives_what_a_fresh_run_gives(images, co
 
 
 def test_update_of_nothing_makes_everything(images, tmp_path):
-    assert extract_features(job_of(images, tmp_path / "f", update=UpdatePolicy()), ONE).rows == 40
+    assert extract_features(job_of(images, tmp_path / "f", update=True), ONE).rows == 40
 
 
 def test_update_drops_images_that_are_gone(images, extracted, tmp_path):
     (images / "image000.png").unlink()
-    assert extract_features(job_of(images, tmp_path / "f", update=UpdatePolicy()), ONE).rows == 39
+    assert extract_features(job_of(images, tmp_path / "f", update=True), ONE).rows == 39
     with pytest.raises(KeyError, match="image000"):
         open_dataset(tmp_path / "f").get("image000")
     extract_features(job_of(images, tmp_path / "g"), ONE)
@@ -454,7 +456,7 @@ def test_update_goes_on_after_a_kill(images, extracted, tmp_path):
     (tmp_path / "f" / name).write_bytes((tmp_path / "g" / name).read_bytes())
     with pytest.raises(DatasetError, match="Give --update"):
         extract_features(job_of(images, tmp_path / "f"), ONE)
-    extract_features(job_of(images, tmp_path / "f", update=UpdatePolicy()), ONE)
+    extract_features(job_of(images, tmp_path / "f", update=True), ONE)
     assert snapshot(tmp_path / "f") == snapshot(tmp_path / "g")
 
 
@@ -481,7 +483,7 @@ def test_retry_failed_repairs_to_what_a_fresh_run_gives(images, tmp_path):
         (tmp_path / f"{name}.later").write_bytes(picture((5, 5, 5)))
     # The sizes are known now, so the listing is another one: both options together.
     assert list_images(job_of(images, tmp_path / "f")) != listing
-    extract_features(job_of(images, tmp_path / "f", retry_failed=True, update=UpdatePolicy()), ONE)
+    extract_features(job_of(images, tmp_path / "f", retry_failed=True, update=True), ONE)
     extract_features(job_of(images, tmp_path / "g"), ONE)
     assert snapshot(tmp_path / "f") == snapshot(tmp_path / "g")
     assert not list((tmp_path / "f" / "_failures").glob("*"))
@@ -489,7 +491,7 @@ def test_retry_failed_repairs_to_what_a_fresh_run_gives(images, tmp_path):
 
 def test_options_that_contradict_each_other(images, tmp_path):
     with pytest.raises(UsageError, match=r"--overwrite starts anew.*give one of them"):
-        job_of(images, tmp_path / "f", overwrite=True, update=UpdatePolicy())
+        job_of(images, tmp_path / "f", overwrite=True, update=True)
 
 
 def test_other_weights_replace_every_shard(images, colours, tmp_path):
@@ -510,7 +512,7 @@ def test_other_weights_replace_every_shard(images, colours, tmp_path):
             extractor=ExtractorRequest("resnet50-pool", weights="5"),
             device="cpu",
             shards=4,
-            overwrite=True,
+            policy=ReusePolicy(overwrite=True),
         ),
         ONE,
     )
@@ -693,7 +695,7 @@ def test_a_changed_failure_is_not_copied(images, tmp_path):
     path.write_bytes(path.read_bytes().replace(b"bytes", b"bites"))
     new = next(f"new{n}" for n in range(99) if shard_of(f"new{n}", 4) == shard_of("bad", 4))
     (images / f"{new}.png").write_bytes(picture((1, 2, 3)))
-    extract_features(job_of(images, tmp_path / "f", update=UpdatePolicy()), ONE)
+    extract_features(job_of(images, tmp_path / "f", update=True), ONE)
     extract_features(job_of(images, tmp_path / "g"), ONE)
     assert snapshot(tmp_path / "f") == snapshot(tmp_path / "g")
 
@@ -740,7 +742,7 @@ def test_a_run_that_goes_on_and_an_update_keep_the_number(images, extracted, tmp
     next(extracted.glob("part-*")).unlink()
     assert len(extract_features(job_of(images, extracted, shards="auto"), ONE).shards) == 4
     (images / "new.png").write_bytes(picture((1, 2, 3)))
-    assert len(extract_features(job_of(images, extracted, shards="auto", update=UpdatePolicy()), ONE).shards) == 4
+    assert len(extract_features(job_of(images, extracted, shards="auto", update=True), ONE).shards) == 4
     assert len(extract_features(job_of(images, extracted, shards="auto", overwrite=True), ONE).shards) == 16
 
 

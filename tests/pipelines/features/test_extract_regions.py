@@ -21,16 +21,16 @@ from pipelines.exchange.exporting import ExportJob, export_dataset
 from pipelines.exchange.importers import NpyImport, TsvImport
 from pipelines.exchange.importing import ImportJob, import_features
 from pipelines.features.extract import extract_features, list_images, plan_features
-from pipelines.features.job import FeaturesJob
 from pipelines.features.planning import plan_work
 from pipelines.inputs.images import open_images
+from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.features import FeatureSpec
 from schemas.kinds import regions_schema
-from schemas.writing.output import UpdatePolicy
 from schemas.writing.validation import validate
+from tests.reuse import with_policy
 from tests.version1 import as_version_1
 
 ONE = Execution(workers=1)
@@ -130,7 +130,7 @@ def job_of(images, output, **more) -> FeaturesJob:
     asked = {name: more.pop(name) for name in ("name", "weights", "regions", "compile", "precision") if name in more}
     request = ExtractorRequest(**{"name": "fake-regions", "weights": "0", **asked})
     options = {"device": "cpu", "shards": 3, **more}
-    return FeaturesJob(images=open_images(images), output=str(output), extractor=request, **options)
+    return FeaturesJob(images=open_images(images), output=str(output), extractor=request, **with_policy(options))
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +202,7 @@ def test_an_update_gives_what_a_fresh_run_gives(images, extracted, tmp_path):
     for name in ("aaa", "image105", "zzz"):
         (images / f"{name}.png").write_bytes(picture((6, 5, 4)))
     FakeRegions.batches.clear()
-    extract_features(job_of(images, tmp_path / "r", update=UpdatePolicy()), ONE)
+    extract_features(job_of(images, tmp_path / "r", update=True), ONE)
     assert sum(FakeRegions.batches) == 3
     extract_features(job_of(images, tmp_path / "s"), ONE)
     assert snapshot(tmp_path / "r") == snapshot(tmp_path / "s")
@@ -258,7 +258,7 @@ def test_names_can_be_given_later_and_are_kept(images, names, extracted, tmp_pat
     extract_features(job_of(images, tmp_path / "r"), ONE)
     assert snapshot(tmp_path / "r") == state, "a run without names leaves them"
     (images / "new.png").write_bytes(picture((1, 2, 3)))
-    extract_features(job_of(images, tmp_path / "r", update=UpdatePolicy()), ONE)
+    extract_features(job_of(images, tmp_path / "r", update=True), ONE)
     assert RegionNames.of(open_dataset(tmp_path / "r")).attributes == ("blue", "old")
     assert validate(tmp_path / "r") == []
     Path(names.attribute_names).write_text("blue\nnew\n")

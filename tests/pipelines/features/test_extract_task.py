@@ -9,18 +9,19 @@ import pytest
 from PIL import Image
 
 from pipelines.features.extract import extract_features, list_images
-from pipelines.features.job import FeaturesJob
 from pipelines.features.planning import plan_work
 from pipelines.inputs.images import open_images
+from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from pipelines.running.meter import Meter
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.interruption import DetachedError
 from schemas.keys import shard_of
-from schemas.writing.output import ArrayTask, UpdatePolicy
+from schemas.writing.reuse_policy import ArrayTask
 from schemas.writing.validation import validate
 from tests.fake_extractors import use_colours
+from tests.reuse import with_policy
 
 ONE = Execution(workers=1)
 SHARDS, TASKS = 5, 2
@@ -51,7 +52,9 @@ def draw(path: Path, colour: tuple[int, int, int], stamp: int = STAMP) -> None:
 
 def job_of(images: Path, output: Path, index: int | None = None, **more) -> FeaturesJob:
     task = None if index is None else ArrayTask(index, TASKS)
-    return FeaturesJob(images=open_images(images), output=str(output), device="cpu", **{"shards": SHARDS, "task": task, **more})
+    return FeaturesJob(
+        images=open_images(images), output=str(output), device="cpu", **with_policy({"shards": SHARDS, "task": task, **more})
+    )
 
 
 def run(images: Path, output: Path, *indices: int, **more) -> str:
@@ -149,10 +152,10 @@ def test_an_update_of_a_finished_dataset_by_tasks(images, tmp_path, how):
     if how != "another":  # Without --update, times are not compared: each machine may have its own copy.
         with pytest.raises(DatasetError, match=r"was made from other images: .* nothing was written\. Give --update"):
             run(images, tmp_path / "t", 1)
-    told = run(images, tmp_path / "t", 0, update=UpdatePolicy())
+    told = run(images, tmp_path / "t", 0, update=True)
     assert re.fullmatch(r"4 of 5 shards are done; out of date [13]: give task 1 of 2 again", told)
     assert (tmp_path / "t" / "_manifest.json").exists()  # Nothing of this task has changed.
-    assert run(images, tmp_path / "t", 1, update=UpdatePolicy()) == ""
+    assert run(images, tmp_path / "t", 1, update=True) == ""
     assert snapshot(tmp_path / "t") == fresh(images, tmp_path / "plain")
 
 
@@ -163,10 +166,10 @@ def test_a_task_names_the_one_that_did_not_update(images, tmp_path, how):
     fresh(images, tmp_path / "t")
     change(images, 0, how)
     change(images, 1, how)
-    told = run(images, tmp_path / "t", 0, update=UpdatePolicy())
+    told = run(images, tmp_path / "t", 0, update=True)
     assert re.fullmatch(r"4 of 5 shards are done; out of date [13]: give task 1 of 2 again", told)
     assert not (tmp_path / "t" / "_manifest.json").exists()
-    assert run(images, tmp_path / "t", 1, update=UpdatePolicy()) == ""
+    assert run(images, tmp_path / "t", 1, update=True) == ""
     assert snapshot(tmp_path / "t") == fresh(images, tmp_path / "plain")
 
 
@@ -178,7 +181,7 @@ def test_tasks_that_list_other_images_show_at_the_end(images, tmp_path, how):
     with pytest.raises(DatasetError, match=r"was made from other images: in 1 of 5 shards .* Give --update"):
         run(images, tmp_path / "t", 1)
     assert not (tmp_path / "t" / "_manifest.json").exists()
-    run(images, tmp_path / "t", 1, 0, update=UpdatePolicy())
+    run(images, tmp_path / "t", 1, 0, update=True)
     assert snapshot(tmp_path / "t") == fresh(images, tmp_path / "plain")
 
 
@@ -222,7 +225,7 @@ def test_a_dry_run_finds_what_the_task_would_refuse(images, tmp_path):
     with pytest.raises(DatasetError, match=r"holds another dataset .*number of shards"):
         planned(images, tmp_path / "t", 1, shards=6)
     with pytest.raises(UsageError, match="the task that commits must see which tasks"):
-        planned(images, tmp_path / "t", 1, update=UpdatePolicy(only_add=True))
+        planned(images, tmp_path / "t", 1, update=True, only_add=True)
 
 
 # --- wrong usage -----------------------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ import torch
 from extractors import ExtractorRequest
 from pipelines.demo.scenes import draw, make_scenes
 from pipelines.features.extract import extract_features
-from pipelines.features.job import FeaturesJob
 from pipelines.inputs.images import open_images
+from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from schemas.dataset import open_dataset
 

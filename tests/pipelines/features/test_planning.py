@@ -10,15 +10,15 @@ import torch
 from PIL import Image
 
 from pipelines.features.extract import extract_features, list_images
-from pipelines.features.job import FeaturesJob
 from pipelines.features.planning import plan_table, plan_work
 from pipelines.features.workers import devices_of_worker
 from pipelines.inputs.images import open_images
+from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.keys import shard_of
-from schemas.writing.output import UpdatePolicy
 from tests.fake_extractors import use_colours
+from tests.reuse import with_policy
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,9 @@ def images(tmp_path):
 
 
 def job_of(images, output, **more) -> FeaturesJob:
-    return FeaturesJob(images=open_images(images), output=str(output), device="cpu", shards=4, batch_size=4, **more)
+    return FeaturesJob(
+        images=open_images(images), output=str(output), device="cpu", shards=4, batch_size=4, **with_policy(more)
+    )
 
 
 def plan_of(job: FeaturesJob):
@@ -73,7 +75,7 @@ def test_a_plan_of_nothing(images, tmp_path):
 def test_a_plan_of_an_update_counts_what_is_new(images, tmp_path):
     extract_features(job_of(images, tmp_path / "f"), Execution(workers=1))
     (images / "new.png").write_bytes((images / "image00.png").read_bytes())
-    plan = plan_of(job_of(images, tmp_path / "f", update=UpdatePolicy()))
+    plan = plan_of(job_of(images, tmp_path / "f", update=True))
     assert [(shard.number, shard.images) for shard in plan.todo] == [(shard_of("new", 4), 1)]
     assert plan.todo[0].kept == sum(shard_of(f"image{n:02d}", 4) == shard_of("new", 4) for n in range(30))
 
@@ -82,12 +84,12 @@ def test_a_plan_of_an_update_counts_what_is_gone_or_has_changed(images, tmp_path
     extract_features(job_of(images, tmp_path / "f"), Execution(workers=1))
     (images / "image00.png").unlink()
     os.utime(images / "image01.png", (1, 1))
-    plan = plan_of(job_of(images, tmp_path / "f", update=UpdatePolicy()))
+    plan = plan_of(job_of(images, tmp_path / "f", update=True))
     counts = {shard.number: (shard.images, shard.dropped) for shard in plan.todo}
     expected = Counter({shard_of("image00", 4): 1}) + Counter({shard_of("image01", 4): 1})
     assert {number: dropped for number, (_, dropped) in counts.items()} == dict(expected)
     assert sum(made for made, _ in counts.values()) == plan.images == 1
-    assert plan_of(job_of(images, tmp_path / "f", update=UpdatePolicy(only_add=True))).todo == ()
+    assert plan_of(job_of(images, tmp_path / "f", update=True, only_add=True)).todo == ()
     assert plan_of(job_of(images, tmp_path / "f", overwrite=True)).images == 29
 
 

@@ -22,7 +22,7 @@ from PIL import Image
 from schemas.errors import DatasetError
 from schemas.interruption import DetachedError
 from schemas.writing.dataset_writer import complete_dataset
-from schemas.writing.output import ArrayTask, ReusePolicy, UpdatePolicy
+from schemas.writing.reuse_policy import ArrayTask, ReusePolicy
 from schemas.writing.validation import validate
 from tests.pipelines.features.test_update_property import MINUTES, snapshot
 from tests.pipelines.features.without_beam import end_before, plan
@@ -33,7 +33,7 @@ JOBS = 12
 
 def run(images: Path, folder: Path, task: ArrayTask | None, *, update: bool = False, retry_failed: bool = False) -> None:
     """Do what ``imagepivot features`` does, with or without ``--task``."""
-    policy = ReusePolicy(update=UpdatePolicy() if update else None, retry_failed=retry_failed)
+    policy = ReusePolicy(update=update, retry_failed=retry_failed)
     output, write_missing = plan(images, folder, SHARDS, policy=policy)
     with suppress(DetachedError):  # Shards of other tasks are missing.
         complete_dataset(output, write_missing, policy, task=task)

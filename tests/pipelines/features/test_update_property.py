@@ -21,7 +21,7 @@ from PIL import Image
 
 from schemas.errors import DatasetError
 from schemas.writing.dataset_writer import complete_dataset
-from schemas.writing.output import ReusePolicy, UpdatePolicy
+from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.validation import validate
 from tests.pipelines.features.without_beam import end_before, plan
 
@@ -152,13 +152,13 @@ class Sequence:
                 {"verify": True},
                 {"retry_failed": True},
                 {"overwrite": True},
-                {"update": UpdatePolicy()},
-                {"update": UpdatePolicy()},
-                {"update": UpdatePolicy(), "verify": True},
-                {"update": UpdatePolicy(), "retry_failed": True},
-                {"update": UpdatePolicy(check_content=True)},
-                {"update": UpdatePolicy(keep_removed=True)},
-                {"update": UpdatePolicy(only_add=True)},
+                {"update": True},
+                {"update": True},
+                {"update": True, "verify": True},
+                {"update": True, "retry_failed": True},
+                {"update": True, "check_content": True},
+                {"update": True, "keep_removed": True},
+                {"update": True, "only_add": True},
             ]
         )
 
@@ -194,10 +194,9 @@ class Sequence:
 
     def finish(self) -> None:
         """Update, as a user does who follows the messages."""
-        update = UpdatePolicy(check_content=True) if self.sneaky else UpdatePolicy()
         for _ in range(4):
             try:
-                run(self.images, self.folder, update=update, verify=True)
+                run(self.images, self.folder, update=True, check_content=self.sneaky, verify=True)
                 return
             except DatasetError as error:
                 if "_manifest.json is damaged" in str(error) or "is not the manifest of a dataset" in str(error):

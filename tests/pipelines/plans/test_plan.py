@@ -74,7 +74,10 @@ def test_steps_have_values_with_which_their_command_may_be_given_again(folder):
         ("[steps.a]\ncommand = 'caption'", r"steps\.a\.command is 'caption': did you mean 'captions'"),
         ("[steps.a]\ncommand = 'validate'", r"steps\.a\.command is 'validate'"),
         ("[steps.a]\ncommand = 'vocabulary'\nmin-cout = 3", r"steps\.a: vocabulary has no option .*'min-cout': did you mean"),
-        ("[steps.a]\ncommand = 'vocabulary'\nmin-count = 'x'", r"steps\.a: min-count is 'x', expected a whole number"),
+        (
+            "[steps.a]\ncommand = 'vocabulary'\nmin-count = 'x'",
+            r"--min-count is 'x', expected a whole number, written 20 \(in steps\.a\)",
+        ),
         ("[steps.a]\ncommand = 'vocabulary'\nmin-count = 3\nmin_count = 3", "are the same: keep one"),
         ("[steps.a]\ncommand = 'vocabulary'\nsplits = []", r"steps\.a\.splits is empty"),
         ("[steps.a]\ncommand = 'vocabulary'\ncaptions = 'a'", "the steps need each other in a circle: a -> a"),
@@ -165,14 +168,14 @@ def test_multi30k_gives_what_the_readme_gives_command_by_command():
 @pytest.mark.parametrize(
     ("command", "values", "words"),
     [
-        ("vocabulary", {"captions": ["a"], "output": "b", "min_count": 3}, ["vocabulary", "--min-count=3", "a", "b"]),
-        ("import", {"sources": ["a", "b"], "output": "c", "name": "n"}, ["import", "--name=n", "a", "b", "c"]),
+        ("vocabulary", {"captions": "a", "output": "b", "min_count": 3}, ["vocabulary", "--min-count=3", "a", "b"]),
+        ("import", {"sources": ("a", "b"), "output": "c", "name": "n"}, ["import", "--name=n", "a", "b", "c"]),
         ("train", {"config": "demo", "output": "o", "tensorboard": False}, ["train", "--no-tensorboard", "demo", "o"]),
-        ("features", {"images": ["i"], "output": "o", "grid": True}, ["features", "--grid", "i", "o"]),
+        ("features", {"images": "i", "output": "o", "grid": True}, ["features", "--grid", "i", "o"]),
         (
             "captions",
-            {"source": ["i"], "output": "o", "beam_flags": ["--runner=X"]},
-            ["captions", "i", "o", "--", "--runner=X"],
+            {"source": "i", "output": "o", "format": "table", "beam_flags": ("--runner=DirectRunner",)},
+            ["captions", "--format=table", "i", "o", "--", "--runner=DirectRunner"],
         ),
     ],
 )

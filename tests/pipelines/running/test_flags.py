@@ -2,7 +2,16 @@ import pytest
 
 from pipelines.running.execution import Execution
 from pipelines.running.flags import check_flags
+from schemas.console import events
 from schemas.errors import UsageError
+
+
+@pytest.fixture
+def notes(monkeypatch) -> list[str]:
+    """What is remarked."""
+    remarks: list[str] = []
+    monkeypatch.setattr(events, "_show", lambda text, style: remarks.append(text))
+    return remarks
 
 
 @pytest.mark.parametrize(
@@ -21,8 +30,7 @@ def test_a_misspelled_flag_is_an_error_that_names_the_flag_meant(flags, message)
         Execution(beam_flags=flags)
 
 
-def test_unknown_flags_are_noted_and_known_ones_are_not():
-    notes: list[str] = []
+def test_unknown_flags_are_noted_and_known_ones_are_not(notes):
     known = (
         "--runner=DataflowRunner",
         "--project=p",
@@ -32,22 +40,20 @@ def test_unknown_flags_are_noted_and_known_ones_are_not():
         "--experiments=a",
         "--experiments=b",
     )
-    check_flags(known, notes.append)
+    check_flags(known)
     assert notes == []
-    check_flags((*known, "--zebra=3"), notes.append)
+    check_flags((*known, "--zebra=3"))
     assert notes == ["--zebra behind -- is no flag of Beam's, which ignores it"]
 
 
-def test_flags_of_a_job_service_are_left_to_it():
-    notes: list[str] = []
-    check_flags(("--runner=SparkRunner", "--spark_master=local"), notes.append)
+def test_flags_of_a_job_service_are_left_to_it(notes):
+    check_flags(("--runner=SparkRunner", "--spark_master=local"))
     assert notes == [
         "--spark_master is no flag of Beam's Python: it is passed on, for the job service to know: did you mean "
         "--spark_master_url?"
     ]
 
 
-def test_flags_of_dask_are_known():
-    notes: list[str] = []
-    check_flags(("--runner=DaskRunner", "--dask_client_address=tcp://h:1"), notes.append)
+def test_flags_of_dask_are_known(notes):
+    check_flags(("--runner=DaskRunner", "--dask_client_address=tcp://h:1"))
     assert notes == []

@@ -16,6 +16,7 @@ from pipelines.running.execution import Execution
 from pipelines.running.meter import Meter
 from pipelines.running.remote import RemoteJob, check_detach, check_job_service, runner_log, wait, watch
 from schemas import interruption
+from schemas.console import events
 from schemas.errors import ImagepivotError, InputError, LostJobError, UsageError
 from schemas.interruption import DetachedError
 from schemas.storage.folder import Folder
@@ -116,9 +117,10 @@ def test_a_job_that_may_go_on_is_lost(tmp_path, state):
         watch(run, execution=DATAFLOW, output=Folder(str(tmp_path)), meter=Meter())
 
 
-def test_a_detached_launcher_does_not_wait(tmp_path):
+def test_a_detached_launcher_does_not_wait(tmp_path, monkeypatch):
     notes: list[str] = []
-    execution = replace(DATAFLOW, detach=True, note=notes.append)
+    monkeypatch.setattr(events, "_show", lambda text, style: notes.append(text))
+    execution = replace(DATAFLOW, detach=True)
     with pytest.raises(
         DetachedError, match=r"^job 'job-1' of DataflowRunner is at work, and goes on without this command\. "
     ) as caught:

@@ -11,7 +11,7 @@ import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.testing.util import assert_that, equal_to
 
-from pipelines.inputs.captions import RawCaption, Selection, open_source
+from pipelines.inputs.captions import RawCaption, open_source
 from pipelines.inputs.captions.base import tables_of
 from pipelines.running.execution import Execution
 from pipelines.running.meter import Meter
@@ -133,8 +133,8 @@ def test_letters_beyond_those_of_sacremoses_stay_in_words(tmp_path):
 
 @pytest.mark.slow
 def test_a_selection_leaves_the_rest_out(rows, table, tmp_path):
-    selection = Selection(languages=("de",), portions=("comparable",), splits=("val",))
-    manifest = prepare_captions(job_of(table, tmp_path / "c", selection=selection), ONE)
+    selected = {"languages": ("de",), "portions": ("comparable",), "splits": ("val",)}
+    manifest = prepare_captions(job_of(table, tmp_path / "c", **selected), ONE)
     expected = sorted(row[4] for row in rows if row[1:4] == ("de", "comparable", "val"))
     assert sorted(open_dataset(tmp_path / "c").table()["text"].to_pylist()) == expected
     assert [manifest.parameters[name] for name in ("languages", "portions", "splits")] == [["de"], ["comparable"], ["val"]]
@@ -336,16 +336,12 @@ def test_statistics_of_shards_add_up():
         ({"shards": 0}, "number of shards is 0"),
         ({"truecaser": "models"}, "recipe 'multi30k-lc' does not truecase: leave --truecaser out"),
         ({"truecaser": "models", "recipe": "nonsense"}, "nonsense"),
+        ({"recipe": "nonsense"}, r"nonsense.*multi30k-lc"),
     ],
 )
-def test_invalid_arguments_are_refused(table, arguments, message):
+def test_invalid_arguments_are_refused(table, tmp_path, arguments, message):
     with pytest.raises(UsageError, match=message):
-        job_of(table, Path("c"), **arguments)
-
-
-def test_an_unknown_recipe_is_refused(table, tmp_path):
-    with pytest.raises(UsageError, match=r"nonsense.*multi30k-lc"):
-        prepare_captions(job_of(table, tmp_path / "c", recipe="nonsense"), ONE)
+        prepare_captions(job_of(table, tmp_path / "c", **arguments), ONE)
     assert not (tmp_path / "c").exists()
 
 

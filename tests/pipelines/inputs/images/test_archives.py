@@ -14,10 +14,10 @@ from PIL import Image
 
 from extractors import Description, Extractor, ExtractorRequest
 from pipelines.features.extract import extract_features
-from pipelines.features.job import FeaturesJob
 from pipelines.inputs.images import ImageRef, ImagesInFolder, ImageTable, Listing, open_images
 from pipelines.inputs.images.archives import ImagesInParquet, ImagesInTars, archive_kind
 from pipelines.inputs.images.row_groups import RowGroups
+from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from schemas.errors import InputError
 from schemas.features import FeatureSpec

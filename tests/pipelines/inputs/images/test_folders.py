@@ -15,10 +15,10 @@ from PIL import Image
 
 from extractors import Description, Extractor
 from pipelines.features.forward import Tally, extract_shard
-from pipelines.features.job import FeaturesJob
 from pipelines.features.workers import decoding_threads
 from pipelines.inputs.images import ImagesInFolder, ImageTable, open_images
 from pipelines.inputs.web import PARALLEL_READS, WebAccess
+from pipelines.jobs import FeaturesJob
 from schemas.errors import InputError, UsageError
 from schemas.features import FeatureSpec
 from schemas.kinds import schema_of
