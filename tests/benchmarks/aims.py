@@ -30,7 +30,7 @@ class Aim(NamedTuple):
     """A rate that is to be at least so many times another one.
 
     Attributes:
-        column: of ours.
+        column: of imagepivot.
         yardstick: column of the other rate.
         ratio: least ratio.
     """
@@ -79,15 +79,15 @@ def aims_of(extractor: str, processor: str, precision: str) -> tuple[Aim, ...]:
     """
     if precision == "fp32":
         if extractor == REGIONS:
-            return (Aim("ours", "bare", floor("regions, fp32")),)
-        compiled = Aim("ours, --compile", "bare", floor("extraction, fp32, --compile"))
-        return Aim("ours", "bare", floor("extraction, fp32")), compiled
+            return (Aim("imagepivot", "baseline", floor("regions, fp32")),)
+        compiled = Aim("imagepivot, --compile", "baseline", floor("extraction, fp32, --compile"))
+        return Aim("imagepivot", "baseline", floor("extraction, fp32")), compiled
     if processor not in _BF16_CLASSES:
         return ()
     # Of regions there is no folded model; the yardstick computes in fp32.
     if extractor == REGIONS:
-        return (Aim("ours", "bare", floor("regions, bf16")),)
-    return (Aim("ours", "folded", floor("extraction, bf16")),)
+        return (Aim("imagepivot", "baseline", floor("regions, bf16")),)
+    return (Aim("imagepivot", "folded", floor("extraction, bf16")),)
 
 
 def verdicts(aims: tuple[Aim, ...], rates: Mapping[str, float], one_image: float | None) -> list[Verdict]:

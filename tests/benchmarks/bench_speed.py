@@ -110,11 +110,11 @@ class Bench(NamedTuple):
         """Measure the columns one after the other, print each, and return the cells."""
         rates = {}
         for column, measured in (
-            ("bare", self._bare),
+            ("baseline", self._baseline),
             ("folded", lambda: self._model(folded)),
             ("compiled", lambda: self._model(compiled)),
-            ("ours", lambda: self._ours(rates, compiles=False)),
-            ("ours, --compile", lambda: self._ours(rates, compiles=True)),
+            ("imagepivot", lambda: self._imagepivot(rates, compiles=False)),
+            ("imagepivot, --compile", lambda: self._imagepivot(rates, compiles=True)),
         ):
             if column not in self.only:
                 continue
@@ -126,7 +126,7 @@ class Bench(NamedTuple):
                 print(f"{self.extractor}, {self.precision}, {column}: not measured, {rate}", flush=True)
                 continue
             rates[column] = getattr(rate, self.clock)
-            if not column.startswith("ours"):
+            if not column.startswith("imagepivot"):
                 self.known[column] = rates[column]
             print(
                 f"{self.extractor}, {self.precision}, {column}: {rate.clock:.2f} images/s by the clock, "
@@ -137,16 +137,16 @@ class Bench(NamedTuple):
         seconds = self._one_image() if "one image, s" in self.only else None
         if seconds is not None:
             cells["one image, s"] = f"{seconds:.1f}"
-        if "aims" in self.only:
+        if "targets" in self.only:
             by_clock = seconds if self.clock == "clock" else None
             judged = verdicts(aims_of(self.extractor, processor_class(), self.precision), rates, by_clock)
             for verdict in judged:
                 print(f"{self.extractor}, {self.precision}, aim: {verdict}", flush=True)
             if reached := [verdict.cell for verdict in judged if verdict.cell]:
-                cells["aims"] = ", ".join(reached)
+                cells["targets"] = ", ".join(reached)
         return cells
 
-    def _bare(self) -> Rate:
+    def _baseline(self) -> Rate:
         if self.extractor == REGIONS:
             plain, pixels = layer_by_layer(), ready(self.folder)[:1]
             return repeated(lambda: plain(pixels), 1, self.seconds)
@@ -162,9 +162,9 @@ class Bench(NamedTuple):
         with torch.inference_mode():
             return repeated(lambda: model(batch), len(batch) // CROPS.get(self.extractor, 1), self.seconds)
 
-    def _ours(self, rates: dict[str, float], *, compiles: bool) -> Rate | str:
+    def _imagepivot(self, rates: dict[str, float], *, compiles: bool) -> Rate | str:
         batch = BATCH[self.extractor]
-        guess = rates.get("ours", rates.get("bare", 1.0))  # Roughly: it only decides how many images there are.
+        guess = rates.get("imagepivot", rates.get("baseline", 1.0))  # Roughly: it only decides how many images there are.
         count = batch * max(2, round(guess * self.seconds / batch) + 1)
         # A process of its own, which starts as that of the command does.
         with ProcessPoolExecutor(1, get_context("spawn"), _start, (torch.get_num_threads(),)) as process:

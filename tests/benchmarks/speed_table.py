@@ -10,7 +10,7 @@ __all__ = ["COLUMNS", "Key", "merge", "read", "write"]
 Key = tuple[str, str, str]
 """Extractor, maker and class of the processor, precision."""
 
-COLUMNS = ("bare", "folded", "compiled", "ours", "ours, --compile", "aims", "one image, s")
+COLUMNS = ("baseline", "folded", "compiled", "imagepivot", "imagepivot, --compile", "targets", "one image, s")
 """What is measured. An empty cell was not."""
 
 _HEAD = ("extractor", "processor", "precision", *COLUMNS)
