@@ -53,7 +53,7 @@ def features(
     job.check_execution(execution)
     execution.check_locations(job.locations())
     listing = list_images(job, keep=not execution.is_local and not execution.template)
-    _show_not_taken(job.open_images())
+    _show_skipped(job.open_images())
     if dry_run:
         from pipelines.features.planning import plan_table, plan_work
 
@@ -81,9 +81,9 @@ def extractors(as_json: AsJson = False) -> None:
     print_extractors(as_json=as_json)
 
 
-def _show_not_taken(images: ImageSource) -> None:
+def _show_skipped(images: ImageSource) -> None:
     """Say what the listing of a source left out: in yellow what may be images, calmly what lies beside them on purpose."""
-    if images.not_taken is not None:
-        for text, style in ((images.not_taken.warning, "yellow"), (images.not_taken.remark, "dim")):
+    if images.skipped is not None:
+        for text, style in ((images.skipped.warning, "yellow"), (images.skipped.remark, "dim")):
             if text:
                 remark(text, style=style)

@@ -8,7 +8,7 @@ from pipelines.inputs.images.folders import ImagesInFolder, ImageTable
 from pipelines.inputs.images.kept import KeptRefs, SharedRefs, kept_refs
 from pipelines.inputs.images.listing import Listing, digest_of, sum_digests
 from pipelines.inputs.images.opening import open_images
-from pipelines.inputs.images.selection import EXTENSIONS, NotTaken
+from pipelines.inputs.images.selection import EXTENSIONS, SkippedFiles
 
 __all__ = [
     "COPIES_SCHEMA",
@@ -25,8 +25,8 @@ __all__ = [
     "ImagesInTars",
     "KeptRefs",
     "Listing",
-    "NotTaken",
     "SharedRefs",
+    "SkippedFiles",
     "digest_of",
     "kept_refs",
     "open_images",

@@ -29,7 +29,7 @@ from pipelines.inputs.ids import IdRule, id_of_path
 from pipelines.inputs.images.base import ImageRef, ImageSource
 from pipelines.inputs.images.parquet_columns import bytes_column, ids_column, read_column, read_paths
 from pipelines.inputs.images.row_groups import RowGroups, first_rows, no_image
-from pipelines.inputs.images.selection import EXTENSIONS, NotTaken, crosses_folders, is_image
+from pipelines.inputs.images.selection import EXTENSIONS, SkippedFiles, crosses_folders, is_image
 from pipelines.inputs.images.tar_members import check_member, members_of, parts_of
 from schemas.errors import DatasetError, InputError
 from schemas.keys import check_image_id
@@ -130,26 +130,26 @@ class _Archives(ImageSource):
         return self.folder.location
 
     def refs(self) -> Iterator[ImageRef]:
-        """List the images, archive by archive, and count what is not taken: files beside the archives and members of tars."""
-        left_out, has_images = NotTaken(descends=crosses_folders(self.pattern)), False
-        for name, version in sorted(self._names(left_out)):
-            for ref in self._refs_in(name, left_out):
+        """List the images, archive by archive, and count skipped files: files beside the archives and members of tars."""
+        skipped, has_images = SkippedFiles(descends=crosses_folders(self.pattern)), False
+        for name, version in sorted(self._names(skipped)):
+            for ref in self._refs_in(name, skipped):
                 has_images = True
                 yield ref._replace(version=version)
         if not has_images:
-            raise left_out.no_images(self.location)
-        self._note(left_out)
+            raise skipped.no_images(self.location)
+        self._note(skipped)
 
-    def _names(self, left_out: NotTaken) -> Iterator[tuple[str, str]]:
+    def _names(self, skipped: SkippedFiles) -> Iterator[tuple[str, str]]:
         """Yield name and version of each archive."""
         matches = re.compile(self.pattern).fullmatch if self.pattern is not None else None
-        for path, _, version, _ in self.folder.entries(left_out.add_link):
+        for path, _, version, _ in self.folder.entries(skipped.add_link):
             if matches(path) if matches else self._is_archive(path):
                 yield path, version
             elif matches:
-                left_out.add_unmatched(path)
+                skipped.add_unmatched(path)
             else:
-                left_out.add(path)
+                skipped.add(path)
 
     def _is_archive(self, path: str) -> bool:
         name = PurePosixPath(path).name
@@ -168,7 +168,7 @@ class _Archives(ImageSource):
     def _kind(self) -> ArchiveKind: ...
 
     @abstractmethod
-    def _refs_in(self, name: str, left_out: NotTaken) -> Iterator[ImageRef]: ...
+    def _refs_in(self, name: str, skipped: SkippedFiles) -> Iterator[ImageRef]: ...
 
 
 # --- tar -------------------------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ class ImagesInTars(_Archives):
     def _kind(self) -> ArchiveKind:
         return "tar"
 
-    def _refs_in(self, name: str, left_out: NotTaken) -> Iterator[ImageRef]:
+    def _refs_in(self, name: str, skipped: SkippedFiles) -> Iterator[ImageRef]:
         location = self.folder.path_of(name)
         if parts_of(f"{name}/")[0] != name:
             raise InputError(f"{location!r} is in a folder whose name ends in '.tar': rename the folder")
@@ -222,7 +222,7 @@ class ImagesInTars(_Archives):
                     check_image_id(image_id, place=place, advice="rename it and pack it again")
                     yield ImageRef(image_id, path, member.size, member.offset_data)
                 else:
-                    left_out.add(path)
+                    skipped.add(path)
 
 
 # --- Parquet ---------------------------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ class ImagesInParquet(_Archives):
 
     def _path_id(self, ref: ImageRef) -> str:
         """Return the id of an image with ``ids="path"``."""
-        refs = replace(self, ids="path")._refs_in(_file_of(ref), NotTaken())
+        refs = replace(self, ids="path")._refs_in(_file_of(ref), SkippedFiles())
         return next(other.image_id for other in refs if other.offset == ref.offset)
 
     def in_reading_order(self, refs: Sequence[ImageRef]) -> Sequence[ImageRef]:
@@ -304,7 +304,7 @@ class ImagesInParquet(_Archives):
     def _kind(self) -> ArchiveKind:
         return "parquet"
 
-    def _refs_in(self, name: str, left_out: NotTaken) -> Iterator[ImageRef]:
+    def _refs_in(self, name: str, skipped: SkippedFiles) -> Iterator[ImageRef]:
         location, row = self.folder.path_of(name), 0
         with self._open(name) as file:
             try:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import ClassVar, NamedTuple
 
-from pipelines.inputs.images.selection import NotTaken
+from pipelines.inputs.images.selection import SkippedFiles
 from schemas.errors import InputError
 
 __all__ = ["ImageRef", "ImageSource"]
@@ -35,10 +35,10 @@ class ImageSource(ABC):
     """A collection of images: a frozen, picklable value.
 
     Attributes:
-        not_taken: what the last complete listing left out; None before there was one, and if nothing can be left out (a table).
+        skipped: what the last complete listing left out; None before there was one, and if nothing can be left out (a table).
     """
 
-    not_taken: NotTaken | None = None
+    skipped: SkippedFiles | None = None
     _unit: ClassVar[str] = "files"
 
     @property
@@ -107,9 +107,9 @@ class ImageSource(ABC):
         """Number of reads that should be under way at once because they wait for other machines; 1 if they do not."""
         return 1
 
-    def _note(self, not_taken: NotTaken) -> None:
+    def _note(self, skipped: SkippedFiles) -> None:
         """Note what a complete listing left out: beside the value, because it does not make two sources different."""
-        object.__setattr__(self, "not_taken", not_taken)
+        object.__setattr__(self, "skipped", skipped)
 
     def in_reading_order(self, refs: Sequence[ImageRef]) -> Sequence[ImageRef]:
         """Return images in the order in which reading them is cheapest; the same list if any order will do."""

@@ -13,7 +13,7 @@ from itertools import islice
 from pipelines.inputs.dialects import AUTO_DIALECT, Dialect
 from pipelines.inputs.ids import IdRule, id_of_path
 from pipelines.inputs.images.base import ImageRef, ImageSource
-from pipelines.inputs.images.selection import NotTaken, crosses_folders, is_image
+from pipelines.inputs.images.selection import SkippedFiles, crosses_folders, is_image
 from pipelines.inputs.tables import Row, read_rows
 from pipelines.inputs.web import PARALLEL_READS, PUBLIC_ACCESS, WebAccess, check_proxy, fetch, is_web_address, versions_of
 from schemas.errors import DatasetError, InputError, UsageError
@@ -50,10 +50,10 @@ class ImagesInFolder(ImageSource):
         return self.folder.location
 
     def refs(self) -> Iterator[ImageRef]:
-        """List the images by walking the folder, and count what is not taken."""
+        """List the images by walking the folder, and count skipped files."""
         matches = re.compile(self.pattern).fullmatch if self.pattern is not None else None
-        left_out, has_images = NotTaken(descends=crosses_folders(self.pattern)), False
-        for path, size, version, _ in self.folder.entries(left_out.add_link):
+        skipped, has_images = SkippedFiles(descends=crosses_folders(self.pattern)), False
+        for path, size, version, _ in self.folder.entries(skipped.add_link):
             if matches(path) if matches else is_image(path):
                 _check_name(path, self.folder)
                 has_images = True
@@ -61,12 +61,12 @@ class ImagesInFolder(ImageSource):
                 check_image_id(image_id, place=f"{self.location!r}, file {path!r}", advice=_RENAME)
                 yield ImageRef(image_id, path, size, version=version)
             elif matches:
-                left_out.add_unmatched(path)
+                skipped.add_unmatched(path)
             else:
-                left_out.add(path)
+                skipped.add(path)
         if not has_images:
-            raise left_out.no_images(self.location)
-        self._note(left_out)
+            raise skipped.no_images(self.location)
+        self._note(skipped)
 
     def advice_apart(self, first: ImageRef, second: ImageRef) -> str:
         """Name the option only where it helps: not for names that differ in the extension alone."""

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 
 from schemas.errors import InputError
 
-__all__ = ["EXTENSIONS", "HIDDEN", "NO_EXTENSION", "NotTaken", "crosses_folders", "is_image"]
+__all__ = ["EXTENSIONS", "HIDDEN", "NO_EXTENSION", "SkippedFiles", "crosses_folders", "is_image"]
 
 EXTENSIONS = frozenset(
     {
@@ -53,8 +53,8 @@ def crosses_folders(pattern: str | None) -> bool:
 
 
 @dataclass
-class NotTaken:
-    """What a listing of images left out. A kind of file is its extension in lower case, `NO_EXTENSION` or `HIDDEN`.
+class SkippedFiles:
+    """Files that a listing of images skips. A kind of file is its extension in lower case, `NO_EXTENSION` or `HIDDEN`.
 
     Attributes:
         files: number of files of each kind that may be images all the same.
@@ -106,7 +106,7 @@ class NotTaken:
             parts.append(f"{_files(self.files)}, e.g. {self.file!r}")
         if self.links:
             parts.append(f"{self.links:,} linked folder{'s' * (self.links > 1)}, e.g. {self.link!r} (links are not followed)")
-        return f"not taken: {'; '.join(parts)}" if parts else ""
+        return f"skipped: {'; '.join(parts)}" if parts else ""
 
     @property
     def remark(self) -> str:

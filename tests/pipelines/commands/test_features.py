@@ -46,20 +46,20 @@ def images(tmp_path):
 
 
 NOTES = (
-    "not taken: 1 file (.psd 1), e.g. '[c].psd'; 1 linked folder, e.g. 'more' (links are not followed)\n"
+    "skipped: 1 file (.psd 1), e.g. '[c].psd'; 1 linked folder, e.g. 'more' (links are not followed)\n"
     "beside the images: 2 files (.txt 2)\n"
 )
 
 
 @pytest.mark.parametrize("options", [("--dry-run",), (), ("--log-json",)], ids=["plan", "run", "log"])
-def test_what_is_not_taken_is_named(features, images, options):
+def test_skipped_files_are_named(features, images, options):
     code, out, err = features(images, *options)
     assert not code
     if "--log-json" in options:
         events = [json.loads(line) for line in err.splitlines()]
         err = "".join(f"{event['message']}\n" for event in events if event["event"] == "remark")
     assert NOTES in err
-    assert "not taken" not in out
+    assert "skipped: " not in out
 
 
 def test_what_is_no_file_becomes_a_failure(features, images, tmp_path):

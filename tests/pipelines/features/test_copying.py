@@ -65,9 +65,9 @@ def listed(monkeypatch) -> list[str]:
     """The files whose ids were read, one by one."""
     names, refs_in = [], ImagesInParquet._refs_in
 
-    def noted(self, name, left_out):
+    def noted(self, name, skipped):
         names.append(name)
-        return refs_in(self, name, left_out)
+        return refs_in(self, name, skipped)
 
     monkeypatch.setattr(ImagesInParquet, "_refs_in", noted)
     return names

@@ -158,7 +158,7 @@ def test_a_file_name_that_is_not_utf8_is_an_error(tmp_path):
         list(open_images(tmp_path).refs())
 
 
-def test_a_file_name_that_is_not_utf8_does_not_matter_where_it_is_not_taken(tmp_path):
+def test_a_file_name_that_is_not_utf8_does_not_matter_where_it_is_skipped(tmp_path):
     Path(os.fsdecode(os.fsencode(tmp_path / "ok") + b"\xff.txt")).touch()
     (tmp_path / "a.jpg").touch()
     assert set(listed(tmp_path)) == {"a"}

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from extractors.images.formats import FORMATS
-from pipelines.inputs.images import EXTENSIONS, ImageRef, ImageTable, NotTaken, open_images
+from pipelines.inputs.images import EXTENSIONS, ImageRef, ImageTable, SkippedFiles, open_images
 from pipelines.inputs.images.selection import crosses_folders, is_image
 from schemas.errors import DatasetError, InputError
 from schemas.storage.folder import Folder
@@ -28,12 +28,12 @@ def make(folder: Path, *names: str) -> Path:
     return folder
 
 
-def left_out(location) -> NotTaken:
+def skipped(location) -> SkippedFiles:
     source = open_images(location)
-    assert source.not_taken is None
+    assert source.skipped is None
     assert list(source.refs())
-    assert source.not_taken is not None
-    return source.not_taken
+    assert source.skipped is not None
+    return source.skipped
 
 
 def test_the_extensions_are_those_of_the_formats():
@@ -59,25 +59,25 @@ def test_images_are_known_by_their_extension_in_any_case(extension):
     assert not is_image(f"a{extension}/b")
 
 
-def test_what_is_not_taken_is_counted_and_named(tmp_path):
+def test_skipped_files_are_counted_and_named(tmp_path):
     names = ("a.jpg", "x/photo.raw", "x/b.psd", "x/c.PSD", "scan", ".hidden.jpg", "z/._a.jpg", "a.tar")
-    found = left_out(make(tmp_path / "images", *names))
+    found = skipped(make(tmp_path / "images", *names))
     assert dict(found.files) == {".psd": 2, ".raw": 1, "no extension": 1, "hidden": 2, ".tar": 1}
-    assert found.warning == "not taken: 7 files (.psd 2, hidden 2, .raw 1, .tar 1, no extension 1), e.g. '.hidden.jpg'"
+    assert found.warning == "skipped: 7 files (.psd 2, hidden 2, .raw 1, .tar 1, no extension 1), e.g. '.hidden.jpg'"
     assert (found.remark, dict(found.companions), found.links) == ("", {}, 0)
 
 
 def test_companions_are_remarked_on_calmly(tmp_path):
     names = ("a.jpg", "a.txt", "b.TXT", "a.json", "labels.csv", "README", "README.md", "_SUCCESS", ".DS_Store", "Thumbs.db")
-    found = left_out(make(tmp_path / "images", *names))
+    found = skipped(make(tmp_path / "images", *names))
     assert found.warning == ""
     assert found.remark == "beside the images: 9 files (.txt 2, no extension 2, .csv 1, .db 1, .json 1, .md 1, hidden 1)"
 
 
 def test_a_folder_of_images_alone_is_not_talked_about(tmp_path):
-    found = left_out(make(tmp_path / "images", "a.jpg", "b/c.avif"))
+    found = skipped(make(tmp_path / "images", "a.jpg", "b/c.avif"))
     assert (found.warning, found.remark) == ("", "")
-    assert found == NotTaken()
+    assert found == SkippedFiles()
 
 
 def test_linked_folders_are_named_and_not_followed(tmp_path):
@@ -87,11 +87,11 @@ def test_linked_folders_are_named_and_not_followed(tmp_path):
     (images / "loop").symlink_to(images)
     source = open_images(images)
     assert sorted(ref.uri for ref in source.refs()) == ["a.jpg", "sub/b.jpg"]
-    assert source.not_taken.warning == "not taken: 2 linked folders, e.g. 'loop' (links are not followed)"
+    assert source.skipped.warning == "skipped: 2 linked folders, e.g. 'loop' (links are not followed)"
     (images / "loop").unlink()
     (images / "odd").touch()
-    assert left_out(images).warning == (
-        "not taken: 1 file (no extension 1), e.g. 'odd'; 1 linked folder, e.g. 'sub/more' (links are not followed)"
+    assert skipped(images).warning == (
+        "skipped: 1 file (no extension 1), e.g. 'odd'; 1 linked folder, e.g. 'sub/more' (links are not followed)"
     )
 
 
@@ -100,7 +100,7 @@ def test_a_pattern_leaves_out_what_it_does_not_match_and_links_that_it_crosses(t
     images = make(tmp_path / "images", "a.jpg", "sub/b.jpg", "c.psd")
     make(tmp_path / "more", "c.jpg")
     (images / "more").symlink_to(tmp_path / "more")
-    found = left_out(images / pattern)
+    found = skipped(images / pattern)
     assert (found.links, found.files, found.companions) == (links, {}, {})
     assert bool(found.warning) == bool(links)
 
@@ -145,16 +145,16 @@ def test_the_note_does_not_depend_on_the_order_of_the_walk(tmp_path, monkeypatch
     for seed in range(5):
         random.Random(seed).shuffle(names)
         monkeypatch.setattr(Folder, "files", lambda folder, on_link=None: iter(names))
-        notes.add(left_out(images).warning)
+        notes.add(skipped(images).warning)
     (note,) = notes
-    assert note.startswith("not taken: 90 files (.k0 3, .k1 3, .k10 3,")
+    assert note.startswith("skipped: 90 files (.k0 3, .k1 3, .k10 3,")
     assert note.endswith("22 more kinds), e.g. '0/0.k0'")
 
 
 def test_a_listing_that_was_broken_off_leaves_no_note(tmp_path):
     source = open_images(make(tmp_path / "images", "a.jpg", "b.jpg", "c.psd"))
     next(source.refs())
-    assert source.not_taken is None
+    assert source.skipped is None
 
 
 def test_a_note_does_not_make_sources_different(tmp_path):
@@ -163,17 +163,17 @@ def test_a_note_does_not_make_sources_different(tmp_path):
     list(one.refs())
     assert (one, hash(one), repr(one)) == (other, hash(other), repr(other))
     assert pickle.loads(pickle.dumps(one)) == other
-    assert pickle.loads(pickle.dumps(one)).not_taken.warning == "not taken: 1 file (.psd 1), e.g. 'b.psd'"
+    assert pickle.loads(pickle.dumps(one)).skipped.warning == "skipped: 1 file (.psd 1), e.g. 'b.psd'"
 
 
 def test_a_name_that_is_not_utf8_can_be_printed(tmp_path):
     images = make(tmp_path / "images", "a.jpg")
     Path(os.fsdecode(os.fsencode(images / "b") + b".\xff")).touch()
-    assert left_out(images).warning.encode() == rb"not taken: 1 file (.\udcff 1), e.g. 'b.\udcff'"
+    assert skipped(images).warning.encode() == rb"skipped: 1 file (.\udcff 1), e.g. 'b.\udcff'"
 
 
 def test_the_number_of_kinds_is_limited():
-    found = NotTaken()
+    found = SkippedFiles()
     for number in range(5000):
         found.add(f"a.{number}")
     assert len(found.files) <= 1001
@@ -198,11 +198,11 @@ def test_members_of_tars_and_files_beside_them_are_counted_too(tmp_path):
     write_tar(tmp_path / "a.tar", "1.jpg", "1.json", "1.txt", "2.psd", "d/3", ".4.jpg")
     write_tar(tmp_path / "b.tar", "5.jpg", "5.json")
     make(tmp_path, "c.zip", "a_stats.json", "_b.tar")
-    found = left_out(tmp_path)
-    assert found.warning == "not taken: 5 files (.psd 1, .tar 1, .zip 1, hidden 1, no extension 1), e.g. '_b.tar'"
+    found = skipped(tmp_path)
+    assert found.warning == "skipped: 5 files (.psd 1, .tar 1, .zip 1, hidden 1, no extension 1), e.g. '_b.tar'"
     assert found.remark == "beside the images: 4 files (.json 3, .txt 1)"
-    one = left_out(tmp_path / "a.tar")
-    assert one.warning == "not taken: 3 files (.psd 1, hidden 1, no extension 1), e.g. 'a.tar/.4.jpg'"
+    one = skipped(tmp_path / "a.tar")
+    assert one.warning == "skipped: 3 files (.psd 1, hidden 1, no extension 1), e.g. 'a.tar/.4.jpg'"
 
 
 def test_a_tar_without_images_says_what_it_holds(tmp_path):
@@ -218,7 +218,7 @@ def test_files_beside_parquet_are_counted_too(tmp_path):
     table = pa.table({"image_id": ["a"], "bytes": [b"x"]})
     pq.write_table(table, tmp_path / "a.parquet")
     make(tmp_path, "README.md", "more.zip")
-    assert left_out(tmp_path).warning == "not taken: 1 file (.zip 1), e.g. 'more.zip'"
+    assert skipped(tmp_path).warning == "skipped: 1 file (.zip 1), e.g. 'more.zip'"
     pq.write_table(table.slice(0, 0), tmp_path / "a.parquet")
     with pytest.raises(InputError, match=r"no images found in .*; it holds 2 files \(\.md 1, \.zip 1\)"):
         list(open_images(tmp_path).refs())
