@@ -38,9 +38,10 @@ def demo(
     folder = target_path(output)
     if only == "scenes":
         from pipelines.demo.writing import write_scenes
+        from pipelines.running.meter import show_progress
 
-        with storage_errors(output), notes.status(f"drawing {scenes} scenes"):
-            write_scenes(folder, count=scenes, seed=seed)
+        with storage_errors(output), show_progress(notes, "demo", unit="scenes", total=scenes) as meter:
+            write_scenes(folder, count=scenes, seed=seed, meter=meter)
         console.print(f"[bold]scenes[/bold]: {scenes:,} in {escape(output)}", highlight=False, soft_wrap=True)
         return
     from pipelines.commands.build import build_plan

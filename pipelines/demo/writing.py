@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pipelines.demo.scene_captions import captions
 from pipelines.demo.scenes import draw, make_scenes
+from pipelines.running.meter import Meter
 from schemas.errors import UsageError
 
 __all__ = ["split_of", "write_scenes"]
@@ -24,7 +25,7 @@ def split_of(number: int) -> str:
     return {8: "val", 9: "test"}.get(number % 10, "train")
 
 
-def write_scenes(folder: Path, count: int = 300, seed: int = 0) -> None:
+def write_scenes(folder: Path, count: int = 300, seed: int = 0, meter: Meter = Meter()) -> None:
     """Write pictures ``images/scene-00000.jpg`` ... and then captions, ``captions.tsv``.
 
     The table is UTF-8 with the columns image_id, language, portion, index, split and text. Files of an earlier run with the
@@ -34,6 +35,7 @@ def write_scenes(folder: Path, count: int = 300, seed: int = 0) -> None:
         folder: the folder to write to; it is created if it does not exist.
         count: number of scenes, up to 100,000.
         seed: another seed gives other scenes.
+        meter: counts scenes, for the display of progress.
 
     Raises:
         UsageError: the count is out of range, the folder is a file, or ``images`` contains other files.
@@ -67,6 +69,7 @@ def write_scenes(folder: Path, count: int = 300, seed: int = 0) -> None:
             # Features that were made of the same picture stay.
             if not path.exists() or path.read_bytes() != drawing.getvalue():
                 path.write_bytes(drawing.getvalue())
+            meter.add(scenes=1)
     except BaseException:
         table.unlink(missing_ok=True)
         raise

@@ -206,24 +206,6 @@ def test_a_meter_that_counts_nothing_settles_nothing():
     assert Meter().total() == {}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [80, 130])
-def test_the_live_line_fits_the_terminal(always, width):
-    """A long name is cut at its beginning; rate, failures and bottleneck stay."""
-    file = io.StringIO()
-    console = Console(file=file, width=width, force_terminal=True, color_system=None)
-    name = "timm:vit_base_patch14_reg4_dinov2.lvd142m"
-    with show_progress(console, name, unit="images", total=31014) as meter:
-        meter.add(images=30000, failed=1234, wait_msec=900, forward_msec=100)
-        wait_for(lambda: "30000/31014" in file.getvalue() and "bound by" in file.getvalue())
-    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue()).replace("\r", "\n").splitlines()
-    assert max(map(len, lines)) <= width
-    shown = " ".join(lines)
-    assert "…e_patch14_reg4_dinov2.lvd142m" in shown
-    assert "30000/31014 images" in " ".join(shown.split())
-    assert "1,234 failed, bound by decoding" in shown
-
-
 def test_what_a_runner_says_takes_the_place_of_files(always):
     file = io.StringIO()
     with show_progress(Console(file=file), "captions", unit="captions", total=9, log_json=True) as meter:

@@ -1,8 +1,11 @@
+import io
 import json
+import re
 
 import pytest
+from rich.console import Console
 
-from schemas.console.progress import Snapshot, duration, pace
+from schemas.console.progress import ProgressDisplay, Snapshot, duration, pace
 
 
 @pytest.mark.parametrize(
@@ -69,3 +72,18 @@ def test_a_runner_that_says_nothing_has_not_done_nothing():
 def test_the_bottleneck_is_named(waited, worked, expected):
     counts = {"images": 1, "wait_msec": waited, "forward_msec": worked}
     assert Snapshot("x", "images", counts, 1.0).bottleneck == expected
+
+
+@pytest.mark.parametrize("width", [80, 130])
+def test_live_line_fits_the_terminal(width):
+    """A long name is cut at its beginning; rate, failures and bottleneck stay."""
+    file = io.StringIO()
+    counts = {"images": 30000, "failed": 1234, "wait_msec": 900, "forward_msec": 100}
+    with ProgressDisplay(Console(file=file, width=width, force_terminal=True, color_system=None)) as display:
+        display.show(Snapshot("timm:vit_base_patch14_reg4_dinov2.lvd142m", "images", counts, 1.0, 31014))
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue()).replace("\r", "\n").splitlines()
+    assert max(map(len, lines)) <= width
+    shown = " ".join(" ".join(lines).split())
+    assert "…e_patch14_reg4_dinov2.lvd142m" in shown
+    assert "30000/31014 images" in shown
+    assert "30,000.0/s, 1,234 failed, bound by decoding" in shown
