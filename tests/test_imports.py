@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping
@@ -321,6 +322,11 @@ def clients(source: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
     return {client for client in CLIENTS for name in names if f"{name}.".startswith(f"{client}.")}
+
+
+def test_tables_and_progress_are_drawn_by_the_console_package_alone(sources):
+    drawing = [name for name, text in sources.items() if re.search(r"rich(\.| import )(table|progress|live|status)\b", text)]
+    assert sorted(drawing) == ["schemas.console.progress", "schemas.console.tables"]
 
 
 def test_clients_of_stores_are_imported_by_the_storage_package_alone(sources):
