@@ -23,18 +23,25 @@ _PACKAGES = tuple(f"{_ROOT / name}/" for name in ("extractors", "pipelines", "sc
 
 
 def rate(settings: Settings, call: Callable[[], Any], items: int, *, seconds: float = 0.5) -> float:
-    """Return items a second of a call that makes ``items`` of them: after two calls that warm up, at least three are timed."""
+    """Return items a second of a call that makes ``items`` of them: after two calls that warm up, at least three are timed.
+
+    The second call gives the number of calls that take ``seconds``. Reading the clock between calls would count launches alone.
+    """
+    _time_calls(settings, call, 1)
+    taken = _time_calls(settings, call, 1)
     if settings.is_quick:
-        seconds = 0.0
-    for _ in range(1 if settings.is_quick else 2):
+        return items / taken
+    calls = max(3, round(seconds / taken))
+    return calls * items / _time_calls(settings, call, calls)
+
+
+def _time_calls(settings: Settings, call: Callable[[], Any], calls: int) -> float:
+    settings.synchronize()
+    started = time.perf_counter()
+    for _ in range(calls):
         call()
     settings.synchronize()
-    started, calls = time.perf_counter(), 0
-    while calls < (1 if settings.is_quick else 3) or time.perf_counter() - started < seconds:
-        call()
-        calls += 1
-    settings.synchronize()
-    return calls * items / (time.perf_counter() - started)
+    return time.perf_counter() - started
 
 
 def covered(intervals: list[tuple[float, float]]) -> float:
@@ -73,7 +80,7 @@ def waits_of(settings: Settings) -> Iterator[Counter[str]]:
     lines: Counter[str] = Counter()
 
     def note(message: Any, category: Any, *rest: Any) -> None:
-        if "synchroniz" in str(message):
+        if "called a synchronizing" in str(message):  # Torch also warns, once, that this mode is a prototype.
             lines[_line()] += 1
 
     with warnings.catch_warnings():

@@ -146,14 +146,13 @@ def _measure_memory(settings: Settings, name: str) -> Row:
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, settings.device)
         logger.removeHandler(notes)
-    name_of_feature = "features" if "features" in found else "feature"
-    return {
+    row: Row = {
         "batch": images,
         "weight_bytes": held,
         "peak_bytes": peak,
         "message": "; ".join(notes.messages) or "none: the batch fitted",
-        "difference": _difference(found[name_of_feature], expected[name_of_feature]),
     }
+    return {**row, **_compare(found, expected)}
 
 
 # --- agreement -------------------------------------------------------------------------------------------------------
@@ -178,14 +177,23 @@ def _measure_agreement(settings: Settings, name: str, precision: str) -> Row:
     alone = [extractor.extract_columns(extractor.collate([pixels])) for pixels in batch]
     column = "features" if "features" in found else "feature"
     rows: Row = {
-        "repeats_bit_for_bit": all(np.array_equal(found[key], again[key]) for key in found),
-        "difference_of_one_image_alone": _difference(np.concatenate([one[column] for one in alone]), found[column]),
-        "cosine": _least_cosine(found[column], expected[column]),
+        "repeats_bit_for_bit": all(np.array_equal(found[key], again[key], equal_nan=True) for key in found),
+        "same_boxes": "no regions",
     }
-    if column == "features":  # Of regions, which may stand in another order.
-        rows["same_boxes"] = _same_boxes(found, expected)
-        return {**rows, "reason": "regions may be others, or in another order: see same_boxes"}
-    return {**rows, "difference": _difference(found[column], expected[column]), "same_boxes": "no regions"}
+    if not np.isfinite(found[column]).all():
+        return {**rows, "reason": "NaN or infinite values: the feature maps of random weights overflow"}
+    rows["difference_of_one_image_alone"] = _difference(np.concatenate([one[column] for one in alone]), found[column])
+    rows["cosine"] = _least_cosine(found[column], expected[column])
+    return {**rows, **_compare(found, expected)}
+
+
+def _compare(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> Row:
+    if "features" not in found:
+        return {"difference": _difference(found["feature"], expected["feature"]), "same_boxes": "no regions"}
+    return {
+        "same_boxes": _same_boxes(found, expected),
+        "reason": "regions may be others, or in another order: see same_boxes",
+    }
 
 
 def _least_cosine(found: np.ndarray, expected: np.ndarray) -> float:
@@ -257,7 +265,7 @@ PARTS = (
         "memory",
         "a batch that does not fit, because memory was taken away",
         ("extractor",),
-        ("batch", "weight_bytes", "peak_bytes", "message", "difference"),
+        ("batch", "weight_bytes", "peak_bytes", "message", "difference", "same_boxes"),
         lambda settings: [(subject.name,) for subject in _subjects(settings)],
         _measure_memory,
         _need_memory,

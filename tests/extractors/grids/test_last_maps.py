@@ -207,9 +207,14 @@ def test_bf16_is_close_and_another_fingerprint(images):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("tf32", 1e-2), ("bf16", 5e-2), ("fp16", 1e-2)])
 @pytest.mark.parametrize("name", NAMES)
-def test_gpu_agrees_with_cpu(name, images, precision, tolerance):
+def test_gpu_agrees_with_cpu(name, images, precision, tolerance, tmp_path):
+    state = seeded(name).state_dict()
+    for key, values in state.items():
+        if key.endswith("bn3.weight"):
+            values *= 0.2  # Else the sums of 50 blocks are beyond what fp16 holds.
+    torch.save(state, tmp_path / "w.pth")
     on_cpu, on_gpu = (
-        extractors.load(name, weights="random:0", device=device, precision=of)
+        extractors.load(name, weights=str(tmp_path / "w.pth"), device=device, precision=of)
         for device, of in (("cpu", "fp32"), ("cuda", precision))
     )
     batch = on_cpu.collate([on_cpu.preprocess(image) for image in images])

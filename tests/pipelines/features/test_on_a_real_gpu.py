@@ -54,11 +54,11 @@ def memory_for(extractor_bytes, more, device):
         return
     total = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(min(1.0, (extractor_bytes + more) / total), device)
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (extractor_bytes + more) / total))
     try:
         yield
     finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, device)
+        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 @pytest.mark.slow
