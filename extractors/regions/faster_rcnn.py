@@ -24,7 +24,6 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from extractors.base import Description, RegionExtractor
-from extractors.computing.compiling import compiled
 from extractors.computing.devices import cast_layers, numerics
 from extractors.computing.filtering import products_are_slow
 from extractors.computing.fusing import made_ready, traced
@@ -51,9 +50,6 @@ _BATCH = 2  # Images; more take memory and do not make a CPU faster.
 _REGIONS = 10  # Regions of one pass of the last stage on a CPU; more are hardly faster and take memory in every thread.
 _BINS = _REGIONS * POOLED**2  # Distinct bins of one pass of what regions share.
 _SHARED_BINS = 20_000  # Distinct bins whose results are held at once, 0.2 GB of them in float32.
-# Where the last stage is matrix products, by device. Their bits are not those of convolutions, so that a table chooses, and nothing
-# that is measured when a worker starts. `tests/benchmarks/bench_regions.py` compares the forms: with a GPU, nobody has.
-_PRODUCTS = {"cpu": ("fp32",), "cuda": ()}
 _COMPARED = (1, 3, 224, 224)  # Shape of the noise on which cuDNN's backbone is compared with torch's; images have any.
 _REGION = (1024, 14, 14)  # Shape of a pooled region.
 
@@ -75,11 +71,9 @@ class FasterRCNNRegions(RegionExtractor):
         settings: what is asked of the extractor.
         weights: from `find_weights`.
         device: from `extractors.computing.devices.resolve_device`.
-        products: whether the last stage runs as matrix products (see `extractors.regions.bottom_up.last_stage`), with float32
-            alone; None for where that is known to be faster.
     """
 
-    def __init__(self, settings: Settings, weights: Weights, device: torch.device, *, products: bool | None = None) -> None:
+    def __init__(self, settings: Settings, weights: Weights, device: torch.device) -> None:
         super().__init__(describe(settings, weights), device)
         self._options = settings.regions
         self._device = device
@@ -96,12 +90,13 @@ class FasterRCNNRegions(RegionExtractor):
             cast_layers(model.backbone, settings.precision)
             cast_layers(model.rpn.conv, settings.precision)
         self._model = model.to(device).to(memory_format=torch.channels_last)
-        is_product = settings.precision in _PRODUCTS[device.type] if products is None else products
+        # Products and convolutions differ in their last bits, so the precision decides, not a measurement.
+        is_product = settings.precision == "fp32"
         if device.type == "cuda":
             if not settings.compile:
                 self._fuse(is_product)
-            head = compiled(self._model.head, device, enabled=settings.compile)
-            self._head: Callable[[Tensor], Tensor] = ProductStage(self._model.head.layer4) if is_product else head
+            head: Callable[[Tensor], Tensor] = ProductStage(self._model.head.layer4) if is_product else self._model.head
+            self._head = torch.compile(head) if settings.compile else head
         else:
             self._head = self._stage = self._stage_on_cpu(is_product)
             release_unused_memory()

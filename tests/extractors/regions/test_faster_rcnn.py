@@ -274,8 +274,7 @@ def test_the_last_stage_as_matrix_products_on_a_gpu(extractor, weights):
         pooled = network.pool(maps, boxes[None])
         expected = extractor._head(pooled)
         with pretended_gpu() as gpu:
-            settings = Settings(extractors.spec("faster-rcnn-36"))
-            there = FasterRCNNRegions(settings, weights, torch.device("cuda", 0), products=True)
+            there = on_pretended_gpu(weights)
             gpu.reset()
             found = there._head(pooled.to("cuda"))
             assert (gpu.launches["convolution"], gpu.launches["bmm"]) == (0, 3), gpu.report()
