@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from pipelines.datasets.comparison import DiffJob as DiffJob
     from pipelines.datasets.comparison import compare_datasets as compare_datasets
     from pipelines.datasets.pictures import read_pictures as read_pictures
-    from pipelines.datasets.viewing import ViewJob as ViewJob
     from pipelines.datasets.viewing import draw_view as draw_view
     from pipelines.exchange.exporters import CaptionChoice as CaptionChoice
     from pipelines.exchange.exporters import MuliseraLayout as MuliseraLayout
@@ -60,6 +59,7 @@ if TYPE_CHECKING:
     from pipelines.jobs import FeaturesJob as FeaturesJob
     from pipelines.jobs import ImageOptions as ImageOptions
     from pipelines.jobs import TokenFeaturesJob as TokenFeaturesJob
+    from pipelines.jobs import ViewJob as ViewJob
     from pipelines.jobs import VocabularyJob as VocabularyJob
     from pipelines.jobs import WordVectorsJob as WordVectorsJob
     from pipelines.running.accelerators import Accelerator as Accelerator
@@ -291,7 +291,7 @@ _MODULES = {
     ),
     "pipelines.datasets.comparison": ("compare_datasets", "DiffJob"),
     "pipelines.datasets.pictures": ("read_pictures",),
-    "pipelines.datasets.viewing": ("draw_view", "ViewJob"),
+    "pipelines.datasets.viewing": ("draw_view",),
     "pipelines.exchange.exporters": (
         "CaptionChoice",
         "MuliseraLayout",
@@ -322,6 +322,7 @@ _MODULES = {
         "FeaturesJob",
         "ImageOptions",
         "TokenFeaturesJob",
+        "ViewJob",
         "VocabularyJob",
         "WordVectorsJob",
     ),

@@ -175,7 +175,7 @@ _FAMILIES = (
         kind="features",
         shape=None,
         dtype="float32",
-        source="the pooled output of one of timm's models, e.g. timm:resnet18.a1_in1k; with --grid the map before the pooling",
+        source="the pooled output of one of timm's models, e.g. timm:resnet18.a1_in1k; with --unpooled the map before the pooling",
         weights="default: timm's of that name; or that model as .pth, .pt or .safetensors",
         preprocessing=None,
     ),
@@ -223,23 +223,23 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(ENTRIES))
 
 
-def entry_of(name: str, *, grid: bool = False) -> Entry:
+def entry_of(name: str, *, unpooled: bool = False) -> Entry:
     """Return the entry of an extractor or of a member of a family.
 
     Args:
         name: its name.
-        grid: whether a model of timm makes the map before its pooling.
+        unpooled: whether a model of timm makes the map before its pooling.
 
     Raises:
         UsageError: there is no extractor of that name, it makes no map on demand, or it needs a package that is not installed.
     """
     if name.startswith(_TIMM):
         module = import_module("extractors.pooled.timm_models", name)
-        return Entry(module.spec(name.removeprefix(_TIMM), grid=grid), module="extractors.pooled.timm_models")
-    if grid and (name in ENTRIES or name.startswith(DETECTRON2)):
+        return Entry(module.spec(name.removeprefix(_TIMM), unpooled=unpooled), module="extractors.pooled.timm_models")
+    if unpooled and (name in ENTRIES or name.startswith(DETECTRON2)):
         raise UsageError(
-            f"--grid is an option of {_TIMM}NAME, found with extractor {name!r}: leave it out; vgg19-grid and resnet152-grid make "
-            "maps without it"
+            f"--unpooled is an option of {_TIMM}NAME, found with extractor {name!r}: leave it out; vgg19-grid and resnet152-grid "
+            "make maps without it"
         )
     if name.startswith(DETECTRON2):
         own = "extractors.regions.detectron2_backend.stock_models"

@@ -69,8 +69,8 @@ class ExtractorRequest:
         regions: which regions to keep, for an extractor of regions; None for its defaults.
         dtype: type in which features are returned and stored, ``float32`` or ``float16``; they are computed in float32 and then
             rounded. An image with a feature beyond the range of float16 becomes a failure.
-        grid: of ``timm:NAME``, make the map before the pooling, as ``[H * W, D]`` in row-major order, instead of one vector.
-        separate: of the extractors of ten crops, keep the features of the crops apart, as ``[10, D]``, instead of their mean.
+        unpooled: of ``timm:NAME``, make the map before the pooling, as ``[H * W, D]`` in row-major order, instead of one vector.
+        keep_crops: of the extractors of ten crops, keep the features of the crops apart, as ``[10, D]``, instead of their mean.
     """
 
     name: Annotated[
@@ -82,10 +82,10 @@ class ExtractorRequest:
     compile: Annotated[bool, Opt("Compile the model first, which takes minutes; on a CPU it needs a C++ compiler.")] = False
     regions: RegionOptions | None = None
     dtype: StoredType = "float32"
-    grid: Annotated[bool, Opt("Of timm:NAME: the map before the pooling, one vector for each cell, instead of one in all.")] = (
-        False
-    )
-    separate: Annotated[bool, Opt("Of the extractors of ten crops: a vector for each crop instead of their mean.")] = False
+    unpooled: Annotated[
+        bool, Opt("Of timm:NAME: the map before the pooling, one vector for each cell, instead of one in all.")
+    ] = False
+    keep_crops: Annotated[bool, Opt("Of the extractors of ten crops: a vector for each crop instead of their mean.")] = False
 
     def spec(self) -> FeatureSpec:
         """Return name, shape and type of the feature that the extractor makes, without weights; of regions by default.
@@ -179,22 +179,22 @@ class ExtractorRequest:
             )
         options = self.regions or RegionOptions()
         module = entry.detectron2_module if options.backend == "detectron2" else entry.module
-        settings = Settings(entry.spec, self.precision, self.compile, options, self.grid, self.separate)
+        settings = Settings(entry.spec, self.precision, self.compile, options, self.unpooled, self.keep_crops)
         return import_module(module, entry.spec.name), settings
 
     def _entry(self) -> Entry:
         """Return the entry of the extractor, with the spec that the options ask for."""
-        entry = entry_of(self.name, grid=self.grid)
+        entry = entry_of(self.name, unpooled=self.unpooled)
         if self.dtype not in DTYPES:
             raise UsageError(f"--dtype is {self.dtype!r}, expected one of {', '.join(DTYPES)}")
-        if self.separate and not entry.crops:
+        if self.keep_crops and not entry.crops:
             several = ", ".join(name for name in names() if ENTRIES[name].crops)
             raise UsageError(
-                f"--separate keeps the features of crops apart, and extractor {self.name!r} makes none of several crops: leave it "
-                f"out, or choose one of {several}"
+                f"--keep-crops keeps the features of crops apart, and extractor {self.name!r} makes none of several crops: leave "
+                f"it out, or choose one of {several}"
             )
         spec = replace(entry.spec, dtype=self.dtype)
-        if self.separate:
+        if self.keep_crops:
             source = spec.source.replace("mean of ten crops", "each of ten crops")
             spec = replace(spec, shape=(entry.crops, *spec.shape), source=source)
         return replace(entry, spec=spec)
@@ -204,9 +204,9 @@ class ExtractorRequest:
         return module, settings.spec.name, self.weights
 
 
-def spec(name: str, *, dtype: DType = "float32", grid: bool = False, separate: bool = False) -> FeatureSpec:
+def spec(name: str, *, dtype: DType = "float32", unpooled: bool = False, keep_crops: bool = False) -> FeatureSpec:
     """Return name, shape and type of the feature that an extractor makes, see `ExtractorRequest.spec`."""
-    return ExtractorRequest(name, dtype=dtype, grid=grid, separate=separate).spec()
+    return ExtractorRequest(name, dtype=dtype, unpooled=unpooled, keep_crops=keep_crops).spec()
 
 
 def describe(
@@ -217,11 +217,11 @@ def describe(
     compile: bool = False,  # noqa: A002
     regions: RegionOptions | None = None,
     dtype: DType = "float32",
-    grid: bool = False,
-    separate: bool = False,
+    unpooled: bool = False,
+    keep_crops: bool = False,
 ) -> Description:
     """Describe what `load` would make of the same arguments, see `ExtractorRequest.describe`."""
-    return ExtractorRequest(name, weights, precision, compile, regions, dtype, grid, separate).describe()
+    return ExtractorRequest(name, weights, precision, compile, regions, dtype, unpooled, keep_crops).describe()
 
 
 def load(
@@ -233,8 +233,8 @@ def load(
     compile: bool = False,  # noqa: A002
     regions: RegionOptions | None = None,
     dtype: DType = "float32",
-    grid: bool = False,
-    separate: bool = False,
+    unpooled: bool = False,
+    keep_crops: bool = False,
 ) -> Extractor:
     """Load an extractor, ready to use: an `ExtractorRequest` of these arguments, on a device.
 
@@ -244,7 +244,7 @@ def load(
         >>> extractor.extract(extractor.collate(pixels)).shape  # doctest: +SKIP
         (16, 2048)
     """
-    return ExtractorRequest(name, weights, precision, compile, regions, dtype, grid, separate).load(device)
+    return ExtractorRequest(name, weights, precision, compile, regions, dtype, unpooled, keep_crops).load(device)
 
 
 def _stock_model(name: str) -> tuple[str, ...]:

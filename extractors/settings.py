@@ -95,16 +95,16 @@ class Settings:
         precision: one of `extractors.computing.devices.PRECISIONS`.
         compile: whether the model runs through ``torch.compile``.
         regions: which regions are kept, for an extractor of regions.
-        grid: whether the feature is the map that the model would pool; ``spec`` is then that of the map.
-        separate: whether the features of the crops are kept apart; ``spec`` is then that of all of them.
+        unpooled: whether the feature is the map that the model would pool; ``spec`` is then that of the map.
+        keep_crops: whether the features of the crops are kept apart; ``spec`` is then that of all of them.
     """
 
     spec: FeatureSpec
     precision: str = "fp32"
     compile: bool = False
     regions: RegionOptions = field(default_factory=RegionOptions)
-    grid: bool = False
-    separate: bool = False
+    unpooled: bool = False
+    keep_crops: bool = False
 
     def parameters(self, weights: Weights, **more: Any) -> dict[str, Any]:
         """Return the parameters of a `Description`: those that all extractors have, and ``more``."""

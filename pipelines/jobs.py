@@ -56,7 +56,7 @@ Shards: TypeAlias = Annotated[
 ]
 IdRule: TypeAlias = Annotated[
     Literal["name", "path"],
-    Opt("Image id: the file [i]name[/i] without extension, or the whole [i]path[/i] without extension.", name="ids"),
+    Opt("Image id: the file [i]name[/i] without extension, or the whole [i]path[/i] without extension."),
 ]
 Columns: TypeAlias = Annotated[
     Mapping[str, str], Opt("Columns of a table: OURS=THEIRS, e.g. [i]image_id=file[/i].", metavar="OURS=THEIRS")
@@ -140,7 +140,7 @@ class CaptionsJob:
             self.source,
             language=self.language,
             columns=self.columns,
-            ids=self.id_rule,
+            id_rule=self.id_rule,
             delimiter=self.delimiter,
             quoting=self.quoting,
         )
@@ -318,7 +318,7 @@ class ImageOptions:
 
         return open_images(
             location,
-            ids=self.id_rule,
+            id_rule=self.id_rule,
             columns=self.columns,
             delimiter=self.delimiter,
             quoting=self.quoting,
@@ -445,3 +445,20 @@ class FeaturesJob:
         regions = self.extractor.regions
         origins = {self.extractor.name.partition(":")[0], regions.backend if regions is not None else ""}
         return ("apache-beam", "pillow", "torch", "torchvision", *(name for name in ("timm", "detectron2") if name in origins))
+
+
+@dataclass(frozen=True)
+class ViewJob:
+    """Job of ``imagepivot view``. Its images may also be a source that `open_images` has opened."""
+
+    dataset: Annotated[str, Opt("Folder of regions or features.")]
+    images: Annotated[str | Source, Opt("Location of the images, as for features.")]
+    image_id: Annotated[str, Opt("Image id of the picture.", name="image", is_option=True)]
+    output: Annotated[str, Opt("File for the drawing: .png, .jpg or .webp; local, gs:// or s3://.", is_option=True, short="-o")]
+    max_regions: Annotated[int, Opt("Draw at most this many regions, the best by score; 0: all.", least=0)] = 0
+    reading: ImageOptions = field(default_factory=ImageOptions)
+    overwrite: Annotated[bool, Opt("Replace an existing file.")] = False
+
+    def open_images(self) -> ImageSource:
+        """Return the images; the errors are those of `FeaturesJob.open_images`."""
+        return self.reading.open(self.images) if isinstance(self.images, str) else cast("ImageSource", self.images)

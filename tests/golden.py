@@ -41,10 +41,10 @@ LARGE = FeatureSpec(name="vgg19-10crop", shape=(10, 4096), dtype="float16")
 EXTRACTORS: dict[str, dict[str, Any]] = {
     **{name: {"name": name} for name in extractors.names()},
     "resnet50-pool bf16 compiled float16": {"name": "resnet50-pool", "precision": "bf16", "compile": True, "dtype": "float16"},
-    "vgg19-10crop separate": {"name": "vgg19-10crop", "separate": True},
+    "vgg19-10crop separate": {"name": "vgg19-10crop", "keep_crops": True},
     "faster-rcnn-36 10 to 100": {"name": "faster-rcnn-36", "regions": extractors.RegionOptions(10, 100)},
     "timm": {"name": "timm:test_resnet.r160_in1k"},
-    "timm grid": {"name": "timm:test_resnet.r160_in1k", "grid": True},
+    "timm grid": {"name": "timm:test_resnet.r160_in1k", "unpooled": True},
 }
 """Arguments of `extractors.describe`, beside untrained weights."""
 

@@ -279,7 +279,7 @@ def rows_of(page: str, heading: str) -> list[list[str]]:
             (
                 ExtractorRequest("resnet50-pool"),
                 ExtractorRequest("vgg19-10crop"),
-                ExtractorRequest("vgg19-10crop", separate=True),
+                ExtractorRequest("vgg19-10crop", keep_crops=True),
                 ExtractorRequest("vgg19-grid"),
                 ExtractorRequest("resnet152-grid"),
                 ExtractorRequest("resnet152-grid", dtype="float16"),
@@ -296,7 +296,7 @@ def test_disk_that_features_take(row: int, request_: ExtractorRequest) -> None:
     size = vector_bytes(schema_of(kind, spec))
     extractor, arithmetic, *totals = rows_of("docs/features.md", "Time and disk")[row]
     assert extractor.startswith(f"`{name}")
-    assert ("float16" in extractor, "--separate" in extractor) == (request_.dtype == "float16", request_.separate)
+    assert ("float16" in extractor, "--keep-crops" in extractor) == (request_.dtype == "float16", request_.keep_crops)
     expression, _, result = arithmetic.replace("×", "*").replace(",", "").partition("=")
     assert eval(expression) == int(result) == size
     assert totals == [f"{size * images / 1e9:.2f} GB" for images in (31_783, 123_287)]

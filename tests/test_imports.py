@@ -65,7 +65,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "running": set(),
         "inputs": set(),
         "text": {"inputs", "jobs", "running"},
-        "datasets": {"inputs", "running"},
+        "datasets": {"inputs", "jobs", "running"},
         "exchange": {"inputs", "running"},
         "features": {"datasets", "inputs", "jobs", "running"},
         "doctor": set(),

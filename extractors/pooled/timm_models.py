@@ -80,9 +80,9 @@ class TimmModel(StackedExtractor):
         with torch.random.fork_rng(devices=[]):
             model = _build(name)
         model.load_state_dict(weights.state)
-        network = (MapModel(model) if settings.grid else model).eval().requires_grad_(False).to(device)
+        network = (MapModel(model) if settings.unpooled else model).eval().requires_grad_(False).to(device)
         network = self._made_ready(network.to(memory_format=torch.channels_last), settings, device)
-        self._model = UnpooledModel(model, network, _grid(name)[0]) if settings.grid else network
+        self._model = UnpooledModel(model, network, _grid(name)[0]) if settings.unpooled else network
         self._normalize = Normalizer(self._config["mean"], self._config["std"], device)
         self.compile_now(enabled=settings.compile)
 
@@ -128,12 +128,12 @@ class TimmModel(StackedExtractor):
             return self._model(values).to(torch.float32)
 
 
-def spec(model: str, *, grid: bool = False) -> FeatureSpec:
+def spec(model: str, *, unpooled: bool = False) -> FeatureSpec:
     """Return name, shape and type of the feature of a model, without its weights.
 
     Args:
         model: timm's name of the model, with or without the part behind the dot (the tag of the weights).
-        grid: whether the feature is the map before the pooling.
+        unpooled: whether the feature is the map before the pooling.
 
     Raises:
         UsageError: timm has no such model, or the model does not make one vector, or one map, of an RGB image.
@@ -144,7 +144,7 @@ def spec(model: str, *, grid: bool = False) -> FeatureSpec:
     if input_size[0] != 3:
         raise UsageError(f"timm's model {name!r} takes {input_size[0]} channels, expected 3 (RGB): choose another model")
     source = f"timm, github.com/huggingface/pytorch-image-models: {name}"
-    if grid:
+    if unpooled:
         (height, width), channels = _grid(name)
         source += f", not pooled, {height}x{width} in row-major order"
         return FeatureSpec(name=_PREFIX + name, shape=(height * width, channels), source=source)
@@ -162,8 +162,8 @@ def find_weights(spec: FeatureSpec, request: str) -> Weights:
 def describe(settings: Settings, weights: Weights) -> Description:
     """Describe the extractor, see `extractors.catalogue.ExtractorModule`."""
     name = settings.spec.name.removeprefix(_PREFIX)
-    config, grid = _config(name), {"grid": list(_grid(name)[0])} if settings.grid else {}
-    norms = {"norms": "folded"} if _folds(name, grid=settings.grid) else {}
+    config, grid = _config(name), {"grid": list(_grid(name)[0])} if settings.unpooled else {}
+    norms = {"norms": "folded"} if _folds(name, unpooled=settings.unpooled) else {}
     transform = {key: list(value) if isinstance(value, tuple) else value for key, value in config.items()}
     transform |= {"divisor": 255.0, "channel_order": "RGB", "resize_with": "pillow"}
     parameters = settings.parameters(weights, transform=transform, **grid, **norms)
@@ -217,18 +217,18 @@ def _grid(name: str) -> tuple[tuple[int, int], int]:
     if grid is None:
         made = list(found.shape) if isinstance(found, Tensor) else f"a {type(found).__name__}"
         raise UsageError(
-            f"timm's model {name!r} returns {made} before its pooling, expected a map, or one token for each patch: leave --grid "
-            "out, or choose another model"
+            f"timm's model {name!r} returns {made} before its pooling, expected a map, or one token for each patch: leave "
+            "--unpooled out, or choose another model"
         )
     return grid, model.num_features
 
 
 @lru_cache(maxsize=8)
-def _folds(name: str, *, grid: bool) -> bool:
+def _folds(name: str, *, unpooled: bool) -> bool:
     """Return whether batch norms of a model are folded, without memory for its weights."""
     with torch.device("meta"):
         model = _build(name).eval()
-        return traced_and_folded(MapModel(model) if grid else model) is not None
+        return traced_and_folded(MapModel(model) if unpooled else model) is not None
 
 
 def _download(name: str) -> nn.Module:

@@ -184,7 +184,7 @@ class VGG19TenCrop(Extractor):
         self._normalize = Normalizer.of(self._variant.preprocessing, device)
         self._fitted = Fitted()
         self._precision = settings.precision
-        self._separate = settings.separate
+        self._separate = settings.keep_crops
         with torch.device("meta"):
             model: Any = build()
         model.load_state_dict(weights.state, assign=True)
@@ -289,7 +289,7 @@ def describe(settings: Settings, weights: Weights) -> Description:
     """Describe the extractor, see `extractors.catalogue.ExtractorModule`."""
     variant = VARIANTS[settings.spec.name]
     transform = variant.preprocessing.parameters() | {"crops": CROPS, "center": variant.center}
-    separate = {"separate": True} if settings.separate else {}
+    separate = {"separate": True} if settings.keep_crops else {}
     return Description(settings.spec, settings.parameters(weights, transform=transform, **separate))
 
 

@@ -64,7 +64,7 @@ def read_pictures(
     pictures = {}
     images = open_images(
         location,
-        ids=ids,
+        id_rule=ids,
         columns=columns,
         delimiter=delimiter,
         quoting=quoting,
@@ -87,7 +87,7 @@ def decoded_pictures(images: ImageSource, image_ids: Sequence[str]) -> dict[str,
     refs = sorted(ref for ref in images.refs() if ref.image_id in wanted)
     images.check_ids(refs)
     found = {ref.image_id: ref for ref in refs}
-    hint = " (--ids path makes ids of whole paths)" if getattr(images, "ids", "") == "name" else ""
+    hint = " (--id-rule path makes ids of whole paths)" if getattr(images, "ids", "") == "name" else ""
     pictures = {}
     for image_id in image_ids:
         if image_id not in found:

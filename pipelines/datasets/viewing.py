@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -12,46 +12,16 @@ from PIL import Image
 from pipelines.datasets.drawing import LabelledBox, draw_boxes
 from pipelines.datasets.pictures import alike, decoded_pictures
 from pipelines.datasets.region_names import RegionNames, named_regions
-from pipelines.inputs.images import ImageSource
+from pipelines.jobs import ViewJob
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.parameters import FeaturesParameters
-from schemas.storage.folder import Folder, file_at
+from schemas.storage.folder import file_at
 
-__all__ = ["ViewJob", "center_crop_box", "draw_view"]
+__all__ = ["center_crop_box", "draw_view"]
 
 _FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 _CORNERS = ("top left", "top right", "bottom left", "bottom right", "centre")
-
-
-@dataclass(frozen=True)
-class ViewJob:
-    """The work of ``imagepivot view``.
-
-    Attributes:
-        dataset: folder of a dataset of kind ``regions``, or of ``features`` that were extracted here.
-        images: the collection that contains the picture.
-        image_id: id of the image.
-        output: file for the drawing, local, ``gs://...`` or ``s3://...``; its extension determines the format.
-        most: draw at most this many regions, the best by score; all when None.
-        overwrite: replace an existing file.
-    """
-
-    dataset: str
-    images: ImageSource
-    image_id: str
-    output: str
-    most: int | None = None
-    overwrite: bool = False
-
-    def __post_init__(self) -> None:
-        if PurePosixPath(self.place[1]).suffix.lower() not in _FORMATS:
-            raise UsageError(f"cannot tell the format of {self.output!r}, expected a name that ends in {', '.join(_FORMATS)}")
-
-    @property
-    def place(self) -> tuple[Folder, str]:
-        """Folder and name of the file for the drawing."""
-        return file_at(self.output)
 
 
 def draw_view(job: ViewJob) -> str:
@@ -64,11 +34,13 @@ def draw_view(job: ViewJob) -> str:
         A description of the drawing.
 
     Raises:
-        UsageError: the file exists.
+        UsageError: the file exists, or its name does not tell the format.
         InputError: the image is not in the dataset or not among the images, or is a different picture.
         DatasetError: the dataset does not say how it was made, or there is no bucket for the drawing.
     """
-    folder, name = job.place
+    folder, name = file_at(job.output)
+    if PurePosixPath(name).suffix.lower() not in _FORMATS:
+        raise UsageError(f"cannot tell the format of {job.output!r}, expected a name that ends in {', '.join(_FORMATS)}")
     dataset = open_dataset(job.dataset)
     folder.check_bucket()
     if not job.overwrite and folder.size(name) is not None:
@@ -76,9 +48,9 @@ def draw_view(job: ViewJob) -> str:
     if dataset.kind not in ("regions", "features"):
         raise DatasetError(f"{dataset.folder.location!r} holds {dataset.kind}, expected regions or features")
     row = _row(dataset, job.image_id)
-    picture = decoded_pictures(job.images, [job.image_id])[job.image_id]
+    picture = decoded_pictures(job.open_images(), [job.image_id])[job.image_id]
     if dataset.kind == "regions":
-        drawing, description = _draw_regions(dataset, row, picture, job.most)
+        drawing, description = _draw_regions(dataset, row, picture, job.max_regions or None)
     else:
         drawing, description = _draw_crops(dataset, picture)
     with folder.replace(name) as file:
@@ -118,14 +90,16 @@ def _row(dataset: Dataset, image_id: str) -> dict[str, Any]:
     raise InputError(f"{place}{alike(image_id, dataset.image_ids())}")
 
 
-def _draw_regions(dataset: Dataset, row: Mapping[str, Any], picture: Image.Image, most: int | None) -> tuple[Image.Image, str]:
+def _draw_regions(
+    dataset: Dataset, row: Mapping[str, Any], picture: Image.Image, max_regions: int | None
+) -> tuple[Image.Image, str]:
     size_wh = (row["width"], row["height"])
     if all(size_wh) and size_wh != picture.size:
         raise InputError(
             f"image {row['image_id']!r} is {picture.width}×{picture.height} pixels, its regions are those of a picture of "
             f"{size_wh[0]}×{size_wh[1]}: give the images that the dataset was made of"
         )
-    regions = named_regions(row, RegionNames.of(dataset))[:most]
+    regions = named_regions(row, RegionNames.of(dataset))[:max_regions]
     boxes = [LabelledBox(region.xyxy, region.text, region.class_id) for region in regions]
     return draw_boxes(picture, boxes), f"{len(boxes)} region{'s' * (len(boxes) != 1)}"
 

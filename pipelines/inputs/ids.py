@@ -18,13 +18,13 @@ IdRule = Literal["name", "path"]
 
 
 def check_id_rule(ids: str) -> None:
-    """Check the value of ``--ids``.
+    """Check the value of ``--id-rule``.
 
     Raises:
         UsageError: it is neither ``name`` nor ``path``.
     """
     if ids not in ("name", "path"):
-        raise UsageError(f"--ids is {ids!r}, expected 'name' or 'path'")
+        raise UsageError(f"--id-rule is {ids!r}, expected 'name' or 'path'")
 
 
 def id_of_path(path: str, ids: IdRule) -> str:

@@ -128,7 +128,7 @@ def damaged(path: str, problem: str) -> DatasetError:
         problem: what is wrong, a clause that follows its name.
     """
     return DatasetError(
-        f"{path} {problem}: copy the whole folder again, or run the command that made it again with --check, which makes only "
+        f"{path} {problem}: copy the whole folder again, or run the command that made it again with --verify, which makes only "
         "what is damaged"
     )
 

@@ -12,9 +12,7 @@ from schemas.options import Opt
 __all__ = ["ArrayTask", "Overwrite", "ReusePolicy", "Verify"]
 
 Overwrite: TypeAlias = Annotated[bool, Opt("Start anew, whatever dataset OUTPUT holds.")]
-Verify: TypeAlias = Annotated[
-    bool, Opt("Compare the digests of what OUTPUT holds, too, and make again what is damaged.", name="check")
-]
+Verify: TypeAlias = Annotated[bool, Opt("Compare the digests of what OUTPUT holds, too, and make again what is damaged.")]
 
 _CHANGES = "When images have changed"
 

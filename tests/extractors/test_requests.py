@@ -34,7 +34,7 @@ def test_without_options_fingerprints_are_what_they_were(name):
     if name.startswith("timm:"):
         pytest.importorskip("timm", reason="needs timm: pip install 'imagepivot[timm]'")
     assert described(name).fingerprint == BEFORE[name]
-    assert described(name, dtype="float32", grid=False, separate=False) == described(name)
+    assert described(name, dtype="float32", unpooled=False, keep_crops=False) == described(name)
     entry = entry_of(name)
     assert importlib.import_module(entry.module).describe(Settings(entry.spec), Weights(state={})) == described(name)
 
@@ -56,11 +56,11 @@ def test_regions_of_another_number_keep_the_type(regions):
 
 @pytest.mark.parametrize("name", ["vgg19-10crop", "vgg19-10crop-caffe"])
 def test_separate_crops_are_part_of_the_spec_and_of_the_fingerprint(name):
-    mean, separate = described(name), described(name, separate=True)
+    mean, separate = described(name), described(name, keep_crops=True)
     assert (mean.spec.shape, separate.spec.shape) == ((4096,), (10, 4096))
     assert separate.parameters == {**mean.parameters, "separate": True}
     assert "each of ten crops" in separate.spec.source
-    assert extractors.spec(name, separate=True) == separate.spec
+    assert extractors.spec(name, keep_crops=True) == separate.spec
 
 
 @pytest.mark.parametrize("function", [extractors.spec, extractors.describe, extractors.load])
@@ -71,18 +71,18 @@ def test_separate_crops_are_part_of_the_spec_and_of_the_fingerprint(name):
         ("resnet50-pool", {"dtype": "half"}, "--dtype is 'half'"),
         (
             "resnet50-pool",
-            {"separate": True},
+            {"keep_crops": True},
             "extractor 'resnet50-pool' makes none of several crops: .* vgg19-10crop, vgg19-10",
         ),
-        ("vgg19-grid", {"separate": True}, "extractor 'vgg19-grid' makes none of several crops"),
-        ("faster-rcnn-36", {"separate": True}, "makes none of several crops"),
+        ("vgg19-grid", {"keep_crops": True}, "extractor 'vgg19-grid' makes none of several crops"),
+        ("faster-rcnn-36", {"keep_crops": True}, "makes none of several crops"),
         (
             "resnet50-pool",
-            {"grid": True},
-            "--grid is an option of timm:NAME, found with extractor 'resnet50-pool': leave it out",
+            {"unpooled": True},
+            "--unpooled is an option of timm:NAME, found with extractor 'resnet50-pool': leave it out",
         ),
-        ("vgg19-grid", {"grid": True}, "vgg19-grid and resnet152-grid make maps without it"),
-        ("resnet", {"grid": True}, "there is no extractor 'resnet'"),
+        ("vgg19-grid", {"unpooled": True}, "vgg19-grid and resnet152-grid make maps without it"),
+        ("resnet", {"unpooled": True}, "there is no extractor 'resnet'"),
     ],
 )
 def test_options_that_an_extractor_does_not_have_are_refused(function, name, options, message):

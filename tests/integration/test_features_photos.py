@@ -205,7 +205,7 @@ def nested(photos, tmp_path) -> Path:
     ids=["folder", "pattern"],
 )
 def test_images_of_folders_and_patterns(nested, dataset, tmp_path, pattern, ids, expected):
-    images = open_images(f"{nested}/{pattern}", ids=ids)
+    images = open_images(f"{nested}/{pattern}", id_rule=ids)
     extract_features(
         FeaturesJob(images, str(tmp_path / "f"), ExtractorRequest("resnet50-pool", weights="random:0"), device="cpu", shards=2)
     )

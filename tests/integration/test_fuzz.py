@@ -209,7 +209,7 @@ def reads(kind: str, corpus: Corpus, damaged: Path) -> dict[str, Callable[[Path]
         commands["export npy"] = lambda out: ("export", damaged, out, "--format", "npy")
     if kind in ("captions", "vocabulary", "encoded", "features", "regions"):
         commands["again"] = lambda out: corpus.make(kind, damaged)
-        commands["again --check"] = lambda out: (*corpus.make(kind, damaged), "--check")
+        commands["again --verify"] = lambda out: (*corpus.make(kind, damaged), "--verify")
     return commands
 
 
@@ -441,7 +441,7 @@ def try_case(seed: int, kind: str, corpus: Corpus, imagepivot, folder: Path, cap
         arguments = reads(kind, corpus, copy)[command](folder / f"out-{command}")
         done = run(command, *arguments)
         if (
-            command == "again --check"
+            command == "again --verify"
             and done.returncode in (0, 3)
             and not forged
             and not (what == "full folder" and name.startswith(".records/"))

@@ -91,7 +91,7 @@ def test_commands_take_it(imagepivot, folder, whole, half):
 
 
 def test_maps_are_read_in_their_shape(imagepivot, photos, folder, whole):
-    maps = features(imagepivot, photos, folder / "maps", "--grid", "--dtype", "float16")
+    maps = features(imagepivot, photos, folder / "maps", "--unpooled", "--dtype", "float16")
     assert maps.spec.shape == (25, 96)
     assert maps.numpy().shape == (18, 25, 96)
     assert maps.get("chelsea")["feature"].shape == (25, 96)

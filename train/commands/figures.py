@@ -50,7 +50,7 @@ def figures(
     ] = "",
     ids: Annotated[
         Literal["name", "path"],
-        typer.Option("--ids", help="Image id: the file's [i]name[/i] or its whole [i]path[/i], as for features."),
+        typer.Option("--id-rule", help="Image id: the file's [i]name[/i] or its whole [i]path[/i], as for features."),
     ] = "name",
     columns: Annotated[
         str, typer.Option("--columns", help="Columns of a table of images: OURS=THEIRS, e.g. [i]image_id=file[/i].")

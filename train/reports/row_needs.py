@@ -54,7 +54,7 @@ _SORTS: Mapping[str, str] = {"huang2019/mha-d-vgg19": "crops", "dan*": "grid"}
 _EXAMPLES: Mapping[str, str] = {
     "vector": "one vector per image, such as 'resnet50-pool'",
     "regions": "regions, such as 'faster-rcnn-36'",
-    "crops": "separate crops, as those of 'vgg19-10crop' with imagepivot features --separate",
+    "crops": "separate crops, as those of 'vgg19-10crop' with imagepivot features --keep-crops",
     "grid": "cells of a grid, such as 'resnet152-grid'",
 }
 

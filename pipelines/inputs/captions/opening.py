@@ -29,7 +29,7 @@ def open_source(
     *,
     language: str = "en",
     columns: Mapping[str, str] | None = None,
-    ids: IdRule = "name",
+    id_rule: IdRule = "name",
     delimiter: str = "",
     quoting: Quoting = "auto",
 ) -> CaptionSource:
@@ -40,12 +40,12 @@ def open_source(
         path: local path, ``gs://`` or ``s3://`` address of the file or folder.
         language: language of the captions if the files do not say it.
         columns: for a table, our name of a column -> the table's name.
-        ids: for formats that name files of images, how image ids are made from their paths.
+        id_rule: for formats that name files of images, how image ids are made from their paths.
         delimiter: for CSV and TSV, the character between two values; empty: found in the file.
         quoting: for CSV and TSV, the meaning of ``"``, see `pipelines.inputs.dialects.Quoting`.
 
     Raises:
-        UsageError: format, language, columns, ids or dialect do not go together.
+        UsageError: format, language, columns, id rule or dialect do not go together.
         InputError: `path` does not exist, or does not hold what the format expects.
     """
     if format not in FORMATS:
@@ -53,9 +53,9 @@ def open_source(
     if columns and format != "table":
         raise UsageError(f"columns {dict(columns)!r} were given for the format {format!r}: only a 'table' has columns")
     check_columns(columns or {}, TABLE_COLUMNS)
-    check_id_rule(ids)
-    if ids != "name" and format in ("scan", "table"):
-        raise UsageError(f"--ids {ids} was given for the format {format!r}, which has ids and not paths: leave it out")
+    check_id_rule(id_rule)
+    if id_rule != "name" and format in ("scan", "table"):
+        raise UsageError(f"--id-rule {id_rule} was given for the format {format!r}, which has ids and not paths: leave it out")
     dialect = Dialect(delimiter, quoting)
     if dialect != AUTO_DIALECT and format != "table":
         raise UsageError(f"--delimiter or --quoting was given for the format {format!r}: only a 'table' has them")
@@ -69,11 +69,11 @@ def open_source(
         raise InputError(f"the source {location!r} does not exist: check the path")
     match format:
         case "multi30k":
-            return Multi30kSource.open(location, ids=ids)
+            return Multi30kSource.open(location, ids=id_rule)
         case "karpathy":
-            return KarpathySource.open(location, language=language, ids=ids)
+            return KarpathySource.open(location, language=language, ids=id_rule)
         case "coco":
-            return CocoSource.open(location, language=language, ids=ids)
+            return CocoSource.open(location, language=language, ids=id_rule)
         case "scan":
             return ScanSource.open(location, language=language)
         case _:

@@ -195,10 +195,11 @@ class ImagesInTars(_Archives):
         if first.uri == second.uri:
             return "the tar holds the member twice; unpack it, which keeps the last one, and pack it again"
         if self.ids == "name" and id_of_path(paths[0], "path") != id_of_path(paths[1], "path"):
-            return "make ids of whole paths with --ids path, or rename one and pack it again"
+            return "make ids of whole paths with --id-rule path, or rename one and pack it again"
         if tars[0] != tars[1]:
             return (
-                "rename one and pack it again, or unpack each tar to a folder of its own and make ids of paths with --ids path"
+                "rename one and pack it again, or unpack each tar to a folder of its own and make ids of paths with "
+                "--id-rule path"
             )
         return "rename one and pack it again"
 
@@ -249,7 +250,7 @@ class ImagesInParquet(_Archives):
     def advice_apart(self, first: ImageRef, second: ImageRef) -> str:
         """Name the option only where it helps: where ids come from paths, and these differ."""
         if self.ids == "name" and self._path_id(first) != self._path_id(second):
-            return "make ids of whole paths with --ids path, or give each row an id of its own in a column 'image_id'"
+            return "make ids of whole paths with --id-rule path, or give each row an id of its own in a column 'image_id'"
         return "remove one of them, or give each row an id of its own in a column 'image_id'"
 
     def _path_id(self, ref: ImageRef) -> str:

@@ -71,7 +71,7 @@ class ImagesInFolder(ImageSource):
     def advice_apart(self, first: ImageRef, second: ImageRef) -> str:
         """Name the option only where it helps: not for names that differ in the extension alone."""
         if self.ids == "name" and id_of_path(first.uri, "path") != id_of_path(second.uri, "path"):
-            return "rename one, choose the files with a pattern or a table, or make ids of whole paths with --ids path"
+            return "rename one, choose the files with a pattern or a table, or make ids of whole paths with --id-rule path"
         return "rename one, or choose the files with a pattern or a table"
 
     @property

@@ -24,7 +24,7 @@ __all__ = ["open_images", "split_pattern"]
 def open_images(
     location: str | os.PathLike[str],
     *,
-    ids: IdRule = "name",
+    id_rule: IdRule = "name",
     columns: Mapping[str, str] | None = None,
     delimiter: str = "",
     quoting: Quoting = "auto",
@@ -37,7 +37,7 @@ def open_images(
             pattern with ``*``, ``?``, ``[...]`` or ``**`` for images, ``.tar`` or ``.parquet`` files, a table with the columns
             ``image_id`` and ``uri``, a ``.tar``, a ``.parquet`` file with image bytes, or one image file; local, ``gs://`` or
             ``s3://``.
-        ids: how image ids are made from paths.
+        id_rule: how image ids are made from paths.
         columns: for a table, our name of a column -> the table's name.
         delimiter: for CSV and TSV, the character between two values; empty: found in the file.
         quoting: for CSV and TSV, the meaning of ``"``, see `pipelines.inputs.dialects.Quoting`.
@@ -45,14 +45,14 @@ def open_images(
             too, and through proxies.
 
     Raises:
-        UsageError: ``ids`` is neither ``name`` nor ``path``, ``columns`` are not those of a table, or a dialect is stated or
+        UsageError: ``id_rule`` is neither ``name`` nor ``path``, ``columns`` are not those of a table, or a dialect is stated or
             private addresses are allowed of something that is not a table.
         InputError: the location does not exist, or is a compressed tar.
     """
-    check_id_rule(ids)
+    check_id_rule(id_rule)
     check_columns(columns or {}, TABLE_COLUMNS)
     dialect = Dialect(delimiter, quoting)
-    source = _open(locate(location), ids)
+    source = _open(locate(location), id_rule)
     if isinstance(source, ImageTable):
         check_dialect(source.name, dialect)
         access = replace(source.access, allow_private_addresses=allow_private_addresses)

@@ -34,7 +34,7 @@ def unpooled(name: str, images: list[Image.Image]) -> torch.Tensor:
 
 
 def cells(name: str, images: list[Image.Image]) -> np.ndarray:
-    extractor = extractors.load(f"timm:{name}", weights="random:0", grid=True)
+    extractor = extractors.load(f"timm:{name}", weights="random:0", unpooled=True)
     found = extractor.extract(extractor.collate([extractor.preprocess(image) for image in images]))
     assert (found.dtype, found.shape[1:]) == (np.float32, extractor.spec.shape)
     return found
@@ -84,7 +84,7 @@ def test_maps_whose_channels_are_last_go_row_by_row(images):
 
 @pytest.mark.parametrize("name", [CONVOLUTIONAL, TRANSFORMER])
 def test_maps_are_the_same_bytes_whatever_the_threads_and_the_batch(name, images):
-    extractor = extractors.load(f"timm:{name}", weights="random:0", grid=True)
+    extractor = extractors.load(f"timm:{name}", weights="random:0", unpooled=True)
     batch = extractor.collate([extractor.preprocess(image) for image in images])
     expected, before = extractor.extract(batch), torch.get_num_threads()
     try:
@@ -99,13 +99,13 @@ def test_maps_are_the_same_bytes_whatever_the_threads_and_the_batch(name, images
 
 def test_the_grid_is_part_of_the_spec_and_of_the_fingerprint():
     name = f"timm:{TRANSFORMER}"
-    pooled, grid = (extractors.describe(name, weights="random:0", grid=grid) for grid in (False, True))
+    pooled, grid = (extractors.describe(name, weights="random:0", unpooled=grid) for grid in (False, True))
     assert (pooled.spec.shape, grid.spec.shape) == ((64,), (100, 64))
     assert grid.parameters == {**pooled.parameters, "grid": [10, 10]}
     assert grid.spec.name == name
     assert grid.spec.source.endswith("not pooled, 10x10 in row-major order")
-    assert grid == extractors.load(name, weights="random:0", grid=True).description
-    assert extractors.spec(name, grid=True) == grid.spec
+    assert grid == extractors.load(name, weights="random:0", unpooled=True).description
+    assert extractors.spec(name, unpooled=True) == grid.spec
 
 
 @pytest.mark.slow
@@ -117,4 +117,4 @@ def test_models_without_a_grid_of_known_order_are_refused(name, made):
     with pytest.raises(
         UsageError, match=rf"timm's model '{name}\..*' returns {made} before its pooling, expected a map, or one"
     ):
-        extractors.spec(f"timm:{name}", grid=True)
+        extractors.spec(f"timm:{name}", unpooled=True)

@@ -89,7 +89,7 @@ def test_networks_without_batch_norms_stay_as_they_are(name, grid):
     before = {key: values.clone() for key, values in model.state_dict().items()}
     assert traced_and_folded(MapModel(model) if grid else model) is None
     assert all(torch.equal(values, before[key]) for key, values in model.state_dict().items())
-    assert "norms" not in extractors.describe(f"timm:{name}", weights="random:0", grid=grid).parameters
+    assert "norms" not in extractors.describe(f"timm:{name}", weights="random:0", unpooled=grid).parameters
 
 
 def test_the_description_says_whether_norms_are_folded_and_loading_agrees():

@@ -137,7 +137,7 @@ def separate(loaded, weights):
     """A function that returns an extractor of separate crops with the layers of the loaded one."""
 
     def make(name: str, **options) -> VGG19TenCrop:
-        settings = Settings(extractors.spec(name, separate=True, **options), separate=True)
+        settings = Settings(extractors.spec(name, keep_crops=True, **options), keep_crops=True)
         extractor = VGG19TenCrop(settings, weights, torch.device("cpu"))
         extractor._convolutions, extractor._connected = loaded[name]._convolutions, loaded[name]._connected
         return extractor

@@ -243,7 +243,7 @@ def test_a_key_that_is_called_as_a_command_is_no_section(parse):
         ("features", "overwrite = 1", "--overwrite is 1, expected true or false"),
         ("features", "output = 2026-01-01", "OUTPUT is datetime.date(2026, 1, 1), expected text in quotes"),
         ("features", 'output = ["a"]', "OUTPUT is ['a'], expected text in quotes"),
-        ("features", 'ids = "stem"', "--ids is 'stem', expected one of 'name', 'path'"),
+        ("features", 'id-rule = "stem"', "--id-rule is 'stem', expected one of 'name', 'path'"),
         ("features", "score_threshold = true", "--score-threshold is True, expected a number"),
         ("captions", "languages = 3", "--languages is 3, expected text in quotes or a list"),
         ("captions", "columns = 3", "--columns is 3, expected text in quotes, a list or a table"),

@@ -90,11 +90,12 @@ def test_options_of_the_extractor_reach_its_request(features, images, monkeypatc
 
     monkeypatch.setattr("pipelines.features.extract.list_images", stop)
     for extractor, options in (
-        ("vgg19-10crop-caffe", {"separate": True, "dtype": "float16"}),
-        ("timm:resnet18", {"grid": True}),
+        ("vgg19-10crop-caffe", {"keep_crops": True, "dtype": "float16"}),
+        ("timm:resnet18", {"unpooled": True}),
         ("resnet152-grid", {}),
     ):
-        words = [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items()]
+        named = {name.replace("_", "-"): value for name, value in options.items()}
+        words = [f"--{name}" if value is True else f"--{name}={value}" for name, value in named.items()]
         code, _, err = features(images, "--extractor", extractor, *words)
         assert (code, "enough" in err) == (2, True)
         assert seen.pop() == ExtractorRequest(extractor, **options)
@@ -102,10 +103,10 @@ def test_options_of_the_extractor_reach_its_request(features, images, monkeypatc
 
 @pytest.mark.slow
 def test_options_that_the_extractor_does_not_have_are_refused_before_anything_is_written(features, images, tmp_path):
-    code, _, err = features(images, "--separate")
+    code, _, err = features(images, "--keep-crops")
     assert code == 2
     assert "extractor 'resnet50-pool' makes none of several crops" in " ".join(err.split())
-    assert features(images, "--grid")[0] == 2
+    assert features(images, "--unpooled")[0] == 2
     assert "--dtype is 'float64', expected one of 'float32', 'float16'" in " ".join(
         features(images, "--dtype", "float64")[2].split()
     )

@@ -116,7 +116,7 @@ def test_patterns(name, good, bad):
 def test_parameters_go_before_the_dashes_and_googles_flags_behind_them():
     arguments = (
         *("--runner=DataflowRunner", "--output=gs://b/features", "--command=features", "--project=p", "--batch_size=8"),
-        *("--images=gs://b/photos", "--compile=true", "--grid=false", "--disk_size_gb=100", "--job_name=x"),
+        *("--images=gs://b/photos", "--compile=true", "--unpooled=false", "--disk_size_gb=100", "--job_name=x"),
     )
     assert command_line(arguments) == [
         *("features", "gs://b/photos", "gs://b/features", "--compile", "--batch-size=8"),

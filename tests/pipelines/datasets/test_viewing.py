@@ -11,12 +11,13 @@ from extractors.images.preprocess import Preprocessing, resize_and_crop
 from pipelines.commands import app as cli
 from pipelines.datasets import viewing
 from pipelines.datasets.drawing import LabelledBox, draw_boxes
-from pipelines.datasets.viewing import ViewJob, center_crop_box
+from pipelines.datasets.viewing import center_crop_box
 from pipelines.inputs.images import open_images
+from pipelines.jobs import ViewJob
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.features import FeatureSpec
-from schemas.storage.folder import Folder
+from schemas.storage.folder import Folder, file_at
 from tests.builders import write_rows
 
 CAFFE = {
@@ -134,7 +135,7 @@ def test_regions_are_drawn_best_first_with_ids(regions, photos_here, tmp_path):
 def test_regions_are_drawn_with_names(photos_here, tmp_path, drawn):
     files = {"_names/classes": b"sky\nbus stop,busstop\n", "_names/attributes": b"blue\nold\nwet\n"}
     dataset = write(tmp_path / "named", "regions", {"cat": region_row()}, REGIONS, files=files)
-    draw_view(dataset, open_images(photos_here), "cat", str(tmp_path / "out.png"), most=2)
+    draw_view(dataset, open_images(photos_here), "cat", str(tmp_path / "out.png"), max_regions=2)
     assert [box.label for box in drawn[0][1]] == ["blue bus stop 0.75", "wet bus stop 0.50"]
 
 
@@ -233,7 +234,7 @@ def test_one_crop_is_drawn_over_the_picture(photos_here, tmp_path, drawn, transf
         ("cat.png", r"did you mean 'cat'\?"),
         ("zebra", r"its ids are such as 'cat', 'dog-01', 'nowhere'"),
         ("broken", r"'broken' is not in '.*': it failed with truncated, 'ends too early'"),
-        ("nowhere", r"'nowhere' is not among the images in '.*photos': .*--ids path makes ids of whole paths"),
+        ("nowhere", r"'nowhere' is not among the images in '.*photos': .*--id-rule path makes ids of whole paths"),
     ],
 )
 def test_an_unknown_image(regions, photos_here, tmp_path, image, message):
@@ -245,10 +246,10 @@ def test_an_unknown_image(regions, photos_here, tmp_path, image, message):
 def test_two_pictures_of_one_id(regions, photos_here, tmp_path):
     (photos_here / "more").mkdir()
     (photos_here / "more" / "cat.jpg").write_bytes(b"another")
-    with pytest.raises(InputError, match=r"image id 'cat' belongs to two files, 'cat.*' and 'more/cat.jpg': .*--ids path"):
+    with pytest.raises(InputError, match=r"image id 'cat' belongs to two files, 'cat.*' and 'more/cat.jpg': .*--id-rule path"):
         draw_view(regions, open_images(photos_here), "cat", str(tmp_path / "out.png"))
     with pytest.raises(InputError, match=r"'nowhere' is not among the images in '.*'(?!.*--ids)"):
-        draw_view(regions, open_images(photos_here, ids="path"), "nowhere", str(tmp_path / "out.png"))
+        draw_view(regions, open_images(photos_here, id_rule="path"), "nowhere", str(tmp_path / "out.png"))
     assert not (tmp_path / "out.png").exists()
 
 
@@ -290,9 +291,8 @@ def test_a_file_that_is_there(regions, photos_here, tmp_path):
         ("c.PNG", ".", "c.PNG"),
     ],
 )
-def test_the_place_of_a_drawing(photos_here, output, folder, name):
-    job = ViewJob("regions", open_images(photos_here), "cat", output)
-    assert job.place == (Folder(folder), name)
+def test_the_place_of_a_drawing(output, folder, name):
+    assert file_at(output) == (Folder(folder), name)
 
 
 @pytest.mark.parametrize("name", ["out", "out.pdf"])
@@ -331,7 +331,7 @@ def call(monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_the_command(regions, photos_here, tmp_path, call):
-    arguments = (regions.folder.location, photos_here, "--image", "cat", "-o", tmp_path / "out.png", "--most", "1")
+    arguments = (regions.folder.location, photos_here, "--image", "cat", "-o", tmp_path / "out.png", "--max-regions", "1")
     assert call(*arguments) == (0, f"{tmp_path / 'out.png'}: 1 region of 'cat'\n", "")
     code, out, err = call(*arguments)
     assert (code, out) == (2, "")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from pipelines.exchange.exporters import MuliseraLayout, NpyLayout, ScanLayout, TsvLayout, WebdatasetLayout, arrays, npy
-from pipelines.exchange.exporting import ExportJob, export_dataset, parse_split_names
+from pipelines.exchange.exporting import ExportJob, export_dataset
 from pipelines.exchange.importers import NpyImport, TsvImport
 from pipelines.exchange.importing import ImportJob, import_features
 from schemas import kinds
@@ -562,10 +562,6 @@ def test_exports_are_local(tmp_path, features):
         export_dataset(ExportJob(NpyLayout(), str(features[0]), "gs://bucket/x"))
 
 
-def test_split_names_are_pairs(tmp_path, features, captions):
-    assert parse_split_names("val=dev, test_2016_flickr=test,") == (("val", "dev"), ("test_2016_flickr", "test"))
-    for text in ("val", "val=", "=dev", "val=a/b", "val=a,val=b"):
-        with pytest.raises(UsageError, match="expected pairs of our name and the layout's"):
-            parse_split_names(text)
+def test_two_splits_of_one_name_are_refused(tmp_path, features, captions):
     with pytest.raises(UsageError, match="two splits would both be called 'train'"):
         export_dataset(scan_job(tmp_path, features[0], captions, split_names=(("val", "train"),)))

@@ -532,7 +532,7 @@ def test_two_files_with_one_id_are_an_error(images, tmp_path):
 def test_ids_of_paths_tell_them_apart(images, tmp_path):
     (images / "image001.jpg").write_bytes(picture((0, 0, 0)))
     job = FeaturesJob(
-        images=open_images(images, ids="path"),
+        images=open_images(images, id_rule="path"),
         output=str(tmp_path / "f"),
         extractor=ExtractorRequest("resnet50-pool", weights="0"),
         device="cpu",
@@ -726,7 +726,7 @@ def test_the_widest_features_have_the_most_bytes():
         (ExtractorRequest("vgg19-grid"), 196 * 512 * 4, 32),
         (ExtractorRequest("resnet152-grid"), 196 * 2048 * 4, 128),
         (ExtractorRequest("resnet152-grid", dtype="float16"), 196 * 2048 * 2, 64),
-        (ExtractorRequest("vgg19-10crop", separate=True), 10 * 4096 * 4, 16),
+        (ExtractorRequest("vgg19-10crop", keep_crops=True), 10 * 4096 * 4, 16),
         (ExtractorRequest("faster-rcnn-36", dtype="float16"), 36 * 2048 * 2, 16),
     ],
 )

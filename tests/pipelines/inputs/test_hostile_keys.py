@@ -82,7 +82,7 @@ def _coco(folder: Path, keys: list[str], ids: str) -> list[tuple[str, str]]:
     annotations = [{"id": number, "image_id": number, "caption": str(number)} for number in range(len(keys))]
     path = folder / "captions_x.json"
     path.write_text(json.dumps({"images": images, "annotations": annotations}))
-    return _captions("coco", path, ids=ids)
+    return _captions("coco", path, id_rule=ids)
 
 
 def _karpathy(folder: Path, keys: list[str], ids: str) -> list[tuple[str, str]]:
@@ -94,7 +94,7 @@ def _karpathy(folder: Path, keys: list[str], ids: str) -> list[tuple[str, str]]:
         images.append({**image, "filepath": parent} if parent else image)
     path = folder / "dataset_x.json"
     path.write_text(json.dumps({"images": images}))
-    return _captions("karpathy", path, ids=ids)
+    return _captions("karpathy", path, id_rule=ids)
 
 
 def _lines(path: Path, lines: list[str]) -> None:
@@ -115,7 +115,7 @@ def _multi30k(folder: Path, keys: list[str], ids: str) -> list[tuple[str, str]]:
     _lines(
         folder / "task1/image_splits/x.txt", [f"{key.replace('#', '')}.jpg#7" for key in keys]
     )  # Behind # is the caption's id.
-    return _captions("multi30k", folder, ids=ids)
+    return _captions("multi30k", folder, id_rule=ids)
 
 
 def _rows(keys: list[str], values: str = "text") -> list[dict[str, str]]:
@@ -147,7 +147,7 @@ def _table_of_images(suffix: str) -> Callable[[Path, list[str], str], list[tuple
     def read(folder: Path, keys: list[str], ids: str) -> list[tuple[str, str]]:
         for number in range(len(keys)):
             (folder / str(number)).write_text(str(number))
-        return _images(_table(folder / f"t{suffix}", keys, "uri"), ids=ids)
+        return _images(_table(folder / f"t{suffix}", keys, "uri"), id_rule=ids)
 
     return read
 
@@ -157,7 +157,7 @@ def _folder(folder: Path, keys: list[str], ids: str) -> list[tuple[str, str]]:
         path = folder / "f" / (f"{key}.jpg" if keys.index(key) == number else f"{key}.png")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(str(number))
-    return _images(folder / "f", ids=ids)
+    return _images(folder / "f", id_rule=ids)
 
 
 def _tar(folder: Path, keys: list[str], ids: str) -> list[tuple[str, str]]:
@@ -167,19 +167,19 @@ def _tar(folder: Path, keys: list[str], ids: str) -> list[tuple[str, str]]:
             info = tarfile.TarInfo(f"{key}.jpg")
             info.size = len(str(number))
             tar.addfile(info, io.BytesIO(str(number).encode()))
-    return _images(folder / "t.tar", ids=ids)
+    return _images(folder / "t.tar", id_rule=ids)
 
 
 def _parquet_keys(folder: Path, keys: list[str], ids: str) -> list[tuple[str, str]]:
     pq.write_table(pa.table({"key": keys, "jpg": [str(n).encode() for n in range(len(keys))]}), folder / "p.parquet")
-    return _images(folder / "p.parquet", ids=ids)
+    return _images(folder / "p.parquet", id_rule=ids)
 
 
 def _parquet_paths(folder: Path, keys: list[str], ids: str) -> list[tuple[str, str]]:
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     values = [{"bytes": str(number).encode(), "path": f"{key}.jpg"} for number, key in enumerate(keys)]
     pq.write_table(pa.table({"image": pa.array(values, kind)}), folder / "p.parquet")
-    return _images(folder / "p.parquet", ids=ids)
+    return _images(folder / "p.parquet", id_rule=ids)
 
 
 SOURCES = {

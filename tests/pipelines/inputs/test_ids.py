@@ -31,7 +31,7 @@ def test_id_of_path_drops_the_last_extension_alone(path, name, whole):
 
 def test_check_id_rule_names_the_option():
     check_id_rule("path")
-    with pytest.raises(UsageError, match="--ids is 'stem', expected 'name' or 'path'"):
+    with pytest.raises(UsageError, match="--id-rule is 'stem', expected 'name' or 'path'"):
         check_id_rule("stem")
 
 

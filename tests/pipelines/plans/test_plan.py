@@ -171,7 +171,7 @@ def test_multi30k_gives_what_the_readme_gives_command_by_command():
         ("vocabulary", {"captions": "a", "output": "b", "min_count": 3}, ["vocabulary", "--min-count=3", "a", "b"]),
         ("import", {"sources": ("a", "b"), "output": "c", "name": "n"}, ["import", "--name=n", "a", "b", "c"]),
         ("train", {"config": "demo", "output": "o", "tensorboard": False}, ["train", "--no-tensorboard", "demo", "o"]),
-        ("features", {"images": "i", "output": "o", "grid": True}, ["features", "--grid", "i", "o"]),
+        ("features", {"images": "i", "output": "o", "unpooled": True}, ["features", "--unpooled", "i", "o"]),
         (
             "captions",
             {"source": "i", "output": "o", "format": "table", "beam_flags": ("--runner=DirectRunner",)},

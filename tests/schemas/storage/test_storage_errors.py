@@ -27,7 +27,9 @@ VECTORS = {
     "embeddings": "embedding",
     "word-vectors": "vector",
 }
-ADVICE = r": copy the whole folder again, or run the command that made it again with --check, which makes only what is damaged$"
+ADVICE = (
+    r": copy the whole folder again, or run the command that made it again with --verify, which makes only what is damaged$"
+)
 READS = {
     "shard": lambda d: d.shard(0),
     "columns of a shard": lambda d: d.shard(0, d.schema.names[:1]),

@@ -84,7 +84,7 @@ def test_every_option_reaches_the_job(command, asked):
 def test_pictures_are_read_by_the_function_of_the_application(command, asked):
     calls = []
     options = [
-        "--ids",
+        "--id-rule",
         "path",
         "--columns",
         "image_id=file",

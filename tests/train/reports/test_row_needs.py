@@ -74,7 +74,7 @@ def test_a_table_is_divided_among_the_features(given):
     assert sorted(what_is_left_out(only.left_out())) == [
         "left out for want of regions, such as 'faster-rcnn-36' (--features FOLDER, which may be repeated): huang2019/mha-d, "
         "scan/t2i-avg, scan/i2t-lse, scan/t2i-avg+i2t-lse",
-        "left out for want of separate crops, as those of 'vgg19-10crop' with imagepivot features --separate (--features "
+        "left out for want of separate crops, as those of 'vgg19-10crop' with imagepivot features --keep-crops (--features "
         "FOLDER, which may be repeated): huang2019/mha-d-vgg19",
     ]
 

@@ -154,9 +154,12 @@ def test_broken_content(tmp_path, images, annotations, message):
 @pytest.mark.parametrize(
     ("second", "advice"),
     [
-        ("b/a.jpg", "make ids of whole paths with --ids path, or rename one of them, here and on the disk, or write a table"),
+        (
+            "b/a.jpg",
+            "make ids of whole paths with --id-rule path, or rename one of them, here and on the disk, or write a table",
+        ),
         ("a/a.png", "rename one of them, here and on the disk, or write a table with ids of your own"),
-        ("a.jpg", "make ids of whole paths with --ids path, or rename"),
+        ("a.jpg", "make ids of whole paths with --id-rule path, or rename"),
     ],
 )
 def test_images_of_one_name_are_refused(tmp_path, second, advice):
@@ -166,8 +169,8 @@ def test_images_of_one_name_are_refused(tmp_path, second, advice):
     message = f"image number 2: the images '9' ('a/a.jpg') and '10' ({second!r}) would both be 'a': {advice}"
     with pytest.raises(InputError, match=re.escape(message)):
         _read(open_source("coco", path))
-    if "--ids path" in advice:
-        source = open_source("coco", path, ids="path")
+    if "--id-rule path" in advice:
+        source = open_source("coco", path, id_rule="path")
         assert source.parameters() == {"default_language": "en", "ids": "path"}
         assert [(row.image_id, row.index, row.text) for row in _read(source)] == [
             ("a/a", 0, "9"),
@@ -177,7 +180,7 @@ def test_images_of_one_name_are_refused(tmp_path, second, advice):
         with pytest.raises(
             InputError, match=r"would both be 'a/a': rename one of them, here and on the disk, or write a table"
         ):
-            _read(open_source("coco", path, ids="path"))
+            _read(open_source("coco", path, id_rule="path"))
 
 
 def test_case_and_unicode_forms_keep_images_apart(tmp_path):

@@ -150,10 +150,10 @@ def test_broken_content(tmp_path, images, message):
 def test_paths_keep_images_of_one_name_apart(tmp_path):
     images = [{**IMAGE, "filepath": folder, "imgid": 3} for folder in ("train2014", "val2014")]
     path = _write(tmp_path / "dataset_a.json", {"images": images})
-    source = open_source("karpathy", path, ids="path")
+    source = open_source("karpathy", path, id_rule="path")
     assert [row.image_id for row in _read(source)] == ["train2014/a", "val2014/a"]
     assert source.parameters() == {"default_language": "en", "ids": "path"}
-    assert "make ids of whole paths with --ids path" in open_source("karpathy", path).repeat_advice
+    assert "make ids of whole paths with --id-rule path" in open_source("karpathy", path).repeat_advice
     assert "--ids" not in source.repeat_advice
 
 

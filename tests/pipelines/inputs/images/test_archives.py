@@ -95,7 +95,7 @@ def test_ids_are_names_or_paths_of_members(tmp_path):
     members["long/" * 40 + "name.jpg"] = b"4"
     path = write_tar(tmp_path / "a.tar", members, tarfile.PAX_FORMAT)
     assert contents(open_images(path)) == {"x.y": b"1", "x": b"22", "é": b"3" * 5000, "name": b"4"}
-    assert set(contents(open_images(path, ids="path"))) == {"a/x.y", "b/x", "b/é", "long/" * 40 + "name"}
+    assert set(contents(open_images(path, id_rule="path"))) == {"a/x.y", "b/x", "b/é", "long/" * 40 + "name"}
 
 
 def test_listing_holds_no_members_and_reads_no_data(tmp_path, monkeypatch):
@@ -236,7 +236,7 @@ def write_parquet(path, images, *, ids="image_id", column="image", group=4, stru
 @pytest.mark.parametrize("column", ["bytes", "image", "image_bytes", "jpg"])
 @pytest.mark.parametrize("ids", ["image_id", "id", "key", "__key__"])
 def test_columns_of_images_and_ids(tmp_path, column, ids):
-    source = open_images(write_parquet(tmp_path / "a.parquet", IMAGES, ids=ids, column=column))
+    source = open_images(write_parquet(tmp_path / "a.parquet", IMAGES, id_rule=ids, column=column))
     assert isinstance(source, ImagesInParquet)
     assert contents(source) == IMAGES
 
@@ -255,7 +255,7 @@ def test_parquet_files_of_a_folder_or_a_pattern(tmp_path, pattern):
 def test_paths_of_huggingface_make_ids(tmp_path):
     path = write_parquet(tmp_path / "a.parquet", IMAGES, ids="", struct=True)
     assert contents(open_images(path)) == IMAGES
-    assert set(contents(open_images(path, ids="path"))) == {f"some/{key}" for key in IMAGES}
+    assert set(contents(open_images(path, id_rule="path"))) == {f"some/{key}" for key in IMAGES}
 
 
 def write_structs(path, rows):
@@ -277,7 +277,7 @@ def test_without_paths_file_and_row_make_ids(tmp_path):
     assert found == {
         f"train-0000{number}-of-00002-00000{row}": f"{number}{row}".encode() for number in range(2) for row in range(3)
     }
-    assert contents(open_images(tmp_path, ids="path")) == {f"data/{key}": data for key, data in found.items()}
+    assert contents(open_images(tmp_path, id_rule="path")) == {f"data/{key}": data for key, data in found.items()}
     # The ids belong to the rows, however the files are chosen or their rows grouped.
     assert contents(open_images(tmp_path / "data" / "*-00001-*.parquet")).keys() <= found.keys()
     path = tmp_path / "data" / "train-00001-of-00002.parquet"

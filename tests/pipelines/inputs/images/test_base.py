@@ -15,7 +15,7 @@ from pipelines.inputs.images import CopiedImages, ImageSource, open_images
 from schemas.errors import InputError
 from schemas.storage.folder import Folder
 
-PATHS = "make ids of whole paths with --ids path"
+PATHS = "make ids of whole paths with --id-rule path"
 
 
 def _files(folder: Path, *names: str) -> Path:
@@ -97,7 +97,7 @@ def test_two_images_of_one_id_are_refused_and_the_option_is_named_where_it_helps
     assert re.search(PATHS, str(refusal.value)) or not paths_help
     with pytest.raises(InputError, match=re.escape(message)):
         _check(CopiedImages(images, Folder(str(tmp_path)), {}))
-    by_path = open_images(location, ids="path")
+    by_path = open_images(location, id_rule="path")
     if paths_help:
         _check(by_path)
         assert len({ref.image_id for ref in by_path.refs()}) == len(list(by_path.refs()))
@@ -112,7 +112,7 @@ def test_tars_unpacked_as_advised_keep_images_apart(tmp_path):
         _tar(tmp_path / f"{name}.tar", "a.jpg")
         with tarfile.open(tmp_path / f"{name}.tar") as tar:
             tar.extractall(tmp_path / "unpacked" / name, filter="data")
-    images = open_images(tmp_path / "unpacked", ids="path")
+    images = open_images(tmp_path / "unpacked", id_rule="path")
     _check(images)
     assert sorted(ref.image_id for ref in images.refs()) == ["t/a", "u/a"]
 

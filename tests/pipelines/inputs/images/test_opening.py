@@ -41,9 +41,9 @@ def ref_of(path: Path, image_id: str, uri: str) -> ImageRef:
     return ImageRef(image_id, uri, status.st_size, version=str(status.st_mtime_ns))
 
 
-def listed(location, ids: str = "name") -> dict[str, str]:
+def listed(location, id_rule: str = "name") -> dict[str, str]:
     """Addresses by image id."""
-    refs = list(open_images(location, ids=ids).refs())
+    refs = list(open_images(location, id_rule=id_rule).refs())
     assert len({ref.image_id for ref in refs}) == len(refs)
     return {ref.image_id: ref.uri for ref in refs}
 
@@ -69,7 +69,7 @@ def test_every_known_extension_is_taken_in_any_case(tmp_path):
 
 
 def test_ids_of_paths_keep_the_folders_and_drop_the_extension(tree):
-    assert set(listed(tree, ids="path")) == {"a", "b", "x/c", "x/d.tar", "x/y/e", "x/y/é f", "z/g", "z/h"}
+    assert set(listed(tree, id_rule="path")) == {"a", "b", "x/c", "x/d.tar", "x/y/e", "x/y/é f", "z/g", "z/h"}
 
 
 def test_references_hold_sizes_and_their_files_can_be_read(tree):
@@ -291,8 +291,8 @@ def test_nothing_there_is_an_error(tmp_path):
 
 
 def test_an_unknown_rule_for_ids_is_wrong_usage(tmp_path):
-    with pytest.raises(UsageError, match="--ids is 'stem', expected 'name' or 'path'"):
-        open_images(tmp_path, ids="stem")
+    with pytest.raises(UsageError, match="--id-rule is 'stem', expected 'name' or 'path'"):
+        open_images(tmp_path, id_rule="stem")
 
 
 def test_a_pattern_holds_its_folder_and_a_regular_expression(tmp_path):
