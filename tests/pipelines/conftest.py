@@ -1,9 +1,12 @@
 """What tests of the pipelines share."""
 
+import sys
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
+from pipelines.commands import app
 from pipelines.inputs.images import archives
 
 
@@ -18,3 +21,18 @@ def read(monkeypatch) -> Counter:
 
     monkeypatch.setattr(archives, "read_column", counted)
     return counter
+
+
+@pytest.fixture
+def call(monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
+    """Runs the entry point in this process, on wide consoles; gives exit code, standard output and standard error."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["imagepivot", *map(str, arguments)])
+        for console in (app.console, app.notes):
+            monkeypatch.setattr(console, "_width", 200)
+        with pytest.raises(SystemExit) as caught:
+            app.main()
+        return caught.value.code or 0, *capsys.readouterr()
+
+    return run

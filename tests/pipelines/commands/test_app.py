@@ -21,22 +21,6 @@ COMMANDS = (
 ROOT = Path(cli.__file__).parents[1]
 
 
-@pytest.fixture
-def call(monkeypatch, capsys):
-    """Runs the entry point in this process; gives exit code, standard output and standard error."""
-
-    def run(*arguments: str):
-        monkeypatch.setattr(sys, "argv", ["imagepivot", *arguments])
-        for console in (cli.console, cli.notes):
-            monkeypatch.setattr(console, "_width", 200)
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        out, err = capsys.readouterr()
-        return caught.value.code, out, err
-
-    return run
-
-
 @pytest.fixture(scope="module")
 def command():
     """The command line, built once: typer takes some 40 ms for that."""
@@ -76,12 +60,11 @@ def test_examples_can_be_parsed(command, name):
 
 
 @pytest.mark.slow
-@pytest.mark.cluster
 def test_starting_loads_nothing_heavy():
     code = (
         "import sys, pipelines.commands.app; from typer.testing import CliRunner\n"
         "for name in sys.argv[1:]: assert CliRunner().invoke(pipelines.commands.app.app, [name, '--help']).exit_code == 0\n"
-        "heavy = {'apache_beam', 'torch', 'torchvision', 'PIL', 'pyarrow', 'numpy', 'sacremoses'}\n"
+        "heavy = {'apache_beam', 'torch', 'torchvision', 'PIL', 'pyarrow', 'numpy', 'sacremoses', 'tomllib'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run(

@@ -1,29 +1,12 @@
 import json
-import sys
 
 import numpy as np
 import pytest
 
-from pipelines.commands import app as cli
 from schemas.features import FeatureSpec
 from tests.builders import write_rows
 
 SPEC = FeatureSpec("fake", (2,))
-
-
-@pytest.fixture
-def call(monkeypatch, capsys):
-    """Runs the entry point in this process; gives exit code, standard output and standard error."""
-
-    def run(*arguments: object):
-        monkeypatch.setattr(sys, "argv", ["imagepivot", *map(str, arguments)])
-        for console in (cli.console, cli.notes):
-            monkeypatch.setattr(console, "_width", 200)
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        return caught.value.code, *capsys.readouterr()
-
-    return run
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import sys
 import pytest
 
 from pipelines import doctor
-from pipelines.commands import app as cli
 from pipelines.doctor import Check
 
 FINE = Check("cpu", "ok", "2 threads [red]")
@@ -14,7 +13,7 @@ FAILED = Check("output", "failed", "there is no bucket", "create it")
 
 
 @pytest.fixture
-def call(monkeypatch, capsys):
+def check(monkeypatch, call):
     """Runs the command; gives exit code, standard output, standard error and the arguments of the checks."""
 
     def run(*words: str, checks=(FINE,)):
@@ -25,19 +24,13 @@ def call(monkeypatch, capsys):
             return list(checks)
 
         monkeypatch.setattr(doctor, "run_checks", run_checks)
-        monkeypatch.setattr(sys, "argv", ["imagepivot", "doctor", *words])
-        for console in (cli.console, cli.notes):
-            monkeypatch.setattr(console, "_width", 200)
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        out, err = capsys.readouterr()
-        return caught.value.code, out, err, arguments
+        return *call("doctor", *words), arguments
 
     return run
 
 
-def test_a_warning_is_exit_code_0(call):
-    code, out, err, arguments = call(checks=(FINE, WARNING))
+def test_a_warning_is_exit_code_0(check):
+    code, out, err, arguments = check(checks=(FINE, WARNING))
     assert (code, err) == (0, "")
     assert out == (
         "ok       cpu         2 threads [red]\nwarning  device      torch is not installed\n         -> pip install\n"
@@ -45,15 +38,15 @@ def test_a_warning_is_exit_code_0(call):
     assert arguments == [None, None, "auto"]
 
 
-def test_a_failed_check_is_exit_code_1(call):
-    code, out, err, _ = call(checks=(FAILED, FINE))
+def test_a_failed_check_is_exit_code_1(check):
+    code, out, err, _ = check(checks=(FAILED, FINE))
     assert (code, err) == (1, "")
     assert out.startswith("FAILED   output      there is no bucket\n         -> create it\n")
 
 
 @pytest.mark.parametrize("checks", [(FINE, WARNING), (FINE, FAILED)])
-def test_json(call, checks):
-    code, out, err, _ = call("--json", checks=checks)
+def test_json(check, checks):
+    code, out, err, _ = check("--json", checks=checks)
     assert (code, err) == (int(FAILED in checks), "")
     assert json.loads(out) == {
         "ok": FAILED not in checks,
@@ -63,8 +56,8 @@ def test_json(call, checks):
     }
 
 
-def test_options_are_arguments_of_the_checks(call):
-    *_, (output, extractor, device) = call(
+def test_options_are_arguments_of_the_checks(check):
+    *_, (output, extractor, device) = check(
         "gs://b/c", "--extractor", "vgg19-10crop", "--weights", "random:1", "--device", "cuda"
     )
     assert (output, device) == ("gs://b/c", "cuda")
@@ -78,8 +71,8 @@ def test_options_are_arguments_of_the_checks(call):
         ((" ",), "OUTPUT is ' ', expected a value"),
     ],
 )
-def test_wrong_usage_is_exit_code_2(call, words, message):
-    code, out, err, arguments = call(*words)
+def test_wrong_usage_is_exit_code_2(check, words, message):
+    code, out, err, arguments = check(*words)
     assert (code, out, arguments) == (2, "", [])
     assert err.startswith(f"Error: {message}")
 

@@ -92,13 +92,6 @@ def test_formats_are_listed(call, arguments):
         call(*arguments.split())
 
 
-@pytest.mark.parametrize("name", ["import", "export", "diff"])
-def test_help_has_an_example(call, name):
-    code, shown = call(name, "--help")
-    assert code == 0
-    assert f"Example: imagepivot {name} " in " ".join(shown.split())
-
-
 def test_numbers_of_karpathys_splits_become_names(tmp_path, call):
     np.save(tmp_path / "x.npy", np.zeros((2, 3), np.float32))
     (tmp_path / "x.txt").write_text("9\n42\n")

@@ -2,16 +2,16 @@
 
 import json
 import os
-import sys
 
 import pytest
 from PIL import Image
 
 from extractors import ExtractorRequest
-from pipelines.commands import app as cli
 from schemas.dataset import open_dataset
 from schemas.errors import UsageError
 from tests.fake_extractors import use_colours
+
+OPTIONS = ("--device", "cpu", "--shards", "2", "--workers", "1")
 
 
 @pytest.fixture(autouse=True)
@@ -20,17 +20,9 @@ def fake(monkeypatch):
 
 
 @pytest.fixture
-def features(monkeypatch, capsys, tmp_path):
+def features(call, tmp_path):
     """Runs the command in this process; gives exit code, standard output and standard error."""
-
-    def run(images, *options: str):
-        arguments = ["features", str(images), str(tmp_path / "f"), "--device", "cpu", "--shards", "2", "--workers", "1"]
-        monkeypatch.setattr(sys, "argv", ["imagepivot", *arguments, *options])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        return caught.value.code, *capsys.readouterr()
-
-    return run
+    return lambda images, *options: call("features", images, tmp_path / "f", *OPTIONS, *options)
 
 
 @pytest.fixture

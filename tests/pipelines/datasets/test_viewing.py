@@ -1,5 +1,4 @@
 import io
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +7,6 @@ import torch
 from PIL import Image
 
 from extractors.images.preprocess import Preprocessing, resize_and_crop
-from pipelines.commands import app as cli
 from pipelines.datasets import viewing
 from pipelines.datasets.drawing import LabelledBox, draw_boxes
 from pipelines.datasets.viewing import center_crop_box
@@ -316,22 +314,19 @@ def test_other_kinds_have_nothing_to_draw(photos_here, tmp_path):
 # --- command ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def call(monkeypatch, capsys):
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["imagepivot", "view", *map(str, arguments)])
-        for console in (cli.console, cli.notes):
-            monkeypatch.setattr(console, "_width", 200)
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        return caught.value.code or 0, *capsys.readouterr()
-
-    return run
-
-
 @pytest.mark.slow
 def test_the_command(regions, photos_here, tmp_path, call):
-    arguments = (regions.folder.location, photos_here, "--image", "cat", "-o", tmp_path / "out.png", "--max-regions", "1")
+    arguments = (
+        "view",
+        regions.folder.location,
+        photos_here,
+        "--image",
+        "cat",
+        "-o",
+        tmp_path / "out.png",
+        "--max-regions",
+        "1",
+    )
     assert call(*arguments) == (0, f"{tmp_path / 'out.png'}: 1 region of 'cat'\n", "")
     code, out, err = call(*arguments)
     assert (code, out) == (2, "")
@@ -342,7 +337,7 @@ def test_the_command(regions, photos_here, tmp_path, call):
 
 
 def test_the_command_names_what_is_missing(regions, photos_here, tmp_path, call):
-    code, _, err = call(regions.folder.location, photos_here, "-o", tmp_path / "out.png")
+    code, _, err = call("view", regions.folder.location, photos_here, "-o", tmp_path / "out.png")
     assert code == 2
     assert "Missing option '--image'" in err
 
