@@ -29,24 +29,13 @@ if TYPE_CHECKING:
     from extractors import entries as extractor_catalogue
     from extractors import load as load_extractor
     from extractors import names as extractor_names
-    from pipelines.datasets.comparison import DiffJob as DiffJob
     from pipelines.datasets.comparison import compare_datasets as compare_datasets
     from pipelines.datasets.pictures import read_pictures as read_pictures
     from pipelines.datasets.viewing import draw_view as draw_view
-    from pipelines.exchange.exporters import CaptionChoice as CaptionChoice
-    from pipelines.exchange.exporters import MuliseraLayout as MuliseraLayout
-    from pipelines.exchange.exporters import NpyLayout as NpyLayout
-    from pipelines.exchange.exporters import ScanLayout as ScanLayout
-    from pipelines.exchange.exporters import TsvLayout as TsvLayout
-    from pipelines.exchange.exporters import WebdatasetLayout as WebdatasetLayout
-    from pipelines.exchange.exporting import ExportJob as ExportJob
     from pipelines.exchange.exporting import export_dataset as export_dataset
-    from pipelines.exchange.importers import Hdf5Import as Hdf5Import
-    from pipelines.exchange.importers import NpyImport as NpyImport
-    from pipelines.exchange.importers import TsvImport as TsvImport
-    from pipelines.exchange.importers import WebdatasetImport as WebdatasetImport
-    from pipelines.exchange.importing import ImportJob as ImportJob
     from pipelines.exchange.importing import import_features as import_features
+    from pipelines.exchange.jobs import ExportJob as ExportJob
+    from pipelines.exchange.jobs import ImportJob as ImportJob
     from pipelines.features.extract import extract_features as extract_features
     from pipelines.features.extract import list_images as list_images
     from pipelines.features.planning import plan_work as plan_work
@@ -55,6 +44,7 @@ if TYPE_CHECKING:
     from pipelines.inputs.captions import open_source as open_captions
     from pipelines.inputs.images import open_images as open_images
     from pipelines.jobs import CaptionsJob as CaptionsJob
+    from pipelines.jobs import DiffJob as DiffJob
     from pipelines.jobs import EncodeJob as EncodeJob
     from pipelines.jobs import FeaturesJob as FeaturesJob
     from pipelines.jobs import ImageOptions as ImageOptions
@@ -155,7 +145,6 @@ __all__ = [
     "AttentionWeights",
     "BuildVocabulary",
     "CaptionBatch",
-    "CaptionChoice",
     "CaptionKey",
     "CaptionsJob",
     "CommitDataset",
@@ -184,7 +173,6 @@ __all__ = [
     "Figures",
     "FiguresJob",
     "Folder",
-    "Hdf5Import",
     "ImageBatch",
     "ImageOptions",
     "ImagepivotError",
@@ -193,9 +181,6 @@ __all__ = [
     "Manifest",
     "Material",
     "ModelConfig",
-    "MuliseraLayout",
-    "NpyImport",
-    "NpyLayout",
     "OutputDataset",
     "PairDataset",
     "PairStream",
@@ -205,7 +190,6 @@ __all__ = [
     "RetrievalModel",
     "ReusePolicy",
     "Run",
-    "ScanLayout",
     "SearchJob",
     "Selection",
     "ShardWriter",
@@ -215,14 +199,10 @@ __all__ = [
     "TokenizeCaptions",
     "TrainJob",
     "TrainTruecasers",
-    "TsvImport",
-    "TsvLayout",
     "UsageError",
     "ViewJob",
     "Vocabulary",
     "VocabularyJob",
-    "WebdatasetImport",
-    "WebdatasetLayout",
     "WordVectorsJob",
     "averages",
     "build_vocabulary",
@@ -289,20 +269,12 @@ _MODULES = {
         "load_extractor = load",
         "RegionOptions",
     ),
-    "pipelines.datasets.comparison": ("compare_datasets", "DiffJob"),
+    "pipelines.datasets.comparison": ("compare_datasets",),
     "pipelines.datasets.pictures": ("read_pictures",),
     "pipelines.datasets.viewing": ("draw_view",),
-    "pipelines.exchange.exporters": (
-        "CaptionChoice",
-        "MuliseraLayout",
-        "NpyLayout",
-        "ScanLayout",
-        "TsvLayout",
-        "WebdatasetLayout",
-    ),
-    "pipelines.exchange.exporting": ("export_dataset", "ExportJob"),
-    "pipelines.exchange.importers": ("Hdf5Import", "NpyImport", "TsvImport", "WebdatasetImport"),
-    "pipelines.exchange.importing": ("import_features", "ImportJob"),
+    "pipelines.exchange.exporting": ("export_dataset",),
+    "pipelines.exchange.importing": ("import_features",),
+    "pipelines.exchange.jobs": ("ExportJob", "ImportJob"),
     "pipelines.features.extract": ("extract_features", "list_images"),
     "pipelines.features.planning": ("plan_work",),
     "pipelines.features.transforms": ("ExtractFeatures",),
@@ -318,6 +290,7 @@ _MODULES = {
     "pipelines.text.encoding_transforms": ("EncodeCaptions",),
     "pipelines.jobs": (
         "CaptionsJob",
+        "DiffJob",
         "EncodeJob",
         "FeaturesJob",
         "ImageOptions",

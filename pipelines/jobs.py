@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CaptionsJob",
+    "DiffJob",
     "EncodeJob",
     "FeaturesJob",
     "ImageOptions",
@@ -462,3 +463,12 @@ class ViewJob:
     def open_images(self) -> ImageSource:
         """Return the images; the errors are those of `FeaturesJob.open_images`."""
         return self.reading.open(self.images) if isinstance(self.images, str) else cast("ImageSource", self.images)
+
+
+@dataclass(frozen=True)
+class DiffJob:
+    """Job of ``imagepivot diff``. The datasets may have any numbers of shards."""
+
+    a: Annotated[str, Opt("Folder of a dataset.")]
+    b: Annotated[str, Opt("Folder of another dataset of the same kind.")]
+    tolerance: Annotated[float, Opt("Largest difference of two real numbers that counts as equal.", least=0)] = 0.0

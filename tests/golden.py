@@ -20,8 +20,8 @@ import numpy as np
 
 import extractors
 from pipelines.demo.writing import write_scenes
-from pipelines.exchange.importers import NpyImport
-from pipelines.exchange.importing import ImportJob, import_features
+from pipelines.exchange.importing import import_features
+from pipelines.exchange.jobs import ImportJob
 from pipelines.inputs.captions.opening import open_source
 from pipelines.jobs import CaptionsJob, EncodeJob, VocabularyJob, WordVectorsJob
 from pipelines.running.execution import Execution
@@ -127,8 +127,8 @@ def write_imports(root: Path) -> dict[str, Path]:
         array, ids, output = (root / f"import-{dtype}{end}" for end in (".npy", ".txt", ""))
         np.save(array, (generator.integers(-512, 512, (len(toys.IMAGE_IDS), 16)) / 256).astype(dtype))
         ids.write_text("".join(f"{name}.jpg\n" for name in toys.IMAGE_IDS), encoding="utf-8")
-        layout = NpyImport((str(array),), (str(ids),))
-        import_features(ImportJob(layout, str(output), name="toy", source="a tool", shards=3))
+        job = ImportJob((str(array),), str(output), name="toy", ids=(str(ids),), source="a tool", shards=3)
+        import_features(job)
         folders[f"imported {dtype}"] = output
     return folders
 

@@ -66,7 +66,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "inputs": set(),
         "text": {"inputs", "jobs", "running"},
         "datasets": {"inputs", "jobs", "running"},
-        "exchange": {"inputs", "running"},
+        "exchange": {"inputs", "jobs", "running"},
         "features": {"datasets", "inputs", "jobs", "running"},
         "doctor": set(),
         "plans": set(),

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.datasets.inspection import shorten, value_rows
+from pipelines.jobs import DiffJob
 from pipelines.running.meter import Meter
 from schemas.console.tables import Cell, Column, Row, Table
 from schemas.dataset import Dataset, open_dataset
@@ -28,7 +29,6 @@ from schemas.kinds import KEY_COLUMNS
 
 __all__ = [
     "Comparison",
-    "DiffJob",
     "KeySample",
     "ParameterDifference",
     "VectorDifference",
@@ -38,21 +38,6 @@ __all__ = [
 
 _FIRST = 5
 _FEATURES = ("feature", "features", "vector")
-
-
-@dataclass(frozen=True)
-class DiffJob:
-    """The work of ``imagepivot diff``.
-
-    Attributes:
-        a: folder of a dataset.
-        b: folder of another dataset of the same kind, with any number of shards.
-        tolerance: largest absolute difference of real numbers that counts as equal.
-    """
-
-    a: str
-    b: str
-    tolerance: float = 0.0
 
 
 @dataclass(frozen=True)

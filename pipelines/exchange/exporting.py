@@ -6,35 +6,30 @@ One process, no Beam. Files appear under their names once all of them are comple
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pipelines.exchange.exporters.base import ExportLayout, Note
-from pipelines.exchange.exporters.staging import Staging
+from pipelines.exchange.exporters.arrays import write_mulisera, write_npy
+from pipelines.exchange.exporters.base import Note, Staging, Writer
+from pipelines.exchange.exporters.scan import write_scan
+from pipelines.exchange.exporters.tsv import write_tsv
+from pipelines.exchange.exporters.webdataset import write_webdataset
+from pipelines.exchange.jobs import ExportJob, format_options
 from pipelines.running.meter import Meter
 from schemas.dataset import open_dataset
 from schemas.made_from import is_current, made_from, read_made_from
 from schemas.storage.folder import Folder
 from schemas.storage.locations import target_path
 
-__all__ = ["ExportJob", "export_dataset"]
+__all__ = ["export_dataset"]
 
 
-@dataclass(frozen=True)
-class ExportJob:
-    """The work of ``imagepivot export``.
-
-    Attributes:
-        layout: the layout of the files and its options.
-        dataset: folder of a dataset of kind ``features`` or ``regions``.
-        output: local folder for the files.
-        overwrite: replace existing files.
-    """
-
-    layout: ExportLayout
-    dataset: str
-    output: str
-    overwrite: bool = False
+_WRITERS: dict[str, Writer] = {
+    "scan": write_scan,
+    "mulisera": write_mulisera,
+    "tsv": write_tsv,
+    "webdataset": write_webdataset,
+    "npy": write_npy,
+}
 
 
 def export_dataset(job: ExportJob, meter: Meter = Meter(), *, note: Note = lambda text: None) -> list[Path]:
@@ -52,11 +47,13 @@ def export_dataset(job: ExportJob, meter: Meter = Meter(), *, note: Note = lambd
         ImagepivotError: the datasets do not fit the layout or each other, or a file cannot be written.
     """
     target = target_path(job.output)
-    options = asdict(job.layout)  # type: ignore[call-overload]
+    options = format_options(job)
+    if "split_names" in options:
+        options["split_names"] = tuple(job.split_names.items())
     inputs = {"dataset": (job.dataset,), "captions": (options.pop("captions", ""),), "lists": options.pop("lists", ())}
-    now = made_from("export", {"format": job.layout.format, **options}, inputs)
+    now = made_from("export", {"format": job.format, **options}, inputs)
     if not job.overwrite and is_current(Folder(job.output), now):
         note("up to date: nothing was written")
         return [target / name for name in read_made_from(Folder(job.output))["files"]]
     staging = Staging(job.output, overwrite=job.overwrite, made_from=now)
-    return job.layout.write(open_dataset(job.dataset), staging, meter=meter, note=note)
+    return _WRITERS[job.format](job, open_dataset(job.dataset), staging, meter=meter, note=note)

@@ -6,19 +6,15 @@ import os
 import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Literal
 
+from pipelines.exchange.jobs import IdRule
 from pipelines.inputs.images.selection import EXTENSIONS
 from schemas.errors import InputError, UsageError
 from schemas.keys import check_image_id
 from schemas.storage.locations import is_remote, local_path
 from schemas.text import read_text
 
-__all__ = ["IdRule", "ImageIds", "expand_ids", "local_file", "make_image_id", "match_ids", "needs_exact_rule"]
-
-IdRule = Literal["name", "path", "exact"]
-"""The part of a list entry that is the image id: ``name``: its last component, ``path``: all of it, both without ``#N`` and the
-extension of an image; ``exact``: the entry unchanged."""
+__all__ = ["ImageIds", "expand_ids", "local_file", "make_image_id", "match_ids", "needs_exact_rule"]
 
 _EXTENSION = re.compile(f"({'|'.join(map(re.escape, sorted(EXTENSIONS)))})$", re.IGNORECASE)
 _WITH_FOLDERS: tuple[IdRule, ...] = ("exact", "path")

@@ -7,19 +7,22 @@ gathered from the files a few rows at a time: memory holds a few megabytes and t
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 
-from pipelines.exchange.importers import LAYOUTS, FeatureFiles, ImportLayout
-from pipelines.exchange.importers.base import check_finite, stored_dtype, table_of
+from pipelines.exchange.importers.arrays import ArrayFiles
+from pipelines.exchange.importers.base import FeatureFiles, check_finite, stored_dtype, table_of
+from pipelines.exchange.importers.hdf5 import Hdf5File
+from pipelines.exchange.importers.tsv import TsvFiles
+from pipelines.exchange.importers.webdataset import TarFiles
+from pipelines.exchange.jobs import ImportFormat, ImportJob
 from pipelines.running.meter import Meter
 from schemas.errors import InputError, UsageError
 from schemas.features import FeatureSpec
-from schemas.keys import AUTO, ShardsRequest, check_shards_request, shard_of
+from schemas.keys import shard_of
 from schemas.kinds import schema_of, vector_bytes
 from schemas.manifest import Manifest
 from schemas.parameters import FeaturesParameters
@@ -30,15 +33,20 @@ from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.shard_count import VECTOR_SHARD_BYTES, check_shard_bytes, choose_shards, known_shards
 from schemas.writing.shard_writer import ShardWriter
 
-__all__ = ["ImportJob", "format_of", "import_features"]
+__all__ = ["format_of", "import_features"]
 
-_EXTENSIONS = {".npy": "npy", ".tsv": "tsv", ".h5": "hdf5", ".hdf5": "hdf5", ".tar": "webdataset"}
+_READERS: dict[ImportFormat, Callable[[ImportJob], FeatureFiles]] = {
+    "npy": ArrayFiles.open,
+    "tsv": TsvFiles.open,
+    "hdf5": Hdf5File.open,
+    "webdataset": TarFiles,
+}
+_EXTENSIONS: dict[str, ImportFormat] = {".npy": "npy", ".tsv": "tsv", ".h5": "hdf5", ".hdf5": "hdf5", ".tar": "webdataset"}
 _UNSUPPORTED = {".npz": "npz archives", ".lmdb": "LMDB", ".mdb": "LMDB"}
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _BLOCK_BYTES = 8 << 20
 
 
-def format_of(location: str) -> str:
+def format_of(location: str) -> ImportFormat:
     """Return the format of a file by its extension.
 
     Raises:
@@ -47,40 +55,12 @@ def format_of(location: str) -> str:
     for extension, name in _UNSUPPORTED.items():
         if location.lower().rstrip("/").endswith(extension) or os.path.exists(f"{location}/data{extension}"):  # noqa: PTH110
             raise UsageError(
-                f"{location!r}: import does not support {name} yet; write the features as {', '.join(LAYOUTS)} first"
+                f"{location!r}: import does not support {name} yet; write the features as {', '.join(_READERS)} first"
             )
     for extension, name in _EXTENSIONS.items():
         if location.lower().endswith(extension):
             return name
-    raise UsageError(f"cannot tell the format of {location!r} from its name: give --format {', '.join(LAYOUTS)}")
-
-
-@dataclass(frozen=True)
-class ImportJob:
-    """The work of ``imagepivot import``.
-
-    Attributes:
-        files: the files and the options of their layout.
-        output: folder of the dataset.
-        name: name of the feature, e.g. ``resnet50-pool``.
-        source: origin of the feature, in words.
-        shards: number of shards, see `schemas.writing.shard_count`.
-        overwrite: start anew, whatever dataset is there.
-        verify: compare the digests of what is there, too, and make again what is damaged.
-    """
-
-    files: ImportLayout
-    output: str
-    name: str
-    source: str = ""
-    shards: ShardsRequest = AUTO
-    overwrite: bool = False
-    verify: bool = False
-
-    def __post_init__(self) -> None:
-        check_shards_request(self.shards)
-        if not _NAME.fullmatch(self.name):
-            raise UsageError(f"--name is {self.name!r}, expected letters, digits, '.', '_' and '-', e.g. 'resnet50-pool'")
+    raise UsageError(f"cannot tell the format of {location!r} from its name: give --format {', '.join(_READERS)}")
 
 
 def import_features(job: ImportJob, meter: Meter = Meter()) -> Manifest:
@@ -96,10 +76,12 @@ def import_features(job: ImportJob, meter: Meter = Meter()) -> Manifest:
     Raises:
         ImagepivotError: the files are missing, damaged or contradict each other, or the folder cannot be written.
     """
-    files = job.files.open()
+    chosen = job.format or format_of(job.sources[0])
+    job = replace(job, format=chosen)
+    files = _READERS[chosen](job)
     if not files.image_ids:
-        raise InputError(f"{', '.join(map(repr, job.files.sources))} hold no images: check how the files were made")
-    dtype = stored_dtype(files.dtype, place=job.files.sources[0])
+        raise InputError(f"{', '.join(map(repr, job.sources))} hold no images: check how the files were made")
+    dtype = stored_dtype(files.dtype, place=job.sources[0])
     spec = FeatureSpec(name=job.name, shape=files.shape, dtype=dtype, source=job.source)
     folder = Folder(job.output)
     size = len(files.image_ids) * vector_bytes(schema_of(files.kind, spec))
@@ -111,7 +93,7 @@ def import_features(job: ImportJob, meter: Meter = Meter()) -> Manifest:
         parameters=FeaturesParameters(
             feature=spec,
             imported={
-                "format": job.files.format,
+                "format": chosen,
                 "name": job.name,
                 "dtype": files.dtype.newbyteorder("=").name,
                 **files.parameters,

@@ -5,30 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from pipelines.exchange.image_lists import local_file
+from pipelines.exchange.jobs import KarpathyKey
 from pipelines.inputs.captions.base import image_id_of
 from pipelines.inputs.files import inventory, iter_json
-from schemas.errors import InputError, UsageError
+from schemas.errors import InputError
 from schemas.storage.folder import Folder
 
-__all__ = ["KarpathyKey", "KarpathyNumbers", "check_karpathy"]
-
-KarpathyKey = Literal["imgid", "cocoid", "sentid"]
-"""What is counted: ``imgid``: images of the file, ``cocoid``: images of COCO, ``sentid``: captions of the file."""
-
-
-def check_karpathy(location: str, key: KarpathyKey) -> None:
-    """Check the options of importers.
-
-    Raises:
-        UsageError: the key is unknown, or given without a file.
-    """
-    if key not in get_args(KarpathyKey):
-        raise UsageError(f"--karpathy-key is {key!r}, expected one of {', '.join(get_args(KarpathyKey))}")
-    if key != "imgid" and not location:
-        raise UsageError("--karpathy-key says what the numbers of a dataset_*.json are: give the file with --karpathy")
+__all__ = ["KarpathyNumbers"]
 
 
 @dataclass(frozen=True)

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path, PurePath
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
-from pipelines.exchange.image_lists import IdRule, needs_exact_rule
+from pipelines.exchange.image_lists import needs_exact_rule
+from pipelines.exchange.jobs import IdRule, ImportJob, format_options
 from schemas.errors import InputError, UsageError
 from schemas.kinds import REGIONS
 from schemas.storage.locations import local_path
 from schemas.text import read_text
 
 __all__ = ["apply_sidecars", "options_for", "sidecar_name", "write_sidecar"]
-
-Layout = TypeVar("Layout", bound=Any)
 
 _DEFAULTS: dict[str, Any] = {"id_rule": "name", "max_regions": REGIONS, "boxes": None, "sizes": None}
 _FILES = ("ids", "boxes", "sizes")
@@ -57,11 +56,11 @@ def write_sidecar(path: Path, options: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(dict(options), indent=2) + "\n", encoding="utf-8")
 
 
-def apply_sidecars(layout: Layout, paths: Sequence[Path]) -> Layout:
-    """Return a layout whose unset options have the values of the sidecars of its files.
+def apply_sidecars(job: ImportJob, paths: Sequence[Path]) -> ImportJob:
+    """Return a job whose unset options have the values of the sidecars of its files.
 
     Args:
-        layout: the options of an import.
+        job: the job.
         paths: its files.
 
     Raises:
@@ -70,10 +69,10 @@ def apply_sidecars(layout: Layout, paths: Sequence[Path]) -> Layout:
     """
     sidecars = [_read(path) for path in paths]
     if not any(sidecars):
-        return layout
-    options = {field.name for field in fields(layout) if getattr(layout, field.name) in (None, ())}
+        return job
+    options = {name for name, value in {"id_rule": job.id_rule, **format_options(job)}.items() if value in (None, ())}
     listed = [(path.parent / sidecar.get("ids", "")).resolve() for path, sidecar in zip(paths, sidecars, strict=True)]
-    ids = [local_path(location).resolve() for location in getattr(layout, "ids", ())]
+    ids = [local_path(location).resolve() for location in job.ids]
     if ids and ids != listed:
         options.discard("id_rule")  # Another list than the exported one has entries of another form.
     changes: dict[str, Any] = {}
@@ -89,7 +88,7 @@ def apply_sidecars(layout: Layout, paths: Sequence[Path]) -> Layout:
         if values[0] is not None:
             files = tuple(str(path.with_name(str(value))) for path, value in zip(paths, values, strict=True))
             changes[option] = files if is_file else values[0]
-    return replace(layout, **changes)
+    return replace(job, **changes)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""npy arrays of features, written row by row to their places and never held in memory. ``N`` rows, ``R`` regions, ``D`` values."""
+"""npy arrays of features with lists of image ids: for anything that reads numpy, and the layout of Multi30K (``data/imgfeats``).
+
+Arrays are written row by row to their places and never held in memory. kadarakos/mulisera reads those of Multi30K by file name and
+line number. ``N`` rows, ``R`` regions, ``D`` values.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,82 @@ from typing import BinaryIO
 
 import numpy as np
 
+from pipelines.exchange.exporters.base import Note, Staging
+from pipelines.exchange.image_lists import local_file, match_ids
+from pipelines.exchange.jobs import ExportJob
+from pipelines.exchange.sidecars import options_for
 from pipelines.running.meter import Meter
 from schemas.dataset import Dataset
-from schemas.errors import DatasetError
+from schemas.errors import DatasetError, UsageError
 from schemas.keys import normalization_hint
+from schemas.storage.locations import local_path
 from schemas.text import MARK
 
-__all__ = ["check_images", "feature_column", "rows_of", "write_array", "write_ids", "write_lines"]
+__all__ = [
+    "check_images",
+    "feature_column",
+    "rows_of",
+    "write_array",
+    "write_ids",
+    "write_lines",
+    "write_mulisera",
+    "write_npy",
+]
 
 _BATCH_BYTES = 8 << 20
+_MULISERA = "resnet50-avgpool"
+
+
+def write_npy(job: ExportJob, dataset: Dataset, staging: Staging, *, meter: Meter, note: Note) -> list[Path]:
+    """Write ``features.npy`` as stored and ``ids.txt``; of regions also ``boxes.npy`` and ``sizes.npy`` (width, height).
+
+    ``features.import.json`` holds the options that ``import`` needs, see `pipelines.exchange.sidecars`.
+    """
+    column = feature_column(dataset)
+    image_ids = dataset.image_ids()
+    if job.lists:
+        image_ids = match_ids(local_file(job.lists[0]), set(image_ids))
+        check_images(dataset, image_ids, wanted_by=repr(job.lists[0]), advice="take them out of the list")
+    rows = rows_of(image_ids)
+    dtype = dataset.spec.dtype if dataset.spec is not None else "float32"
+    names = ["features.npy", "ids.txt", *(["boxes.npy", "sizes.npy"] if dataset.kind == "regions" else [])]
+    regions = dataset.spec.shape[0] if dataset.kind == "regions" and dataset.spec is not None else None
+    options = options_for(image_ids, regions=regions, ids="ids.txt")
+    if regions is not None:
+        options |= {"boxes": "boxes.npy", "sizes": "sizes.npy"}
+    with staging.files(names, options={"features.npy": options}) as files:
+        write_array(files[0], dataset, column, rows, dtype=dtype, l2=job.l2, meter=meter)
+        write_ids(files[1], image_ids)
+        if dataset.kind == "regions":
+            write_array(files[2], dataset, "boxes", rows, dtype="float32")
+            write_array(files[3], dataset, "sizes", rows, dtype="int32")
+    return staging.paths(names)
+
+
+def write_mulisera(job: ExportJob, dataset: Dataset, staging: Staging, *, meter: Meter, note: Note) -> list[Path]:
+    """Write ``SPLIT-resnet50-avgpool.npy``, float16 ``[N, D]``, and ``SPLIT-resnet50-avgpool.ids``, the image ids of its rows.
+
+    The rows follow a list of Multi30K, e.g. ``image_splits/SPLIT.txt``: one list for each split.
+    """
+    if dataset.kind != "features" or dataset.spec is None or len(dataset.spec.shape) != 1:
+        raise DatasetError(f"{dataset.folder.location!r} does not hold features [D], the only ones that mulisera reads")
+    known = set(dataset.image_ids())
+    orders = {
+        job.split_names.get(local_path(location).stem, local_path(location).stem): match_ids(local_file(location), known)
+        for location in job.lists
+    }
+    if len(orders) != len(job.lists):
+        raise UsageError("two of the lists are for the same split: give each split one list")
+    for split, image_ids in orders.items():
+        check_images(dataset, image_ids, wanted_by=f"split {split!r}", advice="take them out of the list")
+    names = [f"{split}-{_MULISERA}.{extension}" for split in orders for extension in ("npy", "ids")]
+    listed = {image_id for image_ids in orders.values() for image_id in image_ids}
+    options = {name: options_for(listed, ids=list_) for name, list_ in zip(names[::2], names[1::2], strict=True)}
+    with staging.files(names, options=options) as files:
+        for array, list_, image_ids in zip(files[::2], files[1::2], orders.values(), strict=True):
+            write_array(array, dataset, "feature", rows_of(image_ids), dtype="float16", l2=job.l2, meter=meter)
+            write_ids(list_, image_ids)
+    return staging.paths(names)
 
 
 def feature_column(dataset: Dataset) -> str:

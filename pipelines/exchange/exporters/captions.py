@@ -1,72 +1,46 @@
-"""Choosing the captions that are exported, and reading them."""
+"""The captions that are exported."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.exchange.jobs import ExportJob
 from schemas.dataset import open_dataset
 from schemas.errors import UsageError
 
-__all__ = ["CaptionChoice", "read_captions"]
-
-_LABELS = ("language", "portion", "split")
+__all__ = ["read_captions"]
 
 
-@dataclass(frozen=True)
-class CaptionChoice:
-    """The captions of a dataset that a layout takes; an empty value selects all. Base of the layouts with captions.
-
-    Attributes:
-        captions: folder of a captions dataset.
-        language: only captions of this language.
-        portion: only captions of this portion.
-        splits: only captions of these splits.
-    """
-
-    captions: str = ""
-    language: str = ""
-    portion: str = ""
-    splits: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not self.captions and (self.language or self.portion or self.splits):
-            raise UsageError("--language, --portion and --splits choose captions: give their dataset with --captions")
-
-    def chosen(self, label: str) -> tuple[str, ...]:
-        """Return the chosen values of ``language``, ``portion`` or ``split``; none if all are taken."""
-        if label == "split":
-            return self.splits
-        value = self.language if label == "language" else self.portion
-        return (value,) if value else ()
-
-
-def read_captions(choice: CaptionChoice, *columns: str, unique: tuple[str, ...] = ()) -> pa.Table:
+def read_captions(job: ExportJob, *columns: str, unique: tuple[str, ...] = ()) -> pa.Table:
     """Read the chosen captions, sorted by image id, language, portion and index; labels are plain strings.
 
     Args:
-        choice: the dataset and its captions.
+        job: names the dataset and its captions.
         columns: columns besides key and split.
         unique: labels, ``language`` or ``portion``, of which only one value may remain.
 
     Raises:
         UsageError: a choice matches nothing, or leaves several values where one is needed.
     """
-    dataset = open_dataset(choice.captions, kind="captions")
-    tables, seen = [], {label: set[str]() for label in _LABELS}
+    dataset = open_dataset(job.captions, kind="captions")
+    chosen = {
+        "language": (job.language,) if job.language else (),
+        "portion": (job.portion,) if job.portion else (),
+        "split": job.splits,
+    }
+    tables, seen = [], {label: set[str]() for label in chosen}
     for table in dataset.shards(["image_id", "language", "portion", "index", "split", *columns]):
-        for label in _LABELS:
+        for label in chosen:
             plain = table[label].cast(pa.string())
             seen[label].update(pc.unique(plain).to_pylist())
             table = table.set_column(table.schema.get_field_index(label), label, plain)
-        for label in _LABELS:
-            if choice.chosen(label):
-                table = table.filter(pc.is_in(table[label], value_set=pa.array(choice.chosen(label), pa.string())))
+        for label in chosen:
+            if chosen[label]:
+                table = table.filter(pc.is_in(table[label], value_set=pa.array(chosen[label], pa.string())))
         tables.append(table)
-    for label in _LABELS:
-        for value in choice.chosen(label):
+    for label in chosen:
+        for value in chosen[label]:
             if value not in seen[label]:
                 raise UsageError(
                     f"{dataset.folder.location!r} holds no captions of {label} {value!r}, only {', '.join(sorted(seen[label]))}"

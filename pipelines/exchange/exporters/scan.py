@@ -7,100 +7,66 @@ convert to a number. They always take the first 5,000 captions of ``dev``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import accumulate, groupby
 from pathlib import Path
-from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.exchange.exporters.arrays import check_images, feature_column, rows_of, write_array, write_ids, write_lines
-from pipelines.exchange.exporters.base import Note, check_choice, split_name
-from pipelines.exchange.exporters.captions import CaptionChoice, read_captions
-from pipelines.exchange.exporters.staging import Staging
+from pipelines.exchange.exporters.base import Note, Staging
+from pipelines.exchange.exporters.captions import read_captions
+from pipelines.exchange.jobs import ExportJob
 from pipelines.exchange.sidecars import options_for
 from pipelines.running.meter import Meter
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError, UsageError
 
-__all__ = ["ScanLayout"]
+__all__ = ["write_scan"]
 
-_TEXTS = ("text", "tokens")
 _PER_IMAGE = (1, 5)
 _DEV_CAPTIONS = 5000
 
 
-@dataclass(frozen=True)
-class ScanLayout(CaptionChoice):
-    """``SPLIT_ims.npy`` (float32), ``SPLIT_caps.txt`` and ``SPLIT_ids.txt`` of each split, images sorted by id.
+def write_scan(job: ExportJob, dataset: Dataset, staging: Staging, *, meter: Meter, note: Note) -> list[Path]:
+    """Write ``SPLIT_ims.npy`` (float32), ``SPLIT_caps.txt`` and ``SPLIT_ids.txt`` of each split, images sorted by id.
 
     Features ``[D]`` are written as such, regions as ``[R, D]``. The captions must be of one language and portion.
-
-    Attributes:
-        captions: folder of a captions dataset.
-        language: only captions of this language.
-        portion: only captions of this portion.
-        splits: only captions of these splits; all when empty.
-        split_names: pairs of a split's name here and in the layout, which calls ``val`` ``dev``.
-        text: ``text``: captions as read; ``tokens``: their tokens joined by a space.
-        captions_per_image: captions taken of each image, from the first; 0 takes all.
-        l2: divide each vector by its Euclidean norm.
     """
+    column = feature_column(dataset)
+    parts = _parts(job, dataset, note)
+    names = [f"{name}_{ending}" for name in parts for ending in ("ims.npy", "caps.txt", "ids.txt")]
+    listed = {image_id for image_ids, _ in parts.values() for image_id in image_ids}
+    options = {f"{name}_ims.npy": options_for(listed, ids=f"{name}_ids.txt") for name in parts}
+    with staging.files(names, options=options) as files:
+        for number, (image_ids, captions) in enumerate(parts.values()):
+            images, lines, ids = files[3 * number : 3 * number + 3]
+            write_array(images, dataset, column, rows_of(image_ids), dtype="float32", l2=job.l2, meter=meter)
+            texts = _lines(captions, job.text)
+            write_lines(lines, (line for chunk in texts.chunks for line in chunk.to_pylist()))
+            write_ids(ids, image_ids)
+    return staging.paths(names)
 
-    format: ClassVar[str] = "scan"
 
-    split_names: tuple[tuple[str, str], ...] = ()
-    text: str = "text"
-    captions_per_image: int = 0
-    l2: bool = False
-
-    def __post_init__(self) -> None:
-        check_choice("--text", self.text, _TEXTS)
-        if self.captions_per_image < 0:
-            raise UsageError(f"--captions-per-image is {self.captions_per_image}, expected 1 or more, or 0 for all")
-        if not self.captions:
-            raise UsageError("the layout of SCAN holds captions: give their dataset with --captions")
-
-    def write(
-        self, dataset: Dataset, staging: Staging, *, meter: Meter = Meter(), note: Note = lambda text: None
-    ) -> list[Path]:
-        """Write three files for each split."""
-        column = feature_column(dataset)
-        parts = self._parts(dataset, note)
-        names = [f"{name}_{ending}" for name in parts for ending in ("ims.npy", "caps.txt", "ids.txt")]
-        listed = {image_id for image_ids, _ in parts.values() for image_id in image_ids}
-        options = {f"{name}_ims.npy": options_for(listed, ids=f"{name}_ids.txt") for name in parts}
-        with staging.files(names, options=options) as files:
-            for number, (image_ids, captions) in enumerate(parts.values()):
-                images, lines, ids = files[3 * number : 3 * number + 3]
-                write_array(images, dataset, column, rows_of(image_ids), dtype="float32", l2=self.l2, meter=meter)
-                texts = _lines(captions, self.text)
-                write_lines(lines, (line for chunk in texts.chunks for line in chunk.to_pylist()))
-                write_ids(ids, image_ids)
-        return staging.paths(names)
-
-    def _parts(self, dataset: Dataset, note: Note) -> dict[str, tuple[list[str], pa.Table]]:
-        """Return image ids and captions of each split, by the layout's name of the split."""
-        table = read_captions(self, self.text, unique=("language", "portion"))
-        parts: dict[str, tuple[list[str], pa.Table]] = {}
-        for split in sorted(pc.unique(table["split"]).to_pylist()):
-            name = split_name(split, self.split_names)
-            if name in parts:
-                raise UsageError(f"two splits would both be called {name!r}: give them different --split-names")
-            image_ids, captions = _even(table.filter(pc.equal(table["split"], split)), split, self.captions_per_image)
-            check_images(dataset, image_ids, wanted_by=f"split {split!r}", advice="choose other splits with --splits")
-            if name == "dev" and captions.num_rows < _DEV_CAPTIONS:
-                note(
-                    f"split 'dev' has {captions.num_rows:,} captions: the loaders of VSE++ and SCAN set its length to "
-                    f"{_DEV_CAPTIONS:,} and fail behind the last one, change that line of their data.py"
-                )
-            if self.text == "text" and (broken := pc.sum(pc.match_substring_regex(captions["text"], r"[\r\n]")).as_py()):
-                note(
-                    f"{broken:,} captions of split {split!r} hold line ends, which became spaces: this layout has one per line"
-                )
-            parts[name] = image_ids, captions
-        return parts
+def _parts(job: ExportJob, dataset: Dataset, note: Note) -> dict[str, tuple[list[str], pa.Table]]:
+    """Return image ids and captions of each split, by the layout's name of the split."""
+    table = read_captions(job, job.text, unique=("language", "portion"))
+    parts: dict[str, tuple[list[str], pa.Table]] = {}
+    for split in sorted(pc.unique(table["split"]).to_pylist()):
+        name = job.split_names.get(split, split)
+        if name in parts:
+            raise UsageError(f"two splits would both be called {name!r}: give them different --split-names")
+        image_ids, captions = _even(table.filter(pc.equal(table["split"], split)), split, job.captions_per_image)
+        check_images(dataset, image_ids, wanted_by=f"split {split!r}", advice="choose other splits with --splits")
+        if name == "dev" and captions.num_rows < _DEV_CAPTIONS:
+            note(
+                f"split 'dev' has {captions.num_rows:,} captions: the loaders of VSE++ and SCAN set its length to "
+                f"{_DEV_CAPTIONS:,} and fail behind the last one, change that line of their data.py"
+            )
+        if job.text == "text" and (broken := pc.sum(pc.match_substring_regex(captions["text"], r"[\r\n]")).as_py()):
+            note(f"{broken:,} captions of split {split!r} hold line ends, which became spaces: this layout has one per line")
+        parts[name] = image_ids, captions
+    return parts
 
 
 def _lines(captions: pa.Table, text: str) -> pa.ChunkedArray:

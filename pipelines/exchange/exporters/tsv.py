@@ -4,21 +4,38 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import pyarrow as pa
 
-from pipelines.exchange.exporters.base import Note, check_choice
-from pipelines.exchange.exporters.staging import Staging
+from pipelines.exchange.exporters.base import Note, Staging
+from pipelines.exchange.jobs import ExportJob
 from pipelines.exchange.sidecars import options_for
-from pipelines.exchange.tsv_columns import BOTTOM_UP, LXMERT
 from pipelines.running.meter import Meter
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError
 
-__all__ = ["TsvLayout"]
+__all__ = ["BOTTOM_UP", "LXMERT", "write_tsv"]
+
+BOTTOM_UP = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")
+"""Columns as peteanderson80/bottom-up-attention writes them."""
+
+LXMERT = (
+    "img_id",
+    "img_h",
+    "img_w",
+    "objects_id",
+    "objects_conf",
+    "attrs_id",
+    "attrs_conf",
+    "num_boxes",
+    "boxes",
+    "features",
+)
+"""Columns as airsplay/lxmert and airsplay/py-bottom-up-attention write them, and LXMERT reads them. Height comes before width.
+
+Their ids of classes and attributes count from 0, without background and none; those of the kind ``regions`` count from 1.
+"""
 
 _COLUMNS = {"bottom-up": BOTTOM_UP, "lxmert": LXMERT}
 _BATCH_ROWS = 32
@@ -35,35 +52,18 @@ _FROM_ZERO = ("objects_id", "attrs_id")
 _NUMBERS = {"image_w": "width", "image_h": "height", "img_w": "width", "img_h": "height", "num_boxes": "num_regions"}
 
 
-@dataclass(frozen=True)
-class TsvLayout:
-    """``regions.tsv``: every image with the regions that are in use, in the order of the dataset.
-
-    Attributes:
-        columns: ``bottom-up`` (6 columns) or ``lxmert`` (10 columns, with classes and attributes).
-    """
-
-    format: ClassVar[str] = "tsv"
-
-    columns: str = "bottom-up"
-
-    def __post_init__(self) -> None:
-        check_choice("--columns", self.columns, tuple(_COLUMNS))
-
-    def write(
-        self, dataset: Dataset, staging: Staging, *, meter: Meter = Meter(), note: Note = lambda text: None
-    ) -> list[Path]:
-        """Write one file; the dataset must hold regions."""
-        if dataset.kind != "regions":
-            raise DatasetError(f"{dataset.folder.location!r} holds {dataset.kind}, expected regions: a tsv holds boxes")
-        regions = dataset.spec.shape[0] if dataset.spec is not None else None
-        options = options_for(dataset.image_ids(), regions=regions)
-        with staging.files(["regions.tsv"], options={"regions.tsv": options}) as (path,), path.open("wb") as file:
-            for batch in dataset.batches(batch_size=_BATCH_ROWS):
-                for row in range(batch.num_rows):
-                    file.write(_line(batch, row, _COLUMNS[self.columns]))
-                meter.add(images=batch.num_rows)
-        return staging.paths(["regions.tsv"])
+def write_tsv(job: ExportJob, dataset: Dataset, staging: Staging, *, meter: Meter, note: Note) -> list[Path]:
+    """Write ``regions.tsv``: every image with the regions that are in use, in the order of the dataset."""
+    if dataset.kind != "regions":
+        raise DatasetError(f"{dataset.folder.location!r} holds {dataset.kind}, expected regions: a tsv holds boxes")
+    regions = dataset.spec.shape[0] if dataset.spec is not None else None
+    options = options_for(dataset.image_ids(), regions=regions)
+    with staging.files(["regions.tsv"], options={"regions.tsv": options}) as (path,), path.open("wb") as file:
+        for batch in dataset.batches(batch_size=_BATCH_ROWS):
+            for row in range(batch.num_rows):
+                file.write(_line(batch, row, _COLUMNS[job.columns]))
+            meter.add(images=batch.num_rows)
+    return staging.paths(["regions.tsv"])
 
 
 def _line(batch: pa.RecordBatch, row: int, columns: Sequence[str]) -> bytes:

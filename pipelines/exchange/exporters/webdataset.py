@@ -6,24 +6,23 @@ import io
 import json
 import tarfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.exchange.exporters.arrays import feature_column
-from pipelines.exchange.exporters.base import Note
-from pipelines.exchange.exporters.captions import CaptionChoice, read_captions
-from pipelines.exchange.exporters.staging import Staging
+from pipelines.exchange.exporters.base import Note, Staging
+from pipelines.exchange.exporters.captions import read_captions
+from pipelines.exchange.jobs import ExportJob
 from pipelines.running.meter import Meter
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError
 from schemas.keys import normalization_hint
 
-__all__ = ["WebdatasetLayout"]
+__all__ = ["write_webdataset"]
 
 _REGION_COLUMNS = (
     "width",
@@ -36,51 +35,37 @@ _REGION_COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
-class WebdatasetLayout(CaptionChoice):
-    """``part-00000.tar`` ..., one per shard, with ``IMAGE_ID.feature.npy`` as stored; always the same bytes.
+def write_webdataset(job: ExportJob, dataset: Dataset, staging: Staging, *, meter: Meter, note: Note) -> list[Path]:
+    """Write ``part-00000.tar`` ..., one per shard, with ``IMAGE_ID.feature.npy`` as stored; always the same bytes.
 
     Regions have ``IMAGE_ID.boxes.npy`` and ``IMAGE_ID.regions.json`` as well. With captions there is
     ``IMAGE_ID.captions.json``, a list, and only images that have a chosen caption are written.
-
-    Attributes:
-        captions: folder of a captions dataset; without captions when empty.
-        language: only captions of this language.
-        portion: only captions of this portion.
-        splits: only captions of these splits; all when empty.
     """
-
-    format: ClassVar[str] = "webdataset"
-
-    def write(
-        self, dataset: Dataset, staging: Staging, *, meter: Meter = Meter(), note: Note = lambda text: None
-    ) -> list[Path]:
-        """Write one tar per shard."""
-        feature_column(dataset)
-        captions = read_captions(self, "text", "tokens") if self.captions else None
-        captions_of = None if captions is None else _by_image(captions)
-        names = [f"part-{number:05d}.tar" for number in range(dataset.num_shards)]
-        left_out, num_images = [], 0
-        with staging.files(names, obsolete="part-*.tar") as files:
-            for path, number in zip(files, range(dataset.num_shards), strict=True):
-                with path.open("wb") as raw, tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
-                    for row in _rows(dataset, number):
-                        of_image = None if captions_of is None else captions_of(row["image_id"])
-                        if captions_of is not None and not of_image:
-                            left_out.append(row["image_id"])
-                            continue
-                        for name, data in _sample(dataset, row, of_image):
-                            info = tarfile.TarInfo(f"{row['image_id']}.{name}")  # Its defaults: no time, no owner, mode 644.
-                            info.size = len(data)
-                            tar.addfile(info, io.BytesIO(data))
-                        num_images += 1
-                        meter.add(images=1)
-        if captions is not None and (missing := pc.count_distinct(captions["image_id"]).as_py() - num_images):
-            note(f"{missing:,} images with a chosen caption have no row in {dataset.folder.location!r}: they were left out")
-        if captions is not None and left_out:
-            hint = normalization_hint(left_out, pc.unique(captions["image_id"]).to_pylist())
-            note(f"{len(left_out):,} images without a chosen caption were left out{hint and f': {hint}'}")
-        return staging.paths(names)
+    feature_column(dataset)
+    captions = read_captions(job, "text", "tokens") if job.captions else None
+    captions_of = None if captions is None else _by_image(captions)
+    names = [f"part-{number:05d}.tar" for number in range(dataset.num_shards)]
+    left_out, num_images = [], 0
+    with staging.files(names, obsolete="part-*.tar") as files:
+        for path, number in zip(files, range(dataset.num_shards), strict=True):
+            with path.open("wb") as raw, tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
+                for row in _rows(dataset, number):
+                    of_image = None if captions_of is None else captions_of(row["image_id"])
+                    if captions_of is not None and not of_image:
+                        left_out.append(row["image_id"])
+                        continue
+                    for name, data in _sample(dataset, row, of_image):
+                        info = tarfile.TarInfo(f"{row['image_id']}.{name}")  # Its defaults: no time, no owner, mode 644.
+                        info.size = len(data)
+                        tar.addfile(info, io.BytesIO(data))
+                    num_images += 1
+                    meter.add(images=1)
+    if captions is not None and (missing := pc.count_distinct(captions["image_id"]).as_py() - num_images):
+        note(f"{missing:,} images with a chosen caption have no row in {dataset.folder.location!r}: they were left out")
+    if captions is not None and left_out:
+        hint = normalization_hint(left_out, pc.unique(captions["image_id"]).to_pylist())
+        note(f"{len(left_out):,} images without a chosen caption were left out{hint and f': {hint}'}")
+    return staging.paths(names)
 
 
 def _rows(dataset: Dataset, number: int) -> Iterator[dict[str, Any]]:

@@ -10,63 +10,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from pipelines.exchange.image_lists import IdRule, ImageIds, expand_ids, local_file
-from pipelines.exchange.importers.base import check_options, describe_file, pad_regions
-from pipelines.exchange.karpathy_numbers import KarpathyKey, KarpathyNumbers, check_karpathy
+from pipelines.exchange.image_lists import ImageIds, expand_ids, local_file
+from pipelines.exchange.importers.base import describe_file, pad_regions
+from pipelines.exchange.jobs import ImportJob
+from pipelines.exchange.karpathy_numbers import KarpathyNumbers
 from pipelines.exchange.sidecars import apply_sidecars
 from schemas.errors import InputError, UsageError
 from schemas.kinds import REGIONS
 
-__all__ = ["ArrayFiles", "NpyImport", "guess_ids"]
-
-
-@dataclass(frozen=True)
-class NpyImport:
-    """Import of npy arrays ``[N, ...]``, each with a list of image ids; several are concatenated.
-
-    Attributes:
-        sources: the npy files.
-        ids: text file with the image ids of each array; if there are none, they are looked for beside the arrays.
-        boxes: npy file ``[N, R, 4]`` for each array, which makes its rows ``[N, R, D]`` regions.
-        sizes: npy file ``[N, 2]`` for each array with width and height of the images; 0 is stored if there are none.
-        id_rule: the part of a list entry that is the image id; ``name`` if neither this nor a sidecar says otherwise.
-        repeats: how many times in a row each image occurs; identical copies become one row.
-        max_regions: greatest number of regions that are stored per image; 36 if neither this nor a sidecar says otherwise.
-        karpathy: a ``dataset_*.json`` of Karpathy's splits, where the ids are its numbers; they become the names of its images.
-        karpathy_key: what the numbers count, see `pipelines.exchange.karpathy_numbers`.
-    """
-
-    format: ClassVar[str] = "npy"
-
-    sources: tuple[str, ...]
-    ids: tuple[str, ...] = ()
-    boxes: tuple[str, ...] = ()
-    sizes: tuple[str, ...] = ()
-    id_rule: IdRule | None = None
-    repeats: int = 1
-    max_regions: int | None = None
-    karpathy: str = ""
-    karpathy_key: KarpathyKey = "imgid"
-
-    def __post_init__(self) -> None:
-        check_options(self.sources, self.id_rule, repeats=self.repeats, max_regions=self.max_regions)
-        check_karpathy(self.karpathy, self.karpathy_key)
-        for option, files in (("ids", self.ids), ("boxes", self.boxes), ("sizes", self.sizes)):
-            if files and len(files) != len(self.sources):
-                raise UsageError(
-                    f"{len(self.sources)} arrays but {len(files)} files with --{option}: give one for each, in the same order, "
-                    f"every one behind an option of its own: --{option} FILE --{option} FILE"
-                )
-        if self.sizes and not self.boxes:
-            raise UsageError("--sizes is for regions: give --boxes as well, or leave --sizes out")
-
-    def open(self) -> ArrayFiles:
-        """Open the arrays and check their shapes."""
-        return ArrayFiles.open(self)
+__all__ = ["ArrayFiles", "guess_ids"]
 
 
 def guess_ids(array: Path) -> Path:
@@ -92,7 +48,7 @@ class ArrayFiles:
     """Open arrays, concatenated.
 
     Attributes:
-        layout: the options.
+        job: the files and their options.
         paths: the arrays.
         files: every file, array by array.
         maps: the mapped arrays: ``values``, and for regions ``boxes`` and ``sizes``.
@@ -100,7 +56,7 @@ class ArrayFiles:
         numbers: what the ids in the lists stand for.
     """
 
-    layout: NpyImport
+    job: ImportJob
     paths: Sequence[Path]
     files: Sequence[Path]
     maps: Mapping[str, Sequence[np.ndarray]]
@@ -108,41 +64,41 @@ class ArrayFiles:
     numbers: KarpathyNumbers
 
     @classmethod
-    def open(cls, layout: NpyImport) -> ArrayFiles:
+    def open(cls, job: ImportJob) -> ArrayFiles:
         """Map the arrays, check their shapes and read the lists of image ids.
 
         Raises:
             ImagepivotError: a file is missing, or they do not belong together.
         """
-        paths = [local_file(location) for location in layout.sources]
+        paths = [local_file(location) for location in job.sources]
         values = [_map(path) for path in paths]
-        layout = apply_sidecars(layout, paths)
-        lists = [local_file(location) for location in layout.ids] or [guess_ids(path) for path in paths]
-        extras = {name: [local_file(location) for location in getattr(layout, name)] for name in ("boxes", "sizes")}
+        job = apply_sidecars(job, paths)
+        lists = [local_file(location) for location in job.ids] or [guess_ids(path) for path in paths]
+        extras = {name: [local_file(location) for location in getattr(job, name)] for name in ("boxes", "sizes")}
         maps = {"values": values, **{name: [_map(path) for path in files] for name, files in extras.items()}}
         _check_values(paths, values)
-        if layout.boxes:
-            _check_regions(paths, extras, maps, layout.max_regions or REGIONS)
-        numbers = KarpathyNumbers.open(layout.karpathy, layout.karpathy_key)
+        if job.boxes:
+            _check_regions(paths, extras, maps, job.max_regions or REGIONS)
+        numbers = KarpathyNumbers.open(job.karpathy, job.karpathy_key)
         image_ids: list[str] = []
-        reader = ImageIds(layout.id_rule or "name")
+        reader = ImageIds(job.id_rule or "name")
         for path, list_path, array in zip(paths, lists, values, strict=True):
             entries = enumerate(reader.read_list(list_path), start=1)
             ids = [numbers.image_id(entry, place=f"{list_path.name}, line {line}") for line, entry in entries]
-            image_ids += expand_ids(ids, len(array), layout.repeats, list_name=list_path.name, array_name=path.name)
+            image_ids += expand_ids(ids, len(array), job.repeats, list_name=list_path.name, array_name=path.name)
         groups = zip(paths, lists, *(files for files in extras.values() if files), strict=True)
-        return cls(layout, paths, [file for group in groups for file in group], maps, image_ids, numbers)
+        return cls(job, paths, [file for group in groups for file in group], maps, image_ids, numbers)
 
     @property
     def kind(self) -> str:
         """``regions`` if there are boxes, else ``features``."""
-        return "regions" if self.layout.boxes else "features"
+        return "regions" if self.job.boxes else "features"
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one row; for regions with the greatest number that is stored."""
         shape = self.maps["values"][0].shape[1:]
-        return (self.layout.max_regions or REGIONS, *shape[1:]) if self.layout.boxes else shape
+        return (self.job.max_regions or REGIONS, *shape[1:]) if self.job.boxes else shape
 
     @property
     def dtype(self) -> np.dtype:
@@ -157,7 +113,7 @@ class ArrayFiles:
     @property
     def parameters(self) -> dict[str, Any]:
         """The rules for image ids."""
-        return {"id_rule": self.layout.id_rule or "name", **self.numbers.parameters}
+        return {"id_rule": self.job.id_rule or "name", **self.numbers.parameters}
 
     def place(self, row: int) -> str:
         """Return file and row, counted from 0."""
@@ -167,14 +123,14 @@ class ArrayFiles:
     def columns(self, rows: Sequence[int]) -> dict[str, np.ndarray]:
         """Gather rows of the mapped arrays."""
         values = self._take("values", rows)
-        if not self.layout.boxes:
+        if not self.job.boxes:
             return {"feature": values}
         regions = self.shape[0]
         boxes = self._take("boxes", rows).astype(np.float32)
         used: np.ndarray = np.any(values, axis=2) | np.any(boxes, axis=2)
         # Regions after the last one that is not all zero are padding.
         num_regions = np.where(np.any(used, axis=1), used.shape[1] - used[:, ::-1].argmax(axis=1), 0)
-        sizes = self._take("sizes", rows) if self.layout.sizes else np.zeros((len(rows), 2))
+        sizes = self._take("sizes", rows) if self.job.sizes else np.zeros((len(rows), 2))
         zeros = np.zeros((len(rows), regions))
         return {
             "width": sizes[:, 0],

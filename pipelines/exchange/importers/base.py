@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, get_args
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from pipelines.exchange.image_lists import IdRule
-from schemas.errors import InputError, UsageError
+from schemas.errors import InputError
 from schemas.features import FeatureSpec
 from schemas.fingerprints import sha256_of_file
 from schemas.kinds import numpy_type, schema_of
 
 __all__ = [
     "FeatureFiles",
-    "ImportLayout",
     "check_finite",
-    "check_options",
     "describe_file",
     "pad_regions",
     "stored_dtype",
@@ -61,48 +58,6 @@ class FeatureFiles(Protocol):
 
     def columns(self, rows: Sequence[int]) -> dict[str, np.ndarray]:
         """Return the values of rows by column, without the image id; vectors keep their shape."""
-
-
-class ImportLayout(Protocol):
-    """The options for importing one kind of file: a frozen dataclass whose constructor does no I/O.
-
-    Attributes:
-        format: name of the kind of file.
-        sources: the files with the features.
-    """
-
-    format: ClassVar[str]
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """The files with the features."""
-
-    def open(self) -> FeatureFiles:
-        """Open the files and check shapes and counts.
-
-        Raises:
-            ImagepivotError: a file is missing, or they do not belong together.
-        """
-
-
-def check_options(sources: Sequence[str], id_rule: IdRule | None, **counts: int | None) -> None:
-    """Check the options that several layouts have.
-
-    Args:
-        sources: the files with the features.
-        id_rule: the part of a list entry that is the image id; None if unset.
-        counts: options that must be 1 or more, by name; None if unset.
-
-    Raises:
-        UsageError: an option has an impossible value.
-    """
-    if not sources:
-        raise UsageError("no files are given: give at least one to import")
-    if id_rule is not None and id_rule not in get_args(IdRule):
-        raise UsageError(f"--id-rule is {id_rule!r}, expected one of {', '.join(get_args(IdRule))}")
-    for option, count in counts.items():
-        if count is not None and count < 1:
-            raise UsageError(f"--{option.replace('_', '-')} is {count}, expected 1 or more")
 
 
 def describe_file(path: Path) -> dict[str, Any]:

@@ -6,54 +6,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from pipelines.exchange.image_lists import IdRule, ImageIds, expand_ids, local_file
-from pipelines.exchange.importers.base import check_options, describe_file
-from pipelines.exchange.karpathy_numbers import KarpathyKey, KarpathyNumbers, check_karpathy
+from pipelines.exchange.image_lists import ImageIds, expand_ids, local_file
+from pipelines.exchange.importers.base import describe_file
+from pipelines.exchange.jobs import IdRule, ImportJob
+from pipelines.exchange.karpathy_numbers import KarpathyNumbers
 from schemas.errors import InputError, UsageError
 
-__all__ = ["Hdf5File", "Hdf5Import"]
-
-
-@dataclass(frozen=True)
-class Hdf5Import:
-    """Import of an HDF5 file.
-
-    Attributes:
-        sources: the file, exactly one.
-        ids: text file with the image ids of ``array``, at most one.
-        array: path of the array ``[N, ...]`` within the file; or of a group that holds one array per image, whose path within the
-            group is its id (the root group when empty).
-        id_array: path of an array with the image ids of ``array``, in place of ``ids``.
-        id_rule: the part of an id that is the image id; ``path`` for arrays in groups of groups and ``name`` otherwise if unset.
-        repeats: how many times in a row each image occurs; identical copies become one row.
-        karpathy: a ``dataset_*.json`` of Karpathy's splits, where the ids are its numbers; they become the names of its images.
-        karpathy_key: what the numbers count, see `pipelines.exchange.karpathy_numbers`.
-    """
-
-    format: ClassVar[str] = "hdf5"
-
-    sources: tuple[str, ...]
-    ids: tuple[str, ...] = ()
-    array: str = ""
-    id_array: str = ""
-    id_rule: IdRule | None = None
-    repeats: int = 1
-    karpathy: str = ""
-    karpathy_key: KarpathyKey = "imgid"
-
-    def __post_init__(self) -> None:
-        check_options(self.sources, self.id_rule, repeats=self.repeats)
-        check_karpathy(self.karpathy, self.karpathy_key)
-        if len(self.sources) != 1 or len(self.ids) > 1:
-            raise UsageError("import one HDF5 file at a time, with at most one list of ids")
-
-    def open(self) -> Hdf5File:
-        """Open the file and check its arrays."""
-        return Hdf5File.open(self)
+__all__ = ["Hdf5File"]
 
 
 @dataclass(frozen=True)
@@ -61,7 +24,7 @@ class Hdf5File:
     """An open HDF5 file with features.
 
     Attributes:
-        layout: the options.
+        job: the files and their options.
         contents: the open file.
         list_path: the list of image ids, if there is one.
         names: paths of the arrays if there is one per image; empty for one array of all images.
@@ -72,7 +35,7 @@ class Hdf5File:
         numbers: what the ids in the file or the list stand for.
     """
 
-    layout: Hdf5Import
+    job: ImportJob
     contents: _Contents
     list_path: Path | None
     names: Sequence[str]
@@ -83,40 +46,40 @@ class Hdf5File:
     numbers: KarpathyNumbers
 
     @classmethod
-    def open(cls, layout: Hdf5Import) -> Hdf5File:
+    def open(cls, job: ImportJob) -> Hdf5File:
         """Open the file, find its arrays, check their shapes and read the image ids.
 
         Raises:
             ImagepivotError: a file or array is missing, or they do not belong together.
         """
         h5py = _h5py()
-        contents = _Contents.open(h5py, layout.sources[0])
-        list_path = local_file(layout.ids[0]) if layout.ids else None
-        numbers = KarpathyNumbers.open(layout.karpathy, layout.karpathy_key)
-        node = contents.node(layout.array or "/")
+        contents = _Contents.open(h5py, job.sources[0])
+        list_path = local_file(job.ids[0]) if job.ids else None
+        numbers = KarpathyNumbers.open(job.karpathy, job.karpathy_key)
+        node = contents.node(job.array or "/")
         contents.check_flat_rows(node.parent if isinstance(node, h5py.Dataset) else node)
         if not isinstance(node, h5py.Dataset):
-            if layout.id_array or list_path is not None:
+            if job.id_array or list_path is not None:
                 raise UsageError(
                     f"--ids and --id-array name the ids of one array: name the array with --array. {contents.summary()}"
                 )
-            names, shape, dtype = _arrays(h5py, contents, layout.array, node)
-            reader = ImageIds(layout.id_rule or ("path" if any("/" in name for name in names) else "name"))
+            names, shape, dtype = _arrays(h5py, contents, job.array, node)
+            reader = ImageIds(job.id_rule or ("path" if any("/" in name for name in names) else "name"))
             places = [contents.place(name) for name in names]
             ids = [reader.read(name, place=place) for name, place in zip(names, places, strict=True)]
             image_ids = [numbers.image_id(text, place=place) for text, place in zip(ids, places, strict=True)]
-            return cls(layout, contents, list_path, names, reader.rule, image_ids, shape, dtype, numbers)
-        array_name = contents.place(layout.array)
+            return cls(job, contents, list_path, names, reader.rule, image_ids, shape, dtype, numbers)
+        array_name = contents.place(job.array)
         if len(node.shape) < 2 or not all(node.shape):
             raise InputError(
                 f"{array_name} has shape {node.shape}, expected an array [N, D] with one row per image and no zero dimension"
             )
-        list_name = list_path.name if list_path is not None else contents.place(layout.id_array)
-        reader = ImageIds(layout.id_rule or "name")
-        entries = enumerate(_ids(contents, layout, list_path, reader))
+        list_name = list_path.name if list_path is not None else contents.place(job.id_array)
+        reader = ImageIds(job.id_rule or "name")
+        entries = enumerate(_ids(contents, job, list_path, reader))
         ids = [numbers.image_id(entry, place=f"{list_name}, entry {number}") for number, entry in entries]
-        image_ids = expand_ids(ids, len(node), layout.repeats, list_name=list_name, array_name=array_name)
-        return cls(layout, contents, list_path, (), reader.rule, image_ids, tuple(node.shape[1:]), node.dtype, numbers)
+        image_ids = expand_ids(ids, len(node), job.repeats, list_name=list_name, array_name=array_name)
+        return cls(job, contents, list_path, (), reader.rule, image_ids, tuple(node.shape[1:]), node.dtype, numbers)
 
     @property
     def kind(self) -> str:
@@ -132,19 +95,19 @@ class Hdf5File:
     @property
     def parameters(self) -> dict[str, Any]:
         """The arrays of the file, and the rules for image ids."""
-        arrays = {"array": self.layout.array or "/", "id_array": self.layout.id_array}
+        arrays = {"array": self.job.array or "/", "id_array": self.job.id_array}
         return {**arrays, "id_rule": self.id_rule, **self.numbers.parameters}
 
     def place(self, row: int) -> str:
         """Return file, array and row, counted from 0."""
         if self.names:
             return self.contents.place(self.names[row])
-        return f"{self.contents.place(self.layout.array)}, row {row}"
+        return f"{self.contents.place(self.job.array)}, row {row}"
 
     def columns(self, rows: Sequence[int]) -> dict[str, np.ndarray]:
         """Read rows."""
         values = np.empty((len(rows), *self.shape), dtype=self.dtype)
-        node = self.contents.node(self.layout.array or "/")
+        node = self.contents.node(self.job.array or "/")
         if self.names:
             for target, row in enumerate(rows):
                 values[target] = node[self.names[row]][()]
@@ -206,14 +169,14 @@ def _h5py() -> Any:
         raise UsageError("reading HDF5 needs h5py, which is not installed: pip install 'imagepivot[hdf5]'") from None
 
 
-def _ids(contents: _Contents, layout: Hdf5Import, list_path: Path | None, reader: ImageIds) -> list[str]:
+def _ids(contents: _Contents, job: ImportJob, list_path: Path | None, reader: ImageIds) -> list[str]:
     if list_path is not None:
         return reader.read_list(list_path)
-    if not layout.id_array:
+    if not job.id_array:
         raise UsageError(
-            f"the ids of {contents.place(layout.array)} are not known: give --id-array or --ids. {contents.summary()}"
+            f"the ids of {contents.place(job.array)} are not known: give --id-array or --ids. {contents.summary()}"
         )
-    node, place = contents.node(layout.id_array), contents.place(layout.id_array)
+    node, place = contents.node(job.id_array), contents.place(job.id_array)
     if not hasattr(node, "shape") or node.ndim != 1 or node.dtype.kind not in "iuSO":
         raise InputError(f"{place} is not a list of image ids, expected strings or whole numbers [N]")
     ids = []

@@ -11,20 +11,20 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from pipelines.exchange.image_lists import IdRule, ImageIds, local_file
-from pipelines.exchange.importers.base import check_options
-from pipelines.exchange.karpathy_numbers import KarpathyKey, KarpathyNumbers, check_karpathy
+from pipelines.exchange.exporters.tsv import BOTTOM_UP, LXMERT
+from pipelines.exchange.image_lists import ImageIds, local_file
+from pipelines.exchange.jobs import ImportJob
+from pipelines.exchange.karpathy_numbers import KarpathyNumbers
 from pipelines.exchange.sidecars import apply_sidecars
-from pipelines.exchange.tsv_columns import BOTTOM_UP, LXMERT
 from schemas.errors import InputError
 from schemas.kinds import REGIONS
 from schemas.text import HEAD, mark_length
 
-__all__ = ["TsvFiles", "TsvImport"]
+__all__ = ["TsvFiles"]
 
 _NAMES = {
     "img_id": "image_id",
@@ -54,48 +54,19 @@ class _Line:
     number: int
 
 
-@dataclass(frozen=True)
-class TsvImport:
-    """Import of tsv files with regions; several are concatenated.
-
-    Attributes:
-        sources: the tsv files.
-        id_rule: the part of an id in the file that is the image id; ``name`` if neither this nor a sidecar says otherwise.
-        max_regions: greatest number of regions that are stored per image; 36 if neither this nor a sidecar says otherwise.
-        karpathy: a ``dataset_*.json`` of Karpathy's splits, where the ids are its numbers; they become the names of its images.
-        karpathy_key: what the numbers count, see `pipelines.exchange.karpathy_numbers`.
-    """
-
-    format: ClassVar[str] = "tsv"
-
-    sources: tuple[str, ...]
-    id_rule: IdRule | None = None
-    max_regions: int | None = None
-    karpathy: str = ""
-    karpathy_key: KarpathyKey = "imgid"
-
-    def __post_init__(self) -> None:
-        check_options(self.sources, self.id_rule, max_regions=self.max_regions)
-        check_karpathy(self.karpathy, self.karpathy_key)
-
-    def open(self) -> TsvFiles:
-        """Index and check the files."""
-        return TsvFiles.open(self)
-
-
 class TsvFiles:
     """Indexed tsv files with regions, concatenated. Made by `TsvFiles.open`.
 
     Args:
-        layout: the options.
+        job: the files and their options.
     """
 
-    def __init__(self, layout: TsvImport) -> None:
-        self._paths = [local_file(location) for location in layout.sources]
-        layout = apply_sidecars(layout, self._paths)
-        self._max_regions = layout.max_regions or REGIONS
-        self._ids = ImageIds(layout.id_rule or "name")
-        self._numbers = KarpathyNumbers.open(layout.karpathy, layout.karpathy_key)
+    def __init__(self, job: ImportJob) -> None:
+        self._paths = [local_file(location) for location in job.sources]
+        job = apply_sidecars(job, self._paths)
+        self._max_regions = job.max_regions or REGIONS
+        self._ids = ImageIds(job.id_rule or "name")
+        self._numbers = KarpathyNumbers.open(job.karpathy, job.karpathy_key)
         self._columns: list[list[str]] = []
         self._inputs: list[dict[str, Any]] = []
         self._lines: list[_Line] = []
@@ -104,13 +75,13 @@ class TsvFiles:
         self._most = (0, "")
 
     @classmethod
-    def open(cls, layout: TsvImport) -> TsvFiles:
+    def open(cls, job: ImportJob) -> TsvFiles:
         """Read every line once, index it and check it.
 
         Raises:
             ImagepivotError: a file is missing or damaged, or the files do not belong together.
         """
-        files = cls(layout)
+        files = cls(job)
         for number, path in enumerate(files._paths):
             files._scan(number, path)
         if not files._lines:

@@ -9,42 +9,21 @@ import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from pipelines.exchange.image_lists import IdRule, ImageIds, local_file
-from pipelines.exchange.importers.base import check_options, describe_file
+from pipelines.exchange.image_lists import ImageIds, local_file
+from pipelines.exchange.importers.base import describe_file
+from pipelines.exchange.jobs import IdRule, ImportJob
 from schemas.errors import InputError
 
-__all__ = ["TarFiles", "WebdatasetImport"]
+__all__ = ["TarFiles"]
 
 # Key and extension of a member, as WebDataset splits its name.
 _MEMBER = re.compile(r"(?:\./)?((?:.*/|)[^./]+)[.]([^/]*)", re.DOTALL)
 _FEATURE, _BOXES, _LABELS = "feature.npy", "boxes.npy", "regions.json"
 _VECTORS = ("class_ids", "class_scores", "attribute_ids", "attribute_scores")
-
-
-@dataclass(frozen=True)
-class WebdatasetImport:
-    """Import of tar files; several are concatenated.
-
-    Attributes:
-        sources: the tar files.
-        id_rule: the part of the key of a sample that is the image id; ``exact`` if unset.
-    """
-
-    format: ClassVar[str] = "webdataset"
-
-    sources: tuple[str, ...]
-    id_rule: IdRule | None = None
-
-    def __post_init__(self) -> None:
-        check_options(self.sources, self.id_rule)
-
-    def open(self) -> TarFiles:
-        """Index the files."""
-        return TarFiles(self)
 
 
 @dataclass(frozen=True)
@@ -64,15 +43,15 @@ class TarFiles:
     """Indexed tar files with features or regions, concatenated.
 
     Args:
-        layout: the options.
+        job: the files and their options.
 
     Raises:
         ImagepivotError: a file is missing or damaged, or holds other samples.
     """
 
-    def __init__(self, layout: WebdatasetImport) -> None:
-        self._paths = [local_file(location) for location in layout.sources]
-        self._rule: IdRule = layout.id_rule or "exact"
+    def __init__(self, job: ImportJob) -> None:
+        self._paths = [local_file(location) for location in job.sources]
+        self._rule: IdRule = job.id_rule or "exact"
         self._samples = [sample for path in self._paths for sample in _index(path)]
         if not self._samples:
             raise InputError(f"{self._paths[0].name} holds no samples, expected 'ID.{_FEATURE}' for each image")

@@ -22,9 +22,28 @@ NEEDS = {
     **{key: {"update": True} for key in ("keep_removed", "only_add", "check_content")},
     "targets": {"plan": "demo"},
     **{key: {"gpu": "nvidia-l4"} for key in ("gpus_per_worker", "worker_machine")},
+    "karpathy_key": {"karpathy": "dataset.json"},
+    ("features", "max_regions"): {"min_regions": 5},
+    ("export", "format"): {"captions": "c"},
+    ("export", "captions"): {"format": "webdataset"},
+    **{("export", key): {"format": "webdataset", "captions": "c"} for key in ("language", "portion", "splits")},
+    **{("export", key): {"format": "scan", "captions": "c"} for key in ("split_names", "text", "captions_per_image")},
+    ("export", "columns"): {"format": "tsv"},
 }
-VALUES = {"task": "1/4", "languages": ("en", "de"), "gpu": "nvidia-l4", "delimiter": ";", "detach": None, "worker_machine": "m"}
-NEEDED = {"word-vectors": {"files": ("a", "b"), "languages": ("en", "de")}}
+VALUES = {
+    "task": "1/4",
+    "languages": ("en", "de"),
+    "gpu": "nvidia-l4",
+    "delimiter": ";",
+    "detach": None,
+    "worker_machine": "m",
+    "name": "toy",
+    "lists": ("order.txt",),
+}
+NEEDED = {
+    "word-vectors": {"files": ("a", "b"), "languages": ("en", "de")},
+    "export": {"format": "npy"},
+}
 WRONG = {int: "seven", float: "much", bool: "maybe"}
 
 
@@ -66,7 +85,7 @@ def cases(command: str) -> dict[str, dict[str, Any]]:
         value = other_than_default(option)
         if value is None or option.opt.is_behind_dashes:
             continue
-        beside = {"min_regions": 5} if (command, key) == ("features", "max_regions") else NEEDS.get(key, {})
+        beside = NEEDS.get((command, key), NEEDS.get(key, {}))
         found[key] = {**needed(command), **beside, key: value}
     return found
 

@@ -1,4 +1,3 @@
-import json
 import re
 from pathlib import Path
 
@@ -8,7 +7,7 @@ from typer.testing import CliRunner
 
 from pipelines.commands import exchange
 from schemas.dataset import open_dataset
-from schemas.errors import InputError, UsageError
+from schemas.errors import UsageError
 
 
 @pytest.fixture
@@ -59,26 +58,15 @@ def test_import_export_and_diff_go_round(tmp_path, call):
     assert call("diff", out, other, "--tolerance", "0.6")[0] == 0
 
 
-def test_wrong_usage_is_an_error_of_ours(tmp_path, call):
-    with pytest.raises(UsageError, match="give their dataset with --captions"):
-        call("export", "features", str(tmp_path), "--format", "scan")
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ("import x.tsv out --name toy --ids a", "--ids is for npy and hdf5, these files are tsv"),
-        ("import x.npy out --name toy --array a", "--array is for hdf5, these files are npy"),
         ("import x.npy out --name toy --format hdf5 --sizes a", "--sizes is for npy, these files are hdf5"),
-        ("import x.h5 out --name toy --max-regions 10", "--max-regions is for npy and tsv, these files are hdf5"),
-        ("import x.tsv out --name toy --repeats 5", "--repeats is for npy and hdf5, these files are tsv"),
         ("import x.h5 y.h5 out --name toy", "import one HDF5 file at a time"),
         ("import x.bin out --name toy", "cannot tell the format of 'x.bin'"),
         ("export data out --format npy --captions c", "--captions is for scan and webdataset, not for npy"),
-        ("export data out --format webdataset --l2", "--l2 is for scan and mulisera and npy, not for webdataset"),
-        ("export data out --format npy --columns lxmert", "--columns is for tsv, not for npy"),
-        ("export data out --format tsv --lists a", "--lists is for mulisera and npy, not for tsv"),
-        ("export data out --format webdataset --language de", "--language, --portion and --splits choose captions"),
+        ("export data out --format scan", "give their dataset with --captions"),
     ],
 )
 def test_options_that_do_not_go_with_the_format_are_refused(call, arguments, message):
@@ -90,24 +78,3 @@ def test_options_that_do_not_go_with_the_format_are_refused(call, arguments, mes
 def test_formats_are_listed(call, arguments):
     with pytest.raises(UsageError, match=r"^--format is '\w+', expected one of '"):
         call(*arguments.split())
-
-
-def test_numbers_of_karpathys_splits_become_names(tmp_path, call):
-    np.save(tmp_path / "x.npy", np.zeros((2, 3), np.float32))
-    (tmp_path / "x.txt").write_text("9\n42\n")
-    images = [{"filename": f"{name}.jpg", "imgid": number, "cocoid": 7 * number} for name, number in (("a", 6), ("b", 3))]
-    (tmp_path / "dataset.json").write_text(json.dumps({"images": images}))
-    arguments = (
-        "import",
-        str(tmp_path / "x.npy"),
-        str(tmp_path / "out"),
-        "--name",
-        "x",
-        "--karpathy",
-        str(tmp_path / "dataset.json"),
-    )
-    with pytest.raises(InputError, match="has no imgid 9"):
-        call(*arguments)
-    (tmp_path / "x.txt").write_text("21\n42\n")
-    assert call(*arguments, "--karpathy-key", "cocoid")[0] == 0
-    assert sorted(open_dataset(tmp_path / "out").image_ids()) == ["a", "b"]

@@ -8,12 +8,12 @@ import pytest
 
 from pipelines.datasets.comparison import (
     Comparison,
-    DiffJob,
     KeySample,
     ParameterDifference,
     compare_datasets,
     comparison_tables,
 )
+from pipelines.jobs import DiffJob
 from schemas import kinds
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, UsageError

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.exchange.exporters import MuliseraLayout, NpyLayout, ScanLayout, TsvLayout, WebdatasetLayout, arrays, npy
-from pipelines.exchange.exporting import ExportJob, export_dataset
-from pipelines.exchange.importers import NpyImport, TsvImport
-from pipelines.exchange.importing import ImportJob, import_features
+from pipelines.exchange.exporters import arrays
+from pipelines.exchange.exporting import export_dataset
+from pipelines.exchange.importing import import_features
+from pipelines.exchange.jobs import ExportJob, ImportJob
 from schemas import kinds
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
@@ -111,14 +111,14 @@ def files_of(folder: Path) -> list[str]:
 
 
 def scan_job(tmp_path, features, captions, **options) -> ExportJob:
-    return ExportJob(ScanLayout(str(captions), **options), str(features), str(tmp_path / "out"))
+    return ExportJob(str(features), str(tmp_path / "out"), "scan", captions=str(captions), **options)
 
 
 @pytest.mark.parametrize("text", ["text", "tokens"])
 def test_scan_files_pair_images_with_their_captions(tmp_path, features, captions, text):
     path, values = features
     notes = []
-    job = scan_job(tmp_path, path, captions, split_names=(("val", "dev"),), text=text)
+    job = scan_job(tmp_path, path, captions, split_names={"val": "dev"}, text=text)
     written = export_dataset(job, note=notes.append)
     assert sorted(path.name for path in written) == files_of(tmp_path / "out")
     assert files_of(tmp_path / "out") == [f"{s}_{e}" for s in ("dev", "train") for e in ("caps.txt", "ids.txt", "ims.npy")]
@@ -158,7 +158,7 @@ def test_scan_goes_back_to_the_same_bytes(tmp_path, features, captions):
     path, values = features
     export_dataset(scan_job(tmp_path, path, captions))
     sources = tuple(str(tmp_path / "out" / f"{split}_ims.npy") for split in ("train", "val"))
-    import_features(ImportJob(NpyImport(sources), output=str(tmp_path / "back"), name="toy", shards=SHARDS))
+    import_features(ImportJob(sources, output=str(tmp_path / "back"), name="toy", shards=SHARDS))
     back = open_dataset(tmp_path / "back")
     assert sorted(back.image_ids()) == sorted(IMAGES)
     for shard in range(SHARDS):
@@ -225,8 +225,8 @@ def test_mulisera_rows_follow_the_lists(tmp_path, features):
     (tmp_path / "train.txt").write_text("x.jpg\n30.jpg\n")
     (tmp_path / "test_2016_flickr.txt").write_text("9.jpg#11\n猫.jpg\n9.jpg#12\n", encoding="utf-8")
     lists = tuple(str(tmp_path / name) for name in ("train.txt", "test_2016_flickr.txt"))
-    names = (("test_2016_flickr", "test_2016"),)
-    export_dataset(ExportJob(MuliseraLayout(lists, names), str(path), str(tmp_path / "imgfeats")))
+    names = {"test_2016_flickr": "test_2016"}
+    export_dataset(ExportJob(str(path), str(tmp_path / "imgfeats"), "mulisera", lists=lists, split_names=names))
     for split, images in (("train", ["x", "30"]), ("test_2016", ["9", "猫", "9"])):
         array = np.load(tmp_path / "imgfeats" / f"{split}-resnet50-avgpool.npy")
         assert array.dtype == np.float16
@@ -238,9 +238,9 @@ def test_mulisera_goes_back_to_the_same_bytes(tmp_path):
     path, values = make_features(tmp_path / "half", dtype="float16")
     (tmp_path / "train.txt").write_text("".join(f"{image_id}.jpg\n" for image_id in IMAGES), encoding="utf-8")
     list_ = str(tmp_path / "train.txt")
-    array, ids = export_dataset(ExportJob(MuliseraLayout((list_,)), str(path), str(tmp_path / "out")))
+    array, ids = export_dataset(ExportJob(str(path), str(tmp_path / "out"), "mulisera", lists=(list_,)))
     assert (array.name, ids.name) == ("train-resnet50-avgpool.npy", "train-resnet50-avgpool.ids")
-    import_features(ImportJob(NpyImport((str(array),), (list_,)), output=str(tmp_path / "back"), name="toy", shards=1))
+    import_features(ImportJob((str(array),), output=str(tmp_path / "back"), name="toy", shards=1, ids=(list_,)))
     for image_id, value in values.items():
         assert open_dataset(tmp_path / "back").get(image_id)["feature"].tobytes() == value.tobytes()
 
@@ -249,31 +249,29 @@ def test_mulisera_refuses_what_it_cannot_hold(tmp_path, features, regions):
     out = str(tmp_path / "out")
     (tmp_path / "train.txt").write_text("30\nnot-there\n")
     lists = (str(tmp_path / "train.txt"),)
-    with pytest.raises(UsageError, match="give the lists with --lists"):
-        export_dataset(ExportJob(MuliseraLayout(), str(features[0]), out))
     with pytest.raises(DatasetError, match=r"1 of 2 images of split 'train' have no row in .*'not-there'"):
-        export_dataset(ExportJob(MuliseraLayout(lists), str(features[0]), out))
+        export_dataset(ExportJob(str(features[0]), out, "mulisera", lists=lists))
     with pytest.raises(DatasetError, match=r"does not hold features \[D\]"):
-        export_dataset(ExportJob(MuliseraLayout(lists), str(regions[0]), out))
+        export_dataset(ExportJob(str(regions[0]), out, "mulisera", lists=lists))
     with pytest.raises(UsageError, match="two of the lists are for the same split"):
-        export_dataset(ExportJob(MuliseraLayout(lists * 2), str(features[0]), out))
+        export_dataset(ExportJob(str(features[0]), out, "mulisera", lists=lists * 2))
     large, _ = make_features(tmp_path / "large", scale=1e6)
     (tmp_path / "train.txt").write_text("30\n")
     with pytest.raises(DatasetError, match="a value of image '30' is too large for float16"):
-        export_dataset(ExportJob(MuliseraLayout(lists), str(large), out))
+        export_dataset(ExportJob(str(large), out, "mulisera", lists=lists))
     assert files_of(tmp_path / "out") == []
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_npy_goes_back_to_the_same_dataset(tmp_path, dtype):
     path, values = make_features(tmp_path / "features", 2, 3, dtype=dtype)
-    written = export_dataset(ExportJob(NpyLayout(), str(path), str(tmp_path / "out")))
+    written = export_dataset(ExportJob(str(path), str(tmp_path / "out"), "npy"))
     assert [path.name for path in written] == ["features.npy", "ids.txt"]
     array, ids = np.load(written[0]), written[1].read_text(encoding="utf-8").splitlines()
     assert (array.dtype, array.shape) == (np.dtype(dtype), (6, 2, 3))
     for image_id, row in zip(ids, array, strict=True):
         assert row.tobytes() == values[image_id].tobytes()
-    import_features(ImportJob(NpyImport((str(written[0]),)), output=str(tmp_path / "back"), name="toy", shards=SHARDS))
+    import_features(ImportJob((str(written[0]),), output=str(tmp_path / "back"), name="toy", shards=SHARDS))
     for shard in range(SHARDS):
         assert open_dataset(tmp_path / "back").shard(shard).equals(open_dataset(path).shard(shard))
 
@@ -282,18 +280,17 @@ def test_npy_in_the_order_of_a_list_whatever_the_batches(tmp_path, features, mon
     path, values = features
     monkeypatch.setattr(arrays, "_BATCH_BYTES", 1)
     (tmp_path / "order.txt").write_text("猫\n30\n", encoding="utf-8")
-    written = export_dataset(ExportJob(NpyLayout((str(tmp_path / "order.txt"),)), str(path), str(tmp_path / "out")))
+    written = export_dataset(ExportJob(str(path), str(tmp_path / "out"), "npy", lists=(str(tmp_path / "order.txt"),)))
     np.testing.assert_array_equal(np.load(written[0]), np.stack([values["猫"], values["30"]]))
 
 
 def test_regions_as_npy_go_back(tmp_path, regions):
     path, rows = regions
-    written = export_dataset(ExportJob(NpyLayout(), str(path), str(tmp_path / "out")))
+    written = export_dataset(ExportJob(str(path), str(tmp_path / "out"), "npy"))
     array, _, boxes, sizes, _ = map(str, written)
-    files = NpyImport((array,), boxes=(boxes,), sizes=(sizes,), max_regions=REGIONS)
-    job = ImportJob(files, str(tmp_path / "back"), "toy", shards=SHARDS)
-    import_features(job)
-    assert import_features(replace(job, files=NpyImport((array,)))).fingerprint == open_dataset(tmp_path / "back").fingerprint
+    job = ImportJob((array,), str(tmp_path / "back"), "toy", shards=SHARDS)
+    explicit = replace(job, boxes=(boxes,), sizes=(sizes,), max_regions=REGIONS)
+    assert import_features(explicit).fingerprint == import_features(job).fingerprint
     back = open_dataset(tmp_path / "back", kind="regions")
     for image_id, row in rows.items():
         imported = back.get(image_id)
@@ -323,7 +320,7 @@ TSV_LXMERT = [
 @pytest.mark.parametrize("columns", ["bottom-up", "lxmert"])
 def test_a_tsv_is_read_as_the_projects_read_it(tmp_path, regions, columns, request):
     path, rows = regions
-    file, _ = export_dataset(ExportJob(TsvLayout(columns), str(path), str(tmp_path / "out")))
+    file, _ = export_dataset(ExportJob(str(path), str(tmp_path / "out"), "tsv", columns=columns))
     request.addfinalizer(partial(csv.field_size_limit, csv.field_size_limit(sys.maxsize)))
     fields = TSV if columns == "bottom-up" else TSV_LXMERT
     with file.open(encoding="utf-8") as stream:
@@ -347,15 +344,15 @@ def test_a_tsv_is_read_as_the_projects_read_it(tmp_path, regions, columns, reque
 
 def test_a_tsv_with_classes_goes_back_to_the_same_dataset(tmp_path, regions):
     path, _ = regions
-    file, _ = export_dataset(ExportJob(TsvLayout("lxmert"), str(path), str(tmp_path / "out")))
-    import_features(ImportJob(TsvImport((str(file),), max_regions=REGIONS), str(tmp_path / "back"), "toy", shards=SHARDS))
+    file, _ = export_dataset(ExportJob(str(path), str(tmp_path / "out"), "tsv", columns="lxmert"))
+    import_features(ImportJob((str(file),), str(tmp_path / "back"), "toy", shards=SHARDS, max_regions=REGIONS))
     for shard in range(SHARDS):
         assert open_dataset(tmp_path / "back").shard(shard).equals(open_dataset(path).shard(shard))
 
 
 def test_a_tsv_holds_regions_only(tmp_path, features):
     with pytest.raises(DatasetError, match="holds features, expected regions"):
-        export_dataset(ExportJob(TsvLayout(), str(features[0]), str(tmp_path / "out")))
+        export_dataset(ExportJob(str(features[0]), str(tmp_path / "out"), "tsv"))
 
 
 # --- webdataset ------------------------------------------------------------------------------------------------------
@@ -378,7 +375,7 @@ def test_webdataset_samples_hold_feature_and_captions(tmp_path, features, shards
     path, values = features
     monkeypatch.setattr(kinds, "_BATCH_BYTES", 1)
     captions = make_captions(tmp_path / "captions", shards=shards)
-    written = export_dataset(ExportJob(WebdatasetLayout(str(captions)), str(path), str(tmp_path / "out")))
+    written = export_dataset(ExportJob(str(path), str(tmp_path / "out"), "webdataset", captions=str(captions)))
     assert [path.name for path in written] == [f"part-{n:05d}.tar" for n in range(SHARDS)]
     samples = samples_of(tmp_path / "out")
     assert set(samples) == set(IMAGES)
@@ -396,13 +393,13 @@ def test_webdataset_samples_hold_feature_and_captions(tmp_path, features, shards
             "tokens": ["ein", "hund", image_id, "2"],
         }
     first = {path.name: path.read_bytes() for path in written}
-    export_dataset(ExportJob(WebdatasetLayout(str(captions)), str(path), str(tmp_path / "again")))
+    export_dataset(ExportJob(str(path), str(tmp_path / "again"), "webdataset", captions=str(captions)))
     assert {path.name: path.read_bytes() for path in (tmp_path / "again").glob("*.tar")} == first
 
 
 def test_webdataset_takes_the_chosen_split_only(tmp_path, features, captions):
     notes = []
-    job = ExportJob(WebdatasetLayout(str(captions), splits=("val",)), str(features[0]), str(tmp_path / "out"))
+    job = ExportJob(str(features[0]), str(tmp_path / "out"), "webdataset", captions=str(captions), splits=("val",))
     export_dataset(job, note=notes.append)
     assert set(samples_of(tmp_path / "out")) == {"9", "bild-ä"}
     assert notes == ["4 images without a chosen caption were left out"]
@@ -412,7 +409,7 @@ def test_webdataset_names_images_without_a_row(tmp_path, features):
     captions = make_captions(tmp_path / "more", extra=[])
     few, _ = make_features(tmp_path / "few", images=["30", "9"])
     notes = []
-    export_dataset(ExportJob(WebdatasetLayout(str(captions)), str(few), str(tmp_path / "out")), note=notes.append)
+    export_dataset(ExportJob(str(few), str(tmp_path / "out"), "webdataset", captions=str(captions)), note=notes.append)
     assert notes == [f"4 images with a chosen caption have no row in {str(few)!r}: they were left out"]
 
 
@@ -420,7 +417,7 @@ def test_webdataset_holds_dots_in_folders(tmp_path):
     """Its readers split a name as `^((?:.*/|)[^.]+)[.]([^/]*)$`."""
     image_id = "v1.2/train 2014/Bild"
     path, values = make_features(tmp_path / "features", images=[image_id])
-    export_dataset(ExportJob(WebdatasetLayout(), str(path), str(tmp_path / "out")))
+    export_dataset(ExportJob(str(path), str(tmp_path / "out"), "webdataset"))
     members = [(tar, member) for tar in map(tarfile.open, (tmp_path / "out").glob("*.tar")) for member in tar]
     ((tar, member),) = members
     assert re.fullmatch(r"((?:.*/|)[^.]+)[.]([^/]*)", member.name).groups() == (image_id, "feature.npy")
@@ -429,7 +426,7 @@ def test_webdataset_holds_dots_in_folders(tmp_path):
 
 def test_webdataset_of_regions(tmp_path, regions):
     path, rows = regions
-    export_dataset(ExportJob(WebdatasetLayout(), str(path), str(tmp_path / "out")))
+    export_dataset(ExportJob(str(path), str(tmp_path / "out"), "webdataset"))
     for image_id, sample in samples_of(tmp_path / "out").items():
         assert list(sample) == ["boxes.npy", "feature.npy", "regions.json"]
         np.testing.assert_array_equal(np.load(io.BytesIO(sample["boxes.npy"])), rows[image_id]["boxes"])
@@ -443,17 +440,17 @@ def test_webdataset_of_regions(tmp_path, regions):
 def test_webdataset_refuses_ids_that_it_would_cut(tmp_path, image_id):
     path, _ = make_features(tmp_path / "features", images=["30", image_id])
     with pytest.raises(DatasetError, match=rf"image id {image_id!r} holds a dot or is not a relative path"):
-        export_dataset(ExportJob(WebdatasetLayout(), str(path), str(tmp_path / "out")))
+        export_dataset(ExportJob(str(path), str(tmp_path / "out"), "webdataset"))
     assert files_of(tmp_path / "out") == []
 
 
 def test_fewer_tar_files_leave_none_of_the_old(tmp_path, features):
-    export_dataset(ExportJob(WebdatasetLayout(), str(features[0]), str(tmp_path / "out")))
+    export_dataset(ExportJob(str(features[0]), str(tmp_path / "out"), "webdataset"))
     rows = [{"image_id": "30", "feature": np.zeros(WIDTH, "float32")}]
     small = write_dataset(tmp_path / "small", "features", rows, FeatureSpec("toy", (WIDTH,)), shards=1)
     with pytest.raises(DatasetError, match=r"holds 'part-00000.tar' already"):
-        export_dataset(ExportJob(WebdatasetLayout(), str(small), str(tmp_path / "out")))
-    export_dataset(ExportJob(WebdatasetLayout(), str(small), str(tmp_path / "out"), overwrite=True))
+        export_dataset(ExportJob(str(small), str(tmp_path / "out"), "webdataset"))
+    export_dataset(ExportJob(str(small), str(tmp_path / "out"), "webdataset", overwrite=True))
     assert files_of(tmp_path / "out") == ["part-00000.tar"]
 
 
@@ -462,27 +459,27 @@ def test_fewer_tar_files_leave_none_of_the_old(tmp_path, features):
 
 def test_files_are_not_overwritten_unasked_and_never_half(tmp_path, features, monkeypatch):
     job = {"dataset": str(features[0]), "output": str(tmp_path / "out")}
-    export_dataset(ExportJob(NpyLayout(), **job))
+    export_dataset(ExportJob(format="npy", **job))
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     other = r"holds 'features.npy' already \(l2: was False, now True\): nothing was written.*--overwrite"
     with pytest.raises(DatasetError, match=other):
-        export_dataset(ExportJob(NpyLayout(l2=True), **job))
+        export_dataset(ExportJob(format="npy", l2=True, **job))
 
     def fail(path, image_ids):
         raise DatasetError("stopped on the way")
 
     with monkeypatch.context() as patch:
-        patch.setattr(npy, "write_ids", fail)
+        patch.setattr(arrays, "write_ids", fail)
         with pytest.raises(DatasetError, match="stopped"):
-            export_dataset(ExportJob(NpyLayout(l2=True), **job, overwrite=True))
+            export_dataset(ExportJob(overwrite=True, format="npy", l2=True, **job))
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
-    export_dataset(ExportJob(NpyLayout(l2=True), **job, overwrite=True))
+    export_dataset(ExportJob(overwrite=True, format="npy", l2=True, **job))
     np.testing.assert_allclose(np.linalg.norm(np.load(tmp_path / "out" / "features.npy"), axis=1), 1, rtol=1e-6)
 
 
 def test_the_same_export_writes_nothing_and_a_killed_one_continues(tmp_path, features):
     output, notes = tmp_path / "out", []
-    job = ExportJob(NpyLayout(), str(features[0]), str(output))
+    job = ExportJob(str(features[0]), str(output), "npy")
     paths = export_dataset(job, note=notes.append)
     before = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in output.iterdir()}
     assert export_dataset(job, note=notes.append) == paths
@@ -499,21 +496,21 @@ def test_the_same_export_writes_nothing_and_a_killed_one_continues(tmp_path, fea
 def test_ids_with_line_breaks_do_not_go_into_lists(tmp_path):
     path, _ = make_features(tmp_path / "features", images=["a\nb"])
     with pytest.raises(DatasetError, match="contains a line break: this layout lists one id per line"):
-        export_dataset(ExportJob(NpyLayout(), str(path), str(tmp_path / "out")))
+        export_dataset(ExportJob(str(path), str(tmp_path / "out"), "npy"))
 
 
 def test_sidecars_are_written_where_the_defaults_of_import_do_not_do(tmp_path, features, regions):
     """Plain ids of features need none; `test_hostile_keys.py` reads them back."""
-    export_dataset(ExportJob(NpyLayout(), str(features[0]), str(tmp_path / "out")))
+    export_dataset(ExportJob(str(features[0]), str(tmp_path / "out"), "npy"))
     assert files_of(tmp_path / "out") == ["features.npy", "ids.txt"]
     path, _ = make_features(tmp_path / "folders", images=["a/b", "c/b"])
-    export_dataset(ExportJob(NpyLayout(), str(path), str(tmp_path / "out"), overwrite=True))
+    export_dataset(ExportJob(str(path), str(tmp_path / "out"), "npy", overwrite=True))
     assert json.loads((tmp_path / "out" / "features.import.json").read_text()) == {"id_rule": "exact", "ids": "ids.txt"}
     with pytest.raises(DatasetError, match=r"holds 'features.npy' already"):
-        export_dataset(ExportJob(NpyLayout(), str(features[0]), str(tmp_path / "out")))
-    export_dataset(ExportJob(NpyLayout(), str(features[0]), str(tmp_path / "out"), overwrite=True))
+        export_dataset(ExportJob(str(features[0]), str(tmp_path / "out"), "npy"))
+    export_dataset(ExportJob(str(features[0]), str(tmp_path / "out"), "npy", overwrite=True))
     assert files_of(tmp_path / "out") == ["features.npy", "ids.txt"]
-    export_dataset(ExportJob(NpyLayout(), str(regions[0]), str(tmp_path / "out"), overwrite=True))
+    export_dataset(ExportJob(str(regions[0]), str(tmp_path / "out"), "npy", overwrite=True))
     assert json.loads((tmp_path / "out" / "features.import.json").read_text()) == {
         "id_rule": "name",
         "max_regions": REGIONS,
@@ -526,17 +523,17 @@ def test_sidecars_are_written_where_the_defaults_of_import_do_not_do(tmp_path, f
 def test_a_list_names_images_by_id_path_or_file(tmp_path):
     path, values = make_features(tmp_path / "features", images=["train/a", "b", "c.jpg"])
     (tmp_path / "order.txt").write_text("photos/b.png\nc.jpg\ntrain/a.jpg#0\ntrain/a.jpg#1\n")
-    array, *_ = export_dataset(ExportJob(NpyLayout((str(tmp_path / "order.txt"),)), str(path), str(tmp_path / "out")))
+    array, *_ = export_dataset(ExportJob(str(path), str(tmp_path / "out"), "npy", lists=(str(tmp_path / "order.txt"),)))
     np.testing.assert_array_equal(np.load(array), np.stack([values[key] for key in ("b", "c.jpg", "train/a", "train/a")]))
     (tmp_path / "order.txt").write_text("x/b.png\ny/b.png\n")
     with pytest.raises(InputError, match=r"order.txt, line 2: 'x/b.png' and 'y/b.png' are both the image 'b' of the dataset"):
-        export_dataset(ExportJob(NpyLayout((str(tmp_path / "order.txt"),)), str(path), str(tmp_path / "out2")))
+        export_dataset(ExportJob(str(path), str(tmp_path / "out2"), "npy", lists=(str(tmp_path / "order.txt"),)))
 
 
 def test_other_kinds_are_refused(tmp_path, features, captions):
-    for layout in (NpyLayout(), WebdatasetLayout()):
+    for layout in ("npy", "webdataset"):
         with pytest.raises(DatasetError, match="holds captions, expected features or regions"):
-            export_dataset(ExportJob(layout, str(captions), str(tmp_path / "out")))
+            export_dataset(ExportJob(str(captions), str(tmp_path / "out"), layout))
     with pytest.raises(DatasetError, match="holds features, expected captions"):
         export_dataset(scan_job(tmp_path, features[0], features[0]))
 
@@ -544,24 +541,32 @@ def test_other_kinds_are_refused(tmp_path, features, captions):
 @pytest.mark.parametrize(
     ("layout", "options", "message"),
     [
-        (ScanLayout, {}, "give their dataset with --captions"),
-        (ScanLayout, {"captions": "c", "text": "raw"}, "--text is 'raw', expected one of text, tokens"),
-        (TsvLayout, {"columns": "all"}, "--columns is 'all', expected one of bottom-up, lxmert"),
-        (WebdatasetLayout, {"language": "de"}, "--language, --portion and --splits choose captions"),
-        (NpyLayout, {"lists": ("a", "b")}, "npy takes one list for the order of the rows, found 2"),
-        (ScanLayout, {"captions": "c", "captions_per_image": -1}, "--captions-per-image is -1"),
+        ("scan", {}, "give their dataset with --captions"),
+        ("scan", {"captions": "c", "text": "raw"}, "--text is 'raw', expected one of 'text', 'tokens'"),
+        ("scan", {"captions": "c", "captions_per_image": -1}, "--captions-per-image is -1"),
+        (
+            "scan",
+            {"captions": "c", "split_names": {"val": "a/b"}},
+            "--split-names calls 'val' 'a/b', expected a part of a file",
+        ),
+        ("tsv", {"columns": "all"}, "--columns is 'all', expected one of 'bottom-up', 'lxmert'"),
+        ("webdataset", {"language": "de"}, "--language, --portion and --splits choose captions"),
+        ("webdataset", {"l2": True}, "--l2 is for scan and mulisera and npy, not for webdataset"),
+        ("npy", {"lists": ("a", "b")}, "npy takes one list for the order of the rows, found 2"),
+        ("mulisera", {}, "give the lists with --lists"),
+        ("zip", {}, "--format is 'zip', expected one of 'scan', 'mulisera', 'tsv', 'webdataset', 'npy'"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(layout, options, message):
     with pytest.raises(UsageError, match=re.escape(message)):
-        layout(**options)
+        ExportJob("features", "out", layout, **options)
 
 
 def test_exports_are_local(tmp_path, features):
     with pytest.raises(UsageError, match="cannot write to 'gs://bucket/x': give a local folder"):
-        export_dataset(ExportJob(NpyLayout(), str(features[0]), "gs://bucket/x"))
+        export_dataset(ExportJob(str(features[0]), "gs://bucket/x", "npy"))
 
 
 def test_two_splits_of_one_name_are_refused(tmp_path, features, captions):
     with pytest.raises(UsageError, match="two splits would both be called 'train'"):
-        export_dataset(scan_job(tmp_path, features[0], captions, split_names=(("val", "train"),)))
+        export_dataset(scan_job(tmp_path, features[0], captions, split_names={"val": "train"}))

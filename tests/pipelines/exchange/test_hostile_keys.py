@@ -13,10 +13,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from pipelines.exchange.exporters import MuliseraLayout, NpyLayout, ScanLayout, TsvLayout, WebdatasetLayout
-from pipelines.exchange.exporting import ExportJob, export_dataset
-from pipelines.exchange.importers import Hdf5Import, NpyImport, TsvImport, WebdatasetImport
-from pipelines.exchange.importing import ImportJob, import_features
+from pipelines.exchange.exporting import export_dataset
+from pipelines.exchange.importing import import_features
+from pipelines.exchange.jobs import ExportJob, ImportJob
 from pipelines.inputs.captions import open_source
 from pipelines.inputs.captions.base import EVERYTHING
 from schemas.dataset import open_dataset
@@ -100,12 +99,12 @@ def write_captions(path, keys):
     return str(path)
 
 
-def export(tmp_path, layout, dataset):
-    return export_dataset(ExportJob(layout, str(dataset), str(tmp_path / "files")))
+def export(tmp_path, dataset, layout, **options):
+    return export_dataset(ExportJob(str(dataset), str(tmp_path / "files"), layout, **options))
 
 
-def import_(tmp_path, layout, **options):
-    import_features(ImportJob(layout, str(tmp_path / "back"), "toy", shards=2, **options))
+def import_(tmp_path, *paths, **options):
+    import_features(ImportJob(tuple(map(str, paths)), str(tmp_path / "back"), "toy", shards=2, **options))
     return open_dataset(tmp_path / "back")
 
 
@@ -120,8 +119,8 @@ def assert_same_rows(back, dataset, columns=None):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_npy_comes_back(tmp_path, seed):
     dataset = write_features(tmp_path / "features", make_values(make_keys(seed)))
-    array, *_ = export(tmp_path, NpyLayout(), dataset)
-    assert_same_rows(import_(tmp_path, NpyImport((str(array),))), dataset)
+    array, *_ = export(tmp_path, dataset, "npy")
+    assert_same_rows(import_(tmp_path, array), dataset)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -129,17 +128,17 @@ def test_npy_in_the_order_of_a_list_comes_back(tmp_path, seed):
     keys = make_keys(seed)
     dataset = write_features(tmp_path / "features", make_values(keys))
     (tmp_path / "order.txt").write_text("\ufeff" + "".join(f"{key}\n" for key in keys), encoding="utf-8", newline="")
-    array, *_ = export(tmp_path, NpyLayout((str(tmp_path / "order.txt"),)), dataset)
+    array, *_ = export(tmp_path, dataset, "npy", lists=(str(tmp_path / "order.txt"),))
     assert np.load(array).tobytes() == np.stack(list(make_values(keys).values())).tobytes()
-    assert_same_rows(import_(tmp_path, NpyImport((str(array),))), dataset)
+    assert_same_rows(import_(tmp_path, array), dataset)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_regions_as_npy_come_back(tmp_path, seed):
     dataset = write_regions(tmp_path / "regions", make_values(make_keys(seed), REGIONS, WIDTH))
-    array, *_ = export(tmp_path, NpyLayout(), dataset)
+    array, *_ = export(tmp_path, dataset, "npy")
     columns = ["image_id", "width", "height", "num_regions", "boxes", "features"]
-    assert_same_rows(import_(tmp_path, NpyImport((str(array),))), dataset, columns)
+    assert_same_rows(import_(tmp_path, array), dataset, columns)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -147,18 +146,18 @@ def test_regions_as_npy_come_back(tmp_path, seed):
 def test_a_tsv_comes_back(tmp_path, columns, seed):
     keys = [key for key in make_keys(seed) if HOLDS["tsv"](key)]
     dataset = write_regions(tmp_path / "regions", make_values(keys, REGIONS, WIDTH))
-    file, *_ = export(tmp_path, TsvLayout(columns), dataset)
+    file, *_ = export(tmp_path, dataset, "tsv", columns=columns)
     stored = ["image_id", "width", "height", "num_regions", "boxes", "features"] if columns == "bottom-up" else None
-    assert_same_rows(import_(tmp_path, TsvImport((str(file),))), dataset, stored)
+    assert_same_rows(import_(tmp_path, file), dataset, stored)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_scan_comes_back_with_its_captions(tmp_path, seed):
     keys = make_keys(seed)
     dataset = write_features(tmp_path / "features", make_values(keys))
-    paths = export(tmp_path, ScanLayout(write_captions(tmp_path / "captions", keys)), dataset)
-    arrays = tuple(str(path) for path in paths if path.name.endswith("_ims.npy"))
-    assert_same_rows(import_(tmp_path, NpyImport(arrays)), dataset)
+    paths = export(tmp_path, dataset, "scan", captions=write_captions(tmp_path / "captions", keys))
+    arrays = (path for path in paths if path.name.endswith("_ims.npy"))
+    assert_same_rows(import_(tmp_path, *arrays), dataset)
     source = open_source("scan", tmp_path / "files", language="en")
     read = {row.image_id: (row.split, row.text) for part in source.parts(EVERYTHING) for row in source.read(part, EVERYTHING)}
     assert read == {key: (split, f"of {key}") for key, split in zip(keys, ["train", "val"] * len(keys), strict=False)}
@@ -170,9 +169,9 @@ def test_mulisera_comes_back(tmp_path, seed):
     dataset = write_features(tmp_path / "features", make_values(keys), "float16")
     for split, part in (("train", keys[::2]), ("val", keys[1::2])):
         (tmp_path / f"{split}.txt").write_text("\ufeff" + "".join(f"{key}\n" for key in part), encoding="utf-8", newline="")
-    paths = export(tmp_path, MuliseraLayout((str(tmp_path / "train.txt"), str(tmp_path / "val.txt"))), dataset)
-    arrays = tuple(str(path) for path in paths if path.suffix == ".npy")
-    assert_same_rows(import_(tmp_path, NpyImport(arrays)), dataset)
+    paths = export(tmp_path, dataset, "mulisera", lists=(str(tmp_path / "train.txt"), str(tmp_path / "val.txt")))
+    arrays = (path for path in paths if path.suffix == ".npy")
+    assert_same_rows(import_(tmp_path, *arrays), dataset)
 
 
 @pytest.mark.slow
@@ -181,17 +180,17 @@ def test_mulisera_comes_back(tmp_path, seed):
 def test_webdataset_comes_back(tmp_path, write, seed):
     keys = [key for key in make_keys(seed) if HOLDS["webdataset"](key)]
     dataset = write(tmp_path / "dataset", make_values(keys, *([REGIONS, WIDTH] if write is write_regions else [])))
-    paths = export(tmp_path, WebdatasetLayout(), dataset)
-    assert_same_rows(import_(tmp_path, WebdatasetImport(tuple(map(str, paths)))), dataset)
+    paths = export(tmp_path, dataset, "webdataset")
+    assert_same_rows(import_(tmp_path, *paths), dataset)
 
 
-@pytest.mark.parametrize("layout", [NpyLayout(), TsvLayout()])
+@pytest.mark.parametrize("layout", ["npy", "tsv"])
 @pytest.mark.parametrize("key", ["", "a\nb", "a\rb"])
 def test_keys_that_a_list_cannot_hold_are_refused(tmp_path, layout, key):
     values = make_values(["a", key], REGIONS, WIDTH)
     dataset = write_regions(tmp_path / "regions", values)
     with pytest.raises(DatasetError, match=rf"image id {re.escape(repr(key))} (is empty|contains a line break|holds)"):
-        export(tmp_path, layout, dataset)
+        export(tmp_path, dataset, layout)
 
 
 # --- files of other tools --------------------------------------------------------------------------------------------
@@ -200,7 +199,7 @@ def test_keys_that_a_list_cannot_hold_are_refused(tmp_path, layout, key):
 def write_npy(folder, keys, values):
     np.save(folder / "x.npy", np.stack([values[key] for key in keys]))
     (folder / "x.txt").write_text("\ufeff" + "".join(f"{key}\n" for key in keys), encoding="utf-8", newline="")
-    return partial(NpyImport, (str(folder / "x.npy"),))
+    return partial(import_, folder, folder / "x.npy")
 
 
 def write_tsv(folder, keys, values):
@@ -210,7 +209,7 @@ def write_tsv(folder, keys, values):
     lines = ["image_id\timage_w\timage_h\tnum_boxes\tboxes\tfeatures\n"]
     lines += [f"{key}\t640\t480\t1\t{text(np.ones(4))}\t{text(values[key])}\n" for key in keys]
     (folder / "x.tsv").write_text("".join(lines), encoding="utf-8", newline="")
-    return partial(TsvImport, (str(folder / "x.tsv"),), max_regions=1)
+    return partial(import_, folder, folder / "x.tsv", max_regions=1)
 
 
 def write_hdf5(folder, keys, values):
@@ -218,14 +217,14 @@ def write_hdf5(folder, keys, values):
     with h5py.File(folder / "x.h5", "w") as file:
         for key in keys:
             file[key] = values[key]
-    return partial(Hdf5Import, (str(folder / "x.h5"),))
+    return partial(import_, folder, folder / "x.h5")
 
 
 def write_hdf5_array(folder, keys, values):
     h5py = pytest.importorskip("h5py")
     with h5py.File(folder / "x.h5", "w") as file:
         file["x"], file["ids"] = np.stack([values[key] for key in keys]), [key.encode() for key in keys]
-    return partial(Hdf5Import, (str(folder / "x.h5"),), array="x", id_array="ids")
+    return partial(import_, folder, folder / "x.h5", array="x", id_array="ids")
 
 
 WRITERS = {"npy": write_npy, "tsv": write_tsv, "hdf5": write_hdf5, "hdf5 array": write_hdf5_array}
@@ -244,15 +243,15 @@ def holdable(layout: str, keys: list[str]) -> list[str]:
 def test_each_key_is_a_row_or_the_error_names_the_option(tmp_path, layout, seed):
     keys = holdable(layout, make_keys(seed))
     values = make_values(keys)
-    open_layout = WRITERS[layout](tmp_path, keys, values)
+    import_them = WRITERS[layout](tmp_path, keys, values)
     with pytest.raises(InputError) as failure:
-        import_(tmp_path, open_layout())
+        import_them()
     rule = re.search(
         r"(?s): ('.*'|\".*\") and .* would both be the image .*: give --id-rule (path|exact) to keep", str(failure.value)
     )
     assert rule, failure.value
     assert not (tmp_path / "back").exists()
-    back = import_(tmp_path, open_layout(id_rule="exact"))
+    back = import_them(id_rule="exact")
     assert sorted(back.image_ids()) == sorted(keys)
     column = "feature" if back.kind == "features" else "features"
     for key in keys:
@@ -263,19 +262,19 @@ def test_each_key_is_a_row_or_the_error_names_the_option(tmp_path, layout, seed)
 def test_keys_in_folders_are_kept_apart_by_the_option_in_the_message(tmp_path, layout):
     keys = ["train/a", "val/a", "b.x", "B.x"]
     values = make_values(keys)
-    open_layout = WRITERS[layout](tmp_path, keys, values)
+    import_them = WRITERS[layout](tmp_path, keys, values)
     if layout != "hdf5":
         with pytest.raises(
             InputError, match="'train/a' and 'val/a' would both be the image 'a': give --id-rule path to keep them"
         ):
-            import_(tmp_path, open_layout())
-    assert sorted(import_(tmp_path, open_layout(id_rule=None if layout == "hdf5" else "path")).image_ids()) == sorted(keys)
+            import_them()
+    assert sorted(import_them(id_rule=None if layout == "hdf5" else "path").image_ids()) == sorted(keys)
 
 
 @pytest.mark.parametrize("layout", ["npy", "tsv", "hdf5 array"])
 def test_duplicates_are_one_row_if_they_are_equal_and_an_error_otherwise(tmp_path, layout):
     values = make_values(["a", "b/c.d"])
-    assert len(import_(tmp_path, WRITERS[layout](tmp_path, ["a", "b/c.d", "b/c.d"], values)())) == 2
+    assert len(WRITERS[layout](tmp_path, ["a", "b/c.d", "b/c.d"], values)()) == 2
 
     class Rows(dict):
         rows = iter([values["a"], values["b/c.d"], values["a"]])
@@ -283,14 +282,14 @@ def test_duplicates_are_one_row_if_they_are_equal_and_an_error_otherwise(tmp_pat
         def __getitem__(self, key):
             return next(self.rows)
 
-    open_layout = WRITERS[layout](tmp_path, ["a", "b/c.d", "b/c.d"], Rows())
+    import_them = WRITERS[layout](tmp_path, ["a", "b/c.d", "b/c.d"], Rows())
     with pytest.raises(InputError, match=r"image 'c\.d' occurs at .* and again, with other values, at"):
-        import_(tmp_path, open_layout(), overwrite=True)
+        import_them(overwrite=True)
     assert len(open_dataset(tmp_path / "back")) == 2
 
 
 @pytest.mark.parametrize("layout", ["npy", "tsv", "hdf5 array"])
 def test_empty_keys_are_refused(tmp_path, layout):
-    open_layout = WRITERS[layout](tmp_path, ["a", ""], make_values(["a", ""]))
+    import_them = WRITERS[layout](tmp_path, ["a", ""], make_values(["a", ""]))
     with pytest.raises(InputError, match=r"(is not an image id|the image id is empty)"):
-        import_(tmp_path, open_layout(id_rule="exact"))
+        import_them(id_rule="exact")

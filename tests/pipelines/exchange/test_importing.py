@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from pipelines.exchange import importing
-from pipelines.exchange.importers import LAYOUTS, Hdf5Import, NpyImport, TsvImport, WebdatasetImport
-from pipelines.exchange.importing import ImportJob, format_of, import_features
+from pipelines.exchange.importing import format_of, import_features
+from pipelines.exchange.jobs import ImportJob
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.storage.folder import Folder
@@ -43,11 +43,9 @@ def write_pair(folder: Path, stem: str, values: np.ndarray, ids: list[str], *, e
 
 
 def npy_job(folder: Path, values: np.ndarray, ids: list[str], **options) -> ImportJob:
-    """Make a job for one array, with options of the job or its layout."""
     array, list_ = write_pair(folder, "train", values, ids)
-    job = {name: options.pop(name) for name in ("output", "source", "overwrite", "shards") if name in options}
     return ImportJob(
-        NpyImport((array,), (list_,), **options), **{"output": str(folder / "out"), "name": "toy", "shards": 3, **job}
+        **{"sources": (array,), "ids": (list_,), "output": str(folder / "out"), "name": "toy", "shards": 3, **options}
     )
 
 
@@ -103,7 +101,7 @@ def test_several_arrays_become_one_dataset(tmp_path):
     first, second = make_rows(4, WIDTH, seed=1), make_rows(6, WIDTH, seed=2)
     pairs = [write_pair(tmp_path, "train", first, IDS[:4]), write_pair(tmp_path, "val", second, IDS[4:])]
     arrays, lists = zip(*pairs, strict=True)
-    import_features(ImportJob(NpyImport(arrays, lists), output=str(tmp_path / "out"), name="toy", shards=2))
+    import_features(ImportJob(arrays, output=str(tmp_path / "out"), name="toy", shards=2, ids=lists))
     dataset = open_dataset(tmp_path / "out")
     both = dict(zip(IDS, [*first, *second], strict=True))
     for image_id, row in both.items():
@@ -122,7 +120,7 @@ def test_several_arrays_become_one_dataset(tmp_path):
 def test_the_list_beside_an_array_is_found(tmp_path, array, list_):
     np.save(tmp_path / array, make_rows(2, WIDTH))
     (tmp_path / list_).write_text("a.jpg\nb.jpg\n")
-    import_features(ImportJob(NpyImport((str(tmp_path / array),)), output=str(tmp_path / "out"), name="toy"))
+    import_features(ImportJob((str(tmp_path / array),), output=str(tmp_path / "out"), name="toy"))
     assert sorted(open_dataset(tmp_path / "out").image_ids()) == ["a", "b"]
 
 
@@ -220,7 +218,7 @@ def test_broken_arrays_are_refused_and_nothing_is_written(tmp_path, change, mess
     array, list_ = str(tmp_path / "train.npy"), tmp_path / "train.txt"
     np.save(array, values)
     list_.write_text("".join(f"{image_id}\n" for image_id in ids))
-    job = ImportJob(NpyImport((array,), (str(list_),)), output=str(tmp_path / "out"), name="toy")
+    job = ImportJob((array,), output=str(tmp_path / "out"), name="toy", ids=(str(list_),))
     with pytest.raises(InputError, match=message):
         import_features(job)
     assert not (tmp_path / "out").exists()
@@ -248,7 +246,7 @@ def test_a_file_that_is_no_array_is_refused_in_our_own_words(tmp_path, content, 
     """Numpy's advice on many of these is to load them without protection."""
     (tmp_path / "a.npy").write_bytes(content)
     (tmp_path / "a.txt").write_text("a\nb\n")
-    job = ImportJob(NpyImport((str(tmp_path / "a.npy"),)), output=str(tmp_path / "out"), name="toy")
+    job = ImportJob((str(tmp_path / "a.npy"),), output=str(tmp_path / "out"), name="toy")
     with pytest.raises(InputError, match=rf"a\.npy' cannot be read as an npy array of numbers: {flaw}$"):
         import_features(job)
 
@@ -263,47 +261,21 @@ def test_files_that_do_not_fit_together_are_refused(tmp_path):
     two = write_pair(tmp_path, "two", make_rows(2, WIDTH + 1), ["c", "d"])
     job = {"output": str(tmp_path / "out"), "name": "toy"}
     with pytest.raises(InputError, match=r"two.npy has rows float32 \(7,\), one.npy has float32 \(6,\)"):
-        import_features(
-            ImportJob(
-                NpyImport(
-                    (
-                        one[0],
-                        two[0],
-                    )
-                ),
-                **job,
-            )
-        )
+        import_features(ImportJob((one[0], two[0]), **job))
     with pytest.raises(UsageError, match=r"2 arrays but 1 files with --ids: give one for each.*: --ids FILE --ids FILE$"):
-        import_features(
-            ImportJob(
-                NpyImport(
-                    (
-                        one[0],
-                        two[0],
-                    ),
-                    ids=(one[1],),
-                ),
-                **job,
-            )
-        )
+        import_features(ImportJob((one[0], two[0]), ids=(one[1],), **job))
     with pytest.raises(InputError, match=r"no such file: .*nothing\.npy"):
-        import_features(ImportJob(NpyImport((str(tmp_path / "nothing.npy"),)), **job))
+        import_features(ImportJob((str(tmp_path / "nothing.npy"),), **job))
     with pytest.raises(UsageError, match="copy them to this machine first"):
-        import_features(ImportJob(NpyImport(("gs://bucket/x.npy",)), **job))
+        import_features(ImportJob(("gs://bucket/x.npy",), **job))
     np.save(tmp_path / "lonely.npy", make_rows(2, WIDTH))
     with pytest.raises(UsageError, match=r"no list of image ids beside 'lonely.npy' \(looked for lonely.ids, lonely.txt\)"):
-        import_features(ImportJob(NpyImport((str(tmp_path / "lonely.npy"),)), **job))
+        import_features(ImportJob((str(tmp_path / "lonely.npy"),), **job))
     with pytest.raises(InputError, match=r"one.npy has shape \(2, 6\), expected \[N, R, D\] as --boxes is given"):
-        import_features(ImportJob(NpyImport((one[0],), boxes=(one[0],)), **job))
-    with pytest.raises(UsageError, match="--sizes is for regions"):
-        import_features(ImportJob(NpyImport((one[0],), sizes=(one[0],)), **job))
+        import_features(ImportJob((one[0],), boxes=(one[0],), **job))
     (tmp_path / "latin.txt").write_bytes(b"\xe4.jpg\nb.jpg\n")
     with pytest.raises(InputError, match=r"latin\.txt' is not UTF-8: line 1, column 1"):
-        import_features(ImportJob(NpyImport((one[0],), ids=(str(tmp_path / "latin.txt"),)), **job))
-    np.savez(tmp_path / "z.npz", a=np.zeros(2))
-    with pytest.raises(InputError, match="is an npz archive"):
-        import_features(ImportJob(NpyImport((str(tmp_path / "z.npz"),), ids=(one[1],)), **job))
+        import_features(ImportJob((one[0],), ids=(str(tmp_path / "latin.txt"),), **job))
 
 
 def test_boxes_of_other_shapes_are_refused(tmp_path):
@@ -312,9 +284,9 @@ def test_boxes_of_other_shapes_are_refused(tmp_path):
     job = {"output": str(tmp_path / "out"), "name": "toy"}
     boxes = (str(tmp_path / "boxes.npy"),)
     with pytest.raises(InputError, match="has 37 regions per image, at most 36 are stored: give --max-regions 37"):
-        import_features(ImportJob(NpyImport((array,), boxes=boxes), **job))
+        import_features(ImportJob((array,), boxes=boxes, **job))
     with pytest.raises(InputError, match=r"boxes.npy holds float64 \(2, 36, 4\), expected numbers \(2, 37, 4\)"):
-        import_features(ImportJob(NpyImport((array,), boxes=boxes, max_regions=37), **job))
+        import_features(ImportJob((array,), boxes=boxes, max_regions=37, **job))
 
 
 @pytest.mark.parametrize(
@@ -323,36 +295,21 @@ def test_boxes_of_other_shapes_are_refused(tmp_path):
         ({"name": "my name"}, "--name is 'my name'"),
         ({"name": ""}, "--name is ''"),
         ({"shards": 0}, "the number of shards is 0"),
+        ({"sources": ()}, "no files are given"),
+        ({"id_rule": "other"}, "--id-rule is 'other', expected one of 'name', 'path', 'exact'"),
+        ({"repeats": 0}, "--repeats is 0, expected 1 or more"),
+        ({"max_regions": 0}, "--max-regions is 0"),
+        ({"format": "csv"}, "--format is 'csv', expected one of 'npy', 'tsv', 'hdf5', 'webdataset'"),
+        ({"format": "tsv", "ids": ("a",)}, "--ids is for npy and hdf5, these files are tsv"),
+        ({"format": "webdataset", "karpathy": "a"}, "--karpathy is for npy and tsv and hdf5, these files are webdataset"),
+        ({"format": "hdf5", "sources": ("x.h5", "y.h5")}, "import one HDF5 file at a time, with at most one list of ids"),
+        ({"format": "hdf5", "ids": ("a", "b")}, "import one HDF5 file at a time, with at most one list of ids"),
+        ({"format": "npy", "sizes": ("a",)}, "--sizes is for regions"),
     ],
 )
-def test_jobs_that_make_no_sense_are_refused(options, message):
+def test_jobs_that_make_no_sense_are_refused_before_a_file_is_touched(options, message):
     with pytest.raises(UsageError, match=re.escape(message)):
-        ImportJob(**{"files": NpyImport(("x.npy",)), "output": "out", "name": "toy", **options})
-
-
-@pytest.mark.parametrize(
-    ("layout", "options", "message"),
-    [
-        *((layout, {"sources": ()}, "no files are given") for layout in LAYOUTS.values()),
-        *((layout, {"id_rule": "other"}, "--id-rule is 'other'") for layout in LAYOUTS.values()),
-        *((layout, {"repeats": 0}, "--repeats is 0, expected 1 or more") for layout in (NpyImport, Hdf5Import)),
-        *((layout, {"max_regions": 0}, "--max-regions is 0") for layout in (NpyImport, TsvImport)),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(layout, options, message):
-    with pytest.raises(UsageError, match=re.escape(message)):
-        layout(**{"sources": ("x.npy",), **options})
-
-
-@pytest.mark.parametrize("options", [{"sources": ("x.h5", "y.h5")}, {"sources": ("x.h5",), "ids": ("a", "b")}])
-def test_hdf5_is_one_file_with_one_list(options):
-    with pytest.raises(UsageError, match="import one HDF5 file at a time, with at most one list of ids"):
-        Hdf5Import(**options)
-
-
-def test_jobs_and_layouts_touch_no_file():
-    for layout in (NpyImport(("none.npy",)), TsvImport(("none.tsv",)), Hdf5Import(("none.h5",))):
-        assert ImportJob(layout, output="out", name="toy").files.sources == layout.sources
+        ImportJob(**{"sources": ("none.npy",), "output": "out", "name": "toy", **options})
 
 
 @pytest.mark.parametrize(("location", "name"), [("a.npz", "npz archives"), ("b.lmdb/", "LMDB"), ("c/data.mdb", "LMDB")])
@@ -374,7 +331,7 @@ def test_an_npz_is_named_before_ids_are_asked_for(tmp_path):
     with pytest.raises(
         InputError, match=r"it is an npz archive, which import does not support yet; save its array with numpy.save"
     ):
-        import_features(ImportJob(NpyImport((str(tmp_path / "x.npz"),)), output=str(tmp_path / "out"), name="x"))
+        import_features(ImportJob((str(tmp_path / "x.npz"),), str(tmp_path / "out"), "x", "npy"))
 
 
 def test_the_format_is_known_by_the_extension():
@@ -398,7 +355,7 @@ def test_a_bottom_up_tsv_becomes_regions(tmp_path, header):
     names = [["image_id", "image_w", "image_h", "num_boxes", "boxes", "features"]] if header else []
     lines = [tsv_line(image_id, *arrays) for image_id, arrays in images.items()]
     path = write_tsv(tmp_path / "trainval.tsv", [*names, *lines])
-    manifest = import_features(ImportJob(TsvImport((path,)), output=str(tmp_path / "out"), name="faster-rcnn-36", shards=2))
+    manifest = import_features(ImportJob((path,), output=str(tmp_path / "out"), name="faster-rcnn-36", shards=2))
     assert validate(tmp_path / "out") == []
     assert manifest.inputs[0]["sha256"] == hashlib.sha256(Path(path).read_bytes()).hexdigest()
     dataset = open_dataset(tmp_path / "out", kind="regions")
@@ -416,7 +373,7 @@ def test_a_bottom_up_tsv_becomes_regions(tmp_path, header):
 
 def test_the_id_of_an_image_may_be_the_name_of_the_column(tmp_path):
     path = write_tsv(tmp_path / "t.tsv", [tsv_line(image_id, *regions_of(1, 2)) for image_id in ("image_id", "b")])
-    assert len(import_features(ImportJob(TsvImport((path,)), output=str(tmp_path / "out"), name="x")).shards) > 0
+    assert len(import_features(ImportJob((path,), output=str(tmp_path / "out"), name="x")).shards) > 0
     assert sorted(open_dataset(tmp_path / "out").image_ids()) == ["b", "image_id"]
 
 
@@ -424,7 +381,7 @@ def test_values_of_a_tsv_have_no_limit(tmp_path):
     """The csv module refuses values of more than 131,072 characters."""
     image_id = "x" * 200_000
     path = write_tsv(tmp_path / "t.tsv", [tsv_line(image_id, *regions_of(1, 36, 2048))])
-    import_features(ImportJob(TsvImport((path,)), output=str(tmp_path / "out"), name="x"))
+    import_features(ImportJob((path,), output=str(tmp_path / "out"), name="x"))
     np.testing.assert_array_equal(open_dataset(tmp_path / "out").get(image_id)["features"], regions_of(1, 36, 2048)[1])
 
 
@@ -432,7 +389,7 @@ def test_the_lxmert_tsv_brings_classes_and_attributes(tmp_path):
     boxes, features = regions_of(1, 3)
     labels = ([7, 1599, 0], [0.5, 0.25, 1], [399, -1, 2], [0.125, 0.5, 0.75])
     path = write_tsv(tmp_path / "a.tsv", [tsv_line("a.jpg", boxes, features, lxmert=labels)])
-    import_features(ImportJob(TsvImport((path,), max_regions=4), output=str(tmp_path / "out"), name="x"))
+    import_features(ImportJob((path,), output=str(tmp_path / "out"), name="x", max_regions=4))
     row = open_dataset(tmp_path / "out").get("a")
     assert (row["width"], row["height"]) == (640, 480)
     # argmax over the probabilities without background in the file, so 0 is the first class; here that is 1, and 0 is none.
@@ -444,7 +401,7 @@ def test_the_lxmert_tsv_brings_classes_and_attributes(tmp_path):
 
 def test_an_image_without_regions_is_a_row_of_zeros(tmp_path):
     lines = [tsv_line("a", *regions_of(1, 2)), tsv_line("b", np.zeros((0, 4)), np.zeros((0, 8)))]
-    import_features(ImportJob(TsvImport((write_tsv(tmp_path / "a.tsv", lines),)), output=str(tmp_path / "out"), name="x"))
+    import_features(ImportJob((write_tsv(tmp_path / "a.tsv", lines),), output=str(tmp_path / "out"), name="x"))
     assert validate(tmp_path / "out") == []
     assert open_dataset(tmp_path / "out").get("b")["num_regions"] == 0
 
@@ -452,11 +409,11 @@ def test_an_image_without_regions_is_a_row_of_zeros(tmp_path):
 def test_lines_that_stand_in_two_files_become_one_row(tmp_path):
     line = tsv_line("a", *regions_of(1, 2))
     paths = [write_tsv(tmp_path / "0.tsv", [line]), write_tsv(tmp_path / "1.tsv", [line, tsv_line("b", *regions_of(2, 2))])]
-    import_features(ImportJob(TsvImport(tuple(paths)), output=str(tmp_path / "out"), name="x"))
+    import_features(ImportJob(tuple(paths), output=str(tmp_path / "out"), name="x"))
     assert len(open_dataset(tmp_path / "out")) == 2
     write_tsv(tmp_path / "1.tsv", [tsv_line("a", *regions_of(3, 2))])
     with pytest.raises(InputError, match=r"image 'a' occurs at 0.tsv, line 1 and again, with other values, at 1.tsv, line 1"):
-        import_features(ImportJob(TsvImport(tuple(paths)), output=str(tmp_path / "other"), name="x"))
+        import_features(ImportJob(tuple(paths), output=str(tmp_path / "other"), name="x"))
 
 
 GOOD = tsv_line("a", *regions_of(1, 2))
@@ -482,7 +439,7 @@ GOOD = tsv_line("a", *regions_of(1, 2))
     ],
 )
 def test_broken_tsv_files_are_refused(tmp_path, lines, message):
-    job = ImportJob(TsvImport((write_tsv(tmp_path / "t.tsv", lines),)), output=str(tmp_path / "out"), name="x")
+    job = ImportJob((write_tsv(tmp_path / "t.tsv", lines),), output=str(tmp_path / "out"), name="x")
     with pytest.raises(InputError, match=message):
         import_features(job)
     assert not (tmp_path / "out").exists()
@@ -503,7 +460,7 @@ def hdf5(tmp_path):
                     file.create_group(name)
                 else:
                     file[name] = values
-        return ImportJob(Hdf5Import((str(tmp_path / "f.h5"),), **options), output=str(tmp_path / "out"), name="toy", shards=2)
+        return ImportJob((str(tmp_path / "f.h5"),), output=str(tmp_path / "out"), name="toy", shards=2, **options)
 
     return write
 
@@ -676,7 +633,7 @@ def test_broken_tar_files_are_refused(tmp_path, members, message):
             info = tarfile.TarInfo(name)
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
-    job = ImportJob(WebdatasetImport((str(tmp_path / "x.tar"),)), output=str(tmp_path / "out"), name="x")
+    job = ImportJob((str(tmp_path / "x.tar"),), output=str(tmp_path / "out"), name="x")
     with pytest.raises(InputError, match=message):
         import_features(job)
     assert not (tmp_path / "out").exists()
@@ -684,7 +641,7 @@ def test_broken_tar_files_are_refused(tmp_path, members, message):
 
 def test_a_file_that_is_no_tar_is_refused(tmp_path):
     (tmp_path / "x.tar").write_bytes(b"text" * 1000)
-    job = ImportJob(WebdatasetImport((str(tmp_path / "x.tar"),)), output=str(tmp_path / "out"), name="x")
+    job = ImportJob((str(tmp_path / "x.tar"),), output=str(tmp_path / "out"), name="x")
     with pytest.raises(InputError, match=r"x.tar' cannot be read as an uncompressed tar file"):
         import_features(job)
 
@@ -699,7 +656,7 @@ def test_options_win_over_a_sidecar_and_another_list_has_entries_of_its_own(tmp_
     (tmp_path / "other.lst").write_text("x/a.jpg\ny/b.jpg\n")
 
     def image_ids(**options):
-        import_features(ImportJob(NpyImport((array,), **options), output=str(tmp_path / "out"), name="toy", overwrite=True))
+        import_features(ImportJob((array,), output=str(tmp_path / "out"), name="toy", overwrite=True, **options))
         return sorted(open_dataset(tmp_path / "out").image_ids())
 
     assert image_ids() == image_ids(ids=(list_,)) == ["x/a.jpg", "y/b.jpg"]
@@ -712,10 +669,10 @@ def test_files_that_were_exported_with_different_options_are_refused(tmp_path):
         write_pair(tmp_path, stem, make_rows(2, WIDTH), ids) for stem, ids in (("train", ["x/a", "y/b"]), ("val", ["c", "d"]))
     ]
     (tmp_path / "train.import.json").write_text('{"id_rule": "exact", "ids": "train.txt"}')
-    job = ImportJob(NpyImport(tuple(array for array, _ in pairs)), output=str(tmp_path / "out"), name="toy")
+    job = ImportJob(tuple(array for array, _ in pairs), output=str(tmp_path / "out"), name="toy")
     with pytest.raises(UsageError, match=r"train.npy and val.npy were exported with different options .*: give --id-rule"):
         import_features(job)
-    import_features(replace(job, files=replace(job.files, id_rule="path")))
+    import_features(replace(job, id_rule="path"))
     assert sorted(open_dataset(tmp_path / "out").image_ids()) == ["c", "d", "x/a", "y/b"]
 
 
@@ -728,4 +685,4 @@ def test_damaged_sidecars_are_refused(tmp_path, content):
     with pytest.raises(
         InputError, match=r"train.import.json' does not hold options as `export` writes them: export again, or delete"
     ):
-        import_features(ImportJob(NpyImport((array,)), output=str(tmp_path / "out"), name="toy"))
+        import_features(ImportJob((array,), output=str(tmp_path / "out"), name="toy"))

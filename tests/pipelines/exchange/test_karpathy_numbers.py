@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.exchange.importers import Hdf5Import, NpyImport, TsvImport
-from pipelines.exchange.importing import ImportJob, import_features
+from pipelines.exchange.importing import import_features
+from pipelines.exchange.jobs import ImportJob
 from pipelines.exchange.karpathy_numbers import KarpathyNumbers
 from schemas.dataset import open_dataset
 from schemas.errors import InputError, UsageError
@@ -34,9 +34,13 @@ def karpathy(tmp_path) -> str:
     return str(path)
 
 
-def stored(layout, folder: Path, **options):
-    manifest = import_features(ImportJob(layout, output=str(folder / "out"), name="toy", shards=2, **options))
-    dataset = open_dataset(folder / "out")
+def job_of(path: Path, **options) -> ImportJob:
+    return ImportJob((str(path),), str(path.parent / "out"), "toy", shards=2, **options)
+
+
+def stored(job: ImportJob):
+    manifest = import_features(job)
+    dataset = open_dataset(job.output)
     column = "features" if dataset.kind == "regions" else "feature"
     return {image_id: np.asarray(dataset.get(image_id)[column]).reshape(-1)[:4] for image_id in dataset.image_ids()}, manifest
 
@@ -47,15 +51,15 @@ def check(found: dict[str, np.ndarray]) -> None:
         np.testing.assert_array_equal(found[name], row)
 
 
-def npy(folder: Path, ids: list[object], values=VALUES, **options) -> NpyImport:
+def npy(folder: Path, ids: list[object], values=VALUES, **options) -> ImportJob:
     np.save(folder / "test_ims.npy", values)
     (folder / "test_ids.txt").write_text("".join(f"{number}\n" for number in ids))
-    return NpyImport((str(folder / "test_ims.npy"),), **options)
+    return job_of(folder / "test_ims.npy", **options)
 
 
 @pytest.mark.parametrize(("key", "ids"), [("imgid", [2, 1, 0]), ("cocoid", COCOIDS), ("sentid", [1, 10, 21])])
 def test_arrays_with_numbers_of_each_kind(tmp_path, karpathy, key, ids):
-    found, manifest = stored(npy(tmp_path, ids, karpathy=karpathy, karpathy_key=key), tmp_path)
+    found, manifest = stored(npy(tmp_path, ids, karpathy=karpathy, karpathy_key=key))
     check(found)
     data = Path(karpathy).read_bytes()
     named = {"name": "dataset_coco.json", "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
@@ -64,8 +68,8 @@ def test_arrays_with_numbers_of_each_kind(tmp_path, karpathy, key, ids):
 
 
 def test_rows_of_the_captions_of_one_image_become_one(tmp_path, karpathy):
-    layout = npy(tmp_path, [0, 1, 10, 11, 20, 21], VALUES.repeat(2, axis=0), karpathy=karpathy, karpathy_key="sentid")
-    check(stored(layout, tmp_path)[0])
+    job = npy(tmp_path, [0, 1, 10, 11, 20, 21], VALUES.repeat(2, axis=0), karpathy=karpathy, karpathy_key="sentid")
+    check(stored(job)[0])
 
 
 def test_regions_of_tsv_files(tmp_path, karpathy):
@@ -74,10 +78,9 @@ def test_regions_of_tsv_files(tmp_path, karpathy):
 
     lines = [f"{number}\t9\t8\t1\t{text(np.zeros(4))}\t{text(row)}\n" for number, row in zip(COCOIDS, VALUES, strict=True)]
     (tmp_path / "t.tsv").write_text("".join(lines))
-    layout = TsvImport((str(tmp_path / "t.tsv"),), max_regions=1, karpathy=karpathy, karpathy_key="cocoid")
-    check(stored(layout, tmp_path)[0])
+    check(stored(job_of(tmp_path / "t.tsv", max_regions=1, karpathy=karpathy, karpathy_key="cocoid"))[0])
     with pytest.raises(InputError, match=r"t.tsv, line 1: '.*dataset_coco.json' has no imgid 42, only 3 from 0 to 2"):
-        TsvImport((str(tmp_path / "t.tsv"),), max_regions=1, karpathy=karpathy).open()
+        import_features(job_of(tmp_path / "t.tsv", max_regions=1, karpathy=karpathy))
 
 
 def test_hdf5_files_with_an_array_of_ids_and_with_an_array_per_image(tmp_path, karpathy):
@@ -87,14 +90,13 @@ def test_hdf5_files_with_an_array_of_ids_and_with_an_array_per_image(tmp_path, k
         for number, row in zip(COCOIDS, VALUES, strict=True):
             file[f"single/{number:012}"] = row
     for options in ({"array": "x", "id_array": "ids"}, {"array": "single"}):
-        layout = Hdf5Import((str(tmp_path / "f.h5"),), karpathy=karpathy, karpathy_key="cocoid", **options)
-        check(stored(layout, tmp_path, overwrite=True)[0])
+        check(stored(job_of(tmp_path / "f.h5", karpathy=karpathy, karpathy_key="cocoid", overwrite=True, **options))[0])
     with pytest.raises(InputError, match=r"f.h5:ids, entry 0: '.*' has no sentid 42"):
-        Hdf5Import((str(tmp_path / "f.h5"),), array="x", id_array="ids", karpathy=karpathy, karpathy_key="sentid").open()
+        import_features(job_of(tmp_path / "f.h5", array="x", id_array="ids", karpathy=karpathy, karpathy_key="sentid"))
 
 
 def test_without_a_file_numbers_stay_as_they_are(tmp_path):
-    found, manifest = stored(npy(tmp_path, [7, 8, 9]), tmp_path)
+    found, manifest = stored(npy(tmp_path, [7, 8, 9]))
     assert sorted(found) == ["7", "8", "9"]
     assert manifest.parameters["imported"].keys() == {"format", "name", "dtype", "id_rule"}
 
@@ -102,11 +104,11 @@ def test_without_a_file_numbers_stay_as_they_are(tmp_path):
 def test_another_file_or_key_makes_another_dataset(tmp_path, karpathy):
     fingerprints = set()
     for key in ("imgid", "sentid"):
-        layout = npy(tmp_path, [0, 1, 10][:1], VALUES[:1], karpathy=karpathy, karpathy_key=key)
-        fingerprints.add(stored(layout, tmp_path, overwrite=True)[1].fingerprint)
+        job = npy(tmp_path, [0], VALUES[:1], karpathy=karpathy, karpathy_key=key, overwrite=True)
+        fingerprints.add(stored(job)[1].fingerprint)
     path = Path(karpathy)
     path.write_text(path.read_text() + " ")
-    fingerprints.add(stored(layout, tmp_path, overwrite=True)[1].fingerprint)
+    fingerprints.add(stored(job)[1].fingerprint)
     assert len(fingerprints) == 3
 
 
@@ -122,7 +124,7 @@ def test_another_file_or_key_makes_another_dataset(tmp_path, karpathy):
 )
 def test_unknown_numbers_are_refused_and_nothing_is_written(tmp_path, karpathy, entry, message):
     with pytest.raises(InputError, match=message):
-        stored(npy(tmp_path, [0, entry, 1], karpathy=karpathy), tmp_path)
+        stored(npy(tmp_path, [0, entry, 1], karpathy=karpathy))
     assert not (tmp_path / "out").exists()
 
 
@@ -155,11 +157,10 @@ def test_a_compressed_file_is_read(karpathy, tmp_path):
     assert [numbers.image_id(str(number), place="here") for number in COCOIDS] == NAMES
 
 
-@pytest.mark.parametrize("layout", [NpyImport, TsvImport, Hdf5Import])
-def test_options_that_make_no_sense_are_refused(layout):
-    with pytest.raises(UsageError, match="--karpathy-key is 'id', expected one of imgid, cocoid, sentid"):
-        layout(("x",), karpathy="d.json", karpathy_key="id")
+def test_options_that_make_no_sense_are_refused():
+    with pytest.raises(UsageError, match="--karpathy-key is 'id', expected one of 'imgid', 'cocoid', 'sentid'"):
+        job_of(Path("x"), karpathy="d.json", karpathy_key="id")
     with pytest.raises(UsageError, match="give the file with --karpathy"):
-        layout(("x",), karpathy_key="cocoid")
+        job_of(Path("x"), karpathy_key="cocoid")
     with pytest.raises(InputError, match=r"no such file: 'no.json'"):
         KarpathyNumbers.open("no.json", "imgid")

@@ -13,17 +13,16 @@ from PIL import Image
 
 from extractors import Description, Extractor, ExtractorRequest
 from extractors.settings import RegionOptions
-from pipelines.datasets.comparison import DiffJob, compare_datasets
+from pipelines.datasets.comparison import compare_datasets
 from pipelines.datasets.inspection import describe as inspect
 from pipelines.datasets.region_names import RegionNames
-from pipelines.exchange.exporters import NpyLayout, TsvLayout
-from pipelines.exchange.exporting import ExportJob, export_dataset
-from pipelines.exchange.importers import NpyImport, TsvImport
-from pipelines.exchange.importing import ImportJob, import_features
+from pipelines.exchange.exporting import export_dataset
+from pipelines.exchange.importing import import_features
+from pipelines.exchange.jobs import ExportJob, ImportJob
 from pipelines.features.extract import extract_features, list_images, plan_features
 from pipelines.features.planning import plan_work
 from pipelines.inputs.images import open_images
-from pipelines.jobs import FeaturesJob
+from pipelines.jobs import DiffJob, FeaturesJob
 from pipelines.running.execution import Execution
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
@@ -361,20 +360,13 @@ def test_sample_rows_show_the_best_regions_by_name(tmp_path, names):
 @pytest.mark.parametrize("layout", ["npy", "tsv"])
 def test_exported_and_imported_again_the_rows_are_the_same(extracted, tmp_path, layout):
     dataset = open_dataset(tmp_path / "r")
-    paths = export_dataset(
-        ExportJob(
-            layout=NpyLayout() if layout == "npy" else TsvLayout(columns="lxmert"),
-            dataset=str(tmp_path / "r"),
-            output=str(tmp_path / "out"),
-        )
-    )
-    more = {"boxes": (str(tmp_path / "out" / "boxes.npy"),), "sizes": (str(tmp_path / "out" / "sizes.npy"),)}
+    columns = "lxmert" if layout == "tsv" else "bottom-up"
+    paths = export_dataset(ExportJob(str(tmp_path / "r"), str(tmp_path / "out"), layout, columns=columns))
+    more = {name: (str(tmp_path / "out" / f"{name}.npy"),) for name in ("boxes", "sizes") if layout == "npy"}
     source = next(path for path in paths if path.name in ("features.npy", "regions.tsv"))
-    if layout == "npy":
-        files = NpyImport((str(source),), max_regions=R, **more)
-    else:
-        files = TsvImport((str(source),), max_regions=R)
-    import_features(ImportJob(files, output=str(tmp_path / "again"), name="fake-regions", shards=2))
+    import_features(
+        ImportJob((str(source),), str(tmp_path / "again"), "fake-regions", max_regions=R, shards=2, **more),
+    )
     assert validate(tmp_path / "again") == []
     back = open_dataset(tmp_path / "again")
     columns = ["boxes", "features"] if layout == "npy" else list(dataset.schema.names[1:])

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from pipelines.commands import app as cli
-from pipelines.datasets.comparison import DiffJob, compare_datasets
-from pipelines.jobs import WordVectorsJob
+from pipelines.datasets.comparison import compare_datasets
+from pipelines.jobs import DiffJob, WordVectorsJob
 from pipelines.text.word_vectors import import_word_vectors
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, InputError, UsageError

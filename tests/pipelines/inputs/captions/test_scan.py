@@ -8,8 +8,8 @@ import pickle
 
 import pytest
 
-from pipelines.exchange.exporters import ScanLayout
-from pipelines.exchange.exporting import ExportJob, export_dataset
+from pipelines.exchange.exporting import export_dataset
+from pipelines.exchange.jobs import ExportJob
 from pipelines.inputs.captions import EVERYTHING, RawCaption, Selection, open_source
 from schemas.dataset import open_dataset
 from schemas.errors import InputError
@@ -161,8 +161,8 @@ def test_what_is_exported_is_read_again(tmp_path, per_image):
     write_rows(tmp_path / "captions", "captions", rows)
     vectors = [{"image_id": image_id, "feature": [1.0]} for image_id in images]
     write_rows(tmp_path / "features", "features", vectors, FeatureSpec("toy", (1,)))
-    layout = ScanLayout(captions=str(tmp_path / "captions"))
-    export_dataset(ExportJob(layout=layout, dataset=str(tmp_path / "features"), output=str(tmp_path / "precomp")))
+    features, output, captions = (str(tmp_path / name) for name in ("features", "precomp", "captions"))
+    export_dataset(ExportJob(features, output, "scan", captions=captions))
     found = read(open_source("scan", tmp_path / "precomp", language="de"))
     stored = open_dataset(tmp_path / "captions").table(list(RawCaption._fields)).to_pylist()
     assert sorted(found) == sorted(RawCaption(**row) for row in stored)
