@@ -72,6 +72,18 @@ OTHER_FILES = {
 }
 
 
+def tree(path: Path) -> dict[str, bytes]:
+    """Every file below a folder."""
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+def flip(path: Path, position: int | None = None) -> None:
+    """Flip a bit of a file, by default one in its middle."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 if position is None else position] ^= 4
+    path.write_bytes(data)
+
+
 def prepare(output: OutputDataset, *, overwrite: bool) -> None:
     """Does what a run does before its first shard."""
     state = OutputState(output, ReusePolicy(overwrite=overwrite))

@@ -147,11 +147,6 @@ def test_an_unknown_kind_is_refused():
         read(text)
 
 
-def test_a_kind_that_is_no_text_is_refused():
-    with pytest.raises(DatasetError, match=r"is damaged \(kind is \['captions'\], expected one of captions"):
-        read(edited(kind=["captions"]))
-
-
 def test_a_folder_without_a_manifest_is_no_dataset(tmp_path):
     with pytest.raises(
         DatasetError, match=r"is not a dataset: it holds no _manifest.json\. Either the path is wrong or the run"
@@ -282,6 +277,7 @@ FILE = {"path": "_names/classes", "bytes": 1, "sha256": "0" * 64}
         ({"files": [FILE, FILE]}, "a file is listed twice"),
         ({"libraries": {"numpy": 2}}, r"libraries\.numpy is 2, expected text"),
         ({"failure_reasons": {"truncated": "2"}}, r"failure_reasons\.truncated is '2', expected a whole number"),
+        ({"kind": ["captions"]}, r"kind is \['captions'\], expected one of captions"),
         ({"inputs": ["x"]}, r"inputs\[0\] is 'x', expected an object"),
         ({"statistics": []}, r"statistics is \[\], expected an object"),
         ({"parameters": None}, "parameters is None, expected an object"),

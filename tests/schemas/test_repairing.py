@@ -9,18 +9,9 @@ from schemas.writing.output_state import OutputState
 from schemas.writing.repair import Repair, repair
 from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.validation import validate
+from tests.schemas.conftest import flip, tree
 
 SHARD = "part-{:05d}-of-00003"
-
-
-def tree(path: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
-
-
-def flip(path: Path, at: float = 0.5) -> None:
-    data = bytearray(path.read_bytes())
-    data[int(len(data) * at)] ^= 1
-    path.write_bytes(data)
 
 
 @pytest.mark.parametrize("kind", ["captions", "vocabulary", "encoded", "features", "regions", "embeddings"])
