@@ -368,54 +368,47 @@ def test_an_existing_folder_is_left_as_it_was(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["_manifest.json"]
 
 
-def test_a_folder_without_permission(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(DatasetError, match="permission denied: check who owns the folder"):
-        list(check_output(str(tmp_path / "features")))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_cannot_be_created(tmp_path):
+@pytest.mark.parametrize(
+    ("location", "kind", "message"),
+    [
+        ("file/features", DatasetError, "a part of the path is a file, not a folder"),
+        ("link", DatasetError, "the path is a file or a link to nothing"),
+        ("link/features", DatasetError, "the path is a file or a link to nothing"),
+        (
+            "/proc/features",
+            DatasetError,
+            r"cannot write to '/proc/features' \(No such file or directory\): choose another folder",
+        ),
+        ("https://host/x", UsageError, "cannot write to 'https://host/x': give a local folder, gs://BUCKET/PATH or"),
+        ("hdfs://host/x", UsageError, "cannot write to 'hdfs://host/x': give a local folder, gs://BUCKET/PATH or"),
+    ],
+)
+def test_a_location_that_cannot_be_written(tmp_path, monkeypatch, location, kind, message):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(DatasetError, match="a part of the path is a file, not a folder"):
-        list(check_output(str(tmp_path / "file" / "features")))
-
-
-@pytest.mark.parametrize("below", ["", "/features"])
-def test_a_link_to_nothing(tmp_path, below):
     (tmp_path / "link").symlink_to("nowhere")
-    with pytest.raises(DatasetError, match="the path is a file or a link to nothing"):
-        list(check_output(f"{tmp_path}/link{below}"))
-    assert [path.name for path in tmp_path.iterdir()] == ["link"]
-
-
-def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
-    def fail(descriptor):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(DatasetError, match="the disk is full"):
-        list(check_output(str(tmp_path / "features")))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_system_without_files_is_an_error_with_advice():
-    with pytest.raises(
-        DatasetError, match=r"cannot write to '/proc/features' \(No such file or directory\): choose another folder"
-    ):
-        list(check_output("/proc/features"))
-
-
-def test_a_file_that_cannot_be_deleted_fails(tmp_path, monkeypatch):
-    def delete(folder, name):
-        raise DatasetError(f"cannot use {name!r}: permission denied")
-
-    monkeypatch.setattr(Folder, "delete", delete)
-    with pytest.raises(DatasetError, match="permission denied"):
-        list(check_output(str(tmp_path)))
-
-
-@pytest.mark.parametrize("location", ["https://host/x", "hdfs://host/x"])
-def test_a_location_that_cannot_be_written(location):
-    with pytest.raises(UsageError, match=f"cannot write to '{location}': give a local folder, gs://BUCKET/PATH or"):
+    with pytest.raises(kind, match=message):
         list(check_output(location))
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "link"]
+
+
+def fail(error: Exception):
+    def act(*_):
+        raise error
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "act", "message"),
+    [
+        (os, "access", lambda path, mode: False, "permission denied: check who owns the folder"),
+        (os, "fsync", fail(OSError(errno.ENOSPC, "No space left on device")), "the disk is full"),
+        (Folder, "delete", fail(DatasetError("cannot use 'x': permission denied")), "permission denied"),
+    ],
+)
+def test_an_operation_that_fails(tmp_path, monkeypatch, place, name, act, message):
+    monkeypatch.setattr(place, name, act)
+    with pytest.raises(DatasetError, match=message):
+        list(check_output(str(tmp_path / "features")))
+    assert name == "delete" or list(tmp_path.iterdir()) == []

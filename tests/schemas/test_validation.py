@@ -131,7 +131,11 @@ def test_a_missing_file(copy_toy, kind, name):
 @pytest.mark.parametrize(
     ("kind", "edit", "complaint"),
     [
-        ("captions", lambda content: content["shards"][0].update(rows=1000), rf"{FIRST} has \d+ rows, the manifest says 1,000"),
+        (
+            "captions",
+            lambda content: content["shards"][0].update(rows=1000),
+            rf"{FIRST} has ROWS rows, the manifest says 1,000",
+        ),
         (
             "features",
             lambda content: content["failure_reasons"].update(truncated=99),
@@ -147,7 +151,7 @@ def test_a_missing_file(copy_toy, kind, name):
 def test_a_manifest_that_lists_something_else(copy_toy, forge, kind, edit, complaint):
     toy = copy_toy(kind)
     forge.edit_manifest(toy, edit)
-    assert complains(toy, complaint)
+    assert complains(toy, complaint.replace("ROWS", str(len(toy.shard(0)))))
 
 
 def test_a_vocabulary_file_that_is_not_listed(copy_toy, forge):
@@ -268,7 +272,7 @@ def narrow(table):
 KEYED = ("captions", "encoded", "features", "regions", "embeddings")
 ROWS = [
     *(
-        (kind, lambda t: t.take([1, 0, *range(2, len(t))]), r"key \('.*'.*\) comes before .*, though it is larger")
+        (kind, lambda t: t.take([1, 0, *range(2, len(t))]), r"key \('.*'.*\) comes before \('.*'.*\), though it is larger")
         for kind in KEYED
     ),
     *((kind, lambda t: t.take([0, 0, *range(1, len(t))]), r"key \('.*\) occurs twice") for kind in KEYED),
