@@ -95,15 +95,10 @@ if TYPE_CHECKING:
     from train.config import ModelConfig as ModelConfig
     from train.config import preset_names as preset_names
     from train.config import resolve as resolve_config
-    from train.data import Corpus as Corpus
     from train.data.batches import CaptionBatch as CaptionBatch
     from train.data.torch_datasets import PairDataset as PairDataset
     from train.data.torch_datasets import PairStream as PairStream
     from train.data.torch_datasets import collate_pairs as collate_pairs
-    from train.evaluation import EmbedJob as EmbedJob
-    from train.evaluation import EvaluateJob as EvaluateJob
-    from train.evaluation import SearchJob as SearchJob
-    from train.evaluation import StsJob as StsJob
     from train.evaluation import averages as averages
     from train.evaluation import embed as embed
     from train.evaluation import embed_gallery as embed_gallery
@@ -115,6 +110,13 @@ if TYPE_CHECKING:
     from train.evaluation import search as search
     from train.evaluation import search_gallery as search_gallery
     from train.evaluation import sts as sts
+    from train.jobs import Corpus as Corpus
+    from train.jobs import EmbedJob as EmbedJob
+    from train.jobs import EvaluateJob as EvaluateJob
+    from train.jobs import FiguresJob as FiguresJob
+    from train.jobs import ReproduceJob as ReproduceJob
+    from train.jobs import SearchJob as SearchJob
+    from train.jobs import StsJob as StsJob
     from train.jobs import TrainJob as TrainJob
     from train.loop import train as train
     from train.material import Material as Material
@@ -129,12 +131,10 @@ if TYPE_CHECKING:
     from train.reports.comparison import compare_runs as compare_runs
     from train.reports.comparison_plots import plot_comparison as plot_comparison
     from train.reports.figures import Figures as Figures
-    from train.reports.figures import FiguresJob as FiguresJob
     from train.reports.figures import draw_figures as draw_figures
     from train.reports.gold_ranks import gold_ranks as gold_ranks
     from train.reports.published import presets_of_table as presets_of_table
-    from train.reports.reproduce import TablesJob as TablesJob
-    from train.reports.reproduce import run_tables as run_tables
+    from train.reports.reproduce import reproduce as reproduce
     from train.reports.sts_rows import sts_rows as sts_rows
     from train.runs import Run as Run
     from train.runs import open_run as open_run
@@ -187,6 +187,7 @@ __all__ = [
     "ReadCaptions",
     "RegionOptions",
     "Repair",
+    "ReproduceJob",
     "RetrievalModel",
     "ReusePolicy",
     "Run",
@@ -194,7 +195,6 @@ __all__ = [
     "Selection",
     "ShardWriter",
     "StsJob",
-    "TablesJob",
     "TokenFeaturesJob",
     "TokenizeCaptions",
     "TrainJob",
@@ -241,8 +241,8 @@ __all__ = [
     "read_sts",
     "register_model",
     "repair",
+    "reproduce",
     "resolve_config",
-    "run_tables",
     "score_run",
     "score_sts",
     "score_together",
@@ -330,37 +330,41 @@ _MODULES = {
         "write_dataset",
     ),
     "train.config": ("Config", "ModelConfig", "preset_names", "resolve_config = resolve"),
-    "train.data": ("Corpus",),
     "train.data.batches": ("CaptionBatch",),
     "train.data.torch_datasets": ("collate_pairs", "PairDataset", "PairStream"),
     "train.evaluation": (
         "averages",
         "embed",
         "embed_gallery",
-        "EmbedJob",
         "evaluate = evaluate_run",
-        "EvaluateJob",
         "read_sts",
         "score_run",
         "score_sts",
         "score_together",
         "search",
         "search_gallery",
-        "SearchJob",
         "sts",
-        "StsJob",
     ),
-    "train.jobs": ("TrainJob",),
+    "train.jobs": (
+        "Corpus",
+        "EmbedJob",
+        "EvaluateJob",
+        "FiguresJob",
+        "ReproduceJob",
+        "SearchJob",
+        "StsJob",
+        "TrainJob",
+    ),
     "train.loop": ("train",),
     "train.material": ("Material", "open_material"),
     "train.models": ("AttentionWeights", "Dimensions", "Encoded", "ImageBatch", "register_model", "RetrievalModel"),
     "train.reports.comparison": ("compare_runs", "Comparison"),
     "train.reports.comparison_plots": ("plot_comparison",),
-    "train.reports.figures": ("draw_figures", "Figures", "FiguresJob"),
+    "train.reports.figures": ("draw_figures", "Figures"),
     "train.reports.gold_ranks": ("gold_ranks",),
     "train.reports.published": ("presets_of_table",),
     "train.reports.sts_rows": ("sts_rows",),
-    "train.reports.reproduce": ("run_tables", "TablesJob"),
+    "train.reports.reproduce": ("reproduce",),
     "train.runs": ("open_run", "Run"),
 }
 _PLACES = {

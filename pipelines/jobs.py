@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeAlias, cast
 from extractors.requests import ExtractorRequest, Precision, StoredType
 from schemas.errors import InputError, UsageError
 from schemas.keys import AUTO, ShardsRequest, check_language, check_shards_request
-from schemas.options import Opt
+from schemas.options import Device, Opt
 from schemas.writing.reuse_policy import ArrayTask, Overwrite, ReusePolicy, Verify
 
 if TYPE_CHECKING:
@@ -44,9 +44,6 @@ Vocabulary: TypeAlias = Annotated[str, Opt("Folder of a vocabulary.")]
 Output: TypeAlias = Annotated[str, Opt("Folder of the dataset to write.")]
 Languages: TypeAlias = Annotated[tuple[str, ...], Opt("Only these, e.g. [i]en,de[/i]; all by default.")]
 Portions: TypeAlias = Annotated[tuple[str, ...], Opt("Only these: [i]translation[/i], [i]comparable[/i]; all by default.")]
-Device: TypeAlias = Annotated[
-    str, Opt("cpu, cuda, cuda:N, or auto: a GPU if there is one.", completion=("auto", "cpu", "cuda", "cuda:0"))
-]
 Shards: TypeAlias = Annotated[
     ShardsRequest,
     Opt(

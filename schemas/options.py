@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Annotated, TypeAlias
 
-__all__ = ["Opt"]
+__all__ = ["Device", "Opt"]
 
 
 @dataclass(frozen=True)
@@ -43,3 +44,8 @@ class Opt:
     is_required: bool = False
     is_repeated: bool = False
     is_behind_dashes: bool = False
+
+
+Device: TypeAlias = Annotated[
+    str, Opt("cpu, cuda, cuda:N, or auto: a GPU if there is one.", completion=("auto", "cpu", "cuda", "cuda:0"))
+]

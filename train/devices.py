@@ -15,25 +15,13 @@ from schemas.errors import UsageError
 
 __all__ = [
     "PRECISIONS",
-    "check_device_name",
     "check_precision",
-    "check_precision_name",
     "computing",
     "resolve_device",
     "upload",
 ]
 
 PRECISIONS = ("fp32", "tf32", "bf16")
-
-
-def check_device_name(device: str) -> None:
-    """Check that a device has one of the known names; whether this host has it is up to `resolve_device`.
-
-    Raises:
-        UsageError: the name is unknown.
-    """
-    if device not in ("cpu", "auto") and not re.fullmatch(r"cuda(:[0-9]+)?", device):
-        raise UsageError(f"device is {device!r}, expected 'cpu', 'cuda', 'cuda:N' or 'auto'")
 
 
 def resolve_device(device: str) -> torch.device:
@@ -46,7 +34,8 @@ def resolve_device(device: str) -> torch.device:
     Raises:
         UsageError: the name is unknown, or the host has no such device.
     """
-    check_device_name(device)
+    if device not in ("cpu", "auto") and not re.fullmatch(r"cuda(:[0-9]+)?", device):
+        raise UsageError(f"device is {device!r}, expected 'cpu', 'cuda', 'cuda:N' or 'auto'")
     available, count = torch.cuda.is_available(), torch.cuda.device_count()
     if device == "cpu" or (device == "auto" and not available):
         return torch.device("cpu")
@@ -61,16 +50,6 @@ def resolve_device(device: str) -> torch.device:
     return torch.device("cuda", index)
 
 
-def check_precision_name(precision: str) -> None:
-    """Check that a precision is one of `PRECISIONS`.
-
-    Raises:
-        UsageError: it is not.
-    """
-    if precision not in PRECISIONS:
-        raise UsageError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
-
-
 def check_precision(precision: str, device: torch.device) -> None:
     """Check that a device can compute in a precision.
 
@@ -82,7 +61,8 @@ def check_precision(precision: str, device: torch.device) -> None:
     Raises:
         UsageError: the precision is unknown, or this device does not have it.
     """
-    check_precision_name(precision)
+    if precision not in PRECISIONS:
+        raise UsageError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
     if precision == "tf32" and device.type == "cpu":
         raise UsageError("precision 'tf32' needs a GPU, but the device is 'cpu': pass fp32 or bf16, or another device")
 

@@ -1,20 +1,85 @@
-"""One training: what is asked for, and what comes of it."""
+"""Jobs of the commands that train and measure models; each field declares its option. Importing this loads nothing heavy."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeAlias, cast
 
+from schemas.conversion import key_value_pairs
 from schemas.errors import ImagepivotError, UsageError
-from schemas.storage.folder import Folder
-from train.config.sections import Config
-from train.data.corpus import Corpus
-from train.data.splits import MissingFeatures
-from train.data.token_features import check_token_features
-from train.data.word_vectors import check_word_vectors
-from train.devices import check_device_name, check_precision_name
-from train.runs.checkpoints import TrainingProgress
+from schemas.options import Device, Opt
+from schemas.storage.locations import is_remote, local_path
+from schemas.writing.reuse_policy import Overwrite, Verify
 
-__all__ = ["DivergedError", "Result", "TrainJob"]
+if TYPE_CHECKING:
+    from train.config.sections import Config
+    from train.data.splits import MissingFeatures
+    from train.runs.checkpoints import TrainingProgress
+
+__all__ = [
+    "FIGURES",
+    "Corpus",
+    "DivergedError",
+    "EmbedJob",
+    "EvaluateJob",
+    "FiguresJob",
+    "ReproduceJob",
+    "Result",
+    "SearchJob",
+    "StsJob",
+    "TrainJob",
+]
+
+FIGURES = ("retrieval", "map", "attention")
+"""The figures that there are."""
+
+Precision: TypeAlias = Annotated[Literal["fp32", "tf32", "bf16"], Opt("fp32 or bf16; on a GPU also tf32.")]
+RunFolder: TypeAlias = Annotated[str, Opt("Folder of a run.")]
+Captions: TypeAlias = Annotated[str, Opt("Folder of encoded captions.", is_option=True)]
+Features: TypeAlias = Annotated[str, Opt("Folder of image features or regions.", is_option=True)]
+Vocabulary: TypeAlias = Annotated[str, Opt("Folder of the vocabulary of the captions.", is_option=True)]
+WordVectors: TypeAlias = Annotated[
+    str, Opt("Folder of pretrained word vectors, for [i]model.word_vectors[/i] finetuned or frozen.")
+]
+TokenFeatures: TypeAlias = Annotated[
+    str, Opt("Folder of vectors of tokens, for a model that reads these: [i]model.word_vectors[/i] precomputed.")
+]
+MemoryMap: TypeAlias = Annotated[
+    str | None, Opt("Folder for a copy of the features, which is mapped into memory and which all runs share.")
+]
+AllowMissingFeatures: TypeAlias = Annotated[bool, Opt("Leave out captions whose images lack features, and say how many.")]
+Truecaser: TypeAlias = Annotated[str, Opt("Folder of the captions, if their recipe truecases.")]
+Tokenized: TypeAlias = Annotated[bool, Opt("The text is tokens separated by spaces.")]
+Splits: TypeAlias = Annotated[
+    tuple[str, ...], Opt("Splits, e.g. [i]val[/i]; the test images of 2016 if not given.", name="split")
+]
+Languages: TypeAlias = Annotated[tuple[str, ...], Opt("Only these; all that the run knows if not given.")]
+Settings: TypeAlias = Annotated[
+    tuple[str, ...],
+    Opt(
+        "A value of the configuration, e.g. [i]model.embed_dim=256[/i], [i]data.l2_features=true[/i] or "
+        "[i]'schedule.monitor_languages=[\"en\"]'[/i]; may be repeated.",
+        name="set",
+        metavar="KEY=VALUE",
+        is_repeated=True,
+    ),
+]
+MaxSteps: TypeAlias = Annotated[int | None, Opt("Maximum of steps: short for [i]--set schedule.max_steps=N[/i].", least=1)]
+
+
+def _presets() -> tuple[str, ...]:
+    from train.config.presets import preset_names
+
+    return preset_names()
+
+
+class Configuration(Protocol):
+    """A configuration that is resolved already, a `train.config.sections.Config`, for callers from Python."""
+
+    @property
+    def description(self) -> str:
+        """A line for people."""
 
 
 class DivergedError(ImagepivotError):
@@ -22,78 +87,70 @@ class DivergedError(ImagepivotError):
 
 
 @dataclass(frozen=True)
-class TrainJob:
-    """One training, as ``imagepivot train`` runs it.
+class Corpus:
+    """Folders of the datasets that a model is trained on; nothing is opened here."""
 
-    Attributes:
-        config: the model and how to train it.
-        corpus: folders of captions, features, vocabulary, and word vectors or vectors of tokens; None where `train` is given the
-            material itself.
-        output: folder of the run, on this machine.
-        seed: seed for initial weights, order and sampling.
-        device: a name that `train.devices.resolve_device` knows.
-        precision: a name that `train.devices.check_precision` knows.
-        compile: compile model and loss, which needs a GPU, and a kind of model that gains by it.
-        resume: continue from the last checkpoint in ``output`` if there is one. Configuration, seed, precision and data must be
-            the same; ``max_steps``, ``max_epochs`` and ``patience`` may differ.
-        allow_changed_content: resume a run although its datasets hold other content than before, e.g. updated features.
-        save_every: steps between two checkpoints; one is also written after each evaluation.
-        tensorboard: also write events for TensorBoard.
-        curves: draw ``curves.png`` at the end, and at evaluations as long as that takes a hundredth of the time.
-        memory_map: folder for a copy of the features that is mapped into memory, and that all runs with this folder share.
-        allow_missing_features: leave out the captions of images that lack features, in training and validation, instead of
-            raising an error.
-        start_from: folder of a run whose best weights take the place of drawn ones; see `train.runs.starting`. A run that is
-            resumed takes nothing again: then it must be the same run, or may be left out.
+    captions: Captions
+    features: Features
+    vocabulary: Vocabulary
+    word_vectors: WordVectors = ""
+    token_features: TokenFeatures = ""
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """Job of ``imagepivot train``. Its configuration may also be one that is resolved; then nothing is set beside it.
+
+    Without a corpus, `train.loop.train` is given the material itself. A run that is resumed takes no weights of another run again.
 
     Raises:
-        UsageError: a value is missing or impossible.
+        UsageError: a value is impossible.
     """
 
-    config: Config
-    corpus: Corpus | None
-    output: str
-    seed: int = 0
-    device: str = "auto"
-    precision: str = "fp32"
-    compile: bool = False
-    resume: bool = False
-    save_every: int = 500
-    tensorboard: bool = False
-    curves: bool = True
-    memory_map: str | None = None
-    allow_missing_features: bool = False
-    start_from: str = ""
-    allow_changed_content: bool = False
+    config: Annotated[str | Configuration, Opt("Name of a preset, or a TOML file.", completion=_presets, is_argument=True)] = ""
+    corpus: Corpus | None = None
+    output: Annotated[str, Opt("Folder of the run.", is_argument=True)] = ""
+    settings: Settings = ()
+    seed: Annotated[int, Opt("Seed for initial weights, order and sampling.")] = 0
+    device: Device = "auto"
+    precision: Precision = "fp32"
+    compile: Annotated[bool, Opt("Compile model and loss; needs a GPU; not for SCAN.")] = False
+    resume: Annotated[bool, Opt("Continue the run in OUTPUT, if there is one.")] = False
+    allow_changed_content: Annotated[bool, Opt("Resume although datasets, such as features, were updated since.")] = False
+    init_from: Annotated[
+        str, Opt("Start from the best weights of another run; its words and languages may differ.", metavar="RUN")
+    ] = ""
+    max_steps: MaxSteps = None
+    save_every: Annotated[int, Opt("Steps between two checkpoints.")] = 500
+    tensorboard: Annotated[bool, Opt("Write events for TensorBoard into OUTPUT.")] = False
+    curves: Annotated[bool, Opt("Draw OUTPUT/curves.png.")] = True
+    memory_map: MemoryMap = None
+    allow_missing_features: AllowMissingFeatures = False
 
     def __post_init__(self) -> None:
-        datasets = {} if self.corpus is None else {**vars(self.corpus)}
-        word_vectors, token_features = (datasets.pop(name, None) for name in ("word_vectors", "token_features"))
-        folders = {"OUTPUT": self.output, **{f"--{name}": location for name, location in datasets.items()}}
-        for name, location in folders.items():
-            if not location:
-                raise UsageError(
-                    f"{name} is missing: imagepivot train CONFIG OUTPUT --captions ... --features ... --vocabulary ..."
-                )
-        if word_vectors is not None:
-            check_word_vectors(self.config.model, word_vectors)
-        if token_features is not None:
-            check_token_features(self.config.model, token_features)
-        if self.compile:
-            self.config.model.check_compile()
-        if self.seed < 0:
-            raise UsageError(f"seed is {self.seed}, expected 0 or more")
-        if self.save_every < 1:
-            raise UsageError(f"save_every is {self.save_every}, expected 1 or more")
-        check_device_name(self.device)
-        check_precision_name(self.precision)
-        if not Folder(self.output).is_local:
+        _check_least(self, seed=0, save_every=1)
+        if is_remote(self.output):
             raise UsageError(f"{self.output!r} is not a local folder: train into one, and copy the run when it is done")
-        source = Folder(self.start_from) if self.start_from else None
-        if source is not None and source.is_local and source.local_path == Folder(self.output).local_path:
+        if self.init_from and _path(self.init_from) == _path(self.output):
             raise UsageError(
-                f"--from {self.start_from!r} is OUTPUT itself: name another run, or continue this one with --resume"
+                f"--init-from {self.init_from!r} is OUTPUT itself: name another run, or continue this one with --resume"
             )
+        if not isinstance(self.config, str) and (self.settings or self.max_steps):
+            raise UsageError("--set and --max-steps change a preset or a file: set the values in the configuration itself")
+
+    def resolved(self) -> Config:
+        """Return the configuration.
+
+        Raises:
+            UsageError: there is no such preset or file, or it is not a configuration.
+        """
+        from train.config.sections import resolve
+
+        if not isinstance(self.config, str):
+            return cast("Config", self.config)
+        if not self.config:
+            raise UsageError("name a preset or a TOML file; imagepivot train --list-presets lists the presets")
+        return resolve(self.config, _overrides(self))
 
 
 @dataclass(frozen=True)
@@ -109,3 +166,256 @@ class Result:
     folder: str
     progress: TrainingProgress
     missing_features: tuple[MissingFeatures, ...] = ()
+
+
+@dataclass(frozen=True)
+class EvaluateJob:
+    """Job of ``imagepivot evaluate``. Several runs are an ensemble, whose scores are the means of theirs.
+
+    Raises:
+        UsageError: the number of folds is impossible, or no run is given, or one twice.
+    """
+
+    run: Annotated[tuple[str, ...] | str, Opt("Folder of a run; of several, an ensemble.")]
+    captions: Captions
+    features: Features
+    splits: Splits = ()
+    languages: Languages = ()
+    portion: Annotated[str, Opt("[i]comparable[/i] or [i]translation[/i]; each by itself if not given.")] = ""
+    device: Device = "auto"
+    memory_map: MemoryMap = None
+    allow_missing_features: AllowMissingFeatures = False
+    folds: Annotated[int, Opt("Means over so many folds of the images; 5 for COCO's 1K.")] = 1
+    cross_lingual: Annotated[bool, Opt("Also rank captions among those of the same images in each other language.")] = False
+    token_features: TokenFeatures = ""
+
+    def __post_init__(self) -> None:
+        _check_least(self, folds=1)
+        if not self.runs:
+            raise UsageError("there is no run to evaluate: give the folder of one, or of several")
+        for number, run in enumerate(self.runs):
+            if run in self.runs[:number]:
+                raise UsageError(f"{run!r} is given twice: its scores would count twice. Leave it out once")
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """Folders of the runs, one or several."""
+        return (self.run,) if isinstance(self.run, str) else tuple(self.run)
+
+    def made_from(self) -> dict[str, Any]:
+        """Return what the scores depend on, see `schemas.made_from`."""
+        names = ("splits", "languages", "portion", "folds", "cross_lingual", "allow_missing_features")
+        return _made_from("evaluate", self, names, ("runs", "captions", "features", "token_features"))
+
+
+@dataclass(frozen=True)
+class EmbedJob:
+    """Job of ``imagepivot embed``.
+
+    Raises:
+        UsageError: there is nothing to embed, or a selection has no captions to choose from.
+    """
+
+    run: RunFolder
+    output: Annotated[str, Opt("Folder; the datasets are written to its folders images and captions.")]
+    features: Annotated[str, Opt("Folder of image features or regions; no images if not given.")] = ""
+    captions: Annotated[str, Opt("Folder of encoded captions; no captions if not given.")] = ""
+    device: Device = "auto"
+    overwrite: Overwrite = False
+    splits: Annotated[tuple[str, ...], Opt("Only captions of these splits, e.g. [i]val,test[/i], and only their images.")] = ()
+    languages: Languages = ()
+    allow_missing_features: Annotated[bool, Opt("Embed what has features of --splits, and say what has none.")] = False
+    token_features: TokenFeatures = ""
+    verify: Verify = False
+
+    def __post_init__(self) -> None:
+        if not self.features and not self.captions:
+            raise UsageError("nothing to embed: give --features, --captions, or both")
+        if (self.splits or self.languages) and not self.captions:
+            raise UsageError("--splits and --languages choose among captions, and images by their captions: give --captions")
+
+    @property
+    def name(self) -> str:
+        """What the embedding is called in the datasets: the last component of the run's folder."""
+        return self.run.rstrip("/").rpartition("/")[2] or "run"
+
+
+@dataclass(frozen=True)
+class SearchJob:
+    """Job of ``imagepivot search``.
+
+    Raises:
+        UsageError: a value is impossible, or there is not exactly one folder of images.
+    """
+
+    run: RunFolder
+    query: Annotated[str, Opt("What to look for.")]
+    language: Annotated[str, Opt("Language of the text; not needed if the run knows only one.")] = ""
+    features: Annotated[str, Opt("Folder of the features of the images.")] = ""
+    embeddings: Annotated[str, Opt("Instead: folder that imagepivot embed wrote.")] = ""
+    top: Annotated[int, Opt("Number of images to list.")] = 10
+    truecaser: Truecaser = ""
+    device: Device = "auto"
+    tokenized: Tokenized = False
+
+    def __post_init__(self) -> None:
+        if bool(self.features) == bool(self.embeddings):
+            raise UsageError("say where the images are: give either --features or --embeddings")
+        _check_least(self, top=1)
+
+
+@dataclass(frozen=True)
+class StsJob:
+    """Job of ``imagepivot sts``. Runs are told from sentence pairs by what their folders hold; each is measured by itself.
+
+    See `train.evaluation.sts_pairs` for sentence pairs, and `train.evaluation.sts_vectors` for vectors. The language is English if
+    a run knows it, or the only language that it knows.
+    """
+
+    places: Annotated[tuple[str, ...], Opt("Folders of runs, and files or folders of sentence pairs, in any order.")]
+    vectors: Annotated[
+        tuple[str, ...],
+        Opt(
+            "Word vectors ([i].vec[/i], [i].txt[/i], also [i].gz[/i]), which are averaged, or sentences with vectors "
+            "([i].npz[/i]); may be repeated.",
+            metavar="FILE",
+            is_repeated=True,
+        ),
+    ] = ()
+    language: Annotated[str, Opt("Language of the sentences; en if not given and the run knows it.")] = ""
+    tokenized: Tokenized = False
+    truecaser: Truecaser = ""
+    device: Device = "auto"
+
+
+@dataclass(frozen=True)
+class FiguresJob:
+    """Job of ``imagepivot figures``. Captions to show are named as ``image/language/portion/index``.
+
+    Raises:
+        UsageError: a value is impossible.
+    """
+
+    run: RunFolder
+    output: Annotated[str, Opt("Folder for the figures.")]
+    captions: Captions
+    features: Features
+    images: Annotated[str, Opt("Location of the images, as for features; ids stand for them if not given.")] = ""
+    only: Annotated[
+        tuple[str, ...],
+        Opt(
+            "Some of [i]retrieval[/i], [i]map[/i] and [i]attention[/i]; all that the model has if not given.",
+            completion=FIGURES,
+        ),
+    ] = ()
+    split: Annotated[str, Opt("Split of captions and images; the test images of 2016 if not given.")] = ""
+    languages: Languages = ()
+    portion: Annotated[str, Opt("[i]comparable[/i] or [i]translation[/i]; the first that all have if not given.")] = ""
+    examples: Annotated[int, Opt("Number of images to draw as examples.")] = 4
+    caption_ids: Annotated[tuple[str, ...], Opt("Instead: these captions, each as [i]image/language/portion/index[/i].")] = ()
+    top: Annotated[int, Opt("Number of images to show for each caption.")] = 5
+    points: Annotated[int, Opt("Number of images in the map.")] = 100
+    seed: Annotated[int, Opt("Seed of the draws and of the map.")] = 0
+    device: Device = "auto"
+    memory_map: MemoryMap = None
+    allow_missing_features: AllowMissingFeatures = False
+    token_features: TokenFeatures = ""
+
+    def __post_init__(self) -> None:
+        for name in self.only:
+            if name not in FIGURES:
+                raise UsageError(f"--only names {name!r}, expected some of {', '.join(FIGURES)}")
+        _check_least(self, examples=1, top=1, points=2, seed=0)
+
+    def made_from(self) -> dict[str, Any]:
+        """Return what the figures depend on, see `schemas.made_from`."""
+        inputs = ("run", "captions", "features", "token_features")
+        names = (*inputs, "output", "images", "device", "memory_map")
+        return _made_from("figures", self, [name for name in vars(self) if name not in names], inputs, images=self.images)
+
+
+@dataclass(frozen=True)
+class ReproduceJob:
+    """Job of ``imagepivot reproduce``. The folder of its output is kept as an absolute path.
+
+    Raises:
+        UsageError: a value is impossible, or two options contradict each other.
+    """
+
+    paper: Annotated[Literal["gella2017", "kadar2018", "huang2019"], Opt("The paper.")]
+    output: Annotated[str, Opt("Folder for runs, results and report.")]
+    captions: Captions
+    features: Annotated[
+        tuple[str, ...],
+        Opt(
+            "Folder of image features or regions; may be repeated, and each row takes the first that fits it.",
+            is_option=True,
+            is_repeated=True,
+        ),
+    ]
+    vocabulary: Vocabulary
+    word_vectors: WordVectors = ""
+    token_features: TokenFeatures = ""
+    seeds: Annotated[int, Opt("Number of runs per row.")] = 10
+    rows: Annotated[
+        tuple[str, ...], Opt("Only presets that match this, e.g. [i]'bilingual*'[/i]; may be repeated.", is_repeated=True)
+    ] = ()
+    table: Annotated[int | None, Opt("Only the rows of this table.", least=1)] = None
+    sts: Annotated[
+        tuple[str, ...],
+        Opt(
+            "Sentence pairs, as for sts, to measure textual similarity on: table 4 of gella2017, 2 of huang2019; may be "
+            "repeated.",
+            metavar="DATA",
+            is_repeated=True,
+        ),
+    ] = ()
+    truecaser: Truecaser = ""
+    settings: Settings = ()
+    max_steps: MaxSteps = None
+    workers: Annotated[int, Opt("Number of runs at a time, GPUs in turn; 0: one per GPU, or one per core without a GPU.")] = 0
+    device: Device = "auto"
+    precision: Precision = "fp32"
+    memory_map: MemoryMap = None
+    allow_missing_features: AllowMissingFeatures = False
+
+    def __post_init__(self) -> None:
+        _check_least(self, seeds=1, workers=0)
+        if self.table is not None and self.rows:
+            raise UsageError("--table and --rows both choose rows: give one of them")
+        if is_remote(self.output):
+            raise UsageError(f"{self.output!r} is not a local folder: train into one, and copy it when it is done")
+        object.__setattr__(self, "output", _path(self.output))  # "~" is resolved once, for everything that is written there.
+
+    @property
+    def corpus(self) -> Corpus:
+        """The folders, with the first ones of features."""
+        return Corpus(self.captions, self.features[0], self.vocabulary, self.word_vectors, self.token_features)
+
+    @property
+    def overrides(self) -> Mapping[str, str]:
+        """Values in all configurations, as `train.config.resolve` takes them."""
+        return _overrides(self)
+
+
+def _overrides(job: TrainJob | ReproduceJob) -> dict[str, str]:
+    overrides = key_value_pairs(job.settings, "optimizer.learning_rate=1e-3")
+    return overrides if job.max_steps is None else overrides | {"schedule.max_steps": str(job.max_steps)}
+
+
+def _check_least(job: object, **bounds: int) -> None:
+    for name, least in bounds.items():
+        if getattr(job, name) < least:
+            raise UsageError(f"--{name.replace('_', '-')} is {getattr(job, name)}, expected {least} or more")
+
+
+def _path(location: str) -> str:
+    return location if is_remote(location) else str(local_path(location).absolute())
+
+
+def _made_from(command: str, job: object, options: Any, inputs: Any, *, images: str = "") -> dict[str, Any]:
+    from schemas.made_from import made_from
+
+    data = {name: getattr(job, name) for name in inputs}
+    data = {name: (value,) if isinstance(value, str) else value for name, value in data.items()}
+    return made_from(command, {name: getattr(job, name) for name in options}, data, images=images)

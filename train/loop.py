@@ -21,7 +21,7 @@ from schemas.interruption import say
 from schemas.limits import bfloat16_remark
 from schemas.storage.folder import TEMPORARY_MARK, Folder
 from schemas.writing.publishing import hold
-from train.config.sections import to_toml
+from train.config.sections import Config, to_toml
 from train.data.sampling import Batch
 from train.devices import check_precision, computing, resolve_device
 from train.distributed import Processes, join_processes
@@ -89,17 +89,30 @@ def train(
         KeyboardInterrupt: Ctrl-C was pressed; ``last.pt`` holds the step at whose end the training stopped. SIGTERM and SIGHUP stop
             it in the same way, and then do what they did before. A second signal is not waited for.
     """
-    device = resolve_device(job.device)
+    config, device = job.resolved(), resolve_device(job.device)
+    if not job.output or (job.corpus is None and material is None):
+        missing = "--captions, --features and --vocabulary are missing" if job.output else "OUTPUT is missing"
+        raise UsageError(f"{missing}: imagepivot train CONFIG OUTPUT --captions ... --features ... --vocabulary ...")
     check_precision(job.precision, device)
+    if job.compile:
+        config.model.check_compile()
     if job.compile and device.type == "cpu":
         raise UsageError("--compile needs a GPU, but the device is 'cpu': leave it out, or choose a GPU")
     folder = Folder(job.output)
     with join_processes(device) as processes, _held(folder, processes), computing(job.precision, device):
         before = checkpoint_to_resume(folder, resume=job.resume)
-        source = open_run(job.start_from) if job.start_from else None
-        material = material or _material(job)
+        source = open_run(job.init_from) if job.init_from else None
+        if material is None:
+            assert job.corpus is not None
+            material = open_material(
+                config,
+                job.corpus,
+                seed=job.seed,
+                memory_map=job.memory_map,
+                allow_missing_features=job.allow_missing_features,
+            )
         start = Checkpoint(
-            config=to_toml(job.config),
+            config=to_toml(config),
             dimensions=material.dimensions,
             model={},
             tokens=material.vocabulary.tokens,
@@ -117,13 +130,13 @@ def train(
             remarks = check_same_run(before, start, folder, allow_changed_content=job.allow_changed_content)
             is_whole = is_finished(before, start, folder, curves=job.curves)
             start = replace(start, started_from=before.started_from, contents=contents_since(before, start))
-        loop = _Loop(job, material, start, processes, device, watch)
+        loop = _Loop(job, config, material, start, processes, device, watch)
         reason = loop.stop_reason(before.progress) if before is not None and is_whole else ""
         if before is not None and not reason and not job.resume:
             raise holds_a_run(folder)
         taken = loop.begin(before, source)
         if processes.is_first:
-            remarks += [bfloat16_remark(job.precision, device.type), *taken, overlap_remark(job.config, job.corpus)]
+            remarks += [bfloat16_remark(job.precision, device.type), *taken, overlap_remark(config, job.corpus)]
             remarks += [
                 *(missing.remark for missing in material.missing_features),
                 *(outliers.remark for outliers in material.feature_outliers),
@@ -135,18 +148,6 @@ def train(
         with held_back() as interruption, loop.supply.reading():
             progress = loop.run(interruption)
     return Result(job.output, progress, material.missing_features)
-
-
-def _material(job: TrainJob) -> TrainingMaterial:
-    if job.corpus is None:
-        raise UsageError("there is nothing to train on: give the job a corpus, or train() the material")
-    return open_material(
-        job.config,
-        job.corpus,
-        seed=job.seed,
-        memory_map=job.memory_map,
-        allow_missing_features=job.allow_missing_features,
-    )
 
 
 @contextmanager
@@ -164,6 +165,7 @@ class _Loop:
 
     Args:
         job: what to train.
+        config: its configuration.
         material: data and dimensions of the model.
         start: checkpoint of the run without a model; later ones are made from it.
         processes: the processes that train together.
@@ -174,6 +176,7 @@ class _Loop:
     def __init__(
         self,
         job: TrainJob,
+        config: Config,
         material: TrainingMaterial,
         start: Checkpoint,
         processes: Processes,
@@ -181,7 +184,7 @@ class _Loop:
         watch: Watch,
     ) -> None:
         self.job = job
-        self.config = config = job.config
+        self.config = config
         self.material = material
         self.start = start
         self.folder = Folder(job.output)

@@ -18,7 +18,6 @@ from schemas.vocabulary import SPECIALS, Vocabulary
 from train.config.sections import Config
 from train.data.batches import CaptionBatch
 from train.data.captions import Captions, labels_of, no_captions
-from train.data.corpus import Corpus
 from train.data.norms import FeatureOutliers, find_feature_outliers
 from train.data.pairs import ByImage
 from train.data.sampling import Batch, ImageSampler, Sampler, TaskSampler
@@ -28,6 +27,7 @@ from train.data.vectors import feature_spec
 from train.data.word_vectors import WordVectors, check_word_vectors, open_word_vectors
 from train.devices import upload
 from train.evaluation.validating import Validation, validate
+from train.jobs import Corpus
 from train.models.dimensions import Dimensions
 from train.models.retrieval_model import ImageBatch, RetrievalModel
 from train.objectives.terms import Inputs, Term
@@ -166,10 +166,10 @@ def open_material(
         UsageError: the configuration does not fit the data, or the features do not fit into memory.
         DatasetError: a dataset is missing, of the wrong kind, or does not belong with the others.
     """
-    data, validated = config.data, validation_portions(config, corpus.captions)
-    config.model.check_features(feature_spec(open_dataset(corpus.features)).shape)
     check_word_vectors(config.model, corpus.word_vectors)
     check_token_features(config.model, corpus.token_features)
+    data, validated = config.data, validation_portions(config, corpus.captions)
+    config.model.check_features(feature_spec(open_dataset(corpus.features)).shape)
     words = None
     if corpus.word_vectors:
         made_for = open_dataset(corpus.vocabulary, kind="vocabulary").fingerprint

@@ -1,7 +1,7 @@
 """The command ``imagepivot``: composed here from one group of commands per module; errors become messages and exit codes.
 
 Exit codes: 0 done; 1 the run or check failed; 2 wrong usage; 3 done, but more inputs failed than ``--max-failures`` allows, or
-runs of ``tables`` failed; 130, 143 and 129 stopped by Ctrl-C, SIGTERM and SIGHUP; 141 the reader of the output has ended.
+runs of ``reproduce`` failed; 130, 143 and 129 stopped by Ctrl-C, SIGTERM and SIGHUP; 141 the reader of the output has ended.
 Modules that need Beam or torch are imported by the command that uses them, so that ``--help`` is quick and every command
 works with its own extra only.
 """
@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from pipelines.commands import build, datasets, demo, doctor, exchange, features, text, view
+from pipelines.commands import build, datasets, demo, doctor, exchange, features, text, training, view
 from pipelines.commands.configuration import Command
 from pipelines.commands.endings import run, wants_events
 from pipelines.commands.options import console, notes, remark
@@ -26,17 +26,13 @@ from pipelines.commands.process import BROKEN_PIPE
 from schemas.console import events
 from schemas.escapes import escape_text
 from schemas.fonts import FontWarning
-from train.commands import figures, runs, sts, tables, train
 from train.voice import Voice
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator
 
     from rich.console import ConsoleOptions, RenderableType
     from rich.segment import Segment
-
-    from pipelines.datasets.pictures import Picture
-    from schemas.parameters import TextRecipe
 
 __all__ = ["app", "console", "main", "notes"]
 
@@ -62,19 +58,6 @@ app = typer.Typer(
 )
 
 
-def _tokenize(text: str, language: str, steps: TextRecipe | None, truecaser: str) -> list[str]:
-    from pipelines.text.queries import tokenize_query
-
-    return tokenize_query(text, language, steps, truecaser)
-
-
-def _pictures(location: str, image_ids: Sequence[str], *, columns: str, **options: Any) -> Mapping[str, Picture]:
-    from pipelines.datasets.pictures import read_pictures
-    from pipelines.inputs.columns import parse_columns
-
-    return read_pictures(location, image_ids, columns=parse_columns(columns) if columns else None, **options)
-
-
 def _version(value: bool) -> None:
     if value:
         from importlib.metadata import version
@@ -85,17 +68,14 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _options(
-    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
 ) -> None:
-    # Queries are tokenized as captions are, and images opened as for features, by a package that `train` must not import.
-    context.obj = _tokenize
-    context.meta[figures.PICTURES] = _pictures
+    pass
 
 
 _GROUPS = (
     *(text.app, features.app, datasets.app, view.app, doctor.app, exchange.app),
-    *(train.app, runs.app, sts.app, figures.app, tables.app, build.app, demo.app),
+    *(training.app, build.app, demo.app),
 )
 
 for _group in _GROUPS:

@@ -6,7 +6,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +14,7 @@ import typer
 from rich.markup import escape
 
 from pipelines.commands.binding import bound
-from pipelines.commands.configuration import BEAM_FLAGS, convert_options, keys_of
+from pipelines.commands.configuration import BEAM_FLAGS, convert_options, options_by_key
 from pipelines.commands.options import console, remark
 from pipelines.commands.process import stop_signal
 from schemas.conversion import key_value_pairs
@@ -44,7 +44,7 @@ class Commands:
 
     def names(self, command: str) -> Mapping[str, str]:
         """Return the names of the parameters of a command by their keys."""
-        return {key: name for key, (name, _) in keys_of(self._commands[command]).items()}
+        return {key: option.key for key, option in options_by_key(self._commands[command]).items()}
 
     def convert(self, command: str, table: Mapping[str, Any], place: str) -> dict[str, Any]:
         """Check a table of options.
@@ -56,18 +56,12 @@ class Commands:
 
     def words(self, command: str, values: Mapping[str, Any]) -> list[str]:
         """Return the words of a command line: options, then arguments in their order, then the flags for Beam."""
-        bound_options = getattr(self._commands[command].callback, "options", None)
-        if bound_options is not None:
-            flags = tuple(values.get(BEAM_FLAGS) or ())
-            self._commands[command].callback.arguments(values, flags)  # Refuses values that the command would refuse.
-            words = {key: bound_options[key].words(value) for key, value in values.items() if value is not None}
-            options = [word for key, option in bound_options.items() if not option.is_argument for word in words.get(key, ())]
-            arguments = [word for key, option in bound_options.items() if option.is_argument for word in words.get(key, ())]
-            return [command, *options, *arguments, *(("--", *flags) if flags else ())]
-        parameters = self._commands[command].params
-        options = [word for one in parameters if one.param_type_name == "option" for word in _option(one, values.get(one.name))]
-        arguments = [word for one in parameters if one.param_type_name == "argument" for word in _several(values.get(one.name))]
-        return [command, *options, *arguments]
+        bound, flags = self._commands[command].callback, tuple(values.get(BEAM_FLAGS) or ())
+        bound.arguments(values, flags)  # Refuses values that the command would refuse.
+        words = {key: bound.options[key].words(value) for key, value in values.items() if value is not None}
+        options = [word for key, option in bound.options.items() if not option.is_argument for word in words.get(key, ())]
+        arguments = [word for key, option in bound.options.items() if option.is_argument for word in words.get(key, ())]
+        return [command, *options, *arguments, *(("--", *flags) if flags else ())]
 
 
 def build_plan(
@@ -172,20 +166,3 @@ def build_(
         overwrite=overwrite,
         dry_run=dry_run,
     )
-
-
-def _option(parameter: Any, value: Any) -> Iterator[str]:
-    if value is None:
-        return
-    name = max(parameter.opts, key=len)
-    if parameter.is_flag:
-        yield from [name] if value else parameter.secondary_opts[:1]
-        return
-    for item in _several(value):
-        yield f"{name}={item}"
-
-
-def _several(value: Any) -> list[str]:
-    if value is None:
-        return []
-    return [str(item) for item in value] if isinstance(value, (list, tuple)) else [str(value)]

@@ -8,38 +8,32 @@ and the key.
 from __future__ import annotations
 
 import os
-import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
-from pipelines.commands import parsing
 from pipelines.commands.option import Option
-from schemas.conversion import convert, did_you_mean, parse_toml
+from schemas.console import events
+from schemas.conversion import did_you_mean, parse_toml
 from schemas.errors import UsageError
 
-__all__ = ["BEAM_FLAGS", "COMMAS", "NUMBERS", "PAIRS", "Command", "Config", "convert_options", "keys_of", "plain_hint"]
-
-COMMAS = "values separated by commas"
-"""Marks the annotation of an option whose text is a list; a file may give it a list."""
-
-PAIRS = "pairs OURS=THEIRS separated by commas"
-"""Marks the annotation of an option whose text is a list of pairs; a file may give it a list or a table."""
-
-NUMBERS = "a number, or text"
-"""Marks the annotation of an option whose text may be a number; a file may give it a whole number."""
+__all__ = ["BEAM_FLAGS", "Command", "Config", "convert_options", "options_by_key"]
 
 BEAM_FLAGS = "beam_flags"
 """Key of the flags for Beam, which a command line has behind ``--``."""
 
 _PREFIX = "IMAGEPIVOT"
-_TAKES: dict[Any, Any] = {COMMAS: str | list[str], PAIRS: str | list[str] | dict[str, str], NUMBERS: str | int}
 
 
-class Command(parsing.Command):
-    """A command whose options and arguments may also stand in the environment, as ``IMAGEPIVOT_COMMAND_OPTION``."""
+class Command(TyperCommand):
+    """A command whose options and arguments may also stand in the environment, as ``IMAGEPIVOT_COMMAND_OPTION``.
+
+    None of them takes an empty value. This mostly comes from a shell variable that is not set, and would otherwise stand for the
+    current folder, or for everything.
+    """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -48,16 +42,32 @@ class Command(parsing.Command):
             parameter.envvar = "_".join((_PREFIX, self.name or "", _key(parameter))).upper().replace("-", "_")
             parameter.show_envvar = False  # type: ignore[attr-defined]
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Parse the command line. What stands behind ``--`` is for Beam, never an argument of the command."""
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command line. What stands behind ``--`` is for Beam, never an argument of the command.
+
+        Raises:
+            UsageError: a value that was given is empty.
+        """
         end = args.index("--") if ctx.allow_extra_args and "--" in args else len(args)
-        try:
-            super().parse_args(ctx, args[:end])
-        except typer.BadParameter as error:
-            error.message += _origin(ctx, error.param)
-            raise
+        super().parse_args(ctx, args[:end])
+        if not ctx.resilient_parsing:
+            output = ctx.params.get("output")
+            events.record(command=self.name, output=None if output is None else str(output))
+            for parameter in self.params:
+                source = ctx.get_parameter_source(parameter.name)
+                if source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP"):  # A file may hold an empty list.
+                    _refuse_empty(parameter, ctx.params.get(parameter.name))
         ctx.args = [*ctx.args, *args[end + 1 :]]
         return ctx.args
+
+
+def _refuse_empty(parameter: Any, value: object) -> None:
+    for item in value if isinstance(value, (list, tuple)) else (value,):
+        if isinstance(item, str) and not item.strip(" \t\n,"):
+            is_option = parameter.param_type_name == "option"
+            name = parameter.opts[0] if is_option else parameter.metavar or parameter.name.upper()
+            advice = ", or leave the option out for its default" if is_option else ""
+            raise UsageError(f"{name} is {item!r}, expected a value: check the shell variable that it comes from{advice}")
 
 
 def _load(context: typer.Context, location: str) -> str:
@@ -86,7 +96,7 @@ def _values(location: str, context: typer.Context) -> dict[str, Any]:
     commands = getattr(context.parent and context.parent.command, "commands", {name: context.command})
     configurable = {key: command for key, command in commands.items() if _has_config(command)}
     table = _read(location)
-    keys = keys_of(context.command)
+    keys = options_by_key(context.command)
     tables = {key: value for key, value in table.items() if isinstance(value, dict)}
     # No option that takes a table has the name of a command.
     sections = {key: value for key, value in tables.items() if key in configurable or key not in keys}
@@ -143,8 +153,6 @@ def convert_options(table: Mapping[str, Any], command: Any, place: str, name: st
     Raises:
         UsageError: a key is unknown or given twice, or a value has another type.
     """
-    if not hasattr(command.callback, "options"):
-        return _convert_unbound(table, command, place, name)
     options = options_by_key(command)
     found: dict[str, str] = {}
     values: dict[str, Any] = {}
@@ -167,34 +175,6 @@ def options_by_key(command: Any) -> dict[str, Option]:
     return {option.name: option for option in command.callback.options.values()}
 
 
-def _convert_unbound(table: Mapping[str, Any], command: Any, place: str, name: str) -> dict[str, Any]:
-    keys = keys_of(command)
-    found: dict[str, str] = {}
-    values: dict[str, Any] = {}
-    for key, value in table.items():
-        plain = key.replace("_", "-")
-        if plain not in keys:
-            raise UsageError(f"{place}: {name} has no option or argument {key!r}{did_you_mean(plain, keys)}")
-        if plain in found:
-            raise UsageError(f"{place}: {found[plain]!r} and {key!r} are the same: keep one")
-        found[plain] = key
-        parameter, hint = keys[plain]
-        values[parameter] = _convert(value, hint, f"{place}: {key}")
-    return values
-
-
-def keys_of(command: Any) -> dict[str, tuple[str, Any]]:
-    """Return the keys of a command: the name of the parameter and its annotation, without ``None``, of each."""
-    if hasattr(command.callback, "options"):
-        return {key: (option.key, option.hint) for key, option in options_by_key(command).items()}
-    hints = get_type_hints(command.callback, include_extras=True)
-    return {
-        _key(parameter): (parameter.name, hints[parameter.name])
-        for parameter in command.params
-        if parameter.name in hints and "--config" not in parameter.opts
-    }
-
-
 def _key(parameter: Any) -> str:
     """Return the name of an option without its dashes, or that of an argument."""
     long = [option for option in parameter.opts if option.startswith("--")]
@@ -203,37 +183,3 @@ def _key(parameter: Any) -> str:
 
 def _has_config(command: Any) -> bool:
     return any(parameter.name == "config" and "--config" in parameter.opts for parameter in command.params)
-
-
-def plain_hint(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Return an annotation without ``None`` and marks, and the marks."""
-    marks: tuple[Any, ...] = ()
-    while (origin := get_origin(hint)) in (Annotated, Union, types.UnionType):
-        if origin is Annotated:
-            marks += hint.__metadata__
-        [hint, *_] = [part for part in get_args(hint) if part is not type(None)]
-    return hint, marks
-
-
-def _convert(value: Any, hint: Any, place: str) -> Any:
-    """Return a value as an option of this annotation takes it."""
-    hint, marks = plain_hint(hint)
-    hint = next((_TAKES[mark] for mark in marks if mark in _TAKES), hint)
-    value = convert(value, hint, place)
-    if isinstance(value, dict):
-        value = [f"{key}={item}" for key, item in value.items()]
-    if not isinstance(value, list) or get_origin(hint) is list:
-        return value
-    if split := [part for part in value if "," in part]:
-        raise UsageError(f"{place} holds {split[0]!r}, but a comma separates values: make it several")
-    return ",".join(value)
-
-
-def _origin(context: typer.Context, parameter: Any) -> str:
-    """Return the end of a message about a value that the command line does not show."""
-    source = getattr(context.get_parameter_source(parameter.name), "name", "") if parameter is not None else ""
-    if source == "ENVIRONMENT":
-        return f" (in the environment: {parameter.envvar} is {os.environ.get(parameter.envvar, '')!r})"
-    if source == "DEFAULT_MAP":
-        return f" (in the file {context.params.get('config', '')!r})"
-    return ""

@@ -49,7 +49,7 @@ _NEEDS = {
         ),
         "pipelines",
     ),
-    **dict.fromkeys(("train", "evaluate", "compare", "embed", "search", "sts", "tables"), "train"),
+    **dict.fromkeys(("train", "evaluate", "compare", "embed", "search", "sts", "reproduce"), "train"),
     "figures": "figures",
 }
 """The extra that a command needs for all that it does."""

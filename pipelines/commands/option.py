@@ -82,8 +82,10 @@ class Option:
         """Return the value that a command line or the environment gives as text; one of a file is converted already.
 
         Raises:
-            UsageError: the text is not of the type, or a number is too small.
+            UsageError: the text is not of the type, a number is too small, or a value that the command needs is missing.
         """
+        if raw is MISSING:
+            raise UsageError(f"{self.label} is missing")
         if self.opt.is_repeated or (self.is_list and self.is_argument):
             return tuple(raw or ())
         value = convert_text(raw, self.hint, self.label) if isinstance(raw, str) else raw

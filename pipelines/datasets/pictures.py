@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -12,8 +12,6 @@ import numpy as np
 from PIL import Image
 
 import extractors
-from pipelines.inputs.dialects import Quoting
-from pipelines.inputs.ids import IdRule
 from pipelines.inputs.images import ImageSource, open_images
 from schemas.errors import InputError
 from schemas.keys import normalization_hint
@@ -36,41 +34,21 @@ class Picture(NamedTuple):
 
 
 def read_pictures(
-    location: str | os.PathLike[str],
-    image_ids: Sequence[str],
-    *,
-    ids: IdRule = "name",
-    columns: Mapping[str, str] | None = None,
-    delimiter: str = "",
-    quoting: Quoting = "auto",
-    allow_private_addresses: bool = False,
-    longer_side: int = _LONGER_SIDE,
+    images: str | os.PathLike[str] | ImageSource, image_ids: Sequence[str], *, longer_side: int = _LONGER_SIDE
 ) -> dict[str, Picture]:
     """Read pictures for a figure, by image id.
 
     Args:
-        location: as for `open_images`.
+        images: a location, as `open_images` takes it, or what that returns.
         image_ids: the pictures.
-        ids: as for `open_images`.
-        columns: as for `open_images`.
-        delimiter: as for `open_images`.
-        quoting: as for `open_images`.
-        allow_private_addresses: as for `open_images`.
         longer_side: larger pictures are reduced to this many pixels on their longer side.
 
     Raises:
         InputError: the location does not exist, has no image of an id, or one cannot be read.
     """
     pictures = {}
-    images = open_images(
-        location,
-        id_rule=ids,
-        columns=columns,
-        delimiter=delimiter,
-        quoting=quoting,
-        allow_private_addresses=allow_private_addresses,
-    )
-    for image_id, picture in decoded_pictures(images, image_ids).items():
+    opened = open_images(images) if isinstance(images, (str, os.PathLike)) else images
+    for image_id, picture in decoded_pictures(opened, image_ids).items():
         size_wh = picture.size
         picture.thumbnail((longer_side, longer_side), Image.Resampling.LANCZOS)
         pictures[image_id] = Picture(np.asarray(picture), size_wh)

@@ -39,12 +39,12 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "import": ("sources", "ids", "boxes", "sizes", "karpathy"),
     "export": ("dataset", "captions", "lists"),
     "view": ("dataset", "images"),
-    "train": (*_CORPUS, "start_from"),
+    "train": (*_CORPUS, "init_from"),
     "evaluate": ("run", "captions", "features", "token_features", "memory_map"),
     "embed": ("run", "features", "captions", "token_features"),
     "sts": ("places", "vectors", "truecaser"),
     "figures": ("run", "captions", "features", "token_features", "images", "memory_map"),
-    "tables": (*_CORPUS, "sts", "truecaser"),
+    "reproduce": (*_CORPUS, "sts", "truecaser"),
 }
 """The commands that may be steps, each with the parameters that name locations."""
 
@@ -263,15 +263,15 @@ class _Reader:
             raise UsageError(f"{place}.environment is {environment!r}, expected a table of texts")
         values = self.line.convert(command, table, place)
         keys = {parameter: key for key, parameter in self.line.names(command).items()}
-        if empty := [keys[parameter] for parameter, value in values.items() if value in ("", [], ())]:
+        if empty := [keys[parameter] for parameter, value in values.items() if value in ("", ())]:
             raise UsageError(f"{place}.{empty[0]} is empty: give a value, or leave the key out for its default")
         needs: dict[str, None] = {}
         for parameter, value in values.items():
             base, where = Path() if keys[parameter] in given else self.folder, f"{place}.{keys[parameter]}"
             if parameter in COMMANDS[command]:
-                several = value if isinstance(value, (list, tuple)) else (value,)
+                several = value if isinstance(value, tuple) else (value,)
                 found = [self._location(item, base, where, needs, _NAMED.get(parameter)) for item in several]
-                values[parameter] = type(value)(found) if isinstance(value, (list, tuple)) else found[0]
+                values[parameter] = tuple(found) if isinstance(value, tuple) else found[0]
             elif parameter == "shards" and isinstance(value, str) and value.startswith(_LIKE):
                 values[parameter] = _LIKE + self._location(value.removeprefix(_LIKE), base, where, needs)
             elif (command, parameter) == ("train", "config") and value.endswith(".toml"):

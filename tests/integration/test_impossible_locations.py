@@ -48,7 +48,7 @@ LINES = {
     "search": "search run dog --tokenized --features features",
     "sts": "sts run pairs.tsv",
     "figures": "figures run OUT --captions encoded --features features --images photos",
-    "tables": "tables kadar2018 OUT --captions encoded --features features --vocabulary vocabulary --rows bilingual --seeds 1",
+    "reproduce": "reproduce kadar2018 OUT --captions encoded --features features --vocabulary vocabulary --seeds 1",
     "train": "train demo OUT --captions encoded --features features --vocabulary vocabulary --max-steps 1",
     "doctor": "doctor OUT",
     "build": "build demo --output OUT",

@@ -19,7 +19,7 @@ from tests.integration.processes import start, wait_for
 
 LONG = (
     *("captions", "vocabulary", "encode", "word-vectors", "token-features", "features", "import", "export", "diff"),
-    *("train", "evaluate", "embed", "search", "sts", "figures", "tables"),
+    *("train", "evaluate", "embed", "search", "sts", "figures", "reproduce"),
 )
 
 

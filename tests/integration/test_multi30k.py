@@ -15,7 +15,7 @@ from schemas.vocabulary import SPECIALS, START, UNK
 from schemas.writing.validation import validate
 from tests.builders import write_rows
 from train.config.sections import resolve
-from train.data.corpus import Corpus
+from train.jobs import Corpus
 from train.material import open_material
 
 pytestmark = pytest.mark.slow

@@ -19,9 +19,8 @@ from tests.builders import write_rows
 from tests.train.trainings import CONFIG
 from train.config.sections import from_toml
 from train.data.captions import Captions
-from train.data.corpus import Corpus
 from train.data.splits import open_data
-from train.jobs import Result, TrainJob
+from train.jobs import Corpus, Result, TrainJob
 from train.loop import train
 from train.models.catalogue import build_model
 from train.models.dimensions import Dimensions

@@ -34,7 +34,7 @@ max_steps = 20
 SCRIPT = """
 import sys
 from train.config.sections import from_toml
-from train.data.corpus import Corpus
+from train.jobs import Corpus
 from train.jobs import TrainJob
 from train.loop import train
 

@@ -15,8 +15,8 @@ from schemas.storage.folder import Folder
 from tests.train.trainings import CONFIG, assert_equal, weights
 from train.config.sections import from_toml
 from train.data.mapping import mapped_array
-from train.evaluation.embedding import EmbedJob, embed
-from train.jobs import TrainJob
+from train.evaluation.embedding import embed
+from train.jobs import EmbedJob, TrainJob
 from train.loop import train
 from train.reports.reproduce_report import read_report
 from train.reports.results import write_result

@@ -13,7 +13,6 @@ from schemas.storage.folder import Folder
 from tests.train.trainings import CONFIG, ENGLISH, PARALLEL, assert_equal, events, lasting_log, weights
 from train import loop, schedules
 from train.config.sections import from_toml
-from train.data.corpus import Corpus
 from train.distributed import Processes
 from train.evaluation.evaluating import evaluate
 from train.jobs import DivergedError, TrainJob
@@ -225,8 +224,8 @@ def test_missing_features_are_refused(train_toy, toy, other_toy, tmp_path):
         ({"compile": True}, "--compile needs a GPU"),
         ({"precision": "tf32"}, "precision 'tf32' needs a GPU"),
         ({"precision": "fp64"}, "precision is 'fp64', expected one of fp32, tf32, bf16"),
-        ({"save_every": 0}, "save_every is 0, expected 1 or more"),
-        ({"seed": -1}, "seed is -1, expected 0 or more"),
+        ({"save_every": 0}, "--save-every is 0, expected 1 or more"),
+        ({"seed": -1}, "--seed is -1, expected 0 or more"),
     ],
 )
 def test_impossible_arguments_are_refused(train_toy, tmp_path, arguments, message):
@@ -239,24 +238,22 @@ def test_impossible_arguments_are_refused(train_toy, tmp_path, arguments, messag
     ("change", "message"),
     [
         ({"output": ""}, "OUTPUT is missing: imagepivot train CONFIG OUTPUT"),
-        ({"corpus": Corpus("", "f", "v")}, "--captions is missing"),
-        ({"corpus": Corpus("c", "", "v")}, "--features is missing"),
-        ({"corpus": Corpus("c", "f")}, "--vocabulary is missing"),
+        ({"corpus": None}, "--captions, --features and --vocabulary are missing: imagepivot train"),
         ({"output": "gs://bucket/run"}, "'gs://bucket/run' is not a local folder: train into one"),
         ({"device": "gpu"}, "device is 'gpu', expected 'cpu'"),
     ],
 )
-def test_a_job_checks_its_values_when_it_is_created(toy, change, message):
+def test_impossible_jobs_are_refused(toy, change, message):
     job = TrainJob(from_toml(CONFIG, "test"), toy, "run")
     with pytest.raises(UsageError, match=re.escape(message)):
-        replace(job, **change)
+        train(replace(job, **change))
 
 
 def test_a_kind_that_gains_nothing_is_not_compiled(toy):
     scan = from_toml('[data]\nportions = { en = ["comparable"] }\n[model]\nkind = "scan"', "test")
     assert not TrainJob(scan, toy, "run").compile
     with pytest.raises(UsageError, match=r"--compile gains nothing with a model of the kind 'scan': .* Leave --compile out"):
-        TrainJob(scan, toy, "run", compile=True)
+        train(TrainJob(scan, toy, "run", compile=True, device="cpu"))
 
 
 @pytest.mark.slow

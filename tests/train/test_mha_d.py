@@ -18,8 +18,8 @@ from schemas.errors import UsageError
 from tests.train.test_distributed import SCRIPT
 from tests.train.trainings import DAN, MHA_D, assert_equal, events, lasting_log, weights
 from train.config.sections import from_toml
-from train.evaluation import EvaluateJob, SearchJob, embed_run, evaluate_run, search
-from train.jobs import TrainJob
+from train.evaluation import embed_run, evaluate_run, search
+from train.jobs import EvaluateJob, SearchJob, TrainJob
 from train.loop import train
 from train.material import Material, open_material
 from train.models import ImageBatch
@@ -132,9 +132,8 @@ def test_each_item_is_one_vector(train_regions, toy_regions, tmp_path):
     stored = np.stack(images.table().to_pandas()["feature"])
     assert stored.shape[1] == 12
     np.testing.assert_allclose(np.linalg.norm(stored, axis=1), 1, rtol=1e-5)
-    query = ("en1", "en2")
     from_features, from_vectors = (
-        search(SearchJob(str(tmp_path / "run"), query, "en", **{place: folder}, device="cpu"))
+        search(SearchJob(str(tmp_path / "run"), "en1 en2", "en", **{place: folder}, tokenized=True, device="cpu"))
         for place, folder in (("features", toy_regions.features), ("embeddings", str(tmp_path / "vectors" / "images")))
     )
     assert [hit.image_id for hit in from_features] == [hit.image_id for hit in from_vectors]
@@ -145,7 +144,7 @@ def test_each_item_is_one_vector(train_regions, toy_regions, tmp_path):
 def test_it_starts_from_another_run(train_regions, tmp_path):
     train_regions(name="first")
     text = MHA_D.replace('de = ["comparable"]', 'fr = ["translation"]').replace("max_steps = 44", "max_steps = 1")
-    train_regions(text, "second", start_from=str(tmp_path / "first"))
+    train_regions(text, "second", init_from=str(tmp_path / "first"))
     assert len(events(tmp_path / "second", "started_from")) == 1
 
 

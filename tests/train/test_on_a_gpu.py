@@ -12,9 +12,9 @@ from schemas.dataset import open_dataset
 from tests.pretended_gpu import pretended_gpu
 from tests.train.trainings import CONFIG, DAN, MHA_D, MLMME, events, weights
 from train.config.sections import from_toml
-from train.evaluation.embedding import EmbedJob, embed
-from train.evaluation.scoring import EvaluateJob, evaluate_run
-from train.jobs import TrainJob
+from train.evaluation.embedding import embed
+from train.evaluation.scoring import evaluate_run
+from train.jobs import EmbedJob, EvaluateJob, TrainJob
 from train.loop import _Loop, train
 
 SCAN = MHA_D.split("[model]")[0] + (
@@ -94,7 +94,7 @@ def test_a_training_step_keeps_its_budget(kind, precision, corpus_of, tmp_path, 
 def test_evaluation_and_embedding_on_a_gpu_give_what_a_cpu_gives(toy, finished_run, tmp_path):
     """Evaluation waits where it reads a result: for ranks, of which there are as many as languages, portions and directions."""
     run = str(finished_run[0])
-    evaluation = {"run": run, "captions": toy.captions, "features": toy.features, "splits": ("test",), "across_languages": True}
+    evaluation = {"run": run, "captions": toy.captions, "features": toy.features, "splits": ("test",), "cross_lingual": True}
     embedding = {"run": run, "captions": toy.captions, "features": toy.features}
     with pretended_gpu() as gpu:
         scores = evaluate_run(EvaluateJob(**evaluation, device="cuda"))

@@ -13,9 +13,9 @@ from schemas.dataset import open_dataset
 from tests.train.test_on_a_gpu import KINDS
 from tests.train.trainings import events, weights
 from train.config.sections import from_toml
-from train.evaluation.embedding import EmbedJob, embed
-from train.evaluation.scoring import EvaluateJob, evaluate_run
-from train.jobs import TrainJob
+from train.evaluation.embedding import embed
+from train.evaluation.scoring import evaluate_run
+from train.jobs import EmbedJob, EvaluateJob, TrainJob
 from train.loop import train
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -82,7 +82,7 @@ def test_a_run_of_the_gpu_is_evaluated_and_embedded_as_on_the_cpu(device, toy, t
         captions=toy.captions,
         features=toy.features,
         splits=("test",),
-        across_languages=True,
+        cross_lingual=True,
         device="cpu",
     )
     expected = [score.to_dict() for score in evaluate_run(job)]

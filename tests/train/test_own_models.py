@@ -19,8 +19,8 @@ from train.config import models as config_models
 from train.config.models import ModelConfig, VseConfig, model_kinds
 from train.config.sections import from_toml, to_toml
 from train.data.batches import CaptionBatch
-from train.evaluation import EvaluateJob, SearchJob, embed_run, evaluate_run, search
-from train.jobs import TrainJob
+from train.evaluation import embed_run, evaluate_run, search
+from train.jobs import EvaluateJob, SearchJob, TrainJob
 from train.loop import train
 from train.material import open_material
 from train.models import Dimensions, Encoded, ImageBatch, RetrievalModel, catalogue, register_model
@@ -155,7 +155,7 @@ def test_a_model_without_vectors_is_trained_resumed_and_evaluated(pairwise, toy,
     assert sum(score.retrieval.sum_of_recalls for score in scores) > sum(score.retrieval.sum_of_recalls for score in before)
     for use in (
         lambda: embed_run(run, str(tmp_path / "embedded"), name="run", features=toy.features),
-        lambda: search(SearchJob(str(tmp_path / "whole"), ("a",), "en", toy.features)),
+        lambda: search(SearchJob(str(tmp_path / "whole"), "a", "en", toy.features, tokenized=True)),
     ):
         with pytest.raises(UsageError, match=r"a model of the kind 'pairwise', .* imagepivot evaluate scores it"):
             use()

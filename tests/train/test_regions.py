@@ -12,16 +12,15 @@ import torch
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from tests.train.region_models import REGION_CONFIG
-from tests.train.trainings import CONFIG, assert_equal, events, lasting_log, weights
+from tests.train.trainings import CONFIG, assert_equal, events, lasting_log, reproduce_job, weights
 from train.config.sections import from_toml
 from train.data.features import read_features
-from train.evaluation import EvaluateJob, SearchJob, embed_run, evaluate_run, search
+from train.evaluation import embed_run, evaluate_run, search
 from train.evaluation.evaluating import encode_images
-from train.jobs import TrainJob
+from train.jobs import EvaluateJob, SearchJob, TrainJob
 from train.loop import train
 from train.models import ImageBatch
-from train.reports.reproduce import run_tables
-from train.reports.table_jobs import TablesJob
+from train.reports.reproduce import reproduce
 from train.runs.run import open_run
 
 WITHOUT = ("train-003", "train-011", "val-002", "test-004")
@@ -137,7 +136,9 @@ def test_one_vector_models_refuse_regions_before_anything_is_read(train_toy, reg
     with pytest.raises(
         UsageError, match="nothing to train: left out for want of one vector per image, such as 'resnet50-pool'"
     ):
-        run_tables(TablesJob("gella2017", str(tmp_path / "tables"), multi30k_regions, rows=("vse-en",), device="cpu"))
+        reproduce(
+            reproduce_job("gella2017", str(tmp_path / "tables"), multi30k_regions, overrides={}, rows=("vse-en",), device="cpu")
+        )
     assert not (tmp_path / "cache").exists()
     assert not (tmp_path / "run").exists()
 
@@ -164,7 +165,7 @@ def test_embedding_and_searching(whole, regions, write_regions, tmp_path):
                 expected = run.model.encode_images(ImageBatch(values, torch.ones(1, used, dtype=torch.bool))).values[0]
             np.testing.assert_allclose(by_id[row["image_id"]], expected, atol=1e-6)
     for images in ({"features": corpus.features}, {"embeddings": str(tmp_path / "embedded")}):
-        hits = search(SearchJob(str(whole), ("en1", "en2"), "en", top=100, device="cpu", **images))
+        hits = search(SearchJob(str(whole), "en1 en2", "en", tokenized=True, top=100, device="cpu", **images))
         assert {hit.image_id for hit in hits} == set(by_id)
     with pytest.raises(DatasetError, match="lacks the features of 1 of 9 images of split 'test': test-004"):
         embed_run(run, str(tmp_path / "split"), name="run", features=corpus.features, captions=corpus.captions, splits=["test"])

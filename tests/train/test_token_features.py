@@ -11,15 +11,16 @@ import torch
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
-from tests.train.trainings import CONFIG, MHA_D, SMALL, assert_equal, weights
+from tests.train.trainings import CONFIG, MHA_D, SMALL, assert_equal, reproduce_job, weights
 from train.config.sections import from_toml
-from train.evaluation import EmbedJob, EvaluateJob, SearchJob, embed, evaluate_run, search
-from train.evaluation.sts_scoring import StsJob, sts
-from train.jobs import TrainJob
+from train.evaluation import embed, evaluate_run, search
+from train.evaluation.sts_scoring import sts
+from train.jobs import EmbedJob, EvaluateJob, FiguresJob, ReproduceJob, SearchJob, StsJob, TrainJob
 from train.material import open_material
-from train.reports.figures import FiguresJob, draw_figures
-from train.reports.reproduce import TablesJob, run_tables
+from train.reports.figures import draw_figures
+from train.reports.reproduce import reproduce
 from train.reports.results import read_result
+from train.reports.row_needs import corpora_of, left_out
 from train.runs import open_run
 
 
@@ -72,9 +73,7 @@ def test_vectors_and_configuration_must_agree_before_anything_is_read(toy, toy_t
     ):
         config = from_toml(text, "test")
         with pytest.raises(UsageError, match=message):
-            TrainJob(config, replace(corpus, captions="nowhere"), str(tmp_path / "run"))
-        with pytest.raises(UsageError, match=message):
-            open_material(config, corpus, seed=0)
+            open_material(config, replace(corpus, captions="nowhere"), seed=0)
     with pytest.raises(UsageError, match=r"model\.word_dim is 5, but the vectors in .* have 4 numbers"):
         open_material(from_toml(reads(CONFIG).replace("word_dim = 4", "word_dim = 5"), "test"), toy_tokens, seed=0)
 
@@ -87,7 +86,7 @@ def test_a_run_can_start_from_another(train_toy, toy_tokens, tmp_path):
         *(toy_tokens, str(tmp_path / "second")),
         device="cpu",
         curves=False,
-        start_from=str(tmp_path / "first"),
+        init_from=str(tmp_path / "first"),
     )
     from train.loop import train
 
@@ -115,7 +114,7 @@ def test_evaluate(run, toy_tokens, finished_run, write_tokens, tmp_path):
     job = EvaluateJob(run, toy_tokens.captions, toy_tokens.features, ("test",), token_features=toy_tokens.token_features)
     scores = evaluate_run(job)
     assert {score.language for score in scores} == {"en", "de"}
-    mapped = evaluate_run(replace(job, memory_map=str(tmp_path / "maps"), across_languages=True))
+    mapped = evaluate_run(replace(job, memory_map=str(tmp_path / "maps"), cross_lingual=True))
     assert [score.retrieval for score in mapped] == [score.retrieval for score in scores]
     with pytest.raises(UsageError, match="give --token-features FOLDER"):
         evaluate_run(replace(job, token_features=""))
@@ -149,11 +148,11 @@ def test_embed(run, toy_tokens, tmp_path):
 
 def test_a_text_has_no_vectors(run, toy_tokens, tmp_path):
     with pytest.raises(UsageError, match=r"of a text there are none\. evaluate, embed and figures take them"):
-        search(SearchJob(run, ("en1",), "en", toy_tokens.features, device="cpu"))
+        search(SearchJob(run, "en1", "en", toy_tokens.features, device="cpu", tokenized=True))
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("score\tsentence1\tsentence2\n1\ten1\ten2\n2\ten3\ten2\n")
     with pytest.raises(UsageError, match="of a text there are none"):
-        sts(StsJob((str(pairs),), (run,), tokenized=True))
+        sts(StsJob((str(pairs), run), tokenized=True))
 
 
 @pytest.mark.cluster
@@ -179,8 +178,8 @@ def test_figures(toy_tokens, region_tokens, train_toy, tmp_path):
 HUANG = {**SMALL, "model.num_heads": "2", "model.attention_dim": "5", "model.context_dim": "7", "schedule.max_epochs": "0"}
 
 
-def huang(corpus, output, *rows) -> TablesJob:
-    return TablesJob("huang2019", str(output), corpus, rows=rows, seeds=1, overrides=HUANG, workers=1, device="cpu")
+def huang(corpus, output, *rows) -> ReproduceJob:
+    return reproduce_job("huang2019", str(output), corpus, rows=rows, seeds=1, overrides=HUANG, workers=1, device="cpu")
 
 
 def test_rows_that_read_vectors_are_trained_where_these_are_given(toy_regions, toy_tokens, tmp_path):
@@ -188,13 +187,16 @@ def test_rows_that_read_vectors_are_trained_where_these_are_given(toy_regions, t
     rows = ("mha-d", "mha-d-bert")
     without, given = huang(toy, tmp_path / "o", *rows), huang(toy_tokens, tmp_path / "o", *rows)
     lacking = "vectors of tokens (--token-features FOLDER, which imagepivot token-features makes)"
-    assert (without.presets(), without.left_out()) == (["huang2019/mha-d"], {"huang2019/mha-d-bert": lacking})
-    assert (given.presets(), given.left_out()) == (["huang2019/mha-d", "huang2019/mha-d-bert"], {})
-    assert [corpus.token_features for corpus in given.corpora().values()] == ["", toy_tokens.token_features]
+    assert (list(corpora_of(without)), left_out(without)) == (
+        ["huang2019/mha-d"],
+        [f"left out for want of {lacking}: huang2019/mha-d-bert"],
+    )
+    assert (list(corpora_of(given)), left_out(given)) == (["huang2019/mha-d", "huang2019/mha-d-bert"], [])
+    assert [corpus.token_features for corpus in corpora_of(given).values()] == ["", toy_tokens.token_features]
     with pytest.raises(UsageError, match=r"nothing to train: left out for want of vectors of tokens \(--token-features FOLDER"):
-        huang(toy, tmp_path / "o", "mha-d-bert").presets()
+        corpora_of(huang(toy, tmp_path / "o", "mha-d-bert"))
     with pytest.raises(UsageError, match=r"--token-features .* is given, but no row that is chosen reads vectors of tokens"):
-        huang(toy_tokens, tmp_path / "o", "mha-d").presets()
+        corpora_of(huang(toy_tokens, tmp_path / "o", "mha-d"))
 
 
 @pytest.mark.slow
@@ -204,7 +206,7 @@ def test_the_row_of_bert_is_trained(four_languages_regions, write_tokens, tmp_pa
     tokens = write_tokens(tmp_path, corpus=four_languages_regions)
     rows = ("mha-d", "mha-d-bert")
     job = huang(replace(four_languages_regions, token_features=tokens), tmp_path / "o", *rows)
-    assert run_tables(job) == ()
+    assert reproduce(job) == ()
     random, read = (read_result(tmp_path / "o" / "results" / "huang2019" / name / "seed-0.json") for name in rows)
     assert set(read["fingerprints"]) - set(random["fingerprints"]) == {"token_features"}
     assert {score["language"] for score in read["scores"]} == {"en", "de"}

@@ -16,9 +16,9 @@ from schemas.dataset import open_dataset
 from tests.train.test_distributed import SCRIPT
 from tests.train.trainings import DAN, MLMME, assert_equal, events, lasting_log, weights
 from train.config.sections import from_toml
-from train.evaluation import EvaluateJob, SearchJob, embed_run, evaluate_run, search
-from train.evaluation.sts_scoring import StsJob, sts
-from train.jobs import TrainJob
+from train.evaluation import embed_run, evaluate_run, search
+from train.evaluation.sts_scoring import sts
+from train.jobs import EvaluateJob, SearchJob, StsJob, TrainJob
 from train.loop import train
 from train.models import Encoded
 from train.runs import open_run
@@ -90,9 +90,8 @@ def test_vectors_are_embedded_and_searched(kind, train_kind, corpus, tmp_path):
     assert stored.shape[1] == run.model.width == width
     if kind == "mlmme":
         np.testing.assert_allclose(np.linalg.norm(stored, axis=1), 1, rtol=1e-5)
-    query = ("en1", "en2")
     from_features, from_vectors = (
-        search(SearchJob(str(tmp_path / "run"), query, "en", **{place: folder}, device="cpu"))
+        search(SearchJob(str(tmp_path / "run"), "en1 en2", "en", **{place: folder}, tokenized=True, device="cpu"))
         for place, folder in (("features", corpus.features), ("embeddings", str(tmp_path / "vectors" / "images")))
     )
     assert [hit.image_id for hit in from_features] == [hit.image_id for hit in from_vectors]
@@ -108,7 +107,7 @@ def test_vectors_are_embedded_and_searched(kind, train_kind, corpus, tmp_path):
 def test_sentences_are_compared(train_kind, tmp_path):
     train_kind("run", ("max_steps = 44", "max_steps = 17"))
     (tmp_path / "pairs.tsv").write_text("5\ten1 en2\ten2 en1\n2\ten1 en2\ten3\n0\ten1\ten20\n4\ten4 en5\ten5\n")
-    _, system = sts(StsJob(str(tmp_path / "pairs.tsv"), runs=(str(tmp_path / "run"),), tokenized=True, device="cpu")).systems
+    _, system = sts(StsJob((str(tmp_path / "pairs.tsv"), str(tmp_path / "run")), tokenized=True, device="cpu")).systems
     assert (system.kind, system.language) == ("run", "en")
     assert np.isfinite(system.correlations[0].pearson)
     assert (np.abs(system.similarities[0]) <= 1 + 1e-6).all()
@@ -116,7 +115,7 @@ def test_sentences_are_compared(train_kind, tmp_path):
 
 def test_it_starts_from_another_run(train_kind, tmp_path):
     train_kind("first", ("max_steps = 44", "max_steps = 2"))
-    train_kind("second", ("max_steps = 44", "max_steps = 1"), start_from=str(tmp_path / "first"))
+    train_kind("second", ("max_steps = 44", "max_steps = 1"), init_from=str(tmp_path / "first"))
     (line,) = events(tmp_path / "second", "started_from")
     assert not line["drawn"]
     train_kind("plain", ("max_steps = 44", "max_steps = 1"))

@@ -35,9 +35,10 @@ for name in blocked:
         raise AssertionError(name + " was imported")
 
 # The help of the command.
-from train.commands.train import app
+blocked -= {"pipelines", "extractors"}
+from pipelines.commands.app import app, main
 
-app(["--help"], standalone_mode=False)
+app(["train", "--help"], standalone_mode=False)
 print([name for name in ("torch", "apache_beam") if name in sys.modules])
 print("--")
 
@@ -48,9 +49,9 @@ for module in pkgutil.walk_packages(train.__path__, "train."):
     importlib.import_module(module.name)
 
 from train.config import resolve
-from train.data import Corpus, open_data
+from train.data import open_data
 from train.evaluation import evaluate
-from train.jobs import TrainJob
+from train.jobs import Corpus, TrainJob
 from train.loop import train
 from train.runs import open_run
 
@@ -63,10 +64,7 @@ data = open_data(captions, features, split="test", portions=run.config.data.port
 print(result.progress.step, sorted(evaluate(run.model, data)))
 print("--")
 
-# The whole command, which is mounted by the pipelines and works without their extra.
-blocked.remove("pipelines")
-from pipelines.commands.app import main
-
+# The command, which works without the extra of the pipelines.
 small = ["--set", "model.embed_dim=6", "--set", "model.word_dim=4", "--max-steps", "3", "--no-tensorboard", "--device", "cpu"]
 datasets = ["--captions", captions, "--features", features, "--vocabulary", vocabulary]
 sys.argv = ["imagepivot", "train", "gella2017/pivot-asym", output + "/command", *datasets, *small]
@@ -74,7 +72,7 @@ try:
     main()
 except SystemExit as end:
     assert not end.code, end
-print([name for name in ("torch", "apache_beam", "extractors") if name in sys.modules])
+print([name for name in ("torch", "apache_beam") if name in sys.modules])
 """
 
 

@@ -10,16 +10,17 @@ import torch
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
-from tests.train.trainings import CONFIG, MHA_D, SMALL, assert_equal, weights
+from tests.train.trainings import CONFIG, MHA_D, SMALL, assert_equal, reproduce_job, weights
 from train.config.sections import from_toml
 from train.data.word_vectors import open_word_vectors
-from train.evaluation import EvaluateJob, evaluate_run
-from train.jobs import TrainJob
+from train.evaluation import evaluate_run
+from train.jobs import EvaluateJob, ReproduceJob, TrainJob
 from train.loop import train
 from train.material import open_material
-from train.reports.reproduce import TablesJob, run_tables
+from train.reports.reproduce import reproduce
 from train.reports.reproduce_report import read_report
 from train.reports.results import read_result
+from train.reports.row_needs import corpora_of, left_out
 from train.runs import open_run
 
 TABLE = "sentences.0.words.weight"
@@ -109,9 +110,7 @@ def test_vectors_and_configuration_must_agree_before_anything_is_read(toy, toy_w
     ):
         config = from_toml(text, "test")
         with pytest.raises(UsageError, match=message):
-            TrainJob(config, replace(corpus, captions="nowhere"), str(tmp_path / "run"))
-        with pytest.raises(UsageError, match=message):
-            open_material(config, corpus, seed=0)
+            open_material(config, replace(corpus, captions="nowhere"), seed=0)
 
 
 @pytest.mark.slow
@@ -123,7 +122,7 @@ def test_words_of_another_run_come_before_pretrained_ones(train_toy, toy_words, 
         str(tmp_path / "run"),
         device="cpu",
         curves=False,
-        start_from=str(tmp_path / "english"),
+        init_from=str(tmp_path / "english"),
     )
     remarks = []
     train(job, remark=remarks.append)
@@ -150,25 +149,25 @@ def test_a_model_of_heads_begins_with_the_words_of_each_language(train_toy, toy_
 HUANG = {**SMALL, "model.num_heads": "2", "model.attention_dim": "5", "model.context_dim": "7", "schedule.max_epochs": "0"}
 
 
-def huang(corpus, output, *rows, seeds=1) -> TablesJob:
-    return TablesJob("huang2019", str(output), corpus, rows=rows, seeds=seeds, overrides=HUANG, workers=1, device="cpu")
+def huang(corpus, output, *rows, seeds=1) -> ReproduceJob:
+    return reproduce_job("huang2019", str(output), corpus, rows=rows, seeds=seeds, overrides=HUANG, workers=1, device="cpu")
 
 
 def test_rows_that_need_vectors_are_trained_where_these_are_given(toy_regions, toy_words, tmp_path):
     toy, toy_words = toy_regions, replace(toy_words, features=toy_regions.features)
     rows = ("mha-d", "mha-d-fasttext")
     without, given = huang(toy, tmp_path / "o", *rows), huang(toy_words, tmp_path / "o", *rows)
-    assert without.presets() == ["huang2019/mha-d"]
+    assert list(corpora_of(without)) == ["huang2019/mha-d"]
     lacking = "pretrained word vectors (--word-vectors FOLDER, which imagepivot word-vectors makes)"
-    assert without.left_out() == {"huang2019/mha-d-fasttext": lacking}
-    assert (given.presets(), given.left_out()) == (["huang2019/mha-d", "huang2019/mha-d-fasttext"], {})
-    assert [corpus.word_vectors for corpus in given.corpora().values()] == ["", toy_words.word_vectors]
+    assert left_out(without) == [f"left out for want of {lacking}: huang2019/mha-d-fasttext"]
+    assert (list(corpora_of(given)), left_out(given)) == (["huang2019/mha-d", "huang2019/mha-d-fasttext"], [])
+    assert [corpus.word_vectors for corpus in corpora_of(given).values()] == ["", toy_words.word_vectors]
     with pytest.raises(
         UsageError, match=r"nothing to train: left out for want of pretrained word vectors \(--word-vectors FOLDER"
     ):
-        huang(toy, tmp_path / "o", "mha-d-fasttext").presets()
+        corpora_of(huang(toy, tmp_path / "o", "mha-d-fasttext"))
     with pytest.raises(UsageError, match="is given, but no row that is chosen begins with word vectors"):
-        huang(toy_words, tmp_path / "o", "mha-d").presets()
+        corpora_of(huang(toy_words, tmp_path / "o", "mha-d"))
 
 
 @pytest.mark.slow
@@ -176,14 +175,14 @@ def test_rows_that_need_vectors_are_trained_where_these_are_given(toy_regions, t
 def test_a_row_with_vectors_keeps_the_results_of_the_others(four_languages_regions, write_words, tmp_path):
     remarks = []
     rows = ("mha-d", "mha-d-fasttext")
-    assert run_tables(huang(four_languages_regions, tmp_path / "o", *rows), remark=remarks.append) == ()
+    assert reproduce(huang(four_languages_regions, tmp_path / "o", *rows), remark=remarks.append) == ()
     assert any(
         remark.startswith("left out for want of") and remark.endswith(": huang2019/mha-d-fasttext") for remark in remarks
     )
     vectors = write_words(tmp_path / "words", vocabulary=four_languages_regions.vocabulary)
     ended = []
     job = huang(replace(four_languages_regions, word_vectors=vectors), tmp_path / "o", *rows)
-    assert run_tables(job, lambda done: ended.append(done.task.preset)) == ()
+    assert reproduce(job, lambda done: ended.append(done.task.preset)) == ()
     assert ended == ["huang2019/mha-d", "huang2019/mha-d-fasttext"]
     random, pretrained = (read_result(tmp_path / "o" / "results" / "huang2019" / name / "seed-0.json") for name in rows)
     assert set(pretrained["fingerprints"]) - set(random["fingerprints"]) == {"word_vectors"}

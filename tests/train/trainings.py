@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from schemas.storage.folder import Folder
+from train.jobs import Corpus, ReproduceJob
 from train.runs.checkpoints import LAST, read_checkpoint
 
 CONFIG = """
@@ -99,6 +100,17 @@ SMALL = {
 PARALLEL = ORDER.replace("c2c_probability = 0.5", "caption_weight = 1.0").replace(
     "[schedule]", '[schedule]\nbatches = "images"'
 )
+
+
+def settings_of(overrides: dict[str, str]) -> tuple[str, ...]:
+    """Return values as ``--set`` takes them."""
+    return tuple(f"{key}={value}" for key, value in overrides.items())
+
+
+def reproduce_job(paper: str, output: str, corpus: Corpus, *more: str, overrides: dict[str, str], **fields) -> ReproduceJob:
+    """Return a job for the datasets of a corpus, and more features."""
+    folders = {**vars(corpus), "features": (corpus.features, *more)}
+    return ReproduceJob(paper, output, **folders, settings=settings_of(overrides), **fields)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

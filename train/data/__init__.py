@@ -3,7 +3,6 @@
 """
 
 from train.data.captions import Captions, labels_of, read_captions
-from train.data.corpus import Corpus
 from train.data.features import ImageFeatures, extractor_fingerprint, missing_images, read_features
 from train.data.pairs import ByImage, CaptionPairs, caption_pairs
 from train.data.sampling import Batch, ImageSampler, Sampler, ShuffledRows, TaskSampler
@@ -16,7 +15,6 @@ __all__ = [
     "ByImage",
     "CaptionPairs",
     "Captions",
-    "Corpus",
     "ImageFeatures",
     "ImageSampler",
     "MissingFeatures",

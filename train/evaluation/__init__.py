@@ -1,8 +1,8 @@
 """What a trained model retrieves: metrics, scores, embeddings, search."""
 
-from train.evaluation.across_languages import AcrossLanguages, evaluate_across_languages
 from train.evaluation.averaging import Average, averages, evaluation_report
-from train.evaluation.embedding import EmbedJob, embed, embed_run
+from train.evaluation.cross_lingual import CrossLingual, evaluate_cross_lingual
+from train.evaluation.embedding import embed, embed_run
 from train.evaluation.evaluating import (
     chance,
     encode_captions,
@@ -14,11 +14,10 @@ from train.evaluation.evaluating import (
 from train.evaluation.folds import chance_in_folds, evaluate_folds
 from train.evaluation.matching import check_captions, check_features, check_members, check_vectors
 from train.evaluation.metrics import CUTOFFS, Direction, Ranks, Retrieval, Scores, ranks_between, ranks_of, retrieval
-from train.evaluation.scoring import EvaluateJob, Score, evaluate_run, score_run, score_together
+from train.evaluation.scoring import Score, evaluate_run, score_run, score_together
 from train.evaluation.searching import (
     Gallery,
     Hit,
-    SearchJob,
     Tokenize,
     embed_gallery,
     read_gallery,
@@ -26,25 +25,21 @@ from train.evaluation.searching import (
     search_gallery,
 )
 from train.evaluation.sts_pairs import StsPairs, read_sts
-from train.evaluation.sts_scoring import OVERLAP, StsJob, StsResult, StsSystem, score_sts, sts, word_overlap
+from train.evaluation.sts_scoring import OVERLAP, StsResult, StsSystem, score_sts, sts, word_overlap
 from train.evaluation.validating import Validation, validate
 
 __all__ = [
     "CUTOFFS",
     "OVERLAP",
-    "AcrossLanguages",
     "Average",
+    "CrossLingual",
     "Direction",
-    "EmbedJob",
-    "EvaluateJob",
     "Gallery",
     "Hit",
     "Ranks",
     "Retrieval",
     "Score",
     "Scores",
-    "SearchJob",
-    "StsJob",
     "StsPairs",
     "StsResult",
     "StsSystem",
@@ -63,7 +58,7 @@ __all__ = [
     "encode_captions",
     "encode_images",
     "evaluate",
-    "evaluate_across_languages",
+    "evaluate_cross_lingual",
     "evaluate_folds",
     "evaluate_run",
     "evaluate_together",

@@ -34,13 +34,14 @@ from train.data.captions import check_token_ids, labels_of, no_captions
 from train.data.features import missing_images, shard_features
 from train.data.splits import check_fingerprints
 from train.data.token_features import open_token_features, shard_token_vectors, token_fingerprints
-from train.devices import check_device_name, resolve_device
+from train.devices import resolve_device
 from train.evaluation.evaluating import Count, count_nothing, encode_captions, encode_images
 from train.evaluation.matching import check_captions, check_features, check_tokens, check_vectors
+from train.jobs import EmbedJob
 from train.runs.checkpoints import weights_digest
 from train.runs.run import Run, open_run
 
-__all__ = ["EmbedJob", "embed", "embed_run", "embed_shard"]
+__all__ = ["embed", "embed_run", "embed_shard"]
 
 Remark: TypeAlias = Callable[[str], None]
 
@@ -52,53 +53,6 @@ logger = logging.getLogger(__name__)
 _Columns: TypeAlias = dict[str, Any]
 _Rows: TypeAlias = Callable[[int], tuple[_Columns, dict[str, int]]]
 """From the number of a shard to the columns and statistics of the output shard."""
-
-
-@dataclass(frozen=True)
-class EmbedJob:
-    """One embedding, as ``imagepivot embed`` runs it.
-
-    Attributes:
-        run: folder of the run.
-        output: folder; the datasets are written to its folders ``images`` and ``captions``.
-        features: folder of image features; no images are embedded if empty.
-        captions: folder of encoded captions; no captions are embedded if empty.
-        device: a name that `train.devices.resolve_device` knows.
-        overwrite: replace datasets with another fingerprint, or of inputs whose content has changed.
-        splits: only captions of these splits, and only images that have one; all if empty.
-        languages: only captions in these languages; all that the run knows if empty.
-        allow_missing_features: embed the images of ``splits`` that have features where others lack them, instead of raising an
-            error.
-        token_features: folder of the vectors of tokens, for captions and a run that reads these; empty for others.
-        verify: compare the digests of the shards that are there, too, and write damaged ones again.
-
-    Raises:
-        UsageError: there is nothing to embed, a selection has no captions to choose from, or the name of the device is unknown.
-    """
-
-    run: str
-    output: str
-    features: str = ""
-    captions: str = ""
-    device: str = "auto"
-    overwrite: bool = False
-    splits: tuple[str, ...] = ()
-    languages: tuple[str, ...] = ()
-    allow_missing_features: bool = False
-    token_features: str = ""
-    verify: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.features and not self.captions:
-            raise UsageError("nothing to embed: give --features, --captions, or both")
-        if (self.splits or self.languages) and not self.captions:
-            raise UsageError("--splits and --languages choose among captions, and images by their captions: give --captions")
-        check_device_name(self.device)
-
-    @property
-    def name(self) -> str:
-        """What the embedding is called in the datasets: the last component of the run's folder."""
-        return self.run.rstrip("/").rpartition("/")[2] or "run"
 
 
 def embed_shard(

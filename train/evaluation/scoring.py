@@ -5,22 +5,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
-from schemas.made_from import made_from
 from schemas.overlaps import find_overlap
 from train.data.captions import Captions, labels_of
 from train.data.splits import TEST_SPLITS, MissingFeatures, TrainingData, open_data
-from train.devices import check_device_name, resolve_device
-from train.evaluation.across_languages import AcrossLanguages, evaluate_across_languages
+from train.devices import resolve_device
+from train.evaluation.cross_lingual import CrossLingual, evaluate_cross_lingual
 from train.evaluation.evaluating import Count, count_nothing
 from train.evaluation.folds import chance_in_folds, evaluate_folds
 from train.evaluation.matching import check_members, check_tokens, expected_of
 from train.evaluation.metrics import Retrieval
+from train.jobs import EvaluateJob
 from train.models.retrieval_model import RetrievalModel
 from train.runs.run import Run, open_run
 
@@ -28,65 +27,7 @@ Remark = Callable[[str], None]
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["EvaluateJob", "Score", "evaluate_run", "portions_in", "score_run", "score_together"]
-
-
-@dataclass(frozen=True)
-class EvaluateJob:
-    """One evaluation, as ``imagepivot evaluate`` runs it.
-
-    Attributes:
-        run: folder of the run; or of several, an ensemble, whose scores are the means of theirs.
-        captions: folder of encoded captions.
-        features: folder of image features.
-        splits: splits to evaluate on, each of which must hold captions; if empty, those of ``TEST_SPLITS`` that do.
-        languages: languages to evaluate; if empty, all that the captions have and the run knows.
-        portion: portion to evaluate; if empty, every portion, each by itself.
-        device: a name that `train.devices.resolve_device` knows.
-        memory_map: folder for a copy of the features that is mapped into memory, and that all runs with this folder share.
-        allow_missing_features: leave out the captions of images that lack features instead of raising an error. Fewer images
-            are easier to retrieve from.
-        folds: rank within each of so many folds of the images, and return the means; see `train.evaluation.evaluate_folds`.
-        across_languages: also rank the captions in each language among those of the same images in the others.
-        token_features: folder of the vectors of tokens, for runs that read these in place of words; empty for others.
-
-    Raises:
-        UsageError: the name of the device is unknown, the number of folds is impossible, or no run is given, or one twice.
-    """
-
-    run: str | tuple[str, ...]
-    captions: str
-    features: str
-    splits: tuple[str, ...] = ()
-    languages: tuple[str, ...] = ()
-    portion: str = ""
-    device: str = "auto"
-    memory_map: str | None = None
-    allow_missing_features: bool = False
-    folds: int = 1
-    across_languages: bool = False
-    token_features: str = ""
-
-    @property
-    def runs(self) -> tuple[str, ...]:
-        """Folders of the runs, one or several."""
-        return (self.run,) if isinstance(self.run, str) else tuple(self.run)
-
-    def made_from(self) -> dict[str, Any]:
-        """Return what the scores depend on, see `schemas.made_from`."""
-        names = ("splits", "languages", "portion", "folds", "across_languages", "allow_missing_features")
-        data = {name: (getattr(self, name),) for name in ("captions", "features", "token_features")}
-        return made_from("evaluate", {name: getattr(self, name) for name in names}, {"run": self.runs, **data})
-
-    def __post_init__(self) -> None:
-        check_device_name(self.device)
-        if self.folds < 1:
-            raise UsageError(f"--folds is {self.folds}, expected 1 or more")
-        if not self.runs:
-            raise UsageError("there is no run to evaluate: give the folder of one, or of several")
-        for number, run in enumerate(self.runs):
-            if run in self.runs[:number]:
-                raise UsageError(f"{run!r} is given twice: its scores would count twice. Leave it out once")
+__all__ = ["Score", "evaluate_run", "portions_in", "score_run", "score_together"]
 
 
 @dataclass(frozen=True)
@@ -101,7 +42,7 @@ class Score:
         chance: recalls that a random order reaches, by direction; see `train.evaluation.chance`.
         missing_features: the images of the split that lack features and were left out; None if there are none.
         folds: number of folds that the images were ranked in, and that the numbers are means over.
-        across_languages: by language, what these captions find among its captions; empty unless it was requested.
+        cross_lingual: by language, what these captions find among its captions; empty unless it was requested.
     """
 
     language: str
@@ -111,11 +52,11 @@ class Score:
     chance: Mapping[str, tuple[float, ...]]
     missing_features: MissingFeatures | None = None
     folds: int = 1
-    across_languages: Mapping[str, AcrossLanguages] = field(default_factory=dict)
+    cross_lingual: Mapping[str, CrossLingual] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, object]:
         """Return plain values, for JSON."""
-        across = {language: result.to_dict() for language, result in self.across_languages.items()}
+        across = {language: result.to_dict() for language, result in self.cross_lingual.items()}
         return {
             "language": self.language,
             "portion": self.portion,
@@ -124,7 +65,7 @@ class Score:
             "chance": {direction: list(recalls) for direction, recalls in self.chance.items()},
             **({"folds": self.folds} if self.folds > 1 else {}),
             **({"missing_features": self.missing_features.to_dict()} if self.missing_features else {}),
-            **({"across_languages": across} if across else {}),
+            **({"cross_lingual": across} if across else {}),
         }
 
 
@@ -156,7 +97,7 @@ def evaluate_run(job: EvaluateJob, count: Count = count_nothing, remark: Remark 
         count=count,
         allow_missing_features=job.allow_missing_features,
         folds=job.folds,
-        across_languages=job.across_languages,
+        cross_lingual=job.cross_lingual,
         token_features=job.token_features,
     )
 
@@ -173,7 +114,7 @@ def score_run(
     count: Count = count_nothing,
     allow_missing_features: bool = False,
     folds: int = 1,
-    across_languages: bool = False,
+    cross_lingual: bool = False,
     token_features: str = "",
 ) -> list[Score]:
     """Evaluate an open run; takes, returns and raises what `score_together` does, for one run."""
@@ -188,7 +129,7 @@ def score_run(
         count=count,
         allow_missing_features=allow_missing_features,
         folds=folds,
-        across_languages=across_languages,
+        cross_lingual=cross_lingual,
         token_features=token_features,
     )
 
@@ -205,7 +146,7 @@ def score_together(
     count: Count = count_nothing,
     allow_missing_features: bool = False,
     folds: int = 1,
-    across_languages: bool = False,
+    cross_lingual: bool = False,
     token_features: str = "",
 ) -> list[Score]:
     """Evaluate open runs as an ensemble: the score of an image and a caption is the mean of theirs.
@@ -223,7 +164,7 @@ def score_together(
         count: counts the captions and images that are embedded, for a display of progress.
         allow_missing_features: as in `EvaluateJob`.
         folds: as in `EvaluateJob`.
-        across_languages: as in `EvaluateJob`.
+        cross_lingual: as in `EvaluateJob`.
         token_features: as in `EvaluateJob`.
 
     Returns:
@@ -233,7 +174,7 @@ def score_together(
         DatasetError: the captions are in the ids of another vocabulary, the features come from another extractor, images lack
             features, there is no such split, or the runs were trained with different vocabularies or extractors.
         UsageError: a run does not know a language; there are no captions of the split, language or portion, fewer images than
-            folds, or, with ``across_languages``, none of the same images in two languages.
+            folds, or, with ``cross_lingual``, none of the same images in two languages.
     """
     known = check_members(runs)
     token_width = check_tokens(runs, token_features)
@@ -270,11 +211,11 @@ def score_together(
             }
             members = [(run.model, data[run.config.data.l2_features]) for run in runs]
             found = [_score(members, language, name, folds, count) for language, names in portions.items() for name in names]
-            scores += _ranked_across_languages(members, found, count) if across_languages else found
-    if across_languages and not any(score.across_languages for score in scores):
+            scores += _ranked_cross_lingual(members, found, count) if cross_lingual else found
+    if cross_lingual and not any(score.cross_lingual for score in scores):
         raise UsageError(
             "nothing to rank across languages: no portion has captions of the same images in two of the languages that are "
-            "evaluated. Leave --across-languages out, or choose others with --languages, --portion and --split"
+            "evaluated. Leave --cross-lingual out, or choose others with --languages, --portion and --split"
         )
     return scores
 
@@ -333,18 +274,18 @@ def _score(
     )
 
 
-def _ranked_across_languages(
+def _ranked_cross_lingual(
     members: Sequence[tuple[RetrievalModel, TrainingData]], scores: Sequence[Score], count: Count
 ) -> list[Score]:
     """Return scores with what captions find in the other languages of their portion."""
     captions = members[0][1].captions
-    found: dict[tuple[str, str], dict[str, AcrossLanguages]] = {}
+    found: dict[tuple[str, str], dict[str, CrossLingual]] = {}
     for portion in dict.fromkeys(score.portion for score in scores):
         chosen = captions.select(_of_portion(captions, portion))
         of_portion = [(model, replace(own, captions=chosen)) for model, own in members]
-        for (query, other), result in evaluate_across_languages(of_portion, count=count).items():
+        for (query, other), result in evaluate_cross_lingual(of_portion, count=count).items():
             found.setdefault((query, portion), {})[other] = result
-    return [replace(score, across_languages=found.get((score.language, score.portion), {})) for score in scores]
+    return [replace(score, cross_lingual=found.get((score.language, score.portion), {})) for score in scores]
 
 
 def _of_portion(captions: Captions, portion: str) -> np.ndarray:

@@ -18,52 +18,19 @@ from schemas.parameters import FeaturesParameters, TextRecipe
 from schemas.storage.folder import Folder
 from schemas.vocabulary import UNK
 from train.data.batches import CaptionBatch
-from train.devices import check_device_name, resolve_device
+from train.devices import resolve_device
 from train.evaluation.embedding import embed_shard
 from train.evaluation.evaluating import Count, count_nothing, encode_captions, evaluating
 from train.evaluation.matching import check_features, check_reads_text, check_vectors
+from train.jobs import SearchJob
 from train.models.retrieval_model import Encoded
 from train.runs.checkpoints import weights_digest
 from train.runs.run import Run, open_run
 
-__all__ = ["Gallery", "Hit", "SearchJob", "Tokenize", "embed_gallery", "read_gallery", "search", "search_gallery"]
+__all__ = ["Gallery", "Hit", "Tokenize", "embed_gallery", "read_gallery", "search", "search_gallery"]
 
 Tokenize = Callable[[str, str, TextRecipe | None, str], Sequence[str]]
 """From text, language, recipe of the run's captions (None if unknown) and folder of truecasers to tokens."""
-
-
-@dataclass(frozen=True)
-class SearchJob:
-    """One search, as ``imagepivot search`` runs it.
-
-    Attributes:
-        run: folder of the run.
-        query: what to look for: a text, or the tokens of one.
-        language: language of the query; may be empty if the run knows only one.
-        features: folder of the features of the images.
-        embeddings: instead of features, a folder that ``imagepivot embed`` wrote.
-        top: number of images to return, at most.
-        truecaser: folder of the truecasers, if the recipe of the run's captions truecases.
-        device: a name that `train.devices.resolve_device` knows.
-
-    Raises:
-        UsageError: a value is impossible, or there is not exactly one folder of images.
-    """
-
-    run: str
-    query: str | tuple[str, ...]
-    language: str = ""
-    features: str = ""
-    embeddings: str = ""
-    top: int = 10
-    truecaser: str = ""
-    device: str = "auto"
-
-    def __post_init__(self) -> None:
-        if bool(self.features) == bool(self.embeddings):
-            raise UsageError("say where the images are: give either --features or --embeddings")
-        _check_top(self.top)
-        check_device_name(self.device)
 
 
 @dataclass(frozen=True)
@@ -113,7 +80,7 @@ def search(
         UsageError: the run does not know the language or any token, or there is no way to tokenize the query.
         DatasetError: the folder holds no run, or the images do not belong to it.
     """
-    if isinstance(job.query, str) and tokenize is None:
+    if not job.tokenized and tokenize is None:
         raise UsageError(
             f"the query {job.query!r} is text, and turning text into tokens needs pip install 'imagepivot[pipelines]': install "
             "that, or give tokens with spaces between them and --tokenized"
@@ -123,11 +90,7 @@ def search(
     known = run.model.languages
     language = job.language or (known[0] if len(known) == 1 else "")
     _check_language(run, language)
-    if isinstance(job.query, str):
-        assert tokenize is not None
-        tokens = tuple(tokenize(job.query, language, run.text, job.truecaser))
-    else:
-        tokens = job.query
+    tokens = job.query.split() if job.tokenized or tokenize is None else tokenize(job.query, language, run.text, job.truecaser)
     gallery = embed_gallery(run, job.features, count) if job.features else read_gallery(run, job.embeddings)
     hits = search_gallery(run, tokens, language, gallery, top=job.top)
     if unknown := [token for token in tokens if token not in run.vocabulary.ids]:

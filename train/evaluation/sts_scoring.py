@@ -22,16 +22,17 @@ from schemas.errors import UsageError
 from schemas.made_from import made_from
 from schemas.vocabulary import SPECIALS
 from train.data.batches import CaptionBatch
-from train.devices import check_device_name, resolve_device
+from train.devices import resolve_device
 from train.evaluation.correlations import Correlation, cosines
 from train.evaluation.evaluating import Count, count_nothing, encode_captions
 from train.evaluation.matching import check_reads_text, check_vectors
 from train.evaluation.searching import Tokenize
 from train.evaluation.sts_pairs import StsPairs, read_sts
 from train.evaluation.sts_vectors import Coverage, coverage_of, mean_vectors, read_sentence_vectors, read_word_vectors, words_of
-from train.runs.run import Run, open_run
+from train.jobs import StsJob
+from train.runs.run import Run, is_run, open_run
 
-__all__ = ["OVERLAP", "StsJob", "StsResult", "StsSystem", "score_overlap", "score_sts", "sts", "word_overlap"]
+__all__ = ["OVERLAP", "StsResult", "StsSystem", "score_overlap", "score_sts", "sts", "sts_made_from", "word_overlap"]
 
 OVERLAP = "word overlap"
 """Name of the baseline."""
@@ -40,41 +41,20 @@ Tokens: TypeAlias = Sequence[Sequence[str]]
 """The tokens of each sentence."""
 
 
-@dataclass(frozen=True)
-class StsJob:
-    """One measurement, as ``imagepivot sts`` makes it.
+def sts_made_from(job: StsJob) -> dict[str, Any]:
+    """Return what the result depends on, see `schemas.made_from`."""
+    runs, data = _divided(job)
+    options = {"runs": runs, "vectors": job.vectors, "language": job.language, "tokenized": job.tokenized}
+    return made_from("sts", options, {"data": data, "runs": runs, "vectors": job.vectors, "truecaser": (job.truecaser,)})
 
-    Attributes:
-        data: files or folders of sentence pairs, see `read_sts`.
-        runs: folders of runs, each measured by itself.
-        vectors: files of word vectors, or of vectors of the sentences, see `train.evaluation.sts_vectors`.
-        language: language of the sentences; English if empty and a run knows it, or the only language that it knows.
-        tokenized: whether the sentences are tokens already, separated by spaces.
-        truecaser: folder of the truecasers, for the runs whose recipe truecases.
-        device: a name that `train.devices.resolve_device` knows.
 
-    Raises:
-        UsageError: there are no data, or the name of the device is unknown.
-    """
-
-    data: tuple[str, ...]
-    runs: tuple[str, ...] = ()
-    vectors: tuple[str, ...] = ()
-    language: str = ""
-    tokenized: bool = False
-    truecaser: str = ""
-    device: str = "auto"
-
-    def __post_init__(self) -> None:
-        if not self.data:
-            raise UsageError("there are no sentence pairs: give files or folders of them, such as STS.input.images.txt")
-        check_device_name(self.device)
-
-    def made_from(self) -> dict[str, Any]:
-        """Return what the result depends on, see `schemas.made_from`."""
-        options = {"runs": self.runs, "vectors": self.vectors, "language": self.language, "tokenized": self.tokenized}
-        inputs = {"data": self.data, "runs": self.runs, "vectors": self.vectors, "truecaser": (self.truecaser,)}
-        return made_from("sts", options, inputs)
+def _divided(job: StsJob) -> tuple[list[str], list[str]]:
+    """Return the runs of a job, and its sentence pairs."""
+    runs = [place for place in dict.fromkeys(job.places) if is_run(place)]
+    data = [place for place in job.places if place not in runs]
+    if not data:
+        raise UsageError("there are no sentence pairs: give files or folders of them, such as STS.input.images.txt")
+    return runs, data
 
 
 @dataclass(frozen=True)
@@ -153,14 +133,15 @@ def sts(job: StsJob, tokenize: Tokenize | None = None, count: Count = count_noth
         InputError: there are no such pairs or vectors, or they are broken.
         DatasetError: a folder holds no run.
     """
-    if job.runs and not job.tokenized and tokenize is None:
+    folders, places = _divided(job)
+    if folders and not job.tokenized and tokenize is None:
         raise UsageError(
             "the sentences are text, and turning text into tokens needs pip install 'imagepivot[pipelines]': install that, or give "
             "tokens with spaces between them and --tokenized"
         )
-    data = read_sts(job.data)
+    data = read_sts(places)
     sentences = _sentences(data)
-    runs = [open_run(folder, device=resolve_device(job.device)) for folder in job.runs]
+    runs = [open_run(folder, device=resolve_device(job.device)) for folder in folders]
     truecased = any(_truecases(run) for run in runs)
     # All are read before any is embedded, so that what is wrong shows early; runs of one recipe are read once.
     readings: dict[Hashable, Tokens] = {}
@@ -171,7 +152,7 @@ def sts(job: StsJob, tokenize: Tokenize | None = None, count: Count = count_noth
         if keys[-1] not in readings:
             readings[keys[-1]] = _tokens_of(run, sentences, None if job.tokenized else tokenize, language, truecaser)
     systems = [score_overlap(data)]
-    for run, folder, key in zip(runs, job.runs, keys, strict=True):
+    for run, folder, key in zip(runs, folders, keys, strict=True):
         systems.append(_of_run(run, data, sentences, readings[key], folder, key[1], not job.tokenized, count))
     systems += [_of_vectors(location, data, sentences, tokenized=job.tokenized) for location in job.vectors]
     return StsResult(tuple(data), tuple(systems))

@@ -1,7 +1,6 @@
 """Tables: the papers' published numbers beside those measured."""
 
 from train.reports.published import PAPERS, Measures, PublishedRow, rows_of_paper
-from train.reports.reproduce import TablesJob, run_tables
 from train.reports.reproduce_report import Report, read_report
 from train.reports.tables import score_table
 
@@ -10,9 +9,7 @@ __all__ = [
     "Measures",
     "PublishedRow",
     "Report",
-    "TablesJob",
     "read_report",
     "rows_of_paper",
-    "run_tables",
     "score_table",
 ]

@@ -1,4 +1,4 @@
-"""Runs of ``imagepivot tables`` that failed: why, and the file that says so beside the place of the result.
+"""Runs of ``imagepivot reproduce`` that failed: why, and the file that says so beside the place of the result.
 
 Such a file is for people and for the next command, which tries the run again; it is no result, and has no digest.
 """

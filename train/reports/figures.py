@@ -10,14 +10,15 @@ from typing import Any
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import UsageError
 from schemas.escapes import to_json
-from schemas.made_from import made_from, write_made_from
+from schemas.made_from import write_made_from
 from schemas.storage.folder import Folder
 from train.data.captions import labels_of
 from train.data.splits import TEST_SPLITS, TrainingData, open_data
-from train.devices import check_device_name, resolve_device
+from train.devices import resolve_device
 from train.evaluation.evaluating import Count, count_nothing, encode_images
 from train.evaluation.matching import check_tokens, check_vectors, expected_of
 from train.evaluation.scoring import portions_in
+from train.jobs import FIGURES, FiguresJob
 from train.models.retrieval_model import Encoded
 from train.reports.attention import AttendedImage, attend, check_attends
 from train.reports.attention_plots import plot_attention
@@ -29,76 +30,9 @@ from train.reports.rankings import Ranking, rank_examples
 from train.reports.retrieval_plots import plot_rankings
 from train.runs.run import Run, open_run
 
-__all__ = ["FIGURES", "Figures", "FiguresJob", "draw_figures"]
-
-FIGURES = ("retrieval", "map", "attention")
-"""The figures that there are."""
+__all__ = ["Figures", "draw_figures"]
 
 _DATA = "figures.json"
-
-
-@dataclass(frozen=True)
-class FiguresJob:
-    """The figures of a run, as ``imagepivot figures`` draws them.
-
-    Attributes:
-        run: folder of the run.
-        output: folder for the figures.
-        captions: folder of encoded captions.
-        features: folder of image features or regions.
-        images: location of the images; without one, ids stand for pictures.
-        only: names of ``FIGURES`` to draw, each of which must be possible; if empty, all that are.
-        split: split of captions and images; if empty, the first of ``TEST_SPLITS`` that the captions have.
-        languages: languages to show; if empty, all that the captions have and the run knows.
-        portion: portion of the captions; if empty, ``comparable`` if all languages have it, or else another one.
-        examples: number of images to draw as examples.
-        caption_ids: captions to show as examples instead, as ``image/language/portion/index``.
-        top: number of images that are shown for each caption.
-        points: number of images in the map.
-        seed: seed of what is drawn at random, and of the map.
-        device: a name that `train.devices.resolve_device` knows.
-        memory_map: folder for a copy of the features that is mapped into memory, and that all runs with this folder share.
-        allow_missing_features: leave out images that lack features.
-        token_features: folder of the vectors of tokens, for a run that reads these; empty for others.
-
-    Raises:
-        UsageError: a value is impossible.
-    """
-
-    run: str
-    output: str
-    captions: str
-    features: str
-    images: str = ""
-    only: tuple[str, ...] = ()
-    split: str = ""
-    languages: tuple[str, ...] = ()
-    portion: str = ""
-    examples: int = 4
-    caption_ids: tuple[str, ...] = ()
-    top: int = 5
-    points: int = 100
-    seed: int = 0
-    device: str = "auto"
-    memory_map: str | None = None
-    allow_missing_features: bool = False
-    token_features: str = ""
-
-    def __post_init__(self) -> None:
-        check_device_name(self.device)
-        for name in self.only:
-            if name not in FIGURES:
-                raise UsageError(f"--only names {name!r}, expected some of {', '.join(FIGURES)}")
-        for name, least in {"examples": 1, "top": 1, "points": 2, "seed": 0}.items():
-            if getattr(self, name) < least:
-                raise UsageError(f"--{name} is {getattr(self, name)}, expected {least} or more")
-
-    def made_from(self) -> dict[str, Any]:
-        """Return what the figures depend on, see `schemas.made_from`."""
-        inputs = ("run", "captions", "features", "token_features")
-        left_out = (*inputs, "output", "images", "device", "memory_map")
-        options = {name: value for name, value in vars(self).items() if name not in left_out}
-        return made_from("figures", options, {name: (getattr(self, name),) for name in inputs}, images=self.images)
 
 
 @dataclass(frozen=True)

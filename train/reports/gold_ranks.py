@@ -25,11 +25,11 @@ import torch
 from schemas.errors import DatasetError
 from train.data.batches import CaptionBatch
 from train.data.captions import Captions
-from train.data.corpus import Corpus
 from train.data.splits import TEST_SPLITS, TrainingData, open_data
 from train.devices import resolve_device
 from train.evaluation.evaluating import Count, count_nothing, encode_captions, encode_images, scores_between
 from train.evaluation.metrics import ranks_of
+from train.jobs import Corpus
 from train.reports.gold_published import GOLD_COLUMNS, GOLD_RANKS
 from train.reports.results import finished_runs
 from train.runs.run import Run, open_run
@@ -133,10 +133,10 @@ def gold_ranks(
     allow_missing_features: bool = False,
     count: Count = count_nothing,
 ) -> GoldRanks:
-    """Rank the images of the test captions of 2016 under the trained rows of table 3 in an output folder of ``tables``.
+    """Rank the images of the test captions of 2016 under the trained rows of table 3 in an output folder of ``reproduce``.
 
     Args:
-        output: folder that ``imagepivot tables gella2017`` wrote; rows without a result are left out.
+        output: folder that ``imagepivot reproduce gella2017`` wrote; rows without a result are left out.
         corpus: the captions and features that they were trained on.
         device: a name that `train.devices.resolve_device` knows.
         allow_missing_features: leave out images that lack features.
@@ -166,7 +166,7 @@ def gold_ranks(
     if not runs:
         raise DatasetError(
             f"{output!r} holds no trained row of table 3 (gella2017/oe-de, oe-en, pivot-asym, parallel-asym): train them with "
-            "'imagepivot tables gella2017 --table 3'"
+            "'imagepivot reproduce gella2017 --table 3'"
         )
     everything = _Found(captions, ranks, words)
     return GoldRanks(

@@ -1,4 +1,4 @@
-"""``imagepivot tables``: train the rows of a paper's tables, several times each, and measure them.
+"""``imagepivot reproduce``: train the rows of a paper's tables, several times each, and measure them.
 
 A run that is trained and measured leaves a file ``results/PRESET/seed-N.json`` in the output folder, one that fails
 ``failed-seed-N.json``, and the others go on. Existing results are kept: the command can be stopped and given again, which also
@@ -22,23 +22,22 @@ from schemas.storage.folder import Folder
 from schemas.writing.publishing import hold
 from train.config.sections import resolve
 from train.data.captions import labels_of, read_captions
-from train.data.corpus import Corpus
 from train.data.features import read_features
 from train.data.norms import find_feature_outliers
 from train.data.splits import TEST_SPLITS, check_images, without_images
-from train.devices import resolve_device
+from train.devices import check_precision, resolve_device
 from train.evaluation.scoring import portions_in
+from train.jobs import Corpus, ReproduceJob
 from train.loop import Remark
 from train.material import contents_of, validation_portions
 from train.reports.failures import Failure, attempt
 from train.reports.parallel import run_parallel
 from train.reports.published import ENSEMBLES, rows_of_paper
-from train.reports.row_needs import FURTHER
+from train.reports.row_needs import FURTHER, corpora_of, left_out
 from train.reports.row_runs import Task, train_and_measure
 from train.reports.row_statements import FailedRun
-from train.reports.table_jobs import TablesJob, what_is_left_out
 
-__all__ = ["Done", "TablesJob", "Task", "run_tables"]
+__all__ = ["Done", "Task", "reproduce"]
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +59,8 @@ class Done:
     failure: Failure | None = None
 
 
-def run_tables(
-    job: TablesJob, watch: Callable[[Done], None] = lambda done: None, remark: Remark = logger.warning
+def reproduce(
+    job: ReproduceJob, watch: Callable[[Done], None] = lambda done: None, remark: Remark = logger.warning
 ) -> tuple[FailedRun, ...]:
     """Train and measure every row that has no result yet. A run that fails, or whose process is killed, does not end the others.
 
@@ -81,18 +80,20 @@ def run_tables(
         ImagepivotError: an argument or the data is wrong, or an existing result is from something else; nothing was trained.
     """
     Folder(job.output).check_writable()
+    device = resolve_device(job.device)
+    check_precision(job.precision, device)
     tasks = list(_tasks(job))
-    emulated = bfloat16_remark(job.precision, resolve_device(job.device).type)
-    sentences = (emulated, *what_is_left_out(job.left_out()), *_check_data(tasks, job))
+    emulated = bfloat16_remark(job.precision, device.type)
+    sentences = (emulated, *left_out(job), *_check_data(tasks, job))
     for sentence in filter(None, sentences):
         remark(sentence)
     with hold(Folder(job.output)):
         return tuple(_failed(tasks, job, watch))
 
 
-def _tasks(job: TablesJob) -> Iterator[Task]:
+def _tasks(job: ReproduceJob) -> Iterator[Task]:
     """Yield the tasks: all rows with one seed first, so that a table that is stopped early has no gaps; ensembles last."""
-    corpora = job.corpora()
+    corpora = corpora_of(job)
     fingerprints = {preset: _fingerprints(corpus, job) for preset, corpus in corpora.items()}
     contents = {preset: contents_of(corpus) for preset, corpus in corpora.items()}
     tasks: dict[tuple[str, int], Task] = {}
@@ -104,7 +105,7 @@ def _tasks(job: TablesJob) -> Iterator[Task]:
     yield from sorted(tasks.values(), key=lambda task: bool(task.members))
 
 
-def _fingerprints(corpus: Corpus, job: TablesJob) -> dict[str, str]:
+def _fingerprints(corpus: Corpus, job: ReproduceJob) -> dict[str, str]:
     """Return the fingerprints of what a row is trained on."""
     kinds = {"captions": "encoded", "features": None} | {name: name.replace("_", "-") for name in FURTHER}
     fingerprints = {
@@ -119,7 +120,7 @@ def _fingerprints(corpus: Corpus, job: TablesJob) -> dict[str, str]:
     return fingerprints
 
 
-def _failed(tasks: Sequence[Task], job: TablesJob, watch: Callable[[Done], None]) -> Iterator[FailedRun]:
+def _failed(tasks: Sequence[Task], job: ReproduceJob, watch: Callable[[Done], None]) -> Iterator[FailedRun]:
     """Train and measure, and yield the runs that failed."""
     for count, (task, failure) in enumerate(_ended(tasks, job), start=1):
         watch(Done(task, count, len(tasks), failure))
@@ -127,7 +128,7 @@ def _failed(tasks: Sequence[Task], job: TablesJob, watch: Callable[[Done], None]
             yield FailedRun(task.preset, task.seed, failure)
 
 
-def _ended(tasks: Sequence[Task], job: TablesJob) -> Iterator[tuple[Task, Failure | None]]:
+def _ended(tasks: Sequence[Task], job: ReproduceJob) -> Iterator[tuple[Task, Failure | None]]:
     """Yield the runs that ended before, then the others as they end."""
     finished, remaining = list[Task](), list[Task]()
     for task in tasks:
@@ -142,14 +143,14 @@ def _ended(tasks: Sequence[Task], job: TablesJob) -> Iterator[tuple[Task, Failur
             yield task, failure
 
 
-def _check_data(tasks: Sequence[Task], job: TablesJob) -> list[str]:
+def _check_data(tasks: Sequence[Task], job: ReproduceJob) -> list[str]:
     """Check, before anything is trained, that captions and features cover what the rows are trained and measured on.
 
     Returns:
         By split, what to say of images that lack features, if the job allows it, and of features that should be looked at, if
         anything is left to train.
     """
-    captions = open_dataset(job.corpus.captions, kind="encoded")
+    captions = open_dataset(job.captions, kind="encoded")
     labels = labels_of(captions)
     available = {(language, portion) for split, language, portion in labels if split in TEST_SPLITS}
     # By features, split and language, of all rows: each split is read once.
@@ -160,11 +161,11 @@ def _check_data(tasks: Sequence[Task], job: TablesJob) -> list[str]:
         needed |= {(row.language, row.portion) for row in rows_of_paper(job.paper) if row.preset == task.preset}
         if missing := sorted(needed - available):
             raise DatasetError(
-                f"{task.preset} needs captions of {', '.join(map(' '.join, missing))}, which {job.corpus.captions!r} does not have "
+                f"{task.preset} needs captions of {', '.join(map(' '.join, missing))}, which {job.captions!r} does not have "
                 f"in split {' or '.join(TEST_SPLITS)}: encode captions that have them, or choose other rows with --rows"
             )
         measured = {split: portions_in(labels, split, data.languages) for split in TEST_SPLITS}
-        validated = validation_portions(task.config, job.corpus.captions)
+        validated = validation_portions(task.config, job.captions)
         for split, portions in ((data.split, data.portions), (data.validation_split, validated), *measured.items()):
             for language, names in portions.items():
                 by_split = portions_read.setdefault(task.corpus.features, {})
@@ -187,7 +188,7 @@ def _check_data(tasks: Sequence[Task], job: TablesJob) -> list[str]:
     return remarks
 
 
-def _run_all(tasks: Sequence[Task], job: TablesJob, *, alone: bool) -> Iterator[tuple[Task, Failure | None]]:
+def _run_all(tasks: Sequence[Task], job: ReproduceJob, *, alone: bool) -> Iterator[tuple[Task, Failure | None]]:
     """Run tasks, several at a time, and yield each when it has ended."""
     devices = _devices(job)
     if alone:  # There are no others that a process of its own would protect.
@@ -202,7 +203,7 @@ def _with_one_thread(task: Task, device: str) -> None:
     train_and_measure(task, device)
 
 
-def _devices(job: TablesJob) -> list[str]:
+def _devices(job: ReproduceJob) -> list[str]:
     """Return one device for each run at a time."""
     device = resolve_device(job.device)
     if device.type == "cpu":

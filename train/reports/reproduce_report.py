@@ -1,4 +1,4 @@
-"""The report of ``imagepivot tables``, measured beside published numbers: for a terminal and as Markdown."""
+"""The report of ``imagepivot reproduce``, measured beside published numbers: for a terminal and as Markdown."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def read_report(output: str, paper: str) -> Report:
     """Read the results in a folder and put them beside the numbers of a paper.
 
     Args:
-        output: output folder of ``imagepivot tables``.
+        output: output folder of ``imagepivot reproduce``.
         paper: one of `train.reports.published.PAPERS`.
 
     Returns:

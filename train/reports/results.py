@@ -1,4 +1,4 @@
-"""The results of ``imagepivot tables``: one JSON file for each run of a row, or one that says why it failed."""
+"""The results of ``imagepivot reproduce``: one JSON file for each run of a row, or one that says why it failed."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def read_result(path: Path) -> dict[str, Any]:
         _check(result)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DatasetError(
-            f"{str(path)!r} is damaged, or not a result of imagepivot tables ({type(error).__name__}: {error}): delete it and the "
-            "run of the same name, and give the same command again"
+            f"{str(path)!r} is damaged, or not a result of imagepivot reproduce ({type(error).__name__}: {error}): delete it and "
+            "the run of the same name, and give the same command again"
         ) from error
     return result
 

@@ -15,14 +15,12 @@ from schemas.parameters import EncodedParameters, FeaturesParameters
 from schemas.storage.folder import Folder
 from schemas.vocabulary import SPECIALS
 from train.config.sections import Config, to_toml
-from train.data.corpus import Corpus
 from train.evaluation.scoring import score_together
-from train.jobs import TrainJob
+from train.jobs import Corpus, ReproduceJob, TrainJob
 from train.loop import train
 from train.material import Material, open_material
 from train.reports.failures import Failure, read_failure, write_failure
 from train.reports.results import failure_file, read_result, result_file, write_result
-from train.reports.table_jobs import TablesJob
 from train.runs.checkpoints import LAST
 from train.runs.run import open_run
 
@@ -49,11 +47,16 @@ class Task:
     preset: str
     seed: int
     config: Config
-    job: TablesJob
+    job: ReproduceJob
     corpus: Corpus
     fingerprints: Mapping[str, str]
     contents: Mapping[str, str]
     members: tuple[Task, ...] = ()
+
+    @property
+    def overrides(self) -> list[str]:
+        """The values that the job puts into the configuration, as ``KEY=VALUE``, sorted."""
+        return [f"{key}={value}" for key, value in sorted(self.job.overrides.items())]
 
     @property
     def run(self) -> Path:
@@ -154,7 +157,7 @@ def _together(task: Task) -> dict[str, Any]:
         results.append(read_result(member.result))
     named = ("feature", "untrained", "recipe", "vocabulary")
     common = {name: results[0][name] for name in named if name in results[0]}
-    return task.identity | {"preset": task.preset, "overrides": task.job.settings} | common
+    return task.identity | {"preset": task.preset, "overrides": task.overrides} | common
 
 
 def _train(task: Task, device: str) -> dict[str, Any]:
@@ -179,14 +182,14 @@ def _train(task: Task, device: str) -> dict[str, Any]:
             memory_map=job.memory_map,
             allow_missing_features=job.allow_missing_features,
         ),
-        remark=_keep_quiet,  # `run_tables` has said it for all rows.
+        remark=_keep_quiet,  # `reproduce` has said it for all rows.
         material=material,
     )
     content = {
         **task.identity,
         "preset": task.preset,
         "steps": result.progress.step,
-        "overrides": job.settings,
+        "overrides": task.overrides,
         **_statement(task, material),
     }
     if result.missing_features:

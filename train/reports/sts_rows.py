@@ -15,6 +15,7 @@ from train.evaluation.evaluating import Count, count_nothing
 from train.evaluation.searching import Tokenize
 from train.evaluation.sts_pairs import StsPairs, read_sts
 from train.evaluation.sts_scoring import StsSystem, score_overlap, score_sts
+from train.jobs import ReproduceJob
 from train.reports.results import finished_runs
 from train.reports.sts_published import STS_PAPERS, TASKS, PublishedSts, StsPaper, task_of
 from train.runs.run import open_run
@@ -100,26 +101,25 @@ def sts_paper(paper: str, table: int | None = None) -> StsPaper | None:
     return next((one for one in STS_PAPERS if one.paper == paper and table in (None, one.table)), None)
 
 
-def open_sts(data: Sequence[str], captions: str, tokenize: Tokenize | None, truecaser: str = "") -> list[StsPairs]:
-    """Read sentence pairs, and check that they can go through the recipe of some captions.
-
-    Args:
-        data: files and folders, see `read_sts`.
-        captions: folder of the encoded captions that runs are trained on.
-        tokenize: turns text into tokens as captions were; None if that is not installed.
-        truecaser: folder of the truecasers, if the recipe truecases.
+def open_sts(job: ReproduceJob, tokenize: Tokenize) -> list[StsPairs]:
+    """Read the sentence pairs of a job, if any, and check that they can go through the recipe of its captions.
 
     Raises:
         InputError: there are no such pairs.
-        UsageError: there is no way to make tokens of them.
+        UsageError: pairs are given for a paper or table without textual similarity, or lack for one with it.
     """
-    pairs = read_sts(data)
-    if tokenize is None:
-        raise UsageError(
-            "--sts takes text, and turning text into tokens needs pip install 'imagepivot[pipelines]': install that"
-        )
-    text = EncodedParameters.from_json(open_dataset(captions, kind="encoded").manifest.parameters).text
-    tokenize(pairs[0].first[0], _LANGUAGE, text, truecaser)
+    if job.sts and sts_paper(job.paper) is None:
+        raise UsageError(f"--sts is given, but {job.paper} has no table of textual similarity: leave it out")
+    if not job.sts:
+        if job.table is not None and sts_paper(job.paper, job.table):
+            raise UsageError(
+                f"table {job.table} of {job.paper} is measured on sentence pairs: give --sts, files or folders of them, as "
+                "imagepivot sts takes them"
+            )
+        return []
+    pairs = read_sts(job.sts)
+    text = EncodedParameters.from_json(open_dataset(job.captions, kind="encoded").manifest.parameters).text
+    tokenize(pairs[0].first[0], _LANGUAGE, text, job.truecaser)
     return pairs
 
 
@@ -133,11 +133,11 @@ def sts_rows(
     device: str = "cpu",
     count: Count = count_nothing,
 ) -> StsRows:
-    """Measure the finished runs in an output folder of ``tables`` on sentence pairs.
+    """Measure the finished runs in an output folder of ``reproduce`` on sentence pairs.
 
     Args:
         paper: a paper with such a table, ``gella2017`` or ``huang2019``.
-        output: folder that ``imagepivot tables`` wrote; rows without a result have only the published numbers.
+        output: folder that ``imagepivot reproduce`` wrote; rows without a result have only the published numbers.
         data: the pairs, see `read_sts`.
         tokenize: turns text into tokens as a run's captions were; None if the sentences are tokens, separated by spaces.
         truecaser: folder of the truecasers, for runs whose recipe truecases.

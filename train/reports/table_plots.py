@@ -1,4 +1,4 @@
-"""The report of ``imagepivot tables`` as a picture: R@10 of each row, measured and published."""
+"""The report of ``imagepivot reproduce`` as a picture: R@10 of each row, measured and published."""
 
 from __future__ import annotations
 

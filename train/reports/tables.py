@@ -91,7 +91,7 @@ def _across_table(scores: Sequence[Score]) -> Table:
     rows: list[Row] = []
     group = None
     for score in scores:
-        for language, found in score.across_languages.items():
+        for language, found in score.cross_lingual.items():
             if group != (score.portion, score.split):
                 group = score.portion, score.split
                 rows.append([Cell(name, style="dim") for name in group])

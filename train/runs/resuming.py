@@ -123,7 +123,7 @@ def check_same_run(old: Checkpoint, new: Checkpoint, folder: Folder, *, allow_ch
     # Left out, it is that of the run: nothing is taken again.
     if starts[1] and starts[0].get("weights_sha256") != starts[1]["weights_sha256"]:
         names = [f"{start['run']} ({start['weights_sha256'][:12]}...)" if start else "nothing" for start in starts]
-        changes.append("--from: was {}, now {}".format(*names))
+        changes.append("--init-from: was {}, now {}".format(*names))
     if changes:
         raise DatasetError(
             f"{folder.location!r} holds another run ({'; '.join(changes[:3])}), which cannot be resumed with these values. Give "

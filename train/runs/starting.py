@@ -98,9 +98,9 @@ def start_model(model: RetrievalModel, tokens: Sequence[str], run: Run) -> Start
     ]
     if problems:
         raise UsageError(
-            f"--from {run.folder.location!r}: its model has other parameters ({'; '.join(problems[:_LISTED])}"
+            f"--init-from {run.folder.location!r}: its model has other parameters ({'; '.join(problems[:_LISTED])}"
             f"{f'; and {len(problems) - _LISTED} more' if len(problems) > _LISTED else ''}), so that its weights cannot be taken: "
-            "give a run whose section [model] and features are alike, or leave --from out"
+            "give a run whose section [model] and features are alike, or leave --init-from out"
         )
     words = {}
     for name, source in sources.items():
@@ -132,7 +132,7 @@ def _counterparts(model: RetrievalModel, run: Run) -> dict[str, str | None]:
         if len(names) > 1:
             common = ", ".join(language for language in languages if any(language in spoken[name] for name in names))
             raise UsageError(
-                f"--from {run.folder.location!r}: it reads {common} with an encoder each, of which this model has one for all "
+                f"--init-from {run.folder.location!r}: it reads {common} with an encoder each, of which this model has one for all "
                 f"({module}), so that there is no saying which to take: give a run with one encoder, or one of fewer languages"
             )
         found[module] = names[0] if names else None

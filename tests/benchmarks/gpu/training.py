@@ -17,8 +17,7 @@ from tests.benchmarks.gpu.clocks import waits_of
 from tests.benchmarks.gpu.reporting import Part, Row, Settings
 from tests.builders import write_rows
 from train.config.sections import resolve
-from train.data.corpus import Corpus
-from train.jobs import TrainJob
+from train.jobs import Corpus, TrainJob
 from train.loop import train
 
 __all__ = ["PARTS", "Sizes", "write_corpus"]

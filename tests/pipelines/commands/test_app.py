@@ -16,7 +16,7 @@ from schemas.manifest import Manifest, ShardEntry
 COMMANDS = (
     *("captions", "vocabulary", "encode", "word-vectors", "token-features", "features", "extractors", "import", "export"),
     *("inspect", "view", "validate", "diff", "doctor", "build", "demo"),
-    *("train", "evaluate", "compare", "embed", "search", "sts", "figures", "tables"),
+    *("train", "evaluate", "compare", "embed", "search", "sts", "figures", "reproduce"),
 )
 ROOT = Path(cli.__file__).parents[1]
 

@@ -50,7 +50,7 @@ EXPECTED = {
     "imagepivot captions --recipe multi": ["multi30k-lc"],
     "imagepivot train gella2017/pivot": ["gella2017/pivot-asym", "gella2017/pivot-sym"],
     "imagepivot evaluate run --device c": ["cpu", "cuda", "cuda:0"],
-    "imagepivot tables k": ["kadar2018"],
+    "imagepivot reproduce k": ["kadar2018"],
     "imagepivot features --dry": ["--dry-run"],
 }
 

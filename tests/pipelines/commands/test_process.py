@@ -114,7 +114,7 @@ def test_an_output_that_cannot_be_written(folder, words):
     ("command", "kept"),
     [
         ("features", "stopped; finished shards are kept, the same command continues from here"),
-        ("tables", "stopped; finished runs are kept, the same command continues from here"),
+        ("reproduce", "stopped; finished runs are kept, the same command continues from here"),
         ("diff", "stopped"),
         ("", "stopped"),
     ],

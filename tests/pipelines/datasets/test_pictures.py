@@ -5,6 +5,7 @@ import pytest
 from PIL import Image
 
 from pipelines.datasets.pictures import read_pictures
+from pipelines.inputs.images import open_images
 from schemas.errors import InputError
 
 
@@ -28,7 +29,7 @@ def test_pictures_by_id_large_ones_reduced(photos):
 
 
 def test_ids_of_whole_paths(photos):
-    assert set(read_pictures(photos, ["below/blue"], ids="path")) == {"below/blue"}
+    assert set(read_pictures(open_images(photos, id_rule="path"), ["below/blue"])) == {"below/blue"}
 
 
 @pytest.mark.parametrize(
@@ -42,5 +43,5 @@ def test_pictures_that_are_not_there_or_damaged(photos, image_id, message):
 
 def test_a_table_of_images(photos):
     (photos.parent / "table.csv").write_text("name,uri\nfirst,photos/red.png\n")
-    pictures = read_pictures(photos.parent / "table.csv", ["first"], columns={"image_id": "name"})
+    pictures = read_pictures(open_images(photos.parent / "table.csv", columns={"image_id": "name"}), ["first"])
     assert pictures["first"].size_wh == (30, 20)

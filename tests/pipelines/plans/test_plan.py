@@ -152,9 +152,12 @@ def test_multi30k_gives_what_the_readme_gives_command_by_command():
     readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
     plan = read_plan("multi30k", LINE)
     for step in plan.steps.values():
-        values, locations = dict(step.values), ("config", "output", *COMMANDS[step.command])
-        again = {"update", "resume"}  # What lets a command be given again is not in the README.
-        words = LINE.words(step.command, {key: value for key, value in values.items() if key not in {*locations, *again}})[1:]
+        values = dict(step.values)
+        # Locations are not, nor what lets a command be given again.
+        elsewhere = tuple(f"--{name.replace('_', '-')}" for name in ("output", "update", "resume", *COMMANDS[step.command]))
+        words = [
+            word for word in LINE.words(step.command, values)[1:] if word.startswith("--") and not word.startswith(elsewhere)
+        ]
         [line] = [line for line in readme.splitlines() if line.startswith(f"imagepivot {step.command} ") and "`" not in line]
         for word in words:
             option, _, value = word.partition("=")

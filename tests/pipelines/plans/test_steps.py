@@ -138,7 +138,7 @@ name = "resnet50-pool"
 shards = 2
 
 [steps.rows]
-command = "tables"
+command = "reproduce"
 paper = "gella2017"
 captions = "toy/encoded"
 features = ["toy/features"]

@@ -14,8 +14,8 @@ from schemas.errors import DatasetError, UsageError
 from tests.train.trainings import CONFIG, assert_equal, weights
 from train.config.sections import from_toml
 from train.data.captions import labels_of, read_captions
-from train.evaluation.scoring import EvaluateJob, evaluate_run
-from train.jobs import TrainJob
+from train.evaluation.scoring import evaluate_run
+from train.jobs import EvaluateJob, TrainJob
 from train.loop import train
 from train.runs.checkpoints import BEST
 from train.runs.run import open_run

@@ -13,7 +13,8 @@ from train.data.batches import CaptionBatch
 from train.data.splits import open_data
 from train.evaluation.evaluating import chance, encode_captions, encode_images, evaluate_together
 from train.evaluation.folds import chance_in_folds, evaluate_folds
-from train.evaluation.scoring import EvaluateJob, score_run
+from train.evaluation.scoring import score_run
+from train.jobs import EvaluateJob
 from train.runs.run import open_run
 
 

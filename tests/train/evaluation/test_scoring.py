@@ -8,7 +8,8 @@ import pytest
 from schemas.errors import DatasetError, UsageError
 from train.data.splits import open_data
 from train.evaluation.evaluating import evaluate, evaluate_together
-from train.evaluation.scoring import EvaluateJob, evaluate_run, score_run, score_together
+from train.evaluation.scoring import evaluate_run, score_run, score_together
+from train.jobs import EvaluateJob
 from train.runs.run import open_run
 
 
@@ -47,7 +48,7 @@ def test_a_job_opens_the_run(write_run, toy):
     )
     assert evaluate_run(job) == expected
     with pytest.raises(UsageError, match="device is 'gpu', expected 'cpu'"):
-        replace(job, device="gpu")
+        evaluate_run(replace(job, device="gpu"))
 
 
 def test_features_are_normalised_as_in_training(write_run, toy):

@@ -10,7 +10,8 @@ from schemas.errors import UsageError
 from tests.train.trainings import assert_equal, weights
 from train.config.models import ScanConfig
 from train.data.batches import CaptionBatch
-from train.evaluation import EvaluateJob, SearchJob, embed_run, evaluate_run, evaluating, search
+from train.evaluation import embed_run, evaluate_run, evaluating, search
+from train.jobs import EvaluateJob, SearchJob
 from train.models.catalogue import build_model
 from train.models.cross_attention import CrossAttention, cross_attention
 from train.models.dimensions import Dimensions
@@ -191,7 +192,7 @@ def test_it_learns_and_is_resumed_bit_for_bit(attention, train_toy, four_languag
     assert sum_of_recalls(whole, untrained.folder) != sum_of_recalls(whole)
     for use in (
         lambda: embed_run(open_run(whole), str(tmp_path / "embedded"), name="run", features=four_languages_regions.features),
-        lambda: search(SearchJob(whole, ("a",), "en", four_languages_regions.features)),
+        lambda: search(SearchJob(whole, "a", "en", four_languages_regions.features, tokenized=True)),
     ):
         with pytest.raises(UsageError, match=r"a model of the kind 'scan', .* imagepivot evaluate scores it"):
             use()

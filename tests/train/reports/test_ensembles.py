@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import DatasetError
-from tests.train.trainings import SMALL
+from tests.train.trainings import SMALL, reproduce_job, settings_of
 from train.evaluation.scoring import score_together
-from train.reports.reproduce import TablesJob, run_tables
+from train.jobs import ReproduceJob
+from train.reports.reproduce import reproduce
 from train.reports.reproduce_report import read_report
 from train.reports.results import read_result
 from train.runs.run import open_run
@@ -22,9 +23,9 @@ MEMBERS = ["scan/t2i-avg", "scan/i2t-lse"]
 ENSEMBLE = "scan/t2i-avg+i2t-lse"
 
 
-def job_of(corpus, output, **more) -> TablesJob:
+def job_of(corpus, output, **more) -> ReproduceJob:
     fields = {"rows": (ENSEMBLE,), "seeds": 1, "overrides": SMALL, "workers": 1, "device": "cpu", **more}
-    return TablesJob("huang2019", str(output), corpus, **fields)
+    return reproduce_job("huang2019", str(output), corpus, **fields)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def finished(four_languages_regions, tmp_path_factory) -> Path:
     output = tmp_path_factory.mktemp("ensembles") / "out"
     ended = []
     job = job_of(four_languages_regions, output)
-    assert run_tables(job, lambda done: ended.append((done.task.preset, done.total))) == ()
+    assert reproduce(job, lambda done: ended.append((done.task.preset, done.total))) == ()
     assert ended == [(preset, 3) for preset in (*MEMBERS, ENSEMBLE)]
     return output
 
@@ -60,22 +61,22 @@ def test_members_are_trained_once_and_kept(finished, four_languages_regions, tmp
     path.unlink()
     kept = {each: each.stat().st_mtime_ns for each in (tmp_path / "o" / "runs").rglob("best.pt")}
     job = job_of(four_languages_regions, tmp_path / "o", rows=("scan/t2i-avg", ENSEMBLE))
-    assert run_tables(job) == ()
+    assert reproduce(job) == ()
     assert path.read_bytes() == before
     assert {each: each.stat().st_mtime_ns for each in (tmp_path / "o" / "runs").rglob("best.pt")} == kept
     with pytest.raises(DatasetError, match="measured with other config"):
-        run_tables(replace(job, overrides=SMALL | {"schedule.max_steps": "6"}))
+        reproduce(replace(job, settings=settings_of(SMALL | {"schedule.max_steps": "6"})))
     for member in MEMBERS:
         (tmp_path / "o" / "results" / member / "seed-0.json").unlink()
     with pytest.raises(DatasetError, match=r"i2t-lse/seed-0\.json' was measured with other members"):
-        run_tables(replace(job, overrides=SMALL | {"schedule.max_steps": "6"}))
+        reproduce(replace(job, settings=settings_of(SMALL | {"schedule.max_steps": "6"})))
 
 
 def test_without_a_member_it_fails(finished, four_languages_regions, tmp_path):
     shutil.copytree(finished, tmp_path / "o")
     for preset in (MEMBERS[1], ENSEMBLE):
         (tmp_path / "o" / "results" / preset / "seed-0.json").unlink()
-    failed = run_tables(job_of(four_languages_regions, tmp_path / "o"))
+    failed = reproduce(job_of(four_languages_regions, tmp_path / "o"))
     assert [run.name for run in failed] == [f"{preset}, seed 0" for preset in (MEMBERS[1], ENSEMBLE)]
     assert failed[1].failure.reason.startswith("the run of its member scan/i2t-lse with seed 0 failed")
     report = read_report(str(tmp_path / "o"), "huang2019")

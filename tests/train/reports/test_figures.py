@@ -23,10 +23,9 @@ from tests.train.region_models import REGION_CONFIG
 from tests.train.trainings import DAN, MHA_D
 from train.config.sections import from_toml
 from train.data.batches import CaptionBatch
-from train.data.corpus import Corpus
 from train.data.splits import open_data
 from train.evaluation.evaluating import evaluating
-from train.jobs import TrainJob
+from train.jobs import Corpus, FiguresJob, TrainJob
 from train.loop import train
 from train.models.mha_d import MhaD
 from train.models.retrieval_model import AttentionWeights, ImageBatch
@@ -34,7 +33,7 @@ from train.reports import attention_plots, retrieval_plots
 from train.reports.attention import AttendedCaption, AttendedImage, grid_of, strongest
 from train.reports.attention_plots import placed_labels, plot_attention
 from train.reports.figure_examples import ShownCaption
-from train.reports.figures import FiguresJob, draw_figures
+from train.reports.figures import draw_figures
 from train.reports.retrieval_plots import FRAME
 from train.runs.run import open_run
 
@@ -401,7 +400,6 @@ def test_captions_that_are_not_there(job, fields, message):
         ({"examples": 0}, "--examples is 0"),
         ({"points": 1}, "--points is 1, expected 2 or more"),
         ({"seed": -1}, "--seed is -1, expected 0 or more"),
-        ({"device": "tpu"}, "device"),
     ],
 )
 def test_impossible_values(job, fields, message):

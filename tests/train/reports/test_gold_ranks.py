@@ -11,7 +11,7 @@ import torch
 
 from schemas.console.tables import Cell
 from schemas.errors import DatasetError
-from tests.train.trainings import SMALL
+from tests.train.trainings import SMALL, reproduce_job
 from train.data.batches import CaptionBatch
 from train.data.splits import open_data
 from train.evaluation.evaluating import encode_captions, encode_images
@@ -19,7 +19,7 @@ from train.reports import gold_ranks as module
 from train.reports.gold_published import GOLD_COLUMNS, GoldRank
 from train.reports.gold_ranks import gold_ranks
 from train.reports.published import presets_of_table
-from train.reports.reproduce import TablesJob, run_tables
+from train.reports.reproduce import reproduce
 from train.reports.tables import gold_rank_tables, write_gold_ranks
 from train.runs.run import open_run
 
@@ -34,7 +34,9 @@ def trained(toy_2016, tmp_path_factory) -> Path:
     """The rows of table 3, two runs each; read-only."""
     output = tmp_path_factory.mktemp("gold") / "out"
     rows = presets_of_table("gella2017", 3)
-    run_tables(TablesJob("gella2017", str(output), toy_2016, seeds=SEEDS, rows=rows, overrides=BETTER, workers=1, device="cpu"))
+    reproduce(
+        reproduce_job("gella2017", str(output), toy_2016, seeds=SEEDS, rows=rows, overrides=BETTER, workers=1, device="cpu")
+    )
     return output
 
 

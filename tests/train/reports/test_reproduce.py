@@ -16,30 +16,30 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
 from schemas.vocabulary import SPECIALS
-from tests.train.trainings import SMALL
+from tests.train.trainings import SMALL, reproduce_job, settings_of
 from train.config.sections import resolve
 from train.data.captions import read_captions
 from train.data.regimes import one_caption_per_image
 from train.evaluation.scoring import score_run
-from train.reports import reproduce
+from train.jobs import ReproduceJob
 from train.reports.failures import Failure, write_failure
 from train.reports.published import rows_of_paper
-from train.reports.reproduce import TablesJob, run_tables
+from train.reports.reproduce import reproduce
 from train.reports.reproduce_report import Measurement, read_report
 from train.reports.results import read_result, write_result
 from train.reports.table_plots import plot_report
 from train.runs.run import open_run
 
 
-def job_of(toy, output, **more) -> TablesJob:
+def job_of(toy, output, **more) -> ReproduceJob:
     fields = {"rows": ("pivot-*", "vse-en"), "seeds": 2, "overrides": SMALL, "workers": 1, "device": "cpu", **more}
-    return TablesJob(paper="gella2017", output=str(output), corpus=toy, **fields)
+    return reproduce_job("gella2017", str(output), toy, **fields)
 
 
-def run(job: TablesJob) -> list[tuple[str, int]]:
+def run(job: ReproduceJob) -> list[tuple[str, int]]:
     """Run a job, and return its runs in the order in which they ended."""
     ended = []
-    run_tables(job, lambda done: ended.append((done.task.preset, done.task.seed)))
+    reproduce(job, lambda done: ended.append((done.task.preset, done.task.seed)))
     return ended
 
 
@@ -76,7 +76,7 @@ def test_existing_results_are_kept_and_the_rest_is_done(finished, toy_2016):
     gone = finished / "results" / "gella2017" / "vse-en" / "seed-1.json"
     text = gone.read_text()
     gone.unlink()
-    (failed,) = run_tables(job_of(toy_2016, finished))
+    (failed,) = reproduce(job_of(toy_2016, finished))
     assert (failed.name, failed.failure.kind) == ("gella2017/vse-en, seed 1", "refused")
     assert "seed-1' holds a run, but has no last.pt to resume from" in failed.failure.reason
     assert gone.with_name("failed-seed-1.json").exists()
@@ -94,7 +94,7 @@ def test_existing_results_are_kept_and_the_rest_is_done(finished, toy_2016):
 def test_other_settings_or_data_are_refused(finished, toy_2016, tmp_path):
     job = job_of(toy_2016, finished)
     with pytest.raises(DatasetError, match="measured with other config: nothing was trained"):
-        run(replace(job, overrides={**SMALL, "schedule.max_steps": "5"}))
+        run(replace(job, settings=settings_of({**SMALL, "schedule.max_steps": "5"})))
     with pytest.raises(DatasetError, match="measured with other precision"):
         run(replace(job, precision="bf16"))
     with pytest.raises(UsageError, match=r"--rows 'bilingual\*' matches no row of gella2017: its rows are gella2017/vse-en"):
@@ -102,7 +102,7 @@ def test_other_settings_or_data_are_refused(finished, toy_2016, tmp_path):
     with pytest.raises(UsageError, match="--seeds is 0"):
         replace(job, seeds=0)
     with pytest.raises(UsageError, match="no tables of 'nobody2020'"):
-        replace(job, paper="nobody2020")
+        run(replace(job, paper="nobody2020"))
     with pytest.raises(UsageError, match="not a local folder"):
         replace(job, output="gs://bucket/tables")
 
@@ -127,7 +127,9 @@ def test_a_language_that_is_not_monitored_needs_no_validation_captions(toy_2016,
     with pytest.raises(DatasetError, match="leave de out of them"):
         run(job)
     assert not (tmp_path / "o").exists()
-    assert run(replace(job, overrides=SMALL | {"schedule.monitor_languages": '["en"]'})) == [("gella2017/pivot-sym", 0)]
+    assert run(replace(job, settings=settings_of(SMALL | {"schedule.monitor_languages": '["en"]'}))) == [
+        ("gella2017/pivot-sym", 0)
+    ]
 
 
 @pytest.mark.parametrize("split", ["train", "val", "test"])
@@ -227,7 +229,7 @@ def test_one_vocabulary_serves_all_rows(four_languages, tmp_path):
     }
     job = replace(job_of(four_languages, tmp_path, rows=tuple(rows), seeds=1), paper="kadar2018")
     assert set().union(*(data.portions for data in rows.values())) == {"en", "de", "fr", "cs"}
-    assert run_tables(job) == ()
+    assert reproduce(job) == ()
     kept = {}
     for row, data in rows.items():
         result = json.loads((tmp_path / f"results/kadar2018/{row}/seed-0.json").read_text())
@@ -389,7 +391,7 @@ def test_a_damaged_run_is_a_failure_of_its_row(toy_2016, tmp_path):
     damaged = tmp_path / "o" / "runs" / "gella2017" / "vse-en" / "seed-0"
     damaged.mkdir(parents=True)
     (damaged / "last.pt").write_bytes(b"nothing")
-    (failed,) = run_tables(job_of(toy_2016, tmp_path / "o", seeds=1, rows=("vse-en",)))
+    (failed,) = reproduce(job_of(toy_2016, tmp_path / "o", seeds=1, rows=("vse-en",)))
     assert failed.failure.kind == "refused"
     assert "damaged, or not a checkpoint" in failed.failure.reason
     assert "damaged, or not a checkpoint" in (damaged / "traceback.txt").read_text()
@@ -403,7 +405,7 @@ def test_captions_without_features_are_left_out(toy_2016, without_features, tmp_
         run(job)
     allowed = replace(job, allow_missing_features=True)
     remarks = []
-    run_tables(allowed, remark=remarks.append)
+    reproduce(allowed, remark=remarks.append)
     assert [remark.partition(":")[0] for remark in remarks] == [
         f"left out of split '{split}'" for split in ("train", "val", "test_2016")
     ]
@@ -426,13 +428,13 @@ def test_features_of_zeros_are_said_once(toy_2016, new_dataset, tmp_path):
     new_dataset(tmp_path / "odd", "features", rows, parameters={}, spec=open_dataset(toy_2016.features).spec)
     job = job_of(replace(toy_2016, features=str(tmp_path / "odd")), tmp_path / "o", rows=("vse-en",), seeds=2)
     remarks = []
-    assert run_tables(job, remark=remarks.append) == ()
+    assert reproduce(job, remark=remarks.append) == ()
     assert [remark.partition(",")[0] for remark in remarks] == [
         "feature outliers in split 'train': of 40 images 1 have a feature of zeros",
         "feature outliers in split 'test_2016': of 9 images 1 have a feature of zeros",
     ]
     remarks.clear()
-    run_tables(job, remark=remarks.append)
+    reproduce(job, remark=remarks.append)
     assert remarks == []  # Nothing is left to train.
 
 
@@ -453,7 +455,7 @@ def test_a_damaged_result_is_an_error(finished, toy_2016, tmp_path, change):
     shutil.copytree(finished, tmp_path / "o")
     path = tmp_path / "o/results/gella2017/vse-en/seed-1.json"
     path.write_text(change(path.read_text()))
-    with pytest.raises(DatasetError, match=r"seed-1\.json' is damaged, or not a result of imagepivot tables .*delete it"):
+    with pytest.raises(DatasetError, match=r"seed-1\.json' is damaged, or not a result of imagepivot reproduce .*delete it"):
         read_report(str(tmp_path / "o"), "gella2017")
     with pytest.raises(DatasetError, match=r"seed-1\.json' is damaged"):
         run(job_of(toy_2016, tmp_path / "o"))
@@ -490,6 +492,6 @@ def test_runs_take_the_gpus_in_turn(toy_2016, tmp_path, monkeypatch, device, wor
         given.append(devices)
         return iter(())
 
-    monkeypatch.setattr(reproduce, "run_parallel", note)
-    run_tables(job_of(toy_2016, tmp_path / "o", workers=workers, device=device))
+    monkeypatch.setattr("train.reports.reproduce.run_parallel", note)
+    reproduce(job_of(toy_2016, tmp_path / "o", workers=workers, device=device))
     assert given[0] == expected

@@ -8,11 +8,10 @@ import pytest
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import UsageError
 from schemas.features import FeatureSpec
-from tests.train.trainings import SMALL
+from tests.train.trainings import SMALL, reproduce_job
 from train.config.sections import resolve
-from train.data.corpus import Corpus
-from train.reports.row_needs import features_for
-from train.reports.table_jobs import TablesJob, what_is_left_out
+from train.jobs import Corpus, ReproduceJob
+from train.reports.row_needs import corpora_of, features_for, left_out
 
 SEVERAL = {
     "crops": {"extractor": {"name": "vgg19-10crop", "separate": True}},
@@ -51,16 +50,16 @@ def test_a_row_takes_the_features_that_fit_it(given, preset, fitting):
     assert lacking.endswith("(--features FOLDER, which may be repeated)")
 
 
-def job_of(given: dict[str, Dataset], *names: str, rows: tuple[str, ...] = ("*",), paper="huang2019") -> TablesJob:
+def job_of(given: dict[str, Dataset], *names: str, rows: tuple[str, ...] = ("*",), paper="huang2019") -> ReproduceJob:
     first, *others = (given[name].folder.location for name in names)
     corpus = Corpus("captions", first, "vocabulary")
-    return TablesJob(paper, "o", corpus, rows=rows, overrides=SMALL, other_features=tuple(others))
+    return reproduce_job(paper, "o", corpus, *others, rows=rows, overrides=SMALL)
 
 
 def test_a_table_is_divided_among_the_features(given):
     rows = ("vsepp", "mha-d", "mha-d-vgg19", "scan/t2i-avg+i2t-lse")
     job = job_of(given, "vector", "regions", "crops", rows=rows)
-    assert {preset: Path(corpus.features).name for preset, corpus in job.corpora().items()} == {
+    assert {preset: Path(corpus.features).name for preset, corpus in corpora_of(job).items()} == {
         "vsepp": "features",
         "scan/t2i-avg": "regions",
         "scan/i2t-lse": "regions",
@@ -68,10 +67,10 @@ def test_a_table_is_divided_among_the_features(given):
         "huang2019/mha-d": "regions",
         "scan/t2i-avg+i2t-lse": "regions",
     }
-    assert job.left_out() == {}
+    assert left_out(job) == []
     only = job_of(given, "vector", rows=rows)
-    assert only.presets() == ["vsepp"]
-    assert sorted(what_is_left_out(only.left_out())) == [
+    assert list(corpora_of(only)) == ["vsepp"]
+    assert sorted(left_out(only)) == [
         "left out for want of regions, such as 'faster-rcnn-36' (--features FOLDER, which may be repeated): huang2019/mha-d, "
         "scan/t2i-avg, scan/i2t-lse, scan/t2i-avg+i2t-lse",
         "left out for want of separate crops, as those of 'vgg19-10crop' with imagepivot features --keep-crops (--features "
@@ -81,20 +80,21 @@ def test_a_table_is_divided_among_the_features(given):
 
 def test_a_whole_table_is_never_refused_for_some_of_its_rows(given):
     job = job_of(given, "regions", rows=())
-    kept, left_out = job.presets(), job.left_out()
+    kept = corpora_of(job)
+    lacking = [name for sentence in left_out(job) for name in sentence.rpartition(": ")[2].split(", ")]
     assert {"huang2019/mha", "scan/t2i-avg+i2t-lse-de"} <= set(kept)
-    assert {"gella2017/vse-en", "huang2019/mha-d-vgg19", "huang2019/mha-d-fasttext"} <= set(left_out)
-    assert not set(kept) & set(left_out)
-    assert "gella2017/parallel-asym" not in {*kept, *left_out}  # A row of table 2 alone, of textual similarity.
-    assert "gella2017/parallel-asym" in job_of(given, "vector").presets()
+    assert {"gella2017/vse-en", "huang2019/mha-d-vgg19", "huang2019/mha-d-fasttext"} <= set(lacking)
+    assert not set(kept) & set(lacking)
+    assert "gella2017/parallel-asym" not in {*kept, *lacking}  # A row of table 2 alone, of textual similarity.
+    assert "gella2017/parallel-asym" in corpora_of(job_of(given, "vector"))
 
 
 def test_features_that_no_row_takes_are_refused(given):
     with pytest.raises(UsageError, match=r"--features '.*crops' is given, but no row that is chosen takes these features"):
-        job_of(given, "vector", "crops", rows=("vsepp",)).presets()
+        corpora_of(job_of(given, "vector", "crops", rows=("vsepp",)))
     with pytest.raises(
         UsageError, match="nothing to train: left out for want of one vector per image, such as 'resnet50-pool'"
     ):
-        job_of(given, "regions", paper="gella2017").presets()
+        corpora_of(job_of(given, "regions", paper="gella2017"))
     with pytest.raises(UsageError, match="nothing to train: left out for want of pretrained word vectors"):
-        job_of(given, "regions", rows=("mha-d-fasttext",)).presets()
+        corpora_of(job_of(given, "regions", rows=("mha-d-fasttext",)))

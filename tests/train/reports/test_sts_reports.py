@@ -10,8 +10,9 @@ import pytest
 from schemas.console.tables import Cell
 from train.evaluation.correlations import Correlation
 from train.evaluation.sts_pairs import StsPairs
-from train.evaluation.sts_scoring import OVERLAP, StsJob, StsResult, StsSystem, sts
+from train.evaluation.sts_scoring import OVERLAP, StsResult, StsSystem, sts
 from train.evaluation.sts_vectors import Coverage
+from train.jobs import StsJob
 from train.reports.sts_plots import plot_sts
 from train.reports.sts_published import STS_PAPERS, TASKS, task_of
 from train.reports.tables import sts_report, sts_tables, tasks_of, write_sts

@@ -6,10 +6,11 @@ from statistics import mean, stdev
 import pytest
 
 from schemas.errors import UsageError
-from tests.train.trainings import SMALL
+from tests.train.trainings import SMALL, reproduce_job
 from train.evaluation.sts_pairs import read_sts
-from train.evaluation.sts_scoring import StsJob, sts
-from train.reports.reproduce import TablesJob, run_tables
+from train.evaluation.sts_scoring import sts
+from train.jobs import StsJob
+from train.reports.reproduce import reproduce
 from train.reports.sts_published import STS_PAPERS
 from train.reports.sts_rows import open_sts, sts_paper, sts_rows
 from train.reports.tables import sts_row_tables, write_sts_rows
@@ -27,8 +28,8 @@ def trained(toy_2016, tmp_path_factory):
     """Two rows of table 4 of Gella et al., two runs each; read-only."""
     output = tmp_path_factory.mktemp("sts") / "out"
     rows = ("vse-en", "pivot-asym")
-    job = TablesJob("gella2017", str(output), toy_2016, seeds=2, rows=rows, overrides=SMALL, workers=1, device="cpu")
-    assert run_tables(job) == ()
+    job = reproduce_job("gella2017", str(output), toy_2016, seeds=2, rows=rows, overrides=SMALL, workers=1, device="cpu")
+    assert reproduce(job) == ()
     return output
 
 
@@ -42,7 +43,7 @@ def test_runs_are_measured_as_sts_does_beside_what_was_published(trained, pairs,
     assert [row.published for row in rows.rows] == list(STS_PAPERS[0].rows)
     assert rows.tasks == (1, 2)
     folders = [str(trained / "runs" / "gella2017" / "pivot-asym" / f"seed-{seed}") for seed in (0, 1)]
-    expected = sts(StsJob(data=(str(sts_pairs),), runs=tuple(folders), language="en", device="cpu"), tokenize)
+    expected = sts(StsJob((str(sts_pairs), *folders), language="en", device="cpu"), tokenize)
     by_name = {row.published.name: row for row in rows.rows}
     for number in (0, 1):
         found = by_name["PIVOT-ASYM"].values(number)

@@ -1,4 +1,4 @@
-"""``tables`` with a bad row among good ones, in real processes: the others go on, and the same command mends it."""
+"""``reproduce`` with a bad row among good ones, in real processes: the others go on, and the same command mends it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import threading
 from pathlib import Path
 
 import pytest
-import typer
 
+from pipelines.commands import app as cli
 from tests.integration.processes import wait_for
 from tests.train.trainings import SMALL
-from train.commands import options, tables
 from train.config.sections import resolve
 from train.reports import reproduce as running
 
@@ -29,11 +28,9 @@ LONG = {"schedule.max_steps": "600"}
 
 @pytest.fixture
 def command(toy_2016, capfd, monkeypatch):
-    """Give the command ``tables`` for three rows, with other values for the bad one; return exit code, output and messages."""
-    for console in (options.console, options.notes):
+    """Give the command ``reproduce`` for three rows, with other values for the bad one; return exit code, output and messages."""
+    for console in (cli.console, cli.notes):
         monkeypatch.setattr(console, "_width", 1000)
-    app = typer.Typer(pretty_exceptions_enable=False)
-    app.add_typer(tables.app)
 
     def run(output: Path, bad: dict[str, str], *, workers: int, rows=ROWS) -> tuple[int, str, str]:
         def resolved(preset, overrides):
@@ -41,7 +38,7 @@ def command(toy_2016, capfd, monkeypatch):
 
         monkeypatch.setattr(running, "resolve", resolved)
         arguments = [
-            "tables",
+            "reproduce",
             "gella2017",
             str(output),
             "--seeds",
@@ -63,7 +60,7 @@ def command(toy_2016, capfd, monkeypatch):
         for key, value in LONGER.items():
             arguments += ["--set", f"{key}={value}"]
         capfd.readouterr()
-        code = app(arguments, standalone_mode=False)
+        code = cli.app(arguments, standalone_mode=False)
         return (code or 0, *capfd.readouterr())
 
     return run

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from schemas.errors import DatasetError, ImagepivotError
-from tests.train.trainings import CONFIG, assert_equal, weights
+from tests.train.trainings import CONFIG, assert_equal, reproduce_job, weights
 from train.config.sections import from_toml
-from train.evaluation.embedding import EmbedJob, embed
-from train.evaluation.scoring import EvaluateJob, evaluate_run
-from train.evaluation.searching import SearchJob, search
-from train.jobs import TrainJob
+from train.evaluation.embedding import embed
+from train.evaluation.scoring import evaluate_run
+from train.evaluation.searching import search
+from train.jobs import EmbedJob, EvaluateJob, SearchJob, TrainJob
 from train.loop import train
-from train.reports.reproduce import TablesJob, run_tables
+from train.reports.reproduce import reproduce
 from train.reports.reproduce_report import read_report
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
@@ -100,7 +100,7 @@ def test_a_damaged_model(toy, copied_run, tmp_path, capfd):
     features = {"run": str(copied_run), "features": toy.features, "device": "cpu"}
     commands: dict[str, Callable[[], object]] = {
         "evaluate": lambda: evaluate_run(EvaluateJob(captions=toy.captions, splits=("test",), **features)),
-        "search": lambda: search(SearchJob(query=("en1", "en2"), language="en", **features)),
+        "search": lambda: search(SearchJob(query="en1 en2", tokenized=True, language="en", **features)),
         "embed": lambda: [
             manifest.fingerprint for manifest in embed(EmbedJob(output=str(tmp_path / "embeddings"), **features))
         ],
@@ -152,15 +152,15 @@ def contents_of(folder: Path) -> dict[str, bytes]:
 
 def test_a_damaged_result_of_tables(toy_2016, tmp_path, capfd):
     overrides = {"model.embed_dim": "6", "model.word_dim": "4", "schedule.batch_size": "8", "schedule.max_steps": "2"}
-    job = TablesJob(
+    job = reproduce_job(
         paper="gella2017", output=str(tmp_path), corpus=toy_2016, rows=("vse-en",), seeds=1, overrides=overrides, device="cpu"
     )
-    run_tables(job)
+    reproduce(job)
     path = tmp_path / "results" / "gella2017" / "vse-en" / "seed-0.json"
     whole, expected = path.read_bytes(), read_report(str(tmp_path), "gella2017")
     for way, content in damages(whole, 0):
         put(path, content)
-        report, error = attempt(lambda: run_tables(job) or read_report(str(tmp_path), "gella2017"))
+        report, error = attempt(lambda: reproduce(job) or read_report(str(tmp_path), "gella2017"))
         if error is None:
             assert way.startswith("bit") or content == whole or content == whole[:-1], way
             assert report == expected, way  # Another space or line end, or the name of the digest.

@@ -25,7 +25,7 @@ KILLED = """
 import os, signal, sys
 import torch
 from train.config.sections import from_toml
-from train.data.corpus import Corpus
+from train.jobs import Corpus
 from train.jobs import TrainJob
 from train.loop import train
 

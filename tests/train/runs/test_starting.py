@@ -16,8 +16,7 @@ from tests.train.trainings import CONFIG, ENGLISH, ORDER, assert_equal, events, 
 from train.config import models as config_models
 from train.config.models import ModelConfig, VseConfig
 from train.config.sections import from_toml
-from train.data.corpus import Corpus
-from train.jobs import TrainJob
+from train.jobs import Corpus, TrainJob
 from train.loop import train
 from train.material import open_material
 from train.models import catalogue
@@ -234,7 +233,7 @@ def test_a_training_starts_from_the_best_weights_and_says_so(toy, finished_run, 
     source, _ = finished_run
     assert not torch.equal(weights(source, BEST)["images.weight"], weights(source, LAST)["images.weight"])
     folder = tmp_path / "run"
-    _, remarks = train_from(toy, folder, changed(CONFIG, FROZEN), start_from=str(source))
+    _, remarks = train_from(toy, folder, changed(CONFIG, FROZEN), init_from=str(source))
     for name, value in weights(source, BEST).items():
         torch.testing.assert_close(weights(folder)[name], value, rtol=0, atol=1e-20)
     assert remarks == [
@@ -268,7 +267,7 @@ def test_it_resumes_bit_for_bit_and_takes_nothing_again(toy, finished_run, tmp_p
     train_from(toy, tmp_path / "drawn")
     assert not torch.equal(weights(tmp_path / "drawn")["images.weight"], weights(tmp_path / "whole")["images.weight"])
     moved = shutil.move(source, tmp_path / "moved")  # The same run at another place is the same run.
-    assert train_from(toy, tmp_path / "whole", resume=True, start_from=str(moved))[0].progress.step == 44
+    assert train_from(toy, tmp_path / "whole", resume=True, init_from=str(moved))[0].progress.step == 44
 
 
 @pytest.mark.slow
@@ -276,21 +275,21 @@ def test_another_source_is_another_run(toy, finished_run, train_toy, tmp_path):
     source = str(finished_run[0])
     train_toy(changed(CONFIG, SHORT), "source", seed=9)
     text = changed(CONFIG, SHORT)
-    train_from(toy, tmp_path / "run", text, start_from=source)
+    train_from(toy, tmp_path / "run", text, init_from=source)
     with pytest.raises(
-        DatasetError, match=rf"holds another run \(--from: was {source} \([0-9a-f]{{12}}\.\.\.\), now .*source "
+        DatasetError, match=rf"holds another run \(--init-from: was {source} \([0-9a-f]{{12}}\.\.\.\), now .*source "
     ):
-        train_from(toy, tmp_path / "run", text, resume=True, start_from=str(tmp_path / "source"))
+        train_from(toy, tmp_path / "run", text, resume=True, init_from=str(tmp_path / "source"))
     train_from(toy, tmp_path / "drawn", text)
-    with pytest.raises(DatasetError, match=rf"holds another run \(--from: was nothing, now {source} "):
-        train_from(toy, tmp_path / "drawn", text, resume=True, start_from=source)
+    with pytest.raises(DatasetError, match=rf"holds another run \(--init-from: was nothing, now {source} "):
+        train_from(toy, tmp_path / "drawn", text, resume=True, init_from=source)
 
 
 def test_a_source_that_is_no_run_is_refused_before_anything_is_written(toy, finished_run, tmp_path):
     with pytest.raises(DatasetError, match=r"nowhere' is not a run: it holds no best\.pt"):
-        train_from(toy, tmp_path / "run", start_from=str(tmp_path / "nowhere"))
+        train_from(toy, tmp_path / "run", init_from=str(tmp_path / "nowhere"))
     with pytest.raises(UsageError, match="its model has other parameters"):
-        train_from(toy, tmp_path / "run", CONFIG.replace("word_dim = 4", "word_dim = 5"), start_from=str(finished_run[0]))
+        train_from(toy, tmp_path / "run", CONFIG.replace("word_dim = 4", "word_dim = 5"), init_from=str(finished_run[0]))
     assert not [path for path in (tmp_path / "run").rglob("*") if path.suffix in (".pt", ".toml", ".jsonl")]
-    with pytest.raises(UsageError, match=r"--from '.*run/' is OUTPUT itself: name another run"):
-        train_from(toy, tmp_path / "run", start_from=f"{tmp_path}/run/")
+    with pytest.raises(UsageError, match=r"--init-from '.*run/' is OUTPUT itself: name another run"):
+        train_from(toy, tmp_path / "run", init_from=f"{tmp_path}/run/")

@@ -12,9 +12,10 @@ import torch
 from schemas.errors import UsageError
 from train.data.batches import CaptionBatch
 from train.data.splits import open_data
-from train.evaluation.across_languages import AcrossLanguages, evaluate_across_languages
+from train.evaluation.cross_lingual import CrossLingual, evaluate_cross_lingual
 from train.evaluation.metrics import Direction
-from train.evaluation.scoring import EvaluateJob, evaluate_run, score_run
+from train.evaluation.scoring import evaluate_run, score_run
+from train.jobs import EvaluateJob
 from train.models.retrieval_model import Encoded
 from train.runs.run import open_run
 
@@ -26,7 +27,7 @@ def data(toy):
     return open_data(toy.captions, toy.features, split="test", portions=PORTIONS)
 
 
-def by_hand(models, data, query: str, other: str) -> AcrossLanguages:
+def by_hand(models, data, query: str, other: str) -> CrossLingual:
     """Rank each caption by itself; the model's scores go from the language that comes first in it to the other."""
     captions, turned = data.captions, models[0].languages.index(query) > models[0].languages.index(other)
     images = {name: captions.images[captions.rows_of(name)].tolist() for name in (query, other)}
@@ -56,7 +57,7 @@ def by_hand(models, data, query: str, other: str) -> AcrossLanguages:
     recalls = [100 * sum(rank <= cutoff for rank in ranks) / len(ranks) for cutoff in (1, 5, 10)]
     middle = sorted(ranks)[(len(ranks) - 1) // 2], sorted(ranks)[len(ranks) // 2]
     chance = tuple(sum(hits) / len(hits) for hits in at_random)
-    return AcrossLanguages(Direction(*recalls, median_rank=sum(middle) // 2, queries=len(ranks)), chance)
+    return CrossLingual(Direction(*recalls, median_rank=sum(middle) // 2, queries=len(ranks)), chance)
 
 
 @pytest.mark.cluster
@@ -65,7 +66,7 @@ def by_hand(models, data, query: str, other: str) -> AcrossLanguages:
 @pytest.mark.parametrize("languages", [("en", "de", "fr"), ("fr", "en", "de")])
 def test_ranks_are_those_of_single_captions(write_run, data, similarity, languages):
     model = open_run(write_run(languages=languages, similarity=similarity)).model
-    found = evaluate_across_languages([(model, data)])
+    found = evaluate_cross_lingual([(model, data)])
     assert set(found) == set(permutations(("de", "en", "fr"), 2))
     for (query, other), result in found.items():
         expected = by_hand([model], data, query, other)
@@ -80,7 +81,7 @@ def test_images_without_captions_in_both_languages_take_no_part(write_run, data)
     shuffled = np.random.default_rng(0).permutation(len(captions))
     few = captions.select(shuffled).select((captions.languages != english)[shuffled] | (captions.images < 3)[shuffled])
     model = open_run(write_run(languages=("en", "de", "fr"))).model
-    found = evaluate_across_languages([(model, replace(data, captions=few))])
+    found = evaluate_cross_lingual([(model, replace(data, captions=few))])
     assert {pair: result.direction.queries for pair, result in found.items()} == {
         ("en", "de"): 9,
         ("de", "en"): 6,
@@ -90,7 +91,7 @@ def test_images_without_captions_in_both_languages_take_no_part(write_run, data)
         ("fr", "de"): 9,
     }
     only = captions.select((captions.languages != english) | (captions.images < 3))
-    assert found == evaluate_across_languages([(model, replace(data, captions=only))])
+    assert found == evaluate_cross_lingual([(model, replace(data, captions=only))])
     assert found["de", "en"].direction == by_hand([model], replace(data, captions=only), "de", "en").direction
 
 
@@ -101,7 +102,7 @@ def test_languages_without_a_common_image_are_left_out(write_run, data):
         (captions.languages == english) & (captions.images < 4) | (captions.languages == french) & (captions.images >= 4)
     )
     model = open_run(write_run(languages=("en", "de", "fr"))).model
-    assert evaluate_across_languages([(model, replace(data, captions=apart))]) == {}
+    assert evaluate_cross_lingual([(model, replace(data, captions=apart))]) == {}
 
 
 @pytest.mark.slow
@@ -109,14 +110,14 @@ def test_languages_without_a_common_image_are_left_out(write_run, data):
 def test_an_ensemble_ranks_by_the_mean(write_run, data):
     models = [open_run(write_run(f"run-{seed}", languages=("en", "fr"), seed=seed)).model for seed in range(2)]
     fewer = replace(data, captions=data.captions.select(data.captions.languages != data.captions.language_names.index("de")))
-    found = evaluate_across_languages([(model, fewer) for model in models])
+    found = evaluate_cross_lingual([(model, fewer) for model in models])
     for pair in (("en", "fr"), ("fr", "en")):
         assert found[pair].direction == by_hand(models, fewer, *pair).direction
 
 
 def test_a_model_without_vectors_is_asked_for_its_scores(write_run, data):
     model = open_run(write_run(languages=("en", "de", "fr"))).model
-    expected = evaluate_across_languages([(model, data)])
+    expected = evaluate_cross_lingual([(model, data)])
 
     class Parts(type(model)):
         """The same similarity, of captions that are several vectors: each half of the embedding is a part."""
@@ -131,7 +132,7 @@ def test_a_model_without_vectors_is_asked_for_its_scores(write_run, data):
             return torch.einsum("ake,bke->ab", a.values, b.values)
 
     model.__class__ = Parts
-    found = evaluate_across_languages([(model, data)])
+    found = evaluate_cross_lingual([(model, data)])
     assert {pair: result.direction for pair, result in found.items()} == {
         pair: result.direction for pair, result in expected.items()
     }
@@ -144,9 +145,9 @@ def test_a_model_without_vectors_is_asked_for_its_scores(write_run, data):
 def test_a_score_holds_them_on_request(write_run, toy):
     folder = write_run(languages=("en", "de", "fr"))
     job = EvaluateJob(folder, toy.captions, toy.features, splits=("val", "test"), device="cpu")
-    plain, scores = evaluate_run(job), evaluate_run(replace(job, across_languages=True))
-    assert [replace(score, across_languages={}) for score in scores] == plain
-    assert all("across_languages" not in score.to_dict() for score in plain)
+    plain, scores = evaluate_run(job), evaluate_run(replace(job, cross_lingual=True))
+    assert [replace(score, cross_lingual={}) for score in scores] == plain
+    assert all("cross_lingual" not in score.to_dict() for score in plain)
     model = open_run(folder).model
     for score in scores:
         # Portions are not mixed: French has translations alone, German comparable captions alone.
@@ -160,10 +161,10 @@ def test_a_score_holds_them_on_request(write_run, toy):
         data = open_data(
             toy.captions, toy.features, split=score.split, languages=[score.language, other], portions=[score.portion]
         )
-        assert score.across_languages == {other: evaluate_across_languages([(model, data)])[score.language, other]}
-        plain_values = score.to_dict()["across_languages"][other]
-        assert plain_values["recall_at_5"] == score.across_languages[other].direction.recall_at_5
-        assert plain_values["chance"] == list(score.across_languages[other].chance)
+        assert score.cross_lingual == {other: evaluate_cross_lingual([(model, data)])[score.language, other]}
+        plain_values = score.to_dict()["cross_lingual"][other]
+        assert plain_values["recall_at_5"] == score.cross_lingual[other].direction.recall_at_5
+        assert plain_values["chance"] == list(score.cross_lingual[other].chance)
 
 
 def test_one_language_is_not_ranked_across(write_run, toy):
@@ -172,4 +173,4 @@ def test_one_language_is_not_ranked_across(write_run, toy):
         with pytest.raises(
             UsageError, match="nothing to rank across languages: no portion has captions of the same images in two"
         ):
-            score_run(run, captions=toy.captions, features=toy.features, splits=["test"], across_languages=True, **choice)
+            score_run(run, captions=toy.captions, features=toy.features, splits=["test"], cross_lingual=True, **choice)

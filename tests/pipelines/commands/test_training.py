@@ -1,3 +1,5 @@
+"""The commands that train and measure models: what they print and write."""
+
 from __future__ import annotations
 
 import io
@@ -6,61 +8,172 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-import typer
+from PIL import Image
 
+from pipelines.commands import app as cli
 from schemas.console import events
 from schemas.console.tables import Cell
 from schemas.dataset import open_dataset
-from schemas.errors import DatasetError, UsageError
+from schemas.errors import DatasetError, InputError, UsageError
+from schemas.made_from import MADE_FROM_NAME
 from tests.train.trainings import CONFIG
-from train.commands import options, runs, tables
+from train.config.presets import preset_names
+from train.config.sections import from_toml, resolve
 from train.data.splits import open_data
 from train.evaluation.averaging import averages, evaluation_report
 from train.evaluation.scoring import score_run, score_together
 from train.evaluation.searching import embed_gallery, search_gallery
+from train.evaluation.sts_scoring import sts
+from train.jobs import StsJob
 from train.reports import row_runs
 from train.reports.comparison import compare_runs
-from train.reports.tables import score_tables
+from train.reports.tables import score_tables, sts_report
 from train.runs.run import open_run
-
-
-def tokenize(text, language, recipe, truecaser) -> list[str]:
-    return [f"{language}{word}" for word in f"{text} {recipe.recipe} {truecaser}".split()]
 
 
 @pytest.fixture
 def command(capsys, monkeypatch):
-    """Run a command, mounted as an application mounts it; return its standard output and standard error."""
-    for console in (options.console, options.notes):
+    """Run a command; return its standard output and standard error."""
+    for console in (cli.console, cli.notes):
         monkeypatch.setattr(console, "_width", 140)
-    app = typer.Typer(pretty_exceptions_enable=False)
-    app.add_typer(runs.app)
-    app.add_typer(tables.app)
 
-    def run(*arguments: object, obj=tokenize) -> tuple[str, str]:
-        app([str(argument) for argument in arguments], standalone_mode=False, obj=obj)
+    def run(*arguments: object) -> tuple[str, str]:
+        cli.app([str(argument) for argument in arguments], standalone_mode=False)
         printed = capsys.readouterr()
         return printed.out, printed.err
 
     return run
 
 
+@pytest.fixture
+def tokenizer(monkeypatch) -> list:
+    """Tokenize without a recipe's steps, and note languages and truecasers."""
+    asked = []
+
+    def tokenize(text, language, recipe, truecaser) -> list[str]:
+        asked.append((language, truecaser))
+        return [f"{language}{word}" for word in f"{text} {recipe.recipe} {truecaser}".split()]
+
+    monkeypatch.setattr("pipelines.text.queries.tokenize_query", tokenize)
+    return asked
+
+
+def data_of(corpus) -> tuple[str, ...]:
+    return ("--captions", corpus.captions, "--features", corpus.features, "--device", "cpu")
+
+
+# --- train -----------------------------------------------------------------------------------------------------------
+
+SMALL = """
+description = "small"
+[data]
+portions = { en = ["comparable"] }
+[model]
+embed_dim = 6
+word_dim = 4
+[schedule]
+batch_size = 9
+patience = 0
+max_steps = 30
+"""
+
+
+@pytest.fixture
+def train(command, toy, tmp_path):
+    """Train a small model; return standard output and standard error."""
+    (tmp_path / "small.toml").write_text(SMALL)
+    given = ("train", tmp_path / "small.toml", *data_of(toy), "--vocabulary", toy.vocabulary)
+    return lambda name, *options: command(*given, tmp_path / name, *options)
+
+
+@pytest.mark.slow
+def test_a_run_from_a_file(train, tmp_path):
+    settings = ["--set", "model.embed_dim=5", "--set", "loss.hinges = max", "--seed", "7", "--no-tensorboard", "--no-curves"]
+    output, _ = train("run", *settings, "--max-steps", "12")
+    assert "12 steps in" in output
+    assert "ended by steps; best sum of recalls" in output
+    run = open_run(tmp_path / "run")
+    assert (run.model.width, run.config.loss.hinges, run.step, run.seed) == (5, "max", 12, 7)
+    assert not (tmp_path / "run" / "tensorboard").exists()
+    assert not (tmp_path / "run" / "curves.png").exists()
+    assert (tmp_path / "run" / "metrics.csv").read_text().startswith("event,step,loss,terms.")
+    assert from_toml((tmp_path / "run" / "config.toml").read_text(), "run") == run.config
+
+    assert train("run", *settings, "--max-steps", "12")[0].splitlines()[-1] == output.splitlines()[-1]
+    with pytest.raises(UsageError, match="holds a run: give --resume"):
+        train("run", *settings, "--max-steps", "13")
+    assert "20 steps in" in train("run", *settings[:6], "--max-steps", "20", "--resume")[0]
+    assert (tmp_path / "run" / "tensorboard").is_dir()
+    assert (tmp_path / "run" / "curves.png").is_file()
+
+
+def test_presets_are_listed(command):
+    lines = command("train", "--list-presets")[0].splitlines()
+    assert [line.split("  ")[0] for line in lines] == list(preset_names())
+    assert "kadar2018/bilingual-c2c  Kádár et al. 2018, tables 2 and 3, Bilingual + c2c: English and German" in lines
+
+
+def test_a_configuration_is_shown_in_full(command):
+    text, _ = command("train", "gella2017/oe-de", "--show", "--set", "loss.margin=0.3", "--max-steps", "9")
+    assert from_toml(text, "shown") == resolve("gella2017/oe-de", {"schedule.max_steps": "9", "loss.margin": "0.3"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("", "name a preset or a TOML file"),
+        ("vsep", "there is no preset 'vsep': did you mean vsepp"),
+        ("vsepp", "OUTPUT is missing"),
+        ("vsepp out", "--captions, --features and --vocabulary are missing"),
+        ("vsepp out --captions c --features f", "--captions needs --vocabulary: give --vocabulary, too"),
+        (
+            "scan/t2i-avg out --captions c --features f --vocabulary v --compile",
+            "--compile gains nothing with a model of the kind 'scan'.* Leave --compile out",
+        ),
+        ("vsepp out --set loss.margin", "--set 'loss.margin' is not KEY=VALUE"),
+        ("vsepp out --set =3", "--set '=3' is not KEY=VALUE"),
+        ("vsepp out --set loss.marign=3", r"vsepp: unknown key loss.marign: did you mean 'loss.margin'\?"),
+    ],
+)
+def test_wrong_usage_of_train(command, arguments, message):
+    with pytest.raises(UsageError, match=message):
+        command("train", *arguments.split())
+
+
+def test_a_missing_dataset_is_refused(train, tmp_path):
+    with pytest.raises(DatasetError, match=r"nowhere.* is not a dataset"):
+        train("run", "--features", tmp_path / "nowhere")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_train_says_what_it_leaves_out(train, gappy, tmp_path):
+    given = ("run", "--features", gappy.features, "--max-steps", "3", "--no-tensorboard")
+    with pytest.raises(DatasetError, match=r"lacks the features of 2 of 12 images .* with --allow-missing-features"):
+        train(*given)
+    _, notes = train(*given, "--allow-missing-features")
+    assert "left out of split 'train': 21 captions of 7 images without features: train-003, train-005, train-007, " in notes
+    assert "left out of split 'val': 6 captions of 2 images without features: val-002, val-009\n" in notes
+    assert open_run(tmp_path / "run").missing_features["val"]["images"] == 2
+
+
+@pytest.mark.slow
+def test_train_starts_from_another_run(train, tmp_path):
+    train("first", "--no-tensorboard", "--max-steps", "3")
+    _, notes = train("second", "--no-tensorboard", "--max-steps", "3", "--init-from", tmp_path / "first")
+    assert f"started from '{tmp_path / 'first'}' (best.pt, step 3): 7 of 7 parameters taken, with the vectors of " in notes
+    assert open_run(tmp_path / "second").started_from["run"] == str(tmp_path / "first")
+
+
+# --- evaluate, compare, embed, search ----------------------------------------------------------------------------------
+
+
 @pytest.mark.slow
 def test_evaluate_prints_the_scores(command, write_run, toy):
     folder = write_run()
-    arguments = (
-        "evaluate",
-        folder,
-        "--captions",
-        toy.captions,
-        "--features",
-        toy.features,
-        "--split",
-        "test",
-        "--device",
-        "cpu",
-    )
+    arguments = ("evaluate", folder, *data_of(toy), "--split", "test")
     scores = score_run(open_run(folder), captions=toy.captions, features=toy.features, splits=["test"])
     assert json.loads(command(*arguments, "--json")[0]) == evaluation_report(scores)
     assert json.loads(command(*arguments, "--json", "--portion", "translation")[0])["scores"] == [scores[-1].to_dict()]
@@ -109,7 +222,7 @@ def test_evaluate_in_folds(command, write_run, toy):
 @pytest.mark.slow
 def test_evaluate_takes_an_ensemble(command, write_run, toy):
     folders = [write_run("a", seed=0), write_run("b", seed=1)]
-    arguments = ("--captions", toy.captions, "--features", toy.features, "--split", "test", "--device", "cpu")
+    arguments = (*data_of(toy), "--split", "test")
     scores = score_together([open_run(run) for run in folders], captions=toy.captions, features=toy.features, splits=["test"])
     assert json.loads(command("evaluate", *folders, *arguments, "--json")[0]) == evaluation_report(scores)
     table, _ = command("evaluate", *folders, *arguments)
@@ -135,10 +248,10 @@ def test_compare(command, finished_run, train_toy, tmp_path):
 
 
 @pytest.mark.slow
-def test_evaluate_prints_means_and_captions_across_languages(command, write_run, toy):
+def test_evaluate_prints_means_and_captions_cross_lingual(command, write_run, toy):
     folder = write_run(languages=("en", "de", "fr"))
-    data = ("--captions", toy.captions, "--features", toy.features, "--split", "test", "--device", "cpu")
-    scores = score_run(open_run(folder), captions=toy.captions, features=toy.features, splits=["test"], across_languages=True)
+    data = (*data_of(toy), "--split", "test")
+    scores = score_run(open_run(folder), captions=toy.captions, features=toy.features, splits=["test"], cross_lingual=True)
     _, means, across = score_tables(scores, title="")
     for average in averages(scores):
         (row,) = (row for row in means.values if row[0] == f"{average.portion} mean test")
@@ -146,12 +259,12 @@ def test_evaluate_prints_means_and_captions_across_languages(command, write_run,
     for score in scores:
         (row,) = (row for row in means.values if row[0] == f"{score.portion} {score.language} test")
         assert row[-2:] == [score.retrieval.mean_recall, score.retrieval.sum_of_recalls]
-        for language, found in score.across_languages.items():
+        for language, found in score.cross_lingual.items():
             first = across.rows.index([Cell(score.portion, style="dim"), Cell("test", style="dim")])
             row = next(row for row in across.rows[first:] if row[0] == f"  {score.language} to {language}")
             assert row[-2:] == (Cell(found.direction.recall_at_10, found.chance[2]), found.direction.median_rank)
-    assert json.loads(command("evaluate", folder, *data, "--across-languages", "--json")[0]) == evaluation_report(scores)
-    assert "captions among captions" in command("evaluate", folder, *data, "--across-languages")[0]
+    assert json.loads(command("evaluate", folder, *data, "--cross-lingual", "--json")[0]) == evaluation_report(scores)
+    assert "captions among captions" in command("evaluate", folder, *data, "--cross-lingual")[0]
     assert " to de" not in command("evaluate", folder, *data)[0]
 
 
@@ -213,7 +326,7 @@ def test_embed_prints_the_written_datasets(command, write_run, toy, tmp_path):
 
 
 @pytest.mark.slow
-def test_search_lists_images(command, write_run, toy, tmp_path):
+def test_search_lists_images(command, tokenizer, write_run, toy, tmp_path):
     folder = write_run()
     run = open_run(folder)
     gallery = embed_gallery(run, toy.features)
@@ -230,7 +343,7 @@ def test_search_lists_images(command, write_run, toy, tmp_path):
     assert tokenized[1] == ""
 
 
-def test_search_needs_no_language_for_a_run_with_one(command, write_run, toy):
+def test_search_needs_no_language_for_a_run_with_one(command, tokenizer, write_run, toy):
     folder = write_run(languages=("de",))
     out, _ = command("search", folder, "1", "--features", toy.features, "--truecaser", "2", "--json")
     run = open_run(folder)
@@ -247,15 +360,8 @@ def test_search_reports_missing_options(command, write_run, toy):
             command("search", folder, "1", "--language", "en", *places)
 
 
-def test_search_without_a_tokenizer_takes_only_tokens(command, write_run, toy):
-    arguments = ("search", write_run(), "en1", "--language", "en", "--features", toy.features, "--device", "cpu")
-    with pytest.raises(UsageError, match=r"pip install 'imagepivot\[pipelines\]'"):
-        command(*arguments, obj=None)
-    assert command(*arguments, "--tokenized", "--json", obj=None) == command(*arguments, "--tokenized", "--json")
-
-
 @pytest.mark.slow
-def test_tables_writes_the_report(command, toy_2016, tmp_path, monkeypatch):
+def test_reproduce_writes_the_report(command, toy_2016, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     maps = []
     for name in ("open_material", "score_together"):
@@ -267,7 +373,7 @@ def test_tables_writes_the_report(command, toy_2016, tmp_path, monkeypatch):
 
         monkeypatch.setattr(row_runs, name, spied)
     out, notes = command(
-        *("tables", "gella2017", "~/o", "--rows", "vse-de", "--seeds", "1", "--workers", "1", "--device", "cpu"),
+        *("reproduce", "gella2017", "~/o", "--rows", "vse-de", "--seeds", "1", "--workers", "1", "--device", "cpu"),
         *("--captions", toy_2016.captions, "--features", toy_2016.features, "--vocabulary", toy_2016.vocabulary),
         *("--max-steps", "2", "--set", "model.embed_dim=6", "--set", "model.word_dim=4", "--set", "schedule.batch_size=8"),
         *("--memory-map", tmp_path / "map"),
@@ -287,7 +393,7 @@ def test_tables_writes_the_report(command, toy_2016, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_table_chooses_its_rows_and_table_3_ranks_captions(command, toy_2016, tmp_path):
     arguments = (
-        *("tables", "gella2017", tmp_path / "o", "--seeds", "1", "--workers", "1", "--device", "cpu", "--no-plot"),
+        *("reproduce", "gella2017", tmp_path / "o", "--seeds", "1", "--workers", "1", "--device", "cpu", "--no-plot"),
         *("--captions", toy_2016.captions, "--features", toy_2016.features, "--vocabulary", toy_2016.vocabulary),
         *("--max-steps", "2", "--set", "model.embed_dim=6", "--set", "model.word_dim=4", "--set", "schedule.batch_size=8"),
     )
@@ -306,22 +412,21 @@ def test_a_table_chooses_its_rows_and_table_3_ranks_captions(command, toy_2016, 
 
 @pytest.mark.cluster
 @pytest.mark.slow
-def test_table_4_is_measured_on_sentence_pairs(command, toy_2016, sts_pairs, tmp_path):
+def test_table_4_is_measured_on_sentence_pairs(command, toy_2016, sts_pairs, tmp_path, monkeypatch):
     arguments = (
-        *("tables", "gella2017", tmp_path / "o", "--seeds", "1", "--workers", "1", "--device", "cpu", "--no-plot"),
+        *("reproduce", "gella2017", tmp_path / "o", "--seeds", "1", "--workers", "1", "--device", "cpu", "--no-plot"),
         *("--captions", toy_2016.captions, "--features", toy_2016.features, "--vocabulary", toy_2016.vocabulary),
         *("--max-steps", "2", "--set", "model.embed_dim=6", "--set", "model.word_dim=4", "--set", "schedule.batch_size=8"),
     )
 
-    def lengths(text, language, recipe, truecaser) -> list[str]:
-        return [f"{language}{len(word)}" for word in text.split()]
-
+    lengths = lambda text, language, recipe, truecaser: [f"{language}{len(word)}" for word in text.split()]  # noqa: E731
+    monkeypatch.setattr("pipelines.text.queries.tokenize_query", lengths)
     with pytest.raises(UsageError, match="table 4 of gella2017 is measured on sentence pairs: give --sts"):
         command(*arguments, "--table", "4")
     with pytest.raises(UsageError, match="--sts is given, but kadar2018 has no table of textual similarity"):
-        command("tables", "kadar2018", *arguments[2:], "--sts", sts_pairs)
+        command("reproduce", "kadar2018", *arguments[2:], "--sts", sts_pairs)
     assert not (tmp_path / "o").exists()
-    out, notes = command(*arguments, "--table", "4", "--sts", sts_pairs, obj=lengths)
+    out, notes = command(*arguments, "--table", "4", "--sts", sts_pairs)
     trained = {path.name for path in (tmp_path / "o" / "runs" / "gella2017").iterdir()}
     assert trained == {"vse-en", "oe-en", "pivot-sym", "parallel-sym", "pivot-asym", "parallel-asym"}
     assert "7 of 7: " in notes
@@ -345,10 +450,10 @@ def test_evaluate_says_what_it_leaves_out(command, write_run, gappy):
 
 @pytest.mark.slow
 @pytest.mark.cluster
-def test_tables_say_what_they_leave_out_once(command, toy_2016, without_features, tmp_path):
+def test_reproduce_says_what_it_leaves_out_once(command, toy_2016, without_features, tmp_path):
     few = without_features(toy_2016, tmp_path)
     out, notes = command(
-        *("tables", "gella2017", tmp_path / "o", "--rows", "vse-*", "--seeds", "1", "--workers", "1", "--device", "cpu"),
+        *("reproduce", "gella2017", tmp_path / "o", "--rows", "vse-*", "--seeds", "1", "--workers", "1", "--device", "cpu"),
         *("--captions", few.captions, "--features", few.features, "--vocabulary", few.vocabulary, "--no-plot"),
         *("--max-steps", "2", "--set", "model.embed_dim=6", "--set", "model.word_dim=4", "--set", "schedule.batch_size=8"),
         "--allow-missing-features",
@@ -386,3 +491,116 @@ def test_embed_says_which_images_it_lacks(command, write_run, gappy, tmp_path):
         command(*arguments)
     _, notes = command(*arguments, "--allow-missing-features")
     assert notes == "not embedded for lack of features: 1 of 9 images of split 'test': test-004\n"
+
+
+# --- sts -------------------------------------------------------------------------------------------------------------
+
+ROWS = ["3.5\ten1 en2\ten2 en1", "1.0\ten7 en9\ten20", "\ten1\ten2", "0.5\ten12\ten3 en4", "4.8\ten5\ten5 en6"]
+STS = ("sts-pairs.csv", "sts.csv", "sts.json", "sts.png")
+
+
+@pytest.fixture
+def pairs(tmp_path) -> Path:
+    (tmp_path / "pairs.tsv").write_text("\n".join(ROWS) + "\n")
+    return tmp_path / "pairs.tsv"
+
+
+def test_runs_and_sentence_pairs_are_told_apart_in_any_order(command, write_run, pairs):
+    folders = write_run("one"), write_run("two", seed=1)
+    expected = sts_report(sts(StsJob((str(pairs), *folders), tokenized=True, device="cpu")))
+    for order in ((*folders, pairs), (pairs, *folders), (folders[0], pairs, *folders)):
+        assert json.loads(command("sts", *order, "--tokenized", "--device", "cpu", "--json")[0]) == expected
+    out, err = command("sts", *folders, pairs, "--tokenized", "--device", "cpu")
+    assert "pairs: 1 pairs without a score are left out" in err
+    assert "4 pairs" in out
+    baseline = expected["systems"][0]["scores"]["pairs"]
+    assert f"word overlap {baseline['pearson']:.1f} ({baseline['spearman']:.1f})" in " ".join(out.split())
+
+
+def test_sts_without_runs_measures_vectors_and_the_baseline(command, pairs, tmp_path, monkeypatch):
+    recorded = {}
+    monkeypatch.setattr(events, "record", lambda **values: recorded.update(values))
+    words = tmp_path / "words.vec"
+    words.write_text("en1 1 0\nen2 0 1\nen5 1 1\nen20 2 1\n")
+    np.savez(tmp_path / "mine.npz", sentences=[cell for row in ROWS for cell in row.split("\t")[1:]], vectors=np.eye(10))
+    report = json.loads(command("sts", pairs, "--vectors", words, "--vectors", tmp_path / "mine.npz", "--json")[0])
+    assert [system["name"] for system in report["systems"]] == ["word overlap", str(words), str(tmp_path / "mine.npz")]
+    assert report["systems"][2]["scores"]["pairs"] == {"pearson": None, "spearman": None}
+    assert recorded["counts"] == {"pairs": 4, "systems": 3}
+
+
+def test_output_of_sts_holds_numbers_pairs_and_a_picture(command, pairs, tmp_path):
+    _, err = command("sts", pairs, "--output", tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [MADE_FROM_NAME, *STS]
+    assert (tmp_path / "out" / "sts.png").read_bytes().startswith(b"\x89PNG")
+    assert f"{tmp_path}/out/sts.json" in err
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
+    out, err = command("sts", pairs, "--output", tmp_path / "out", "--json")
+    assert out == (tmp_path / "out" / "sts.json").read_text()
+    assert "out' is up to date" in err
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
+    pairs.write_text(pairs.read_text().replace("\n", " \n", 1))
+    assert "written: " in command("sts", pairs, "--output", tmp_path / "out")[1]
+
+
+def test_sentences_go_through_the_recipe_of_a_run(command, tokenizer, write_run, pairs):
+    pairs.write_text("1\t1 2\t2 3\n2\t1\t4\n")
+    command("sts", write_run(), pairs, "--language", "de", "--truecaser", "models", "--device", "cpu")
+    assert set(tokenizer) == {("de", "models")}
+
+
+def test_mistakes_of_sts_are_named(command, write_run, pairs, tmp_path):
+    with pytest.raises(UsageError, match="there are no sentence pairs"):
+        command("sts", write_run())
+    with pytest.raises(
+        InputError, match=r"there is no file or folder '.*nothing': give sentence pairs of a shared task, or runs"
+    ):
+        command("sts", pairs, tmp_path / "nothing")
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "log.jsonl").touch()
+    with pytest.raises(DatasetError, match=r"begun' is not a run: it holds no best\.pt"):
+        command("sts", pairs, tmp_path / "begun")
+    with pytest.raises(DatasetError, match=r"cannot use '.*pairs\.tsv/out'"):
+        command("sts", tmp_path / "nothing", "--output", pairs / "out")
+
+
+# --- figures ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_figures_of_a_run_read_images_as_features_does(command, write_run, toy, tmp_path):
+    """Images in a folder, and in a table whose columns have other names."""
+    (tmp_path / "photos").mkdir()
+    rows = ["file,uri"]
+    for number in range(9):
+        Image.new("RGB", (20, 10), (number, 0, 0)).save(tmp_path / "photos" / f"test-{number:03d}.png")
+        rows.append(f"test-{number:03d},photos/test-{number:03d}.png")
+    (tmp_path / "photos.csv").write_text("\n".join(rows) + "\n")
+    run, data = write_run(), (*data_of(toy), "--split", "test", "--examples", "1")
+    folder, table = tmp_path / "figures", tmp_path / "of-table"
+    given = (run, folder, *data, "--top", "2", "--images", tmp_path / "photos")
+    out, err = command("figures", *given)
+    lines = out.splitlines()
+    assert lines[0].startswith("examples: 1 of the 9 images of split test with captions in de, en, drawn with seed 0")
+    content = json.loads((folder / "figures.json").read_text())
+    assert lines[1:3] == [f"1 {row['language']} rank {row['rank']} of 9: {row['text']}" for row in content["retrieval"]]
+    assert lines[3:] == [f"written: {folder}/retrieval.png, {folder}/map.png, {folder}/figures.json"]
+    assert "no attention: " in err
+    assert "no pictures" not in err
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert "is up to date" in command("figures", *given)[1]
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+    retrieval = (*data, "--top", "2", "--only", "retrieval")
+    command("figures", run, table, *retrieval, "--images", tmp_path / "photos.csv", "--columns", "image_id=file")
+    assert (table / "retrieval.png").read_bytes() == (folder / "retrieval.png").read_bytes()
+    assert "no pictures: ids of images stand for them" in command("figures", run, table, *retrieval)[1]
+    assert (table / "retrieval.png").read_bytes() != (folder / "retrieval.png").read_bytes()
+    (tmp_path / "photos" / "test-004.png").unlink()
+    with pytest.raises(InputError, match=r"image 'test-004' is not among the images in .*photos"):
+        command("figures", *given, "--caption-ids", "test-004/en/comparable/0")
+
+
+def test_a_missing_package_shows_before_the_figures(command, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
+    with pytest.raises(ImportError, match="sklearn"):
+        command("figures", "r", "o", "--captions", "c", "--features", "f")

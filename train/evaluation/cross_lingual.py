@@ -19,11 +19,11 @@ from train.evaluation.evaluating import Count, count_nothing, encode_captions, m
 from train.evaluation.metrics import CUTOFFS, Direction, chance_recall, ranks_between
 from train.models.retrieval_model import RetrievalModel
 
-__all__ = ["AcrossLanguages", "evaluate_across_languages"]
+__all__ = ["CrossLingual", "evaluate_cross_lingual"]
 
 
 @dataclass(frozen=True)
-class AcrossLanguages:
+class CrossLingual:
     """How well captions find those of their images in another language.
 
     Attributes:
@@ -39,9 +39,9 @@ class AcrossLanguages:
         return {**asdict(self.direction), "chance": list(self.chance)}
 
 
-def evaluate_across_languages(
+def evaluate_cross_lingual(
     members: Sequence[tuple[RetrievalModel, TrainingData]], *, batch_size: int = 512, count: Count = count_nothing
-) -> dict[tuple[str, str], AcrossLanguages]:
+) -> dict[tuple[str, str], CrossLingual]:
     """Rank the captions in each language among those in each other language.
 
     Right are all captions of the same image, of which the best-ranked counts. Images without captions in both languages take no
@@ -93,7 +93,7 @@ def evaluate_across_languages(
         ranks = ranks_between(mean_scores(sources), *numbers, device=device)
         for turn in (1, -1):
             (query, other), (of_queries, of_others) = pair[::turn], images[::turn]
-            results[query, other] = AcrossLanguages(Direction.of(ranks[pair.index(query)]), _chance(of_queries, of_others))
+            results[query, other] = CrossLingual(Direction.of(ranks[pair.index(query)]), _chance(of_queries, of_others))
     return results
 
 

@@ -1,0 +1,414 @@
+"""The commands ``train``, ``evaluate``, ``compare``, ``embed``, ``search``, ``sts``, ``figures`` and ``reproduce``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from pipelines.commands.binding import bound
+from pipelines.commands.options import AsJson, LogJson, console, notes, remark
+from pipelines.jobs import ImageOptions
+from schemas.console import events
+from schemas.console.tables import Column, Table, render_tables
+from schemas.errors import DatasetError
+from schemas.escapes import escape_text, to_json
+from schemas.interruption import leaving
+from schemas.options import Opt
+from train.jobs import EmbedJob, EvaluateJob, FiguresJob, ReproduceJob, SearchJob, StsJob, TrainJob
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from train.evaluation.sts_pairs import StsPairs
+    from train.reports.pictures import Picture
+    from train.reports.reproduce import Done
+    from train.reports.row_statements import FailedRun
+
+__all__ = ["app"]
+
+app = typer.Typer()
+
+
+@app.command(
+    epilog="Example: imagepivot train kadar2018/bilingual-c2c runs/c2c --captions encoded --features features "
+    "--vocabulary vocabulary"
+)
+@bound
+def train(
+    job: TrainJob = TrainJob(tensorboard=True),
+    list_presets: Annotated[bool, Opt("List the presets.")] = False,
+    show: Annotated[bool, Opt("Print the full configuration, and train nothing.")] = False,
+    log_json: LogJson = False,
+) -> None:
+    """Train a joint embedding of images and sentences.
+
+    CONFIG is a preset, which is a row of a paper's table, or a TOML file of your own: any value that it leaves out comes from the
+    preset that it [b]extends[/b], or is a default.
+
+    Training stops early by the sum of recalls on the validation split. OUTPUT then holds best.pt, last.pt, config.toml,
+    log.jsonl, and made of the latter metrics.csv and curves.png. Ctrl-C stops after the current step and saves it; pressed again,
+    it stops at once. A run that was stopped continues with --resume, on a CPU to the same weights, unless
+    the number of threads or the content of its datasets has changed.
+    """
+    from train.config.presets import preset_names
+    from train.config.sections import resolve, to_toml
+
+    if list_presets:
+        for name in preset_names():
+            console.print(f"[bold]{name}[/bold]  {escape(resolve(name).description)}", highlight=False, soft_wrap=True)
+        return
+    config = job.resolved()
+    if show:
+        console.print(to_toml(config), highlight=False, markup=False, soft_wrap=True, end="")
+        return
+
+    from train import loop
+    from train.progress import TrainingDisplay
+
+    with leaving("stopped before training began; nothing was changed"), TrainingDisplay(notes, log_json=log_json) as watch:
+        progress = loop.train(job, watch, remark).progress
+    events.record(counts={"steps": progress.step})
+    console.print(
+        f"[bold]run[/bold]: {progress.step:,} steps in {escape(job.output)}, ended by {progress.stop_reason}; best sum of recalls "
+        f"{progress.best_score:.1f} at step {progress.best_step:,}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@app.command(epilog="Example: imagepivot evaluate runs/c2c --captions encoded --features features")
+@bound
+def evaluate(
+    job: EvaluateJob,
+    output: Annotated[str, Opt("JSON file for the scores; one of the same content stays.")] = "",
+    as_json: AsJson = False,
+    log_json: LogJson = False,
+) -> None:
+    """Measure what a run retrieves: R@1, R@5, R@10 and median rank, from image to text and from text to image.
+
+    If an image has several captions, the best-ranked one counts. Equal scores count against the model. Several runs are evaluated
+    as one, an ensemble: the score of an image and a caption is the mean of theirs. Means over languages follow.
+
+    The file of --output names what it was made from: where that is the same, nothing is measured again.
+    """
+    from train.evaluation.averaging import evaluation_report
+    from train.evaluation.scoring import evaluate_run
+    from train.progress import CountDisplay
+    from train.reports.stored_reports import check_report, is_current_report, read_report, write_report
+    from train.reports.tables import score_tables
+
+    made_from = job.made_from() if output else {}
+    if output:
+        check_report(output)
+        if is_current_report(output, made_from):
+            if as_json:
+                typer.echo(read_report(output), nl=False)
+            remark(f"{output!r} is up to date", style="")
+            return
+    with CountDisplay(notes, "evaluate", unit="vectors", log_json=log_json) as count:
+        scores = evaluate_run(job, count, remark)
+    events.record(counts={"scores": len(scores)})
+    for missing in dict.fromkeys(score.missing_features for score in scores if score.missing_features is not None):
+        remark(missing.remark)
+    report = evaluation_report(scores)
+    if output:
+        write_report(output, report, made_from)
+        remark(f"written: {output}", style="")
+    if as_json:
+        typer.echo(to_json(report, indent=2))
+        return
+    title = ", ".join(job.runs)
+    render_tables(console, score_tables(scores, title=title if len(job.runs) == 1 else f"mean scores of {title}"))
+
+
+@app.command(epilog="Example: imagepivot compare runs/c2c runs/bilingual --output comparison.png")
+@bound
+def compare(
+    runs: Annotated[tuple[str, ...], Opt("Folders of runs.")],
+    output: Annotated[str, Opt("Draw them too: a file .png, .pdf or .svg, or a folder for comparison.png.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Put runs side by side: what differs in their configurations, how far they came, and their scores.
+
+    The scores are those on the validation split, at the best step. Runs that differ in their seeds alone are also averaged. Runs
+    may be of any kinds, languages and data, and still be training; a note says where scores cannot be compared.
+    """
+    from train.reports.comparison import compare_runs
+
+    if output:
+        from train.reports.comparison_plots import picture_place, plot_comparison
+
+        picture_place(output)  # A name that it cannot have shows before anything is read.
+    comparison = compare_runs(runs)
+    if as_json:
+        typer.echo(to_json(comparison.to_dict(), indent=2))
+    else:
+        from train.reports.tables import comparison_tables
+
+        render_tables(console, comparison_tables(comparison))
+    for note in comparison.notes:
+        remark(note)
+    if output:
+        remark(f"written: {plot_comparison(comparison, output)}", style="")
+
+
+@app.command(epilog="Example: imagepivot embed runs/c2c embeddings --features features --captions encoded")
+@bound
+def embed(job: EmbedJob, log_json: LogJson = False) -> None:
+    """Write the embeddings of images and captions into shards.
+
+    OUTPUT/images is a dataset of kind features, OUTPUT/captions one of kind embeddings, with the keys of the captions. If the
+    command was stopped, the same command continues from there. Another choice of splits or languages is another dataset.
+    """
+    from schemas.dataset import open_dataset
+    from train.evaluation import embedding
+    from train.progress import CountDisplay
+
+    total = sum(open_dataset(source).manifest.rows for source in (job.features, job.captions) if source)
+    with CountDisplay(notes, "embed", unit="vectors", total=total, log_json=log_json) as count:
+        manifests = embedding.embed(job, count, remark)
+        count.settle()
+    rows, shards = (sum(counts) for counts in zip(*((m.rows, len(m.shards)) for m in manifests), strict=True))
+    events.record(counts={"rows": rows, "shards": shards, "failed": {}})
+    for manifest in manifests:
+        folder = "images" if manifest.kind == "features" else "captions"
+        console.print(
+            f"[bold]{manifest.kind}[/bold]: {manifest.rows:,} rows in {len(manifest.shards)} shards in "
+            f"{escape(f'{job.output}/{folder}')} (fingerprint {manifest.fingerprint[:12]})",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+@app.command(epilog='Example: imagepivot search runs/c2c "ein Hund im Schnee" --language de --features features')
+@bound
+def search(job: SearchJob, as_json: AsJson = False, log_json: LogJson = False) -> None:
+    """List the best images for a sentence in any language of a run.
+
+    The text goes through the recipe of the captions that the run was trained on.
+    """
+    from pipelines.text.queries import tokenize_query
+    from schemas.dataset import open_dataset
+    from train.evaluation import searching
+    from train.progress import CountDisplay
+
+    def report_unknown(tokens: Sequence[str]) -> None:
+        remark(f"not in the vocabulary: {' '.join(tokens)}")
+
+    total = open_dataset(job.features).manifest.rows if job.features else None
+    with CountDisplay(notes, "search", unit="images", total=total, log_json=log_json) as count:
+        hits = searching.search(job, tokenize_query, report_unknown, count)
+    events.record(counts={"hits": len(hits)})
+    ranks = [(rank, hit.image_id, hit.score) for rank, hit in enumerate(hits, start=1)]
+    table = Table((Column("", ""), "image_id", Column("score", ".3f")), ranks)
+    if as_json:
+        typer.echo(table.to_json())
+    else:
+        table.render(console)
+
+
+@app.command(epilog="Example: imagepivot sts runs/c2c sts/2014/STS.input.images.txt sts/2015/STS.input.images.txt")
+@bound
+def sts(
+    job: StsJob,
+    output: Annotated[str, Opt("Folder for sts.json, sts.csv, sts-pairs.csv and sts.png; the same stay as they are.")] = "",
+    as_json: AsJson = False,
+    log_json: LogJson = False,
+) -> None:
+    """Measure semantic textual similarity: how well the cosine of two sentences agrees with how alike people found them.
+
+    Prints Pearson's r times 100 and Spearman's rho for each data set, with the word-overlap baseline of the shared tasks, and what
+    Gella et al. 2017 and Huang et al. 2019 published. Sentences go through the recipe of the captions that a run was trained on.
+
+    Sentence pairs are STS.input.X.txt beside STS.gs.X.txt, tables with tabs between the columns score, sentence1 and sentence2, or
+    files of the STS benchmark. Pairs without a score are left out.
+    """
+    from schemas.storage.folder import Folder
+
+    if output:
+        # First: a missing package, or a folder that cannot be written to, shows before the work.
+        from train.reports.sts_plots import plot_sts
+
+        Folder(output).check_writable()
+    from pipelines.text.queries import tokenize_query
+    from schemas.made_from import is_current, write_made_from
+    from train.evaluation import sts_scoring
+    from train.progress import CountDisplay
+    from train.reports.tables import sts_report, sts_tables, write_sts
+
+    made_from = sts_scoring.sts_made_from(job) if output else {}
+    if output and is_current(Folder(output), made_from):
+        if as_json:
+            typer.echo(Folder(output).read("sts.json"), nl=False)
+        remark(f"{output!r} is up to date", style="")
+        return
+    with CountDisplay(notes, "sts", unit="sentences", log_json=log_json) as count:
+        result = sts_scoring.sts(job, tokenize_query, count)
+    events.record(counts={"pairs": sum(map(len, result.data)), "systems": len(result.systems)})
+    if as_json:
+        typer.echo(to_json(sts_report(result), indent=2))
+    else:
+        render_tables(console, sts_tables(result))
+    for pairs in result.data:
+        if pairs.unscored:
+            remark(f"{pairs.name}: {pairs.unscored:,} pairs without a score are left out")
+    if output:
+        names, picture = write_sts(result, output), plot_sts(result, output)
+        sizes = {name: Folder(output).size(name) or 0 for name in (*names, "sts.png")}
+        write_made_from(Folder(output), made_from, sizes)
+        remark(f"written: {', '.join(f'{output}/{name}' for name in names)} and {picture}", style="")
+
+
+@app.command(epilog="Example: imagepivot figures runs/mha-d figures --captions encoded --features regions --images photos")
+@bound
+def figures(job: FiguresJob, reading: ImageOptions = ImageOptions(), log_json: LogJson = False) -> None:
+    """Draw figures of a run: what captions find, where images and captions lie, and what the model attends to.
+
+    OUTPUT/retrieval.png shows the best images for captions in each language, with the right one framed and its rank; map.png is a
+    t-SNE of images and their captions; attention-N.png shows for models that attend the regions and words of an example and their
+    weights. OUTPUT/figures.json holds what is drawn. Examples are drawn with a seed, whatever the model finds.
+
+    OUTPUT/_made_from.json names options, run and data: where they are the same, nothing is drawn again. Of pictures names and sizes
+    are compared.
+    """
+    import sklearn.manifold  # noqa: F401 -- A missing package shows before the work.
+
+    from schemas.made_from import is_current
+    from schemas.storage.folder import Folder
+    from train.progress import CountDisplay
+    from train.reports.figures import draw_figures
+
+    def read(location: str, image_ids: Sequence[str]) -> Mapping[str, Picture]:
+        from pipelines.datasets.pictures import read_pictures
+
+        return read_pictures(reading.open(location), image_ids)
+
+    made_from = job.made_from()
+    if is_current(Folder(job.output), made_from):
+        remark(f"{job.output!r} is up to date", style="")
+        return
+    with CountDisplay(notes, "figures", unit="vectors", log_json=log_json) as count:
+        drawn = draw_figures(job, read, count, made_from=made_from)
+    events.record(counts={"figures": len(drawn.names) - 1})
+    for name, reason in drawn.refused.items():
+        remark(f"no {name}: {reason}")
+    if not job.images:
+        remark("no pictures: ids of images stand for them without --images")
+    console.print(f"examples: {escape(drawn.rule)}", highlight=False, soft_wrap=True)
+    for ranking in drawn.rankings:
+        place = f"{ranking.example} {ranking.caption.key.language} rank {ranking.rank:,} of {ranking.images:,}"
+        console.print(escape(f"{place}: {escape_text(ranking.caption.text)}"), highlight=False, soft_wrap=True)
+    console.print(
+        f"written: {escape(', '.join(f'{job.output}/{name}' for name in drawn.names))}", highlight=False, soft_wrap=True
+    )
+
+
+@app.command(
+    epilog="Example: imagepivot reproduce kadar2018 tables --rows 'bilingual*' --seeds 3 --captions encoded --features features "
+    "--vocabulary vocabulary"
+)
+@bound
+def reproduce(
+    job: ReproduceJob, plot: Annotated[bool, Opt("Draw OUTPUT/PAPER.png.")] = True, log_json: LogJson = False
+) -> None:
+    """Train the rows of a paper's tables, and print what they measure beside what was published.
+
+    Each row is trained with several seeds and measured on the test images of 2016. OUTPUT/PAPER.md and OUTPUT/PAPER.png hold
+    the report. It covers all results in OUTPUT: rows that need other captions or another vocabulary are added by a command of
+    their own. If the command was stopped, the same command continues from there.
+
+    A run that fails, or whose process is killed, does not end the others. The report lists it with its reason, the exit code is 3,
+    and the same command tries it again.
+
+    Table 3 of gella2017 also prints ranks of single captions. Table 4 of it and table 2 of huang2019 are measured on the sentence
+    pairs that --sts names.
+    """
+    if plot:
+        # Imported first: a missing package shows before hours of training.
+        from train.reports.table_plots import plot_report
+    from pipelines.text.queries import tokenize_query
+    from schemas.storage.folder import Folder
+    from train.progress import CountDisplay
+    from train.reports import reproduce as work
+    from train.reports.reproduce_report import read_report
+    from train.reports.row_needs import corpora_of
+    from train.reports.sts_rows import open_sts
+
+    pairs = open_sts(job, tokenize_query)
+    total = len(corpora_of(job)) * job.seeds
+    with CountDisplay(notes, "reproduce", unit="runs", total=total, log_json=log_json) as count:
+
+        def report_done(done: Done) -> None:
+            count(1, failed=int(done.failure is not None))
+            if not log_json:
+                how = f": failed ({done.failure.kind})" if done.failure else ""
+                notes.print(f"{done.count} of {done.total}: {done.task.preset}, seed {done.task.seed}{how}", highlight=False)
+
+        failed = work.reproduce(job, report_done, remark)
+    events.record(counts={"runs": total - len(failed), "failed": dict(Counter(run.failure.kind for run in failed))})
+    report = read_report(job.output, job.paper)
+    if any(row.results for row in report.rows):
+        console.print(*report.notes, sep="\n", highlight=False, markup=False)
+        render_tables(console, report.begun.to_tables())
+        if (job.paper, job.table) == ("gella2017", 3):
+            _report_gold_ranks(job)
+    written = f"{job.output}/{job.paper}.md"
+    try:
+        Folder(job.output).write(f"{job.paper}.md", report.to_markdown().encode())
+        if plot and report.begun.sections:
+            plot_report(report.begun, Path(job.output, f"{job.paper}.png"))
+            written += f" and {job.output}/{job.paper}.png"
+        console.print(f"written: {escape(written)}", highlight=False, soft_wrap=True)
+    except DatasetError as error:
+        if not failed:
+            raise
+        remark(str(error), style="red")  # Mostly the disk is full, which the runs have found out as well.
+    if pairs:
+        _report_sts(job, pairs, log_json=log_json)
+    if failed:
+        _report_failures(failed, total)
+        raise typer.Exit(3)
+
+
+def _report_failures(failed: Sequence[FailedRun], total: int) -> None:
+    """Say which runs failed: one line for each cause, with the first run that it made fail."""
+    from train.reports.row_statements import causes_of
+
+    for runs in causes_of(failed):
+        count = f"all {total}" if len(runs) == total > 1 else f"{len(runs)} of {total}"
+        more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
+        failure = runs[0].failure
+        remark(f"{count} runs failed ({failure.kind}): {runs[0].name}{more}: {failure.reason}", style="red")
+    remark("the same command tries the runs that failed again", style="")
+    if any(run.failure.kind == "diverged" for run in failed):
+        remark("what has diverged would mostly diverge again: change its settings with --rows and --set", style="")
+
+
+def _report_gold_ranks(job: ReproduceJob) -> None:
+    from train.reports.gold_ranks import gold_ranks
+    from train.reports.tables import gold_rank_tables, write_gold_ranks
+
+    ranks = gold_ranks(job.output, job.corpus, device=job.device, allow_missing_features=job.allow_missing_features)
+    render_tables(console, gold_rank_tables(ranks))
+    _print_written(job, write_gold_ranks(ranks, job.output))
+
+
+def _report_sts(job: ReproduceJob, pairs: Sequence[StsPairs], *, log_json: bool) -> None:
+    from pipelines.text.queries import tokenize_query
+    from train.progress import CountDisplay
+    from train.reports.sts_rows import sts_rows
+    from train.reports.tables import sts_row_tables, write_sts_rows
+
+    with CountDisplay(notes, "sts", unit="sentences", log_json=log_json) as count:
+        rows = sts_rows(job.paper, job.output, pairs, tokenize_query, truecaser=job.truecaser, device=job.device, count=count)
+    render_tables(console, sts_row_tables(rows))
+    _print_written(job, write_sts_rows(rows, job.output))
+
+
+def _print_written(job: ReproduceJob, names: Sequence[str]) -> None:
+    for name in names:
+        console.print(f"written: {escape(f'{job.output}/{name}')}", highlight=False, soft_wrap=True)

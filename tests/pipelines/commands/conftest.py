@@ -1,0 +1,12 @@
+"""Fixtures of small corpora and runs, which those of `train` define."""
+
+from tests.train.conftest import (  # noqa: F401
+    finished_run,
+    gappy,
+    multi30k,
+    toy,
+    toy_2016,
+    train_toy,
+    without_features,
+    write_run,
+)
