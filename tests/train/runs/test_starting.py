@@ -253,7 +253,7 @@ def test_a_training_starts_from_the_best_weights_and_says_so(toy, finished_run, 
 @pytest.mark.slow
 def test_it_resumes_bit_for_bit_and_takes_nothing_again(toy, finished_run, tmp_path):
     source = shutil.copytree(finished_run[0], tmp_path / "source")
-    begun = {"start_from": str(source)}
+    begun = {"init_from": str(source)}
     train_from(toy, tmp_path / "whole", **begun)
     for name, resumed in (("again", begun), ("without", {})):
         train_from(toy, tmp_path / name, changed(CONFIG, {"max_steps = 44": "max_steps = 17"}), **begun)
