@@ -187,19 +187,6 @@ def test_a_copy_of_a_task_that_still_writes_when_another_one_commits(toy, plain)
     assert tree(toy.path) == plain
 
 
-def test_a_plain_run_goes_on_where_tasks_stopped(toy, plain):
-    run(toy, 0)
-    made = []
-
-    def write(number, shard):
-        made.append(number)
-        fill(toy, number, shard)
-
-    write_dataset(toy.output, write, libraries=("pillow",))
-    assert made == [1, 2]
-    assert tree(toy.path) == plain
-
-
 def test_tasks_go_on_where_a_plain_run_stopped(toy, plain):
     prepare(toy.output, overwrite=False)
     for number in range(3):

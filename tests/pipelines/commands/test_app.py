@@ -85,75 +85,62 @@ def test_no_command_shows_the_help(call):
     assert "Commands" in out + err
 
 
-@pytest.mark.parametrize("error", [DatasetError("a [bold]folder[/bold] is wrong"), UsageError("--x is [0]")])
-def test_an_error_of_the_user_is_one_line(call, monkeypatch, error):
+def raising(error: BaseException):
     def broken(*_, **__):
         raise error
 
-    monkeypatch.setattr("schemas.writing.validation.validate", broken)
-    code, out, err = call("validate", "folder")
-    assert code == (2 if isinstance(error, UsageError) else 1)
-    assert (out, err) == ("", f"Error: {error}\n")
+    return broken
 
 
-@pytest.mark.parametrize(("module", "extra"), [("torch", "extractors"), ("apache_beam.io", "pipelines"), ("PIL", "extractors")])
-def test_a_missing_extra_is_named(call, monkeypatch, module, extra):
-    def broken(*_, **__):
-        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
-
-    monkeypatch.setattr("schemas.writing.validation.validate", broken)
-    code, _, err = call("validate", "folder")
-    assert code == 1
-    assert err == f"Error: this command needs {module}, which is not installed: pip install 'imagepivot[{extra}]'\n"
+@pytest.mark.parametrize("error", [DatasetError("a [bold]folder[/bold] is wrong"), UsageError("--x is [0]")])
+def test_an_error_of_the_user_is_one_line(call, monkeypatch, error):
+    monkeypatch.setattr("schemas.writing.validation.validate", raising(error))
+    assert call("validate", "folder") == (2 if isinstance(error, UsageError) else 1, "", f"Error: {error}\n")
 
 
-def test_training_without_torch_names_its_own_extra(call, monkeypatch):
-    def broken(*_, **__):
-        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+@pytest.mark.parametrize(
+    ("words", "place", "module", "extra"),
+    [
+        (("validate", "folder"), "schemas.writing.validation.validate", "torch", "extractors"),
+        (("validate", "folder"), "schemas.writing.validation.validate", "apache_beam.io", "pipelines"),
+        (("validate", "folder"), "schemas.writing.validation.validate", "PIL", "extractors"),
+        (("train", "vsepp", "run"), "train.config.sections.resolve", "torch", "train"),
+        (("validate", "folder"), "schemas.writing.validation.validate", "ours", ""),
+    ],
+)
+def test_a_missing_extra_is_named_and_a_missing_module_of_nobodys_is_our_fault(call, monkeypatch, words, place, module, extra):
+    monkeypatch.setattr(place, raising(ModuleNotFoundError(f"No module named {module!r}", name=module)))
+    if extra:
+        says = f"Error: this command needs {module}, which is not installed: pip install 'imagepivot[{extra}]'\n"
+        assert call(*words) == (1, "", says)
+    else:
+        monkeypatch.setattr(sys, "argv", ["imagepivot", *words])
+        with pytest.raises(ModuleNotFoundError, match=module):
+            cli.main()
 
-    monkeypatch.setattr("train.config.sections.resolve", broken)
-    code, _, err = call("train", "vsepp", "run")
-    assert code == 1
-    assert err == "Error: this command needs torch, which is not installed: pip install 'imagepivot[train]'\n"
 
-
-def test_a_missing_module_of_nobodys_is_our_fault(monkeypatch):
-    def broken(*_, **__):
-        raise ModuleNotFoundError("No module named 'ours'", name="ours")
-
-    monkeypatch.setattr("schemas.writing.validation.validate", broken)
-    monkeypatch.setattr(sys, "argv", ["imagepivot", "validate", "folder"])
-    with pytest.raises(ModuleNotFoundError, match="ours"):
-        cli.main()
-
-
-def test_ctrl_c_says_that_finished_shards_are_kept(call, monkeypatch):
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
+@pytest.mark.parametrize(
+    ("words", "place", "says"),
+    [
+        (
+            ("encode", "captions", "vocabulary", "encoded"),
+            "schemas.dataset.open_dataset",
+            "stopped; finished shards are kept, the same command continues from here\n",
+        ),
+        (("validate", "folder"), "schemas.writing.validation.validate", "stopped\n"),
+        (
+            ("train", "vsepp", "run", "--captions", "c", "--features", "f", "--vocabulary", "v"),
+            "train.loop.train",
+            "stopped before training began; nothing was changed",
+        ),
+    ],
+)
+def test_ctrl_c_says_what_is_kept(call, monkeypatch, words, place, says):
     importlib.import_module("pipelines.text.encoding")  # It would keep the replaced function for other tests.
-    monkeypatch.setattr("schemas.dataset.open_dataset", interrupted)
-    code, _, err = call("encode", "captions", "vocabulary", "encoded")
-    assert code == 130
-    assert err == "stopped; finished shards are kept, the same command continues from here\n"
-
-
-def test_ctrl_c_promises_nothing_where_nothing_is_kept(call, monkeypatch):
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("schemas.writing.validation.validate", interrupted)
-    assert call("validate", "folder") == (130, "", "stopped\n")
-
-
-def test_ctrl_c_before_training_says_that_nothing_was_changed(call, monkeypatch):
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("train.loop.train", interrupted)
-    code, _, err = call("train", "vsepp", "run", "--captions", "c", "--features", "f", "--vocabulary", "v")
-    assert code == 130
-    assert "stopped before training began; nothing was changed" in err
+    monkeypatch.setattr(place, raising(KeyboardInterrupt()))
+    code, out, err = call(*words)
+    assert (code, out) == (130, "")
+    assert err == says if says.endswith("\n") else says in err
 
 
 def manifest(rows: int, failed: int = 0) -> Manifest:

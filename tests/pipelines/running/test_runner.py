@@ -96,37 +96,27 @@ def test_levels_of_logging_are_as_before():
 
 
 @pytest.mark.parametrize(
-    ("flags", "local"),
+    ("flags", "local", "here"),
     [
-        ((), True),
-        (("--project=x", "--region=y"), True),
-        (("--runner=DataflowRunner",), False),
-        (("--project=x", "--runner=DataflowRunner"), False),
+        ((), True, True),
+        (("--project=x", "--region=y"), True, True),
+        (("--runner=DirectRunner",), False, True),
+        (("--runner=direct",), False, True),
+        (("--runner=PrismRunner",), False, True),
+        (("--runner", "PrismRunner"), False, True),
+        (("--runner=apache_beam.runners.direct.direct_runner.BundleBasedDirectRunner",), False, True),
+        (("--runner=PortableRunner", "--environment_type=LOOPBACK"), False, True),
+        (("--runner=PortableRunner",), False, False),
+        (("--runner=FlinkRunner",), False, False),
+        (("--project=p", "--runner=DataflowRunner"), False, False),
+        (("--runner=DataflowRunner", "--project=p"), False, False),
+        (("--runner=apache_beam.runners.dask.dask_runner.DaskRunner",), False, False),
+        (("--runner=my.own.Runner",), False, False),
     ],
 )
-def test_a_runner_among_the_flags_is_not_local(flags, local):
-    assert Execution(beam_flags=flags).is_local == local
-
-
-@pytest.mark.parametrize(
-    ("flags", "here"),
-    [
-        ((), True),
-        (("--runner=DirectRunner",), True),
-        (("--runner=direct",), True),
-        (("--runner=PrismRunner",), True),
-        (("--runner", "PrismRunner"), True),
-        (("--runner=apache_beam.runners.direct.direct_runner.BundleBasedDirectRunner",), True),
-        (("--runner=PortableRunner", "--environment_type=LOOPBACK"), True),
-        (("--runner=PortableRunner",), False),
-        (("--runner=FlinkRunner",), False),
-        (("--runner=DataflowRunner", "--project=p"), False),
-        (("--runner=apache_beam.runners.dask.dask_runner.DaskRunner",), False),
-        (("--runner=my.own.Runner",), False),
-    ],
-)
-def test_whose_workers_run_on_this_machine(flags, here):
-    assert Execution(beam_flags=flags).runs_here is here
+def test_whose_workers_run_on_this_machine(flags, local, here):
+    execution = Execution(beam_flags=flags)
+    assert (execution.is_local, execution.runs_here) == (local, here)
 
 
 @pytest.mark.slow
@@ -206,13 +196,9 @@ def test_workers_default_to_one_per_core(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 4, 5}, raising=False)
     assert Execution().local_workers == 3
     assert Execution(workers=2).local_workers == 2
-
-
-def test_workers_on_a_system_without_affinity(monkeypatch):
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.delattr(os, "sched_getaffinity")  # As on some systems.
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    assert Execution().local_workers == 8
-    assert Execution(workers=3).local_workers == 3
+    assert (Execution().local_workers, Execution(workers=3).local_workers) == (8, 3)
 
 
 def test_the_keyboard_interrupts_a_pipeline():

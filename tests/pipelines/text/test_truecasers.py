@@ -41,36 +41,24 @@ def test_inputs_are_digests_in_the_order_of_languages():
     ]
 
 
-@pytest.mark.parametrize("names", [[], ["en.txt"], ["sub/en.model"]])
-def test_no_model_is_an_error(tmp_path, names):
-    for name in names:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(EN)
-    with pytest.raises(InputError, match=r"holds no LANGUAGE.model, such as en.model: give the folder of a captions dataset"):
-        load_truecasers(str(tmp_path))
-
-
-def test_no_folder_is_an_error(tmp_path):
-    with pytest.raises(InputError, match=r"holds no LANGUAGE.model"):
-        load_truecasers(str(tmp_path / "none"))
-
-
-def test_a_broken_model_is_named_with_its_line(tmp_path):
-    (tmp_path / "en.model").write_text("the (2/2)\ndog (3/4)\n")
-    with pytest.raises(InputError, match=r"en\.model, line 2: the counts add up to 3, expected the total 4"):
-        load_truecasers(str(tmp_path))
-
-
-def test_a_model_in_another_encoding_is_named(tmp_path):
-    (tmp_path / "de.model").write_bytes("schön (1/1)\n".encode("latin-1"))
-    with pytest.raises(InputError, match=r"de\.model' is not UTF-8"):
-        load_truecasers(str(tmp_path))
-
-
-def test_a_name_that_is_no_language_is_refused(tmp_path):
-    (tmp_path / "my_model.model").write_text(EN)
-    with pytest.raises(UsageError, match="'my_model' is not a language tag"):
-        load_truecasers(str(tmp_path))
+@pytest.mark.parametrize(
+    ("name", "data", "kind", "message"),
+    [
+        *(
+            (name, EN.encode(), InputError, r"holds no LANGUAGE.model, such as en.model: give the folder of a captions dataset")
+            for name in ("", "en.txt", "sub/en.model")
+        ),
+        ("en.model", b"the (2/2)\ndog (3/4)\n", InputError, r"en\.model, line 2: the counts add up to 3, expected the total 4"),
+        ("de.model", "schön (1/1)\n".encode("latin-1"), InputError, r"de\.model' is not UTF-8"),
+        ("my_model.model", EN.encode(), UsageError, "'my_model' is not a language tag"),
+    ],
+)
+def test_models_that_cannot_be_read(tmp_path, name, data, kind, message):
+    if name:
+        (tmp_path / "models" / name).parent.mkdir(parents=True)
+        (tmp_path / "models" / name).write_bytes(data)
+    with pytest.raises(kind, match=message):
+        load_truecasers(str(tmp_path / "models"))
 
 
 def test_a_file_is_parsed_once_until_it_changes(tmp_path, monkeypatch):
