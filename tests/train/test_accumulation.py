@@ -1,11 +1,5 @@
 """Steps over several batches, against a training that is written down here in float64."""
 
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -13,11 +7,8 @@ from torch import Tensor
 
 from schemas.errors import DatasetError, UsageError
 from schemas.storage.folder import Folder
-from tests.train.test_distributed import SCRIPT
-from tests.train.trainings import CONFIG, ENGLISH, ORDER, assert_equal, contents, events, lasting_log, weights
+from tests.train.trainings import CONFIG, ENGLISH, assert_equal, contents, events, lasting_log, weights
 from train.config.sections import from_toml
-from train.jobs import TrainJob
-from train.loop import train
 from train.material import build_sampler, open_material
 from train.models.catalogue import build_model
 from train.runs.checkpoints import LAST, read_checkpoint
@@ -156,32 +147,3 @@ def test_it_resumes_bit_for_bit(train_toy, tmp_path):
 def test_no_batch_is_refused():
     with pytest.raises(UsageError, match=r"schedule\.grad_accum_steps is 0, expected more than 0"):
         from_toml(several(CONFIG, 0), "test")
-
-
-@pytest.mark.slow
-@pytest.mark.cluster
-def test_two_processes_train_the_model_of_one(toy, tmp_path):
-    """With an encoder for each language, of which the batches of a step use different ones."""
-    text = several(ORDER.replace("c2c_probability = 0.5", ""), 3).replace("max_steps = 44", "max_steps = 12")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    torchrun = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
-    arguments = [toy.captions, toy.features, toy.vocabulary, str(tmp_path / "two"), text]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, *arguments],
-            env={**torchrun, "RANK": str(rank)},
-            cwd=Path(__file__).parents[2],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    train(TrainJob(from_toml(text, "test"), toy, str(tmp_path / "one"), device="cpu"))
-    printed = [process.communicate(timeout=300)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    assert printed[0] == printed[1]
-    one, two = (weights(tmp_path / name) for name in ("one", "two"))
-    for name in one:
-        torch.testing.assert_close(two[name], one[name], rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")

@@ -1,47 +1,13 @@
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
-from schemas.storage.folder import Folder
 from tests.pretended_gpu import pretended_gpu
+from tests.train.trainings import CONFIG, DAN, MHA_D, ORDER, events, train_in_two_processes, weights
 from train.config.sections import from_toml
 from train.distributed import Processes, join_processes
 from train.jobs import TrainJob
 from train.loop import train
-from train.runs.checkpoints import LAST, read_checkpoint
-
-CONFIG = """
-[data]
-portions = { en = ["comparable"], de = ["comparable"] }
-[model]
-embed_dim = 6
-word_dim = 4
-[loss]
-c2c_probability = 0.5
-[optimizer]
-learning_rate = 0.01
-[schedule]
-batch_size = 9
-eval_every_steps = 8
-max_steps = 20
-"""
-SCRIPT = """
-import sys
-from train.config.sections import from_toml
-from train.jobs import Corpus
-from train.jobs import TrainJob
-from train.loop import train
-
-captions, features, vocabulary, output, text = sys.argv[1:]
-result = train(TrainJob(from_toml(text, "test"), Corpus(captions, features, vocabulary), output, device="cpu"))
-print(result.progress)
-"""
 
 
 @pytest.mark.parametrize(("count", "size"), [(9, 2), (128, 3), (2, 4), (1, 2), (0, 2)])
@@ -70,32 +36,42 @@ def test_without_torchrun_there_is_one_process(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.cluster
-def test_two_processes_train_the_model_of_one(toy, tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    torchrun = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
-
-    def begin(environment: dict[str, str]) -> subprocess.Popen:
-        arguments = [toy.captions, toy.features, toy.vocabulary, str(tmp_path / "two"), CONFIG]
-        return subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, *arguments],
-            env=environment,
-            cwd=Path(__file__).parents[2],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    processes = [begin({**torchrun, "RANK": str(rank)}) for rank in range(2)]
-    train(TrainJob(from_toml(CONFIG, "test"), toy, str(tmp_path / "one"), device="cpu"))
-    printed = [process.communicate(timeout=300)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
+@pytest.mark.parametrize(
+    "text",
+    [
+        CONFIG,
+        MHA_D,
+        DAN.replace("dropout = 0.2", "dropout = 0.0"),
+        # An encoder for each language, of which the batches of a step use different ones.
+        ORDER.replace("c2c_probability = 0.5", "").replace("[schedule]", "[schedule]\ngrad_accum_steps = 3"),
+    ],
+    ids=["vse", "mha-d", "dan", "several batches a step"],
+)
+def test_two_processes_train_the_model_of_one(toy, toy_regions, tmp_path, text):
+    corpus, text = toy_regions if "kind" in text else toy, text.replace("max_steps = 44", "max_steps = 20")
+    printed = train_in_two_processes(corpus, tmp_path / "two", text)
     assert printed[0] == printed[1]  # The second process knows the score that the first one measured.
-    one, two = (read_checkpoint(Folder(str(tmp_path / name)), LAST).model for name in ("one", "two"))
-    start = torch.nn.utils.parameters_to_vector([torch.zeros_like(value) for value in one.values()])
-    assert len(start) > 100
+    train(TrainJob(from_toml(text, "test"), corpus, str(tmp_path / "one"), device="cpu"))
+    one, two = (weights(tmp_path / name) for name in ("one", "two"))
+    assert sum(value.numel() for value in one.values()) > 100
     for name in one:
         torch.testing.assert_close(two[name], one[name], rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
+    assert {line["step"] for line in events(tmp_path / "two", "step")} == {10, 20}
+    for ours, theirs in zip(events(tmp_path / "two", "step"), events(tmp_path / "one", "step"), strict=True):
+        assert ours["terms"] == {name: pytest.approx(value, rel=1e-3, abs=1e-4) for name, value in theirs["terms"].items()}
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_two_processes_drop_out(toy_regions, tmp_path):
+    """Where dropout is stands in the model, so that processes agree on it; each drops out of its own rows."""
+    text = DAN.replace("max_steps = 44", "max_steps = 5")
+    train_in_two_processes(toy_regions, tmp_path / "two", text)
+    train(TrainJob(from_toml(text, "test"), toy_regions, str(tmp_path / "one"), device="cpu"))
+    two, one = weights(tmp_path / "two"), weights(tmp_path / "one")
+    counts = [name for name in one if name.endswith("next_seed")]
+    assert len(counts) == 3
+    assert all(torch.equal(two[name], one[name]) for name in counts)
 
 
 @pytest.mark.parametrize("size", ["1", "2"])

@@ -1,6 +1,10 @@
 """Small configurations, and ways to look at and compare runs."""
 
 import json
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -89,6 +93,25 @@ eval_every_steps = 17
 patience = 0
 max_steps = 44
 """
+SCAN = """
+[data]
+portions = { en = ["comparable"], de = ["comparable"] }
+[model]
+kind = "scan"
+embed_dim = 16
+word_dim = 8
+attention = "t2i"
+pooling = "lse"
+[loss]
+hinges = "max"
+[optimizer]
+learning_rate = 0.01
+[schedule]
+batch_size = 9
+eval_every_steps = 17
+patience = 0
+max_steps = 44
+"""
 # Values that make a preset small.
 SMALL = {
     "model.embed_dim": "6",
@@ -100,6 +123,31 @@ SMALL = {
 PARALLEL = ORDER.replace("c2c_probability = 0.5", "caption_weight = 1.0").replace(
     "[schedule]", '[schedule]\nbatches = "images"'
 )
+
+_SCRIPT = """
+import sys
+from train.config.sections import from_toml
+from train.jobs import Corpus, TrainJob
+from train.loop import train
+
+captions, features, vocabulary, output, text = sys.argv[1:]
+result = train(TrainJob(from_toml(text, "test"), Corpus(captions, features, vocabulary), output, device="cpu"))
+print(result.progress)
+"""
+
+
+def train_in_two_processes(corpus: Corpus, output: Path, text: str) -> list[str]:
+    """Train on the CPU in two processes, as torchrun starts them; return what each prints."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    command = [sys.executable, "-c", _SCRIPT, corpus.captions, corpus.features, corpus.vocabulary, str(output), text]
+    options = {"cwd": Path(__file__).parents[2], "stdout": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(command, env={**environment, "RANK": str(rank)}, **options) for rank in range(2)]
+    printed = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    return printed
 
 
 def settings_of(overrides: dict[str, str]) -> tuple[str, ...]:

@@ -1,6 +1,10 @@
 """Huang et al. 2019, written from its equations in numpy: loops over single numbers and vectors, float64."""
 
+from collections.abc import Callable
+
 import numpy as np
+import torch
+from torch import Tensor, nn
 
 
 def sigmoid(x):
@@ -63,3 +67,18 @@ def diversity(a, b, margin):
                 if r != k:
                     total += max(0.0, margin - (1 - cosine(a[p, k], b[p, r])))
     return total
+
+
+def gradcheck_model(model: nn.Module, function: Callable[..., Tensor], *inputs: Tensor) -> bool:
+    """Compare gradients of a function of a model, for its inputs and the parameters that it uses, with finite differences."""
+    model.zero_grad()
+    function(*inputs).sum().backward()
+    names = [name for name, parameter in model.named_parameters() if parameter.grad is not None]
+    shell = nn.Module()
+    shell.model, shell.forward = model, function
+
+    def of_values(*values: Tensor) -> Tensor:
+        named = {f"model.{name}": value for name, value in zip(names, values[len(inputs) :], strict=True)}
+        return torch.func.functional_call(shell, named, values[: len(inputs)])
+
+    return torch.autograd.gradcheck(of_values, (*inputs, *(model.get_parameter(name) for name in names)))

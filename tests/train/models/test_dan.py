@@ -1,10 +1,7 @@
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 
-from schemas.errors import UsageError
 from tests.train.models.equations import both_ways
 from tests.train.models.test_memory_attention import parameters_of, steps_by_hand
 from train.config.models import DanConfig
@@ -67,87 +64,6 @@ def test_a_score_is_the_sum_over_the_steps(model):
             wanted = sum(image[step] @ caption[step] for step in range(3))
             np.testing.assert_allclose(scores[row, column].detach(), wanted, rtol=0, atol=1e-12)
     assert (model.similarity, model.vectors) == ("inner-product", True)
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_absent_regions_and_padding_change_nothing(model, seed):
-    rng = np.random.default_rng(seed)
-    mask = torch.from_numpy(rng.random((7, 6)) < rng.choice([0.3, 0.8]))
-    features = torch.from_numpy(rng.standard_normal((7, 6, 8)))
-    features[~mask] = torch.tensor(rng.choice([np.nan, np.inf, 1e6, 0.5], (int((~mask).sum()), 8)))
-    together = model.encode_images(ImageBatch(features, mask)).values
-    for row in range(7):
-        kept = features[row][mask[row]][None]
-        alone = model.encode_images(ImageBatch(kept)).values[0] if mask[row].any() else torch.zeros(12, dtype=torch.float64)
-        torch.testing.assert_close(together[row], alone, rtol=0, atol=1e-12)
-    captions = drawn(rng, 7)
-    encoded = model.encode_captions(batch_of(captions), "en").values
-    for row, caption in enumerate(captions):
-        torch.testing.assert_close(encoded[row], model.encode_captions(batch_of([caption]), "en").values[0], rtol=0, atol=1e-12)
-
-
-@pytest.mark.slow
-def test_gradients_of_a_whole_model():
-    small = DanConfig(embed_dim=2, word_dim=2, attention_steps=2, attention_dim=3, dropout=0.0)
-    model = build_model(small, Dimensions(("en",), 6, (6, 3)), seed=0).double()
-    features = torch.randn(3, 6, 3, dtype=torch.float64)
-    mask = torch.arange(6) < torch.tensor([[6], [2], [4]])
-    captions = batch_of([[1, 4, 2], [1, 4, 5, 2], [1, 3, 2]])
-    chosen = [name for name, _ in model.named_parameters() if name.startswith(("attention", "sentences.0"))]
-
-    class Shell(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.model = model
-
-        def forward(self):
-            images, sentences = self.model.encode_images(ImageBatch(features, mask)), self.model.encode_captions(captions, "en")
-            return self.model.scores(images, sentences)
-
-    def function(*values):
-        named = {f"model.{name}": value for name, value in zip(chosen, values, strict=True)}
-        return torch.func.functional_call(Shell(), named, ())
-
-    assert torch.autograd.gradcheck(function, [model.get_parameter(name) for name in chosen])
-
-
-@pytest.mark.cluster
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["bf16", "compiled"])
-def test_other_precisions_and_compilation(precision):
-    model = build_model(replace(CONFIG, dropout=0.5), DIMENSIONS, seed=0).eval()
-    images = ImageBatch(torch.randn(4, 6, 8), torch.arange(6) < torch.tensor([[6], [2], [4], [1]]))
-    captions = batch_of(drawn(np.random.default_rng(0), 4))
-
-    def scores(images):
-        return model.scores(model.encode_images(images), model.encode_captions(captions, "en"))
-
-    expected = scores(images)
-    if precision == "bf16":
-        with torch.autocast("cpu", torch.bfloat16):
-            found = scores(images)
-    else:
-        torch._dynamo.reset()
-        found = torch.compile(scores, backend="aot_eager")(images)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, expected, rtol=0, atol=0.02 if precision == "bf16" else 1e-6)
-    model.train()
-    found = torch.compile(scores, backend="aot_eager")(images) if precision == "compiled" else scores(images)
-    found.sum().backward()
-    assert all(parameter.grad.isfinite().all() for name, parameter in model.named_parameters() if "sentences.1" not in name)
-
-
-def test_features_of_one_vector_and_unknown_languages_are_refused(model):
-    with pytest.raises(UsageError, match=r"the shape \[2048\], but a model of the kind 'dan' attends to several features"):
-        build_model(CONFIG, replace(DIMENSIONS, feature_shape=(2048,)), seed=0)
-    with pytest.raises(ValueError, match=r"language is 'cs', expected one of \('en', 'de'\)"):
-        model.encode_captions(batch_of([[1, 2]]), "cs")
-
-
-def test_each_language_has_an_encoder_of_its_own(model):
-    assert model.modules_by_language() == {"sentences.0": ("en",), "sentences.1": ("de",)}
-    model.encode_captions(batch_of([[1, 4, 2]]), "de").values.sum().backward()
-    assert all((parameter.grad is not None) == name.startswith("sentences.1.") for name, parameter in model.named_parameters())
 
 
 def test_attention_weights_make_the_embeddings(model):

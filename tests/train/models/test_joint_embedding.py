@@ -80,25 +80,11 @@ def test_order_uses_absolute_values_of_the_cosine_embeddings():
     torch.testing.assert_close(captions_of(order, batch(), "en"), captions_of(cosine, batch(), "en").abs())
 
 
-def test_captions_come_in_the_order_of_the_request():
-    model = build()
-    assert torch.equal(captions_of(model, batch([3, 1, 0, 2]), "en"), captions_of(model, batch(), "en")[[3, 1, 0, 2]])
-
-
 def test_similarity_comes_from_the_configuration():
     images, captions = (torch.nn.functional.normalize(torch.rand(n, 6)) for n in (2, 3))
     torch.testing.assert_close(scores(build(), images, captions), images @ captions.T)
     expected = -(captions[None] - images[:, None]).clamp(min=0).pow(2).sum(2)
     torch.testing.assert_close(scores(build(similarity="order"), images, captions), expected)
-
-
-def test_one_shared_encoder_or_one_per_language():
-    shared, own = build(), build(shared_encoder=False)
-    assert torch.equal(captions_of(shared, batch(), "en"), captions_of(shared, batch(), "de"))
-    assert not torch.equal(captions_of(own, batch(), "en"), captions_of(own, batch(), "de"))
-    captions_of(own, batch(), "de").sum().backward()
-    trained = {name.split(".")[1] for name, parameter in own.named_parameters() if parameter.grad is not None}
-    assert trained == {"1"}
 
 
 def test_a_language_has_only_the_words_that_it_uses():
@@ -107,21 +93,6 @@ def test_a_language_has_only_the_words_that_it_uses():
     # 4 is not one of its words, so to it "4" is "<unk>".
     unknown = CaptionBatch(np.array([1, 3, 2]), np.array([0, 3]), np.array([0]))
     torch.testing.assert_close(captions_of(model, batch([0]), "de"), captions_of(model, unknown, "de"))
-
-
-@pytest.mark.parametrize("similarity", ["cosine", "order"])
-def test_scores_are_float32_under_autocast(similarity):
-    model = build(similarity=similarity)
-    features = torch.randn(4, 7)
-    exact = scores(model, images_of(model, features), captions_of(model, batch(), "en"))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        images, captions = images_of(model, features), captions_of(model, batch(), "en")
-        rounded = scores(model, images, captions)
-        rounded.sum().backward()
-    assert {tensor.dtype for tensor in (images, captions, rounded)} == {torch.float32}
-    assert torch.equal(rounded, scores(model, images, captions))
-    assert 0 < (rounded - exact).abs().max() < 0.03
-    assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
 
 
 def test_no_images_and_no_captions():
@@ -146,22 +117,6 @@ def test_wrong_names_are_refused():
         captions_of(build(), batch(), "fr")
     with pytest.raises(ValueError, match="at least one language"):
         build(languages=())
-
-
-def test_several_features_of_an_image_are_refused():
-    with pytest.raises(UsageError, match=r"the shape \[36, 2048\], but a model of the kind 'vse' takes one vector per image"):
-        build(feature_shape=(36, 2048))
-
-
-@pytest.mark.parametrize("reader", ["bilstm", "bigru"])
-@pytest.mark.parametrize("pooling", ["mean", "max"])
-def test_a_bidirectional_network_may_read_the_sentences(reader, pooling):
-    model = build(text_encoder=reader, pooling=pooling)
-    captions = captions_of(model, batch([3, 1, 0, 2]), "en")
-    assert captions.shape == (4, 6)
-    torch.testing.assert_close(captions, captions_of(model, batch(), "en")[[3, 1, 0, 2]])
-    captions.sum().backward()
-    assert {name for name, parameter in model.named_parameters() if parameter.grad is None} == {"images.weight", "images.bias"}
 
 
 def test_a_model_of_vectors_attends_to_nothing():

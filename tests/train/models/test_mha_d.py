@@ -1,10 +1,7 @@
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 
-from schemas.errors import UsageError
 from tests.train.models.equations import attended, both_ways
 from train.config.models import MhaDConfig
 from train.data.batches import CaptionBatch
@@ -79,104 +76,6 @@ def test_scores_are_cosines(model):
     np.testing.assert_allclose(scores, [[1, a @ b], [a @ b, 1], [1, a @ b]], atol=1e-12)
     assert model.similarity == "cosine"
     assert model.vectors
-
-
-@pytest.mark.parametrize("seed", range(15))
-def test_absent_regions_and_padding_change_nothing(model, seed):
-    rng = np.random.default_rng(seed)
-    mask = torch.from_numpy(rng.random((7, 6)) < rng.choice([0.3, 0.8]))
-    features = torch.from_numpy(rng.standard_normal((7, 6, 8)))
-    features[~mask] = torch.tensor(rng.choice([np.nan, np.inf, 1e6, 0.5], (int((~mask).sum()), 8)))
-    together = model.encode_images(ImageBatch(features, mask)).values
-    for row in range(7):
-        alone = (
-            model.encode_images(ImageBatch(features[row][mask[row]][None])).values[0] if mask[row].any() else torch.zeros(12)
-        )
-        torch.testing.assert_close(together[row], alone.to(together.dtype), rtol=0, atol=1e-12)
-    captions = drawn(rng, 7)
-    encoded = model.encode_captions(batch_of(captions), "fr").values
-    for row, caption in enumerate(captions):
-        torch.testing.assert_close(encoded[row], model.encode_captions(batch_of([caption]), "fr").values[0], rtol=0, atol=1e-12)
-    together.sum().backward()
-    assert all(parameter.grad.isfinite().all() for parameter in model.attention.parameters())
-
-
-@pytest.mark.slow
-@pytest.mark.cluster
-def test_gradients_of_a_whole_model(model):
-    features = torch.randn(3, 6, 8, dtype=torch.float64)
-    mask = torch.arange(6) < torch.tensor([[6], [2], [4]])
-    captions = batch_of([[1, 4, 2], [1, 4, 5, 2], [1, 3, 2]])
-    chosen = [name for name, _ in model.named_parameters() if name.startswith(("regions", "attention", "sentences.0"))]
-
-    class Shell(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.model = model
-
-        def forward(self):
-            images, sentences = self.model.encode_images(ImageBatch(features, mask)), self.model.encode_captions(captions, "en")
-            return images.values @ sentences.values.T
-
-    def function(*values):
-        named = {f"model.{name}": value for name, value in zip(chosen, values, strict=True)}
-        return torch.func.functional_call(Shell(), named, ())
-
-    assert torch.autograd.gradcheck(function, [model.get_parameter(name) for name in chosen])
-
-
-def test_an_image_without_regions_has_no_gradient(model):
-    features = torch.randn(2, 6, 8, dtype=torch.float64, requires_grad=True)
-    values = model.encode_images(ImageBatch(features, torch.zeros(2, 6, dtype=torch.bool))).values
-    assert not values.any()
-    values.sum().backward()
-    assert not features.grad.any()
-
-
-@pytest.mark.slow
-@pytest.mark.cluster
-@pytest.mark.parametrize("precision", ["bf16", "compiled"])
-def test_other_precisions_and_compilation(precision):
-    model = build_model(CONFIG, DIMENSIONS, seed=0)
-    images = ImageBatch(torch.randn(4, 6, 8), torch.arange(6) < torch.tensor([[6], [2], [4], [1]]))
-    captions = batch_of(drawn(np.random.default_rng(0), 4))
-
-    def scores(images):
-        return model.scores(model.encode_images(images), model.encode_captions(captions, "en"))
-
-    expected = scores(images)
-    if precision == "bf16":
-        with torch.autocast("cpu", torch.bfloat16):
-            found = scores(images)
-    else:
-        torch._dynamo.reset()
-        compiled = torch.compile(scores, backend="aot_eager")
-        found = compiled(images)
-        again = replace(images, mask=images.mask.flip(0))  # Another number of regions.
-        torch.testing.assert_close(compiled(again), scores(again))
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, expected, rtol=0, atol=0.02 if precision == "bf16" else 1e-6)
-    assert precision == "compiled" or not torch.equal(found, expected)
-    found.sum().backward()
-    assert all(parameter.grad.isfinite().all() for name, parameter in model.named_parameters() if "sentences" not in name)
-
-
-def test_features_of_one_vector_are_refused():
-    message = r"the shape \[2048\], but a model of the kind 'mha-d' attends to several features of an image"
-    for shape in ((2048,), (2048, 7, 7)):
-        with pytest.raises(UsageError, match=message.replace("2048", ", ".join(map(str, shape)))):
-            build_model(CONFIG, replace(DIMENSIONS, feature_shape=shape), seed=0)
-
-
-def test_an_unknown_language_is_refused(model):
-    with pytest.raises(ValueError, match=r"language is 'cs', expected one of \('en', 'de', 'fr'\)"):
-        model.encode_captions(batch_of([[1, 2]]), "cs")
-
-
-def test_each_language_has_an_encoder_of_its_own(model):
-    assert model.modules_by_language() == {"sentences.0": ("en",), "sentences.1": ("de",), "sentences.2": ("fr",)}
-    model.encode_captions(batch_of([[1, 4, 2]]), "de").values.sum().backward()
-    assert all((parameter.grad is not None) == name.startswith("sentences.1.") for name, parameter in model.named_parameters())
 
 
 def test_attention_weights_make_the_embeddings(model):

@@ -1,10 +1,8 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 import torch
 
-from schemas.errors import UsageError
 from train.config.models import MlmmeConfig
 from train.data.batches import CaptionBatch
 from train.models.catalogue import build_model
@@ -93,46 +91,3 @@ def test_one_map_serves_all_languages_and_a_matrix_two_views():
     assert {name.partition(".")[0] for name in moved} == {"projection", "sentences", "mappings"}
     assert {name for name in moved if name.startswith("mappings")} == {"mappings.en-de.weight"}
     assert not any(name.startswith("sentences.2") for name in moved)
-
-
-@pytest.mark.parametrize("scoring", ["dot", "general"])
-def test_padding_changes_nothing(scoring):
-    model, rng = build(scoring), np.random.default_rng(0)
-    captions = [[1, *rng.integers(3, 9, rng.integers(0, 9)).tolist(), 2] for _ in range(20)]
-    together = model.encode_captions(batch_of(captions), "de").values
-    for row, caption in enumerate(captions):
-        alone = model.encode_captions(batch_of([caption]), "de").values[0]
-        torch.testing.assert_close(together[row], alone, rtol=0, atol=1e-12)
-
-
-@pytest.mark.cluster
-@pytest.mark.slow
-@pytest.mark.parametrize("scoring", ["dot", "general"])
-def test_gradients_of_a_whole_model(scoring):
-    model, features = build(scoring, languages=("en", "fr"), vocabulary_size=8), torch.randn(3, 7, dtype=torch.float64)
-    names = [name for name, _ in model.named_parameters()]
-
-    class Shell(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.model = model
-
-        def forward(self):
-            views = [self.model.encode_images(ImageBatch(features))]
-            views += [self.model.encode_captions(batch_of(), language) for language in ("en", "fr")]
-            pairs = ((0, 1), (0, 2), (1, 2))
-            return torch.cat([self.model.scores(views[a], views[b]).flatten() for a, b in pairs])
-
-    def function(*values):
-        return torch.func.functional_call(
-            Shell(), {f"model.{name}": value for name, value in zip(names, values, strict=True)}, ()
-        )
-
-    assert torch.autograd.gradcheck(function, [model.get_parameter(name) for name in names])
-
-
-def test_several_features_and_unknown_languages_are_refused():
-    with pytest.raises(UsageError, match=r"the shape \[36, 2048\], but a model of the kind 'mlmme' takes one vector per image"):
-        build("dot", feature_shape=(36, 2048))
-    with pytest.raises(ValueError, match="language is 'cs'"):
-        build("dot").encode_captions(batch_of(), "cs")

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.train.models.equations import attended
+from tests.train.models.equations import attended, gradcheck_model
 from train.models.multi_head_attention import MultiHeadAttention, where_present
 from train.models.retrieval_model import Encoded
 
@@ -64,12 +64,7 @@ def test_gradients(masked):
     attention = attention_of()
     mask = torch.tensor([[True, False, True], [True, True, True]]) if masked else None
     items = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
-    names, parameters = zip(*attention.named_parameters(), strict=True)
-
-    def function(items, *values):
-        return torch.func.functional_call(attention, dict(zip(names, values, strict=True)), (Encoded(items, mask),))
-
-    assert torch.autograd.gradcheck(function, (items, *parameters))
+    assert gradcheck_model(attention, lambda items: attention(Encoded(items, mask)), items)
 
 
 def test_it_begins_near_the_mean_with_heads_that_differ():

@@ -3,8 +3,10 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from tests.threads import threads_of_torch
 from torch.nn.utils.rnn import pack_sequence
 
+from tests.train.models.equations import gradcheck_model
 from train.data.batches import CaptionBatch
 from train.data.packing import pack
 from train.models import packed_gru as gru_module
@@ -85,20 +87,7 @@ def test_gradients_equal_finite_differences():
     gru = torch.nn.GRU(3, 4).double()
     collected = packed(batch(3, 5, longest=4))
     words = torch.randn(len(collected.tokens), 3, dtype=torch.float64, requires_grad=True)
-    names = [name for name, _ in gru.named_parameters()]
-
-    class Shell(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.gru = gru
-
-        def forward(self, words):
-            return read_prefixes(self.gru, words, collected)
-
-    def states(words, *values):
-        return torch.func.functional_call(Shell(), {f"gru.{n}": v for n, v in zip(names, values, strict=True)}, (words,))
-
-    assert torch.autograd.gradcheck(states, (words, *gru.parameters()))
+    assert gradcheck_model(gru, lambda words: read_prefixes(gru, words, collected), words)
 
 
 def test_two_batches_in_one_graph_do_not_disturb_each_other():
@@ -128,12 +117,8 @@ def test_the_same_bytes_from_run_to_run(threads):
         states.square().sum().backward()
         return [tensor.detach().numpy().tobytes() for tensor in (states, *(p.grad for p in gru.parameters()))]
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with threads_of_torch(threads):
         assert results() == results()
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_without_gradients_the_states_are_the_same():

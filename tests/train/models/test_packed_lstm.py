@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.train.models.equations import both_ways
+from tests.train.models.equations import both_ways, gradcheck_model
 from train.data.batches import CaptionBatch
 from train.models.encoders import BidirectionalLSTM, WordTable, read_with_torch
 from train.models.packed_lstm import read_both_ways
@@ -45,21 +45,12 @@ def test_each_caption_is_read_as_if_it_were_alone(captions):
 @pytest.mark.slow
 def test_gradients():
     lstm, words = reader()
-    names, parameters = zip(*lstm.named_parameters(), strict=True)
     captions = batch_of([[1, 4, 2], [1, 4, 5, 2], [1, 2], [1, 4, 2]])
 
-    class Shell(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.lstm = lstm
+    def states(table):
+        return torch.stack(read_both_ways(lstm, lambda ids: torch.nn.functional.embedding(ids, table), captions))
 
-        def forward(self, table):
-            return read_both_ways(self.lstm, lambda ids: torch.nn.functional.embedding(ids, table), captions)
-
-    def function(table, *values):
-        return torch.func.functional_call(Shell(), {f"lstm.{n}": v for n, v in zip(names, values, strict=True)}, (table,))
-
-    assert torch.autograd.gradcheck(function, (words.weight, *parameters))
+    assert gradcheck_model(lstm, states, words.weight)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -6,41 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from schemas.errors import UsageError
-from tests.train.trainings import assert_equal, weights
+from tests.train.trainings import assert_equal
 from train.config.models import ScanConfig
 from train.data.batches import CaptionBatch
-from train.evaluation import embed_run, evaluate_run, evaluating, search
-from train.jobs import EvaluateJob, SearchJob
+from train.evaluation import evaluating
 from train.models.catalogue import build_model
 from train.models.cross_attention import CrossAttention, cross_attention
 from train.models.dimensions import Dimensions
 from train.models.retrieval_model import Encoded, ImageBatch
 from train.models.scan import Scan
 from train.objectives.ranking import ranking_loss
-from train.runs import open_run
 
 CAPTIONS = [[1, 4, 2], [1, 4, 5, 6, 2], [1, 2], [1, 7, 2]]
-
-TOY = """
-[data]
-portions = { en = ["comparable"], de = ["comparable"] }
-[model]
-kind = "scan"
-embed_dim = 16
-word_dim = 8
-attention = "t2i"
-pooling = "lse"
-[loss]
-hinges = "max"
-[optimizer]
-learning_rate = 0.01
-[schedule]
-batch_size = 9
-eval_every_steps = 17
-patience = 0
-max_steps = 44
-"""
 
 
 def build(*, languages=("en", "de"), feature_shape=(3, 7), **choices) -> Scan:
@@ -87,23 +64,6 @@ def test_either_attends_to_the_other(attention, pooling, images):
     assert model.similarity == f"{attention}-{pooling}"
 
 
-def test_absent_regions_change_nothing(images):
-    model = build()
-    words = model.encode_captions(batch(), "en")
-    expected = model.scores(model.encode_images(images), words)
-    filled = images.features.masked_fill(~images.mask[..., None], torch.nan)
-    torch.testing.assert_close(model.scores(model.encode_images(ImageBatch(filled, images.mask)), words), expected)
-    alone = model.scores(model.encode_images(ImageBatch(images.features[1:2, :1])), words)
-    torch.testing.assert_close(alone[0], expected[1])
-
-
-def test_captions_come_in_the_order_of_the_request(images):
-    model = build()
-    regions = model.encode_images(images)
-    together, other = (model.scores(regions, model.encode_captions(batch(rows), "en")) for rows in (range(4), [3, 1, 0, 2]))
-    torch.testing.assert_close(other, together[:, [3, 1, 0, 2]])
-
-
 def test_evaluation_copies_a_part_of_the_captions_at_a_time(images, monkeypatch):
     model = build()
     regions, words = model.encode_images(images), model.encode_captions(batch(), "en")
@@ -114,21 +74,6 @@ def test_evaluation_copies_a_part_of_the_captions_at_a_time(images, monkeypatch)
     torch.testing.assert_close(scores(slice(1, 4), torch.tensor([2, 0, 3])), expected)
     assert seen == [2, 1]
     assert scores(slice(0, 4), torch.zeros(0, dtype=torch.int64)).shape == (4, 0)
-
-
-def test_one_reader_for_all_languages_or_one_each():
-    shared, own = build(), build(shared_encoder=False)
-    assert shared.modules_by_language() == {"sentences.0": ("en", "de")}
-    assert own.modules_by_language() == {"sentences.0": ("en",), "sentences.1": ("de",)}
-    assert torch.equal(shared.encode_captions(batch(), "en").values, shared.encode_captions(batch(), "de").values)
-    assert not torch.equal(own.encode_captions(batch(), "en").values, own.encode_captions(batch(), "de").values)
-    with pytest.raises(ValueError, match="language is 'fr', expected one of"):
-        own.encode_captions(batch(), "fr")
-
-
-def test_one_feature_of_an_image_is_refused():
-    with pytest.raises(UsageError, match=r"the shape \[2048\], but a model of the kind 'scan' attends to several features"):
-        build(feature_shape=(2048,))
 
 
 @pytest.mark.parametrize("attention", ["t2i", "i2t"])
@@ -150,60 +95,6 @@ def test_scores_and_their_gradients_are_float32_under_autocast(attention, images
     assert rounded.dtype == torch.float32
     assert 0 < (rounded - results[0][0]).abs().max() < 0.05
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
-
-
-@pytest.mark.slow
-def test_a_compiled_loss_is_that_of_the_plain_one(images):
-    model = build()
-
-    def loss(features: torch.Tensor) -> torch.Tensor:
-        scores = model.scores(model.encode_images(ImageBatch(features, images.mask)), model.encode_captions(batch(), "en"))
-        return ranking_loss(scores, torch.arange(4), torch.arange(4), margin=0.2, hinges="max")
-
-    gradients = []
-    for function in (loss, torch.compile(loss, backend="eager")):
-        model.zero_grad()
-        function(images.features).backward()
-        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
-    torch.testing.assert_close(*gradients)
-
-
-# --- trainings -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.cluster
-@pytest.mark.slow
-@pytest.mark.parametrize("attention", ["t2i", "i2t"])
-def test_it_learns_and_is_resumed_bit_for_bit(attention, train_toy, four_languages_regions, tmp_path):
-    text = TOY.replace("t2i", attention)
-    fields = {"corpus": four_languages_regions}
-    train_toy(text, "whole", **fields)
-    train_toy(text.replace("44", "20"), "parts", **fields)
-    train_toy(text, "parts", resume=True, **fields)
-    assert_equal(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
-    untrained = train_toy(text.replace("0.01", "1e-9"), "untrained", **fields)
-
-    def sum_of_recalls(*runs: str) -> float:
-        job = EvaluateJob(runs, four_languages_regions.captions, four_languages_regions.features, splits=("train",))
-        return sum(score.retrieval.sum_of_recalls for score in evaluate_run(job))
-
-    whole = str(tmp_path / "whole")
-    assert sum_of_recalls(whole) > sum_of_recalls(untrained.folder) + 60  # Of 600; it is some 80 here.
-    assert sum_of_recalls(whole, untrained.folder) != sum_of_recalls(whole)
-    for use in (
-        lambda: embed_run(open_run(whole), str(tmp_path / "embedded"), name="run", features=four_languages_regions.features),
-        lambda: search(SearchJob(whole, "a", "en", four_languages_regions.features, tokenized=True)),
-    ):
-        with pytest.raises(UsageError, match=r"a model of the kind 'scan', .* imagepivot evaluate scores it"):
-            use()
-
-
-@pytest.mark.slow
-def test_it_trains_in_bfloat16(train_toy, four_languages_regions, tmp_path):
-    train_toy(TOY, "plain", corpus=four_languages_regions)
-    result = train_toy(TOY, "rounded", corpus=four_languages_regions, precision="bf16")
-    assert result.progress.step == 44
-    assert all(value.isfinite().all() for value in weights(tmp_path / "rounded").values())
 
 
 @pytest.mark.parametrize("attention", ["t2i", "i2t"])

@@ -15,7 +15,7 @@ from schemas.fingerprints import sha256_of_json
 from schemas.storage.folder import Folder
 from schemas.writing.publishing import hold
 from tests.train.conftest import write_dataset
-from tests.train.trainings import CONFIG, DAN, MHA_D, MLMME, PARALLEL, assert_equal, contents, lasting_log, weights
+from tests.train.trainings import CONFIG, DAN, MHA_D, MLMME, PARALLEL, SCAN, assert_equal, contents, lasting_log, weights
 from train.config.sections import from_toml
 from train.jobs import TrainJob
 from train.loop import train
@@ -61,8 +61,9 @@ train(TrainJob(from_toml(text, "test"), corpus, output, device="cpu", save_every
         (MHA_D, "toy_regions", 30, "training"),
         (DAN, "toy_regions", 30, "training"),
         (MLMME, "toy", 30, "training"),
+        (SCAN, "toy_regions", 30, "training"),
     ],
-    ids=["c2c, saving", "parallel, training", "mha-d, training", "dan, training", "mlmme, training"],
+    ids=["c2c, saving", *(f"{kind}, training" for kind in ("parallel", "mha-d", "dan", "mlmme", "scan"))],
 )
 def test_a_killed_run_resumes_to_the_same_weights(request, train_toy, tmp_path, text, data, step, where):
     corpus = request.getfixturevalue(data)

@@ -1,0 +1,186 @@
+"""Training of every kind of model, and what is done with its runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from schemas.dataset import open_dataset
+from schemas.errors import UsageError
+from tests.train.trainings import DAN, MHA_D, MLMME, SCAN, events, weights
+from train.evaluation import embed_run, evaluate_run, search
+from train.evaluation.sts_scoring import sts
+from train.jobs import EvaluateJob, SearchJob, StsJob
+from train.models import Encoded, ImageBatch
+from train.runs import open_run
+
+TEXTS = {
+    "mha-d": MHA_D,
+    "dan": DAN,
+    "mlmme": MLMME.replace('scoring = "general"', 'scoring = "dot"'),
+    "mlmme-general": MLMME,
+    "scan-t2i": SCAN,
+    "scan-i2t": SCAN.replace("t2i", "i2t"),
+}
+WIDTHS = {"mha-d": 2 * 6, "dan": 3 * 8, "mlmme": 6, "mlmme-general": 3 * 6}
+CORPORA = {
+    **dict.fromkeys(("mha-d", "dan"), "toy_regions"),
+    **dict.fromkeys(("scan-t2i", "scan-i2t"), "four_languages_regions"),
+}
+# Terms of the losses that are not those of images with captions in each language, and all weights.
+TERMS = {
+    "mha-d": {
+        *("c2c/en-de", "diversity/images", "diversity/en", "diversity/de"),
+        *("diversity/images-en", "diversity/images-de", "diversity/en-de"),
+    },
+    "mlmme": {"c2c/en-de"},
+    "mlmme-general": {"c2c/en-de"},
+}
+WEIGHTS = {"mha-d": {"c2i": 1.0, "c2c": 0.6, "diversity": 0.5}}
+
+every_kind = pytest.mark.parametrize("kind", TEXTS)
+of_vectors = pytest.mark.parametrize("kind", WIDTHS)
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def corpus(request, kind):
+    return request.getfixturevalue(CORPORA.get(kind, "toy"))
+
+
+@pytest.fixture
+def train_kind(kind, corpus, train_toy):
+    def run(name: str = "run", *changes: tuple[str, str], **fields):
+        text = TEXTS[kind]
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        return train_toy(text, name, corpus=corpus, **fields)
+
+    return run
+
+
+def sum_of_recalls(corpus, *runs, portion: str) -> float:
+    job = EvaluateJob(tuple(map(str, runs)), corpus.captions, corpus.features, splits=("train",), portion=portion)
+    return sum(score.retrieval.sum_of_recalls for score in evaluate_run(job))
+
+
+@pytest.mark.cluster
+@every_kind
+def test_it_learns(kind, train_kind, corpus, tmp_path):
+    train_kind("trained")
+    train_kind("untrained", ("learning_rate = 0.01", "learning_rate = 1e-9"))
+    portion = "" if "scan" in kind else "comparable"
+    trained, untrained = (sum_of_recalls(corpus, tmp_path / name, portion=portion) for name in ("trained", "untrained"))
+    assert trained > untrained + 100  # Of 600 for each language and portion.
+    assert sum_of_recalls(corpus, tmp_path / "trained", tmp_path / "untrained", portion=portion) != trained
+
+
+@pytest.mark.parametrize("kind", ["mha-d", "dan", "mlmme"])
+def test_terms_are_in_the_log(kind, train_kind, tmp_path):
+    train_kind("run", ("max_steps = 44", "max_steps = 20"))
+    expected = {"c2i/en", "c2i/de"} | TERMS.get(kind, set())
+    assert [set(line["terms"]) for line in events(tmp_path / "run", "step")] == [expected] * 2
+    validations = events(tmp_path / "run", "validation")
+    assert [line["step"] for line in validations] == [17, 20]
+    for line in validations:
+        assert set(line["terms"]) == expected
+        shares = WEIGHTS.get(kind, {"c2i": 1.0, "c2c": 1.0})
+        loss = sum(shares[name.partition("/")[0]] * value for name, value in line["terms"].items())
+        assert line["loss"] == pytest.approx(loss, rel=1e-6)
+
+
+@of_vectors
+def test_vectors_are_embedded_and_searched(kind, train_kind, corpus, tmp_path):
+    train_kind("run", ("max_steps = 44", "max_steps = 17"))
+    run, width = open_run(tmp_path / "run"), WIDTHS[kind]
+    embed_run(run, str(tmp_path / "vectors"), name="toy", features=corpus.features, captions=corpus.captions)
+    images = open_dataset(str(tmp_path / "vectors" / "images"))
+    stored = np.stack(images.table().to_pandas()["feature"])
+    assert stored.shape[1] == run.model.width == width
+    if kind in ("mlmme", "mha-d"):
+        np.testing.assert_allclose(np.linalg.norm(stored, axis=1), 1, rtol=1e-5)
+    from_features, from_vectors = (
+        search(SearchJob(str(tmp_path / "run"), "en1 en2", "en", **{place: folder}, tokenized=True, device="cpu"))
+        for place, folder in (("features", corpus.features), ("embeddings", str(tmp_path / "vectors" / "images")))
+    )
+    assert [hit.image_id for hit in from_features] == [hit.image_id for hit in from_vectors]
+    captions = open_dataset(str(tmp_path / "vectors" / "captions"))
+    rows = [row for row in captions.table().to_pylist() if row["language"] == "en"]
+    vectors = np.array([row["embedding"] for row in rows], np.float32)
+    assert vectors.shape[1] == width
+    # What is stored is all that a score needs: an inner product.
+    scores = run.model.scores(Encoded(torch.from_numpy(stored)), Encoded(torch.from_numpy(vectors[:1])))[:, 0]
+    np.testing.assert_allclose(stored @ vectors[0], scores, rtol=1e-5, atol=1e-5)
+
+
+@of_vectors
+def test_sentences_are_compared(train_kind, tmp_path):
+    train_kind("run", ("max_steps = 44", "max_steps = 17"))
+    (tmp_path / "pairs.tsv").write_text("5\ten1 en2\ten2 en1\n2\ten1 en2\ten3\n0\ten1\ten20\n4\ten4 en5\ten5\n")
+    _, system = sts(StsJob((str(tmp_path / "pairs.tsv"), str(tmp_path / "run")), tokenized=True, device="cpu")).systems
+    assert (system.kind, system.language) == ("run", "en")
+    assert np.isfinite(system.correlations[0].pearson)
+    assert (np.abs(system.similarities[0]) <= 1 + 1e-6).all()
+
+
+@every_kind
+def test_it_starts_from_another_run(train_kind, tmp_path):
+    train_kind("first", ("max_steps = 44", "max_steps = 2"))
+    train_kind("second", ("max_steps = 44", "max_steps = 1"), init_from=str(tmp_path / "first"))
+    (line,) = events(tmp_path / "second", "started_from")
+    assert not line["drawn"]
+    train_kind("plain", ("max_steps = 44", "max_steps = 1"))
+    first, second, plain = (weights(tmp_path / name) for name in ("first", "second", "plain"))
+    for name in (name for name in first if name.endswith("next_seed")):  # As many masks in each step.
+        assert first[name] > plain[name]
+        assert second[name] - first[name] == first[name] - plain[name]
+
+
+@every_kind
+def test_it_trains_in_bfloat16(train_kind, tmp_path):
+    steps = ("max_steps = 44", "max_steps = 3")
+    train_kind("full", steps)
+    train_kind("low", steps, precision="bf16")
+    full, low = weights(tmp_path / "full"), weights(tmp_path / "low")
+    assert all(values.dtype == full[name].dtype for name, values in low.items())
+    name = "sentences.0.words.weight"
+    assert 0 < (low[name] - full[name]).norm() < 0.2 * full[name].norm()
+
+
+@pytest.mark.parametrize("kind", ["scan-t2i"])
+def test_runs_of_models_without_vectors_are_neither_embedded_nor_searched(train_kind, corpus, tmp_path):
+    train_kind("run", ("max_steps = 44", "max_steps = 1"))
+    for use in (
+        lambda: embed_run(open_run(tmp_path / "run"), str(tmp_path / "embedded"), name="run", features=corpus.features),
+        lambda: search(SearchJob(str(tmp_path / "run"), "a", "en", corpus.features, tokenized=True)),
+    ):
+        with pytest.raises(UsageError, match=r"a model of the kind 'scan', .* imagepivot evaluate scores it"):
+            use()
+
+
+@pytest.mark.parametrize("kind", ["mha-d"])
+def test_several_batches_a_step(train_kind, tmp_path):
+    changes = ("batch_size = 9", "batch_size = 3\ngrad_accum_steps = 3"), ("max_steps = 44", "max_steps = 20")
+    assert train_kind("run", *changes).progress.step == 20
+    assert [set(line["terms"]) for line in events(tmp_path / "run", "step")] == [{"c2i/en", "c2i/de"} | TERMS["mha-d"]] * 2
+
+
+@pytest.mark.parametrize("kind", ["mha-d"])
+def test_diversity_keeps_heads_apart(train_kind, tmp_path):
+    spread = {}
+    for name, weight in (("with", 0.5), ("without", 0.0)):
+        train_kind(name, ("diversity_weight = 0.5", f"diversity_weight = {weight}"))
+        last = open_run(tmp_path / name).model
+        features = torch.from_numpy(np.random.default_rng(0).standard_normal((30, 3, 8)).astype(np.float32))
+        first, second = last.encode_images(ImageBatch(features)).values.unflatten(1, (2, 6)).unbind(1)
+        spread[name] = float((1 - torch.cosine_similarity(first, second)).mean().detach())
+    assert spread["with"] > spread["without"]
+
+
+def test_diversity_of_a_model_without_heads_is_refused(toy, train_toy):
+    text = MHA_D.replace('kind = "mha-d"', "").replace("num_heads = 2\nattention_dim = 5\ncontext_dim = 7", "")
+    with pytest.raises(UsageError, match=r"loss\.diversity_weight is 0\.5, but this model \(JointEmbedding\) has 1 head"):
+        train_toy(text, corpus=toy)
