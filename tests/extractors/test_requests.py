@@ -1,6 +1,7 @@
 import importlib
 
 import pytest
+import torch
 
 import extractors
 from extractors.catalogue import ENTRIES, entry_of
@@ -47,6 +48,16 @@ def test_the_type_is_part_of_the_spec_and_of_the_fingerprint(name):
     assert half.fingerprint != whole.fingerprint
     assert half.spec.to_json() == {**whole.spec.to_json(), "dtype": "float16"}
     assert ExtractorRequest(name, dtype="float16").spec() == half.spec == extractors.spec(name, dtype="float16")
+
+
+@pytest.mark.parametrize("name", [*ENTRIES])
+def test_precision_and_device_are_checked_before_weights_are_read(name, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for precision in ("tf32", "fp16"):
+        with pytest.raises(UsageError, match=f"precision '{precision}' needs a GPU"):
+            extractors.load(name, weights="/no/such", precision=precision)
+    with pytest.raises(UsageError, match="device 'cuda' is not on this host"):
+        extractors.load(name, weights="/no/such", device="cuda")
 
 
 @pytest.mark.parametrize("regions", [extractors.RegionOptions(10, 100), extractors.RegionOptions(50, 50)])

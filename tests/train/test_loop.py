@@ -387,10 +387,7 @@ def test_features_of_zeros_are_reported_and_spoil_nothing(toy, new_dataset, tmp_
     logged = events(tmp_path / "run", "feature_outliers")
     assert [
         (line["step"], line["split"], line["zero_features"], line["norm_outliers"], line["example"]) for line in logged
-    ] == [
-        (0, "train", 2, 0, "train-004"),
-        (0, "val", 0, 1, "val-001"),
-    ]
+    ] == [(0, "train", 2, 0, "train-004"), (0, "val", 0, 1, "val-001")]
     # At first the bias is zero, and so is what the encoder makes of zeros: torch's own division had gradients of 10^12 there.
     assert all(line["gradient_norm"] < 1e3 for line in events(tmp_path / "run", "step"))
 

@@ -93,9 +93,7 @@ def _reads(path: Path, folder: str, text: bytes) -> bool:
 
 
 def test_progress_remarks_and_results_come_once(data, gappy, tmp_path):
-    process = torchrun(
-        *(tmp_path, "train", "own.toml", "run", *data, "--features", gappy.features, "--allow-missing-features"),
-    )
+    process = torchrun(*(tmp_path, "train", "own.toml", "run", *data, "--features", gappy.features, "--allow-missing-features"))
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     assert out.count("44 steps in run") == 1

@@ -63,10 +63,7 @@ def test_words_begin_with_their_vectors(train_toy, toy_words, tmp_path, how):
 
 def test_words_that_begin_with_a_vector_are_counted(toy_words):
     words = open_word_vectors(
-        toy_words.word_vectors,
-        vocabulary=open_dataset(toy_words.vocabulary).fingerprint,
-        languages=("en", "de"),
-        width=4,
+        toy_words.word_vectors, vocabulary=open_dataset(toy_words.vocabulary).fingerprint, languages=("en", "de"), width=4
     )
     rows = open_dataset(toy_words.word_vectors).table().to_pylist()
     for languages in (("en",), ("de",), ("en", "de")):

@@ -13,14 +13,13 @@ from extractors.computing.passes import (
     single_threaded_pool,
 )
 from schemas.errors import ImagepivotError
+from tests.threads import threads_of_torch
 
 
 @pytest.fixture(params=[1, 2, 3])
 def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
+    with threads_of_torch(request.param):
+        yield request.param
 
 
 @pytest.mark.parametrize("images", [1, 2, 3, 7, 16])

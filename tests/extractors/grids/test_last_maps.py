@@ -1,6 +1,3 @@
-import json
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -10,11 +7,11 @@ from safetensors.torch import save_file
 from torchvision import transforms
 
 import extractors
-from extractors.grids import last_maps
 from extractors.grids.last_maps import VARIANTS, LastMap
 from extractors.settings import Settings
 from extractors.weights.finding import Weights
 from schemas.errors import InputError
+from tests.threads import threads_of_torch
 
 NAMES = tuple(VARIANTS)
 WIDTHS = {"vgg19-grid": 512, "resnet152-grid": 2048}
@@ -71,12 +68,8 @@ def test_maps_equal_torchvisions_layers_run_by_hand(pair, images):
     assert np.isfinite(found).all()
     assert (found >= 0).all()
     # The same bytes, whatever the batch and the threads.
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
+    with threads_of_torch(3):
         again = extractor.extract(pixels[1][None])
-    finally:
-        torch.set_num_threads(before)
     assert again.tobytes() == found[1:].tobytes()
 
 
@@ -139,26 +132,6 @@ def test_other_batches_are_refused():
     for batch in (torch.zeros(1, 3, 448, 448), torch.zeros(1, 3, 224, 224, dtype=torch.uint8)):
         with pytest.raises(ValueError, match=r"expected torch.uint8 \[B, 3, 448, 448\]"):
             extractor.extract(batch)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_parameters_hold_all_that_decides_the_values(name):
-    description = last_maps.describe(Settings(extractors.spec(name)), Weights(state={}))
-    parameters = description.parameters
-    assert json.loads(json.dumps(parameters)) == parameters
-    assert (parameters["name"], parameters["grid"], parameters["precision"]) == (name, [14, 14], "fp32")
-    assert parameters["transform"] == {
-        "resize_hw": [448, 448],
-        "mean": [0.485, 0.456, 0.406],
-        "std": [0.229, 0.224, 0.225],
-        "divisor": 255.0,
-        "channel_order": "RGB",
-        "interpolation": "bilinear",
-        "antialias": True,
-        "resize_with": "pillow",
-    }
-    assert pickle.loads(pickle.dumps(description)) == description
-    assert description.spec == extractors.spec(name)
 
 
 # --- weights ---------------------------------------------------------------------------------------------------------

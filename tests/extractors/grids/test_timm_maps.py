@@ -5,6 +5,7 @@ from PIL import Image
 
 import extractors
 from schemas.errors import UsageError
+from tests.threads import threads_of_torch
 
 timm = pytest.importorskip("timm", reason="needs timm: pip install 'imagepivot[timm]'")
 
@@ -86,14 +87,11 @@ def test_maps_whose_channels_are_last_go_row_by_row(images):
 def test_maps_are_the_same_bytes_whatever_the_threads_and_the_batch(name, images):
     extractor = extractors.load(f"timm:{name}", weights="random:0", unpooled=True)
     batch = extractor.collate([extractor.preprocess(image) for image in images])
-    expected, before = extractor.extract(batch), torch.get_num_threads()
-    try:
-        for threads, size in ((1, 3), (2, 2), (3, 1)):
-            torch.set_num_threads(threads)
+    expected = extractor.extract(batch)
+    for threads, size in ((1, 3), (2, 2), (3, 1)):
+        with threads_of_torch(threads):
             found = np.concatenate([extractor.extract(part) for part in batch.split(size)])
-            assert found.tobytes() == expected.tobytes(), (threads, size)
-    finally:
-        torch.set_num_threads(before)
+        assert found.tobytes() == expected.tobytes(), (threads, size)
     assert extractor.extract(batch[:0]).shape == (0, *extractor.spec.shape)
 
 

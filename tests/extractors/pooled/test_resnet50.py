@@ -1,4 +1,3 @@
-import json
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +14,7 @@ from extractors.pooled import resnet50
 from extractors.settings import Settings
 from extractors.weights.finding import Weights, resolve_weights
 from schemas.errors import InputError, UsageError
+from tests.threads import threads_of_torch
 
 
 @pytest.fixture(scope="module")
@@ -85,15 +85,11 @@ def assert_same_bytes(extractor, crops, features, size) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("threads", "size"), [(1, 1), (2, 5), (4, 3)])
 def test_features_are_the_same_bytes_whatever_the_threads_and_the_batch(extractor, crops, features, threads, size):
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with threads_of_torch(threads):
         assert extractor.feeding_threads == (2 if threads > 1 else 0)
         with ThreadPoolExecutor(2) as callers:
             both = list(callers.map(lambda _: assert_same_bytes(extractor, crops, features, size), range(2)))
         assert len(both) == 2
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.slow
@@ -160,15 +156,6 @@ def test_bf16_is_close_and_another_fingerprint(extractor, crops, features):
     assert half.fingerprint != extractor.fingerprint
 
 
-def test_parameters_hold_all_that_decides_the_values(extractor):
-    parameters = extractor.parameters
-    assert json.loads(json.dumps(parameters)) == parameters
-    assert sorted(parameters) == ["decoding", "name", "norms", "precision", "transform", "untrained", "weights"]
-    assert (parameters["name"], parameters["precision"], parameters["untrained"]) == ("resnet50-pool", "fp32", True)
-    assert parameters["weights"]["name"] == "random:0"
-    assert parameters["transform"] == resnet50.PREPROCESSING.parameters()
-
-
 @pytest.mark.slow
 def test_describe_equals_load_and_is_picklable(extractor):
     description = extractors.describe("resnet50-pool", weights="random:0")
@@ -177,14 +164,6 @@ def test_describe_equals_load_and_is_picklable(extractor):
     assert extractors.describe("resnet50-pool", weights="random:1").fingerprint != extractor.fingerprint
     with pytest.raises(UsageError, match="precision is 'half'"):
         extractors.describe("resnet50-pool", weights="random:0", precision="half")
-
-
-def test_precision_of_a_gpu_and_missing_gpu_are_refused_before_weights_are_read(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UsageError, match="precision 'tf32' needs a GPU"):
-        extractors.load("resnet50-pool", weights="/no/such", precision="tf32")
-    with pytest.raises(UsageError, match="device 'cuda' is not on this host"):
-        extractors.load("resnet50-pool", weights="/no/such", device="cuda")
 
 
 @pytest.mark.slow

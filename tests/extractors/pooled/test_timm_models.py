@@ -1,5 +1,3 @@
-import json
-import pickle
 import subprocess
 import sys
 
@@ -14,6 +12,7 @@ from extractors.images.decoding import DecodeError
 from extractors.images.preprocess import cropped_pixels
 from extractors.weights.finding import state_sha256
 from schemas.errors import InputError, UsageError
+from tests.threads import threads_of_torch
 
 timm = pytest.importorskip("timm", reason="needs timm: pip install 'imagepivot[timm]'")
 
@@ -96,14 +95,10 @@ def test_features_are_the_same_bytes_whatever_the_threads_and_the_batch(name, im
     extractor = extractors.load(f"timm:{name}", weights="random:0")
     batch = extractor.collate([extractor.preprocess(image) for image in images])
     expected = extractor.extract(batch)
-    before = torch.get_num_threads()
-    try:
-        for threads, size in ((1, 8), (2, 3), (3, 1)):
-            torch.set_num_threads(threads)
+    for threads, size in ((1, 8), (2, 3), (3, 1)):
+        with threads_of_torch(threads):
             found = np.concatenate([extractor.extract(part) for part in batch.split(size)])
-            assert found.tobytes() == expected.tobytes(), (threads, size)
-    finally:
-        torch.set_num_threads(before)
+        assert found.tobytes() == expected.tobytes(), (threads, size)
 
 
 def test_pure_red_reaches_the_first_channel(monkeypatch):
@@ -153,23 +148,9 @@ def test_missing_timm_says_what_to_install():
     assert "pip install 'imagepivot[timm]'" in done.stdout
 
 
-def test_parameters_hold_all_that_decides_the_values():
+def test_describe_equals_load_and_a_short_name_the_full_one():
     description = extractors.describe(TINY, weights="random:0")
-    parameters = description.parameters
-    assert json.loads(json.dumps(parameters)) == parameters
-    assert (parameters["name"], parameters["weights"]["name"], parameters["untrained"]) == (TINY, "random:0", True)
-    assert parameters["transform"] == {
-        "input_size": [3, 160, 160],
-        "interpolation": "bilinear",
-        "mean": [0.5, 0.5, 0.5],
-        "std": [0.5, 0.5, 0.5],
-        "crop_pct": 0.95,
-        "crop_mode": "center",
-        "divisor": 255.0,
-        "channel_order": "RGB",
-        "resize_with": "pillow",
-    }
-    assert pickle.loads(pickle.dumps(description)) == description == extractors.load(TINY, weights="random:0").description
+    assert description == extractors.load(TINY, weights="random:0").description
     assert extractors.describe("timm:test_resnet", weights="random:0").fingerprint == description.fingerprint
 
 

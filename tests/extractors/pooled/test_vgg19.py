@@ -1,6 +1,4 @@
 import functools
-import json
-import pickle
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -18,7 +16,8 @@ from extractors.pooled import vgg19
 from extractors.pooled.vgg19 import VARIANTS, VGG19TenCrop
 from extractors.settings import Settings
 from extractors.weights.finding import Weights, resolve_weights, state_sha256
-from schemas.errors import InputError, UsageError
+from schemas.errors import InputError
+from tests.threads import threads_of_torch
 
 NAMES = tuple(VARIANTS)
 # A photograph, and noise whose resized width of 259 is odd, with a centre that the two variants place differently.
@@ -168,12 +167,8 @@ def test_separate_crops_come_in_the_stated_order(name, separate, monkeypatch):
     seen: list[torch.Tensor] = []
     monkeypatch.setattr(extractor, "_convolve", lambda crops: (seen.append(crops), torch.zeros(len(crops), 25088))[1])
     monkeypatch.setattr(extractor, "_connected", lambda maps: torch.arange(10.0)[:, None].expand(-1, 4096))
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with threads_of_torch(1):
         found = extractor.extract([extractor.preprocess(image)])
-    finally:
-        torch.set_num_threads(before)
     assert found[0, :, 0].tolist() == list(range(10))
     red = torch.cat(seen)[:, 0]  # [10, 224, 224]
     corners = [[crop[y, x].item() for y, x in ((0, 0), (0, 223), (223, 0), (223, 223))] for crop in red]
@@ -206,12 +201,8 @@ def test_convolutions_give_the_same_bytes_whatever_the_threads(loaded, pixels):
     extractor = loaded["vgg19-10crop-caffe"]
     crops = extractor._crops(pixels["vgg19-10crop-caffe"][0])[:3].split(vgg19.FORWARD_CROPS)
     one = run_single_threaded(extractor._convolve, crops)
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
+    with threads_of_torch(3):
         three = run_single_threaded(extractor._convolve, crops)
-    finally:
-        torch.set_num_threads(before)
     assert [maps.numpy().tobytes() for maps in three] == [maps.numpy().tobytes() for maps in one]
 
 
@@ -221,12 +212,8 @@ def test_fully_connected_layers_give_the_same_bytes_whatever_the_threads_and_the
     extractor = loaded["vgg19-10crop"]
     monkeypatch.setattr(extractor, "_convolutions", PoolOnly())
     expected = extractor.extract(pixels["vgg19-10crop"])
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with threads_of_torch(threads):
         found = extractor.extract([*pixels["vgg19-10crop"][::-1], pixels["vgg19-10crop"][0]])
-    finally:
-        torch.set_num_threads(before)
     assert found.tobytes() == expected[[1, 0, 0]].tobytes()
 
 
@@ -259,12 +246,8 @@ def recorded(loaded, monkeypatch):
         recorder = Recorder()
         monkeypatch.setattr(loaded[name], "_convolutions", recorder)
         monkeypatch.setattr(loaded[name], "_connected", lambda maps: maps[:, :4096])
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
+        with threads_of_torch(1):
             loaded[name].extract(batch)
-        finally:
-            torch.set_num_threads(before)
         return torch.cat(recorder.inputs)
 
     return record
@@ -401,20 +384,6 @@ def test_out_of_memory_on_a_device_halves_the_images(loaded, pixels, monkeypatch
 
 
 # --- description -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_parameters_hold_all_that_decides_the_values(name, loaded):
-    parameters = loaded[name].parameters
-    assert json.loads(json.dumps(parameters)) == parameters
-    assert sorted(parameters) == ["decoding", "name", "precision", "transform", "untrained", "weights"]
-    transform = parameters["transform"]
-    caffe = name.endswith("caffe")
-    assert (transform["crops"], transform["center"]) == (10, "floor" if caffe else "nearest")
-    assert (transform["channel_order"], transform["divisor"]) == (("BGR", 1.0) if caffe else ("RGB", 255.0))
-    assert (transform["antialias"], transform["std"][0]) == ((False, 1.0) if caffe else (True, 0.229))
-    assert pickle.loads(pickle.dumps(loaded[name].description)) == loaded[name].description
 
 
 @pytest.mark.cluster
@@ -563,14 +532,6 @@ def test_weights_of_another_vgg_are_named(tmp_path):
     torch.save({name: torch.zeros(1) for name in names}, tmp_path / "w.pth")
     with pytest.raises(InputError, match="These look like VGG with batch norm weights"):
         extractors.describe("vgg19-10crop", weights=str(tmp_path / "w.pth"))
-
-
-def test_precision_and_device_are_checked_before_weights_are_read(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UsageError, match="precision 'fp16' needs a GPU"):
-        extractors.load("vgg19-10crop", weights="/no/such", precision="fp16")
-    with pytest.raises(UsageError, match="device 'cuda' is not on this host"):
-        extractors.load("vgg19-10crop-caffe", weights="/no/such", device="cuda")
 
 
 @pytest.mark.slow

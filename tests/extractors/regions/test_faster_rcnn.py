@@ -1,4 +1,3 @@
-import json
 import pickle
 import warnings
 
@@ -19,6 +18,7 @@ from schemas.errors import InputError, UsageError
 from schemas.kinds import regions_schema
 from tests.extractors.regions import reference_detector
 from tests.pretended_gpu import pretended_gpu
+from tests.threads import threads_of_torch
 
 THIN = (2000, 20)
 """Width and height of a picture with more than a hundred proposals, whose feature map has one row and is quick to compute."""
@@ -186,12 +186,8 @@ def test_grey_is_three_equal_channels(extractor):
 def test_bytes_do_not_depend_on_the_batch_nor_on_threads(extractor):
     images = [picture(*THIN), picture(*EMPTY), picture(1000, 18)]
     together = regions(extractor, *images)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(before + 2)
+    with threads_of_torch(torch.get_num_threads() + 2):
         alone = [regions(extractor, image) for image in images]
-    finally:
-        torch.set_num_threads(before)
     for name, values in together.items():
         assert values.tobytes() == b"".join(found[name].tobytes() for found in alone)
     assert (together["num_regions"] > 0).tolist() == [True, False, True]
@@ -376,25 +372,6 @@ def test_every_stage_goes_on_with_half_the_images(extractor, monkeypatch, stage)
 
 
 @pytest.mark.slow
-def test_parameters_hold_all_that_decides_the_values(extractor):
-    parameters = extractor.parameters
-    assert json.loads(json.dumps(parameters)) == parameters
-    assert sorted(parameters) == [
-        "backend",
-        "decoding",
-        "name",
-        "precision",
-        "regions",
-        "transform",
-        "untrained",
-        "weights",
-    ]
-    assert parameters["regions"] == {"min": 36, "max": 36, "score_threshold": 0.2}
-    assert parameters["transform"]["mean"] == [102.9801, 115.9465, 122.7717]
-    assert parameters["untrained"] is True
-
-
-@pytest.mark.slow
 def test_describe_equals_load_and_is_picklable(extractor, weights):
     description = extractors.describe("faster-rcnn-36", weights="random:0")
     assert pickle.loads(pickle.dumps(description)) == extractor.description
@@ -419,8 +396,6 @@ def test_wrong_requests_are_refused():
         extractors.load("faster-rcnn-36")
     with pytest.raises(UsageError, match="--compile needs a GPU"):
         extractors.load("faster-rcnn-36", weights="random:0", compile=True)
-    with pytest.raises(UsageError, match="precision 'tf32' needs a GPU"):
-        extractors.load("faster-rcnn-36", weights="random:0", precision="tf32")
     with pytest.raises(UsageError, match="but --precision is fp32: pass bf16 or fp16"):
         extractors.describe("faster-rcnn-36", weights="random:0", regions=RegionOptions(half_backbone=True))
     with pytest.raises(UsageError, match="--half-backbone does not work with detectron2"):

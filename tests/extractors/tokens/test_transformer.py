@@ -8,6 +8,7 @@ import torch
 
 from extractors.tokens.transformer import FORWARD_CAPTIONS, TokenRequest
 from schemas.errors import InputError, UsageError
+from tests.threads import threads_of_torch
 from tests.tiny_bert import make_tiny_bert
 
 pytestmark = pytest.mark.slow  # Importing transformers alone takes seconds.
@@ -87,14 +88,10 @@ def test_bytes_depend_on_nothing_but_the_caption(folder):
     captions = [[words[n] for n in rng.integers(0, 7, rng.integers(1, 9))] for _ in range(5 * FORWARD_CAPTIONS + 3)]
     expected = [vectors(extractor, [caption])[0].tobytes() for caption in captions]
     order = rng.permutation(len(captions))
-    before = torch.get_num_threads()
-    try:
-        for threads, batch_size in ((1, 64), (2, 3), (2, 1)):
-            torch.set_num_threads(threads)
+    for threads, batch_size in ((1, 64), (2, 3), (2, 1)):
+        with threads_of_torch(threads):
             found = vectors(extractor, [captions[n] for n in order], batch_size)
-            assert [one.tobytes() for one in found] == [expected[n] for n in order]
-    finally:
-        torch.set_num_threads(before)
+        assert [one.tobytes() for one in found] == [expected[n] for n in order]
 
 
 def test_the_fingerprint_is_that_of_the_model_and_not_of_its_folder(folder, tmp_path):

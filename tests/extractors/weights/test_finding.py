@@ -111,27 +111,10 @@ def test_equal_tensors_are_the_same_weights_whatever_file_they_came_in(tmp_path,
     assert found.in_memory().sha256 == found.sha256
 
 
-@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-def test_one_changed_value_makes_other_weights(tmp_path, state, suffix):
-    found = []
-    for last in (0.25, 0.5):
-        state["bn1.running_var"][-1] = last
-        path = tmp_path / f"w{suffix}"
-        torch.save(state, path) if suffix == ".pth" else save_file(state, path)
-        found.append(resolve_weights(str(path), ARCHITECTURE).sha256)
-    assert found[0] != found[1]
-
-
 def test_tensors_are_hashed_once_and_in_place(tmp_path, state, monkeypatch):
     found = resolve_weights(saved(tmp_path / "w.pth", state), ARCHITECTURE)
     monkeypatch.setattr(finding, "state_sha256", None)
     assert found.in_memory().sha256 == found.sha256 == digest(state)
-
-
-def test_moving_a_file_changes_no_parameter(tmp_path, state):
-    here = resolve_weights(saved(tmp_path / "a.pth", state), ARCHITECTURE)
-    (tmp_path / "a.pth").rename(tmp_path / "b.pt")
-    assert resolve_weights(str(tmp_path / "b.pt"), ARCHITECTURE).parameters() == here.parameters()
 
 
 @pytest.mark.parametrize("name", ["w.pth.tar", "w.bin", "w.ckpt", "w", "w.safetensors", "w.pkl", "w.caffemodel", "w#1.pth"])
@@ -278,10 +261,7 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path, monkeypatch):
         ({"conv1.weight": None}, r"1 missing: conv1.weight\. These look like an unknown model's weights"),
         ({"fc.weight": torch.zeros(2)}, r"1 unexpected: fc.weight\."),
         ({"conv1.bias": torch.zeros(5)}, r"1 of another shape: conv1.bias \[5\] for \[4\]\."),
-        (
-            {f"features.{i}.weight": torch.zeros(1) for i in range(35)},
-            r"35 unexpected: .*, …\. These look like VGG19 weights",
-        ),
+        ({f"features.{i}.weight": torch.zeros(1) for i in range(35)}, r"35 unexpected: .*, …\. These look like VGG19 weights"),
         ({"layer3.22.conv3.weight": torch.zeros(1)}, "These look like ResNet101 weights"),
     ],
 )

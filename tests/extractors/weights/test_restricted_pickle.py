@@ -104,11 +104,7 @@ class Call:
 def test_functions_are_refused_by_their_name_and_not_called(tmp_path, protocol, function):
     trace = tmp_path / "ran"
     content = pickle.dumps({"model": {"w": Call(function, f"touch {trace}")}}, protocol)
-    refused(
-        tmp_path,
-        content,
-        rf"refused as a pickle \(it asks for .*({function.__name__}|getattr)",
-    )
+    refused(tmp_path, content, rf"refused as a pickle \(it asks for .*({function.__name__}|getattr)")
     assert not trace.exists()
 
 

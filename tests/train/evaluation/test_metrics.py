@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.threads import threads_of_torch
 from train.evaluation.metrics import Direction, Retrieval, Scores, chance_recall, ranks_between, ranks_of, retrieval
 
 
@@ -92,12 +93,8 @@ def test_equal_inputs_rank_last_for_any_tiles_and_threads(alike, images, caption
     # As of an encoder, whose last bits depend on the batch.
     left, right = (vectors * (1 + 2e-7 * torch.rand(len(vectors), 1, generator=generator)) for vectors in (left, right))
     owner = torch.arange(len(right)) // captions_each
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with threads_of_torch(threads):
         ranks = ranks_of(between(left, right), images, owner, scores_at_once=scores_at_once)
-    finally:
-        torch.set_num_threads(before)
     if alike == "texts":
         assert ranks.image_to_text.tolist() == [(images - 1) * captions_each + 1] * images
     else:

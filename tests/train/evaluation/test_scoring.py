@@ -39,12 +39,7 @@ def test_a_job_opens_the_run(write_run, toy):
         folder, toy.captions, toy.features, splits=("val",), languages=("en",), portion="translation", device="cpu"
     )
     expected = score_run(
-        open_run(folder),
-        captions=toy.captions,
-        features=toy.features,
-        splits=["val"],
-        languages=["en"],
-        portion="translation",
+        open_run(folder), captions=toy.captions, features=toy.features, splits=["val"], languages=["en"], portion="translation"
     )
     assert evaluate_run(job) == expected
     with pytest.raises(UsageError, match="device is 'gpu', expected 'cpu'"):
@@ -140,10 +135,7 @@ def test_only_evaluated_captions_are_read(run, multi30k, monkeypatch, tmp_path):
 
     monkeypatch.setattr("train.evaluation.scoring.open_data", spy)
     scored(run, multi30k, languages=["en"], memory_map=folder)
-    assert read == [
-        ("test_2016", {"en": ("comparable",)}, folder),
-        ("test_2016_flickr", {"en": ("translation",)}, folder),
-    ]
+    assert read == [("test_2016", {"en": ("comparable",)}, folder), ("test_2016_flickr", {"en": ("translation",)}, folder)]
 
 
 def test_captions_without_features_are_left_out(run, toy, gappy):

@@ -219,11 +219,7 @@ def test_word_vectors_are_averaged(tmp_path, data):
     path.write_text("\n".join(["30 4", *lines]) + "\n")
     result = sts(StsJob((data,), vectors=(str(path),)))
     system = result.systems[1]
-    assert (system.name, system.kind, system.text) == (
-        str(path),
-        "vectors",
-        "mean of word vectors; runs of letters and digits",
-    )
+    assert (system.name, system.kind, system.text) == (str(path), "vectors", "mean of word vectors; runs of letters and digits")
     for pairs, similarities in zip(result.data, system.similarities, strict=True):
         for first, second, similarity in zip(pairs.first, pairs.second, similarities, strict=True):
             means = [

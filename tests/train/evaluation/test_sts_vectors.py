@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 
 from schemas.errors import InputError
-from train.evaluation.sts_vectors import (
-    Coverage,
-    coverage_of,
-    mean_vectors,
-    read_sentence_vectors,
-    read_word_vectors,
-    words_of,
-)
+from train.evaluation.sts_vectors import Coverage, coverage_of, mean_vectors, read_sentence_vectors, read_word_vectors, words_of
 
 LINES = [
     "the 1 0 0",

@@ -180,10 +180,7 @@ def test_the_output_may_start_with_the_home_folder(toy_2016, tmp_path, monkeypat
 @pytest.mark.slow
 def test_the_report_has_means_deviations_and_published_numbers(finished):
     report = read_report(str(finished), "gella2017")
-    assert [section.title for section in report.sections] == [
-        "Table 1 (comparable captions)",
-        "Table 2 (comparable captions)",
-    ]
+    assert [section.title for section in report.sections] == ["Table 1 (comparable captions)", "Table 2 (comparable captions)"]
     results = [json.loads((finished / f"results/gella2017/pivot-sym/seed-{seed}.json").read_text()) for seed in (0, 1)]
     for section, language in zip(report.sections, ("en", "de"), strict=True):
         lines = {line.row.name: line for line in section.lines}

@@ -6,17 +6,7 @@ from extractors.regions.bottom_up.input import prepare, resized_wh, scale_of, se
 from tests.extractors.regions.reference_detector import resize
 from tests.pretended_gpu import pretended_gpu
 
-SIZES = [
-    (640, 360),
-    (333, 500),
-    (17, 23),
-    (1, 1),
-    (2000, 20),
-    (300, 4000),
-    (800, 600),
-    (1201, 900),
-    (31, 31),
-]
+SIZES = [(640, 360), (333, 500), (17, 23), (1, 1), (2000, 20), (300, 4000), (800, 600), (1201, 900), (31, 31)]
 
 
 def picture(width, height, seed=0):

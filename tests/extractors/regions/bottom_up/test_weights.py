@@ -171,18 +171,6 @@ def test_what_lies_around_the_names_is_taken_off(tmp_path, state, wrap):
     assert_same(read_detector(written(tmp_path / "bua-caffe-frcn-r101-k36.pth", wrap(milvlg(state)))), state)
 
 
-@pytest.mark.parametrize(
-    ("suffix", "form"), [(".pth", "torch"), (".pth", "pickle"), (".pt", "old torch"), (".bin", "pickle"), (".pkl", "torch")]
-)
-def test_how_a_file_was_written_shows_in_its_bytes(tmp_path, state, suffix, form):
-    content, path = {"model": arrays(milvlg(state))}, tmp_path / f"w{suffix}"
-    if form == "pickle":
-        path.write_bytes(pickle.dumps(content, 4))
-    else:
-        torch.save(content, path, _use_new_zipfile_serialization=form == "torch")
-    assert_same(read_detector(path), state)
-
-
 def test_a_file_has_its_own_anchors_or_the_original_ones(tmp_path, state):
     own = cell_anchors() + 0.25
     assert_same(read_detector(written(tmp_path / "w.pth", milvlg(state, anchors=own))), state | {"rpn.anchors": own})

@@ -10,6 +10,7 @@ from PIL import Image
 import extractors
 from extractors.settings import RegionOptions
 from schemas.errors import InputError, UsageError
+from tests.threads import threads_of_torch
 
 pytest.importorskip("detectron2", reason="needs detectron2: extractors.catalogue says how to install it")
 
@@ -142,15 +143,11 @@ def test_the_bytes_do_not_depend_on_threads_nor_batch(config, checkpoint):
     extractor = extractors.load(name(config, checkpoint), regions=KEPT)
     batch = extractor.collate([extractor.preprocess(noise(*size)) for size in ((120, 90), (60, 150), (99, 99))])
     expected = extractor.extract_columns(batch)
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
+    for threads in (1, 2):
+        with threads_of_torch(threads):
             for i, pixels in enumerate(batch):
                 found = extractor.extract_columns([pixels])
                 assert all(found[column].tobytes() == expected[column][i : i + 1].tobytes() for column in expected), threads
-    finally:
-        torch.set_num_threads(before)
     assert extractor.extract([]).shape == (0, 20, 128)
 
 
