@@ -3,9 +3,9 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from tests.threads import threads_of_torch
 from torch.nn.utils.rnn import pack_sequence
 
+from tests.threads import threads_of_torch
 from tests.train.models.equations import gradcheck_model
 from train.data.batches import CaptionBatch
 from train.data.packing import pack
