@@ -56,30 +56,21 @@ def test_it_is_lines_of_json_sorted_by_image(folder):
     content = json.loads(first)
     assert content["format"] == "shard record 1"
     assert content["sources_sha256"] == hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
-
-
-def test_the_bytes_do_not_depend_on_the_order_of_the_sources(folder):
-    write_record(folder, SHARD, FULL)
     before = path(folder).read_bytes()
     write_record(folder, SHARD, Record.of(ENTRY, FOOTER, FULL.state, SOURCES[::-1]))
     assert path(folder).read_bytes() == before
 
 
-def test_it_describes_one_shard_only():
+def test_it_describes_and_stands_for_its_shard_alone(folder):
     assert RECORD.describes(4711, STATISTICS)
     assert RECORD.describes(4711, dict(reversed(STATISTICS.items())))
-    assert not RECORD.describes(4712, STATISTICS)
-    assert not RECORD.describes(None, STATISTICS)
-    assert not RECORD.describes(4711, {**STATISTICS, "rows": 4})
-
-
-def test_it_stands_for_the_footer_of_its_shard_alone(folder):
+    for size, statistics in ((4712, STATISTICS), (None, STATISTICS), (4711, {**STATISTICS, "rows": 4})):
+        assert not RECORD.describes(size, statistics)
     write_record(folder, SHARD, FULL)
     record = read_record(folder, SHARD)
     assert record.stands_for(SHARD, 4711) == (ENTRY, FOOTER)
-    assert record.stands_for(SHARD, 4712) is None
-    assert record.stands_for(SHARD, None) is None
-    assert record.stands_for("part-00000-of-00003.parquet", 4711) is None
+    for name, size in ((SHARD, 4712), (SHARD, None), ("part-00000-of-00003.parquet", 4711)):
+        assert record.stands_for(name, size) is None
 
 
 @pytest.mark.parametrize(
@@ -94,11 +85,6 @@ def test_a_long_first_line_is_read_whole(folder):
     write_record(folder, SHARD, dataclasses.replace(long, sources=SOURCES))
     whole = read_record(folder, SHARD, whole=True)
     assert read_record(folder, SHARD) == dataclasses.replace(whole, sources=None)
-
-
-def test_none_is_none(folder):
-    assert read_record(folder, SHARD) is None
-    assert read_record(folder, SHARD, whole=True) is None
 
 
 @pytest.mark.slow
@@ -135,6 +121,7 @@ def test_a_cut_is_noticed_wherever_it_is(folder, written):
     "text", ["", "\n", "null\n", "7\n", "[]\n", "{}\n", '"x"\n', '{"record_sha256": 7}\n', "[" * 100_000 + "\n", "\x00\n"]
 )
 def test_anything_else_is_no_record(folder, text):
+    assert read_record(folder, SHARD) is None
     folder.write(record_name(SHARD), text.encode())
     assert read_record(folder, SHARD) is None
     assert read_record(folder, SHARD, whole=True) is None

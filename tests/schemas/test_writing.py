@@ -139,12 +139,6 @@ def test_rows_and_failures_are_counted_while_they_are_written(folder):
     assert [row["key"] for row in failures_in(folder)] == ["late 1", "late 2", "late 3"]
 
 
-def test_statistics_that_json_cannot_hold_write_nothing(folder):
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        write_captions(folder, many_captions(2), statistics={"mean": float("nan")})
-    assert folder.names() == []
-
-
 def test_a_shard_without_rows(folder):
     write_captions(folder, [])
     table = pq.ParquetFile(folder.local_path / NAME).read()
@@ -153,17 +147,21 @@ def test_a_shard_without_rows(folder):
     assert read_footer(folder, NAME).rows == 0
 
 
-def test_rows_of_another_schema_write_nothing(folder):
-    rows = pa.table({"image_id": ["a"], "text": ["b"]})
-    with pytest.raises(ValueError, match="field names"):
-        write(folder, [rows])
-    assert folder.names() == []
-
-
-def test_nulls_write_nothing(folder):
-    rows = pa.Table.from_pylist([{**row, "text": None} for row in many_captions(2)], schema=CAPTIONS)
-    with pytest.raises(ValueError, match=r"'text' .*non-nullable but contains nulls"):
-        write(folder, [rows])
+@pytest.mark.parametrize(
+    ("rows", "more", "error", "match"),
+    [
+        (pa.table({"image_id": ["a"], "text": ["b"]}), {}, ValueError, "field names"),
+        (
+            pa.Table.from_pylist([{**row, "text": None} for row in many_captions(2)], schema=CAPTIONS),
+            *({}, ValueError, r"'text' .*non-nullable but contains nulls"),
+        ),
+        (CAPTIONS.empty_table(), {"statistics": {"mean": float("nan")}}, ValueError, "not JSON compliant"),
+        (CAPTIONS.empty_table(), {"failures": [{"uri": "no key"}]}, KeyError, "key"),
+    ],
+)
+def test_what_cannot_be_stored_writes_nothing(folder, rows, more, error, match):
+    with pytest.raises(error, match=match):
+        write(folder, [rows], **more)
     assert folder.names() == []
 
 
@@ -378,12 +376,6 @@ def test_failures_are_published_before_their_shard_and_its_record_after_it(folde
     monkeypatch.setattr(Folder, "_publish", record)
     write_captions(folder, many_captions(3), failures=[failure("a")])
     assert published == [FAILED, NAME, RECORD]
-
-
-def test_no_shard_without_its_failures(folder):
-    with pytest.raises(KeyError, match="key"):
-        write_captions(folder, many_captions(3), failures=[{"uri": "no key"}])
-    assert folder.names() == []
 
 
 def test_a_retry_without_failures_removes_those_of_the_first_try(folder):

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Literal, get_args, get_origin
 
 import pytest
 import typer
@@ -39,8 +39,14 @@ def test_google_reads_the_metadata():
 
 
 def test_metadata_lists_every_option_of_each_command():
+    commands = typer.main.get_command(app).commands
+    assert set(LEFT_OUT) <= {max(each.opts, key=len).removeprefix("--") for name in COMMANDS for each in commands[name].params}
     assert set(PARAMETERS) == {"command", *BEAM}.union(*map(parameters_of, COMMANDS))
     for name, parameter in PARAMETERS.items():
+        [pattern] = parameter["regexes"]
+        assert re.fullmatch(r"\^.+\$", pattern)
+        assert not re.match(pattern, "")
+        assert parameter["helpText"]
         having = [command for command in COMMANDS if name in parameters_of(command)]
         if name not in {"command", *BEAM}:
             assert parameter.get("parentTriggerValues", list(COMMANDS)) == having, name
@@ -48,17 +54,8 @@ def test_metadata_lists_every_option_of_each_command():
     assert {name for name, parameter in PARAMETERS.items() if not parameter["isOptional"]} == {"command", "output"}
 
 
-def test_options_that_are_left_out_are_options():
-    found = {max(each.opts, key=len).removeprefix("--") for command in COMMANDS for each in _every_parameter(command)}
-    assert set(LEFT_OUT) <= found
-
-
-def _every_parameter(command: str) -> list[Any]:
-    return typer.main.get_command(app).commands[command].params
-
-
 @pytest.mark.parametrize("command", COMMANDS)
-def test_choices_of_the_metadata_are_those_of_the_options(command):
+def test_choices_and_patterns_of_the_metadata_fit_the_options(command):
     assert [option["value"] for option in PARAMETERS["command"]["enumOptions"]] == list(COMMANDS)
     options = typer.main.get_command(app).commands[command].callback.options
     for name, parameter in parameters_of(command).items():
@@ -70,22 +67,9 @@ def test_choices_of_the_metadata_are_those_of_the_options(command):
             assert PARAMETERS[name]["regexes"] == [f"^({'|'.join(choices)})$"]
         if hint is bool:
             assert PARAMETERS[name]["regexes"] == ["^(true|false)$"]
-
-
-def test_every_parameter_has_a_pattern_and_a_help():
-    for parameter in PARAMETERS.values():
-        (pattern,) = parameter["regexes"]
-        assert re.fullmatch(r"\^.+\$", pattern)
-        assert not re.match(pattern, "")
-        assert parameter["helpText"]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_defaults_match_their_patterns(command):
-    for name, option in parameters_of(command).items():
-        if option.default not in (None, "", Ellipsis) and option.param_type_name == "option":
-            text = str(option.default).lower() if isinstance(option.default, bool) else str(option.default)
-            assert re.match(PARAMETERS[name]["regexes"][0], text), (name, option.default)
+        if parameter.default not in (None, "", Ellipsis) and parameter.param_type_name == "option":
+            text = str(parameter.default).lower() if isinstance(parameter.default, bool) else str(parameter.default)
+            assert re.match(PARAMETERS[name]["regexes"][0], text), (name, parameter.default)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +97,7 @@ def test_patterns(name, good, bad):
 # --- the command -------------------------------------------------------------------------------------------------------
 
 
-def test_parameters_go_before_the_dashes_and_googles_flags_behind_them():
+def test_arguments_stand_in_their_order_and_parameters_go_before_the_dashes_and_googles_flags_behind_them():
     arguments = (
         *("--runner=DataflowRunner", "--output=gs://b/features", "--command=features", "--project=p", "--batch_size=8"),
         *("--images=gs://b/photos", "--compile=true", "--unpooled=false", "--disk_size_gb=100", "--job_name=x"),
@@ -122,9 +106,6 @@ def test_parameters_go_before_the_dashes_and_googles_flags_behind_them():
         *("features", "gs://b/photos", "gs://b/features", "--compile", "--batch-size=8"),
         *("--", "--runner=DataflowRunner", "--project=p", "--disk_size_gb=100", "--job_name=x"),
     ]
-
-
-def test_arguments_stand_in_the_order_of_the_command():
     places = ("--output=gs://b/encoded", "--vocabulary=gs://b/vocabulary", "--captions=gs://b/captions")
     assert command_line(("--command=encode", *places, *GOOGLES)) == [
         *("encode", "gs://b/captions", "gs://b/vocabulary", "gs://b/encoded", "--", *GOOGLES)

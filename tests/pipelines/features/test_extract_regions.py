@@ -190,13 +190,6 @@ def test_batches_are_the_extractors_own_unless_one_says_so(images, tmp_path):
     assert snapshot(tmp_path / "r") == snapshot(tmp_path / "s")
 
 
-def test_failures_are_rows_of_their_own(images, tmp_path):
-    (images / "bad.png").write_bytes(b"")
-    manifest = extract_features(job_of(images, tmp_path / "r"), ONE)
-    assert (manifest.rows, manifest.failure_reasons) == (23, {"empty": 1})
-    assert validate(tmp_path / "r") == []
-
-
 def test_an_update_gives_what_a_fresh_run_gives(images, extracted, tmp_path):
     for name in ("aaa", "image105", "zzz"):
         (images / f"{name}.png").write_bytes(picture((6, 5, 4)))

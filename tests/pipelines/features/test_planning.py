@@ -93,52 +93,55 @@ def test_a_plan_of_an_update_counts_what_is_gone_or_has_changed(images, tmp_path
     assert plan_of(job_of(images, tmp_path / "f", overwrite=True)).images == 29
 
 
-def refused(error, match, job):
-    """Both a run and its plan end with an error, before anything is written."""
-    output = Path(job.output)
-    before = sorted(output.rglob("*")) if output.exists() else None
+def change_images(images: Path, output: Path) -> None:
+    extract_features(job_of(images, output), Execution(workers=1))
+    (images / "image00.png").unlink()
+
+
+def write_below(folder: str, name: str, text: str = "mine"):
+    def act(images: Path, output: Path) -> None:
+        (images.parent / folder).mkdir(exist_ok=True)
+        (images.parent / folder / name).write_text(text)
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("prepare", "source", "output", "device", "error", "match"),
+    [
+        (
+            write_below("images/more", "image07.jpg"),
+            *("images", "f", "cpu", InputError),
+            "image id 'image07' belongs to two files, 'image07.png' and 'more/image07.jpg'",
+        ),
+        (
+            write_below("f", "notes.txt"),
+            *("images", "f", "cpu", DatasetError, "holds files that do not belong to a dataset, e.g. 'notes.txt'"),
+        ),
+        (change_images, "images", "f", "cpu", DatasetError, "was made from other images: in 1 of 4 shards"),
+        (
+            write_below(".", "file"),
+            *("images", "file/f", "cpu", DatasetError, "a part of the path is a file, not a folder"),
+        ),
+        (
+            write_below(".", "table.csv", "image_id,address\na,b.png\n"),
+            *("table.csv", "f", "cpu", InputError),
+            r"table\.csv' has no column 'uri'; its columns are 'image_id', 'address'",
+        ),
+        (lambda images, output: None, "images", "f", "cuda", UsageError, "cuda"),
+    ],
+)
+def test_a_run_and_its_plan_are_refused_before_anything_is_written(
+    images, tmp_path, monkeypatch, prepare, source, output, device, error, match
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    prepare(images, tmp_path / output)
+    before = sorted(tmp_path.rglob("*"))
+    job = replace(job_of(tmp_path / source, tmp_path / output), device=device)
     for act in (plan_of, lambda job: extract_features(job, Execution(workers=1))):
         with pytest.raises(error, match=match):
             act(job)
-        assert (sorted(output.rglob("*")) if output.exists() else None) == before
-
-
-def test_a_plan_finds_ids_that_occur_twice(images, tmp_path):
-    (images / "more").mkdir()
-    (images / "more" / "image07.jpg").write_bytes(b"")
-    refused(
-        InputError,
-        "image id 'image07' belongs to two files, 'image07.png' and 'more/image07.jpg'",
-        job_of(images, tmp_path / "f"),
-    )
-
-
-def test_a_plan_finds_a_folder_that_the_run_would_refuse(images, tmp_path):
-    (tmp_path / "f").mkdir()
-    (tmp_path / "f" / "notes.txt").write_text("mine")
-    refused(DatasetError, "holds files that do not belong to a dataset, e.g. 'notes.txt'", job_of(images, tmp_path / "f"))
-    extract_features(job_of(images, tmp_path / "g"), Execution(workers=1))
-    (images / "image00.png").unlink()
-    refused(DatasetError, "was made from other images: in 1 of 4 shards", job_of(images, tmp_path / "g"))
-
-
-def test_a_plan_finds_a_place_where_nothing_can_be_written(images, tmp_path):
-    (tmp_path / "file").touch()
-    refused(DatasetError, "a part of the path is a file, not a folder", job_of(images, tmp_path / "file" / "f"))
-
-
-def test_a_plan_finds_a_missing_column(tmp_path):
-    (tmp_path / "table.csv").write_text("image_id,address\na,b.png\n")
-    refused(
-        InputError,
-        r"table\.csv' has no column 'uri'; its columns are 'image_id', 'address'",
-        job_of(tmp_path / "table.csv", tmp_path / "f"),
-    )
-
-
-def test_a_plan_finds_a_device_that_is_not_there(images, tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    refused(UsageError, "cuda", replace(job_of(images, tmp_path / "f"), device="cuda"))
+        assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_plan_of_a_retry_counts_what_failed(images, tmp_path):

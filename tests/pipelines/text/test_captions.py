@@ -294,13 +294,6 @@ def test_changed_captions_are_another_dataset(rows, table, prepared, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_folder_of_the_table_does_not_matter(table, prepared, tmp_path):
-    assert table.parent != prepared.parent
-    prepare_captions(job_of(table, tmp_path / "c"), ONE)
-    assert snapshot(tmp_path / "c") == snapshot(prepared)
-
-
-@pytest.mark.slow
 def test_truecasers_learn_from_the_named_splits(rows):
     recipe = RECIPES["moses-truecase"]
     captions = [RawCaption(image_id, language, portion, -1, split, text) for image_id, language, portion, split, text in rows]

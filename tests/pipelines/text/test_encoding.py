@@ -13,7 +13,7 @@ from pipelines.text.encoding import EncodeJob, encode_captions
 from pipelines.text.encoding_transforms import encode_table
 from pipelines.text.vocabulary import VocabularyJob, build_vocabulary
 from schemas.dataset import Dataset, open_dataset
-from schemas.errors import DatasetError, UsageError
+from schemas.errors import DatasetError
 from schemas.kinds import CAPTIONS, ENCODED
 from schemas.vocabulary import Vocabulary
 from schemas.writing.validation import validate
@@ -194,13 +194,6 @@ def test_captions_whose_content_has_changed_are_encoded_again_only_when_asked(in
 
 
 @pytest.mark.slow
-def test_all_shards_finished_and_no_manifest(inputs, encoded, tmp_path):
-    shutil.copytree(encoded, tmp_path / "e")
-    (tmp_path / "e" / "_manifest.json").unlink()
-    assert encode_captions(job_of(inputs, tmp_path / "e"), ONE) == open_dataset(encoded).manifest
-
-
-@pytest.mark.slow
 def test_shards_are_read_in_batches_of_any_size(inputs, encoded, tmp_path, monkeypatch):
     monkeypatch.setattr("schemas.kinds._BATCH_BYTES", 1)
     read = Dataset.shard
@@ -221,15 +214,3 @@ def test_another_length_is_another_dataset(inputs, encoded, tmp_path):
     encode_captions(job_of(inputs, tmp_path / "e", max_length=5, overwrite=True), ONE)
     assert open_dataset(tmp_path / "e").manifest.parameters["max_length"] == 5
     assert validate(tmp_path / "e") == []
-
-
-def test_swapped_inputs_are_refused(inputs, tmp_path):
-    job = EncodeJob(str(inputs / "vocabulary"), str(inputs / "captions"), str(tmp_path / "e"))
-    with pytest.raises(DatasetError, match="holds vocabulary, expected captions: give the folder of the captions"):
-        encode_captions(job, ONE)
-    assert not (tmp_path / "e").exists()
-
-
-def test_a_length_of_zero_is_refused():
-    with pytest.raises(UsageError, match="--max-length is 0, expected 1 or more"):
-        EncodeJob("c", "v", "e", max_length=0)

@@ -2,6 +2,7 @@ import random
 import shutil
 from collections import Counter, defaultdict
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from pipelines.inputs.captions import open_source
 from pipelines.running.execution import Execution
 from pipelines.text.captions import CaptionsJob, prepare_captions
 from pipelines.text.counting import count_tokens, vocabulary_statistics
+from pipelines.text.encoding import EncodeJob
 from pipelines.text.vocabulary import VocabularyJob, build_vocabulary
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
@@ -269,18 +271,17 @@ def test_captions_without_rows_are_an_error(tmp_path):
         build_vocabulary(VocabularyJob(str(tmp_path / "c"), str(tmp_path / "v")), ONE)
 
 
-def test_another_kind_is_refused(built, tmp_path):
-    with pytest.raises(DatasetError, match="holds vocabulary, expected captions"):
-        build_vocabulary(VocabularyJob(str(built()), str(tmp_path / "w")), ONE)
-
-
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [({"min_count": 0}, "--min-count is 0, expected 1 or more"), ({"count_scope": "both"}, "--count-scope is 'both'")],
+    ("job", "arguments", "message"),
+    [
+        (VocabularyJob, {"min_count": 0}, "--min-count is 0, expected 1 or more"),
+        (VocabularyJob, {"count_scope": "both"}, "--count-scope is 'both'"),
+        (partial(EncodeJob, "c"), {"max_length": 0}, "--max-length is 0, expected 1 or more"),
+    ],
 )
-def test_invalid_arguments_are_refused(arguments, message):
+def test_invalid_arguments_are_refused(job, arguments, message):
     with pytest.raises(UsageError, match=message):
-        VocabularyJob("c", "v", **arguments)
+        job("c", "v", **arguments)
 
 
 @pytest.mark.slow

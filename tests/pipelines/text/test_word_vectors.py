@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.commands import app as cli
 from pipelines.datasets.comparison import compare_datasets
 from pipelines.jobs import DiffJob, WordVectorsJob
 from pipelines.text.word_vectors import import_word_vectors
@@ -171,22 +170,14 @@ def test_another_dataset_is_no_vocabulary(job):
         import_word_vectors(WordVectorsJob(job.output, job.files, job.output, job.languages))
 
 
-def test_the_command_prints_the_coverage(job, monkeypatch, capsys):
-    words = ["imagepivot", "word-vectors", job.vocabulary, *job.files, job.output, "--languages", "en,de"]
-    monkeypatch.setattr(sys, "argv", words)
-    monkeypatch.setattr(cli.console, "_width", 200)
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    printed = capsys.readouterr().out
-    assert not end.value.code
+def test_the_command_prints_the_coverage(job, call):
+    code, printed, _ = call("word-vectors", job.vocabulary, *job.files, job.output, "--languages", "en,de")
+    assert code == 0
     assert "word-vectors: 8 rows in 1 shards" in printed
     assert "5 (71.43%)" in printed  # Types.
     assert "23 (85.19%)" in printed  # Occurrences.
     assert "ein 8" in printed
-    monkeypatch.setattr(sys, "argv", ["imagepivot", "inspect", job.output])
-    with pytest.raises(SystemExit):
-        cli.main()
-    shown = capsys.readouterr().out
+    shown = call("inspect", job.output)[1]
     assert "[1.000, 0.000, 0.000, ...] 3 values" in shown
     assert "5 (71.43%)" in shown
 
