@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from schemas.errors import DatasetError, UsageError
+from schemas.errors import DatasetError
 from schemas.storage.folder import Folder
 from tests.train.trainings import CONFIG, ENGLISH, assert_equal, contents, events, lasting_log, weights
 from train.config.sections import from_toml
@@ -142,8 +142,3 @@ def test_it_resumes_bit_for_bit(train_toy, tmp_path):
     assert_equal(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
     with pytest.raises(DatasetError, match=r"holds another run \(schedule\.grad_accum_steps: was 3, now 2"):
         train_toy(several(CONFIG, 2), "parts", resume=True)
-
-
-def test_no_batch_is_refused():
-    with pytest.raises(UsageError, match=r"schedule\.grad_accum_steps is 0, expected more than 0"):
-        from_toml(several(CONFIG, 0), "test")

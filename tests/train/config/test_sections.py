@@ -186,6 +186,7 @@ def test_a_file_extends_a_preset(tmp_path):
         ("[optimizer]\nbetas = [0.9, 1]", "optimizer.betas is .0.9, 1.0., expected 0 to less than 1"),
         ("[schedule]\nmonitor_languages = ['de']", "schedule.monitor_languages names de, but the languages are en"),
         ("[schedule]\npatience = 0", "training would never end"),
+        ("[schedule]\ngrad_accum_steps = 0", "schedule.grad_accum_steps is 0, expected more than 0"),
         ("[schedule]\nbatch_size = 1", "schedule.batch_size is 1: a batch of one has no negatives"),
         ("[schedule]\nlr_step_factor = 10", "schedule.lr_step_factor is 10.0: the learning rate would grow. Give at most 1"),
         ("split = []", "data.split is empty: name the split to train on"),

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from train.data.batches import CaptionBatch
+
 
 def sigmoid(x):
     return 1 / (1 + np.exp(-x))
@@ -67,6 +69,17 @@ def diversity(a, b, margin):
                 if r != k:
                     total += max(0.0, margin - (1 - cosine(a[p, k], b[p, r])))
     return total
+
+
+def batch_of(captions: list[list[int]], rows=None) -> CaptionBatch:
+    """Return captions in the order of ``rows``, or in their own."""
+    rows = np.arange(len(captions)) if rows is None else np.array(rows)
+    return CaptionBatch(np.concatenate(captions), np.cumsum([0, *map(len, captions)]), rows)
+
+
+def drawn(rng: np.random.Generator, count: int) -> list[list[int]]:
+    """Draw captions of two to eight tokens."""
+    return [[1, *rng.integers(3, 9, rng.integers(0, 7)).tolist(), 2] for _ in range(count)]
 
 
 def gradcheck_model(model: nn.Module, function: Callable[..., Tensor], *inputs: Tensor) -> bool:

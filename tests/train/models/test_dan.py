@@ -2,10 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.train.models.equations import both_ways
+from tests.train.models.equations import batch_of, both_ways, drawn
 from tests.train.models.test_memory_attention import parameters_of, steps_by_hand
 from train.config.models import DanConfig
-from train.data.batches import CaptionBatch
 from train.models.catalogue import build_model
 from train.models.dan import Dan
 from train.models.dimensions import Dimensions
@@ -22,14 +21,6 @@ def model() -> Dan:
         for parameter in model.parameters():
             parameter.mul_(3)
     return model
-
-
-def batch_of(captions: list[list[int]]) -> CaptionBatch:
-    return CaptionBatch(np.concatenate(captions), np.cumsum([0, *map(len, captions)]), np.arange(len(captions)))
-
-
-def drawn(rng: np.random.Generator, count: int) -> list[list[int]]:
-    return [[1, *rng.integers(3, 9, rng.integers(0, 7)).tolist(), 2] for _ in range(count)]
 
 
 def test_an_image_is_its_contexts(model):

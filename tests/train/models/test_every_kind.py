@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from schemas.errors import UsageError
-from tests.train.models.equations import gradcheck_model
+from tests.train.models.equations import batch_of, drawn, gradcheck_model
 from train.config.models import DanConfig, MhaDConfig, MlmmeConfig, ScanConfig, VseConfig, model_kinds
-from train.data.batches import CaptionBatch
 from train.models.catalogue import build_model
 from train.models.dimensions import Dimensions
 from train.models.retrieval_model import ImageBatch, RetrievalModel
@@ -43,15 +42,6 @@ def build(config, **changes) -> RetrievalModel:
         for name, parameter in model.named_parameters():
             parameter.mul_(10 if "contexts" in name or "words" in name else 1)
     return model.eval()
-
-
-def batch_of(captions: list[list[int]], rows=None) -> CaptionBatch:
-    rows = np.arange(len(captions)) if rows is None else np.array(rows)
-    return CaptionBatch(np.concatenate(captions), np.cumsum([0, *map(len, captions)]), rows)
-
-
-def drawn(rng: np.random.Generator, count: int) -> list[list[int]]:
-    return [[1, *rng.integers(3, 9, rng.integers(0, 7)).tolist(), 2] for _ in range(count)]
 
 
 def images_of(config, count: int, dtype=torch.float32, width: int = 8) -> ImageBatch:

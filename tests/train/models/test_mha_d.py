@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.train.models.equations import attended, both_ways
+from tests.train.models.equations import attended, batch_of, both_ways, drawn
 from train.config.models import MhaDConfig
 from train.data.batches import CaptionBatch
 from train.models.catalogue import build_model
@@ -35,14 +35,6 @@ def heads_of(items: np.ndarray, attention: torch.nn.Module) -> np.ndarray:
 
 def unit(vector: np.ndarray) -> np.ndarray:
     return vector / np.sqrt((vector**2).sum())
-
-
-def batch_of(captions: list[list[int]]) -> CaptionBatch:
-    return CaptionBatch(np.concatenate(captions), np.cumsum([0, *map(len, captions)]), np.arange(len(captions)))
-
-
-def drawn(rng: np.random.Generator, count: int) -> list[list[int]]:
-    return [[1, *rng.integers(3, 9, rng.integers(0, 7)).tolist(), 2] for _ in range(count)]
 
 
 def test_an_image_is_its_heads(model):

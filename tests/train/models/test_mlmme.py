@@ -3,8 +3,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from tests.train.models.equations import batch_of
 from train.config.models import MlmmeConfig
-from train.data.batches import CaptionBatch
 from train.models.catalogue import build_model
 from train.models.dimensions import Dimensions
 from train.models.mlmme import Mlmme
@@ -18,10 +18,6 @@ CAPTIONS = [[1, 4, 2], [1, 4, 5, 6, 2], [1, 2], [1, 7, 2]]
 def build(scoring: str, **changes) -> Mlmme:
     config = MlmmeConfig(embed_dim=4, word_dim=3, hidden_size=5, scoring=scoring)
     return build_model(config, replace(DIMENSIONS, **changes), seed=0).double()
-
-
-def batch_of(captions: list[list[int]] = CAPTIONS) -> CaptionBatch:
-    return CaptionBatch(np.concatenate(captions), np.cumsum([0, *map(len, captions)]), np.arange(len(captions)))
 
 
 def sigmoid(x):
@@ -52,7 +48,10 @@ def image(model: Mlmme, feature: np.ndarray) -> np.ndarray:
 def views_of(model: Mlmme, features: torch.Tensor) -> dict[str, tuple]:
     views = {"images": (model.encode_images(ImageBatch(features)), [image(model, each) for each in features.numpy()])}
     for language in LANGUAGES:
-        views[language] = model.encode_captions(batch_of(), language), [sentence(model, language, each) for each in CAPTIONS]
+        views[language] = (
+            model.encode_captions(batch_of(CAPTIONS), language),
+            [sentence(model, language, each) for each in CAPTIONS],
+        )
     return views
 
 
@@ -85,7 +84,7 @@ def test_general_scores_are_bilinear():
 def test_one_map_serves_all_languages_and_a_matrix_two_views():
     model = build("general")
     assert model.modules_by_language() == {f"sentences.{number}": (language,) for number, language in enumerate(LANGUAGES)}
-    english, german = (model.encode_captions(batch_of(), language) for language in ("en", "de"))
+    english, german = (model.encode_captions(batch_of(CAPTIONS), language) for language in ("en", "de"))
     model.scores(english, german).square().sum().backward()
     moved = {name for name, parameter in model.named_parameters() if parameter.grad is not None and parameter.grad.any()}
     assert {name.partition(".")[0] for name in moved} == {"projection", "sentences", "mappings"}
