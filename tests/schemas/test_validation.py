@@ -387,35 +387,24 @@ def swap(rows):
     rows[4], rows[-1] = {**rows[-1], "id": 4}, {**rows[4], "id": len(rows) - 1}
 
 
-WRONG_VOCABULARIES = {
-    r"the first tokens are not \('<pad>', '<start>', '<end>', '<unk>'\)": lambda rows: rows[0].update(token="<PAD>"),
-    r"the ids are not 0, 1, 2, \.\.\.": lambda rows: rows[-1].update(id=99),
-    r"the tokens are not in the order of count descending, then token": swap,
-    r"the count of token '.*' is not the sum of its counts by language": lambda rows: rows[4].update(count=999),
-}
-
-
-@pytest.mark.parametrize("complaint", WRONG_VOCABULARIES)
-def test_a_wrong_vocabulary(copy_toy, forge, complaint):
+@pytest.mark.parametrize(
+    ("change", "complaints"),
+    [
+        (
+            lambda rows: rows[0].update(token="<PAD>"),
+            [r"the first tokens are not \('<pad>', '<start>', '<end>', '<unk>'\)"],
+        ),
+        (lambda rows: rows[-1].update(id=99), [r"the ids are not 0, 1, 2, \.\.\."]),
+        (swap, ["the tokens are not in the order of count descending, then token"]),
+        (lambda rows: rows[4].update(count=999), ["the count of token '.*' is not the sum of its counts by language"]),
+        (lambda rows: rows.append({**rows[-1], "id": len(rows)}), ["a token occurs twice"]),
+        (lambda rows: rows[-1].update(id=rows[-2]["id"]), [r"key \(\d+,\) occurs twice", r"the ids are not 0, 1, 2, \.\.\."]),
+    ],
+)
+def test_a_wrong_vocabulary(copy_toy, forge, change, complaints):
     toy = copy_toy("vocabulary")
-    vocabulary(toy, forge, WRONG_VOCABULARIES[complaint])
-    assert complains(toy, rf"{VOCABULARY}: {complaint}")
-
-
-def test_a_token_twice(copy_toy, forge):
-    toy = copy_toy("vocabulary")
-
-    def change(rows):
-        rows.append({**rows[-1], "id": len(rows)})
-
     vocabulary(toy, forge, change)
-    assert complains(toy, rf"{VOCABULARY}: a token occurs twice")
-
-
-def test_an_id_twice(copy_toy, forge):
-    toy = copy_toy("vocabulary")
-    vocabulary(toy, forge, lambda rows: rows[-1].update(id=rows[-2]["id"]))
-    assert complains(toy, rf"{VOCABULARY}: key \(\d+,\) occurs twice", rf"{VOCABULARY}: the ids are not 0, 1, 2, \.\.\.")
+    assert complains(toy, *(f"{VOCABULARY}: {complaint}" for complaint in complaints))
 
 
 @pytest.mark.parametrize("data", [b"<pad>\n<start>\n<end>\n<unk>\n", b"", b"\xff\xfe\n"])
@@ -437,16 +426,24 @@ def failed(copy_toy):
     return toy, f"_failures/{path.name}", path.with_suffix(".parquet").name
 
 
-def test_an_unknown_reason(failed, forge):
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda rows: rows[0].update(reason="tired"), "NAME: reason 'tired' is not in the closed list"),
+        (
+            lambda rows: rows[0].update(reason="too_large"),
+            "the manifest counts failures .*, the shards hold .*'too_large': 1.*",
+        ),
+        (
+            lambda rows: rows[0].pop("uri"),
+            r".*/NAME is damaged \(a line is not an object of key, uri, stage, reason, message, all of them text\): .*",
+        ),
+    ],
+)
+def test_rows_of_failures_that_cannot_be(failed, forge, change, complaint):
     toy, name, _ = failed
-    forge.failures(toy, name, lambda rows: rows[0].update(reason="tired"))
-    assert complains(toy, rf"{name}: reason 'tired' is not in the closed list")
-
-
-def test_another_known_reason_is_a_wrong_count(failed, forge):
-    toy, name, _ = failed
-    forge.failures(toy, name, lambda rows: rows[0].update(reason="too_large"))
-    assert complains(toy, r"the manifest counts failures .*, the shards hold .*'too_large': 1.*")
+    forge.failures(toy, name, change)
+    assert complains(toy, complaint.replace("NAME", name))
 
 
 def test_wrong_number_of_rows_of_failures(failed, forge):
@@ -458,14 +455,6 @@ def test_wrong_number_of_rows_of_failures(failed, forge):
     footer = forge.sealed({**footer, "imagepivot.failures": json.dumps(stated)})
     forge.shard(toy, shard, lambda table: table, footer=footer)
     assert complains(toy, rf"{name} has \d rows, the manifest says 77")
-
-
-def test_other_columns_of_failures(failed, forge):
-    toy, name, _ = failed
-    forge.failures(toy, name, lambda rows: rows[0].pop("uri"))
-    assert complains(
-        toy, rf".*/{name} is damaged \(a line is not an object of key, uri, stage, reason, message, all of them text\): .*"
-    )
 
 
 def test_an_image_that_failed_and_has_a_row(failed, forge):

@@ -22,7 +22,7 @@ from pipelines.running import runner
 from pipelines.running.execution import Execution
 from pipelines.running.meter import Meter
 from schemas.dataset import open_dataset
-from schemas.errors import DatasetError, ImagepivotError, InputError, UsageError
+from schemas.errors import DatasetError, InputError, UsageError
 from schemas.keys import shard_of
 from schemas.storage.folder import Folder
 from schemas.writing.output import OutputDataset
@@ -551,13 +551,6 @@ def test_a_worker_with_other_weights_than_planned_writes_nothing(images, tmp_pat
     assert not list((tmp_path / "f").glob("part-*"))
 
 
-def test_a_folder_that_may_not_be_written(images, tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(ImagepivotError, match="file"):
-        extract_features(job_of(images, tmp_path / "file"), ONE)
-    assert (tmp_path / "file").stat().st_size == 0
-
-
 def test_a_list_that_changes_during_the_run_is_an_error_and_the_next_run_goes_on(images, extracted, tmp_path):
     """The launcher and a worker both list the images: a shard that lacks some must not count as whole."""
     job = job_of(images, tmp_path / "g")
@@ -660,12 +653,9 @@ def test_a_run_that_goes_on_and_an_update_keep_the_number(images, extracted, tmp
     assert len(extract_features(job_of(images, extracted, shards="auto"), ONE).shards) == 4
     (images / "new.png").write_bytes(picture((1, 2, 3)))
     assert len(extract_features(job_of(images, extracted, shards="auto", update=True), ONE).shards) == 4
+    like = extract_features(job_of(images, tmp_path / "g", shards=f"like:{extracted}"), ONE)
+    assert like == open_dataset(extracted).manifest
     assert len(extract_features(job_of(images, extracted, shards="auto", overwrite=True), ONE).shards) == 16
-
-
-def test_features_follow_another_dataset(images, extracted, tmp_path):
-    manifest = extract_features(job_of(images, tmp_path / "g", shards=f"like:{extracted}"), ONE)
-    assert manifest == open_dataset(extracted).manifest
 
 
 def test_shards_that_memory_does_not_hold_are_refused_before_anything_is_written(images, tmp_path, monkeypatch):

@@ -1,3 +1,5 @@
+from importlib.metadata import version
+
 import apache_beam as beam
 import pytest
 from apache_beam.testing.util import assert_that, equal_to
@@ -30,19 +32,23 @@ def test_a_worker_like_the_launcher_leaves_a_sign(folder):
     assert folder.names() == [SIGN]
 
 
-def test_another_version(folder, monkeypatch):
+@pytest.mark.parametrize(
+    ("place", "value", "says"),
+    [
+        (
+            "version",
+            lambda name: "9.9",
+            rf"^the first worker cannot do the work: .* '9\.9', expected '{version('imagepivot')}'",
+        ),
+        ("_code", lambda: "0" * 64, r"it has imagepivot '.*' with other code in it"),
+    ],
+)
+def test_another_version_or_other_code(folder, monkeypatch, place, value, says):
     check = FirstWorker.of_launcher(folder)
-    monkeypatch.setattr(first_worker, "version", lambda name: "9.9")
-    with pytest.raises(UsageError, match=rf"^the first worker cannot do the work: .* '9\.9', expected '{check.version}'"):
+    monkeypatch.setattr(first_worker, place, value)
+    with pytest.raises(UsageError, match=says):
         check()
     assert folder.names() == []
-
-
-def test_other_code(folder, monkeypatch):
-    check = FirstWorker.of_launcher(folder)
-    monkeypatch.setattr(first_worker, "_code", lambda: "0" * 64)
-    with pytest.raises(UsageError, match=r"it has imagepivot '.*' with other code in it"):
-        check()
 
 
 def test_what_the_work_needs_besides(folder):
