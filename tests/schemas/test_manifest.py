@@ -82,12 +82,6 @@ def test_a_manifest_lists_what_lies_there(toys, kind):
     assert content["libraries"] == {name: metadata.version(name) for name in ("imagepivot", "numpy", "pyarrow")}
 
 
-def test_failures_are_counted_by_reason(toys):
-    content = json.loads((toys["features"].path / "_manifest.json").read_text(encoding="utf-8"))
-    assert content["failure_reasons"] == {"truncated": 2, "not_an_image": 1}
-    assert sum(entry["rows"] for entry in content["failures"]) == 3
-
-
 def test_a_newer_version_is_refused():
     with pytest.raises(DatasetError, match=r"data/_manifest.json has format version 3, .* reads up to 2: update imagepivot"):
         # What a newer version holds is not known: it must not be read as far as possible.

@@ -3,7 +3,6 @@ import re
 import signal
 from dataclasses import replace
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -67,14 +66,6 @@ def test_two_runs_give_the_same_bytes(toys, tmp_path):
         again = toy.at(tmp_path / name)
         again.write()
         assert tree(again.path) == tree(toy.path)
-
-
-def test_the_order_of_the_shards_gives_the_same_bytes(toys, new_features):
-    toy = new_features(failures=toys["features"].failures)
-    for number in (2, 0, 1):
-        toy.write_shard(number)
-    toy.commit()
-    assert tree(toy.path) == tree(toys["features"].path)
 
 
 def test_libraries_files_and_statistics_of_a_commit(new_features):
@@ -570,20 +561,3 @@ def test_a_folder_that_a_refused_run_deletes_is_made_again(tmp_path, monkeypatch
     with hold(folder, shared=True):
         assert folder.names() == [".lock"]
     assert len(calls) == 2
-
-
-def test_resuming_does_not_depend_on_the_values_that_were_lost(new_features):
-    # A shard is finished by its fingerprint: another run of the same dataset keeps it without looking at its rows.
-    toy = new_features()
-    rows = [{**row, "feature": np.zeros(2048, np.float32)} for row in toy.rows]
-    zeros = replace(toy, rows=rows)
-    zeros.write_shard(0)
-    data = (toy.path / SHARD(0)).read_bytes()
-    prepare(toy.output, overwrite=False)
-    assert OutputState(toy.output).finished() == {0}
-    assert (toy.path / SHARD(0)).read_bytes() == data
-
-
-def test_names_of_shards():
-    output = OutputDataset(Folder("unused"), kind="features", parameters={}, shards=3)
-    assert [output.name(n) for n in range(3)] == [SHARD(n) for n in range(3)]

@@ -80,25 +80,14 @@ def known(shards, folder, *, overwrite=False):
     return known_shards(shards, Folder(str(folder)), overwrite=overwrite)
 
 
-def test_a_number_is_taken_as_it_is(captions):
-    assert known(5, captions) == 5
-
-
-def test_nothing_is_known_of_a_new_folder(tmp_path):
+def test_a_folder_keeps_its_number_complete_or_not(captions, tmp_path):
     assert known("auto", tmp_path / "new") is None
     assert not (tmp_path / "new").exists()
-
-
-def test_a_folder_keeps_its_number_complete_or_not(captions):
-    assert known("auto", captions) == 6
+    assert (known("auto", captions), known("auto", captions, overwrite=True), known(5, captions)) == (6, None, 5)
     (captions / "_manifest.json").unlink()
     for number in range(1, 6):
         (captions / f"part-{number:05d}-of-00006.parquet").unlink()
     assert known("auto", captions) == 6
-
-
-def test_a_folder_that_is_overwritten_keeps_nothing(captions):
-    assert known("auto", captions, overwrite=True) is None
 
 
 def test_another_dataset_is_followed_whatever_the_folder_has(captions, tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from schemas.fingerprints import fingerprint_of
 from schemas.kinds import CAPTIONS
-from schemas.shards import FOREIGN, inspect_shard, read_footer, shard_entry
+from schemas.shards import FOREIGN, inspect_shard, read_footer
 from schemas.storage.folder import Folder
 from schemas.writing.output import OutputDataset
 from schemas.writing.output_state import state_of
@@ -27,14 +27,6 @@ def write_captions(folder, count):
     rows = [{"image_id": f"{n:06d}", **key, "text": f"Satz {n}", "tokens": ["Satz", str(n)]} for n in range(count)]
     with open_shard(OutputDataset(folder, "captions", PARAMETERS), 0) as shard:
         shard.write(pa.Table.from_pylist(rows, schema=CAPTIONS))
-
-
-def test_a_shard_is_finished_for_its_own_fingerprint_only(folder):
-    write_captions(folder, 3)
-    entries = folder.tagged()
-    assert state_of(folder, NAME, entries, fingerprint=FINGERPRINT).status == "current"
-    assert state_of(folder, NAME, entries, fingerprint=fingerprint_of("captions", {}, (), 1)).status == "other"
-    assert state_of(folder, "part-00001-of-00002.parquet", entries).status == "missing"
 
 
 @pytest.mark.parametrize("kept", [0, 1, 4, 0.5, -8, -4, -1])
@@ -86,12 +78,6 @@ def test_a_version_that_changes_is_damage(folder):
         (folder.local_path / NAME).write_bytes(damaged)
         assert pq.read_metadata(folder.local_path / NAME).metadata[b"imagepivot.version"] == bytes([version])
         assert inspect_shard(folder, NAME) is None
-
-
-def test_an_entry_is_of_the_stored_bytes(folder):
-    write_captions(folder, 3)
-    entry = shard_entry(folder, NAME, 3)
-    assert (entry.path, entry.rows, entry.bytes) == (NAME, 3, (folder.local_path / NAME).stat().st_size)
 
 
 WRONG = [

@@ -132,12 +132,6 @@ def test_tasks_in_any_order_make_the_bytes_of_a_plain_run(toy, plain, order):
     assert validate(toy.path) == []
 
 
-def test_fewer_tasks_than_shards(toy, plain):
-    assert run(toy, 0, 2) == "2 of 3 shards are done; missing 1: give task 1 of 2 again"
-    run(toy, 1, 2)
-    assert tree(toy.path) == plain
-
-
 def test_the_number_of_tasks_may_change_on_the_way(toy, plain):
     run(toy, 0, 3)
     run(toy, 0, 1)

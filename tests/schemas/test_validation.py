@@ -7,7 +7,6 @@ import shutil
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from schemas.dataset import open_dataset
@@ -483,12 +482,3 @@ def test_every_shard_is_checked(copy_toy, forge):
     for name in names:
         forge.shard(toy, name, lambda table: table.take([0, 0, *range(1, len(table))]))
     assert complains(toy, *(rf"{name}: key .* occurs twice" for name in names))
-
-
-def test_complaints_read_as_sentences_with_the_file_they_are_about(copy_toy):
-    toy = copy_toy("regions")
-    for path in toy.path.glob("part-*"):
-        table = pq.ParquetFile(path).read()
-        pq.write_table(table.select(["image_id"]), path)
-    for problem in validate(toy.path):
-        assert re.match(r"part-\d{5}-of-00003.parquet has ", problem)

@@ -72,9 +72,3 @@ def test_import_export_and_diff_go_round(tmp_path, call):
 def test_options_that_do_not_go_with_the_format_are_refused(call, arguments, message):
     with pytest.raises(UsageError, match=re.escape(message)):
         call(*arguments.split())
-
-
-@pytest.mark.parametrize("arguments", ["import x.npy out --name toy --format csv", "export data out --format zip"])
-def test_formats_are_listed(call, arguments):
-    with pytest.raises(UsageError, match=r"^--format is '\w+', expected one of '"):
-        call(*arguments.split())
