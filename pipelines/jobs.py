@@ -37,6 +37,7 @@ CaptionFormat = Literal["multi30k", "karpathy", "coco", "scan", "table"]
 Scope = Literal["language", "joint"]
 SubWords = Literal["mean", "first"]
 
+_TABLES = "Tables"
 RECIPES = ("multi30k-lc", "moses-truecase", "raw")
 
 Captions: TypeAlias = Annotated[str, Opt("Folder of a captions dataset.")]
@@ -57,16 +58,17 @@ IdRule: TypeAlias = Annotated[
     Opt("Image id: the file [i]name[/i] without extension, or the whole [i]path[/i] without extension."),
 ]
 Columns: TypeAlias = Annotated[
-    Mapping[str, str], Opt("Columns of a table: OURS=THEIRS, e.g. [i]image_id=file[/i].", metavar="OURS=THEIRS")
+    Mapping[str, str], Opt("Columns of a table: OURS=THEIRS, e.g. [i]image_id=file[/i].", panel=_TABLES)
 ]
 Delimiter: TypeAlias = Annotated[
-    str, Opt("Character between the values of CSV or TSV, e.g. [i];[/i] or [i]tab[/i]; found if not given.")
+    str, Opt("Character between the values of CSV or TSV, e.g. [i];[/i] or [i]tab[/i]; found if not given.", panel=_TABLES)
 ]
 Quoting: TypeAlias = Annotated[
     Literal["auto", "rfc4180", "none"],
     Opt(
         "Quotes of CSV or TSV: [i]rfc4180[/i]; [i]auto[/i]: the same, but a value that looks like rows is refused; [i]none[/i]: "
-        "ordinary characters."
+        "ordinary characters.",
+        panel=_TABLES,
     ),
 ]
 
@@ -299,7 +301,10 @@ class ImageOptions:
     id_rule: IdRule = "name"
     allow_private_addresses: Annotated[
         bool,
-        Opt("A table's http addresses may lead to private and local networks, or through a proxy: nothing is checked."),
+        Opt(
+            "A table's http addresses may lead to private and local networks, or through a proxy: nothing is checked.",
+            panel=_TABLES,
+        ),
     ] = False
     columns: Columns = field(default_factory=dict)
     delimiter: Delimiter = ""

@@ -74,13 +74,23 @@ def _options(
 
 
 _GROUPS = (
-    *(text.app, features.app, datasets.app, view.app, doctor.app, exchange.app),
-    *(training.app, build.app, demo.app),
+    *(text.app, datasets.app, features.app, view.app, doctor.app),
+    *(training.app, build.app, demo.app, exchange.app),
 )
+
+_PANELS = {
+    "Data": ("captions", "vocabulary", "encode", "word-vectors", "token-features", "inspect", "validate"),
+    "Features": ("features", "extractors", "view", "doctor"),
+    "Training": ("train", "reproduce", "build", "demo"),
+    "Results": ("evaluate", "compare", "embed", "search", "sts", "figures"),
+    "Exchange": ("import", "export", "diff"),
+}
+_PANEL_OF = {name: panel for panel, names in _PANELS.items() for name in names}
 
 for _group in _GROUPS:
     for _command in _group.registered_commands:
         _command.cls = Command
+        _command.rich_help_panel = _PANEL_OF[_command.name or _command.callback.__name__.rstrip("_")]  # type: ignore[union-attr]
         # A line for each paragraph: the terminal wraps them.
         _paragraphs = (getdoc(_command.callback) or "").split("\n\n")
         _command.help = "\n\n".join(paragraph.replace("\n", " ") for paragraph in _paragraphs)

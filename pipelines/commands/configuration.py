@@ -80,7 +80,12 @@ def _load(context: typer.Context, location: str) -> str:
 Config = Annotated[
     str,
     typer.Option(
-        "--config", is_eager=True, callback=_load, show_default=False, help="TOML file with values for what is not given here."
+        "--config",
+        metavar="FILE",
+        is_eager=True,
+        callback=_load,
+        show_default=False,
+        help="TOML file with values for what is not given here.",
     ),
 ]
 """The option that names a file; it is read before the other options get their values."""

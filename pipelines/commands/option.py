@@ -24,7 +24,7 @@ __all__ = ["Option", "dataclass_in", "inner_job", "job_from", "opt_of", "option_
 T = TypeVar("T")
 
 _METAVARS = {str: "TEXT", int: "INT", float: "NUM", bool: ""}
-_MOST = 16  # Longest list of choices in the column of types.
+_MOST = 10  # Longest list of choices in the column of types.
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class Option:
         declared: Any
         if self.is_argument:
             declared = typer.Argument(
-                help=self._help,
+                help=self.help,
                 metavar=self.key.upper() + "..." * takes_several,
                 parser=_as_given,
                 autocompletion=self._completion,
@@ -151,8 +151,8 @@ class Option:
             declared = typer.Option(
                 f"--{self.name}{negative}",
                 *filter(None, [self.opt.short]),
-                help=self._help,
-                metavar=self._metavar,
+                help=self.help,
+                metavar=self.metavar,
                 parser=_as_given,
                 autocompletion=self._completion,
                 rich_help_panel=self.opt.panel or None,
@@ -174,7 +174,8 @@ class Option:
         return hasattr(self.types[0], "parse")
 
     @property
-    def _metavar(self) -> str:
+    def metavar(self) -> str:
+        """Form of the value in help."""
         if self.opt.metavar:
             return self.opt.metavar
         if self._choices:
@@ -185,9 +186,10 @@ class Option:
         return "K=V" if self.is_table else _METAVARS.get(self.types[0], "TEXT")
 
     @property
-    def _help(self) -> str:
+    def help(self) -> str:
+        """Its sentence of help, with the choices that the sentence does not name."""
         text = self.opt.help
-        if self._metavar == "NAME" and not all(choice in text for choice in self._choices):
+        if self.metavar == "NAME" and not all(choice in text for choice in self._choices):
             text = f"{text.removesuffix('.')}: {', '.join(self._choices)}."
         return text
 

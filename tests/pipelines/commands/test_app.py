@@ -1,4 +1,5 @@
 import importlib
+import re
 import shlex
 import subprocess
 import sys
@@ -44,6 +45,26 @@ def test_help_holds_an_example_that_is_the_command(command, capsys, monkeypatch,
     monkeypatch.setenv("COLUMNS", "200")
     assert command.main([name, "--help"], standalone_mode=False, terminal_width=200) == 0
     assert f"Example: imagepivot {name} " in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_readable_in_80_columns(command, capsys, monkeypatch, name):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert command.main([name, "--help"], standalone_mode=False) == 0
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    panel = next(lines for lines in shown.split("╭─") if lines.startswith(" Options"))
+    help_column = next(line.index("Show this message") for line in panel.splitlines() if "Show this message" in line)
+    assert help_column <= 42  # Half of the line is left for what an option means.
+
+
+def test_commands_stand_in_groups(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert command.main(["--help"], standalone_mode=False) == 0
+    panels = re.findall(r"╭─ (\w+) ─", capsys.readouterr().out)
+    assert panels == ["Options", "Data", "Features", "Training", "Results", "Exchange"]
+    assert len(command.commands) <= 27
 
 
 @pytest.mark.parametrize("name", COMMANDS)
