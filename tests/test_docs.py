@@ -26,6 +26,7 @@ from pipelines.commands.process import BROKEN_PIPE
 from pipelines.features.planning import vector_bytes
 from schemas.console import events
 from schemas.kinds import schema_of
+from tests import reference
 from tests.test_messages import SOURCES, literals
 
 ROOT = Path(__file__).parent.parent
@@ -260,6 +261,10 @@ def test_from_raw_files_to_a_trained_model(folder: Path, tmp_path: Path) -> None
 
 def test_every_command_is_documented() -> None:
     assert [name for name in COMMANDS if f"`imagepivot {name}`" not in PAGES["README.md"]] == []
+
+
+def test_the_reference_lists_every_option_and_key_as_it_is() -> None:
+    assert PAGES["docs/reference.md"] == reference.page(), "python -m tests.reference writes the page"
 
 
 # --- numbers and messages --------------------------------------------------------------------------------------------

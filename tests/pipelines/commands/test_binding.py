@@ -213,6 +213,13 @@ def test_values_out_of_range_are_refused_alike(command, key, value, message, tmp
     assert all(text.startswith(message) for text in found)
 
 
+def test_a_plan_says_what_a_step_lacks():
+    with pytest.raises(UsageError, match=r"^CAPTIONS is missing: Folder of a captions dataset\.$"):
+        Commands(GROUP.commands).words("vocabulary", {"output": "o"})
+    with pytest.raises(UsageError, match=r"^--format is missing: How SOURCE is laid out: multi30k, "):
+        Commands(GROUP.commands).words("captions", {"source": "s", "output": "o"})
+
+
 def test_a_refusal_names_the_place_of_the_value(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("run.toml").write_text("min-count = 0\n", encoding="utf-8")
