@@ -31,6 +31,8 @@ __all__ = [
     "TrainJob",
 ]
 
+_REPORTS = "Reports"
+_EXAMPLES = "Examples and map"
 FIGURES = ("retrieval", "map", "attention")
 """The figures that there are."""
 
@@ -58,10 +60,9 @@ Languages: TypeAlias = Annotated[tuple[str, ...], Opt("Only these; all that the 
 Settings: TypeAlias = Annotated[
     tuple[str, ...],
     Opt(
-        "A value of the configuration, e.g. [i]model.embed_dim=256[/i], [i]data.l2_features=true[/i] or "
-        "[i]'schedule.monitor_languages=[\"en\"]'[/i]; may be repeated.",
+        "A value of the configuration, e.g. [i]model.embed_dim=256[/i]; may be repeated.",
         name="set",
-        metavar="KEY=VALUE",
+        metavar="K=V",
         is_repeated=True,
     ),
 ]
@@ -122,8 +123,8 @@ class TrainJob:
     ] = ""
     max_steps: MaxSteps = None
     save_every: Annotated[int, Opt("Steps between two checkpoints.")] = 500
-    tensorboard: Annotated[bool, Opt("Write events for TensorBoard into OUTPUT.")] = False
-    curves: Annotated[bool, Opt("Draw OUTPUT/curves.png.")] = True
+    tensorboard: Annotated[bool, Opt("Write events for TensorBoard into OUTPUT.", panel=_REPORTS)] = False
+    curves: Annotated[bool, Opt("Draw OUTPUT/curves.png.", panel=_REPORTS)] = True
     memory_map: MemoryMap = None
     allow_missing_features: AllowMissingFeatures = False
 
@@ -311,11 +312,13 @@ class FiguresJob:
     split: Annotated[str, Opt("Split of captions and images; the test images of 2016 if not given.")] = ""
     languages: Languages = ()
     portion: Annotated[str, Opt("[i]comparable[/i] or [i]translation[/i]; the first that all have if not given.")] = ""
-    examples: Annotated[int, Opt("Number of images to draw as examples.")] = 4
-    caption_ids: Annotated[tuple[str, ...], Opt("Instead: these captions, each as [i]image/language/portion/index[/i].")] = ()
-    top: Annotated[int, Opt("Number of images to show for each caption.")] = 5
-    points: Annotated[int, Opt("Number of images in the map.")] = 100
-    seed: Annotated[int, Opt("Seed of the draws and of the map.")] = 0
+    examples: Annotated[int, Opt("Number of images to draw as examples.", panel=_EXAMPLES)] = 4
+    caption_ids: Annotated[
+        tuple[str, ...], Opt("Instead: these captions, each as [i]image/language/portion/index[/i].", panel=_EXAMPLES)
+    ] = ()
+    top: Annotated[int, Opt("Number of images to show for each caption.", panel=_EXAMPLES)] = 5
+    points: Annotated[int, Opt("Number of images in the map.", panel=_EXAMPLES)] = 100
+    seed: Annotated[int, Opt("Seed of the draws and of the map.", panel=_EXAMPLES)] = 0
     device: Device = "auto"
     memory_map: MemoryMap = None
     allow_missing_features: AllowMissingFeatures = False

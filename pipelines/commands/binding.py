@@ -59,12 +59,10 @@ def bound(command: Callable[..., Any]) -> Callable[..., Any]:
         parameters += [option.parameter() for option in options if not option.opt.is_behind_dashes]
 
     def arguments(values: Mapping[str, Any], flags: tuple[str, ...]) -> dict[str, Any]:
-        converted: dict[str, Any] = {}
-        for key, option in declared.items():
-            value = values.get(key, option.default)
-            if value is MISSING or (value is None and option.opt.is_required):
-                raise UsageError(f"{option.label} is missing: {option.help}")
-            converted[key] = flags if option.opt.is_behind_dashes else option.value(value)
+        converted = {
+            key: flags if option.opt.is_behind_dashes else option.value(values.get(key, option.default))
+            for key, option in declared.items()
+        }
         built = {name: build(converted) for name, build in jobs.items()}
         return built | {name: converted[key] for name, key in own.items()}
 

@@ -130,7 +130,7 @@ def build_(
             "A value in place of the plan's, e.g. [i]paths.photos=/data/photos[/i] or [i]steps.vocabulary.min-count=5[/i]; "
             "may be repeated.",
             name="set",
-            metavar="KEY=VALUE",
+            metavar="K=V",
             is_repeated=True,
         ),
     ] = (),

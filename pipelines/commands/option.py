@@ -24,7 +24,7 @@ __all__ = ["Option", "dataclass_in", "inner_job", "job_from", "opt_of", "option_
 T = TypeVar("T")
 
 _METAVARS = {str: "TEXT", int: "INT", float: "NUM", bool: ""}
-_MOST = 10  # Longest list of choices in the column of types.
+_MOST = 8  # Longest list of choices in the column of types.
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class Option:
         Raises:
             UsageError: the text is not of the type, a number is too small, or a value that the command needs is missing.
         """
-        if raw is MISSING:
-            raise UsageError(f"{self.label} is missing")
+        if raw is MISSING or (raw is None and self.opt.is_required):
+            raise UsageError(f"{self.label} is missing: {self.help}")
         if self.opt.is_repeated or (self.is_list and self.is_argument):
             return tuple(raw or ())
         value = convert_text(raw, self.hint, self.label) if isinstance(raw, str) else raw

@@ -313,7 +313,7 @@ def figures(job: FiguresJob, reading: ImageOptions = ImageOptions(), log_json: L
 )
 @bound
 def reproduce(
-    job: ReproduceJob, plot: Annotated[bool, Opt("Draw OUTPUT/PAPER.png.")] = True, log_json: LogJson = False
+    job: ReproduceJob, plot: Annotated[bool, Opt("Draw OUTPUT/PAPER.png.", panel="Reports")] = True, log_json: LogJson = False
 ) -> None:
     """Train the rows of a paper's tables, and print what they measure beside what was published.
 
