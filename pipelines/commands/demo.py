@@ -46,6 +46,7 @@ def demo(
         return
     from pipelines.commands.build import build_plan
     from pipelines.demo.run import show_datasets
+    from pipelines.text.queries import tokenize_query
     from train.demo import LEAST_SCENES, show_run
 
     with storage_errors(output):
@@ -56,6 +57,6 @@ def demo(
     build_plan("demo", targets, context=context, output=output, settings=settings)
     show_datasets(folder, console=console)
     if is_trained:
-        show_run(folder, console=console, tokenize=context.obj)
+        show_run(folder, console=console, tokenize=tokenize_query)
     else:
         remark(f"nothing is trained: with so few scenes none is held out; draw at least {LEAST_SCENES} with --scenes")
