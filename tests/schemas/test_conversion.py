@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Optional
 
 import pytest
 
-from schemas.conversion import convert, did_you_mean, key_value_pairs, parse_toml, stored_values
+from schemas.conversion import convert, convert_text, did_you_mean, key_value_pairs, parse_toml, stored_values
 from schemas.errors import DatasetError, InputError, UsageError
 
 
@@ -133,3 +133,57 @@ def test_settings():
 def test_unknown_names():
     assert did_you_mean("colour", ["color", "size"]) == ": did you mean 'color'?"
     assert did_you_mean("zzz", ["color", "size"]) == ": there are 'color', 'size'"
+
+
+# --- text ------------------------------------------------------------------------------------------------------------
+
+
+class Half:
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    parse = classmethod(lambda cls, text: cls(text[: len(text) // 2]))
+
+
+@pytest.mark.parametrize(
+    ("text", "hint", "value"),
+    [
+        (" -7 ", int, -7),
+        ("2e-4", float, 2e-4),
+        ("7", int | str, 7),
+        ("auto", int | str, "auto"),
+        ("7", str, "7"),
+        ("7", int | None, 7),
+        ("Yes", bool, True),
+        ("0", bool, False),
+        ("b", Literal["a", "b"], "b"),
+        (" en , de ,", tuple[str, ...], ("en", "de")),
+        ("image_id=img, text= a=b ,", Mapping[str, str], {"image_id": "img", "text": " a=b "}),
+    ],
+)
+def test_text_becomes_a_value_of_the_type(text, hint, value):
+    found = convert_text(text, hint)
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_a_class_may_read_its_own_text():
+    assert convert_text("abcd", Half | None).text == "ab"
+
+
+@pytest.mark.parametrize(
+    ("text", "hint", "message"),
+    [
+        ("7.5", int, "--x is '7.5', expected a whole number, written 20"),
+        ("", int, "--x is '', expected a whole number"),
+        ("much", float, "--x is 'much', expected a number"),
+        ("maybe", bool, "--x is 'maybe', expected true or false"),
+        ("A", Literal["a", "b"], "--x is 'A', expected one of 'a', 'b'"),
+        ("text", Mapping[str, str], "--x has 'text', expected OURS=THEIRS with commas between"),
+        ("text=", Mapping[str, str], "--x has 'text=', expected OURS=THEIRS"),
+        ("=text", Mapping[str, str], "--x has '=text', expected OURS=THEIRS"),
+        ("text=a,text=b", Mapping[str, str], "--x names 'text' twice: keep one"),
+    ],
+)
+def test_text_of_another_type_is_refused(text, hint, message):
+    with pytest.raises(UsageError, match=f"^{re.escape(message)}"):
+        convert_text(text, hint, "--x")
