@@ -181,7 +181,7 @@ def test_material_of_ones_own_takes_the_place_of_the_corpus(toy, train_toy, tmp_
     other = replace(material, training=replace(material.training, features=zeros))
     train(replace(job, output=str(tmp_path / "zeros")), material=other)
     assert not torch.equal(weights(tmp_path / "zeros")["images.bias"], weights(tmp_path / "corpus")["images.bias"])
-    with pytest.raises(UsageError, match="there is nothing to train on"):
+    with pytest.raises(UsageError, match="--captions, --features and --vocabulary are missing: imagepivot train CONFIG OUTPUT"):
         train(replace(job, output=str(tmp_path / "nothing")))
 
 

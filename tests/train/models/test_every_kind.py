@@ -119,7 +119,7 @@ def test_scores_are_float32_under_autocast(config):
         rounded.sum().backward()
     assert {rounded.dtype, *(each.values.dtype for each in encoded)} == {torch.float32}
     assert torch.equal(rounded, model.scores(*encoded))
-    assert 0 < (rounded - exact).abs().max() < 0.02 * max(1, exact.abs().max())
+    assert 0 < (rounded - exact).abs().max() < (0.05 if config.kind == "scan" else 0.02) * max(1, exact.abs().max())
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
 
 

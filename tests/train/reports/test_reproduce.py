@@ -376,7 +376,7 @@ def test_results_of_changed_content_are_not_kept(toy_2016, new_dataset, tmp_path
     features = open_dataset(toy_2016.features)
     rows = [{**row, "feature": [value + 1 for value in row["feature"]]} for row in features.table().to_pylist()]
     new_dataset(tmp_path / "changed", "features", rows, parameters={}, spec=features.spec)
-    changed = replace(job, corpus=replace(toy_2016, features=str(tmp_path / "changed")))
+    changed = replace(job, features=(str(tmp_path / "changed"),))
     path = tmp_path / "o/results/gella2017/vse-en/seed-0.json"
     before = path.read_bytes()
     with pytest.raises(DatasetError, match="was measured with other contents: nothing was trained"):
@@ -412,7 +412,7 @@ def test_captions_without_features_are_left_out(toy_2016, without_features, tmp_
     assert "were left out of 1 runs" in read_report(str(tmp_path / "o"), "gella2017").to_markdown()
     assert run(allowed) == [("gella2017/vse-en", 0)]
     with pytest.raises(DatasetError, match="measured with other fingerprints"):
-        run(replace(allowed, corpus=toy_2016))  # All images have features there.
+        run(replace(allowed, features=(toy_2016.features,)))  # All images have features there.
 
 
 @pytest.mark.slow

@@ -236,7 +236,7 @@ def write_parquet(path, images, *, ids="image_id", column="image", group=4, stru
 @pytest.mark.parametrize("column", ["bytes", "image", "image_bytes", "jpg"])
 @pytest.mark.parametrize("ids", ["image_id", "id", "key", "__key__"])
 def test_columns_of_images_and_ids(tmp_path, column, ids):
-    source = open_images(write_parquet(tmp_path / "a.parquet", IMAGES, id_rule=ids, column=column))
+    source = open_images(write_parquet(tmp_path / "a.parquet", IMAGES, ids=ids, column=column))
     assert isinstance(source, ImagesInParquet)
     assert contents(source) == IMAGES
 
