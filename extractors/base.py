@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
-__all__ = ["Description", "Extractor", "RegionExtractor"]
-
 
 @dataclass(frozen=True)
 class Description:

@@ -18,8 +18,6 @@ from PIL import Image
 from extractors.base import Extractor
 from extractors.remembering import keep, kept
 
-__all__ = ["find_batch_size"]
-
 _MOST = 256
 _HOST_BYTES = 2**26  # Pixels and features of a batch; a few batches are in the host's memory at a time.
 _SHARE = 0.5  # Of the memory that is free: images differ, and other processes need some.

@@ -17,18 +17,6 @@ if TYPE_CHECKING:
 
     from extractors.weights.finding import Weights
 
-__all__ = [
-    "DETECTRON2",
-    "ENTRIES",
-    "CatalogueEntry",
-    "Entry",
-    "ExtractorModule",
-    "entries",
-    "entry_of",
-    "import_module",
-    "names",
-]
-
 _TIMM = "timm:"
 DETECTRON2 = "detectron2:"
 # Packages that an extractor may need, and the extra that installs them.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from functools import cache
 
-__all__ = ["tell"]
-
 logger = logging.getLogger(__name__)
 
 

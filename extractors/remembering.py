@@ -28,8 +28,6 @@ from schemas.fingerprints import sha256_of_bytes
 if TYPE_CHECKING:
     from extractors.weights.finding import Weights
 
-__all__ = ["cache_folder", "keep", "kept", "remembered", "remembered_of_folder"]
-
 _LIBRARIES = ("imagepivot", "torch", "torchvision", "timm")
 _PACKAGES = ("extractors", "schemas")
 

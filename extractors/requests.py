@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from extractors.weights.finding import Weights as FoundWeights
 
-__all__ = ["ExtractorRequest", "describe", "extractor_names", "load", "spec"]
-
 _CONFIG_END = re.compile(r"(?<=\.yaml)\+|(?<=\.yml)\+")
 
 

@@ -13,8 +13,6 @@ from schemas.options import Opt
 if TYPE_CHECKING:
     from extractors.weights.finding import Weights
 
-__all__ = ["BACKENDS", "MAX_REGIONS", "RegionOptions", "Settings"]
-
 BACKENDS = ("torchvision", "detectron2")
 _REGIONS = "Regions"
 MAX_REGIONS = 300

@@ -23,8 +23,6 @@ from extractors.computing.passes import FORWARD_IMAGES, Fitted, in_chunks, in_pa
 from extractors.images.preprocess import Normalizer, Preprocessing, cropped_pixels, resize_and_crop
 from extractors.settings import Settings
 
-__all__ = ["OneCropExtractor", "StackedExtractor"]
-
 
 class StackedExtractor(Extractor):
     """An extractor whose images all have one size.

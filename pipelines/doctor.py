@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from extractors import ExtractorRequest
 
-__all__ = ["Check", "check_device", "check_output", "check_versions", "check_weights", "compare_with_cpu", "run_checks"]
-
 _PACKAGES = ("torch", "torchvision", "apache-beam", "numpy", "pyarrow", "pillow", "timm", "transformers")
 _COLLECTIONS = ("all", "dev")
 _TOLERANCE = 1e-4

@@ -21,18 +21,6 @@ if TYPE_CHECKING:
     from pipelines.running.execution import Execution
     from schemas.writing.output import OutputDataset
 
-__all__ = [
-    "CaptionsJob",
-    "DiffJob",
-    "EncodeJob",
-    "FeaturesJob",
-    "ImageOptions",
-    "Scope",
-    "TokenFeaturesJob",
-    "VocabularyJob",
-    "WordVectorsJob",
-]
-
 CaptionFormat = Literal["multi30k", "karpathy", "coco", "scan", "table"]
 Scope = Literal["language", "joint"]
 SubWords = Literal["mean", "first"]

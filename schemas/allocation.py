@@ -11,8 +11,6 @@ import ctypes
 import os
 import sys
 
-__all__ = ["keep_freed_memory"]
-
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # glibc's numbers of its settings, see mallopt(3)
 _NEVER = -1
 _LARGEST_KEPT = 2**28

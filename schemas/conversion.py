@@ -16,19 +16,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from schemas.errors import DatasetError, ImagepivotError, UsageError
 from schemas.escapes import to_json
 
-__all__ = [
-    "Tagged",
-    "convert",
-    "convert_text",
-    "did_you_mean",
-    "dump",
-    "key_value_pairs",
-    "override",
-    "parse_toml",
-    "parse_value",
-    "stored_values",
-]
-
 _STORED = {
     str: "text",
     int: "a whole number",

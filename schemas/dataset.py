@@ -29,8 +29,6 @@ from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import content_errors, damaged
 from schemas.vocabulary import Vocabulary
 
-__all__ = ["Dataset", "OpenShard", "open_dataset"]
-
 
 def open_dataset(path: str | os.PathLike[str], *, kind: str | None = None) -> Dataset:
     """Open a dataset; only its manifest is read.

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from schemas.storage.folder import Folder
 
-__all__ = ["diagnose"]
-
 _RUN_FILES = frozenset({"best.pt", "last.pt", "log.jsonl"})
 _MOST_NAMED = 5
 

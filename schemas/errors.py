@@ -7,8 +7,6 @@ Beam as text, so it never depends on attributes of the exception.
 
 from schemas.escapes import escape_text
 
-__all__ = ["CommittedError", "DatasetError", "ImagepivotError", "InputError", "LostJobError", "OtherDatasetError", "UsageError"]
-
 
 class ImagepivotError(Exception):
     """Base of all errors that a user can fix. The command ends with exit code 1."""

@@ -11,8 +11,6 @@ import json
 import re
 from typing import Any
 
-__all__ = ["escape_text", "to_json"]
-
 # C1, line and paragraph separators, embeddings, overrides and isolates of directions (UAX #9), halves of surrogate pairs.
 _BEYOND_ASCII = "\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
 _UNSAFE = re.compile(f"[\x00-\x1f{_BEYOND_ASCII}]")

@@ -17,8 +17,6 @@ from schemas.kinds import FAILURES
 from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import content_errors
 
-__all__ = ["FailuresEntry", "failures_content", "failures_name", "parse_failures", "read_failures", "write_failures"]
-
 
 @dataclass(frozen=True)
 class FailuresEntry:

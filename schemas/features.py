@@ -13,8 +13,6 @@ from schemas.errors import DatasetError
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["DTYPES", "FeatureSpec"]
-
 DTYPES = ("float32", "float16")
 """Types in which the values of features are stored."""
 

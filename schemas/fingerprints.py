@@ -7,17 +7,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, BinaryIO
 
-__all__ = [
-    "FORMAT_VERSION",
-    "SCHEMA_VERSION",
-    "canonical_json",
-    "fingerprint_of",
-    "sha256_of_bytes",
-    "sha256_of_file",
-    "sha256_of_json",
-    "sum_digests",
-]
-
 FORMAT_VERSION = 2
 """Version of names of files, manifest and footers. Readers refuse newer versions. Version 1 had ``manifest.json`` and failures in
 Parquet files below ``failures/``, which other tools took for data."""

@@ -9,8 +9,6 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-__all__ = ["FontWarning", "font_files", "warn_of_missing_glyphs"]
-
 _FOLDERS = (
     *("/usr/share/fonts", "/usr/local/share/fonts", "~/.local/share/fonts", "~/.fonts"),
     *("/System/Library/Fonts", "/Library/Fonts", "~/Library/Fonts"),

@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 
-__all__ = ["DetachedError", "holds", "leaving", "left", "orderly", "say"]
-
 
 class DetachedError(Exception):
     """This process has done its part, and others make the rest: a job that goes on, a template of one, other tasks of an array.

@@ -17,22 +17,6 @@ from typing import TypeAlias
 from schemas.errors import InputError, UsageError
 from schemas.text import LONE_CR
 
-__all__ = [
-    "AUTO",
-    "CONTROLS",
-    "LIKE",
-    "MAX_SHARDS",
-    "CaptionKey",
-    "ShardsRequest",
-    "check_image_id",
-    "check_language",
-    "check_shards",
-    "check_shards_request",
-    "normalization_hint",
-    "shard_name",
-    "shard_of",
-]
-
 ShardsRequest: TypeAlias = int | str
 """A number of shards, or `AUTO`, or `LIKE` and the location of a dataset; see `schemas.writing.shard_count`."""
 

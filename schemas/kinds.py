@@ -11,29 +11,6 @@ import pyarrow as pa
 
 from schemas.features import FeatureSpec
 
-__all__ = [
-    "CAPTIONS",
-    "ENCODED",
-    "FAILURES",
-    "FAILURE_REASONS",
-    "KEY_COLUMNS",
-    "REGIONS",
-    "VOCABULARY",
-    "batch_rows",
-    "belongs_to_images",
-    "embeddings_schema",
-    "features_schema",
-    "group_rows",
-    "holds_vectors",
-    "is_vector",
-    "numpy_type",
-    "regions_schema",
-    "schema_of",
-    "token_features_schema",
-    "vector_bytes",
-    "word_vectors_schema",
-]
-
 _BATCH_BYTES = 4 << 20
 _TEXT_ROW_BYTES = 512  # Rough size of a row without vectors.
 _LEAST_GROUP_ROWS = 64

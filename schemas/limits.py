@@ -10,15 +10,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-__all__ = [
-    "CORES_TO_A_DECODER",
-    "bfloat16_remark",
-    "core_count",
-    "core_quota",
-    "memory_limit",
-    "usable_cores",
-]
-
 CORES_TO_A_DECODER = 4
 """Cores of a worker without a GPU to each thread that decodes images: models take the time of four to hundreds of decodings."""
 

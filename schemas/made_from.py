@@ -15,8 +15,6 @@ from schemas.storage.folder import Folder, file_at
 from schemas.storage.locations import check_location
 from schemas.storage.storage_errors import storage_errors
 
-__all__ = ["MADE_FROM_NAME", "differences", "is_current", "made_from", "read_made_from", "write_made_from"]
-
 MADE_FROM_NAME = "_made_from.json"
 
 _WEIGHTS = "best.pt"

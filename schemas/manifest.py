@@ -29,8 +29,6 @@ from schemas.parameters import (
 )
 from schemas.storage.folder import Folder
 
-__all__ = ["MANIFEST_NAME", "MANIFEST_NAMES", "FileEntry", "Manifest", "ShardEntry", "newer"]
-
 MANIFEST_NAME = "_manifest.json"
 """Data tools skip names with a leading underscore when they read a folder."""
 

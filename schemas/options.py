@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
-__all__ = ["Device", "Opt"]
-
 
 @dataclass(frozen=True)
 class Opt:

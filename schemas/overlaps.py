@@ -11,8 +11,6 @@ import pyarrow.compute as pc
 
 from schemas.dataset import Dataset
 
-__all__ = ["Overlap", "find_overlap"]
-
 _NAMED = 3
 
 

@@ -15,18 +15,6 @@ from schemas.conversion import stored_values
 from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
 
-__all__ = [
-    "CaptionsParameters",
-    "EmbeddingModel",
-    "EncodedParameters",
-    "FeaturesParameters",
-    "TextRecipe",
-    "TokenFeaturesParameters",
-    "VocabularyParameters",
-    "WordVectorsParameters",
-    "feature_of",
-]
-
 
 @dataclass(frozen=True)
 class TextRecipe:

@@ -22,17 +22,6 @@ from schemas.manifest import ShardEntry
 from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import store_error_of
 
-__all__ = [
-    "FOREIGN",
-    "Footer",
-    "entry_of",
-    "footer_metadata",
-    "inspect_shard",
-    "read_footer",
-    "sha256_of_footer",
-    "shard_entry",
-]
-
 _PREFIX = "imagepivot."
 
 

@@ -13,8 +13,6 @@ from pathlib import Path
 from schemas.errors import DatasetError, InputError
 from schemas.storage.locations import check_regular
 
-__all__ = ["HEAD", "LONE_CR", "MARK", "decode_line", "decode_text", "mark_length", "not_utf8", "read_text"]
-
 HEAD = 4
 """Number of bytes at the start of a file that `mark_length` looks at."""
 

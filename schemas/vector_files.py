@@ -26,8 +26,6 @@ from schemas.storage.folder import Folder
 from schemas.storage.locations import absolute_location, check_location
 from schemas.text import HEAD, decode_line, mark_length
 
-__all__ = ["FileDigest", "VectorFile", "open_user_file", "read_vector_file"]
-
 _HEADER = re.compile(rb"\s*(\d+)\s+(\d+)\s*")  # Of word2vec and fastText: number of words, width.
 _CHUNK = 1 << 20
 _REPORT_LINES = 10_000

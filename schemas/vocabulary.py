@@ -11,8 +11,6 @@ import pyarrow as pa
 
 from schemas.kinds import VOCABULARY
 
-__all__ = ["END", "PAD", "SPECIALS", "START", "TEXT_NAMES", "UNK", "Vocabulary"]
-
 PAD, START, END, UNK = 0, 1, 2, 3
 SPECIALS = ("<pad>", "<start>", "<end>", "<unk>")
 TEXT_NAMES = ("_vocabulary.txt", "vocabulary.txt")

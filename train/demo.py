@@ -14,8 +14,6 @@ from train.evaluation.searching import Tokenize, embed_gallery, search_gallery
 from train.reports.tables import score_table
 from train.runs.run import Run, open_run
 
-__all__ = ["LEAST_SCENES", "show_run"]
-
 LEAST_SCENES = 10
 """With fewer none is held out."""
 

@@ -13,14 +13,6 @@ from torch import Tensor
 
 from schemas.errors import UsageError
 
-__all__ = [
-    "PRECISIONS",
-    "check_precision",
-    "computing",
-    "resolve_device",
-    "upload",
-]
-
 PRECISIONS = ("fp32", "tf32", "bf16")
 
 

@@ -20,8 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from train.models.retrieval_model import Encoded
 
-__all__ = ["Processes", "join_processes"]
-
 
 @dataclass(frozen=True)
 class Processes:

@@ -17,20 +17,6 @@ if TYPE_CHECKING:
     from train.data.splits import MissingFeatures
     from train.runs.checkpoints import TrainingProgress
 
-__all__ = [
-    "FIGURES",
-    "Corpus",
-    "DivergedError",
-    "EmbedJob",
-    "EvaluateJob",
-    "FiguresJob",
-    "ReproduceJob",
-    "Result",
-    "SearchJob",
-    "StsJob",
-    "TrainJob",
-]
-
 _REPORTS = "Reports"
 _EXAMPLES = "Examples and map"
 FIGURES = ("retrieval", "map", "attention")

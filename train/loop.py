@@ -43,8 +43,6 @@ from train.schedules import learning_rate, steps_in_all, steps_per_epoch, stop_r
 from train.steps import Step, find_divergence
 from train.supply import Supply
 
-__all__ = ["Remark", "train"]
-
 _LOG_EVERY = 10
 
 _OURS = (BEST, LAST, CONFIG, LOG, METRICS, CURVES)

@@ -32,19 +32,6 @@ from train.models.dimensions import Dimensions
 from train.models.retrieval_model import ImageBatch, RetrievalModel
 from train.objectives.terms import Inputs, Term
 
-__all__ = [
-    "Material",
-    "TrainingMaterial",
-    "build_sampler",
-    "contents_of",
-    "frequent_tokens",
-    "inputs_of",
-    "open_material",
-    "overlap_remark",
-    "tokens_of",
-    "validation_portions",
-]
-
 
 class TrainingMaterial(Protocol):
     """What `train.train` needs besides a job; `Material` is made of datasets, and a program may bring its own."""

@@ -11,8 +11,6 @@ from schemas.console.progress import ProgressDisplay, Snapshot, pace
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["CountDisplay", "Report", "TrainingDisplay"]
-
 
 @dataclass(frozen=True)
 class Report:

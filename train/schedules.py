@@ -7,8 +7,6 @@ from math import cos, pi
 from train.config.sections import Config, ScheduleConfig
 from train.runs.checkpoints import TrainingProgress
 
-__all__ = ["learning_rate", "steps_in_all", "steps_per_epoch", "stop_reason"]
-
 
 def steps_per_epoch(schedule: ScheduleConfig, batches: int) -> int:
     """Return the number of steps of an epoch of so many batches; the last one takes what is left."""

@@ -11,8 +11,6 @@ from torch import Tensor
 from train.data.sampling import Batch
 from train.objectives.terms import per_query
 
-__all__ = ["Step", "find_divergence"]
-
 
 @dataclass(frozen=True)
 class Step:

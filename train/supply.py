@@ -16,8 +16,6 @@ from train.distributed import Processes
 from train.material import TrainingMaterial
 from train.objectives.terms import Inputs
 
-__all__ = ["Supply"]
-
 _CPU = torch.device("cpu")
 
 

@@ -17,8 +17,6 @@ from schemas.errors import ImagepivotError, UsageError
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-__all__ = ["Voice"]
-
 _PATIENCE = 10.0  # Seconds in which the first process comes to an error that all have.
 _POLL_SECONDS = 0.05
 _STDOUT, _STDERR = 1, 2

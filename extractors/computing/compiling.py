@@ -19,8 +19,6 @@ from torch import Tensor, nn
 from extractors.computing.passes import run_single_threaded
 from schemas.errors import UsageError
 
-__all__ = ["check_compile", "compile_now", "compiled", "keep_compiled_in"]
-
 _FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 # One thread, whatever torch's number is while it compiles, and no helper processes.
 _ON_CPU = {"freezing": True, "cpp.threads": 1, "compile_threads": 1}

@@ -23,8 +23,6 @@ from torch import Tensor, fx, nn
 from extractors.computing.devices import numerics
 from extractors.computing.passes import in_halves
 
-__all__ = ["CudnnConvolution", "keep_what_agrees"]
-
 logger = logging.getLogger(__name__)
 
 # Greatest difference by the greatest value of a layer. Float32 tells TF32, whose products are off by up to 5e-4, from other orders

@@ -16,20 +16,6 @@ from extractors.remarks import tell
 from schemas.errors import UsageError
 from schemas.limits import bfloat16_remark
 
-__all__ = [
-    "PRECISIONS",
-    "cast_layers",
-    "check_precision",
-    "check_request",
-    "download",
-    "keep_casts",
-    "numerics",
-    "page_locked",
-    "resolve_device",
-    "resolve_precision",
-    "upload",
-]
-
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 # Torch's switches apply to the whole process, and a worker may extract in several threads: what each thread inside `numerics`
 # needs, and what puts back what the first of them found. All that are inside need the same.

@@ -26,8 +26,6 @@ from torch.nn import functional as F  # noqa: N812
 
 from extractors.computing.onednn import MergedConvolution, is_merged_in, pointwise
 
-__all__ = ["TAPS", "FilteredConvolution", "GroupedConvolution", "filtered", "products_are_slow", "tile_for", "transforms"]
-
 TAPS = 3
 """Side of a filter."""
 

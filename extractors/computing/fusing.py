@@ -30,18 +30,6 @@ from extractors.computing.filtering import filtered
 from extractors.computing.onednn import MergedConvolution, is_merged_in
 from extractors.computing.shapes import shapes_of
 
-__all__ = [
-    "filter_layers",
-    "fold_norm",
-    "fold_norms",
-    "fuse_layers",
-    "made_ready",
-    "merge_layers",
-    "tidied",
-    "traced",
-    "traced_and_folded",
-]
-
 _ADDITIONS = (operator.add, operator.iadd, torch.add)
 _RELUS = (F.relu, torch.relu)
 

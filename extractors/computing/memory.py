@@ -9,8 +9,6 @@ from functools import lru_cache
 
 import torch
 
-__all__ = ["is_out_of_memory", "release_unused_memory"]
-
 # What torch and NVIDIA's libraries say where memory is short. cuDNN takes its workspace from torch, and where there is none left
 # for any of its algorithms, it finds none.
 _OUT_OF_MEMORY = (

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from extractors.computing.passes import run_single_threaded
 
-__all__ = ["MergedConvolution", "is_merged_in", "pointwise"]
-
 
 class MergedConvolution(nn.Module):
     """A convolution by oneDNN with what follows it.

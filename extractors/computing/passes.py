@@ -25,17 +25,6 @@ from torch import Tensor
 from extractors.computing.memory import is_out_of_memory
 from schemas.errors import ImagepivotError
 
-__all__ = [
-    "FORWARD_IMAGES",
-    "Fitted",
-    "in_chunks",
-    "in_halves",
-    "in_parts",
-    "passes_share_threads",
-    "run_single_threaded",
-    "single_threaded_pool",
-]
-
 FORWARD_IMAGES = 2
 """Images of one forward pass on a CPU: two are 1.1 times as fast as one and as fast as four, with little padding in the last."""
 

@@ -17,8 +17,6 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F  # noqa: N812
 
-__all__ = ["shapes_of"]
-
 _KEEPING = (nn.ReLU, nn.BatchNorm2d, nn.Identity)
 _KEEPING_FUNCTIONS = (operator.add, operator.iadd, torch.add, F.relu, torch.relu)
 

@@ -47,8 +47,6 @@ from extractors.weights.choice import Choice
 from extractors.weights.finding import Architecture, Weights, resolve_weights
 from schemas.features import FeatureSpec
 
-__all__ = ["PREPROCESSING", "VARIANTS", "LastMap", "Variant", "describe", "find_weights", "load"]
-
 _SIDE = 14  # Cells of a row, and rows of a map.
 _BATCH = 8  # Images, four times as large as those of other extractors.
 _FORWARD_IMAGES = 1  # Images of one pass on a CPU: VGG19's first maps take 100 MB each.

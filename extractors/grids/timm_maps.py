@@ -13,8 +13,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-__all__ = ["MapModel", "UnpooledModel", "grid_hw"]
-
 
 class MapModel(nn.Module):
     """A model of timm up to its pooling, from its input ``[B, 3, ...]`` to its map or its tokens."""

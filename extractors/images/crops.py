@@ -10,8 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["CENTERS", "CROPS", "View", "ten_crop", "ten_crop_views"]
-
 CROPS = 10
 CENTERS = ("nearest", "floor")
 

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     import numpy as np
     from PIL import Image, ImageFile
 
-__all__ = ["DECODING", "MAX_PIXELS", "REASONS", "DecodeError", "decode"]
-
 DECODING = 1
 """Version of the rules above, part of every extractor's parameters. A change of a rule makes a new version."""
 

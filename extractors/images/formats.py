@@ -10,8 +10,6 @@ import re
 import struct
 from functools import cache
 
-__all__ = ["FORMATS", "format_of", "missing_decoder"]
-
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "ICO", "HEIF", "TGA")
 """Formats that are opened, by Pillow's names. Formats that run programs (EPS) or hold no photographs are never tried."""
 

@@ -21,16 +21,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = [
-    "Normalizer",
-    "Preprocessing",
-    "check_resized",
-    "cropped_pixels",
-    "resize",
-    "resize_and_crop",
-    "resized_pixels",
-]
-
 _INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 _STRIP_VALUES = 2**16  # size of the float64 arrays of `_bilinear`: small enough to stay in the cache of a processor
 _CHANNEL_ORDERS = ("RGB", "BGR")

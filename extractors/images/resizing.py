@@ -26,8 +26,6 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-__all__ = ["resized", "resizes_as_pillow"]
-
 _DIGITS = 22  # Binary ones behind the point of a weight.
 _LOW = 8  # The last of them, which have sums of their own.
 _MOST_SHRUNK = 60.0

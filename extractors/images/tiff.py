@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from PIL import ImagePalette, TiffImagePlugin
 
-__all__ = ["TiffFile"]
-
 _BITS, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER, _SAMPLES, _PLANES = 258, 259, 262, 266, 277, 284
 _COLOR_MAP, _EXTRA_SAMPLES, _SAMPLE_FORMAT = 320, 338, 339
 _PHOTOMETRIC_KNOWN = ("tiff_ccitt", "group3", "group4", "tiff_jpeg")  # Fax has white at 0; the old JPEG is YCbCr.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from torch import nn
 
-__all__ = ["draw"]
-
 
 def draw(model: nn.Module, *, linear_std: float | None = None) -> None:
     """Draw the weights of a network that has just been built, in place, in the order of its modules.

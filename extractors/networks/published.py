@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["RESNET50", "RESNET152", "VGG19", "PublishedWeights"]
-
 
 class PublishedWeights(NamedTuple):
     """Weights that torchvision publishes.

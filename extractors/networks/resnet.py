@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 from extractors.networks.drawing import draw
 
-__all__ = ["Bottleneck", "ResNet", "resnet50", "resnet152"]
-
 _WIDENING = 4  # Channels that leave a block, for each one inside.
 _WIDTHS = (64, 128, 256, 512)  # Channels inside the blocks of each stage.
 _CLASSES = 1000

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from extractors.networks.drawing import draw
 
-__all__ = ["VGG19", "vgg19"]
-
 _STAGES = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))  # Channels and number of convolutions, before each pooling.
 _CELLS = 7  # Rows and columns of the map that is connected.
 _WIDTH = 4096

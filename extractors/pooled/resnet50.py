@@ -23,8 +23,6 @@ from extractors.stacked import OneCropExtractor
 from extractors.weights.finding import Architecture, Weights, resolve_weights
 from schemas.features import FeatureSpec
 
-__all__ = ["ARCHITECTURE", "PREPROCESSING", "ResNet50Pool", "describe", "find_weights", "load"]
-
 ARCHITECTURE = Architecture(
     build=resnet50,
     default=RESNET50,

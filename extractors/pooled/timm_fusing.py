@@ -14,8 +14,6 @@ from torch import fx, nn
 
 from extractors.computing.fusing import fold_norms, tidied
 
-__all__ = ["traced_and_folded"]
-
 # What the code of hundreds of networks raises where it meets a placeholder instead of a tensor.
 _UNTRACEABLE = (ValueError, TypeError, RuntimeError, AttributeError, LookupError, NameError, AssertionError)
 _NOTHING = (nn.Identity, nn.Dropout, nn.Dropout2d)

@@ -49,8 +49,6 @@ from extractors.weights.finding import Architecture, Weights, resolve_weights
 from schemas.errors import InputError, UsageError
 from schemas.features import FeatureSpec
 
-__all__ = ["TimmModel", "describe", "find_weights", "load", "spec"]
-
 _PREFIX = "timm:"
 _BATCH = 32  # As many passes on a CPU as of other extractors.
 _FORWARD_IMAGES = 4  # Images of one pass on a CPU: 1.1 (ResNet18) to 1.4 times (MobileNetV3) as fast as two.

@@ -53,8 +53,6 @@ from extractors.weights.finding import Architecture, Weights, resolve_weights
 from schemas.errors import InputError
 from schemas.features import FeatureSpec
 
-__all__ = ["VARIANTS", "VGG19TenCrop", "Variant", "build", "describe", "find_weights", "load"]
-
 FORWARD_CROPS = 1
 """Crops of one forward pass of the convolutions on a CPU, a divisor of `CROPS`. See `extractors.computing.passes`."""
 

@@ -13,8 +13,6 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["STRIDE", "anchor_grid", "cell_anchors", "clip", "decode", "iou", "is_larger"]
-
 STRIDE = 16
 """Distance of neighbouring cells of the feature map, in pixels of the image."""
 

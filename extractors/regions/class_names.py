@@ -7,8 +7,6 @@ from pathlib import Path
 from schemas.errors import InputError
 from schemas.text import read_text
 
-__all__ = ["ATTRIBUTES", "CLASSES", "read_names"]
-
 CLASSES = 1600
 """Number of classes of the Visual Genome detector, without the background (id 0): line n of the file is class n."""
 

@@ -44,8 +44,6 @@ from extractors.weights.finding import Architecture, Weights, resolve_weights
 from schemas.errors import UsageError
 from schemas.features import FeatureSpec
 
-__all__ = ["ARCHITECTURE", "FasterRCNNRegions", "describe", "find_weights", "load"]
-
 _BATCH = 2  # Images; more take memory and do not make a CPU faster.
 _REGIONS = 10  # Regions of one pass of the last stage on a CPU; more are hardly faster and take memory in every thread.
 _BINS = _REGIONS * POOLED**2  # Distinct bins of one pass of what regions share.

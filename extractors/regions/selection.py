@@ -23,8 +23,6 @@ from extractors.regions.suppression import best_surviving_scores, first
 from extractors.settings import RegionOptions
 from schemas.features import FeatureSpec
 
-__all__ = ["SUPPRESSION", "Detections", "choose", "columns", "none_chosen", "select"]
-
 SUPPRESSION = 0.3
 """Overlap from which a box covers another box of its class."""
 

@@ -23,8 +23,6 @@ from torch.nn import functional as F  # noqa: N812
 
 from extractors.regions.boxes import iou
 
-__all__ = ["best_surviving_scores", "first", "keep_best"]
-
 _BLOCK = {"cpu": 128, "cuda": 2000}  # Boxes between two looks whether enough are kept.
 _ROUNDS = {"cpu": 1, "cuda": 12}  # Rounds before the first look whether anything changes.
 _WORD = 62  # Number of bits of an int64 that are used; the sign stays 0.

@@ -9,8 +9,6 @@ from extractors.remembering import remembered_of_folder
 from extractors.tokens.finding import check_named, find_folder
 from extractors.tokens.reading import Pooling
 
-__all__ = ["describe"]
-
 _ADAPTER = "adapter_config.json"  # Names another model, wherever that lies.
 _LIBRARIES = ("transformers", "tokenizers", "safetensors")
 

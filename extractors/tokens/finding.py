@@ -8,8 +8,6 @@ from pathlib import Path
 from schemas.errors import InputError, UsageError
 from schemas.storage.locations import is_remote, local_path
 
-__all__ = ["check_named", "find_folder", "is_folder", "not_installed"]
-
 
 def check_named(model: str) -> None:
     """Raise `UsageError` if no model is named."""

@@ -11,8 +11,6 @@ from typing import Literal
 
 import numpy as np
 
-__all__ = ["POOLINGS", "Part", "Pooling", "parts_of", "vectors_of"]
-
 Pooling = Literal["mean", "first"]
 POOLINGS: tuple[Pooling, ...] = ("mean", "first")
 """What a token gets: the mean of the vectors of its sub-words, or the vector of the first."""

@@ -19,8 +19,6 @@ import numpy as np
 
 from schemas.errors import InputError
 
-__all__ = ["MAX_BYTES", "read_layers"]
-
 MAX_BYTES = 2**31 - 1
 """Greatest size of a file that is read: protobuf's own limit."""
 

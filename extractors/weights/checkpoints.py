@@ -19,19 +19,6 @@ from extractors.weights.choice import Choice
 from extractors.weights.restricted_pickle import OLD_TORCH_MAGIC, read_pickle, safe_globals
 from schemas.errors import InputError
 
-__all__ = [
-    "COUNTER",
-    "as_tensor",
-    "check_state",
-    "format_of",
-    "is_mappable",
-    "read_entries",
-    "read_safetensors",
-    "read_state",
-    "read_torch",
-    "unwrapped",
-]
-
 COUNTER = ".num_batches_tracked"
 """End of the names of batch norm's counters, which no feature depends on."""
 

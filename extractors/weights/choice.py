@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from schemas.storage.locations import is_remote
 
-__all__ = ["Choice", "split_choice"]
-
 
 @dataclass
 class Choice:

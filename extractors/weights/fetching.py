@@ -28,8 +28,6 @@ from schemas.storage.folder import TEMPORARY_MARK, file_at
 from schemas.storage.locations import is_remote, local_path
 from schemas.storage.storage_errors import storage_errors
 
-__all__ = ["cache_folder", "local_file"]
-
 _SECONDS = 60.0  # that a web server may keep silent
 _ATTEMPTS = 3
 _LONGEST_NAME = 100

@@ -29,8 +29,6 @@ from schemas.errors import InputError, UsageError
 from schemas.fingerprints import sha256_of_file
 from schemas.storage.locations import is_remote
 
-__all__ = ["Architecture", "Weights", "resolve_weights", "state_sha256"]
-
 
 @dataclass(frozen=True)
 class Architecture:

@@ -18,8 +18,6 @@ from threading import Lock, Timer
 from extractors.weights.finding import Weights
 from extractors.weights.stamps import FileStamp
 
-__all__ = ["KEPT_SECONDS", "keep", "take"]
-
 KEPT_SECONDS = 60.0
 """Seconds after which weights that nobody loads are dropped."""
 

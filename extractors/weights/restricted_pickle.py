@@ -30,8 +30,6 @@ from torch import Tensor
 
 from schemas.errors import InputError
 
-__all__ = ["OLD_TORCH_MAGIC", "read_pickle", "safe_globals"]
-
 OLD_TORCH_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 """First bytes of a file of ``torch.save`` before version 1.6: the pickle of a magic number."""
 

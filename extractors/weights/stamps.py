@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["FileStamp"]
-
 
 class FileStamp(NamedTuple):
     """What changes when a file is replaced or written to: device, inode, bytes, and nanoseconds of its last changes.

@@ -21,7 +21,7 @@ from typer.core import TyperGroup
 from pipelines.commands import build, datasets, demo, doctor, exchange, features, text, training, view
 from pipelines.commands.configuration import Command
 from pipelines.commands.endings import run, wants_events
-from pipelines.commands.options import console, notes, remark
+from pipelines.commands.options import console, remark
 from pipelines.commands.process import BROKEN_PIPE
 from schemas.console import events
 from schemas.escapes import escape_text
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from rich.console import ConsoleOptions, RenderableType
     from rich.segment import Segment
-
-__all__ = ["app", "console", "main", "notes"]
 
 
 class _Group(TyperGroup):

@@ -18,8 +18,6 @@ from pipelines.commands.option import Option, dataclass_in, inner_job, job_from,
 from schemas.console import events
 from schemas.errors import UsageError
 
-__all__ = ["BEAM", "bound", "flags_of"]
-
 BEAM = {"allow_extra_args": True}
 """Context settings of a command whose flags behind ``--`` go to Beam."""
 

@@ -21,8 +21,6 @@ from schemas.conversion import key_value_pairs
 from schemas.errors import UsageError
 from schemas.options import Opt
 
-__all__ = ["Commands", "app", "build_plan"]
-
 app = typer.Typer()
 
 # As `pipelines.running.runner` starts its workers: nothing in the current folder hides a module of ours.

@@ -20,8 +20,6 @@ from schemas.console import events
 from schemas.conversion import did_you_mean, parse_toml
 from schemas.errors import UsageError
 
-__all__ = ["BEAM_FLAGS", "Command", "Config", "convert_options", "options_by_key"]
-
 BEAM_FLAGS = "beam_flags"
 """Key of the flags for Beam, which a command line has behind ``--``."""
 

@@ -14,8 +14,6 @@ from schemas.errors import DatasetError
 from schemas.escapes import to_json
 from schemas.options import Opt
 
-__all__ = ["app"]
-
 app = typer.Typer()
 
 Dataset: TypeAlias = Annotated[str, Opt("Folder of a dataset.")]

@@ -11,8 +11,6 @@ from pipelines.commands.binding import bound
 from pipelines.commands.options import console, notes, remark
 from schemas.options import Opt
 
-__all__ = ["app"]
-
 app = typer.Typer()
 
 

@@ -15,8 +15,6 @@ from schemas.errors import UsageError
 from schemas.escapes import to_json
 from schemas.options import Opt
 
-__all__ = ["app"]
-
 app = typer.Typer()
 
 

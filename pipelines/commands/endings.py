@@ -15,8 +15,6 @@ from schemas.console import events
 from schemas.errors import ImagepivotError, UsageError
 from schemas.interruption import DetachedError
 
-__all__ = ["run", "wants_events"]
-
 _MODELS = frozenset({"torch", "torchvision", "PIL", "safetensors"})
 _EXTRAS = {
     "extractors": _MODELS,

@@ -12,8 +12,6 @@ from pipelines.exchange.jobs import ExportJob, ImportJob
 from pipelines.jobs import DiffJob
 from schemas.console import events
 
-__all__ = ["app"]
-
 app = typer.Typer()
 
 

@@ -18,8 +18,6 @@ from schemas.options import Opt
 if TYPE_CHECKING:
     from pipelines.inputs.images import ImageSource
 
-__all__ = ["app"]
-
 app = typer.Typer()
 
 

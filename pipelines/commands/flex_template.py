@@ -16,8 +16,6 @@ from pipelines.commands.app import app
 from pipelines.commands.app import main as run_command
 from schemas.errors import ImagepivotError, UsageError
 
-__all__ = ["COMMANDS", "LEFT_OUT", "command_line", "main", "parameters_of"]
-
 COMMANDS = ("captions", "vocabulary", "encode", "features")
 """Commands that a launch can run: those that run pipelines."""
 

@@ -19,8 +19,6 @@ from schemas.conversion import alternatives_of, convert, convert_text
 from schemas.errors import UsageError
 from schemas.options import Opt
 
-__all__ = ["Option", "dataclass_in", "inner_job", "job_from", "opt_of", "option_of", "options_of"]
-
 T = TypeVar("T")
 
 _METAVARS = {str: "TEXT", int: "INT", float: "NUM", bool: ""}

@@ -11,8 +11,6 @@ from schemas.console import events
 from schemas.escapes import escape_text
 from schemas.options import Opt
 
-__all__ = ["AsJson", "LogJson", "MaxFailures", "console", "notes", "remark", "remark_on_precision"]
-
 console = Console()
 """For results, on standard output."""
 

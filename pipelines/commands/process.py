@@ -22,17 +22,6 @@ from typing import Any
 from schemas import interruption
 from schemas.console import events
 
-__all__ = [
-    "BROKEN_PIPE",
-    "ending_at_once",
-    "flush_streams",
-    "prepare_streams",
-    "spare_collections",
-    "stop_signal",
-    "stoppable",
-    "stopped_line",
-]
-
 BROKEN_PIPE = 141
 """Exit code where the program that reads the output has ended, e.g. ``head``: 128 plus the number of SIGPIPE."""
 

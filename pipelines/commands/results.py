@@ -16,8 +16,6 @@ from schemas.escapes import to_json
 if TYPE_CHECKING:
     from schemas.manifest import Manifest
 
-__all__ = ["finish", "print_extractors"]
-
 
 def finish(manifest: Manifest, output: str, max_failures: int = 0) -> None:
     """Print what was written and what failed; exit with code 3 where more inputs failed than are allowed."""

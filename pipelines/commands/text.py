@@ -10,8 +10,6 @@ from pipelines.commands.results import finish
 from pipelines.jobs import CaptionsJob, EncodeJob, TokenFeaturesJob, VocabularyJob, WordVectorsJob
 from pipelines.running.execution import Execution
 
-__all__ = ["app"]
-
 app = typer.Typer()
 
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from train.reports.reproduce import Done
     from train.reports.row_statements import FailedRun
 
-__all__ = ["app"]
-
 app = typer.Typer()
 
 

@@ -9,8 +9,6 @@ from pipelines.commands.binding import bound
 from pipelines.commands.options import console
 from pipelines.jobs import ViewJob
 
-__all__ = ["app"]
-
 app = typer.Typer()
 
 

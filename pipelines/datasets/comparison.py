@@ -27,15 +27,6 @@ from schemas.fingerprints import canonical_json
 from schemas.keys import normalization_hint
 from schemas.kinds import KEY_COLUMNS
 
-__all__ = [
-    "Comparison",
-    "KeySample",
-    "ParameterDifference",
-    "VectorDifference",
-    "compare_datasets",
-    "comparison_tables",
-]
-
 _FIRST = 5
 _FEATURES = ("feature", "features", "vector")
 

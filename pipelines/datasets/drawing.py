@@ -11,8 +11,6 @@ from PIL import Image, ImageDraw, ImageFont
 from schemas.escapes import escape_text
 from schemas.fonts import font_files, warn_of_missing_glyphs
 
-__all__ = ["LabelledBox", "colour_of", "draw_boxes"]
-
 _LEAST_SIDE = 800  # Smaller pictures are enlarged to this many pixels on their longer side, so that labels are readable.
 _Place: TypeAlias = tuple[float, float, float, float]
 _Font: TypeAlias = ImageFont.FreeTypeFont | ImageFont.ImageFont

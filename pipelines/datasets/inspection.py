@@ -16,8 +16,6 @@ from schemas.fingerprints import canonical_json
 from schemas.manifest import Manifest
 from schemas.parameters import FeaturesParameters
 
-__all__ = ["describe", "describe_json", "failures_table", "shorten", "statistics_table", "value_rows"]
-
 _MAX_TEXT = 60
 _MAX_REGIONS = 4
 _MAX_INPUTS = 6

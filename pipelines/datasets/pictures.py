@@ -16,8 +16,6 @@ from pipelines.inputs.images import ImageSource, open_images
 from schemas.errors import InputError
 from schemas.keys import normalization_hint
 
-__all__ = ["Picture", "alike", "decoded_pictures", "read_pictures"]
-
 _LONGER_SIDE = 640
 
 

@@ -21,8 +21,6 @@ from schemas.errors import UsageError
 from schemas.storage.folder import Folder
 from schemas.storage.locations import local_path
 
-__all__ = ["NAMES_FILES", "NamedRegion", "RegionNames", "named_regions", "names_files", "stored_names"]
-
 # Without an extension: some tools take the most frequent one of a folder for that of its data.
 _CLASSES = "_names/classes"
 _ATTRIBUTES = "_names/attributes"

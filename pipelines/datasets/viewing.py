@@ -18,8 +18,6 @@ from schemas.errors import DatasetError, InputError, UsageError
 from schemas.parameters import FeaturesParameters
 from schemas.storage.folder import file_at
 
-__all__ = ["center_crop_box", "draw_view"]
-
 _FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 _CORNERS = ("top left", "top right", "bottom left", "bottom right", "centre")
 

@@ -11,8 +11,6 @@ from pipelines.datasets.inspection import describe
 from schemas.console.tables import render_tables
 from schemas.dataset import open_dataset
 
-__all__ = ["show_datasets"]
-
 
 def show_datasets(output: Path, *, console: Console) -> None:
     """Print the datasets in the folder of the demo, each with three rows."""

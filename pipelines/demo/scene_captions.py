@@ -12,8 +12,6 @@ from random import Random
 from pipelines.demo.scene_languages import FULL_TEMPLATES, LANGUAGES, Language
 from pipelines.demo.scenes import Group, Scene
 
-__all__ = ["Caption", "caption", "captions", "template_count"]
-
 _COMPARABLE_LANGUAGES = ("en", "de")
 _COMPARABLE_CAPTIONS = 5
 _SIZE_SHARE = 0.6  # Share of the comparable captions that mention sizes.

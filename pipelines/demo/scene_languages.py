@@ -10,8 +10,6 @@ of the background colour.
 
 from dataclasses import dataclass
 
-__all__ = ["FULL_TEMPLATES", "LANGUAGES", "Language"]
-
 #: Templates below this number mention everything in the scene and say the same in each language.
 FULL_TEMPLATES = 5
 

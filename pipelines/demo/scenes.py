@@ -16,21 +16,6 @@ from PIL import Image, ImageDraw, ImageFilter
 
 from schemas.errors import UsageError
 
-__all__ = [
-    "BACKGROUNDS",
-    "COLOURS",
-    "POSITIONS",
-    "SHAPES",
-    "SIZES",
-    "Group",
-    "Placed",
-    "Scene",
-    "draw",
-    "layout",
-    "make_scenes",
-    "picture_size_wh",
-]
-
 #: Colours of shapes, sRGB.
 COLOURS = {
     "red": (214, 40, 40),

@@ -14,8 +14,6 @@ from pipelines.demo.scenes import draw, make_scenes
 from pipelines.running.meter import Meter
 from schemas.errors import UsageError
 
-__all__ = ["split_of", "write_scenes"]
-
 _JPEG_QUALITY = 90
 _COLUMNS = ("image_id", "language", "portion", "index", "split", "text")
 

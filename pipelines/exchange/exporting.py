@@ -20,9 +20,6 @@ from schemas.made_from import is_current, made_from, read_made_from
 from schemas.storage.folder import Folder
 from schemas.storage.locations import target_path
 
-__all__ = ["export_dataset"]
-
-
 _WRITERS: dict[str, Writer] = {
     "scan": write_scan,
     "mulisera": write_mulisera,

@@ -14,8 +14,6 @@ from schemas.keys import check_image_id
 from schemas.storage.locations import is_remote, local_path
 from schemas.text import read_text
 
-__all__ = ["ImageIds", "expand_ids", "local_file", "make_image_id", "match_ids", "needs_exact_rule"]
-
 _EXTENSION = re.compile(f"({'|'.join(map(re.escape, sorted(EXTENSIONS)))})$", re.IGNORECASE)
 _WITH_FOLDERS: tuple[IdRule, ...] = ("exact", "path")
 _CAPTION = re.compile(r"#\d+$")

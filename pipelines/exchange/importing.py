@@ -33,8 +33,6 @@ from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.shard_count import VECTOR_SHARD_BYTES, check_shard_bytes, choose_shards, known_shards
 from schemas.writing.shard_writer import ShardWriter
 
-__all__ = ["format_of", "import_features"]
-
 _READERS: dict[ImportFormat, Callable[[ImportJob], FeatureFiles]] = {
     "npy": ArrayFiles.open,
     "tsv": TsvFiles.open,

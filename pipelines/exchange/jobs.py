@@ -14,8 +14,6 @@ from schemas.keys import AUTO, check_shards_request
 from schemas.options import Opt
 from schemas.writing.reuse_policy import Overwrite, Verify
 
-__all__ = ["ExportJob", "IdRule", "ImportFormat", "ImportJob", "KarpathyKey", "format_options"]
-
 ImportFormat = Literal["npy", "tsv", "hdf5", "webdataset"]
 
 IdRule = Literal["name", "path", "exact"]

@@ -14,8 +14,6 @@ from pipelines.inputs.files import inventory, iter_json
 from schemas.errors import InputError
 from schemas.storage.folder import Folder
 
-__all__ = ["KarpathyNumbers"]
-
 
 @dataclass(frozen=True)
 class KarpathyNumbers:

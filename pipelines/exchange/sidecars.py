@@ -19,8 +19,6 @@ from schemas.kinds import REGIONS
 from schemas.storage.locations import local_path
 from schemas.text import read_text
 
-__all__ = ["apply_sidecars", "options_for", "sidecar_name", "write_sidecar"]
-
 _DEFAULTS: dict[str, Any] = {"id_rule": "name", "max_regions": REGIONS, "boxes": None, "sizes": None}
 _FILES = ("ids", "boxes", "sizes")
 

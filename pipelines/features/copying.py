@@ -26,8 +26,6 @@ from schemas.keys import shard_of
 from schemas.storage.folder import Folder
 from schemas.writing.output import OutputDataset
 
-__all__ = ["CopyImages", "Portion", "place_of_copies", "portions_of"]
-
 _LEAST, _MOST = 1 << 10, 1 << 17
 _OF_A_SHARD = 16
 

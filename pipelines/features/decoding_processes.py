@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
-__all__ = ["DecodingProcesses", "main"]
-
 Preprocessor: TypeAlias = "Callable[[Image.Image], np.ndarray]"
 
 _SHARED = 2**24

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from pipelines.features.transforms import ExtractFeatures
     from pipelines.running.first_worker import FirstWorker
 
-__all__ = ["Remark", "extract_features", "list_images", "plan_features"]
-
 Remark = Callable[[str], None]
 """Receives a sentence for the user; from Python it is logged, once in a process."""
 

@@ -32,8 +32,6 @@ from schemas.errors import DatasetError
 from schemas.kinds import numpy_type
 from schemas.storage.storage_errors import StoreError
 
-__all__ = ["Tally", "extract_shard", "merge_rows"]
-
 
 @dataclass
 class Tally:

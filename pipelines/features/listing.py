@@ -13,8 +13,6 @@ from schemas.storage.folder import Folder
 from schemas.storage.locations import is_remote
 from schemas.writing.shard_count import MOST_CHOSEN, VECTOR_SHARD_BYTES, check_shard_bytes, choose_shards, known_shards
 
-__all__ = ["list_images"]
-
 
 def list_images(job: FeaturesJob, *, keep: bool = False) -> Listing:
     """List the images of a job once, by the shards that it will have. A listing of a store is kept, so that nobody lists it again.

@@ -15,8 +15,6 @@ from schemas.keys import shard_of
 from schemas.kinds import vector_bytes
 from schemas.writing.dataset_writer import look_before
 
-__all__ = ["ShardPlan", "WorkPlan", "plan_table", "plan_work"]
-
 
 @dataclass(frozen=True)
 class ShardPlan:

@@ -21,8 +21,6 @@ from pipelines.inputs.images.kept import REFS_SCHEMA
 from pipelines.running.places import Place, from_ipc, read_place, to_ipc, write_places
 from schemas.keys import shard_of
 
-__all__ = ["Kept", "Piece", "cut", "folder_of_references", "listed_refs", "packed", "pieces_of", "refs_of", "unpacked"]
-
 Piece: TypeAlias = bytes | Place
 """References to images of one shard, or the places of their copies, as bytes or as the place of these."""
 

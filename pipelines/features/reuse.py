@@ -24,8 +24,6 @@ from schemas.writing.output_state import look_at
 from schemas.writing.records import Record, Source, read_record
 from schemas.writing.reuse_policy import ReusePolicy
 
-__all__ = ["Reuse", "is_intact", "plan_reuse", "source_of", "statistics_of"]
-
 _READING_THREADS = 8
 
 Read = Callable[[ImageRef], bytes]

@@ -29,8 +29,6 @@ from pipelines.running.meter import Meter
 from schemas.limits import usable_cores
 from schemas.writing.output import OutputDataset
 
-__all__ = ["COUNTERS", "LoadedExtractors", "ShardMaker", "make_here"]
-
 
 class LoadedExtractors:
     """The extractors of a process, one on each of its devices; each of them makes one shard at a time, in whatever thread.

@@ -26,8 +26,6 @@ from schemas.writing.records import Record, Source, write_record
 from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.shard_writer import open_shard
 
-__all__ = ["make_shard"]
-
 _SORTED_ROWS = 64  # at most
 
 

@@ -25,8 +25,6 @@ from pipelines.running.first_worker import Begin, FirstWorker
 from pipelines.running.meter import Meter
 from schemas.writing.output import OutputDataset
 
-__all__ = ["ExtractFeatures"]
-
 
 class _ExtractShardFn(beam.DoFn):
     def __init__(self, maker: ShardMaker) -> None:

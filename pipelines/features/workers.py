@@ -13,17 +13,6 @@ from schemas.limits import CORES_TO_A_DECODER, usable_cores
 from schemas.parameters import FeaturesParameters
 from schemas.writing.output import OutputDataset
 
-__all__ = [
-    "PROCESSES_FROM",
-    "check_fingerprint",
-    "check_worker",
-    "count_gpus",
-    "decoding_processes",
-    "decoding_threads",
-    "devices_of_worker",
-    "planned_fingerprint",
-]
-
 PROCESSES_FROM = 12
 """Cores of a worker with a GPU from which processes decode. Threads, by the time that they hold Python's lock, do the work of four
 to six cores at most (``tests/benchmarks/bench_lock.py``); with a dozen cores half of them would be idle, and not before is that

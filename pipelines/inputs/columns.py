@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from schemas.errors import UsageError
 
-__all__ = ["check_columns"]
-
 
 def check_columns(columns: Iterable[str], known: Sequence[str]) -> None:
     """Check that columns are among those that we know.

@@ -23,20 +23,6 @@ import urllib3
 
 from schemas.errors import UsageError
 
-__all__ = [
-    "LIMITS",
-    "PARALLEL_READS",
-    "PUBLIC_ACCESS",
-    "TIMED_OUT",
-    "FailedError",
-    "Limits",
-    "WebAccess",
-    "connections",
-    "is_public",
-    "proxy_of",
-    "too_large",
-]
-
 PARALLEL_READS = 32
 """Files that are fetched at once: they wait for servers, not for this machine."""
 

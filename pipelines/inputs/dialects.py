@@ -16,8 +16,6 @@ from typing import Literal, TypeAlias, get_args
 from schemas.errors import InputError, UsageError
 from schemas.text import LONE_CR
 
-__all__ = ["AUTO_DIALECT", "Dialect", "Quoting", "find_delimiter", "header_lines", "split_rows"]
-
 Quoting: TypeAlias = Literal["auto", "rfc4180", "none"]
 """``rfc4180``: a value that begins with ``"`` ends at the closing ``"``; ``auto``: the same, but a value that looks like
 rows, by its line ends and delimiters, is an error; ``none``: a quote is an ordinary character."""

@@ -26,21 +26,6 @@ from schemas.storage.locations import absolute_location, check_location, is_remo
 from schemas.storage.storage_errors import storage_errors
 from schemas.text import HEAD, decode_line, mark_length, not_utf8
 
-__all__ = [
-    "PathKind",
-    "count_lines",
-    "input_errors",
-    "inventory",
-    "iter_json",
-    "kind_of",
-    "list_files",
-    "locate",
-    "open_input",
-    "open_seekable",
-    "read_lines",
-    "without_gz",
-]
-
 _CHUNK = 1 << 18
 _REMOTE_CHUNK = 4 << 20  # What a request reads.
 _HEX2 = rb"[0-9a-fA-F]{2}"

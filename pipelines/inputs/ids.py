@@ -11,8 +11,6 @@ import numpy as np
 
 from schemas.errors import UsageError
 
-__all__ = ["IdRule", "KeyHashes", "Repeat", "check_id_rule", "id_of_path"]
-
 IdRule = Literal["name", "path"]
 """How image ids are made from paths: from the file name or the whole relative path, without extension."""
 

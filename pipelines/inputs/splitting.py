@@ -20,8 +20,6 @@ from pipelines.inputs.tables import delimiter_of, type_of
 from schemas.errors import InputError
 from schemas.storage.folder import Folder
 
-__all__ = ["Range", "ranges_of"]
-
 RANGE_BYTES = 32 << 20
 """Bytes of a range: as much as a worker gathers before it sorts."""
 

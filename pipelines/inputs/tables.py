@@ -28,8 +28,6 @@ from schemas.errors import InputError, UsageError
 from schemas.storage.folder import Folder
 from schemas.text import LONE_CR
 
-__all__ = ["Batch", "Column", "Row", "check_dialect", "delimiter_of", "is_table", "read_batches", "read_rows", "type_of"]
-
 _BATCH_ROWS = 2048
 _BUFFER_BYTES = 1 << 18
 _TEXT_TYPES = ("csv", "tsv", "jsonl", "ndjson")

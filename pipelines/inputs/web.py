@@ -38,18 +38,6 @@ from pipelines.inputs.connections import (
 )
 from schemas.errors import UsageError
 
-__all__ = [
-    "PARALLEL_READS",
-    "PUBLIC_ACCESS",
-    "FetchError",
-    "WebAccess",
-    "check_proxy",
-    "fetch",
-    "is_web_address",
-    "version_of",
-    "versions_of",
-]
-
 _MAX_REDIRECTS = 10
 _FIRST_PAUSE = 0.5  # Seconds; each further pause is twice as long.
 _CHUNK = 1 << 16

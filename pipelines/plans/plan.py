@@ -20,8 +20,6 @@ from schemas.errors import ImagepivotError, InputError, UsageError
 from schemas.storage.locations import is_remote, local_path, plain_location
 from schemas.text import read_text
 
-__all__ = ["COMMANDS", "CommandLine", "Plan", "Step", "StepError", "build", "plan_names", "read_plan", "read_table", "words_of"]
-
 _FOLDER = Path(__file__).parent
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _TOP = {"description": str, "extends": str, "output": str, "paths": dict, "steps": dict}

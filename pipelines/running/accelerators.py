@@ -13,8 +13,6 @@ from schemas.options import Opt
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
 
-__all__ = ["Accelerator"]
-
 _ELSEWHERE = "Workers on other machines"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 _ONE_PROCESS = "no_use_multiple_sdk_containers"

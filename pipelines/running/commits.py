@@ -12,8 +12,6 @@ import apache_beam as beam
 from schemas.writing.dataset_writer import Statistics, commit
 from schemas.writing.output import OutputDataset
 
-__all__ = ["CommitDataset", "SumCounters"]
-
 
 class SumCounters(beam.CombineFn):
     """Sum of counters. One accumulator per key holds the distinct items of that key, never the corpus."""

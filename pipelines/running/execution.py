@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
 
 
-__all__ = ["START_SECONDS", "Execution"]
-
 START_SECONDS = 1200.0
 """Seconds in which the first worker must have started; Dataflow takes minutes to start a machine and install packages."""
 

@@ -19,8 +19,6 @@ from pipelines.running.staging import DISTRIBUTION, source_files
 from schemas.errors import ImagepivotError, UsageError
 from schemas.storage.folder import TEMPORARY_MARK, Folder
 
-__all__ = ["SIGN", "Begin", "FirstWorker", "spread_shards"]
-
 SIGN = f".first-worker{TEMPORARY_MARK}0"
 """Name of the file in the folder of the dataset by which the first worker shows that it works; commit or launcher deletes it."""
 

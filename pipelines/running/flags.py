@@ -13,8 +13,6 @@ from apache_beam.options.pipeline_options import PipelineOptions, StandardOption
 from schemas.console import events
 from schemas.errors import UsageError
 
-__all__ = ["check_flags"]
-
 _SIMILAR = 0.8
 _MODULES = {"dask": "apache_beam.runners.dask.dask_runner"}
 """Modules of runners whose flags Beam knows only once they are imported."""

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from pipelines.running.first_worker import FirstWorker
 
-__all__ = ["run_job"]
-
 
 def run_job(
     output: OutputDataset,

@@ -24,8 +24,6 @@ from apache_beam.transforms.environments import Environment, SubprocessSDKEnviro
 
 from pipelines.running.remote import WORKER_LOST
 
-__all__ = ["WorkerProcesses"]
-
 _URN = "imagepivot:env:worker_process:v1"
 
 # Arrow's own pool would hold on to memory besides malloc's. That of malloc itself is set where the worker begins.

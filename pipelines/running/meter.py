@@ -25,8 +25,6 @@ from schemas.console.progress import ProgressDisplay, Snapshot
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["NAMESPACE", "Meter", "counts_of", "show_progress"]
-
 NAMESPACE = "imagepivot"
 """Namespace of Beam's counters of what a `Meter` counts."""
 

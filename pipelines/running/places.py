@@ -21,8 +21,6 @@ from schemas.storage.storage_errors import storage_errors
 from schemas.writing.own_names import LOCK_NAME
 from schemas.writing.publishing import hold
 
-__all__ = ["Place", "from_ipc", "read_place", "staging", "to_ipc", "write_places"]
-
 Place: TypeAlias = tuple[str, int, int]
 """Path of a file, offset and length."""
 

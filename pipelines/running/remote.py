@@ -38,8 +38,6 @@ from schemas.errors import DatasetError, ImagepivotError, LostJobError, UsageErr
 from schemas.interruption import DetachedError, leaving, say
 from schemas.storage.folder import Folder
 
-__all__ = ["WORKER_LOST", "RemoteJob", "check_detach", "check_job_service", "runner_log", "wait", "watch"]
-
 WORKER_LOST = "Channel closed prematurely"
 """What Beam's own runner says where a worker process is gone."""
 

@@ -30,8 +30,6 @@ from pipelines.running.staging import stage
 from schemas import errors
 from schemas.interruption import DetachedError
 
-__all__ = ["LARGEST_GRAPH", "run_pipeline"]
-
 # Matches one of our errors in the text with which Beam reports it from a worker process.
 _CARRIED_ERROR = re.compile(r"schemas\.errors\.(\w+): (.*?)(?: \[while running '[^']*'\])?$", re.MULTILINE)
 

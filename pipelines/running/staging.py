@@ -17,8 +17,6 @@ from apache_beam.options.pipeline_options import PipelineOptions, PortableOption
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-__all__ = ["DISTRIBUTION", "build_wheel", "source_files", "stage"]
-
 DISTRIBUTION = "imagepivot"
 """Our name as a distribution, and that of the module which makes the names of our packages mean ours."""
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from schemas.allocation import keep_freed_memory
 
-__all__ = ["main"]
-
 
 def _end_with_run(launcher: int, running: str) -> None:
     while os.getppid() == launcher and Path(running).exists():

@@ -21,15 +21,6 @@ from pipelines.text.truecasing import TruecaseModel, count_forms, truecase
 from schemas.errors import InputError
 from schemas.kinds import CAPTIONS
 
-__all__ = [
-    "BLOCK",
-    "CaptionStatistics",
-    "block_forms",
-    "blocks_of",
-    "caption_rows",
-    "tokenize_captions",
-]
-
 BLOCK = CAPTION_COLUMNS.append(pa.field("position", pa.int64()))
 """Columns of a block as read. ``position`` keeps the order of the source: first the number of the part, then of the caption."""
 

@@ -26,8 +26,6 @@ from schemas.storage.folder import Folder
 from schemas.writing.output import OutputDataset
 from schemas.writing.shard_writer import open_shard
 
-__all__ = ["ReadCaptions", "TokenizeCaptions", "TrainTruecasers", "build_captions"]
-
 _REPORT_ROWS = 2000
 
 _READERS = 16

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from pipelines.running.first_worker import FirstWorker
 
-__all__ = ["CaptionsJob", "plan_captions", "prepare_captions"]
-
 _PACKED = (".gz", ".parquet")
 _UNPACKED = 4
 """Bytes of text to a byte of a compressed file, roughly: it decides the number of shards, which doubles or not."""

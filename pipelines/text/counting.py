@@ -16,8 +16,6 @@ from schemas.dataset import Dataset
 from schemas.errors import InputError
 from schemas.vocabulary import SPECIALS, Vocabulary
 
-__all__ = ["chosen_vocabulary", "count_tokens", "selects", "vocabulary_statistics"]
-
 
 def count_tokens(captions: Dataset, shard: int) -> dict[tuple[str, str, str], Counter[str]]:
     """Count the tokens in one shard of captions, by (portion, split, language)."""

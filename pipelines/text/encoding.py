@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from pipelines.running.first_worker import FirstWorker
 
-__all__ = ["EncodeJob", "encode_captions", "plan_encoding"]
-
 
 def encode_captions(job: EncodeJob, execution: Execution = Execution(), meter: Meter = Meter()) -> Manifest:
     """Make a dataset of kind ``encoded`` with as many shards as the captions have.

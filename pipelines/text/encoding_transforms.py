@@ -24,8 +24,6 @@ from schemas.writing.dataset_writer import write_shards
 from schemas.writing.output import OutputDataset
 from schemas.writing.shard_writer import ShardWriter
 
-__all__ = ["EncodeCaptions", "build_encoding", "encode_table"]
-
 
 def encode_table(captions: pa.Table, vocabulary: Vocabulary, max_length: int) -> tuple[pa.Table, dict[str, int]]:
     """Encode rows of kind ``captions``.

@@ -15,8 +15,6 @@ from schemas.errors import InputError, UsageError
 from schemas.storage.locations import is_remote, local_path
 from schemas.vector_files import VectorFile, open_user_file
 
-__all__ = ["MODEL_SUFFIX", "read_model_file"]
-
 MODEL_SUFFIX = ".bin"
 
 _UNREADABLE = (ValueError, AssertionError, EOFError, NotImplementedError, LookupError, MemoryError, OSError, struct.error)

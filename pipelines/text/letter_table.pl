@@ -24,8 +24,6 @@ my $text = <<"END";
 """Properties of characters in Unicode $unicode, of which Perl 5.36 made this module: run `make letters`, do not edit it."""
 
 # fmt: off
-
-__all__ = [${\join(", ", map { "\"$_\"" } sort "LOWER_OFFSETS", map { $_->[0] } @classes)}]
 END
 
 for my $class (@classes) {

@@ -2,8 +2,6 @@
 
 # fmt: off
 
-__all__ = ["ALPHABETIC", "CASED", "DECIMAL", "LOWER_CASE", "LOWER_OFFSETS", "NUMERIC", "WHITE_SPACE"]
-
 ALPHABETIC = (
     "A-Za-z\xaa\xb5\xba\xc0-\xd6\xd8-\xf6\xf8-\u02c1\u02c6-\u02d1\u02e0-\u02e4\u02ec\u02ee\u0345\u0370-\u0374\u0376\u0377"
     "\u037a-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-\u0556\u0559"

@@ -30,21 +30,6 @@ from pipelines.text.letter_table import ALPHABETIC, DECIMAL, LOWER_CASE, LOWER_O
 from schemas.errors import UsageError
 from schemas.parameters import TextRecipe
 
-__all__ = [
-    "DEFAULT_RECIPE",
-    "MOSES_COMMIT",
-    "RECIPES",
-    "Recipe",
-    "lower",
-    "normalize_punctuation",
-    "prefix_language",
-    "prepare",
-    "recipe",
-    "split_tokens",
-    "tokenize",
-    "unescape",
-]
-
 MOSES_COMMIT = "3a0631a"
 
 _Rule = tuple[re.Pattern[str], str]

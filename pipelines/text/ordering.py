@@ -21,8 +21,6 @@ from schemas.errors import InputError
 from schemas.keys import CaptionKey, shard_of
 from schemas.kinds import KEY_COLUMNS
 
-__all__ = ["RowKey", "cut", "first_key", "key_of", "merge", "number_captions"]
-
 PIECE_BYTES = 128 << 10
 """Bytes of a piece, before compression: about a thousand captions. Merging holds at most one piece of each gathering."""
 

@@ -32,8 +32,6 @@ from pipelines.text.ordering import RowKey, cut, first_key
 from schemas.storage.folder import TEMPORARY_MARK
 from schemas.storage.storage_errors import storage_errors
 
-__all__ = ["Piece", "make_pieces", "on_disk", "read_piece"]
-
 GATHERED_BYTES = 32 << 20
 """Bytes of captions that a worker gathers before it sorts them."""
 

@@ -8,8 +8,6 @@ from pipelines.text.truecasing import truecase
 from schemas.errors import UsageError
 from schemas.parameters import TextRecipe
 
-__all__ = ["tokenize_query"]
-
 
 def tokenize_query(text: str, language: str, steps: TextRecipe | None, truecaser: str = "") -> list[str]:
     """Tokenize a query.

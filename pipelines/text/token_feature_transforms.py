@@ -34,8 +34,6 @@ from schemas.writing.shard_writer import ShardWriter
 if TYPE_CHECKING:
     from extractors.tokens.transformer import TokenExtractor
 
-__all__ = ["ExtractTokenFeatures", "build_token_features", "token_feature_rows"]
-
 _BLOCK = 2048
 """Captions that are sorted by length together, so that few passes of the model are not full."""
 

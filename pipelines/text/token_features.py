@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from pipelines.running.first_worker import FirstWorker
 
-__all__ = ["TokenFeaturesJob", "extract_token_features"]
-
 
 def _check_worker(job: TokenFeaturesJob, output: OutputDataset) -> None:
     """Check that this process has the device and the model of a job."""

@@ -14,8 +14,6 @@ from schemas.keys import check_language
 from schemas.storage.folder import Folder
 from schemas.text import decode_text
 
-__all__ = ["TRUECASER_FILES", "TRUECASER_FOLDERS", "Truecasers", "load_truecasers", "parse_truecaser", "truecaser_name"]
-
 TRUECASER_FOLDERS = ("_truecaser", "truecaser")
 """The folder in this version of the format of datasets, then that in version 1."""
 

@@ -19,8 +19,6 @@ from pipelines.text.letter_table import CASED
 from pipelines.text.moses import lower
 from schemas.errors import InputError
 
-__all__ = ["TENTHS", "TruecaseModel", "count_forms", "truecase"]
-
 TENTHS = 10
 """The weight of a token that counts in full."""
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from pipelines.running.first_worker import FirstWorker
 
-__all__ = ["VocabularyJob", "build_vocabulary", "plan_vocabulary"]
-
 
 def _check_selected(job: VocabularyJob, captions: Dataset) -> None:
     """Refuse a selection that no caption meets, by the statistics in the manifest of the captions."""

@@ -20,8 +20,6 @@ from schemas.vocabulary import TEXT_NAMES, Vocabulary
 from schemas.writing.output import OutputDataset
 from schemas.writing.shard_writer import open_shard
 
-__all__ = ["BuildVocabulary", "CountTokens", "build_counts"]
-
 
 @dataclass(eq=False)
 class CountTokens(beam.PTransform):

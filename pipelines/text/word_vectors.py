@@ -33,8 +33,6 @@ from schemas.writing.output import OutputDataset
 from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.shard_writer import ShardWriter
 
-__all__ = ["import_word_vectors"]
-
 _LOOKUP = "without Moses escapes; then in lower case"
 _SUB_WORDS = "; then, of a .bin, by sub-words"
 _EXPECTED = "FILE takes word vectors as text (.vec, .txt, also .gz), or a model of fastText (.bin)"

@@ -20,8 +20,6 @@ from typing import Any, TextIO
 
 from schemas.escapes import to_json
 
-__all__ = ["emit", "finish", "line", "record", "remark", "show_remarks", "start", "started"]
-
 
 def _write_log(message: str, style: str) -> None:
     logging.getLogger("schemas").log(logging.INFO if style == "dim" else logging.WARNING, message)

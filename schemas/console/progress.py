@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.progress import Progress
 
-__all__ = ["ProgressDisplay", "Snapshot", "bound_by", "duration", "pace"]
-
 _LIVE_SECONDS = 0.2
 _PLAIN_SECONDS = 10.0
 _JSON_SECONDS = 1.0

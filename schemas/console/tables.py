@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-__all__ = ["Cell", "Column", "Row", "Table", "markdown_document", "number_columns", "render_tables"]
-
 Value: TypeAlias = str | int | float | tuple[str, ...] | None
 """Text, a number, lines of text, or nothing."""
 

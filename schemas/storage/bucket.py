@@ -11,24 +11,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-__all__ = [
-    "ANY",
-    "PAGE_OBJECTS",
-    "PART_BYTES",
-    "RETRIES",
-    "TEMPORARY_MARK",
-    "WRITER",
-    "Bucket",
-    "Entry",
-    "Page",
-    "RefusedError",
-    "RetryPolicy",
-    "Written",
-    "in_parts",
-    "size_of",
-    "version_of",
-]
-
 ANY = ""
 """In place of the tag of what a write replaces: whatever is there."""
 

@@ -15,8 +15,6 @@ from schemas.storage.bucket import RETRIES
 from schemas.storage.locations import STORE, check_location, is_remote, plain_location
 from schemas.storage.storage_errors import storage_errors
 
-__all__ = ["filesystem_of"]
-
 
 def filesystem_of(location: str) -> tuple[fs.FileSystem, str]:
     """Return the file system of a location, in any form that `plain_location` takes, and the path within it.

@@ -30,15 +30,6 @@ from schemas.storage.filesystems import filesystem_of
 from schemas.storage.locations import absolute_location, check_regular, is_remote, local_path, plain_location
 from schemas.storage.storage_errors import NoSuchBucketError, StoreAccessError, storage_errors, store_error_of
 
-__all__ = [
-    "ANY",
-    "TEMPORARY_MARK",
-    "Entry",
-    "Folder",
-    "PathKind",
-    "file_at",
-]
-
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 

@@ -35,8 +35,6 @@ from schemas.storage.storage_errors import (
     StoreUnreachableError,
 )
 
-__all__ = ["GoogleBucket"]
-
 _MOST_SOURCES = 32
 """Objects that the store puts together in one request."""
 

@@ -11,17 +11,6 @@ from urllib.parse import unquote_to_bytes
 
 from schemas.errors import DatasetError, UsageError
 
-__all__ = [
-    "STORE",
-    "absolute_location",
-    "check_location",
-    "check_regular",
-    "is_remote",
-    "local_path",
-    "plain_location",
-    "target_path",
-]
-
 _FILE_ADDRESS = re.compile(r"file://([^/]*)(/.*)?", re.DOTALL | re.IGNORECASE)
 
 STORE = re.compile(r"(s3|gs|gcs)://([^/?]+)(/.*?)?(\?\w+=[^/?]*)?", re.DOTALL)

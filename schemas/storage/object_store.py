@@ -24,14 +24,6 @@ from typing import cast
 from schemas.storage.bucket import ANY, RETRIES, Bucket, Entry, Page, RefusedError
 from schemas.storage.locations import STORE
 
-__all__ = [
-    "bucket_of",
-    "has_tags",
-    "list_objects",
-    "open_bucket",
-    "put",
-]
-
 _PARALLEL_LISTINGS = 8
 _FEW_FOLDERS = 10  # Of the thousand objects of a page, then, a folder holds a hundred or more.
 

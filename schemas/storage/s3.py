@@ -37,8 +37,6 @@ from schemas.storage.storage_errors import (
     StoreUnreachableError,
 )
 
-__all__ = ["S3Bucket", "Settings", "settings_of"]
-
 _MOST_PARTS = 10_000
 _CREDENTIALS_SECONDS = 300  # botocore renews its own; it is asked again after this time.
 _REFUSALS = (404, 409, 412, 501)

@@ -12,18 +12,6 @@ import pyarrow as pa
 from schemas.errors import DatasetError, UsageError
 from schemas.storage.locations import is_remote
 
-__all__ = [
-    "NoSuchBucketError",
-    "StoreAccessError",
-    "StoreBusyError",
-    "StoreError",
-    "StoreUnreachableError",
-    "content_errors",
-    "damaged",
-    "storage_errors",
-    "store_error_of",
-]
-
 _LOCAL_ADVICE = {
     errno.ENOSPC: "the disk is full: free some space and run the same command again (train with --resume); finished work is kept",
     errno.EDQUOT: "the disk quota is used up: free some space and run the same command again (train with --resume)",

@@ -33,17 +33,6 @@ from schemas.writing.publishing import hold, publish_manifest, publishing
 from schemas.writing.reuse_policy import ArrayTask, ReusePolicy
 from schemas.writing.shard_writer import ShardWriter, open_shard
 
-__all__ = [
-    "Statistics",
-    "commit",
-    "complete_dataset",
-    "library_versions",
-    "look_before",
-    "sum_statistics",
-    "write_dataset",
-    "write_shards",
-]
-
 Statistics: TypeAlias = Callable[[list[Footer]], Mapping[str, Any]]
 
 _MOST_NAMED = 20

@@ -19,8 +19,6 @@ from schemas.storage.folder import Folder
 if TYPE_CHECKING:
     from schemas.dataset import Dataset
 
-__all__ = ["OutputDataset"]
-
 
 @dataclass(frozen=True)
 class OutputDataset:

@@ -43,8 +43,6 @@ from schemas.writing.publishing import publishing
 from schemas.writing.records import Record, read_record, record_name, write_record
 from schemas.writing.reuse_policy import ReusePolicy
 
-__all__ = ["OutputState", "ShardState", "Status", "difference", "look_at", "matches", "state_of"]
-
 
 class Status(StrEnum):
     """What a shard is; the table of this module explains each."""

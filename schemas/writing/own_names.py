@@ -14,21 +14,6 @@ from schemas.manifest import MANIFEST_NAMES
 from schemas.storage.folder import TEMPORARY_MARK
 from schemas.vocabulary import TEXT_NAMES
 
-__all__ = [
-    "JOB_NAME",
-    "LOCK_NAME",
-    "PROBE_NAME",
-    "PUBLISHING_NAME",
-    "SUMMARY_NAME",
-    "TASKS_NAME",
-    "is_control_file",
-    "is_like_shard",
-    "is_of_shard",
-    "is_own",
-    "is_temporary",
-    "left_alone",
-]
-
 LOCK_NAME = ".lock"
 """Locked by a run, from its beginning to its end."""
 

@@ -35,8 +35,6 @@ from schemas.storage.storage_errors import storage_errors
 from schemas.writing.own_names import LOCK_NAME, PUBLISHING_NAME
 from schemas.writing.records import Record, record_name
 
-__all__ = ["Attempt", "LostError", "hold", "lock_file", "publish_manifest", "publishing"]
-
 # One of those who share a lock holds it alone for a moment while it deletes it: that must not turn away another who comes then.
 _SHARED_PATIENCE = 2.0
 

@@ -25,8 +25,6 @@ from schemas.manifest import ShardEntry
 from schemas.shards import Footer
 from schemas.storage.folder import Entry, Folder
 
-__all__ = ["Record", "Source", "read_record", "record_name", "write_record"]
-
 _FORMAT = "shard record 1"
 _FIRST_BYTES = 1 << 16
 

@@ -20,8 +20,6 @@ from schemas.writing.own_names import is_like_shard, is_own, is_temporary
 from schemas.writing.publishing import hold
 from schemas.writing.records import Record, record_name, write_record
 
-__all__ = ["Repair", "repair"]
-
 _SHARD = re.compile(r"part-\d{5}-of-(\d{5})\.parquet")
 
 

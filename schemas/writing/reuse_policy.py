@@ -9,8 +9,6 @@ from typing import Annotated, TypeAlias
 from schemas.errors import UsageError
 from schemas.options import Opt
 
-__all__ = ["ArrayTask", "Overwrite", "ReusePolicy", "Verify"]
-
 Overwrite: TypeAlias = Annotated[bool, Opt("Start anew, whatever dataset OUTPUT holds.")]
 Verify: TypeAlias = Annotated[bool, Opt("Compare the digests of what OUTPUT holds, too, and make again what is damaged.")]
 

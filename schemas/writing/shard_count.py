@@ -15,15 +15,6 @@ from schemas.kinds import belongs_to_images
 from schemas.manifest import Manifest
 from schemas.storage.folder import Folder
 
-__all__ = [
-    "MOST_CHOSEN",
-    "TEXT_SHARD_BYTES",
-    "VECTOR_SHARD_BYTES",
-    "check_shard_bytes",
-    "choose_shards",
-    "known_shards",
-]
-
 VECTOR_SHARD_BYTES = 512 << 20
 """Most bytes of vectors in a shard of a number that is chosen: the work that is lost if a run is killed, and what a reader of whole
 shards holds. Half a million vectors of 2048 numbers fill 16 shards to half; 31,000 images with 36 regions each make 32 shards."""

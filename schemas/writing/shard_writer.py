@@ -16,8 +16,6 @@ from schemas.writing.output import OutputDataset
 from schemas.writing.publishing import Attempt, LostError
 from schemas.writing.records import Record, Source
 
-__all__ = ["Rows", "ShardWriter", "open_shard"]
-
 _TEXT_ROW_GROUP_ROWS = 65_536
 
 Rows: TypeAlias = pa.Table | pa.RecordBatch

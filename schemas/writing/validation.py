@@ -27,8 +27,6 @@ from schemas.writing.output_state import ShardState, Status, matches, state_of
 from schemas.writing.own_names import JOB_NAME, LOCK_NAME, PUBLISHING_NAME, SUMMARY_NAME, is_like_shard, is_own, left_alone
 from schemas.writing.records import record_name
 
-__all__ = ["STRAY", "validate"]
-
 STRAY = "lies in the folder but is not in the manifest"
 """What `validate` says after the name of such a file."""
 

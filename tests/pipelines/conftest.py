@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pipelines.commands import app
+from pipelines.commands import app, options
 from pipelines.inputs.images import archives
 
 
@@ -29,7 +29,7 @@ def call(monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
 
     def run(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["imagepivot", *map(str, arguments)])
-        for console in (app.console, app.notes):
+        for console in (options.console, options.notes):
             monkeypatch.setattr(console, "_width", 200)
         with pytest.raises(SystemExit) as caught:
             app.main()

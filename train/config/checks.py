@@ -8,8 +8,6 @@ from typing import Any
 
 from schemas.errors import UsageError
 
-__all__ = ["not_negative", "one_of", "positive", "require"]
-
 
 def require(condition: bool, message: str) -> None:
     """Raise a `UsageError` where a condition does not hold."""

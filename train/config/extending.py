@@ -13,8 +13,6 @@ from schemas.text import read_text
 from train.config.models import VseConfig
 from train.config.presets import read_preset
 
-__all__ = ["extended", "read_table"]
-
 
 def read_table(source: str) -> dict[str, Any]:
     """Read a configuration as a table, with the values that it leaves out from what it ``extends``.

@@ -14,18 +14,6 @@ from schemas.conversion import Tagged
 from schemas.errors import UsageError
 from train.config.checks import not_negative, one_of, positive, require
 
-__all__ = [
-    "ENTRY_POINTS",
-    "DanConfig",
-    "MhaDConfig",
-    "MlmmeConfig",
-    "ModelConfig",
-    "ScanConfig",
-    "VseConfig",
-    "model_kinds",
-    "register_section",
-]
-
 ENTRY_POINTS = "imagepivot.models"
 """Group of entry points by which other distributions add kinds of models: name of the kind, and the module that registers it."""
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from schemas.errors import UsageError
 
-__all__ = ["preset_names", "read_preset"]
-
 _FOLDER = Path(__file__).parent.parent / "presets"
 
 

@@ -16,19 +16,6 @@ from train.config.checks import not_negative, positive, require
 from train.config.extending import extended, read_table
 from train.config.models import ModelConfig, VseConfig
 
-__all__ = [
-    "Config",
-    "DataConfig",
-    "LossConfig",
-    "ModelConfig",
-    "OptimizerConfig",
-    "ScheduleConfig",
-    "differences",
-    "from_toml",
-    "resolve",
-    "to_toml",
-]
-
 
 @dataclass(frozen=True)
 class DataConfig:

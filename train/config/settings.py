@@ -6,8 +6,6 @@ from typing import Any
 
 from schemas.conversion import parse_toml
 
-__all__ = ["settings_of"]
-
 
 def settings_of(text: str) -> dict[str, Any]:
     """Return the settings in a configuration, without its description.

@@ -12,8 +12,6 @@ import numpy as np
 
 from train.data.mapping import release
 
-__all__ = ["CaptionBatch", "TokenVectors"]
-
 
 @dataclass(frozen=True)
 class TokenVectors:

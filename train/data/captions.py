@@ -20,8 +20,6 @@ from schemas.errors import DatasetError, UsageError
 from schemas.parameters import EncodedParameters
 from train.data.batches import CaptionBatch, TokenVectors
 
-__all__ = ["Captions", "check_token_ids", "labels_of", "no_captions", "read_captions"]
-
 _LABELS = ("split", "language", "portion")
 
 

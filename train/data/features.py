@@ -33,16 +33,6 @@ from train.data.vectors import (
     with_regions,
 )
 
-__all__ = [
-    "MEMORY_SHARE",
-    "ImageFeatures",
-    "check_memory",
-    "extractor_fingerprint",
-    "missing_images",
-    "read_features",
-    "shard_features",
-]
-
 MEMORY_SHARE = 0.5
 """Share of the memory that features may occupy; larger ones must be mapped from a file."""
 

@@ -9,8 +9,6 @@ from train.data.captions import Captions
 from train.data.pairs import ByImage, caption_pairs
 from train.data.sampling import Batch, ImageSampler, ShuffledRows
 
-__all__ = ["fixed_batches"]
-
 _SEED = 0  # Not the run's: the losses of several runs are measured on the same batches.
 
 

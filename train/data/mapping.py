@@ -17,8 +17,6 @@ from schemas.fingerprints import sha256_of_json
 from schemas.storage.storage_errors import storage_errors
 from schemas.writing.publishing import lock_file
 
-__all__ = ["MappedField", "mapped_array", "release"]
-
 _BLOCK = bytes(1 << 20)
 
 

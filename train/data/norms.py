@@ -11,8 +11,6 @@ import numpy as np
 
 from train.data.features import ImageFeatures
 
-__all__ = ["NORM_OUTLIER_FACTOR", "FeatureOutliers", "find_feature_outliers"]
-
 NORM_OUTLIER_FACTOR = 100.0
 """How many times longer or shorter than the median a feature must be to be reported: far more than images of one extractor differ,
 so that a remark means something."""

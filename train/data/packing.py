@@ -18,8 +18,6 @@ from torch import Tensor
 from train.data.batches import CaptionBatch
 from train.devices import upload
 
-__all__ = ["PackedCaptions", "pack"]
-
 
 @dataclass(frozen=True)
 class PackedCaptions:

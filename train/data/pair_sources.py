@@ -22,8 +22,6 @@ from train.data.features import ImageFeatures, check_memory, missing_images, rea
 from train.data.splits import MissingFeatures, lacking
 from train.data.vectors import VECTORS, check_finite, unit_vectors, vector_columns, vectors_of, with_regions
 
-__all__ = ["KEY", "CaptionRows", "PairSource"]
-
 KEY = ("image_id", "language", "portion", "index")
 _LABELS = ("split", "language", "portion")
 _CAPTIONS = {"captions": ("text", "tokens"), "encoded": ("token_ids",)}

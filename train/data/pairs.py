@@ -11,8 +11,6 @@ import numpy as np
 
 from train.data.captions import Captions
 
-__all__ = ["ByImage", "CaptionPairs", "caption_pairs"]
-
 
 @dataclass(frozen=True)
 class ByImage:

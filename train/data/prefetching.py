@@ -8,8 +8,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Generic, TypeVar
 
-__all__ = ["Prefetching"]
-
 Asked = TypeVar("Asked")
 Read = TypeVar("Read")
 

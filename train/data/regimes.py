@@ -16,8 +16,6 @@ import numpy as np
 from schemas.errors import UsageError
 from train.data.captions import Captions
 
-__all__ = ["disjoint_halves", "half_of_images", "one_caption_per_image"]
-
 
 def one_caption_per_image(captions: Captions, seed: int) -> Captions:
     """Keep one random caption per image and language: comparable captions shrink to 29,000 per language (section 5.2).

@@ -19,8 +19,6 @@ from schemas.errors import UsageError
 from train.data.captions import Captions
 from train.data.pairs import ByImage, caption_pairs
 
-__all__ = ["POOL", "Batch", "ImageSampler", "Sampler", "ShuffledRows", "TaskSampler"]
-
 POOL = 32
 """Number of batches among which captions are grouped by length, if that is requested."""
 

@@ -20,17 +20,6 @@ from train.data.features import ImageFeatures, extractor_fingerprint, missing_im
 from train.data.regimes import disjoint_halves, half_of_images, one_caption_per_image
 from train.data.token_features import open_token_features, token_fingerprints, with_token_features
 
-__all__ = [
-    "TEST_SPLITS",
-    "MissingFeatures",
-    "TrainingData",
-    "check_fingerprints",
-    "check_images",
-    "lacking",
-    "open_data",
-    "without_images",
-]
-
 TEST_SPLITS = ("test_2016", "test_2016_flickr")
 """Names of the test split of 2016 in Multi30K: the first for its comparable captions, the second for its translations."""
 

@@ -24,14 +24,6 @@ from train.data.captions import Captions
 from train.data.features import check_memory
 from train.data.mapping import mapped_array, release
 
-__all__ = [
-    "check_token_features",
-    "open_token_features",
-    "shard_token_vectors",
-    "token_fingerprints",
-    "with_token_features",
-]
-
 _KEY = ("image_id", "language", "portion", "index")
 _NAMED = 5
 

@@ -24,8 +24,6 @@ from schemas.errors import UsageError
 from schemas.vocabulary import PAD
 from train.data.pair_sources import KEY, CaptionRows, PairSource
 
-__all__ = ["PairDataset", "PairStream", "collate_pairs"]
-
 Pair = dict[str, Any]
 
 

@@ -16,18 +16,6 @@ from schemas.dataset import Dataset
 from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
 
-__all__ = [
-    "VECTORS",
-    "check_finite",
-    "feature_spec",
-    "in_use",
-    "norms_of",
-    "unit_vectors",
-    "vector_columns",
-    "vectors_of",
-    "with_regions",
-]
-
 VECTORS = {"features": "feature", "regions": "features"}
 """Name of the column with the vectors, by kind of the dataset."""
 

@@ -14,8 +14,6 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from train.config.models import ModelConfig
 
-__all__ = ["WordVectors", "check_word_vectors", "open_word_vectors"]
-
 
 @dataclass(frozen=True)
 class WordVectors:

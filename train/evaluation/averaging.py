@@ -9,8 +9,6 @@ from typing import Any
 
 from train.evaluation.scoring import Score
 
-__all__ = ["Average", "averages", "evaluation_report"]
-
 
 @dataclass(frozen=True)
 class Average:

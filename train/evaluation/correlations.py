@@ -10,8 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-__all__ = ["Correlation", "correlation", "cosines", "pearson", "ranks_with_ties", "spearman"]
-
 # Values that differ by less than float32 resolves say nothing, such as the cosines of a model that has collapsed.
 _RESOLUTION = 1e-6
 

@@ -19,8 +19,6 @@ from train.evaluation.evaluating import Count, count_nothing, encode_captions, m
 from train.evaluation.metrics import CUTOFFS, Direction, chance_recall, ranks_between
 from train.models.retrieval_model import RetrievalModel
 
-__all__ = ["CrossLingual", "evaluate_cross_lingual"]
-
 
 @dataclass(frozen=True)
 class CrossLingual:

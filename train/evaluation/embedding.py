@@ -41,8 +41,6 @@ from train.jobs import EmbedJob
 from train.runs.checkpoints import weights_digest
 from train.runs.run import Run, open_run
 
-__all__ = ["embed", "embed_run", "embed_shard"]
-
 Remark: TypeAlias = Callable[[str], None]
 
 _NAMED = 5

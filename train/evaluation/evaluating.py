@@ -23,23 +23,6 @@ from train.devices import computing, upload
 from train.evaluation.metrics import CUTOFFS, Retrieval, Scores, chance_recall, retrieval
 from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
 
-__all__ = [
-    "Count",
-    "EncodedSplit",
-    "chance",
-    "count_nothing",
-    "encode_captions",
-    "encode_images",
-    "encode_split",
-    "evaluate",
-    "evaluate_encoded",
-    "evaluate_together",
-    "evaluating",
-    "mean_scores",
-    "scores_between",
-    "sum_of_recalls",
-]
-
 _BATCH = 512
 _MOST_BYTES = 32 << 20
 

@@ -20,8 +20,6 @@ from train.evaluation.evaluating import Count, chance, count_nothing, evaluate_t
 from train.evaluation.metrics import Direction, Retrieval
 from train.models.retrieval_model import RetrievalModel
 
-__all__ = ["chance_in_folds", "evaluate_folds"]
-
 
 def evaluate_folds(
     members: Sequence[tuple[RetrievalModel, TrainingData]], folds: int, *, count: Count = count_nothing

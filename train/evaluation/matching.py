@@ -11,16 +11,6 @@ from train.data.splits import check_fingerprints
 from train.data.token_features import check_token_features
 from train.runs.run import Run
 
-__all__ = [
-    "check_captions",
-    "check_features",
-    "check_members",
-    "check_reads_text",
-    "check_tokens",
-    "check_vectors",
-    "expected_of",
-]
-
 
 def check_captions(run: Run, captions: Dataset) -> None:
     """Check that encoded captions are in the ids of a run's vocabulary.

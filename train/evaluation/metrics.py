@@ -26,19 +26,6 @@ from torch import Tensor
 
 from train.devices import upload
 
-__all__ = [
-    "CUTOFFS",
-    "EQUAL_WITHIN",
-    "Direction",
-    "Ranks",
-    "Retrieval",
-    "Scores",
-    "chance_recall",
-    "ranks_between",
-    "ranks_of",
-    "retrieval",
-]
-
 Scores = Callable[[slice, Tensor], Tensor]
 """A source of scores: from rows, a slice of the images, and columns, int64 numbers of captions, to their scores
 ``[rows, columns]``; a higher score means more alike. It is asked for each score once."""

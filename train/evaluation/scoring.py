@@ -27,8 +27,6 @@ Remark = Callable[[str], None]
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["Score", "evaluate_run", "portions_in", "score_run", "score_together"]
-
 
 @dataclass(frozen=True)
 class Score:

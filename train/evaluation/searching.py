@@ -27,8 +27,6 @@ from train.models.retrieval_model import Encoded
 from train.runs.checkpoints import weights_digest
 from train.runs.run import Run, open_run
 
-__all__ = ["Gallery", "Hit", "Tokenize", "embed_gallery", "read_gallery", "search", "search_gallery"]
-
 Tokenize = Callable[[str, str, TextRecipe | None, str], Sequence[str]]
 """From text, language, recipe of the run's captions (None if unknown) and folder of truecasers to tokens."""
 

@@ -31,8 +31,6 @@ from schemas.storage.storage_errors import storage_errors
 from schemas.text import decode_text
 from train.evaluation.correlations import Correlation, correlation
 
-__all__ = ["StsPairs", "read_sts"]
-
 _INPUT = re.compile(r"STS\.(input|gs)\.(.+)\.txt")
 _TABLES = (".tsv", ".csv")
 _HEADER = ("score", "sentence1", "sentence2")

@@ -32,8 +32,6 @@ from train.evaluation.sts_vectors import Coverage, coverage_of, mean_vectors, re
 from train.jobs import StsJob
 from train.runs.run import Run, is_run, open_run
 
-__all__ = ["OVERLAP", "StsResult", "StsSystem", "score_overlap", "score_sts", "sts", "sts_made_from", "word_overlap"]
-
 OVERLAP = "word overlap"
 """Name of the baseline."""
 

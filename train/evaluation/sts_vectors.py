@@ -25,8 +25,6 @@ import numpy as np
 from schemas.errors import InputError
 from schemas.vector_files import open_user_file, read_vector_file
 
-__all__ = ["Coverage", "coverage_of", "mean_vectors", "read_sentence_vectors", "read_word_vectors", "words_of"]
-
 _WORD = re.compile(r"\w+")
 _EXPECTED = "--vectors takes word vectors as text, or vectors of sentences as .npz"
 

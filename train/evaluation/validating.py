@@ -20,8 +20,6 @@ from train.evaluation.metrics import Retrieval
 from train.models.retrieval_model import RetrievalModel
 from train.objectives.terms import Term, Views, named_losses, per_query
 
-__all__ = ["Validation", "validate"]
-
 
 @dataclass(frozen=True)
 class Validation:

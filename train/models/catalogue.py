@@ -17,8 +17,6 @@ from train.models.mlmme import Mlmme
 from train.models.retrieval_model import RetrievalModel
 from train.models.scan import Scan
 
-__all__ = ["Builder", "build_model", "register_model"]
-
 Builder = Callable[[Any, Dimensions], RetrievalModel]
 """From the section of a configuration and the dimensions of the data to a new model."""
 

@@ -35,8 +35,6 @@ from torch.nn.functional import leaky_relu
 from train.devices import upload
 from train.models.retrieval_model import Encoded
 
-__all__ = ["CrossAttention", "attention_of_pair", "cross_attention"]
-
 _NUMBERS_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}
 """Number of products in a tile, by kind of device. On a CPU one thread is fastest with 2^18 to 2^20; with more of them, several
 threads wait less for each other, most of all where other processes use the cores, too."""

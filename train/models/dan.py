@@ -22,8 +22,6 @@ from train.models.reading_model import ReadingModel
 from train.models.retrieval_model import AttentionWeights, Encoded, ImageBatch
 from train.models.similarity import inner_product
 
-__all__ = ["Dan"]
-
 
 class Dan(ReadingModel):
     """Images and sentences attend to themselves, step by step; an embedding is the context vectors of all steps.

@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Dropout"]
-
 
 class Dropout(nn.Module):
     """Zeros in place of some numbers while training; the others grow, so that their mean stays what it is.

@@ -27,24 +27,6 @@ from train.models.packed_gru import read_prefixes
 from train.models.packed_lstm import read_both_ways
 from train.models.retrieval_model import Encoded
 
-__all__ = [
-    "READERS",
-    "BidirectionalGRU",
-    "BidirectionalLSTM",
-    "FinalStateGRU",
-    "GivenTokens",
-    "ImageEncoder",
-    "SentenceEncoder",
-    "SentenceEncoders",
-    "WordTable",
-    "orthogonalize",
-    "pooled",
-    "read_last_with_torch",
-    "read_with_torch",
-    "reads_by_itself",
-    "words_of",
-]
-
 
 class ImageEncoder(nn.Linear):
     """Affine map of image features, ``[B, D]`` to ``[B, E]``.

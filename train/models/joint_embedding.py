@@ -19,8 +19,6 @@ from train.models.reading_model import ReadingModel
 from train.models.retrieval_model import Encoded, ImageBatch
 from train.models.similarity import cosine, order, unit
 
-__all__ = ["SIMILARITIES", "JointEmbedding"]
-
 SIMILARITIES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"cosine": cosine, "order": order}
 """Functions by name, from embeddings ``[A, E]`` and ``[C, E]`` to scores ``[A, C]``."""
 

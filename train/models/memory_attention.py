@@ -13,8 +13,6 @@ from train.models.dropout import Dropout
 from train.models.multi_head_attention import where_present
 from train.models.retrieval_model import Encoded
 
-__all__ = ["AttentionSteps"]
-
 
 class AttentionSteps(nn.Module):
     """Context vectors of images or sentences: that of their mean, and one for each of K steps of attention.

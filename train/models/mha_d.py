@@ -18,8 +18,6 @@ from train.models.reading_model import ReadingModel
 from train.models.retrieval_model import AttentionWeights, Encoded, ImageBatch
 from train.models.similarity import cosine, unit
 
-__all__ = ["MhaD"]
-
 
 class MhaD(ReadingModel):
     """Regions and words in one space, pooled by heads that attend within an image or a sentence; an embedding is all heads.

@@ -22,8 +22,6 @@ from train.models.reading_model import ReadingModel
 from train.models.retrieval_model import Encoded, ImageBatch
 from train.models.similarity import inner_product, unit
 
-__all__ = ["Mlmme"]
-
 _IMAGES = "images"
 
 

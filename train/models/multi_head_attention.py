@@ -14,8 +14,6 @@ from torch.nn.functional import linear
 
 from train.models.retrieval_model import Encoded
 
-__all__ = ["MultiHeadAttention", "where_present"]
-
 
 class MultiHeadAttention(nn.Module):
     """Pooling of regions or tokens into K vectors: each is their mean, weighted as one head attends to them.

@@ -21,8 +21,6 @@ from torch.nn.functional import linear
 
 from train.data.packing import PackedCaptions
 
-__all__ = ["read_prefixes"]
-
 _aten = torch.ops.aten
 
 

@@ -22,8 +22,6 @@ from torch.nn.functional import linear
 from train.data.batches import CaptionBatch
 from train.data.packing import PackedCaptions, pack
 
-__all__ = ["read_both_ways"]
-
 _aten = torch.ops.aten
 
 

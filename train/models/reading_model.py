@@ -12,8 +12,6 @@ from train.data.batches import CaptionBatch
 from train.models.encoders import SentenceEncoders
 from train.models.retrieval_model import Encoded, RetrievalModel
 
-__all__ = ["ReadingModel"]
-
 
 class ReadingModel(RetrievalModel):
     """A model that reads captions, and then makes of the states of the reader what it compares.

@@ -20,8 +20,6 @@ from train.data.batches import CaptionBatch
 from train.data.features import ImageFeatures
 from train.devices import upload
 
-__all__ = ["AttentionWeights", "Encoded", "ImageBatch", "RetrievalModel"]
-
 
 @dataclass(frozen=True)
 class ImageBatch:

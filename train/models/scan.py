@@ -21,8 +21,6 @@ from train.models.reading_model import ReadingModel
 from train.models.retrieval_model import AttentionWeights, Encoded, ImageBatch
 from train.models.similarity import unit
 
-__all__ = ["Scan"]
-
 
 class Scan(ReadingModel):
     """Images as regions and captions as words, each a vector in one space; words attend to regions, or regions to words.

@@ -12,8 +12,6 @@ from train.data.word_vectors import WordVectors
 from train.models.encoders import WordTable
 from train.models.retrieval_model import RetrievalModel
 
-__all__ = ["begin_with", "freeze_words", "word_tables"]
-
 
 def word_tables(model: nn.Module, vocabulary_size: int) -> dict[str, Sequence[int]]:
     """Return, by parameter, the token id of each row of the tables of word vectors.

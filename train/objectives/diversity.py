@@ -10,8 +10,6 @@ from torch import Tensor
 
 from train.models.similarity import unit
 
-__all__ = ["diversity_loss"]
-
 
 def diversity_loss(a: Tensor, b: Tensor, *, margin: float) -> Tensor:
     """Return the sum of hinges over the batch: how far different heads are from a distance of the margin.

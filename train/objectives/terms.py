@@ -31,8 +31,6 @@ from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
 from train.objectives.diversity import diversity_loss
 from train.objectives.ranking import ranking_loss
 
-__all__ = ["Inputs", "Objective", "Term", "Views", "named_losses", "per_query", "terms_of"]
-
 Whole = Callable[[Encoded, int], Encoded]
 """From this process's rows and the number of rows in the batch to all rows."""
 

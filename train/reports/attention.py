@@ -22,8 +22,6 @@ from train.models.retrieval_model import ImageBatch
 from train.reports.figure_examples import Example, ShownCaption
 from train.runs.run import Run
 
-__all__ = ["AttendedCaption", "AttendedImage", "attend", "check_attends", "grid_of", "strongest"]
-
 
 @dataclass(frozen=True)
 class AttendedCaption:

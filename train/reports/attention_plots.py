@@ -23,8 +23,6 @@ from train.reports.pictures import Picture
 from train.reports.retrieval_plots import draw_picture
 from train.runs.plotting import SMALL, TINY, plain, save
 
-__all__ = ["BOXES", "placed_labels", "plot_attention"]
-
 BOXES = 8
 """Number of regions that are drawn over a picture, those with the greatest weights."""
 

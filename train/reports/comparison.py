@@ -18,8 +18,6 @@ from train.runs.checkpoints import BEST, LAST, Checkpoint, read_checkpoint
 from train.runs.history import History, read_history
 from train.runs.logs import CONFIG, LOG
 
-__all__ = ["MEASURES", "SUM", "ComparedRun", "Comparison", "SeedGroup", "compare_runs"]
-
 MEASURES = tuple(
     (direction, measure)
     for direction in ("image_to_text", "text_to_image")

@@ -12,8 +12,6 @@ from schemas.storage.folder import Folder
 from train.reports.comparison import Comparison
 from train.runs.plotting import SMALL, TINY, draw_series, is_smoothed, mark_empty, new_figure, plain, save, style_of
 
-__all__ = ["FORMATS", "picture_place", "plot_comparison"]
-
 FORMATS = (".png", ".pdf", ".svg")
 
 _NAME = "comparison.png"

@@ -17,8 +17,6 @@ from train.evaluation.evaluating import Count, count_nothing, encode_captions
 from train.models.retrieval_model import Encoded, RetrievalModel
 from train.reports.figure_examples import Example, first_captions, images_in_all_languages
 
-__all__ = ["EmbeddingMap", "map_embeddings", "plane_of"]
-
 _PERPLEXITY = 30.0  # Scikit-learn's default; a tenth of the points where they are few, so that more than one group can show.
 
 

@@ -19,8 +19,6 @@ from schemas.escapes import to_json
 from schemas.storage.folder import Folder
 from train.jobs import DivergedError
 
-__all__ = ["FAILURE_KINDS", "NO_MEMORY_ADVICE", "Failure", "attempt", "failure_of", "read_failure", "write_failure"]
-
 T = TypeVar("T")
 
 FAILURE_KINDS = {

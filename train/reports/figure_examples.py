@@ -13,8 +13,6 @@ from schemas.errors import UsageError
 from schemas.keys import CaptionKey
 from train.data.captions import Captions
 
-__all__ = ["Example", "ShownCaption", "choose_examples", "first_captions", "images_in_all_languages"]
-
 
 @dataclass(frozen=True)
 class ShownCaption:

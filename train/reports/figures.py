@@ -30,8 +30,6 @@ from train.reports.rankings import Ranking, rank_examples
 from train.reports.retrieval_plots import plot_rankings
 from train.runs.run import Run, open_run
 
-__all__ = ["Figures", "draw_figures"]
-
 _DATA = "figures.json"
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["GOLD_COLUMNS", "GOLD_RANKS", "GoldRank"]
-
 
 @dataclass(frozen=True)
 class GoldRank:

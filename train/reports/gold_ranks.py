@@ -34,8 +34,6 @@ from train.reports.gold_published import GOLD_COLUMNS, GOLD_RANKS
 from train.reports.results import finished_runs
 from train.runs.run import Run, open_run
 
-__all__ = ["GoldRanks", "RankedCaption", "Tally", "gold_ranks", "ranks_of_captions"]
-
 _LANGUAGES = ("de", "en")
 _BASELINE, *_OTHERS = GOLD_COLUMNS
 _EXAMPLES = 2  # As many images as in the paper.

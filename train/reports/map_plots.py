@@ -12,8 +12,6 @@ from schemas.storage.folder import Folder
 from train.reports.embedding_maps import EmbeddingMap
 from train.runs.plotting import SMALL, TINY, plain, save, style_of
 
-__all__ = ["plot_map"]
-
 _SIDE = 5.0  # Inches.
 
 

@@ -18,8 +18,6 @@ from typing import TypeVar
 from schemas.allocation import keep_freed_memory
 from train.reports.failures import NO_MEMORY_ADVICE, Failure, attempt
 
-__all__ = ["run_parallel"]
-
 T = TypeVar("T")
 
 _ENDS_THE_PROCESS = ("killed", "memory", "fault")

@@ -10,8 +10,6 @@ import numpy as np
 from schemas.dataset import Dataset
 from schemas.errors import InputError, UsageError
 
-__all__ = ["Picture", "ReadPictures", "check_sizes", "pictures_of"]
-
 Picture: TypeAlias = tuple[np.ndarray, tuple[int, int]]
 """Pixels, RGB, uint8 ``[height, width, 3]``, maybe reduced; width and height before that."""
 

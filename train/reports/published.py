@@ -28,16 +28,6 @@ from schemas.errors import UsageError
 from train.reports.gold_published import GOLD_COLUMNS, GOLD_RANKS
 from train.reports.sts_published import STS_PAPERS
 
-__all__ = [
-    "ENSEMBLES",
-    "PAPERS",
-    "Measures",
-    "PublishedRow",
-    "presets_of_paper",
-    "presets_of_table",
-    "rows_of_paper",
-]
-
 PAPERS = ("gella2017", "kadar2018", "huang2019")
 
 

@@ -18,8 +18,6 @@ from train.evaluation.searching import Hit
 from train.models.retrieval_model import Encoded, RetrievalModel
 from train.reports.figure_examples import Example, ShownCaption
 
-__all__ = ["Ranking", "rank_examples", "ranked"]
-
 
 @dataclass(frozen=True)
 class Ranking:

@@ -37,8 +37,6 @@ from train.reports.row_needs import FURTHER, corpora_of, left_out
 from train.reports.row_runs import Task, train_and_measure
 from train.reports.row_statements import FailedRun
 
-__all__ = ["Done", "Task", "reproduce"]
-
 logger = logging.getLogger(__name__)
 
 

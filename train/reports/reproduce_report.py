@@ -12,8 +12,6 @@ from train.reports.published import Measures, PublishedRow, presets_of_paper, ro
 from train.reports.results import DIRECTIONS, MEASURES
 from train.reports.row_statements import ABSENT, FailedRun, RowStatement, read_row
 
-__all__ = ["Line", "Measurement", "Report", "Section", "read_report"]
-
 _RECALLS = MEASURES[:3]
 _SHORT = {"recall_at_1": "R@1", "recall_at_5": "R@5", "recall_at_10": "R@10", "median_rank": "median rank"}
 

@@ -13,17 +13,6 @@ from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import storage_errors
 from train.runs.checkpoints import BEST
 
-__all__ = [
-    "DIRECTIONS",
-    "MEASURES",
-    "failure_file",
-    "finished_runs",
-    "read_result",
-    "result_file",
-    "results_folder",
-    "write_result",
-]
-
 DIRECTIONS = ("image_to_text", "text_to_image")
 MEASURES = ("recall_at_1", "recall_at_5", "recall_at_10", "median_rank")
 

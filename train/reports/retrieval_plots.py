@@ -17,8 +17,6 @@ from train.reports.pictures import Picture
 from train.reports.rankings import Ranking
 from train.runs.plotting import GREY, SMALL, TINY, plain, save
 
-__all__ = ["FRAME", "draw_picture", "plot_rankings"]
-
 FRAME = "#009E73"
 """Colour of the frame of the right image: the green of Okabe and Ito 2008."""
 

@@ -20,8 +20,6 @@ from train.data.vectors import feature_spec
 from train.jobs import Corpus, ReproduceJob
 from train.reports.published import ENSEMBLES, presets_of_paper, presets_of_table, rows_of_paper
 
-__all__ = ["FURTHER", "Further", "corpora_of", "features_for", "left_out"]
-
 
 @dataclass(frozen=True)
 class Further:

@@ -24,8 +24,6 @@ from train.reports.results import failure_file, read_result, result_file, write_
 from train.runs.checkpoints import LAST
 from train.runs.run import open_run
 
-__all__ = ["Task", "train_and_measure"]
-
 _TRACEBACK = "traceback.txt"
 
 

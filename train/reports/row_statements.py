@@ -10,8 +10,6 @@ from typing import Any
 from train.reports.failures import Failure, read_failure
 from train.reports.results import read_result, results_folder
 
-__all__ = ["ABSENT", "FailedRun", "RowStatement", "causes_of", "read_row"]
-
 ABSENT = "–"
 """Text for a number that there is none of."""
 

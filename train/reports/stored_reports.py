@@ -10,8 +10,6 @@ from schemas.escapes import to_json
 from schemas.made_from import read_made_from
 from schemas.storage.folder import file_at
 
-__all__ = ["check_report", "is_current_report", "read_report", "write_report"]
-
 
 def check_report(location: str) -> None:
     """Check that a report may be written to a location.

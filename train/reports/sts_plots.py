@@ -8,8 +8,6 @@ from schemas.storage.folder import Folder
 from train.evaluation.sts_scoring import StsResult
 from train.runs.plotting import GREY, SMALL, TINY, new_figure, plain, save, style_of
 
-__all__ = ["plot_sts"]
-
 _NAME = "sts.png"
 _TITLE, _LABEL = 17, 32  # Characters that fit above a panel and along its height.
 

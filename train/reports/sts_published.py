@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from train.evaluation.sts_pairs import StsPairs
 
-__all__ = ["STS_PAPERS", "TASKS", "PublishedSts", "StsPaper", "task_of"]
-
 TASKS = ("MSRvid 2012", "images 2014", "images 2015")
 """The data sets of the shared tasks, in the order of the columns in both papers."""
 

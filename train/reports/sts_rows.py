@@ -20,8 +20,6 @@ from train.reports.results import finished_runs
 from train.reports.sts_published import STS_PAPERS, TASKS, PublishedSts, StsPaper, task_of
 from train.runs.run import open_run
 
-__all__ = ["StsRow", "StsRows", "open_sts", "sts_paper", "sts_rows"]
-
 _LANGUAGE = "en"  # Of all pairs that the papers measure on.
 
 

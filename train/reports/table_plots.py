@@ -10,8 +10,6 @@ from matplotlib.figure import Figure
 from schemas.storage.folder import Folder
 from train.reports.reproduce_report import Report, Section
 
-__all__ = ["plot_report"]
-
 _COLOURS = {"image_to_text": "tab:blue", "text_to_image": "tab:orange"}
 _MEASURE = "recall_at_10"
 

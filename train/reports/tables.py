@@ -25,20 +25,6 @@ from train.reports.row_statements import ABSENT
 from train.reports.sts_published import STS_PAPERS, TASKS, task_of
 from train.reports.sts_rows import StsRow, StsRows
 
-__all__ = [
-    "comparison_tables",
-    "gold_rank_tables",
-    "score_table",
-    "score_tables",
-    "sts_report",
-    "sts_row_tables",
-    "sts_tables",
-    "tasks_of",
-    "write_gold_ranks",
-    "write_sts",
-    "write_sts_rows",
-]
-
 _SHORT = {"recall_at_1": "R@1", "recall_at_5": "R@5", "recall_at_10": "R@10", "median_rank": "med"}
 _RECALLS = number_columns("R@1", "R@5", "R@10", spec=".1f")
 _ARROWS = {"image_to_text": "i→t", "text_to_image": "t→i"}

@@ -27,8 +27,6 @@ from schemas.parameters import EncodedParameters
 from schemas.storage.folder import Folder
 from train.models.dimensions import Dimensions
 
-__all__ = ["BEST", "LAST", "Checkpoint", "TrainingProgress", "damaged", "read_checkpoint", "weights_digest", "write_checkpoint"]
-
 BEST, LAST = "best.pt", "last.pt"
 
 _FORMAT, _VERSION = "imagepivot run", 4

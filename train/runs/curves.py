@@ -11,8 +11,6 @@ from schemas.storage.folder import Folder
 from train.runs.history import History
 from train.runs.plotting import GREY, TINY, draw_series, fit_percent, is_smoothed, mark_empty, new_figure, plain, save, style_of
 
-__all__ = ["draw_curves"]
-
 _DIRECTIONS = {"image_to_text": "image to text", "text_to_image": "text to image"}
 _CUTOFFS: dict[int, Any] = {10: "-", 5: (0, (5, 1.5)), 1: (0, (1.2, 1.2))}
 

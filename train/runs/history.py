@@ -11,8 +11,6 @@ from schemas.console.tables import Table
 from schemas.errors import DatasetError
 from schemas.storage.folder import Folder
 
-__all__ = ["LOG", "History", "Series", "numbers_in", "parse_entries", "read_history"]
-
 LOG = "log.jsonl"
 
 _DIRECTIONS = ("image_to_text", "text_to_image")

@@ -32,8 +32,6 @@ from schemas.storage.storage_errors import storage_errors
 from train.runs.history import LOG, numbers_in, parse_entries, read_history
 from train.runs.tensorboard_events import EventFile, write_all
 
-__all__ = ["CONFIG", "CURVES", "LOG", "METRICS", "RunLog"]
-
 CONFIG, METRICS, CURVES = "config.toml", "metrics.csv", "curves.png"
 
 _SHARE = 0.01

@@ -19,22 +19,6 @@ from schemas.escapes import escape_text
 from schemas.fonts import font_files, warn_of_missing_glyphs
 from schemas.storage.folder import Folder
 
-__all__ = [
-    "GREY",
-    "SMALL",
-    "TINY",
-    "Style",
-    "draw_series",
-    "fit_percent",
-    "is_smoothed",
-    "mark_empty",
-    "new_figure",
-    "plain",
-    "running_mean",
-    "save",
-    "style_of",
-]
-
 SMALL, TINY = 8, 7
 """Sizes of text, in points: of labels, and of what stands inside a panel."""
 

@@ -14,8 +14,6 @@ from train.models.catalogue import build_model
 from train.models.retrieval_model import RetrievalModel
 from train.runs.checkpoints import Checkpoint, damaged
 
-__all__ = ["restore_model", "restore_optimizer", "restore_sampler", "stored_model"]
-
 _LISTED = 3
 _PER_PARAMETER = ("exp_avg", "exp_avg_sq")
 _WRONG = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)

@@ -12,8 +12,6 @@ from train.runs.checkpoints import BEST, LAST, Checkpoint, damaged, read_checkpo
 from train.runs.history import read_history
 from train.runs.logs import CONFIG, CURVES, METRICS
 
-__all__ = ["check_same_run", "checkpoint_to_resume", "contents_since", "holds_a_run", "is_finished"]
-
 
 def checkpoint_to_resume(folder: Folder, *, resume: bool) -> Checkpoint | None:
     """Return the last checkpoint in a folder; None if there is no run.

@@ -19,8 +19,6 @@ from train.runs.checkpoints import BEST, LAST, TrainingProgress, damaged, read_c
 from train.runs.history import LOG
 from train.runs.restoring import stored_model
 
-__all__ = ["Run", "is_run", "open_run"]
-
 
 @dataclass(frozen=True)
 class Run:

@@ -20,8 +20,6 @@ from train.models.word_tables import word_tables
 from train.runs.checkpoints import BEST, weights_digest
 from train.runs.run import Run
 
-__all__ = ["Start", "provenance", "start_model"]
-
 _LISTED = 3
 
 

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["Stopwatch"]
-
 
 class Stopwatch:
     """Measures a training, a lap at a time; a lap ends with each evaluation.

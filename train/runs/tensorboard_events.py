@@ -18,8 +18,6 @@ from schemas.errors import UsageError
 from schemas.storage.storage_errors import storage_errors
 from train.config.settings import settings_of
 
-__all__ = ["EVENTS", "EventFile", "write_all"]
-
 EVENTS = "tensorboard"
 """The folder of the events, in that of the run."""
 

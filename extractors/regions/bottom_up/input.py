@@ -18,8 +18,6 @@ from torch import Tensor
 
 from extractors.computing.devices import upload
 
-__all__ = ["INPUT", "LEAST_SIDE", "Original", "prepare", "resized_wh", "scale_of", "send"]
-
 _SHORT, _LONG = 600, 1000
 _MEAN_BGR = (102.9801, 115.9465, 122.7717)  # ``__C.PIXEL_MEANS`` of lib/fast_rcnn/config.py
 

@@ -28,8 +28,6 @@ from torch import Tensor, nn
 from extractors.computing.filtering import TAPS, transforms
 from extractors.computing.onednn import MergedConvolution, pointwise
 
-__all__ = ["GroupedStage", "LastStage", "MergedStage", "PlainStage", "ProductStage"]
-
 _SIDE = 7  # Positions of a field of one parity along one axis.
 _POOLED = 2 * _SIDE  # Rows and columns of a pooled region.
 _TILES = (4, 3)  # Outputs of each tile along one axis.

@@ -26,19 +26,6 @@ from extractors.regions.boxes import STRIDE, anchor_grid, cell_anchors, clip, de
 from extractors.regions.class_names import ATTRIBUTES, CLASSES
 from extractors.regions.suppression import keep_best
 
-__all__ = [
-    "POOLED",
-    "PROPOSALS",
-    "Backbone",
-    "Detector",
-    "Head",
-    "RegionProposals",
-    "build",
-    "fold_norms",
-    "pool",
-    "suppress",
-]
-
 PROPOSALS = 300
 """Greatest number of proposals of an image."""
 

@@ -18,8 +18,6 @@ from itertools import product
 import torch
 from torch import Tensor
 
-__all__ = ["distinct_bins", "pool_bins"]
-
 _INTEGERS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 
 

@@ -16,8 +16,6 @@ from torch import nn
 from torchvision.models.resnet import Bottleneck
 from torchvision.ops import FrozenBatchNorm2d
 
-__all__ = ["initialise"]
-
 _STEM_SCALE = 1 / 16  # Pixels range from -123 to 153.
 _DAMPING = 0.25  # Factor of residual branches.
 _SHORTCUT_SCALE = 0.7

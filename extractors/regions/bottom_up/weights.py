@@ -36,8 +36,6 @@ from extractors.weights.checkpoints import COUNTER, format_of, read_entries
 from extractors.weights.choice import Choice
 from schemas.errors import InputError
 
-__all__ = ["read_detector"]
-
 _BLOCKS = {2: 3, 3: 4, 4: 23, 5: 3}  # Blocks of ResNet-101, by Caffe's number of the stage.
 _NORM = ("weight", "bias", "running_mean", "running_var")
 _LISTED = 8

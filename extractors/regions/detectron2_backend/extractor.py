@@ -34,8 +34,6 @@ from extractors.settings import Settings
 from extractors.weights.finding import Weights
 from schemas.errors import UsageError
 
-__all__ = ["Detectron2Regions", "describe", "detectron2_state", "find_weights", "load", "refuse_compile"]
-
 _REGIONS = 20  # Regions of one pass of the last stage on a CPU.
 
 _Item = TypeVar("_Item")

@@ -32,18 +32,6 @@ from extractors.regions.boxes import cell_anchors
 from extractors.regions.class_names import ATTRIBUTES
 from extractors.regions.suppression import keep_best
 
-__all__ = [
-    "CONFIG",
-    "AttributePredictor",
-    "AttributeRes5ROIHeads",
-    "CaffeAnchorGenerator",
-    "CaffeRPN",
-    "CaffeRPNHead",
-    "CaffeStem",
-    "InputSize",
-    "build_caffe_resnet_backbone",
-]
-
 CONFIG = Path(__file__).with_name("faster_rcnn_vg.yaml")
 """Config file of the detector."""
 

@@ -24,8 +24,6 @@ from extractors.computing.devices import upload
 from extractors.regions.bottom_up.input import prepare, resized_wh, scale_of, send
 from extractors.regions.detectron2_backend.modules import InputSize
 
-__all__ = ["Network", "StockNetwork", "VisualGenomeNetwork", "build", "merged_config"]
-
 
 class Network(Protocol):
     """The steps from an image to its regions. ``model`` is detectron2's ``GeneralizedRCNN``."""

@@ -38,8 +38,6 @@ from schemas.errors import InputError, UsageError
 from schemas.features import FeatureSpec
 from schemas.storage.locations import local_path
 
-__all__ = ["describe", "find_weights", "load", "spec"]
-
 _PREFIX = "detectron2:"
 _FORM = re.compile(r"(?P<config>.+?\.ya?ml)\+(?P<weights>.+)")
 _ANCHORS = "proposal_generator.anchor_generator.cell_anchors."

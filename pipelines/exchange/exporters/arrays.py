@@ -23,17 +23,6 @@ from schemas.keys import normalization_hint
 from schemas.storage.locations import local_path
 from schemas.text import MARK
 
-__all__ = [
-    "check_images",
-    "feature_column",
-    "rows_of",
-    "write_array",
-    "write_ids",
-    "write_lines",
-    "write_mulisera",
-    "write_npy",
-]
-
 _BATCH_BYTES = 8 << 20
 _MULISERA = "resnet50-avgpool"
 

@@ -22,8 +22,6 @@ from schemas.storage.folder import TEMPORARY_MARK, Folder
 from schemas.storage.locations import target_path
 from schemas.storage.storage_errors import storage_errors
 
-__all__ = ["Note", "Staging", "Writer"]
-
 Note: TypeAlias = Callable[[str], None]
 """Takes a sentence that users of the files should read."""
 

@@ -9,8 +9,6 @@ from pipelines.exchange.jobs import ExportJob
 from schemas.dataset import open_dataset
 from schemas.errors import UsageError
 
-__all__ = ["read_captions"]
-
 
 def read_captions(job: ExportJob, *columns: str, unique: tuple[str, ...] = ()) -> pa.Table:
     """Read the chosen captions, sorted by image id, language, portion and index; labels are plain strings.

@@ -22,8 +22,6 @@ from pipelines.running.meter import Meter
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError, UsageError
 
-__all__ = ["write_scan"]
-
 _PER_IMAGE = (1, 5)
 _DEV_CAPTIONS = 5000
 

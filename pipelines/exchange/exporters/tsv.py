@@ -15,8 +15,6 @@ from pipelines.running.meter import Meter
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError
 
-__all__ = ["BOTTOM_UP", "LXMERT", "write_tsv"]
-
 BOTTOM_UP = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")
 """Columns as peteanderson80/bottom-up-attention writes them."""
 

@@ -22,8 +22,6 @@ from schemas.dataset import Dataset
 from schemas.errors import DatasetError
 from schemas.keys import normalization_hint
 
-__all__ = ["write_webdataset"]
-
 _REGION_COLUMNS = (
     "width",
     "height",

@@ -22,8 +22,6 @@ from pipelines.exchange.sidecars import apply_sidecars
 from schemas.errors import InputError, UsageError
 from schemas.kinds import REGIONS
 
-__all__ = ["ArrayFiles", "guess_ids"]
-
 
 def guess_ids(array: Path) -> Path:
     """Return the list of image ids beside an array: ``X.ids``, ``X.txt``, ``S_ids.txt`` for ``S_ims.npy``, or ``ids.txt``.

@@ -14,15 +14,6 @@ from schemas.features import FeatureSpec
 from schemas.fingerprints import sha256_of_file
 from schemas.kinds import numpy_type, schema_of
 
-__all__ = [
-    "FeatureFiles",
-    "check_finite",
-    "describe_file",
-    "pad_regions",
-    "stored_dtype",
-    "table_of",
-]
-
 _STORED_DTYPES = {"f2": "float16", "f4": "float32", "f8": "float32"}
 
 

@@ -16,8 +16,6 @@ from pipelines.exchange.jobs import IdRule, ImportJob
 from pipelines.exchange.karpathy_numbers import KarpathyNumbers
 from schemas.errors import InputError, UsageError
 
-__all__ = ["Hdf5File"]
-
 
 @dataclass(frozen=True)
 class Hdf5File:

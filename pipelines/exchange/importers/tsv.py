@@ -24,8 +24,6 @@ from schemas.errors import InputError
 from schemas.kinds import REGIONS
 from schemas.text import HEAD, mark_length
 
-__all__ = ["TsvFiles"]
-
 _NAMES = {
     "img_id": "image_id",
     "img_w": "image_w",

@@ -18,8 +18,6 @@ from pipelines.exchange.importers.base import describe_file
 from pipelines.exchange.jobs import IdRule, ImportJob
 from schemas.errors import InputError
 
-__all__ = ["TarFiles"]
-
 # Key and extension of a member, as WebDataset splits its name.
 _MEMBER = re.compile(r"(?:\./)?((?:.*/|)[^./]+)[.]([^/]*)", re.DOTALL)
 _FEATURE, _BOXES, _LABELS = "feature.npy", "boxes.npy", "regions.json"

@@ -21,27 +21,6 @@ from schemas.errors import InputError
 from schemas.keys import CONTROLS, check_image_id, check_language
 from schemas.storage.folder import Folder
 
-__all__ = [
-    "CAPTION_COLUMNS",
-    "COMPARABLE",
-    "EVERYTHING",
-    "INDEX_ADVICE",
-    "TRANSLATION",
-    "CaptionSource",
-    "Part",
-    "RawCaption",
-    "Selection",
-    "Tally",
-    "check_label",
-    "check_text",
-    "find_files",
-    "image_id_of",
-    "path_parameters",
-    "require_selected",
-    "select_parts",
-    "tables_of",
-]
-
 COMPARABLE = "comparable"
 TRANSLATION = "translation"
 

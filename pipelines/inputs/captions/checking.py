@@ -16,8 +16,6 @@ from pipelines.inputs.tables import Column
 from schemas.errors import InputError, UsageError
 from schemas.keys import CONTROLS
 
-__all__ = ["image_ids", "indices", "labels", "texts"]
-
 _NO_ID = f"^$|[{CONTROLS}]"
 
 

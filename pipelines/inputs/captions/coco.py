@@ -29,8 +29,6 @@ from pipelines.inputs.ids import IdRule, KeyHashes
 from schemas.errors import InputError
 from schemas.storage.folder import Folder
 
-__all__ = ["CocoSource"]
-
 _FILE = r"captions_.+\.json(\.gz)?"
 
 

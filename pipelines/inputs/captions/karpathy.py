@@ -32,8 +32,6 @@ from schemas.errors import InputError
 from schemas.keys import check_image_id
 from schemas.storage.folder import Folder
 
-__all__ = ["KarpathySource"]
-
 _FILE = r"dataset.*\.json(\.gz)?"
 
 

@@ -31,8 +31,6 @@ from schemas.errors import InputError, UsageError
 from schemas.keys import check_language
 from schemas.storage.folder import Folder
 
-__all__ = ["Multi30kSource"]
-
 _NAMES = {
     "task1": re.compile(r"(?P<split>[^.]+)\.(?P<language>[^.]+)"),
     "task2": re.compile(r"(?P<split>[^.]+)\.(?P<number>[1-9][0-9]{0,3})\.(?P<language>[^.]+)"),

@@ -18,8 +18,6 @@ from pipelines.inputs.ids import IdRule, check_id_rule
 from schemas.errors import InputError, UsageError
 from schemas.keys import check_language
 
-__all__ = ["FORMATS", "open_source"]
-
 FORMATS = ("multi30k", "karpathy", "coco", "scan", "table")
 
 

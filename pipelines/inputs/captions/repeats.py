@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pipelines.inputs.ids import IdRule, id_of_path
 
-__all__ = ["advice_apart", "path_advice"]
-
 _RENAME = "rename one of them, here and on the disk, or write a table with ids of your own (--format table)"
 
 

@@ -30,8 +30,6 @@ from schemas.errors import InputError
 from schemas.keys import check_image_id
 from schemas.storage.folder import Folder
 
-__all__ = ["ScanSource"]
-
 _ENDING = "_caps.txt"
 _FILE = r".+_caps\.txt(\.gz)?"
 _PER_IMAGE = 5

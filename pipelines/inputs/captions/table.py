@@ -39,8 +39,6 @@ from schemas.errors import InputError, UsageError
 from schemas.keys import check_image_id, check_language
 from schemas.storage.folder import Folder
 
-__all__ = ["TABLE_COLUMNS", "TableSource"]
-
 TABLE_COLUMNS = ("image_id", "text", "language", "portion", "index", "split")
 
 _LIST = r"""(?s)^\s*\[\s*["'].*["']\s*\]\s*$"""

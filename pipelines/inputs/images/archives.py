@@ -36,16 +36,6 @@ from schemas.keys import check_image_id
 from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import storage_errors
 
-__all__ = [
-    "ArchiveKind",
-    "ImagesInParquet",
-    "ImagesInTars",
-    "archive_kind",
-    "archives_in",
-    "holds_image_bytes",
-    "open_archives",
-]
-
 ArchiveKind = Literal["tar", "parquet"]
 
 _COMPRESSED = re.compile(r"\.(tgz|tbz2?|txz|tzst|tar\.(gz|bz2|xz|zst|lz4?|br|z))$", re.IGNORECASE)

@@ -10,8 +10,6 @@ from typing import ClassVar, NamedTuple
 from pipelines.inputs.images.selection import SkippedFiles
 from schemas.errors import InputError
 
-__all__ = ["ImageRef", "ImageSource"]
-
 
 class ImageRef(NamedTuple):
     """A reference to an image.

@@ -26,8 +26,6 @@ from pipelines.inputs.web import PARALLEL_READS
 from schemas.errors import DatasetError
 from schemas.storage.folder import TEMPORARY_MARK, Folder
 
-__all__ = ["COPIES_SCHEMA", "CopiedImages", "Copies", "Copy"]
-
 COPIES_SCHEMA = pa.schema([("uri", pa.string()), ("name", pa.string()), ("offset", pa.int64()), ("bytes", pa.int64())])
 """Columns of copies in Arrow."""
 

@@ -21,8 +21,6 @@ from schemas.keys import check_image_id
 from schemas.storage.folder import Folder, file_at
 from schemas.storage.locations import is_remote, plain_location
 
-__all__ = ["TABLE_COLUMNS", "ImageTable", "ImagesInFolder"]
-
 TABLE_COLUMNS = ("image_id", "uri")
 """Our names of the columns of a table of images; it needs both."""
 _SCHEMES = ("http", "https", "s3", "gs", "gcs")

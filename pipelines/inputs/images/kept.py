@@ -18,8 +18,6 @@ from schemas.fingerprints import sha256_of_file
 from schemas.storage.folder import TEMPORARY_MARK, Folder
 from schemas.storage.storage_errors import storage_errors
 
-__all__ = ["REFS_SCHEMA", "KeptRefs", "SharedRefs", "kept_refs"]
-
 REFS_SCHEMA = pa.schema(
     [("image_id", pa.string()), ("uri", pa.string()), ("bytes", pa.int64()), ("offset", pa.int64()), ("version", pa.string())]
 )

@@ -11,8 +11,6 @@ from pipelines.inputs.images.kept import KeptRefs
 from schemas.fingerprints import sum_digests
 from schemas.keys import shard_of
 
-__all__ = ["Listing", "digest_of", "sum_digests"]
-
 
 @dataclass(frozen=True)
 class Listing:

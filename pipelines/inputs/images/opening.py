@@ -18,8 +18,6 @@ from pipelines.inputs.tables import check_dialect, is_table
 from schemas.errors import InputError, UsageError
 from schemas.storage.folder import Folder
 
-__all__ = ["open_images", "split_pattern"]
-
 
 def open_images(
     location: str | os.PathLike[str],

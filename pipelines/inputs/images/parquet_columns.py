@@ -10,8 +10,6 @@ from pipelines.inputs.images.row_groups import read_metadata
 from schemas.errors import InputError
 from schemas.storage.folder import Folder
 
-__all__ = ["bytes_column", "ids_column", "read_column", "read_paths"]
-
 _BYTES_COLUMNS = ("bytes", "image", "image_bytes", "jpg")
 _ID_COLUMNS = ("image_id", "id", "key", "__key__")
 

@@ -25,8 +25,6 @@ import pyarrow.parquet as pq
 
 from schemas.storage.folder import Folder
 
-__all__ = ["CACHE_BYTES", "RowGroupCache", "RowGroups", "Values", "first_rows", "no_image", "read_metadata"]
-
 CACHE_BYTES = 256 << 20
 """Bytes of row groups that a process keeps in memory; a larger row group is kept alone."""
 

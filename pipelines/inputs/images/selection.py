@@ -9,8 +9,6 @@ from pathlib import PurePosixPath
 
 from schemas.errors import InputError
 
-__all__ = ["EXTENSIONS", "HIDDEN", "NO_EXTENSION", "SkippedFiles", "crosses_folders", "is_image"]
-
 EXTENSIONS = frozenset(
     {
         *(".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".webp", ".gif", ".bmp", ".tif", ".tiff"),

@@ -8,8 +8,6 @@ from typing import BinaryIO
 
 from schemas.errors import InputError
 
-__all__ = ["check_member", "members_of", "parts_of"]
-
 _BLOCK = tarfile.BLOCKSIZE
 
 
