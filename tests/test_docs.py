@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +265,19 @@ def test_every_command_is_documented() -> None:
 
 def test_the_reference_lists_every_option_and_key_as_it_is() -> None:
     assert PAGES["docs/reference.md"] == reference.page(), "python -m tests.reference writes the page"
+
+
+def test_keys_of_configurations_in_the_text_exist() -> None:
+    known = {f"{section}.{name}" for section, config in reference.SECTIONS.items() for name in vars(config)["__annotations__"]}
+    known |= {f"model.{field.name}" for config in reference.MODELS for field in fields(config)}
+    named = {
+        (page, key)
+        for page in PAGES
+        if page not in ("CHANGELOG.md", "CONTRIBUTING.md")
+        for key in re.findall(r"(?<![\w./])(?:data|model|loss|optimizer|schedule)\.[a-z]\w*\b(?!\.|\()", PAGES[page])
+    }
+    assert len({key for _, key in named}) > 30
+    assert {(page, key) for page, key in named if key not in known | {"model.kind", "model.safetensors", "data.md"}} == set()
 
 
 # --- numbers and messages --------------------------------------------------------------------------------------------
