@@ -108,15 +108,16 @@ def test_a_step_that_fails_ends_the_build_with_its_code_and_message(tmp_path):
         subprocess.run(
             [SCRIPT, "build", "plan.toml", "--set", setting], cwd=folder, capture_output=True, text=True, check=False
         )
-        for setting in ("paths.table=none.tsv", "steps.vocabulary.min-count=0")
+        for setting in ("paths.table=none.tsv", "steps.vocabulary.min-count=0", "steps.vocabulary.languages=fr")
     ]
-    assert [run.returncode for run in done] == [1, 2]
+    assert [run.returncode for run in done] == [1, 2, 1]
     assert "none.tsv" in done[0].stderr
     assert (
         "step captions (imagepivot captions) ended with exit code 1, and was not followed by vocabulary, encoded"
         in done[0].stderr
     )
-    assert "step vocabulary (imagepivot vocabulary) ended with exit code 2, and was not followed by encoded" in done[1].stderr
+    assert "--min-count is 0, expected 1 or more (in steps.vocabulary)" in done[1].stderr, "no step has begun"
+    assert "step vocabulary (imagepivot vocabulary) ended with exit code 1, and was not followed by encoded" in done[2].stderr
     assert not any("Traceback" in run.stderr for run in done)
     assert [path.name for path in (folder / "build/plan").iterdir()] == ["captions"]
 

@@ -98,8 +98,6 @@ def test_pairs_are_looked_at_before_anything_is_trained(toy_2016, sts_pairs):
         raise UsageError(f"{recipe.recipe} needs a truecaser")
 
     with pytest.raises(UsageError, match="raw needs a truecaser"):
-        open_sts([str(sts_pairs)], toy_2016.captions, refuse)
-    with pytest.raises(UsageError, match=r"pip install 'imagepivot\[pipelines\]'"):
-        open_sts([str(sts_pairs)], toy_2016.captions, None)
+        open_sts(reproduce_job("gella2017", "o", toy_2016, overrides={}, sts=(str(sts_pairs),)), refuse)
     with pytest.raises(UsageError, match="kadar2018 has no table of textual similarity: gella2017 and huang2019 have one"):
         sts_rows("kadar2018", "o", [], tokenize)
