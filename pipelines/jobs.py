@@ -298,8 +298,8 @@ class ImageOptions:
     delimiter: Delimiter = ""
     quoting: Quoting = "auto"
 
-    def open(self, location: str) -> ImageSource:
-        """Open images.
+    def open(self, images: str | Source) -> ImageSource:
+        """Open images, unless they are open already.
 
         Raises:
             UsageError: an option does not go with the location.
@@ -307,8 +307,10 @@ class ImageOptions:
         """
         from pipelines.inputs.images import open_images
 
+        if not isinstance(images, str):
+            return cast("ImageSource", images)
         return open_images(
-            location,
+            images,
             id_rule=self.id_rule,
             columns=self.columns,
             delimiter=self.delimiter,
@@ -367,7 +369,7 @@ class FeaturesJob:
             UsageError: an option does not go with the location.
             InputError: the location does not exist, or is a compressed tar.
         """
-        return self.reading.open(self.images) if isinstance(self.images, str) else cast("ImageSource", self.images)
+        return self.reading.open(self.images)
 
     def opened(self) -> FeaturesJob:
         """Return the same job with its images opened; the errors are those of `open_images`."""
@@ -452,7 +454,7 @@ class ViewJob:
 
     def open_images(self) -> ImageSource:
         """Return the images; the errors are those of `FeaturesJob.open_images`."""
-        return self.reading.open(self.images) if isinstance(self.images, str) else cast("ImageSource", self.images)
+        return self.reading.open(self.images)
 
 
 @dataclass(frozen=True)

@@ -28,16 +28,15 @@ def list_images(job: FeaturesJob, *, keep: bool = False) -> Listing:
     ids = KeyHashes()
     folder = Folder(job.output)
     known = known_shards(job.shards, folder, overwrite=job.policy.overwrite)
-    kept = KeptRefs() if keep or is_remote(job.open_images().location) else None
-    refs = job.open_images().refs() if kept is None else kept.passing(job.open_images().refs())
+    images = job.open_images()
+    kept = KeptRefs() if keep or is_remote(images.location) else None
+    refs = images.refs() if kept is None else kept.passing(images.refs())
     listing = replace(Listing.of(_remember_ids(refs, ids), known or MOST_CHOSEN), kept=kept)
     if not listing.count:
-        raise InputError(
-            f"no images found in {job.open_images().location!r}: check the path; a folder is searched for known extensions"
-        )
+        raise InputError(f"no images found in {images.location!r}: check the path; a folder is searched for known extensions")
     if suspects := ids.suspects():
-        again = job.open_images().refs() if kept is None else kept_refs(kept.path)
-        job.open_images().check_ids(sorted(ref for ref in again if hash(ref.image_id) in suspects))
+        again = images.refs() if kept is None else kept_refs(kept.path)
+        images.check_ids(sorted(ref for ref in again if hash(ref.image_id) in suspects))
     size = listing.count * job.feature_bytes()
     shards = known or choose_shards(size, VECTOR_SHARD_BYTES)
     check_shard_bytes(shards, size, folder)

@@ -69,6 +69,7 @@ def plan_work(job: FeaturesJob, listing: Listing, remark: Remark = tell) -> Work
     Raises:
         ImagepivotError: the images, weights or device are missing, or the run would refuse the folder.
     """
+    job = job.opened()
     output = plan_features(job, listing, remark)
     job.check_device()
     output.folder.check_writable()
@@ -83,8 +84,9 @@ def plan_work(job: FeaturesJob, listing: Listing, remark: Remark = tell) -> Work
     todo = []
     for number in wanted:
         if number in stored:
-            images = job.open_images().with_versions(sorted(refs[number]))
-            reuse = plan_reuse(output, number, images, job.policy, read=job.open_images().read)
+            images = job.open_images()
+            now = images.with_versions(sorted(refs[number]))
+            reuse = plan_reuse(output, number, now, job.policy, read=images.read)
             todo.append(ShardPlan(number, len(reuse.todo), len(reuse.rows), reuse.dropped))
         elif number not in finished:
             todo.append(ShardPlan(number, listing.counts[number]))

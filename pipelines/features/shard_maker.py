@@ -123,11 +123,9 @@ class ShardMaker:
         """
         refs, copied = unpacked(piece for piece in pieces if piece)
         copies = {copy.uri: copy for copy in copied}
-        images = (
-            self._job.open_images()
-            if self._copies is None
-            else CopiedImages(self._job.open_images(), self._copies.folder, copies)
-        )
+        images = self._job.open_images()
+        if self._copies is not None:
+            images = CopiedImages(images, self._copies.folder, copies)
         with self._loaded.extractor() as extractor:
             tally = make_shard(
                 self._output,
