@@ -163,7 +163,7 @@ def stored_values(cls: Any, stored: Any, *, but: Collection[str] = ()) -> dict[s
         DatasetError: it is no object, or a value is of another type. The message names the field alone.
     """
     stored = convert(stored, dict, error=DatasetError)
-    hints = {name: hint for name, hint in _hints(cls).items() if name in stored and name not in but}
+    hints = {name: hint for name, hint in hints_of(cls).items() if name in stored and name not in but}
     return {name: convert(stored[name], hint, name, error=DatasetError) for name, hint in hints.items()}
 
 
@@ -269,7 +269,7 @@ def _build(cls: Any, table: Mapping[str, Any], place: str, error: type[Imagepivo
     for key, item in known.items():
         if key not in table and item.default is MISSING and item.default_factory is MISSING:
             raise error(f"{prefix}{key} is missing")
-    hints = _hints(cls)
+    hints = hints_of(cls)
     return cls(**{key: _convert(value, hints[key], f"{prefix}{key}", error, root) for key, value in table.items()})
 
 
@@ -286,13 +286,19 @@ def _keys(hint: Any, table: Any, place: str) -> Iterator[str]:
             hint, table = hint.choose(table, prefix)
         except UsageError:
             return  # It is reported where it is built.
-    hints = _hints(hint)
+    hints = hints_of(hint)
     for item in fields(hint):
         yield from _keys(hints[item.name], table.get(item.name), f"{prefix}{item.name}")
 
 
+def default_of(field: Any) -> Any:
+    """Return the default of a dataclass's field, or ``MISSING``."""
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
 @cache
-def _hints(cls: Any) -> dict[str, Any]:
+def hints_of(cls: Any) -> dict[str, Any]:
+    """Return the annotations of a dataclass's fields, with what ``Annotated`` adds to them; they are evaluated once."""
     return get_type_hints(cls, include_extras=True)
 
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cached_property
 from types import NoneType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import typer
 
-from schemas.conversion import alternatives_of, convert, convert_text
+from schemas.conversion import alternatives_of, convert, convert_text, default_of, hints_of
 from schemas.errors import UsageError
 from schemas.options import Opt
 
@@ -57,6 +57,11 @@ class Option:
         return get_origin(self.types[0]) is tuple
 
     @property
+    def takes_several(self) -> bool:
+        """Whether a command line gives the values one by one, not separated by commas."""
+        return self.opt.is_repeated or (self.is_list and self.is_argument)
+
+    @property
     def is_table(self) -> bool:
         """Whether the value is a mapping."""
         return get_origin(self.types[0]) is Mapping
@@ -84,7 +89,7 @@ class Option:
         """
         if raw is MISSING or (raw is None and self.opt.is_required):
             raise UsageError(f"{self.label} is missing: {self.help}")
-        if self.opt.is_repeated or (self.is_list and self.is_argument):
+        if self.takes_several:
             return tuple(raw or ())
         value = convert_text(raw, self.hint, self.label) if isinstance(raw, str) else raw
         return self._check(value)
@@ -99,7 +104,7 @@ class Option:
         if self.is_table:
             hint = str | list[str] | dict[str, str]
         elif self.is_list:
-            hint = list[str] if self.is_argument or self.opt.is_repeated or self.opt.is_behind_dashes else str | list[str]
+            hint = list[str] if self.takes_several or self.opt.is_behind_dashes else str | list[str]
         elif self._is_parsed:
             hint = str
         value = convert(raw, hint, self.label)
@@ -124,7 +129,7 @@ class Option:
         """Return the words of a command line that give a value."""
         if self.opt.is_behind_dashes:
             return []  # `Commands` puts them behind the dashes.
-        several = list(value) if isinstance(value, tuple) and (self.is_argument or self.opt.is_repeated) else None
+        several = list(value) if isinstance(value, tuple) and self.takes_several else None
         if self.is_argument:
             return [self.text(value)] if several is None else several
         if self.is_flag:
@@ -133,13 +138,12 @@ class Option:
 
     def parameter(self) -> inspect.Parameter:
         """Return the parameter that typer reads."""
-        takes_several = self.opt.is_repeated or (self.is_list and self.is_argument)
-        hint: Any = list[str] if takes_several else bool if self.is_flag else str
+        hint: Any = list[str] if self.takes_several else bool if self.is_flag else str
         declared: Any
         if self.is_argument:
             declared = typer.Argument(
                 help=self.help,
-                metavar=self.key.upper() + "..." * takes_several,
+                metavar=self.key.upper() + "..." * self.takes_several,
                 parser=_as_given,
                 autocompletion=self._completion,
                 show_default=bool(self.default is not MISSING and self.default),
@@ -158,7 +162,7 @@ class Option:
             )
         if self.default is MISSING or self.opt.is_required:
             default: Any = inspect.Parameter.empty
-        elif self.default is None or takes_several:
+        elif self.default is None or self.takes_several:
             default = None
         else:
             default = self.default if self.is_flag else self.text(self.default)
@@ -219,7 +223,7 @@ def options_of(job: Any, default: Any = MISSING, *, is_optional: bool = False) -
         is_optional: whether the dataclass is built only if one of its options is given: their default is None then.
     """
     for field, hint, inner, opt in _fields(job):
-        value = getattr(default, field.name) if is_dataclass(default) else _default_of(field)
+        value = getattr(default, field.name) if is_dataclass(default) else default_of(field)
         if inner is not None:
             none = NoneType in get_args(hint)
             yield from options_of(inner, MISSING if value is None else value, is_optional=is_optional or none)
@@ -242,7 +246,7 @@ def job_from(job: type[T], values: Mapping[str, Any], default: Any = MISSING) ->
     """
     arguments = {}
     for field, hint, inner, opt in _fields(job):
-        value = getattr(default, field.name) if is_dataclass(default) else _default_of(field)
+        value = getattr(default, field.name) if is_dataclass(default) else default_of(field)
         if inner is not None:
             is_optional = NoneType in get_args(hint)
             arguments[field.name] = inner_job(inner, values) if is_optional else job_from(inner, values, value)
@@ -264,7 +268,7 @@ def inner_job(job: type[T], values: Mapping[str, Any]) -> T | None:
         key = _key(field.name, opt)
         if key in given:
             arguments[field.name] = values[key]
-        elif _default_of(field) is MISSING:
+        elif default_of(field) is MISSING:
             first, needed = next(iter(given.values())).label, f"--{option_of(field.name, hint, opt, None).name}"
             raise UsageError(f"{first} needs {needed}: give {needed}, too")
     return job(**arguments)
@@ -276,7 +280,7 @@ def _is_unset(value: Any) -> bool:
 
 def _fields(job: Any) -> Iterator[tuple[Any, Any, Any, Opt | None]]:
     """Yield each field with its type, the dataclass that is its type if it has no declaration, and its declaration."""
-    hints = get_type_hints(job, include_extras=True)
+    hints = hints_of(job)
     for field in fields(job):
         hint = hints[field.name]
         opt = opt_of(hint)
@@ -312,10 +316,6 @@ def _plain(hint: Any) -> Any:
     if any(getattr(kind, "_is_protocol", False) for kind in types):
         return str
     return get_args(hint)[0] if get_origin(hint) is Annotated else hint
-
-
-def _default_of(field: Any) -> Any:
-    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def _as_given(value: Any) -> Any:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Annotated, Any, Literal, get_type_hints
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Literal
 
 from pipelines.jobs import Output, Shards
-from schemas.conversion import convert
+from schemas.conversion import convert, default_of, hints_of
 from schemas.errors import UsageError
 from schemas.keys import AUTO, check_shards_request
 from schemas.options import Opt
@@ -173,11 +173,11 @@ def _check_options(job: ImportJob | ExportJob, *choices: str, misfit: str) -> No
     Raises:
         UsageError: a value is not in its list, or an option differs from its default and is not of the format.
     """
-    hints = get_type_hints(type(job))
+    kind: Any = type(job)
+    hints = hints_of(kind)
     for name in choices:
         convert(getattr(job, name), hints[name], f"--{name.replace('_', '-')}")
     for item in fields(job):
         formats = _FORMATS.get(item.name, ())
-        default = item.default if item.default_factory is MISSING else item.default_factory()
-        if job.format and formats and job.format not in formats and getattr(job, item.name) != default:
+        if job.format and formats and job.format not in formats and getattr(job, item.name) != default_of(item):
             raise UsageError(f"--{item.name.replace('_', '-')} is for {' and '.join(formats)}, {misfit} {job.format}")
