@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from schemas.errors import UsageError
-from schemas.interruption import say
+from schemas.interruption import DeferredSignal, defer_signals, say
 from schemas.limits import bfloat16_remark
 from schemas.storage.folder import TEMPORARY_MARK, Folder
 from schemas.writing.publishing import hold
@@ -25,7 +25,6 @@ from train.config.sections import Config, to_toml
 from train.data.sampling import Batch
 from train.devices import check_precision, computing, resolve_device
 from train.distributed import Processes, join_processes
-from train.interruption import Interruption, held_back
 from train.jobs import DivergedError, Result, TrainJob
 from train.material import TrainingMaterial, open_material, overlap_remark
 from train.models.catalogue import build_model
@@ -143,7 +142,7 @@ def train(
                 remark(sentence)
         if before is not None and reason:
             return Result(job.output, replace(before.progress, stop_reason=reason), material.missing_features)
-        with held_back() as interruption, loop.supply.reading():
+        with defer_signals() as interruption, loop.supply.reading():
             progress = loop.run(interruption)
     return Result(job.output, progress, material.missing_features)
 
@@ -239,7 +238,7 @@ class _Loop:
         self.objective = self.processes.wrap(objective)
         return taken
 
-    def run(self, interruption: Interruption) -> TrainingProgress:
+    def run(self, interruption: DeferredSignal) -> TrainingProgress:
         """Train to the end, or until the step after which an interruption stops all processes."""
         if not self.processes.is_first:
             return self._run(None, interruption)
@@ -266,7 +265,7 @@ class _Loop:
                     log.write("started_from", 0, self.start.started_from)
             return self._run(log, interruption)
 
-    def _run(self, log: RunLog | None, interruption: Interruption) -> TrainingProgress:
+    def _run(self, log: RunLog | None, interruption: DeferredSignal) -> TrainingProgress:
         eval_every_steps = self.config.schedule.eval_every_steps or self.epoch_steps
         self._stop_if_over()
         self.stopwatch.begin()

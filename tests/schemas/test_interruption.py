@@ -1,7 +1,15 @@
+"""Words for what a command leaves behind, and signals that wait for a safe point."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import threading
+
 import pytest
 
 from schemas import interruption
-from schemas.interruption import leaving, say
+from schemas.interruption import defer_signals, leaving, say
 
 
 @pytest.fixture(autouse=True)
@@ -9,6 +17,16 @@ def nothing_left():
     interruption._left = None  # A test that interrupts a training in this process leaves it behind.
     yield
     interruption._left = None
+
+
+@pytest.fixture
+def handlers():
+    """Restore what signals do."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
 
 
 def test_what_would_be_left_is_known_while_the_block_runs():
@@ -28,3 +46,101 @@ def test_an_interrupt_leaves_it_and_an_error_does_not():
     with pytest.raises(KeyboardInterrupt), leaving("it goes on"):
         raise KeyboardInterrupt
     assert interruption.left() == "it goes on"
+
+
+# --- deferring -------------------------------------------------------------------------------------------------------
+
+
+def test_a_signal_is_raised_after_the_block(handlers):
+    reached = []
+
+    def block() -> None:
+        with defer_signals() as deferred:
+            signal.raise_signal(signal.SIGINT)
+            reached.append(deferred.received)
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
+    assert reached == [signal.SIGINT]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_signal_is_not_deferred(handlers):
+    reached = []
+
+    def block() -> None:
+        with defer_signals():
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
+            reached.append("never")
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
+    assert reached == []
+
+
+def test_other_signals_do_afterwards_what_they_did(handlers):
+    received = []
+    signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with defer_signals() as deferred:
+        signal.raise_signal(signal.SIGHUP)
+        assert deferred.received == 0
+        signal.raise_signal(signal.SIGTERM)
+        assert received == []
+    assert received == [signal.SIGTERM]
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda number, frame: None])
+def test_what_was_stopped_is_not_taken_for_done(handlers, handler):
+    signal.signal(signal.SIGTERM, handler)
+
+    def block() -> None:
+        with defer_signals() as deferred:
+            deferred.agreed = signal.SIGTERM
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
+
+
+def test_what_another_process_received_is_raised_here(handlers):
+    received = []
+
+    def block() -> None:
+        with defer_signals() as deferred:
+            deferred.agreed = signal.SIGINT
+            signal.raise_signal(signal.SIGTERM)  # It comes after the other's, and is the first one here.
+            received.append(deferred.received)
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
+    assert received == [signal.SIGTERM]
+
+
+def test_without_a_signal_nothing_happens(handlers):
+    before = signal.getsignal(signal.SIGTERM)
+    with defer_signals():
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before
+    with pytest.raises(ValueError, match="from the block"), defer_signals():
+        raise ValueError("from the block")
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_threads_and_workers_leave_signals_alone(handlers, monkeypatch):
+    seen = []
+
+    def look() -> None:
+        with defer_signals():
+            seen.extend(signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT))
+
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert seen == [signal.SIG_DFL, signal.default_int_handler]
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: "a pool")
+    look()
+    assert seen[2] == signal.SIG_DFL
+    assert seen[3] != signal.default_int_handler

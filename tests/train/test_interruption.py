@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
-import threading
 from dataclasses import replace
 
 import pytest
@@ -14,121 +12,11 @@ from schemas.storage.folder import Folder
 from tests.integration.processes import start, wait_for
 from tests.train.trainings import CONFIG, assert_equal, contents, lasting_log
 from train.config.sections import from_toml
-from train.interruption import held_back
 from train.jobs import TrainJob
 from train.loop import train
 from train.runs.checkpoints import LAST, read_checkpoint
 
 FOREVER = CONFIG.replace("max_steps = 44", "max_steps = 1000000").replace("eval_every_steps = 17", "eval_every_steps = 1000000")
-
-
-@pytest.fixture
-def handlers():
-    """Restore what signals do."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.getsignal(number) for number in numbers]
-    yield
-    for number, handler in zip(numbers, before, strict=True):
-        signal.signal(number, handler)
-
-
-# --- holding back ----------------------------------------------------------------------------------------------------
-
-
-def test_a_signal_is_raised_after_the_block(handlers):
-    reached = []
-
-    def block() -> None:
-        with held_back() as interruption:
-            signal.raise_signal(signal.SIGINT)
-            reached.append(interruption.received)
-
-    with pytest.raises(KeyboardInterrupt):
-        block()
-    assert reached == [signal.SIGINT]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_a_second_signal_is_not_held_back(handlers):
-    reached = []
-
-    def block() -> None:
-        with held_back():
-            signal.raise_signal(signal.SIGTERM)
-            signal.raise_signal(signal.SIGINT)
-            reached.append("never")
-
-    with pytest.raises(KeyboardInterrupt):
-        block()
-    assert reached == []
-
-
-def test_other_signals_do_afterwards_what_they_did(handlers):
-    received = []
-    signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with held_back() as interruption:
-        signal.raise_signal(signal.SIGHUP)
-        assert interruption.received == 0
-        signal.raise_signal(signal.SIGTERM)
-        assert received == []
-    assert received == [signal.SIGTERM]
-    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-
-
-@pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda number, frame: None])
-def test_what_was_stopped_is_not_taken_for_done(handlers, handler):
-    signal.signal(signal.SIGTERM, handler)
-
-    def block() -> None:
-        with held_back() as interruption:
-            interruption.agreed = signal.SIGTERM
-
-    with pytest.raises(KeyboardInterrupt):
-        block()
-
-
-def test_what_another_process_received_is_raised_here(handlers):
-    received = []
-
-    def block() -> None:
-        with held_back() as interruption:
-            interruption.agreed = signal.SIGINT
-            signal.raise_signal(signal.SIGTERM)  # It comes after the other's, and is the first one here.
-            received.append(interruption.received)
-
-    with pytest.raises(KeyboardInterrupt):
-        block()
-    assert received == [signal.SIGTERM]
-
-
-def test_without_a_signal_nothing_happens(handlers):
-    before = signal.getsignal(signal.SIGTERM)
-    with held_back():
-        assert signal.getsignal(signal.SIGTERM) is not before
-    assert signal.getsignal(signal.SIGTERM) is before
-    with pytest.raises(ValueError, match="from the block"), held_back():
-        raise ValueError("from the block")
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_threads_and_workers_leave_signals_alone(handlers, monkeypatch):
-    seen = []
-
-    def look() -> None:
-        with held_back():
-            seen.extend(signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT))
-
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    thread = threading.Thread(target=look)
-    thread.start()
-    thread.join()
-    assert seen == [signal.SIG_DFL, signal.default_int_handler]
-    monkeypatch.setattr(multiprocessing, "parent_process", lambda: "a pool")
-    look()
-    assert seen[2] == signal.SIG_DFL
-    assert seen[3] != signal.default_int_handler
-
 
 # --- a training ------------------------------------------------------------------------------------------------------
 
@@ -136,7 +24,7 @@ def test_threads_and_workers_leave_signals_alone(handlers, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize("step", [10, 17, 30, 44])
-def test_ctrl_c_saves_the_step(toy, train_toy, finished_run, tmp_path, handlers, step):
+def test_ctrl_c_saves_the_step(toy, train_toy, finished_run, tmp_path, step):
     job = TrainJob(from_toml(CONFIG, "test"), toy, str(tmp_path / "run"), device="cpu")
 
     def interrupt(report):
@@ -156,7 +44,7 @@ def test_ctrl_c_saves_the_step(toy, train_toy, finished_run, tmp_path, handlers,
 
 
 @pytest.mark.slow
-def test_a_second_ctrl_c_is_not_waited_for(toy, tmp_path, handlers, monkeypatch):
+def test_a_second_ctrl_c_is_not_waited_for(toy, tmp_path, monkeypatch):
     def write(folder, name, checkpoint):
         with folder.replace(name) as file:
             file.write(b"half")
