@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from pipelines.exchange.importing import import_features as import_features
     from pipelines.exchange.jobs import ExportJob as ExportJob
     from pipelines.exchange.jobs import ImportJob as ImportJob
-    from pipelines.features.extract import extract_features as extract_features
-    from pipelines.features.extract import list_images as list_images
-    from pipelines.features.planning import plan_work as plan_work
+    from pipelines.features.dry_run import plan_dry_run as plan_dry_run
+    from pipelines.features.extraction import extract_features as extract_features
+    from pipelines.features.extraction import list_images as list_images
     from pipelines.features.transforms import ExtractFeatures as ExtractFeatures
     from pipelines.inputs.captions import Selection as Selection
     from pipelines.inputs.captions import open_source as open_captions
@@ -232,7 +232,7 @@ __all__ = [
     "open_material",
     "open_run",
     "open_shard",
-    "plan_work",
+    "plan_dry_run",
     "plot_comparison",
     "prepare_captions",
     "preset_names",
@@ -275,8 +275,8 @@ _MODULES = {
     "pipelines.exchange.exporting": ("export_dataset",),
     "pipelines.exchange.importing": ("import_features",),
     "pipelines.exchange.jobs": ("ExportJob", "ImportJob"),
-    "pipelines.features.extract": ("extract_features", "list_images"),
-    "pipelines.features.planning": ("plan_work",),
+    "pipelines.features.extraction": ("extract_features", "list_images"),
+    "pipelines.features.dry_run": ("plan_dry_run",),
     "pipelines.features.transforms": ("ExtractFeatures",),
     "pipelines.inputs.captions": ("open_captions = open_source", "Selection"),
     "pipelines.inputs.images": ("open_images",),

@@ -50,7 +50,7 @@ def write_rows(
         files["_vocabulary.txt"] = "".join(f"{row['token']}\n" for row in rows).encode()
     output = OutputDataset(Folder(str(path)), kind, {**stored, **(parameters or {})}, inputs, shards, files=files)
 
-    def make_shard(number: int, shard: Any) -> None:
+    def write_feature_shard(number: int, shard: Any) -> None:
         chosen = [
             row for row in rows if "image_id" not in KEY_COLUMNS[kind] or shard_by_hand(row["image_id"], shards) == number
         ]
@@ -59,4 +59,4 @@ def write_rows(
         shard.write(pa.Table.from_pylist(flat, schema=output.schema))
         shard.add_failures(row for row in failures if shard_by_hand(row["key"].split("/")[0], shards) == number)
 
-    return write_dataset(output, make_shard, statistics=lambda footers: statistics or {})
+    return write_dataset(output, write_feature_shard, statistics=lambda footers: statistics or {})

@@ -21,9 +21,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from extractors import ExtractorRequest
-from pipelines.features.listing import list_images
-from pipelines.features.references import Piece, pieces_of, refs_of
-from pipelines.features.reuse import source_of, statistics_of
+from pipelines.features.extraction import list_images
+from pipelines.features.feature_shards import source_of, statistics_of
+from pipelines.features.ref_chunks import RefChunk, chunk_refs, refs_in
 from pipelines.inputs.images import ImageRef, ImageSource, digest_of
 from pipelines.jobs import FeaturesJob
 from pipelines.running.commits import SumCounters
@@ -127,14 +127,14 @@ def images(count: int, folder: Path, *, shards: int | str = "auto", counting: bo
         assert listing.kept is not None
         size.append(Path(listing.kept.path).stat().st_size)
     assert listing.count == count
-    held: dict[int, list[Piece]] = {}
+    held: dict[int, list[RefChunk]] = {}
     with costs.phase("worker: deal out references", "image", count) as (size, passed):
-        for number, piece in pieces_of(Images(count).refs(), len(listing.shards), folder=str(folder)):
+        for number, piece in chunk_refs(Images(count).refs(), len(listing.shards), folder=str(folder)):
             held.setdefault(number, []).append(piece)
             size.append(len(piece) if isinstance(piece, bytes) else piece[2])
         passed.append(_bytes_passed(held))
     some = sorted(held)[:: max(1, len(listing.shards) // 4)]
-    assert [len(refs_of(held[number])) for number in some] == [listing.counts[number] for number in some]
+    assert [len(refs_in(held[number])) for number in some] == [listing.counts[number] for number in some]
     for path in folder.iterdir():
         if path.is_file():
             path.unlink()
@@ -147,12 +147,12 @@ def features(count: int, shards: int, folder: Path, *, counting: bool = False) -
     spec = FeatureSpec("simulated", (1,), "float32", "nothing")
     parameters = FeaturesParameters(feature=spec, extractor={"name": "simulated"}, extractor_fingerprint="0" * 64).to_json()
     output = OutputDataset(Folder(str(folder / "features")), "features", parameters, shards=shards)
-    held: dict[int, list[Piece]] = {}
-    for number, piece in pieces_of(Images(count).refs(), shards, folder=str(folder)):
+    held: dict[int, list[RefChunk]] = {}
+    for number, piece in chunk_refs(Images(count).refs(), shards, folder=str(folder)):
         held.setdefault(number, []).append(piece)
     with costs.phase("worker: write shards and records", "image", count) as (size, _):
         for number in range(shards):
-            refs = sorted(refs_of(held.get(number, ())))
+            refs = sorted(refs_in(held.get(number, ())))
             sources = [source_of(ref, "0" * 64) for ref in refs]
             entries = ((one.image_id, one.uri, str(one.bytes), one.version) for one in sources)
             values = pa.FixedSizeListArray.from_arrays(np.zeros(len(refs), np.float32), type=output.schema.field(1).type)

@@ -23,9 +23,8 @@ import imagepivot
 from extractors import ExtractorRequest, RegionOptions
 from pipelines.commands.app import app
 from pipelines.commands.process import BROKEN_PIPE
-from pipelines.features.planning import vector_bytes
 from schemas.console import events
-from schemas.kinds import schema_of
+from schemas.kinds import schema_of, vector_bytes
 from tests import reference
 from tests.test_messages import SOURCES, literals
 

@@ -43,7 +43,7 @@ def features(
     An image that cannot be read or decoded becomes a failure row and stops nothing. A run that was stopped continues when the
     same command is given again. Flags behind -- go to Beam: -- --runner=DataflowRunner --project=...
     """
-    from pipelines.features.extract import extract_features, list_images
+    from pipelines.features.extraction import extract_features, list_images
     from pipelines.running.meter import show_progress
 
     execution = replace(execution, accelerator=accelerator)
@@ -53,9 +53,9 @@ def features(
     listing = list_images(job, keep=not execution.is_local and not execution.template)
     _show_skipped(job.open_images())
     if dry_run:
-        from pipelines.features.planning import plan_table, plan_work
+        from pipelines.features.dry_run import plan_dry_run, plan_table
 
-        plan_table(plan_work(job, listing, remark)).render(console)
+        plan_table(plan_dry_run(job, listing, remark)).render(console)
         return
     request = job.extractor
     if any(name.startswith("random:") for name in (request.weights, request.name.rpartition("+")[2])):

@@ -105,12 +105,12 @@ def import_features(job: ImportJob, meter: Meter = Meter()) -> Manifest:
     def check() -> None:
         rows_by_shard.extend(_by_shard(files.image_ids, _check_rows(files, spec), output.shards))
 
-    def make_shard(number: int, shard: ShardWriter) -> None:
+    def write_feature_shard(number: int, shard: ShardWriter) -> None:
         for block in _blocks(rows_by_shard[number], spec):
             shard.write(_table(files, block, spec))
             meter.add(images=len(block))
 
-    return write_dataset(output, make_shard, ReusePolicy(overwrite=job.overwrite, verify=job.verify), check=check)
+    return write_dataset(output, write_feature_shard, ReusePolicy(overwrite=job.overwrite, verify=job.verify), check=check)
 
 
 def _check_rows(files: FeatureFiles, spec: FeatureSpec) -> list[int]:

@@ -15,9 +15,9 @@ import apache_beam as beam
 from apache_beam.metrics import Metrics
 from apache_beam.utils.shared import Shared
 
-from pipelines.features.copying import CopyImages, Portion, portions_of
-from pipelines.features.references import Kept, Piece, listed_refs, pieces_of
-from pipelines.features.shard_maker import COUNTERS, ShardMaker
+from pipelines.features.ref_chunks import Kept, RefChunk, chunk_refs, listed_refs
+from pipelines.features.shard_worker import COUNTERS, ShardExtractor
+from pipelines.features.stage_images import CopyImages, RowGroupBatch, row_group_batches
 from pipelines.inputs.images import Copies, ImageSource
 from pipelines.jobs import FeaturesJob
 from pipelines.running.accelerators import Accelerator
@@ -27,34 +27,34 @@ from schemas.writing.output import OutputDataset
 
 
 class _ExtractShardFn(beam.DoFn):
-    def __init__(self, maker: ShardMaker) -> None:
-        self._maker = maker
+    def __init__(self, extractor: ShardExtractor) -> None:
+        self._extractor = extractor
         self._shared = Shared()
         self._counters = {name: Metrics.counter("ExtractFeatures", name) for name in COUNTERS}
 
     def setup(self) -> None:
-        self._maker.set_up(self._shared.acquire)
+        self._extractor.set_up(self._shared.acquire)
 
-    def process(self, element: tuple[int, Iterable[Piece]]) -> Iterator[int]:
+    def process(self, element: tuple[int, Iterable[RefChunk]]) -> Iterator[int]:
         shard, pieces = element
-        for name, count in self._maker.make(shard, pieces).items():
+        for name, count in self._extractor.extract(shard, pieces).items():
             self._counters[name].inc(count)
         yield shard
 
 
 def _list_images(
     _start: bytes, images: ImageSource, kept: Kept, shards: int, finished: frozenset[int], folder: str | None
-) -> Iterator[tuple[int, Piece]]:
-    return pieces_of(listed_refs(images, kept), shards, left_out=finished, folder=folder)
+) -> Iterator[tuple[int, RefChunk]]:
+    return chunk_refs(listed_refs(images, kept), shards, skip_shards=finished, folder=folder)
 
 
 def _list_portions(
     _start: bytes, images: ImageSource, kept: Kept, shards: int, finished: frozenset[int], folder: str | None
-) -> Iterator[tuple[int, Portion]]:
-    return portions_of(images, listed_refs(images, kept), shards, left_out=finished, folder=folder)
+) -> Iterator[tuple[int, RowGroupBatch]]:
+    return row_group_batches(images, listed_refs(images, kept), shards, skip_shards=finished, folder=folder)
 
 
-def _refs_of_portion(shard: int, portion: Portion) -> tuple[int, Piece]:
+def _refs_of_portion(shard: int, portion: RowGroupBatch) -> tuple[int, RefChunk]:
     return shard, portion[1]
 
 
@@ -92,7 +92,7 @@ class ExtractFeatures(beam.PTransform):
         gpus, hints = (self.accelerator.count, self.accelerator.hints()) if self.accelerator is not None else (0, {})
         # Only the launcher compares states: the graph, which holds the output, grows with the shards as little as it can.
         output = replace(self.output, states=None)
-        extract = beam.ParDo(_ExtractShardFn(ShardMaker(self.job, output, self.meter, self.threads, gpus, self.copies)))
+        extract = beam.ParDo(_ExtractShardFn(ShardExtractor(self.job, output, self.meter, self.threads, gpus, self.copies)))
         # An empty piece stands for the shard itself, so that shards without images are written, too.
         todo = [(shard, b"") for shard in range(shards) if shard not in self.finished]
         start = begin | "Start" >> Begin([b""], self.check, hints)

@@ -100,14 +100,14 @@ def import_word_vectors(job: WordVectorsJob, meter: Meter = Meter()) -> Manifest
         ),
     ).made_from(dataset)
 
-    def make_shard(number: int, shard: ShardWriter) -> None:
+    def write_feature_shard(number: int, shard: ShardWriter) -> None:
         for language, one in found.items():
             shard.write(_rows(vocabulary, language, one.vectors, spec))
         shard.statistics = {language: one.statistics for language, one in found.items()}
 
     return write_dataset(
         output,
-        make_shard,
+        write_feature_shard,
         ReusePolicy(overwrite=job.overwrite, verify=job.verify),
         libraries=("gensim",) if has_models else (),
     )

@@ -99,7 +99,7 @@ def requests(far: FarStore, name: str) -> dict[str, float]:
     feature = {"name": "r", "shape": [4], "dtype": "float32", "source": ""}
     output = OutputDataset(Folder(far.address(name)), "features", {"feature": feature}, shards=SHARDS)
 
-    def make_shard(number: int, shard: ShardWriter) -> None:
+    def write_feature_shard(number: int, shard: ShardWriter) -> None:
         values = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(4, np.float32)), type=output.schema.field(1).type)
         shard.write(pa.table([pa.array([f"i{number}"]), values], schema=output.schema))
 
@@ -108,7 +108,7 @@ def requests(far: FarStore, name: str) -> dict[str, float]:
         step()
         return far.asked()
 
-    written = asked_for(lambda: write_dataset(output, make_shard))
+    written = asked_for(lambda: write_dataset(output, write_feature_shard))
     complete = asked_for(lambda: OutputState(output).complete())
     output.folder.delete(MANIFEST_NAME)
     resumed = asked_for(lambda: OutputState(output).finished())

@@ -20,7 +20,7 @@ from measuring import machine, ratio
 
 from extractors import ExtractorRequest
 from pipelines.demo.scenes import draw, make_scenes
-from pipelines.features.extract import extract_features
+from pipelines.features.extraction import extract_features
 from pipelines.inputs.images import open_images
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution

@@ -90,13 +90,13 @@ def _write_features(folder: str, image_ids: list[str]) -> None:
     parameters = {"feature": {"name": spec.name, "shape": [WIDTH], "dtype": spec.dtype, "source": ""}}
     output = OutputDataset(Folder(folder), "features", parameters, shards=SHARDS)
 
-    def make_shard(number: int, shard: ShardWriter) -> None:
+    def write_feature_shard(number: int, shard: ShardWriter) -> None:
         chosen = [image_id for image_id in image_ids if shard_of(image_id, SHARDS) == number]
         flat = pa.array(np.random.default_rng(number).random(len(chosen) * WIDTH, np.float32))
         vectors = pa.FixedSizeListArray.from_arrays(flat, type=output.schema.field("feature").type)
         shard.write(pa.Table.from_arrays([pa.array(chosen), vectors], schema=output.schema))
 
-    write_dataset(output, make_shard)
+    write_dataset(output, write_feature_shard)
 
 
 if __name__ == "__main__":

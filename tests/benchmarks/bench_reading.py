@@ -35,12 +35,12 @@ def main() -> None:
         for number in range(IMAGES):
             ids.setdefault(shard_of(f"image-{number:06d}", SHARDS), []).append(f"image-{number:06d}")
 
-        def make_shard(number: int, shard: ShardWriter) -> None:
+        def write_feature_shard(number: int, shard: ShardWriter) -> None:
             flat = pa.array(values[: len(ids[number])].reshape(-1))
             vectors = pa.FixedSizeListArray.from_arrays(flat, type=output.schema.field("feature").type)
             shard.write(pa.Table.from_arrays([pa.array(sorted(ids[number])), vectors], schema=output.schema))
 
-        write_dataset(output, make_shard)
+        write_dataset(output, write_feature_shard)
         files = sorted(str(path) for path in Path(folder).glob("part-*.parquet"))
         size = IMAGES * WIDTH * 4 / 1e9
 

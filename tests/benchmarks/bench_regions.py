@@ -34,7 +34,7 @@ from extractors.regions.boxes import STRIDE
 from extractors.regions.faster_rcnn import _BINS, _REGION, _REGIONS, FasterRCNNRegions
 from extractors.regions.selection import Detections, choose
 from extractors.settings import RegionOptions
-from pipelines.features.extract import extract_features
+from pipelines.features.extraction import extract_features
 from pipelines.inputs.images import open_images
 from pipelines.jobs import FeaturesJob
 

@@ -31,7 +31,7 @@ from timeline import Timeline, steady
 from yardsticks import BATCH, CROPS, bare, compiled, folded, inputs
 
 from extractors import ExtractorRequest
-from pipelines.features.extract import extract_features
+from pipelines.features.extraction import extract_features
 from pipelines.inputs.images import open_images
 from pipelines.jobs import FeaturesJob
 from schemas.allocation import keep_freed_memory

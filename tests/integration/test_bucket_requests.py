@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from extractors import ExtractorRequest
-from pipelines.features.extract import extract_features
+from pipelines.features.extraction import extract_features
 from pipelines.inputs.images import open_images
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
@@ -204,7 +204,7 @@ def write(location: str, shards: int = SHARDS) -> OutputDataset:
     listings = tuple(f"{number:064d}" for number in range(shards))
     output = output_of(location, shards, listings, listings[::-1])
 
-    def make_shard(number, shard):
+    def write_feature_shard(number, shard):
         values = pa.FixedSizeListArray.from_arrays(pa.array(np.full(4, number, np.float32)), type=output.schema.field(1).type)
         shard.write(pa.table([pa.array([f"i{number}"]), values], schema=output.schema))
         shard.statistics = {"images": 1, "listing": listings[number]}
@@ -213,7 +213,9 @@ def write(location: str, shards: int = SHARDS) -> OutputDataset:
             row = {"key": f"f{number}", "uri": "u", "stage": "decode", "reason": "truncated", "message": "m"}
             shard.add_failures([row])
 
-    write_dataset(output, make_shard, statistics=lambda footers: {"images": sum(f.statistics["images"] for f in footers)})
+    write_dataset(
+        output, write_feature_shard, statistics=lambda footers: {"images": sum(f.statistics["images"] for f in footers)}
+    )
     return output
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 from torchvision import transforms
 
 from extractors import ExtractorRequest
-from pipelines.features.extract import extract_features
+from pipelines.features.extraction import extract_features
 from pipelines.inputs.images import open_images
 from pipelines.jobs import FeaturesJob
 from schemas import limits

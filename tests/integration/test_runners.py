@@ -29,13 +29,13 @@ import os
 import signal
 
 import imagepivot
-from pipelines.features import shard_maker
+from pipelines.features import shard_worker
 
-make_shard = shard_maker.make_shard
+write_feature_shard = shard_worker.write_feature_shard
 
 
 def die_after_the_first(*arguments, **options):
-    tally = make_shard(*arguments, **options)
+    tally = write_feature_shard(*arguments, **options)
     try:
         os.close(os.open({mark!r}, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
@@ -43,7 +43,7 @@ def die_after_the_first(*arguments, **options):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-shard_maker.make_shard = die_after_the_first
+shard_worker.write_feature_shard = die_after_the_first
 """
 
 

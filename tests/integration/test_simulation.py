@@ -11,8 +11,7 @@ import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from extractors import ExtractorRequest
-from pipelines.features.extract import plan_features
-from pipelines.features.listing import list_images
+from pipelines.features.extraction import list_images, plan_features
 from pipelines.features.transforms import ExtractFeatures
 from pipelines.inputs.images import ImagesInFolder, Listing
 from pipelines.jobs import FeaturesJob

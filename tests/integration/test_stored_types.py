@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from extractors import ExtractorRequest
-from pipelines.features.extract import extract_features
+from pipelines.features.extraction import extract_features
 from pipelines.inputs.images import open_images
 from pipelines.jobs import FeaturesJob
 from schemas.dataset import open_dataset

@@ -80,7 +80,7 @@ def test_options_of_the_extractor_reach_its_request(features, images, monkeypatc
         seen.append(job.extractor)
         raise UsageError("enough")
 
-    monkeypatch.setattr("pipelines.features.extract.list_images", stop)
+    monkeypatch.setattr("pipelines.features.extraction.list_images", stop)
     for extractor, options in (
         ("vgg19-10crop-caffe", {"keep_crops": True, "dtype": "float16"}),
         ("timm:resnet18", {"unpooled": True}),

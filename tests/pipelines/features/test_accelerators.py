@@ -12,10 +12,9 @@ import torch
 from apache_beam.testing.util import assert_that, equal_to
 from PIL import Image
 
-from pipelines.features.extract import extract_features, list_images, plan_features
-from pipelines.features.shard_maker import LoadedExtractors
+from pipelines.features.extraction import extract_features, list_images, plan_features
+from pipelines.features.shard_worker import ExtractorPool, check_worker, devices_of_worker
 from pipelines.features.transforms import ExtractFeatures
-from pipelines.features.workers import check_worker, devices_of_worker
 from pipelines.inputs.images import open_images
 from pipelines.jobs import FeaturesJob
 from pipelines.running.accelerators import Accelerator
@@ -70,7 +69,7 @@ def test_a_worker_with_fewer_gpus_says_so(job, monkeypatch):
 def test_no_worker_falls_back_to_its_cpu(job, monkeypatch):
     """The device is that of a GPU in what the workers get, although none was named."""
     checks = []
-    monkeypatch.setattr("pipelines.features.extract.run_job", lambda *_, check, **__: checks.append(check))
+    monkeypatch.setattr("pipelines.features.extraction.run_job", lambda *_, check, **__: checks.append(check))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     extract_features(job, REMOTE)
     with pytest.raises(UsageError, match=r"device 'cuda:0' is not on this host: torch.cuda.is_available\(\) is False"):
@@ -98,7 +97,7 @@ def test_each_gpu_makes_one_shard_at_a_time(job):
                 both.wait(30)
                 at_once[extractor.name] -= 1
 
-    loaded = LoadedExtractors([OneAtATime("a"), OneAtATime("b")])
+    loaded = ExtractorPool([OneAtATime("a"), OneAtATime("b")])
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()

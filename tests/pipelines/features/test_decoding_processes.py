@@ -25,8 +25,8 @@ from extractors.images.preprocess import cropped_pixels, resize_and_crop
 from extractors.pooled.resnet50 import PREPROCESSING
 from pipelines.features import decoding_processes as module
 from pipelines.features.decoding_processes import DecodingProcesses
-from pipelines.features.forward import Tally, extract_shard
-from pipelines.features.workers import PROCESSES_FROM, decoding_processes
+from pipelines.features.inference import Tally, extract_rows
+from pipelines.features.shard_worker import PROCESSES_FROM, decoding_processes
 from pipelines.inputs.images import ImageRef
 from schemas.errors import ImagepivotError
 from schemas.features import FeatureSpec
@@ -72,7 +72,7 @@ def files() -> dict[str, bytes]:
 
 def rows_and_failures(processes: DecodingProcesses | None):
     images, tally = files(), Tally()
-    tables = extract_shard(
+    tables = extract_rows(
         [ImageRef(name, f"uri/{name}") for name in sorted(images)],
         extractor=Means(),
         read=lambda ref: images[ref.image_id],

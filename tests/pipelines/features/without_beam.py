@@ -6,18 +6,16 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from pipelines.features.shards import make_shard
+from pipelines.features.feature_shards import write_feature_shard
 from pipelines.inputs.images import Listing, open_images
 from schemas.keys import shard_of
 from schemas.storage.folder import Folder
 from schemas.writing.output import OutputDataset
 from tests.fake_extractors import SPEC, ColourExtractor
 
-__all__ = ["end_before", "plan"]
-
 
 def plan(images: Path, folder: Path, shards: int, **options) -> tuple[OutputDataset, Callable[[frozenset[int]], None]]:
-    """Return what a run writes, and the function that writes all shards but the finished ones; options are `make_shard`'s."""
+    """Return what a run writes, and the function that writes all shards but the finished ones."""
     source = open_images(images)
     listing = Listing.of(source.refs(), shards)
     parameters = {"feature": SPEC.to_json()}
@@ -28,7 +26,8 @@ def plan(images: Path, folder: Path, shards: int, **options) -> tuple[OutputData
     def make_missing(finished: frozenset[int]) -> None:
         for number in sorted(set(range(shards)) - finished):
             refs = [ref for ref in source.refs() if shard_of(ref.image_id, shards) == number]
-            make_shard(output, number, refs, images=source, extractor=ColourExtractor(), batch_size=4, threads=1, **options)
+            how = {"extractor": ColourExtractor(), "batch_size": 4, "threads": 1, **options}
+            write_feature_shard(output, number, refs, images=source, **how)
 
     return output, make_missing
 

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from extractors import Description, Extractor, ExtractorRequest
-from pipelines.features.extract import extract_features
+from pipelines.features.extraction import extract_features
 from pipelines.inputs.images import ImageRef, ImagesInFolder, ImageTable, Listing, open_images
 from pipelines.inputs.images.archives import ImagesInParquet, ImagesInTars, archive_kind
 from pipelines.inputs.images.row_groups import RowGroups

@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 
 from extractors import Description, Extractor
-from pipelines.features.forward import Tally, extract_shard
-from pipelines.features.workers import decoding_threads
+from pipelines.features.inference import Tally, extract_rows
+from pipelines.features.shard_worker import decoding_threads
 from pipelines.inputs.images import ImagesInFolder, ImageTable, open_images
 from pipelines.inputs.web import PARALLEL_READS, WebAccess
 from pipelines.jobs import FeaturesJob
@@ -69,7 +69,7 @@ def table(path: Path, rows: dict[str, str]) -> Path:
 def extracted(source, threads: int) -> tuple[dict[str, list[float]], dict[str, tuple[str, str]]]:
     """Features by id, and reason and message of failures by id."""
     tally, refs = Tally(), sorted(source.refs())
-    rows = extract_shard(
+    rows = extract_rows(
         refs,
         extractor=ColourExtractor(),
         read=source.read,

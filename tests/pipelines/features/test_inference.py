@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from extractors import Description, Extractor
-from pipelines.features.forward import Tally, extract_shard, merge_rows
+from pipelines.features.inference import Tally, extract_rows, merge_rows
 from pipelines.inputs.images import ImageRef
 from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
@@ -51,7 +51,7 @@ def run(files: dict[str, bytes], *, batch_size=3, threads=2, extractor=None, **m
     extractor, tally = extractor or FakeExtractor(), Tally()
     refs = [ImageRef(name, f"uri/{name}") for name in sorted(files)]
     tables = list(
-        extract_shard(
+        extract_rows(
             refs,
             extractor=extractor,
             read=lambda ref: files[ref.image_id],
@@ -139,7 +139,7 @@ def test_each_failure_says_what_and_where():
 
     tally = Tally()
     refs = [ImageRef(name, f"uri/{name}") for name in ("absent", "nameless", "refused", "stored")]
-    tables = extract_shard(refs, extractor=FakeExtractor(), read=read, schema=SCHEMA, batch_size=2, threads=1, tally=tally)
+    tables = extract_rows(refs, extractor=FakeExtractor(), read=read, schema=SCHEMA, batch_size=2, threads=1, tally=tally)
     assert list(tables) == []
     assert tally.failures == [
         {"key": "absent", "uri": "uri/absent", "stage": "read", "reason": "unreadable", "message": "No such file or directory"},
@@ -182,7 +182,7 @@ def extract_many(read: list[str], **options):
 
     refs = [ImageRef(f"image{n:03d}", "") for n in range(200)]
     options = {"schema": SCHEMA, "batch_size": 4, "tally": Tally(), **options}
-    return extract_shard(refs, extractor=FakeExtractor(), read=read_and_tell, **options)
+    return extract_rows(refs, extractor=FakeExtractor(), read=read_and_tell, **options)
 
 
 def test_reading_runs_ahead_of_the_model_and_no_further():
@@ -206,7 +206,7 @@ def test_more_images_are_read_at_once_than_decoding_threads_exist(batch_size):
 
     refs = [ImageRef(f"image{n:03d}", "") for n in range(64)]
     options = {"schema": SCHEMA, "batch_size": batch_size, "threads": 1, "reads": 16, "tally": Tally()}
-    tables = extract_shard(refs, extractor=FakeExtractor(), read=read, **options)
+    tables = extract_rows(refs, extractor=FakeExtractor(), read=read, **options)
     assert sum(table.num_rows for table in tables) == 64
 
 
@@ -221,7 +221,7 @@ def test_other_errors_are_not_failures_of_an_image(error):
     def read(_):
         raise error
 
-    tables = extract_shard(
+    tables = extract_rows(
         [ImageRef("a", "")], extractor=FakeExtractor(), read=read, schema=SCHEMA, batch_size=2, threads=1, tally=Tally()
     )
     with pytest.raises(type(error), match=str(error)):
@@ -241,7 +241,7 @@ def test_several_columns_are_taken_by_name():
             return {"count": np.full(len(batch), 3), "feature": self.extract(batch)}
 
     schema = pa.schema([SCHEMA.field(0), SCHEMA.field(1), pa.field("count", pa.int16(), nullable=False)])
-    tables = extract_shard(
+    tables = extract_rows(
         [ImageRef("a", "")],
         extractor=Boxes(),
         read=lambda _: grey(9),
@@ -324,7 +324,7 @@ class Elsewhere(FakeExtractor):
 def extract_elsewhere(extractor, files, *, batch_size=3, **options):
     refs = [ImageRef(name, f"uri/{name}") for name in sorted(files)]
     options = {"threads": 2, "tally": Tally(), **options}
-    return extract_shard(
+    return extract_rows(
         refs, extractor=extractor, read=lambda ref: files[ref.image_id], schema=SCHEMA, batch_size=batch_size, **options
     )
 
@@ -433,7 +433,7 @@ def test_on_a_cpu_whose_threads_are_not_shared_a_batch_is_written_before_the_nex
     """There is nothing to be gained, and progress is shown at once."""
     refs, extractor, tally = [ImageRef(f"{n}", "") for n in range(8)], FakeExtractor(), Tally()
     before = {thread.name for thread in threading.enumerate()}
-    tables = extract_shard(
+    tables = extract_rows(
         refs, extractor=extractor, read=lambda _: grey(1), schema=SCHEMA, batch_size=2, threads=1, tally=tally
     )
     for number, _ in enumerate(tables, start=1):
@@ -456,7 +456,7 @@ def stored(monkeypatch, colours: list[int], dtype: str, scale: float, *, batch_s
     huge(extractor, monkeypatch, scale)
     files = {f"image{n:02d}": grey(colour) for n, colour in enumerate(colours)}
     tables = list(
-        extract_shard(
+        extract_rows(
             [ImageRef(name, f"uri/{name}") for name in files],
             extractor=extractor,
             read=lambda ref: files[ref.image_id],

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from pipelines.features.extract import extract_features, list_images
-from pipelines.features.planning import plan_work
+from pipelines.features.dry_run import plan_dry_run
+from pipelines.features.extraction import extract_features, list_images
 from pipelines.inputs.images import open_images
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
@@ -203,7 +203,7 @@ def test_each_machine_may_have_its_own_copy_of_the_images(images, tmp_path):
 
 def planned(images: Path, output: Path, index: int, **more):
     job = job_of(images, output, index, **more)
-    return plan_work(job, list_images(job))
+    return plan_dry_run(job, list_images(job))
 
 
 def test_a_dry_run_lists_the_shards_of_the_task(images, tmp_path):

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from extractors import Description, ExtractorRequest, RegionOptions
-from pipelines.features.extract import extract_features, list_images, plan_features
+from pipelines.features.extraction import extract_features, list_images, plan_features
 from pipelines.features.transforms import ExtractFeatures
 from pipelines.inputs.images import ImageRef, ImagesInFolder, Listing, open_images
 from pipelines.jobs import FeaturesJob
@@ -482,7 +482,7 @@ def test_a_listing_that_was_made_is_not_made_again(images, tmp_path, monkeypatch
     job = job_of(images, tmp_path / "f")
     listing = list_images(job)
     assert listing.count == 40
-    monkeypatch.setattr("pipelines.features.extract.list_images", lambda *_, **__: pytest.fail("listed once more"))
+    monkeypatch.setattr("pipelines.features.extraction.list_images", lambda *_, **__: pytest.fail("listed once more"))
     assert extract_features(job, ONE, listing=listing).rows == 40
 
 
@@ -616,7 +616,7 @@ def test_a_changed_failure_is_not_copied(images, tmp_path):
 @pytest.mark.parametrize(("most", "shards"), [(512 << 20, 16), (20 * 8192, 16), (8192, 64), (2 * 8192, 32)])
 def test_the_number_of_shards_follows_from_images_and_width(images, tmp_path, monkeypatch, most, shards):
     """40 images of resnet50-pool, of 2048 numbers each."""
-    monkeypatch.setattr("pipelines.features.listing.VECTOR_SHARD_BYTES", most)
+    monkeypatch.setattr("pipelines.features.extraction.VECTOR_SHARD_BYTES", most)
     job = job_of(images, tmp_path / "f", shards="auto")
     assert list_images(job) == Listing.of(job.images.refs(), shards)
     assert plan_features(job, list_images(job)).shards == shards

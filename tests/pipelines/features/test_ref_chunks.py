@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from pipelines.features.references import pieces_of, refs_of
+from pipelines.features.ref_chunks import chunk_refs, refs_in
 from pipelines.inputs.images.base import ImageRef
 from schemas.keys import shard_of
 
@@ -27,19 +27,19 @@ def folder(request, tmp_path) -> str | None:
 def test_each_shard_gets_its_references_in_their_order(folder, count):
     refs = [reference(number) for number in range(count)]
     by_shard: dict[int, list] = {}
-    for shard, piece in pieces_of(iter(refs), SHARDS, folder=folder):
+    for shard, piece in chunk_refs(iter(refs), SHARDS, folder=folder):
         by_shard.setdefault(shard, []).append(pickle.loads(pickle.dumps(piece)))  # Workers are other processes.
-    found = {shard: refs_of(pieces) for shard, pieces in by_shard.items()}
+    found = {shard: refs_in(pieces) for shard, pieces in by_shard.items()}
     expected: dict[int, list[ImageRef]] = {}
     for ref in refs:
         expected.setdefault(shard_of(ref.image_id, SHARDS), []).append(ref)
     assert found == expected
-    assert refs_of([]) == []
+    assert refs_in([]) == []
 
 
 def test_finished_shards_are_left_out(folder):
     refs = [reference(number) for number in range(200)]
-    found = {shard for shard, _ in pieces_of(refs, SHARDS, left_out=frozenset({0, 5}), folder=folder)}
+    found = {shard for shard, _ in chunk_refs(refs, SHARDS, skip_shards=frozenset({0, 5}), folder=folder)}
     assert found == {1, 2, 3, 4, 6}
 
 
@@ -48,6 +48,6 @@ def test_finished_shards_are_left_out(folder):
 def test_few_bytes_travel_for_an_image(tmp_path, folder, most):
     """The local runner holds them in the launcher; names and times of change take more than a hundred bytes each."""
     count = 100_000
-    pieces = pieces_of(map(reference, range(count)), 64, folder=str(tmp_path) if folder == "file" else None)
+    pieces = chunk_refs(map(reference, range(count)), 64, folder=str(tmp_path) if folder == "file" else None)
     travelling = sum(len(pickle.dumps(piece)) for piece in pieces)
     assert 0 < travelling / count < most

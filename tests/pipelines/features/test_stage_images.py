@@ -15,10 +15,10 @@ import pytest
 from PIL import Image
 
 from extractors import ExtractorRequest
-from pipelines.features import copying
-from pipelines.features.copying import place_of_copies, portions_of
-from pipelines.features.extract import extract_features, list_images
-from pipelines.features.references import Piece, refs_of, unpacked
+from pipelines.features import stage_images
+from pipelines.features.extraction import extract_features, list_images
+from pipelines.features.ref_chunks import RefChunk, from_chunks, refs_in
+from pipelines.features.stage_images import place_of_copies, row_group_batches
 from pipelines.inputs.images import Copies, Copy, ImageRef, ImagesInParquet, kept, open_images
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
@@ -139,7 +139,7 @@ def test_a_run_that_goes_on_reads_what_it_lacks(images, tmp_path, read):
 def test_what_is_lost_on_the_way_is_made_up_for(images, tmp_path, monkeypatch, lost):
     """As if another launcher had cleared the folder."""
     extract_features(job_of(images, tmp_path / "here"), HERE)
-    for module, name in ((copying, "_copied"), (kept.KeptRefs, "share")):
+    for module, name in ((stage_images, "_copied"), (kept.KeptRefs, "share")):
         made = getattr(module, name)
 
         def losing(*arguments, made=made):
@@ -162,7 +162,7 @@ def test_a_run_that_fails_leaves_no_copies(images, tmp_path, monkeypatch):
         raise ZeroDivisionError
 
     with monkeypatch.context() as patch:
-        patch.setattr("pipelines.features.shard_maker.make_shard", fail)
+        patch.setattr("pipelines.features.shard_worker.write_feature_shard", fail)
         with pytest.raises(Exception, match="ZeroDivisionError"):
             extract_features(job_of(images, tmp_path / "f"), ELSEWHERE)
     assert list((tmp_path / "f").rglob("*")) == []
@@ -172,13 +172,13 @@ def test_a_run_that_fails_leaves_no_copies(images, tmp_path, monkeypatch):
 def test_portions_are_whole_row_groups_of_enough_images(images, monkeypatch):
     source = open_images(images)
     refs = list(source.refs())
-    assert {number for _, (number, _) in portions_of(source, refs, SHARDS, left_out=frozenset(), folder=None)} == {0}
-    monkeypatch.setattr(copying, "_LEAST", 12)
-    monkeypatch.setattr(copying, "_OF_A_SHARD", 1)
+    assert {number for _, (number, _) in row_group_batches(source, refs, SHARDS, skip_shards=frozenset(), folder=None)} == {0}
+    monkeypatch.setattr(stage_images, "_LEAST", 12)
+    monkeypatch.setattr(stage_images, "_OF_A_SHARD", 1)
     found: dict[int, set[ImageRef]] = {}
-    for shard, (number, piece) in portions_of(source, refs, SHARDS, left_out=frozenset({2}), folder=None):
-        assert {shard_of(ref.image_id, SHARDS) for ref in refs_of([piece])} == {shard}
-        found.setdefault(number, set()).update(refs_of([piece]))
+    for shard, (number, piece) in row_group_batches(source, refs, SHARDS, skip_shards=frozenset({2}), folder=None):
+        assert {shard_of(ref.image_id, SHARDS) for ref in refs_in([piece])} == {shard}
+        found.setdefault(number, set()).update(refs_in([piece]))
     parts = refs[:20], refs[20:34], refs[34:]
     assert found == {number: {ref for ref in part if shard_of(ref.image_id, SHARDS) != 2} for number, part in enumerate(parts)}
 
@@ -233,15 +233,15 @@ def test_few_bytes_travel_for_an_image(tmp_path):
     """The local runner holds them in the launcher: places of references, and of the places of copies."""
     count, shards, folder = 20_000, 1024, Folder(str(tmp_path))
     refs = (ImageRef(f"i{number:06d}", f"train-00000-of-00010.parquet/{number}", offset=number) for number in range(count))
-    by_portion: dict[int, list[Piece]] = {}
+    by_portion: dict[int, list[RefChunk]] = {}
     travelling = found = 0
-    for shard, portion in portions_of(Alone(folder), refs, shards, left_out=frozenset(), folder=str(tmp_path)):
+    for shard, portion in row_group_batches(Alone(folder), refs, shards, skip_shards=frozenset(), folder=str(tmp_path)):
         by_portion.setdefault(portion[0], []).append(portion[1])
         travelling += 2 * len(pickle.dumps((shard, portion)))  # Once to the copies and once to the shard.
     for element in by_portion.items():
-        for place in copying._copied(element, Alone(folder), Nowhere(folder, "0"), shards, str(tmp_path)):
+        for place in stage_images._copied(element, Alone(folder), Nowhere(folder, "0"), shards, str(tmp_path)):
             travelling += len(pickle.dumps(place))
-            found += len(unpacked([place[1]])[1])
+            found += len(from_chunks([place[1]])[1])
     assert found == count
     assert len(by_portion) == 2
     assert 0 < travelling / count < 50

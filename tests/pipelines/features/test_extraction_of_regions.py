@@ -19,8 +19,8 @@ from pipelines.datasets.region_names import RegionNames
 from pipelines.exchange.exporting import export_dataset
 from pipelines.exchange.importing import import_features
 from pipelines.exchange.jobs import ExportJob, ImportJob
-from pipelines.features.extract import extract_features, list_images, plan_features
-from pipelines.features.planning import plan_work
+from pipelines.features.dry_run import plan_dry_run
+from pipelines.features.extraction import extract_features, list_images, plan_features
 from pipelines.inputs.images import open_images
 from pipelines.jobs import DiffJob, FeaturesJob
 from pipelines.running.execution import Execution
@@ -213,7 +213,7 @@ def test_options_reach_the_extractor_and_the_fingerprint(images, tmp_path):
 
 def test_a_plan_knows_the_size_of_all_columns(images, tmp_path):
     job = job_of(images, tmp_path / "r")
-    plan = plan_work(job, list_images(job))
+    plan = plan_dry_run(job, list_images(job))
     assert plan.row_bytes == 4 * R * D + 4 * 4 * R + (2 + 4) * R * 2
     assert (plan.images, plan.bytes) == (23, 23 * plan.row_bytes)
 

@@ -14,8 +14,8 @@ from typing import NoReturn, TypeAlias
 
 import apache_beam as beam
 
-from pipelines.features.references import Piece, cut, packed, refs_of
-from pipelines.features.reuse import plan_reuse
+from pipelines.features.feature_shards import reusable_rows
+from pipelines.features.ref_chunks import RefChunk, partition_by_shard, refs_in, to_chunks
 from pipelines.inputs.images import COPIES_SCHEMA, Copies, Copy, ImageRef, ImageSource
 from pipelines.inputs.images.kept import REFS_SCHEMA
 from pipelines.jobs import FeaturesJob
@@ -29,7 +29,7 @@ from schemas.writing.output import OutputDataset
 _LEAST, _MOST = 1 << 10, 1 << 17
 _OF_A_SHARD = 16
 
-Portion: TypeAlias = tuple[int, Piece]
+RowGroupBatch: TypeAlias = tuple[int, RefChunk]
 """Number of a portion, and references to those of its images that are of one shard."""
 
 
@@ -56,16 +56,19 @@ def place_of_copies(job: FeaturesJob, execution: Execution, output: Folder) -> I
                     copies.delete()
 
 
-def portions_of(
-    images: ImageSource, refs: Iterable[ImageRef], shards: int, *, left_out: frozenset[int], folder: str | None
-) -> Iterator[tuple[int, Portion]]:
-    """Cut references into portions, and these by shards; arguments and errors as of `pipelines.features.references.pieces_of`.
+def row_group_batches(
+    images: ImageSource, refs: Iterable[ImageRef], shards: int, *, skip_shards: frozenset[int], folder: str | None
+) -> Iterator[tuple[int, RowGroupBatch]]:
+    """Cut references into portions, and these by shards; arguments and errors as of `pipelines.features.ref_chunks.chunk_refs`.
 
     Yields:
         The number of a shard, and its part of a portion.
     """
     for number, gathered in enumerate(_gather(images, refs, min(max(_LEAST, _OF_A_SHARD * shards), _MOST))):
-        yield from ((shard, (number, piece)) for shard, piece in cut(gathered, shards, left_out=left_out, folder=folder))
+        yield from (
+            (shard, (number, piece))
+            for shard, piece in partition_by_shard(gathered, shards, skip_shards=skip_shards, folder=folder)
+        )
 
 
 def _gather(images: ImageSource, refs: Iterable[ImageRef], size: int) -> Iterator[list[ImageRef]]:
@@ -107,11 +110,11 @@ class CopyImages(beam.PTransform):
 
 
 def _wanted(
-    element: tuple[int, Iterable[Portion]], job: FeaturesJob, output: OutputDataset, folder: str | None
-) -> Iterator[Portion]:
+    element: tuple[int, Iterable[RowGroupBatch]], job: FeaturesJob, output: OutputDataset, folder: str | None
+) -> Iterator[RowGroupBatch]:
     """Yield the references to those images of a shard that will be read."""
     shard, portions = element
-    by_portion = {number: refs_of([piece]) for number, piece in portions}
+    by_portion = {number: refs_in([piece]) for number, piece in portions}
     read: list[ImageRef] = []
 
     def note(ref: ImageRef) -> NoReturn:
@@ -119,19 +122,19 @@ def _wanted(
         raise OSError
 
     everything = sorted(ref for refs in by_portion.values() for ref in refs)
-    reuse = plan_reuse(output, shard, everything, job.policy, read=note)
+    reuse = reusable_rows(output, shard, everything, job.policy, read=note)
     wanted = {ref.uri for ref in (*read, *reuse.todo)}
     chosen = ((number, [ref for ref in refs if ref.uri in wanted]) for number, refs in by_portion.items())
-    yield from packed(((number, refs) for number, refs in chosen if refs), REFS_SCHEMA, folder)
+    yield from to_chunks(((number, refs) for number, refs in chosen if refs), REFS_SCHEMA, folder)
 
 
 def _copied(
-    element: tuple[int, Iterable[Piece]], images: ImageSource, copies: Copies, shards: int, folder: str | None
-) -> Iterator[tuple[int, Piece]]:
+    element: tuple[int, Iterable[RefChunk]], images: ImageSource, copies: Copies, shards: int, folder: str | None
+) -> Iterator[tuple[int, RefChunk]]:
     """Copy the images of a portion, and yield the places of the copies by shard."""
-    refs = images.in_reading_order(refs_of(element[1]))
+    refs = images.in_reading_order(refs_in(element[1]))
     shard = {ref.uri: shard_of(ref.image_id, shards) for ref in refs}
     by_shard: dict[int, list[Copy]] = {}
     for copy in copies.write(images, refs):
         by_shard.setdefault(shard[copy.uri], []).append(copy)
-    yield from packed(sorted(by_shard.items()), COPIES_SCHEMA, folder)
+    yield from to_chunks(sorted(by_shard.items()), COPIES_SCHEMA, folder)

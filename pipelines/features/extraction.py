@@ -1,11 +1,12 @@
-"""``imagepivot features``: images in, features in shards out; `pipelines.features.transforms` says how.
+"""``imagepivot features``: list the images, plan the dataset, extract its shards.
 
 Neither Beam nor torch is loaded to find that there is nothing to do, and Beam only where several processes share the work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -13,26 +14,29 @@ from typing import TYPE_CHECKING
 
 from extractors.remarks import tell
 from pipelines.datasets.region_names import NAMES_FILES, names_files, stored_names
-from pipelines.features.listing import list_images
-from pipelines.features.references import folder_of_references, listed_refs
-from pipelines.features.shard_maker import ShardMaker, make_here
-from pipelines.features.workers import check_worker, count_gpus, planned_fingerprint
-from pipelines.inputs.images import Listing
+from pipelines.features.ref_chunks import RefChunk, chunk_refs, folder_of_references, listed_refs
+from pipelines.features.shard_worker import ShardExtractor, check_worker, count_gpus, planned_fingerprint
+from pipelines.inputs.ids import KeyHashes
+from pipelines.inputs.images import ImageRef, KeptRefs, Listing, kept_refs
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from pipelines.running.jobs import run_job
 from pipelines.running.meter import Meter
+from schemas.errors import InputError
 from schemas.limits import usable_cores
 from schemas.manifest import Manifest
 from schemas.parameters import FeaturesParameters
 from schemas.storage.folder import Folder
+from schemas.storage.locations import is_remote
 from schemas.writing.output import OutputDataset
+from schemas.writing.shard_count import MOST_CHOSEN, VECTOR_SHARD_BYTES, check_shard_bytes, choose_shards, known_shards
 
 if TYPE_CHECKING:
     import apache_beam as beam
 
     from pipelines.features.transforms import ExtractFeatures
     from pipelines.running.first_worker import FirstWorker
+
 
 Remark = Callable[[str], None]
 """Receives a sentence for the user; from Python it is logged, once in a process."""
@@ -124,7 +128,7 @@ def extract_features(
             extras=job.extras(),
             ready=job.check_device if execution.is_local else None,
             check=partial(check_worker, job, planned_fingerprint(output), gpus),
-            here=partial(_extract_here, job, output, meter, listing),
+            here=partial(_extract_in_process, job, output, meter, listing),
             task=job.task,
             libraries=job.libraries(),
             meter=meter,
@@ -136,11 +140,19 @@ def _by_gpus(job: FeaturesJob, execution: Execution) -> Execution:
     return replace(execution, default_workers=lambda: max(1, count_gpus(job)))
 
 
-def _extract_here(job: FeaturesJob, output: OutputDataset, meter: Meter, listing: Listing, finished: frozenset[int]) -> None:
-    """Make the shards that are not finished in this process, without Beam."""
+def _extract_in_process(
+    job: FeaturesJob, output: OutputDataset, meter: Meter, listing: Listing, finished: frozenset[int]
+) -> None:
+    """Extract the shards that are not finished one after the other in this process, without Beam."""
     refs = listed_refs(job.open_images(), listing.kept.path if listing.kept is not None else "")
+    chunks: defaultdict[int, list[RefChunk]] = defaultdict(list)
     with folder_of_references(True) as folder:
-        make_here(ShardMaker(job, output, meter), refs, output.shards, finished=finished, folder=folder)
+        for shard, chunk in chunk_refs(refs, output.shards, skip_shards=finished, folder=folder):
+            chunks[shard].append(chunk)
+        extractor = ShardExtractor(job, output, meter)
+        extractor.set_up()
+        for shard in sorted(set(range(output.shards)) - finished):
+            extractor.extract(shard, chunks.pop(shard, ()))
 
 
 def _extraction(
@@ -152,8 +164,8 @@ def _extraction(
     finished: frozenset[int],
     temporary: ExitStack,
 ) -> ExtractFeatures:
-    """Return the transform that makes the shards which are not finished; what it needs for a while goes onto the stack."""
-    from pipelines.features.copying import place_of_copies
+    """Return the transform that extracts the other shards; its temporary folders go onto the stack."""
+    from pipelines.features.stage_images import place_of_copies
     from pipelines.features.transforms import ExtractFeatures
 
     workers = execution.local_workers if execution.is_local else 1
@@ -168,3 +180,38 @@ def _extraction(
         copies=temporary.enter_context(place_of_copies(job, execution, output.folder)),
         kept=listing.kept.path if listing.kept is not None and execution.is_local else "",
     )
+
+
+def list_images(job: FeaturesJob, *, keep: bool = False) -> Listing:
+    """List the images of a job once, by the shards that it will have. A listing of a store is kept, so that nobody lists it again.
+
+    Args:
+        job: what to make.
+        keep: keep any listing, for workers on other machines.
+
+    Raises:
+        UsageError: the shards would be too large.
+        InputError: the source holds no images, or two with the same id.
+    """
+    ids = KeyHashes()
+    folder = Folder(job.output)
+    known = known_shards(job.shards, folder, overwrite=job.policy.overwrite)
+    images = job.open_images()
+    kept = KeptRefs() if keep or is_remote(images.location) else None
+    refs = images.refs() if kept is None else kept.passing(images.refs())
+    listing = replace(Listing.of(_remember_ids(refs, ids), known or MOST_CHOSEN), kept=kept)
+    if not listing.count:
+        raise InputError(f"no images found in {images.location!r}: check the path; a folder is searched for known extensions")
+    if suspects := ids.suspects():
+        again = images.refs() if kept is None else kept_refs(kept.path)
+        images.check_ids(sorted(ref for ref in again if hash(ref.image_id) in suspects))
+    size = listing.count * job.feature_bytes()
+    shards = known or choose_shards(size, VECTOR_SHARD_BYTES)
+    check_shard_bytes(shards, size, folder)
+    return listing.folded(shards)
+
+
+def _remember_ids(refs: Iterable[ImageRef], ids: KeyHashes) -> Iterator[ImageRef]:
+    for ref in refs:
+        ids.add(ref.image_id)
+        yield ref

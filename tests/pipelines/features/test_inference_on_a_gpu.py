@@ -14,7 +14,7 @@ from extractors import Description
 from extractors.images.preprocess import Preprocessing
 from extractors.settings import Settings
 from extractors.stacked import OneCropExtractor
-from pipelines.features.forward import Tally, extract_shard
+from pipelines.features.inference import Tally, extract_rows
 from pipelines.inputs.images import ImageRef
 from schemas.features import FeatureSpec
 from schemas.kinds import features_schema
@@ -51,7 +51,7 @@ def photo(number: int) -> bytes:
 
 
 def extract(extractor, count: int) -> dict[str, list[float]]:
-    tables = extract_shard(
+    tables = extract_rows(
         [ImageRef(f"{number:02d}", "") for number in range(count)],
         extractor=extractor,
         read=lambda ref: photo(int(ref.image_id)),

@@ -21,7 +21,7 @@ from pipelines.inputs.images.kept import REFS_SCHEMA
 from pipelines.running.places import Place, from_ipc, read_place, to_ipc, write_places
 from schemas.keys import shard_of
 
-Piece: TypeAlias = bytes | Place
+RefChunk: TypeAlias = bytes | Place
 """References to images of one shard, or the places of their copies, as bytes or as the place of these."""
 
 Kept: TypeAlias = str | SharedRefs
@@ -51,15 +51,15 @@ def listed_refs(images: ImageSource, kept: Kept) -> Iterator[ImageRef]:
     return kept_refs(kept) if kept else images.refs()
 
 
-def pieces_of(
-    refs: Iterable[ImageRef], shards: int, *, left_out: frozenset[int] = frozenset(), folder: str | None = None
-) -> Iterator[tuple[int, Piece]]:
+def chunk_refs(
+    refs: Iterable[ImageRef], shards: int, *, skip_shards: frozenset[int] = frozenset(), folder: str | None = None
+) -> Iterator[tuple[int, RefChunk]]:
     """Gather references and cut them into pieces.
 
     Args:
         refs: the references.
         shards: number of shards.
-        left_out: shards whose references are dropped.
+        skip_shards: shards whose references are dropped.
         folder: local folder for the pieces of a long listing; None to pass their bytes on.
 
     Yields:
@@ -70,34 +70,34 @@ def pieces_of(
     """
     refs, most = iter(refs), _FIRST
     while gathered := list(islice(refs, most)):
-        yield from cut(gathered, shards, left_out=left_out, folder=None if most == _FIRST else folder)
+        yield from partition_by_shard(gathered, shards, skip_shards=skip_shards, folder=None if most == _FIRST else folder)
         most = _GATHERED
 
 
-def cut(
-    gathered: Iterable[ImageRef], shards: int, *, left_out: frozenset[int] = frozenset(), folder: str | None = None
-) -> Iterable[tuple[int, Piece]]:
-    """Cut some references into one piece for each shard; arguments, result and errors are those of `pieces_of`."""
+def partition_by_shard(
+    gathered: Iterable[ImageRef], shards: int, *, skip_shards: frozenset[int] = frozenset(), folder: str | None = None
+) -> Iterable[tuple[int, RefChunk]]:
+    """Cut some references into one piece for each shard; arguments, result and errors are those of `chunk_refs`."""
     by_shard: dict[int, list[ImageRef]] = {}
     for ref in gathered:
         by_shard.setdefault(shard_of(ref.image_id, shards), []).append(ref)
-    return packed(((number, by_shard[number]) for number in sorted(by_shard.keys() - left_out)), REFS_SCHEMA, folder)
+    return to_chunks(((number, by_shard[number]) for number in sorted(by_shard.keys() - skip_shards)), REFS_SCHEMA, folder)
 
 
-def packed(
+def to_chunks(
     rows: Iterable[tuple[int, Sequence[tuple[object, ...]]]], schema: pa.Schema, folder: str | None
-) -> Iterable[tuple[int, Piece]]:
+) -> Iterable[tuple[int, RefChunk]]:
     """Make a piece of each list of rows with these columns, in a file of a local folder if there is one."""
     pieces = ((number, _packed(some, schema)) for number, some in rows)
     return pieces if folder is None else write_places(pieces, Path(folder) / uuid4().hex)
 
 
-def refs_of(pieces: Iterable[Piece]) -> list[ImageRef]:
+def refs_in(pieces: Iterable[RefChunk]) -> list[ImageRef]:
     """Return the references in pieces."""
-    return unpacked(pieces)[0]
+    return from_chunks(pieces)[0]
 
 
-def unpacked(pieces: Iterable[Piece]) -> tuple[list[ImageRef], list[Copy]]:
+def from_chunks(pieces: Iterable[RefChunk]) -> tuple[list[ImageRef], list[Copy]]:
     """Return the references in pieces, and the places of copies in others."""
     refs: list[ImageRef] = []
     copies: list[Copy] = []
@@ -116,5 +116,5 @@ def _packed(rows: Sequence[tuple[object, ...]], schema: pa.Schema) -> bytes:
     return to_ipc(pa.table([pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema))
 
 
-def _table(piece: Piece) -> pa.Table:
+def _table(piece: RefChunk) -> pa.Table:
     return from_ipc(piece) if isinstance(piece, bytes) else read_place(piece)

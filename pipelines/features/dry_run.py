@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from extractors.remarks import tell
-from pipelines.features.extract import Remark, plan_features
-from pipelines.features.reuse import plan_reuse
+from pipelines.features.extraction import Remark, plan_features
+from pipelines.features.feature_shards import reusable_rows
 from pipelines.inputs.images import ImageRef, Listing, kept_refs
 from pipelines.jobs import FeaturesJob
 from schemas.console.tables import Row, Table, number_columns
@@ -34,7 +34,7 @@ class ShardPlan:
 
 
 @dataclass(frozen=True)
-class WorkPlan:
+class DryRunReport:
     """The work of a run.
 
     Attributes:
@@ -58,7 +58,7 @@ class WorkPlan:
         return sum((shard.images + shard.kept) * self.row_bytes for shard in self.todo)
 
 
-def plan_work(job: FeaturesJob, listing: Listing, remark: Remark = tell) -> WorkPlan:
+def plan_dry_run(job: FeaturesJob, listing: Listing, remark: Remark = tell) -> DryRunReport:
     """Count the images and bytes that a run would write; nothing is written.
 
     Args:
@@ -86,19 +86,19 @@ def plan_work(job: FeaturesJob, listing: Listing, remark: Remark = tell) -> Work
         if number in stored:
             images = job.open_images()
             now = images.with_versions(sorted(refs[number]))
-            reuse = plan_reuse(output, number, now, job.policy, read=images.read)
+            reuse = reusable_rows(output, number, now, job.policy, read=images.read)
             todo.append(ShardPlan(number, len(reuse.todo), len(reuse.rows), reuse.dropped))
         elif number not in finished:
             todo.append(ShardPlan(number, listing.counts[number]))
     todo = [shard for shard in todo if shard.images or shard.dropped or shard.number not in stored]
-    return WorkPlan(tuple(todo), len(wanted) - len(todo), vector_bytes(output.schema))
+    return DryRunReport(tuple(todo), len(wanted) - len(todo), vector_bytes(output.schema))
 
 
 def _refs(job: FeaturesJob, listing: Listing) -> Iterator[ImageRef]:
     return job.open_images().refs() if listing.kept is None else kept_refs(listing.kept.path)
 
 
-def plan_table(plan: WorkPlan) -> Table:
+def plan_table(plan: DryRunReport) -> Table:
     """Return the plan as a table: the first shards to do, and the sum."""
     rows: list[Row] = []
     for shard in plan.todo[:20]:

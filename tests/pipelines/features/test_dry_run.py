@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from pipelines.features.extract import extract_features, list_images
-from pipelines.features.planning import plan_table, plan_work
-from pipelines.features.workers import devices_of_worker
+from pipelines.features.dry_run import plan_dry_run, plan_table
+from pipelines.features.extraction import extract_features, list_images
+from pipelines.features.shard_worker import devices_of_worker
 from pipelines.inputs.images import open_images
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
@@ -45,7 +45,7 @@ def job_of(images, output, **more) -> FeaturesJob:
 
 
 def plan_of(job: FeaturesJob):
-    return plan_work(job, list_images(job))
+    return plan_dry_run(job, list_images(job))
 
 
 def test_a_plan_of_everything(images, tmp_path):

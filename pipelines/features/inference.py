@@ -89,7 +89,7 @@ class _Batch:
     tally: Tally
 
 
-def extract_shard(
+def extract_rows(
     refs: Sequence[ImageRef],
     *,
     extractor: extractors.Extractor,
