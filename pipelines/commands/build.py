@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import shlex
-import signal
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,18 +12,12 @@ from rich.markup import escape
 from pipelines.commands.binding import bound
 from pipelines.commands.configuration import BEAM_FLAGS, convert_options, options_by_key
 from pipelines.commands.options import console, remark
-from pipelines.commands.process import stop_signal
 from schemas.conversion import key_value_pairs
 from schemas.errors import UsageError
 from schemas.options import Opt
+from schemas.process import steps as processes
 
 app = typer.Typer()
-
-# As `pipelines.running.runner` starts its workers: nothing in the current folder hides a module of ours.
-_START = (
-    f"import sys; sys.path[0] = {str(Path(__file__).resolve().parents[2])!r}; import imagepivot; del sys.path[0]; "
-    "sys.argv[0] = 'imagepivot'; imagepivot.command()"
-)
 
 
 class Commands:
@@ -93,24 +83,10 @@ def build_plan(
             console.print(f"imagepivot {shlex.join(words)}", highlight=False, markup=False, soft_wrap=True)
         return
     try:
-        build(steps, commands, run_step, lambda text: remark(text, style="bold"))
+        build(steps, commands, processes.run_command, lambda text: remark(text, style="bold"))
     except StepError as error:
         remark(str(error), style="red")
         raise typer.Exit(error.code) from None
-
-
-def run_step(words: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a command in a process of its own, and return its exit code."""
-    process = subprocess.Popen([sys.executable, "-c", _START, *words], env=dict(environment))
-    try:
-        code = process.wait()
-    except KeyboardInterrupt:
-        number = stop_signal() or signal.SIGINT
-        if number != signal.SIGINT or not sys.stdin.isatty():  # A terminal sends Ctrl-C to both.
-            process.send_signal(number)
-        process.wait()
-        raise
-    return 128 - code if code < 0 else code
 
 
 @app.command("build", epilog="Example: imagepivot build multi30k --set paths.photos=/data/flickr30k")

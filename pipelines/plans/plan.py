@@ -162,7 +162,7 @@ def build(
     Args:
         steps: the steps.
         commands: the words of their commands.
-        run: runs a command, given its words and its variables, and returns its exit code.
+        run: runs a command, given its words and its variables, and returns its exit code; see `schemas.process.steps.run_command`.
         tell: receives each command before it runs.
 
     Raises:
@@ -170,9 +170,7 @@ def build(
     """
     for number, (step, words) in enumerate(zip(steps, commands, strict=True)):
         tell(f"{step.name}: imagepivot {shlex.join(words)}")
-        prefix = f"IMAGEPIVOT_{step.command.upper().replace('-', '_')}_"  # The plan alone gives values of options.
-        variables = {name: value for name, value in os.environ.items() if not name.startswith(prefix)}
-        if code := run(words, {**variables, **step.environment}):
+        if code := run(words, step.environment):
             later = ", ".join(step.name for step in steps[number + 1 :])
             raise StepError(
                 f"step {step.name} (imagepivot {step.command}) ended with exit code {code}"

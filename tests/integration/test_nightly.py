@@ -21,7 +21,6 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from pipelines.commands import build
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.storage.folder import Folder
@@ -507,7 +506,7 @@ def test_the_same_as_a_plan(stores, tmp_path, imagepivot, monkeypatch):
     near, far = stores
     use(near.environment, monkeypatch)
     steps = ForkedSteps(before=colours)  # With an extractor without a model.
-    monkeypatch.setattr(build, "run_step", steps)
+    monkeypatch.setattr("schemas.process.steps.run_command", steps)
     [line] = blocks("The same as a plan", "sh")
     [plan] = blocks("The same as a plan", "toml")
     (tmp_path / "nightly.toml").write_text(plan.replace("gs://", f"{near.scheme}://"), encoding="utf-8")

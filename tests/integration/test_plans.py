@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from pipelines.commands import build as commands
 from schemas.dataset import open_dataset
 from schemas.writing.validation import validate
 from tests.integration.processes import group_of, wait_for
@@ -34,7 +33,7 @@ def content(folder: Path) -> dict[str, bytes]:
 def forked_steps(monkeypatch) -> ForkedSteps:
     """Steps of builds in this process are forks."""
     steps = ForkedSteps()
-    monkeypatch.setattr(commands, "run_step", steps)
+    monkeypatch.setattr("schemas.process.steps.run_command", steps)
     return steps
 
 
@@ -73,7 +72,7 @@ def test_killed_anywhere_it_goes_on_to_the_same_bytes(tmp_path):
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        wait_for(lambda leader=process.pid: not group_of(leader))
+        wait_for(lambda: not processes_in(rough))  # A step has a group of its own, and ends with its launcher.
     done = subprocess.run(build, cwd=rough, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert content(rough) == content(calm)

@@ -39,7 +39,7 @@ WORDS = ("a dog runs", "a cat sleeps", "the dog sees a cat", "two cats", "a bird
 
 
 class ForkedSteps:
-    """In place of `pipelines.commands.build.run_step`.
+    """In place of `schemas.process.steps.run_command`.
 
     Args:
         before: called in each process, before its command.
@@ -49,12 +49,21 @@ class ForkedSteps:
         self.before = before
         self.started: list[list[str]] = []
 
-    def __call__(self, words: Sequence[str], environment: Mapping[str, str]) -> int:
+    def __call__(
+        self,
+        words: Sequence[str],
+        variables: Mapping[str, str] | None = None,
+        read: Callable[[str], object] | None = None,
+    ) -> int:
         self.started.append(list(words))
         with tempfile.TemporaryDirectory() as folder, start(*words, folder=Path(folder), before=self.before) as process:
             done = process.wait(600)  # The whole of Multi30K takes minutes on a busy machine.
-        print(done.stdout)
-        print(done.stderr, file=sys.stderr)
+        if read is None:
+            print(done.stdout)
+            print(done.stderr, file=sys.stderr)
+        else:
+            for line in done.stderr.splitlines():
+                read(line)
         return done.returncode
 
 

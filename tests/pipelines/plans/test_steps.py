@@ -154,7 +154,7 @@ workers = 1
 def build(folder: Path, steps: ForkedSteps, **options) -> list[str]:
     """Build the plan in a folder; return the commands that ran."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(commands, "run_step", steps)
+        patch.setattr("schemas.process.steps.run_command", steps)
         patch.setenv("OMP_NUM_THREADS", "1")
         context = typer.Context(typer.main.get_command(app))  # type: ignore[arg-type]
         commands.build_plan(str(folder / "plan.toml"), context=context, **options)

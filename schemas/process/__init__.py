@@ -1,0 +1,1 @@
+"""The process of a command, and the processes that it starts."""

@@ -1,0 +1,112 @@
+"""Runner of steps: commands of imagepivot, each in a process of its own, in order or side by side.
+
+`build` runs the steps of a plan with it, `reproduce` the rows of a table. A step has a process group of its own, so that Ctrl-C
+reaches the launcher alone, which stops its steps. A step ends with its launcher, however that ends.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+# Importing `imagepivot` makes the names of our packages mean ours. `-c` puts the current folder first on the path, where any module
+# may hide another: the folder of our packages takes that place for the import.
+_START = """
+import sys
+sys.path[0] = {folder!r}
+import os, threading, time
+def end_with_launcher():
+    while os.getppid() == {launcher}:
+        time.sleep(0.1)
+    os._exit(1)
+threading.Thread(target=end_with_launcher, daemon=True).start()
+import imagepivot
+del sys.path[0]
+sys.argv[0] = "imagepivot"
+imagepivot.command()
+"""
+
+_running: set[subprocess.Popen[str]] = set()
+
+
+def run_command(
+    words: Sequence[str], variables: Mapping[str, str] | None = None, read: Callable[[str], object] | None = None
+) -> int:
+    """Run a command in a process of its own, and return its exit code; 128 and the number of the signal that ended it.
+
+    Args:
+        words: name of the command, options and arguments.
+        variables: environment variables besides those of this process.
+        read: receives the lines of standard error; standard output leads nowhere. If not given, both are those of this process.
+    """
+    start = _START.format(folder=str(Path(__file__).resolve().parents[2]), launcher=os.getpid())
+    process = subprocess.Popen(
+        [sys.executable, "-c", start, *words],
+        env=environment_of(words[0], variables or {}),
+        process_group=0,
+        text=True,
+        errors="replace",
+        stdout=None if read is None else subprocess.DEVNULL,
+        stderr=None if read is None else subprocess.PIPE,
+    )
+    _running.add(process)
+    try:
+        for line in process.stderr or ():
+            if read is not None:
+                read(line)
+        code = process.wait()
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
+    finally:
+        _running.discard(process)
+    return 128 - code if code < 0 else code
+
+
+def environment_of(command: str, variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a command: without values of its options, which its words alone give."""
+    prefix = f"IMAGEPIVOT_{command.upper().replace('-', '_')}_"
+    return {name: value for name, value in os.environ.items() if not name.startswith(prefix)} | dict(variables)
+
+
+def run_side_by_side(work: Callable[[T, str], R], tasks: Sequence[T], devices: Sequence[str]) -> Iterator[tuple[T, R]]:
+    """Work on as many tasks at a time as there are devices, and yield each with its result when it has ended.
+
+    Where the caller stops, running commands are stopped, and waited for.
+
+    Args:
+        work: runs the commands of a task on a device.
+        tasks: the tasks, which are begun in this order.
+        devices: one device for each task at a time.
+    """
+    free = SimpleQueue[str]()
+    for device in devices:
+        free.put(device)
+
+    def work_on_free_device(task: T) -> R:
+        device = free.get()
+        try:
+            return work(task, device)
+        finally:
+            free.put(device)
+
+    pool = ThreadPoolExecutor(len(devices))
+    futures = {pool.submit(work_on_free_device, task): task for task in tasks}
+    try:
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in tuple(_running):
+            process.terminate()
+        pool.shutdown()
