@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from pipelines.exchange.jobs import IdRule
-from pipelines.inputs.images.selection import EXTENSIONS
+from pipelines.inputs.images.base import EXTENSIONS
 from schemas.errors import InputError, UsageError
 from schemas.keys import check_image_id
 from schemas.storage.locations import is_remote, local_path

@@ -17,7 +17,7 @@ from uuid import uuid4
 import pyarrow as pa
 
 from pipelines.inputs.images import Copy, ImageRef, ImageSource, SharedRefs, kept_refs
-from pipelines.inputs.images.kept import REFS_SCHEMA
+from pipelines.inputs.images.listing import REFS_SCHEMA
 from pipelines.running.places import Place, from_ipc, read_place, to_ipc, write_places
 from schemas.keys import shard_of
 

@@ -17,7 +17,7 @@ import apache_beam as beam
 from pipelines.features.feature_shards import reusable_rows
 from pipelines.features.ref_chunks import RefChunk, partition_by_shard, refs_in, to_chunks
 from pipelines.inputs.images import COPIES_SCHEMA, Copies, Copy, ImageRef, ImageSource
-from pipelines.inputs.images.kept import REFS_SCHEMA
+from pipelines.inputs.images.listing import REFS_SCHEMA
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from pipelines.running.places import staging

@@ -8,6 +8,11 @@ lines, plain or ``.gz``, or Parquet.
   like rows is an error unless the quoting is stated: an ordinary quote at the start of a value takes in the rows below it.
   `pipelines.inputs.dialects` says how the delimiter is found.
 * A JSON line is an object. The first line determines which of our columns exist; a later line with others is an error.
+
+Several workers read ranges of a large table. A range of a text table are the lines that begin in a range of bytes, so each line has
+to be a row. JSON lines are, and so are the lines of CSV and TSV without quoting. With quoting a value may hold line ends; such a
+value begins with a quote, and a file without any is cut. A range of Parquet is a range of row groups. What is compressed as a whole
+is not cut.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain, islice
 from typing import Any, TypeAlias
 
@@ -23,7 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.inputs.dialects import AUTO_DIALECT, Dialect, find_delimiter, header_lines, split_rows
-from pipelines.inputs.files import open_seekable, read_lines, without_gz
+from pipelines.inputs.files import open_input, open_seekable, read_lines, without_gz
 from schemas.errors import InputError, UsageError
 from schemas.storage.folder import Folder
 from schemas.text import LONE_CR
@@ -104,7 +109,7 @@ def read_batches(
         columns: the columns to read if the table has them, by our names.
         required: the columns that it must have.
         renamed: our name of a column -> the table's name, where they differ.
-        part: one of the ranges of `pipelines.inputs.splitting`; None for the whole table. Places count from its start.
+        part: one of the ranges of `pipelines.inputs.tables`; None for the whole table. Places count from its start.
         dialect: delimiter and quoting, of CSV and TSV.
 
     Raises:
@@ -376,3 +381,97 @@ def _line(lines: Sequence[int], number: int) -> str:
 
 def _row(first: int, number: int) -> str:
     return f"row {first + number}"
+
+
+def check_columns(columns: Iterable[str], known: Sequence[str]) -> None:
+    """Check that columns are among those that we know.
+
+    Raises:
+        UsageError: one is not.
+    """
+    unknown = sorted(set(columns) - set(known))
+    if unknown:
+        raise UsageError(
+            f"unknown column {unknown[0]!r}: ours are {', '.join(known)}; write OURS=THEIRS, such as 'image_id=file'"
+        )
+
+
+RANGE_BYTES = 32 << 20
+"""Bytes of a range: as much as a worker gathers before it sorts."""
+
+_CHUNK = 1 << 20
+
+Range: TypeAlias = tuple[int, int]
+"""Where a range begins and ends: bytes of a text table, row groups of Parquet."""
+
+
+def ranges_of(
+    folder: Folder,
+    name: str,
+    *,
+    required: tuple[str, ...] = (),
+    renamed: tuple[tuple[str, str], ...] = (),
+    dialect: Dialect = AUTO_DIALECT,
+) -> list[Range]:
+    """Cut a table into ranges; none if it is small, damaged, or cannot be cut.
+
+    Args:
+        folder: the folder of the table.
+        name: its file name.
+        required: as for `pipelines.inputs.tables.read_batches`, to find the delimiter.
+        renamed: pairs (our name, the table's name) of columns, where they differ.
+        dialect: delimiter and quoting, of CSV and TSV.
+    """
+    state = folder.state(name)
+    if state is None or state[0] <= RANGE_BYTES or name.endswith(".gz"):
+        return []
+    try:
+        return list(_ranges(folder, name, state, required, renamed, dialect))
+    except InputError:
+        return []  # Reading it will say what is wrong.
+
+
+@lru_cache(maxsize=8)
+def _ranges(
+    folder: Folder,
+    name: str,
+    state: tuple[int, ...],
+    required: tuple[str, ...],
+    renamed: tuple[tuple[str, str], ...],
+    dialect: Dialect,
+) -> tuple[Range, ...]:
+    """Cut a table that is in this state: a run asks several times."""
+    kind = type_of(name)
+    if kind == "parquet":
+        return tuple(_row_groups(folder, name))
+    if kind in ("csv", "tsv") and dialect.quoting != "none":
+        delimiter = delimiter_of(folder, name, required=required, renamed=dict(renamed), dialect=dialect)
+        if _has_quoted_values(folder, name, delimiter.encode()):
+            return ()
+    return tuple((start, min(start + RANGE_BYTES, state[0])) for start in range(0, state[0], RANGE_BYTES))
+
+
+def _row_groups(folder: Folder, name: str) -> Iterator[Range]:
+    with open_seekable(folder, name) as stream:
+        try:
+            metadata = pq.ParquetFile(stream).metadata
+        except (pa.ArrowException, OSError):
+            return
+        start = size = 0
+        for number in range(metadata.num_row_groups):
+            size += metadata.row_group(number).total_byte_size
+            if size >= RANGE_BYTES or number == metadata.num_row_groups - 1:
+                yield start, number + 1
+                start, size = number + 1, 0
+
+
+def _has_quoted_values(folder: Folder, name: str, delimiter: bytes) -> bool:
+    """Whether a quote stands at the start of the file, of a line or of a value. One behind a byte order mark counts as well."""
+    with open_input(folder, name) as stream:
+        last = b"\n"
+        while chunk := stream.read(_CHUNK):
+            text = last + chunk
+            if b'\n"' in text or delimiter + b'"' in text or b'\xef\xbb\xbf"' in text:
+                return True
+            last = text[-len(delimiter) :]
+    return False

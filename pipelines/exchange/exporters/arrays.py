@@ -12,10 +12,9 @@ from typing import BinaryIO
 
 import numpy as np
 
-from pipelines.exchange.exporters.base import Note, Staging
+from pipelines.exchange.exporters.base import Note, Staging, options_for
 from pipelines.exchange.image_lists import local_file, match_ids
 from pipelines.exchange.jobs import ExportJob
-from pipelines.exchange.sidecars import options_for
 from pipelines.running.meter import Meter
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError, UsageError
@@ -30,7 +29,7 @@ _MULISERA = "resnet50-avgpool"
 def write_npy(job: ExportJob, dataset: Dataset, staging: Staging, *, meter: Meter, note: Note) -> list[Path]:
     """Write ``features.npy`` as stored and ``ids.txt``; of regions also ``boxes.npy`` and ``sizes.npy`` (width, height).
 
-    ``features.import.json`` holds the options that ``import`` needs, see `pipelines.exchange.sidecars`.
+    ``features.import.json`` holds the options that ``import`` needs, see `pipelines.exchange.exporters.base`.
     """
     column = feature_column(dataset)
     image_ids = dataset.image_ids()

@@ -1,26 +1,34 @@
-"""The interface of the writers of layouts, and the folder of their files.
+"""The interface of the writers of layouts, the folder of their files, and the captions that they choose.
 
-Files are written beside their targets under temporary names, and renamed together when all are complete.
+Files are written beside their targets under temporary names, and renamed together when all are complete. A sidecar holds the
+options that `import` needs to read the rows back: ``features.npy`` has ``features.import.json`` beside it if the defaults of
+``import`` would read other rows, e.g. because image ids hold slashes. Options that the user sets win over those of a sidecar.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePath
+from typing import Any, Protocol, TypeAlias, get_args
 
-from pipelines.exchange.jobs import ExportJob
-from pipelines.exchange.sidecars import sidecar_name, write_sidecar
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.exchange.image_lists import needs_exact_rule
+from pipelines.exchange.jobs import ExportJob, IdRule, ImportJob, format_options
 from pipelines.running.meter import Meter
-from schemas.dataset import Dataset
-from schemas.errors import DatasetError
+from schemas.dataset import Dataset, open_dataset
+from schemas.errors import DatasetError, InputError, UsageError
+from schemas.kinds import REGIONS
 from schemas.made_from import differences, read_made_from, write_made_from
 from schemas.storage.folder import TEMPORARY_MARK, Folder
-from schemas.storage.locations import target_path
+from schemas.storage.locations import local_path, target_path
 from schemas.storage.storage_errors import storage_errors
+from schemas.text import read_text
 
 Note: TypeAlias = Callable[[str], None]
 """Takes a sentence that users of the files should read."""
@@ -114,3 +122,137 @@ class Writer(Protocol):
         Raises:
             ImagepivotError: the dataset does not fit the layout, or a file cannot be written.
         """
+
+
+_DEFAULTS: dict[str, Any] = {"id_rule": "name", "max_regions": REGIONS, "boxes": None, "sizes": None}
+_FILES = ("ids", "boxes", "sizes")
+
+
+def sidecar_name(name: str) -> str:
+    """Return the name of the sidecar of a file.
+
+    >>> sidecar_name("dev_ims.npy")
+    'dev_ims.import.json'
+    """
+    return f"{PurePath(name).stem}.import.json"
+
+
+def options_for(image_ids: Iterable[str], *, regions: int | None = None, ids: str = "") -> dict[str, Any]:
+    """Return the options that importing an exported file takes, or none if the defaults will do.
+
+    Args:
+        image_ids: the image ids of the file.
+        regions: greatest number of regions per image; None for features.
+        ids: name of the list of the image ids, if they are in one.
+    """
+    exact = needs_exact_rule(image_ids)
+    if not exact and regions in (None, _DEFAULTS["max_regions"]):
+        return {}
+    options: dict[str, Any] = {"id_rule": "exact" if exact else _DEFAULTS["id_rule"]}
+    if regions is not None:
+        options["max_regions"] = regions
+    return options | ({"ids": ids} if ids else {})
+
+
+def write_sidecar(path: Path, options: Mapping[str, Any]) -> None:
+    """Write the options of a file."""
+    path.write_text(json.dumps(dict(options), indent=2) + "\n", encoding="utf-8")
+
+
+def apply_sidecars(job: ImportJob, paths: Sequence[Path]) -> ImportJob:
+    """Return a job whose unset options have the values of the sidecars of its files.
+
+    Args:
+        job: the job.
+        paths: its files.
+
+    Raises:
+        InputError: a sidecar is damaged.
+        UsageError: the files were exported with different options.
+    """
+    sidecars = [_read(path) for path in paths]
+    if not any(sidecars):
+        return job
+    options = {name for name, value in {"id_rule": job.id_rule, **format_options(job)}.items() if value in (None, ())}
+    listed = [(path.parent / sidecar.get("ids", "")).resolve() for path, sidecar in zip(paths, sidecars, strict=True)]
+    ids = [local_path(location).resolve() for location in job.ids]
+    if ids and ids != listed:
+        options.discard("id_rule")  # Another list than the exported one has entries of another form.
+    changes: dict[str, Any] = {}
+    for option in sorted(options & _DEFAULTS.keys()):
+        values = [sidecar.get(option, _DEFAULTS[option]) for sidecar in sidecars]
+        is_file = option in _FILES
+        for path, value in zip(paths, values, strict=True):
+            if (value is None) != (values[0] is None) or (value != values[0] and not is_file):
+                raise UsageError(
+                    f"{paths[0].name} and {path.name} were exported with different options (see {sidecar_name(paths[0].name)} and "
+                    f"{sidecar_name(path.name)}): give --{option.replace('_', '-')}, or import them one by one"
+                )
+        if values[0] is not None:
+            files = tuple(str(path.with_name(str(value))) for path, value in zip(paths, values, strict=True))
+            changes[option] = files if is_file else values[0]
+    return replace(job, **changes)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    sidecar = path.with_name(sidecar_name(path.name))
+    if not sidecar.is_file():
+        return {}
+    try:
+        options = json.loads(read_text(sidecar))
+    except ValueError:
+        options = None
+    if not isinstance(options, dict) or not all(_is_valid(*option) for option in options.items()):
+        raise InputError(f"{str(sidecar)!r} does not hold options as `export` writes them: export again, or delete the file")
+    return options
+
+
+def _is_valid(option: str, value: object) -> bool:
+    if option == "id_rule":
+        return value in get_args(IdRule)
+    if option == "max_regions":
+        return type(value) is int and value > 0
+    return option in _FILES and isinstance(value, str) and PurePath(value).name == value
+
+
+def read_captions(job: ExportJob, *columns: str, unique: tuple[str, ...] = ()) -> pa.Table:
+    """Read the chosen captions, sorted by image id, language, portion and index; labels are plain strings.
+
+    Args:
+        job: names the dataset and its captions.
+        columns: columns besides key and split.
+        unique: labels, ``language`` or ``portion``, of which only one value may remain.
+
+    Raises:
+        UsageError: a choice matches nothing, or leaves several values where one is needed.
+    """
+    dataset = open_dataset(job.captions, kind="captions")
+    chosen = {
+        "language": (job.language,) if job.language else (),
+        "portion": (job.portion,) if job.portion else (),
+        "split": job.splits,
+    }
+    tables, seen = [], {label: set[str]() for label in chosen}
+    for table in dataset.shards(["image_id", "language", "portion", "index", "split", *columns]):
+        for label in chosen:
+            plain = table[label].cast(pa.string())
+            seen[label].update(pc.unique(plain).to_pylist())
+            table = table.set_column(table.schema.get_field_index(label), label, plain)
+        for label in chosen:
+            if chosen[label]:
+                table = table.filter(pc.is_in(table[label], value_set=pa.array(chosen[label], pa.string())))
+        tables.append(table)
+    for label in chosen:
+        for value in chosen[label]:
+            if value not in seen[label]:
+                raise UsageError(
+                    f"{dataset.folder.location!r} holds no captions of {label} {value!r}, only {', '.join(sorted(seen[label]))}"
+                )
+    captions = pa.concat_tables(tables)
+    if not captions.num_rows:
+        raise UsageError(f"{dataset.folder.location!r} holds no captions of this language, portion and split together")
+    for label in unique:
+        values = sorted(pc.unique(captions[label]).to_pylist())
+        if len(values) > 1:
+            raise UsageError(f"the captions have several values of {label} ({', '.join(values)}): choose one with --{label}")
+    return captions.sort_by([(name, "ascending") for name in ("image_id", "language", "portion", "index")])

@@ -14,10 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.exchange.exporters.arrays import check_images, feature_column, rows_of, write_array, write_ids, write_lines
-from pipelines.exchange.exporters.base import Note, Staging
-from pipelines.exchange.exporters.captions import read_captions
+from pipelines.exchange.exporters.base import Note, Staging, options_for, read_captions
 from pipelines.exchange.jobs import ExportJob
-from pipelines.exchange.sidecars import options_for
 from pipelines.running.meter import Meter
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError, UsageError

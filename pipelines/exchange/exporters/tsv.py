@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipelines.exchange.exporters.base import Note, Staging
+from pipelines.exchange.exporters.base import Note, Staging, options_for
 from pipelines.exchange.jobs import ExportJob
-from pipelines.exchange.sidecars import options_for
 from pipelines.running.meter import Meter
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError

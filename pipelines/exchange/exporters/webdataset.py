@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.exchange.exporters.arrays import feature_column
-from pipelines.exchange.exporters.base import Note, Staging
-from pipelines.exchange.exporters.captions import read_captions
+from pipelines.exchange.exporters.base import Note, Staging, read_captions
 from pipelines.exchange.jobs import ExportJob
 from pipelines.running.meter import Meter
 from schemas.dataset import Dataset

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.exchange.exporters.base import apply_sidecars
 from pipelines.exchange.image_lists import ImageIds, expand_ids, local_file
 from pipelines.exchange.importers.base import describe_file, pad_regions
 from pipelines.exchange.jobs import ImportJob
 from pipelines.exchange.karpathy_numbers import KarpathyNumbers
-from pipelines.exchange.sidecars import apply_sidecars
 from schemas.errors import InputError, UsageError
 from schemas.kinds import REGIONS
 

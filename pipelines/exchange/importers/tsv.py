@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.exchange.exporters.base import apply_sidecars
 from pipelines.exchange.exporters.tsv import BOTTOM_UP, LXMERT
 from pipelines.exchange.image_lists import ImageIds, local_file
 from pipelines.exchange.jobs import ImportJob
 from pipelines.exchange.karpathy_numbers import KarpathyNumbers
-from pipelines.exchange.sidecars import apply_sidecars
 from schemas.errors import InputError
 from schemas.kinds import REGIONS
 from schemas.text import HEAD, mark_length

@@ -61,7 +61,7 @@ class Part:
         portion: portion of all captions.
         split: split of all captions.
         index: index of all captions.
-        range: of a large file, the part that is read, see `pipelines.inputs.splitting`; empty for the whole file.
+        range: of a large file, the part that is read, see `pipelines.inputs.tables`; empty for the whole file.
     """
 
     name: str
@@ -342,3 +342,21 @@ def find_files(location: str, pattern: str, *, hint: str) -> tuple[Folder, list[
         listed = ", ".join(map(repr, names[:10])) or "no files"
         raise InputError(f"no {hint} in {location!r}; it holds {listed}. Name the file itself, or the folder that holds it")
     return folder, matches
+
+
+_RENAME = "rename one of them, here and on the disk, or write a table with ids of your own (--format table)"
+
+
+def advice_apart(first: str, second: str, ids: IdRule) -> str:
+    """Return what keeps two images apart that have one id, by their paths, as the end of a message."""
+    helps = ids == "name" and id_of_path(first, "path") != id_of_path(second, "path")
+    return f"make ids of whole paths with --id-rule path, or {_RENAME}" if helps else _RENAME
+
+
+def path_advice(ids: IdRule) -> str:
+    """Return the end of the message that a caption key occurs twice, for a source whose image ids are file names."""
+    apart = "make ids of whole paths with --id-rule path, or " if ids == "name" else ""
+    return (
+        "If both describe one image, remove one of them, or read one split with --splits; if they describe two, "
+        f"{apart}{_RENAME}"
+    )

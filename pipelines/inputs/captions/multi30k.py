@@ -21,10 +21,10 @@ from pipelines.inputs.captions.base import (
     RawCaption,
     Selection,
     image_id_of,
+    path_advice,
     path_parameters,
     select_parts,
 )
-from pipelines.inputs.captions.repeats import path_advice
 from pipelines.inputs.files import count_lines, inventory, kind_of, list_files, read_lines, without_gz
 from pipelines.inputs.ids import IdRule
 from schemas.errors import InputError, UsageError

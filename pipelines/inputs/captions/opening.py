@@ -6,15 +6,14 @@ import os
 from collections.abc import Mapping
 
 from pipelines.inputs.captions.base import CaptionSource
-from pipelines.inputs.captions.coco import CocoSource
-from pipelines.inputs.captions.karpathy import KarpathySource
+from pipelines.inputs.captions.json_formats import CocoSource, KarpathySource
 from pipelines.inputs.captions.multi30k import Multi30kSource
 from pipelines.inputs.captions.scan import ScanSource
 from pipelines.inputs.captions.table import TABLE_COLUMNS, TableSource
-from pipelines.inputs.columns import check_columns
 from pipelines.inputs.dialects import AUTO_DIALECT, Dialect, Quoting
 from pipelines.inputs.files import kind_of, locate
 from pipelines.inputs.ids import IdRule, check_id_rule
+from pipelines.inputs.tables import check_columns
 from schemas.errors import InputError, UsageError
 from schemas.keys import check_language
 

@@ -1,18 +1,20 @@
 """One table of captions: CSV, TSV or JSON lines, plain or ``.gz``, or Parquet, by the file's extension.
 
 The columns ``image_id`` and ``text`` are required; ``language``, ``portion``, ``index`` and ``split`` are optional. If the table
-calls them something else, `columns` maps our names to its names. Other columns are not read.
+calls them something else, `columns` maps our names to its names. Other columns are not read. Whole columns are checked; where a
+value is out of the ordinary, the rows are looked at one by one.
 """
 
 from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -30,13 +32,11 @@ from pipelines.inputs.captions.base import (
     find_files,
     tables_of,
 )
-from pipelines.inputs.captions.checking import image_ids, indices, labels, texts
 from pipelines.inputs.dialects import AUTO_DIALECT, Dialect
 from pipelines.inputs.files import inventory, kind_of, list_files
-from pipelines.inputs.splitting import Range, ranges_of
-from pipelines.inputs.tables import Batch, check_dialect, read_batches, type_of
+from pipelines.inputs.tables import Batch, Column, Range, check_dialect, ranges_of, read_batches, type_of
 from schemas.errors import InputError, UsageError
-from schemas.keys import check_image_id, check_language
+from schemas.keys import CONTROLS, check_image_id, check_language
 from schemas.storage.folder import Folder
 
 TABLE_COLUMNS = ("image_id", "text", "language", "portion", "index", "split")
@@ -220,3 +220,83 @@ def _check_index(value: object, *, place: str) -> int:
     if type(number) is not int or not 0 <= number <= _MAX_INDEX:
         raise InputError(f"{place}: the index is {value!r}, expected an integer from 0 to {_MAX_INDEX}")
     return number
+
+
+_NO_ID = f"^$|[{CONTROLS}]"
+
+
+def texts(column: Column, *, nullable: bool = False) -> pa.Array | None:
+    """Return the strings of a column; None if a value is no string, has half a surrogate pair, or is missing and must not be."""
+    if isinstance(column, pa.Array):
+        return None if column.null_count and not nullable else _strings(column)
+    if set(map(type, column)) - ({str, type(None)} if nullable else {str}):
+        return None
+    try:
+        return pa.array(column, pa.string())
+    except (UnicodeEncodeError, pa.ArrowException):
+        return None
+
+
+def _strings(column: pa.Array) -> pa.Array | None:
+    dtype = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if not (pa.types.is_string(dtype) or pa.types.is_large_string(dtype)):
+        return None
+    try:
+        strings = column.cast(pa.string())
+        strings.validate(full=True)  # Parquet may hold strings that are not UTF-8.
+    except pa.ArrowException:
+        return None
+    return strings
+
+
+def image_ids(column: Column) -> pa.Array | None:
+    """Return image ids, which may be integers; None if one is missing, empty or has a control character."""
+    if isinstance(column, pa.Array):
+        column = column.cast(pa.string()) if pa.types.is_integer(column.type) else column
+    elif set(map(type, column)) == {int}:
+        column = list(map(str, column))
+    ids = texts(column)
+    return None if ids is None or pc.any(pc.match_substring_regex(ids, _NO_ID)).as_py() else ids
+
+
+def labels(column: Column, check: Callable[[str], str]) -> pa.Array | None:
+    """Return languages, portions or splits.
+
+    Args:
+        column: the values as read.
+        check: returns a value in its usual form; called once for each that differs.
+
+    Returns:
+        The values in their usual form; None if one is missing or refused.
+    """
+    values = texts(column)
+    if values is None:
+        return None
+    encoded = values.dictionary_encode()
+    try:
+        checked = [check(value) for value in encoded.dictionary.to_pylist()]
+    except (InputError, UsageError):
+        return None
+    return pa.array(checked, pa.string()).take(encoded.indices)
+
+
+def indices(column: Column, greatest: int) -> pa.Array | None:
+    """Return indices as int16; None if one is missing, no integer, or not from 0 to `greatest`. Text has them in digits."""
+    values: Sequence[Any] | pa.Array = column
+    if isinstance(column, pa.Array):
+        if column.null_count or not pa.types.is_integer(column.type):
+            return None
+    elif set(map(type, column)) == {str}:
+        digits = texts(column)
+        if digits is None or not pc.all(pc.match_substring_regex(digits, r"^[0-9]{1,9}$")).as_py():
+            return None
+        values = digits.cast(pa.int64())
+    elif set(map(type, column)) != {int}:
+        return None
+    try:
+        numbers = values if isinstance(values, pa.Array) else pa.array(values, pa.int64())
+        if len(numbers) and not 0 <= np.min(numbers.to_numpy()) <= np.max(numbers.to_numpy()) <= greatest:
+            return None
+        return numbers.cast(pa.int16())
+    except (OverflowError, pa.ArrowException):
+        return None

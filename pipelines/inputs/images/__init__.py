@@ -2,13 +2,11 @@
 
 from pipelines.inputs.ids import IdRule
 from pipelines.inputs.images.archives import ImagesInParquet, ImagesInTars
-from pipelines.inputs.images.base import ImageRef, ImageSource
-from pipelines.inputs.images.copies import COPIES_SCHEMA, CopiedImages, Copies, Copy
+from pipelines.inputs.images.base import EXTENSIONS, ImageRef, ImageSource, SkippedFiles
 from pipelines.inputs.images.folders import ImagesInFolder, ImageTable
-from pipelines.inputs.images.kept import KeptRefs, SharedRefs, kept_refs
-from pipelines.inputs.images.listing import Listing, digest_of, sum_digests
+from pipelines.inputs.images.listing import KeptRefs, Listing, SharedRefs, digest_of, kept_refs, sum_digests
 from pipelines.inputs.images.opening import open_images
-from pipelines.inputs.images.selection import EXTENSIONS, SkippedFiles
+from pipelines.inputs.images.staged_images import COPIES_SCHEMA, CopiedImages, Copies, Copy
 
 __all__ = [
     "COPIES_SCHEMA",

@@ -4,9 +4,9 @@ Cost of reading. A hash of its id assigns an image to one of our shards, so the 
 
 * A tar is listed by its headers. A member is read by its offset: one range of bytes per image, in any order.
 * Parquet cannot be read row by row: any image costs its row group. Several processes first copy all images to where each can be
-  read alone (`pipelines.inputs.images.copies`), so that a row group is read once by one of them. A single process keeps what it has
-  read in a temporary file for all its shards (`pipelines.inputs.images.row_groups`). ``in_reading_order`` sorts a shard's images by
-  their place, so that one row group at a time is in memory; those of a few dozen MB at most keep that small.
+  read alone (`pipelines.inputs.images.staged_images`), so that a row group is read once by one of them. A single process keeps what
+  it has read in a temporary file for all its shards (`pipelines.inputs.images.row_groups`). ``in_reading_order`` sorts a shard's
+  images by their place, so that one row group at a time is in memory; those of a few dozen MB at most keep that small.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import io
 import re
+import tarfile
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,14 +24,12 @@ from pathlib import PurePosixPath
 from typing import Any, BinaryIO, Literal, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.inputs.ids import IdRule, id_of_path
-from pipelines.inputs.images.base import ImageRef, ImageSource
-from pipelines.inputs.images.parquet_columns import bytes_column, ids_column, read_column, read_paths
-from pipelines.inputs.images.row_groups import RowGroups, first_rows, no_image
-from pipelines.inputs.images.selection import EXTENSIONS, SkippedFiles, crosses_folders, is_image
-from pipelines.inputs.images.tar_members import check_member, members_of, parts_of
+from pipelines.inputs.images.base import EXTENSIONS, ImageRef, ImageSource, SkippedFiles, crosses_folders, is_image
+from pipelines.inputs.images.row_groups import RowGroups, first_rows, no_image, read_metadata
 from schemas.errors import DatasetError, InputError
 from schemas.keys import check_image_id
 from schemas.storage.folder import Folder
@@ -343,3 +342,127 @@ def _by_row_group(rows: Iterable[ImageRef], starts: Sequence[int]) -> Iterator[l
 
 def _changed() -> OSError:
     return OSError(errno.EIO, "the Parquet file is broken, or was changed")
+
+
+_BLOCK = tarfile.BLOCKSIZE
+
+
+def parts_of(uri: str) -> tuple[str, str]:
+    """Return the tar of a reference, the path up to the first part that is named like a tar, and the path of the member in it."""
+    parts = uri.split("/")
+    end = next((number for number, part in enumerate(parts) if part.lower().endswith(".tar")), len(parts))
+    return "/".join(parts[: end + 1]), "/".join(parts[end + 1 :])
+
+
+def members_of(file: BinaryIO, size: int, location: str) -> Iterator[tarfile.TarInfo]:
+    """Yield the members of a tar by reading its headers alone.
+
+    Raises:
+        InputError: the file does not end the way a tar must.
+    """
+    position = 0
+    try:
+        # "r:" accepts no compression. `tarfile` would keep every member in memory: they are dropped here.
+        with tarfile.open(fileobj=file, mode="r:") as tar:
+            while (member := tar.next()) is not None:
+                tar.members.clear()  # type: ignore[attr-defined]
+                position = tar.offset
+                if position > size:
+                    raise _broken(location, size, f"it ends within the member {member.name!r}")
+                yield member
+    except tarfile.TarError as error:
+        raise _broken(location, position, str(error)) from error
+    # `tarfile` mistakes any unreadable header but the first for the end.
+    file.seek(position)
+    end = file.read(_BLOCK)
+    if end != bytes(_BLOCK):
+        raise _broken(location, position, "found neither a member nor the end mark of a tar" if end else "it has no end mark")
+
+
+def _broken(location: str, position: int, detail: str) -> InputError:
+    return InputError(
+        f"{location!r} is not a whole tar: at byte {position}: {detail}. Was it cut short while it was copied or written? Copy or "
+        "make it again"
+    )
+
+
+def check_member(member: tarfile.TarInfo, location: str) -> None:
+    """Check that a member is a plain file with a name in UTF-8.
+
+    Raises:
+        InputError: it is a link, a sparse file, or has another name.
+    """
+    try:
+        member.name.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{location!r} holds the member {member.name!r}, whose name is not UTF-8: rename it and pack it again"
+        ) from error
+    if not member.isreg() or member.sparse is not None:
+        raise InputError(
+            f"{location!r}: the member {member.name!r} is a link or a sparse file, not an image's bytes; pack it again with "
+            "tar --dereference --hard-dereference"
+        )
+
+
+_BYTES_COLUMNS = ("bytes", "image", "image_bytes", "jpg")
+_ID_COLUMNS = ("image_id", "id", "key", "__key__")
+
+
+def read_paths(table: pq.ParquetFile, column: str) -> list[str | None]:
+    """Return the path of each row of a file; None for a row, or a whole file, without any."""
+    struct, _, field = column.partition(".")
+    if table.schema_arrow.field(struct).type.get_field_index(field) < 0:
+        return [None] * table.metadata.num_rows
+    values = table.read(columns=[column]).column(0)
+    return pc.struct_field(values, field).cast(pa.string()).to_pylist()
+
+
+def read_column(folder: Folder, name: str, version: str, group: int) -> pa.ChunkedArray:
+    """Return the images of a row group, null for a row without one.
+
+    Raises:
+        pa.ArrowException: the file is broken, or has no such column.
+        OSError: it cannot be read.
+    """
+    with folder.open(name) as file:
+        table = pq.ParquetFile(file, metadata=read_metadata(folder, name, version))
+        column = bytes_column(table.schema_arrow)
+        if column is None:
+            raise pa.ArrowInvalid("no image bytes")
+        values = table.read_row_group(group, columns=[column]).column(0)
+    return pc.struct_field(values, "bytes") if pa.types.is_struct(values.type) else values
+
+
+def bytes_column(schema: pa.Schema) -> str | None:
+    """Return the column with the images, in Parquet's notation; None if there is none."""
+    for name in (name for name in _BYTES_COLUMNS if schema.names.count(name) == 1):
+        kind = schema.field(name).type
+        if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+            return name
+        if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+            return f"{name}.bytes"
+    return None
+
+
+def ids_column(schema: pa.Schema, location: str) -> str:
+    """Return the column with the image ids, in Parquet's notation.
+
+    Raises:
+        InputError: there is none, or none of images.
+    """
+    images = bytes_column(schema)
+    if images is None:
+        raise InputError(
+            f"{location!r} has no column of image bytes; its columns are {', '.join(map(repr, schema.names))}. Name a binary "
+            f"column one of {', '.join(map(repr, _BYTES_COLUMNS))}"
+        )
+    for name in (name for name in _ID_COLUMNS if schema.names.count(name) == 1):
+        return name
+    struct = images.removesuffix(".bytes")
+    if struct != images:
+        return f"{struct}.path"
+    raise InputError(
+        f"{location!r} has no column of image ids; its columns are {', '.join(map(repr, schema.names))}. Name one of them "
+        f"{', '.join(map(repr, _ID_COLUMNS[:-1]))} or {_ID_COLUMNS[-1]!r}"
+    )

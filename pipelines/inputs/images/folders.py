@@ -12,8 +12,7 @@ from itertools import islice
 
 from pipelines.inputs.dialects import AUTO_DIALECT, Dialect
 from pipelines.inputs.ids import IdRule, id_of_path
-from pipelines.inputs.images.base import ImageRef, ImageSource
-from pipelines.inputs.images.selection import SkippedFiles, crosses_folders, is_image
+from pipelines.inputs.images.base import ImageRef, ImageSource, SkippedFiles, crosses_folders, is_image
 from pipelines.inputs.tables import Row, read_rows
 from pipelines.inputs.web import PARALLEL_READS, PUBLIC_ACCESS, WebAccess, check_proxy, fetch, is_web_address, versions_of
 from schemas.errors import DatasetError, InputError, UsageError

@@ -7,14 +7,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pipelines.inputs.columns import check_columns
 from pipelines.inputs.dialects import AUTO_DIALECT, Dialect, Quoting
 from pipelines.inputs.files import kind_of, locate
 from pipelines.inputs.ids import IdRule, check_id_rule
 from pipelines.inputs.images.archives import archive_kind, archives_in, holds_image_bytes, open_archives
 from pipelines.inputs.images.base import ImageSource
 from pipelines.inputs.images.folders import TABLE_COLUMNS, ImagesInFolder, ImageTable
-from pipelines.inputs.tables import check_dialect, is_table
+from pipelines.inputs.tables import check_columns, check_dialect, is_table
 from schemas.errors import InputError, UsageError
 from schemas.storage.folder import Folder
 

@@ -19,7 +19,7 @@ from pipelines.features import stage_images
 from pipelines.features.extraction import extract_features, list_images
 from pipelines.features.ref_chunks import RefChunk, from_chunks, refs_in
 from pipelines.features.stage_images import place_of_copies, row_group_batches
-from pipelines.inputs.images import Copies, Copy, ImageRef, ImagesInParquet, kept, open_images
+from pipelines.inputs.images import Copies, Copy, ImageRef, ImagesInParquet, KeptRefs, kept_refs, open_images
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from schemas.keys import shard_of
@@ -139,7 +139,7 @@ def test_a_run_that_goes_on_reads_what_it_lacks(images, tmp_path, read):
 def test_what_is_lost_on_the_way_is_made_up_for(images, tmp_path, monkeypatch, lost):
     """As if another launcher had cleared the folder."""
     extract_features(job_of(images, tmp_path / "here"), HERE)
-    for module, name in ((stage_images, "_copied"), (kept.KeptRefs, "share")):
+    for module, name in ((stage_images, "_copied"), (KeptRefs, "share")):
         made = getattr(module, name)
 
         def losing(*arguments, made=made):
@@ -208,7 +208,7 @@ def test_the_listing_of_a_run_elsewhere_is_kept(images, tmp_path):
     job = job_of(images, tmp_path / "f")
     assert list_images(job).kept is None
     listing = list_images(job, keep=True)
-    assert list(kept.kept_refs(listing.kept.path)) == list(job.images.refs())
+    assert list(kept_refs(listing.kept.path)) == list(job.images.refs())
     extract_features(job, ELSEWHERE, listing=listing)
     assert validate(tmp_path / "f") == []
 

@@ -1,18 +1,25 @@
-"""Images of one id, in every kind of collection: the message names both, and its advice keeps them apart."""
+"""Images of one id, whose message names both with advice that keeps them apart; and files that a listing counts as left out."""
 
 from __future__ import annotations
 
 import io
+import os
+import pickle
+import random
 import re
+import socket
 import tarfile
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
-from pipelines.inputs.images import CopiedImages, ImageSource, open_images
-from schemas.errors import InputError
+from extractors.images.formats import FORMATS
+from pipelines.inputs.images import EXTENSIONS, CopiedImages, ImageRef, ImageSource, ImageTable, SkippedFiles, open_images
+from pipelines.inputs.images.base import crosses_folders, is_image
+from schemas.errors import DatasetError, InputError
 from schemas.storage.folder import Folder
 
 PATHS = "make ids of whole paths with --id-rule path"
@@ -126,3 +133,247 @@ def test_case_unicode_forms_and_spaces_keep_images_apart(tmp_path):
         images = open_images(location)
         _check(images)
         assert {ref.image_id for ref in images.refs()} == set(names)
+
+
+def make(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"x")
+    return folder
+
+
+def skipped(location) -> SkippedFiles:
+    source = open_images(location)
+    assert source.skipped is None
+    assert list(source.refs())
+    assert source.skipped is not None
+    return source.skipped
+
+
+def test_the_extensions_are_those_of_the_formats():
+    import pillow_heif
+
+    pillow_heif.register_heif_opener()
+    known = Image.registered_extensions()
+    assert {extension: known[extension] for extension in EXTENSIONS if known[extension] not in (*FORMATS, "MPO")} == {}
+    assert {known[extension] for extension in EXTENSIONS} == {*FORMATS, "MPO"}
+
+
+def test_the_documentation_lists_them():
+    page = (Path(__file__).parents[4] / "docs" / "features.md").read_text(encoding="utf-8")
+    (paragraph,) = (text for text in page.split("\n\n") if text.startswith("Images are files that end in"))
+    assert set(re.findall(r"`(\.\w+)`", paragraph)) == EXTENSIONS
+
+
+@pytest.mark.parametrize("extension", sorted(EXTENSIONS))
+def test_images_are_known_by_their_extension_in_any_case(extension):
+    assert is_image(f"a/b{extension}")
+    assert is_image(f"b{extension.upper()}")
+    assert not is_image(f"a/.b{extension}")
+    assert not is_image(f"a{extension}/b")
+
+
+def test_skipped_files_are_counted_and_named(tmp_path):
+    names = ("a.jpg", "x/photo.raw", "x/b.psd", "x/c.PSD", "scan", ".hidden.jpg", "z/._a.jpg", "a.tar")
+    found = skipped(make(tmp_path / "images", *names))
+    assert dict(found.files) == {".psd": 2, ".raw": 1, "no extension": 1, "hidden": 2, ".tar": 1}
+    assert found.warning == "skipped: 7 files (.psd 2, hidden 2, .raw 1, .tar 1, no extension 1), e.g. '.hidden.jpg'"
+    assert (found.remark, dict(found.companions), found.links) == ("", {}, 0)
+
+
+def test_companions_are_remarked_on_calmly(tmp_path):
+    names = ("a.jpg", "a.txt", "b.TXT", "a.json", "labels.csv", "README", "README.md", "_SUCCESS", ".DS_Store", "Thumbs.db")
+    found = skipped(make(tmp_path / "images", *names))
+    assert found.warning == ""
+    assert found.remark == "beside the images: 9 files (.txt 2, no extension 2, .csv 1, .db 1, .json 1, .md 1, hidden 1)"
+
+
+def test_a_folder_of_images_alone_is_not_talked_about(tmp_path):
+    found = skipped(make(tmp_path / "images", "a.jpg", "b/c.avif"))
+    assert (found.warning, found.remark) == ("", "")
+    assert found == SkippedFiles()
+
+
+def test_linked_folders_are_named_and_not_followed(tmp_path):
+    images = make(tmp_path / "images", "a.jpg", "sub/b.jpg")
+    make(tmp_path / "more", "c.jpg")
+    (images / "sub" / "more").symlink_to(tmp_path / "more")
+    (images / "loop").symlink_to(images)
+    source = open_images(images)
+    assert sorted(ref.uri for ref in source.refs()) == ["a.jpg", "sub/b.jpg"]
+    assert source.skipped.warning == "skipped: 2 linked folders, e.g. 'loop' (links are not followed)"
+    (images / "loop").unlink()
+    (images / "odd").touch()
+    assert skipped(images).warning == (
+        "skipped: 1 file (no extension 1), e.g. 'odd'; 1 linked folder, e.g. 'sub/more' (links are not followed)"
+    )
+
+
+@pytest.mark.parametrize(("pattern", "links"), [("*.jpg", 0), ("*/*.jpg", 1), ("**/*.jpg", 1), ("**", 1), ("a.jpg", 0)])
+def test_a_pattern_leaves_out_what_it_does_not_match_and_links_that_it_crosses(tmp_path, pattern, links):
+    images = make(tmp_path / "images", "a.jpg", "sub/b.jpg", "c.psd")
+    make(tmp_path / "more", "c.jpg")
+    (images / "more").symlink_to(tmp_path / "more")
+    found = skipped(images / pattern)
+    assert (found.links, found.files, found.companions) == (links, {}, {})
+    assert bool(found.warning) == bool(links)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "crosses"),
+    [(None, True), (r"[^/]*\.jpg", False), (r"(?:.*/)?a", True), ("[^/]*/a", True), (".*", True), ("a", False)],
+)
+def test_patterns_that_cross_folders(pattern, crosses):
+    assert crosses_folders(pattern) is crosses
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ((), "check the path; it holds no files at all"),
+        (
+            ("a.psd", "b.psd", "c.txt", "d"),
+            r"it holds 4 files \(\.psd 2, \.txt 1, no extension 1\), and images are known by \.apng, ",
+        ),
+        ((".a.jpg",), r"it holds 1 file \(hidden 1\), and images are known by"),
+    ],
+)
+def test_a_folder_without_images_is_an_error_that_says_what_it_holds(tmp_path, names, message):
+    make(tmp_path / "images", *names).mkdir(exist_ok=True)
+    with pytest.raises(InputError, match=rf"no images found in '.*images': .*{message}"):
+        list(open_images(tmp_path / "images").refs())
+
+
+def test_a_folder_of_links_says_that_they_are_not_followed(tmp_path):
+    make(tmp_path / "more", "c.jpg")
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "more").symlink_to(tmp_path / "more")
+    with pytest.raises(InputError, match=r"no files at all; 1 linked folder, e\.g\. 'more': links are not followed"):
+        list(open_images(tmp_path / "images").refs())
+
+
+def test_the_note_does_not_depend_on_the_order_of_the_walk(tmp_path, monkeypatch):
+    images = make(tmp_path / "images", "a.jpg", *(f"{number}/{number}.k{number % 30}" for number in range(90)))
+    names = list(Folder(str(images)).files())
+    notes = set()
+    for seed in range(5):
+        random.Random(seed).shuffle(names)
+        monkeypatch.setattr(Folder, "files", lambda folder, on_link=None: iter(names))
+        notes.add(skipped(images).warning)
+    (note,) = notes
+    assert note.startswith("skipped: 90 files (.k0 3, .k1 3, .k10 3,")
+    assert note.endswith("22 more kinds), e.g. '0/0.k0'")
+
+
+def test_a_listing_that_was_broken_off_leaves_no_note(tmp_path):
+    source = open_images(make(tmp_path / "images", "a.jpg", "b.jpg", "c.psd"))
+    next(source.refs())
+    assert source.skipped is None
+
+
+def test_a_note_does_not_make_sources_different(tmp_path):
+    images = make(tmp_path / "images", "a.jpg", "b.psd")
+    one, other = open_images(images), open_images(images)
+    list(one.refs())
+    assert (one, hash(one), repr(one)) == (other, hash(other), repr(other))
+    assert pickle.loads(pickle.dumps(one)) == other
+    assert pickle.loads(pickle.dumps(one)).skipped.warning == "skipped: 1 file (.psd 1), e.g. 'b.psd'"
+
+
+def test_a_name_that_is_not_utf8_can_be_printed(tmp_path):
+    images = make(tmp_path / "images", "a.jpg")
+    Path(os.fsdecode(os.fsencode(images / "b") + b".\xff")).touch()
+    assert skipped(images).warning.encode() == rb"skipped: 1 file (.\udcff 1), e.g. 'b.\udcff'"
+
+
+def test_the_number_of_kinds_is_limited():
+    found = SkippedFiles()
+    for number in range(5000):
+        found.add(f"a.{number}")
+    assert len(found.files) <= 1001
+    assert sum(found.files.values()) == 5000
+
+
+# --- archives --------------------------------------------------------------------------------------------------------
+
+
+def write_tar(path: Path, *names: str) -> None:
+    with tarfile.open(path, "w") as tar:
+        for name in names:
+            info = tarfile.TarInfo(name)
+            info.size = 1
+            tar.addfile(info, io.BytesIO(b"x"))
+        folder = tarfile.TarInfo("folder.psd")
+        folder.type = tarfile.DIRTYPE
+        tar.addfile(folder)
+
+
+def test_members_of_tars_and_files_beside_them_are_counted_too(tmp_path):
+    write_tar(tmp_path / "a.tar", "1.jpg", "1.json", "1.txt", "2.psd", "d/3", ".4.jpg")
+    write_tar(tmp_path / "b.tar", "5.jpg", "5.json")
+    make(tmp_path, "c.zip", "a_stats.json", "_b.tar")
+    found = skipped(tmp_path)
+    assert found.warning == "skipped: 5 files (.psd 1, .tar 1, .zip 1, hidden 1, no extension 1), e.g. '_b.tar'"
+    assert found.remark == "beside the images: 4 files (.json 3, .txt 1)"
+    one = skipped(tmp_path / "a.tar")
+    assert one.warning == "skipped: 3 files (.psd 1, hidden 1, no extension 1), e.g. 'a.tar/.4.jpg'"
+
+
+def test_a_tar_without_images_says_what_it_holds(tmp_path):
+    write_tar(tmp_path / "a.tar", "1.psd", "1.json")
+    make(tmp_path, "other.zip")
+    with pytest.raises(
+        InputError, match=r"no images found in .*; it holds 2 files \(\.json 1, \.psd 1\), and images are known by"
+    ):
+        list(open_images(tmp_path / "a.tar").refs())
+
+
+def test_files_beside_parquet_are_counted_too(tmp_path):
+    table = pa.table({"image_id": ["a"], "bytes": [b"x"]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    make(tmp_path, "README.md", "more.zip")
+    assert skipped(tmp_path).warning == "skipped: 1 file (.zip 1), e.g. 'more.zip'"
+    pq.write_table(table.slice(0, 0), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=r"no images found in .*; it holds 2 files \(\.md 1, \.zip 1\)"):
+        list(open_images(tmp_path).refs())
+
+
+# --- pipes, sockets, devices -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def special(tmp_path, monkeypatch):
+    """A folder with a pipe, a socket and an image; nobody writes to the pipe."""
+    make(tmp_path / "images", "a.jpg")
+    os.mkfifo(tmp_path / "images" / "pipe.jpg")
+    monkeypatch.chdir(tmp_path / "images")  # The path of a socket must be short.
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("socket.jpg")
+        yield tmp_path / "images"
+
+
+def test_what_is_no_file_is_listed_and_cannot_be_read(special):
+    source = open_images(special)
+    assert sorted(ref.image_id for ref in source.refs()) == ["a", "pipe", "socket"]
+    for name, kind in (("pipe.jpg", "a named pipe"), ("socket.jpg", "a socket")):
+        with pytest.raises(DatasetError, match=f"it is {kind}, expected a file") as caught:
+            source.read(ImageRef("x", name))
+        assert caught.value.__cause__.strerror == f"{kind}, not a file"
+
+
+def test_a_table_may_name_what_is_no_file(special):
+    table = ImageTable(Folder(str(special)), "t.csv")
+    for uri in ("pipe.jpg", str(special / "pipe.jpg"), "/dev/zero"):
+        with pytest.raises(DatasetError, match=r"it is a (named pipe|device), expected a file"):
+            table.read(ImageRef("x", uri))
+
+
+def test_a_pipe_is_no_source(special):
+    with pytest.raises(InputError, match=r"pipe\.jpg': it is a named pipe, expected a file"):
+        open_images(special / "pipe.jpg")
+    os.mkfifo(special / "t.csv")
+    with pytest.raises(InputError, match=r"t\.csv': it is a named pipe, expected a file; save in a file what can be read"):
+        open_images(special / "t.csv")
+    os.mkfifo(special / "t.tar")
+    with pytest.raises(DatasetError, match=r"t\.tar': it is a named pipe, expected a file"):
+        list(open_images(special / "*.tar").refs())

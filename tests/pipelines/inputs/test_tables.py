@@ -1,5 +1,7 @@
 """A large table that several workers read: the ranges together are the table, and errors are those of the whole."""
 
+from __future__ import annotations
+
 import gzip
 import json
 import random
@@ -8,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.inputs import splitting, tables
+from pipelines.inputs import tables
 from pipelines.inputs.captions import EVERYTHING, Part, Selection, open_source
 from pipelines.inputs.files import read_lines
-from pipelines.inputs.splitting import ranges_of
-from schemas.errors import InputError
+from pipelines.inputs.tables import check_columns, ranges_of
+from schemas.errors import InputError, UsageError
 from schemas.storage.folder import Folder
 
 WORDS = ["a", 'b"c', "", " ", "é", "中文", "\u2028", "NA", "x" * 40]
@@ -20,11 +22,11 @@ WORDS = ["a", 'b"c', "", " ", "é", "中文", "\u2028", "NA", "x" * 40]
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(splitting, "RANGE_BYTES", 300)
-    monkeypatch.setattr(splitting, "_CHUNK", 7)
+    monkeypatch.setattr(tables, "RANGE_BYTES", 300)
+    monkeypatch.setattr(tables, "_CHUNK", 7)
     monkeypatch.setattr(tables, "_BATCH_ROWS", 5)
     yield
-    splitting._ranges.cache_clear()
+    tables._ranges.cache_clear()
 
 
 def rows_of(seed: int, count: int = 150) -> list[dict[str, str]]:
@@ -157,3 +159,9 @@ def test_a_quote_behind_a_delimiter_of_several_bytes_counts(tmp_path):
     for shift in range(7):
         (tmp_path / "a.csv").write_text("image_id¦text\n" + "x" * shift + "\n".join([*rows, '9¦"a"']))
         assert open_source("table", tmp_path / "a.csv", delimiter="¦").parts(EVERYTHING) == [Part("a.csv")]
+
+
+def test_unknown_columns_are_refused():
+    check_columns({"image_id": "img"}, ("image_id", "uri"))
+    with pytest.raises(UsageError, match="unknown column 'text': ours are image_id, uri; write OURS=THEIRS"):
+        check_columns({"image_id": "img", "text": "caption"}, ("image_id", "uri"))

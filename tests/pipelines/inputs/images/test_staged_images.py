@@ -1,5 +1,7 @@
 """Copies of images that lie in row groups: every row group is read once, and every image has its own bytes."""
 
+from __future__ import annotations
+
 import shutil
 from collections import Counter
 from contextlib import suppress
@@ -9,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.inputs.images import CopiedImages, Copies, copies, open_images
+from pipelines.inputs.images import CopiedImages, Copies, open_images, staged_images
 from schemas.storage.folder import Folder
 
 ROWS = 35
@@ -54,7 +56,7 @@ def test_groups_are_row_groups(source):
 
 @pytest.mark.parametrize("size", [1, 4000, 1 << 20])
 def test_each_group_is_read_once_and_each_image_is_its_own(source, read, tmp_path, monkeypatch, size):
-    monkeypatch.setattr(copies, "_FILE_BYTES", size)
+    monkeypatch.setattr(staged_images, "_FILE_BYTES", size)
     place = Copies.of_run(Folder(str(tmp_path / "out")))
     images = copied(source, place)
     assert values_of(images) == values_of(source) == VALUES
@@ -103,7 +105,7 @@ def test_images_that_cannot_be_read_are_not_copied(source, tmp_path):
 
 def test_half_of_the_room_on_the_disk_is_left(source, tmp_path, monkeypatch):
     size = sum(len(value or b"") for value in VALUES.values())
-    monkeypatch.setattr(copies, "_FILE_BYTES", 1)
+    monkeypatch.setattr(staged_images, "_FILE_BYTES", 1)
 
     def room(path):
         return SimpleNamespace(free=size - sum(file.stat().st_size for file in (tmp_path / "out").glob(".images-*.tmp-0")))
