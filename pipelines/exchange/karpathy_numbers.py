@@ -9,8 +9,8 @@ from typing import Any, get_args
 
 from pipelines.exchange.image_lists import local_file
 from pipelines.exchange.jobs import KarpathyKey
-from pipelines.inputs.captions.base import image_id_of
 from pipelines.inputs.files import inventory, iter_json
+from pipelines.inputs.ids import image_id_of
 from schemas.errors import InputError
 from schemas.storage.folder import Folder
 

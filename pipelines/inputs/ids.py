@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from schemas.errors import UsageError
+from schemas.keys import check_image_id
 
 IdRule = Literal["name", "path"]
 """How image ids are made from paths: from the file name or the whole relative path, without extension."""
@@ -35,6 +36,16 @@ def id_of_path(path: str, ids: IdRule) -> str:
     stem = name.rpartition(".")[0]
     stem = stem if stem.strip(".") else name  # As `os.path.splitext`: dots at the start begin no extension.
     return stem if ids == "name" else f"{parent}{slash}{stem}"
+
+
+def image_id_of(file_name: object, ids: IdRule = "name", *, place: str) -> str:
+    """Return the image id that a file name stands for, see `id_of_path`.
+
+    Raises:
+        InputError: it is not a usable file name; `place` says where it was read.
+    """
+    image_id = id_of_path(check_image_id(file_name, place=place), ids)
+    return image_id or check_image_id(image_id, place=place)
 
 
 class Repeat(NamedTuple):

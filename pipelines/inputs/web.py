@@ -1,9 +1,9 @@
 """Files at ``http://`` and ``https://`` addresses, over connections that keep to limits of time and size.
 
-The author of an address may not be allowed to reach what this machine can reach. So each host is looked up once, for each redirect,
-too; if any address of it is not a public one, nothing is sent, and the connection goes to the very address that was checked, so that
-a name server cannot answer differently the second time. Name and certificate of the host stay those of the address. Messages of
-errors say what is wrong with an address and nothing about the machine or the run: they become rows of failures.
+The author of an address may not be allowed to reach what this machine can reach. So the host of each hop is looked up once. If any
+address of it is not a public one, nothing is sent, and the connection goes to the very address that was checked, so that a name
+server cannot answer differently the second time. Name and certificate of the host stay those of the address. Messages of errors say
+what is wrong with an address and nothing about the machine or the run: they become rows of failures.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pipelines.inputs.files import kind_of, list_files
 from pipelines.inputs.ids import IdRule, id_of_path
 from schemas.errors import InputError
-from schemas.keys import CONTROLS, check_image_id, check_language
+from schemas.keys import CONTROLS, check_language
 from schemas.storage.folder import Folder
 
 COMPARABLE = "comparable"
@@ -257,16 +257,6 @@ def select_parts(selection: Selection, parts: Sequence[Part], *, location: str) 
     """
     require_selected(selection, {(part.language, part.portion, part.split) for part in parts}, location=location)
     return [part for part in parts if selection.takes(part.language, part.portion, part.split)]
-
-
-def image_id_of(file_name: object, ids: IdRule = "name", *, place: str) -> str:
-    """Return the image id that a file name stands for, see `pipelines.inputs.ids.id_of_path`.
-
-    Raises:
-        InputError: it is not a usable file name; `place` says where it was read.
-    """
-    image_id = id_of_path(check_image_id(file_name, place=place), ids)
-    return image_id or check_image_id(image_id, place=place)
 
 
 def path_parameters(ids: IdRule) -> dict[str, Any]:

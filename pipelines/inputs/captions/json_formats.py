@@ -1,11 +1,11 @@
 """Captions in JSON documents: Karpathy's ``dataset_*.json`` and COCO's ``captions_*.json``.
 
 Karpathy's splits of Flickr8k, Flickr30k and COCO hold images with their captions. A caption's index is its position in
-``sentences``, its text is ``raw``; ``tokens`` are not read. Splits keep their names (``train``, ``restval``, ``val``, ``test``). The
-numbers of images and sentences, where a file has them, are only checked.
+``sentences``, its text is ``raw``; ``tokens`` are not read. Splits keep their names (``train``, ``restval``, ``val``, ``test``).
+The numbers of images and sentences, where a file has them, are only checked.
 
-COCO's files hold a list of images and a list of annotations in either order, so a file is read twice. Memory holds the images' names
-and counts, not the captions. An image's captions are indexed in the order of the file.
+COCO's files hold a list of images and a list of annotations in either order, so a file is read twice. Memory holds the names and
+counts of images, not the captions. An image's captions are indexed in the order of the file.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ from pipelines.inputs.captions.base import (
     check_label,
     check_text,
     find_files,
-    image_id_of,
     path_advice,
     path_parameters,
     require_selected,
     select_parts,
 )
 from pipelines.inputs.files import inventory, iter_json, without_gz
-from pipelines.inputs.ids import IdRule, KeyHashes
+from pipelines.inputs.ids import IdRule, KeyHashes, image_id_of
 from schemas.errors import InputError
 from schemas.keys import check_image_id
 from schemas.storage.folder import Folder

@@ -20,13 +20,12 @@ from pipelines.inputs.captions.base import (
     Part,
     RawCaption,
     Selection,
-    image_id_of,
     path_advice,
     path_parameters,
     select_parts,
 )
 from pipelines.inputs.files import count_lines, inventory, kind_of, list_files, read_lines, without_gz
-from pipelines.inputs.ids import IdRule
+from pipelines.inputs.ids import IdRule, image_id_of
 from schemas.errors import InputError, UsageError
 from schemas.keys import check_language
 from schemas.storage.folder import Folder

@@ -9,7 +9,8 @@ import re
 import pytest
 
 from pipelines.inputs.captions import EVERYTHING, Part, Selection, open_source
-from pipelines.inputs.captions.base import Tally, check_text, image_id_of, require_selected
+from pipelines.inputs.captions.base import Tally, check_text, require_selected
+from pipelines.inputs.ids import image_id_of
 from schemas.errors import InputError, UsageError
 from schemas.keys import check_language
 
