@@ -448,7 +448,7 @@ def main() -> None:
     Raises:
         SystemExit: with its exit code.
     """
-    from schemas.allocation import keep_freed_memory
+    from schemas.process.resources import keep_freed_memory
 
     keep_freed_memory()
     from pipelines.commands.process import prepare_streams, spare_collections, stoppable

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from schemas.errors import InputError as InputError
     from schemas.errors import UsageError as UsageError
     from schemas.features import FeatureSpec as FeatureSpec
-    from schemas.interruption import DetachedError as DetachedError
     from schemas.keys import CaptionKey as CaptionKey
     from schemas.keys import shard_of as shard_of
     from schemas.manifest import Manifest as Manifest
+    from schemas.process.shutdown import DetachedError as DetachedError
     from schemas.storage.folder import Folder as Folder
     from schemas.vocabulary import Vocabulary as Vocabulary
     from schemas.writing.dataset_writer import write_dataset as write_dataset
@@ -61,7 +61,7 @@ _MODULES = {
     "dataset": ("Dataset", "open_dataset"),
     "errors": ("DatasetError", "ImagepivotError", "InputError", "UsageError"),
     "features": ("FeatureSpec",),
-    "interruption": ("DetachedError",),
+    "process.shutdown": ("DetachedError",),
     "keys": ("CaptionKey", "shard_of"),
     "manifest": ("Manifest",),
     "writing.output": ("OutputDataset",),

@@ -20,11 +20,11 @@ from schemas.errors import DatasetError
 from schemas.failures import parse_failures
 from schemas.features import FeatureSpec
 from schemas.fingerprints import sha256_of_bytes
+from schemas.footers import sha256_of_footer
 from schemas.keys import shard_of
 from schemas.kinds import FAILURES, batch_rows, belongs_to_images, holds_vectors, is_vector, numpy_type, schema_of, vector_bytes
 from schemas.manifest import FileEntry, Manifest
 from schemas.parameters import feature_of
-from schemas.shards import sha256_of_footer
 from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import content_errors, damaged
 from schemas.vocabulary import Vocabulary

@@ -225,7 +225,7 @@ def _commit(costs: _Costs, output: OutputDataset, count: int, unit: str) -> None
         commit(output)
         size.append(len(output.folder.read(MANIFEST_NAME)))
     with costs.phase("launcher: survey, manifest", unit, count):
-        manifest = OutputState(output).complete()
+        manifest = OutputState(output).committed_manifest()
     assert manifest is not None
     assert manifest.rows == count == Manifest.read(output.folder).rows
 

@@ -16,7 +16,7 @@ from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
 from schemas.manifest import MANIFEST_NAMES
 from schemas.storage.folder import Folder
-from schemas.writing import publishing
+from schemas.writing import shard_writer
 from schemas.writing.output import OutputDataset
 from schemas.writing.shard_writer import open_shard
 
@@ -138,7 +138,7 @@ def staged(monkeypatch: pytest.MonkeyPatch, names: str) -> Iterator[Stage]:
         return call
 
     with monkeypatch.context() as patch:
-        patch.setattr(publishing, "publishing", stage.publishing)
+        patch.setattr(shard_writer, "publishing", stage.publishing)
         patch.setattr(uuid, "uuid4", stage.identifier)
         for name in ("state", "_publish", "delete", "tag", "read_tagged", "swap"):
             patch.setattr(Folder, name, stopping(getattr(Folder, name)))

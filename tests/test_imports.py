@@ -110,7 +110,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
 # Outside `schemas.storage` nothing imports these: files are reached through `schemas.storage.folder`.
 CLIENTS = {
     *("botocore", "google.api_core", "google.auth", "google.cloud", "obstore", "pyarrow.fs", "requests"),
-    *(f"schemas.storage.{name}" for name in ("bucket", "filesystems", "google_storage", "object_store", "s3")),
+    *(f"schemas.storage.{name}" for name in ("filesystems", "google_storage", "object_store", "s3")),
 }
 
 HEAVY = ("torch", "torchvision", "apache_beam", "PIL", "sacremoses", "detectron2", "typer", "rich", "pandas")

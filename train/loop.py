@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from schemas.errors import UsageError
-from schemas.interruption import DeferredSignal, defer_signals, say
-from schemas.limits import bfloat16_remark
+from schemas.process.resources import bfloat16_remark
+from schemas.process.shutdown import DeferredSignal, defer_signals, set_shutdown_notice
 from schemas.storage.folder import TEMPORARY_MARK, Folder
-from schemas.writing.publishing import hold
+from schemas.writing.shard_writer import lock_folder
 from train.config.sections import Config, to_toml
 from train.data.sampling import Batch
 from train.devices import check_precision, computing, resolve_device
@@ -153,7 +153,7 @@ def _held(folder: Folder, processes: Processes) -> Iterator[None]:
     if not processes.is_first:
         yield
         return
-    with hold(folder):
+    with lock_folder(folder):
         yield
 
 
@@ -223,9 +223,9 @@ class _Loop:
             restore_sampler(self.supply, before.sampler, source)
             self.progress = replace(before.progress, stop_reason="")
             self.kept_step = self.progress.step
-            say(_kept(self.progress.step))
+            set_shutdown_notice(_kept(self.progress.step))
         else:
-            say("stopped before the first checkpoint: nothing is kept")
+            set_shutdown_notice("stopped before the first checkpoint: nothing is kept")
             if self.material.word_vectors is not None:
                 taken.append(begin_with(self.model, self.material.word_vectors, self.material.vocabulary.counts))
         if before is None and other is not None:  # Words that it knows are further than pretrained ones.
@@ -294,7 +294,7 @@ class _Loop:
                     log.refresh()
             if asked:
                 interruption.agreed = asked
-                say(f"stopped at step {step:,}; {LAST} holds it, the same command with --resume goes on")
+                set_shutdown_notice(f"stopped at step {step:,}; {LAST} holds it, the same command with --resume goes on")
                 self.processes.greatest(0)  # The end of one process ends the others: not before the checkpoint is written.
                 break
         return self.progress
@@ -399,7 +399,7 @@ class _Loop:
         with self.stopwatch.measure("checkpoints"):
             write_checkpoint(self.folder, name, checkpoint)
         if name == LAST:
-            say(_kept(self.progress.step))
+            set_shutdown_notice(_kept(self.progress.step))
 
 
 def _kept(step: int) -> str:

@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 from extractors.computing.compiling import check_compile
 from extractors.remarks import tell
 from schemas.errors import UsageError
-from schemas.limits import bfloat16_remark
+from schemas.process.resources import bfloat16_remark
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 # Torch's switches apply to the whole process, and a worker may extract in several threads: what each thread inside `numerics`

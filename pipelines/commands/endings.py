@@ -13,7 +13,7 @@ from pipelines.commands.options import console, notes, remark
 from pipelines.commands.process import BROKEN_PIPE, flush_streams, stop_signal, stopped_line
 from schemas.console import events
 from schemas.errors import ImagepivotError, UsageError
-from schemas.interruption import DetachedError
+from schemas.process.shutdown import DetachedError
 
 _MODELS = frozenset({"torch", "torchvision", "PIL", "safetensors"})
 _EXTRAS = {

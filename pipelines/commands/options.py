@@ -30,7 +30,7 @@ def remark(text: str, style: str = "yellow") -> None:
 
 def remark_on_precision(precision: str, device: str) -> None:
     """Say where the processor only emulates the precision that is asked for."""
-    from schemas.limits import bfloat16_remark
+    from schemas.process.resources import bfloat16_remark
 
     sentence = bfloat16_remark(precision, "cpu") if device in ("cpu", "auto") else ""
     if sentence and device == "auto":  # To look for a GPU loads torch.

@@ -19,8 +19,8 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
-from schemas import interruption
 from schemas.console import events
+from schemas.process import shutdown
 
 BROKEN_PIPE = 141
 """Exit code where the program that reads the output has ended, e.g. ``head``: 128 plus the number of SIGPIPE."""
@@ -66,7 +66,7 @@ def stoppable() -> Iterator[None]:
         later()
 
     def later() -> None:
-        if not interruption.holds():
+        if not shutdown.in_critical_section():
             _end()
         waiting.append(True)
         threading.Timer(_WAKE_SECONDS, signal.pthread_kill, (main, signal.SIGURG)).start()
@@ -132,7 +132,7 @@ def _wake_main_thread(main: int, numbers: Sequence[signal.Signals]) -> None:
 
 def stopped_line() -> str:
     """Return the line that says what the command keeps when it is stopped, or what it leaves behind."""
-    if (going := interruption.left()) is not None:
+    if (going := shutdown.current_notice()) is not None:
         return going
     return f"stopped{_KEPT.get(''.join(sys.argv[1:2]), '')}"
 

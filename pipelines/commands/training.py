@@ -16,8 +16,8 @@ from schemas.console import events
 from schemas.console.tables import Column, Table, render_tables
 from schemas.errors import DatasetError
 from schemas.escapes import escape_text, to_json
-from schemas.interruption import leaving
 from schemas.options import Opt
+from schemas.process.shutdown import shutdown_notice
 from train.jobs import EmbedJob, EvaluateJob, FiguresJob, ReproduceJob, SearchJob, StsJob, TrainJob
 
 if TYPE_CHECKING:
@@ -67,7 +67,10 @@ def train(
     from train import loop
     from train.progress import TrainingDisplay
 
-    with leaving("stopped before training began; nothing was changed"), TrainingDisplay(notes, log_json=log_json) as watch:
+    with (
+        shutdown_notice("stopped before training began; nothing was changed"),
+        TrainingDisplay(notes, log_json=log_json) as watch,
+    ):
         progress = loop.train(job, watch, remark).progress
     events.record(counts={"steps": progress.step})
     console.print(

@@ -27,8 +27,8 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, cast
 
-from schemas.allocation import keep_freed_memory
 from schemas.errors import ImagepivotError
+from schemas.process.resources import keep_freed_memory
 
 if TYPE_CHECKING:
     import numpy as np

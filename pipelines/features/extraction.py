@@ -23,9 +23,9 @@ from pipelines.running.execution import Execution
 from pipelines.running.jobs import run_job
 from pipelines.running.meter import Meter
 from schemas.errors import InputError
-from schemas.limits import usable_cores
 from schemas.manifest import Manifest
 from schemas.parameters import FeaturesParameters
+from schemas.process.resources import usable_cores
 from schemas.storage.folder import Folder
 from schemas.storage.locations import is_remote
 from schemas.writing.output import OutputDataset

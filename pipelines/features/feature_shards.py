@@ -25,8 +25,8 @@ from pipelines.features.inference import Tally, extract_rows, merge_rows
 from pipelines.inputs.images import ImageRef, ImageSource, Listing, digest_of
 from schemas.errors import DatasetError, InputError
 from schemas.failures import read_failures
+from schemas.footers import Footer, shard_entry
 from schemas.kinds import batch_rows
-from schemas.shards import Footer, shard_entry
 from schemas.storage.locations import is_remote
 from schemas.storage.storage_errors import content_errors
 from schemas.writing.output import OutputDataset

@@ -19,8 +19,8 @@ from pipelines.inputs.images import CopiedImages, Copies
 from pipelines.jobs import FeaturesJob
 from pipelines.running.meter import Meter
 from schemas.errors import InputError
-from schemas.limits import CORES_TO_A_DECODER, usable_cores
 from schemas.parameters import FeaturesParameters
+from schemas.process.resources import CORES_TO_A_DECODER, usable_cores
 from schemas.writing.output import OutputDataset
 
 PROCESSES_FROM = 12

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from pipelines.running.accelerators import Accelerator
 from schemas.errors import UsageError
-from schemas.limits import usable_cores
 from schemas.options import Opt
+from schemas.process.resources import usable_cores
 from schemas.storage.locations import is_remote
 
 if TYPE_CHECKING:

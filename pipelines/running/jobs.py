@@ -15,12 +15,11 @@ from pipelines.running.execution import Execution
 from pipelines.running.meter import Meter
 from schemas.errors import CommittedError, DatasetError, ImagepivotError, LostJobError, UsageError
 from schemas.fingerprints import sha256_of_json
-from schemas.interruption import DetachedError
 from schemas.manifest import Manifest
+from schemas.process.shutdown import DetachedError
 from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import complete_dataset
-from schemas.writing.output import OutputDataset
-from schemas.writing.own_names import is_temporary
+from schemas.writing.output import OutputDataset, is_temporary
 from schemas.writing.reuse_policy import ArrayTask, ReusePolicy
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ import pyarrow as pa
 from schemas.fingerprints import sha256_of_bytes
 from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import storage_errors
-from schemas.writing.own_names import LOCK_NAME
-from schemas.writing.publishing import hold
+from schemas.writing.output import LOCK_NAME
+from schemas.writing.shard_writer import lock_folder
 
 Place: TypeAlias = tuple[str, int, int]
 """Path of a file, offset and length."""
@@ -79,7 +79,7 @@ def staging(folder: Folder) -> Iterator[str]:
         return
     # Not a random name: so the next run for the same dataset finds what a killed one left.
     path = Path(tempfile.gettempdir()) / f"imagepivot-{os.getuid()}-{sha256_of_bytes(folder.location.encode())[:16]}"
-    with hold(Folder(str(path))):
+    with lock_folder(Folder(str(path))):
         _clear(path)
         try:
             yield str(path)

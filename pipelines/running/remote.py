@@ -35,7 +35,7 @@ from pipelines.running.first_worker import SIGN
 from pipelines.running.meter import Meter, counts_of
 from schemas.console import events
 from schemas.errors import DatasetError, ImagepivotError, LostJobError, UsageError
-from schemas.interruption import DetachedError, leaving, say
+from schemas.process.shutdown import DetachedError, set_shutdown_notice, shutdown_notice
 from schemas.storage.folder import Folder
 
 WORKER_LOST = "Channel closed prematurely"
@@ -142,9 +142,9 @@ def watch(result: Any, *, execution: Execution, output: Folder, meter: Meter) ->
         Exception: the job failed, or no worker has started in time.
     """
     job = RemoteJob(execution.runner, _id_of(result))
-    with leaving(job.farewell):
+    with shutdown_notice(job.farewell):
         job = _locate(job, result, execution)
-        say(job.farewell)
+        set_shutdown_notice(job.farewell)
         if execution.detach:
             raise DetachedError(
                 f"{job.words} is at work, and goes on without this command. {job.advice}",

@@ -28,7 +28,7 @@ from pipelines.running.local_workers import WorkerProcesses
 from pipelines.running.remote import WORKER_LOST, check_job_service, runner_log
 from pipelines.running.staging import stage
 from schemas import errors
-from schemas.interruption import DetachedError
+from schemas.process.shutdown import DetachedError
 
 # Matches one of our errors in the text with which Beam reports it from a worker process.
 _CARRIED_ERROR = re.compile(r"schemas\.errors\.(\w+): (.*?)(?: \[while running '[^']*'\])?$", re.MULTILINE)

@@ -10,7 +10,7 @@ import threading
 import time
 from pathlib import Path
 
-from schemas.allocation import keep_freed_memory
+from schemas.process.resources import keep_freed_memory
 
 
 def _end_with_run(launcher: int, running: str) -> None:

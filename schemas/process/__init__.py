@@ -1,1 +1,1 @@
-"""The process of a command, and the processes that it starts."""
+"""Processes: cores, memory and allocator; notices and critical sections at shutdown; commands as steps in processes."""

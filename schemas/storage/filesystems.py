@@ -11,8 +11,8 @@ import pyarrow as pa
 from pyarrow import fs
 
 from schemas.errors import UsageError
-from schemas.storage.bucket import RETRIES
 from schemas.storage.locations import STORE, check_location, is_remote, plain_location
+from schemas.storage.object_store import RETRIES
 from schemas.storage.storage_errors import storage_errors
 
 

@@ -25,9 +25,9 @@ from pyarrow import fs
 
 from schemas.errors import DatasetError
 from schemas.storage import object_store
-from schemas.storage.bucket import ANY, PART_BYTES, TEMPORARY_MARK, Bucket, Entry
 from schemas.storage.filesystems import filesystem_of
 from schemas.storage.locations import absolute_location, check_regular, is_remote, local_path, plain_location
+from schemas.storage.object_store import ANY, PART_BYTES, TEMPORARY_MARK, Bucket, Entry
 from schemas.storage.storage_errors import NoSuchBucketError, StoreAccessError, storage_errors, store_error_of
 
 _T = TypeVar("_T")

@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from schemas.storage.bucket import (
+from schemas.storage.filesystems import filesystem_of
+from schemas.storage.object_store import (
     ANY,
     PAGE_OBJECTS,
     PART_BYTES,
@@ -26,7 +27,6 @@ from schemas.storage.bucket import (
     size_of,
     version_of,
 )
-from schemas.storage.filesystems import filesystem_of
 from schemas.storage.storage_errors import (
     NoSuchBucketError,
     StoreAccessError,

@@ -1,28 +1,221 @@
-"""Listing and conditional writes of object stores, which ``pyarrow.fs`` lacks.
+"""Object stores: the interface of a bucket, the retry policy of all clients, listing and conditional writes.
 
-A store gives every object a tag, which no other content gets: S3 its ETag, Google's store its generation. A write may name the tag
-of what it replaces: of any number of writers at once that replace the same object, or none, exactly one succeeds. Large files go
-up in parts, side by side, and the condition counts for the moment when the last one is there.
+``pyarrow.fs`` lacks the last two. A store gives every object a tag, which no other content gets: S3 its ETag, Google's store its
+generation. A write may name the tag of the object that it replaces: of any number of concurrent writers that replace the same
+object, or create it, exactly one succeeds. Large files are uploaded in parallel parts, and the condition is checked when the last
+one has arrived.
 
-This takes botocore and obstore, or google-cloud-storage, which the extra ``pipelines`` installs; `schemas.storage.s3` and
+Tags take botocore and obstore, or google-cloud-storage, which the extra ``pipelines`` installs; `schemas.storage.s3` and
 `schemas.storage.google_storage` load them. Without them there are no tags.
 """
 
 from __future__ import annotations
 
+import calendar
 import re
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from datetime import datetime
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, TypeVar, cast
 
-from schemas.storage.bucket import ANY, RETRIES, Bucket, Entry, Page, RefusedError
 from schemas.storage.locations import STORE
+
+ANY = ""
+"""In place of the tag of what a write replaces: whatever is there."""
+
+PAGE_OBJECTS = 1000
+"""Objects of a page of a listing: the most that stores send."""
+
+PART_BYTES = 16 << 20
+"""What one request of an upload holds at least."""
+
+TEMPORARY_MARK = ".tmp-"
+"""Marks the names of files that are not complete yet."""
+
+WRITER = "imagepivot-writer"
+"""Key of an object's metadata that says which write it is from: the answer to a write may be lost."""
+
+_PARALLEL_PARTS = 4
+_T = TypeVar("_T")
+
+
+class RetryPolicy(NamedTuple):
+    """The repetition of requests to stores while the network is cut or a store is busy.
+
+    Attributes:
+        seconds: a request that fails is repeated until so much time has passed.
+        first_pause: pause before the first repetition, in seconds; each further one is twice as long.
+        longest_pause: limit of the pauses, in seconds.
+        attempts: limit for clients that count attempts, not seconds.
+        connect_seconds: limit of the wait for a connection.
+        read_seconds: limit of the wait for the next bytes of an answer.
+    """
+
+    seconds: int = 15
+    first_pause: float = 0.25
+    longest_pause: float = 4.0
+    attempts: int = 5
+    connect_seconds: int = 10
+    read_seconds: int = 60
+
+    def repeat(self, request: Callable[[], _T], is_transient: Callable[[Exception], bool]) -> _T:
+        """Send a request, again while its error is transient, for clients that do not repeat by themselves."""
+        until, pause = time.monotonic() + self.seconds, self.first_pause
+        while True:
+            try:
+                return request()
+            except Exception as error:
+                if not is_transient(error) or time.monotonic() >= until:
+                    raise
+            time.sleep(pause)
+            pause = min(2 * pause, self.longest_pause)
+
+
+RETRIES = RetryPolicy()
+"""The policy that all clients are given."""
+
+
+class Entry(NamedTuple):
+    """A file as a listing describes it.
+
+    Attributes:
+        name: path relative to the folder that is listed; of a `Page` the key.
+        size: size in bytes; -1 for a dangling link.
+        version: modification time in nanoseconds; empty if it is not known.
+        tag: see `schemas.storage.object_store`; empty where there are no tags.
+    """
+
+    name: str
+    size: int
+    version: str = ""
+    tag: str = ""
+
+
+class Page(NamedTuple):
+    """A page of a listing.
+
+    Attributes:
+        objects: some of the objects.
+        folders: what the keys of others begin with, up to the next ``/``, where that was asked for.
+        next: what to ask for the next page with; empty for the last one.
+    """
+
+    objects: list[Entry]
+    folders: list[str]
+    next: str
+
+
+class Written(NamedTuple):
+    """What an object is: its tag, and the `WRITER` of its metadata; empty for what others have written."""
+
+    tag: str
+    writer: str
+
+
+class RefusedError(Exception):
+    """A write was refused.
+
+    Args:
+        status: the store's answer: 404 where nothing is there, or what was being sent is lost; 409 while another write is under
+            way; 412 where something else is there than what was to be replaced; 501 where the store knows no conditions.
+    """
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"status {status}")
+        self.status = status
+
+
+class Bucket(ABC):
+    """A bucket; any number of threads may ask it at once. What fails is tried again, up to a limit, and is then an OSError."""
+
+    @abstractmethod
+    def exists(self) -> bool:
+        """Whether there is such a bucket."""
+
+    @abstractmethod
+    def page(self, prefix: str, *, after: str, by_folder: bool) -> Page:
+        """Return a page of the objects whose keys begin with a prefix.
+
+        Args:
+            prefix: the prefix; if it is not empty, it ends in ``/``.
+            after: the `Page.next` of the page before; empty for the first one.
+            by_folder: return what lies in deeper folders as these folders.
+        """
+
+    @abstractmethod
+    def head(self, key: str) -> Written | None:
+        """Return what an object is; None if there is none."""
+
+    @abstractmethod
+    def get(self, key: str) -> tuple[bytes, str] | None:
+        """Return content and tag of an object; None if there is none."""
+
+    @abstractmethod
+    def part(self, key: str, start: int, stop: int) -> bytes | None:
+        """Return a range of the bytes of an object, which has some there; None if there is no object."""
+
+    @abstractmethod
+    def write(self, key: str, data: bytes | Path, replaces: str | None, writer: str) -> str:
+        """Write an object, and return its tag.
+
+        Args:
+            key: the key.
+            data: the content, or a file that holds it.
+            replaces: tag of the object that is replaced; None to write a new one, `ANY` to replace whatever is there.
+            writer: see `WRITER`.
+
+        Raises:
+            RefusedError: the object was not written, or the answer to that was lost.
+        """
+
+    @abstractmethod
+    def delete(self, key: str, tag: str) -> None:
+        """Delete an object if it still has a tag."""
+
+
+def size_of(data: bytes | Path) -> int:
+    """Return the size of what is to be written."""
+    return len(data) if isinstance(data, bytes) else data.stat().st_size
+
+
+def version_of(modified: datetime) -> str:
+    """Return a modification time, in UTC, as nanoseconds."""
+    return str((calendar.timegm(modified.utctimetuple()) * 10**6 + modified.microsecond) * 1000)
+
+
+def in_parts(data: bytes | Path, part_bytes: int, send: Callable[[int, bytes], _T]) -> list[_T]:
+    """Send what is to be written in parts, some at once.
+
+    Args:
+        data: the content, or a file that holds it.
+        part_bytes: size of a part.
+        send: sends the part of a number, counted from 1.
+
+    Returns:
+        What it returned for the parts, in order.
+    """
+
+    def parts() -> Iterator[tuple[int, int]]:
+        yield from enumerate(range(0, size_of(data), part_bytes), start=1)
+
+    with ThreadPoolExecutor(_PARALLEL_PARTS, thread_name_prefix="upload") as pool:
+        return list(pool.map(lambda part: send(part[0], _read(data, part[1], part_bytes)), parts()))
+
+
+def _read(data: bytes | Path, start: int, size: int) -> bytes:
+    if isinstance(data, bytes):
+        return data[start : start + size]
+    with data.open("rb") as file:
+        file.seek(start)
+        return file.read(size)
+
 
 _PARALLEL_LISTINGS = 8
 _FEW_FOLDERS = 10  # Of the thousand objects of a page, then, a folder holds a hundred or more.

@@ -13,7 +13,8 @@ from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from schemas.storage.bucket import (
+from schemas.storage.filesystems import filesystem_of
+from schemas.storage.object_store import (
     ANY,
     PAGE_OBJECTS,
     PART_BYTES,
@@ -28,7 +29,6 @@ from schemas.storage.bucket import (
     size_of,
     version_of,
 )
-from schemas.storage.filesystems import filesystem_of
 from schemas.storage.storage_errors import (
     NoSuchBucketError,
     StoreAccessError,

@@ -22,16 +22,14 @@ from typing import Any, TypeAlias
 from schemas.errors import CommittedError, DatasetError, UsageError
 from schemas.failures import failures_name
 from schemas.fingerprints import sha256_of_bytes, sum_digests
-from schemas.interruption import DetachedError
+from schemas.footers import Footer
 from schemas.manifest import FileEntry, Manifest
-from schemas.shards import Footer
+from schemas.process.shutdown import DetachedError
 from schemas.storage.folder import Folder
-from schemas.writing.output import OutputDataset
+from schemas.writing.output import PROBE_NAME, TASKS_NAME, OutputDataset, is_temporary
 from schemas.writing.output_state import OutputState, ShardState, Status
-from schemas.writing.own_names import PROBE_NAME, TASKS_NAME, is_temporary
-from schemas.writing.publishing import hold, publish_manifest, publishing
 from schemas.writing.reuse_policy import ArrayTask, ReusePolicy
-from schemas.writing.shard_writer import ShardWriter, open_shard
+from schemas.writing.shard_writer import ShardWriter, lock_folder, open_shard, publish_manifest, publishing
 
 Statistics: TypeAlias = Callable[[list[Footer]], Mapping[str, Any]]
 
@@ -127,12 +125,12 @@ def complete_dataset(
     """
     if task is not None:
         return _complete_task(output, task, write_missing, policy, check, libraries)
-    with hold(output.folder):
+    with lock_folder(output.folder):
         state = OutputState(output, policy)
-        manifest = state.complete()
+        manifest = state.committed_manifest()
         if manifest is not None:
             return manifest
-        state.refuse()
+        state.check_compatible()
         _probe(output.folder)
         check()
         finished = state.finished()
@@ -149,7 +147,7 @@ def look_before(output: OutputDataset, policy: ReusePolicy, task: ArrayTask | No
     else:
         _refuse_update(output, policy)
         state = OutputState(_compared(output, policy), policy, task.shards(output.shards))
-    state.refuse()
+    state.check_compatible()
     return state
 
 
@@ -172,7 +170,7 @@ def _complete_task(
     libraries: tuple[str, ...],
 ) -> Manifest:
     while True:
-        with hold(output.folder, shared=True):
+        with lock_folder(output.folder, shared=True):
             state = look_before(output, policy, task)
             todo = frozenset(state.numbers) - state.finished()
             try:
@@ -193,7 +191,7 @@ def _commit_if_done(output: OutputDataset, task: ArrayTask, policy: ReusePolicy,
     """Commit if the shards of all tasks are there; else say which tasks to give again."""
     state, undone = _look_after(output, policy)
     if not undone:
-        manifest = state.complete()
+        manifest = state.committed_manifest()
         if manifest is not None:
             return manifest
         # Files that another task has written stay.
@@ -202,7 +200,7 @@ def _commit_if_done(output: OutputDataset, task: ArrayTask, policy: ReusePolicy,
             return commit(output, libraries=libraries, files=files)
         except DatasetError:
             state, undone = _look_after(output, policy)
-            if not undone and (manifest := state.complete()) is not None:
+            if not undone and (manifest := state.committed_manifest()) is not None:
                 return manifest  # Another task has committed first, with other libraries.
             if not undone:
                 raise
@@ -231,7 +229,7 @@ def _look_after(output: OutputDataset, policy: ReusePolicy) -> tuple[OutputState
                 _compared(output, policy),
                 ReusePolicy(update=policy.update),
             )
-            state.refuse()
+            state.check_compatible()
             statuses = {number: shard.status for number, shard in state.shards().items()}
         undone: dict[int, Status] = {number: status for number, status in statuses.items() if status is not Status.CURRENT}
         if Status.DAMAGED not in undone.values():

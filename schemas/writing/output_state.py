@@ -26,22 +26,22 @@ from schemas.console import events
 from schemas.errors import DatasetError, OtherDatasetError
 from schemas.failures import failures_name
 from schemas.fingerprints import FORMAT_VERSION, canonical_json, sha256_of_bytes, sha256_of_file
+from schemas.footers import FOREIGN, Footer, inspect_shard, read_footer, shard_entry
 from schemas.manifest import MANIFEST_NAME, MANIFEST_NAMES, FileEntry, Manifest, ShardEntry, newer
-from schemas.shards import FOREIGN, Footer, inspect_shard, read_footer, shard_entry
 from schemas.storage.folder import Entry, Folder
-from schemas.writing.output import OutputDataset
-from schemas.writing.own_names import (
+from schemas.writing.output import (
     PROBE_NAME,
     TASKS_NAME,
+    OutputDataset,
     is_control_file,
     is_like_shard,
     is_of_shard,
     is_temporary,
     left_alone,
 )
-from schemas.writing.publishing import publishing
 from schemas.writing.records import Record, read_record, record_name, write_record
 from schemas.writing.reuse_policy import ReusePolicy
+from schemas.writing.shard_writer import publishing
 
 
 class Status(StrEnum):
@@ -135,9 +135,11 @@ def state_of(
     size = entries[shard].size
     record = read_record(folder, shard, whole=read_all) if record_name(shard) in entries else None
     footer = _read_footer(folder, shard, entries, None if read_all else record, fingerprint)
-    describes = record is not None and record.describes(size, {} if footer is None else footer.statistics)
+    describes = record is not None and record.matches_shard(size, {} if footer is None else footer.statistics)
     known = listed if listed is not None else record
-    is_doubtful = record is not None and not (describes and record.is_of(entries) and known and record.sha256 == known.sha256)
+    is_doubtful = record is not None and not (
+        describes and record.matches_tags(entries) and known and record.sha256 == known.sha256
+    )
     problem, entry = "", listed
     if known is None:
         problem = f"{shard} has no digest on record"
@@ -149,7 +151,7 @@ def state_of(
         found = shard_entry(folder, shard, 0 if footer is None else footer.rows)
         problem, entry = _compare_digests(found, known, _teller(manifest)), entry or found
     elif entry is None and record is not None:
-        entry = (record.stands_for(shard, size) or (None,))[0]
+        entry = (record.as_footer(shard, size) or (None,))[0]
     if footer is FOREIGN:
         return ShardState(shard, Status.FOREIGN, problem, entry=listed)
     version = FORMAT_VERSION if manifest is None else manifest.version
@@ -172,8 +174,8 @@ def _read_footer(
     folder: Folder, shard: str, entries: Mapping[str, Entry], record: Record | None, fingerprint: str | None
 ) -> Footer | None:
     """Read a footer, or in a store the record that stands for it, which takes fewer requests but tells no parameters."""
-    if record is not None and not folder.is_local and record.is_of(entries):
-        told = record.stands_for(shard, entries[shard].size)
+    if record is not None and not folder.is_local and record.matches_tags(entries):
+        told = record.as_footer(shard, entries[shard].size)
         if told is not None and told[1].fingerprint == fingerprint:
             return told[1]
     return inspect_shard(folder, shard)
@@ -305,7 +307,7 @@ class OutputState:
         digests = {entry.path: entry.sha256 for entry in manifest.files}
         return all(digests.get(name) == sha256_of_bytes(data) for name, data in self.output.files.items())
 
-    def complete(self) -> Manifest | None:
+    def committed_manifest(self) -> Manifest | None:
         """Return the manifest of a dataset in which there is nothing to do; None if there is something."""
         if not self.is_committed() or len(self.finished()) < len(self.numbers):
             return None
@@ -317,7 +319,7 @@ class OutputState:
         stray = shard.failures is None and failures_name(shard.name) in self.entries
         return stray or (self._policy.verify and shard.record is None and record_name(shard.name) in self.entries)
 
-    def refuse(self) -> None:
+    def check_compatible(self) -> None:
         """Refuse a folder that holds something that must not be lost.
 
         Raises:
@@ -409,7 +411,7 @@ class OutputState:
 
     @cached_property
     def _own_manifest(self) -> Manifest | None:
-        """The manifest in the folder, if a run of the same fingerprint wrote it. Of any other `refuse` says what is wrong."""
+        """The manifest in the folder, if a run of the same fingerprint wrote it; `check_compatible` reports any other."""
         manifest = self._manifest
         if not isinstance(manifest, Manifest) or manifest.version != FORMAT_VERSION:
             return None

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from schemas.conversion import stored_values
 from schemas.errors import DatasetError
 from schemas.fingerprints import canonical_json, sha256_of_bytes, sha256_of_json
+from schemas.footers import Footer
 from schemas.manifest import ShardEntry
-from schemas.shards import Footer
 from schemas.storage.folder import Entry, Folder
 
 _FORMAT = "shard record 1"
@@ -58,8 +58,8 @@ class Record:
         state: digest of the images' ids, addresses, sizes and versions, as the producer defines it; empty for a kind whose inputs
             are part of its fingerprint.
         sources_sha256: SHA-256 of all other lines.
-        shard: the manifest's entry for the shard, without parameters what its footer says, or nothing; see `stands_for`.
-        tags: by name the tags of the shard and its failures, where a store gives them; see `is_of`.
+        shard: the manifest's entry for the shard, without parameters what its footer says, or nothing; see `as_footer`.
+        tags: by name the tags of the shard and its failures, where a store gives them; see `matches_tags`.
         sources: one for each row and failure, in any order; None where only the first line was read.
     """
 
@@ -98,7 +98,7 @@ class Record:
         first = canonical_json({**content, "record_sha256": sha256_of_json(content)})
         return f"{first}\n{lines}"
 
-    def stands_for(self, shard: str, size: int | None) -> tuple[ShardEntry, Footer] | None:
+    def as_footer(self, shard: str, size: int | None) -> tuple[ShardEntry, Footer] | None:
         """Return what the shard of this name and size is and says, all but its parameters; None where the record does not tell."""
         if self.shard.get("path") != shard or size != self.bytes:
             return None
@@ -109,11 +109,11 @@ class Record:
         except (KeyError, TypeError, ValueError, DatasetError):
             return None
 
-    def is_of(self, stored: Mapping[str, Entry]) -> bool:
+    def matches_tags(self, stored: Mapping[str, Entry]) -> bool:
         """Whether no tag in a listing says that a file beside this record is another one than that for which it was written."""
         return all(name not in stored or stored[name].tag in ("", tag) for name, tag in self.tags.items())
 
-    def describes(self, size: int | None, statistics: Mapping[str, Any]) -> bool:
+    def matches_shard(self, size: int | None, statistics: Mapping[str, Any]) -> bool:
         """Whether the shard of this size and with these statistics in its footer is the one that is meant."""
         return size == self.bytes and sha256_of_json(statistics) == self.statistics_sha256
 

@@ -15,10 +15,10 @@ from schemas.fingerprints import FORMAT_VERSION
 from schemas.manifest import MANIFEST_NAME, FileEntry, Manifest
 from schemas.storage.folder import Folder
 from schemas.vocabulary import TEXT_NAMES, Vocabulary
+from schemas.writing.output import is_like_shard, is_own, is_temporary
 from schemas.writing.output_state import ShardState, Status, matches, state_of
-from schemas.writing.own_names import is_like_shard, is_own, is_temporary
-from schemas.writing.publishing import hold
 from schemas.writing.records import Record, record_name, write_record
+from schemas.writing.shard_writer import lock_folder
 
 _SHARD = re.compile(r"part-\d{5}-of-(\d{5})\.parquet")
 
@@ -56,7 +56,7 @@ def repair(path: str | os.PathLike[str]) -> Repair:
     """
     folder = Folder(os.fspath(path))
     manifest = _read_manifest(folder)
-    with hold(folder):
+    with lock_folder(folder):
         return _Repairer(folder, manifest).run()
 
 

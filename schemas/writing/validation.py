@@ -23,8 +23,8 @@ from schemas.manifest import MANIFEST_NAMES, FileEntry, ShardEntry
 from schemas.parameters import EncodedParameters, TokenFeaturesParameters, WordVectorsParameters
 from schemas.storage.folder import Entry
 from schemas.vocabulary import END, SPECIALS, START, TEXT_NAMES
+from schemas.writing.output import JOB_NAME, LOCK_NAME, PUBLISHING_NAME, SUMMARY_NAME, is_like_shard, is_own, left_alone
 from schemas.writing.output_state import ShardState, Status, matches, state_of
-from schemas.writing.own_names import JOB_NAME, LOCK_NAME, PUBLISHING_NAME, SUMMARY_NAME, is_like_shard, is_own, left_alone
 from schemas.writing.records import record_name
 
 STRAY = "lies in the folder but is not in the manifest"

@@ -109,7 +109,7 @@ def requests(far: FarStore, name: str) -> dict[str, float]:
         return far.asked()
 
     written = asked_for(lambda: write_dataset(output, write_feature_shard))
-    complete = asked_for(lambda: OutputState(output).complete())
+    complete = asked_for(lambda: OutputState(output).committed_manifest())
     output.folder.delete(MANIFEST_NAME)
     resumed = asked_for(lambda: OutputState(output).finished())
     committed = asked_for(lambda: commit(output))

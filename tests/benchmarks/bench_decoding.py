@@ -20,7 +20,7 @@ from PIL import Image, features
 
 import extractors
 from extractors.images.preprocess import Normalizer, Preprocessing
-from schemas.allocation import keep_freed_memory
+from schemas.process.resources import keep_freed_memory
 
 RUNS = 5
 NAMES = ("resnet50-pool", "vgg19-10crop", "vgg19-10crop-caffe", "vgg19-grid", "resnet152-grid", "faster-rcnn-36")

@@ -68,7 +68,7 @@ def measure() -> None:
 
     import extractors
     from pipelines.features.decoding_processes import DecodingProcesses
-    from schemas.allocation import keep_freed_memory
+    from schemas.process.resources import keep_freed_memory
 
     keep_freed_memory()
     print(machine(), flush=True)

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from schemas.writing.own_names import PUBLISHING_NAME
+from schemas.writing.output import PUBLISHING_NAME
 from schemas.writing.validation import validate
 from tests.fake_extractors import colours, colours_until_a_shard, use_colours
 from tests.integration.processes import Started, group_of, start, wait_for
@@ -336,7 +336,7 @@ IMAGEPIVOT = """#!{python}
 import os, signal
 import imagepivot
 if os.environ["SLURM_ARRAY_TASK_ID"] in os.environ.get("KILLED", "").split():
-    from schemas.writing.publishing import Attempt
+    from schemas.writing.shard_writer import Attempt
     Attempt.publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 imagepivot.command()
 """

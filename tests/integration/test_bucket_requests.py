@@ -235,7 +235,7 @@ def dataset(near, running, monkeypatch):
 
 def test_a_complete_dataset_is_recognised_from_a_listing_its_manifest_and_a_small_read_a_shard(dataset, store):
     store.asked()
-    assert OutputState(dataset).complete() is not None
+    assert OutputState(dataset).committed_manifest() is not None
     asked = store.asked()
     assert not [request.path for request in asked.all if ".parquet" in request.path]
     assert len(asked) == 1 + READING[store.scheme] * (1 + SHARDS)
@@ -246,15 +246,15 @@ def test_a_dataset_of_other_inputs_is_not_taken_for_complete(near):
     location, listings, states = near.folder.location, near.listings, near.states
     others = [("other", *digests[1:]) for digests in (listings, states)]
     for other in ((others[0], states), (listings, others[1])):
-        assert OutputState(output_of(location, SHARDS, *other)).complete() is None
+        assert OutputState(output_of(location, SHARDS, *other)).committed_manifest() is None
         assert OutputState(output_of(location, SHARDS, *other)).finished() == set(range(1, SHARDS))
-    assert OutputState(output_of(location, SHARDS, listings)).complete() is not None
+    assert OutputState(output_of(location, SHARDS, listings)).committed_manifest() is not None
 
 
 def test_sizes_count(near):
     name = near.name(3)
     near.folder.write(name, near.folder.read(name) + b"x")
-    assert OutputState(near).complete() is None
+    assert OutputState(near).committed_manifest() is None
     assert OutputState(near).finished() == set(range(SHARDS)) - {3}
     near.folder.delete(f"_failures/{near.name(5)[:-8]}.jsonl")
     assert OutputState(near).finished() == set(range(SHARDS)) - {3, 5}
@@ -265,8 +265,8 @@ def test_digests_are_compared_where_that_is_asked_for(near):
     data = bytearray(near.folder.read(name))
     data[10] ^= 1
     near.folder.write(name, bytes(data))
-    assert (OutputState(near).complete() is None) is near.folder.has_tags  # S3 tells without reading.
-    assert OutputState(near, ReusePolicy(verify=True)).complete() is None
+    assert (OutputState(near).committed_manifest() is None) is near.folder.has_tags  # S3 tells without reading.
+    assert OutputState(near, ReusePolicy(verify=True)).committed_manifest() is None
     assert OutputState(near, ReusePolicy(verify=True)).finished() == set(range(SHARDS)) - {2}
 
 
@@ -274,7 +274,7 @@ def test_a_finished_shard_takes_two_requests_at_most_and_all_are_asked_at_once(d
     dataset.folder.delete(MANIFEST_NAME)
     store.asked()
     state = OutputState(dataset)
-    state.refuse()
+    state.check_compatible()
     assert state.finished() == state.whole() == set(range(SHARDS))
     asked = store.asked()
     assert len(asked) - 1 <= READING[store.scheme] * SHARDS

@@ -17,8 +17,8 @@ from extractors import ExtractorRequest
 from pipelines.features.extraction import extract_features
 from pipelines.inputs.images import open_images
 from pipelines.jobs import FeaturesJob
-from schemas import limits
 from schemas.dataset import open_dataset
+from schemas.process import resources
 from schemas.writing.validation import validate
 
 pytestmark = pytest.mark.slow
@@ -89,7 +89,7 @@ def test_the_set_of_weights_taken_of_several_is_said_every_time(imagepivot, tmp_
 
 def test_emulated_bfloat16_is_said_once(imagepivot, photos, tmp_path, monkeypatch):
     (tmp_path / "cpuinfo").write_text("flags : fpu avx2\n")
-    monkeypatch.setattr(limits, "_CPU", tmp_path / "cpuinfo")
+    monkeypatch.setattr(resources, "_CPU", tmp_path / "cpuinfo")
     images = tmp_path / "images"
     images.mkdir()
     shutil.copy(next((photos / "images").iterdir()), images)

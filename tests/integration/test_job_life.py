@@ -18,8 +18,8 @@ import pytest
 
 from schemas.dataset import open_dataset
 from schemas.storage.folder import Folder
-from schemas.writing.own_names import PUBLISHING_NAME
-from schemas.writing.publishing import hold, lock_file
+from schemas.writing.output import PUBLISHING_NAME
+from schemas.writing.shard_writer import lock_file, lock_folder
 from tests.integration.clusters import Cluster, job_service
 from tests.integration.conftest import PROGRESS
 from tests.integration.gate import GATE, at_work
@@ -181,11 +181,11 @@ def test_a_worker_that_publishes_keeps_its_lock_when_the_launcher_leaves(tmp_pat
     """A launcher that leaves its job deletes only the lock of a publisher that was killed."""
     folder = Folder(str(tmp_path / "out"))
     publishing = tmp_path / "out" / PUBLISHING_NAME
-    with hold(folder):
+    with lock_folder(folder):
         worker = lock_file(publishing)
     assert publishing.exists()
     os.close(worker)
-    with hold(folder):
+    with lock_folder(folder):
         pass
     assert not publishing.exists()
 

@@ -55,7 +55,7 @@ def alone(store) -> dict[str, dict[str, bytes]]:
     made = {}
     for name in "ABC":
         output = output_in(store.address(f"alone/{name}"))
-        if OutputState(output).complete() is None:
+        if OutputState(output).committed_manifest() is None:
             attempt(output, name)
             commit(output)
         made[name] = bytes_of(output.folder.location)
@@ -112,11 +112,11 @@ def test_an_attempt_that_is_overtaken_while_it_uploads_its_shard(store, monkeypa
         attempt(output, "A")  # The first one that ends is published.
         commit(output)
     assert next(others, None) is None
-    assert OutputState(output).complete() is not None
+    assert OutputState(output).committed_manifest() is not None
     assert validate(output.folder.location) == []
     assert [name for name in output.folder.names() if TEMPORARY_MARK in name] == []
     alone = output_in(store.address("alone/C"))
-    if OutputState(alone).complete() is None:
+    if OutputState(alone).committed_manifest() is None:
         attempt(alone, "C")
         commit(alone)
     assert output.folder.read(NAME) == alone.folder.read(NAME)
@@ -138,9 +138,9 @@ def test_a_record_of_another_attempt_is_not_believed(store):
     manifest = commit(outputs["A"])
     assert manifest.shards[0].sha256 == sha256_of_bytes(folder.read(NAME)) != sha256_of_bytes(other.read(NAME))
     before = folder.read(MANIFEST_NAME)
-    assert OutputState(outputs["A"]).complete() is not None
+    assert OutputState(outputs["A"]).committed_manifest() is not None
     folder.write(NAME, other.read(NAME))
-    assert OutputState(outputs["A"]).complete() is None
+    assert OutputState(outputs["A"]).committed_manifest() is None
     assert folder.read(MANIFEST_NAME) == before
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from schemas.dataset import open_dataset
 from schemas.storage.folder import Folder
-from schemas.writing.own_names import LOCK_NAME
+from schemas.writing.output import LOCK_NAME
 from schemas.writing.validation import validate
 from tests.integration import clusters
 from tests.integration.workload import OUTPUTS, commands, files, make_inputs, one_line

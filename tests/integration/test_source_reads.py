@@ -14,7 +14,7 @@ from PIL import Image
 
 from schemas.dataset import open_dataset
 from schemas.storage.folder import Folder
-from schemas.writing.own_names import LOCK_NAME
+from schemas.writing.output import LOCK_NAME
 from tests.integration import clusters
 from tests.integration.workload import MODEL
 from tests.stores import FarStore, emulator, far_away, is_installed, use

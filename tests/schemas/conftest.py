@@ -87,7 +87,7 @@ def flip(path: Path, position: int | None = None) -> None:
 def prepare(output: OutputDataset, *, overwrite: bool) -> None:
     """Does what a run does before its first shard."""
     state = OutputState(output, ReusePolicy(overwrite=overwrite))
-    state.refuse()
+    state.check_compatible()
     state.clear()
 
 

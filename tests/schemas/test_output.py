@@ -11,14 +11,13 @@ import schemas.writing.output
 from schemas.console import events
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
-from schemas.shards import Footer
+from schemas.footers import Footer
 from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import commit
 from schemas.writing.output import OutputDataset
 from schemas.writing.output_state import OutputState, difference
-from schemas.writing.publishing import hold, publishing
 from schemas.writing.reuse_policy import ReusePolicy
-from schemas.writing.shard_writer import open_shard
+from schemas.writing.shard_writer import lock_folder, open_shard, publishing
 from schemas.writing.validation import validate
 from tests.schemas.conftest import prepare, tree
 
@@ -40,10 +39,10 @@ def test_there_is_no_manifest_before_the_commit(new_features):
         assert OutputState(toy.output).finished() == set(range(number))
         toy.write_shard(number)
         assert not (toy.path / "_manifest.json").exists()
-        assert OutputState(toy.output).complete() is None
+        assert OutputState(toy.output).committed_manifest() is None
     assert OutputState(toy.output).finished() == {0, 1, 2}
     manifest = toy.commit()
-    assert OutputState(toy.output).complete() == manifest == open_dataset(toy.path).manifest
+    assert OutputState(toy.output).committed_manifest() == manifest == open_dataset(toy.path).manifest
     assert validate(toy.path) == []
 
 
@@ -92,14 +91,14 @@ def test_libraries_files_and_statistics_of_a_commit(new_features):
 KILLED = """
 import sys
 from schemas import OutputDataset, open_shard
-from schemas.writing.publishing import hold
+from schemas.writing.shard_writer import lock_folder
 from schemas.storage.folder import Folder
 from schemas.writing.output_state import OutputState, difference
 
 output = OutputDataset(Folder(sys.argv[1]), kind="captions", parameters={"a": 1}, shards=2)
-with hold(output.folder):
+with lock_folder(output.folder):
     state = OutputState(output)
-    state.refuse()
+    state.check_compatible()
     state.clear()
     with open_shard(output, 0) as shard:
         shard.add_failures([{"key": "a", "uri": "b", "stage": "prepare", "reason": "empty_caption", "message": ""}])
@@ -122,10 +121,10 @@ def test_a_killed_run_is_cleaned_up_and_goes_on(tmp_path, blocked_process):
     assert len(torn) == 1
     assert re.fullmatch(r"\.part-00001-of-00002\.parquet\.tmp-\d+", torn[0])
     assert OutputState(output).finished() == {0}
-    assert OutputState(output).complete() is None
+    assert OutputState(output).committed_manifest() is None
     with pytest.raises(DatasetError, match=r"is not a dataset: it holds no _manifest.json"):
         open_dataset(folder.location)
-    with hold(folder):
+    with lock_folder(folder):
         prepare(output, overwrite=False)
         assert folder.names() == sorted([".lock", *finished])
         assert OutputState(output).finished() == {0}
@@ -143,23 +142,23 @@ def test_temporary_files_of_failures_and_truecasers_are_cleaned_up(new_features)
 
 def test_a_complete_dataset_is_found(copy_toy):
     toy = copy_toy("features")
-    assert OutputState(toy.output).complete() == open_dataset(toy.path).manifest
-    assert OutputState(with_parameters(toy.output, weights="new")).complete() is None
+    assert OutputState(toy.output).committed_manifest() == open_dataset(toy.path).manifest
+    assert OutputState(with_parameters(toy.output, weights="new")).committed_manifest() is None
 
 
 def test_files_that_are_known_before_the_run_belong_to_the_dataset(copy_toy):
     toy = copy_toy("features")
     before = {path.name: path.read_bytes() for path in toy.path.glob("part-*")}
     named = replace(toy.output, files={"_names/classes": b"sky\n"})
-    assert OutputState(toy.output).complete() is not None
-    assert OutputState(named).complete() is None, "all but the names is there"
+    assert OutputState(toy.output).committed_manifest() is not None
+    assert OutputState(named).committed_manifest() is None, "all but the names is there"
     prepare(named, overwrite=False)
     manifest = commit(named)
     assert [entry.path for entry in manifest.files] == ["_names/classes"]
-    assert OutputState(named).complete() == OutputState(toy.output).complete() == manifest
+    assert OutputState(named).committed_manifest() == OutputState(toy.output).committed_manifest() == manifest
     assert manifest.fingerprint == toy.output.fingerprint
     assert {path.name: path.read_bytes() for path in toy.path.glob("part-*")} == before
-    assert OutputState(replace(named, files={"_names/classes": b"man\n"})).complete() is None
+    assert OutputState(replace(named, files={"_names/classes": b"man\n"})).committed_manifest() is None
     commit(toy.output)
     assert not (toy.path / "_names/classes").exists()
 
@@ -253,15 +252,17 @@ def test_the_content_of_sources_is_noted_in_the_records_alone(toys, new_features
             shard.write(toy.table(toy.shard(number)))
             shard.statistics = {"rows_written": shard.rows}
     manifest = commit(output)
-    assert OutputState(output).complete() == manifest
+    assert OutputState(output).committed_manifest() == manifest
     both = [{name: data for name, data in tree(one.path).items() if ".records" not in name} for one in (plain, toy)]
     assert both[0] == both[1]
     other = toy.output.made_from(captions)
-    assert OutputState(other).complete() is None
+    assert OutputState(other).committed_manifest() is None
     with pytest.raises(DatasetError, match=rf"was not made from what '{toys['captions'].path}' holds now: of 3 of 3 shards"):
-        OutputState(other).refuse()
-    OutputState(other, ReusePolicy(overwrite=True)).refuse()
-    assert OutputState(plain.output.made_from(captions)).complete() == open_dataset(plain.path).manifest  # It noted nothing.
+        OutputState(other).check_compatible()
+    OutputState(other, ReusePolicy(overwrite=True)).check_compatible()
+    assert (
+        OutputState(plain.output.made_from(captions)).committed_manifest() == open_dataset(plain.path).manifest
+    )  # It noted nothing.
 
 
 @pytest.mark.parametrize(
@@ -320,7 +321,7 @@ def test_long_values_are_shortened_in_the_refusal(copy_toy):
 def test_a_damaged_manifest_is_refused_and_can_be_replaced(copy_toy):
     toy = copy_toy("features")
     (toy.path / "_manifest.json").write_text("{", encoding="utf-8")
-    assert OutputState(toy.output).complete() is None
+    assert OutputState(toy.output).committed_manifest() is None
     refuse(
         toy.output,
         r"_manifest\.json is not the manifest of a dataset .*: copy it again, or delete it and run the command that made the "
@@ -361,10 +362,10 @@ def test_overwriting_with_fewer_truecasers_leaves_none_of_the_others(copy_toy):
 
 HOLDER = """
 import sys
-from schemas.writing.publishing import hold
+from schemas.writing.shard_writer import lock_folder
 from schemas.storage.folder import Folder
 
-with hold(Folder(sys.argv[1])):
+with lock_folder(Folder(sys.argv[1])):
     print("ready", flush=True)
     sys.stdin.read()
 """
@@ -375,12 +376,12 @@ def test_a_second_run_is_refused_until_the_first_one_is_killed(tmp_path, blocked
     folder = Folder(str(tmp_path / "data"))
     with blocked_process(HOLDER, folder.location) as process:
         for _ in range(2):
-            with pytest.raises(DatasetError, match=r"'.*/data' is in use: another run is writing it"), hold(folder):
+            with pytest.raises(DatasetError, match=r"'.*/data' is in use: another run is writing it"), lock_folder(folder):
                 pytest.fail("two runs hold one folder")
         assert folder.names() == [".lock"]  # The refused run did not take the lock of the first away.
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        with hold(folder):
+        with lock_folder(folder):
             assert folder.names() == [".lock"]
     assert folder.names() == []
 
@@ -392,25 +393,25 @@ def test_a_second_run_is_let_in_when_the_first_one_ends(tmp_path, blocked_proces
         process.communicate("go on")
         assert process.returncode == 0
         assert not folder.local_path.exists()
-        with hold(folder):
+        with lock_folder(folder):
             pass
 
 
 def test_a_hold_within_one_process(tmp_path):
     folder = Folder(str(tmp_path / "data"))
-    with hold(folder):
-        with pytest.raises(DatasetError, match="is in use"), hold(folder):
+    with lock_folder(folder):
+        with pytest.raises(DatasetError, match="is in use"), lock_folder(folder):
             pytest.fail("two runs hold one folder")
-        with hold(Folder(str(tmp_path / "elsewhere"))):
+        with lock_folder(Folder(str(tmp_path / "elsewhere"))):
             pass
-    with hold(folder):
+    with lock_folder(folder):
         pass
 
 
 def test_a_hold_leaves_the_dataset_without_a_lock(copy_toy):
     toy = copy_toy("features")
     before = tree(toy.path)
-    with hold(toy.output.folder):
+    with lock_folder(toy.output.folder):
         assert (toy.path / ".lock").exists()
     assert tree(toy.path) == before
 
@@ -421,7 +422,7 @@ def test_a_hold_leaves_the_dataset_without_a_lock(copy_toy):
 def test_a_refused_run_leaves_the_folders_that_were_there(tmp_path, name, left):
     if name.startswith("own"):
         (tmp_path / "own").mkdir()
-    with pytest.raises(ZeroDivisionError, match="refused"), hold(Folder(str(tmp_path / name))):
+    with pytest.raises(ZeroDivisionError, match="refused"), lock_folder(Folder(str(tmp_path / name))):
         raise ZeroDivisionError("refused")
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == left
 
@@ -430,18 +431,18 @@ def test_a_refused_overwrite_leaves_no_lock(copy_toy):
     toy = copy_toy("features")
     (toy.path / "notes.parquet").write_bytes(b"mine")
     before = tree(toy.path)
-    with pytest.raises(DatasetError, match=r"notes\.parquet"), hold(toy.output.folder):
+    with pytest.raises(DatasetError, match=r"notes\.parquet"), lock_folder(toy.output.folder):
         prepare(toy.output, overwrite=True)
     assert tree(toy.path) == before
 
 
 def test_a_launcher_that_leaves_keeps_the_lock_of_a_worker_that_publishes(tmp_path):
     folder = Folder(str(tmp_path / "data"))
-    with hold(folder):
+    with lock_folder(folder):
         folder.write(".publishing", b"")  # Of a worker that was killed.
     assert not folder.local_path.exists()
     with publishing(folder):
-        with hold(folder):
+        with lock_folder(folder):
             assert set(folder.names()) == {".lock", ".publishing"}
         assert folder.names() == [".publishing"]
     assert folder.names() == []
@@ -450,7 +451,7 @@ def test_a_launcher_that_leaves_keeps_the_lock_of_a_worker_that_publishes(tmp_pa
 def test_a_lock_that_is_deleted_while_we_wait_is_not_taken(tmp_path, monkeypatch):
     # The other run ends between our opening its lock and our locking it: the file we hold is gone, nobody else sees it.
     folder = Folder(str(tmp_path / "data"))
-    flock = schemas.writing.publishing.fcntl.flock
+    flock = schemas.writing.shard_writer.fcntl.flock
     calls = []
 
     def end_other_run(handle, operation):
@@ -459,10 +460,10 @@ def test_a_lock_that_is_deleted_while_we_wait_is_not_taken(tmp_path, monkeypatch
         calls.append(handle)
         flock(handle, operation)
 
-    monkeypatch.setattr(schemas.writing.publishing.fcntl, "flock", end_other_run)
-    with hold(folder):
+    monkeypatch.setattr(schemas.writing.shard_writer.fcntl, "flock", end_other_run)
+    with lock_folder(folder):
         assert len(calls) == 2
-        with pytest.raises(DatasetError, match="is in use"), hold(folder):
+        with pytest.raises(DatasetError, match="is in use"), lock_folder(folder):
             pytest.fail("two runs hold one folder")
 
 
@@ -470,10 +471,10 @@ def test_a_lock_that_is_deleted_while_we_wait_is_not_taken(tmp_path, monkeypatch
 def test_tasks_share_a_folder_and_keep_runs_out(tmp_path, blocked_process):
     folder = Folder(str(tmp_path / "data"))
     with blocked_process(HOLDER.replace("argv[1])", "argv[1]), shared=True"), folder.location) as process:
-        with hold(folder, shared=True):
+        with lock_folder(folder, shared=True):
             assert folder.names() == [".lock"]
         assert folder.names() == [".lock"]  # The other one still holds it.
-        with pytest.raises(DatasetError, match=r"'.*/data' is in use: another run is writing it"), hold(folder):
+        with pytest.raises(DatasetError, match=r"'.*/data' is in use: another run is writing it"), lock_folder(folder):
             pytest.fail("a run and a task hold one folder")
         process.communicate("go on")
         assert process.returncode == 0
@@ -484,22 +485,22 @@ def test_tasks_share_a_folder_and_keep_runs_out(tmp_path, blocked_process):
 def test_a_run_keeps_tasks_out(tmp_path, blocked_process):
     folder = Folder(str(tmp_path / "data"))
     with blocked_process(HOLDER, folder.location) as process:
-        with pytest.raises(DatasetError, match="is in use"), hold(folder, shared=True):
+        with pytest.raises(DatasetError, match="is in use"), lock_folder(folder, shared=True):
             pytest.fail("a run and a task hold one folder")
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        with hold(folder, shared=True), hold(folder, shared=True):
+        with lock_folder(folder, shared=True), lock_folder(folder, shared=True):
             pass
     assert folder.names() == []
 
 
 def test_of_tasks_that_end_out_of_order_the_last_deletes_the_lock(tmp_path):
     folder = Folder(str(tmp_path / "data"))
-    first, second = hold(folder, shared=True), hold(folder, shared=True)
+    first, second = lock_folder(folder, shared=True), lock_folder(folder, shared=True)
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
-    with pytest.raises(DatasetError, match="is in use"), hold(folder):
+    with pytest.raises(DatasetError, match="is in use"), lock_folder(folder):
         pytest.fail("a run and a task hold one folder")
     second.__exit__(None, None, None)
     assert folder.names() == []
@@ -508,40 +509,40 @@ def test_of_tasks_that_end_out_of_order_the_last_deletes_the_lock(tmp_path):
 def test_a_task_that_ends_leaves_the_lock_of_a_run_that_began_meanwhile(tmp_path, monkeypatch):
     # Between the task's last look at the lock and its end, another run deletes the file and makes a new one.
     folder = Folder(str(tmp_path / "data"))
-    flock = schemas.writing.publishing.fcntl.flock
+    flock = schemas.writing.shard_writer.fcntl.flock
 
     def replace_lock(handle, operation):
         flock(handle, operation)
         (folder.local_path / ".lock").unlink()
         folder.write(".lock", b"theirs")
 
-    with hold(folder, shared=True):
-        monkeypatch.setattr(schemas.writing.publishing.fcntl, "flock", replace_lock)
+    with lock_folder(folder, shared=True):
+        monkeypatch.setattr(schemas.writing.shard_writer.fcntl, "flock", replace_lock)
     assert folder.read(".lock") == b"theirs"
 
 
 def test_a_task_waits_while_another_one_deletes_the_lock(tmp_path, monkeypatch):
     folder = Folder(str(tmp_path / "data"))
-    first = hold(folder, shared=True)
+    first = lock_folder(folder, shared=True)
     first.__enter__()
-    is_last = schemas.writing.publishing._is_last
+    is_last = schemas.writing.shard_writer._is_last
 
     def wait(handle, path):
         assert is_last(handle, path)  # From here to its end the first task holds the lock alone.
-        monkeypatch.setattr(schemas.writing.publishing.time, "sleep", lambda seconds: path.unlink())
+        monkeypatch.setattr(schemas.writing.shard_writer.time, "sleep", lambda seconds: path.unlink())
         return True
 
-    monkeypatch.setattr(schemas.writing.publishing, "_is_last", lambda handle, path: wait(handle, path) and enter())
-    second = hold(folder, shared=True)
+    monkeypatch.setattr(schemas.writing.shard_writer, "_is_last", lambda handle, path: wait(handle, path) and enter())
+    second = lock_folder(folder, shared=True)
 
     def enter() -> bool:
         second.__enter__()
         return False
 
     first.__exit__(None, None, None)
-    with pytest.raises(DatasetError, match="is in use"), hold(folder):
+    with pytest.raises(DatasetError, match="is in use"), lock_folder(folder):
         pytest.fail("a run and a task hold one folder")
-    monkeypatch.setattr(schemas.writing.publishing, "_is_last", is_last)
+    monkeypatch.setattr(schemas.writing.shard_writer, "_is_last", is_last)
     second.__exit__(None, None, None)
     assert folder.names() == []
 
@@ -557,7 +558,7 @@ def test_a_folder_that_a_refused_run_deletes_is_made_again(tmp_path, monkeypatch
         calls.append(path)
         return opened(path, *arguments)
 
-    monkeypatch.setattr(schemas.writing.publishing.os, "open", delete_folder)
-    with hold(folder, shared=True):
+    monkeypatch.setattr(schemas.writing.shard_writer.os, "open", delete_folder)
+    with lock_folder(folder, shared=True):
         assert folder.names() == [".lock"]
     assert len(calls) == 2

@@ -301,7 +301,7 @@ def test_another_size_is_found_at_once(copy_run, kind, what, change):
     change(path)
     for verify in (False, True):
         assert OutputState(toy.output, ReusePolicy(verify=verify)).finished() == all_but(toy, number)
-        assert OutputState(toy.output, ReusePolicy(verify=verify)).complete() is None
+        assert OutputState(toy.output, ReusePolicy(verify=verify)).committed_manifest() is None
 
 
 @pytest.mark.parametrize("kind", ["captions", "features"])
@@ -311,7 +311,7 @@ def test_failures_that_a_shard_knows_nothing_of(copy_run, kind):
     (toy.path / "_failures" / f"part-0000{number}-of-00003.jsonl").write_bytes(b"{}\n")
     # Left over by an attempt: it goes, and the shard stays.
     state = OutputState(toy.output)
-    assert (state.finished(), state.complete()) == (all_but(toy), None)
+    assert (state.finished(), state.committed_manifest()) == (all_but(toy), None)
     state.clear()
     assert not (toy.path / "_failures" / f"part-0000{number}-of-00003.jsonl").exists()
 
@@ -328,11 +328,11 @@ def test_a_shard_whose_digest_is_nowhere_on_record_is_made_again(copy_toy):
 def test_damaged_side_files_are_found(copy_toy):
     toy = copy_toy("vocabulary")
     flip(toy.path / "_vocabulary.txt")
-    assert OutputState(toy.output).complete() is not None
-    assert OutputState(toy.output, ReusePolicy(verify=True)).complete() is None
+    assert OutputState(toy.output).committed_manifest() is not None
+    assert OutputState(toy.output, ReusePolicy(verify=True)).committed_manifest() is None
     for change in (cut, Path.unlink):
         change(toy.path / "_vocabulary.txt")
-        assert OutputState(toy.output).complete() is None
+        assert OutputState(toy.output).committed_manifest() is None
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("vocabulary", "word-vectors")])
@@ -358,7 +358,7 @@ def test_the_digests_of_the_manifest_outlive_it(copy_toy):
     shutil.rmtree(toy.path / ".records")
     (toy.path / toy.output.name(2)).unlink()
     state = OutputState(toy.output)
-    state.refuse()
+    state.check_compatible()
     state.clear()
     assert not (toy.path / "_manifest.json").exists()
     flip(toy.path / toy.output.name(0), 200)
@@ -373,12 +373,12 @@ def test_the_digests_of_the_manifest_outlive_it(copy_toy):
 def test_a_damaged_record_is_written_again_where_digests_are_compared(copy_toy, toys, kind):
     toy = copy_toy(kind)
     flip(toy.path / ".records/part-00001-of-00003.jsonl")
-    assert OutputState(toy.output).complete() is not None
+    assert OutputState(toy.output).committed_manifest() is not None
     state = OutputState(toy.output, ReusePolicy(verify=True))
-    assert state.complete() is None
+    assert state.committed_manifest() is None
     assert state.finished() == {0, 1, 2}
     state.clear()
     toy.commit()
-    assert OutputState(toy.output, ReusePolicy(verify=True)).complete() is not None
+    assert OutputState(toy.output, ReusePolicy(verify=True)).committed_manifest() is not None
     for name in toys[kind].output.folder.names():
         assert toy.output.folder.read(name) == toys[kind].output.folder.read(name), name

@@ -14,9 +14,9 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.fingerprints import sha256_of_bytes
 from schemas.storage import object_store
-from schemas.storage.bucket import ANY, Bucket, Entry, Page, RefusedError, Written
 from schemas.storage.folder import Folder
-from schemas.writing import publishing
+from schemas.storage.object_store import ANY, Bucket, Entry, Page, RefusedError, Written
+from schemas.writing import shard_writer
 from schemas.writing.dataset_writer import commit
 from schemas.writing.output_state import OutputState
 from schemas.writing.validation import validate
@@ -139,11 +139,11 @@ def test_who_publishes_waits_for_who_does(tmp_path):
     folder, order = Folder(str(tmp_path)), []
 
     def publish() -> None:
-        with publishing.publishing(folder):
+        with shard_writer.publishing(folder):
             order.append("second")
 
     thread = threading.Thread(target=publish)
-    with publishing.publishing(folder):
+    with shard_writer.publishing(folder):
         thread.start()
         thread.join(0.2)
         assert thread.is_alive()

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from schemas.failures import FailuresEntry
+from schemas.footers import Footer
 from schemas.manifest import ShardEntry
-from schemas.shards import Footer
 from schemas.storage.folder import Folder
 from schemas.writing.records import Record, Source, read_record, record_name, write_record
 
@@ -61,23 +61,23 @@ def test_it_is_lines_of_json_sorted_by_image(folder):
     assert path(folder).read_bytes() == before
 
 
-def test_it_describes_and_stands_for_its_shard_alone(folder):
-    assert RECORD.describes(4711, STATISTICS)
-    assert RECORD.describes(4711, dict(reversed(STATISTICS.items())))
+def test_a_record_matches_its_shard_alone(folder):
+    assert RECORD.matches_shard(4711, STATISTICS)
+    assert RECORD.matches_shard(4711, dict(reversed(STATISTICS.items())))
     for size, statistics in ((4712, STATISTICS), (None, STATISTICS), (4711, {**STATISTICS, "rows": 4})):
-        assert not RECORD.describes(size, statistics)
+        assert not RECORD.matches_shard(size, statistics)
     write_record(folder, SHARD, FULL)
     record = read_record(folder, SHARD)
-    assert record.stands_for(SHARD, 4711) == (ENTRY, FOOTER)
+    assert record.as_footer(SHARD, 4711) == (ENTRY, FOOTER)
     for name, size in ((SHARD, 4712), (SHARD, None), ("part-00000-of-00003.parquet", 4711)):
-        assert record.stands_for(name, size) is None
+        assert record.as_footer(name, size) is None
 
 
 @pytest.mark.parametrize(
     "shard", [{}, {"path": SHARD}, {**RECORD.shard, "rows": "3"}, {**RECORD.shard, "failures": {"rows": ""}}]
 )
 def test_a_record_that_does_not_say_enough_stands_for_nothing(shard):
-    assert dataclasses.replace(RECORD, shard=shard).stands_for(SHARD, 4711) is None
+    assert dataclasses.replace(RECORD, shard=shard).as_footer(SHARD, 4711) is None
 
 
 def test_a_long_first_line_is_read_whole(folder):

@@ -10,14 +10,13 @@ import pytest
 from schemas.console import events
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
-from schemas.interruption import DetachedError
 from schemas.manifest import Manifest
+from schemas.process.shutdown import DetachedError
 from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import complete_dataset, write_dataset
 from schemas.writing.output import OutputDataset
-from schemas.writing.publishing import hold
 from schemas.writing.reuse_policy import ArrayTask, ReusePolicy
-from schemas.writing.shard_writer import open_shard
+from schemas.writing.shard_writer import lock_folder, open_shard
 from schemas.writing.validation import validate
 from tests.schemas.conftest import flip, prepare, tree
 
@@ -292,7 +291,7 @@ def test_a_plain_run_is_refused_while_a_task_runs(toy):
 
 @pytest.mark.slow
 def test_a_task_is_refused_while_a_plain_run_writes(toy):
-    with hold(toy.output.folder), pytest.raises(DatasetError, match="is in use: another run is writing it"):
+    with lock_folder(toy.output.folder), pytest.raises(DatasetError, match="is in use: another run is writing it"):
         run(toy, 0)
 
 

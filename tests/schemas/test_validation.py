@@ -11,7 +11,7 @@ import pytest
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
-from schemas.writing.publishing import hold
+from schemas.writing.shard_writer import lock_folder
 from schemas.writing.validation import validate
 
 KINDS = [
@@ -48,7 +48,7 @@ def test_shards_without_rows_are_valid(by_hand, tmp_path):
 
 def test_a_dataset_in_use_is_valid(copy_toy):
     toy = copy_toy("features")
-    with hold(toy.output.folder):
+    with lock_folder(toy.output.folder):
         assert validate(toy.path) == []
 
 

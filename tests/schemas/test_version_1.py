@@ -10,8 +10,8 @@ import pytest
 from pipelines.datasets.inspection import describe
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
+from schemas.footers import Footer, footer_metadata, read_footer
 from schemas.kinds import FAILURES
-from schemas.shards import Footer, footer_metadata, read_footer
 from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import write_dataset
 from schemas.writing.output_state import OutputState
@@ -120,7 +120,7 @@ def test_a_run_does_not_go_on_with_it(old_toy, lost):
         r"written\. Keep it, or give --overwrite to make it again in version 2",
     ):
         write(toy)
-    assert OutputState(toy.output).complete() is None
+    assert OutputState(toy.output).committed_manifest() is None
     assert OutputState(toy.output).finished() == set()
     assert {path: path.read_bytes() for path in toy.path.rglob("*") if path.is_file()} == before
 

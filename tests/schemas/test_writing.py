@@ -15,8 +15,8 @@ from schemas.dataset import open_dataset
 from schemas.failures import FailuresEntry, failures_name, read_failures
 from schemas.features import FeatureSpec
 from schemas.fingerprints import canonical_json, fingerprint_of
+from schemas.footers import read_footer
 from schemas.kinds import CAPTIONS, FAILURES, VOCABULARY, features_schema
-from schemas.shards import read_footer
 from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import commit, complete_dataset, write_dataset
 from schemas.writing.output import OutputDataset

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from schemas import limits
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
+from schemas.process import resources
 from schemas.storage.folder import Folder
 from tests.train.trainings import CONFIG, ENGLISH, PARALLEL, assert_equal, events, lasting_log, weights
 from train import loop, schedules
@@ -98,7 +98,7 @@ def test_warm_up_is_the_sum_then_the_max(train_toy, tmp_path):
 
 def test_emulated_bfloat16_is_a_remark(train_toy, monkeypatch, tmp_path, caplog):
     (tmp_path / "cpuinfo").write_text("flags : fpu avx2\n")
-    monkeypatch.setattr(limits, "_CPU", tmp_path / "cpuinfo")
+    monkeypatch.setattr(resources, "_CPU", tmp_path / "cpuinfo")
     train_toy(CONFIG.replace("max_steps = 44", "max_steps = 1"), precision="bf16")
     assert ["no instructions for bfloat16" in record.message for record in caplog.records] == [True]
 

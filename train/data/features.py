@@ -19,8 +19,8 @@ from schemas.dataset import Dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
 from schemas.fingerprints import sha256_of_json
-from schemas.limits import memory_limit
 from schemas.parameters import FeaturesParameters
+from schemas.process.resources import memory_limit
 from train.data.mapping import MappedField, mapped_array, release
 from train.data.vectors import (
     check_finite,

@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike
 
 from schemas.fingerprints import sha256_of_json
 from schemas.storage.storage_errors import storage_errors
-from schemas.writing.publishing import lock_file
+from schemas.writing.shard_writer import lock_file
 
 _BLOCK = bytes(1 << 20)
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
 from typing import TypeVar
 
-from schemas.allocation import keep_freed_memory
+from schemas.process.resources import keep_freed_memory
 from train.reports.failures import NO_MEMORY_ADVICE, Failure, attempt
 
 T = TypeVar("T")

@@ -17,9 +17,9 @@ import torch
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.fingerprints import sha256_of_bytes
-from schemas.limits import bfloat16_remark
+from schemas.process.resources import bfloat16_remark
 from schemas.storage.folder import Folder
-from schemas.writing.publishing import hold
+from schemas.writing.shard_writer import lock_folder
 from train.config.sections import resolve
 from train.data.captions import labels_of, read_captions
 from train.data.features import read_features
@@ -85,7 +85,7 @@ def reproduce(
     sentences = (emulated, *left_out(job), *_check_data(tasks, job))
     for sentence in filter(None, sentences):
         remark(sentence)
-    with hold(Folder(job.output)):
+    with lock_folder(Folder(job.output)):
         return tuple(_failed(tasks, job, watch))
 
 

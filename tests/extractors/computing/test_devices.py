@@ -7,8 +7,8 @@ from torch import nn
 import extractors
 from extractors.computing.devices import cast_layers, keep_casts, numerics, resolve_device, resolve_precision, upload
 from extractors.remarks import tell
-from schemas import limits
 from schemas.errors import UsageError
+from schemas.process import resources
 from tests.pretended_gpu import pretended_gpu
 
 CPU = torch.device("cpu")
@@ -60,7 +60,7 @@ def test_precisions_of_a_gpu_are_refused_on_a_cpu(precision):
 
 def test_emulated_bfloat16_is_said_once(monkeypatch, tmp_path, caplog):
     (tmp_path / "cpuinfo").write_text("flags : fpu avx2\n")
-    monkeypatch.setattr(limits, "_CPU", tmp_path / "cpuinfo")
+    monkeypatch.setattr(resources, "_CPU", tmp_path / "cpuinfo")
     tell.cache_clear()
     assert [resolve_precision(precision, CPU) for precision in ("fp32", "bf16", "bf16")] == ["fp32", "bf16", "bf16"]
     assert resolve_precision("bf16", GPU) == "bf16"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.commands import process
-from schemas import interruption
+from schemas.process import shutdown
 from tests.builders import write_rows
 
 ROOT = Path(__file__).parents[3]
@@ -121,7 +121,7 @@ def test_an_output_that_cannot_be_written(folder, words):
 )
 def test_what_is_kept(monkeypatch, command, kept):
     monkeypatch.setattr(sys, "argv", ["imagepivot", command])
-    monkeypatch.setattr(interruption, "_left", None)  # An interrupted command of another test has said what it left.
+    monkeypatch.setattr(shutdown, "_notice", None)  # An interrupted command of another test has said what it left.
     assert process.stopped_line() == kept
     assert process.stop_signal() == 0
 
@@ -157,12 +157,12 @@ def test_a_signal_that_cannot_be_raised_leaves_no_lock(tmp_path, place):
     script = (
         "import os, signal, threading\n"
         "from pipelines.commands.process import stoppable\n"
-        "from schemas.writing.publishing import hold\n"
+        "from schemas.writing.shard_writer import lock_folder\n"
         "from schemas.storage.folder import Folder\n"
         "class finalized:\n"
         "    def __del__(self):\n"
         "        os.kill(os.getpid(), signal.SIGINT)\n"
-        "with stoppable(), hold(Folder('out')):\n"
+        "with stoppable(), lock_folder(Folder('out')):\n"
         f"    {place}\n"
         "    threading.Event().wait()\n"
     )

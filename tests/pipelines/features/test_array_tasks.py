@@ -16,8 +16,8 @@ from pipelines.running.execution import Execution
 from pipelines.running.meter import Meter
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
-from schemas.interruption import DetachedError
 from schemas.keys import shard_of
+from schemas.process.shutdown import DetachedError
 from schemas.writing.reuse_policy import ArrayTask
 from schemas.writing.validation import validate
 from tests.fake_extractors import use_colours

@@ -20,7 +20,7 @@ import pytest
 from PIL import Image
 
 from schemas.errors import DatasetError
-from schemas.interruption import DetachedError
+from schemas.process.shutdown import DetachedError
 from schemas.writing.dataset_writer import complete_dataset
 from schemas.writing.reuse_policy import ArrayTask, ReusePolicy
 from schemas.writing.validation import validate

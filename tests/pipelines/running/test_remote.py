@@ -15,10 +15,10 @@ from pipelines.running import remote
 from pipelines.running.execution import Execution
 from pipelines.running.meter import Meter
 from pipelines.running.remote import RemoteJob, check_detach, check_job_service, runner_log, wait, watch
-from schemas import interruption
 from schemas.console import events
 from schemas.errors import ImagepivotError, InputError, LostJobError, UsageError
-from schemas.interruption import DetachedError
+from schemas.process import shutdown
+from schemas.process.shutdown import DetachedError
 from schemas.storage.folder import Folder
 from tests.stores import free_port
 
@@ -101,7 +101,7 @@ def test_the_error_of_a_job_that_has_ended_is_raised(tmp_path, state):
     run.ended.set()
     with pytest.raises(RuntimeError, match=r"^failed$"):
         watch(run, execution=DATAFLOW, output=Folder(str(tmp_path)), meter=Meter())
-    assert interruption.left() is None
+    assert shutdown.current_notice() is None
 
 
 @pytest.mark.parametrize("state", ["RUNNING", None])

@@ -24,8 +24,8 @@ from pipelines.text.pieces import make_pieces
 from pipelines.text.truecasing import TruecaseModel, count_forms
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
+from schemas.footers import Footer
 from schemas.keys import shard_of
-from schemas.shards import Footer
 from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import sum_statistics
 from schemas.writing.output import OutputDataset

@@ -27,7 +27,7 @@ from schemas.storage.storage_errors import (
     store_error_of,
 )
 from schemas.writing.output_state import OutputState
-from schemas.writing.publishing import hold
+from schemas.writing.shard_writer import lock_folder
 from schemas.writing.validation import validate
 
 
@@ -230,7 +230,12 @@ def test_missing_files_are_not_found(folder):
 
 def test_a_file_where_a_folder_is_expected(tmp_path):
     (tmp_path / "file").write_bytes(b"")
-    for action in (lambda f: f.names(), lambda f: f.write("x", b""), lambda f: f.open("x"), lambda f: hold(f).__enter__()):
+    for action in (
+        lambda f: f.names(),
+        lambda f: f.write("x", b""),
+        lambda f: f.open("x"),
+        lambda f: lock_folder(f).__enter__(),
+    ):
         with pytest.raises(DatasetError, match=r"cannot use .*file"):
             action(Folder(str(tmp_path / "file" / "data")))
 
@@ -240,7 +245,7 @@ def test_a_link_to_nothing_is_named(tmp_path):
     with pytest.raises(
         DatasetError, match=r"cannot use '.*link'.*: the path is a file or a link to nothing, expected a folder: remove it"
     ):
-        hold(Folder(str(tmp_path / "link"))).__enter__()
+        lock_folder(Folder(str(tmp_path / "link"))).__enter__()
 
 
 @pytest.mark.parametrize(
@@ -357,11 +362,11 @@ def test_an_object_store_holds_whole_files_only(bucket, tmp_path, monkeypatch):
 def test_a_dataset_in_an_object_store(bucket, toys, by_hand):
     toy = toys["features"]
     remote = by_hand.toy("gs://bucket/features", "features", toy.rows, spec=toy.spec, failures=toy.failures)
-    with hold(remote.output.folder):
-        assert OutputState(remote.output).complete() is None
+    with lock_folder(remote.output.folder):
+        assert OutputState(remote.output).committed_manifest() is None
         manifest = remote.write()
     assert validate("gs://bucket/features") == []
-    assert OutputState(remote.output).complete() == manifest == open_dataset(toy.path).manifest
+    assert OutputState(remote.output).committed_manifest() == manifest == open_dataset(toy.path).manifest
     assert open_dataset("gs://bucket/features").numpy().tobytes() == open_dataset(toy.path).numpy().tobytes()
     assert set(remote.output.folder.names()) == set(open_dataset(toy.path).folder.names())
 

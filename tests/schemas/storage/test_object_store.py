@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 import schemas.storage.filesystems
-from schemas.storage import bucket, object_store, s3
+from schemas.storage import object_store, s3
 from schemas.storage.object_store import bucket_of, has_tags
 from schemas.storage.s3 import S3Bucket
 from schemas.storage.storage_errors import (
@@ -175,8 +175,8 @@ def test_a_store_that_stays_busy_is_given_up(monkeypatch):
     from botocore.exceptions import ClientError
 
     now, calls = [0.0], []
-    monkeypatch.setattr(bucket.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(bucket.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(object_store.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(object_store.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
 
     def put_object(**asked):
         assert asked == {"Bucket": "b", "Key": "a"}

@@ -13,7 +13,7 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.fingerprints import sha256_of_json
 from schemas.storage.folder import Folder
-from schemas.writing.publishing import hold
+from schemas.writing.shard_writer import lock_folder
 from tests.train.conftest import write_dataset
 from tests.train.trainings import CONFIG, DAN, MHA_D, MLMME, PARALLEL, SCAN, assert_equal, contents, lasting_log, weights
 from train.config.sections import from_toml
@@ -226,7 +226,7 @@ def test_a_checkpoint_that_cannot_be_resumed_is_refused(train_toy, copied_run, l
 
 
 def test_a_folder_in_use_is_refused(train_toy, tmp_path):
-    with hold(Folder(str(tmp_path / "run"))), pytest.raises(DatasetError, match="is in use: another run is writing it"):
+    with lock_folder(Folder(str(tmp_path / "run"))), pytest.raises(DatasetError, match="is in use: another run is writing it"):
         train_toy()
 
 

@@ -8,15 +8,15 @@ import threading
 
 import pytest
 
-from schemas import interruption
-from schemas.interruption import defer_signals, leaving, say
+from schemas.process import shutdown
+from schemas.process.shutdown import defer_signals, set_shutdown_notice, shutdown_notice
 
 
 @pytest.fixture(autouse=True)
 def nothing_left():
-    interruption._left = None  # A test that interrupts a training in this process leaves it behind.
+    shutdown._notice = None  # A test that interrupts a training in this process leaves it behind.
     yield
-    interruption._left = None
+    shutdown._notice = None
 
 
 @pytest.fixture
@@ -30,22 +30,22 @@ def handlers():
 
 
 def test_what_would_be_left_is_known_while_the_block_runs():
-    assert interruption.left() is None
-    with leaving("it goes on"):
-        say("it goes on and on")
-        assert interruption.left() == "it goes on and on"
-    assert interruption.left() is None
-    say("nobody listens")
-    assert interruption.left() is None
+    assert shutdown.current_notice() is None
+    with shutdown_notice("it goes on"):
+        set_shutdown_notice("it goes on and on")
+        assert shutdown.current_notice() == "it goes on and on"
+    assert shutdown.current_notice() is None
+    set_shutdown_notice("nobody listens")
+    assert shutdown.current_notice() is None
 
 
 def test_an_interrupt_leaves_it_and_an_error_does_not():
-    with pytest.raises(ValueError, match="broken"), leaving("it goes on"):
+    with pytest.raises(ValueError, match="broken"), shutdown_notice("it goes on"):
         raise ValueError("broken")
-    assert interruption.left() is None
-    with pytest.raises(KeyboardInterrupt), leaving("it goes on"):
+    assert shutdown.current_notice() is None
+    with pytest.raises(KeyboardInterrupt), shutdown_notice("it goes on"):
         raise KeyboardInterrupt
-    assert interruption.left() == "it goes on"
+    assert shutdown.current_notice() == "it goes on"
 
 
 # --- deferring -------------------------------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from schemas.fingerprints import fingerprint_of
+from schemas.footers import FOREIGN, inspect_shard, read_footer
 from schemas.kinds import CAPTIONS
-from schemas.shards import FOREIGN, inspect_shard, read_footer
 from schemas.storage.folder import Folder
 from schemas.writing.output import OutputDataset
 from schemas.writing.output_state import state_of

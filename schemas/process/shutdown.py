@@ -1,6 +1,6 @@
-"""What a command leaves behind: a job on other machines that goes on without it, or a checkpoint; and what it has to put in order.
+"""Shutdown of a process: the notice of what goes on without it, critical sections, and deferred signals.
 
-Who submits such a job, writes such a checkpoint or holds a folder says so here, and who ends the process asks.
+A command that submits a job, writes a checkpoint or locks a folder registers that here; the handler of signals asks.
 """
 
 from __future__ import annotations
@@ -28,50 +28,50 @@ class DetachedError(Exception):
         self.job = dict(job or {})
 
 
-_left: str | None = None
-_held = 0
+_notice: str | None = None
+_critical_sections = 0
 
 
-def left() -> str | None:
+def current_notice() -> str | None:
     """Return what would be left behind, in words; None if nobody has said so."""
-    return _left
+    return _notice
 
 
 @contextlib.contextmanager
-def leaving(words: str) -> Iterator[None]:
+def shutdown_notice(words: str) -> Iterator[None]:
     """Say what would be left behind while the block runs; it stays said where an interrupt ends the block."""
-    global _left
-    _left = words
+    global _notice
+    _notice = words
     try:
         yield
     except Exception:
-        _left = None
+        _notice = None
         raise
     else:
-        _left = None
+        _notice = None
 
 
-def say(words: str) -> None:
-    """Replace the words for what is left, if a block of `leaving` runs."""
-    global _left
-    if _left is not None:
-        _left = words
+def set_shutdown_notice(words: str) -> None:
+    """Replace the words for what is left, if a block of `shutdown_notice` runs."""
+    global _notice
+    if _notice is not None:
+        _notice = words
 
 
 @contextlib.contextmanager
-def orderly() -> Iterator[None]:
+def critical_section() -> Iterator[None]:
     """Say that the end of the block puts something in order, which a signal should wait for."""
-    global _held
-    _held += 1
+    global _critical_sections
+    _critical_sections += 1
     try:
         yield
     finally:
-        _held -= 1
+        _critical_sections -= 1
 
 
-def holds() -> bool:
+def in_critical_section() -> bool:
     """Whether something has to be put in order before the process ends."""
-    return _held > 0
+    return _critical_sections > 0
 
 
 @dataclass
