@@ -91,10 +91,10 @@ if TYPE_CHECKING:
     from schemas import shard_of as shard_of
     from schemas import validate as validate
     from schemas import write_dataset as write_dataset
-    from train.config import Config as Config
-    from train.config import ModelConfig as ModelConfig
-    from train.config import preset_names as preset_names
-    from train.config import resolve as resolve_config
+    from train.config.models import ModelConfig as ModelConfig
+    from train.config.presets import preset_names as preset_names
+    from train.config.sections import Config as Config
+    from train.config.sections import resolve as resolve_config
     from train.data.batches import CaptionBatch as CaptionBatch
     from train.data.torch_datasets import PairDataset as PairDataset
     from train.data.torch_datasets import PairStream as PairStream
@@ -119,14 +119,12 @@ if TYPE_CHECKING:
     from train.jobs import StsJob as StsJob
     from train.jobs import TrainJob as TrainJob
     from train.loop import train as train
-    from train.material import Material as Material
-    from train.material import open_material as open_material
-    from train.models import AttentionWeights as AttentionWeights
-    from train.models import Dimensions as Dimensions
-    from train.models import Encoded as Encoded
-    from train.models import ImageBatch as ImageBatch
-    from train.models import RetrievalModel as RetrievalModel
-    from train.models import register_model as register_model
+    from train.models.catalogue import register_model as register_model
+    from train.models.retrieval_model import AttentionWeights as AttentionWeights
+    from train.models.retrieval_model import Dimensions as Dimensions
+    from train.models.retrieval_model import Encoded as Encoded
+    from train.models.retrieval_model import ImageBatch as ImageBatch
+    from train.models.retrieval_model import RetrievalModel as RetrievalModel
     from train.reports.comparison import Comparison as Comparison
     from train.reports.comparison import compare_runs as compare_runs
     from train.reports.comparison_plots import plot_comparison as plot_comparison
@@ -138,6 +136,8 @@ if TYPE_CHECKING:
     from train.reports.sts_rows import sts_rows as sts_rows
     from train.runs import Run as Run
     from train.runs import open_run as open_run
+    from train.training_data import Material as Material
+    from train.training_data import open_material as open_material
 
 __all__ = [
     "Accelerator",
@@ -329,7 +329,9 @@ _MODULES = {
         "Vocabulary",
         "write_dataset",
     ),
-    "train.config": ("Config", "ModelConfig", "preset_names", "resolve_config = resolve"),
+    "train.config.models": ("ModelConfig",),
+    "train.config.presets": ("preset_names",),
+    "train.config.sections": ("Config", "resolve_config = resolve"),
     "train.data.batches": ("CaptionBatch",),
     "train.data.torch_datasets": ("collate_pairs", "PairDataset", "PairStream"),
     "train.evaluation": (
@@ -356,8 +358,9 @@ _MODULES = {
         "TrainJob",
     ),
     "train.loop": ("train",),
-    "train.material": ("Material", "open_material"),
-    "train.models": ("AttentionWeights", "Dimensions", "Encoded", "ImageBatch", "register_model", "RetrievalModel"),
+    "train.training_data": ("Material", "open_material"),
+    "train.models.catalogue": ("register_model",),
+    "train.models.retrieval_model": ("AttentionWeights", "Dimensions", "Encoded", "ImageBatch", "RetrievalModel"),
     "train.reports.comparison": ("compare_runs", "Comparison"),
     "train.reports.comparison_plots": ("plot_comparison",),
     "train.reports.figures": ("draw_figures", "Figures"),

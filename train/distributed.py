@@ -22,7 +22,7 @@ from train.models.retrieval_model import Encoded
 
 
 @dataclass(frozen=True)
-class Processes:
+class DistributedContext:
     """This process among those that train the model.
 
     Attributes:
@@ -34,7 +34,7 @@ class Processes:
     size: int = 1
 
     @property
-    def is_first(self) -> bool:
+    def is_rank_zero(self) -> bool:
         """Whether this is the process that evaluates and writes."""
         return self.rank == 0
 
@@ -42,19 +42,19 @@ class Processes:
         """Return this process's part of ``count`` rows; parts differ by one row at most."""
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
-    def whole(self, part: Encoded, count: int) -> Encoded:
+    def gather_rows(self, part: Encoded, count: int) -> Encoded:
         """Join what all processes encoded of their rows into ``count`` rows; gradients flow back to every part."""
-        return part if self.size == 1 else self._whole(part, count)
+        return part if self.size == 1 else self._gather_rows(part, count)
 
     @torch.compiler.disable  # What processes tell each other is no part of a graph.
-    def _whole(self, part: Encoded, count: int) -> Encoded:
+    def _gather_rows(self, part: Encoded, count: int) -> Encoded:
         rows = self.rows(count)
         if part.values.dim() == 3:
             part = part.widened(self._most(part.values.shape[1], part.values.device))
         # All processes compute the whole loss, and the gradient of the sum adds up over them; DDP, which averages the gradients of
         # the parameters, takes that factor out again.
-        values = all_reduce(_among(part.values, rows, count))
-        return Encoded(values, None if part.mask is None else all_reduce(_among(part.mask.float(), rows, count)) > 0)
+        values = all_reduce(_scatter_rows(part.values, rows, count))
+        return Encoded(values, None if part.mask is None else all_reduce(_scatter_rows(part.mask.float(), rows, count)) > 0)
 
     def _most(self, number: int, device: torch.device) -> int:
         """Return the greatest number that any process has."""
@@ -67,7 +67,7 @@ class Processes:
         # A batch of only captions leaves the image encoder without a gradient, and one language the encoders of the others.
         return module if self.size == 1 else DistributedDataParallel(module, find_unused_parameters=True)
 
-    def agree(self, value: float, device: torch.device) -> float:
+    def broadcast(self, value: float, device: torch.device) -> float:
         """Return the first process's value in all processes."""
         if self.size == 1:
             return value
@@ -75,7 +75,7 @@ class Processes:
         dist.broadcast(shared, src=0)
         return float(shared)
 
-    def greatest(self, value: int) -> int:
+    def all_reduce_max(self, value: int) -> int:
         """Return the greatest value of all processes, in all of them; none goes on before the last has come here."""
         if self.size == 1:
             return value
@@ -84,25 +84,25 @@ class Processes:
         return int(shared)
 
 
-def _among(part: Tensor, rows: slice, count: int) -> Tensor:
+def _scatter_rows(part: Tensor, rows: slice, count: int) -> Tensor:
     """Return ``count`` rows, all zeros but those of the part."""
     before, after = (part.new_zeros(size, *part.shape[1:]) for size in (rows.start, count - rows.stop))
     return torch.cat([before, part, after])
 
 
 @contextmanager
-def join_processes(device: torch.device) -> Iterator[Processes]:
+def join_processes(device: torch.device) -> Iterator[DistributedContext]:
     """Join the processes that ``torchrun`` started, if it did; otherwise this one is alone. A GPU becomes this process's own."""
     if device.type == "cuda":  # Otherwise NCCL, and whatever names no device, would open contexts on the first GPU as well.
         torch.cuda.set_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield Processes()
+        yield DistributedContext()
         return
     if device.type == "cuda":
         dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
     else:
         dist.init_process_group("gloo")
     try:
-        yield Processes(dist.get_rank(), dist.get_world_size())
+        yield DistributedContext(dist.get_rank(), dist.get_world_size())
     finally:
         dist.destroy_process_group()

@@ -383,7 +383,7 @@ class ReproduceJob:
 
     @property
     def overrides(self) -> Mapping[str, str]:
-        """Values in all configurations, as `train.config.resolve` takes them."""
+        """Values in all configurations, as `train.config.sections.resolve` takes them."""
         return _overrides(self)
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import isfinite, isnan, nan
 
 import torch
@@ -21,15 +21,15 @@ from schemas.process.resources import bfloat16_remark
 from schemas.process.shutdown import DeferredSignal, defer_signals, set_shutdown_notice
 from schemas.storage.folder import TEMPORARY_MARK, Folder
 from schemas.writing.shard_writer import lock_folder
+from train.batch_loader import BatchLoader
 from train.config.sections import Config, to_toml
 from train.data.sampling import Batch
 from train.devices import check_precision, computing, resolve_device
-from train.distributed import Processes, join_processes
+from train.distributed import DistributedContext, join_processes
 from train.jobs import DivergedError, Result, TrainJob
-from train.material import TrainingMaterial, open_material, overlap_remark
+from train.losses import Objective, per_query, terms_of
 from train.models.catalogue import build_model
-from train.models.word_tables import begin_with, freeze_words
-from train.objectives.terms import Objective, terms_of
+from train.models.encoders import freeze_word_embeddings, load_pretrained_embeddings
 from train.progress import Report
 from train.runs.checkpoints import BEST, LAST, Checkpoint, TrainingProgress, write_checkpoint
 from train.runs.logs import CONFIG, CURVES, LOG, METRICS, RunLog
@@ -39,8 +39,45 @@ from train.runs.run import Run, open_run
 from train.runs.starting import provenance, start_model
 from train.runs.stopwatch import Stopwatch
 from train.schedules import learning_rate, steps_in_all, steps_per_epoch, stop_reason
-from train.steps import Step, find_divergence
-from train.supply import Supply
+from train.training_data import TrainingMaterial, open_material, overlap_remark
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of the optimizer.
+
+    Attributes:
+        batches: its batches.
+        losses: the objective of each batch, and the losses that it is the weighted sum of, by name.
+        norm: norm of the gradient before it was clipped.
+    """
+
+    batches: tuple[Batch, ...]
+    losses: tuple[tuple[Tensor, Mapping[str, Tensor]], ...]
+    norm: Tensor
+
+    @property
+    def loss(self) -> Tensor:
+        """The objective, the sum over the batches."""
+        return torch.stack([loss for loss, _ in self.losses]).sum()
+
+    def per_query(self) -> tuple[float, dict[str, float]]:
+        """Return objective and losses as means over their queries; the last batch of an epoch may be smaller."""
+        return per_query((batch, *losses) for batch, losses in zip(self.batches, self.losses, strict=True))
+
+
+def find_divergence(step: Step, state: Iterable[Tensor] = ()) -> str:
+    """Return the value of a step that is not finite, in words; an empty string if all are.
+
+    Args:
+        step: the step.
+        state: weights and state of the optimizer after it, which a step with a finite loss can spoil. A GPU is waited for once.
+    """
+    if not torch.isfinite(step.loss + step.norm):
+        return f"the loss is {float(step.loss)} and the norm of its gradient {float(step.norm)}"
+    finite = [values.isfinite().all().to(step.norm.device) for values in state]
+    return "weights are not finite" if finite and not torch.stack(finite).all() else ""
+
 
 _LOG_EVERY = 10
 
@@ -132,7 +169,7 @@ def train(
         if before is not None and not reason and not job.resume:
             raise holds_a_run(folder)
         taken = loop.begin(before, source)
-        if processes.is_first:
+        if processes.is_rank_zero:
             remarks += [bfloat16_remark(job.precision, device.type), *taken, overlap_remark(config, job.corpus)]
             remarks += [
                 *(missing.remark for missing in material.missing_features),
@@ -142,15 +179,15 @@ def train(
                 remark(sentence)
         if before is not None and reason:
             return Result(job.output, replace(before.progress, stop_reason=reason), material.missing_features)
-        with defer_signals() as interruption, loop.supply.reading():
+        with defer_signals() as interruption, loop.batches.prefetching():
             progress = loop.run(interruption)
     return Result(job.output, progress, material.missing_features)
 
 
 @contextmanager
-def _held(folder: Folder, processes: Processes) -> Iterator[None]:
+def _held(folder: Folder, processes: DistributedContext) -> Iterator[None]:
     """Hold the folder of the run; the first process does so for all."""
-    if not processes.is_first:
+    if not processes.is_rank_zero:
         yield
         return
     with lock_folder(folder):
@@ -176,7 +213,7 @@ class _Loop:
         config: Config,
         material: TrainingMaterial,
         start: Checkpoint,
-        processes: Processes,
+        processes: DistributedContext,
         device: torch.device,
         watch: Watch,
     ) -> None:
@@ -191,11 +228,11 @@ class _Loop:
         self.progress = TrainingProgress()
         self.kept_step = 0  # Of last.pt.
         self.stopwatch = Stopwatch()
-        self.supply = Supply(material, material.sampler(config, job.seed), processes, device)
-        self.epoch_steps = steps_per_epoch(config.schedule, self.supply.epoch_steps)
+        self.batches = BatchLoader(material, material.sampler(config, job.seed), processes, device)
+        self.epoch_steps = steps_per_epoch(config.schedule, self.batches.epoch_steps)
         self.model = build_model(config.model, start.dimensions, job.seed).to(device)
         if config.model.frozen_words:
-            freeze_words(self.model, start.dimensions.vocabulary_size)
+            freeze_word_embeddings(self.model, start.dimensions.vocabulary_size)
         self.terms = terms_of(config.loss, self.model)
         optimizer = torch.optim.AdamW if config.optimizer.name == "adamw" else torch.optim.Adam
         self.optimizer = optimizer(
@@ -220,19 +257,21 @@ class _Loop:
             source = self.folder.path_of(LAST)
             restore_model(self.model, before.model, source)
             restore_optimizer(self.optimizer, before.optimizer, source)
-            restore_sampler(self.supply, before.sampler, source)
+            restore_sampler(self.batches, before.sampler, source)
             self.progress = replace(before.progress, stop_reason="")
             self.kept_step = self.progress.step
             set_shutdown_notice(_kept(self.progress.step))
         else:
             set_shutdown_notice("stopped before the first checkpoint: nothing is kept")
             if self.material.word_vectors is not None:
-                taken.append(begin_with(self.model, self.material.word_vectors, self.material.vocabulary.counts))
+                taken.append(
+                    load_pretrained_embeddings(self.model, self.material.word_vectors, self.material.vocabulary.counts)
+                )
         if before is None and other is not None:  # Words that it knows are further than pretrained ones.
             began = start_model(self.model, self.start.tokens, other)
             self.start = replace(self.start, started_from=began.to_dict())
             taken.append(began.remark)
-        objective = Objective(self.model, self.terms, whole=self.processes.whole)
+        objective = Objective(self.model, self.terms, gather_rows=self.processes.gather_rows)
         if self.job.compile:
             objective.compile()
         self.objective = self.processes.wrap(objective)
@@ -240,7 +279,7 @@ class _Loop:
 
     def run(self, interruption: DeferredSignal) -> TrainingProgress:
         """Train to the end, or until the step after which an interruption stops all processes."""
-        if not self.processes.is_first:
+        if not self.processes.is_rank_zero:
             return self._run(None, interruption)
         for path in self.folder.local_path.glob(".*"):
             if _LEFT_BEHIND.fullmatch(path.name) and path.is_file():  # A process was killed while it wrote this file.
@@ -281,7 +320,7 @@ class _Loop:
             if evaluates:
                 self._evaluate(log, done)
                 self._stop_if_over()
-            asked = self.processes.greatest(interruption.received)
+            asked = self.processes.all_reduce_max(interruption.received)
             if asked:
                 self._check_finite(done, weights=True)
             if saves or asked:
@@ -295,22 +334,24 @@ class _Loop:
             if asked:
                 interruption.agreed = asked
                 set_shutdown_notice(f"stopped at step {step:,}; {LAST} holds it, the same command with --resume goes on")
-                self.processes.greatest(0)  # The end of one process ends the others: not before the checkpoint is written.
+                self.processes.all_reduce_max(
+                    0
+                )  # The end of one process ends the others: not before the checkpoint is written.
                 break
         return self.progress
 
     def _step(self) -> Step:
         """Train on the batches of a step: their gradients add up, as those of the queries of a batch do."""
-        config, epoch = self.config, self.supply.epoch
+        config, epoch = self.config, self.batches.epoch
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(config, step=self.progress.step, epoch=epoch, epoch_steps=self.epoch_steps)
         hinges = "sum" if self.progress.step < config.loss.sum_warmup_steps else config.loss.hinges
         self.optimizer.zero_grad()
         batches: list[Batch] = []
         losses: list[tuple[Tensor, Mapping[str, Tensor]]] = []
-        while len(batches) < config.schedule.grad_accum_steps and self.supply.epoch == epoch:
+        while len(batches) < config.schedule.grad_accum_steps and self.batches.epoch == epoch:
             with self.stopwatch.measure("data"):
-                batch, inputs = self.supply.next()
+                batch, inputs = self.batches.next()
             loss, terms = self.objective(inputs, hinges)
             # Several processes exchange the gradients of each batch: the encoders of another may be others.
             loss.backward()
@@ -333,7 +374,7 @@ class _Loop:
             score = sum(results[language].sum_of_recalls for language in monitored)
             if not all(map(isfinite, (validation.loss or 0.0, *validation.terms.values()))):
                 score = nan
-        score = self.processes.agree(score, self.device)
+        score = self.processes.broadcast(score, self.device)
         if isnan(score):  # In all processes.
             raise self._diverged("the loss on the validation split is not finite")
         if log is not None:
@@ -378,7 +419,7 @@ class _Loop:
 
     def _report(self, loss: float, scores: dict[str, float]) -> Report:
         progress, limit = self.progress, steps_in_all(self.config.schedule, self.epoch_steps)
-        return Report(progress.step, limit, self.supply.epoch, loss, scores, progress.best_score)
+        return Report(progress.step, limit, self.batches.epoch, loss, scores, progress.best_score)
 
     def stop_reason(self, progress: TrainingProgress) -> str:
         """Return why a training ends after this progress; an empty string if it goes on."""
@@ -390,11 +431,11 @@ class _Loop:
     def _save(self, name: str) -> None:
         if name == LAST:
             self.kept_step = self.progress.step
-        if not self.processes.is_first:
+        if not self.processes.is_rank_zero:
             return
         checkpoint = replace(self.start, model=self.model.state_dict(), progress=replace(self.progress, stop_reason=""))
         if name == LAST:
-            optimizer, sampler = self.optimizer.state_dict(), self.supply.state()
+            optimizer, sampler = self.optimizer.state_dict(), self.batches.state()
             checkpoint = replace(checkpoint, progress=self.progress, optimizer=optimizer, sampler=sampler)
         with self.stopwatch.measure("checkpoints"):
             write_checkpoint(self.folder, name, checkpoint)

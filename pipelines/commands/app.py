@@ -26,7 +26,7 @@ from pipelines.commands.process import BROKEN_PIPE
 from schemas.console import events
 from schemas.escapes import escape_text
 from schemas.fonts import FontWarning
-from train.voice import Voice
+from train.rank_output import RankOutput
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,8 +97,8 @@ for _group in _GROUPS:
 
 def main() -> None:
     """Run the command, and turn errors into messages and exit codes."""
-    voice = Voice()
-    voice.lower()
+    output = RankOutput()
+    output.silence()
     logging.basicConfig(level=logging.ERROR)
     events.show_remarks(remark)
     # Typer and `train` have consoles of their own.
@@ -107,7 +107,7 @@ def main() -> None:
     warnings.showwarning = _show_warning
     if wants_events(sys.argv[1:]):
         events.start()  # Before the words are parsed, so that wrong usage is an event as well.
-    sys.exit(run(voice.once(app)))
+    sys.exit(run(output.report_once(app)))
 
 
 _show_any_warning = warnings.showwarning

@@ -22,8 +22,9 @@ from torch import Tensor
 from train.config.models import MhaDConfig
 from train.config.sections import LossConfig
 from train.data.batches import CaptionBatch
-from train.models import Dimensions, ImageBatch, MhaD
-from train.objectives.terms import Inputs, Objective, terms_of
+from train.losses import Inputs, Objective, terms_of
+from train.models.mha_d import MhaD
+from train.models.retrieval_model import Dimensions, ImageBatch
 
 BATCH, REGIONS, FEATURES = 128, 36, 2048
 CONFIG = MhaDConfig()

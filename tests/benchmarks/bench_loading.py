@@ -34,7 +34,7 @@ import json, sys, time
 from pathlib import Path
 started = time.perf_counter()
 from train.data.splits import open_data
-from train.data.pairs import caption_pairs
+from train.data.captions import caption_pairs
 imported, before = time.perf_counter(), time.process_time()
 data = open_data(*sys.argv[1:], split="train", portions={"en": ["comparable"], "de": ["comparable"]})
 loaded, cpu = time.perf_counter(), time.process_time() - before

@@ -1,7 +1,7 @@
 """Compare our GRU and LSTM with torch's, which on a GPU are cuDNN's: batches of 128 captions, words 300, 1024 units.
 
 Both read the same captions with the same parameters, forward and backward, in turn. The captions are those of Multi30K, if its text
-is available, and synthetic ones that share no prefix but ``<start>``. `train.models.encoders.reads_by_itself` chooses by these
+is available, and synthetic ones that share no prefix but ``<start>``. `train.models.encoders.uses_packed_rnn` chooses by these
 ratios. Takes a device and the number of threads as arguments; without a GPU the rates are of processor time, which other processes
 disturb less. Our LSTM is for CPUs.
 """
@@ -20,10 +20,8 @@ from measuring import machine, ratio
 from torch import Tensor, nn
 
 from train.data.batches import CaptionBatch
-from train.data.packing import pack
-from train.models.encoders import WordTable, read_last_with_torch, read_with_torch
-from train.models.packed_gru import read_prefixes
-from train.models.packed_lstm import read_both_ways
+from train.models.encoders import WordEmbedding, read_last_with_torch, read_with_torch
+from train.models.packed_rnn import bilstm_over_trie, build_trie, gru_over_trie
 
 STEPS = 3  # Per measurement, each on another batch; the same ones for both.
 
@@ -60,20 +58,20 @@ def main() -> None:
         torch.set_num_threads(int(sys.argv[2]))
     torch.manual_seed(0)
     print(f"{machine()}, torch {torch.__version__} with {torch.get_num_threads()} threads, {device}")
-    table = WordTable(VOCABULARY, WORDS).to(device)
+    table = WordEmbedding(VOCABULARY, WORDS).to(device)
     gru = nn.GRU(WORDS, WIDTH, batch_first=True).to(device)
     lstm = nn.LSTM(WORDS, WIDTH, batch_first=True, bidirectional=True).to(device)
 
     def read_by_itself(captions: CaptionBatch) -> tuple[Tensor, ...]:
-        packed = pack(captions).to(device)
-        return (read_prefixes(gru, table(packed.tokens), packed),)
+        packed = build_trie(captions).to(device)
+        return (gru_over_trie(gru, table(packed.tokens), packed),)
 
     readers: dict[str, tuple[Read, Read]] = {
         "GRU": (read_by_itself, lambda captions: (read_last_with_torch(gru, table, captions),))
     }
     if device.type == "cpu":
         readers["bidirectional LSTM"] = (
-            lambda captions: read_both_ways(lstm, table, captions),
+            lambda captions: bilstm_over_trie(lstm, table, captions),
             lambda captions: read_with_torch(lstm, table, captions),
         )
     for case, captions in (("Multi30K", multi30k()), ("nothing shared", synthetic())):

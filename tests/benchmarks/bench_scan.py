@@ -24,9 +24,9 @@ from torch.nn.functional import normalize
 from train.config.models import ScanConfig
 from train.evaluation.evaluating import scores_between
 from train.evaluation.metrics import ranks_of
-from train.models import Dimensions, Encoded, build_model
-from train.models.retrieval_model import RetrievalModel
-from train.objectives.ranking import ranking_loss
+from train.losses import ranking_loss
+from train.models.catalogue import build_model
+from train.models.retrieval_model import Dimensions, Encoded, RetrievalModel
 
 REGIONS, WIDTH, BATCH, MARGIN = 36, 1024, 128, 0.2
 SETTINGS = {

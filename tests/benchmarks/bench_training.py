@@ -26,8 +26,9 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from schemas.vocabulary import END, START, UNK
 from train.config.models import VseConfig
 from train.data.batches import CaptionBatch
-from train.models import Dimensions, ImageBatch, JointEmbedding
-from train.objectives.ranking import ranking_loss
+from train.losses import ranking_loss
+from train.models.retrieval_model import Dimensions, ImageBatch
+from train.models.vse import JointEmbedding
 
 BATCH, WIDTH, WORDS, FEATURES, MARGIN, CLIP, RATE = 128, 1024, 300, 2048, 0.2, 2.0, 2e-4
 VOCABULARY = 8344  # English words that occur four times in Multi30K's comparable captions.

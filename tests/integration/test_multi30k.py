@@ -16,7 +16,7 @@ from schemas.writing.validation import validate
 from tests.builders import write_rows
 from train.config.sections import resolve
 from train.jobs import Corpus
-from train.material import open_material
+from train.training_data import open_material
 
 pytestmark = pytest.mark.slow
 

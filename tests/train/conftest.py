@@ -23,7 +23,7 @@ from train.data.splits import open_data
 from train.jobs import Corpus, Result, TrainJob
 from train.loop import train
 from train.models.catalogue import build_model
-from train.models.dimensions import Dimensions
+from train.models.retrieval_model import Dimensions
 from train.runs.checkpoints import BEST, Checkpoint, TrainingProgress, write_checkpoint
 
 SPLITS = {"train": 40, "val": 12, "test": 9}

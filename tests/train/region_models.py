@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from tests.train.trainings import CONFIG
 from train.config.models import ModelConfig
 from train.data.batches import CaptionBatch
-from train.models import Dimensions, Encoded, ImageBatch, RetrievalModel, register_model
+from train.models.catalogue import register_model
+from train.models.retrieval_model import Dimensions, Encoded, ImageBatch, RetrievalModel
 
 REGION_CONFIG = CONFIG.replace("embed_dim = 6\nword_dim = 4", 'kind = "toy-regions"\nwidth = 6')
 

@@ -5,32 +5,32 @@ import torch
 from tests.pretended_gpu import pretended_gpu
 from tests.train.trainings import CONFIG, DAN, MHA_D, ORDER, events, train_in_two_processes, weights
 from train.config.sections import from_toml
-from train.distributed import Processes, join_processes
+from train.distributed import DistributedContext, join_processes
 from train.jobs import TrainJob
 from train.loop import train
 
 
 @pytest.mark.parametrize(("count", "size"), [(9, 2), (128, 3), (2, 4), (1, 2), (0, 2)])
 def test_every_row_belongs_to_one_process(count, size):
-    rows = [np.arange(count)[Processes(rank, size).rows(count)] for rank in range(size)]
+    rows = [np.arange(count)[DistributedContext(rank, size).rows(count)] for rank in range(size)]
     assert np.concatenate(rows).tolist() == list(range(count))
     assert max(map(len, rows)) - min(map(len, rows)) <= 1
 
 
 def test_one_process_is_alone():
-    processes = Processes()
+    processes = DistributedContext()
     part, module = torch.ones(3, 2), torch.nn.Linear(1, 1)
-    assert processes.is_first
-    assert processes.whole(part, 3) is part
+    assert processes.is_rank_zero
+    assert processes.gather_rows(part, 3) is part
     assert processes.wrap(module) is module
-    assert processes.agree(1.5, torch.device("cpu")) == 1.5
-    assert processes.greatest(15) == 15
+    assert processes.broadcast(1.5, torch.device("cpu")) == 1.5
+    assert processes.all_reduce_max(15) == 15
 
 
 def test_without_torchrun_there_is_one_process(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with join_processes(torch.device("cpu")) as processes:
-        assert processes == Processes(0, 1)
+        assert processes == DistributedContext(0, 1)
     assert not torch.distributed.is_initialized()
 
 

@@ -12,7 +12,7 @@ from tests.train.trainings import CONFIG, DAN, MHA_D, MLMME, SCAN, events, weigh
 from train.evaluation import embed_run, evaluate_run, search
 from train.evaluation.sts_scoring import sts
 from train.jobs import EvaluateJob, SearchJob, StsJob
-from train.models import Encoded, ImageBatch
+from train.models.retrieval_model import Encoded, ImageBatch
 from train.runs import open_run
 
 TEXTS = {

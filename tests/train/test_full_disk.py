@@ -14,7 +14,7 @@ from schemas.errors import DatasetError
 from schemas.storage.folder import Folder
 from tests.train.trainings import CONFIG, assert_equal, weights
 from train.config.sections import from_toml
-from train.data.mapping import mapped_array
+from train.data.memmap import mapped_array
 from train.evaluation.embedding import embed
 from train.jobs import EmbedJob, TrainJob
 from train.loop import train

@@ -13,15 +13,15 @@ from schemas.storage.folder import Folder
 from tests.train.trainings import CONFIG, ENGLISH, PARALLEL, assert_equal, events, lasting_log, weights
 from train import loop, schedules
 from train.config.sections import from_toml
-from train.distributed import Processes
+from train.distributed import DistributedContext
 from train.evaluation.evaluating import evaluate
 from train.jobs import DivergedError, TrainJob
 from train.loop import train
-from train.material import Material, open_material
+from train.losses import Objective, terms_of
 from train.models.catalogue import build_model
-from train.objectives.terms import Objective, terms_of
 from train.runs.checkpoints import BEST, LAST, TrainingProgress, read_checkpoint
 from train.runs.run import open_run
+from train.training_data import Material, open_material
 
 # --- learning --------------------------------------------------------------------------------------------------------
 
@@ -392,7 +392,7 @@ def test_features_of_zeros_leave_the_first_gradient_its_size(toy):
     batch = material.sampler(config, 0).next()
     assert (batch.images < 20).any()
     model = build_model(config.model, material.dimensions, 0)
-    objective = Objective(model, terms_of(config.loss, model), whole=Processes().whole)
+    objective = Objective(model, terms_of(config.loss, model), gather_rows=DistributedContext().gather_rows)
     objective(replace(material, training=zeros).inputs(batch, torch.device("cpu")), "sum")[0].backward()
     norms = {name: float(parameter.grad.norm()) for name, parameter in model.named_parameters()}
     assert 0 < max(norms.values()) < 1e3

@@ -22,9 +22,11 @@ from train.data.batches import CaptionBatch
 from train.evaluation import embed_run, evaluate_run, search
 from train.jobs import EvaluateJob, SearchJob, TrainJob
 from train.loop import train
-from train.material import open_material
-from train.models import Dimensions, Encoded, ImageBatch, RetrievalModel, catalogue, register_model
+from train.models import catalogue
+from train.models.catalogue import register_model
+from train.models.retrieval_model import Dimensions, Encoded, ImageBatch, RetrievalModel
 from train.runs import open_run
+from train.training_data import open_material
 
 EDGES = """
 from dataclasses import dataclass

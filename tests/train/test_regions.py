@@ -19,7 +19,7 @@ from train.evaluation import embed_run, evaluate_run, search
 from train.evaluation.evaluating import encode_images
 from train.jobs import EvaluateJob, SearchJob, TrainJob
 from train.loop import train
-from train.models import ImageBatch
+from train.models.retrieval_model import ImageBatch
 from train.reports.reproduce import reproduce
 from train.runs.run import open_run
 

@@ -16,12 +16,12 @@ from train.config.sections import from_toml
 from train.evaluation import embed, evaluate_run, search
 from train.evaluation.sts_scoring import sts
 from train.jobs import EmbedJob, EvaluateJob, FiguresJob, ReproduceJob, SearchJob, StsJob, TrainJob
-from train.material import open_material
 from train.reports.figures import draw_figures
 from train.reports.reproduce import reproduce
 from train.reports.results import read_result
 from train.reports.row_needs import corpora_of, left_out
 from train.runs import open_run
+from train.training_data import open_material
 
 
 def reads(text: str, steps: int = 44) -> str:
@@ -137,7 +137,7 @@ def test_embed(run, toy_tokens, tmp_path):
     opened, tokens = open_run(run), {}
     for row in open_dataset(toy_tokens.token_features):
         tokens[row["image_id"], row["language"], row["portion"], row["index"]] = row["vectors"]
-    from tests.train.models.test_given_tokens import alone
+    from tests.train.models.test_encoders import alone
 
     for row in list(open_dataset(tmp_path / "out" / "captions"))[::17]:
         vectors = torch.from_numpy(tokens[row["image_id"], row["language"], row["portion"], row["index"]].copy())

@@ -48,8 +48,8 @@ import train
 for module in pkgutil.walk_packages(train.__path__, "train."):
     importlib.import_module(module.name)
 
-from train.config import resolve
-from train.data import open_data
+from train.config.sections import resolve
+from train.data.splits import open_data
 from train.evaluation import evaluate
 from train.jobs import Corpus, TrainJob
 from train.loop import train

@@ -1,18 +1,54 @@
-"""The section ``model`` of a configuration: a kind of model, and its choices.
+"""The section ``model`` of a configuration: a kind of model, and its choices; and the checks of single values in all sections.
 
 Each kind has a dataclass of its own, which the key ``kind`` selects. `train.models.catalogue` holds what is built from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from schemas.conversion import Tagged
 from schemas.errors import UsageError
-from train.config.checks import not_negative, one_of, positive, require
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise a `UsageError` where a condition does not hold."""
+    if not condition:
+        raise UsageError(message)
+
+
+def one_of(section: str, values: Any, key: str, choices: Sequence[str]) -> None:
+    """Check that a value is one of a few; arguments and errors as those of `positive`, and the choices."""
+    value = getattr(values, key)
+    require(value in choices, f"{section}.{key} is {value!r}, expected one of {', '.join(map(repr, choices))}")
+
+
+def positive(section: str, values: Any, *keys: str) -> None:
+    """Check that values are finite and more than 0.
+
+    Args:
+        section: name of the section, for messages.
+        values: the section.
+        keys: names of the values.
+
+    Raises:
+        UsageError: one is not.
+    """
+    for key in keys:
+        value = getattr(values, key)
+        require(0 < value < math.inf, f"{section}.{key} is {value}, expected more than 0")
+
+
+def not_negative(section: str, values: Any, *keys: str) -> None:
+    """Check that values are finite and not less than 0; arguments and errors as those of `positive`."""
+    for key in keys:
+        value = getattr(values, key)
+        require(0 <= value < math.inf, f"{section}.{key} is {value}, expected 0 or more")
+
 
 ENTRY_POINTS = "imagepivot.models"
 """Group of entry points by which other distributions add kinds of models: name of the kind, and the module that registers it."""

@@ -1,7 +1,7 @@
-"""The presets: TOML files in ``train/presets``, one for each row of the papers' tables.
+"""The presets, TOML files in ``train/presets`` for the rows of the papers' tables, and configurations that extend them.
 
 The name of a preset is its path in that folder without extension, e.g. ``kadar2018/bilingual-c2c``. Files that begin with an
-underscore are not presets; presets extend them.
+underscore are not presets; presets extend them. A file of one's own is named by its path.
 """
 
 from __future__ import annotations
@@ -9,8 +9,13 @@ from __future__ import annotations
 import os
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
-from schemas.errors import UsageError
+from schemas.conversion import parse_toml
+from schemas.errors import InputError, UsageError
+from schemas.storage.locations import local_path
+from schemas.text import read_text
+from train.config.models import VseConfig
 
 _FOLDER = Path(__file__).parent.parent / "presets"
 
@@ -33,3 +38,84 @@ def read_preset(name: str) -> str:
         hint = f"did you mean {', '.join(matches)}?" if matches else "imagepivot train --list-presets lists them."
         raise UsageError(f"there is no preset {name!r}: {hint} A file of your own ends in .toml")
     return path.read_text(encoding="utf-8")
+
+
+def read_table(source: str) -> dict[str, Any]:
+    """Read a configuration as a table, with the values that it leaves out from what it ``extends``.
+
+    Args:
+        source: name of a preset, or path of a TOML file, which ends in ``.toml``.
+
+    Raises:
+        UsageError: there is no such preset or file, or none that it extends; one is not TOML; or they extend each other.
+    """
+    return _read(source, Path(), ())
+
+
+def extended(text: str, source: str) -> dict[str, Any]:
+    """Do the same with the text of a configuration; paths in it start at the current folder.
+
+    Args:
+        text: TOML.
+        source: name of the source, for messages.
+    """
+    return _extended(text, Path(), (source,))
+
+
+def _read(source: str, folder: Path, chain: tuple[str, ...]) -> dict[str, Any]:
+    """Read a configuration.
+
+    Args:
+        source: as in `read_table`.
+        folder: where a relative path starts.
+        chain: what extends it, the first one first.
+    """
+    by = f"{chain[-1]} extends {source!r}, but " if chain else ""
+    if not source.endswith(".toml"):
+        try:
+            text = read_preset(source)
+        except UsageError as error:
+            raise UsageError(f"{by}{error}") from error
+        return _extended(text, Path(), _longer(chain, source))
+    path = Path(os.path.normpath(folder / local_path(source)))
+    if not os.path.isfile(path):  # noqa: PTH113 -- false, too, where no file can be
+        advice = "a path starts at the folder of the file that names it" if chain else "check the path"
+        raise UsageError(
+            f"{by}there is no file {str(path) if chain else source!r}: {advice}, or give the name of a preset (--list-presets)"
+        )
+    try:
+        text = read_text(path)
+    except InputError as error:
+        raise UsageError(str(error)) from error
+    return _extended(text, path.parent, _longer(chain, str(path)))
+
+
+def _longer(chain: tuple[str, ...], name: str) -> tuple[str, ...]:
+    if name in chain:
+        raise UsageError(f"{chain[0]}: extends goes round in a circle: {' -> '.join((*chain, name))}. Take one of them out")
+    return *chain, name
+
+
+def _extended(text: str, folder: Path, chain: tuple[str, ...]) -> dict[str, Any]:
+    """Fill in what a text ``extends``; its keys replace those of the other, section by section."""
+    try:
+        table = parse_toml(text)
+        name = table.pop("extends", None)
+        if not isinstance(name, (str, type(None))):
+            raise UsageError(f"extends is {name!r}, expected the name of a preset, or the path of a file that ends in .toml")
+    except UsageError as error:
+        raise UsageError(f"{chain[-1]}: {error}") from error
+    if name is None:
+        return table
+    base = _read(name, folder, chain)
+    for key, value in table.items():
+        base[key] = _merged(base.get(key), value)
+    return base
+
+
+def _merged(base: Any, value: Any) -> Any:
+    """Return a section with the keys that it leaves out from another one, unless that one is of another kind."""
+    if not isinstance(base, dict) or not isinstance(value, dict):
+        return value
+    kinds = {table.get("kind", VseConfig.kind) for table in (base, value)} if "kind" in value else {""}
+    return {**base, **value} if len(kinds) == 1 else value

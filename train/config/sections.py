@@ -10,11 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
-from schemas.conversion import convert, dump, override
+from schemas.conversion import convert, dump, override, parse_toml
 from schemas.errors import UsageError
-from train.config.checks import not_negative, positive, require
-from train.config.extending import extended, read_table
-from train.config.models import ModelConfig, VseConfig
+from train.config.models import ModelConfig, VseConfig, not_negative, positive, require
+from train.config.presets import extended, read_table
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ class ScheduleConfig:
         batch_size: pairs per batch; for batches of ``images``, images per batch. At least 2: the others of a batch are the
             negatives.
         bucket_by_length: for ``tasks``, put captions of similar length into a batch, which then takes fewer time steps; see
-            `train.data.ShuffledRows`.
+            `train.data.sampling.EpochBatches`.
         grad_accum_steps: number of batches whose gradients are added up for a step, after which steps, epochs, learning rates and
             evaluations count; the last step of an epoch takes what is left. Negatives are those of each batch.
         eval_every_steps: steps between two evaluations on the validation split; 0 means one at the end of each epoch.
@@ -344,3 +343,26 @@ def _values(config: Config) -> Iterator[tuple[str, str]]:
             yield f"{section.name}.kind", dump(values.kind)
         if is_dataclass(values):
             yield from ((f"{section.name}.{key.name}", dump(getattr(values, key.name))) for key in fields(values))
+
+
+def settings_of(text: str) -> dict[str, Any]:
+    """Return the settings in a configuration, without its description.
+
+    Args:
+        text: TOML, as `train.config.sections.to_toml` writes it.
+
+    Returns:
+        Plain values by dotted key, such as ``optimizer.learning_rate``, in the order of the text.
+
+    Raises:
+        UsageError: the text is not TOML.
+    """
+    table = parse_toml(text)
+    table.pop("description", None)
+    found: dict[str, Any] = {}
+    for section, values in table.items():
+        if isinstance(values, dict):
+            found |= {f"{section}.{key}": value for key, value in values.items()}
+        else:
+            found[section] = values
+    return found

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from train.data.mapping import release
+from train.data.memmap import release
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,13 @@
-"""Encoded captions as flat arrays: the shards are read once, and no caption becomes a Python object.
+"""Encoded captions as flat arrays, their pairs, and the data regimes of Kádár et al. 2018.
 
-Letters in shapes: ``N`` captions, ``I`` images, ``T`` tokens of all captions, ``R`` selected rows.
+The shards are read once, and no caption becomes a Python object.
+
+Letters in shapes: ``N`` captions, ``I`` images, ``L`` languages, ``T`` tokens of all captions, ``R`` selected rows, ``P`` pairs.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -330,3 +333,121 @@ def _listing(contents: Mapping[tuple[str, str, str], int]) -> Iterator[str]:
             for (other, language, portion), count in sorted(contents.items())
             if other == split
         )
+
+
+@dataclass(frozen=True)
+class ByImage:
+    """Captions grouped by image and language.
+
+    Attributes:
+        rows: int32 ``[N]``, rows of `Captions`, group by group.
+        starts: int64 ``[I, L]``, position in ``rows`` at which each group begins.
+        counts: int64 ``[I, L]``, number of captions in each group.
+    """
+
+    rows: np.ndarray
+    starts: np.ndarray
+    counts: np.ndarray
+
+    @classmethod
+    def of(cls, captions: Captions) -> ByImage:
+        """Group captions; within a group they keep their order."""
+        shape = len(captions.image_ids), len(captions.language_names)
+        groups = captions.images.astype(np.int64) * shape[1] + captions.languages
+        counts = np.bincount(groups, minlength=shape[0] * shape[1])
+        rows = np.argsort(groups, kind="stable").astype(np.int32)
+        return cls(rows, (np.cumsum(counts) - counts).reshape(shape), counts.reshape(shape))
+
+
+@dataclass(frozen=True)
+class CaptionPairs:
+    """All pairs of captions of the same image in different languages.
+
+    Attributes:
+        first: int32 ``[P]``, rows of `Captions` in the language that comes first in ``language_names``.
+        second: int32 ``[P]``, rows in the other language.
+    """
+
+    first: np.ndarray
+    second: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+
+def caption_pairs(captions: Captions) -> CaptionPairs:
+    """Enumerate the caption pairs of every image, over all pairs of languages (Kádár et al. 2018, section 3).
+
+    Captions in the same language form no pair. With five English and five German captions an image has 25 pairs; with one French
+    and one Czech caption added it has 46 (section 6.2): 5 x 5, four times 5 x 1, and 1.
+    """
+    by_image = ByImage.of(captions)
+    firsts, seconds = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
+    for a in range(len(captions.language_names)):
+        for b in range(a + 1, len(captions.language_names)):
+            counts = by_image.counts[:, a] * by_image.counts[:, b]  # [I]
+            image = np.repeat(np.arange(len(counts)), counts)  # [P]
+            number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # [P], from 0 in each image
+            row, column = np.divmod(number, by_image.counts[image, b])
+            firsts.append(by_image.rows[by_image.starts[image, a] + row])
+            seconds.append(by_image.rows[by_image.starts[image, b] + column])
+    return CaptionPairs(np.concatenate(firsts), np.concatenate(seconds))
+
+
+def one_caption_per_image(captions: Captions, seed: int) -> Captions:
+    """Keep one random caption per image and language: comparable captions shrink to 29,000 per language (section 5.2).
+
+    All captions of an image are equally likely. The draws of two languages are independent. Translations all stay, since an image
+    has only one.
+    """
+    languages = len(captions.language_names)
+    groups = captions.images.astype(np.int64) * languages + captions.languages
+    # Sorted, so that the draw does not depend on the order of rows.
+    order = np.lexsort((captions.indices, captions.portions, groups))
+    present, starts, counts = np.unique(groups[order], return_index=True, return_counts=True)
+    keys = np.empty(len(present), np.uint64)
+    for number, language in enumerate(captions.language_names):
+        of_language = present % languages == number
+        keys[of_language] = _draws(captions, present[of_language] // languages, seed, f"caption/{language}")
+    chosen = order[starts + (keys % counts.astype(np.uint64)).astype(np.int64)]
+    return captions.select(np.sort(chosen))
+
+
+def half_of_images(captions: Captions, seed: int) -> Captions:
+    """Keep the captions of a random half of the images, the same half for every language (section 5.3).
+
+    With one language this is Half Monolingual, with two Bi-overlap. If the number of images is odd, the half is rounded down.
+    """
+    return captions.select(_in_half(captions, seed)[captions.images])
+
+
+def disjoint_halves(captions: Captions, seed: int) -> Captions:
+    """Keep the first language's captions of a random half of the images, and the second's of the rest (section 5.3).
+
+    This is Bi-disjoint: no image has captions in both languages. The first half is that of `half_of_images`.
+
+    Raises:
+        UsageError: there are not exactly two languages.
+    """
+    if len(captions.language_names) != 2:
+        raise UsageError(
+            f"images are divided between two languages, but there are {len(captions.language_names)}: "
+            f"{', '.join(captions.language_names)}"
+        )
+    return captions.select(_in_half(captions, seed)[captions.images] == (captions.languages == 0))
+
+
+def _in_half(captions: Captions, seed: int) -> np.ndarray:
+    """Return whether each image is in the half, bool ``[I]``; images without captions are not counted."""
+    present = np.unique(captions.images)
+    order = np.argsort(_draws(captions, present, seed, "half"), kind="stable")
+    half = np.zeros(len(captions.image_ids), bool)
+    half[present[order[: len(present) // 2]]] = True
+    return half
+
+
+def _draws(captions: Captions, images: np.ndarray, seed: int, purpose: str) -> np.ndarray:
+    """Return a uniform random uint64 for each image, which depends only on the seed, the purpose and the image id."""
+    ids = (captions.image_ids[image] for image in images.tolist())
+    digests = (hashlib.blake2b(f"{seed}/{purpose}/{name}".encode(), digest_size=8).digest() for name in ids)
+    return np.frombuffer(b"".join(digests), "<u8")

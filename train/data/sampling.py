@@ -16,10 +16,10 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from schemas.errors import UsageError
-from train.data.captions import Captions
-from train.data.pairs import ByImage, caption_pairs
+from train.config.sections import LossConfig, ScheduleConfig
+from train.data.captions import ByImage, Captions, caption_pairs
 
-POOL = 32
+BUCKET_BATCHES = 32
 """Number of batches among which captions are grouped by length, if that is requested."""
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class Sampler(Protocol):
         """Restore a state of a sampler that was built with the same arguments."""
 
 
-class ShuffledRows:
+class EpochBatches:
     """Batches of rows in random order, reshuffled for each pass (Kádár et al. 2018, section 3).
 
     Every row comes once per pass. The last batch of a pass is shorter if the batch size does not divide the number of rows.
@@ -85,7 +85,7 @@ class ShuffledRows:
         batch_size: B.
         seed: seed of the order.
         lengths: ``[count]``, number of tokens of each row. If given, rows of similar length are put together: the rows of every
-            `POOL` consecutive batches are sorted by length and divided into batches, which are then shuffled.
+            `BUCKET_BATCHES` consecutive batches are sorted by length and divided into batches, which are then shuffled.
     """
 
     def __init__(self, count: int, batch_size: int, seed: tuple[int, ...], *, lengths: np.ndarray | None = None) -> None:
@@ -146,7 +146,7 @@ def _batches(order: np.ndarray, batch_size: int) -> list[np.ndarray]:
 def _of_similar_length(order: np.ndarray, lengths: np.ndarray, batch_size: int, rng: np.random.Generator) -> list[np.ndarray]:
     """Return batches of rows of similar length, formed within pools so that other rows meet in each pass."""
     shuffled: list[np.ndarray] = []
-    for pool in _batches(order, POOL * batch_size):
+    for pool in _batches(order, BUCKET_BATCHES * batch_size):
         batches = _batches(pool[np.argsort(lengths[pool], kind="stable")], batch_size)
         shuffled += [batches[number] for number in rng.permutation(len(batches))]
     return shuffled
@@ -166,7 +166,7 @@ class TaskSampler:
         batch_size: number of pairs in a batch.
         seed: seed of the run.
         c2c_probability: 1 - p in figure 2, where p is the probability of c2i; the paper uses 0.5 for both.
-        bucket_by_length: put captions of similar length together, see `ShuffledRows`. A batch of Multi30K then takes 15 time steps
+        bucket_by_length: put captions of similar length together, see `EpochBatches`. A batch of Multi30K then takes 15 time steps
             instead of 34, and the same tokens 0.88 of the time on a CPU; but a caption meets negatives of similar length more often
             than with the papers' shuffling, so that this is not the default.
 
@@ -187,7 +187,7 @@ class TaskSampler:
                 raise UsageError(f"there are no captions in language {name!r} to train on")
         lengths = captions.lengths
         self._languages = {
-            name: ShuffledRows(
+            name: EpochBatches(
                 len(rows), batch_size, (seed, _ROWS, number), lengths=lengths[rows] if bucket_by_length else None
             )
             for number, (name, rows) in enumerate(self._rows.items())
@@ -198,7 +198,7 @@ class TaskSampler:
                 raise UsageError("captions are to be ranked against captions, but no image has captions in two languages")
             # The longer caption of a pair determines its number of time steps.
             longer = np.maximum(lengths[self._pairs.first], lengths[self._pairs.second]) if bucket_by_length else None
-            self._shuffled_pairs = ShuffledRows(len(self._pairs), batch_size, (seed, _PAIRS), lengths=longer)
+            self._shuffled_pairs = EpochBatches(len(self._pairs), batch_size, (seed, _PAIRS), lengths=longer)
 
     @property
     def epoch_steps(self) -> int:
@@ -321,3 +321,53 @@ class ImageSampler:
             for number in range(len(self._passes))
             for batch in _batches(rng.permutation(np.flatnonzero(most_captions > number)), self._batch_size)
         ]
+
+
+_SEED = 0  # Not the run's: the losses of several runs are measured on the same batches.
+
+
+def fixed_batches(captions: Captions, schedule: ScheduleConfig, loss: LossConfig) -> list[Batch]:
+    """Return batches composed as those that a configuration trains on, in an order that depends on the captions alone.
+
+    Each caption takes part once: for ``tasks`` in a batch of its language, beside which as many batches of caption pairs are drawn
+    as a training would draw on average; for ``images`` in the passes of `train.data.sampling.ImageSampler`.
+
+    Args:
+        captions: captions of the split.
+        schedule: kind and size of the batches.
+        loss: probability of caption pairs.
+
+    Returns:
+        The batches; none for ``images`` if no image has captions in every language.
+    """
+    if schedule.batches == "images":
+        complete = np.flatnonzero((ByImage.of(captions).counts > 0).all(1))
+        if not len(complete):
+            return []
+        sampler = ImageSampler(captions.select(np.isin(captions.images, complete)), schedule.batch_size, seed=_SEED)
+        rows_of = np.flatnonzero(np.isin(captions.images, complete))
+        batches = [sampler.next() for _ in range(sampler.epoch_steps)]
+        return [
+            Batch("images", tuple(rows_of[rows] for rows in batch.captions), batch.images, batch.languages) for batch in batches
+        ]
+    batches = []
+    for number, language in enumerate(captions.language_names):
+        rows = captions.rows_of(language)
+        for chosen in _pass(len(rows), schedule.batch_size, number) if loss.c2c_probability < 1 else ():
+            batches.append(Batch("c2i", (rows[chosen],), captions.images[rows[chosen]], (language,)))
+    if loss.c2c_probability > 0:
+        pairs = caption_pairs(captions)
+        share = loss.c2c_probability / (1 - loss.c2c_probability) if loss.c2c_probability < 1 else 1.0
+        drawn = np.random.default_rng(_SEED).permutation(len(pairs))[: round(share * len(captions))]
+        for chosen in _pass(len(drawn), schedule.batch_size, len(captions.language_names)):
+            sides = tuple(side[drawn[chosen]].astype(np.int64) for side in (pairs.first, pairs.second))
+            batches.append(Batch("c2c", sides, captions.images[sides[0]], tuple(map(captions.language_of, sides))))
+    return batches
+
+
+def _pass(count: int, batch_size: int, number: int) -> list[np.ndarray]:
+    """Return all of so many rows, shuffled, in batches."""
+    if not count:
+        return []
+    rows = EpochBatches(count, batch_size, (_SEED, number))
+    return [rows.next() for _ in range(rows.epoch_steps)]

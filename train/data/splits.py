@@ -15,9 +15,8 @@ from schemas.fingerprints import sha256_of_bytes
 from schemas.keys import normalization_hint
 from schemas.parameters import VocabularyParameters
 from schemas.vocabulary import Vocabulary
-from train.data.captions import Captions, read_captions
+from train.data.captions import Captions, disjoint_halves, half_of_images, one_caption_per_image, read_captions
 from train.data.features import ImageFeatures, extractor_fingerprint, missing_images, read_features
-from train.data.regimes import disjoint_halves, half_of_images, one_caption_per_image
 from train.data.token_features import open_token_features, token_fingerprints, with_token_features
 
 TEST_SPLITS = ("test_2016", "test_2016_flickr")

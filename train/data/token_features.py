@@ -22,7 +22,7 @@ from train.config.models import ModelConfig
 from train.data.batches import TokenVectors
 from train.data.captions import Captions
 from train.data.features import check_memory
-from train.data.mapping import mapped_array, release
+from train.data.memmap import mapped_array, release
 
 _KEY = ("image_id", "language", "portion", "index")
 _NAMED = 5
@@ -92,7 +92,7 @@ def with_token_features(captions: Captions, dataset: Dataset, *, memory_map: str
         captions: encoded captions.
         dataset: from `open_token_features`.
         memory_map: folder for a copy of the whole dataset, which is mapped instead of read into memory, as in
-            `train.data.read_features`. Any later call uses it, whatever the captions, and processes share its memory.
+            `train.data.features.read_features`. Any later call uses it, whatever the captions, and processes share its memory.
 
     Raises:
         DatasetError: the dataset lacks captions, has them with other tokens, or with vectors that are not finite.

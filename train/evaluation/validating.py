@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 import torch
 
 from train.config.sections import Config
-from train.data.fixed_batches import fixed_batches
-from train.data.sampling import Batch
+from train.data.sampling import Batch, fixed_batches
 from train.data.splits import TrainingData
 from train.devices import upload
 from train.evaluation.evaluating import EncodedSplit, encode_split, evaluate_encoded, evaluating
 from train.evaluation.metrics import Retrieval
+from train.losses import Term, Views, named_losses, per_query
 from train.models.retrieval_model import RetrievalModel
-from train.objectives.terms import Term, Views, named_losses, per_query
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Validation:
 def validate(model: RetrievalModel, data: TrainingData, config: Config, terms: Sequence[Term]) -> Validation:
     """Measure a model on the validation split, in float32 and without changing it.
 
-    The losses are those of `train.data.fixed_batches`, with the hinges of the configuration also while ``loss.sum_warmup_steps``
+    The losses are those of `train.data.sampling`, with the hinges of the configuration also while ``loss.sum_warmup_steps``
     trains on others, so that the values of a run can be compared.
 
     Args:

@@ -10,12 +10,11 @@ import torch
 from schemas.errors import UsageError
 from train.config.models import DanConfig, MhaDConfig, MlmmeConfig, ModelConfig, ScanConfig, VseConfig, register_section
 from train.models.dan import Dan
-from train.models.dimensions import Dimensions
-from train.models.joint_embedding import JointEmbedding
 from train.models.mha_d import MhaD
 from train.models.mlmme import Mlmme
-from train.models.retrieval_model import RetrievalModel
+from train.models.retrieval_model import Dimensions, RetrievalModel
 from train.models.scan import Scan
+from train.models.vse import JointEmbedding
 
 Builder = Callable[[Any, Dimensions], RetrievalModel]
 """From the section of a configuration and the dimensions of the data to a new model."""

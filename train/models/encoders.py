@@ -1,4 +1,4 @@
-"""Encoders of images and sentences into the joint space.
+"""Encoders of images and sentences into the joint space, and models with such encoders.
 
 A sentence encoder is composed: a table of word vectors, a reader that goes through them, and a pooling that makes one vector of
 what it returns.
@@ -9,6 +9,7 @@ word width, ``E`` joint embedding width.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -18,14 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from schemas.errors import UsageError
 from schemas.vocabulary import PAD, UNK
 from train.data.batches import CaptionBatch
-from train.data.packing import pack
+from train.data.word_vectors import WordVectors
 from train.devices import upload
-from train.models.dimensions import Dimensions
-from train.models.packed_gru import read_prefixes
-from train.models.packed_lstm import read_both_ways
-from train.models.retrieval_model import Encoded
+from train.models.packed_rnn import bilstm_over_trie, build_trie, gru_over_trie
+from train.models.retrieval_model import Dimensions, Encoded, RetrievalModel
 
 
 class ImageEncoder(nn.Linear):
@@ -48,7 +48,7 @@ class ImageEncoder(nn.Linear):
         nn.init.zeros_(self.bias)
 
 
-class WordTable(nn.Embedding):
+class WordEmbedding(nn.Embedding):
     """A learned vector for each word, from token ids to ``[..., W]``.
 
     Args:
@@ -69,14 +69,14 @@ class WordTable(nn.Embedding):
         """Return the vectors of token ids."""
         return super().forward(token_ids if self.rows is None else self.rows[token_ids])
 
-    def looked_up(self, captions: CaptionBatch) -> tuple[WordTable, CaptionBatch]:
+    def prepare(self, captions: CaptionBatch) -> tuple[WordEmbedding, CaptionBatch]:
         """Return what a reader reads: this table, and the captions."""
         return self, captions
 
 
 @dataclass(frozen=True)
-class GivenVectors:
-    """The given vectors of the tokens of a batch, ``[P, W]``, in the place of a `WordTable`: an id is the number of a token."""
+class PrecomputedEmbeddings:
+    """The given vectors of the tokens of a batch, ``[P, W]``, in the place of a `WordEmbedding`: an id is the number of a token."""
 
     weight: Tensor
 
@@ -85,15 +85,15 @@ class GivenVectors:
         return self.weight[token_ids]
 
 
-class GivenTokens(nn.Module):
-    """Vectors of tokens that captions bring along, such as those of BERT, in the place of a `WordTable`; nothing is learned."""
+class PrecomputedTokens(nn.Module):
+    """Vectors of tokens that captions bring along, such as those of BERT, in the place of a `WordEmbedding`; nothing is learned."""
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("_place", torch.empty(0), persistent=False)  # Says which device the model is on.
         self._place: Tensor
 
-    def looked_up(self, captions: CaptionBatch) -> tuple[GivenVectors, CaptionBatch]:
+    def prepare(self, captions: CaptionBatch) -> tuple[PrecomputedEmbeddings, CaptionBatch]:
         """Return what a reader reads: the vectors of a batch, and its captions with the number of each token as its id.
 
         Raises:
@@ -101,22 +101,22 @@ class GivenTokens(nn.Module):
         """
         vectors = upload(torch.from_numpy(captions.token_vectors()), self._place.device)
         offsets = np.concatenate([[0], np.cumsum(captions.lengths)])
-        return GivenVectors(vectors), CaptionBatch(np.arange(len(vectors)), offsets, np.arange(len(captions)))
+        return PrecomputedEmbeddings(vectors), CaptionBatch(np.arange(len(vectors)), offsets, np.arange(len(captions)))
 
 
-Words: TypeAlias = WordTable | GivenVectors
+Words: TypeAlias = WordEmbedding | PrecomputedEmbeddings
 """From token ids to their vectors ``[..., W]``, which are in ``weight``."""
 
 
-def words_of(dimensions: Dimensions, width: int, ids: Sequence[int] | None = None) -> WordTable | GivenTokens:
+def words_of(dimensions: Dimensions, width: int, ids: Sequence[int] | None = None) -> WordEmbedding | PrecomputedTokens:
     """Return the words of a new sentence encoder: given ones where the data has vectors of tokens, otherwise a new table.
 
     Args:
         dimensions: what the data says.
         width: W.
-        ids: as in `WordTable`.
+        ids: as in `WordEmbedding`.
     """
-    return GivenTokens() if dimensions.token_width else WordTable(dimensions.vocabulary_size, width, ids=ids)
+    return PrecomputedTokens() if dimensions.token_width else WordEmbedding(dimensions.vocabulary_size, width, ids=ids)
 
 
 class FinalStateGRU(nn.Module):
@@ -133,9 +133,9 @@ class FinalStateGRU(nn.Module):
 
     def forward(self, words: Words, captions: CaptionBatch) -> Encoded:
         """Read captions."""
-        if reads_by_itself(words.weight.device):
-            packed = pack(captions)
-            return Encoded(read_prefixes(self.gru, words(packed.tokens), packed))
+        if uses_packed_rnn(words.weight.device):
+            packed = build_trie(captions)
+            return Encoded(gru_over_trie(self.gru, words(packed.tokens), packed))
         return Encoded(read_last_with_torch(self.gru, words, captions))
 
 
@@ -153,7 +153,7 @@ class BidirectionalLSTM(nn.Module):
 
     def forward(self, words: Words, captions: CaptionBatch) -> Encoded:
         """Read captions."""
-        read = read_both_ways if reads_by_itself(words.weight.device) else read_with_torch
+        read = bilstm_over_trie if uses_packed_rnn(words.weight.device) else read_with_torch
         return _both_ways(read, self.lstm, words, captions)
 
 
@@ -174,7 +174,7 @@ class BidirectionalGRU(nn.Module):
         return _both_ways(read_with_torch, self.gru, words, captions)
 
 
-READERS = {"gru": FinalStateGRU, "bilstm": BidirectionalLSTM, "bigru": BidirectionalGRU}
+TEXT_ENCODERS = {"gru": FinalStateGRU, "bilstm": BidirectionalLSTM, "bigru": BidirectionalGRU}
 
 
 def orthogonalize(reader: nn.Module) -> None:
@@ -204,18 +204,44 @@ def pooled(encoded: Encoded, pooling: Literal["mean", "max"] = "mean") -> Tensor
     return encoded.values.masked_fill(outside, -torch.inf).amax(1)
 
 
+def where_present(function: Callable[[Tensor], Tensor], values: Tensor, mask: Tensor | None, *, absent: float = 0.0) -> Tensor:
+    """Apply a function of rows to those that are there: what stands in the others changes nothing.
+
+    On a CPU the others take no time. A GPU would have to tell how many there are, which the host would wait for, and a compiled
+    graph would end there; then the function is applied to all rows, and its results are replaced.
+
+    Args:
+        function: from ``[P, F]`` to ``[P, G]``, or with more dimensions in front; of zeros something finite.
+        values: ``[N, M, F]``.
+        mask: bool ``[N, M]``, true where there is a row; None if they are all there.
+        absent: what the others become.
+
+    Returns:
+        ``[N, M, G]``.
+    """
+    if mask is None:
+        return function(values)
+    if values.device.type != "cpu" or torch.compiler.is_compiling():
+        outside = ~mask[..., None]
+        return function(values.masked_fill(outside, 0)).masked_fill(outside, absent)
+    rows = mask.flatten().nonzero().squeeze(1)
+    result = function(values.flatten(0, 1).index_select(0, rows))  # [P, G]
+    everywhere = result.new_full((mask.numel(), result.shape[1]), absent)
+    return everywhere.index_copy(0, rows, result).unflatten(0, mask.shape)
+
+
 class SentenceEncoder(nn.Module):
     """Words, a reader, and a pooling.
 
     Args:
         words: vectors of words.
-        reader: one of `READERS`.
+        reader: one of `TEXT_ENCODERS`.
         pooling: what makes one vector of a reader's states ``[B, T, E]``, or takes the only one ``[B, E]``: `pooled` with a choice,
             or a module.
     """
 
     def __init__(
-        self, words: WordTable | GivenTokens, reader: nn.Module, pooling: Callable[[Encoded], Tensor] = pooled
+        self, words: WordEmbedding | PrecomputedTokens, reader: nn.Module, pooling: Callable[[Encoded], Tensor] = pooled
     ) -> None:
         super().__init__()
         self.words = words
@@ -225,7 +251,7 @@ class SentenceEncoder(nn.Module):
     @torch.compiler.disable  # The number of tokens, and that of time steps, changes with each batch: each would be compiled anew.
     def states(self, captions: CaptionBatch) -> Encoded:
         """Return what the reader does, in the order of the captions."""
-        states: Encoded = self.reader(*self.words.looked_up(captions))
+        states: Encoded = self.reader(*self.words.prepare(captions))
         return states
 
     def forward(self, captions: CaptionBatch) -> Tensor:
@@ -281,7 +307,7 @@ class SentenceEncoders(nn.ModuleList):
         return {f"{name}.{number}": (language,) for number, language in enumerate(self.languages)}
 
 
-def reads_by_itself(device: torch.device) -> bool:
+def uses_packed_rnn(device: torch.device) -> bool:
     """Return whether GRU and LSTM of `packed_gru` and `packed_lstm` read on a device; torch's do on the others.
 
     On a CPU ours are faster (``tests/benchmarks/bench_readers.py``). On a GPU torch's are cuDNN's, one operation for all time
@@ -291,7 +317,7 @@ def reads_by_itself(device: torch.device) -> bool:
 
 
 def read_with_torch(network: nn.LSTM | nn.GRU, words: Words, captions: CaptionBatch) -> tuple[Tensor, ...]:
-    """Read captions, one or more, with torch's own network; arguments and result as of `packed_lstm.read_both_ways`."""
+    """Read captions, one or more, with torch's own network; arguments and result as of `packed_lstm.bilstm_over_trie`."""
     sequence, back = _sequence(words, captions)
     states, _ = pad_packed_sequence(network(sequence)[0], batch_first=True)  # [B, T, 2E]
     return states.index_select(0, back).chunk(2, dim=2)
@@ -334,3 +360,102 @@ def _rows(vocabulary_size: int, ids: Sequence[int]) -> Tensor:
     rows = torch.full((vocabulary_size,), list(ids).index(UNK))
     rows[torch.tensor(ids)] = torch.arange(len(ids))
     return rows
+
+
+def embedding_parameters(model: nn.Module, vocabulary_size: int) -> dict[str, Sequence[int]]:
+    """Return, by parameter, the token id of each row of the tables of word vectors.
+
+    These are each `WordEmbedding`, and torch's own embeddings that have as many rows as there are tokens.
+    """
+    tables: dict[str, Sequence[int]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, WordEmbedding):
+            tables[f"{name}.weight"] = module.ids
+        elif isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.num_embeddings == vocabulary_size:
+            tables[f"{name}.weight"] = range(vocabulary_size)
+    return tables
+
+
+def load_pretrained_embeddings(model: RetrievalModel, words: WordVectors, counts: Sequence[Mapping[str, int]]) -> str:
+    """Replace the drawn vectors of words by pretrained ones; a word that has none stays as drawn.
+
+    Args:
+        model: the model.
+        words: the pretrained vectors.
+        counts: occurrences of each token by language, as the vocabulary has them.
+
+    Returns:
+        What was replaced, in one sentence.
+
+    Raises:
+        UsageError: the model has no table of such words.
+    """
+    parameters = dict(model.named_parameters())
+    said = []
+    for name, ids in embedding_parameters(model, len(counts)).items():
+        weight = parameters[name]
+        if weight.shape[1] != words.width:
+            raise UsageError(
+                f"{name} has {weight.shape[1]} numbers a word, but the vectors in {words.location!r} have {words.width}: choose "
+                "other vectors, or another width"
+            )
+        languages = _languages_of(model, name)
+        rows_of = {number: row for row, number in enumerate(ids)}
+        numbers, vectors = words.of_languages(languages, counts)
+        known = [place for place, number in enumerate(numbers.tolist()) if number in rows_of]
+        rows = torch.tensor([rows_of[numbers[place]] for place in known], dtype=torch.int64, device=weight.device)
+        with torch.no_grad():
+            weight[rows] = torch.from_numpy(vectors[known]).to(weight)
+        said.append(f"{len(known):,} of {len(rows_of):,} in {', '.join(languages)}")
+    if not said:
+        raise UsageError("the model has no table of words, so that it cannot begin with word vectors: leave --word-vectors out")
+    return f"began with the vectors of words in {words.location!r}: {'; '.join(said)}; the others as drawn"
+
+
+def freeze_word_embeddings(model: nn.Module, vocabulary_size: int) -> None:
+    """Keep the tables of words as they are: training changes them no more."""
+    parameters: Mapping[str, Tensor] = dict(model.named_parameters())
+    for name in embedding_parameters(model, vocabulary_size):
+        parameters[name].requires_grad_(False)
+
+
+def _languages_of(model: RetrievalModel, name: str) -> Sequence[str]:
+    """Return the languages whose words a parameter holds."""
+    for module, languages in model.modules_by_language().items():
+        if name.startswith(f"{module}."):
+            return tuple(languages)
+    return model.languages
+
+
+class SentenceEncoderModel(RetrievalModel):
+    """A model that reads captions, and then makes of the states of the reader what it compares.
+
+    Attributes:
+        sentences: words and reader of each language.
+    """
+
+    sentences: SentenceEncoders
+
+    def token_states(self, captions: CaptionBatch, language: str) -> Encoded:
+        """Return the states of the reader, ``[N, T, H]``, or ``[N, H]`` where there is only the last one.
+
+        Raises:
+            ValueError: the model does not read the language.
+        """
+        return self.sentences.of(language).states(captions)
+
+    @abstractmethod
+    def pool_states(self, read: Encoded, language: str) -> Encoded:
+        """Encode captions in one language from their states, in their order."""
+
+    def encode_captions(self, captions: CaptionBatch, language: str) -> Encoded:
+        """Encode captions in one language, in their order.
+
+        Raises:
+            ValueError: the model does not read the language.
+        """
+        return self.pool_states(self.token_states(captions, language), language)
+
+    def modules_by_language(self) -> Mapping[str, Sequence[str]]:
+        """Return the languages of each sentence encoder."""
+        return self.sentences.by_language("sentences")

@@ -16,16 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from train.config.models import MlmmeConfig
-from train.models.dimensions import Dimensions
-from train.models.encoders import FinalStateGRU, ImageEncoder, SentenceEncoders
-from train.models.reading_model import ReadingModel
-from train.models.retrieval_model import Encoded, ImageBatch
+from train.models.encoders import FinalStateGRU, ImageEncoder, SentenceEncoderModel, SentenceEncoders
+from train.models.retrieval_model import Dimensions, Encoded, ImageBatch
 from train.models.similarity import inner_product, unit
 
 _IMAGES = "images"
 
 
-class Mlmme(ReadingModel):
+class Mlmme(SentenceEncoderModel):
     """Images, and sentences that a GRU for each language reads, mapped into one space; one map serves all languages.
 
     With ``scoring = "dot"`` embeddings ``[N, W]`` have length 1, and the similarity is their cosine. With ``"general"`` vectors
@@ -63,7 +61,7 @@ class Mlmme(ReadingModel):
         """Map features ``[N, D]`` to embeddings ``[N, E]``."""
         return self._embedding(self.images(images.features), _IMAGES)
 
-    def encode_read(self, read: Encoded, language: str) -> Encoded:
+    def pool_states(self, read: Encoded, language: str) -> Encoded:
         """Return embeddings ``[N, E]`` of captions that were read, in their order."""
         return self._embedding(self.projection(self.sentences.of(language).pooling(read)), language)
 

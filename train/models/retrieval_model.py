@@ -1,4 +1,4 @@
-"""What training and evaluation need of a model.
+"""The interface of models to training and evaluation.
 
 Letters in shapes: ``N`` images or captions, ``A`` and ``B`` those that are compared, ``D`` feature width, ``R`` regions, ``T``
 tokens, ``K`` parts of an image or caption, ``E`` width of a vector.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,33 @@ from torch.nn.functional import pad
 from train.data.batches import CaptionBatch
 from train.data.features import ImageFeatures
 from train.devices import upload
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """Languages and sizes; everything else about a model is in the section ``model`` of its configuration.
+
+    Attributes:
+        languages: the languages that the model reads, in its order.
+        vocabulary_size: number of tokens in the joint vocabulary.
+        feature_shape: shape of an image's features: ``[D]``, or ``[R, D]`` where an image has several.
+        language_ids: the ids of the joint vocabulary that each language uses, ascending and with ``<unk>`` among them: only these
+            get word vectors. A language without an entry gets all of them. Languages that share an encoder have the same ids.
+        token_width: width of the given vectors of tokens that the model reads in place of words; 0 if it has words of its own.
+    """
+
+    languages: tuple[str, ...]
+    vocabulary_size: int
+    feature_shape: tuple[int, ...]
+    language_ids: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    token_width: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.languages:
+            raise ValueError("a model needs at least one language")
+        for name, values in (("vocabulary_size", (self.vocabulary_size,)), ("feature_shape", self.feature_shape)):
+            if min(values, default=0) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected 1 or more")
 
 
 @dataclass(frozen=True)
@@ -135,8 +162,8 @@ class RetrievalModel(nn.Module):
             ValueError: the model does not read the language.
         """
 
-    def read_captions(self, captions: CaptionBatch, language: str) -> Any:
-        """Return what `encode_read` goes on from: what of `encode_captions` no compiler covers, by default nothing.
+    def token_states(self, captions: CaptionBatch, language: str) -> Any:
+        """Return what `pool_states` goes on from: what of `encode_captions` no compiler covers, by default nothing.
 
         A compiled objective begins with it for all captions of a batch, so that what follows is one graph.
 
@@ -145,8 +172,8 @@ class RetrievalModel(nn.Module):
         """
         return captions
 
-    def encode_read(self, read: Any, language: str) -> Encoded:
-        """Return what `encode_captions` does, from what `read_captions` has returned."""
+    def pool_states(self, read: Any, language: str) -> Encoded:
+        """Return what `encode_captions` does, from what `token_states` has returned."""
         return self.encode_captions(read, language)
 
     @abstractmethod

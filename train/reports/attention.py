@@ -15,8 +15,8 @@ import torch
 from schemas.dataset import Dataset
 from schemas.errors import UsageError
 from schemas.parameters import FeaturesParameters
+from train.data.features import feature_spec
 from train.data.splits import TrainingData
-from train.data.vectors import feature_spec
 from train.evaluation.evaluating import evaluating
 from train.models.retrieval_model import ImageBatch
 from train.reports.figure_examples import Example, ShownCaption

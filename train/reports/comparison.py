@@ -13,7 +13,7 @@ from typing import Any
 from schemas.conversion import dump
 from schemas.errors import DatasetError, UsageError
 from schemas.storage.folder import Folder
-from train.config.settings import settings_of
+from train.config.sections import settings_of
 from train.runs.checkpoints import BEST, LAST, Checkpoint, read_checkpoint
 from train.runs.history import History, read_history
 from train.runs.logs import CONFIG, LOG

@@ -16,7 +16,7 @@ from schemas.errors import UsageError
 from schemas.parameters import FeaturesParameters
 from train.config.presets import preset_names
 from train.config.sections import Config, resolve
-from train.data.vectors import feature_spec
+from train.data.features import feature_spec
 from train.jobs import Corpus, ReproduceJob
 from train.reports.published import ENSEMBLES, presets_of_paper, presets_of_table, rows_of_paper
 

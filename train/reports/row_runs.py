@@ -18,11 +18,11 @@ from train.config.sections import Config, to_toml
 from train.evaluation.scoring import score_together
 from train.jobs import Corpus, ReproduceJob, TrainJob
 from train.loop import train
-from train.material import Material, open_material
 from train.reports.failures import Failure, read_failure, write_failure
 from train.reports.results import failure_file, read_result, result_file, write_result
 from train.runs.checkpoints import LAST
 from train.runs.run import open_run
+from train.training_data import Material, open_material
 
 _TRACEBACK = "traceback.txt"
 
@@ -38,7 +38,7 @@ class Task:
         job: the job that the task belongs to.
         corpus: what the run is trained on.
         fingerprints: fingerprints of what it is trained on.
-        contents: content of what it is trained on, see `train.material.contents_of`.
+        contents: content of what it is trained on, see `train.training_data.contents_of`.
         members: of an ensemble, the tasks whose runs are scored together; then ``config`` is that of the first.
     """
 

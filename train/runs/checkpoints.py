@@ -25,7 +25,7 @@ from schemas.conversion import convert
 from schemas.errors import DatasetError
 from schemas.parameters import EncodedParameters
 from schemas.storage.folder import Folder
-from train.models.dimensions import Dimensions
+from train.models.retrieval_model import Dimensions
 
 BEST, LAST = "best.pt", "last.pt"
 
@@ -82,7 +82,7 @@ class Checkpoint:
         progress: how far the run has come.
         optimizer: state of the optimizer; None in ``best.pt``.
         sampler: state of the sampler; None in ``best.pt``.
-        missing_features: by split, the images that lacked features and were left out; see `train.data.MissingFeatures`.
+        missing_features: by split, the images that lacked features and were left out; see `train.data.splits.MissingFeatures`.
         started_from: the run that its initial weights come from, see `train.runs.starting.Start`; empty if they were drawn.
         contents: `schemas.manifest.Manifest.content_sha256` of the datasets that it was trained on, by name, with those until a
             step where they have changed.

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from schemas.errors import UsageError
+from train.models.encoders import embedding_parameters
 from train.models.retrieval_model import RetrievalModel
-from train.models.word_tables import word_tables
 from train.runs.checkpoints import BEST, weights_digest
 from train.runs.run import Run
 
@@ -157,4 +157,4 @@ def _shape(name: str, weights: Mapping[str, Tensor], tables: Mapping[str, Sequen
 
 def _word_tables(model: nn.Module, tokens: Sequence[str]) -> dict[str, list[str]]:
     """Return, by parameter, the token of each row of the tables of word vectors."""
-    return {name: [tokens[number] for number in ids] for name, ids in word_tables(model, len(tokens)).items()}
+    return {name: [tokens[number] for number in ids] for name, ids in embedding_parameters(model, len(tokens)).items()}

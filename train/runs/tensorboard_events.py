@@ -16,7 +16,7 @@ from typing import Any
 from schemas.conversion import dump
 from schemas.errors import UsageError
 from schemas.storage.storage_errors import storage_errors
-from train.config.settings import settings_of
+from train.config.sections import settings_of
 
 EVENTS = "tensorboard"
 """The folder of the events, in that of the run."""

@@ -13,8 +13,10 @@ import pytest
 import torch
 
 from schemas.errors import UsageError
-from train.data.pairs import caption_pairs
-from train.data.sampling import POOL, ImageSampler, ShuffledRows, TaskSampler
+from train.config.sections import LossConfig, ScheduleConfig
+from train.data.captions import caption_pairs
+from train.data.sampling import BUCKET_BATCHES, EpochBatches, ImageSampler, TaskSampler, fixed_batches
+from train.data.splits import open_data
 
 
 @pytest.fixture
@@ -49,7 +51,7 @@ def same(a, b) -> bool:
 @pytest.mark.parametrize("by_length", [False, True])
 def test_a_pass_holds_every_row_once(count, size, by_length):
     lengths = np.arange(count) % 5 if by_length else None
-    shuffled = ShuffledRows(count, size, (0,), lengths=lengths)
+    shuffled = EpochBatches(count, size, (0,), lengths=lengths)
     steps = -(-count // size)
     assert shuffled.epoch_steps == steps
     passes = []
@@ -65,20 +67,20 @@ def test_a_pass_holds_every_row_once(count, size, by_length):
 
 
 def test_rows_of_similar_length_come_together_but_not_in_order_of_length():
-    lengths = np.random.default_rng(0).integers(3, 40, size=64 * 8 * POOL + 5)
-    shuffled = ShuffledRows(len(lengths), 8, (0,), lengths=lengths)
+    lengths = np.random.default_rng(0).integers(3, 40, size=64 * 8 * BUCKET_BATCHES + 5)
+    shuffled = EpochBatches(len(lengths), 8, (0,), lengths=lengths)
     batches = [shuffled.next() for _ in range(shuffled.epoch_steps)]
     spread = np.mean([np.ptp(lengths[batch]) for batch in batches])
-    plain = ShuffledRows(len(lengths), 8, (0,))
+    plain = EpochBatches(len(lengths), 8, (0,))
     assert spread < 0.15 * np.mean([np.ptp(lengths[plain.next()]) for _ in batches])
     means = np.array([lengths[batch].mean() for batch in batches])
     assert abs(np.corrcoef(means[:-1], means[1:])[0, 1]) < 0.1
-    pool = np.concatenate(batches[:POOL])
-    assert set(pool.tolist()) == set(np.concatenate([ShuffledRows(len(lengths), 8 * POOL, (0,)).next()]).tolist())
+    pool = np.concatenate(batches[:BUCKET_BATCHES])
+    assert set(pool.tolist()) == set(np.concatenate([EpochBatches(len(lengths), 8 * BUCKET_BATCHES, (0,)).next()]).tolist())
 
 
 def test_a_shuffled_order_has_no_preference():
-    shuffled = ShuffledRows(4, 4, (1,))
+    shuffled = EpochBatches(4, 4, (1,))
     orders = Counter(tuple(shuffled.next().tolist()) for _ in range(2400))
     assert len(orders) == 24
     assert all(60 <= count <= 140 for count in orders.values())  # 100 expected, standard deviation 9.8.
@@ -87,7 +89,7 @@ def test_a_shuffled_order_has_no_preference():
 @pytest.mark.parametrize("arguments", [(0, 4), (4, 0)])
 def test_impossible_passes(arguments):
     with pytest.raises(ValueError, match="expected 1 or more of each"):
-        ShuffledRows(*arguments, (0,))
+        EpochBatches(*arguments, (0,))
 
 
 # --- tasks -----------------------------------------------------------------------------------------------------------
@@ -272,3 +274,89 @@ def test_a_state_can_be_saved_and_loaded_as_weights(rows, name):
     torch.save(sampler.state(), file)
     file.seek(0)
     assert torch.load(file, weights_only=True) == sampler.state()
+
+
+PORTIONS = {"en": ["comparable"], "de": ["comparable"], "fr": ["translation"]}
+
+
+@pytest.fixture(scope="module")
+def captions(toy):
+    return open_data(toy.captions, toy.features, split="val", portions=PORTIONS).captions
+
+
+def rows_in(batches):
+    return Counter(int(row) for batch in batches for side in batch.captions for row in side)
+
+
+@pytest.mark.parametrize("batch_size", [5, 7, 1000])
+def test_each_caption_comes_once_with_its_image(captions, batch_size):
+    batches = fixed_batches(captions, ScheduleConfig(batch_size=batch_size), LossConfig())
+    assert rows_in(batches) == Counter(range(len(captions)))
+    for batch in batches:
+        assert batch.task == "c2i"
+        (rows,) = batch.captions
+        assert len(rows) <= batch_size
+        assert {captions.language_names[captions.languages[row]] for row in rows} == set(batch.languages)
+        assert captions.images[rows].tolist() == batch.images.tolist()
+    if batch_size < 10:
+        assert any(np.any(np.diff(batch.images) < 0) for batch in batches)  # Negatives are not neighbours in the alphabet.
+
+
+@pytest.mark.parametrize(("probability", "share"), [(0.5, 1), (0.2, 0.25), (1.0, 1)])
+def test_caption_pairs_are_as_frequent_as_in_a_training(captions, probability, share):
+    batches = fixed_batches(captions, ScheduleConfig(batch_size=8), LossConfig(c2c_probability=probability))
+    pairs = [batch for batch in batches if batch.task == "c2c"]
+    assert sum(len(batch.images) for batch in pairs) == round(share * len(captions))
+    assert len(pairs) == len(batches) if probability == 1 else rows_in(set_of(batches, "c2i")) == Counter(range(len(captions)))
+    seen = Counter()
+    for batch in pairs:
+        first, second = batch.captions
+        assert captions.images[first].tolist() == captions.images[second].tolist() == batch.images.tolist()
+        assert all(captions.languages[first] < captions.languages[second])
+        seen.update(zip(first.tolist(), second.tolist(), strict=True))
+        for side, language in zip(batch.captions, batch.languages, strict=True):
+            spoken = {captions.language_names[n] for n in captions.languages[side]}
+            assert language == (spoken.pop() if len(spoken) == 1 else None)
+    assert set(seen.values()) == {1}
+
+
+def set_of(batches, task):
+    return [batch for batch in batches if batch.task == task]
+
+
+def test_images_come_with_a_caption_in_every_language(captions):
+    batches = fixed_batches(captions, ScheduleConfig(batches="images", batch_size=5), LossConfig())
+    found = rows_in(batches)
+    assert set(found) == set(range(len(captions)))
+    english = captions.rows_of("en")
+    assert {found[row] for row in english.tolist()} == {1}
+    assert {found[row] for row in captions.rows_of("fr").tolist()} == {3}  # One for three in English.
+    for batch in batches:
+        assert len(set(batch.images.tolist())) == len(batch.images) <= 5
+        for rows, language in zip(batch.captions, batch.languages, strict=True):
+            assert captions.language_of(rows) == language
+            assert captions.images[rows].tolist() == batch.images.tolist()
+
+
+def test_images_without_some_language_take_no_part(captions, caplog):
+    french = captions.language_names.index("fr")
+    few = captions.select((captions.languages != french) | (captions.images < 4))
+    batches = fixed_batches(few, ScheduleConfig(batches="images", batch_size=5), LossConfig())
+    assert {int(image) for batch in batches for image in batch.images} == {0, 1, 2, 3}
+    for batch in batches:
+        for rows, language in zip(batch.captions, batch.languages, strict=True):
+            assert few.language_of(rows) == language
+            assert few.images[rows].tolist() == batch.images.tolist()
+    none = captions.select((captions.languages == french) ^ (captions.images < 4))
+    apart = none.select((none.languages != french) | (none.images >= 4))
+    assert fixed_batches(apart, ScheduleConfig(batches="images", batch_size=5), LossConfig()) == []
+    assert caplog.messages == []
+
+
+def test_they_are_the_same_every_time(captions):
+    for settings in (ScheduleConfig(batch_size=5), ScheduleConfig(batches="images", batch_size=5)):
+        first, second = (fixed_batches(captions, settings, LossConfig()) for _ in range(2))
+        assert [batch.images.tolist() for batch in first] == [batch.images.tolist() for batch in second]
+        assert [[side.tolist() for side in batch.captions] for batch in first] == [
+            [side.tolist() for side in batch.captions] for batch in second
+        ]

@@ -13,8 +13,7 @@ import pytest
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
-from train.data.captions import read_captions
-from train.data.regimes import disjoint_halves, half_of_images, one_caption_per_image
+from train.data.captions import disjoint_halves, half_of_images, one_caption_per_image, read_captions
 from train.data.splits import MissingFeatures, check_fingerprints, open_data
 
 COMPARABLE = {"en": ("comparable",), "de": ("comparable",)}

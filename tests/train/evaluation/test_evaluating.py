@@ -14,9 +14,8 @@ from train.data.splits import open_data
 from train.devices import computing
 from train.evaluation.evaluating import chance, encode_captions, encode_images, evaluate, evaluate_together, sum_of_recalls
 from train.evaluation.metrics import Retrieval, ranks_of
-from train.models.dimensions import Dimensions
-from train.models.joint_embedding import JointEmbedding
-from train.models.retrieval_model import ImageBatch
+from train.models.retrieval_model import Dimensions, ImageBatch
+from train.models.vse import JointEmbedding
 from train.runs.run import open_run
 
 

@@ -203,7 +203,7 @@ def test_a_run_that_cannot_compare_sentences_says_why(write_run, data, monkeypat
 
     with pytest.raises(UsageError, match=r"run': no truecaser"):
         sts(job, failing)
-    monkeypatch.setattr("train.models.joint_embedding.JointEmbedding.vectors", False)
+    monkeypatch.setattr("train.models.vse.JointEmbedding.vectors", False)
     with pytest.raises(UsageError, match=r"run' holds a model of the kind 'vse', which .*part by part.* compare sentences by"):
         sts(job, tokenize)
 

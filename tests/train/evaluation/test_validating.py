@@ -10,16 +10,16 @@ from rich.console import Console
 from tests.train.trainings import CONFIG, ORDER, PARALLEL, assert_equal, events, weights
 from train.config.sections import from_toml
 from train.data.batches import CaptionBatch
-from train.data.fixed_batches import fixed_batches
+from train.data.sampling import fixed_batches
 from train.evaluation.evaluating import evaluate
 from train.evaluation.validating import Validation, validate
 from train.jobs import TrainJob
 from train.loop import train
-from train.material import Material, open_material
+from train.losses import terms_of
 from train.models.catalogue import build_model
 from train.models.retrieval_model import ImageBatch
-from train.objectives.terms import terms_of
 from train.progress import TrainingDisplay
+from train.training_data import Material, open_material
 
 MAX = CONFIG.replace("c2c_probability = 0.5", 'c2c_probability = 0.5\nhinges = "max"\nsum_warmup_steps = 10')
 THREE = CONFIG.replace("[model]", "[model]\nshared_encoder = true").replace(

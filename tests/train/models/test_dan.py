@@ -1,14 +1,164 @@
+"""Dropout with a state, attention in steps, and dual attention networks, against the equations and step by step."""
+
+from __future__ import annotations
+
 import numpy as np
 import pytest
 import torch
 
-from tests.train.models.equations import batch_of, both_ways, drawn
-from tests.train.models.test_memory_attention import parameters_of, steps_by_hand
+from tests.train.models.equations import batch_of, both_ways, drawn, gradcheck_model
 from train.config.models import DanConfig
 from train.models.catalogue import build_model
-from train.models.dan import Dan
-from train.models.dimensions import Dimensions
-from train.models.retrieval_model import Encoded, ImageBatch
+from train.models.dan import AttentionSteps, Dan, Dropout
+from train.models.retrieval_model import Dimensions, Encoded, ImageBatch
+
+
+def dropout(ratio: float, seed: int = 0) -> Dropout:
+    torch.manual_seed(seed)
+    return Dropout(ratio)
+
+
+@pytest.mark.parametrize("ratio", [0.2, 0.5, 0.9])
+def test_so_many_numbers_become_zeros_and_the_mean_stays(ratio):
+    values = dropout(ratio)(torch.ones(200, 1000, dtype=torch.float64))
+    assert float((values == 0).double().mean()) == pytest.approx(ratio, abs=0.01)
+    assert float(values.mean()) == pytest.approx(1, rel=0.02)
+    assert sorted(values.unique().tolist()) == pytest.approx([0, 1 / (1 - ratio)])
+
+
+def test_a_zero_has_no_gradient():
+    values = torch.ones(100, requires_grad=True)
+    dropped = dropout(0.5)(values)
+    dropped.sum().backward()
+    assert torch.equal(values.grad, dropped.detach())
+
+
+def test_masks_go_on_from_a_state():
+    values, module = torch.randn(50, 50), dropout(0.5)
+    module(values)
+    state = {name: value.clone() for name, value in module.state_dict().items()}
+    following = [module(values) for _ in range(3)]
+    assert not torch.equal(following[0], following[1])
+    other = dropout(0.5, seed=1)
+    assert not torch.equal(other(values), following[0])
+    other.load_state_dict(state)
+    torch.rand(7)  # The generator of the process is of no account.
+    assert all(torch.equal(other(values), expected) for expected in following)
+
+
+def test_nothing_is_drawn_in_evaluation_mode_or_without_a_ratio():
+    values, module, none = torch.randn(50), dropout(0.5).eval(), dropout(0.0)
+    before = module.state_dict()["next_seed"].clone()
+    assert module(values) is values
+    assert torch.equal(module.state_dict()["next_seed"], before)
+    assert none(values) is values
+    assert not none.state_dict()
+
+
+def test_a_state_without_a_seed_and_one_too_many_are_refused():
+    module, none = dropout(0.5), dropout(0.0)
+    with pytest.raises(RuntimeError, match=r"Missing key.*next_seed"):
+        module.load_state_dict({})
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*next_seed"):
+        none.load_state_dict(module.state_dict())
+
+
+def test_the_seed_in_a_state_is_one_number():
+    state = dropout(0.5).state_dict()
+    assert list(state) == ["next_seed"]
+    assert (state["next_seed"].dtype, state["next_seed"].shape) == (torch.int64, ())
+
+
+def parameters_of(module: torch.nn.Module) -> dict[str, np.ndarray]:
+    return {name: value.detach().numpy() for name, value in module.named_parameters()}
+
+
+def steps_by_hand(items: np.ndarray, parameters: dict[str, np.ndarray], steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return contexts ``[K + 1, E]`` and weights ``[K, M]`` of items ``[M, W]``, in loops over single items."""
+
+    def context(number, pooled):
+        name = f"maps.{number}.weight"
+        return np.tanh(parameters[name] @ pooled) if name in parameters else pooled
+
+    contexts = [context(0, sum(items) / len(items))]
+    memory, weights = contexts[0], []
+    for step in range(steps):
+        of_item, of_memory, of_hidden = (
+            parameters[f"{name}.{step}.weight"] for name in ("of_items", "of_memories", "of_hidden")
+        )
+        hidden = [np.tanh(of_item @ item) * np.tanh(of_memory @ memory) for item in items]
+        exponentials = [np.exp((of_hidden @ each).item()) for each in hidden]
+        weights.append(np.array(exponentials) / sum(exponentials))
+        pooled = np.zeros(items.shape[1])
+        for weight, item in zip(weights[-1], items, strict=True):
+            pooled = pooled + weight * item
+        contexts.append(context(step + 1, pooled))
+        memory = memory + contexts[-1]
+    return np.stack(contexts), np.stack(weights)
+
+
+def attention(*, mapped: bool, steps: int = 2, width: int = 5, dropout: float = 0.0, spread: float = 3.0) -> AttentionSteps:
+    torch.manual_seed(0)
+    module = AttentionSteps(
+        width, 4 if mapped else width, steps=steps, attention_dim=6, mapped=mapped, dropout=dropout
+    ).double()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(spread)
+    return module
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("mapped", [True, False])
+def test_steps_are_those_of_the_equations(mapped, steps):
+    module, items = attention(mapped=mapped, steps=steps), torch.randn(7, 6, 5, dtype=torch.float64)
+    contexts, weights = module(Encoded(items)), module.weights(Encoded(items))
+    assert weights.shape == (7, steps, 6)
+    assert float((weights.max() - weights.min()).detach()) > 0.2  # It attends.
+    for row, image in enumerate(items.numpy()):
+        wanted, shares = steps_by_hand(image, parameters_of(module), steps)
+        np.testing.assert_allclose(contexts[row].detach(), wanted.ravel(), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(weights[row].detach(), shares, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("mapped", [True, False])
+def test_what_is_absent_changes_nothing(mapped, seed):
+    rng, module = np.random.default_rng(seed), attention(mapped=mapped)
+    mask = torch.from_numpy(rng.random((7, 6)) < rng.choice([0.3, 0.8]))
+    items = torch.from_numpy(rng.standard_normal((7, 6, 5)))
+    items[~mask] = torch.tensor(rng.choice([np.nan, np.inf, 1e6, 0.5], (int((~mask).sum()), 5)))
+    items.requires_grad_()
+    together, weights = module(Encoded(items, mask)), module.weights(Encoded(items, mask))
+    assert not weights.transpose(1, 2)[~mask].any()
+    for row in range(7):
+        if mask[row].any():
+            alone = module(Encoded(items[row][mask[row]][None]))[0]
+            torch.testing.assert_close(together[row], alone, rtol=0, atol=1e-12)
+        else:
+            assert not together[row].any()
+    together.sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in module.parameters())
+    assert not items.grad[~mask].any()
+    assert items.grad.isfinite().all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mapped", [True, False])
+def test_gradients(mapped):
+    module, items = attention(mapped=mapped, spread=1.0), torch.randn(2, 4, 5, dtype=torch.float64, requires_grad=True)
+    mask = torch.arange(4) < torch.tensor([[4], [2]])
+    assert gradcheck_model(module, lambda items: module(Encoded(items, mask)), items)
+
+
+def test_dropout_is_for_training_alone():
+    module, items = attention(mapped=True, dropout=0.5), Encoded(torch.randn(7, 6, 5, dtype=torch.float64))
+    first, second = module(items), module(items)
+    assert not torch.equal(first, second)
+    module.eval()
+    assert torch.equal(module(items), module(items))
+    assert torch.equal(module(items), attention(mapped=True)(items))
+
 
 CONFIG = DanConfig(embed_dim=4, word_dim=3, attention_steps=2, attention_dim=5, dropout=0.0)
 DIMENSIONS = Dimensions(("en", "de"), 9, (6, 8), {"de": (0, 1, 2, 3, 5, 7)})

@@ -1,29 +1,41 @@
+"""Encoders of words and sentences, pretrained and precomputed vectors, against torch's own networks over padded sentences."""
+
+from __future__ import annotations
+
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from schemas.errors import UsageError
 from train.config.models import MhaDConfig, ScanConfig, VseConfig
-from train.data.batches import CaptionBatch
+from train.data.batches import CaptionBatch, TokenVectors
+from train.data.word_vectors import WordVectors
 from train.models import encoders as encoders_module
 from train.models.catalogue import build_model
-from train.models.dimensions import Dimensions
 from train.models.encoders import (
-    READERS,
+    TEXT_ENCODERS,
     BidirectionalGRU,
     BidirectionalLSTM,
     FinalStateGRU,
     ImageEncoder,
+    PrecomputedTokens,
     SentenceEncoder,
     SentenceEncoders,
-    WordTable,
+    WordEmbedding,
+    embedding_parameters,
+    freeze_word_embeddings,
+    load_pretrained_embeddings,
     orthogonalize,
     pooled,
+    words_of,
 )
-from train.models.multi_head_attention import MultiHeadAttention
-from train.models.retrieval_model import Encoded
+from train.models.mha_d import MultiHeadAttention
+from train.models.retrieval_model import Dimensions, Encoded, ImageBatch
 
 CAPTIONS = [[1, 4, 2], [1, 4, 5, 6, 2], [1, 2], [1, 4, 2]]
 
@@ -35,7 +47,7 @@ def batch_of(captions: list[list[int]]) -> CaptionBatch:
 
 def sentence_encoder(vocabulary_size: int, words: int, width: int, *, ids: list[int] | None = None) -> SentenceEncoder:
     return SentenceEncoder(
-        WordTable(vocabulary_size, words, ids=ids), FinalStateGRU(words, width), partial(pooled, pooling="mean")
+        WordEmbedding(vocabulary_size, words, ids=ids), FinalStateGRU(words, width), partial(pooled, pooling="mean")
     )
 
 
@@ -53,7 +65,7 @@ def test_images_are_mapped_affinely_and_initialized_as_in_vsepp():
 
 def test_words_start_uniform_in_a_tenth():
     torch.manual_seed(0)
-    words = WordTable(500, 30).weight
+    words = WordEmbedding(500, 30).weight
     assert words.shape == (500, 30)
     assert 0.099 < words.abs().max() <= 0.1
     assert words.mean().abs() < 0.002
@@ -93,9 +105,9 @@ def test_a_gpu_reads_and_learns_the_same_from_the_same_parameters(kind, monkeypa
     """Torch's own networks on the CPU stand for cuDNN's; the state of either reader loads into the other."""
     captions, results, states = batch_of([*CAPTIONS, [3], [1, 2, 2, 2, 2, 2, 2, 5]]), [], []
     for by_itself in (True, False):
-        monkeypatch.setattr(encoders_module, "reads_by_itself", lambda device, by_itself=by_itself: by_itself)
+        monkeypatch.setattr(encoders_module, "uses_packed_rnn", lambda device, by_itself=by_itself: by_itself)
         torch.manual_seed(len(states))
-        words, reader = WordTable(9, 5).double(), kind(5, 6).double()
+        words, reader = WordEmbedding(9, 5).double(), kind(5, 6).double()
         for module, state in zip((words, reader), states[0] if states else (), strict=False):
             module.load_state_dict(state)
         states.append((words.state_dict(), reader.state_dict()))
@@ -118,9 +130,9 @@ def test_a_reader_starts_with_the_values_of_torchs():
 
 @pytest.mark.parametrize("by_itself", [True, False])
 def test_no_captions_have_no_states(by_itself, monkeypatch):
-    monkeypatch.setattr(encoders_module, "reads_by_itself", lambda device: by_itself)
+    monkeypatch.setattr(encoders_module, "uses_packed_rnn", lambda device: by_itself)
     empty = replace(batch_of(CAPTIONS), rows=np.zeros(0, int))
-    assert FinalStateGRU(5, 6)(WordTable(9, 5), empty).values.shape == (0, 6)
+    assert FinalStateGRU(5, 6)(WordEmbedding(9, 5), empty).values.shape == (0, 6)
 
 
 def test_only_words_that_occur_have_a_gradient():
@@ -138,7 +150,7 @@ def test_ids_without_unknown_are_refused():
 # --- bidirectional readers ---------------------------------------------------------------------------------------------
 
 
-def alone(reader: BidirectionalLSTM | BidirectionalGRU, words: WordTable, caption: list[int]) -> torch.Tensor:
+def alone(reader: BidirectionalLSTM | BidirectionalGRU, words: WordEmbedding, caption: list[int]) -> torch.Tensor:
     """Read one caption in both directions, a cell at a time."""
     states = []
     (network,) = reader.children()
@@ -156,7 +168,7 @@ def alone(reader: BidirectionalLSTM | BidirectionalGRU, words: WordTable, captio
 @pytest.mark.parametrize("kind", [BidirectionalLSTM, BidirectionalGRU])
 def test_a_bidirectional_reader_has_a_state_for_each_token_in_any_batch(kind):
     torch.manual_seed(0)
-    words, reader = WordTable(9, 5), kind(5, 6)
+    words, reader = WordEmbedding(9, 5), kind(5, 6)
     encoded = reader(words, batch_of(CAPTIONS))
     assert encoded.values.shape == (4, 5, 6)
     assert encoded.mask.sum(1).tolist() == [3, 5, 2, 3]
@@ -168,7 +180,7 @@ def test_a_bidirectional_reader_has_a_state_for_each_token_in_any_batch(kind):
 
 def test_pooling_counts_only_the_tokens_that_are_there():
     torch.manual_seed(0)
-    words, reader = WordTable(9, 5), BidirectionalLSTM(5, 6)
+    words, reader = WordEmbedding(9, 5), BidirectionalLSTM(5, 6)
     for pooling, of in (("mean", lambda states: states.mean(0)), ("max", lambda states: states.max(0).values)):
         encoder = SentenceEncoder(words, reader, partial(pooled, pooling=pooling))
         together = encoder(batch_of(CAPTIONS))
@@ -185,7 +197,7 @@ def test_pooling_counts_only_the_tokens_that_are_there():
 @pytest.mark.parametrize(("name", "gates", "recurrent"), [("gru", 3, 1), ("bilstm", 4, 2), ("bigru", 3, 2)])
 def test_recurrent_weights_of_each_gate_are_orthogonal(name, gates, recurrent):
     torch.manual_seed(0)
-    reader = READERS[name](20, 30)
+    reader = TEXT_ENCODERS[name](20, 30)
     orthogonalize(reader)
     of_kind = {kind: [] for kind in ("weight_hh", "weight_ih", "bias")}
     for parameter_name, parameter in reader.named_parameters():
@@ -235,7 +247,7 @@ def test_encoders_of_every_kind_keep_their_names_and_initial_weights(kind, share
     if kind == "mha-d":
         drawn("attention", MultiHeadAttention(6, **sizes))
     for number in range(1 if shared else 2):
-        drawn(f"sentences.{number}.words", WordTable(9, 4, ids=ids))
+        drawn(f"sentences.{number}.words", WordEmbedding(9, 4, ids=ids))
         drawn(f"sentences.{number}.reader", BidirectionalLSTM(4, 6) if kind == "mha-d" else BidirectionalGRU(4, 6))
         if kind == "mha-d":
             drawn(f"sentences.{number}.pooling", MultiHeadAttention(6, **sizes))
@@ -256,3 +268,155 @@ def test_the_encoder_of_a_language():
     for encoders in (own, shared):
         with pytest.raises(ValueError, match=r"language is 'fr', expected one of \('en', 'de'\)"):
             encoders.of("fr")
+
+
+WORDS = WordVectors(
+    "w",
+    "f",
+    2,
+    ids={"en": np.array([4, 6]), "de": np.array([4, 5])},
+    vectors={"en": np.float32([[1, 0], [7, 7]]), "de": np.float32([[0, 1], [5, 5]])},
+)
+COUNTS = [{}, {}, {}, {}, {"en": 3, "de": 1}, {"de": 2}, {"en": 1}, {"en": 1, "de": 1}]
+
+
+def model(*, shared: bool, words: int = 2, ids=None):
+    dimensions = Dimensions(("en", "de"), 8, (3,), ids or {})
+    return build_model(VseConfig(embed_dim=4, word_dim=words, shared_encoder=shared), dimensions, 0)
+
+
+def test_one_table_of_all_languages():
+    built, drawn = model(shared=True), model(shared=True)
+    said = load_pretrained_embeddings(built, WORDS, COUNTS)
+    table, before = built.sentences[0].words.weight, drawn.sentences[0].words.weight
+    assert table[4:7].tolist() == [[0.75, 0.25], [5, 5], [7, 7]]
+    assert torch.equal(table[[0, 1, 2, 3, 7]], before[[0, 1, 2, 3, 7]])  # As drawn: specials, and a word without a vector.
+    assert table.requires_grad
+    assert said == "began with the vectors of words in 'w': 3 of 8 in en, de; the others as drawn"
+    others = {name: value for name, value in drawn.state_dict().items() if "words" not in name}
+    assert all(torch.equal(built.state_dict()[name], value) for name, value in others.items())
+
+
+def test_a_table_for_each_language_holds_its_ids_only():
+    ids = {"en": (0, 1, 2, 3, 4, 7), "de": (0, 1, 2, 3, 4, 5, 7)}
+    built = model(shared=False, ids=ids)
+    said = load_pretrained_embeddings(built, WORDS, COUNTS)
+    english, german = (encoder.words for encoder in built.sentences)
+    assert english(torch.tensor([4])).tolist() == [[1, 0]]
+    assert german(torch.tensor([4, 5])).tolist() == [[0, 1], [5, 5]]
+    assert torch.equal(english(torch.tensor([6])), english(torch.tensor([3])))  # Too rare here: read as <unk>.
+    assert "1 of 6 in en; 2 of 7 in de" in said
+
+
+def test_frozen_words_have_no_gradient():
+    built = model(shared=False)
+    freeze_word_embeddings(built, 8)
+    fixed = [name for name, parameter in built.named_parameters() if not parameter.requires_grad]
+    assert fixed == ["sentences.0.words.weight", "sentences.1.words.weight"]
+
+
+def test_tables_are_found_in_any_model():
+    other = nn.ModuleDict({"a": nn.Embedding(8, 2), "b": nn.EmbeddingBag(8, 3), "c": nn.Embedding(5, 2)})
+    assert {name: len(ids) for name, ids in embedding_parameters(other, 8).items()} == {"a.weight": 8, "b.weight": 8}
+
+
+def test_vectors_of_another_width_are_refused():
+    with pytest.raises(UsageError, match=r"sentences\.0\.words\.weight has 3 numbers a word, but the vectors in 'w' have 2"):
+        load_pretrained_embeddings(model(shared=True, words=3), WORDS, COUNTS)
+
+
+def test_a_model_without_words_is_refused():
+    class Wordless(nn.Module):
+        languages = ("en",)
+
+    with pytest.raises(UsageError, match="has no table of words, so that it cannot begin with word vectors"):
+        load_pretrained_embeddings(Wordless(), WORDS, COUNTS)  # type: ignore[arg-type]
+
+
+LENGTHS = [3, 6, 2, 4]
+ROWS = [2, 1, 1, 3]
+
+
+def batch(rows=ROWS) -> tuple[CaptionBatch, list[torch.Tensor]]:
+    """Captions with vectors that lie in another order than the captions, and the vectors of each."""
+    rng = np.random.default_rng(0)
+    vectors = [rng.standard_normal((length, 5)).astype(np.float32) for length in LENGTHS]
+    order = [3, 0, 2, 1]
+    stored = np.concatenate([vectors[number] for number in order])
+    starts = np.zeros(4, np.int64)
+    starts[order] = np.cumsum([0, *(LENGTHS[number] for number in order)])[:-1]
+    captions = CaptionBatch(
+        np.full(sum(LENGTHS), 7), np.cumsum([0, *LENGTHS]), np.array(rows, np.int64), TokenVectors(stored, starts)
+    )
+    return captions, [torch.from_numpy(vectors[row]) for row in rows]
+
+
+def batch_with(vectors):
+    """The same captions in a dataset of their own."""
+    lengths = [len(one) for one in vectors]
+    offsets = np.cumsum([0, *lengths])
+    stored = torch.cat(vectors).numpy()
+    return CaptionBatch(np.zeros(sum(lengths)), offsets, np.arange(len(vectors)), TokenVectors(stored, offsets[:-1]))
+
+
+@pytest.mark.parametrize("reader", ["gru", "bilstm", "bigru"])
+def test_a_reader_reads_the_vectors(reader):
+    torch.manual_seed(0)
+    encoder = SentenceEncoder(PrecomputedTokens(), TEXT_ENCODERS[reader](5, 4))
+    captions, vectors = batch()
+    found = encoder.states(captions)
+    plain = (torch.nn.LSTM if reader == "bilstm" else torch.nn.GRU)(5, 4, batch_first=True, bidirectional=reader != "gru")
+    network = getattr(encoder.reader, "lstm" if reader == "bilstm" else "gru")
+    plain.load_state_dict(network.state_dict())
+    padded = torch.nn.utils.rnn.pad_sequence(vectors, batch_first=True)
+    lengths = torch.tensor([len(one) for one in vectors])
+    states, _ = pad_packed_sequence(
+        plain(pack_padded_sequence(padded, lengths, batch_first=True, enforce_sorted=False))[0], batch_first=True
+    )
+    if reader == "gru":
+        torch.testing.assert_close(
+            found.values, torch.stack([row[length - 1] for row, length in zip(states, lengths, strict=True)])
+        )
+    else:
+        expected = states.unflatten(2, (2, 4)).mean(2)
+        for row, length in enumerate(lengths):
+            torch.testing.assert_close(found.values[row, :length], expected[row, :length])
+        assert torch.equal(found.mask, torch.arange(6) < lengths[:, None])
+
+
+MODELS = [
+    VseConfig(embed_dim=6, word_dim=5, word_vectors="precomputed"),
+    VseConfig(embed_dim=6, word_dim=5, word_vectors="precomputed", shared_encoder=False, text_encoder="bilstm"),
+    MhaDConfig(embed_dim=6, word_dim=5, word_vectors="precomputed", num_heads=2, attention_dim=3, context_dim=3),
+    ScanConfig(embed_dim=6, word_dim=5, word_vectors="precomputed"),
+]
+
+
+@pytest.mark.parametrize("config", MODELS, ids=lambda config: config.kind)
+def test_models_read_them_in_any_batch(config):
+    shape = (8,) if config.kind == "vse" else (3, 8)
+    model = build_model(config, Dimensions(("en", "de"), 9, shape, token_width=5), seed=0)
+    assert not any("words" in name for name in model.state_dict())
+    captions, vectors = batch()
+    together = model.encode_captions(captions, "de")
+    for row, one in enumerate(vectors):
+        (values,) = model.encode_captions(batch_with([one]), "de").values
+        torch.testing.assert_close(together.values[row][: len(values)] if values.dim() == 2 else together.values[row], values)
+    empty = model.encode_captions(batch([])[0], "de")
+    assert len(empty) == 0
+    images = model.encode_images(ImageBatch(torch.randn(4, *shape)))
+    scores = model.scores(images, together)
+    scores.sum().backward()
+    gradients = [parameter.grad for name, parameter in model.named_parameters() if name.startswith("sentences")]
+    assert any(gradient is not None and gradient.abs().sum() > 0 for gradient in gradients)
+
+
+def test_captions_need_vectors():
+    model = build_model(MODELS[0], Dimensions(("en",), 9, (8,), token_width=5), seed=0)
+    with pytest.raises(ValueError, match="the captions have no vectors of their tokens"):
+        model.encode_captions(CaptionBatch(np.array([1, 2]), np.array([0, 2]), np.array([0])), "en")
+
+
+def test_words_are_a_table_where_none_are_given():
+    assert isinstance(words_of(Dimensions(("en",), 9, (8,)), 5), WordEmbedding)
+    assert isinstance(words_of(Dimensions(("en",), 9, (8,), token_width=5), 5), PrecomputedTokens)

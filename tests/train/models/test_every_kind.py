@@ -14,8 +14,7 @@ from schemas.errors import UsageError
 from tests.train.models.equations import batch_of, drawn, gradcheck_model
 from train.config.models import DanConfig, MhaDConfig, MlmmeConfig, ScanConfig, VseConfig, model_kinds
 from train.models.catalogue import build_model
-from train.models.dimensions import Dimensions
-from train.models.retrieval_model import ImageBatch, RetrievalModel
+from train.models.retrieval_model import Dimensions, ImageBatch, RetrievalModel
 
 SIZES = {"embed_dim": 4, "word_dim": 3}
 CONFIGS = {

@@ -6,9 +6,8 @@ import torch
 from tests.train.models.equations import batch_of
 from train.config.models import MlmmeConfig
 from train.models.catalogue import build_model
-from train.models.dimensions import Dimensions
 from train.models.mlmme import Mlmme
-from train.models.retrieval_model import ImageBatch
+from train.models.retrieval_model import Dimensions, ImageBatch
 
 LANGUAGES = ("en", "de", "fr")
 DIMENSIONS = Dimensions(LANGUAGES, 9, (7,), {"de": (0, 1, 2, 3, 5, 7)})

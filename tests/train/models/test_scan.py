@@ -1,21 +1,315 @@
-"""SCAN as a model: its vectors, its scores in both directions, precisions, languages, and whole trainings."""
+"""Stacked cross attention against the equations, and SCAN as a model: its scores in both directions, languages, trainings."""
 
 from __future__ import annotations
+
+from math import exp, log, sqrt
 
 import numpy as np
 import pytest
 import torch
 
+from tests.pretended_gpu import pretended_gpu
 from tests.train.trainings import assert_equal
 from train.config.models import ScanConfig
 from train.data.batches import CaptionBatch
 from train.evaluation import evaluating
+from train.losses import ranking_loss
+from train.models import scan as module
 from train.models.catalogue import build_model
-from train.models.cross_attention import CrossAttention, cross_attention
-from train.models.dimensions import Dimensions
-from train.models.retrieval_model import Encoded, ImageBatch
-from train.models.scan import Scan
-from train.objectives.ranking import ranking_loss
+from train.models.retrieval_model import Dimensions, Encoded, ImageBatch
+from train.models.scan import CrossAttention, Scan, cross_attention
+
+CHOICES = [
+    pytest.param(CrossAttention(9.0, 6.0), id="t2i-lse"),
+    pytest.param(CrossAttention(9.0, None), id="t2i-avg"),
+    pytest.param(CrossAttention(4.0, 5.0), id="i2t-lse"),
+    pytest.param(CrossAttention(4.0, None), id="i2t-avg"),
+    pytest.param(CrossAttention(9.0, 6.0, negative_slope=0.0), id="as in the equations, lse"),
+    pytest.param(CrossAttention(4.0, None, negative_slope=0.0), id="as in the equations, avg"),
+    pytest.param(CrossAttention(35.0, 20.0), id="sharp"),
+]
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> float:
+    return float(sum(x * y for x, y in zip(a, b, strict=True)) / (sqrt(sum(x * x for x in a)) * sqrt(sum(y * y for y in b))))
+
+
+def by_the_equations(queries: list[np.ndarray], contexts: list[np.ndarray], choices: CrossAttention) -> np.ndarray:
+    """Score one pair after another: regions that attend to words are the queries, or words that attend to regions."""
+    scores = np.zeros((len(queries), len(contexts)))
+    for row, query in enumerate(queries):
+        for column, context in enumerate(contexts):
+            s = [[cosine(v, e) for e in context] for v in query]
+            s = [[value if value > 0 else choices.negative_slope * value for value in line] for line in s]
+            norms = [sqrt(sum(s[i][j] ** 2 for i in range(len(query)))) for j in range(len(context))]  # Over what attends.
+            relevances = []
+            for i in range(len(query)):
+                weights = [exp(choices.lambda_softmax * s[i][j] / norms[j]) if norms[j] else 1.0 for j in range(len(context))]
+                attended = sum(w / sum(weights) * e for w, e in zip(weights, context, strict=True))
+                relevances.append(cosine(query[i], attended))
+            if choices.lambda_lse is None:
+                scores[row, column] = sum(relevances) / len(relevances)
+            else:
+                scores[row, column] = log(sum(exp(choices.lambda_lse * r) for r in relevances)) / choices.lambda_lse
+    return scores
+
+
+def units(counts: list[int], width: int, seed: int) -> list[np.ndarray]:
+    """Draw sets of unit vectors, with something in common, as the regions of images have."""
+    generator = np.random.default_rng(seed)
+    sets = [generator.standard_normal((count, width)) + 0.3 for count in counts]
+    return [vectors / np.linalg.norm(vectors, axis=1, keepdims=True) for vectors in sets]
+
+
+def together(sets: list[np.ndarray], *, padding: int = 0, filled: float = 0.0, shuffled: int | None = None) -> Encoded:
+    """Put sets of vectors side by side with a mask, with room to spare, and something in it; or at any places."""
+    most, width = max(map(len, sets)) + padding, sets[0].shape[1]
+    values, mask = np.full((len(sets), most, width), filled), np.zeros((len(sets), most), bool)
+    for number, vectors in enumerate(sets):
+        places = np.arange(len(vectors))
+        if shuffled is not None:
+            places = np.sort(np.random.default_rng(shuffled + number).permutation(most)[: len(vectors)])
+        values[number, places], mask[number, places] = vectors, True
+    return Encoded(torch.from_numpy(values), torch.from_numpy(mask))
+
+
+@pytest.fixture(params=[(1, 1), (40, 2), (2**19, 64)], ids=["single", "small", "one"])
+def tiles(request, monkeypatch):
+    """Tiles of different sizes."""
+    monkeypatch.setitem(module._NUMBERS_AT_ONCE, "cpu", request.param[0])
+    monkeypatch.setattr(module, "_QUERIES_OF_A_TILE", request.param[1])
+    monkeypatch.setattr(module, "_COPIED_AT_ONCE", request.param[0])
+
+
+@pytest.mark.parametrize("choices", CHOICES)
+def test_scores_equal_the_equations(choices, tiles):
+    queries, contexts = units([3, 5, 1, 5, 4], 7, 0), units([6, 2, 6, 3], 7, 1)
+    scores = cross_attention(together(queries), together(contexts), choices)
+    assert scores.shape == (5, 4)
+    np.testing.assert_allclose(scores, by_the_equations(queries, contexts, choices), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("choices", CHOICES)
+def test_scores_equal_the_equations_without_masks(choices, tiles):
+    queries, contexts = units([4] * 3, 7, 0), units([6] * 5, 7, 1)
+    scores = cross_attention(*(Encoded(torch.from_numpy(np.stack(sets))) for sets in (queries, contexts)), choices)
+    np.testing.assert_allclose(scores, by_the_equations(queries, contexts, choices), rtol=0, atol=1e-9)
+
+
+@pytest.mark.slow
+def test_float32_is_near_at_the_sizes_of_the_paper():
+    queries, contexts = units([9, 14], 256, 0), units([36, 36, 20], 256, 1)
+    for choices in (CrossAttention(9.0, 6.0), CrossAttention(4.0, None)):
+        exact = by_the_equations(queries, contexts, choices)
+        ours = [Encoded(encoded.values.float(), encoded.mask) for encoded in (together(queries), together(contexts))]
+        np.testing.assert_allclose(cross_attention(*ours, choices), exact, rtol=0, atol=2e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.parametrize("choices", CHOICES)
+@pytest.mark.parametrize("dense", [0, 1], ids=["whole tiles", "a context at a time"])
+def test_gradients_equal_finite_differences(choices, dense, monkeypatch):
+    monkeypatch.setattr(module, "_DENSE", dense)
+    monkeypatch.setattr(module, "_QUERIES_OF_A_TILE", 2)
+    queries, contexts = together(units([3, 1, 2], 3, 0), padding=1), together(units([2, 4], 3, 1))
+
+    def scores(of_queries: torch.Tensor, of_contexts: torch.Tensor) -> torch.Tensor:
+        return cross_attention(Encoded(of_queries, queries.mask), Encoded(of_contexts, contexts.mask), choices)
+
+    # Products do not pass through zero within the differences.
+    values = queries.values.requires_grad_(), contexts.values.requires_grad_()
+    assert torch.autograd.gradcheck(scores, values)
+
+
+@pytest.mark.parametrize("choices", [choices for choices in CHOICES if choices.values[0].negative_slope])
+def test_gradients_of_some_pairs_equal_those_of_the_plain_formula(choices, tiles):
+    """As with the hardest negatives: most scores have no gradient."""
+    queries, contexts = together(units([3, 5, 1, 5], 6, 0)), together(units([6, 2, 3, 3, 4], 6, 1))
+    weights = torch.zeros(4, 5, dtype=torch.float64)
+    weights[0, 1], weights[2, 4], weights[3, 1] = 0.7, -2, 1
+
+    def gradients(function) -> list[torch.Tensor]:
+        values = queries.values.clone().requires_grad_(), contexts.values.clone().requires_grad_()
+        (function(*values) * weights).sum().backward()
+        return [value.grad for value in values]
+
+    def plain(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        rows = []
+        for row in range(4):
+            words = q[row][queries.mask[row]]
+            scores = []
+            for column in range(5):
+                regions = v[column][contexts.mask[column]]
+                s = torch.nn.functional.leaky_relu(words @ regions.T, choices.negative_slope)
+                attended = (choices.lambda_softmax * s / s.norm(dim=0)).softmax(1) @ regions
+                # The queries are unit vectors; their length is not part of the formula.
+                relevance = (words * attended).sum(1) / attended.norm(dim=1)
+                lse = choices.lambda_lse
+                scores.append(relevance.mean() if lse is None else (relevance * lse).logsumexp(0) / lse)
+            rows.append(torch.stack(scores))
+        return torch.stack(rows)
+
+    ours = gradients(lambda q, v: cross_attention(Encoded(q, queries.mask), Encoded(v, contexts.mask), choices))
+    for mine, expected in zip(ours, gradients(plain), strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("choices", CHOICES)
+@pytest.mark.parametrize("seed", range(12))
+def test_what_the_masks_leave_out_never_counts(choices, seed):
+    """Whatever it is, how much of it there is, and wherever; neither in scores nor in gradients."""
+    generator = np.random.default_rng(seed)
+    sets = [units(generator.integers(1, 7, generator.integers(1, 6)).tolist(), 5, seed + n) for n in (0, 100)]
+    plain = [together(of) for of in sets]
+    filled = float(generator.choice([1.0, -7.0, np.nan, np.inf, 1e300]))
+    other = [together(of, padding=int(generator.integers(5)), filled=filled, shuffled=seed) for of in sets]
+    weights = torch.from_numpy(generator.standard_normal((len(sets[0]), len(sets[1]))))
+    results = []
+    for encoded in (plain, other):
+        values = [each.values.clone().requires_grad_() for each in encoded]
+        scores = cross_attention(*(Encoded(v, each.mask) for v, each in zip(values, encoded, strict=True)), choices)
+        (scores * weights).sum().backward()
+        for value, each in zip(values, encoded, strict=True):
+            assert not value.grad[~each.mask].any()
+        results.append((scores.detach(), *(value.grad[each.mask] for value, each in zip(values, encoded, strict=True))))
+    torch.testing.assert_close(*results, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("choices", CHOICES)
+def test_nothing_to_compare(choices):
+    for rows, columns in ((0, 2), (2, 0), (0, 0)):
+        queries, contexts = (torch.zeros(count, 3, 4, requires_grad=True) for count in (rows, columns))
+        scores = cross_attention(Encoded(queries), Encoded(contexts), choices)
+        assert scores.shape == (rows, columns)
+        scores.sum().backward()
+        assert queries.grad.shape == queries.shape
+
+
+@pytest.mark.parametrize("choices", CHOICES)
+def test_vectors_of_zeros_and_sets_of_none_spoil_nothing(choices):
+    """A region of zeros has no direction; and an image without regions is like nothing."""
+    queries, contexts = together(units([3, 2, 4], 5, 0)), together(units([4, 3, 4], 5, 1))
+    queries.values[0, 1] = 0
+    queries.mask[1] = False
+    contexts.values[2] = 0
+    contexts.mask[0] = False
+    values = queries.values.requires_grad_(), contexts.values.requires_grad_()
+    for one, other in ((0, 1), (1, 0)):
+        sets = [Encoded(values[0], queries.mask), Encoded(values[1], contexts.mask)]
+        scores = cross_attention(sets[one], sets[other], choices)
+        assert not scores.isnan().any()
+        scores[scores.isfinite()].sum().backward()
+        assert all(value.grad.isfinite().all() for value in values)
+
+
+class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+    """Records the sizes of all arrays that are made."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        result = function(*arguments, **(keywords or {}))
+        made = result if isinstance(result, tuple) else (result,)
+        self.sizes.extend(each.numel() for each in made if torch.is_tensor(each))
+        return result
+
+
+def test_the_products_of_all_pairs_are_never_held(monkeypatch):
+    """The largest array that either pass makes is a tile or an input."""
+    monkeypatch.setitem(module._NUMBERS_AT_ONCE, "cpu", 6000)
+    monkeypatch.setattr(module, "_QUERIES_OF_A_TILE", 8)
+    queries, contexts = torch.randn(60, 7, 16).requires_grad_(), torch.randn(50, 9, 16).requires_grad_()
+    with Watch() as watch:
+        scores = cross_attention(Encoded(queries), Encoded(contexts), CrossAttention(9.0, 6.0))
+        scores.sum().backward()
+    assert max(watch.sizes) <= max(6000, queries.numel(), contexts.numel()) < scores.numel() * 7 * 9 / 20
+
+
+@pytest.mark.slow
+def test_a_compiled_caller_does_not_compile_it():
+    queries, contexts = (together(units(counts, 5, seed)) for counts, seed in (([3, 2], 0), ([4, 4, 1], 1)))
+    choices = CrossAttention(9.0, 6.0)
+    compiled = torch.compile(
+        lambda values: cross_attention(Encoded(values * 1, queries.mask), contexts, choices) + 1, backend="eager"
+    )
+    assert torch.equal(compiled(queries.values), cross_attention(queries, contexts, choices) + 1)
+
+
+@pytest.mark.parametrize("count", [9, 30])
+def test_a_gpu_is_waited_for_as_often_however_many_pairs_have_a_gradient(count):
+    """For both masks, and for which pairs have a gradient: with the hardest negatives few have one."""
+    torch.manual_seed(0)
+    queries, contexts = (torch.nn.functional.normalize(torch.randn(count, parts, 8), dim=2) for parts in (5, 7))
+    masks = [torch.arange(parts) < torch.randint(1, parts + 1, (count, 1)) for parts in (5, 7)]
+
+    with pretended_gpu() as gpu:
+        encoded = [
+            Encoded(values.to("cuda").requires_grad_(), mask.to("cuda"))
+            for values, mask in zip((queries, contexts), masks, strict=True)
+        ]
+        gpu.reset()
+        cross_attention(*encoded, CrossAttention(9.0, 6.0)).diagonal().sum().backward()
+        waits = {event.line: count for event, count in gpu.waits.items() if event.line.startswith("train/")}
+    assert sum(waits.values()) == 3, gpu.report()
+
+
+@pytest.mark.parametrize("gathered", [1, 300, 2**25], ids=["a pair", "some pairs", "all pairs"])
+@pytest.mark.parametrize("choices", CHOICES)
+def test_gradients_of_pairs_on_a_gpu_are_those_of_tiles(choices, gathered, monkeypatch):
+    """What the masks leave out is no number, in both; pairs share queries and contexts."""
+    monkeypatch.setattr(module, "_GATHERED_AT_ONCE", gathered)
+    sets = [
+        together(units(counts, 6, seed), filled=np.nan, padding=1) for counts, seed in (([3, 5, 1, 5, 2], 0), ([6, 2, 3, 4], 1))
+    ]
+    plain = [Encoded(torch.from_numpy(np.stack(units([4] * count, 6, 2 + count)))) for count in (5, 4)]
+    weights = torch.zeros(5, 4, dtype=torch.float64)
+    weights[0, 1], weights[2, 1], weights[2, 3] = 0.7, -2, 1
+
+    def gradients(encoded, weights, device) -> list[torch.Tensor]:
+        masks = [None if one.mask is None else one.mask.to(device) for one in encoded]
+        values = [one.values.clone().to(device).requires_grad_() for one in encoded]
+        scores = cross_attention(*(Encoded(*one) for one in zip(values, masks, strict=True)), choices)
+        (scores * weights.to(device)).sum().backward()
+        return [value.grad.cpu() for value in values]
+
+    monkeypatch.setattr(module, "_DENSE", 0.2)
+    for encoded in (sets, plain, [sets[0], plain[1]], [plain[0], sets[1]]):
+        for some in (weights, torch.zeros_like(weights)):
+            expected = gradients(encoded, some, "cpu")
+            with pretended_gpu():
+                found = gradients(encoded, some, "cuda")
+            for mine, other, one in zip(found, expected, encoded, strict=True):
+                torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-12)
+                assert one.mask is None or not mine[~one.mask].any()
+
+
+def test_launches_of_a_gpu_do_not_grow_with_the_pairs():
+    launches = set()
+    for count in (9, 30):
+        values = [torch.nn.functional.normalize(torch.randn(count, parts, 8), dim=2) for parts in (5, 7)]
+        with pretended_gpu() as gpu:
+            encoded = [Encoded(value.to("cuda").requires_grad_()) for value in values]
+            scores = cross_attention(*encoded, CrossAttention(9.0, 6.0)).diagonal().sum()
+            gpu.reset()
+            scores.backward()
+            launches.add(gpu.launches.total())
+    (found,) = launches
+    assert found <= 66, gpu.report()
+
+
+def test_the_pairs_that_are_gathered_at_once_are_bounded(monkeypatch):
+    """The largest array is of the pairs of one turn, or an input, however many pairs there are."""
+    monkeypatch.setattr(module, "_GATHERED_AT_ONCE", 6000)
+    values = torch.randn(60, 7, 16), torch.randn(50, 9, 16)
+    both = [module._Both(value, None, torch.zeros_like(value)) for value in values]
+    pairs = torch.ones(60, 50).nonzero()
+    with Watch() as watch:
+        module._add_gradients_of_pairs(*both, torch.ones(60, 50), pairs, CrossAttention(9.0, 6.0))
+    assert max(watch.sizes) <= max(6000, *(value.numel() for value in values)) < len(pairs) * 9 * 16 / 20
+
 
 CAPTIONS = [[1, 4, 2], [1, 4, 5, 6, 2], [1, 2], [1, 7, 2]]
 

@@ -18,8 +18,7 @@ from schemas.features import FeatureSpec
 from schemas.vocabulary import SPECIALS
 from tests.train.trainings import SMALL, reproduce_job, settings_of
 from train.config.sections import resolve
-from train.data.captions import read_captions
-from train.data.regimes import one_caption_per_image
+from train.data.captions import one_caption_per_image, read_captions
 from train.evaluation.scoring import score_run
 from train.jobs import ReproduceJob
 from train.reports.failures import Failure, write_failure

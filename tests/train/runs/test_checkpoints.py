@@ -11,7 +11,7 @@ import torch
 from schemas.errors import DatasetError
 from schemas.storage.folder import Folder
 from tests.pretended_gpu import pretended_gpu
-from train.models.dimensions import Dimensions
+from train.models.retrieval_model import Dimensions
 from train.runs import checkpoints
 from train.runs.checkpoints import BEST, LAST, Checkpoint, TrainingProgress, read_checkpoint, weights_digest, write_checkpoint
 

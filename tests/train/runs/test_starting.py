@@ -18,13 +18,13 @@ from train.config.models import ModelConfig, VseConfig
 from train.config.sections import from_toml
 from train.jobs import Corpus, TrainJob
 from train.loop import train
-from train.material import open_material
 from train.models import catalogue
 from train.models.catalogue import build_model, register_model
 from train.models.retrieval_model import Encoded, RetrievalModel
 from train.runs.checkpoints import BEST, LAST, read_checkpoint, weights_digest
 from train.runs.run import open_run
 from train.runs.starting import start_model
+from train.training_data import open_material
 
 SHORT = {"max_steps = 44": "max_steps = 6", "eval_every_steps = 17": "eval_every_steps = 3"}
 UNSHARED = ORDER.replace("c2c_probability = 0.5", "")

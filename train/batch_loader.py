@@ -1,20 +1,64 @@
-"""The batches of a training with the inputs of the model, in the order of the sampler."""
+"""The batches of a training with the inputs of the model, in the order of the sampler, some of them prefetched."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from types import TracebackType
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from train.data.prefetching import Prefetching
 from train.data.sampling import Batch, Sampler
-from train.distributed import Processes
-from train.material import TrainingMaterial
-from train.objectives.terms import Inputs
+from train.distributed import DistributedContext
+from train.losses import Inputs
+from train.training_data import TrainingMaterial
+
+Asked = TypeVar("Asked")
+Read = TypeVar("Read")
+
+
+class Prefetcher(Generic[Asked, Read]):
+    """What is read for one request after the other, some of them ahead.
+
+    Requests are drawn where `next` is called, so that their source needs no lock, and one thread reads them in their order. An
+    error of the thread is raised in its turn, after all that was read before it. Leaving the block waits for what is being read and
+    drops the rest.
+
+    Args:
+        draw: returns the next request.
+        read: returns what is read for a request; runs in the thread.
+        ahead: number of requests that are read, or wait to be read, while the caller works on another.
+
+    Raises:
+        ValueError: ``ahead`` is less than 1.
+    """
+
+    def __init__(self, draw: Callable[[], Asked], read: Callable[[Asked], Read], *, ahead: int = 2) -> None:
+        if ahead < 1:
+            raise ValueError(f"ahead is {ahead}, expected 1 or more")
+        self._draw, self._read, self._ahead = draw, read, ahead
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetching")
+        self._under_way: deque[tuple[Asked, Future[Read]]] = deque()
+
+    def __enter__(self) -> Prefetcher[Asked, Read]:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def next(self) -> tuple[Asked, Read]:
+        """Return the next request and what was read for it."""
+        while len(self._under_way) <= self._ahead:
+            asked = self._draw()
+            self._under_way.append((asked, self._thread.submit(self._read, asked)))
+        asked, future = self._under_way.popleft()
+        return asked, future.result()
+
 
 _CPU = torch.device("cpu")
 
@@ -28,7 +72,7 @@ class _Drawn:
     epoch: int
 
 
-class Supply:
+class BatchLoader:
     """Batches for one process, and where the training stands in them.
 
     Where an image has several features, a thread reads the next batches into memory that a GPU reads from directly. A batch of
@@ -42,7 +86,9 @@ class Supply:
         device: device of the model.
     """
 
-    def __init__(self, material: TrainingMaterial, sampler: Sampler, processes: Processes, device: torch.device) -> None:
+    def __init__(
+        self, material: TrainingMaterial, sampler: Sampler, processes: DistributedContext, device: torch.device
+    ) -> None:
         self._material, self._sampler, self._processes, self._device = material, sampler, processes, device
         self._next: Callable[[], tuple[_Drawn, Inputs]] = self._read_now
         self._last: _Drawn | None = None
@@ -62,17 +108,17 @@ class Supply:
         return self._sampler.state() if self._last is None else self._last.state
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of a sampler that was built with the same arguments; not inside `reading`."""
+        """Restore the state of a sampler that was built with the same arguments; not inside `prefetching`."""
         self._sampler.restore(state)
         self._last = None
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
+    def prefetching(self) -> Iterator[None]:
         """Read ahead inside the block, where that pays."""
         if len(self._material.dimensions.feature_shape) == 1:
             yield
             return
-        with Prefetching(self._draw, self._read_ahead) as ahead:
+        with Prefetcher(self._draw, self._read_ahead) as ahead:
             self._next = ahead.next
             yield
 

@@ -1,4 +1,4 @@
-"""One voice for the processes that ``torchrun`` starts: the first speaks; the others only where an error is theirs alone."""
+"""Output of the processes that ``torchrun`` starts: rank 0 writes; the others only where an error is theirs alone."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from schemas.errors import ImagepivotError, UsageError
 if TYPE_CHECKING:
     from torch.distributed import Store
 
+
 _PATIENCE = 10.0  # Seconds in which the first process comes to an error that all have.
 _POLL_SECONDS = 0.05
 _STDOUT, _STDERR = 1, 2
 
 
-class Voice:
+class RankOutput:
     """The voice of this process.
 
     Attributes:
@@ -37,7 +38,7 @@ class Voice:
             self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._speech: int | None = None
 
-    def lower(self) -> None:
+    def silence(self) -> None:
         """Say nothing from here on, unless this is the first process; not even what libraries print."""
         if self.rank == 0 or self.size == 1:
             return
@@ -47,7 +48,7 @@ class Voice:
             os.dup2(nowhere, stream)
         os.close(nowhere)
 
-    def once(self, work: Callable[..., Any]) -> Callable[..., Any]:
+    def report_once(self, work: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function whose errors are heard once.
 
         An error that the first process has as well ends this one quietly, with the same exit code, and so does the error of a

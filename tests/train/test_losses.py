@@ -1,3 +1,8 @@
+"""Losses and terms of the objective against the equations with loops, and one graph of them where ``--compile`` is given."""
+
+from __future__ import annotations
+
+from copy import deepcopy
 from dataclasses import replace
 from itertools import combinations_with_replacement
 
@@ -7,16 +12,159 @@ import torch
 
 from schemas.errors import UsageError
 from tests.train.models.equations import diversity, triplets
-from train.config.models import MhaDConfig, VseConfig
+from train.config.models import DanConfig, MhaDConfig, MlmmeConfig, VseConfig
 from train.config.sections import LossConfig
 from train.data.batches import CaptionBatch
 from train.data.sampling import Batch, ImageSampler, TaskSampler
 from train.data.splits import open_data
-from train.material import inputs_of
+from train.distributed import DistributedContext
+from train.losses import Inputs, Objective, Views, diversity_loss, named_losses, ranking_loss, terms_of
 from train.models.catalogue import build_model
-from train.models.dimensions import Dimensions
-from train.models.retrieval_model import Encoded, ImageBatch
-from train.objectives.terms import Objective, Views, named_losses, terms_of
+from train.models.retrieval_model import Dimensions, Encoded, ImageBatch
+from train.training_data import inputs_of
+
+
+def brute_force(scores: list[list[float]], rows: list[int], columns: list[int], margin: float, hinges: str) -> float:
+    """Compute the loss one pair at a time."""
+    total, together = 0.0, sum if hinges == "sum" else max
+    for i in range(len(scores)):
+        true = scores[i][i]
+        of_row = [max(0.0, margin - true + scores[i][j]) for j in range(len(scores)) if columns[j] != rows[i]]
+        of_column = [max(0.0, margin - true + scores[j][i]) for j in range(len(scores)) if rows[j] != columns[i]]
+        total += together([*of_row, 0.0]) + together([*of_column, 0.0])
+    return total
+
+
+def check(scores: torch.Tensor, images: list[int], margin: float, hinges: str) -> None:
+    ids = torch.tensor(images)
+    loss = ranking_loss(scores, ids, ids, margin=margin, hinges=hinges)
+    assert loss.shape == ()
+    assert float(loss) == pytest.approx(brute_force(scores.tolist(), images, images, margin, hinges), rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("hinges", ["sum", "max"])
+@pytest.mark.parametrize("size", [1, 2, 3, 17])
+@pytest.mark.parametrize("seed", range(5))
+def test_loss_equals_brute_force(hinges, size, seed):
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(size, size, generator=generator, dtype=torch.float64)
+    check(scores, torch.randint(0, size, (size,), generator=generator).tolist(), 0.2, hinges)
+    check(scores, list(range(size)), 0.05, hinges)
+    # Scores with few distinct values give equal hinges, and hinges of exactly zero.
+    check(scores.round(), list(range(size)), 1.0, hinges)
+
+
+@pytest.mark.parametrize("hinges", ["sum", "max"])
+def test_captions_of_one_image_are_not_negatives(hinges):
+    check(torch.zeros(4, 4, dtype=torch.float64), [7, 7, 7, 7], 0.2, hinges)
+    ids = torch.tensor([7, 7, 7])
+    assert ranking_loss(torch.randn(3, 3), ids, ids, margin=5.0, hinges=hinges) == 0
+    scores = torch.tensor([[0.9, 0.8, 0.1], [0.7, 0.9, 0.2], [0.0, 0.1, 0.9]])
+    ids = torch.tensor([3, 3, 4])
+    assert ranking_loss(scores, ids, ids, margin=0.2, hinges=hinges) == 0
+    assert ranking_loss(scores, torch.arange(3), torch.arange(3), margin=0.2, hinges=hinges) > 0
+
+
+@pytest.mark.parametrize("hinges", ["sum", "max"])
+def test_by_hand(hinges):
+    scores = torch.tensor([[1.0, 0.9, 1.1], [0.0, 1.0, 0.0], [0.0, 0.95, 1.0]], dtype=torch.float64)
+    rows = {"sum": [0.1 + 0.3, 0.0, 0.15], "max": [0.3, 0.0, 0.15]}[hinges]
+    columns = {"sum": [0.0, 0.1 + 0.15, 0.3], "max": [0.0, 0.15, 0.3]}[hinges]
+    ids = torch.arange(3)
+    assert float(ranking_loss(scores, ids, ids, margin=0.2, hinges=hinges)) == pytest.approx(sum(rows) + sum(columns))
+
+
+@pytest.mark.parametrize("hinges", ["sum", "max"])
+def test_gradients_equal_finite_differences(hinges):
+    scores = torch.randn(6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    ids = torch.tensor([0, 1, 1, 2, 3, 4])
+    assert torch.autograd.gradcheck(lambda s: ranking_loss(s, ids, ids, margin=0.2, hinges=hinges), scores)
+
+
+def test_the_first_of_equally_large_hinges_has_the_gradient():
+    scores = torch.zeros(3, 3, requires_grad=True)
+    ids = torch.arange(3)
+    ranking_loss(scores, ids, ids, margin=0.2, hinges="max").backward()
+    # Row 0 -> column 1, rows 1 and 2 -> column 0; columns likewise; each true pair pays for its row and its column.
+    assert scores.grad.tolist() == [[-2, 2, 1], [2, -2, 0], [1, 0, -2]]
+
+
+@pytest.mark.parametrize("hinges", ["sum", "max"])
+def test_a_hinge_at_zero_has_no_gradient(hinges):
+    scores = torch.tensor([[1.0, 0.5], [0.5, 1.0]], requires_grad=True)
+    ids = torch.arange(2)
+    loss = ranking_loss(scores, ids, ids, margin=0.5, hinges=hinges)
+    loss.backward()
+    assert loss == 0
+    assert scores.grad.abs().max() == 0
+
+
+@pytest.mark.parametrize("hinges", ["sum", "max"])
+def test_nothing_in_the_batch(hinges):
+    none = torch.zeros(0, dtype=torch.int64)
+    assert ranking_loss(torch.zeros(0, 0), none, none, margin=0.2, hinges=hinges) == 0
+
+
+def test_wrong_arguments_are_refused():
+    ids = torch.arange(3)
+    with pytest.raises(ValueError, match="hinges is 'mean', expected one of"):
+        ranking_loss(torch.zeros(3, 3), ids, ids, margin=0.2, hinges="mean")
+    with pytest.raises(ValueError, match=r"scores are \[3, 4\], of 3 rows and 4 columns: expected as many rows as columns"):
+        ranking_loss(torch.zeros(3, 4), ids, torch.arange(4), margin=0.2)
+
+
+def random_heads(seed: int, count: int = 3) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal((5, count, 4)))
+
+
+@pytest.mark.parametrize("margin", [0.1, 0.6, 1.0, 2.0])
+@pytest.mark.parametrize(("a", "b"), [(0, 0), (0, 1)])
+def test_equation_5(a, b, margin):
+    expected = diversity(random_heads(a).numpy(), random_heads(b).numpy(), margin)
+    assert diversity_loss(random_heads(a), random_heads(b), margin=margin).item() == pytest.approx(expected, abs=1e-12)
+    assert diversity_loss(3 * random_heads(a), 0.01 * random_heads(b), margin=margin).item() == pytest.approx(
+        expected, abs=1e-12
+    )
+
+
+def test_heads_are_drawn_apart_up_to_the_margin():
+    """As printed, with the cosine in place of the distance, the equation would draw them together."""
+    torch.manual_seed(0)
+    parameter = (torch.ones(1, 3, 4) + 0.1 * torch.randn(1, 3, 4)).requires_grad_()
+    optimizer = torch.optim.SGD([parameter], lr=0.05)
+    distances = []
+    for _ in range(400):
+        loss = diversity_loss(parameter, parameter, margin=0.1)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        unit = torch.nn.functional.normalize(parameter.detach()[0], dim=1)
+        distances.append(float((1 - unit @ unit.T)[~torch.eye(3, dtype=torch.bool)].min()))
+    assert distances[0] < 0.02
+    assert distances[-1] == pytest.approx(0.1, abs=0.01)
+
+
+def test_gradients():
+    a, b = (random_heads(seed).requires_grad_() for seed in (0, 1))
+    assert torch.autograd.gradcheck(lambda a, b: diversity_loss(a, b, margin=1.1), (a, b))
+    assert torch.autograd.gradcheck(lambda a: diversity_loss(a, a, margin=1.1), (a,))
+
+
+def test_a_single_head_and_heads_of_zeros():
+    assert diversity_loss(random_heads(0, 1), random_heads(0, 1), margin=2.0).item() == 0
+    empty = torch.zeros(2, 3, 4, requires_grad=True)
+    loss = diversity_loss(empty, empty, margin=1.5)
+    assert loss.item() == pytest.approx(2 * 6 * 0.5)
+    loss.backward()
+    assert not empty.grad.any()
+
+
+def test_heads_are_compared_in_full_precision():
+    a = random_heads(0).float()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = diversity_loss(a, a, margin=1.0)
+    assert torch.equal(found, diversity_loss(a, a, margin=1.0))
+
 
 LANGUAGES = ("en", "de", "fr")
 PORTIONS = {"en": ["comparable"], "de": ["comparable"], "fr": ["translation"]}
@@ -36,7 +184,7 @@ def model(request, data):
 
 def objective(model, *, caption_weight=1.0):
     terms = terms_of(LossConfig(margin=MARGIN, caption_weight=caption_weight), model)
-    return Objective(model, terms, whole=lambda part, count: part)
+    return Objective(model, terms, gather_rows=lambda part, count: part)
 
 
 def score(model, a, b):
@@ -198,7 +346,7 @@ def test_equation_7(regions, heads, languages):
             ranked = f"c2i/{other}" if one == "images" else f"c2c/{name}"
             expected[ranked] = triplets(views[one], views[other], MARGIN)
             total += (1.0 if one == "images" else 0.6) * expected[ranked]
-    loss, terms = Objective(heads, terms_of(LOSS, heads), whole=lambda part, count: part)(inputs, "max")
+    loss, terms = Objective(heads, terms_of(LOSS, heads), gather_rows=lambda part, count: part)(inputs, "max")
     assert loss.item() == pytest.approx(total, rel=1e-12)
     assert {name: value.item() for name, value in terms.items()} == pytest.approx(expected, rel=1e-12)
     assert len(terms) == {2: 6 + 3, 3: 10 + 6}[len(languages)]
@@ -209,7 +357,7 @@ def test_diversity_of_what_a_batch_holds(regions, heads):
     """Batches of one task have images and captions in one language."""
     batch = TaskSampler(regions.captions, 9, seed=0).next()
     language = batch.languages[0]
-    _, terms = Objective(heads, terms_of(LOSS, heads), whole=lambda part, count: part)(
+    _, terms = Objective(heads, terms_of(LOSS, heads), gather_rows=lambda part, count: part)(
         doubled(inputs_of(regions, batch, torch.device("cpu"))), "sum"
     )
     names = [f"c2i/{language}", "diversity/images", f"diversity/images-{language}", f"diversity/{language}"]
@@ -238,3 +386,75 @@ def test_models_without_heads_have_no_diversity(model, heads):
     single = build_model(MhaDConfig(embed_dim=5, num_heads=1), Dimensions(("en",), 9, (3, 8)), seed=0)
     with pytest.raises(UsageError, match=r"this model \(MhaD\) has 1 head"):
         terms_of(LOSS, single)
+
+
+VECTORS, REGIONS = (8,), (6, 8)
+KINDS = {
+    "vse": (VseConfig(embed_dim=4, word_dim=3), VECTORS, LossConfig()),
+    "vse-order": (VseConfig(embed_dim=4, word_dim=3, shared_encoder=False, similarity="order"), VECTORS, LossConfig()),
+    "vse-max": (VseConfig(embed_dim=4, word_dim=3, text_encoder="bilstm", pooling="max"), VECTORS, LossConfig()),
+    "mha-d": (
+        MhaDConfig(embed_dim=4, word_dim=3, num_heads=2, attention_dim=5, context_dim=3),
+        REGIONS,
+        LossConfig(diversity_weight=0.5),
+    ),
+    "dan": (DanConfig(embed_dim=4, word_dim=3, attention_dim=5, dropout=0.5), REGIONS, LossConfig()),
+    "mlmme": (MlmmeConfig(embed_dim=4, word_dim=3, hidden_size=5, scoring="general"), VECTORS, LossConfig()),
+}
+# Images, tokens of the longest caption: the last batch of an epoch is smaller, and captions have any length.
+BATCHES = [(5, 6), (5, 9), (3, 7), (4, 11), (5, 5)]
+# One for the first sizes, and one more for each size that is found to change: tokens, then images.
+MOST_GRAPHS = 3
+
+
+class Graphs:
+    """A compiler that counts: how many graphs there are, and how often one of them runs."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.runs = 0
+
+    def __call__(self, graph, inputs):
+        self.made += 1
+
+        def run(*values):
+            self.runs += 1
+            return graph(*values)
+
+        return run
+
+
+def batch_of(shape: tuple[int, ...], images: int, tokens: int) -> Inputs:
+    rng = np.random.default_rng(images + 10 * tokens)
+    captions = []
+    for _ in range(2):
+        lengths = [tokens, *rng.integers(3, tokens + 1, images - 1)]
+        captions.append(CaptionBatch(rng.integers(3, 9, sum(lengths)), np.cumsum([0, *lengths]), np.arange(images)))
+    mask = torch.arange(6) < torch.from_numpy(rng.integers(1, 7, (images, 1))) if len(shape) > 1 else None
+    features = torch.from_numpy(rng.standard_normal((images, *shape), np.float32))
+    return Inputs("images", torch.arange(images), ImageBatch(features, mask), tuple(captions), ("en", "de"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_is_one_graph_with_the_loss_and_gradients_of_the_plain_one(kind):
+    config, shape, loss = KINDS[kind]
+    config.check_compile()
+    model = build_model(config, Dimensions(("en", "de"), 9, shape), seed=0)
+    plain, compiled = (
+        Objective(each, terms_of(loss, each), gather_rows=DistributedContext().gather_rows) for each in (model, deepcopy(model))
+    )
+    torch._dynamo.reset()
+    graphs = Graphs()
+    compiled.compile(backend=graphs)
+    for number, sizes in enumerate(BATCHES, start=1):
+        gradients = []
+        for objective in (plain, compiled):
+            objective.zero_grad()
+            value, terms = objective(batch_of(shape, *sizes), "max")
+            value.backward()
+            gradients.append([value, terms, {name: parameter.grad for name, parameter in objective.named_parameters()}])
+        torch.testing.assert_close(*gradients)
+        assert graphs.runs == number
+    assert graphs.made <= MOST_GRAPHS
+    torch.testing.assert_close(compiled.state_dict(), plain.state_dict(), rtol=0, atol=0)  # Seeds of dropout, too.

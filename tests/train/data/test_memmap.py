@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from schemas.errors import DatasetError
-from train.data.mapping import mapped_array
+from train.data.memmap import mapped_array
 
 SHAPE = (7, 3)
 
@@ -88,7 +88,7 @@ def test_a_full_disk_is_an_error_before_a_page_is_written(tmp_path, monkeypatch,
         monkeypatch.setattr(os, "posix_fallocate", full)
     else:
         monkeypatch.delattr(os, "posix_fallocate")
-        monkeypatch.setattr("train.data.mapping._BLOCK", bytes(16))
+        monkeypatch.setattr("train.data.memmap._BLOCK", bytes(16))
         assert mapped_array(tmp_path / "small", ["a"], (1001, 3), np.float32, count)[1000].tolist() == [3000, 3001, 3002]
         [made] = (tmp_path / "small").iterdir()
         assert made.stat().st_size == 128 + 1001 * 3 * 4  # The header of npy, and the values.
@@ -104,7 +104,7 @@ def test_a_full_disk_is_an_error_before_a_page_is_written(tmp_path, monkeypatch,
 MAKER = """
 import sys
 import numpy as np
-from train.data.mapping import mapped_array
+from train.data.memmap import mapped_array
 
 def fill(array):
     array[:3] = 5

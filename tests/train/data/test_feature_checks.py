@@ -10,8 +10,8 @@ import pytest
 
 from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec
+from train.data.feature_checks import FeatureOutliers, find_feature_outliers
 from train.data.features import read_features
-from train.data.norms import FeatureOutliers, find_feature_outliers
 
 IDS = [f"image-{number:02d}" for number in range(20)]
 

@@ -13,17 +13,15 @@ import torch
 from torch import Tensor
 
 from train.config.models import VseConfig
-from train.models.dimensions import Dimensions
-from train.models.encoders import READERS, ImageEncoder, SentenceEncoders, orthogonalize, pooled
-from train.models.reading_model import ReadingModel
-from train.models.retrieval_model import Encoded, ImageBatch
+from train.models.encoders import TEXT_ENCODERS, ImageEncoder, SentenceEncoderModel, SentenceEncoders, orthogonalize, pooled
+from train.models.retrieval_model import Dimensions, Encoded, ImageBatch
 from train.models.similarity import cosine, order, unit
 
 SIMILARITIES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"cosine": cosine, "order": order}
 """Functions by name, from embeddings ``[A, E]`` and ``[C, E]`` to scores ``[A, C]``."""
 
 
-class JointEmbedding(ReadingModel):
+class JointEmbedding(SentenceEncoderModel):
     """Images and captions as vectors ``[B, E]`` in one space.
 
     All embeddings have length 1, but for vectors of zeros, which stay zeros and have no gradient. The order similarity takes their
@@ -47,7 +45,7 @@ class JointEmbedding(ReadingModel):
         self.sentences = SentenceEncoders(
             dimensions,
             config.word_dim,
-            lambda: READERS[config.text_encoder](config.word_dim, config.embed_dim),
+            lambda: TEXT_ENCODERS[config.text_encoder](config.word_dim, config.embed_dim),
             lambda: partial(pooled, pooling=config.pooling),
             shared=config.shared_encoder,
         )
@@ -59,7 +57,7 @@ class JointEmbedding(ReadingModel):
         """Map features ``[B, D]`` to embeddings ``[B, E]``."""
         return self._embedding(self.images(images.features))
 
-    def encode_read(self, read: Encoded, language: str) -> Encoded:
+    def pool_states(self, read: Encoded, language: str) -> Encoded:
         """Return embeddings ``[B, E]`` of captions that were read, in their order."""
         return self._embedding(self.sentences.of(language).pooling(read))
 

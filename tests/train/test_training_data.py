@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import re
 from collections import Counter
 from dataclasses import replace
@@ -17,9 +19,9 @@ from train.config.sections import from_toml
 from train.data.sampling import ImageSampler, TaskSampler
 from train.jobs import TrainJob
 from train.loop import train
-from train.material import build_sampler, open_material, tokens_of
 from train.models.catalogue import build_model
-from train.models.dimensions import Dimensions
+from train.models.retrieval_model import Dimensions
+from train.training_data import build_sampler, open_material, tokens_of
 
 COUNTS = {"en": {"a": 5, "b": 4, "c": 1}, "de": {"b": 9, "c": 4, "d": 3}}
 CONFIG = '[data]\nportions = { de = ["comparable"], en = ["comparable", "translation"] }\n'

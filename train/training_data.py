@@ -17,20 +17,18 @@ from schemas.parameters import VocabularyParameters
 from schemas.vocabulary import SPECIALS, Vocabulary
 from train.config.sections import Config
 from train.data.batches import CaptionBatch
-from train.data.captions import Captions, labels_of, no_captions
-from train.data.norms import FeatureOutliers, find_feature_outliers
-from train.data.pairs import ByImage
+from train.data.captions import ByImage, Captions, labels_of, no_captions
+from train.data.feature_checks import FeatureOutliers, find_feature_outliers
+from train.data.features import feature_spec
 from train.data.sampling import Batch, ImageSampler, Sampler, TaskSampler
 from train.data.splits import MissingFeatures, TrainingData, open_data
 from train.data.token_features import check_token_features
-from train.data.vectors import feature_spec
 from train.data.word_vectors import WordVectors, check_word_vectors, open_word_vectors
 from train.devices import upload
 from train.evaluation.validating import Validation, validate
 from train.jobs import Corpus
-from train.models.dimensions import Dimensions
-from train.models.retrieval_model import ImageBatch, RetrievalModel
-from train.objectives.terms import Inputs, Term
+from train.losses import Inputs, Term
+from train.models.retrieval_model import Dimensions, ImageBatch, RetrievalModel
 
 
 class TrainingMaterial(Protocol):
@@ -146,7 +144,7 @@ def open_material(
         corpus: folders of captions, features, vocabulary, and of word vectors if the model begins with them, or of vectors of
             tokens if it reads these.
         seed: seed of the run, which reduced training splits depend on.
-        memory_map: folder for a copy of the features that is mapped into memory, see `train.data.read_features`.
+        memory_map: folder for a copy of the features that is mapped into memory, see `train.data.features.read_features`.
         allow_missing_features: leave out the captions of images that lack features.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The objective that training minimises: a sum of named terms, each with a weight and a function of the encoded batch.
+"""Losses, and the objective that training minimises: a sum of named terms, each with a weight and a function of the encoded batch.
 
 * ``c2i``: images against their captions, in each language of the batch: equation 1 of Gella et al. 2017 (PIVOT), and the task of
   that name in Kádár et al. 2018, figure 2;
@@ -9,7 +9,7 @@
 
 A new term is an entry of `terms_of`.
 
-Letters in shapes: ``B`` rows in the batch.
+Letters in shapes: ``B`` rows, or true pairs, in the batch, ``K`` heads, ``H`` width of a head.
 """
 
 from __future__ import annotations
@@ -28,10 +28,73 @@ from train.config.sections import LossConfig
 from train.data.batches import CaptionBatch
 from train.data.sampling import Batch
 from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
-from train.objectives.diversity import diversity_loss
-from train.objectives.ranking import ranking_loss
+from train.models.similarity import unit
 
-Whole = Callable[[Encoded, int], Encoded]
+HINGES = ("sum", "max")
+
+
+def ranking_loss(scores: Tensor, row_images: Tensor, column_images: Tensor, *, margin: float, hinges: str = "sum") -> Tensor:
+    """Return the sum of hinges over the batch: how far true pairs are from a margin above the others, in both directions.
+
+    With s(r, c) the score of row r with column c, and the true pairs on the diagonal, the hinges are
+    ``max(0, margin - s(r, r) + s(r, c))`` for the negatives c of each row and ``max(0, margin - s(c, c) + s(r, c))`` for the
+    negatives r of each column. ``"sum"`` adds them all (Kiros et al. 2015; Gella et al. 2017, equation 1); ``"max"`` only the
+    largest in each row and in each column (Faghri et al. 2018, VSE++; Kádár et al. 2018, equation 1).
+
+    Items that belong to the image of the true pair are not negatives. A hinge at exactly zero has no gradient; if several hinges
+    are the largest, the first has the gradient.
+
+    Args:
+        scores: ``[B, B]``, higher means more alike.
+        row_images: integers ``[B]``, the image of each row.
+        column_images: integers ``[B]``, the image of each column; on the diagonal the same as ``row_images``.
+        margin: margin in the unit of the scores.
+        hinges: ``"sum"`` or ``"max"``.
+
+    Returns:
+        A scalar; zero if there are no negatives.
+    """
+    if hinges not in HINGES:
+        raise ValueError(f"hinges is {hinges!r}, expected one of {HINGES}")
+    if scores.dim() != 2 or not len(row_images) == len(column_images) == scores.shape[0] == scores.shape[1]:
+        shapes = list(scores.shape), len(row_images), len(column_images)
+        raise ValueError("scores are {}, of {} rows and {} columns: expected as many rows as columns".format(*shapes))
+    true = scores.diagonal()
+    same = row_images[:, None] == column_images[None]  # [B, B]
+    of_rows = (margin - true[:, None] + scores).relu().masked_fill(same, 0)  # [B, B]
+    of_columns = (margin - true[None] + scores).relu().masked_fill(same, 0)  # [B, B]
+    if hinges == "sum" or not len(scores):
+        return of_rows.sum() + of_columns.sum()
+    return of_rows.max(dim=1).values.sum() + of_columns.max(dim=0).values.sum()
+
+
+def diversity_loss(a: Tensor, b: Tensor, *, margin: float) -> Tensor:
+    """Return the sum of hinges over the batch: how far different heads are from a distance of the margin.
+
+    The heads are those of one view of the items twice, or of two views, such as an image and its caption. With s the cosine, the
+    hinges are ``max(0, margin - (1 - s(a[p, k], b[p, r])))`` for the heads k and r of the row p, r not k.
+
+    The equation has s in place of the distance 1 - s. As printed it would draw heads together, while the text is about "to
+    increase the distance (up to a diversity margin)". Within one view both orders of two heads are counted, as the sum says.
+
+    A head of zeros has no direction: its cosines are 0, and it has no gradient.
+
+    Args:
+        a: ``[B, K, H]``.
+        b: ``[B, K, H]``; row p of both belongs to the same image.
+        margin: alpha_D.
+
+    Returns:
+        A scalar; zero for a single head.
+    """
+    heads = a.shape[1]
+    with torch.autocast(a.device.type, enabled=False):
+        first, second = (unit(heads_of.flatten(0, 1)).unflatten(0, (-1, heads)) for heads_of in (a, b))
+        hinges = (margin - 1 + first @ second.transpose(1, 2)).relu()  # [B, K, K]
+    return hinges.masked_fill(torch.eye(heads, dtype=torch.bool, device=a.device), 0).sum()
+
+
+GatherRows = Callable[[Encoded, int], Encoded]
 """From this process's rows and the number of rows in the batch to all rows."""
 
 
@@ -40,7 +103,7 @@ class Inputs:
     """The inputs of the model for a batch.
 
     Attributes:
-        task: ``c2i``, ``c2c`` or ``images``, see `train.data.Batch`.
+        task: ``c2i``, ``c2c`` or ``images``, see `train.data.sampling.Batch`.
         numbers: int64 ``[B]``, the image of each row in the whole batch.
         images: features of this process's rows; None for ``c2c``.
         captions: captions of this process's rows, one entry for each of ``languages``.
@@ -170,14 +233,14 @@ class Objective(nn.Module):
     Args:
         model: the model to train.
         terms: what to minimise.
-        whole: joins the rows of all processes: `train.distributed.Processes.whole`.
+        gather_rows: joins the rows of all processes: `train.distributed.DistributedContext.gather_rows`.
     """
 
-    def __init__(self, model: RetrievalModel, terms: tuple[Term, ...], *, whole: Whole) -> None:
+    def __init__(self, model: RetrievalModel, terms: tuple[Term, ...], *, gather_rows: GatherRows) -> None:
         super().__init__()
         self.model = model
         self.terms = terms
-        self.whole = whole
+        self.gather_rows = gather_rows
         self._compiled: Callable[..., tuple[Tensor, Mapping[str, Tensor]]] | None = None
 
     def forward(self, inputs: Inputs, hinges: str) -> tuple[Tensor, Mapping[str, Tensor]]:
@@ -188,7 +251,7 @@ class Objective(nn.Module):
             hinges: ``sum`` or ``max``.
         """
         read = [
-            self.model.read_captions(batch, self._name(language))
+            self.model.token_states(batch, self._name(language))
             for batch, language in zip(inputs.captions, inputs.languages, strict=True)
         ]
         return (self._compiled or self._losses)(inputs, read, hinges)
@@ -208,10 +271,10 @@ class Objective(nn.Module):
     def _views(self, inputs: Inputs, read: Sequence[Any]) -> Views:
         count = len(inputs.numbers)
         captions = tuple(
-            (language, self.whole(self.model.encode_read(one, self._name(language)), count))
+            (language, self.gather_rows(self.model.pool_states(one, self._name(language)), count))
             for one, language in zip(read, inputs.languages, strict=True)
         )
-        images = None if inputs.images is None else self.whole(self.model.encode_images(inputs.images), count)
+        images = None if inputs.images is None else self.gather_rows(self.model.encode_images(inputs.images), count)
         return Views(inputs.numbers, images, captions)
 
     def _name(self, language: str | None) -> str:

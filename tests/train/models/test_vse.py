@@ -6,10 +6,9 @@ from schemas.errors import UsageError
 from train.config.models import VseConfig
 from train.data.batches import CaptionBatch
 from train.models.catalogue import build_model
-from train.models.dimensions import Dimensions
-from train.models.encoders import ImageEncoder, WordTable
-from train.models.joint_embedding import JointEmbedding
-from train.models.retrieval_model import Encoded, ImageBatch
+from train.models.encoders import ImageEncoder, WordEmbedding
+from train.models.retrieval_model import Dimensions, Encoded, ImageBatch
+from train.models.vse import JointEmbedding
 
 CAPTIONS = [[1, 4, 2], [1, 4, 5, 6, 2], [1, 2], [1, 7, 2]]
 
@@ -53,7 +52,7 @@ def test_initial_weights_follow_from_the_seed(shared):
     torch.manual_seed(3)
     parts = [ImageEncoder(7, 6)]
     for _ in range(1 if shared else 2):
-        parts += [WordTable(9, 5), torch.nn.GRU(5, 6)]
+        parts += [WordEmbedding(9, 5), torch.nn.GRU(5, 6)]
     expected = [values for part in parts for values in part.state_dict().values()]
     assert all(torch.equal(*pair) for pair in zip(plain.state_dict().values(), expected, strict=True))
     for (name, values), other, same in zip(

@@ -1,0 +1,356 @@
+"""Prefix trees against sets of prefixes, and the GRU and LSTM over them against torch's own."""
+
+from __future__ import annotations
+
+import weakref
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.utils.rnn import pack_sequence
+
+from tests.threads import threads_of_torch
+from tests.train.models.equations import both_ways, gradcheck_model
+from train.data.batches import CaptionBatch
+from train.models import packed_rnn as rnn_module
+from train.models.encoders import BidirectionalLSTM, WordEmbedding, read_with_torch
+from train.models.packed_rnn import PrefixTrie, bilstm_over_trie, build_trie, gru_over_trie
+
+
+def flat(captions: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Return token ids one after the other, and offsets."""
+    token_ids = np.array([token for caption in captions for token in caption], dtype=np.int32)
+    return token_ids, np.cumsum([0, *map(len, captions)], dtype=np.int64)
+
+
+def unpacked(packed: PrefixTrie) -> list[list[int]]:
+    """Rebuild the captions, walking each from its end to the root."""
+    captions = []
+    for number in packed.ends.tolist():
+        caption = []
+        while number:
+            caption.append(int(packed.tokens[packed.last_tokens[number - 1]]))
+            number = int(packed.parents[number - 1])
+        captions.append(caption[::-1])
+    return captions
+
+
+def check(captions: list[list[int]], rows: list[int]) -> PrefixTrie:
+    """Pack captions and compare with a plain set of prefixes."""
+    packed = build_trie(CaptionBatch(*flat(captions), np.array(rows, dtype=np.int64)))
+    chosen = [captions[row] for row in rows]
+    prefixes = {tuple(caption[: end + 1]) for caption in chosen for end in range(len(caption))}
+    longest = max(map(len, chosen), default=0)
+    assert unpacked(packed) == chosen
+    assert len(packed) == len(rows)
+    assert packed.level_sizes == tuple(sum(len(prefix) == step + 1 for prefix in prefixes) for step in range(longest))
+    assert packed.tokens.tolist() == sorted({token for caption in chosen for token in caption})
+    assert len(packed.parents) == len(packed.last_tokens) == len(prefixes)
+    return packed
+
+
+def test_a_worked_example():
+    packed = check([[1, 5, 2], [1, 5, 6, 2], [1, 2]], [1, 0, 2, 0])
+    assert packed.level_sizes == (1, 2, 2, 1)
+    assert packed.tokens.tolist() == [1, 2, 5, 6]
+    assert packed.last_tokens.tolist() == [0, 1, 2, 1, 3, 1]
+    assert packed.parents.tolist() == [0, 1, 1, 3, 3, 5]
+    assert packed.ends.tolist() == [6, 4, 2, 4]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_captions_come_back_in_the_order_of_the_request(seed):
+    generator = np.random.default_rng(seed)
+    captions = [generator.integers(0, 4, size=generator.integers(1, 9)).tolist() for _ in range(40)]
+    check(captions, generator.integers(0, 40, size=generator.integers(1, 60)).tolist())
+
+
+def test_all_captions_of_few_tokens():
+    captions = [list(tokens) for length in (1, 2, 3) for tokens in product(range(3), repeat=length)]
+    packed = check(captions, list(range(len(captions)))[::-1])
+    assert packed.level_sizes == (3, 9, 27)
+
+
+def test_a_caption_that_is_a_prefix_of_another_has_its_own_end():
+    packed = check([[3], [3, 3], [3, 3, 3]], [2, 0, 1])
+    assert packed.ends.tolist() == [3, 1, 2]
+
+
+def test_parents_belong_to_the_previous_step():
+    packed = check([[1, 4, 2], [1, 5, 2], [1, 4, 4, 2]], [0, 1, 2])
+    first = np.cumsum([0, *packed.level_sizes])
+    for step, parents in enumerate(packed.steps(packed.parents)):
+        expected = range(first[step - 1] + 1, first[step] + 1) if step else [0]
+        assert set(parents.tolist()) <= set(expected)
+
+
+def test_types():
+    packed = check([[1, 2]], [0])
+    assert {t.dtype for t in (packed.tokens, packed.last_tokens, packed.parents, packed.ends)} == {torch.int64}
+    assert packed.to("cpu").level_sizes == packed.level_sizes
+    assert packed.to("meta").ends.device.type == "meta"
+
+
+def test_no_captions_are_an_empty_tree():
+    packed = check([[1, 2]], [])
+    assert (len(packed), packed.level_sizes, packed.tokens.numel()) == (0, (), 0)
+
+
+def test_a_caption_without_tokens_is_an_error_that_names_it():
+    token_ids, offsets = flat([[1, 2], [], [1, 2]])
+    with pytest.raises(ValueError, match="caption 1 has no tokens"):
+        CaptionBatch(token_ids, offsets, np.array([0, 1, 2]))
+    assert len(build_trie(CaptionBatch(token_ids, offsets, np.array([0, 2])))) == 2
+
+
+WORDS, UNITS, TOKENS = 7, 12, 9
+# Number of occurrences of each token.
+SKEWED = np.array([0, 0, 0, 0.5, 0.2, 0.1, 0.1, 0.05, 0.05])
+
+
+def batch(seed: int, count: int, longest: int = 8) -> list[list[int]]:
+    """Draw captions with few distinct tokens, so that many share prefixes and a few are equal."""
+    generator = np.random.default_rng(seed)
+    return [[1, *generator.choice(TOKENS, p=SKEWED, size=generator.integers(0, longest)).tolist(), 2] for _ in range(count)]
+
+
+def packed(captions: list[list[int]]):
+    return build_trie(CaptionBatch(np.concatenate(captions), np.cumsum([0, *map(len, captions)]), np.arange(len(captions))))
+
+
+def run(captions: list[list[int]], *, dtype: torch.dtype, words: int = WORDS, units: int = UNITS):
+    """Return final states and gradients of both GRUs, with the same parameters and upstream gradient."""
+    generator = torch.Generator().manual_seed(len(captions))
+    theirs = torch.nn.GRU(words, units).to(dtype)
+    ours = torch.nn.GRU(words, units).to(dtype)
+    ours.load_state_dict(theirs.state_dict())
+    upstream = torch.randn(len(captions), units, generator=generator, dtype=dtype)
+    results = []
+    for gru in (theirs, ours):
+        table = torch.randn(TOKENS, words, generator=torch.Generator().manual_seed(1), dtype=dtype, requires_grad=True)
+        if gru is theirs:
+            sequences = [table[torch.tensor(caption)] for caption in captions]
+            states = gru(pack_sequence(sequences, enforce_sorted=False))[1][0]
+        else:
+            collected = packed(captions)
+            states = gru_over_trie(gru, table[collected.tokens], collected)
+        states.backward(upstream)
+        gradients = {name: parameter.grad for name, parameter in gru.named_parameters()}
+        results.append({"states": states.detach(), "table": table.grad, **gradients})
+    return results
+
+
+@pytest.mark.parametrize("count", [1, 2, 33])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 1e-6)])
+def test_states_and_gradients_equal_torchs(count, dtype, tolerance):
+    theirs, ours = run(batch(count, count), dtype=dtype)
+    assert list(ours) == list(theirs)
+    for name, expected in theirs.items():
+        assert (ours[name] - expected).abs().max() <= tolerance * expected.abs().max(), name
+
+
+@pytest.mark.slow
+def test_states_and_gradients_equal_torchs_at_the_size_of_the_papers():
+    theirs, ours = run(batch(0, 40), dtype=torch.float32, words=300, units=1024)
+    for name, expected in theirs.items():
+        assert (ours[name] - expected).abs().max() <= 1e-6 * expected.abs().max(), name
+
+
+def test_captions_of_one_token():
+    theirs, ours = run([[3], [4], [3]], dtype=torch.float64)
+    assert torch.equal(ours["states"][0], ours["states"][2])
+    assert ours["weight_hh_l0"].abs().max() == 0
+    for name, expected in theirs.items():
+        torch.testing.assert_close(ours[name], expected, rtol=0, atol=1e-14, msg=name)
+
+
+def test_no_captions():
+    gru = torch.nn.GRU(WORDS, UNITS)
+    empty = build_trie(CaptionBatch(np.array([1, 2]), np.array([0, 2]), np.zeros(0, dtype=np.int64)))
+    states = gru_over_trie(gru, torch.zeros(0, WORDS), empty)
+    assert states.shape == (0, UNITS)
+    states.sum().backward()
+    assert all(parameter.grad.abs().sum() == 0 for parameter in gru.parameters())
+
+
+def test_gradients_equal_finite_differences():
+    torch.manual_seed(0)
+    gru = torch.nn.GRU(3, 4).double()
+    collected = packed(batch(3, 5, longest=4))
+    words = torch.randn(len(collected.tokens), 3, dtype=torch.float64, requires_grad=True)
+    assert gradcheck_model(gru, lambda words: gru_over_trie(gru, words, collected), words)
+
+
+def test_two_batches_in_one_graph_do_not_disturb_each_other():
+    torch.manual_seed(0)
+    gru = torch.nn.GRU(WORDS, UNITS)
+    first, second = packed(batch(1, 9)), packed(batch(2, 5))
+    table = torch.randn(TOKENS, WORDS)
+
+    def gradient(*batches):
+        gru.zero_grad()
+        sum(gru_over_trie(gru, table[captions.tokens], captions).sum() for captions in batches).backward()
+        return gru.weight_hh_l0.grad
+
+    torch.testing.assert_close(gradient(first, second), gradient(first) + gradient(second), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_same_bytes_from_run_to_run(threads):
+    collected = packed(batch(5, 60))
+    torch.manual_seed(0)
+    gru = torch.nn.GRU(WORDS, 256)
+    table = torch.randn(TOKENS, WORDS)
+
+    def results() -> list[bytes]:
+        gru.zero_grad()
+        states = gru_over_trie(gru, table[collected.tokens], collected)
+        states.square().sum().backward()
+        return [tensor.detach().numpy().tobytes() for tensor in (states, *(p.grad for p in gru.parameters()))]
+
+    with threads_of_torch(threads):
+        assert results() == results()
+
+
+def test_without_gradients_the_states_are_the_same():
+    collected = packed(batch(5, 30))
+    torch.manual_seed(0)
+    gru = torch.nn.GRU(WORDS, UNITS)
+    words = torch.randn(len(collected.tokens), WORDS)
+    with torch.no_grad():
+        states = gru_over_trie(gru, words, collected)
+    assert not states.requires_grad
+    assert torch.equal(states, gru_over_trie(gru, words, collected))
+
+
+def test_without_gradients_no_step_is_kept(monkeypatch):
+    made, alive = [], []
+    advance = rnn_module._gru_advance
+
+    def watched(*args, **kwargs):
+        alive.append(sum(reference() is not None for reference in made))
+        step = advance(*args, **kwargs)
+        made.append(weakref.ref(step.before))
+        return step
+
+    monkeypatch.setattr(rnn_module, "_gru_advance", watched)
+    collected = packed([[1, 3, 4, 5, 6, 2]])
+    gru = torch.nn.GRU(WORDS, UNITS)
+    gru_over_trie(gru, torch.randn(6, WORDS), collected)
+    assert alive == [0, 1, 2, 3, 4, 5]
+    made.clear()
+    alive.clear()
+    with torch.no_grad():
+        gru_over_trie(gru, torch.randn(6, WORDS), collected)
+    assert max(alive) <= 1
+
+
+@pytest.mark.slow
+def test_a_compiled_caller_does_not_compile_it():
+    collected = packed(batch(5, 30))
+    gru = torch.nn.GRU(WORDS, UNITS)
+    words = torch.randn(len(collected.tokens), WORDS)
+    compiled = torch.compile(lambda words: gru_over_trie(gru, words * 2, collected) + 1, backend="eager")
+    assert torch.equal(compiled(words), gru_over_trie(gru, words * 2, collected) + 1)
+
+
+def test_autocast_multiplies_in_bfloat16_and_keeps_the_rest():
+    captions = batch(7, 20)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.manual_seed(0)
+        gru, collected = torch.nn.GRU(WORDS, UNITS), packed(captions)
+        words = torch.randn(len(collected.tokens), WORDS, requires_grad=True)
+        rounded = gru_over_trie(gru, words, collected)
+        rounded.sum().backward()
+    gradients = [parameter.grad.clone() for parameter in (words, *gru.parameters())]
+    gru.zero_grad()
+    words.grad = None
+    exact = gru_over_trie(gru, words, collected)
+    exact.sum().backward()
+    assert {tensor.dtype for tensor in (rounded, *gradients)} == {torch.float32}
+    assert 0 < (rounded - exact).abs().max() < 0.02
+    for gradient, parameter in zip(gradients, (words, *gru.parameters()), strict=True):
+        assert 0 < (gradient - parameter.grad).abs().max() < 0.05 * parameter.grad.abs().max()
+
+
+WORDS, WIDTH, UNITS = 9, 3, 4
+
+
+def batch_of(captions: list[list[int]]) -> CaptionBatch:
+    """Return captions as rows of a dataset that holds others before, between and after them."""
+    others = [[7, 7, 8], *(caption for caption in captions for caption in (caption, [8]))]
+    offsets = np.cumsum([0, *map(len, others)])
+    return CaptionBatch(np.concatenate(others), offsets, np.arange(1, len(others), 2))
+
+
+def reader(dtype=torch.float64) -> tuple[torch.nn.LSTM, torch.nn.Embedding]:
+    torch.manual_seed(0)
+    return torch.nn.LSTM(WIDTH, UNITS, bidirectional=True).to(dtype), torch.nn.Embedding(WORDS, WIDTH).to(dtype)
+
+
+def drawn(seed: int) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [[1, *rng.integers(3, 6, rng.integers(0, 7)).tolist(), 2] for _ in range(rng.integers(1, 9))]
+
+
+@pytest.mark.parametrize("captions", [[[1]], [[1, 4, 2], [1, 4, 5, 6, 2], [1, 2], [1, 4, 2]], *map(drawn, range(12))])
+def test_each_caption_is_read_as_if_it_were_alone(captions):
+    lstm, words = reader()
+    parameters = {name: value.detach().numpy() for name, value in lstm.named_parameters()}
+    directions = bilstm_over_trie(lstm, words, batch_of(captions))
+    longest = max(map(len, captions))
+    for states in directions:
+        assert states.shape == (len(captions), longest, UNITS)
+    for row, caption in enumerate(captions):
+        vectors = words.weight.detach().numpy()[caption]
+        for states, wanted in zip(directions, both_ways(vectors, parameters), strict=True):
+            np.testing.assert_allclose(states[row, : len(caption)].detach(), wanted, rtol=0, atol=1e-12)
+            assert not states[row, len(caption) :].any()
+
+
+@pytest.mark.slow
+def test_gradients():
+    lstm, words = reader()
+    captions = batch_of([[1, 4, 2], [1, 4, 5, 2], [1, 2], [1, 4, 2]])
+
+    def states(table):
+        return torch.stack(bilstm_over_trie(lstm, lambda ids: torch.nn.functional.embedding(ids, table), captions))
+
+    assert gradcheck_model(lstm, states, words.weight)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_torch_reads_and_learns_the_same(seed):
+    """A reader on a GPU leaves it to torch."""
+    torch.manual_seed(seed)
+    words, module = WordEmbedding(WORDS, WIDTH), BidirectionalLSTM(WIDTH, UNITS)
+    captions, results = batch_of(drawn(seed)), []
+    for read in (read_with_torch, bilstm_over_trie):
+        words.zero_grad()
+        module.zero_grad()
+        states = torch.stack(read(module.lstm, words, captions))
+        (states * torch.linspace(-1, 1, states.numel()).view_as(states)).sum().backward()
+        results.append([states, words.weight.grad.clone(), *(parameter.grad.clone() for parameter in module.parameters())])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_products_are_computed_in_bfloat16_under_autocast():
+    lstm, words = reader(torch.float32)
+    captions = batch_of([[1, 4, 2], [1, 4, 5, 6, 2]])
+    full = torch.stack(bilstm_over_trie(lstm, words, captions))
+    with torch.autocast("cpu", torch.bfloat16):
+        low = torch.stack(bilstm_over_trie(lstm, words, captions))
+        low.sum().backward()
+    assert low.dtype == torch.float32
+    assert not torch.equal(low, full)
+    torch.testing.assert_close(low, full, rtol=0, atol=0.01)
+    assert all(parameter.grad.isfinite().all() for parameter in lstm.parameters())
+
+
+def test_nothing_is_kept_without_gradients():
+    lstm, words = reader()
+    with torch.no_grad():
+        states = bilstm_over_trie(lstm, words, batch_of([[1, 4, 2]]))
+    assert all(not direction.requires_grad for direction in states)

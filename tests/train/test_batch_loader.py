@@ -1,0 +1,205 @@
+"""Prefetching, and the batches of a training against a sampler and a material that are used by hand."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import count
+
+import pytest
+import torch
+
+from tests.train.region_models import REGION_CONFIG
+from tests.train.trainings import CONFIG
+from train.batch_loader import BatchLoader, Prefetcher
+from train.config.sections import from_toml
+from train.distributed import DistributedContext
+from train.training_data import Material, open_material
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("prefetching")]
+
+
+def test_everything_comes_in_the_order_of_the_requests():
+    numbers = count()
+    with Prefetcher(lambda: next(numbers), lambda number: (number**2, threading.current_thread().name)) as ahead:
+        read = [ahead.next() for _ in range(50)]
+    assert [(asked, value) for asked, (value, _) in read] == [(number, number**2) for number in range(50)]
+    assert {name for _, (_, name) in read} == {"prefetching_0"}
+    assert threads() == []
+
+
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_no_more_is_read_than_asked_for(ahead):
+    drawn, done = [], threading.Semaphore(0)
+
+    def draw() -> int:
+        drawn.append(threading.current_thread())
+        return len(drawn)
+
+    def read(number: int) -> int:
+        done.release()
+        return number
+
+    with Prefetcher(draw, read, ahead=ahead) as reader:
+        for number in range(1, 6):
+            assert reader.next() == (number, number)
+            for _ in range(1 if number > 1 else ahead + 1):  # What is ahead is read although nobody asks for it.
+                assert done.acquire(timeout=60)
+            assert len(drawn) == number + ahead
+    assert set(drawn) == {threading.current_thread()}
+    assert not done.acquire(blocking=False)
+    with pytest.raises(ValueError, match="ahead is 0, expected 1 or more"):
+        Prefetcher(draw, read, ahead=0)
+
+
+def test_an_error_is_raised_in_its_turn():
+    numbers, values = count(), []
+
+    def read(number: int) -> int:
+        if number == 3:
+            raise OSError("the disk is gone")
+        return number
+
+    def work() -> None:
+        with Prefetcher(lambda: next(numbers), read) as ahead:
+            while True:
+                values.append(ahead.next()[0])
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        work()
+    assert values == [0, 1, 2]
+    assert threads() == []
+
+
+def test_leaving_drops_what_waits():
+    numbers, read, started, go_on = count(), [], threading.Event(), threading.Event()
+
+    def slowly(number: int) -> None:
+        if number == 1:
+            started.set()
+            go_on.wait(60)
+        read.append(number)
+
+    def work() -> None:
+        with Prefetcher(lambda: next(numbers), slowly, ahead=5) as ahead:
+            ahead.next()
+            assert started.wait(60)
+            threading.Timer(0.05, go_on.set).start()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert read == [0, 1]
+    assert threads() == []
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(params=["regions", "vectors"])
+def data(request, toy, regions):
+    """A configuration, its material, and whether it is read ahead."""
+    text, corpus = (REGION_CONFIG, regions) if request.param == "regions" else (CONFIG, toy)
+    config = from_toml(text, "test")
+    return config, open_material(config, corpus, seed=0), request.param == "regions"
+
+
+@pytest.mark.parametrize("processes", [DistributedContext(), DistributedContext(1, 3)])
+def test_batches_states_and_epochs_are_those_of_the_sampler(data, processes):
+    config, material, _ = data
+    loader, sampler = BatchLoader(material, material.sampler(config, 3), processes, CPU), material.sampler(config, 3)
+    assert (loader.state(), loader.epoch, loader.epoch_steps) == (sampler.state(), 0, sampler.epoch_steps)
+    with loader.prefetching():
+        for _ in range(2 * sampler.epoch_steps + 5):
+            batch, inputs = loader.next()
+            expected = sampler.next()
+            assert (batch.task, batch.images.tolist()) == (expected.task, expected.images.tolist())
+            assert (loader.state(), loader.epoch) == (sampler.state(), sampler.epoch)
+            rows = processes.rows(len(expected.images))
+            wanted = material.inputs(expected, CPU, rows)
+            assert inputs.numbers.tolist() == expected.images.tolist()
+            assert [c.rows.tolist() for c in inputs.captions] == [c.rows.tolist() for c in wanted.captions]
+            assert (inputs.images is None) == (wanted.images is None)
+            if wanted.images is not None:
+                assert torch.equal(inputs.images.features, wanted.images.features)
+                assert (inputs.images.mask is None) == (wanted.images.mask is None)
+                assert wanted.images.mask is None or torch.equal(inputs.images.mask, wanted.images.mask)
+    assert loader.epoch == 2
+
+
+def test_it_goes_on_where_it_stood(data):
+    config, material, _ = data
+
+    def images(loader: BatchLoader, steps: int) -> list[list[int]]:
+        with loader.prefetching():
+            return [loader.next()[0].images.tolist() for _ in range(steps)]
+
+    whole = images(BatchLoader(material, material.sampler(config, 0), DistributedContext(), CPU), 30)
+    first = BatchLoader(material, material.sampler(config, 0), DistributedContext(), CPU)
+    begun = images(first, 11)
+    second = BatchLoader(material, material.sampler(config, 0), DistributedContext(), CPU)
+    second.restore(first.state())
+    assert begun + images(second, 19) == whole
+
+
+def test_only_several_features_an_image_are_read_by_a_thread(data, monkeypatch):
+    config, material, ahead = data
+    seen, inputs = set(), Material.inputs
+
+    def look(self, *arguments):
+        seen.add(threading.current_thread() is threading.main_thread())
+        return inputs(self, *arguments)
+
+    monkeypatch.setattr(Material, "inputs", look)
+    loader = BatchLoader(material, material.sampler(config, 0), DistributedContext(), CPU)
+    with loader.prefetching():
+        for _ in range(10):
+            loader.next()
+    assert seen == {not ahead}
+
+
+def test_a_gpu_takes_what_a_thread_has_pinned(regions, monkeypatch):
+    config = from_toml(REGION_CONFIG.replace("0.5", "0"), "test")
+    material = open_material(config, regions, seed=0)
+    pinned, moved, moving = [], [], torch.Tensor.to
+
+    def pin(self):
+        pinned.append((self.dtype, threading.current_thread() is threading.main_thread()))
+        return self
+
+    def to(self, device, **how):
+        if device == torch.device("cuda", 1):
+            moved.append((self.dtype, how))
+            return self
+        return moving(self, device, **how)
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    loader = BatchLoader(material, material.sampler(config, 0), DistributedContext(), torch.device("cuda", 1))
+    with loader.prefetching():
+        loader.next()
+    kinds = {torch.int64, torch.float32, torch.bool}
+    assert set(pinned) == {(dtype, False) for dtype in kinds}
+    assert {dtype for dtype, _ in moved} == kinds
+    assert all(how == {"non_blocking": True} for _, how in moved)
+
+
+def test_an_error_of_the_thread_keeps_its_message(regions):
+    config = from_toml(REGION_CONFIG, "test")
+    material = open_material(config, regions, seed=0)
+    features = material.training.features
+    broken = replace(material, training=replace(material.training, features=replace(features, rows=features.rows[:3])))
+    loader = BatchLoader(broken, broken.sampler(config, 0), DistributedContext(), CPU)
+
+    def work() -> None:
+        with loader.prefetching():
+            while True:
+                loader.next()
+
+    with pytest.raises(IndexError, match="is out of bounds for axis 0 with size 3"):
+        work()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetching")]
