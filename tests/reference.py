@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 from pipelines.commands import app as cli
-from pipelines.commands.option import Option
+from pipelines.commands.binding import Option
 from schemas.console.tables import Column, Table
 from schemas.conversion import dump
 from train.config import models, sections
@@ -50,7 +50,7 @@ def _commands() -> dict[str, Any]:
 def _command(name: str) -> str:
     command = _commands()[name]
     first = (command.help or "").partition("\n")[0]
-    rows = [(f"`{_word(option)}`", _default(option), _plain(option.help)) for option in command.callback.options.values()]
+    rows = [(f"`{_word(option)}`", _default(option), _plain(option.help)) for option in command.options.values()]
     return f"### imagepivot {name}\n\n{_plain(first)}\n\n{Table(OPTIONS, rows).to_markdown()}\n"
 
 

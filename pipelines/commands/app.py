@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from inspect import getdoc
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,10 +18,9 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from pipelines.commands import build, datasets, demo, doctor, exchange, features, text, training, view
-from pipelines.commands.configuration import Command
 from pipelines.commands.endings import run, wants_events
-from pipelines.commands.options import console, remark
 from pipelines.commands.process import BROKEN_PIPE
+from pipelines.commands.results import console, remark
 from schemas.console import events
 from schemas.escapes import escape_text
 from schemas.fonts import FontWarning
@@ -35,8 +33,28 @@ if TYPE_CHECKING:
     from rich.segment import Segment
 
 
+_PANELS = {
+    "Data": (
+        *(text.captions, text.vocabulary, text.encode, text.word_vectors, text.token_features),
+        *(datasets.inspect, datasets.validate),
+    ),
+    "Features": (features.features, features.extractors, view.view, doctor.doctor),
+    "Training": (training.train, training.reproduce, build.build_, demo.demo),
+    "Results": (training.evaluate, training.compare, training.embed, training.search, training.sts, training.figures),
+    "Exchange": (exchange.import_, exchange.export, exchange.diff),
+}
+"""The commands by their headings in ``--help``."""
+
+
 class _Group(TyperGroup):
     """The command with its sub-commands; the end of the program that reads their output ends them."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for panel, commands in _PANELS.items():
+            for command in commands:
+                command.rich_help_panel = panel
+                self.add_command(command)
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         try:
@@ -69,30 +87,6 @@ def _options(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
 ) -> None:
     pass
-
-
-_GROUPS = (
-    *(text.app, datasets.app, features.app, view.app, doctor.app),
-    *(training.app, build.app, demo.app, exchange.app),
-)
-
-_PANELS = {
-    "Data": ("captions", "vocabulary", "encode", "word-vectors", "token-features", "inspect", "validate"),
-    "Features": ("features", "extractors", "view", "doctor"),
-    "Training": ("train", "reproduce", "build", "demo"),
-    "Results": ("evaluate", "compare", "embed", "search", "sts", "figures"),
-    "Exchange": ("import", "export", "diff"),
-}
-_PANEL_OF = {name: panel for panel, names in _PANELS.items() for name in names}
-
-for _group in _GROUPS:
-    for _command in _group.registered_commands:
-        _command.cls = Command
-        _command.rich_help_panel = _PANEL_OF[_command.name or _command.callback.__name__.rstrip("_")]  # type: ignore[union-attr]
-        # A line for each paragraph: the terminal wraps them.
-        _paragraphs = (getdoc(_command.callback) or "").split("\n\n")
-        _command.help = "\n\n".join(paragraph.replace("\n", " ") for paragraph in _paragraphs)
-    app.add_typer(_group)
 
 
 def main() -> None:

@@ -7,20 +7,17 @@ from typing import Annotated, TypeAlias
 import typer
 from rich.markup import escape
 
-from pipelines.commands.binding import bound
-from pipelines.commands.options import AsJson, console, notes, remark
+from pipelines.commands.binding import command
+from pipelines.commands.results import AsJson, console, notes, remark
 from schemas.console.tables import render_tables
 from schemas.errors import DatasetError
 from schemas.escapes import to_json
 from schemas.options import Opt
 
-app = typer.Typer()
-
 Dataset: TypeAlias = Annotated[str, Opt("Folder of a dataset.")]
 
 
-@app.command(epilog="Example: imagepivot inspect features --rows 3")
-@bound
+@command("inspect features --rows 3")
 def inspect(
     dataset: Dataset,
     rows: Annotated[int, Opt("Sample rows to show.", least=0)] = 5,
@@ -45,8 +42,7 @@ def inspect(
         render_tables(console, describe(opened, rows=rows))
 
 
-@app.command(epilog="Example: imagepivot validate features")
-@bound
+@command("validate features")
 def validate(
     dataset: Dataset,
     mend: Annotated[

@@ -7,15 +7,12 @@ from typing import Annotated, Literal
 import typer
 from rich.markup import escape
 
-from pipelines.commands.binding import bound
-from pipelines.commands.options import console, notes, remark
+from pipelines.commands.binding import command
+from pipelines.commands.results import console, notes, remark
 from schemas.options import Opt
 
-app = typer.Typer()
 
-
-@app.command(epilog="Example: imagepivot demo build/demo --scenes 300")
-@bound
+@command("demo build/demo --scenes 300")
 def demo(
     context: typer.Context,
     output: Annotated[str, Opt("Local folder for the scenes and the datasets.", is_argument=True)] = "build/demo",

@@ -8,18 +8,15 @@ from typing import Annotated
 import typer
 
 from extractors.requests import Weights, extractor_names
-from pipelines.commands.binding import bound
-from pipelines.commands.options import AsJson, console
+from pipelines.commands.binding import command
+from pipelines.commands.results import AsJson, console
 from pipelines.jobs import Device
 from schemas.errors import UsageError
 from schemas.escapes import to_json
 from schemas.options import Opt
 
-app = typer.Typer()
 
-
-@app.command(epilog="Example: imagepivot doctor features --extractor resnet50-pool")
-@bound
+@command("doctor features --extractor resnet50-pool")
 def doctor(
     output: Annotated[str | None, Opt("Folder to write and delete a file in, local, gs:// or s3://.", is_argument=True)] = None,
     extractor: Annotated[str, Opt("Load the weights of this extractor, and run it once.", completion=extractor_names)] = "",

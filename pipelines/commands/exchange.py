@@ -5,21 +5,14 @@ from __future__ import annotations
 import typer
 from rich.markup import escape
 
-from pipelines.commands.binding import bound
-from pipelines.commands.options import LogJson, console, notes, remark
-from pipelines.commands.results import finish
+from pipelines.commands.binding import command
+from pipelines.commands.results import LogJson, console, finish, notes, remark
 from pipelines.exchange.jobs import ExportJob, ImportJob
 from pipelines.jobs import DiffJob
 from schemas.console import events
 
-app = typer.Typer()
 
-
-@app.command(
-    "import",
-    epilog="Example: imagepivot import train.npy val.npy imported --name resnet50-pool --ids train.txt --ids val.txt",
-)
-@bound
+@command("import train.npy val.npy imported --name resnet50-pool --ids train.txt --ids val.txt")
 def import_(job: ImportJob, log_json: LogJson = False) -> None:
     """Turn features that other tools made into a dataset.
 
@@ -39,11 +32,9 @@ def import_(job: ImportJob, log_json: LogJson = False) -> None:
     finish(manifest, job.output)
 
 
-@app.command(
-    epilog="Example: imagepivot export features f30k_precomp --format scan --captions captions --language en "
-    "--portion comparable --split-names val=dev"
+@command(
+    "export features f30k_precomp --format scan --captions captions --language en --portion comparable --split-names val=dev"
 )
-@bound
 def export(job: ExportJob, log_json: LogJson = False) -> None:
     """Write features in the layout of another code base.
 
@@ -68,8 +59,7 @@ def export(job: ExportJob, log_json: LogJson = False) -> None:
     )
 
 
-@app.command(epilog="Example: imagepivot diff features imported --tolerance 0.01")
-@bound
+@command("diff features imported --tolerance 0.01")
 def diff(job: DiffJob, log_json: LogJson = False) -> None:
     """Show what differs between two datasets, and by how much.
 

@@ -5,11 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from pipelines.commands.binding import BEAM, bound
-from pipelines.commands.options import AsJson, LogJson, MaxFailures, console, notes, remark, remark_on_precision
-from pipelines.commands.results import finish, print_extractors
+from pipelines.commands.binding import command
+from pipelines.commands.results import (
+    AsJson,
+    LogJson,
+    MaxFailures,
+    console,
+    finish,
+    notes,
+    print_extractors,
+    remark,
+    remark_on_precision,
+)
 from pipelines.jobs import FeaturesJob
 from pipelines.running.accelerators import Accelerator
 from pipelines.running.execution import Execution
@@ -18,11 +25,8 @@ from schemas.options import Opt
 if TYPE_CHECKING:
     from pipelines.inputs.images import ImageSource
 
-app = typer.Typer()
 
-
-@app.command(context_settings=BEAM, epilog="Example: imagepivot features photos features --extractor resnet50-pool")
-@bound
+@command("features photos features --extractor resnet50-pool")
 def features(
     job: FeaturesJob,
     max_failures: MaxFailures = 0,
@@ -72,8 +76,7 @@ def features(
     finish(manifest, job.output, max_failures)
 
 
-@app.command(epilog="Example: imagepivot extractors --json")
-@bound
+@command("extractors --json")
 def extractors(as_json: AsJson = False) -> None:
     """List the extractors: shapes, weights, preprocessing."""
     print_extractors(as_json=as_json)

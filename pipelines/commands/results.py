@@ -1,20 +1,39 @@
-"""What the commands print about the dataset that they wrote."""
+"""What the commands print: consoles, options of printing, remarks, and what was written."""
 
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
+from rich.console import Console
 from rich.markup import escape
+from rich.text import Text
 
-from pipelines.commands.options import console, remark
 from schemas.console import events
 from schemas.console.tables import Table, render_tables
-from schemas.escapes import to_json
+from schemas.escapes import escape_text, to_json
+from schemas.options import Opt
 
 if TYPE_CHECKING:
     from schemas.manifest import Manifest
+
+
+console = Console()
+"""For results, on standard output."""
+
+notes = Console(stderr=True)
+"""For progress and remarks, on standard error."""
+
+MaxFailures: TypeAlias = Annotated[int, Opt("Inputs that may fail before the exit code is 3.", least=0)]
+LogJson: TypeAlias = Annotated[bool, Opt("Make stderr lines of JSON, for programs that watch.")]
+AsJson: TypeAlias = Annotated[bool, Opt("Print JSON.", name="json")]
+
+
+def remark(text: str, style: str = "yellow") -> None:
+    """Say something on standard error, in a style of rich's, or as an event."""
+    if not events.emit("remark", message=text):
+        notes.print(Text(escape_text(text, lines=True), style=style), soft_wrap=True)
 
 
 def finish(manifest: Manifest, output: str, max_failures: int = 0) -> None:
@@ -36,6 +55,19 @@ def finish(manifest: Manifest, output: str, max_failures: int = 0) -> None:
         remark(f"{manifest.failed:,} inputs failed: {counts}. {listed}", style="red")
     if manifest.failed > max_failures:
         raise typer.Exit(3)
+
+
+def remark_on_precision(precision: str, device: str) -> None:
+    """Say where the processor only emulates the precision that is asked for."""
+    from schemas.process.resources import bfloat16_remark
+
+    sentence = bfloat16_remark(precision, "cpu") if device in ("cpu", "auto") else ""
+    if sentence and device == "auto":  # To look for a GPU loads torch.
+        from extractors.computing.devices import resolve_device
+
+        sentence = bfloat16_remark(precision, resolve_device(device).type)
+    if sentence:
+        remark(sentence)
 
 
 def print_extractors(*, as_json: bool) -> None:

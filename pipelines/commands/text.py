@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import typer
-
-from pipelines.commands.binding import BEAM, bound
-from pipelines.commands.options import LogJson, MaxFailures, notes, remark, remark_on_precision
-from pipelines.commands.results import finish
+from pipelines.commands.binding import command
+from pipelines.commands.results import LogJson, MaxFailures, finish, notes, remark, remark_on_precision
 from pipelines.jobs import CaptionsJob, EncodeJob, TokenFeaturesJob, VocabularyJob, WordVectorsJob
 from pipelines.running.execution import Execution
 
-app = typer.Typer()
 
-
-@app.command(
-    context_settings=BEAM,
-    epilog="Example: imagepivot captions multi30k captions --format multi30k --languages en,de",
-)
-@bound
+@command("captions multi30k captions --format multi30k --languages en,de")
 def captions(
     job: CaptionsJob,
     max_failures: MaxFailures = 0,
@@ -46,11 +37,7 @@ def captions(
     finish(manifest, job.output, max_failures)
 
 
-@app.command(
-    context_settings=BEAM,
-    epilog="Example: imagepivot vocabulary captions vocabulary --min-count 4",
-)
-@bound
+@command("vocabulary captions vocabulary --min-count 4")
 def vocabulary(
     job: VocabularyJob,
     log_json: LogJson = False,
@@ -72,8 +59,7 @@ def vocabulary(
     finish(manifest, job.output)
 
 
-@app.command(context_settings=BEAM, epilog="Example: imagepivot encode captions vocabulary encoded --max-length 100")
-@bound
+@command("encode captions vocabulary encoded --max-length 100")
 def encode(
     job: EncodeJob,
     log_json: LogJson = False,
@@ -91,11 +77,7 @@ def encode(
     finish(manifest, job.output)
 
 
-@app.command(
-    "word-vectors",
-    epilog="Example: imagepivot word-vectors vocabulary wiki.en.align.vec wiki.de.align.vec word-vectors --languages en,de",
-)
-@bound
+@command("word-vectors vocabulary wiki.en.align.vec wiki.de.align.vec word-vectors --languages en,de")
 def word_vectors(
     job: WordVectorsJob,
     log_json: LogJson = False,
@@ -117,12 +99,7 @@ def word_vectors(
     finish(manifest, job.output)
 
 
-@app.command(
-    "token-features",
-    context_settings=BEAM,
-    epilog="Example: imagepivot token-features captions bert --model bert-base-multilingual-cased --dtype float16",
-)
-@bound
+@command("token-features captions bert --model bert-base-multilingual-cased --dtype float16")
 def token_features(
     job: TokenFeaturesJob,
     max_failures: MaxFailures = 0,

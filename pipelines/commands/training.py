@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from pipelines.commands.binding import bound
-from pipelines.commands.options import AsJson, LogJson, console, notes, remark
+from pipelines.commands.binding import command
+from pipelines.commands.results import AsJson, LogJson, console, notes, remark
 from pipelines.jobs import ImageOptions
 from schemas.console import events
 from schemas.console.tables import Column, Table, render_tables
@@ -28,14 +28,8 @@ if TYPE_CHECKING:
     from train.reports.reproduce import Done
     from train.reports.row_statements import FailedRun
 
-app = typer.Typer()
 
-
-@app.command(
-    epilog="Example: imagepivot train kadar2018/bilingual-c2c runs/c2c --captions encoded --features features "
-    "--vocabulary vocabulary"
-)
-@bound
+@command("train kadar2018/bilingual-c2c runs/c2c --captions encoded --features features --vocabulary vocabulary")
 def train(
     job: TrainJob = TrainJob(tensorboard=True),
     list_presets: Annotated[bool, Opt("List the presets.")] = False,
@@ -81,8 +75,7 @@ def train(
     )
 
 
-@app.command(epilog="Example: imagepivot evaluate runs/c2c --captions encoded --features features")
-@bound
+@command("evaluate runs/c2c --captions encoded --features features")
 def evaluate(
     job: EvaluateJob,
     output: Annotated[str, Opt("JSON file for the scores; one of the same content stays.")] = "",
@@ -126,8 +119,7 @@ def evaluate(
     render_tables(console, score_tables(scores, title=title if len(job.runs) == 1 else f"mean scores of {title}"))
 
 
-@app.command(epilog="Example: imagepivot compare runs/c2c runs/bilingual --output comparison.png")
-@bound
+@command("compare runs/c2c runs/bilingual --output comparison.png")
 def compare(
     runs: Annotated[tuple[str, ...], Opt("Folders of runs.")],
     output: Annotated[str, Opt("Draw them too: a file .png, .pdf or .svg, or a folder for comparison.png.")] = "",
@@ -157,8 +149,7 @@ def compare(
         remark(f"written: {plot_comparison(comparison, output)}", style="")
 
 
-@app.command(epilog="Example: imagepivot embed runs/c2c embeddings --features features --captions encoded")
-@bound
+@command("embed runs/c2c embeddings --features features --captions encoded")
 def embed(job: EmbedJob, log_json: LogJson = False) -> None:
     """Write the embeddings of images and captions into shards.
 
@@ -185,8 +176,7 @@ def embed(job: EmbedJob, log_json: LogJson = False) -> None:
         )
 
 
-@app.command(epilog='Example: imagepivot search runs/c2c "ein Hund im Schnee" --language de --features features')
-@bound
+@command('search runs/c2c "ein Hund im Schnee" --language de --features features')
 def search(job: SearchJob, as_json: AsJson = False, log_json: LogJson = False) -> None:
     """List the best images for a sentence in any language of a run.
 
@@ -212,8 +202,7 @@ def search(job: SearchJob, as_json: AsJson = False, log_json: LogJson = False) -
         table.render(console)
 
 
-@app.command(epilog="Example: imagepivot sts runs/c2c sts/2014/STS.input.images.txt sts/2015/STS.input.images.txt")
-@bound
+@command("sts runs/c2c sts/2014/STS.input.images.txt sts/2015/STS.input.images.txt")
 def sts(
     job: StsJob,
     output: Annotated[str, Opt("Folder for sts.json, sts.csv, sts-pairs.csv and sts.png; the same stay as they are.")] = "",
@@ -264,8 +253,7 @@ def sts(
         remark(f"written: {', '.join(f'{output}/{name}' for name in names)} and {picture}", style="")
 
 
-@app.command(epilog="Example: imagepivot figures runs/mha-d figures --captions encoded --features regions --images photos")
-@bound
+@command("figures runs/mha-d figures --captions encoded --features regions --images photos")
 def figures(job: FiguresJob, reading: ImageOptions = ImageOptions(), log_json: LogJson = False) -> None:
     """Draw figures of a run: what captions find, where images and captions lie, and what the model attends to.
 
@@ -308,11 +296,9 @@ def figures(job: FiguresJob, reading: ImageOptions = ImageOptions(), log_json: L
     )
 
 
-@app.command(
-    epilog="Example: imagepivot reproduce kadar2018 tables --rows 'bilingual*' --seeds 3 --captions encoded --features features "
-    "--vocabulary vocabulary"
+@command(
+    "reproduce kadar2018 tables --rows 'bilingual*' --seeds 3 --captions encoded --features features --vocabulary vocabulary"
 )
-@bound
 def reproduce(
     job: ReproduceJob, plot: Annotated[bool, Opt("Draw OUTPUT/PAPER.png.", panel="Reports")] = True, log_json: LogJson = False
 ) -> None:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import typer
 from rich.markup import escape
 
-from pipelines.commands.binding import bound
-from pipelines.commands.options import console
+from pipelines.commands.binding import command
+from pipelines.commands.results import console
 from pipelines.jobs import ViewJob
 
-app = typer.Typer()
 
-
-@app.command(epilog="Example: imagepivot view regions photos --image 1000092795 -o 1000092795.png")
-@bound
+@command("view regions photos --image 1000092795 -o 1000092795.png")
 def view(job: ViewJob) -> None:
     """Draw over a picture what its features were made of.
 

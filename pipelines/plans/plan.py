@@ -66,16 +66,17 @@ class StepError(ImagepivotError):
         self.code = code
 
 
-class CommandLine(Protocol):
-    """The commands as the command line knows them."""
+class StepCommand(Protocol):
+    """A command as the command line knows it; `pipelines.commands.binding.Command` is one."""
 
-    def names(self, command: str) -> Mapping[str, str]:
-        """Return the names of the parameters of a command by the keys of a plan, e.g. ``min-count``."""
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The options by key, e.g. ``min_count``; each has its ``name``, e.g. ``min-count``."""
 
-    def convert(self, command: str, table: Mapping[str, Any], place: str) -> dict[str, Any]:
-        """Check a table of options, and return their values by the names of the parameters, or raise a `UsageError`."""
+    def convert(self, table: Mapping[str, Any], place: str) -> dict[str, Any]:
+        """Check a table of options, and return their values by the keys, or raise a `UsageError`."""
 
-    def words(self, command: str, values: Mapping[str, Any]) -> list[str]:
+    def words(self, values: Mapping[str, Any]) -> list[str]:
         """Return the words of a command line, the command's name first."""
 
 
@@ -129,7 +130,7 @@ class Plan:
         return tuple(step for step in self.steps.values() if step.name in wanted)
 
 
-def words_of(steps: Sequence[Step], line: CommandLine, overwrite: Collection[str] = ()) -> list[list[str]]:
+def words_of(steps: Sequence[Step], commands: Mapping[str, StepCommand], overwrite: Collection[str] = ()) -> list[list[str]]:
     """Return the words of each step's command, with ``--overwrite`` for the steps of some names.
 
     Raises:
@@ -139,13 +140,13 @@ def words_of(steps: Sequence[Step], line: CommandLine, overwrite: Collection[str
     for step in steps:
         values = step.values
         if step.name in overwrite:
-            if "overwrite" not in line.names(step.command):
+            if "overwrite" not in commands[step.command].options:
                 raise UsageError(
                     f"--overwrite {step.name}: imagepivot {step.command} has no --overwrite; delete {step.output!r} instead"
                 )
             values = {name: value for name, value in values.items() if name != "update"} | {"overwrite": True}
         try:
-            words.append(line.words(step.command, values))
+            words.append(commands[step.command].words(values))
         except UsageError as error:
             raise UsageError(f"{error} (in steps.{step.name})") from None
     return words
@@ -184,12 +185,14 @@ def plan_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))
 
 
-def read_plan(source: str, line: CommandLine, *, output: str = "", settings: Mapping[str, str] | None = None) -> Plan:
+def read_plan(
+    source: str, commands: Mapping[str, StepCommand], *, output: str = "", settings: Mapping[str, str] | None = None
+) -> Plan:
     """Read and check a plan.
 
     Args:
         source: name of a plan that comes with the package, or path of a TOML file, which ends in ``.toml``.
-        line: the commands.
+        commands: the commands by name.
         output: folder for the results; the plan's own if empty.
         settings: values by dotted key, as TOML, e.g. ``{"steps.vocabulary.min-count": "5"}``; a word needs no quotes.
 
@@ -211,7 +214,7 @@ def read_plan(source: str, line: CommandLine, *, output: str = "", settings: Map
             for key, value in table.get("paths", {}).items()
         }
         outputs = {key: _output_of(key, section, place) for key, section in sections.items()}
-        reader = _Reader(paths, outputs, line, folder)
+        reader = _Reader(paths, outputs, commands, folder)
         steps = {
             key: reader.step(key, section, {part[2] for part in given if part[:2] == ("steps", key)})
             for key, section in sections.items()
@@ -245,7 +248,7 @@ class _Reader:
 
     paths: Mapping[str, str]
     outputs: Mapping[str, str]
-    line: CommandLine
+    commands: Mapping[str, StepCommand]
     folder: Path
 
     def step(self, name: str, section: Mapping[str, Any], given: Collection[str]) -> Step:
@@ -257,8 +260,8 @@ class _Reader:
         command, environment = section["command"], section.get("environment", {})
         if not isinstance(environment, dict):
             raise UsageError(f"{place}.environment is {environment!r}, expected a table of texts")
-        values = self.line.convert(command, table, place)
-        keys = {parameter: key for key, parameter in self.line.names(command).items()}
+        values = self.commands[command].convert(table, place)
+        keys = {key: option.name for key, option in self.commands[command].options.items()}
         if empty := [keys[parameter] for parameter, value in values.items() if value in ("", ())]:
             raise UsageError(f"{place}.{empty[0]} is empty: give a value, or leave the key out for its default")
         needs: dict[str, None] = {}

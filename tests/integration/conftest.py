@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.commands import app, options
+from pipelines.commands import app, results
 from tests.integration.processes import start
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -54,7 +54,7 @@ def imagepivot(empty: Path) -> Command:
         with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
             patch.setattr(sys, "argv", words)
             patch.setenv("COLUMNS", str(WIDTH))
-            for console in (options.console, options.notes):
+            for console in (results.console, results.notes):
                 patch.setattr(console, "_width", WIDTH)
             patch.chdir(cwd)
             with pytest.raises(SystemExit) as end:

@@ -127,9 +127,9 @@ def _run(arguments: tuple[str, ...], folder: Path, environment: Mapping[str, str
         os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     os.chdir(folder)
     import imagepivot
-    from pipelines.commands import options
+    from pipelines.commands import results
 
-    options.console.width = options.notes.width = 200
+    results.console.width = results.notes.width = 200
     sys.argv = ["imagepivot", *arguments]
     if before is not None:
         before()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pipelines.commands import app, options
+from pipelines.commands import app, results
 from pipelines.inputs.images import archives
 
 
@@ -29,7 +29,7 @@ def call(monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
 
     def run(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["imagepivot", *map(str, arguments)])
-        for console in (options.console, options.notes):
+        for console in (results.console, results.notes):
             monkeypatch.setattr(console, "_width", 200)
         with pytest.raises(SystemExit) as caught:
             app.main()

@@ -9,12 +9,11 @@ import pytest
 import typer
 
 from pipelines.commands import app as cli
-from pipelines.commands.build import Commands
-from pipelines.commands.option import Option
+from pipelines.commands.binding import Option
 from schemas.errors import UsageError
 
 GROUP = typer.main.get_command(cli.app)
-BOUND = {name: command for name, command in GROUP.commands.items() if hasattr(command.callback, "options")}
+BOUND = GROUP.commands
 NO_PLAN = {"build", "demo", "doctor", "inspect", "validate", "extractors"}
 
 # What an option needs beside it, and values of those whose form is their own.
@@ -58,7 +57,7 @@ def command(request, tmp_path, monkeypatch) -> str:
 
 
 def options_of(command: str) -> dict[str, Option]:
-    return BOUND[command].callback.options
+    return BOUND[command].options
 
 
 def other_than_default(option: Option) -> Any:
@@ -106,7 +105,7 @@ def words_of(command: str, values: dict[str, Any]) -> list[str]:
 def parse(command: str, *words: str) -> Any:
     with typer.Context(GROUP, info_name="imagepivot") as parent:
         context = BOUND[command].make_context(command, list(words), parent=parent)
-    return BOUND[command].callback.arguments(context.params, ())
+    return BOUND[command].arguments(context.params, ())
 
 
 def toml_of(command: str, values: dict[str, Any]) -> str:
@@ -136,10 +135,9 @@ def from_environment(command: str, values: dict[str, Any], monkeypatch) -> Any:
 
 
 def from_plan(command: str, values: dict[str, Any]) -> Any:
-    line = Commands(GROUP.commands)
     table = {options_of(command)[key].name: value for key, value in values.items()}
     table = {key: list(value) if isinstance(value, tuple) else value for key, value in table.items()}
-    return parse(command, *line.words(command, line.convert(command, table, "a step"))[1:])
+    return parse(command, *BOUND[command].words(BOUND[command].convert(table, "a step"))[1:])
 
 
 def takes_files(command: str) -> bool:
@@ -215,9 +213,9 @@ def test_values_out_of_range_are_refused_alike(command, key, value, message, tmp
 
 def test_a_plan_says_what_a_step_lacks():
     with pytest.raises(UsageError, match=r"^CAPTIONS is missing: Folder of a captions dataset\.$"):
-        Commands(GROUP.commands).words("vocabulary", {"output": "o"})
+        BOUND["vocabulary"].words({"output": "o"})
     with pytest.raises(UsageError, match=r"^--format is missing: How SOURCE is laid out: multi30k, "):
-        Commands(GROUP.commands).words("captions", {"source": "s", "output": "o"})
+        BOUND["captions"].words({"source": "s", "output": "o"})
 
 
 def test_a_refusal_names_the_place_of_the_value(tmp_path, monkeypatch):

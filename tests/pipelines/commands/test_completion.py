@@ -10,7 +10,7 @@ import pytest
 
 import extractors
 from extractors.requests import extractor_names
-from pipelines.commands.option import options_of
+from pipelines.commands.binding import options_of
 from pipelines.jobs import CaptionsJob, FeaturesJob
 from train.config.presets import preset_names
 

@@ -32,7 +32,7 @@ def parse(group, tmp_path, monkeypatch):
             )
         with typer.Context(group, info_name="imagepivot") as parent:
             context = group.commands[command].make_context(command, list(arguments), parent=parent)
-        options = group.commands[command].callback.options.values()
+        options = group.commands[command].options.values()
         params = {option.key: option.value(context.params[option.key]) for option in options if option.key in context.params}
         return SimpleNamespace(params=params, flags=flags_of(context))
 

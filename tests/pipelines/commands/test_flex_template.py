@@ -57,7 +57,7 @@ def test_metadata_lists_every_option_of_each_command():
 @pytest.mark.parametrize("command", COMMANDS)
 def test_choices_and_patterns_of_the_metadata_fit_the_options(command):
     assert [option["value"] for option in PARAMETERS["command"]["enumOptions"]] == list(COMMANDS)
-    options = typer.main.get_command(app).commands[command].callback.options
+    options = typer.main.get_command(app).commands[command].options
     for name, parameter in parameters_of(command).items():
         [hint, *_] = options[parameter.name].types
         choices = list(get_args(hint)) if get_origin(hint) is Literal else []

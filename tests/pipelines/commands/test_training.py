@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from pipelines.commands import app as cli
-from pipelines.commands import options
+from pipelines.commands import results
 from schemas.console import events
 from schemas.console.tables import Cell
 from schemas.dataset import open_dataset
@@ -37,7 +37,7 @@ from train.runs.run import open_run
 @pytest.fixture
 def command(capsys, monkeypatch):
     """Run a command; return its standard output and standard error."""
-    for console in (options.console, options.notes):
+    for console in (results.console, results.notes):
         monkeypatch.setattr(console, "_width", 140)
 
     def run(*arguments: object) -> tuple[str, str]:

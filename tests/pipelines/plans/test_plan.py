@@ -8,12 +8,11 @@ import pytest
 import typer
 
 from pipelines.commands.app import app
-from pipelines.commands.build import Commands
 from pipelines.plans.plan import COMMANDS, StepError, build, plan_names, read_plan, read_table, words_of
 from schemas.errors import UsageError
 from tests.pipelines.plans.conftest import PLAN
 
-LINE = Commands(typer.main.get_command(app).commands)
+LINE = typer.main.get_command(app).commands
 
 
 def read(folder: Path, text: str = "", **options):
@@ -151,7 +150,7 @@ def test_multi30k_gives_what_the_readme_gives_command_by_command():
         # Locations are not, nor what lets a command be given again.
         elsewhere = tuple(f"--{name.replace('_', '-')}" for name in ("output", "update", "resume", *COMMANDS[step.command]))
         words = [
-            word for word in LINE.words(step.command, values)[1:] if word.startswith("--") and not word.startswith(elsewhere)
+            word for word in LINE[step.command].words(values)[1:] if word.startswith("--") and not word.startswith(elsewhere)
         ]
         [line] = [line for line in readme.splitlines() if line.startswith(f"imagepivot {step.command} ") and "`" not in line]
         for word in words:
@@ -178,7 +177,7 @@ def test_multi30k_gives_what_the_readme_gives_command_by_command():
     ],
 )
 def test_values_become_the_words_of_a_command_line(command, values, words):
-    assert LINE.words(command, values) == words
+    assert LINE[command].words(values) == words
 
 
 def test_steps_run_in_order_with_their_variables_alone(folder):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.commands import app as cli
-from pipelines.commands import options
+from pipelines.commands.results import console, notes
 from tests.integration.processes import wait_for
 from tests.train.trainings import SMALL
 from train.config.sections import resolve
@@ -30,8 +30,8 @@ LONG = {"schedule.max_steps": "600"}
 @pytest.fixture
 def command(toy_2016, capfd, monkeypatch):
     """Give the command ``reproduce`` for three rows, with other values for the bad one; return exit code, output and messages."""
-    for console in (options.console, options.notes):
-        monkeypatch.setattr(console, "_width", 1000)
+    for each in (console, notes):
+        monkeypatch.setattr(each, "_width", 1000)
 
     def run(output: Path, bad: dict[str, str], *, workers: int, rows=ROWS) -> tuple[int, str, str]:
         def resolved(preset, overrides):
