@@ -99,17 +99,17 @@ if TYPE_CHECKING:
     from train.data.torch_datasets import PairDataset as PairDataset
     from train.data.torch_datasets import PairStream as PairStream
     from train.data.torch_datasets import collate_pairs as collate_pairs
-    from train.evaluation import averages as averages
-    from train.evaluation import embed as embed
-    from train.evaluation import embed_gallery as embed_gallery
-    from train.evaluation import evaluate_run as evaluate
-    from train.evaluation import read_sts as read_sts
-    from train.evaluation import score_run as score_run
-    from train.evaluation import score_sts as score_sts
-    from train.evaluation import score_together as score_together
-    from train.evaluation import search as search
-    from train.evaluation import search_gallery as search_gallery
-    from train.evaluation import sts as sts
+    from train.evaluation.embedding import embed as embed
+    from train.evaluation.scores import averages as averages
+    from train.evaluation.scores import evaluate_run as evaluate
+    from train.evaluation.scores import score_run as score_run
+    from train.evaluation.scores import score_together as score_together
+    from train.evaluation.search import embed_gallery as embed_gallery
+    from train.evaluation.search import search as search
+    from train.evaluation.search import search_gallery as search_gallery
+    from train.evaluation.sts import score_sts as score_sts
+    from train.evaluation.sts import sts as sts
+    from train.evaluation.sts_data import read_sts as read_sts
     from train.jobs import Corpus as Corpus
     from train.jobs import EmbedJob as EmbedJob
     from train.jobs import EvaluateJob as EvaluateJob
@@ -127,15 +127,15 @@ if TYPE_CHECKING:
     from train.models.retrieval_model import RetrievalModel as RetrievalModel
     from train.reports.comparison import Comparison as Comparison
     from train.reports.comparison import compare_runs as compare_runs
-    from train.reports.comparison_plots import plot_comparison as plot_comparison
     from train.reports.figures import Figures as Figures
     from train.reports.figures import draw_figures as draw_figures
     from train.reports.gold_ranks import gold_ranks as gold_ranks
+    from train.reports.plots import plot_comparison as plot_comparison
     from train.reports.published import presets_of_table as presets_of_table
     from train.reports.reproduce import reproduce as reproduce
     from train.reports.sts_rows import sts_rows as sts_rows
-    from train.runs import Run as Run
-    from train.runs import open_run as open_run
+    from train.runs.run import Run as Run
+    from train.runs.run import open_run as open_run
     from train.training_data import Material as Material
     from train.training_data import open_material as open_material
 
@@ -334,19 +334,11 @@ _MODULES = {
     "train.config.sections": ("Config", "resolve_config = resolve"),
     "train.data.batches": ("CaptionBatch",),
     "train.data.torch_datasets": ("collate_pairs", "PairDataset", "PairStream"),
-    "train.evaluation": (
-        "averages",
-        "embed",
-        "embed_gallery",
-        "evaluate = evaluate_run",
-        "read_sts",
-        "score_run",
-        "score_sts",
-        "score_together",
-        "search",
-        "search_gallery",
-        "sts",
-    ),
+    "train.evaluation.embedding": ("embed",),
+    "train.evaluation.scores": ("averages", "evaluate = evaluate_run", "score_run", "score_together"),
+    "train.evaluation.search": ("embed_gallery", "search", "search_gallery"),
+    "train.evaluation.sts": ("score_sts", "sts"),
+    "train.evaluation.sts_data": ("read_sts",),
     "train.jobs": (
         "Corpus",
         "EmbedJob",
@@ -362,13 +354,13 @@ _MODULES = {
     "train.models.catalogue": ("register_model",),
     "train.models.retrieval_model": ("AttentionWeights", "Dimensions", "Encoded", "ImageBatch", "RetrievalModel"),
     "train.reports.comparison": ("compare_runs", "Comparison"),
-    "train.reports.comparison_plots": ("plot_comparison",),
+    "train.reports.plots": ("plot_comparison",),
     "train.reports.figures": ("draw_figures", "Figures"),
     "train.reports.gold_ranks": ("gold_ranks",),
     "train.reports.published": ("presets_of_table",),
     "train.reports.sts_rows": ("sts_rows",),
     "train.reports.reproduce": ("reproduce",),
-    "train.runs": ("open_run", "Run"),
+    "train.runs.run": ("open_run", "Run"),
 }
 _PLACES = {
     name: (module, original or name)

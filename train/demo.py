@@ -9,8 +9,8 @@ from rich.rule import Rule
 
 from schemas.console.tables import Row, Table, number_columns
 from schemas.dataset import Dataset, open_dataset
-from train.evaluation.scoring import score_run
-from train.evaluation.searching import Tokenize, embed_gallery, search_gallery
+from train.evaluation.scores import score_run
+from train.evaluation.search import Tokenize, embed_gallery, search_gallery
 from train.reports.tables import score_table
 from train.runs.run import Run, open_run
 

@@ -255,7 +255,7 @@ class SearchJob:
 class StsJob:
     """Job of ``imagepivot sts``. Runs are told from sentence pairs by what their folders hold; each is measured by itself.
 
-    See `train.evaluation.sts_pairs` for sentence pairs, and `train.evaluation.sts_vectors` for vectors. The language is English if
+    See `train.evaluation.sts_data` for sentence pairs, and `train.evaluation.sts_data` for vectors. The language is English if
     a run knows it, or the only language that it knows.
     """
 

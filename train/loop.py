@@ -31,13 +31,19 @@ from train.losses import Objective, per_query, terms_of
 from train.models.catalogue import build_model
 from train.models.encoders import freeze_word_embeddings, load_pretrained_embeddings
 from train.progress import Report
-from train.runs.checkpoints import BEST, LAST, Checkpoint, TrainingProgress, write_checkpoint
-from train.runs.logs import CONFIG, CURVES, LOG, METRICS, RunLog
-from train.runs.restoring import restore_model, restore_optimizer, restore_sampler
-from train.runs.resuming import check_same_run, checkpoint_to_resume, contents_since, holds_a_run, is_finished
-from train.runs.run import Run, open_run
-from train.runs.starting import provenance, start_model
-from train.runs.stopwatch import Stopwatch
+from train.runs.checkpoints import (
+    BEST,
+    LAST,
+    Checkpoint,
+    TrainingProgress,
+    restore_model,
+    restore_optimizer,
+    restore_sampler,
+    write_checkpoint,
+)
+from train.runs.init_from_run import provenance, start_model
+from train.runs.log import CONFIG, CURVES, LOG, METRICS, RunLog, Stopwatch
+from train.runs.run import Run, check_same_run, checkpoint_to_resume, contents_since, holds_a_run, is_finished, open_run
 from train.schedules import learning_rate, steps_in_all, steps_per_epoch, stop_reason
 from train.training_data import TrainingMaterial, open_material, overlap_remark
 

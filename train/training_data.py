@@ -25,7 +25,7 @@ from train.data.splits import MissingFeatures, TrainingData, open_data
 from train.data.token_features import check_token_features
 from train.data.word_vectors import WordVectors, check_word_vectors, open_word_vectors
 from train.devices import upload
-from train.evaluation.validating import Validation, validate
+from train.evaluation.evaluation import Validation, validate
 from train.jobs import Corpus
 from train.losses import Inputs, Term
 from train.models.retrieval_model import Dimensions, ImageBatch, RetrievalModel

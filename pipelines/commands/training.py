@@ -23,10 +23,10 @@ from train.jobs import EmbedJob, EvaluateJob, FiguresJob, ReproduceJob, SearchJo
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from train.evaluation.sts_pairs import StsPairs
-    from train.reports.pictures import Picture
+    from train.evaluation.sts_data import StsPairs
+    from train.reports.figure_examples import Picture
     from train.reports.reproduce import Done
-    from train.reports.row_statements import FailedRun
+    from train.reports.row_results import FailedRun
 
 
 @command("train kadar2018/bilingual-c2c runs/c2c --captions encoded --features features --vocabulary vocabulary")
@@ -89,8 +89,7 @@ def evaluate(
 
     The file of --output names what it was made from: where that is the same, nothing is measured again.
     """
-    from train.evaluation.averaging import evaluation_report
-    from train.evaluation.scoring import evaluate_run
+    from train.evaluation.scores import evaluate_run, evaluation_report
     from train.progress import CountDisplay
     from train.reports.stored_reports import check_report, is_current_report, read_report, write_report
     from train.reports.tables import score_tables
@@ -133,7 +132,7 @@ def compare(
     from train.reports.comparison import compare_runs
 
     if output:
-        from train.reports.comparison_plots import picture_place, plot_comparison
+        from train.reports.plots import picture_place, plot_comparison
 
         picture_place(output)  # A name that it cannot have shows before anything is read.
     comparison = compare_runs(runs)
@@ -184,7 +183,7 @@ def search(job: SearchJob, as_json: AsJson = False, log_json: LogJson = False) -
     """
     from pipelines.text.queries import tokenize_query
     from schemas.dataset import open_dataset
-    from train.evaluation import searching
+    from train.evaluation.search import search as search_images
     from train.progress import CountDisplay
 
     def report_unknown(tokens: Sequence[str]) -> None:
@@ -192,7 +191,7 @@ def search(job: SearchJob, as_json: AsJson = False, log_json: LogJson = False) -
 
     total = open_dataset(job.features).manifest.rows if job.features else None
     with CountDisplay(notes, "search", unit="images", total=total, log_json=log_json) as count:
-        hits = searching.search(job, tokenize_query, report_unknown, count)
+        hits = search_images(job, tokenize_query, report_unknown, count)
     events.record(counts={"hits": len(hits)})
     ranks = [(rank, hit.image_id, hit.score) for rank, hit in enumerate(hits, start=1)]
     table = Table((Column("", ""), "image_id", Column("score", ".3f")), ranks)
@@ -221,23 +220,23 @@ def sts(
 
     if output:
         # First: a missing package, or a folder that cannot be written to, shows before the work.
-        from train.reports.sts_plots import plot_sts
+        from train.reports.plots import plot_sts
 
         Folder(output).check_writable()
     from pipelines.text.queries import tokenize_query
     from schemas.made_from import is_current, write_made_from
-    from train.evaluation import sts_scoring
+    from train.evaluation import sts as work
     from train.progress import CountDisplay
     from train.reports.tables import sts_report, sts_tables, write_sts
 
-    made_from = sts_scoring.sts_made_from(job) if output else {}
+    made_from = work.sts_made_from(job) if output else {}
     if output and is_current(Folder(output), made_from):
         if as_json:
             typer.echo(Folder(output).read("sts.json"), nl=False)
         remark(f"{output!r} is up to date", style="")
         return
     with CountDisplay(notes, "sts", unit="sentences", log_json=log_json) as count:
-        result = sts_scoring.sts(job, tokenize_query, count)
+        result = work.sts(job, tokenize_query, count)
     events.record(counts={"pairs": sum(map(len, result.data)), "systems": len(result.systems)})
     if as_json:
         typer.echo(to_json(sts_report(result), indent=2))
@@ -316,7 +315,7 @@ def reproduce(
     """
     if plot:
         # Imported first: a missing package shows before hours of training.
-        from train.reports.table_plots import plot_report
+        from train.reports.plots import plot_report
     from pipelines.text.queries import tokenize_query
     from schemas.storage.folder import Folder
     from train.progress import CountDisplay
@@ -363,7 +362,7 @@ def reproduce(
 
 def _report_failures(failed: Sequence[FailedRun], total: int) -> None:
     """Say which runs failed: one line for each cause, with the first run that it made fail."""
-    from train.reports.row_statements import causes_of
+    from train.reports.row_results import causes_of
 
     for runs in causes_of(failed):
         count = f"all {total}" if len(runs) == total > 1 else f"{len(runs)} of {total}"

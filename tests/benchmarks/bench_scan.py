@@ -22,7 +22,7 @@ from measuring import PeakMemory, machine, ratio
 from torch.nn.functional import normalize
 
 from train.config.models import ScanConfig
-from train.evaluation.evaluating import scores_between
+from train.evaluation.evaluation import scores_between
 from train.evaluation.metrics import ranks_of
 from train.losses import ranking_loss
 from train.models.catalogue import build_model

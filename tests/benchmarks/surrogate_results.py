@@ -30,7 +30,7 @@ from torch.nn.functional import cosine_similarity
 import imagepivot
 from train.data.batches import CaptionBatch
 from train.data.splits import TrainingData, open_data
-from train.evaluation.evaluating import evaluating
+from train.evaluation.evaluation import evaluating
 from train.models.retrieval_model import Encoded, ImageBatch
 from train.runs.run import Run
 

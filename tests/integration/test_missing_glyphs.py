@@ -16,7 +16,7 @@ from schemas.features import FeatureSpec
 from schemas.fonts import FontWarning
 from schemas.storage.folder import Folder
 from tests.builders import write_rows
-from train.runs import plotting
+from train.runs import curves
 
 SHIPPED = Path(mpl.get_data_path(), "fonts", "ttf")
 STIX, DEJAVU = str(SHIPPED / "STIXNonUni.ttf"), str(SHIPPED / "DejaVuSans.ttf")
@@ -33,13 +33,13 @@ def draw(folder: Path, text: str, name: str = "a.png") -> bytes:
     figure = Figure(figsize=(3, 2))
     figure.subplots().set_xticks([0, 1], [text, "b"])
     figure.text(0.1, 0.5, text)
-    plotting.save(figure, Folder(str(folder)), name)
+    curves.save(figure, Folder(str(folder)), name)
     return (folder / name).read_bytes()
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.svg", "a.pdf"])
 def test_figures_warn_once_of_each_script(name, monkeypatch, tmp_path):
-    monkeypatch.setattr(plotting, "font_files", list)
+    monkeypatch.setattr(curves, "font_files", list)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         draw(tmp_path, "a 猫 狗 हिन्दी عربي", name)
@@ -49,10 +49,10 @@ def test_figures_warn_once_of_each_script(name, monkeypatch, tmp_path):
 
 
 def test_figures_use_another_font_of_the_machine(monkeypatch, tmp_path):
-    monkeypatch.setattr(plotting, "font_files", list)
+    monkeypatch.setattr(curves, "font_files", list)
     with pytest.warns(FontWarning, match="which no font of this machine has"):
         boxes = draw(tmp_path, OF_STIX)
-    monkeypatch.setattr(plotting, "font_files", lambda: [__file__, STIX])
+    monkeypatch.setattr(curves, "font_files", lambda: [__file__, STIX])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert draw(tmp_path, OF_STIX) != boxes

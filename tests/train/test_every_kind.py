@@ -9,11 +9,13 @@ import torch
 from schemas.dataset import open_dataset
 from schemas.errors import UsageError
 from tests.train.trainings import CONFIG, DAN, MHA_D, MLMME, SCAN, events, weights
-from train.evaluation import embed_run, evaluate_run, search
-from train.evaluation.sts_scoring import sts
+from train.evaluation.embedding import embed_run
+from train.evaluation.scores import evaluate_run
+from train.evaluation.search import search
+from train.evaluation.sts import sts
 from train.jobs import EvaluateJob, SearchJob, StsJob
 from train.models.retrieval_model import Encoded, ImageBatch
-from train.runs import open_run
+from train.runs.run import open_run
 
 TEXTS = {
     "vse": CONFIG,

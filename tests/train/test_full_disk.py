@@ -18,11 +18,11 @@ from train.data.memmap import mapped_array
 from train.evaluation.embedding import embed
 from train.jobs import EmbedJob, TrainJob
 from train.loop import train
+from train.reports.plots import plot_report
 from train.reports.reproduce_report import read_report
-from train.reports.results import write_result
-from train.reports.table_plots import plot_report
+from train.reports.row_results import write_result
 from train.runs.checkpoints import LAST, read_checkpoint
-from train.runs.logs import LOG, RunLog
+from train.runs.log import LOG, RunLog
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 

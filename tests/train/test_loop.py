@@ -14,7 +14,7 @@ from tests.train.trainings import CONFIG, ENGLISH, PARALLEL, assert_equal, event
 from train import loop, schedules
 from train.config.sections import from_toml
 from train.distributed import DistributedContext
-from train.evaluation.evaluating import evaluate
+from train.evaluation.evaluation import evaluate
 from train.jobs import DivergedError, TrainJob
 from train.loop import train
 from train.losses import Objective, terms_of

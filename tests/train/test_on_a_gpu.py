@@ -13,7 +13,7 @@ from tests.pretended_gpu import pretended_gpu
 from tests.train.trainings import CONFIG, DAN, MHA_D, MLMME, events, weights
 from train.config.sections import from_toml
 from train.evaluation.embedding import embed
-from train.evaluation.scoring import evaluate_run
+from train.evaluation.scores import evaluate_run
 from train.jobs import EmbedJob, EvaluateJob, TrainJob
 from train.loop import _Loop, train
 

@@ -14,7 +14,7 @@ from tests.train.test_on_a_gpu import KINDS
 from tests.train.trainings import events, weights
 from train.config.sections import from_toml
 from train.evaluation.embedding import embed
-from train.evaluation.scoring import evaluate_run
+from train.evaluation.scores import evaluate_run
 from train.jobs import EmbedJob, EvaluateJob, TrainJob
 from train.loop import train
 

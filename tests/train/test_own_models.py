@@ -19,13 +19,15 @@ from train.config import models as config_models
 from train.config.models import ModelConfig, VseConfig, model_kinds
 from train.config.sections import from_toml, to_toml
 from train.data.batches import CaptionBatch
-from train.evaluation import embed_run, evaluate_run, search
+from train.evaluation.embedding import embed_run
+from train.evaluation.scores import evaluate_run
+from train.evaluation.search import search
 from train.jobs import EvaluateJob, SearchJob, TrainJob
 from train.loop import train
 from train.models import catalogue
 from train.models.catalogue import register_model
 from train.models.retrieval_model import Dimensions, Encoded, ImageBatch, RetrievalModel
-from train.runs import open_run
+from train.runs.run import open_run
 from train.training_data import open_material
 
 EDGES = """

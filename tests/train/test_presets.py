@@ -9,7 +9,7 @@ import pytest
 from tests.train.trainings import SMALL
 from train.config.presets import preset_names
 from train.config.sections import resolve
-from train.evaluation.scoring import score_run
+from train.evaluation.scores import score_run
 from train.jobs import TrainJob
 from train.loop import train
 from train.runs.run import open_run

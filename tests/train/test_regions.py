@@ -15,8 +15,10 @@ from tests.train.region_models import REGION_CONFIG
 from tests.train.trainings import CONFIG, assert_equal, events, lasting_log, reproduce_job, weights
 from train.config.sections import from_toml
 from train.data.features import read_features
-from train.evaluation import embed_run, evaluate_run, search
-from train.evaluation.evaluating import encode_images
+from train.evaluation.embedding import embed_run
+from train.evaluation.evaluation import encode_images
+from train.evaluation.scores import evaluate_run
+from train.evaluation.search import search
 from train.jobs import EvaluateJob, SearchJob, TrainJob
 from train.loop import train
 from train.models.retrieval_model import ImageBatch
@@ -177,7 +179,7 @@ def test_images_are_encoded_a_few_at_a_time(whole, regions, monkeypatch):
     monkeypatch.setattr(
         type(run.model), "encode_images", lambda self, images: sizes.append(len(images)) or encode(self, images)
     )
-    monkeypatch.setattr("train.evaluation.evaluating._MOST_BYTES", 5 * 4 * 8 * 4)
+    monkeypatch.setattr("train.evaluation.evaluation._MOST_BYTES", 5 * 4 * 8 * 4)
     dataset = open_dataset(regions.features)
     read = read_features(dataset, dataset.image_ids()[:12])
     encoded = encode_images(run.model, read).values

@@ -13,14 +13,16 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from tests.train.trainings import CONFIG, MHA_D, SMALL, assert_equal, reproduce_job, weights
 from train.config.sections import from_toml
-from train.evaluation import embed, evaluate_run, search
-from train.evaluation.sts_scoring import sts
+from train.evaluation.embedding import embed
+from train.evaluation.scores import evaluate_run
+from train.evaluation.search import search
+from train.evaluation.sts import sts
 from train.jobs import EmbedJob, EvaluateJob, FiguresJob, ReproduceJob, SearchJob, StsJob, TrainJob
 from train.reports.figures import draw_figures
 from train.reports.reproduce import reproduce
-from train.reports.results import read_result
 from train.reports.row_needs import corpora_of, left_out
-from train.runs import open_run
+from train.reports.row_results import read_result
+from train.runs.run import open_run
 from train.training_data import open_material
 
 

@@ -51,9 +51,12 @@ for module in pkgutil.walk_packages(train.__path__, "train."):
 from train.config.sections import resolve
 from train.data.splits import open_data
 from train.evaluation import evaluate
+from train.config import resolve
+from train.data import open_data
+from train.evaluation.evaluation import evaluate
 from train.jobs import Corpus, TrainJob
 from train.loop import train
-from train.runs import open_run
+from train.runs.run import open_run
 
 captions, features, vocabulary, output = sys.argv[2:]
 overrides = {"model.embed_dim": "6", "model.word_dim": "4", "schedule.batch_size": "9", "schedule.max_steps": "12"}

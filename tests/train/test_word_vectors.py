@@ -13,14 +13,14 @@ from schemas.errors import DatasetError, UsageError
 from tests.train.trainings import CONFIG, MHA_D, SMALL, assert_equal, reproduce_job, weights
 from train.config.sections import from_toml
 from train.data.word_vectors import open_word_vectors
-from train.evaluation import evaluate_run
+from train.evaluation.scores import evaluate_run
 from train.jobs import EvaluateJob, ReproduceJob, TrainJob
 from train.loop import train
 from train.reports.reproduce import reproduce
 from train.reports.reproduce_report import read_report
-from train.reports.results import read_result
 from train.reports.row_needs import corpora_of, left_out
-from train.runs import open_run
+from train.reports.row_results import read_result
+from train.runs.run import open_run
 from train.training_data import open_material
 
 TABLE = "sentences.0.words.weight"

@@ -15,7 +15,7 @@ import torch
 from train.data.captions import Captions
 from train.data.splits import TrainingData
 from train.devices import upload
-from train.evaluation.evaluating import Count, count_nothing, encode_captions, mean_scores, scores_between
+from train.evaluation.evaluation import Count, count_nothing, encode_captions, mean_scores, scores_between
 from train.evaluation.metrics import CUTOFFS, Direction, chance_recall, ranks_between
 from train.models.retrieval_model import RetrievalModel
 

@@ -35,8 +35,8 @@ from train.data.features import missing_images, shard_features
 from train.data.splits import check_fingerprints
 from train.data.token_features import open_token_features, shard_token_vectors, token_fingerprints
 from train.devices import resolve_device
-from train.evaluation.evaluating import Count, count_nothing, encode_captions, encode_images
-from train.evaluation.matching import check_captions, check_features, check_tokens, check_vectors
+from train.evaluation.compatibility import check_captions, check_features, check_tokens, check_vectors
+from train.evaluation.evaluation import Count, count_nothing, encode_captions, encode_images
 from train.jobs import EmbedJob
 from train.runs.checkpoints import weights_digest
 from train.runs.run import Run, open_run

@@ -16,7 +16,7 @@ from schemas.storage.folder import Folder
 from train.config.sections import settings_of
 from train.runs.checkpoints import BEST, LAST, Checkpoint, read_checkpoint
 from train.runs.history import History, read_history
-from train.runs.logs import CONFIG, LOG
+from train.runs.log import CONFIG, LOG
 
 MEASURES = tuple(
     (direction, measure)

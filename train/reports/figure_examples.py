@@ -1,15 +1,16 @@
-"""Which images and captions figures show: drawn with a seed, whatever the model finds for them, or named."""
+"""Images and captions that figures show, drawn with a seed, whatever the model finds for them, or named; and pictures of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from html import unescape
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from schemas.errors import UsageError
+from schemas.dataset import Dataset
+from schemas.errors import InputError, UsageError
 from schemas.keys import CaptionKey
 from train.data.captions import Captions
 
@@ -158,3 +159,45 @@ def _key(captions: Captions, row: int) -> CaptionKey:
 def _shown(captions: Captions, row: int, words: Sequence[str]) -> ShownCaption:
     ids = captions.token_ids[captions.offsets[row] : captions.offsets[row + 1]]
     return ShownCaption(row, _key(captions, row), tuple(words[number] for number in ids.tolist()))
+
+
+Picture: TypeAlias = tuple[np.ndarray, tuple[int, int]]
+"""Pixels, RGB, uint8 ``[height, width, 3]``, maybe reduced; width and height before that."""
+
+ReadPictures: TypeAlias = Callable[[str, Sequence[str]], Mapping[str, Picture]]
+"""From a location and image ids to the pictures by id."""
+
+
+def pictures_of(location: str, image_ids: Collection[str], read: ReadPictures | None) -> Mapping[str, Picture]:
+    """Read pictures; none without a location.
+
+    Raises:
+        UsageError: there is a location, but nothing that reads it.
+        InputError: an image is not there, or cannot be read.
+    """
+    if not location:
+        return {}
+    if read is None:
+        raise UsageError(
+            f"--images is {location!r}, and reading images needs pip install 'imagepivot[pipelines]': install that, or leave "
+            "--images out for figures with ids in place of pictures"
+        )
+    return read(location, sorted(image_ids))
+
+
+def check_sizes(features: Dataset, pictures: Mapping[str, Picture], image_ids: Collection[str]) -> None:
+    """Check that pictures have the sizes of those in which regions were found.
+
+    Raises:
+        InputError: one has another size.
+    """
+    if features.kind != "regions":
+        return
+    for image_id in sorted(pictures.keys() & set(image_ids)):
+        row: dict[str, Any] = features.get(image_id)
+        found, expected = pictures[image_id][1], (row["width"], row["height"])
+        if all(expected) and found != expected:
+            raise InputError(
+                f"image {image_id!r} is {found[0]}×{found[1]} pixels, its regions in {features.folder.location!r} are those of a "
+                f"picture of {expected[0]}×{expected[1]}: give the images that the dataset was made of"
+            )

@@ -15,19 +15,15 @@ from schemas.storage.folder import Folder
 from train.data.captions import labels_of
 from train.data.splits import TEST_SPLITS, TrainingData, open_data
 from train.devices import resolve_device
-from train.evaluation.evaluating import Count, count_nothing, encode_images
-from train.evaluation.matching import check_tokens, check_vectors, expected_of
-from train.evaluation.scoring import portions_in
+from train.evaluation.compatibility import check_tokens, check_vectors, expected_of
+from train.evaluation.evaluation import Count, count_nothing, encode_images
+from train.evaluation.scores import portions_in
 from train.jobs import FIGURES, FiguresJob
 from train.models.retrieval_model import Encoded
-from train.reports.attention import AttendedImage, attend, check_attends
-from train.reports.attention_plots import plot_attention
-from train.reports.embedding_maps import EmbeddingMap, map_embeddings
-from train.reports.figure_examples import Example, choose_examples
-from train.reports.map_plots import plot_map
-from train.reports.pictures import Picture, ReadPictures, check_sizes, pictures_of
-from train.reports.rankings import Ranking, rank_examples
-from train.reports.retrieval_plots import plot_rankings
+from train.reports.attention import AttendedImage, attend, check_attends, plot_attention
+from train.reports.embedding_maps import EmbeddingMap, map_embeddings, plot_map
+from train.reports.figure_examples import Example, Picture, ReadPictures, check_sizes, choose_examples, pictures_of
+from train.reports.rankings import Ranking, plot_rankings, rank_examples
 from train.runs.run import Run, open_run
 
 _DATA = "figures.json"

@@ -27,11 +27,11 @@ from train.data.batches import CaptionBatch
 from train.data.captions import Captions
 from train.data.splits import TEST_SPLITS, TrainingData, open_data
 from train.devices import resolve_device
-from train.evaluation.evaluating import Count, count_nothing, encode_captions, encode_images, scores_between
+from train.evaluation.evaluation import Count, count_nothing, encode_captions, encode_images, scores_between
 from train.evaluation.metrics import ranks_of
 from train.jobs import Corpus
 from train.reports.gold_published import GOLD_COLUMNS, GOLD_RANKS
-from train.reports.results import finished_runs
+from train.reports.row_results import finished_runs
 from train.runs.run import Run, open_run
 
 _LANGUAGES = ("de", "en")

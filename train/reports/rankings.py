@@ -1,22 +1,30 @@
-"""The images that single captions find, and the rank of the right one.
+"""Figure 2 of Huang et al. 2019: captions in each language with the images that they find, the right one framed, and its rank.
 
 Letters: ``I`` images.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
+from schemas.storage.folder import Folder
 from train.data.captions import Captions
-from train.evaluation.evaluating import Count, count_nothing, encode_captions, scores_between
-from train.evaluation.searching import Hit
+from train.evaluation.evaluation import Count, count_nothing, encode_captions, scores_between
+from train.evaluation.search import Hit
 from train.models.retrieval_model import Encoded, RetrievalModel
-from train.reports.figure_examples import Example, ShownCaption
+from train.reports.figure_examples import Example, Picture, ShownCaption
+from train.runs.curves import GREY, SMALL, TINY, plain, save
 
 
 @dataclass(frozen=True)
@@ -93,3 +101,113 @@ def ranked(scores: np.ndarray, right: int) -> np.ndarray:
     wrong = np.arange(len(scores)) != right
     values = np.where(np.isnan(scores), np.where(wrong, np.inf, -np.inf), scores)
     return np.lexsort((np.arange(len(scores)), ~wrong, -values))
+
+
+FRAME = "#009E73"
+"""Colour of the frame of the right image: the green of Okabe and Ito 2008."""
+
+_CELL, _STEP, _HEAD = 1.0, 1.06, 0.2  # Inches: side of a picture, from one to the next, its heading.
+_EDGE, _INDENT, _TEXT, _APART, _LINE = 0.06, 0.26, 2.4, 0.2, 0.14
+_CHARACTERS, _LINES = 34, 5  # Of a caption.
+_CHARACTERS_PER_INCH = 17  # Of the note.
+_MARKS = re.compile(r" ([^\w\s]+)(?=\s|$)")
+
+
+def plot_rankings(
+    rankings: Sequence[Ranking], pictures: Mapping[str, Picture], folder: Folder, name: str, *, note: str
+) -> None:
+    """Draw a row for each caption: its text and rank, the best images, and behind a gap the right one if it is not among them.
+
+    Args:
+        rankings: the captions; those of one example stand together.
+        pictures: by image id; an image that has none is drawn as a field with its id.
+        folder: where to write.
+        name: name of the file.
+        note: what stands below, such as how the captions were chosen.
+
+    Raises:
+        DatasetError: the picture cannot be written.
+    """
+    top = max(len(ranking.hits) for ranking in rankings)
+    missed = any(ranking.rank > len(ranking.hits) for ranking in rankings)
+    starts = [True, *(before.example != ranking.example for before, ranking in pairwise(rankings))]
+    behind = _TEXT + top * _STEP
+    width = behind + missed * (_APART + _STEP) + _EDGE
+    lines = textwrap.wrap(note, int(width * _CHARACTERS_PER_INCH))
+    height = len(rankings) * (_HEAD + _CELL) + (sum(starts) - 1) * _APART + _LINE * len(lines) + 2 * _EDGE
+    figure = Figure(figsize=(width, height))
+    y = height + _APART
+    for ranking, start in zip(rankings, starts, strict=True):
+        y -= _HEAD + _CELL + start * _APART
+        _write_query(figure, ranking, y, start=start)
+        for place, hit in enumerate(ranking.hits):
+            panel = _panel(figure, _TEXT + place * _STEP, y)
+            draw_picture(panel, pictures.get(hit.image_id), hit.image_id)
+            _finish(panel, str(place + 1), framed=hit.image_id == ranking.right.image_id)
+        if ranking.rank > len(ranking.hits):
+            panel = _panel(figure, behind + _APART, y)
+            draw_picture(panel, pictures.get(ranking.right.image_id), ranking.right.image_id)
+            _finish(panel, f"right: {ranking.rank:,}", framed=True)
+    _write(figure, _EDGE, _EDGE, "\n".join(lines), fontsize=TINY - 1, color=GREY, va="bottom")
+    save(figure, folder, name)
+
+
+def draw_picture(panel: Axes, picture: Picture | None, image_id: str, size_wh: tuple[int, int] | None = None) -> None:
+    """Draw a picture whole, in the coordinates of its pixels; where there is none, a field with the id of the image.
+
+    Args:
+        panel: where.
+        picture: the picture.
+        image_id: id of the image.
+        size_wh: width and height where there is no picture.
+    """
+    if picture is None:
+        width, height = size_wh or (1, 1)
+        panel.add_patch(Rectangle((0, 0), width, height, facecolor="0.92", edgecolor="none", zorder=0))
+        lines = "\n".join(textwrap.wrap(image_id, 12))
+        panel.text(width / 2, height / 2, plain(lines), ha="center", va="center", fontsize=TINY, color=GREY)
+    else:
+        pixels, (width, height) = picture
+        panel.imshow(pixels, extent=(0, width, height, 0), aspect="equal", interpolation="antialiased")
+    panel.set_xlim(0, width)
+    panel.set_ylim(height, 0)
+    panel.set_aspect("equal")
+    panel.set_xticks([])
+    panel.set_yticks([])
+    for spine in panel.spines.values():
+        spine.set_visible(False)
+
+
+def _panel(figure: Figure, left: float, bottom: float) -> Axes:
+    """Return a square panel, placed in inches; a picture hangs from its upper edge, so that headings are on one line."""
+    width, height = figure.get_size_inches()
+    return figure.add_axes((left / width, bottom / height, _CELL / width, _CELL / height), anchor="N")
+
+
+def _finish(panel: Axes, title: str, *, framed: bool) -> None:
+    panel.set_title(title, fontsize=TINY, pad=4, fontweight="bold" if framed else "normal", color="black" if framed else GREY)
+    if framed:
+        for spine in panel.spines.values():
+            spine.set(visible=True, color=FRAME, linewidth=3)
+
+
+def _write_query(figure: Figure, ranking: Ranking, y: float, *, start: bool) -> None:
+    """Write the caption beside its images: number of the example where it starts, language, text, rank of the right image."""
+    top = y + _CELL
+    if start:
+        _write(figure, _EDGE, top, str(ranking.example), fontsize=SMALL, fontweight="bold", va="top")
+    _write(figure, _INDENT, top, ranking.caption.key.language, fontsize=SMALL, fontweight="bold", va="top")
+    # A space that does not break holds marks at the word before them.
+    text = _MARKS.sub("\N{NO-BREAK SPACE}\\1", ranking.caption.text)
+    lines = textwrap.wrap(text, _CHARACTERS)
+    if len(lines) > _LINES:
+        lines = [*lines[: _LINES - 1], f"{lines[_LINES - 1][: _CHARACTERS - 2]} …"]
+    _write(figure, _INDENT, top - 0.17, "\n".join(lines), fontsize=TINY, va="top", linespacing=1.15)
+    rank = f"right image: rank {ranking.rank:,} of {ranking.images:,}"
+    _write(figure, _INDENT, y, rank, fontsize=TINY, va="bottom", color=FRAME if ranking.rank == 1 else GREY)
+
+
+def _write(figure: Figure, x: float, y: float, text: str, **style: Any) -> None:
+    """Write text at a place in inches."""
+    width, height = figure.get_size_inches()
+    figure.text(x / width, y / height, plain(text), **style)

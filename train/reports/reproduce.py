@@ -26,15 +26,15 @@ from train.data.feature_checks import find_feature_outliers
 from train.data.features import read_features
 from train.data.splits import TEST_SPLITS, check_images, without_images
 from train.devices import check_precision, resolve_device
-from train.evaluation.scoring import portions_in
+from train.evaluation.scores import portions_in
 from train.jobs import Corpus, ReproduceJob
 from train.loop import Remark
 from train.reports.failures import Failure, attempt
 from train.reports.parallel import run_parallel
 from train.reports.published import ENSEMBLES, rows_of_paper
 from train.reports.row_needs import FURTHER, corpora_of, left_out
+from train.reports.row_results import FailedRun
 from train.reports.row_runs import Task, train_and_measure
-from train.reports.row_statements import FailedRun
 from train.training_data import contents_of, validation_portions
 
 logger = logging.getLogger(__name__)

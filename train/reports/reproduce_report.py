@@ -9,8 +9,7 @@ from statistics import mean, stdev
 
 from schemas.console.tables import Cell, Row, Table, markdown_document, number_columns
 from train.reports.published import Measures, PublishedRow, presets_of_paper, rows_of_paper
-from train.reports.results import DIRECTIONS, MEASURES
-from train.reports.row_statements import ABSENT, FailedRun, RowStatement, read_row
+from train.reports.row_results import ABSENT, DIRECTIONS, MEASURES, FailedRun, RowStatement, read_row
 
 _RECALLS = MEASURES[:3]
 _SHORT = {"recall_at_1": "R@1", "recall_at_5": "R@5", "recall_at_10": "R@10", "median_rank": "median rank"}

@@ -15,11 +15,11 @@ from schemas.parameters import EncodedParameters, FeaturesParameters
 from schemas.storage.folder import Folder
 from schemas.vocabulary import SPECIALS
 from train.config.sections import Config, to_toml
-from train.evaluation.scoring import score_together
+from train.evaluation.scores import score_together
 from train.jobs import Corpus, ReproduceJob, TrainJob
 from train.loop import train
 from train.reports.failures import Failure, read_failure, write_failure
-from train.reports.results import failure_file, read_result, result_file, write_result
+from train.reports.row_results import failure_file, read_result, result_file, write_result
 from train.runs.checkpoints import LAST
 from train.runs.run import open_run
 from train.training_data import Material, open_material

@@ -1,14 +1,14 @@
 """What the papers report of semantic textual similarity: Pearson's r, times 100, on three data sets of the shared tasks.
 
 Gella, Sennrich, Keller, Lapata (2017), table 4, and Huang, Chang, Hauptmann (2019), table 2; as printed, although they differ in
-the best system of 2012. The baseline is word overlap, see `train.evaluation.sts_scoring`.
+the best system of 2012. The baseline is word overlap, see `train.evaluation.sts`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from train.evaluation.sts_pairs import StsPairs
+from train.evaluation.sts_data import StsPairs
 
 TASKS = ("MSRvid 2012", "images 2014", "images 2015")
 """The data sets of the shared tasks, in the order of the columns in both papers."""

@@ -11,12 +11,12 @@ from schemas.dataset import open_dataset
 from schemas.errors import UsageError
 from schemas.parameters import EncodedParameters
 from train.devices import resolve_device
-from train.evaluation.evaluating import Count, count_nothing
-from train.evaluation.searching import Tokenize
-from train.evaluation.sts_pairs import StsPairs, read_sts
-from train.evaluation.sts_scoring import StsSystem, score_overlap, score_sts
+from train.evaluation.evaluation import Count, count_nothing
+from train.evaluation.search import Tokenize
+from train.evaluation.sts import StsSystem, score_overlap, score_sts
+from train.evaluation.sts_data import StsPairs, read_sts
 from train.jobs import ReproduceJob
-from train.reports.results import finished_runs
+from train.reports.row_results import finished_runs
 from train.reports.sts_published import STS_PAPERS, TASKS, PublishedSts, StsPaper, task_of
 from train.runs.run import open_run
 

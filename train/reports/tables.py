@@ -11,17 +11,15 @@ from schemas.console.tables import Cell, Column, Row, Table, markdown_document, 
 from schemas.conversion import dump
 from schemas.escapes import to_json
 from schemas.storage.folder import Folder
-from train.evaluation.averaging import Average, averages
-from train.evaluation.correlations import Correlation
 from train.evaluation.metrics import Retrieval
-from train.evaluation.scoring import Score
-from train.evaluation.sts_pairs import StsPairs
-from train.evaluation.sts_scoring import StsResult
+from train.evaluation.scores import Average, Score, averages
+from train.evaluation.sts import StsResult
+from train.evaluation.sts_data import Correlation, StsPairs
 from train.reports.comparison import MEASURES, SUM, Comparison
 from train.reports.gold_published import GOLD_COLUMNS
 from train.reports.gold_ranks import GoldRanks, RankedCaption
 from train.reports.reproduce_report import Measurement
-from train.reports.row_statements import ABSENT
+from train.reports.row_results import ABSENT
 from train.reports.sts_published import STS_PAPERS, TASKS, task_of
 from train.reports.sts_rows import StsRow, StsRows
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: ``last.pt`` to resume from, ``best.pt`` to use.
+"""Checkpoints of a run: ``last.pt`` to resume from, ``best.pt`` to use; and their content put back into models and optimizers.
 
 Both hold the model and everything needed to use it: configuration, vocabulary, and the fingerprints of the data that it was
 trained on. ``last.pt`` also holds the state of the training. They are written whole or not at all, and read with
@@ -15,17 +15,19 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Protocol, cast
 
 import pyarrow as pa
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from schemas.conversion import convert
-from schemas.errors import DatasetError
+from schemas.errors import DatasetError, UsageError
 from schemas.parameters import EncodedParameters
 from schemas.storage.folder import Folder
-from train.models.retrieval_model import Dimensions
+from train.config.models import ModelConfig
+from train.models.catalogue import build_model
+from train.models.retrieval_model import Dimensions, RetrievalModel
 
 BEST, LAST = "best.pt", "last.pt"
 
@@ -83,7 +85,7 @@ class Checkpoint:
         optimizer: state of the optimizer; None in ``best.pt``.
         sampler: state of the sampler; None in ``best.pt``.
         missing_features: by split, the images that lacked features and were left out; see `train.data.splits.MissingFeatures`.
-        started_from: the run that its initial weights come from, see `train.runs.starting.Start`; empty if they were drawn.
+        started_from: the run that its initial weights come from, see `train.runs.init_from_run.Start`; empty if they were drawn.
         contents: `schemas.manifest.Manifest.content_sha256` of the datasets that it was trained on, by name, with those until a
             step where they have changed.
     """
@@ -240,3 +242,88 @@ def _checkpoint(content: dict[str, Any], location: str) -> Checkpoint:
 def _maps(value: Any, kind: type) -> bool:
     """Tell whether a value maps names to values of a type."""
     return isinstance(value, dict) and all(isinstance(name, str) and isinstance(item, kind) for name, item in value.items())
+
+
+_LISTED = 3
+_PER_PARAMETER = ("exp_avg", "exp_avg_sq")
+_WRONG = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
+
+
+class _Restorable(Protocol):
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+def stored_model(config: ModelConfig, checkpoint: Checkpoint, source: str) -> RetrievalModel:
+    """Build the model of a checkpoint, with its weights.
+
+    Args:
+        config: the section ``model`` of its configuration.
+        checkpoint: the checkpoint.
+        source: its file, for messages.
+
+    Raises:
+        DatasetError: its weights are not those of such a model, or are not finite.
+    """
+    size = checkpoint.dimensions.vocabulary_size
+    if size != len(checkpoint.tokens):
+        raise damaged(source, f"the model has {size:,} tokens, the vocabulary {len(checkpoint.tokens):,}")
+    try:
+        model = build_model(config, checkpoint.dimensions, checkpoint.seed)
+    except (*_WRONG, UsageError, MemoryError) as error:
+        raise damaged(source, "no model has its dimensions") from error
+    restore_model(model, checkpoint.model, source)
+    return model
+
+
+def restore_model(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
+    """Put weights into a model.
+
+    Raises:
+        DatasetError: names, shapes or types are not those of the model, or values are not finite.
+    """
+    expected = model.state_dict()
+    problems = [f"{name} is missing" for name in expected if name not in state]
+    problems += [f"{name} is unknown" for name in state if name not in expected]
+    for name, values in state.items():
+        if name in expected and (values.shape, values.dtype) != (expected[name].shape, expected[name].dtype):
+            problems.append(f"{name} is {_kind(values)}, expected {_kind(expected[name])}")
+        elif not torch.isfinite(values).all():
+            problems.append(f"{name} holds values that are not finite")
+    if problems:
+        raise damaged(source, "; ".join(problems[:_LISTED]))
+    model.load_state_dict(state)
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], source: str) -> None:
+    """Put the state of Adam back into a new optimizer.
+
+    Raises:
+        DatasetError: the state is not that of an optimizer of these parameters, or is not finite.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    try:
+        for number, values in state["state"].items():
+            for name in _PER_PARAMETER:
+                if values[name].shape != parameters[number].shape or not torch.isfinite(values[name]).all():
+                    raise ValueError(f"{name} of parameter {number} is {_kind(values[name])} or not finite")
+            if not float(values["step"]) >= 0:
+                raise ValueError(f"step of parameter {number} is {values['step']!r}")
+        optimizer.load_state_dict(dict(state))
+    except _WRONG as error:
+        raise damaged(source, f"the state of its optimizer does not fit the model: {error}") from error
+
+
+def restore_sampler(sampler: _Restorable, state: Mapping[str, Any], source: str) -> None:
+    """Put a sampler back to its position.
+
+    Raises:
+        DatasetError: the state is not that of such a sampler.
+    """
+    try:
+        sampler.restore(state)
+    except _WRONG as error:
+        raise damaged(source, f"the state of its sampler does not fit the data: {type(error).__name__}: {error}") from error
+
+
+def _kind(values: Tensor) -> str:
+    return f"{str(values.dtype).removeprefix('torch.')} {list(values.shape)}"

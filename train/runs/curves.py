@@ -1,15 +1,25 @@
-"""The picture ``curves.png`` of a run: loss, learning rate, and recalls on the validation split, over its steps."""
+"""Curves of a run as a picture, and the look of all pictures: lines differ by colour, and in grey print by dashes and markers."""
 
 from __future__ import annotations
 
-from typing import Any
+import io
+import re
+import warnings
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.font_manager import fontManager
+from matplotlib.ft2font import FT2Font
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
+from matplotlib.ticker import MaxNLocator
 
+from schemas.escapes import escape_text
+from schemas.fonts import font_files, warn_of_missing_glyphs
 from schemas.storage.folder import Folder
 from train.runs.history import History
-from train.runs.plotting import GREY, TINY, draw_series, fit_percent, is_smoothed, mark_empty, new_figure, plain, save, style_of
 
 _DIRECTIONS = {"image_to_text": "image to text", "text_to_image": "text to image"}
 _CUTOFFS: dict[int, Any] = {10: "-", 5: (0, (5, 1.5)), 1: (0, (1.2, 1.2))}
@@ -94,3 +104,177 @@ def _handles(history: History) -> list[Line2D]:
         [], [], color=GREY, marker="|", markersize=9, linestyle="", label=f"best model, step {history.best['step']:,}"
     )
     return [*languages, *cutoffs, best]
+
+
+SMALL, TINY = 8, 7
+"""Sizes of text, in points: of labels, and of what stands inside a panel."""
+
+GREY = "0.45"
+
+# The colours of Okabe and Ito 2008, which the colour-blind tell apart, without the yellow that is lost on white.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#000000", "#E69F00")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.2, 1.2, 1.2)), (0, (8, 2)))
+_MARKS = 12
+_POINTS_TO_SMOOTH = 60
+_MISSING = re.compile(r"Glyph (\d+) .*missing from")
+
+
+class Style(NamedTuple):
+    """How a line is drawn: its colour, its dashes, its marker."""
+
+    color: str
+    linestyle: Any
+    marker: str
+
+
+def style_of(number: int) -> Style:
+    """Return the style of a line; all three repeat after different numbers of lines, so that none looks like another."""
+    return Style(*(choices[number % len(choices)] for choices in (_COLOURS, _DASHES, _MARKERS)))
+
+
+def new_figure(
+    rows: int, columns: int, *, width: float = 7.2, height: float = 2.5, **options: Any
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure, and its panels row by row.
+
+    Args:
+        rows: rows of panels.
+        columns: columns of panels.
+        width: width of the figure, in inches; 7.2 are two columns of a paper.
+        height: height of a row, in inches.
+        options: passed on to ``Figure.subplots``.
+    """
+    figure = Figure(figsize=(width, height * rows), layout="constrained")
+    panels = list(figure.subplots(rows, columns, squeeze=False, **options).flat)
+    for panel in panels:
+        panel.grid(color="0.88", linewidth=0.6)
+        panel.set_axisbelow(True)
+        panel.tick_params(labelsize=TINY, length=2.5)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        panel.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        panel.xaxis.label.set_size(SMALL)
+        panel.yaxis.label.set_size(SMALL)
+    return figure, panels
+
+
+def draw_series(
+    panel: Axes,
+    steps: Sequence[int],
+    values: Sequence[float],
+    style: Style,
+    *,
+    smooth: bool = False,
+    pale: bool = False,
+    offset: int = 0,
+    **options: Any,
+) -> None:
+    """Draw a line with a few markers; nothing where there are no values.
+
+    Args:
+        panel: where.
+        steps: the steps.
+        values: the values at them.
+        style: its style.
+        smooth: draw the running mean, if there are many values.
+        pale: and what it is the mean of, pale behind it.
+        offset: number of the line, by which markers are shifted so that those of several lines do not meet.
+        options: for ``Axes.plot``, such as the label.
+    """
+    if not values:
+        return
+    if smooth and is_smoothed(values):
+        if pale:
+            panel.plot(steps, values, color=style.color, linewidth=0.5, alpha=0.25, zorder=1.5)
+        values = running_mean(values)
+    every = max(1, len(values) // _MARKS)
+    marks: Any = 1 if every == 1 else (offset * every // 4 % every, every)
+    defaults = {"markersize": 3.5, "linewidth": 1.2, "markevery": marks, "markeredgewidth": 0.8}
+    panel.plot(steps, values, **{**style._asdict(), **defaults, **options})
+
+
+def is_smoothed(values: Sequence[float]) -> bool:
+    """Tell whether `draw_series` smooths a line, if it may."""
+    return len(values) > _POINTS_TO_SMOOTH
+
+
+def running_mean(values: Sequence[float]) -> list[float]:
+    """Return the means over a window around each value, a thirtieth of the series wide and narrower at its ends."""
+    reach = max(1, len(values) // _POINTS_TO_SMOOTH)
+    sums = [0.0]
+    for value in values:
+        sums.append(sums[-1] + value)
+    means = []
+    for place in range(len(values)):
+        near = min(reach, place, len(values) - 1 - place)
+        means.append((sums[place + near + 1] - sums[place - near]) / (2 * near + 1))
+    return means
+
+
+def plain(text: str) -> str:
+    """Return a label for matplotlib, which takes dollars for mathematics, and hides what begins with an underscore.
+
+    Control characters are escapes; line feeds stay.
+    """
+    return (" " if text.startswith("_") else "") + escape_text(text, lines=True).replace("$", r"\$")
+
+
+def mark_empty(panel: Axes) -> None:
+    """Say in a panel without lines that it has none."""
+    if not panel.lines:
+        panel.text(0.5, 0.5, "nothing logged yet", ha="center", transform=panel.transAxes, fontsize=SMALL, color=GREY)
+
+
+def fit_percent(panel: Axes) -> None:
+    """Let an axis of percentages begin at 0 and end no later than a marker's height above 100."""
+    panel.set_ylim(0, min(103.0, panel.get_ylim()[1]) if panel.lines else 100.0)
+
+
+def save(figure: Figure, folder: Folder, name: str) -> None:
+    """Write a figure, whole or not at all, in the format of its name: ``.png``, ``.pdf`` or ``.svg``.
+
+    The same figure gives the same bytes: without the date, and the version of matplotlib, that PDF and SVG files name. Characters
+    that matplotlib's font lacks are drawn with fonts of this machine.
+    """
+    data, missing = _render(figure, name.rpartition(".")[2])
+    if missing and (families := _families_of(missing)):
+        for text in figure.findobj(Text):
+            text.set_fontfamily([*text.get_fontfamily(), *families])
+        data, missing = _render(figure, name.rpartition(".")[2])
+    warn_of_missing_glyphs(missing)
+    with folder.replace(name) as file:
+        file.write(data)
+
+
+def _render(figure: Figure, kind: str) -> tuple[bytes, set[str]]:
+    """Return the file of a figure, and the characters that its fonts lack, of which matplotlib warns one by one."""
+    data, metadata = io.BytesIO(), {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}[kind]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings("always", _MISSING.pattern)
+        figure.savefig(data, format=kind, dpi=200, metadata=metadata)
+    missing = set()
+    for warning in caught:
+        if match := _MISSING.match(str(warning.message)):
+            missing.add(chr(int(match[1])))
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    return data.getvalue(), missing
+
+
+def _families_of(characters: Collection[str]) -> list[str]:
+    """Return families of this machine's fonts that have characters; matplotlib's own list may be older than a font."""
+    remaining, families = set(characters), []
+    for path in font_files():
+        try:
+            font = FT2Font(path)
+        except (OSError, RuntimeError):
+            continue
+        present = {character for character in remaining if font.scalable and font.get_char_index(ord(character))}
+        if present:
+            fontManager.addfont(path)
+            families.append(font.family_name)
+            remaining -= present
+        if not remaining:
+            break
+    return families

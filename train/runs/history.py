@@ -35,13 +35,13 @@ class History:
     """What a run has logged.
 
     Attributes:
-        entries: the lines of its log, see `train.runs.logs`.
+        entries: the lines of its log, see `train.runs.log`.
     """
 
     entries: tuple[Mapping[str, Any], ...]
 
     def of(self, event: str) -> Iterator[Mapping[str, Any]]:
-        """Yield the entries of an event, see `train.runs.logs`."""
+        """Yield the entries of an event, see `train.runs.log`."""
         return (entry for entry in self.entries if entry["event"] == event)
 
     @property

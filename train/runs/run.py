@@ -1,4 +1,4 @@
-"""A trained run: its model and everything needed to use it."""
+"""A trained run: its model and everything needed to use it; and resuming one, where all that determines its weights is equal."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any
 import torch
 
 from schemas.errors import DatasetError, UsageError
+from schemas.manifest import MANIFEST_NAME
 from schemas.parameters import EncodedParameters, TextRecipe
 from schemas.storage.folder import Folder
 from schemas.vocabulary import Vocabulary
-from train.config.sections import Config, from_toml
+from train.config.sections import Config, differences, from_toml
 from train.models.retrieval_model import RetrievalModel
-from train.runs.checkpoints import BEST, LAST, TrainingProgress, damaged, read_checkpoint
-from train.runs.history import LOG
-from train.runs.restoring import stored_model
+from train.runs.checkpoints import BEST, LAST, Checkpoint, TrainingProgress, damaged, read_checkpoint, stored_model
+from train.runs.history import LOG, read_history
+from train.runs.log import CONFIG, CURVES, METRICS
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Run:
         precision: precision that it was trained in.
         progress: how far it was trained.
         missing_features: by split, the images that lacked features and that it was trained and chosen without.
-        started_from: the run that its initial weights came from, see `train.runs.starting.Start`; empty if they were drawn.
+        started_from: the run that its initial weights came from, see `train.runs.init_from_run.Start`; empty if they were drawn.
         language_ids: by language, the ids of the tokens that its model has vectors of; a language without an entry has all.
     """
 
@@ -111,3 +112,148 @@ def open_run(folder: str | os.PathLike[str], *, checkpoint: str = "best", device
         started_from=stored.started_from,
         language_ids=stored.dimensions.language_ids,
     )
+
+
+def checkpoint_to_resume(folder: Folder, *, resume: bool) -> Checkpoint | None:
+    """Return the last checkpoint in a folder; None if there is no run.
+
+    Args:
+        folder: folder of the run.
+        resume: whether a run that is not finished may be resumed.
+
+    Raises:
+        UsageError: there is a run that may not be resumed, a model without a checkpoint to resume from, or a dataset.
+        DatasetError: the checkpoint is damaged, or holds no state of the training.
+    """
+    if folder.size(LAST) is None:
+        if folder.size(MANIFEST_NAME) is not None:
+            raise UsageError(f"{folder.location!r} holds a dataset: choose another folder for the run; nothing was changed")
+        if folder.size(BEST) is None:
+            return None
+        raise UsageError(
+            f"{folder.location!r} holds a run, but has no {LAST} to resume from: choose another folder, or delete this one to "
+            "train again; nothing was changed"
+        )
+    checkpoint = read_checkpoint(folder, LAST)
+    if not resume and not checkpoint.progress.stop_reason:
+        raise holds_a_run(folder)
+    for name in ("optimizer", "sampler"):
+        if getattr(checkpoint, name) is None:
+            raise DatasetError(
+                f"{folder.path_of(LAST)} has no state of the {name} to resume from, as if it were a copy of {BEST}: copy the run "
+                "again, or delete it to train it again"
+            )
+    return checkpoint
+
+
+def holds_a_run(folder: Folder) -> UsageError:
+    """Return the error about a folder with a run that only ``--resume`` continues."""
+    return UsageError(
+        f"{folder.location!r} holds a run: give --resume to continue it, or choose another folder; nothing was changed"
+    )
+
+
+def is_finished(old: Checkpoint, new: Checkpoint, folder: Folder, *, curves: bool) -> bool:
+    """Return whether a run that may not train any further is complete, and of the same content.
+
+    Args:
+        old: last checkpoint of the run in the folder.
+        new: checkpoint of the run that would continue it.
+        folder: folder of the run.
+        curves: whether the picture of its curves belongs to it.
+    """
+    if old.contents != new.contents or folder.size(BEST) is None or (curves and folder.size(CURVES) is None):
+        return False
+    history = read_history(folder)
+    timings = [entry["step"] for entry in history.of("timing")]
+    return (
+        timings[-1:] == [old.progress.step]
+        and folder.size(CONFIG) is not None
+        and folder.size(METRICS) is not None
+        and folder.read(METRICS) == history.to_csv().encode()
+        and read_checkpoint(folder, BEST).progress.step == old.progress.best_step
+    )
+
+
+def _threads_remark(folder: Folder) -> str:
+    """Return a sentence where a run goes on with another number of threads; an empty string where it does not."""
+    before = [entry["threads"] for entry in read_history(folder).of("timing") if "threads" in entry][-1:]
+    now = torch.get_num_threads()
+    if before in ([], [now]):
+        return ""
+    return (
+        f"the run was trained with {before[0]} threads and goes on with {now}: on a CPU its weights differ in the last bits "
+        f"from those of an uninterrupted run. OMP_NUM_THREADS={before[0]} continues it to the same weights"
+    )
+
+
+def check_same_run(old: Checkpoint, new: Checkpoint, folder: Folder, *, allow_changed_content: bool = False) -> list[str]:
+    """Check that a run was begun with the same configuration, seed, precision and data as it would be resumed with.
+
+    Args:
+        old: checkpoint of the run in the folder.
+        new: checkpoint of the run that would continue it.
+        folder: folder of the run.
+        allow_changed_content: datasets may hold other content than before, if their fingerprints are the same.
+
+    Returns:
+        Sentences about another number of threads, and about content that has changed, or of which that is not known.
+
+    Raises:
+        DatasetError: something differs, which the message names.
+    """
+    source = folder.path_of(LAST)
+    try:
+        before = from_toml(old.config, source)
+    except UsageError as error:
+        raise damaged(source, str(error)) from error
+    changes = differences(before.lasting, from_toml(new.config, "the configuration").lasting)
+    for name in ("seed", "precision"):
+        if getattr(old, name) != getattr(new, name):
+            changes.append(f"{name}: was {getattr(old, name)}, now {getattr(new, name)}")
+    for name, fingerprint in new.fingerprints.items():
+        if old.fingerprints.get(name) != fingerprint:
+            changes.append(f"{name}: was {old.fingerprints.get(name, 'none')[:12]}..., now {fingerprint[:12]}...")
+    for split in sorted({*old.missing_features, *new.missing_features}):
+        was, now = (str(checkpoint.missing_features.get(split, {}).get("images", 0)) for checkpoint in (old, new))
+        if old.missing_features.get(split) != new.missing_features.get(split):
+            changes.append(f"images without features in split {split!r}: were {was}, now {now if now != was else 'others'}")
+    starts = old.started_from, new.started_from
+    # Left out, it is that of the run: nothing is taken again.
+    if starts[1] and starts[0].get("weights_sha256") != starts[1]["weights_sha256"]:
+        names = [f"{start['run']} ({start['weights_sha256'][:12]}...)" if start else "nothing" for start in starts]
+        changes.append("--init-from: was {}, now {}".format(*names))
+    if changes:
+        raise DatasetError(
+            f"{folder.location!r} holds another run ({'; '.join(changes[:3])}), which cannot be resumed with these values. Give "
+            "those that it was begun with, or choose another folder; nothing was changed"
+        )
+    return [*filter(None, [_threads_remark(folder)]), *_check_content(old, new, folder, allow_changed_content)]
+
+
+def contents_since(old: Checkpoint, new: Checkpoint) -> dict[str, str]:
+    """Return the contents of a run that is resumed: those of now, and those until then that have changed since."""
+    before = {f"{name} until step {old.progress.step}": digest for name, (digest, _) in _changed(old, new).items()}
+    return {**old.contents, **before, **new.contents}
+
+
+def _changed(old: Checkpoint, new: Checkpoint) -> dict[str, tuple[str, str]]:
+    """Return by name the datasets whose content has changed: the digest that it had, and the one that it has."""
+    both = sorted(old.contents.keys() & new.contents.keys())
+    return {name: (old.contents[name], new.contents[name]) for name in both if old.contents[name] != new.contents[name]}
+
+
+def _check_content(old: Checkpoint, new: Checkpoint, folder: Folder, allow_changed: bool) -> list[str]:
+    changed = _changed(old, new)
+    if not changed:
+        return []
+    digests = "; ".join(f"{name}: was {was[:12]}..., now {now[:12]}..." for name, (was, now) in changed.items())
+    step = f"step {old.progress.step:,}"
+    sentence = f"the content of {' and '.join(changed)} has changed since {step} (Manifest.content_sha256 of {digests})"
+    if not allow_changed:
+        raise DatasetError(
+            f"{folder.location!r} cannot be resumed: {sentence}. Give the datasets as they were, delete the run to train it again, "
+            "or continue it on the new content with imagepivot train --resume --allow-changed-content "
+            "(allow_changed_content=True); nothing was changed"
+        )
+    return [f"{sentence}: scores of earlier evaluations, the best one included, are of the content before"]

@@ -23,10 +23,9 @@ from tests.train.trainings import CONFIG
 from train.config.presets import preset_names
 from train.config.sections import from_toml, resolve
 from train.data.splits import open_data
-from train.evaluation.averaging import averages, evaluation_report
-from train.evaluation.scoring import score_run, score_together
-from train.evaluation.searching import embed_gallery, search_gallery
-from train.evaluation.sts_scoring import sts
+from train.evaluation.scores import averages, evaluation_report, score_run, score_together
+from train.evaluation.search import embed_gallery, search_gallery
+from train.evaluation.sts import sts
 from train.jobs import StsJob
 from train.reports import row_runs
 from train.reports.comparison import compare_runs

@@ -25,7 +25,7 @@ from train.data.captions import (
     one_caption_per_image,
     read_captions,
 )
-from train.evaluation.scoring import evaluate_run
+from train.evaluation.scores import evaluate_run
 from train.jobs import EvaluateJob, TrainJob
 from train.loop import train
 from train.runs.checkpoints import BEST

@@ -14,7 +14,7 @@ from train.data.batches import CaptionBatch
 from train.data.splits import open_data
 from train.evaluation.cross_lingual import CrossLingual, evaluate_cross_lingual
 from train.evaluation.metrics import Direction
-from train.evaluation.scoring import evaluate_run, score_run
+from train.evaluation.scores import evaluate_run, score_run
 from train.jobs import EvaluateJob
 from train.models.retrieval_model import Encoded
 from train.runs.run import open_run

@@ -19,7 +19,7 @@ from schemas.writing.validation import validate
 from tests.train.conftest import write_dataset
 from train.data.batches import CaptionBatch
 from train.evaluation.embedding import embed, embed_run
-from train.evaluation.searching import embed_gallery, read_gallery
+from train.evaluation.search import embed_gallery, read_gallery
 from train.jobs import EmbedJob
 from train.models.retrieval_model import ImageBatch
 from train.runs.checkpoints import weights_digest

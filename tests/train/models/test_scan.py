@@ -12,7 +12,7 @@ from tests.pretended_gpu import pretended_gpu
 from tests.train.trainings import assert_equal
 from train.config.models import ScanConfig
 from train.data.batches import CaptionBatch
-from train.evaluation import evaluating
+from train.evaluation import evaluation
 from train.losses import ranking_loss
 from train.models import scan as module
 from train.models.catalogue import build_model
@@ -362,9 +362,9 @@ def test_evaluation_copies_a_part_of_the_captions_at_a_time(images, monkeypatch)
     model = build()
     regions, words = model.encode_images(images), model.encode_captions(batch(), "en")
     expected, seen = model.scores(regions, words)[1:, [2, 0, 3]], []
-    monkeypatch.setattr(evaluating, "_COPIED_AT_ONCE", 2)
+    monkeypatch.setattr(evaluation, "_COPIED_AT_ONCE", 2)
     monkeypatch.setattr(model, "scores", lambda a, b, whole=model.scores: seen.append(len(b)) or whole(a, b))
-    scores = evaluating.scores_between(model, regions, words)
+    scores = evaluation.scores_between(model, regions, words)
     torch.testing.assert_close(scores(slice(1, 4), torch.tensor([2, 0, 3])), expected)
     assert seen == [2, 1]
     assert scores(slice(0, 4), torch.zeros(0, dtype=torch.int64)).shape == (4, 0)

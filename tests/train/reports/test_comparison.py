@@ -12,7 +12,7 @@ from schemas.storage.folder import Folder
 from tests.train.runs.test_history import HISTORY, retrieval
 from tests.train.trainings import CONFIG, ENGLISH, events
 from train.reports.comparison import MEASURES, SUM, ComparedRun, Comparison, SeedGroup, compare_runs
-from train.reports.comparison_plots import picture_place, plot_comparison
+from train.reports.plots import picture_place, plot_comparison
 from train.reports.tables import comparison_tables
 from train.runs.checkpoints import read_checkpoint, write_checkpoint
 from train.runs.history import History
@@ -177,7 +177,7 @@ def test_scores_on_other_captions_are_not_compared():
 
 def test_the_picture(monkeypatch, tmp_path):
     figures = []
-    monkeypatch.setattr("train.reports.comparison_plots.save", lambda figure, folder, name: figures.append(figure))
+    monkeypatch.setattr("train.reports.plots.save", lambda figure, folder, name: figures.append(figure))
     runs = tuple(ComparedRun(f"x/seed-{n}", f"x/{n}", {"seed": n}, "steps", HISTORY) for n in range(2))
     runs += (ComparedRun("other", "other", {"seed": 0, "loss.margin": 1}, "unfinished", History(HISTORY.entries[:4])),)
     plot_comparison(Comparison(runs, {}, (SeedGroup("x", runs[:2]),)), tmp_path / "a.png")

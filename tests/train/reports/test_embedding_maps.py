@@ -7,7 +7,7 @@ import torch
 from schemas.errors import UsageError
 from train.data.batches import CaptionBatch
 from train.data.splits import open_data
-from train.evaluation.evaluating import encode_images
+from train.evaluation.evaluation import encode_images
 from train.reports import embedding_maps
 from train.reports.embedding_maps import map_embeddings, plane_of
 from train.reports.figure_examples import choose_examples

@@ -10,11 +10,11 @@ import pytest
 
 from schemas.errors import DatasetError
 from tests.train.trainings import SMALL, reproduce_job, settings_of
-from train.evaluation.scoring import score_together
+from train.evaluation.scores import score_together
 from train.jobs import ReproduceJob
 from train.reports.reproduce import reproduce
 from train.reports.reproduce_report import read_report
-from train.reports.results import read_result
+from train.reports.row_results import read_result
 from train.runs.run import open_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]

@@ -24,17 +24,16 @@ from tests.train.trainings import DAN, MHA_D
 from train.config.sections import from_toml
 from train.data.batches import CaptionBatch
 from train.data.splits import open_data
-from train.evaluation.evaluating import evaluating
+from train.evaluation.evaluation import evaluating
 from train.jobs import Corpus, FiguresJob, TrainJob
 from train.loop import train
 from train.models.mha_d import MhaD
 from train.models.retrieval_model import AttentionWeights, ImageBatch
-from train.reports import attention_plots, retrieval_plots
-from train.reports.attention import AttendedCaption, AttendedImage, grid_of, strongest
-from train.reports.attention_plots import placed_labels, plot_attention
+from train.reports import attention, rankings
+from train.reports.attention import AttendedCaption, AttendedImage, grid_of, placed_labels, plot_attention, strongest
 from train.reports.figure_examples import ShownCaption
 from train.reports.figures import draw_figures
-from train.reports.retrieval_plots import FRAME
+from train.reports.rankings import FRAME
 from train.runs.run import open_run
 
 SCAN = MHA_D.split("[model]")[0] + '[model]\nkind = "scan"\nembed_dim = 6\nword_dim = 4\n[schedule]\nbatch_size = 9\n'
@@ -81,7 +80,7 @@ def job_of(attending, boxed, tmp_path, name, **fields) -> FiguresJob:
 def drawn(monkeypatch):
     """Figures by file name, as they were when they were saved."""
     figures = {}
-    for module in (retrieval_plots, attention_plots):
+    for module in (rankings, attention):
         save = module.save
 
         def keep(figure, folder, name, save=save):

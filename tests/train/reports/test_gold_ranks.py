@@ -14,7 +14,7 @@ from schemas.errors import DatasetError
 from tests.train.trainings import SMALL, reproduce_job
 from train.data.batches import CaptionBatch
 from train.data.splits import open_data
-from train.evaluation.evaluating import encode_captions, encode_images
+from train.evaluation.evaluation import encode_captions, encode_images
 from train.reports import gold_ranks as module
 from train.reports.gold_published import GOLD_COLUMNS, GoldRank
 from train.reports.gold_ranks import gold_ranks

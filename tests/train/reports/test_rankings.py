@@ -6,7 +6,7 @@ import torch
 
 from train.data.batches import CaptionBatch
 from train.data.splits import open_data
-from train.evaluation.evaluating import encode_images
+from train.evaluation.evaluation import encode_images
 from train.reports.figure_examples import choose_examples
 from train.reports.gold_ranks import ranks_of_captions
 from train.reports.rankings import rank_examples, ranked

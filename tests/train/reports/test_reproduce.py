@@ -19,14 +19,14 @@ from schemas.vocabulary import SPECIALS
 from tests.train.trainings import SMALL, reproduce_job, settings_of
 from train.config.sections import resolve
 from train.data.captions import one_caption_per_image, read_captions
-from train.evaluation.scoring import score_run
+from train.evaluation.scores import score_run
 from train.jobs import ReproduceJob
 from train.reports.failures import Failure, write_failure
+from train.reports.plots import plot_report
 from train.reports.published import rows_of_paper
 from train.reports.reproduce import reproduce
 from train.reports.reproduce_report import Measurement, read_report
-from train.reports.results import read_result, write_result
-from train.reports.table_plots import plot_report
+from train.reports.row_results import read_result, write_result
 from train.runs.run import open_run
 
 

@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 
 from schemas.console.tables import Cell
-from train.evaluation.correlations import Correlation
-from train.evaluation.sts_pairs import StsPairs
-from train.evaluation.sts_scoring import OVERLAP, StsResult, StsSystem, sts
-from train.evaluation.sts_vectors import Coverage
+from train.evaluation.sts import OVERLAP, StsResult, StsSystem, sts
+from train.evaluation.sts_data import Correlation, Coverage, StsPairs
 from train.jobs import StsJob
-from train.reports.sts_plots import plot_sts
+from train.reports.plots import plot_sts
 from train.reports.sts_published import STS_PAPERS, TASKS, task_of
 from train.reports.tables import sts_report, sts_tables, tasks_of, write_sts
 
@@ -182,7 +180,7 @@ def test_the_report_holds_everything(tmp_path):
 @pytest.mark.parametrize("count", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_panel_for_each_system_and_data_set(tmp_path, count, monkeypatch):
     figures = []
-    monkeypatch.setattr("train.reports.sts_plots.save", lambda figure, folder, name: figures.append(figure))
+    monkeypatch.setattr("train.reports.plots.save", lambda figure, folder, name: figures.append(figure))
     assert plot_sts(result_of(count, ("runs/a_$long$", "b.vec")), str(tmp_path)) == f"{tmp_path}/sts.png"
     panels = figures[0].axes
     assert len(panels) == 3 * count

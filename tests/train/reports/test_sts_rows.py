@@ -7,8 +7,8 @@ import pytest
 
 from schemas.errors import UsageError
 from tests.train.trainings import SMALL, reproduce_job
-from train.evaluation.sts_pairs import read_sts
-from train.evaluation.sts_scoring import sts
+from train.evaluation.sts import sts
+from train.evaluation.sts_data import read_sts
 from train.jobs import StsJob
 from train.reports.reproduce import reproduce
 from train.reports.sts_published import STS_PAPERS

@@ -5,10 +5,9 @@ from matplotlib.figure import Figure
 
 from schemas.storage.folder import Folder
 from tests.train.runs.test_history import HISTORY
-from train.runs import curves, plotting
-from train.runs.curves import draw_curves
+from train.runs import curves
+from train.runs.curves import Style, draw_curves, draw_series, new_figure, plain, running_mean, style_of
 from train.runs.history import History
-from train.runs.plotting import Style, draw_series, new_figure, plain, running_mean, style_of
 
 
 @pytest.fixture
@@ -111,5 +110,5 @@ def test_labels_are_taken_as_they_are(tmp_path):
         draw_series(panel, [1], [1.0], style_of(0), label=plain(label))
     texts = [text.get_text() for text in panel.legend().texts]
     assert [text.replace(r"\$", "$").strip() for text in texts] == ["a$b", "$x$", "_hidden", "50%"]
-    plotting.save(figure, Folder(str(tmp_path)), "a.png")
+    curves.save(figure, Folder(str(tmp_path)), "a.png")
     assert (tmp_path / "a.png").stat().st_size > 1000

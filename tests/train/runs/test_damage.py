@@ -15,8 +15,8 @@ from schemas.errors import DatasetError, ImagepivotError
 from tests.train.trainings import CONFIG, assert_equal, reproduce_job, weights
 from train.config.sections import from_toml
 from train.evaluation.embedding import embed
-from train.evaluation.scoring import evaluate_run
-from train.evaluation.searching import search
+from train.evaluation.scores import evaluate_run
+from train.evaluation.search import search
 from train.jobs import EmbedJob, EvaluateJob, SearchJob, TrainJob
 from train.loop import train
 from train.reports.reproduce import reproduce

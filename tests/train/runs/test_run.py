@@ -1,7 +1,27 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 
-from schemas.errors import DatasetError
+from schemas.dataset import open_dataset
+from schemas.errors import DatasetError, UsageError
+from schemas.fingerprints import sha256_of_json
+from schemas.storage.folder import Folder
+from schemas.writing.shard_writer import lock_folder
+from tests.train.conftest import write_dataset
+from tests.train.trainings import CONFIG, DAN, MHA_D, MLMME, PARALLEL, SCAN, assert_equal, contents, lasting_log, weights
+from train.config.sections import from_toml
+from train.jobs import TrainJob
+from train.loop import train
+from train.runs.checkpoints import BEST, LAST, read_checkpoint, write_checkpoint
 from train.runs.run import open_run
 
 
@@ -27,3 +47,262 @@ def test_a_folder_that_is_not_a_run_is_refused(write_run, tmp_path):
         open_run(tmp_path / "nothing")
     with pytest.raises(DatasetError, match=r"is not a run: it holds no last\.pt"):
         open_run(write_run(), checkpoint="last")
+
+
+KILLED = """
+import os, signal, sys
+import torch
+from train.config.sections import from_toml
+from train.jobs import Corpus
+from train.jobs import TrainJob
+from train.loop import train
+
+captions, features, vocabulary, output, text, step, where = sys.argv[1:]
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def watch(report):
+    if where == "training" and report.step == int(step):
+        kill()
+
+def half(content, file, save=torch.save):
+    if where == "saving" and content["progress"]["step"] == int(step) and content["sampler"] is not None:
+        file.write(b"half of it")
+        file.flush()
+        kill()
+    save(content, file)
+
+torch.save = half
+corpus = Corpus(captions, features, vocabulary)
+train(TrainJob(from_toml(text, "test"), corpus, output, device="cpu", save_every=4, seed=5), watch)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("text", "data", "step", "where"),
+    [
+        (CONFIG, "toy", 34, "saving"),
+        (PARALLEL, "toy", 30, "training"),
+        (MHA_D, "toy_regions", 30, "training"),
+        (DAN, "toy_regions", 30, "training"),
+        (MLMME, "toy", 30, "training"),
+        (SCAN, "toy_regions", 30, "training"),
+    ],
+    ids=["c2c, saving", *(f"{kind}, training" for kind in ("parallel", "mha-d", "dan", "mlmme", "scan"))],
+)
+def test_a_killed_run_resumes_to_the_same_weights(request, train_toy, tmp_path, text, data, step, where):
+    corpus = request.getfixturevalue(data)
+    output = tmp_path / "killed"
+    arguments = [corpus.captions, corpus.features, corpus.vocabulary, str(output), text, str(step), where]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, *arguments], env=environment, cwd=Path(__file__).parents[3], check=False
+    )
+    assert killed.returncode == -signal.SIGKILL
+    left = read_checkpoint(Folder(str(output)), LAST).progress.step
+    assert 0 < left < step  # Killed in the middle, so that steps are done again.
+
+    resumed = train_toy(text, "killed", corpus=corpus, resume=True, seed=5, save_every=4, curves=True)
+    undisturbed = train_toy(text, "undisturbed", corpus=corpus, seed=5, save_every=100, curves=True)
+    assert resumed.progress == undisturbed.progress
+    for name in (LAST, BEST):
+        ours, expected = (read_checkpoint(Folder(str(tmp_path / run)), name) for run in ("killed", "undisturbed"))
+        for key in ours.__dataclass_fields__:
+            assert_equal(getattr(ours, key), getattr(expected, key))
+    assert lasting_log(output) == lasting_log(tmp_path / "undisturbed")
+    for name in ("metrics.csv", "curves.png"):
+        assert (output / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes(), name
+    assert {path.name for path in output.iterdir()} == {
+        "best.pt",
+        "last.pt",
+        "log.jsonl",
+        "config.toml",
+        "metrics.csv",
+        "curves.png",
+    }  # Nothing half-written.
+
+
+def test_a_finished_run_stays_unchanged(train_toy, finished_run, copied_run):
+    before = contents(copied_run)
+    assert train_toy(resume=True).progress == finished_run[1].progress
+    assert contents(copied_run) == before
+
+
+@pytest.mark.slow
+def test_a_run_resumes_with_a_greater_budget(train_toy, finished_run, tmp_path):
+    train_toy(CONFIG.replace("max_steps = 44", "max_steps = 20"))
+    more = train_toy(resume=True)
+    assert more.progress.step == 44
+    assert_equal(weights(tmp_path / "run"), weights(finished_run[0]))
+
+
+def test_resume_without_a_run_begins_one(train_toy):
+    assert train_toy(CONFIG.replace("max_steps = 44", "max_steps = 3"), resume=True).progress.step == 3
+
+
+def test_a_finished_run_is_up_to_date_without_resume(train_toy, finished_run, copied_run):
+    before = {path: path.stat().st_mtime_ns for path in copied_run.iterdir()}
+    assert train_toy().progress == finished_run[1].progress
+    assert {path: path.stat().st_mtime_ns for path in copied_run.iterdir()} == before
+
+
+@pytest.mark.parametrize("name", [BEST, "metrics.csv", "config.toml"])
+def test_a_finished_run_without_a_file_is_not_up_to_date(train_toy, copied_run, name):
+    (copied_run / name).unlink()
+    with pytest.raises(UsageError, match="holds a run: give --resume to continue it"):
+        train_toy()
+
+
+def test_a_run_is_not_overwritten(train_toy, copied_run):
+    before = contents(copied_run)
+    with pytest.raises(UsageError, match="holds a run: give --resume to continue it, or choose another folder"):
+        train_toy(CONFIG.replace("max_steps = 44", "max_steps = 45"))
+    with pytest.raises(DatasetError, match=r"holds another run \(seed: was 0, now 1\)"):
+        train_toy(seed=1)
+    assert contents(copied_run) == before
+
+
+def test_a_run_that_is_not_finished_is_not_overwritten(train_toy, copied_run):
+    checkpoint = read_checkpoint(Folder(str(copied_run)), LAST)
+    unfinished = replace(checkpoint, progress=replace(checkpoint.progress, stop_reason=""))
+    write_checkpoint(Folder(str(copied_run)), LAST, unfinished)
+    before = contents(copied_run)
+    with pytest.raises(UsageError, match="holds a run: give --resume to continue it, or choose another folder"):
+        train_toy()
+    assert contents(copied_run) == before
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_is_not_written_into_a_dataset(train_toy, tmp_path, resume):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "_manifest.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(UsageError, match="/run' holds a dataset: choose another folder for the run; nothing was changed"):
+        train_toy(resume=resume)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["_manifest.json"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"text": CONFIG.replace("0.01", "0.02")}, r"optimizer.learning_rate: was 0.01, now 0.02"),
+        ({"text": CONFIG.replace("word_dim = 4", "word_dim = 5")}, "model.word_dim: was 4, now 5"),
+        ({"text": CONFIG.replace('["comparable"], de', '["comparable", "translation"], de')}, "data.portions: was "),
+        ({"seed": 1}, "seed: was 0, now 1"),
+        ({"precision": "bf16"}, "precision: was fp32, now bf16"),
+    ],
+)
+def test_another_run_is_refused(train_toy, copied_run, change, message):
+    before = contents(copied_run)
+    with pytest.raises(DatasetError, match=f"holds another run .*{message}"):
+        train_toy(**change, resume=True)
+    assert contents(copied_run) == before
+
+
+def test_only_leftovers_of_killed_runs_are_deleted(train_toy, tmp_path):
+    theirs = ["sub/.part-00003.parquet.tmp-47", "data.tmp-old/x", ".notes.tmp-3", ".last.pt.tmp-x", "sub/.last.pt.tmp-123"]
+    ours = [".last.pt.tmp-123", ".best.pt.tmp-1", ".config.toml.tmp-99", ".log.jsonl.tmp-5"]
+    for name in [*theirs, *ours]:
+        path = tmp_path / "run" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("half")
+    train_toy(CONFIG.replace("max_steps = 44", "max_steps = 2"))
+    assert [name for name in theirs if not (tmp_path / "run" / name).exists()] == []
+    assert [name for name in ours if (tmp_path / "run" / name).exists()] == []
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_without_its_last_checkpoint_is_not_overwritten(train_toy, copied_run, resume):
+    (copied_run / LAST).unlink()
+    before = contents(copied_run)
+    with pytest.raises(UsageError, match=r"holds a run, but has no last\.pt to resume from: choose another folder"):
+        train_toy(seed=1, resume=resume)
+    assert contents(copied_run) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [17, 44])
+def test_a_run_killed_between_its_two_checkpoints_resumes(train_toy, tmp_path, monkeypatch, steps):
+    write = write_checkpoint
+
+    def killed(folder, name, checkpoint):
+        if name == BEST:
+            raise KeyboardInterrupt
+        write(folder, name, checkpoint)
+
+    text = CONFIG.replace("max_steps = 44", f"max_steps = {steps}")
+    with monkeypatch.context() as patched:
+        patched.setattr("train.loop.write_checkpoint", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train_toy(text)
+    train_toy(text, resume=True)
+    train_toy(text, "whole")
+    for name in (LAST, BEST):
+        ours, expected = (read_checkpoint(Folder(str(tmp_path / folder)), name) for folder in ("run", "whole"))
+        for key in ours.__dataclass_fields__:
+            assert_equal(getattr(ours, key), getattr(expected, key))
+
+
+@pytest.mark.parametrize("lost", ["optimizer", "sampler"])
+def test_a_checkpoint_that_cannot_be_resumed_is_refused(train_toy, copied_run, lost):
+    folder = Folder(str(copied_run))
+    write_checkpoint(folder, LAST, replace(read_checkpoint(folder, LAST), **{lost: None}))
+    with pytest.raises(DatasetError, match=rf"last\.pt has no state of the {lost} to resume from"):
+        train_toy(resume=True)
+
+
+def test_a_folder_in_use_is_refused(train_toy, tmp_path):
+    with lock_folder(Folder(str(tmp_path / "run"))), pytest.raises(DatasetError, match="is in use: another run is writing it"):
+        train_toy()
+
+
+def with_other_features(corpus, folder):
+    """The features with the same fingerprint and other vectors, as ``features --update`` leaves them."""
+    features = open_dataset(corpus.features)
+    rows = [{**row, "feature": [value + 1 for value in row["feature"]]} for row in features.table().to_pylist()]
+    fingerprint = write_dataset(folder, "features", rows, parameters={}, spec=features.spec)
+    assert fingerprint == features.fingerprint
+    return replace(corpus, features=str(folder))
+
+
+def test_data_whose_content_has_changed_is_refused(toy, train_toy, copied_run, tmp_path):
+    before = contents(copied_run)
+    other = with_other_features(toy, tmp_path / "other")
+    digests = [
+        sha256_of_json([hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(Path(folder).glob("part-*"))])[:12]
+        for folder in (toy.features, other.features)
+    ]
+    message = (
+        r"cannot be resumed: the content of features has changed since step 44 \(Manifest.content_sha256 of features: was "
+        rf"{digests[0]}\.\.\., now {digests[1]}\.\.\.\)\. .* --allow-changed-content \(allow_changed_content=True\)"
+    )
+    with pytest.raises(DatasetError, match=message):
+        train_toy(corpus=other, resume=True)
+    assert contents(copied_run) == before
+
+
+@pytest.mark.slow
+def test_changed_content_is_trained_on_where_it_is_allowed(toy, tmp_path, train_toy):
+    train_toy(CONFIG.replace("max_steps = 44", "max_steps = 20"))
+    other, remarks = with_other_features(toy, tmp_path / "other"), []
+    job = TrainJob(from_toml(CONFIG, "test"), other, str(tmp_path / "run"), device="cpu", curves=False, resume=True)
+    assert train(replace(job, allow_changed_content=True), remark=remarks.append).progress.step == 44
+    assert [remark.partition(" (")[0] for remark in remarks] == ["the content of features has changed since step 20"]
+    was, now = (open_dataset(corpus.features).manifest.content_sha256 for corpus in (toy, other))
+    stored = read_checkpoint(Folder(str(tmp_path / "run")), LAST).contents
+    assert (stored["features"], stored["features until step 20"]) == (now, was)
+    train(job)  # From here on it is a run of the new content.
+    assert read_checkpoint(Folder(str(tmp_path / "run")), LAST).contents == stored
+
+
+@pytest.mark.parametrize("name", ["captions", "features", "vocabulary", "extractor"])
+def test_other_data_is_refused(train_toy, copied_run, name):
+    checkpoint = read_checkpoint(Folder(str(copied_run)), LAST)
+    other = replace(checkpoint, fingerprints={**checkpoint.fingerprints, name: "0" * 64})
+    write_checkpoint(Folder(str(copied_run)), LAST, other)
+    with pytest.raises(
+        DatasetError, match=f"holds another run .{name}: was 000000000000..., now {checkpoint.fingerprints[name][:12]}"
+    ):
+        train_toy(resume=True)

@@ -1,14 +1,17 @@
+from __future__ import annotations
+
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from schemas.errors import DatasetError, UsageError
-from train.runs import logs
+from train.runs import log as run_log
 from train.runs.history import History
-from train.runs.logs import CURVES, LOG, METRICS, RunLog
+from train.runs.log import CURVES, LOG, METRICS, RunLog, Stopwatch
 
 
 def steps(folder):
@@ -173,8 +176,8 @@ def test_pictures_take_a_hundredth_of_the_time(tmp_path, monkeypatch):
         now[0] += 3.0  # What a picture takes.
         return History(())
 
-    monkeypatch.setattr(logs.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(logs, "read_history", read)
+    monkeypatch.setattr(run_log.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(run_log, "read_history", read)
     with RunLog(tmp_path, step=0, tensorboard=False) as log:
         for _ in range(1000):
             now[0] += 1.0
@@ -196,7 +199,7 @@ def test_matplotlib_is_not_imported_before_there_is_something_to_draw(tmp_path):
     script = (
         "import sys, pathlib\n"
         "import train.loop\n"
-        "from train.runs.logs import RunLog\n"
+        "from train.runs.log import RunLog\n"
         "with RunLog(pathlib.Path(sys.argv[1]), step=0, tensorboard=False, curves=True) as log:\n"
         "    log.write('step', 10, {})\n"
         "    log.refresh()\n"
@@ -207,3 +210,44 @@ def test_matplotlib_is_not_imported_before_there_is_something_to_draw(tmp_path):
         [sys.executable, "-c", script, str(tmp_path)], cwd=Path(__file__).parents[3], capture_output=True, text=True, check=True
     )
     assert done.stdout == "False\nTrue\n"
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still; a function that puts it on."""
+    now = [100.0]
+    monkeypatch.setattr(run_log.time, "perf_counter", lambda: now[0])
+
+    def go_on(seconds: float) -> None:
+        now[0] += seconds
+
+    return go_on
+
+
+def test_a_lap(clock):
+    watch = Stopwatch()
+    for _ in range(4):
+        with watch.measure("data"):
+            clock(0.5)
+        clock(1.5)
+        watch.count(32)
+    with watch.measure("evaluation"):
+        clock(6.0)
+    with watch.measure("checkpoints"):
+        clock(2.0)
+    assert watch.lap() == {
+        "steps": 4,
+        "pairs": 128,
+        "seconds": 16.0,
+        "steps_per_second": 0.5,
+        "pairs_per_second": 16.0,
+        "shares": {"training": 0.375, "data": 0.125, "evaluation": 0.375, "checkpoints": 0.125, "curves": 0.0},
+    }
+    with suppress(KeyboardInterrupt), watch.measure("curves"):
+        clock(1.0)
+        raise KeyboardInterrupt
+    clock(3.0)
+    watch.count(10)
+    lap = watch.lap()  # Of what came after the first.
+    assert (lap["steps"], lap["pairs"], lap["seconds"]) == (1, 10, 4.0)
+    assert lap["shares"] == {"training": 0.75, "data": 0.0, "evaluation": 0.0, "checkpoints": 0.0, "curves": 0.25}

@@ -10,7 +10,7 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from train.data.batches import CaptionBatch
 from train.evaluation.embedding import embed_run
-from train.evaluation.searching import Gallery, embed_gallery, read_gallery, search, search_gallery
+from train.evaluation.search import Gallery, embed_gallery, read_gallery, search, search_gallery
 from train.jobs import SearchJob
 from train.models.retrieval_model import ImageBatch
 from train.runs.run import open_run

@@ -23,12 +23,21 @@ from schemas.made_from import made_from
 from schemas.vocabulary import SPECIALS
 from train.data.batches import CaptionBatch
 from train.devices import resolve_device
-from train.evaluation.correlations import Correlation, cosines
-from train.evaluation.evaluating import Count, count_nothing, encode_captions
-from train.evaluation.matching import check_reads_text, check_vectors
-from train.evaluation.searching import Tokenize
-from train.evaluation.sts_pairs import StsPairs, read_sts
-from train.evaluation.sts_vectors import Coverage, coverage_of, mean_vectors, read_sentence_vectors, read_word_vectors, words_of
+from train.evaluation.compatibility import check_reads_text, check_vectors
+from train.evaluation.evaluation import Count, count_nothing, encode_captions
+from train.evaluation.search import Tokenize
+from train.evaluation.sts_data import (
+    Correlation,
+    Coverage,
+    StsPairs,
+    cosines,
+    coverage_of,
+    mean_vectors,
+    read_sentence_vectors,
+    read_sts,
+    read_word_vectors,
+    words_of,
+)
 from train.jobs import StsJob
 from train.runs.run import Run, is_run, open_run
 

@@ -1,5 +1,7 @@
 """Trainings that start from the weights of another run, row by row."""
 
+from __future__ import annotations
+
 import re
 import shutil
 from dataclasses import dataclass
@@ -22,8 +24,8 @@ from train.models import catalogue
 from train.models.catalogue import build_model, register_model
 from train.models.retrieval_model import Encoded, RetrievalModel
 from train.runs.checkpoints import BEST, LAST, read_checkpoint, weights_digest
+from train.runs.init_from_run import start_model
 from train.runs.run import open_run
-from train.runs.starting import start_model
 from train.training_data import open_material
 
 SHORT = {"max_steps = 44": "max_steps = 6", "eval_every_steps = 17": "eval_every_steps = 3"}

@@ -1,4 +1,8 @@
-"""How well a model retrieves: recall and median rank on a split, by language.
+"""How well a model retrieves: recall and median rank on a split, by language; within folds of its images, and during a training.
+
+VSE++ (``evaluation.py``, ``evalrank``) and SCAN report COCO's "1K": the mean over five folds of 1,000 of its 5,000 test images with
+their five captions. Their folds are cut in the order of the files of Karpathy's split, ours in the order of the image ids, the
+only one that a dataset keeps. They are other thousands of the same images.
 
 Letters: ``I`` images, ``D`` feature width, ``R`` features of an image.
 """
@@ -8,19 +12,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from statistics import mean
 from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from schemas.errors import UsageError
+from train.config.sections import Config
 from train.data.batches import CaptionBatch
 from train.data.captions import Captions
 from train.data.features import ImageFeatures
+from train.data.sampling import Batch, fixed_batches
 from train.data.splits import TrainingData
 from train.devices import computing, upload
-from train.evaluation.metrics import CUTOFFS, Retrieval, Scores, chance_recall, retrieval
+from train.evaluation.metrics import CUTOFFS, Direction, Retrieval, Scores, chance_recall, retrieval
+from train.losses import Term, Views, named_losses, per_query
 from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
 
 _BATCH = 512
@@ -252,3 +261,120 @@ def chance(captions: Captions, language: str) -> dict[str, tuple[float, ...]]:
         "image_to_text": tuple(float(np.mean([chance_recall(k, int(n), total) for n in counts])) for k in CUTOFFS),
         "text_to_image": tuple(chance_recall(k, 1, len(counts)) for k in CUTOFFS),
     }
+
+
+@dataclass(frozen=True)
+class Validation:
+    """A measurement on the validation split.
+
+    Attributes:
+        retrieval: recalls and median ranks, by language.
+        loss: the objective, per query; None if it was not measured.
+        terms: the losses that it is the weighted sum of, by name, per query.
+    """
+
+    retrieval: Mapping[str, Retrieval]
+    loss: float | None = None
+    terms: Mapping[str, float] = field(default_factory=dict)
+
+
+def validate(model: RetrievalModel, data: TrainingData, config: Config, terms: Sequence[Term]) -> Validation:
+    """Measure a model on the validation split, in float32 and without changing it.
+
+    The losses are those of `train.data.sampling`, with the hinges of the configuration also while ``loss.sum_warmup_steps``
+    trains on others, so that the values of a run can be compared.
+
+    Args:
+        model: the model.
+        data: the split.
+        config: configuration of the run.
+        terms: terms of its objective.
+    """
+    encoded = encode_split(model, data)
+    retrieval = evaluate_encoded(model, data, encoded)
+    batches = fixed_batches(data.captions, config.schedule, config.loss)
+    if not batches:
+        return Validation(retrieval)
+    with evaluating(model) as device:
+        losses = [(batch, *named_losses(terms, _views(encoded, batch, device), config.loss.hinges)) for batch in batches]
+        return Validation(retrieval, *per_query(losses))
+
+
+def _views(encoded: EncodedSplit, batch: Batch, device: torch.device) -> Views:
+    numbers = upload(torch.from_numpy(batch.images).long(), device)
+    captions = (encoded.captions[upload(torch.from_numpy(rows).long(), device)] for rows in batch.captions)
+    images = None if batch.task == "c2c" else encoded.images[numbers]
+    return Views(numbers, images, tuple(zip(batch.languages, captions, strict=True)))
+
+
+def evaluate_folds(
+    members: Sequence[tuple[RetrievalModel, TrainingData]], folds: int, *, count: Count = count_nothing
+) -> dict[str, Retrieval]:
+    """Measure recall and median rank within each fold of the images, and return the means over the folds, for each language.
+
+    A language's images are cut in the order of their ids; if their number cannot be divided, the first folds have one more.
+
+    Args:
+        members: as in `evaluate_together`.
+        folds: number of folds; 1 ranks all images together.
+        count: counts captions and images.
+
+    Returns:
+        Retrieval by language: means of recalls and of median ranks, and the number of all queries.
+
+    Raises:
+        UsageError: a language has fewer images than there are folds.
+    """
+    if folds == 1:
+        return evaluate_together(members, count=count)
+    captions = members[0][1].captions
+    results = {}
+    for language in captions.language_names:
+        if len(captions.rows_of(language)):
+            of_folds = [
+                evaluate_together([(model, _cut(data, language, images)) for model, data in members], count=count)[language]
+                for images in _folds(captions, language, folds)
+            ]
+            results[language] = Retrieval(
+                _mean([result.image_to_text for result in of_folds]), _mean([result.text_to_image for result in of_folds])
+            )
+    return results
+
+
+def chance_in_folds(captions: Captions, language: str, folds: int) -> Mapping[str, tuple[float, ...]]:
+    """Return the recalls of a random order, see `chance`; the means over the folds of `evaluate_folds`."""
+    if folds == 1:
+        return chance(captions, language)
+    of_folds = [chance(_of_images(captions, language, images), language) for images in _folds(captions, language, folds)]
+    return {
+        direction: tuple(mean(values) for values in zip(*(recalls[direction] for recalls in of_folds), strict=True))
+        for direction in of_folds[0]
+    }
+
+
+def _folds(captions: Captions, language: str, folds: int) -> list[np.ndarray]:
+    """Return the images of each fold: positions in ``captions.image_ids``, ascending."""
+    images = np.unique(captions.images[captions.rows_of(language)])
+    if len(images) < folds:
+        raise UsageError(
+            f"--folds is {folds}, but split {captions.split!r} has only {len(images)} images with captions in {language!r}: give a "
+            "smaller number"
+        )
+    return np.array_split(images, folds)
+
+
+def _of_images(captions: Captions, language: str, images: np.ndarray) -> Captions:
+    rows = captions.rows_of(language)
+    return captions.select(rows[np.isin(captions.images[rows], images)]).compact()
+
+
+def _cut(data: TrainingData, language: str, images: np.ndarray) -> TrainingData:
+    """Return the captions of some images in a language, with the features of these images alone."""
+    features = replace(data.features, rows=data.features.rows[images])
+    return replace(data, captions=_of_images(data.captions, language, images), features=features)
+
+
+def _mean(directions: Sequence[Direction]) -> Direction:
+    first, fifth, tenth = (mean(values) for values in zip(*(direction.recalls for direction in directions), strict=True))
+    median = mean(direction.median_rank for direction in directions)
+    return Direction(first, fifth, tenth, median_rank=median, queries=sum(direction.queries for direction in directions))

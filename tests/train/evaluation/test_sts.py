@@ -14,9 +14,8 @@ from pipelines.text.queries import tokenize_query
 from schemas.errors import InputError, UsageError
 from tests.train.trainings import CONFIG
 from train.data.batches import CaptionBatch
-from train.evaluation.correlations import Correlation
-from train.evaluation.sts_pairs import StsPairs, read_sts
-from train.evaluation.sts_scoring import OVERLAP, score_sts, sts, word_overlap
+from train.evaluation.sts import OVERLAP, score_sts, sts, word_overlap
+from train.evaluation.sts_data import Correlation, StsPairs, read_sts
 from train.jobs import StsJob
 from train.runs.run import open_run
 
@@ -160,7 +159,7 @@ def test_truecasers_go_to_the_runs_that_truecase(write_run, data, monkeypatch):
         asked.add((recipe.recipe, truecaser))
         return text.split()
 
-    monkeypatch.setattr("train.evaluation.sts_scoring.open_run", opened)
+    monkeypatch.setattr("train.evaluation.sts.open_run", opened)
     sts(StsJob((data, *folders), truecaser="models", device="cpu"), listening)
     assert asked == {("raw", ""), ("moses-truecase", "models")}
 

@@ -1,6 +1,6 @@
-"""Sentence pairs with the similarity that people gave them, as the shared tasks on semantic textual similarity publish them.
+"""What textual similarity is measured with: sentence pairs that people scored, vectors of sentences from files, and correlations.
 
-Three layouts are read, all UTF-8 with tabs between the columns and no quoting:
+Three layouts of pairs are read, as the shared tasks publish them, all UTF-8 with tabs between the columns and no quoting:
 
 * ``STS.input.X.txt`` with two sentences a line, and more columns or none, beside ``STS.gs.X.txt`` with the score of each line: the
   shared tasks since 2012 (Agirre et al.);
@@ -8,15 +8,26 @@ Three layouts are read, all UTF-8 with tabs between the columns and no quoting:
 * the STS benchmark (``sts-train.csv``): genre, file, year, number, score, two sentences, and more columns or none.
 
 A pair without a score is left out, as the shared task of 2015 does: it published 1,500 pairs of images and scored 750.
+
+Word vectors are text, see `schemas.vector_files`. The vector of a sentence is the mean of those of its words, each as often as it
+occurs. A word is a run of letters and digits; it is looked up as it is written, then in lower case. Other words count for nothing,
+and a sentence that has none but these has a vector of zeros. Vectors of sentences are ``.npz`` with the arrays ``sentences``, the
+texts, and ``vectors``, a row for each: ``numpy.savez("vectors.npz", sentences=sentences, vectors=vectors)``.
+
+Letters: ``S`` sentences, ``N`` values, ``E`` width of vectors.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import isfinite
 from typing import TypeAlias
@@ -29,7 +40,7 @@ from schemas.storage.folder import Folder
 from schemas.storage.locations import absolute_location, check_location
 from schemas.storage.storage_errors import storage_errors
 from schemas.text import decode_text
-from train.evaluation.correlations import Correlation, correlation
+from schemas.vector_files import open_user_file, read_vector_file
 
 _INPUT = re.compile(r"STS\.(input|gs)\.(.+)\.txt")
 _TABLES = (".tsv", ".csv")
@@ -221,3 +232,173 @@ def _input_errors(location: str) -> Iterator[None]:
         raise InputError(f"{location!r} does not exist: {_LAYOUTS}") from error
     except DatasetError as error:
         raise InputError(str(error)) from error
+
+
+_WORD = re.compile(r"\w+")
+_EXPECTED = "--vectors takes word vectors as text, or vectors of sentences as .npz"
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How much of some sentences is known.
+
+    Attributes:
+        words: words of the different sentences, each as often as it occurs.
+        known: those that are known.
+        blind: sentences of which no word is known.
+        unknown: words that are not known and how often they occur, the most frequent first.
+    """
+
+    words: int
+    known: int
+    blind: int
+    unknown: Mapping[str, int] = field(default_factory=dict)
+
+
+def coverage_of(sentences: Sequence[Sequence[str]], known: Collection[str]) -> Coverage:
+    """Count the words of sentences that are known."""
+    unknown = Counter(word for words in sentences for word in words if word not in known)
+    total = sum(map(len, sentences))
+    return Coverage(
+        words=total,
+        known=total - unknown.total(),
+        blind=sum(not any(word in known for word in words) for words in sentences),
+        unknown=dict(sorted(unknown.items(), key=lambda item: (-item[1], item[0]))),
+    )
+
+
+def words_of(sentence: str) -> list[str]:
+    """Return the runs of letters and digits in a sentence, as they are looked up among word vectors."""
+    return _WORD.findall(sentence)
+
+
+def mean_vectors(sentences: Sequence[Sequence[str]], vectors: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return the mean of the vectors of each sentence's words, float64 ``[S, E]``; zeros where there are none."""
+    width = len(next(iter(vectors.values()), ()))
+    means = np.zeros((len(sentences), width))
+    for row, words in zip(means, sentences, strict=True):
+        found = [vectors[word] for word in words if word in vectors]
+        if found:
+            row[:] = np.mean(found, axis=0)
+    return means
+
+
+def read_word_vectors(location: str, words: Collection[str]) -> dict[str, np.ndarray]:
+    """Read the vectors of words from text, compressed if its name ends in ``.gz``; the rest of the file takes no memory.
+
+    Args:
+        location: the file.
+        words: the words to look for, as they are written; each is also looked for in lower case.
+
+    Returns:
+        Float64 ``[E]`` by word, for those that are there.
+
+    Raises:
+        InputError: the file cannot be read, or holds no word vectors.
+    """
+    found = read_vector_file(location, {form for word in words for form in (word, word.lower())}, expected=_EXPECTED).vectors
+    forms = {word: next((form for form in (word, word.lower()) if form in found), None) for word in words}
+    return {word: found[form] for word, form in forms.items() if form is not None}
+
+
+def read_sentence_vectors(location: str, sentences: Sequence[str]) -> np.ndarray:
+    """Read vectors of sentences from ``.npz``, float64 ``[S, E]``, in the order of ``sentences``.
+
+    Raises:
+        InputError: the file cannot be read, lacks an array, or lacks one of the sentences.
+    """
+    with open_user_file(location, _EXPECTED) as (file, _):
+        try:
+            with np.load(io.BytesIO(file.read()), allow_pickle=False) as arrays:
+                texts, vectors = arrays["sentences"], arrays["vectors"]
+        except (KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise InputError(
+                f"{location!r} does not hold vectors of sentences ({error}): expected the arrays 'sentences', of texts, and "
+                "'vectors', as numpy.savez(FILE, sentences=..., vectors=...) writes them"
+            ) from error
+    if texts.ndim != 1 or texts.dtype.kind != "U" or vectors.ndim != 2 or len(texts) != len(vectors):
+        raise InputError(
+            f"{location!r}: expected 'sentences', one text each, and 'vectors', a row each, found arrays of {texts.dtype} "
+            f"{texts.shape} and {vectors.dtype} {vectors.shape}"
+        )
+    if vectors.dtype.kind not in "fiu" or not np.isfinite(vectors).all():
+        raise InputError(
+            f"{location!r}: expected finite numbers in 'vectors', found {vectors.dtype} or some that are not finite"
+        )
+    rows = {text: number for number, text in enumerate(texts.tolist())}
+    missing = [sentence for sentence in sentences if sentence not in rows]
+    if missing:
+        raise InputError(
+            f"{location!r} lacks {len(missing):,} of {len(sentences):,} sentences, such as {missing[0]!r}: 'sentences' holds each "
+            "as it stands in the data"
+        )
+    return vectors[[rows[sentence] for sentence in sentences]].astype(np.float64)
+
+
+# Values that differ by less than float32 resolves say nothing, such as the cosines of a model that has collapsed.
+_RESOLUTION = 1e-6
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """How two series go together, times 100 as papers print it; None where one of them is constant.
+
+    Attributes:
+        pearson: Pearson's r, -100 to 100.
+        spearman: Spearman's rho, -100 to 100.
+    """
+
+    pearson: float | None
+    spearman: float | None
+
+
+def correlation(first: ArrayLike, second: ArrayLike) -> Correlation:
+    """Return both correlations of two series ``[N]``, times 100.
+
+    Raises:
+        ValueError: they differ in length.
+    """
+    pair = pearson(first, second), spearman(first, second)
+    return Correlation(*(None if value is None else 100 * value for value in pair))
+
+
+def pearson(first: ArrayLike, second: ArrayLike) -> float | None:
+    """Return Pearson's r of two series ``[N]``, -1 to 1; None if one of them is constant.
+
+    Raises:
+        ValueError: they differ in length.
+    """
+    x, y = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    if x.shape != y.shape or x.ndim != 1:
+        raise ValueError(f"series of the shapes {x.shape} and {y.shape}: expected two of one length")
+    if _constant(x) or _constant(y):
+        return None
+    return float(np.clip(np.corrcoef(x, y)[0, 1], -1.0, 1.0))
+
+
+def spearman(first: ArrayLike, second: ArrayLike) -> float | None:
+    """Return Spearman's rho of two series ``[N]``, -1 to 1: Pearson's r of their ranks; None if one of them is constant."""
+    x, y = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    return None if _constant(x) or _constant(y) else pearson(ranks_with_ties(x), ranks_with_ties(y))
+
+
+def ranks_with_ties(values: ArrayLike) -> np.ndarray:
+    """Return the ranks of values ``[N]`` from 1, least first; equal values share the mean of their ranks."""
+    _, places, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[places]
+
+
+def cosines(first: ArrayLike, second: ArrayLike) -> np.ndarray:
+    """Return the cosine of each row of ``[N, E]`` with the same row of another array, float64 ``[N]``.
+
+    The cosine with a vector of zeros is 0.
+    """
+    x, y = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    lengths = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
+    products = np.einsum("ne,ne->n", x, y)
+    found = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
+    return np.clip(found, -1.0, 1.0)
+
+
+def _constant(values: np.ndarray) -> bool:
+    return len(values) < 2 or bool(np.ptp(values) <= _RESOLUTION * np.abs(values).max())

@@ -19,9 +19,9 @@ from schemas.storage.folder import Folder
 from schemas.vocabulary import UNK
 from train.data.batches import CaptionBatch
 from train.devices import resolve_device
+from train.evaluation.compatibility import check_features, check_reads_text, check_vectors
 from train.evaluation.embedding import embed_shard
-from train.evaluation.evaluating import Count, count_nothing, encode_captions, evaluating
-from train.evaluation.matching import check_features, check_reads_text, check_vectors
+from train.evaluation.evaluation import Count, count_nothing, encode_captions, evaluating
 from train.jobs import SearchJob
 from train.models.retrieval_model import Encoded
 from train.runs.checkpoints import weights_digest

@@ -1,0 +1,434 @@
+from __future__ import annotations
+
+import io
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import pairwise
+from statistics import mean
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from schemas.errors import UsageError
+from tests.pretended_gpu import pretended_gpu
+from tests.train.trainings import CONFIG, ORDER, PARALLEL, assert_equal, events, weights
+from train.config.models import VseConfig
+from train.config.sections import from_toml
+from train.data.batches import CaptionBatch
+from train.data.sampling import fixed_batches
+from train.data.splits import open_data
+from train.devices import computing
+from train.evaluation.evaluation import (
+    Validation,
+    chance,
+    chance_in_folds,
+    encode_captions,
+    encode_images,
+    evaluate,
+    evaluate_folds,
+    evaluate_together,
+    sum_of_recalls,
+    validate,
+)
+from train.evaluation.metrics import Retrieval, ranks_of
+from train.evaluation.scores import score_run
+from train.jobs import EvaluateJob, TrainJob
+from train.loop import train
+from train.losses import terms_of
+from train.models.catalogue import build_model
+from train.models.retrieval_model import Dimensions, ImageBatch
+from train.models.vse import JointEmbedding
+from train.progress import TrainingDisplay
+from train.runs.run import open_run
+from train.training_data import Material, open_material
+
+
+@pytest.fixture
+def model(write_run):
+    return open_run(write_run(languages=("en", "de", "fr"))).model
+
+
+@pytest.fixture
+def data(toy):
+    return open_data(toy.captions, toy.features, split="test")
+
+
+def rows_of(data, language):
+    captions = data.captions
+    return CaptionBatch(captions.token_ids, captions.offsets, captions.rows_of(language))
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 512])
+def test_embeddings_are_those_of_each_caption_alone(model, data, batch_size):
+    captions = data.captions
+    for language in captions.language_names:
+        batch = rows_of(data, language)
+        together = encode_captions(model, batch, language, batch_size=batch_size).values
+        assert len(together) == len(batch) > 0
+        assert not together.requires_grad
+        with torch.no_grad():
+            for row, embedding in zip(batch.rows, together, strict=True):
+                alone = replace(batch, rows=np.array([row]))
+                expected = model.encode_captions(alone, language).values[0]
+                torch.testing.assert_close(embedding, expected, atol=1e-6, rtol=1e-5)
+    images = encode_images(model, data.features.array, batch_size=batch_size).values
+    with torch.no_grad():
+        expected = model.encode_images(ImageBatch(torch.from_numpy(data.features.array))).values
+    torch.testing.assert_close(images, expected, atol=1e-6, rtol=1e-5)
+    assert not images.requires_grad
+
+
+def test_each_language_is_scored_by_itself(model, data):
+    results = evaluate(model, data)
+    images = encode_images(model, data.features.array)
+    assert list(results) == list(data.captions.language_names)
+    for language, result in results.items():
+        batch = rows_of(data, language)
+        owner = torch.from_numpy(data.captions.images[batch.rows]).long()
+        scores = model.scores(images, encode_captions(model, batch, language))
+        ranks = ranks_of(lambda rows, columns, scores=scores: scores[rows][:, columns], 9, owner)
+        assert result.text_to_image.recall_at_1 == pytest.approx(100 * np.mean(ranks.text_to_image.numpy() == 1))
+        assert result.text_to_image.queries == len(owner)
+        assert result.image_to_text.queries == 9
+        assert result.image_to_text.recall_at_5 == pytest.approx(100 * np.mean(ranks.image_to_text.numpy() <= 5))
+
+
+def test_images_without_a_caption_in_the_language_take_no_part(model, data):
+    captions = data.captions
+    english = captions.language_names.index("en")
+    # All images have German and French captions, three have English ones.
+    few = captions.select((captions.languages != english) | (captions.images < 3))
+    english_result = evaluate(model, replace(data, captions=few))["en"]
+    assert english_result.image_to_text.queries == 3
+    assert english_result.text_to_image.queries == 12
+    assert english_result.text_to_image.recall_at_5 == 100  # Three candidates only.
+
+
+def test_a_language_without_captions_is_left_out(model, data):
+    captions = data.captions
+    german = captions.select(captions.languages == captions.language_names.index("de"))
+    assert list(evaluate(model, replace(data, captions=german))) == ["de"]
+
+
+def test_the_model_is_left_unchanged(model, data):
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for training in (True, False):
+        model.train(training)
+        evaluate(model, data)
+        assert model.training is training
+        assert torch.is_grad_enabled()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_recalls_of_all_languages_add_up(model, data):
+    results = evaluate(model, data)
+    assert all(isinstance(result, Retrieval) for result in results.values())
+    assert sum_of_recalls(results) == pytest.approx(sum(result.sum_of_recalls for result in results.values()))
+
+
+def test_chance_equals_random_scores(data):
+    captions = data.captions
+    rows = captions.rows_of("en")
+    owner = torch.from_numpy(captions.images[rows]).long()
+    expected = chance(captions, "en")
+    generator = torch.Generator().manual_seed(0)
+    hits = np.zeros(2)
+    rounds = 400
+    for _ in range(rounds):
+        scores = torch.rand(9, len(rows), generator=generator)
+        ranks = ranks_of(lambda rows, columns, scores=scores: scores[rows][:, columns], 9, owner)
+        hits += (ranks.image_to_text <= 5).float().mean().item(), (ranks.text_to_image <= 5).float().mean().item()
+    recalls = 100 * hits / rounds
+    assert recalls[0] == pytest.approx(expected["image_to_text"][1], abs=2)
+    assert recalls[1] == pytest.approx(expected["text_to_image"][1], abs=2)
+    assert expected["text_to_image"] == pytest.approx((100 / 9, 500 / 9, 100))
+
+
+def test_embeddings_of_no_images_are_on_the_device(monkeypatch):
+    monkeypatch.setattr("torch.autocast", lambda *_, **__: nullcontext())  # The device "meta" does not support it.
+    model = JointEmbedding(VseConfig(embed_dim=6, word_dim=2), Dimensions(("en",), 9, (8,))).to("meta")
+    embeddings = encode_images(model, np.zeros((0, 8), np.float32)).values
+    assert (embeddings.shape, embeddings.device.type) == ((0, 6), "meta")
+
+
+def test_an_ensemble_ranks_by_the_mean_of_its_members_scores(write_run, data):
+    models = [open_run(write_run(f"run-{seed}", languages=("en", "de", "fr"), seed=seed)).model for seed in range(3)]
+    results = evaluate_together([(model, data) for model in models])
+    for language, result in results.items():
+        batch = rows_of(data, language)
+        every = [
+            model.scores(encode_images(model, data.features.array), encode_captions(model, batch, language)) for model in models
+        ]
+        mean = sum(every) / 3
+        owner = torch.from_numpy(data.captions.images[batch.rows]).long()
+        ranks = ranks_of(lambda rows, columns, mean=mean: mean[rows][:, columns], 9, owner)
+        assert result.text_to_image.recall_at_1 == pytest.approx(100 * np.mean(ranks.text_to_image.numpy() == 1))
+        assert result.image_to_text.recall_at_5 == pytest.approx(100 * np.mean(ranks.image_to_text.numpy() <= 5))
+    assert results != evaluate(models[0], data)
+    assert evaluate_together([(models[0], data)]) == evaluate(models[0], data)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", None])
+def test_a_gpu_evaluates_in_float32_whatever_it_trains_in(model, data, precision):
+    """Without a training, too: by default torch lets cuDNN's recurrent networks round to TF32."""
+    seen = []
+
+    def look(*_):
+        cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+        found = {owner.fp32_precision for owner in (cudnn.conv, cudnn.rnn, matmul)}
+        seen.append((found, torch.is_autocast_enabled("cuda"), gpu.device))
+
+    with pretended_gpu() as gpu:
+        model = model.to("cuda:0")
+        for module in model.modules():
+            module.register_forward_pre_hook(look)
+        scores = model.scores
+        model.scores = lambda *args: (look(), scores(*args))[1]
+        before = torch.backends.cudnn.rnn.fp32_precision
+        with nullcontext() if precision is None else computing(precision, model.device):
+            found = evaluate(model, data)
+        assert torch.backends.cudnn.rnn.fp32_precision == before
+    assert seen
+    assert all(each == ({"ieee"}, False, 0) for each in seen)
+    assert list(found) == list(data.captions.language_names)
+
+
+MAX = CONFIG.replace("c2c_probability = 0.5", 'c2c_probability = 0.5\nhinges = "max"\nsum_warmup_steps = 10')
+THREE = CONFIG.replace("[model]", "[model]\nshared_encoder = true").replace(
+    "portions = {", 'portions = { fr = ["translation"],'
+)
+
+
+def by_hand(model, data, batch, hinges):
+    """The losses of a batch by name: every item is encoded alone, every score is computed alone."""
+    captions = data.captions
+
+    def caption(row):
+        one = CaptionBatch(captions.token_ids, captions.offsets, torch.tensor([row]).numpy())
+        return model.encode_captions(one, captions.language_names[captions.languages[row]])
+
+    def image(number):
+        return model.encode_images(ImageBatch(torch.from_numpy(data.features.array[[number]])))
+
+    views = [(language, [caption(row) for row in rows]) for language, rows in zip(batch.languages, batch.captions, strict=True)]
+    pairs = [
+        (f"c2c/{one}-{other}" if one and other else "c2c", first, second)
+        for n, (one, first) in enumerate(views)
+        for other, second in views[n + 1 :]
+    ]
+    if batch.task != "c2c":
+        images = [image(number) for number in batch.images]
+        pairs += [(f"c2i/{language}", images, others) for language, others in views]
+    losses = {}
+    for name, a, b in pairs:
+        total, count = 0.0, range(len(a))
+        score = [[float(model.scores(a[r], b[c])) for c in count] for r in count]
+        for r in count:
+            others = [c for c in count if batch.images[c] != batch.images[r]]
+            rows = [max(0.0, 0.2 - score[r][r] + score[r][c]) for c in others]
+            columns = [max(0.0, 0.2 - score[r][r] + score[c][r]) for c in others]
+            total += sum(rows) + sum(columns) if hinges == "sum" else max(rows, default=0.0) + max(columns, default=0.0)
+        losses[name] = total
+    return losses
+
+
+@pytest.mark.parametrize("text", [CONFIG, MAX, PARALLEL, THREE], ids=["tasks", "max", "images", "three languages"])
+def test_losses_are_those_of_the_batches_by_hand(toy, text):
+    config = from_toml(text, "test")
+    material = open_material(config, toy, seed=0)
+    model = build_model(config.model, material.dimensions, 0)
+    found = validate(model, material.validation, config, terms_of(config.loss, model))
+    assert found.retrieval == evaluate(model, material.validation)
+    sums, queries, total, every = {}, {}, 0.0, 0
+    with torch.no_grad():
+        for batch in fixed_batches(material.validation.captions, config.schedule, config.loss):
+            losses = by_hand(model, material.validation, batch, config.loss.hinges)
+            total, every = total + sum(losses.values()), every + 2 * len(batch.images)
+            for name, loss in losses.items():
+                sums[name] = sums.get(name, 0.0) + loss
+                queries[name] = queries.get(name, 0) + 2 * len(batch.images)
+    assert found.loss == pytest.approx(total / every, rel=1e-4)
+    assert found.terms == {name: pytest.approx(sums[name] / queries[name], rel=1e-4) for name in sums}
+    assert len(sums) == {CONFIG: 3, MAX: 3, PARALLEL: 3}.get(text, len(sums))
+    if text == THREE:
+        assert "c2c" in sums  # Pairs of several languages in one batch.
+
+
+def test_weights_of_terms_count_in_the_loss_alone(toy):
+    text = PARALLEL.replace("caption_weight = 1.0", "caption_weight = 0.25")
+    config = from_toml(text, "test")
+    material = open_material(config, toy, seed=0)
+    model = build_model(config.model, material.dimensions, 0)
+    found = validate(model, material.validation, config, terms_of(config.loss, model))
+    assert set(found.terms) == {"c2c/en-de", "c2i/en", "c2i/de"}
+    expected = found.terms["c2i/en"] + found.terms["c2i/de"] + 0.25 * found.terms["c2c/en-de"]
+    assert found.loss == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_model_is_left_as_it_was(toy):
+    config = from_toml(CONFIG, "test")
+    material = open_material(config, toy, seed=0)
+    model = build_model(config.model, material.dimensions, 0).train()
+    before, generator = {name: value.clone() for name, value in model.state_dict().items()}, torch.random.get_rng_state()
+    first, second = (validate(model, material.validation, config, terms_of(config.loss, model)) for _ in range(2))
+    assert first == second
+    assert model.training
+    assert_equal(dict(model.state_dict()), before)
+    assert torch.equal(torch.random.get_rng_state(), generator)
+
+
+class Silent(Material):
+    """Material that measures no losses."""
+
+    def evaluate(self, model, config, terms):
+        return Validation(super().evaluate(model, config, terms).retrieval)
+
+
+@pytest.mark.slow
+def test_a_training_is_the_same_with_and_without_them(toy, finished_run, tmp_path):
+    config = from_toml(CONFIG, "test")
+    material = Silent(**vars(open_material(config, toy, seed=0)))
+    result = train(TrainJob(config, None, str(tmp_path / "silent"), device="cpu"), material=material)
+    folder, expected = finished_run
+    assert result.progress == expected.progress
+    assert_equal(weights(tmp_path / "silent"), weights(folder))
+    assert events(tmp_path / "silent", "validation") == []
+    for event in ("step", "evaluation"):
+        assert events(tmp_path / "silent", event) == events(folder, event)
+    logged = events(folder, "validation")
+    assert [line["step"] for line in logged] == [17, 34, 44]
+    assert all(set(line["terms"]) == {"c2i/en", "c2i/de", "c2c/en-de"} for line in logged)
+    assert logged[-1]["loss"] < logged[0]["loss"]
+
+
+def test_the_logged_loss_is_that_of_the_model(toy, finished_run):
+    folder, _ = finished_run
+    config = from_toml(CONFIG, "test")
+    material = open_material(config, toy, seed=0)
+    model = build_model(config.model, material.dimensions, 0)
+    model.load_state_dict(weights(folder))
+    found = validate(model, material.validation, config, terms_of(config.loss, model))
+    (line,) = (line for line in events(folder, "validation") if line["step"] == 44)
+    assert (line["loss"], line["terms"]) == (found.loss, found.terms)
+
+
+@pytest.mark.slow
+def test_it_is_shown_with_the_scores(toy, tmp_path):
+    reports, output = [], io.StringIO()
+    job = TrainJob(from_toml(CONFIG, "test"), toy, str(tmp_path / "run"), device="cpu")
+    with TrainingDisplay(Console(file=output, width=120)) as line:
+        train(job, lambda report: (reports.append(report), line(report)))
+    logged = events(tmp_path / "run", "validation")
+    assert [report.validation_loss for report in reports if report.scores] == [line["loss"] for line in logged]
+    assert {report.validation_loss for report in reports if not report.scores} == {None}
+    assert f"; validation loss {logged[0]['loss']:.4f}\n" in output.getvalue()
+
+
+def test_images_that_lack_a_language_leave_no_loss(toy):
+    """For batches of images that are in every language."""
+    config = from_toml(
+        ORDER.replace("c2c_probability = 0.5", "").replace("[schedule]", '[schedule]\nbatches = "images"'), "test"
+    )
+    material = open_material(config, toy, seed=0)
+    captions = material.validation.captions
+    apart = captions.select((captions.languages == 0) == (captions.images < 6))
+    data = replace(material.validation, captions=apart)
+    model = build_model(config.model, material.dimensions, 0)
+    found = validate(model, data, config, terms_of(config.loss, model))
+    assert (found.loss, found.terms) == (None, {})
+    assert found.retrieval == evaluate(model, data)
+
+
+@pytest.fixture
+def comparable(toy):
+    return open_data(toy.captions, toy.features, split="val", portions={"en": ["comparable"], "de": ["comparable"]})
+
+
+def brute_force(scores: np.ndarray, owners: list[int], images: list[int]) -> dict[str, list[int]]:
+    """Rank one query at a time in one fold: scores [all images, all captions], the image of each caption, the fold's images."""
+    columns = [column for column, owner in enumerate(owners) if owner in images]
+    to_text, to_image = [], []
+    for image in images:
+        ranks = [
+            1 + sum(scores[image, other] >= scores[image, column] for other in columns if owners[other] != image)
+            for column in columns
+            if owners[column] == image
+        ]
+        to_text.append(min(ranks))
+    for column in columns:
+        own = scores[owners[column], column]
+        to_image.append(1 + sum(scores[image, column] >= own for image in images if image != owners[column]))
+    return {"image_to_text": to_text, "text_to_image": to_image}
+
+
+def summary(ranks: list[int]) -> list[float]:
+    ordered = sorted(map(int, ranks))
+    median = (ordered[(len(ranks) - 1) // 2] + ordered[len(ranks) // 2]) // 2
+    return [*(100 * sum(rank <= cutoff for rank in ranks) / len(ranks) for cutoff in (1, 5, 10)), median]
+
+
+@pytest.mark.parametrize("folds", [2, 3, 5])
+def test_folds_are_ranked_each_by_itself_and_averaged(model, comparable, folds):
+    results = evaluate_folds([(model, comparable)], folds)
+    assert list(results) == ["en", "de"]
+    count = len(comparable.captions.image_ids)
+    # 12 images in five folds: the first two have three.
+    sizes = [count // folds + (number < count % folds) for number in range(folds)]
+    ends = np.cumsum([0, *sizes]).tolist()
+    images = encode_images(model, comparable.features.array)
+    for language, result in results.items():
+        rows = comparable.captions.rows_of(language)
+        captions = encode_captions(
+            model, CaptionBatch(comparable.captions.token_ids, comparable.captions.offsets, rows), language
+        )
+        with torch.no_grad():
+            scores = model.scores(images, captions).numpy()
+        owners = comparable.captions.images[rows].tolist()
+        of_folds = [brute_force(scores, owners, list(range(a, b))) for a, b in pairwise(ends)]
+        for name in ("image_to_text", "text_to_image"):
+            direction = getattr(result, name)
+            expected = [mean(values) for values in zip(*(summary(ranks[name]) for ranks in of_folds), strict=True)]
+            assert [*direction.recalls, direction.median_rank] == pytest.approx(expected)
+            assert direction.queries == sum(len(ranks[name]) for ranks in of_folds)
+    together = evaluate_together([(model, comparable)])
+    assert all(results[name].image_to_text.recall_at_5 > together[name].image_to_text.recall_at_5 for name in results)
+
+
+def test_one_fold_is_the_usual_evaluation(model, comparable):
+    assert evaluate_folds([(model, comparable)], 1) == evaluate_together([(model, comparable)])
+    assert chance_in_folds(comparable.captions, "en", 1) == chance(comparable.captions, "en")
+
+
+def test_an_ensemble_is_folded_too(model, write_run, comparable):
+    other = open_run(write_run("other", languages=("en", "de", "fr"), seed=1)).model
+    alone, both = evaluate_folds([(model, comparable)], 3), evaluate_folds([(model, comparable), (other, comparable)], 3)
+    assert evaluate_folds([(model, comparable), (model, comparable)], 3) == alone
+    assert both != alone
+
+
+def test_chance_is_that_of_smaller_galleries(comparable):
+    # 12 images with three English captions each, in folds of four images and 12 captions.
+    recalls = chance_in_folds(comparable.captions, "en", 3)
+    assert recalls["text_to_image"] == (25.0, 100.0, 100.0)
+    assert recalls["image_to_text"][0] == pytest.approx(25.0)
+
+
+def test_a_job_has_folds(write_run, toy):
+    arguments = {"captions": toy.captions, "features": toy.features, "splits": ("val",), "portion": "comparable"}
+    run = open_run(write_run())
+    (whole, *_), (folded, *_) = score_run(run, **arguments), score_run(run, folds=4, **arguments)
+    assert folded.folds == 4
+    assert (folded.to_dict()["folds"], "folds" in whole.to_dict()) == (4, False)
+    data = open_data(toy.captions, toy.features, split="val", portions={folded.language: ["comparable"]})
+    assert folded.retrieval == evaluate_folds([(run.model, data)], 4)[folded.language]
+    assert folded.chance["text_to_image"][0] == pytest.approx(100 / 3)
+    job = EvaluateJob("run", toy.captions, toy.features)
+    with pytest.raises(UsageError, match="--folds is 0, expected 1 or more"):
+        replace(job, folds=0)
+
+
+def test_more_folds_than_images_are_refused(model, comparable):
+    with pytest.raises(UsageError, match="--folds is 13, but split 'val' has only 12 images with captions in 'en'"):
+        evaluate_folds([(model, comparable)], 13)
