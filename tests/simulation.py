@@ -9,12 +9,12 @@ from __future__ import annotations
 import cProfile
 import pickle
 import re
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -35,7 +35,6 @@ from pipelines.text.pieces import Piece as CaptionPiece
 from pipelines.text.pieces import make_pieces, on_disk
 from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec
-from schemas.keys import shard_of
 from schemas.manifest import MANIFEST_NAME, Manifest
 from schemas.parameters import CaptionsParameters, FeaturesParameters
 from schemas.storage.folder import Folder
@@ -45,55 +44,41 @@ from schemas.writing.output import OutputDataset
 from schemas.writing.output_state import OutputState
 from schemas.writing.shard_writer import open_shard
 
-__all__ = ["CAPTIONS_PER_IMAGE", "Cost", "Images", "captions", "features", "images", "largest_shard", "vocabulary"]
-
 CAPTIONS_PER_IMAGE = 10
 _BLOCK_IMAGES = 800
 _SENTENCES, _WORDS, _LENGTH = 20_000, 200_000, 8
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What a phase costs.
+class Cost(NamedTuple):
+    """Cost of a phase.
 
     Attributes:
         phase: its name.
-        unit: what it works on.
-        items: how many of these there are.
-        seconds: processor time of this process.
+        items: number of images, captions, counts or types.
         bytes: bytes of the files that it leaves; 0 if it leaves none.
-        calls: calls of functions, Python's and those of compiled modules; 0 where they are not counted.
+        calls: calls of functions, Python's and those of compiled modules.
         passed: bytes that travel between workers in the local runner, whose launcher holds them.
     """
 
     phase: str
-    unit: str
     items: int
-    seconds: float
-    bytes: int = 0
-    calls: int = 0
-    passed: int = 0
+    bytes: int
+    calls: int
+    passed: int
 
 
-class _Costs(list[Cost]):
-    def __init__(self, *, counting: bool = False) -> None:
-        super().__init__()
-        self._counting = counting
+class Costs(list[Cost]):
+    """Costs of phases in turn."""
 
     @contextmanager
-    def phase(self, name: str, unit: str, items: int) -> Iterator[tuple[list[int], list[int]]]:
+    def phase(self, name: str, items: int) -> Iterator[tuple[list[int], list[int]]]:
         """Measure a block, which puts numbers of bytes into two lists: of files, and of what travels."""
         size: list[int] = []
         passed: list[int] = []
-        profile = cProfile.Profile()
-        started = time.process_time()
-        if self._counting:
-            profile.enable()
-        yield size, passed
-        profile.disable()
-        seconds = time.process_time() - started
+        with cProfile.Profile() as profile:
+            yield size, passed
         calls = sum(entry.callcount for entry in profile.getstats())
-        self.append(Cost(name, unit, items, seconds, sum(size), calls, sum(passed)))
+        self.append(Cost(name, items, sum(size), calls, sum(passed)))
 
 
 @dataclass(frozen=True)
@@ -118,17 +103,17 @@ class Images(ImageSource):
         raise AssertionError(ref)
 
 
-def images(count: int, folder: Path, *, shards: int | str = "auto", counting: bool = False) -> tuple[list[Cost], int]:
-    """List images as the launcher does, and cut the references into pieces as a worker does; return the number of shards, too."""
-    costs = _Costs(counting=counting)
+def images(count: int, shards: int, folder: Path) -> list[Cost]:
+    """List images as the launcher does, and cut the references into pieces as a worker does."""
+    costs = Costs()
     job = FeaturesJob(Images(count), str(folder / "features"), ExtractorRequest("resnet50-pool"), shards=shards)
-    with costs.phase("launcher: list the images", "image", count) as (size, _):
+    with costs.phase("launcher: list the images", count) as (size, _):
         listing = list_images(job, keep=True)
         assert listing.kept is not None
         size.append(Path(listing.kept.path).stat().st_size)
     assert listing.count == count
     held: dict[int, list[RefChunk]] = {}
-    with costs.phase("worker: deal out references", "image", count) as (size, passed):
+    with costs.phase("worker: deal out references", count) as (size, passed):
         for number, piece in chunk_refs(Images(count).refs(), len(listing.shards), folder=str(folder)):
             held.setdefault(number, []).append(piece)
             size.append(len(piece) if isinstance(piece, bytes) else piece[2])
@@ -138,19 +123,19 @@ def images(count: int, folder: Path, *, shards: int | str = "auto", counting: bo
     for path in folder.iterdir():
         if path.is_file():
             path.unlink()
-    return costs, len(listing.shards)
+    return costs
 
 
-def features(count: int, shards: int, folder: Path, *, counting: bool = False) -> list[Cost]:
+def features(count: int, shards: int, folder: Path) -> list[Cost]:
     """Write a dataset of features whose vectors have one number, with records of all images, and look at it again."""
-    costs = _Costs(counting=counting)
+    costs = Costs()
     spec = FeatureSpec("simulated", (1,), "float32", "nothing")
     parameters = FeaturesParameters(feature=spec, extractor={"name": "simulated"}, extractor_fingerprint="0" * 64).to_json()
     output = OutputDataset(Folder(str(folder / "features")), "features", parameters, shards=shards)
     held: dict[int, list[RefChunk]] = {}
     for number, piece in chunk_refs(Images(count).refs(), shards, folder=str(folder)):
         held.setdefault(number, []).append(piece)
-    with costs.phase("worker: write shards and records", "image", count) as (size, _):
+    with costs.phase("worker: write shards and records", count) as (size, _):
         for number in range(shards):
             refs = sorted(refs_in(held.get(number, ())))
             sources = [source_of(ref, "0" * 64) for ref in refs]
@@ -161,24 +146,24 @@ def features(count: int, shards: int, folder: Path, *, counting: bool = False) -
                 shard.statistics = statistics_of(sources, images=len(refs), failed=0)
                 shard.sources, shard.state = sources, digest_of(entries)
         size.append(_size(output.folder))
-    _commit(costs, output, count, "image")
+    _commit(costs, output, count)
     return costs
 
 
-def captions(count: int, shards: int, folder: Path, *, counting: bool = False) -> list[Cost]:
+def captions(count: int, shards: int, folder: Path) -> list[Cost]:
     """Cut captions into pieces, write the shards, count their tokens, and look at the dataset again."""
-    costs = _Costs(counting=counting)
+    costs = Costs()
     parameters = CaptionsParameters(text=None, languages=(), portions=(), splits=(), train_splits=None, source={})
     output = OutputDataset(Folder(str(folder / "captions")), "captions", parameters.to_json(), shards=shards)
     pieces = folder / "pieces"
     pieces.mkdir()
     held: dict[int, list[CaptionPiece]] = {}
-    with costs.phase("worker: deal out captions", "caption", count) as (size, passed):
+    with costs.phase("worker: deal out captions", count) as (size, passed):
         for number, piece in make_pieces(blocks_of(_tables(count), 0), shards, folder=str(pieces)):
             held.setdefault(number, []).append(piece)
         size.append(sum(path.stat().st_size for path in pieces.iterdir()))
         passed.append(_bytes_passed(held))
-    with costs.phase("worker: write shards", "caption", count) as (size, _):
+    with costs.phase("worker: write shards", count) as (size, _):
         for number in range(shards):
             statistics = CaptionStatistics()
             with on_disk(held.get(number, ())) as places, open_shard(output, number) as shard:
@@ -190,9 +175,9 @@ def captions(count: int, shards: int, folder: Path, *, counting: bool = False) -
         size.append(_size(output.folder))
     for path in pieces.iterdir():
         path.unlink()
-    _commit(costs, output, count, "caption")
+    _commit(costs, output, count)
     dataset = open_dataset(output.folder.location, kind="captions")
-    with costs.phase("worker: count tokens, merge", "caption", count):
+    with costs.phase("worker: count tokens, merge", count):
         total: dict[tuple[str, str, str], Counter[str]] = {}
         for number in range(shards):
             for group, counter in count_tokens(dataset, number).items():
@@ -203,28 +188,28 @@ def captions(count: int, shards: int, folder: Path, *, counting: bool = False) -
 
 def vocabulary(types: int, shards: int) -> list[Cost]:
     """Merge the counts of shards, each with a tenth of the types, and build the vocabulary: what grows is the number of types."""
-    costs, random = _Costs(), np.random.default_rng(0)
+    costs, random = Costs(), np.random.default_rng(0)
     some = types // 10
 
     def counts() -> Iterator[Counter[str]]:
         for _ in range(shards):
             yield Counter({f"word{number}": 1 for number in random.choice(types, some, replace=False).tolist()})
 
-    with costs.phase("worker: merge counts of shards", "count", shards * some):
+    with costs.phase("worker: merge counts of shards", shards * some):
         total = SumCounters().merge_accumulators(counts())
-    with costs.phase("worker: build the vocabulary", "type", len(total)):
+    with costs.phase("worker: build the vocabulary", len(total)):
         built = Vocabulary.from_counts({"en": total}, min_count=1)
     assert sum(total.values()) == shards * some
     assert len(built) == len(total) + 4
     return costs
 
 
-def _commit(costs: _Costs, output: OutputDataset, count: int, unit: str) -> None:
+def _commit(costs: Costs, output: OutputDataset, count: int) -> None:
     """Commit a dataset, and recognise it as a later run does."""
-    with costs.phase("last worker: commit", unit, count) as (size, _):
+    with costs.phase("last worker: commit", count) as (size, _):
         commit(output)
         size.append(len(output.folder.read(MANIFEST_NAME)))
-    with costs.phase("launcher: survey, manifest", unit, count):
+    with costs.phase("launcher: survey, manifest", count):
         manifest = OutputState(output).committed_manifest()
     assert manifest is not None
     assert manifest.rows == count == Manifest.read(output.folder).rows
@@ -257,8 +242,3 @@ def _bytes_passed(held: Mapping[int, Sequence[object]]) -> int:
 
 def _size(folder: Folder) -> int:
     return sum(size for name, size in folder.files() if re.match(r"part-|\.records/", name))
-
-
-def largest_shard(ids: int, shards: int) -> int:
-    """Return how many of some ids the fullest shard has."""
-    return max(Counter(shard_of(f"{number:010d}", shards) for number in range(ids)).values())

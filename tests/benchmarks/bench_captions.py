@@ -10,9 +10,10 @@ import sys
 import tempfile
 import time
 
-from aims import floor
-from measuring import cores, machine, ratio, test_data
+from measuring import ratio, test_data
+from processor import cores, machine
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
+from targets import floor
 
 from pipelines.inputs.captions import Selection, open_source
 from pipelines.running.execution import Execution

@@ -1,8 +1,8 @@
-"""``resnet50-pool`` and ``vgg19-10crop`` end to end (files to shards, through Beam) against the bare model's forward.
+"""Extractors end to end (files to shards, through Beam, start-up counted) against the bare model's forward.
 
-The yardstick is torchvision's model as one would run it over ready tensors: same weights, threads, batch size and precision,
-channels-last, inference mode, images decoded, cropped and normalised beforehand. Start-up is counted here;
-``bench_speed.py`` measures the rate without it, and as one process works by default, without Beam.
+The baseline is the model as one would run it over ready tensors: same weights, threads, batch size and precision, channels-last,
+inference mode, images decoded, cropped and normalised beforehand; of regions it is the extractor itself over decoded images.
+``bench_speed.py`` measures the rate without the start-up, and as one process works by default, without Beam.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import yardsticks
-from aims import floor
-from measuring import machine, ratio
+from baselines import BATCH, bare, inputs, make_photographs, ready
+from measuring import ratio
+from processor import machine
+from targets import REGIONS, floor
 
+import extractors
 from extractors import ExtractorRequest
-from pipelines.demo.scenes import draw, make_scenes
 from pipelines.features.extraction import extract_features
 from pipelines.inputs.images import open_images
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 
-IMAGES = {"resnet50-pool": 192, "vgg19-10crop": 24}
-BATCH = {"resnet50-pool": 16, "vgg19-10crop": 2}
+IMAGES = {"resnet50-pool": 192, "vgg19-10crop": 24, REGIONS: 16}
 BY_BEAM = Execution(workers=1, beam_flags=("--job_name=benchmark",))  # With any flag for Beam, it is Beam that runs.
 
 
@@ -44,17 +44,10 @@ def main() -> None:
             ratio(
                 f"{extractor} end to end, against the bare model, {count} images",
                 lambda extractor=extractor, folder=folder, count=count: end_to_end(extractor, folder, count),
-                bare(extractor, count),
+                bare_regions(folder) if extractor == REGIONS else bare_model(extractor, count),
                 unit="images/s",
-                at_least=floor("extraction with its start-up"),
+                at_least=floor("regions end to end") if extractor == REGIONS else floor("extraction with its start-up"),
             )
-
-
-def make_photographs(folder: Path, count: int) -> None:
-    """Draw scenes as large as a photograph of Flickr30k."""
-    for name, scene in make_scenes(count):
-        picture = draw(scene)
-        picture.resize((500, 500 * picture.height // picture.width)).save(folder / f"{name}.jpg", quality=90)
 
 
 def end_to_end(extractor: str, folder: str, count: int) -> float:
@@ -73,9 +66,9 @@ def end_to_end(extractor: str, folder: str, count: int) -> float:
         return count / (time.perf_counter() - started)
 
 
-def bare(extractor: str, count: int) -> Callable[[], float]:
-    """Return the yardstick: torchvision's model over one ready batch, as often as the number of images needs."""
-    model, batch = yardsticks.bare(extractor), yardsticks.inputs(extractor)
+def bare_model(extractor: str, count: int) -> Callable[[], float]:
+    """Return images per second of torchvision's model over one ready batch, as often as the number of images needs."""
+    model, batch = bare(extractor), inputs(extractor)
 
     def run() -> float:
         with torch.inference_mode():
@@ -84,6 +77,19 @@ def bare(extractor: str, count: int) -> Callable[[], float]:
             for _ in range(count // BATCH[extractor]):
                 model(batch)
             return count // BATCH[extractor] * BATCH[extractor] / (time.perf_counter() - started)
+
+    return run
+
+
+def bare_regions(folder: str) -> Callable[[], float]:
+    """Return images per second of the extractor of regions over decoded images."""
+    extractor, pixels = extractors.load(REGIONS, weights="random:0"), ready(folder)
+
+    def run() -> float:
+        started = time.perf_counter()
+        for start in range(0, len(pixels), BATCH[REGIONS]):
+            extractor.extract_columns(pixels[start : start + BATCH[REGIONS]])
+        return len(pixels) / (time.perf_counter() - started)
 
     return run
 

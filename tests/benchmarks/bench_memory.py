@@ -17,8 +17,9 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-from aims import floor
-from measuring import PeakMemory, machine, test_data
+from measuring import PeakMemory, test_data
+from processor import machine
+from targets import floor
 
 from pipelines.demo.scenes import draw, make_scenes
 from pipelines.inputs.captions import Selection, open_source
@@ -41,7 +42,7 @@ def main() -> None:
             few, many = (features(Path(folder), extractor, count) for count in counts)
         print(
             f"{extractor}, {counts[1]:,} images against {counts[0]:,}: {many:.2f} GB / {few:.2f} GB = {many / few:.2f} "
-            f"(aim: at most {floor('memory of ten times the images')})",
+            f"(target: at most {floor('memory of ten times the images')})",
             flush=True,
         )
 
@@ -60,7 +61,7 @@ def text(folder: str) -> None:
         together, largest = peak(*arguments)
         print(
             f"{arguments[0]}, all of Multi30K: {together:.2f} GB together "
-            f"(aim: at most {floor('memory of text')}), {largest:.2f} GB the largest",
+            f"(target: at most {floor('memory of text')}), {largest:.2f} GB the largest",
             flush=True,
         )
 
@@ -97,7 +98,7 @@ def growing_text() -> None:
         for what, (few, many) in peaks.items():
             print(
                 f"{what}, ten times the captions: {many / few:.2f} times the memory "
-                f"(aim: at most {floor('memory of ten times the captions')})",
+                f"(target: at most {floor('memory of ten times the captions')})",
                 flush=True,
             )
 

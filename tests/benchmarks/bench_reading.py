@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from aims import floor
-from measuring import machine, ratio
+from measuring import ratio
+from processor import machine
+from targets import floor
 
 from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec

@@ -22,13 +22,10 @@ from typing import NamedTuple
 
 import speed_table
 import torch
-from aims import REGIONS, aims_of, verdicts
-from bench_extraction import make_photographs
-from bench_regions import layer_by_layer, ready
-from measuring import machine
-from processor import Conditions, computes_bf16, name_of_kind, processor_class
+from baselines import BATCH, CROPS, bare, compiled, folded, inputs, layer_by_layer, make_photographs, ready
+from processor import Conditions, computes_bf16, machine, name_of_kind, processor_class
+from targets import REGIONS, targets_of, verdicts
 from timeline import Timeline, steady
-from yardsticks import BATCH, CROPS, bare, compiled, folded, inputs
 
 from extractors import ExtractorRequest
 from pipelines.features.extraction import extract_features
@@ -80,7 +77,7 @@ def main() -> None:
                 row = {(extractor, name_of_kind(), precision): bench.row()}
                 rows.update(row)
                 if arguments.write is not None:  # Row by row: all of them take half an hour.
-                    speed_table.write(arguments.write, speed_table.merge(speed_table.read(arguments.write), row))
+                    speed_table.write(arguments.write, row)
     print(speed_table.render(rows), end="")
     print(f"{arguments.clock}, {arguments.threads} threads; {before.later()}", flush=True)
 
@@ -95,7 +92,7 @@ class Bench(NamedTuple):
         seconds: least time of a measurement.
         clock: which of the rates counts.
         only: columns to measure.
-        known: rates of the same network's yardsticks so far; gets what is measured.
+        known: rates of the same network's baselines so far; gets what is measured.
     """
 
     extractor: str
@@ -139,9 +136,9 @@ class Bench(NamedTuple):
             cells["one image, s"] = f"{seconds:.1f}"
         if "targets" in self.only:
             by_clock = seconds if self.clock == "clock" else None
-            judged = verdicts(aims_of(self.extractor, processor_class(), self.precision), rates, by_clock)
+            judged = verdicts(targets_of(self.extractor, processor_class(), self.precision), rates, by_clock)
             for verdict in judged:
-                print(f"{self.extractor}, {self.precision}, aim: {verdict}", flush=True)
+                print(f"{self.extractor}, {self.precision}, target: {verdict}", flush=True)
             if reached := [verdict.cell for verdict in judged if verdict.cell]:
                 cells["targets"] = ", ".join(reached)
         return cells

@@ -18,8 +18,9 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from aims import floor
-from measuring import machine, ratio, test_data
+from measuring import ratio, test_data
+from processor import machine
+from targets import floor
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 

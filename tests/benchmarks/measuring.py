@@ -1,4 +1,4 @@
-"""What the benchmarks share: how a ratio is measured, and on what machine."""
+"""Ratios of rates, peak memory and the test data of the benchmarks."""
 
 from __future__ import annotations
 
@@ -9,10 +9,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from processor import cores, machine
-
-__all__ = ["PeakMemory", "cores", "machine", "ratio", "test_data"]
-
 
 def test_data(name: str) -> Path | None:
     """A folder of the real data, as the tests find it, or None."""
@@ -21,32 +17,26 @@ def test_data(name: str) -> Path | None:
 
 
 def ratio(
-    what: str, ours: Callable[[], float], yardstick: Callable[[], float], *, unit: str, at_least: float | None, runs: int = 3
-) -> float:
-    """Measures in turn and prints the rates and their ratio.
+    what: str, ours: Callable[[], float], baseline: Callable[[], float], *, unit: str, at_least: float, runs: int = 3
+) -> None:
+    """Measure in turn, and print the rates and the median of their ratios: in pairs, so that a drift of the machine cancels.
 
     Args:
         what: what is measured.
         ours: runs once and returns a rate in ``unit``.
-        yardstick: likewise.
+        baseline: runs once and returns a rate in ``unit``.
         unit: e.g. ``images/s``.
-        at_least: the aim, if there is one.
-        runs: pairs of runs; each pair gives a ratio, so that a drift of the machine cancels.
-
-    Returns:
-        The median of the pairs' ratios.
+        at_least: the target.
+        runs: number of pairs.
     """
-    pairs = [(ours(), yardstick()) for _ in range(runs)]
+    pairs = [(ours(), baseline()) for _ in range(runs)]
     ratios = sorted(a / b for a, b in pairs)
-    median = statistics.median(ratios)
-    aim = "" if at_least is None else f" (aim: at least {at_least})"
     rates = [_rate(statistics.median(side)) for side in zip(*pairs, strict=True)]
     print(
-        f"{what}: {rates[0]} {unit}, yardstick {rates[1]}; "
-        f"ratio {median:.2f}{aim}, from {ratios[0]:.2f} to {ratios[-1]:.2f} in {runs} pairs",
+        f"{what}: {rates[0]} {unit}, baseline {rates[1]}; ratio {statistics.median(ratios):.2f} (target: at least {at_least}), "
+        f"from {ratios[0]:.2f} to {ratios[-1]:.2f} in {runs} pairs",
         flush=True,
     )
-    return median
 
 
 def _rate(number: float) -> str:

@@ -11,18 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = [
-    "CLASSES",
-    "Conditions",
-    "computes_bf16",
-    "cores",
-    "instruction_sets",
-    "machine",
-    "model",
-    "name_of_kind",
-    "processor_class",
-]
-
 CLASSES = ("AVX2", "AVX-512", "AVX-512 with bf16", "AMX")
 """Classes of processors, by what torch's kernels use for matrix products. An older one is named by its system."""
 

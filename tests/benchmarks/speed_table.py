@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["COLUMNS", "Key", "merge", "read", "write"]
-
 Key = tuple[str, str, str]
 """Extractor, maker and class of the processor, precision."""
 
@@ -27,16 +25,12 @@ def read(page: Path) -> dict[Key, dict[str, str]]:
     return rows
 
 
-def merge(old: Mapping[Key, Mapping[str, str]], new: Mapping[Key, Mapping[str, str]]) -> dict[Key, Mapping[str, str]]:
-    """Return rows with the cells of a run in the place of older ones; what the run did not measure stays as it was."""
-    return {key: {**old.get(key, {}), **new.get(key, {})} for key in {**old, **new}}
-
-
 def write(page: Path, rows: Mapping[Key, Mapping[str, str]]) -> None:
-    """Put rows between the marks of a page, in their order."""
-    text = page.read_text(encoding="utf-8")
-    before, _, after = _inside(text)
-    page.write_text(f"{before}{_BEGIN}\n{render(rows)}{_END}{after}", encoding="utf-8")
+    """Put the cells of a run into the table of a page; cells that the run did not measure stay."""
+    old = read(page)
+    before, _, after = _inside(page.read_text(encoding="utf-8"))
+    merged = {key: {**old.get(key, {}), **rows.get(key, {})} for key in {**old, **rows}}
+    page.write_text(f"{before}{_BEGIN}\n{render(merged)}{_END}{after}", encoding="utf-8")
 
 
 def render(rows: Mapping[Key, Mapping[str, str]]) -> str:

@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 from pipelines.running.meter import Meter
 
-__all__ = ["Mark", "Timeline", "steady"]
-
 
 class Mark(NamedTuple):
     """The end of a batch: its images, and the time by the clock and the processor time of the process until then."""

@@ -1,7 +1,4 @@
-"""Ten times the items cost ten times as much and no more, by simulation, and what limits a launcher; see `tests/simulation.py`.
-
-tests/benchmarks/bench_simulation.py goes on to 100 million captions and 10 million images.
-"""
+"""Ten times the items cost ten times as much and no more, by simulation, and what limits a launcher."""
 
 import tracemalloc
 from pathlib import Path
@@ -66,8 +63,8 @@ def test_the_cost_of_an_image_is_flat(tmp_path):
         folder = tmp_path / str(count)
         folder.mkdir()
         costs[count] = [
-            *images(count, folder, shards=shards, counting=True)[0],
-            *features(count, shards, folder, counting=True),
+            *images(count, shards, folder),
+            *features(count, shards, folder),
         ]
         assert all(cost.passed <= PASSED_BYTES["image"] * count for cost in costs[count])
         assert costs[count][0].bytes <= KEPT_BYTES * count
@@ -79,7 +76,7 @@ def test_the_cost_of_a_caption_is_flat(tmp_path):
     for count, shards in ((50_000, 8), (500_000, 80)):
         folder = tmp_path / str(count)
         folder.mkdir()
-        costs[count] = captions(count, shards, folder, counting=True)
+        costs[count] = captions(count, shards, folder)
         assert all(cost.passed <= PASSED_BYTES["caption"] * count for cost in costs[count])
     compare(*costs.values())
 

@@ -310,7 +310,7 @@ class SentenceEncoders(nn.ModuleList):
 def uses_packed_rnn(device: torch.device) -> bool:
     """Return whether GRU and LSTM of `packed_gru` and `packed_lstm` read on a device; torch's do on the others.
 
-    On a CPU ours are faster (``tests/benchmarks/bench_readers.py``). On a GPU torch's are cuDNN's, one operation for all time
+    On a CPU ours are faster (``tests/benchmarks/bench_training.py``). On a GPU torch's are cuDNN's, one operation for all time
     steps, of which ours start some twenty each, forward and backward. Both have the same parameters.
     """
     return device.type == "cpu"

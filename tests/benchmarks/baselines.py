@@ -1,4 +1,4 @@
-"""The models that extractors are compared with: as one would run them over ready tensors, with batch norm folded, and compiled.
+"""Images, and models that extractors are compared with: as one runs them over ready tensors, batch norm folded, compiled.
 
 Letters in shapes: ``B`` images of a batch.
 """
@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import torch
 import torchvision
 from torch import Tensor, nn
 
-__all__ = ["BATCH", "CROPS", "Forward", "bare", "compiled", "folded", "inputs"]
+import extractors
+from extractors.regions.bottom_up.input import prepare, resized_wh, scale_of, send
+from extractors.regions.bottom_up.network import build, pool, suppress
+from pipelines.demo.scenes import draw, make_scenes
 
 Forward = Callable[[Tensor], Tensor]
 
@@ -79,3 +85,53 @@ def compiled(model: nn.Module) -> Forward | str:
     torch._inductor.config.freezing = True
     torch._dynamo.reset()
     return torch.compile(model, backend="inductor", dynamic=False)
+
+
+def make_photographs(folder: Path, count: int) -> None:
+    """Draw scenes as large as a photograph of Flickr30k."""
+    for name, scene in make_scenes(count):
+        picture = draw(scene)
+        picture.resize((500, 500 * picture.height // picture.width)).save(folder / f"{name}.jpg", quality=90)
+
+
+def ready(folder: str) -> list[torch.Tensor]:
+    """Decode the images of a folder."""
+    return [
+        torch.from_numpy(np.array(extractors.decode(path.read_bytes()))).permute(2, 0, 1)
+        for path in sorted(Path(folder).iterdir())
+    ]
+
+
+def layer_by_layer() -> Callable[[list[torch.Tensor]], float]:
+    """Return images per minute of the detector as ports of the original run it: in float32, one image after the other.
+
+    All regions of an image go through the last stage together, as convolutions, with all threads at each layer, and there are 1,600
+    calls of torchvision's suppression.
+    """
+    torch.manual_seed(0)
+    detector = build().eval().requires_grad_(False).to(memory_format=torch.channels_last)
+
+    def detect(image: torch.Tensor) -> None:
+        height, width = image.shape[1:]
+        scale = scale_of(width, height)
+        maps = detector.backbone(prepare(send(image, torch.device("cpu"))).contiguous(memory_format=torch.channels_last))
+        candidates = detector.rpn.propose(maps, *resized_wh(width, height), torch.tensor([scale]))
+        boxes, are_kept = suppress(*candidates)
+        boxes = boxes[0, : int(are_kept.sum())]
+        features = detector.head(pool(maps, boxes[None]))
+        classes, _ = detector.head.classify(features)
+        corners = boxes / scale + torch.tensor([0, 0, 1, 1])
+        best = torch.zeros(len(boxes))
+        for scores in classes[:, 1:].t():
+            kept = torchvision.ops.nms(corners, scores, 0.3)
+            best[kept] = torch.maximum(best[kept], scores[kept])
+        best.topk(min(36, len(best)))
+
+    def run(pixels: list[torch.Tensor]) -> float:
+        with torch.inference_mode():
+            started = time.perf_counter()
+            for image in pixels:
+                detect(image)
+            return 60 * len(pixels) / (time.perf_counter() - started)
+
+    return run
