@@ -13,11 +13,11 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from pipelines.exchange.importers.arrays import ArrayFiles
+from pipelines.exchange.importers.arrays import open_arrays
 from pipelines.exchange.importers.base import FeatureFiles, check_finite, stored_dtype, table_of
-from pipelines.exchange.importers.hdf5 import Hdf5File
-from pipelines.exchange.importers.tsv import TsvFiles
-from pipelines.exchange.importers.webdataset import TarFiles
+from pipelines.exchange.importers.hdf5 import open_hdf5
+from pipelines.exchange.importers.tsv import open_tsv
+from pipelines.exchange.importers.webdataset import open_tars
 from pipelines.exchange.jobs import ImportFormat, ImportJob
 from pipelines.running.meter import Meter
 from schemas.errors import InputError, UsageError
@@ -34,10 +34,10 @@ from schemas.writing.shard_count import VECTOR_SHARD_BYTES, check_shard_bytes, c
 from schemas.writing.shard_writer import ShardWriter
 
 _READERS: dict[ImportFormat, Callable[[ImportJob], FeatureFiles]] = {
-    "npy": ArrayFiles.open,
-    "tsv": TsvFiles.open,
-    "hdf5": Hdf5File.open,
-    "webdataset": TarFiles,
+    "npy": open_arrays,
+    "tsv": open_tsv,
+    "hdf5": open_hdf5,
+    "webdataset": open_tars,
 }
 _EXTENSIONS: dict[str, ImportFormat] = {".npy": "npy", ".tsv": "tsv", ".h5": "hdf5", ".hdf5": "hdf5", ".tar": "webdataset"}
 _UNSUPPORTED = {".npz": "npz archives", ".lmdb": "LMDB", ".mdb": "LMDB"}
@@ -97,7 +97,7 @@ def import_features(job: ImportJob, meter: Meter = Meter()) -> Manifest:
                 **files.parameters,
             },
         ).to_json(),
-        inputs=tuple(files.inputs),
+        inputs=tuple(files.inputs()),
         shards=shards,
     )
     rows_by_shard: list[list[int]] = []

@@ -33,11 +33,16 @@ from schemas.errors import InputError, UsageError
 from schemas.storage.folder import Folder
 from schemas.text import LONE_CR
 
+RANGE_BYTES = 32 << 20
+"""Bytes of a range: as much as a worker gathers before it sorts."""
+
 _BATCH_ROWS = 2048
+_CHUNK = 1 << 20
 _BUFFER_BYTES = 1 << 18
 _TEXT_TYPES = ("csv", "tsv", "jsonl", "ndjson")
 _ARRAY = "if the file is one JSON array, write its objects line by line: jq -c '.[]' OLD > NEW.jsonl"
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
+_ROW = "row {} (line {})"
 
 Row: TypeAlias = tuple[str, dict[str, Any]]
 """The place of a row, e.g. "row 3 (line 4)", and the values of those of our columns that the table has."""
@@ -91,60 +96,233 @@ class Batch:
             raise
 
 
-def read_batches(
-    folder: Folder,
-    name: str,
-    *,
-    columns: tuple[str, ...],
-    required: tuple[str, ...],
-    renamed: Mapping[str, str] | None = None,
-    part: tuple[int, int] | None = None,
-    dialect: Dialect = AUTO_DIALECT,
-) -> Iterator[Batch]:
-    """Read a table, some thousand rows at a time. What comes before an error is yielded before the error is raised.
+Range: TypeAlias = tuple[int, int]
+"""Where a range begins and ends: bytes of a text table, row groups of Parquet."""
 
-    Args:
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a user's.
+
+    Attributes:
         folder: the folder of the table.
         name: its file name.
         columns: the columns to read if the table has them, by our names.
         required: the columns that it must have.
-        renamed: our name of a column -> the table's name, where they differ.
-        part: one of the ranges of `pipelines.inputs.tables`; None for the whole table. Places count from its start.
+        renamed: pairs (our name, the table's name) of columns, where they differ.
         dialect: delimiter and quoting, of CSV and TSV.
-
-    Raises:
-        InputError: the table lacks a column or is damaged.
-        UsageError: the extension is unknown.
     """
-    table = _Table(folder, name, columns, required, dict(renamed or {}), part, dialect)
-    kind = type_of(name)
-    if kind == "parquet":
-        return table.parquet_batches()
-    if kind in ("jsonl", "ndjson"):
-        return table.json_batches()
-    return table.csv_batches()
 
+    folder: Folder
+    name: str
+    columns: tuple[str, ...]
+    required: tuple[str, ...]
+    renamed: tuple[tuple[str, str], ...] = ()
+    dialect: Dialect = AUTO_DIALECT
 
-def read_rows(
-    folder: Folder,
-    name: str,
-    *,
-    columns: tuple[str, ...],
-    required: tuple[str, ...],
-    renamed: Mapping[str, str] | None = None,
-    dialect: Dialect = AUTO_DIALECT,
-) -> Iterator[Row]:
-    """Yield the rows of a table one by one, each with its place; arguments and errors are those of `read_batches`."""
-    batches = read_batches(folder, name, columns=columns, required=required, renamed=renamed, dialect=dialect)
-    return (row for batch in batches for row in batch)
+    def batches(self, part: Range | None = None) -> Iterator[Batch]:
+        """Read some thousand rows at a time. What comes before an error is yielded before the error is raised.
 
+        Args:
+            part: one of the `ranges`; None for the whole table. Places count from its start.
 
-def delimiter_of(
-    folder: Folder, name: str, *, required: tuple[str, ...], renamed: Mapping[str, str], dialect: Dialect = AUTO_DIALECT
-) -> str:
-    """Return the delimiter that `read_batches` reads a CSV or TSV file with."""
-    table = _Table(folder, name, required, required, dict(renamed), None, dialect)
-    return table.delimiter(header_lines(enumerate(read_lines(folder, name), start=1)))
+        Raises:
+            InputError: the table lacks a column or is damaged.
+            UsageError: the extension is unknown.
+        """
+        kind = type_of(self.name)
+        if kind == "parquet":
+            return self._parquet_batches(part)
+        return self._csv_batches(part) if kind in _DELIMITERS else self._json_batches(part)
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the rows one by one, each with its place; the errors are those of `batches`."""
+        return (row for batch in self.batches() for row in batch)
+
+    def ranges(self) -> list[Range]:
+        """Cut the table into ranges; none if it is small, damaged, or cannot be cut."""
+        state = self.folder.state(self.name)
+        if state is None or state[0] <= RANGE_BYTES or self.name.endswith(".gz"):
+            return []
+        try:
+            return list(_ranges(self, state))
+        except InputError:
+            return []  # Reading it will say what is wrong.
+
+    @property
+    def _location(self) -> str:
+        return self.folder.path_of(self.name)
+
+    @property
+    def _names(self) -> dict[str, str]:
+        """The names that the columns have in the table, by ours."""
+        return {ours: ours for ours in self.columns} | dict(self.renamed)
+
+    def _resolve(self, header: list[str]) -> dict[str, str]:
+        """Map those of our columns that the table has to their names in it."""
+        resolved, names, renamed = {}, self._names, dict(self.renamed)
+        for ours in self.columns:
+            theirs = names[ours]
+            if theirs in header:
+                if header.count(theirs) > 1:
+                    raise InputError(f"{self._location!r} has {header.count(theirs)} columns {theirs!r}: rename all but one")
+                resolved[ours] = theirs
+            elif ours in self.required or ours in renamed:
+                advice = f"write the columns as {ours}={theirs},... with one of these names"
+                if ours not in renamed:
+                    advice = f"name them, such as --columns {','.join(f'{name}=...' for name in self.required)}"
+                    if type_of(self.name) in _DELIMITERS:
+                        advice += ", or write a line with names above the rows if this is the first row"
+                raise InputError(
+                    f"{self._location!r} has no column {theirs!r}; its columns are {', '.join(map(repr, header))}: {advice}"
+                )
+        return resolved
+
+    def delimiter(self, head: Iterable[tuple[int, str]]) -> str:
+        """Return the delimiter of CSV or TSV, given its `header_lines`."""
+        names = self._names
+        wanted = {names[ours] for ours in (*self.required, *dict(self.renamed))}
+        return self.dialect.delimiter or find_delimiter([line for _, line in head], _DELIMITERS[type_of(self.name)], wanted)
+
+    def _csv_batches(self, part: Range | None) -> Iterator[Batch]:
+        location, quoting = self._location, self.dialect.quoting
+        numbered = enumerate(self._lines(header_lines, part), start=1)
+        head = list(header_lines(numbered))
+        if not head:
+            raise InputError(f"{location!r} is empty: expected a line with the names of the columns")
+        delimiter = self.delimiter(head)
+        rows = split_rows(chain(head[-1:], numbered), delimiter, quoting, location)
+        header = next(rows)[1]
+        if len(header) == 1:
+            raise InputError(
+                f"{location!r} has a single column, {header[0]!r}, with {delimiter!r} as the delimiter: name the right one, e.g. "
+                "--delimiter ':'"
+            )
+        names = self._resolve(header)
+        positions = {ours: header.index(theirs) for ours, theirs in names.items()}
+
+        def checked() -> Iterator[tuple[int, list[str]]]:
+            number = 0
+            for number, (line, row) in enumerate(rows, start=1):
+                if len(row) != len(header):
+                    advice = "a delimiter or line end inside a value needs quotes around the value"
+                    if quoting == "none":
+                        advice = (
+                            "without quoting, no value can hold a delimiter or line end: leave out --quoting none if values "
+                        )
+                        advice += "are quoted"
+                    raise InputError(
+                        f"{location!r}, {_ROW.format(number, line)}: {len(row)} columns, expected the {len(header)} of the header, "
+                        f"with {delimiter!r} as the delimiter; {advice}"
+                    )
+                yield line, row
+            if not number and part is None:
+                raise InputError(
+                    f"{location!r} has no rows below its header: check the program that wrote it, or name another file"
+                )
+
+        def columns(rows: Sequence[list[str]]) -> dict[str, Column]:
+            transposed = list(zip(*rows, strict=True))
+            return {ours: transposed[position] for ours, position in positions.items()}
+
+        return self._text_batches(checked(), columns, names, _ROW)
+
+    def _json_batches(self, part: Range | None) -> Iterator[Batch]:
+        numbered = ((number, line) for number, line in enumerate(self._lines(_first_object, part), start=1) if line.strip())
+        first = next(numbered, None)
+        if first is None:
+            raise InputError(f"{self._location!r} is empty: expected one JSON object per line")
+        resolved = self._resolve(list(self._json_row(first[1], first[0])))
+        names = self._names
+        is_inside = part is not None and part[0] > 0  # The first line is then the first of the table, not of the part.
+
+        wanted, present = set(names.values()), set(resolved.values())
+
+        def checked() -> Iterator[tuple[int, dict[str, Any]]]:
+            for number, line in numbered if is_inside else chain((first,), numbered):
+                row = self._json_row(line, number)
+                if wanted.intersection(row) != present:
+                    theirs = next(theirs for theirs in names.values() if (theirs in row) != (theirs in present))
+                    raise InputError(
+                        f"{self._location!r}, line {number}: {'lacks' if theirs in present else 'has'} {theirs!r}, unlike the "
+                        "first line; all lines need the same columns"
+                    )
+                yield number, row
+
+        def columns(rows: Sequence[dict[str, Any]]) -> dict[str, Column]:
+            return {ours: [row[theirs] for row in rows] for ours, theirs in resolved.items()}
+
+        return self._text_batches(checked(), columns, resolved, "line {1}")
+
+    def _text_batches(
+        self,
+        rows: Iterator[tuple[int, Any]],
+        columns: Callable[[Sequence[Any]], dict[str, Column]],
+        names: Mapping[str, str],
+        place: str,
+    ) -> Iterator[Batch]:
+        """Gather rows, which come with the line that each begins in; `place` is a form for its number and line."""
+        done, failure, is_last = 1, None, False  # The header of CSV is row 0.
+        while not is_last and failure is None:
+            lines: list[int] = []
+            values: list[Any] = []
+            try:
+                for line, row in islice(rows, _BATCH_ROWS):
+                    lines.append(line)
+                    values.append(row)
+            except InputError as error:  # Quotes that do not match, a line that is not UTF-8, or the file is cut short.
+                failure = error
+            if values:
+                yield Batch(self._location, columns(values), len(values), partial(_place, place, done, lines), names)
+            done, is_last = done + len(values), len(values) < _BATCH_ROWS
+        if failure is not None:
+            raise failure
+
+    def _lines(
+        self, head: Callable[[Iterable[tuple[int, str]]], Iterable[tuple[int, str]]], part: Range | None
+    ) -> Iterator[str]:
+        """Yield the lines of the table, or of a part of it, after those at its head that say what the columns are."""
+        if part is None:
+            return read_lines(self.folder, self.name)
+        start, stop = part
+        lines = read_lines(self.folder, self.name, start=start, stop=stop)
+        if not start:
+            return lines
+        return chain((line for _, line in head(enumerate(read_lines(self.folder, self.name)))), lines)
+
+    def _json_row(self, line: str, number: int) -> dict[str, Any]:
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            advice = LONE_CR if "\r" in line else _ARRAY if line.startswith("[") else "each line must hold one whole object"
+            raise InputError(f"{self._location!r}, line {number}: not JSON, {error}; {advice}") from error
+        if not isinstance(row, dict):
+            advice = f"; {_ARRAY}" if isinstance(row, list) else ""
+            raise InputError(
+                f"{self._location!r}, line {number}: found {line[:80]!r}, expected a JSON object such as {{...}}{advice}"
+            )
+        return row
+
+    def _parquet_batches(self, part: Range | None) -> Iterator[Batch]:
+        location = self._location
+        done = 0
+        with open_seekable(self.folder, self.name) as stream:
+            try:
+                # With a buffer, pages are read one by one; without it, whole column chunks, however large the row group is.
+                table = pq.ParquetFile(stream, buffer_size=_BUFFER_BYTES, pre_buffer=False)
+                columns = self._resolve(table.schema_arrow.names)
+                names = list(dict.fromkeys(columns.values()))
+                groups = None if part is None else list(range(*part))
+                for batch in table.iter_batches(batch_size=_BATCH_ROWS, row_groups=groups, columns=names):
+                    values = {ours: batch.column(theirs) for ours, theirs in columns.items()}
+                    yield Batch(location, values, batch.num_rows, partial(_row, done + 1), columns)
+                    done += batch.num_rows
+                if not done and part is None:
+                    raise InputError(f"{location!r} has no rows: check the program that wrote it, or name another file")
+            except (pa.ArrowException, OSError) as error:
+                raise InputError(
+                    f"{location!r} is not a whole Parquet file (after {done} rows): {error}; write it again"
+                ) from error
 
 
 def check_dialect(name: str, dialect: Dialect) -> None:
@@ -182,201 +360,12 @@ def type_of(name: str) -> str:
     return kind
 
 
-@dataclass(frozen=True)
-class _Table:
-    folder: Folder
-    name: str
-    columns: tuple[str, ...]
-    required: tuple[str, ...]
-    renamed: dict[str, str]
-    part: tuple[int, int] | None
-    dialect: Dialect
-
-    @property
-    def location(self) -> str:
-        return self.folder.path_of(self.name)
-
-    def _resolve(self, header: list[str]) -> dict[str, str]:
-        """Map those of our columns that the table has to their names in it."""
-        location, resolved = self.location, {}
-        for ours in self.columns:
-            theirs = self.renamed.get(ours, ours)
-            if theirs in header:
-                if header.count(theirs) > 1:
-                    raise InputError(f"{location!r} has {header.count(theirs)} columns {theirs!r}: rename all but one")
-                resolved[ours] = theirs
-            elif ours in self.required or ours in self.renamed:
-                advice = f"write the columns as {ours}={theirs},... with one of these names"
-                if ours not in self.renamed:
-                    advice = f"name them, such as --columns {','.join(f'{name}=...' for name in self.required)}"
-                    if type_of(self.name) in _DELIMITERS:
-                        advice += ", or write a line with names above the rows if this is the first row"
-                raise InputError(
-                    f"{location!r} has no column {theirs!r}; its columns are {', '.join(map(repr, header))}: {advice}"
-                )
-        return resolved
-
-    def delimiter(self, head: Iterable[tuple[int, str]]) -> str:
-        """Return the delimiter of CSV or TSV, given its `header_lines`."""
-        wanted = {self.renamed.get(ours, ours) for ours in {*self.required, *self.renamed}}
-        return self.dialect.delimiter or find_delimiter([line for _, line in head], _DELIMITERS[type_of(self.name)], wanted)
-
-    def csv_batches(self) -> Iterator[Batch]:
-        location = self.location
-        numbered = enumerate(self._lines(header_lines), start=1)
-        head = list(header_lines(numbered))
-        if not head:
-            raise InputError(f"{location!r} is empty: expected a line with the names of the columns")
-        delimiter = self.delimiter(head)
-        rows = split_rows(chain(head[-1:], numbered), delimiter, self.dialect.quoting, location)
-        header = next(rows)[1]
-        if len(header) == 1:
-            raise InputError(
-                f"{location!r} has a single column, {header[0]!r}, with {delimiter!r} as the delimiter: name the right one, e.g. "
-                "--delimiter ':'"
-            )
-        names = self._resolve(header)
-        positions = {ours: header.index(theirs) for ours, theirs in names.items()}
-        done, ended = 1, False  # The header is row 0.
-        while not ended:
-            lines, values, failure = self._some_rows(rows, done, delimiter, len(header))
-            ended = len(values) < _BATCH_ROWS
-            if values:
-                transposed = list(zip(*values, strict=True))
-                columns = {ours: transposed[position] for ours, position in positions.items()}
-                yield Batch(location, columns, len(values), partial(_row_and_line, done, lines), names)
-            if failure is not None:
-                raise failure
-            done += len(values)
-        if done == 1 and self.part is None:
-            raise InputError(
-                f"{location!r} has no rows below its header: check the program that wrote it, or name another file"
-            )
-
-    def _some_rows(
-        self, rows: Iterator[tuple[int, list[str]]], first: int, delimiter: str, width: int
-    ) -> tuple[list[int], list[list[str]], InputError | None]:
-        """Return the next rows, the line that each begins in, and the error that follows them."""
-        lines: list[int] = []
-        values: list[list[str]] = []
-        failure: InputError | None = None
-        try:
-            for line, row in islice(rows, _BATCH_ROWS):
-                lines.append(line)
-                values.append(row)
-        except InputError as error:  # Quotes that do not match, a line that is not UTF-8, or the file is cut short.
-            failure = error
-        if set(map(len, values)) - {width}:
-            wrong = next(number for number, row in enumerate(values) if len(row) != width)
-            advice = "a delimiter or line end inside a value needs quotes around the value"
-            if self.dialect.quoting == "none":
-                advice = (
-                    "without quoting, no value can hold a delimiter or line end: leave out --quoting none if values are quoted"
-                )
-            failure = InputError(
-                f"{self.location!r}, {_row_and_line(first, lines, wrong)}: {len(values[wrong])} columns, expected the {width} of "
-                f"the header, with {delimiter!r} as the delimiter; {advice}"
-            )
-            del values[wrong:]
-        return lines, values, failure
-
-    def json_batches(self) -> Iterator[Batch]:
-        columns: dict[str, str] = {}
-        rows: list[dict[str, Any]] = []
-        lines: list[int] = []
-
-        def batch() -> Batch:
-            values = {ours: [row[theirs] for row in rows] for ours, theirs in columns.items()}
-            return Batch(self.location, values, len(rows), partial(_line, list(lines)), columns)
-
-        try:
-            for number, line in enumerate(self._lines(_first_object), start=1):
-                if not line.strip():
-                    continue
-                row = self._json_row(line, number)
-                if not columns:
-                    columns = self._resolve(list(row))
-                    if self.part is not None and self.part[0]:
-                        continue  # The first row of the table.
-                self._check_json_columns(row, columns, number)
-                rows.append(row)
-                lines.append(number)
-                if len(rows) == _BATCH_ROWS:
-                    yield batch()
-                    rows, lines = [], []
-        except InputError:
-            if rows:
-                yield batch()
-            raise
-        if rows:
-            yield batch()
-        if not columns:
-            raise InputError(f"{self.location!r} is empty: expected one JSON object per line")
-
-    def _lines(self, head: Callable[[Iterable[tuple[int, str]]], Iterable[tuple[int, str]]]) -> Iterator[str]:
-        """Yield the lines of the table, or of a part of it, after those at its head that say what the columns are."""
-        if self.part is None:
-            return read_lines(self.folder, self.name)
-        start, stop = self.part
-        lines = read_lines(self.folder, self.name, start=start, stop=stop)
-        if not start:
-            return lines
-        return chain((line for _, line in head(enumerate(read_lines(self.folder, self.name)))), lines)
-
-    def _json_row(self, line: str, number: int) -> dict[str, Any]:
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            advice = LONE_CR if "\r" in line else _ARRAY if line.startswith("[") else "each line must hold one whole object"
-            raise InputError(f"{self.location!r}, line {number}: not JSON, {error}; {advice}") from error
-        if not isinstance(row, dict):
-            advice = f"; {_ARRAY}" if isinstance(row, list) else ""
-            raise InputError(
-                f"{self.location!r}, line {number}: found {line[:80]!r}, expected a JSON object such as {{...}}{advice}"
-            )
-        return row
-
-    def _check_json_columns(self, row: Mapping[str, Any], columns: Mapping[str, str], number: int) -> None:
-        for ours in self.columns:
-            theirs = self.renamed.get(ours, ours)
-            if (theirs in row) != (ours in columns):
-                has = "lacks" if ours in columns else "has"
-                raise InputError(
-                    f"{self.location!r}, line {number}: {has} {theirs!r}, unlike the first line; all lines need the same columns"
-                )
-
-    def parquet_batches(self) -> Iterator[Batch]:
-        location = self.location
-        done = 0
-        with open_seekable(self.folder, self.name) as stream:
-            try:
-                # With a buffer, pages are read one by one; without it, whole column chunks, however large the row group is.
-                table = pq.ParquetFile(stream, buffer_size=_BUFFER_BYTES, pre_buffer=False)
-                columns = self._resolve(table.schema_arrow.names)
-                names = list(dict.fromkeys(columns.values()))
-                groups = None if self.part is None else list(range(*self.part))
-                for batch in table.iter_batches(batch_size=_BATCH_ROWS, row_groups=groups, columns=names):
-                    values = {ours: batch.column(theirs) for ours, theirs in columns.items()}
-                    yield Batch(location, values, batch.num_rows, partial(_row, done + 1), columns)
-                    done += batch.num_rows
-                if not done and self.part is None:
-                    raise InputError(f"{location!r} has no rows: check the program that wrote it, or name another file")
-            except (pa.ArrowException, OSError) as error:
-                raise InputError(
-                    f"{location!r} is not a whole Parquet file (after {done} rows): {error}; write it again"
-                ) from error
-
-
 def _first_object(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
     return islice(((number, line) for number, line in lines if line.strip()), 1)
 
 
-def _row_and_line(first: int, lines: Sequence[int], number: int) -> str:
-    return f"row {first + number} (line {lines[number]})"
-
-
-def _line(lines: Sequence[int], number: int) -> str:
-    return f"line {lines[number]}"
+def _place(form: str, first: int, lines: Sequence[int], number: int) -> str:
+    return form.format(first + number, lines[number])
 
 
 def _row(first: int, number: int) -> str:
@@ -396,56 +385,15 @@ def check_columns(columns: Iterable[str], known: Sequence[str]) -> None:
         )
 
 
-RANGE_BYTES = 32 << 20
-"""Bytes of a range: as much as a worker gathers before it sorts."""
-
-_CHUNK = 1 << 20
-
-Range: TypeAlias = tuple[int, int]
-"""Where a range begins and ends: bytes of a text table, row groups of Parquet."""
-
-
-def ranges_of(
-    folder: Folder,
-    name: str,
-    *,
-    required: tuple[str, ...] = (),
-    renamed: tuple[tuple[str, str], ...] = (),
-    dialect: Dialect = AUTO_DIALECT,
-) -> list[Range]:
-    """Cut a table into ranges; none if it is small, damaged, or cannot be cut.
-
-    Args:
-        folder: the folder of the table.
-        name: its file name.
-        required: as for `pipelines.inputs.tables.read_batches`, to find the delimiter.
-        renamed: pairs (our name, the table's name) of columns, where they differ.
-        dialect: delimiter and quoting, of CSV and TSV.
-    """
-    state = folder.state(name)
-    if state is None or state[0] <= RANGE_BYTES or name.endswith(".gz"):
-        return []
-    try:
-        return list(_ranges(folder, name, state, required, renamed, dialect))
-    except InputError:
-        return []  # Reading it will say what is wrong.
-
-
 @lru_cache(maxsize=8)
-def _ranges(
-    folder: Folder,
-    name: str,
-    state: tuple[int, ...],
-    required: tuple[str, ...],
-    renamed: tuple[tuple[str, str], ...],
-    dialect: Dialect,
-) -> tuple[Range, ...]:
+def _ranges(table: Table, state: tuple[int, ...]) -> tuple[Range, ...]:
     """Cut a table that is in this state: a run asks several times."""
+    folder, name = table.folder, table.name
     kind = type_of(name)
     if kind == "parquet":
         return tuple(_row_groups(folder, name))
-    if kind in ("csv", "tsv") and dialect.quoting != "none":
-        delimiter = delimiter_of(folder, name, required=required, renamed=dict(renamed), dialect=dialect)
+    if kind in _DELIMITERS and table.dialect.quoting != "none":
+        delimiter = table.delimiter(header_lines(enumerate(read_lines(folder, name), start=1)))
         if _has_quoted_values(folder, name, delimiter.encode()):
             return ()
     return tuple((start, min(start + RANGE_BYTES, state[0])) for start in range(0, state[0], RANGE_BYTES))

@@ -13,7 +13,7 @@ import pytest
 
 from extractors.regions.class_names import read_names
 from pipelines.exchange.image_lists import ImageIds
-from pipelines.exchange.importers.tsv import TsvFiles
+from pipelines.exchange.importers.tsv import open_tsv
 from pipelines.exchange.jobs import ImportJob
 from pipelines.inputs.captions import EVERYTHING, open_source
 from pipelines.inputs.images import open_images
@@ -43,7 +43,7 @@ def multi30k(kind: str) -> Callable[[Path], Any]:
 
 
 def regions(path: Path) -> Any:
-    files = TsvFiles.open(ImportJob((str(path),), "out", "toy", "tsv"))
+    files = open_tsv(ImportJob((str(path),), "out", "toy", "tsv"))
     columns = files.columns([0, 1])
     return list(files.image_ids), columns["width"].tolist(), columns["features"][:, 0].tolist()
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,38 +18,29 @@ from schemas.kinds import numpy_type, schema_of
 _STORED_DTYPES = {"f2": "float16", "f4": "float32", "f8": "float32"}
 
 
-class FeatureFiles(Protocol):
-    """Open files with features of images, in the order of the files."""
+@dataclass(frozen=True)
+class FeatureFiles:
+    """Open files with features of images, in the order of the files.
 
-    @property
-    def kind(self) -> str:
-        """``features`` or ``regions``."""
+    Attributes:
+        kind: ``features`` or ``regions``.
+        shape: shape of the stored feature of one image.
+        dtype: type of the values in the files.
+        image_ids: image id of each row; an image may occur more than once.
+        inputs: returns name, size and SHA-256 of each file.
+        parameters: everything besides the bytes of the files that determines the rows.
+        place: returns the place of a row in the files, for messages.
+        columns: returns the values of rows by column, without the image id; vectors keep their shape.
+    """
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the stored feature of one image."""
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Type of the values in the files."""
-
-    @property
-    def image_ids(self) -> Sequence[str]:
-        """Image id of each row; an image may occur more than once."""
-
-    @property
-    def inputs(self) -> Sequence[Mapping[str, Any]]:
-        """Name, size and SHA-256 of each file."""
-
-    @property
-    def parameters(self) -> Mapping[str, Any]:
-        """Everything besides the bytes of the files that determines the rows."""
-
-    def place(self, row: int) -> str:
-        """Return the place of a row in the files, for messages."""
-
-    def columns(self, rows: Sequence[int]) -> dict[str, np.ndarray]:
-        """Return the values of rows by column, without the image id; vectors keep their shape."""
+    kind: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    image_ids: Sequence[str]
+    inputs: Callable[[], list[dict[str, Any]]]
+    parameters: Mapping[str, Any]
+    place: Callable[[int], str]
+    columns: Callable[[Sequence[int]], dict[str, np.ndarray]]
 
 
 def describe_file(path: Path) -> dict[str, Any]:
@@ -84,15 +76,6 @@ def table_of(image_ids: Sequence[str], columns: Mapping[str, np.ndarray], kind: 
             flat = pa.array(np.ascontiguousarray(columns[field.name], dtype=dtype).ravel())
         arrays.append(pa.FixedSizeListArray.from_arrays(flat, type=field.type) if vector else flat)
     return pa.Table.from_arrays(arrays, schema=schema)
-
-
-def pad_regions(values: np.ndarray, regions: int) -> np.ndarray:
-    """Fill the second axis of an array with zeros: ``(N, r, ...)`` becomes ``(N, regions, ...)``."""
-    if values.shape[1] == regions:
-        return values
-    padded = np.zeros((len(values), regions, *values.shape[2:]), dtype=values.dtype)
-    padded[:, : values.shape[1]] = values
-    return padded
 
 
 def check_finite(table: pa.Table) -> np.ndarray:

@@ -11,109 +11,66 @@ from typing import Any
 import numpy as np
 
 from pipelines.exchange.image_lists import ImageIds, expand_ids, local_file
-from pipelines.exchange.importers.base import describe_file
-from pipelines.exchange.jobs import IdRule, ImportJob
+from pipelines.exchange.importers.base import FeatureFiles, describe_file
+from pipelines.exchange.jobs import ImportJob
 from pipelines.exchange.karpathy_numbers import KarpathyNumbers
 from schemas.errors import InputError, UsageError
 
 
-@dataclass(frozen=True)
-class Hdf5File:
-    """An open HDF5 file with features.
+def open_hdf5(job: ImportJob) -> FeatureFiles:
+    """Open a file, find its arrays, check their shapes and read the image ids.
 
-    Attributes:
-        job: the files and their options.
-        contents: the open file.
-        list_path: the list of image ids, if there is one.
-        names: paths of the arrays if there is one per image; empty for one array of all images.
-        id_rule: the rule that the image ids were read by.
-        image_ids: image id of each row, or of each array by name.
-        shape: shape of the feature of one image.
-        dtype: type of the array or arrays.
-        numbers: what the ids in the file or the list stand for.
+    Raises:
+        ImagepivotError: a file or array is missing, or they do not belong together.
     """
-
-    job: ImportJob
-    contents: _Contents
-    list_path: Path | None
-    names: Sequence[str]
-    id_rule: IdRule
-    image_ids: Sequence[str]
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    numbers: KarpathyNumbers
-
-    @classmethod
-    def open(cls, job: ImportJob) -> Hdf5File:
-        """Open the file, find its arrays, check their shapes and read the image ids.
-
-        Raises:
-            ImagepivotError: a file or array is missing, or they do not belong together.
-        """
-        h5py = _h5py()
-        contents = _Contents.open(h5py, job.sources[0])
-        list_path = local_file(job.ids[0]) if job.ids else None
-        numbers = KarpathyNumbers.open(job.karpathy, job.karpathy_key)
-        node = contents.node(job.array or "/")
-        contents.check_flat_rows(node.parent if isinstance(node, h5py.Dataset) else node)
-        if not isinstance(node, h5py.Dataset):
-            if job.id_array or list_path is not None:
-                raise UsageError(
-                    f"--ids and --id-array name the ids of one array: name the array with --array. {contents.summary()}"
-                )
-            names, shape, dtype = _arrays(h5py, contents, job.array, node)
-            reader = ImageIds(job.id_rule or ("path" if any("/" in name for name in names) else "name"))
-            places = [contents.place(name) for name in names]
-            ids = [reader.read(name, place=place) for name, place in zip(names, places, strict=True)]
-            image_ids = [numbers.image_id(text, place=place) for text, place in zip(ids, places, strict=True)]
-            return cls(job, contents, list_path, names, reader.rule, image_ids, shape, dtype, numbers)
-        array_name = contents.place(job.array)
-        if len(node.shape) < 2 or not all(node.shape):
+    h5py = _h5py()
+    contents = _Contents.open(h5py, job.sources[0])
+    list_path = local_file(job.ids[0]) if job.ids else None
+    numbers = KarpathyNumbers.open(job.karpathy, job.karpathy_key)
+    node = contents.node(job.array or "/")
+    contents.check_flat_rows(node.parent if isinstance(node, h5py.Dataset) else node)
+    if not isinstance(node, h5py.Dataset):
+        if job.id_array or list_path is not None:
+            raise UsageError(
+                f"--ids and --id-array name the ids of one array: name the array with --array. {contents.summary()}"
+            )
+        names, shape, dtype = _arrays(h5py, contents, job.array, node)
+        places = [contents.place(name) for name in names]
+        reader = ImageIds(job.id_rule or ("path" if any("/" in name for name in names) else "name"))
+        ids = [reader.read(name, place=place) for name, place in zip(names, places, strict=True)]
+        image_ids = [numbers.image_id(text, place=place) for text, place in zip(ids, places, strict=True)]
+    else:
+        names, shape, dtype, place = [], node.shape[1:], node.dtype, contents.place(job.array)
+        if not shape or not all(node.shape):
             raise InputError(
-                f"{array_name} has shape {node.shape}, expected an array [N, D] with one row per image and no zero dimension"
+                f"{place} has shape {node.shape}, expected an array [N, D] with one row per image and no zero dimension"
             )
         list_name = list_path.name if list_path is not None else contents.place(job.id_array)
         reader = ImageIds(job.id_rule or "name")
         entries = enumerate(_ids(contents, job, list_path, reader))
         ids = [numbers.image_id(entry, place=f"{list_name}, entry {number}") for number, entry in entries]
-        image_ids = expand_ids(ids, len(node), job.repeats, list_name=list_name, array_name=array_name)
-        return cls(job, contents, list_path, (), reader.rule, image_ids, tuple(node.shape[1:]), node.dtype, numbers)
+        image_ids = expand_ids(ids, len(node), job.repeats, list_name=list_name, array_name=place)
 
-    @property
-    def kind(self) -> str:
-        """Always ``features``."""
-        return "features"
+    def place_of(row: int) -> str:
+        return contents.place(names[row]) if names else f"{contents.place(job.array)}, row {row}"
 
-    @property
-    def inputs(self) -> list[dict[str, Any]]:
-        """The file, the list if there is one, and what their ids stand for."""
-        paths = [self.contents.path] if self.list_path is None else [self.contents.path, self.list_path]
-        return [describe_file(path) for path in paths] + self.numbers.inputs
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """The arrays of the file, and the rules for image ids."""
-        arrays = {"array": self.job.array or "/", "id_array": self.job.id_array}
-        return {**arrays, "id_rule": self.id_rule, **self.numbers.parameters}
-
-    def place(self, row: int) -> str:
-        """Return file, array and row, counted from 0."""
-        if self.names:
-            return self.contents.place(self.names[row])
-        return f"{self.contents.place(self.job.array)}, row {row}"
-
-    def columns(self, rows: Sequence[int]) -> dict[str, np.ndarray]:
-        """Read rows."""
-        values = np.empty((len(rows), *self.shape), dtype=self.dtype)
-        node = self.contents.node(self.job.array or "/")
-        if self.names:
-            for target, row in enumerate(rows):
-                values[target] = node[self.names[row]][()]
-            return {"feature": values}
+    def columns(rows: Sequence[int]) -> dict[str, np.ndarray]:
+        if names:
+            return {"feature": np.stack([node[names[row]][()] for row in rows])}
         # h5py accepts only increasing row numbers without duplicates.
         unique, inverse = np.unique(np.asarray(rows), return_inverse=True)
-        values[:] = node[unique][inverse]
-        return {"feature": values}
+        return {"feature": node[unique][inverse]}
+
+    return FeatureFiles(
+        "features",
+        tuple(shape),
+        dtype,
+        image_ids,
+        lambda: [describe_file(path) for path in (contents.path, list_path) if path is not None] + numbers.inputs,
+        {"array": job.array or "/", "id_array": job.id_array, "id_rule": reader.rule, **numbers.parameters},
+        place_of,
+        columns,
+    )
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import numpy as np
 from pipelines.exchange.exporters.base import apply_sidecars
 from pipelines.exchange.exporters.tsv import BOTTOM_UP, LXMERT
 from pipelines.exchange.image_lists import ImageIds, local_file
+from pipelines.exchange.importers.base import FeatureFiles
 from pipelines.exchange.jobs import ImportJob
 from pipelines.exchange.karpathy_numbers import KarpathyNumbers
 from schemas.errors import InputError
@@ -52,46 +53,52 @@ class _Line:
     number: int
 
 
-class TsvFiles:
-    """Indexed tsv files with regions, concatenated. Made by `TsvFiles.open`.
+def open_tsv(job: ImportJob) -> FeatureFiles:
+    """Read every line once, index it and check it.
 
-    Args:
-        job: the files and their options.
+    Raises:
+        ImagepivotError: a file is missing or damaged, or the files do not belong together.
     """
+    files = _TsvFiles(job)
+    labelled = any("class_ids" in names for names in files.columns)
+    return FeatureFiles(
+        "regions",
+        (files.max_regions, files.width),
+        np.dtype(np.float32),
+        files.image_ids,
+        lambda: files.inputs + files.numbers.inputs,
+        {"id_rule": files.ids.rule, **files.numbers.parameters} | ({"labels": "from 1"} if labelled else {}),
+        lambda row: files.place(files.lines[row]),
+        files.read,
+    )
+
+
+class _TsvFiles:
+    """Indexed tsv files with regions, concatenated."""
 
     def __init__(self, job: ImportJob) -> None:
-        self._paths = [local_file(location) for location in job.sources]
-        job = apply_sidecars(job, self._paths)
-        self._max_regions = job.max_regions or REGIONS
-        self._ids = ImageIds(job.id_rule or "name")
-        self._numbers = KarpathyNumbers.open(job.karpathy, job.karpathy_key)
-        self._columns: list[list[str]] = []
-        self._inputs: list[dict[str, Any]] = []
-        self._lines: list[_Line] = []
-        self._image_ids: list[str] = []
-        self._width = 0
+        self.paths = [local_file(location) for location in job.sources]
+        job = apply_sidecars(job, self.paths)
+        self.max_regions = job.max_regions or REGIONS
+        self.ids = ImageIds(job.id_rule or "name")
+        self.numbers = KarpathyNumbers.open(job.karpathy, job.karpathy_key)
+        self.columns: list[list[str]] = []
+        self.inputs: list[dict[str, Any]] = []
+        self.lines: list[_Line] = []
+        self.image_ids: list[str] = []
+        self.width = 0
         self._most = (0, "")
-
-    @classmethod
-    def open(cls, job: ImportJob) -> TsvFiles:
-        """Read every line once, index it and check it.
-
-        Raises:
-            ImagepivotError: a file is missing or damaged, or the files do not belong together.
-        """
-        files = cls(job)
-        for number, path in enumerate(files._paths):
-            files._scan(number, path)
-        if not files._lines:
-            raise InputError(f"{files._paths[0].name} holds no images, expected one per line")
-        most, place = files._most
-        if most > files._max_regions:
+        for number, path in enumerate(self.paths):
+            self._scan(number, path)
+        if not self.lines:
+            raise InputError(f"{self.paths[0].name} holds no images, expected one per line")
+        most, place = self._most
+        if most > self.max_regions:
             raise InputError(
-                f"{place}: an image with {most} regions, at most {files._max_regions} are stored: give --max-regions {most}"
+                f"{place}: an image with {most} regions, at most {self.max_regions} are stored: give --max-regions {most}"
             )
-        if not files._width:
-            raise InputError(f"{files._paths[0].name} holds no regions at all, so the size of a feature is unknown")
-        return files
+        if not self.width:
+            raise InputError(f"{self.paths[0].name} holds no regions at all, so the size of a feature is unknown")
 
     def _scan(self, file: int, path: Path) -> None:
         digest, offset = hashlib.sha256(), 0
@@ -102,33 +109,32 @@ class TsvFiles:
             for number, line in enumerate(stream, 1):
                 digest.update(line)
                 if number == 1:
-                    self._columns.append(_columns_of(line, path))
+                    self.columns.append(_columns_of(line, path))
                     if _is_header(line):
                         offset += len(line)
                         continue
                 self._index(_Line(file, offset, number), line)
                 offset += len(line)
-        if len(self._columns) == file:
+        if len(self.columns) == file:
             raise InputError(f"{path.name} is empty")
-        self._inputs.append({"name": path.name, "bytes": offset, "sha256": digest.hexdigest()})
+        self.inputs.append({"name": path.name, "bytes": offset, "sha256": digest.hexdigest()})
 
     def _index(self, entry: _Line, line: bytes) -> None:
-        row = self._parse(entry, line)
+        row, place = self._parse(entry, line), self.place(entry)
         width = row["features"].shape[1]
-        if row["num_regions"] and self._width not in (0, width):
+        if row["num_regions"] and self.width not in (0, width):
             raise InputError(
-                f"{self._place(entry)}: image {row['image_id']!r} has features of {width} values, those before it "
-                f"{self._width}: the file holds features of several models, or is damaged"
+                f"{place}: image {row['image_id']!r} has features of {width} values, those before it "
+                f"{self.width}: the file holds features of several models, or is damaged"
             )
-        self._width = self._width or width
+        self.width = self.width or width
         if row["num_regions"] > self._most[0]:
-            self._most = (row["num_regions"], self._place(entry))
-        self._lines.append(entry)
-        place = self._place(entry)
-        self._image_ids.append(self._numbers.image_id(self._ids.read(row["image_id"], place=place), place=place))
+            self._most = (row["num_regions"], place)
+        self.lines.append(entry)
+        self.image_ids.append(self.numbers.image_id(self.ids.read(row["image_id"], place=place), place=place))
 
     def _parse(self, entry: _Line, line: bytes) -> dict[str, Any]:
-        place, names = self._place(entry), self._columns[entry.file]
+        place, names = self.place(entry), self.columns[entry.file]
         parts = line.rstrip(b"\r\n").split(b"\t")
         if len(parts) != len(names):
             raise InputError(f"{place} has {len(parts)} columns, expected {len(names)} ({', '.join(names)})")
@@ -150,57 +156,23 @@ class TsvFiles:
                 row[name] = _ids_from_one(row[name], place=place, name=name)
         return row
 
-    def _place(self, entry: _Line) -> str:
-        return f"{self._paths[entry.file].name}, line {entry.number}"
-
-    @property
-    def kind(self) -> str:
-        """Always ``regions``."""
-        return "regions"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Greatest number of regions, and values per region."""
-        return (self._max_regions, self._width)
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Always float32."""
-        return np.dtype(np.float32)
-
-    @property
-    def image_ids(self) -> Sequence[str]:
-        """Image id of each line."""
-        return self._image_ids
-
-    @property
-    def inputs(self) -> list[dict[str, Any]]:
-        """Name, size and SHA-256 of each file, and of the one that says what their ids stand for."""
-        return self._inputs + self._numbers.inputs
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """The rules for image ids, and the numbering of labels if there are any."""
-        labelled = any("class_ids" in names for names in self._columns)
-        return {"id_rule": self._ids.rule, **self._numbers.parameters} | ({"labels": "from 1"} if labelled else {})
-
-    def place(self, row: int) -> str:
+    def place(self, entry: _Line) -> str:
         """Return file and line, counted from 1."""
-        return self._place(self._lines[row])
+        return f"{self.paths[entry.file].name}, line {entry.number}"
 
-    def columns(self, rows: Sequence[int]) -> dict[str, np.ndarray]:
-        """Read lines again."""
-        regions = self._max_regions
+    def read(self, rows: Sequence[int]) -> dict[str, np.ndarray]:
+        """Read lines again, and return their columns."""
+        regions = self.max_regions
         columns: dict[str, np.ndarray] = {}
         for name in ("width", "height", "num_regions"):
             columns[name] = np.zeros(len(rows), np.int32)
         for name, (dtype, values) in _ARRAYS.items():
             columns[name] = np.zeros((len(rows), regions, values), dtype)
-        columns["features"] = np.zeros((len(rows), regions, self._width), np.float32)
-        streams = {number: self._paths[number].open("rb") for number in {self._lines[row].file for row in rows}}
+        columns["features"] = np.zeros((len(rows), regions, self.width), np.float32)
+        streams = {number: self.paths[number].open("rb") for number in {self.lines[row].file for row in rows}}
         try:
             for target, row in enumerate(rows):
-                entry = self._lines[row]
+                entry = self.lines[row]
                 streams[entry.file].seek(entry.offset)
                 for name, value in self._parse(entry, streams[entry.file].readline()).items():
                     if name in ("width", "height", "num_regions"):

@@ -7,6 +7,7 @@ import json
 import re
 import tarfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from pipelines.exchange.image_lists import ImageIds, local_file
-from pipelines.exchange.importers.base import describe_file
-from pipelines.exchange.jobs import IdRule, ImportJob
+from pipelines.exchange.importers.base import FeatureFiles, describe_file
+from pipelines.exchange.jobs import ImportJob
 from schemas.errors import InputError
 
 # Key and extension of a member, as WebDataset splits its name.
@@ -37,98 +38,64 @@ class _Sample:
         return f"{self.path.name}, sample {self.key!r}"
 
 
-class TarFiles:
-    """Indexed tar files with features or regions, concatenated.
-
-    Args:
-        job: the files and their options.
+def open_tars(job: ImportJob) -> FeatureFiles:
+    """Index the samples of tar files.
 
     Raises:
         ImagepivotError: a file is missing or damaged, or holds other samples.
     """
+    paths = [local_file(location) for location in job.sources]
+    samples = [sample for path in paths for sample in _index(path)]
+    if not samples:
+        raise InputError(f"{paths[0].name} holds no samples, expected 'ID.{_FEATURE}' for each image")
+    reader = ImageIds(job.id_rule or "exact")
+    image_ids = [reader.read(sample.key, place=sample.place) for sample in samples]
+    with samples[0].path.open("rb") as stream:
+        first = _array(stream, samples[0], _FEATURE)
+    has_regions = _BOXES in samples[0].members
 
-    def __init__(self, job: ImportJob) -> None:
-        self._paths = [local_file(location) for location in job.sources]
-        self._rule: IdRule = job.id_rule or "exact"
-        self._samples = [sample for path in self._paths for sample in _index(path)]
-        if not self._samples:
-            raise InputError(f"{self._paths[0].name} holds no samples, expected 'ID.{_FEATURE}' for each image")
-        reader = ImageIds(self._rule)
-        self._image_ids = [reader.read(sample.key, place=sample.place) for sample in self._samples]
-        first = self._samples[0]
-        self._has_regions = _BOXES in first.members
-        with first.path.open("rb") as stream:
-            self._feature = _array(stream, first, _FEATURE)
-
-    @property
-    def kind(self) -> str:
-        """``regions`` if the first sample has boxes, else ``features``."""
-        return "regions" if self._has_regions else "features"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the feature of an image."""
-        return self._feature.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Type of the features."""
-        return self._feature.dtype
-
-    @property
-    def image_ids(self) -> Sequence[str]:
-        """Image id of each sample."""
-        return self._image_ids
-
-    @property
-    def inputs(self) -> list[dict[str, Any]]:
-        """Name, size and SHA-256 of each file."""
-        return [describe_file(path) for path in self._paths]
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """The rule for image ids."""
-        return {"id_rule": self._rule}
-
-    def place(self, row: int) -> str:
-        """Return file and key of a sample."""
-        return self._samples[row].place
-
-    def columns(self, rows: Sequence[int]) -> dict[str, np.ndarray]:
-        """Read samples."""
+    def columns(rows: Sequence[int]) -> dict[str, np.ndarray]:
         values: dict[str, list[Any]] = {}
-        streams = {path: path.open("rb") for path in {self._samples[row].path for row in rows}}
-        try:
-            for row in rows:
-                sample = self._samples[row]
-                for name, value in self._read(streams[sample.path], sample).items():
+        with ExitStack() as stack:
+            streams = {path: stack.enter_context(path.open("rb")) for path in {samples[row].path for row in rows}}
+            for sample in (samples[row] for row in rows):
+                feature = _array(streams[sample.path], sample, _FEATURE)
+                if feature.shape != first.shape or feature.dtype != first.dtype:
+                    raise InputError(
+                        f"{sample.place} has a feature {feature.dtype} {feature.shape}, the first sample {first.dtype} "
+                        f"{first.shape}: import features of one kind together, others into another dataset"
+                    )
+                row = _regions(streams[sample.path], sample, feature) if has_regions else {"feature": feature}
+                for name, value in row.items():
                     values.setdefault(name, []).append(value)
-        finally:
-            for stream in streams.values():
-                stream.close()
         return {name: np.stack(column) for name, column in values.items()}
 
-    def _read(self, stream: io.BufferedReader, sample: _Sample) -> dict[str, Any]:
-        feature = _array(stream, sample, _FEATURE)
-        if feature.shape != self.shape or feature.dtype != self.dtype:
-            raise InputError(
-                f"{sample.place} has a feature {feature.dtype} {feature.shape}, the first sample {self.dtype} {self.shape}: import "
-                "features of one kind together, others into another dataset"
-            )
-        if not self._has_regions:
-            return {"feature": feature}
-        boxes = _array(stream, sample, _BOXES)
-        try:
-            labels = json.loads(_bytes(stream, sample, _LABELS))
-            numbers = {name: int(labels[name]) for name in ("width", "height", "num_regions")}
-            vectors = {name: np.array(labels[name], np.float64).reshape(len(feature)) for name in _VECTORS}
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{sample.place}: {_LABELS} does not hold labels of regions ({error}): export it again") from error
-        if boxes.shape != (len(feature), 4):
-            raise InputError(
-                f"{sample.place} has boxes {boxes.shape}, expected {(len(feature), 4)}: one for each row of the feature"
-            )
-        return {**numbers, **vectors, "boxes": boxes, "features": feature}
+    return FeatureFiles(
+        "regions" if has_regions else "features",
+        first.shape,
+        first.dtype,
+        image_ids,
+        lambda: [describe_file(path) for path in paths],
+        {"id_rule": reader.rule},
+        lambda row: samples[row].place,
+        columns,
+    )
+
+
+def _regions(stream: io.BufferedReader, sample: _Sample, feature: np.ndarray) -> dict[str, Any]:
+    """Return the columns of a sample whose regions have features."""
+    boxes = _array(stream, sample, _BOXES)
+    try:
+        labels = json.loads(_bytes(stream, sample, _LABELS))
+        numbers = {name: int(labels[name]) for name in ("width", "height", "num_regions")}
+        vectors = {name: np.array(labels[name], np.float64).reshape(len(feature)) for name in _VECTORS}
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{sample.place}: {_LABELS} does not hold labels of regions ({error}): export it again") from error
+    if boxes.shape != (len(feature), 4):
+        raise InputError(
+            f"{sample.place} has boxes {boxes.shape}, expected {(len(feature), 4)}: one for each row of the feature"
+        )
+    return {**numbers, **vectors, "boxes": boxes, "features": feature}
 
 
 def _index(path: Path) -> list[_Sample]:

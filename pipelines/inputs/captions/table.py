@@ -34,7 +34,7 @@ from pipelines.inputs.captions.base import (
 )
 from pipelines.inputs.dialects import AUTO_DIALECT, Dialect
 from pipelines.inputs.files import inventory, kind_of, list_files
-from pipelines.inputs.tables import Batch, Column, Range, check_dialect, ranges_of, read_batches, type_of
+from pipelines.inputs.tables import Batch, Column, Table, check_dialect, type_of
 from schemas.errors import InputError, UsageError
 from schemas.keys import CONTROLS, check_image_id, check_language
 from schemas.storage.folder import Folder
@@ -92,10 +92,12 @@ class TableSource(CaptionSource):
 
         What a selection names, only the whole file can tell, so that one worker reads all of it.
         """
-        ranges: list[Range] = []
-        if selection == EVERYTHING:
-            ranges = ranges_of(self.folder, self.name, required=_REQUIRED, renamed=self.columns, dialect=self.dialect)
+        ranges = self._rows.ranges() if selection == EVERYTHING else []
         return [Part(name=self.name, range=part) for part in ranges] or [Part(name=self.name)]
+
+    @property
+    def _rows(self) -> Table:
+        return Table(self.folder, self.name, TABLE_COLUMNS, _REQUIRED, self.columns, self.dialect)
 
     def read(self, part: Part, selection: Selection) -> Iterator[RawCaption]:
         """Yield the captions row by row."""
@@ -115,15 +117,7 @@ class TableSource(CaptionSource):
     def _tables(self, part: Part, selection: Selection) -> Iterator[pa.Table]:
         tally = Tally(self.folder.path_of(part.name))
         start, stop = part.range or (0, 0)
-        for batch in read_batches(
-            self.folder,
-            part.name,
-            columns=TABLE_COLUMNS,
-            required=_REQUIRED,
-            renamed=dict(self.columns),
-            part=(start, stop) if part.range else None,
-            dialect=self.dialect,
-        ):
+        for batch in self._rows.batches((start, stop) if part.range else None):
             whole = self._table(batch)
             for table in tables_of(self._captions(batch)) if whole is None else (whole,):
                 if tally.is_empty and not start:

@@ -13,7 +13,7 @@ from itertools import islice
 from pipelines.inputs.dialects import AUTO_DIALECT, Dialect
 from pipelines.inputs.ids import IdRule, id_of_path
 from pipelines.inputs.images.base import ImageRef, ImageSource, SkippedFiles, crosses_folders, is_image
-from pipelines.inputs.tables import Row, read_rows
+from pipelines.inputs.tables import Table
 from pipelines.inputs.web import PARALLEL_READS, PUBLIC_ACCESS, WebAccess, check_proxy, fetch, is_web_address, versions_of
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.keys import check_image_id
@@ -123,12 +123,16 @@ class ImageTable(ImageSource):
 
     @property
     def _first_addresses(self) -> tuple[str, ...]:
-        return _first_addresses(self.folder, self.name, self.columns, self.dialect)
+        return _first_addresses(self._rows)
+
+    @property
+    def _rows(self) -> Table:
+        return Table(self.folder, self.name, TABLE_COLUMNS, TABLE_COLUMNS, self.columns, self.dialect)
 
     def refs(self) -> Iterator[ImageRef]:
         """List the images by reading the table row by row; of local images, size and modification time are looked up."""
         tells_versions = self.tells_versions
-        for place, row in _rows(self.folder, self.name, self.columns, self.dialect):
+        for place, row in self._rows.rows():
             image_id, uri = row["image_id"], row["uri"]
             if not isinstance(uri, str) or not uri or image_id is None or image_id == "":
                 raise InputError(f"{self.location!r}, {place}: image_id {image_id!r} with uri {uri!r}; expected both")
@@ -180,15 +184,10 @@ class ImageTable(ImageSource):
             )
 
 
-def _rows(folder: Folder, name: str, columns: tuple[tuple[str, str], ...], dialect: Dialect) -> Iterator[Row]:
-    return read_rows(folder, name, columns=TABLE_COLUMNS, required=TABLE_COLUMNS, renamed=dict(columns), dialect=dialect)
-
-
 @lru_cache(maxsize=64)
-def _first_addresses(folder: Folder, name: str, columns: tuple[tuple[str, str], ...], dialect: Dialect) -> tuple[str, ...]:
+def _first_addresses(table: Table) -> tuple[str, ...]:
     """Return the addresses in the first rows of a table."""
-    rows = _rows(folder, name, columns, dialect)
-    return tuple(row["uri"] for _, row in islice(rows, _FIRST_ROWS) if isinstance(row["uri"], str))
+    return tuple(row["uri"] for _, row in islice(table.rows(), _FIRST_ROWS) if isinstance(row["uri"], str))
 
 
 def _status(location: str) -> tuple[int, str]:
