@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from pipelines.inputs.files import kind_of, list_files
-from pipelines.inputs.ids import IdRule, id_of_path
+from pipelines.inputs.files import inventory, kind_of, list_files
+from pipelines.inputs.ids import IdRule
 from schemas.errors import InputError
 from schemas.keys import CONTROLS, check_language
 from schemas.storage.folder import Folder
@@ -25,6 +25,7 @@ COMPARABLE = "comparable"
 TRANSLATION = "translation"
 
 INDEX_ADVICE = "Remove one of them, or leave out the index so that captions are numbered in their order"
+RENAME = "rename one of them, here and on the disk, or write a table with ids of your own (--format table)"
 
 _MAX_TALLY = 10_000
 _NO_LABEL = re.compile(f"[/{CONTROLS}\ud800-\udfff]")
@@ -57,10 +58,7 @@ class Part:
     Attributes:
         name: the file with the captions, relative to the source's folder.
         images: the file that names the image of each line, if there is one.
-        language: language of all captions.
-        portion: portion of all captions.
-        split: split of all captions.
-        index: index of all captions.
+        language, portion, split, index: those of all captions.
         range: of a large file, the part that is read, see `pipelines.inputs.tables`; empty for the whole file.
     """
 
@@ -73,16 +71,7 @@ class Part:
     range: tuple[int, ...] = ()
 
 
-CAPTION_COLUMNS = pa.schema(
-    [
-        ("image_id", pa.string()),
-        ("language", pa.string()),
-        ("portion", pa.string()),
-        ("index", pa.int16()),
-        ("split", pa.string()),
-        ("text", pa.string()),
-    ]
-)
+CAPTION_COLUMNS = pa.schema([(name, pa.int16() if name == "index" else pa.string()) for name in RawCaption._fields])
 """The columns of raw captions in a table: the attributes of `RawCaption`."""
 
 TABLE_ROWS = 8000
@@ -161,7 +150,7 @@ class CaptionSource(ABC):
 
     @abstractmethod
     def read(self, part: Part, selection: Selection) -> Iterator[RawCaption]:
-        """Yield the selected captions of one part, in the order of the file.
+        """Yield the captions of one of the parts of a selection, in the order of the file.
 
         Raises:
             InputError: the file is damaged; or, at the end, a selected value did not occur and only the rows could tell.
@@ -177,9 +166,43 @@ class CaptionSource(ABC):
         """
         return tables_of(self.read(part, selection))
 
-    @abstractmethod
     def inputs(self, selection: Selection = EVERYTHING) -> list[dict[str, Any]]:
         """Return ``name`` (relative), ``bytes`` and ``sha256`` of every file that a selection reads, sorted by name."""
+        parts = self.parts(selection)
+        return inventory(self.folder, [name for part in parts for name in (part.name, part.images) if name])
+
+    def _select(self, parts: Sequence[Part], selection: Selection) -> list[Part]:
+        """Return the parts that a selection takes, of a source whose parts hold one language, portion and split each.
+
+        Raises:
+            InputError: a value of the selection matches no part.
+        """
+        kinds = {(part.language, part.portion, part.split) for part in parts}
+        require_selected(selection, kinds, location=self.folder.location)
+        return [part for part in parts if selection.takes(part.language, part.portion, part.split)]
+
+
+class PathSource(CaptionSource):
+    """A source whose image ids are made from file names.
+
+    Attributes:
+        ids: how they are made.
+    """
+
+    ids: IdRule
+
+    @property
+    def repeat_advice(self) -> str:
+        """The end of the message that a caption key occurs twice."""
+        apart = "make ids of whole paths with --id-rule path, or " if self.ids == "name" else ""
+        return (
+            "If both describe one image, remove one of them, or read one split with --splits; if they describe two, "
+            f"{apart}{RENAME}"
+        )
+
+    def parameters(self) -> dict[str, Any]:
+        """Return another rule for image ids than the usual one."""
+        return {} if self.ids == "name" else {"ids": self.ids}
 
 
 class Tally:
@@ -247,21 +270,6 @@ def require_selected(selection: Selection, kinds: Iterable[tuple[str, str, str]]
                     rest = "".join(f" {nouns[i]} {' or '.join(values)}" for i, values in others)
                     listed = f"there are {', '.join(sorted(existing))}" if existing else "there are none at all"
                     raise InputError(f"no captions {noun} {value!r}{rest} in {location!r}: {listed}; change the selection")
-
-
-def select_parts(selection: Selection, parts: Sequence[Part], *, location: str) -> list[Part]:
-    """Return the parts that a selection takes, of a source whose parts hold one language, portion and split each.
-
-    Raises:
-        InputError: a value of the selection matches no part.
-    """
-    require_selected(selection, {(part.language, part.portion, part.split) for part in parts}, location=location)
-    return [part for part in parts if selection.takes(part.language, part.portion, part.split)]
-
-
-def path_parameters(ids: IdRule) -> dict[str, Any]:
-    """Return what the rule for image ids adds to the parameters of a source: nothing for the usual one."""
-    return {} if ids == "name" else {"ids": ids}
 
 
 def check_label(value: object, *, ours: str, place: str, advice: str = "fill it in, or leave the whole column out") -> str:
@@ -332,21 +340,3 @@ def find_files(location: str, pattern: str, *, hint: str) -> tuple[Folder, list[
         listed = ", ".join(map(repr, names[:10])) or "no files"
         raise InputError(f"no {hint} in {location!r}; it holds {listed}. Name the file itself, or the folder that holds it")
     return folder, matches
-
-
-_RENAME = "rename one of them, here and on the disk, or write a table with ids of your own (--format table)"
-
-
-def advice_apart(first: str, second: str, ids: IdRule) -> str:
-    """Return what keeps two images apart that have one id, by their paths, as the end of a message."""
-    helps = ids == "name" and id_of_path(first, "path") != id_of_path(second, "path")
-    return f"make ids of whole paths with --id-rule path, or {_RENAME}" if helps else _RENAME
-
-
-def path_advice(ids: IdRule) -> str:
-    """Return the end of the message that a caption key occurs twice, for a source whose image ids are file names."""
-    apart = "make ids of whole paths with --id-rule path, or " if ids == "name" else ""
-    return (
-        "If both describe one image, remove one of them, or read one split with --splits; if they describe two, "
-        f"{apart}{_RENAME}"
-    )

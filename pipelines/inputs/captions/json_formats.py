@@ -16,23 +16,19 @@ from typing import Any
 
 from pipelines.inputs.captions.base import (
     COMPARABLE,
-    EVERYTHING,
-    CaptionSource,
+    RENAME,
     Part,
+    PathSource,
     RawCaption,
     Selection,
     Tally,
-    advice_apart,
     check_label,
     check_text,
     find_files,
-    path_advice,
-    path_parameters,
     require_selected,
-    select_parts,
 )
-from pipelines.inputs.files import inventory, iter_json, without_gz
-from pipelines.inputs.ids import IdRule, KeyHashes, image_id_of
+from pipelines.inputs.files import iter_json, without_gz
+from pipelines.inputs.ids import IdRule, KeyHashes, id_of_path, image_id_of
 from schemas.errors import InputError
 from schemas.keys import check_image_id
 from schemas.storage.folder import Folder
@@ -41,7 +37,7 @@ _KARPATHY_FILE = r"dataset.*\.json(\.gz)?"
 
 
 @dataclass(frozen=True)
-class KarpathySource(CaptionSource):
+class KarpathySource(PathSource):
     """The captions of one ``dataset_*.json``.
 
     Attributes:
@@ -68,14 +64,9 @@ class KarpathySource(CaptionSource):
             raise InputError(f"{location!r} holds several files, {', '.join(map(repr, names))}: name the one to read")
         return cls(folder, names[0], language, ids)
 
-    @property
-    def repeat_advice(self) -> str:
-        """What to do about two images of one name."""
-        return path_advice(self.ids)
-
     def parameters(self) -> dict[str, Any]:
-        """Return the language, which the file does not say, and another rule for ids than the usual one."""
-        return {"default_language": self.language, **path_parameters(self.ids)}
+        """Return the language, which the file does not say, and another rule for image ids than the usual one."""
+        return {"default_language": self.language, **super().parameters()}
 
     def parts(self, selection: Selection) -> list[Part]:
         """Return one part, the file. Its splits become known only by reading it."""
@@ -99,10 +90,6 @@ class KarpathySource(CaptionSource):
         if not number:
             raise InputError(f"{location!r} has no 'images' at its top level: is it a 'dataset_*.json' of Karpathy's splits?")
         tally.require(selection)
-
-    def inputs(self, selection: Selection = EVERYTHING) -> list[dict[str, Any]]:
-        """Return the one file, whatever is selected."""
-        return inventory(self.folder, [self.name])
 
 
 def _parse_image(image: Any, ids: IdRule, *, place: str) -> tuple[str, str, list[str]]:
@@ -156,7 +143,7 @@ _COCO_FILE = r"captions_.+\.json(\.gz)?"
 
 
 @dataclass(frozen=True)
-class CocoSource(CaptionSource):
+class CocoSource(PathSource):
     """The captions of one or more ``captions_SPLIT.json``.
 
     Attributes:
@@ -190,24 +177,17 @@ class CocoSource(CaptionSource):
                 raise InputError(f"{splits[split]!r} and {name!r} in {location!r} are the same split: keep one")
         return cls(folder, tuple(names), language, ids)
 
-    @property
-    def repeat_advice(self) -> str:
-        """What to do about an image in two files."""
-        return path_advice(self.ids)
-
     def parameters(self) -> dict[str, Any]:
-        """Return the language, which the files do not say, and another rule for ids than the usual one."""
-        return {"default_language": self.language, **path_parameters(self.ids)}
+        """Return the language, which the files do not say, and another rule for image ids than the usual one."""
+        return {"default_language": self.language, **super().parameters()}
 
     def parts(self, selection: Selection) -> list[Part]:
         """Return one part per file."""
         parts = [Part(name=n, language=self.language, portion=COMPARABLE, split=_split_of(n)) for n in self.names]
-        return select_parts(selection, parts, location=self.folder.location)
+        return self._select(parts, selection)
 
     def read(self, part: Part, selection: Selection) -> Iterator[RawCaption]:
         """Yield the captions of one file, annotation by annotation."""
-        if not selection.takes(part.language, part.portion, part.split):
-            return
         location = self.folder.path_of(part.name)
         images = self._images(part.name)
         counts = dict.fromkeys(images.values(), 0)
@@ -240,10 +220,6 @@ class CocoSource(CaptionSource):
                 f"describe the image {repeat.key[0]!r}: remove one of them, or if both are meant, give each an id of its own"
             )
 
-    def inputs(self, selection: Selection = EVERYTHING) -> list[dict[str, Any]]:
-        """Return the files of a selection."""
-        return inventory(self.folder, [part.name for part in self.parts(selection)])
-
     def _items(self, name: str, section: str) -> Iterator[Any]:
         return iter_json(self.folder, name, prefix=f"{section}.item")
 
@@ -263,9 +239,10 @@ class CocoSource(CaptionSource):
                     f"{place}: the id {key!r} stands for {paths[key]!r} and {path!r}: number images anew, here and in 'annotations'"
                 )
             if (other := keys.setdefault(image_id, key)) != key:
+                helps = self.ids == "name" and id_of_path(paths[other], "path") != id_of_path(path, "path")
                 raise InputError(
                     f"{place}: the images {other!r} ({paths[other]!r}) and {key!r} ({path!r}) would both be {image_id!r}: "
-                    f"{advice_apart(paths[other], path, self.ids)}"
+                    f"{'make ids of whole paths with --id-rule path, or ' if helps else ''}{RENAME}"
                 )
         if not keys:
             raise InputError(f"{location!r} has no 'images' at its top level: is it one of COCO's 'captions_*.json'?")

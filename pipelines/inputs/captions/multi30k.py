@@ -10,21 +10,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from pipelines.inputs.captions.base import (
     COMPARABLE,
-    EVERYTHING,
     TRANSLATION,
-    CaptionSource,
     Part,
+    PathSource,
     RawCaption,
     Selection,
-    path_advice,
-    path_parameters,
-    select_parts,
 )
-from pipelines.inputs.files import count_lines, inventory, kind_of, list_files, read_lines, without_gz
+from pipelines.inputs.files import count_lines, kind_of, list_files, read_lines, without_gz
 from pipelines.inputs.ids import IdRule, image_id_of
 from schemas.errors import InputError, UsageError
 from schemas.keys import check_language
@@ -41,7 +36,7 @@ _NOT_CAPTIONS = re.compile(r"\..*|(README|LICENSE).*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Multi30kSource(CaptionSource):
+class Multi30kSource(PathSource):
     """The captions of Multi30K.
 
     Attributes:
@@ -67,23 +62,25 @@ class Multi30kSource(CaptionSource):
             f"of a checkout of multi30k/dataset, or its 'data' folder"
         )
 
-    @property
-    def repeat_advice(self) -> str:
-        """What to do about an image that is listed twice."""
-        return path_advice(self.ids)
-
-    def parameters(self) -> dict[str, Any]:
-        """Return another rule for ids than the usual one."""
-        return path_parameters(self.ids)
-
     def parts(self, selection: Selection) -> list[Part]:
         """Return one part per text file."""
-        return self._parts(selection)
+        parts = sorted(part for task in _NAMES for part in self._parts_of(task))
+        if not parts:
+            raise InputError(
+                f"no captions in {self.folder.location!r}: expected files such as 'task1/raw/train.en.gz'; fetch the text files"
+            )
+        parts = self._select(parts, selection)
+        lists = {f"{task}/image_splits/{name}" for task in _NAMES for name in list_files(self.folder, f"{task}/image_splits")}
+        for part in parts:
+            if part.images not in lists:
+                raise InputError(
+                    f"{self.folder.path_of(part.name)!r} has no image list: {self.folder.path_of(part.images)!r} does not exist. "
+                    f"Fetch it, or remove the text file from 'raw'"
+                )
+        return parts
 
     def read(self, part: Part, selection: Selection) -> Iterator[RawCaption]:
         """Yield the captions of a text file with its image list; the lines of both are counted before the first caption."""
-        if not selection.takes(part.language, part.portion, part.split):
-            return
         texts, images = count_lines(self.folder, part.name), count_lines(self.folder, part.images)
         if texts != images:
             raise InputError(
@@ -96,28 +93,6 @@ class Multi30kSource(CaptionSource):
         lines = read_lines(self.folder, part.name)
         for image_id, text in zip(self._image_ids(part.images), lines, strict=True):
             yield RawCaption(image_id, language, portion, index, split, text)
-
-    def inputs(self, selection: Selection = EVERYTHING) -> list[dict[str, Any]]:
-        """Return the text files and image lists of a selection."""
-        parts = self._parts(selection)
-        return inventory(self.folder, [name for part in parts for name in (part.name, part.images)])
-
-    def _parts(self, selection: Selection) -> list[Part]:
-        parts = sorted(part for task in _NAMES for part in self._parts_of(task))
-        location = self.folder.location
-        if not parts:
-            raise InputError(
-                f"no captions in {location!r}: expected files such as 'task1/raw/train.en.gz'; fetch the text files"
-            )
-        parts = select_parts(selection, parts, location=location)
-        lists = {f"{task}/image_splits/{name}" for task in _NAMES for name in list_files(self.folder, f"{task}/image_splits")}
-        for part in parts:
-            if part.images not in lists:
-                raise InputError(
-                    f"{self.folder.path_of(part.name)!r} has no image list: {self.folder.path_of(part.images)!r} does not exist. "
-                    f"Fetch it, or remove the text file from 'raw'"
-                )
-        return parts
 
     def _parts_of(self, task: str) -> list[Part]:
         """Return one part per text file of a task, refusing two files for one set of captions."""

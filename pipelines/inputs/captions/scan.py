@@ -16,16 +16,14 @@ from typing import Any
 
 from pipelines.inputs.captions.base import (
     COMPARABLE,
-    EVERYTHING,
     CaptionSource,
     Part,
     RawCaption,
     Selection,
     check_label,
     find_files,
-    select_parts,
 )
-from pipelines.inputs.files import count_lines, inventory, list_files, read_lines, without_gz
+from pipelines.inputs.files import count_lines, list_files, read_lines, without_gz
 from schemas.errors import InputError
 from schemas.keys import check_image_id
 from schemas.storage.folder import Folder
@@ -90,22 +88,15 @@ class ScanSource(CaptionSource):
             Part(name=name, images=images, language=self.language, portion=COMPARABLE, split=_split_of(name))
             for name, images in zip(self.names, self.lists, strict=True)
         ]
-        return select_parts(selection, parts, location=self.folder.location)
+        return self._select(parts, selection)
 
     def read(self, part: Part, selection: Selection) -> Iterator[RawCaption]:
         """Yield the captions of one split; the lines of both files are counted before the first caption."""
-        if not selection.takes(part.language, part.portion, part.split):
-            return
         captions = count_lines(self.folder, part.name)
         counts: Counter[str] = Counter()
         for image_id, text in zip(self._image_ids(part, captions), read_lines(self.folder, part.name), strict=True):
             yield RawCaption(image_id, part.language, part.portion, counts[image_id], part.split, text)
             counts[image_id] += 1
-
-    def inputs(self, selection: Selection = EVERYTHING) -> list[dict[str, Any]]:
-        """Return the files of a selection, captions and lists of ids."""
-        names = [name for part in self.parts(selection) for name in (part.name, part.images) if name]
-        return inventory(self.folder, names)
 
     def _image_ids(self, part: Part, captions: int) -> Iterator[str]:
         """Yield the image id of each caption of a split."""

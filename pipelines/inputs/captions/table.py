@@ -33,7 +33,7 @@ from pipelines.inputs.captions.base import (
     tables_of,
 )
 from pipelines.inputs.dialects import AUTO_DIALECT, Dialect
-from pipelines.inputs.files import inventory, kind_of, list_files
+from pipelines.inputs.files import kind_of, list_files
 from pipelines.inputs.tables import Batch, Column, Table, check_dialect, type_of
 from schemas.errors import InputError, UsageError
 from schemas.keys import CONTROLS, check_image_id, check_language
@@ -127,10 +127,6 @@ class TableSource(CaptionSource):
                 yield _selected(table, selection)
         if not part.range:
             tally.require(selection)
-
-    def inputs(self, selection: Selection = EVERYTHING) -> list[dict[str, Any]]:
-        """Return the one file, whatever is selected."""
-        return inventory(self.folder, [self.name])
 
     def _table(self, batch: Batch) -> pa.Table | None:
         """Return the captions of some rows; None if a value is out of the ordinary."""

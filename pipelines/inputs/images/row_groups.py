@@ -15,10 +15,9 @@ import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import lru_cache
 from itertools import accumulate
-from typing import IO, Any, Protocol
+from typing import IO, Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,29 +28,12 @@ CACHE_BYTES = 256 << 20
 """Bytes of row groups that a process keeps in memory; a larger row group is kept alone."""
 
 
-class Values(Protocol):
-    """The values of one row group."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the values that are in memory."""
-
-    def value(self, row: int) -> bytes | None:
-        """Return the value of a row, counted from 0; None for a null.
-
-        Raises:
-            IndexError: there is no such row.
-            OSError: it cannot be read.
-        """
-
-
 class _InMemory:
+    """The values of a row group, None for a null."""
+
     def __init__(self, column: pa.ChunkedArray) -> None:
         self._column = column
-
-    @property
-    def nbytes(self) -> int:
-        return self._column.nbytes
+        self.nbytes: int = column.nbytes
 
     def value(self, row: int) -> bytes | None:
         value = self._column[row].as_py()
@@ -59,14 +41,12 @@ class _InMemory:
 
 
 class _OnDisk:
+    """The values of a row group in a file, None for a null; eight bytes per row are in memory."""
+
     def __init__(self, file: IO[bytes], start: int) -> None:
         self._file = file  # Open as long as there are values in it.
         self._ends = array("q", [start])
         self._nulls: set[int] = set()
-
-    @property
-    def nbytes(self) -> int:
-        return 0
 
     def add(self, size: int | None) -> None:
         if size is None:
@@ -78,53 +58,66 @@ class _OnDisk:
         return None if row in self._nulls else os.pread(self._file.fileno(), end - start, start)
 
 
+Values: TypeAlias = _InMemory | _OnDisk
+"""The values of a row group: ``value`` returns that of a row, counted from 0, or raises IndexError or OSError."""
+
+
 class RowGroups:
     """The row groups that a process has read. Threads that need the same one read it once.
 
     Args:
-        memory: bytes to keep in memory.
+        memory: bytes to keep in memory: of the row groups used last.
     """
 
     def __init__(self, memory: int = CACHE_BYTES) -> None:
-        self._cache = RowGroupCache(memory)
+        self._memory = memory
         self._lock = threading.Lock()
-        self._on_disk: dict[Any, Values] = {}  # Eight bytes per row; never dropped for what is in memory.
+        self._on_disk: dict[Any, _OnDisk] = {}  # Never dropped for what is in memory.
+        self._in_memory: OrderedDict[Any, _InMemory] = OrderedDict()
         self._file: IO[bytes] | None = None
         self._room = 0
 
     def get(self, key: Any, load: Callable[[], pa.ChunkedArray]) -> Values:
         """Return the values of a row group, reading it if necessary; an error of ``load`` is raised and not kept."""
-        values = self._on_disk.get(key)
-        return values or self._cache.get(key, lambda: self._keep(key, load()))
+        values: Values | None = self._on_disk.get(key)
+        if values is not None:
+            return values
+        with self._lock:
+            values = self._on_disk.get(key) or self._in_memory.get(key) or self._keep(key, load())
+            if isinstance(values, _InMemory):
+                self._in_memory[key] = values
+                self._in_memory.move_to_end(key)
+                while len(self._in_memory) > 1 and sum(other.nbytes for other in self._in_memory.values()) > self._memory:
+                    self._in_memory.popitem(last=False)
+            return values
 
     def clear(self) -> None:
         """Drop all row groups, and their file once nothing is read from it; what is known of Parquet files, too."""
         first_rows.cache_clear()
         read_metadata.cache_clear()
-        self._cache.clear()
         with self._lock:
+            self._in_memory.clear()
             self._on_disk.clear()
             self._file = None
 
     def _keep(self, key: Any, column: pa.ChunkedArray) -> Values:
-        with self._lock:
-            try:
-                if self._file is None:
-                    self._file = tempfile.TemporaryFile(prefix="imagepivot-", buffering=0)  # noqa: SIM115 -- stays open
-                    self._room = shutil.disk_usage(tempfile.gettempdir()).free // 2
-                start = self._file.seek(0, os.SEEK_END)
-                if start + column.nbytes > self._room:
-                    return _InMemory(column)
-                values = _OnDisk(self._file, start)
-                for scalar in column:
-                    data = scalar.as_py()
-                    values.add(None if data is None else len(data))
-                    _write(self._file, memoryview(bytes(data or b"")))
-            except OSError:  # The disk is full after all, or lets nobody write.
-                self._room = 0
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(prefix="imagepivot-", buffering=0)  # noqa: SIM115 -- stays open
+                self._room = shutil.disk_usage(tempfile.gettempdir()).free // 2
+            start = self._file.seek(0, os.SEEK_END)
+            if start + column.nbytes > self._room:
                 return _InMemory(column)
-            self._on_disk[key] = values
-            return values
+            values = _OnDisk(self._file, start)
+            for scalar in column:
+                data = scalar.as_py()
+                values.add(None if data is None else len(data))
+                _write(self._file, memoryview(bytes(data or b"")))
+        except OSError:  # The disk is full after all, or lets nobody write.
+            self._room = 0
+            return _InMemory(column)
+        self._on_disk[key] = values
+        return values
 
 
 @lru_cache(maxsize=16)  # Large in memory: for the row groups of a file that are read one after the other.
@@ -149,54 +142,3 @@ def no_image() -> OSError:
 def _write(file: IO[bytes], data: memoryview) -> None:
     while data:
         data = data[file.write(data) :]
-
-
-class RowGroupCache:
-    """The most recently used row groups, up to a number of bytes. Threads that need the same one read it once.
-
-    Args:
-        limit: bytes to keep.
-    """
-
-    def __init__(self, limit: int = CACHE_BYTES) -> None:
-        self._limit = limit
-        self._bytes = 0
-        self._lock = threading.Lock()
-        self._held: OrderedDict[Any, Future[Any]] = OrderedDict()
-
-    def get(self, key: Any, load: Callable[[], Any]) -> Any:
-        """Return the value of a key, loading it if necessary; an error of ``load`` is raised and not kept."""
-        with self._lock:
-            future = self._held.get(key)
-            is_loader = future is None
-            if future is None:
-                future = self._held[key] = Future()
-            self._held.move_to_end(key)
-        if is_loader:
-            self._load(key, future, load)
-        return future.result()
-
-    def clear(self) -> None:
-        """Drop all row groups."""
-        with self._lock:
-            self._held.clear()
-            self._bytes = 0
-
-    def _load(self, key: Any, future: Future[Any], load: Callable[[], Any]) -> None:
-        try:
-            value = load()
-        except BaseException as error:  # noqa: BLE001 -- raised in every thread that waits for it
-            with self._lock:
-                if self._held.get(key) is future:
-                    del self._held[key]
-            future.set_exception(error)
-            return
-        with self._lock:
-            future.set_result(value)
-            if self._held.get(key) is not future:
-                return
-            self._bytes += value.nbytes
-            for old in [other for other, entry in self._held.items() if entry.done() and other != key]:
-                if self._bytes <= self._limit:
-                    break
-                self._bytes -= self._held.pop(old).result().nbytes

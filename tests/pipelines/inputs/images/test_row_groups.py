@@ -9,18 +9,19 @@ import pyarrow as pa
 import pytest
 
 from pipelines.inputs.images import row_groups
-from pipelines.inputs.images.row_groups import RowGroupCache, RowGroups
+from pipelines.inputs.images.row_groups import RowGroups
 
 
-def group(size):
-    return SimpleNamespace(nbytes=size)
+def group(size: int) -> pa.ChunkedArray:
+    return pa.chunked_array([[b"x" * size]])
 
 
-def test_the_cache_keeps_the_last_used_up_to_its_limit():
-    cache, loads = RowGroupCache(limit=100), []
+def test_memory_keeps_the_last_used_up_to_its_limit(monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
+    groups, loads = RowGroups(memory=100_000), []
 
-    def get(key, size=40):
-        return cache.get(key, lambda: loads.append(key) or group(size))
+    def get(key, size=40_000):
+        assert groups.get(key, lambda: loads.append(key) or group(size)).value(0) == b"x" * size
 
     for key in "abaac":  # b is the oldest when c comes
         get(key)
@@ -28,46 +29,42 @@ def test_the_cache_keeps_the_last_used_up_to_its_limit():
     get("a")
     get("b")
     assert loads == ["a", "b", "c", "b"]
-    get("large", 500)
-    get("large")
+    get("large", 500_000)
+    get("large", 500_000)
     get("a")
     assert loads == ["a", "b", "c", "b", "large", "a"]
 
 
 def test_threads_share_one_reading():
-    cache, loads, barrier = RowGroupCache(), [], threading.Barrier(8)
+    groups, loads, values, barrier = RowGroups(), [], [], threading.Barrier(8)
 
     def load():
         loads.append(1)
         time.sleep(0.05)
         return group(1)
 
-    values = []
-
     def work():
         barrier.wait()
-        values.append(cache.get("key", load))
+        values.append(groups.get("key", load))
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(loads) == 1
-    assert len({id(value) for value in values}) == 1
-    assert len(values) == 8
+    assert (len(loads), len(values), len(set(map(id, values)))) == (1, 8, 1)
 
 
 def test_an_error_is_not_kept():
-    cache = RowGroupCache()
+    groups = RowGroups()
 
     def fail():
         raise OSError("in the middle")
 
     for _ in range(2):
         with pytest.raises(OSError, match="in the middle"):
-            cache.get("key", fail)
-    assert cache.get("key", lambda: group(3)).nbytes == 3
+            groups.get("key", fail)
+    assert groups.get("key", lambda: group(3)).value(0) == b"xxx"
 
 
 # --- values on disk --------------------------------------------------------------------------------------------------
