@@ -30,7 +30,7 @@ from train.devices import resolve_device
 from train.evaluation.evaluation import Count, count_nothing, encode_captions, encode_images, scores_between
 from train.evaluation.metrics import ranks_of
 from train.jobs import Corpus
-from train.reports.gold_published import GOLD_COLUMNS, GOLD_RANKS
+from train.reports.published import GOLD_COLUMNS, GOLD_RANKS
 from train.reports.row_results import finished_runs
 from train.runs.run import Run, open_run
 

@@ -16,8 +16,8 @@ from train.evaluation.search import Tokenize
 from train.evaluation.sts import StsSystem, score_overlap, score_sts
 from train.evaluation.sts_data import StsPairs, read_sts
 from train.jobs import ReproduceJob
+from train.reports.published import STS_PAPERS, TASKS, PublishedSts, StsPaper, task_of
 from train.reports.row_results import finished_runs
-from train.reports.sts_published import STS_PAPERS, TASKS, PublishedSts, StsPaper, task_of
 from train.runs.run import open_run
 
 _LANGUAGE = "en"  # Of all pairs that the papers measure on.

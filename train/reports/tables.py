@@ -16,11 +16,10 @@ from train.evaluation.scores import Average, Score, averages
 from train.evaluation.sts import StsResult
 from train.evaluation.sts_data import Correlation, StsPairs
 from train.reports.comparison import MEASURES, SUM, Comparison
-from train.reports.gold_published import GOLD_COLUMNS
 from train.reports.gold_ranks import GoldRanks, RankedCaption
+from train.reports.published import GOLD_COLUMNS, STS_PAPERS, TASKS, task_of
 from train.reports.reproduce_report import Measurement
 from train.reports.row_results import ABSENT
-from train.reports.sts_published import STS_PAPERS, TASKS, task_of
 from train.reports.sts_rows import StsRow, StsRows
 
 _SHORT = {"recall_at_1": "R@1", "recall_at_5": "R@5", "recall_at_10": "R@10", "median_rank": "med"}

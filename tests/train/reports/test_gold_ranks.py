@@ -16,9 +16,8 @@ from train.data.batches import CaptionBatch
 from train.data.splits import open_data
 from train.evaluation.evaluation import encode_captions, encode_images
 from train.reports import gold_ranks as module
-from train.reports.gold_published import GOLD_COLUMNS, GoldRank
 from train.reports.gold_ranks import gold_ranks
-from train.reports.published import presets_of_table
+from train.reports.published import GOLD_COLUMNS, GoldRank, presets_of_table
 from train.reports.reproduce import reproduce
 from train.reports.tables import gold_rank_tables, write_gold_ranks
 from train.runs.run import open_run

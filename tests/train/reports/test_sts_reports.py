@@ -12,7 +12,7 @@ from train.evaluation.sts import OVERLAP, StsResult, StsSystem, sts
 from train.evaluation.sts_data import Correlation, Coverage, StsPairs
 from train.jobs import StsJob
 from train.reports.plots import plot_sts
-from train.reports.sts_published import STS_PAPERS, TASKS, task_of
+from train.reports.published import STS_PAPERS, TASKS, task_of
 from train.reports.tables import sts_report, sts_tables, tasks_of, write_sts
 
 

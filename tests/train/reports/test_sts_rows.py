@@ -10,8 +10,8 @@ from tests.train.trainings import SMALL, reproduce_job
 from train.evaluation.sts import sts
 from train.evaluation.sts_data import read_sts
 from train.jobs import StsJob
+from train.reports.published import STS_PAPERS
 from train.reports.reproduce import reproduce
-from train.reports.sts_published import STS_PAPERS
 from train.reports.sts_rows import open_sts, sts_paper, sts_rows
 from train.reports.tables import sts_row_tables, write_sts_rows
 
