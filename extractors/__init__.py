@@ -3,8 +3,8 @@
 from extractors.base import Description, Extractor, RegionExtractor
 from extractors.catalogue import CatalogueEntry, ExtractorModule, entries, names
 from extractors.images.decoding import MAX_PIXELS, REASONS, DecodeError, decode
-from extractors.requests import ExtractorRequest, describe, load, spec
-from extractors.settings import RegionOptions, Settings
+from extractors.options import ExtractorOptions, RegionOptions
+from extractors.request import ExtractorRequest, describe, load, spec
 
 __all__ = [
     "MAX_PIXELS",
@@ -14,10 +14,10 @@ __all__ = [
     "Description",
     "Extractor",
     "ExtractorModule",
+    "ExtractorOptions",
     "ExtractorRequest",
     "RegionExtractor",
     "RegionOptions",
-    "Settings",
     "decode",
     "describe",
     "entries",

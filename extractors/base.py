@@ -75,7 +75,7 @@ class Extractor(ABC):
         return self.device is not None and self.device.type == "cuda"
 
     @property
-    def feeding_threads(self) -> int:
+    def feeder_threads(self) -> int:
         """Threads that give the model one batch each, so that it has the next one already: one on a GPU, else none by default."""
         return 1 if self.on_gpu else 0
 
@@ -110,7 +110,7 @@ class Extractor(ABC):
             uint8 ``[3, H, W]``, channels R, G, B.
         """
 
-    def preprocess_alone(self, image: Image.Image) -> Tensor:
+    def preprocess_single_threaded(self, image: Image.Image) -> Tensor:
         """Return what `preprocess` does, bit for bit, in less time where a single thread does so.
 
         It may consist of many short operations, between which several threads would wait for Python's lock, for longer than the
@@ -145,7 +145,7 @@ class Extractor(ABC):
         """
         return {"feature": self.extract(batch)}
 
-    def start(self, batch: Any) -> Callable[[], dict[str, np.ndarray]]:
+    def extract_async(self, batch: Any) -> Callable[[], dict[str, np.ndarray]]:
         """Run the model without waiting for a GPU.
 
         Returns:

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from extractors.base import Extractor
-from extractors.remembering import keep, kept
+from extractors.description_cache import load_json, store_json
 
 _MOST = 256
 _HOST_BYTES = 2**26  # Pixels and features of a batch; a few batches are in the host's memory at a time.
@@ -48,12 +48,12 @@ def find_batch_size(extractor: Extractor, clock: Callable[[], float] = time.perf
         "extractor": extractor.spec.to_json(),
         "precision": extractor.parameters.get("precision"),
     }
-    found = kept("batch-sizes", name)
+    found = load_json("batch-sizes", name)
     if isinstance(found, int) and 1 <= found <= _MOST:
         return found
     size = _double(extractor, size, clock)
     logger.info("%s takes %d images at once on %s", extractor.spec.name, size, name["gpu"])
-    keep("batch-sizes", name, size)
+    store_json("batch-sizes", name, size)
     return size
 
 

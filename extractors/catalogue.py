@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from extractors.base import Description, Extractor
-from extractors.settings import Settings
+from extractors.options import ExtractorOptions
 from schemas.errors import UsageError
 from schemas.features import FeatureSpec
 
 if TYPE_CHECKING:
     import torch
 
-    from extractors.weights.finding import Weights
+    from extractors.weights.resolve import Weights
 
 _TIMM = "timm:"
 DETECTRON2 = "detectron2:"
@@ -34,10 +34,10 @@ class ExtractorModule(Protocol):
     def find_weights(self, spec: FeatureSpec, request: str) -> Weights:
         """Find and check the weights that a user asks for: ``default``, a path or ``random:SEED``."""
 
-    def describe(self, settings: Settings, weights: Weights) -> Description:
+    def describe(self, settings: ExtractorOptions, weights: Weights) -> Description:
         """Describe what `load` would make, without a device."""
 
-    def load(self, settings: Settings, weights: Weights, device: torch.device) -> Extractor:
+    def load(self, settings: ExtractorOptions, weights: Weights, device: torch.device) -> Extractor:
         """Make the extractor on a device that computes in the precision of the settings."""
 
 
@@ -71,7 +71,7 @@ ENTRIES = {
                 shape=(2048,),
                 source="Multi30K, github.com/multi30k/dataset, scripts/feature-extractor: ResNet50, global average pool",
             ),
-            module="extractors.pooled.resnet50",
+            module="extractors.whole_image.resnet50",
             weights="default: torchvision's ResNet50_Weights.IMAGENET1K_V1; or that model as .pth, .pt or .safetensors",
         ),
         Entry(
@@ -80,7 +80,7 @@ ENTRIES = {
                 shape=(4096,),
                 source="torchvision's VGG19: second fully connected layer after ReLU, mean of ten crops",
             ),
-            module="extractors.pooled.vgg19",
+            module="extractors.whole_image.vgg19",
             weights="default: torchvision's VGG19_Weights.IMAGENET1K_V1; or that model as .pth, .pt or .safetensors",
             crops=10,
         ),
@@ -91,7 +91,7 @@ ENTRIES = {
                 source="github.com/ivendrov/order-embedding, extract_cnn_features.py, before its L2 normalisation: Oxford's "
                 "VGG_ILSVRC_19_layers, fc7 after ReLU, mean of ten crops",
             ),
-            module="extractors.pooled.vgg19",
+            module="extractors.whole_image.vgg19",
             weights="no default: VGG_ILSVRC_19_layers.caffemodel, or a conversion of it as .pth, .pt or .safetensors",
             crops=10,
         ),
@@ -101,7 +101,7 @@ ENTRIES = {
                 shape=(196, 512),
                 source="Nam, Ha, Kim 2017 (DAN): VGG19 at 448x448 pixels, last pooling layer, 14x14 in row-major order",
             ),
-            module="extractors.grids.last_maps",
+            module="extractors.whole_image.conv_grids",
             weights="default: torchvision's VGG19_Weights.IMAGENET1K_V1; or that model as .pth, .pt or .safetensors",
         ),
         Entry(
@@ -111,7 +111,7 @@ ENTRIES = {
                 source="Nam, Ha, Kim 2017 (DAN): ResNet152 at 448x448 pixels, below the last pooling layer, 14x14 in row-major "
                 "order",
             ),
-            module="extractors.grids.last_maps",
+            module="extractors.whole_image.conv_grids",
             weights="default: torchvision's ResNet152_Weights.IMAGENET1K_V1; or that model as .pth, .pt or .safetensors",
         ),
         Entry(
@@ -191,10 +191,10 @@ def entries() -> tuple[CatalogueEntry, ...]:
 def _catalogue_entry(name: str) -> CatalogueEntry:
     entry = ENTRIES[name]
     module = import_module(entry.module, name)
-    from extractors.weights.finding import Weights
+    from extractors.weights.resolve import Weights
 
     # Of the weights only the digest enters a description, and it does not decide the preprocessing.
-    description = module.describe(Settings(entry.spec), Weights(state={}))
+    description = module.describe(ExtractorOptions(entry.spec), Weights(state={}))
     return CatalogueEntry(
         name=name,
         kind=description.kind,
@@ -222,8 +222,8 @@ def entry_of(name: str, *, unpooled: bool = False) -> Entry:
         UsageError: there is no extractor of that name, it makes no map on demand, or it needs a package that is not installed.
     """
     if name.startswith(_TIMM):
-        module = import_module("extractors.pooled.timm_models", name)
-        return Entry(module.spec(name.removeprefix(_TIMM), unpooled=unpooled), module="extractors.pooled.timm_models")
+        module = import_module("extractors.whole_image.timm_models", name)
+        return Entry(module.spec(name.removeprefix(_TIMM), unpooled=unpooled), module="extractors.whole_image.timm_models")
     if unpooled and (name in ENTRIES or name.startswith(DETECTRON2)):
         raise UsageError(
             f"--unpooled is an option of {_TIMM}NAME, found with extractor {name!r}: leave it out; vgg19-grid and resnet152-grid "

@@ -260,14 +260,14 @@ def _run_network(device: str, dtype: str) -> np.ndarray:
     """Compute a convolution, ReLU, mean pooling and a linear layer with fixed weights; float[4, 32]."""
     import torch
 
-    from extractors.computing.devices import numerics
+    from extractors.computing.devices import precision_context
 
     generator = torch.Generator().manual_seed(0)
     pixels, kernel, matrix = (
         torch.randn(*shape, generator=generator).to(device, getattr(torch, dtype))
         for shape in ((4, 3, 64, 64), (16, 3, 3, 3), (16, 32))
     )
-    with numerics("fp32", torch.device(device)), torch.inference_mode():
+    with precision_context("fp32", torch.device(device)), torch.inference_mode():
         maps = torch.nn.functional.conv2d(pixels, kernel, padding=1).relu()
         return (maps.mean(dim=(2, 3)) @ matrix).cpu().numpy()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeAlias, cast
 
-from extractors.requests import ExtractorRequest, Precision, StoredType
+from extractors.request import ExtractorRequest, Precision, StoredType
 from schemas.errors import InputError, UsageError
 from schemas.keys import AUTO, ShardsRequest, check_language, check_shards_request
 from schemas.options import Device, Opt

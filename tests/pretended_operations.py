@@ -48,7 +48,7 @@ class DeviceMismatchError(AssertionError):
 
 
 class Event(NamedTuple):
-    """What happened, and the line of the project that caused it, e.g. ``extractors/stacked.py:72``."""
+    """What happened, and the line of the project that caused it, e.g. ``extractors/fixed_size.py:72``."""
 
     operation: str
     line: str

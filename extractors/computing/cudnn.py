@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from extractors.computing.devices import numerics
-from extractors.computing.passes import in_halves
+from extractors.computing.devices import precision_context
+from extractors.computing.oom import run_with_oom_retry
 
 logger = logging.getLogger(__name__)
 
@@ -109,8 +109,8 @@ def keep_what_agrees(graph: fx.GraphModule, shape: tuple[int, ...], precision: s
     dtype = next(graph.parameters()).dtype
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype).to(device)
     tolerance = _TOLERANCE_OF_TF32 if precision == "tf32" else _TOLERANCES[dtype]
-    with numerics(precision, device), torch.inference_mode():
-        in_halves(_Comparison(graph, tolerance).run, noise.contiguous(memory_format=torch.channels_last))
+    with precision_context(precision, device), torch.inference_mode():
+        run_with_oom_retry(_Comparison(graph, tolerance).run, noise.contiguous(memory_format=torch.channels_last))
 
 
 class _Comparison(fx.Interpreter):

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from extractors.computing.compiling import check_compile
+from extractors.computing.compile import check_compile
 from extractors.remarks import tell
 from schemas.errors import UsageError
 from schemas.process.resources import bfloat16_remark
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-# Torch's switches apply to the whole process, and a worker may extract in several threads: what each thread inside `numerics`
-# needs, and what puts back what the first of them found. All that are inside need the same.
+# Torch's switches apply to the whole process, and a worker may extract in several threads: what each thread inside
+# `precision_context` needs, and what puts back what the first of them found. All that are inside need the same.
 _switching = Condition()
 _inside: list[bool] = []
 _found = ExitStack()
@@ -111,7 +111,7 @@ def cast_layers(model: nn.Module, precision: str) -> torch.dtype:
     return dtype
 
 
-def keep_casts(model: nn.Module, dtype: torch.dtype | None) -> None:
+def cache_casts(model: nn.Module, dtype: torch.dtype | None) -> None:
     """Let the convolutions and matrix products of a model keep what ``torch.autocast`` would make of their weights in each call.
 
     The weights themselves stay as they are, for what else reads them, and so do layers of classes derived from torch's, which may
@@ -129,7 +129,7 @@ def keep_casts(model: nn.Module, dtype: torch.dtype | None) -> None:
                 layer.register_buffer(f"kept_{name}", values, persistent=False)
 
 
-class _Keeping(nn.Module):
+class _CastCaching(nn.Module):
     kept_weight: Tensor
     kept_bias: Tensor | None
     _product: Callable[..., Tensor]
@@ -140,15 +140,15 @@ class _Keeping(nn.Module):
         return self._product(input, self.kept_weight, self.kept_bias)
 
 
-class _KeepingLinear(_Keeping, nn.Linear):
+class _CastCachingLinear(_CastCaching, nn.Linear):
     _product = staticmethod(F.linear)
 
 
-class _KeepingConv2d(_Keeping, nn.Conv2d):
+class _CastCachingConv2d(_CastCaching, nn.Conv2d):
     _product = nn.Conv2d._conv_forward
 
 
-_KEEPING: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: _KeepingLinear, nn.Conv2d: _KeepingConv2d}
+_KEEPING: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: _CastCachingLinear, nn.Conv2d: _CastCachingConv2d}
 
 
 def upload(pixels: Tensor, device: torch.device) -> Tensor:
@@ -163,7 +163,7 @@ def download(parts: Sequence[Tensor]) -> Callable[[], Tensor]:
     """Start to copy results from a GPU, into page-locked memory, so that the caller does not wait for what is being computed.
 
     Args:
-        parts: ``[B, ...]`` each, on the GPU of `numerics`; at least one.
+        parts: ``[B, ...]`` each, on the GPU of `precision_context`; at least one.
 
     Returns:
         Waits for the copies and returns the parts one behind the other, on the CPU.
@@ -179,18 +179,18 @@ def download(parts: Sequence[Tensor]) -> Callable[[], Tensor]:
     return wait
 
 
-def page_locked(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+def pinned_empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return memory of the host from which a GPU copies by itself, of unknown content.
 
     Torch keeps such memory for later, and knows the copies that were started: what is dropped is given out again when they have
     ended, so nobody has to count buffers.
     """
-    with torch.cuda.device(device):  # See `numerics`.
+    with torch.cuda.device(device):  # See `precision_context`.
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
 
 @contextmanager
-def numerics(precision: str, device: torch.device) -> Iterator[None]:
+def precision_context(precision: str, device: torch.device) -> Iterator[None]:
     """Make a GPU compute in a precision inside the block, and restore every switch afterwards. It is this thread's GPU meanwhile.
 
     By default torch lets convolutions on a GPU round to TF32; ``fp32`` switches this off. Algorithms that may differ from run to

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from extractors.computing.passes import run_single_threaded
+from extractors.computing.cpu_parallel import run_single_threaded
 
 
-class MergedConvolution(nn.Module):
+class FusedConv2d(nn.Module):
     """A convolution by oneDNN with what follows it.
 
     Args:
@@ -60,7 +60,7 @@ def pointwise(weight: Tensor, bias: Tensor | None) -> nn.Conv2d:
     return conv
 
 
-def is_merged_in(dtype: torch.dtype) -> bool:
+def can_fuse_in(dtype: torch.dtype) -> bool:
     """Tell whether oneDNN computes merged convolutions of a type on this processor."""
     if not torch.backends.mkldnn.is_available():
         return False

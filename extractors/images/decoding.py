@@ -27,7 +27,9 @@ several frames or images    the first; the primary image of HEIC, the largest of
 files are stored upright. A photograph that relies on the tag is seen as it is stored, lying on its side. Only orientation that is
 part of the format itself is applied: that of TIFF, TGA, AVIF and HEIC. Colour profiles and gamma are ignored too.
 
-A format that cannot be decoded here, because Pillow was built without it or the extra ``heif`` is missing, is ``unsupported``.
+The content decides the format, not the name. Every format but TGA begins with a mark of its own; TGA, the oldest, is recognised by
+its footer (version 2) or by a header in which every field is plausible, and only after all the others. A format that cannot be
+decoded here, because Pillow was built without it or the extra ``heif`` is missing, is ``unsupported``.
 """
 
 from __future__ import annotations
@@ -36,14 +38,15 @@ import io
 import re
 import struct
 import zlib
+from functools import cache
 from typing import TYPE_CHECKING
 
-from extractors.images.formats import FORMATS, format_of, missing_decoder
 from schemas.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     import numpy as np
     from PIL import Image, ImageFile
+
 
 DECODING = 1
 """Version of the rules above, part of every extractor's parameters. A change of a rule makes a new version."""
@@ -299,3 +302,82 @@ def _broken(data: bytes, kind: str, error: Exception) -> DecodeError:
             "truncated", f"the {kind} file ends after {len(data)} bytes, before its pixels do ({text}); fetch it again"
         )
     return DecodeError("decode_error", f"the {kind} file of {len(data)} bytes is damaged ({text}); fetch it again")
+
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "ICO", "HEIF", "TGA")
+"""Formats that are opened, by Pillow's names. Formats that run programs (EPS) or hold no photographs are never tried."""
+
+_MARKS = {
+    "JPEG": (b"\xff\xd8\xff",),
+    "PNG": (b"\x89PNG\r\n\x1a\n",),
+    "GIF": (b"GIF87a", b"GIF89a"),
+    "BMP": (b"BM",),
+    "TIFF": (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+", b"II\x00*", b"MM*\x00"),  # The last two are wrong but accepted.
+    "JPEG2000": (b"\xff\x4f\xff\x51", b"\x00\x00\x00\x0cjP  \r\n\x87\n"),
+    "ICO": (b"\x00\x00\x01\x00",),
+}
+# P1 to P6, and the floats of PFM; then white space or a comment.
+_PPM = re.compile(rb"P[1-6f][\s#]")
+_BRANDS = {
+    "AVIF": {b"avif", b"avis"},
+    "HEIF": {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1"},
+}
+_TGA_FOOTER = b"TRUEVISION-XFILE.\x00"
+# Type of the pixels -> bits of a pixel that it can have: palette, colours, grey; the same run-length encoded.
+_TGA_DEPTHS = {1: (8,), 2: (16, 24, 32), 3: (1, 8, 16), 9: (8,), 10: (16, 24, 32), 11: (8, 16)}
+
+
+def format_of(data: bytes) -> str | None:
+    """Return the format of the bytes of a file, one of `FORMATS`; None if they are in none of these."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "WEBP"
+    if data[4:8] == b"ftyp":
+        return _format_of_brands(data)
+    if _PPM.match(data):
+        return "PPM"
+    name = next((name for name, marks in _MARKS.items() if data.startswith(marks)), None)
+    return name or ("TGA" if _is_tga(data) else None)
+
+
+def missing_decoder(name: str) -> str | None:
+    """Return what to install if a format cannot be decoded here; None if it can.
+
+    Codecs that Pillow itself misses only while it decodes (JPEG 2000, compressed TIFF) are not asked for.
+    """
+    if name == "HEIF":
+        return None if _register_heif() else "its decoder is not installed: pip install 'imagepivot[heif]'"
+    if name in ("AVIF", "WEBP"):
+        from PIL import features
+
+        if name.lower() not in features.get_supported():
+            return "this build of Pillow has no decoder for it: install Pillow 11.3 or newer from a wheel"
+    return None
+
+
+@cache
+def _register_heif() -> bool:
+    """Let Pillow open HEIF files, and return whether that is possible."""
+    try:
+        import pillow_heif
+    except ImportError:
+        return False
+    pillow_heif.register_heif_opener()
+    return True
+
+
+def _format_of_brands(data: bytes) -> str | None:
+    """Return the format of a file in boxes (ISO 14496-12): its first box lists the brands that it conforms to."""
+    end = min(int.from_bytes(data[:4], "big"), 256)
+    brands = {data[8:12], *(data[at : at + 4] for at in range(16, end, 4))}
+    return next((name for name, known in _BRANDS.items() if brands & known), None)
+
+
+def _is_tga(data: bytes) -> bool:
+    if len(data) < 18:
+        return False
+    if data.endswith(_TGA_FOOTER):
+        return True
+    _, mapped, kind, first, count, bits, _, _, width, height, depth, flags = struct.unpack_from("<BBBHHBHHHHBB", data)
+    has_map = mapped == 1 and bits in (16, 24, 32) and 0 < count <= 256
+    has_none = mapped == 0 and (first, count, bits) == (0, 0, 0) and kind & 7 != 1
+    return (has_map or has_none) and depth in _TGA_DEPTHS.get(kind, ()) and width > 0 < height and flags < 64

@@ -5,9 +5,9 @@ each sum to 8 bits (``src/libImaging/Resample.c`` in github.com/python-pillow/Pi
 bytes (FBGEMM) are the same sums for a whole row of values at once. Each weight is cut into two numbers, so that no sum needs more
 than the 24 digits of float32; in the first pass columns are turned into rows.
 
-Whether the bytes are Pillow's is tried once in each process. Where they are not, as with a Pillow that calculates in another way,
-where they would take longer, as without FBGEMM, or more memory, as an image of more than 4 megapixels, `resizes_as_pillow` says so,
-and Pillow has to do it.
+Whether the bytes are Pillow's is tried once in each process. Pillow has to resize where `can_resize_exactly` is False: the bytes
+would differ, as with a Pillow that calculates in another way, take longer, as without FBGEMM, or more memory, as of an image of
+more than 4 megapixels.
 
 Letters in shapes: ``H`` and ``W`` pixels of an image, ``h`` and ``w`` of the result, ``N`` rows that are added up, ``n`` sums,
 ``K`` weights of each.
@@ -28,7 +28,7 @@ from torch.nn import functional as F  # noqa: N812
 
 _DIGITS = 22  # Binary ones behind the point of a weight.
 _LOW = 8  # The last of them, which have sums of their own.
-_MOST_SHRUNK = 60.0
+_MAX_DOWNSCALE = 60.0
 """Greatest quotient of a side and the resized one: the sums of the last digits of 255 weights, of which a product has 16, fit."""
 _TALL = 100  # Times as high as wide: there Pillow begins with the columns.
 _STRIP = 2**20  # Bytes of the columns that are turned into rows at once, near to a processor's cache.
@@ -37,7 +37,7 @@ _SUPPORT = {"bilinear": 1.0, "bicubic": 2.0}
 
 
 @dataclass(frozen=True)
-class _Sums:
+class _Coefficients:
     """The sums along one axis.
 
     Attributes:
@@ -63,16 +63,16 @@ class _Sums:
         return len(self.starts) // 2
 
 
-def resizes_as_pillow(image: Image.Image, size_wh: tuple[int, int]) -> bool:
-    """Tell whether `resized` makes Pillow's bytes of an image in this process, in less time and without a copy of the image.
+def can_resize_exactly(image: Image.Image, size_wh: tuple[int, int]) -> bool:
+    """Tell whether `resize_exactly` makes Pillow's bytes of an image in this process, in less time and without a copy of the image.
 
     Args:
         image: mode ``RGB``.
         size_wh: width and height of the whole resized image.
     """
-    if image.height > _TALL * image.width or max(image.width / size_wh[0], image.height / size_wh[1]) > _MOST_SHRUNK:
+    if image.height > _TALL * image.width or max(image.width / size_wh[0], image.height / size_wh[1]) > _MAX_DOWNSCALE:
         return False
-    return _lent_pixels(image) is not None and _agrees()
+    return _zero_copy_view(image) is not None and _agrees()
 
 
 @cache
@@ -84,18 +84,18 @@ def _agrees() -> bool:
     for interpolation in _SUPPORT:
         for size_wh in ((97, 61), (400, 201)):
             expected = np.asarray(noise.resize(size_wh, Image.Resampling[interpolation.upper()]))
-            if not np.array_equal(resized(noise, size_wh, interpolation).numpy(), expected):
+            if not np.array_equal(resize_exactly(noise, size_wh, interpolation).numpy(), expected):
                 return False
     return True
 
 
-def resized(
+def resize_exactly(
     image: Image.Image, size_wh: tuple[int, int], interpolation: str, box: tuple[int, int, int, int] | None = None
 ) -> Tensor:
     """Resize an image as Pillow does, and cut out a box.
 
     Args:
-        image: mode ``RGB``, for which `resizes_as_pillow`.
+        image: mode ``RGB``, for which `can_resize_exactly`.
         size_wh: width and height of the whole resized image.
         interpolation: ``bilinear`` or ``bicubic``.
         box: left, top, right and bottom in the resized image; beyond it the result is black. None for all of it.
@@ -105,27 +105,27 @@ def resized(
     """
     width, height = size_wh
     left, top, right, bottom = box or (0, 0, width, height)
-    across = _sums(image.width, width, interpolation, max(left, 0), min(right, width))
-    down = _sums(image.height, height, interpolation, max(top, 0), min(bottom, height))
-    whole = _lent_pixels(image)
+    across = _coefficients(image.width, width, interpolation, max(left, 0), min(right, width))
+    down = _coefficients(image.height, height, interpolation, max(top, 0), min(bottom, height))
+    whole = _zero_copy_view(image)
     if whole is None:
         raise ValueError(f"Pillow does not lend the memory of an image of {image.width}×{image.height} pixels")
     pixels = whole[down.first : down.last, across.first : across.last]
-    halfway = _table(len(pixels), across.count)
+    halfway = _empty_rows(len(pixels), across.count)
     step = max(1, _STRIP // (pixels.shape[1] * pixels.element_size()))
     for start in range(0, len(pixels), step):
         strip = pixels[start : start + step]
-        columns = _table(strip.shape[1], len(strip))
+        columns = _empty_rows(strip.shape[1], len(strip))
         columns[:, : len(strip)] = strip.t()
-        halfway[start : start + step, : across.count] = _added(columns, across).view(torch.int32).t()
-    found = _without_fourth(_added(halfway, down).view(down.count, across.count, 4))
+        halfway[start : start + step, : across.count] = _weighted_row_sums(columns, across).view(torch.int32).t()
+    found = _drop_padding_channel(_weighted_row_sums(halfway, down).view(down.count, across.count, 4))
     if found.shape[:2] == (bottom - top, right - left):
         return found
     return F.pad(found, (0, 0, max(-left, 0), max(right - width, 0), max(-top, 0), max(bottom - height, 0)))
 
 
 @lru_cache(maxsize=32)  # The images of a collection have few sizes.
-def _sums(length: int, size: int, interpolation: str, start: int, stop: int) -> _Sums:
+def _coefficients(length: int, size: int, interpolation: str, start: int, stop: int) -> _Coefficients:
     """Return the sums of ``length`` rows for some of ``size`` positions, as ``precompute_coeffs`` and what follows it in Pillow."""
     scale = length / size
     stretch = max(scale, 1.0)
@@ -146,7 +146,7 @@ def _sums(length: int, size: int, interpolation: str, start: int, stop: int) -> 
     rows = np.minimum(first[:, None] + steps, length - 1)
     begin = int(rows.min())
     both = np.stack((high * 2.0 ** (_LOW - _DIGITS), low * 2.0**-_LOW))
-    return _Sums(
+    return _Coefficients(
         begin,
         int(rows.max()) + 1,
         torch.from_numpy(np.stack((rows, rows)).ravel().astype(np.int32) - begin),
@@ -170,7 +170,7 @@ def _bicubic(distances: np.ndarray) -> np.ndarray:
 _FILTERS = {"bilinear": _bilinear, "bicubic": _bicubic}
 
 
-def _lent_pixels(image: Image.Image) -> Tensor | None:
+def _zero_copy_view(image: Image.Image) -> Tensor | None:
     """Return the pixels of an image, of four bytes each, in Pillow's own memory: int32 ``[H, W]``; None if it does not lend it."""
     if not hasattr(image, "__arrow_c_array__"):  # Pillow 11.1 and before.
         return None
@@ -181,14 +181,14 @@ def _lent_pixels(image: Image.Image) -> Tensor | None:
     return values.view(torch.int32).view(image.height, image.width)
 
 
-def _table(rows: int, pixels: int) -> Tensor:
+def _empty_rows(rows: int, pixels: int) -> Tensor:
     """Return a table of rows of pixels, to be filled, as torch wants it: each row ends with its scale and its bias."""
     table = torch.empty(rows, pixels + 2, dtype=torch.int32)
     table[:, pixels:] = torch.from_numpy(_SCALE_AND_BIAS)
     return table
 
 
-def _added(table: Tensor, sums: _Sums) -> Tensor:
+def _weighted_row_sums(table: Tensor, sums: _Coefficients) -> Tensor:
     """Add up the rows of a table, ``[N, pixels + 2]``, and round to 8 bits: uint8 ``[n, 4 * pixels]``."""
     found, low = torch.ops.quantized.embedding_bag_byte_rowwise_offsets(
         table.view(torch.uint8), sums.rows, sums.starts, per_sample_weights=sums.weights, include_last_offset=False
@@ -200,7 +200,7 @@ def _added(table: Tensor, sums: _Sums) -> Tensor:
     return torch.from_numpy(found.numpy().astype(np.uint8))  # Cuts off; torch's own conversion takes seven times as long.
 
 
-def _without_fourth(pixels: Tensor) -> Tensor:
+def _drop_padding_channel(pixels: Tensor) -> Tensor:
     """Drop the fourth byte of pixels: uint8 ``[h, w, 4]`` to ``[h, w, 3]``."""
     height, width = pixels.shape[:2]
     # By Pillow: torch copies byte by byte.

@@ -24,23 +24,29 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from extractors.base import Description, RegionExtractor
-from extractors.computing.devices import cast_layers, numerics
-from extractors.computing.filtering import products_are_slow
-from extractors.computing.fusing import made_ready, traced
-from extractors.computing.memory import release_unused_memory
-from extractors.computing.onednn import is_merged_in
-from extractors.computing.passes import Fitted, in_halves, run_single_threaded
-from extractors.images.preprocess import check_resized
-from extractors.regions.bottom_up.input import INPUT, LEAST_SIDE, Original, prepare, resized_wh, send
-from extractors.regions.bottom_up.last_stage import GroupedStage, LastStage, MergedStage, PlainStage, ProductStage
-from extractors.regions.bottom_up.network import POOLED, build, fold_norms, pool, suppress
-from extractors.regions.bottom_up.pooling import distinct_bins, pool_bins
+from extractors.computing.cpu_parallel import run_single_threaded
+from extractors.computing.devices import cast_layers, precision_context
+from extractors.computing.fusion import optimize_for_inference, trace
+from extractors.computing.onednn import can_fuse_in
+from extractors.computing.oom import BatchLimits, release_unused_memory, run_with_oom_retry
+from extractors.computing.winograd import prefers_onednn
+from extractors.images.preprocessing import check_resized
+from extractors.options import ExtractorOptions, RegionOptions
+from extractors.regions.bottom_up.network import ATTRIBUTES, CLASSES, POOLED, build, fold_norms, pool, suppress
+from extractors.regions.bottom_up.preprocessing import INPUT, LEAST_SIDE, Original, prepare, resized_wh, send
+from extractors.regions.bottom_up.res5_head import (
+    GroupedStage,
+    LastStage,
+    MergedStage,
+    PlainStage,
+    ProductStage,
+    distinct_bins,
+    pool_bins,
+)
 from extractors.regions.bottom_up.weights import read_detector
 from extractors.regions.boxes import STRIDE
-from extractors.regions.class_names import ATTRIBUTES, CLASSES
-from extractors.regions.selection import Detections, choose, columns, none_chosen
-from extractors.settings import RegionOptions, Settings
-from extractors.weights.finding import Architecture, Weights, resolve_weights
+from extractors.regions.selection import Detections, columns, empty_regions, gather_regions
+from extractors.weights.resolve import Architecture, Weights, resolve_weights
 from schemas.errors import UsageError
 from schemas.features import FeatureSpec
 
@@ -71,12 +77,12 @@ class FasterRCNNRegions(RegionExtractor):
         device: from `extractors.computing.devices.resolve_device`.
     """
 
-    def __init__(self, settings: Settings, weights: Weights, device: torch.device) -> None:
+    def __init__(self, settings: ExtractorOptions, weights: Weights, device: torch.device) -> None:
         super().__init__(describe(settings, weights), device)
         self._options = settings.regions
         self._device = device
         self._precision = settings.precision
-        self._fitted = Fitted()
+        self._limits = BatchLimits()
         with torch.device("meta"):
             model = build()
         model.load_state_dict(weights.state, assign=True)
@@ -102,10 +108,10 @@ class FasterRCNNRegions(RegionExtractor):
     def _fuse(self, is_product: bool) -> None:
         """Let convolutions on a GPU compute what follows them, but for those of the last stage if that is matrix products."""
         model, device, precision = self._model, self._device, self._precision
-        model.backbone = made_ready(traced(model.backbone), _COMPARED, device, precision=precision, compile=False)
+        model.backbone = optimize_for_inference(trace(model.backbone), _COMPARED, device, precision=precision, compile=False)
         if not is_product:
-            stage = traced(model.head.layer4)
-            model.head.layer4 = made_ready(stage, (_REGIONS, *_REGION), device, precision=precision, compile=False)
+            stage = trace(model.head.layer4)
+            model.head.layer4 = optimize_for_inference(stage, (_REGIONS, *_REGION), device, precision=precision, compile=False)
 
     def _stage_on_cpu(self, is_product: bool) -> LastStage:
         """Choose the form of the last stage.
@@ -114,13 +120,13 @@ class FasterRCNNRegions(RegionExtractor):
         sizes would need weights in other layouts.
         """
         head = self._model.head
-        if not is_product and not (self._precision == "bf16" and is_merged_in(head.dtype)):
+        if not is_product and not (self._precision == "bf16" and can_fuse_in(head.dtype)):
             return PlainStage(head)
         layer4 = head.layer4
         del head.layer4  # The stage has its weights, laid out otherwise.
         if not is_product:
             return MergedStage(layer4, _REGIONS)
-        return GroupedStage(layer4, _REGIONS) if products_are_slow() else ProductStage(layer4)
+        return GroupedStage(layer4, _REGIONS) if prefers_onednn() else ProductStage(layer4)
 
     def preprocess(self, image: Image.Image) -> Tensor:
         """Return the pixels as they are: the detector resizes them on the device.
@@ -145,7 +151,7 @@ class FasterRCNNRegions(RegionExtractor):
             with any number of threads.
         """
         find = self._on_cpu if self._device.type == "cpu" else self._on_gpu
-        regions = find(batch) if batch else none_chosen(self.spec)
+        regions = find(batch) if batch else empty_regions(self.spec)
         return columns([(image.shape[2], image.shape[1]) for image in batch], regions, self.spec)
 
     def _on_cpu(self, batch: Sequence[Tensor]) -> Tensor:
@@ -188,10 +194,12 @@ class FasterRCNNRegions(RegionExtractor):
 
     def _on_gpu(self, batch: Sequence[Tensor]) -> Tensor:
         """Run everything on as many images at once as the memory of the device holds."""
-        with numerics(self._precision, self._device), torch.inference_mode():
+        with precision_context(self._precision, self._device), torch.inference_mode():
             # Images of different sizes do not fit in one tensor, so their positions in the list stand in for them.
             positions = torch.arange(len(batch))
-            return in_halves(lambda some: self._detect([batch[i] for i in some.tolist()]), positions, self._fitted).cpu()
+            return run_with_oom_retry(
+                lambda some: self._detect([batch[i] for i in some.tolist()]), positions, self._limits
+            ).cpu()
 
     def _detect(self, batch: Sequence[Tensor]) -> Tensor:
         """Find the regions of images without knowing how many boxes are left at any step: their number stays on the device.
@@ -223,12 +231,14 @@ class FasterRCNNRegions(RegionExtractor):
         return self._model.rpn.propose(maps, width, height, _scales(images))
 
     def _choose(self, boxes: Tensor, usable: Tensor, features: Tensor, images: Sequence[Original]) -> Tensor:
-        """Classify features ``[B, P, D]`` of boxes ``[B, P, 4]`` and choose the regions, see `choose`."""
+        """Classify features ``[B, P, D]`` of boxes ``[B, P, 4]`` and choose the regions, see `gather_regions`."""
         classes, attributes = (
             scores.unflatten(0, boxes.shape[:2]) for scores in self._model.head.classify(features.flatten(0, 1))
         )
         # On a GPU, dividing by a number of the host would be a multiplication by its reciprocal, rounded otherwise.
-        return choose(Detections(boxes / _scales(images)[:, None, None], usable, features, classes, attributes), self._options)
+        return gather_regions(
+            Detections(boxes / _scales(images)[:, None, None], usable, features, classes, attributes), self._options
+        )
 
 
 def _scales(images: Sequence[Original]) -> Tensor:
@@ -253,7 +263,7 @@ def find_weights(spec: FeatureSpec, request: str) -> Weights:
     return resolve_weights(request, ARCHITECTURE)
 
 
-def describe(settings: Settings, weights: Weights) -> Description:
+def describe(settings: ExtractorOptions, weights: Weights) -> Description:
     """Describe the extractor, see `extractors.catalogue.ExtractorModule`."""
     named, options = _named(settings.spec, settings.regions), settings.regions
     if options.half_backbone and settings.precision not in ("bf16", "fp16"):

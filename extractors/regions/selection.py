@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from extractors.regions.suppression import best_surviving_scores, first
-from extractors.settings import RegionOptions
+from extractors.options import RegionOptions
+from extractors.regions.nms import best_scores_after_nms, first_true
 from schemas.features import FeatureSpec
 
-SUPPRESSION = 0.3
+NMS_IOU_THRESHOLD = 0.3
 """Overlap from which a box covers another box of its class."""
 
 _FEATURE = 9  # Numbers of a region before its feature.
@@ -48,7 +48,7 @@ class Detections:
     attributes: Tensor
 
 
-def select(found: Detections, options: RegionOptions) -> tuple[Tensor, Tensor]:
+def select_indices(found: Detections, options: RegionOptions) -> tuple[Tensor, Tensor]:
     """Choose the regions of images.
 
     Args:
@@ -63,15 +63,15 @@ def select(found: Detections, options: RegionOptions) -> tuple[Tensor, Tensor]:
     """
     # Where a row is no proposal, the score is less than any: it comes last, and covers nothing.
     scores = torch.where(found.usable[:, :, None], found.classes[:, :, 1:], -1)
-    best = torch.where(found.usable, best_surviving_scores(found.boxes, scores, SUPPRESSION), -1)
-    chosen, counts = first(best >= options.score_threshold, best.shape[1])
+    best = torch.where(found.usable, best_scores_after_nms(found.boxes, scores, NMS_IOU_THRESHOLD), -1)
+    chosen, counts = first_true(best >= options.score_threshold, best.shape[1])
     is_within = (options.min_regions <= counts) & (counts <= options.max_regions)
     positions = torch.where(is_within[:, None], chosen, best.sort(dim=1, descending=True, stable=True).indices)
     numbers = counts.clamp(options.min_regions, options.max_regions).minimum(found.usable.sum(dim=1))
     return positions[:, : options.max_regions], numbers
 
 
-def choose(found: Detections, options: RegionOptions) -> Tensor:
+def gather_regions(found: Detections, options: RegionOptions) -> Tensor:
     """Choose the regions of images, and return all that a dataset has of them in one tensor, so that one copy fetches it.
 
     The class of a region is its most probable class other than background, and its score that probability: not always the class
@@ -86,8 +86,8 @@ def choose(found: Detections, options: RegionOptions) -> Tensor:
         float32 ``[B, R, 9 + D]``: 1 for a region, box, class and its score, attribute and its score, feature. Rows after the last
         region are zero.
     """
-    positions, numbers = select(found, options)
-    spoiled = (~found.features.isfinite() & found.usable[:, :, None]).sum(dim=(1, 2))[:, None, None]
+    positions, numbers = select_indices(found, options)
+    num_nonfinite = (~found.features.isfinite() & found.usable[:, :, None]).sum(dim=(1, 2))[:, None, None]
 
     def rows(values: Tensor) -> Tensor:
         return values.take_along_dim(positions[:, :, None], dim=1)
@@ -98,14 +98,14 @@ def choose(found: Detections, options: RegionOptions) -> Tensor:
         parts += [torch.where(score > 0, label + 1, 0), score]
     features = rows(found.features)
     place = torch.arange(features[0].numel(), device=features.device).view(features.shape[1:])
-    features = torch.where(spoiled > 0, torch.where(place < spoiled, torch.nan, 0.0), features)
+    features = torch.where(num_nonfinite > 0, torch.where(place < num_nonfinite, torch.nan, 0.0), features)
     together = torch.cat([part.to(torch.float32) for part in (*parts, features)], dim=2)
     is_region = torch.arange(positions.shape[1], device=positions.device) < numbers[:, None]
     return F.pad(torch.where(is_region[:, :, None], together, 0), (0, 0, 0, options.max_regions - positions.shape[1]))
 
 
-def none_chosen(spec: FeatureSpec) -> Tensor:
-    """Return what `choose` returns of no images."""
+def empty_regions(spec: FeatureSpec) -> Tensor:
+    """Return what `gather_regions` returns of no images."""
     most, width = spec.shape
     return torch.zeros(0, most, _FEATURE + width)
 
@@ -115,7 +115,7 @@ def columns(sizes: Sequence[tuple[int, int]], regions: Tensor, spec: FeatureSpec
 
     Args:
         sizes: widths and heights of B images in pixels.
-        regions: from `choose`, on any device.
+        regions: from `gather_regions`, on any device.
         spec: shape ``(R, D)``, and the type of the features.
 
     Returns:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from extractors.base import Description
-from extractors.remembering import remembered_of_folder
+from extractors.description_cache import cached_folder_description
 from extractors.tokens.finding import check_named, find_folder
 from extractors.tokens.reading import Pooling
 
@@ -37,4 +37,4 @@ def describe(model: str, pooling: Pooling, dtype: str, precision: str, *, device
     if Path(folder, _ADAPTER).exists():
         return load()
     request = {"sub_words": pooling, "dtype": dtype, "precision": precision}
-    return remembered_of_folder(request, folder, load, libraries=_LIBRARIES)
+    return cached_folder_description(request, folder, load, libraries=_LIBRARIES)

@@ -25,11 +25,12 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from extractors.base import Description
-from extractors.computing.devices import check_request, keep_casts, numerics, upload
-from extractors.computing.passes import Fitted, in_chunks, in_halves
+from extractors.computing.cpu_parallel import run_in_chunks
+from extractors.computing.devices import cache_casts, check_request, precision_context, upload
+from extractors.computing.oom import BatchLimits, run_with_oom_retry
 from extractors.tokens.finding import check_named, find_folder, not_installed
 from extractors.tokens.reading import POOLINGS, Part, Pooling, parts_of, vectors_of
-from extractors.weights.finding import state_sha256
+from extractors.weights.resolve import state_sha256
 from schemas.errors import InputError, UsageError
 from schemas.features import DTYPES, FeatureSpec
 from schemas.fingerprints import sha256_of_bytes, sha256_of_json
@@ -96,7 +97,7 @@ class TokenExtractor:
     def __init__(self, request: TokenRequest, device: torch.device) -> None:
         folder = find_folder(request.model)
         config, self._tokenizer, model = _load(folder, request.model)
-        self._request, self._device, self._fitted = request, device, Fitted()
+        self._request, self._device, self._limits = request, device, BatchLimits()
         self._begin, self._end = _ends(config, self._tokenizer, request.model)
         self._positions = min(config.max_position_embeddings, self._tokenizer.model_max_length)
         # A tokenizer.json may say both, which would cut captions and fill them up.
@@ -123,7 +124,7 @@ class TokenExtractor:
         }
         self.description = Description(spec=spec, parameters=parameters, kind="token-features", batch_size=64)
         self._model = model.eval().requires_grad_(False).to(device)
-        keep_casts(self._model, _AUTOCAST.get(request.precision))
+        cache_casts(self._model, _AUTOCAST.get(request.precision))
 
     def read(self, captions: Sequence[Sequence[str]]) -> tuple[list[list[Part]], Counter[str]]:
         """Return what the model reads of captions, and how many sub-words that are.
@@ -186,9 +187,9 @@ class TokenExtractor:
     def _states(self, ids: Tensor) -> np.ndarray:
         """Return the last layer over sub-words ``[B, S]`` that are all there, float32 ``[B, S, D]``."""
         if self._device.type == "cpu":
-            return in_chunks(self._forward, ids, FORWARD_CAPTIONS).numpy()
-        with numerics(self._request.precision, self._device), torch.inference_mode():
-            return in_halves(self._forward, ids, self._fitted).numpy()
+            return run_in_chunks(self._forward, ids, FORWARD_CAPTIONS).numpy()
+        with precision_context(self._request.precision, self._device), torch.inference_mode():
+            return run_with_oom_retry(self._forward, ids, self._limits).numpy()
 
     def _forward(self, ids: Tensor) -> Tensor:
         dtype = _AUTOCAST.get(self._request.precision)

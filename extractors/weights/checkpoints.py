@@ -7,6 +7,7 @@ import pickle
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from warnings import catch_warnings, simplefilter
@@ -15,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from extractors.weights.choice import Choice
 from extractors.weights.restricted_pickle import OLD_TORCH_MAGIC, read_pickle, safe_globals
 from schemas.errors import InputError
 
@@ -48,6 +48,20 @@ _SIGNS = (
     ("layer3.5.conv2.weight", "ResNet34"),
     ("layer3.1.conv2.weight", "ResNet18"),
 )
+
+
+@dataclass
+class Choice:
+    """The set of weights to take of a file.
+
+    Attributes:
+        name: key of the set in the file, such as ``model_ema``; those of containers in it are joined by ``/``. Empty for the
+            usual one.
+        remark: filled in by who reads the file: the set that was taken of several, and how to take another; else empty.
+    """
+
+    name: str = ""
+    remark: str = ""
 
 
 def format_of(path: Path) -> str:

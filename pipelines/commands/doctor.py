@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from extractors.requests import Weights, extractor_names
+from extractors.request import Weights, extractor_names
 from pipelines.commands.binding import command
 from pipelines.commands.results import AsJson, console
 from pipelines.jobs import Device

@@ -9,17 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from extractors import Description
-from extractors.regions.class_names import read_names
-from extractors.settings import RegionOptions
+from extractors.options import RegionOptions
 from schemas.dataset import Dataset
-from schemas.errors import UsageError
+from schemas.errors import InputError, UsageError
 from schemas.storage.folder import Folder
 from schemas.storage.locations import local_path
+from schemas.text import read_text
 
 # Without an extension: some tools take the most frequent one of a folder for that of its data.
 _CLASSES = "_names/classes"
@@ -27,6 +28,35 @@ _ATTRIBUTES = "_names/attributes"
 _VERSION_1 = {_CLASSES: "names/classes.txt", _ATTRIBUTES: "names/attributes.txt"}
 NAMES_FILES = "|".join(map(re.escape, (*_VERSION_1.keys(), *_VERSION_1.values())))
 """Regular expression of the paths of these files within a dataset."""
+
+
+def read_names(path: Path, expected: int) -> tuple[str, ...]:
+    """Read names from a UTF-8 file with one name per line.
+
+    A line with synonyms, ``gray,grey``, is one name and stays as it is.
+
+    Args:
+        path: the file.
+        expected: number of names that the file must have, e.g. `CLASSES`.
+
+    Returns:
+        The names in the order of the file. The first is that of id 1, because 0 is the background, or no attribute.
+
+    Raises:
+        InputError: the file is missing or not text, a line is empty, or the number of names differs.
+    """
+    text = read_text(path)
+    names = tuple(line.strip() for line in text.rstrip().split("\n")) if text.strip() else ()
+    if "" in names:
+        raise InputError(
+            f"line {names.index('') + 1} of {str(path)!r} is empty: expected one name per line; remove it or add the name"
+        )
+    if len(names) != expected:
+        raise InputError(
+            f"{str(path)!r} has {len(names)} names, expected {expected}, one per line, without one for id 0 (background, or no "
+            "attribute): pass the file of the classes as class names and that of the attributes as attribute names"
+        )
+    return names
 
 
 @dataclass(frozen=True)

@@ -136,8 +136,7 @@ def _draw_one_crop(transform: Mapping[str, Any], picture: Image.Image) -> tuple[
 
 def _draw_ten_crops(transform: Mapping[str, Any], picture: Image.Image) -> tuple[Image.Image, str]:
     """Draw the crops over the resized picture. A mirrored crop gets a box of its own if it shows other columns."""
-    from extractors.images.crops import ten_crop_views
-    from extractors.images.preprocess import Preprocessing, resize
+    from extractors.images.preprocessing import Preprocessing, resize, ten_crop_views
 
     known = {field.name: transform[field.name] for field in fields(Preprocessing)}
     resized = resize(picture, Preprocessing(**known))

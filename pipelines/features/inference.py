@@ -119,10 +119,10 @@ def extract_rows(
     Yields:
         Rows, one table per batch.
     """
-    from extractors.computing.passes import single_threaded_pool  # Loads torch, which the launcher does without.
+    from extractors.computing.cpu_parallel import single_threaded_pool  # Loads torch, which the launcher does without.
 
     threads = processes.number if processes is not None else threads
-    preprocess = extractor.preprocess_alone if threads == 1 else extractor.preprocess
+    preprocess = extractor.preprocess_single_threaded if threads == 1 else extractor.preprocess
     pixels = processes.pixels if processes is not None else lambda data: preprocess(extractors.decode(data))
     rest = iter(refs)
     ahead: deque[Future[_Decoded]] = deque()
@@ -150,7 +150,7 @@ def extract_rows(
         readers = pools.enter_context(ThreadPoolExecutor(reads, thread_name_prefix="read"))
         # Each of them stands for a core, also where torch resizes.
         decoders = pools.enter_context(single_threaded_pool(min(threads, max(1, len(refs))), "decode"))
-        feeding = extractor.feeding_threads
+        feeding = extractor.feeder_threads
         model = pools.enter_context(ThreadPoolExecutor(feeding, thread_name_prefix="model")) if feeding else None
         # Where this ends early, nobody takes what is still to be decoded.
         for pool in (readers, decoders):
@@ -241,8 +241,8 @@ def _begin(
     if not pixels:
         return dict  # Nothing but failures.
     if model is None:
-        return lambda: extractor.start(extractor.collate(pixels))()
-    starting = model.submit(lambda: extractor.start(extractor.collate(pixels)))
+        return lambda: extractor.extract_async(extractor.collate(pixels))()
+    starting = model.submit(lambda: extractor.extract_async(extractor.collate(pixels)))
     return lambda: starting.result()()
 
 

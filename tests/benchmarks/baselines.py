@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import torch
 import torchvision
+from extractors.regions.bottom_up.input import prepare, resized_wh, scale_of, send
 from torch import Tensor, nn
 
 import extractors
-from extractors.regions.bottom_up.input import prepare, resized_wh, scale_of, send
 from extractors.regions.bottom_up.network import build, pool, suppress
 from pipelines.demo.scenes import draw, make_scenes
 

@@ -122,4 +122,4 @@ def test_a_cache_that_cannot_be_written_is_no_error(find, monkeypatch, tmp_path)
     (tmp_path / "file").touch()
     monkeypatch.setenv("IMAGEPIVOT_CACHE", str(tmp_path / "file"))
     assert find(Timed()) == 256
-    assert batch_sizes.kept("batch-sizes", {}) is None
+    assert batch_sizes.load_json("batch-sizes", {}) is None

@@ -64,11 +64,11 @@ def test_the_catalogue_says_what_the_extractor_does(name):
     assert entry.source == description.spec.source
     module = importlib.import_module(
         {
-            "resnet50-pool": "extractors.pooled.resnet50",
+            "resnet50-pool": "extractors.whole_image.resnet50",
             "faster-rcnn-36": "extractors.regions.faster_rcnn",
-            "vgg19-grid": "extractors.grids.last_maps",
-            "resnet152-grid": "extractors.grids.last_maps",
-        }.get(name, "extractors.pooled.vgg19")
+            "vgg19-grid": "extractors.whole_image.conv_grids",
+            "resnet152-grid": "extractors.whole_image.conv_grids",
+        }.get(name, "extractors.whole_image.vgg19")
     )
     architecture = module.VARIANTS[name].architecture if hasattr(module, "VARIANTS") else module.ARCHITECTURE
     assert entry.weights.startswith("default: ") == (architecture.default is not None)

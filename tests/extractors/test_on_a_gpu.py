@@ -12,15 +12,14 @@ from torch import nn
 
 import extractors
 from extractors.base import Description, Extractor
-from extractors.grids import last_maps
-from extractors.images.preprocess import Normalizer
-from extractors.pooled import resnet50, timm_models, vgg19
+from extractors.images.preprocessing import Normalizer
+from extractors.options import ExtractorOptions
 from extractors.regions import faster_rcnn
 from extractors.regions.bottom_up import network
-from extractors.regions.bottom_up.input import send
-from extractors.settings import Settings
+from extractors.regions.bottom_up.preprocessing import send
 from extractors.tokens.transformer import TokenRequest
-from extractors.weights.finding import Weights
+from extractors.weights.resolve import Weights
+from extractors.whole_image import conv_grids, resnet50, timm_models, vgg19
 from tests.pretended_gpu import pretended_gpu
 from tests.tiny_bert import make_tiny_bert
 
@@ -60,11 +59,11 @@ def load(name, precision, device):
         elif name == "resnet50-pool":
             module, model = resnet50, resnet50.ARCHITECTURE.build(weights=None)
         else:
-            module = vgg19 if "10crop" in name else last_maps
+            module = vgg19 if "10crop" in name else conv_grids
             model = module.VARIANTS[name].architecture.build(weights=None)
     weights = Weights({key: torch.zeros(value.shape, dtype=value.dtype) for key, value in model.state_dict().items()})
     weights.__dict__["sha256"] = "0" * 64
-    return module.load(Settings(spec, precision), weights, device)
+    return module.load(ExtractorOptions(spec, precision), weights, device)
 
 
 @pytest.mark.parametrize(
@@ -154,11 +153,11 @@ def test_regions_keep_their_budget_and_are_those_of_the_cpu(precision, detector_
     coarse = np.random.default_rng(0).integers(0, 256, (7, 9, 3), dtype=np.uint8)
     image = Image.fromarray(coarse).resize(THIN, Image.Resampling.BICUBIC)
     spec = extractors.spec("faster-rcnn-36")
-    on_cpu = faster_rcnn.load(Settings(spec), detector_weights, CPU)
+    on_cpu = faster_rcnn.load(ExtractorOptions(spec), detector_weights, CPU)
     batch = [on_cpu.preprocess(image), torch.zeros(3, 16, 2000, dtype=torch.uint8)]  # The second has no proposals.
     expected = on_cpu.extract_columns(batch)
     with pretended_gpu() as gpu:
-        extractor = faster_rcnn.load(Settings(spec, precision), detector_weights, GPU)
+        extractor = faster_rcnn.load(ExtractorOptions(spec, precision), detector_weights, GPU)
         gpu.reset()
         found = extractor.extract_columns(batch)
         launches, waits = REGIONS

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from extractors.regions.class_names import read_names
+from pipelines.datasets.region_names import read_names
 from pipelines.exchange.image_lists import ImageIds
 from pipelines.exchange.importers.tsv import open_tsv
 from pipelines.exchange.jobs import ImportJob

@@ -5,12 +5,18 @@ github.com/peteanderson80/bottom-up-attention. The layers have the names of torc
 pooling has no padding and rounds up, the second and third stages have their stride in their first 1×1 convolution, and the last
 stage, which runs on each region, has no stride and dilates its 3×3 convolutions by two.
 
+With the usual random weights a ResNet of 101 layers gives all regions of all images the same feature, and every softmax is
+saturated. So `initialize` damps residual branches, and norms shift their input down: each ReLU passes few values and regions stay
+different. Measured on two photographs: 300 proposals, RPN scores from 0.001 to 0.9999, features of mean 0.2 to 0.5 (trained ones
+have 0.5 to 0.8), seven or more classes among 48 proposals.
+
 Letters in shapes: ``B`` images, ``N`` regions, ``A`` = 12 anchors of a cell, ``h`` and ``w`` cells of a feature map, ``Q``
 boxes of an image that go into suppression, ``P`` proposals of an image.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -20,11 +26,15 @@ from torch.nn import functional as F  # noqa: N812
 from torchvision.models.resnet import Bottleneck
 from torchvision.ops import FrozenBatchNorm2d
 
-from extractors.computing.fusing import fold_norm
-from extractors.regions.bottom_up.random_weights import initialise
+from extractors.computing.fusion import fold_norm
 from extractors.regions.boxes import STRIDE, anchor_grid, cell_anchors, clip, decode, is_larger
-from extractors.regions.class_names import ATTRIBUTES, CLASSES
-from extractors.regions.suppression import keep_best
+from extractors.regions.nms import nms
+
+CLASSES = 1600
+"""Number of classes of the detector, without the background (id 0): line n of the file is class n."""
+
+ATTRIBUTES = 400
+"""Number of its attributes, without "none" (id 0): line n of the file is attribute n."""
 
 PROPOSALS = 300
 """Greatest number of proposals of an image."""
@@ -117,7 +127,7 @@ def suppress(boxes: Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:
         The proposals: float32 ``[B, P, 4]``, the best first, and bool ``[B, P]``, False for rows that are no proposals, which
         stand behind all others. P is at most `PROPOSALS`.
     """
-    positions, counts = keep_best(boxes, usable, _COVERED, PROPOSALS)
+    positions, counts = nms(boxes, usable, _COVERED, PROPOSALS)
     are_kept = torch.arange(positions.shape[1], device=boxes.device) < counts[:, None]
     return boxes.take_along_dim(positions[:, :, None], dim=1), are_kept
 
@@ -187,7 +197,7 @@ def pool(maps: Tensor, boxes: Tensor) -> Tensor:
 
 
 def build(weights: None = None) -> Detector:
-    """Build the detector with random weights, see `extractors.regions.bottom_up.random_weights`.
+    """Build the detector with random weights, see `extractors.regions.bottom_up.network`.
 
     Args:
         weights: None; the argument is there because this function is called like those of torchvision.
@@ -196,7 +206,7 @@ def build(weights: None = None) -> Detector:
         detector = Detector()
     detector.to_empty(device=torch.get_default_device())
     detector.rpn.anchors.copy_(cell_anchors())
-    initialise(detector)
+    initialize(detector)
     return detector
 
 
@@ -212,3 +222,48 @@ def fold_norms(model: nn.Module) -> None:
 
 def _resnet101() -> Any:
     return torchvision.models.ResNet(Bottleneck, [3, 4, 23, 3], norm_layer=FrozenBatchNorm2d)
+
+
+_STEM_SCALE = 1 / 16  # Pixels range from -123 to 153.
+_DAMPING = 0.25  # Factor of residual branches.
+_SHORTCUT_SCALE = 0.7
+_SHIFT = -1.0  # Added before each ReLU except those after a residual sum.
+# Standard deviations of the outputs for inputs of length 1.
+_SPREADS = {"rpn.scores": 1.0, "rpn.deltas": 0.3, "head.classes": 6.0, "head.attributes": 3.0}
+
+
+def initialize(detector: nn.Module) -> None:
+    """Draw all weights, in place, in the order of the modules, from torch's global generator.
+
+    Args:
+        detector: an `extractors.regions.bottom_up.network.Detector`; its present values do not matter.
+    """
+    with torch.no_grad():
+        for name, module in detector.named_modules():
+            _initialise(name, module)
+        for module in detector.modules():
+            if isinstance(module, Bottleneck):
+                _damp(module)
+        detector.get_buffer("backbone.bn1.weight").fill_(_STEM_SCALE)
+
+
+def _initialise(name: str, module: nn.Module) -> None:
+    if isinstance(module, nn.Embedding):
+        nn.init.normal_(module.weight)
+    elif isinstance(module, (nn.Conv2d, nn.Linear)):
+        if name in _SPREADS:
+            nn.init.normal_(module.weight, std=_SPREADS[name] / math.sqrt(module.weight.shape[1]))
+        else:
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    elif isinstance(module, FrozenBatchNorm2d):
+        for tensor, value in ((module.weight, 1), (module.bias, _SHIFT), (module.running_mean, 0), (module.running_var, 1)):
+            tensor.fill_(value)
+
+
+def _damp(block: Any) -> None:
+    block.bn3.weight.fill_(_DAMPING)
+    block.bn3.bias.zero_()
+    if block.downsample is not None:
+        block.downsample[1].weight.fill_(_SHORTCUT_SCALE)

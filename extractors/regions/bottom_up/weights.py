@@ -32,8 +32,7 @@ from torch import Tensor
 
 from extractors.regions.boxes import cell_anchors
 from extractors.weights.caffemodel import read_layers
-from extractors.weights.checkpoints import COUNTER, format_of, read_entries
-from extractors.weights.choice import Choice
+from extractors.weights.checkpoints import COUNTER, Choice, format_of, read_entries
 from schemas.errors import InputError
 
 _BLOCKS = {2: 3, 3: 4, 4: 23, 5: 3}  # Blocks of ResNet-101, by Caffe's number of the stage.

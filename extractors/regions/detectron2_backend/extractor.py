@@ -22,16 +22,16 @@ from PIL import Image
 from torch import Tensor
 
 from extractors.base import Description, RegionExtractor
-from extractors.computing.devices import cast_layers, numerics
-from extractors.computing.passes import Fitted, in_halves, run_single_threaded
-from extractors.images.preprocess import check_resized
+from extractors.computing.cpu_parallel import run_single_threaded
+from extractors.computing.devices import cast_layers, precision_context
+from extractors.computing.oom import BatchLimits, run_with_oom_retry
+from extractors.images.preprocessing import check_resized
+from extractors.options import ExtractorOptions
 from extractors.regions import faster_rcnn
-from extractors.regions.bottom_up.input import LEAST_SIDE
-from extractors.regions.detectron2_backend.modules import CONFIG
-from extractors.regions.detectron2_backend.networks import Network, VisualGenomeNetwork, build, merged_config
-from extractors.regions.selection import Detections, choose, columns, none_chosen
-from extractors.settings import Settings
-from extractors.weights.finding import Weights
+from extractors.regions.bottom_up.preprocessing import LEAST_SIDE
+from extractors.regions.detectron2_backend.networks import CONFIG, Network, VisualGenomeNetwork, build, merged_config
+from extractors.regions.selection import Detections, columns, empty_regions, gather_regions
+from extractors.weights.resolve import Weights
 from schemas.errors import UsageError
 
 _REGIONS = 20  # Regions of one pass of the last stage on a CPU.
@@ -39,7 +39,7 @@ _REGIONS = 20  # Regions of one pass of the last stage on a CPU.
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
-# Patterns of names in `bottom_up.network`, and the names that MILVLG's port and this backend's `modules` have for them.
+# Patterns of names in `bottom_up.network`, and the names that MILVLG's port and this backend's `networks` have for them.
 _NAMES = (
     (r"backbone\.(conv|bn)1\b", r"backbone.stem.\g<1>1"),
     (r"backbone\.layer(\d)", lambda match: f"backbone.res{int(match[1]) + 1}"),
@@ -58,7 +58,7 @@ _NAMES = (
 
 
 def detectron2_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights of `bottom_up.network` by their names in this backend's `modules`; anchors are not weights there."""
+    """Return the weights of `bottom_up.network` by their names in this backend's `networks`; anchors are not weights there."""
     return {_renamed(name): tensor for name, tensor in state.items() if name != "rpn.anchors"}
 
 
@@ -94,13 +94,13 @@ class Detectron2Regions(RegionExtractor):
         device: from `extractors.computing.devices.resolve_device`.
     """
 
-    def __init__(self, description: Description, settings: Settings, network: Network, device: torch.device) -> None:
+    def __init__(self, description: Description, settings: ExtractorOptions, network: Network, device: torch.device) -> None:
         super().__init__(description, device)
         self._network = network
         self._options = settings.regions
         self._device = device
         self._precision = settings.precision
-        self._fitted = Fitted()
+        self._limits = BatchLimits()
         model = network.model.eval().requires_grad_(False)
         self._dtype = cast_layers(model.roi_heads.res5, settings.precision)
         model.to(device).to(memory_format=torch.channels_last)
@@ -127,12 +127,12 @@ class Detectron2Regions(RegionExtractor):
             The columns of `schemas.kinds.regions_schema` except ``image_id``. On a CPU an image has the same bytes in any batch and
             with any number of threads.
         """
-        with numerics(self._precision, self._device), torch.inference_mode():
-            regions = torch.cat([self._detect(image) for image in batch]) if batch else none_chosen(self.spec)
+        with precision_context(self._precision, self._device), torch.inference_mode():
+            regions = torch.cat([self._detect(image) for image in batch]) if batch else empty_regions(self.spec)
         return columns([(image.width, image.height) for image in batch], regions, self.spec)
 
     def _detect(self, image: Sized) -> Tensor:
-        """Find the regions of an image: the result of `choose`."""
+        """Find the regions of an image: the result of `gather_regions`."""
         _, width, height = image
         (maps,) = self._run(self._maps, [image])
         (boxes,) = self._run(lambda feature_map: self._network.propose(feature_map, width, height), [maps])
@@ -141,7 +141,7 @@ class Detectron2Regions(RegionExtractor):
         boxes = self._network.original(boxes, width, height)
         usable = torch.ones(len(boxes), dtype=torch.bool, device=boxes.device)
         found = (boxes, usable, features, *labels)
-        return choose(Detections(*(values[None] for values in found)), self._options)
+        return gather_regions(Detections(*(values[None] for values in found)), self._options)
 
     def _run(self, function: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
         return run_single_threaded(function, items) if self._device.type == "cpu" else [function(item) for item in items]
@@ -164,19 +164,19 @@ class Detectron2Regions(RegionExtractor):
             return boxes.new_zeros((0, self.spec.shape[1]))
         if self._device.type == "cpu":
             return torch.cat(run_single_threaded(pooled, boxes.split(_REGIONS)))
-        return in_halves(pooled, boxes, self._fitted)
+        return run_with_oom_retry(pooled, boxes, self._limits)
 
 
 find_weights = faster_rcnn.find_weights
 
 
-def describe(settings: Settings, weights: Weights) -> Description:
+def describe(settings: ExtractorOptions, weights: Weights) -> Description:
     """Describe the extractor, see `extractors.catalogue.ExtractorModule`."""
     refuse_compile(settings)
     return faster_rcnn.describe(settings, weights)
 
 
-def load(settings: Settings, weights: Weights, device: torch.device) -> Detectron2Regions:
+def load(settings: ExtractorOptions, weights: Weights, device: torch.device) -> Detectron2Regions:
     """Make the extractor, see `extractors.catalogue.ExtractorModule`."""
     description = describe(settings, weights)
     with torch.random.fork_rng(devices=[]):
@@ -187,7 +187,7 @@ def load(settings: Settings, weights: Weights, device: torch.device) -> Detectro
     return Detectron2Regions(description, settings, VisualGenomeNetwork(model), device)
 
 
-def refuse_compile(settings: Settings) -> None:
+def refuse_compile(settings: ExtractorOptions) -> None:
     """Raise `UsageError` if a compiled model is asked for."""
     if settings.compile:
         raise UsageError("--compile does not work with detectron2's models: leave it out, or pass --backend torchvision")

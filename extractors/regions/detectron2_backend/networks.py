@@ -1,28 +1,212 @@
-"""Detectron2 models with a ResNet C4, divided into the steps that `extractors.regions.detectron2_backend.extractor` runs.
+"""detectron2 models with a ResNet C4, in the steps that `extractors.regions.detectron2_backend.extractor` runs.
 
-`VisualGenomeNetwork` is the detector of bottom-up attention (see `modules`), `StockNetwork` a model from detectron2's own classes.
+`VisualGenomeNetwork` is the detector of bottom-up attention, from classes that ``faster_rcnn_vg.yaml`` names and detectron2 lacks:
+each changes one thing of a detectron2 class so that the result is Caffe's. Tensors have the names of
+MILVLG/bottom-up-attention.pytorch, which was made from detectron2, too. `StockNetwork` is a model from detectron2's own classes.
 
-Letters in shapes: ``H0`` and ``W0`` pixels of an image, ``H`` and ``W`` of the network's input, ``h`` and ``w`` cells of a
-feature map, ``P`` proposals of an image, ``N`` regions, ``D`` width of a feature, ``C`` classes.
+Letters in shapes: ``B`` images, ``H0`` and ``W0`` pixels of an image, ``H`` and ``W`` of the network's input, ``A`` = 12 anchors
+of a cell, ``h`` and ``w`` cells of a feature map, ``P`` proposals of an image, ``N`` regions, ``D`` width of a feature, ``C``
+classes.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from detectron2.config import get_cfg
 from detectron2.data.transforms import ResizeShortestEdge, ResizeTransform
-from detectron2.modeling import META_ARCH_REGISTRY
-from detectron2.structures import ImageList
+from detectron2.modeling import (
+    ANCHOR_GENERATOR_REGISTRY,
+    BACKBONE_REGISTRY,
+    META_ARCH_REGISTRY,
+    PROPOSAL_GENERATOR_REGISTRY,
+    ROI_HEADS_REGISTRY,
+)
+from detectron2.modeling.anchor_generator import DefaultAnchorGenerator
+from detectron2.modeling.backbone.resnet import BasicStem, BottleneckBlock, ResNet, build_resnet_backbone
+from detectron2.modeling.proposal_generator.rpn import RPN, RPN_HEAD_REGISTRY, StandardRPNHead
+from detectron2.modeling.roi_heads.fast_rcnn import FastRCNNOutputLayers
+from detectron2.modeling.roi_heads.roi_heads import Res5ROIHeads
+from detectron2.structures import Boxes, ImageList, Instances
 from PIL import Image
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 from extractors.computing.devices import upload
-from extractors.regions.bottom_up.input import prepare, resized_wh, scale_of, send
-from extractors.regions.detectron2_backend.modules import InputSize
+from extractors.regions.bottom_up.network import ATTRIBUTES
+from extractors.regions.bottom_up.preprocessing import prepare, resized_wh, scale_of, send
+from extractors.regions.boxes import cell_anchors
+from extractors.regions.nms import nms
+
+CONFIG = Path(__file__).with_name("faster_rcnn_vg.yaml")
+"""Config file of the detector."""
+
+_EMBEDDING, _HIDDEN = 256, 512  # Layers cls_embedding and fc_attr of test.prototxt.
+# Caffe's boxes include their far corners, detectron2's do not: moved by one pixel, the former are the latter.
+_FAR_CORNER = (0.0, 0.0, 1.0, 1.0)
+
+
+class InputSize(NamedTuple):
+    """Size of the detector's input, where detectron2 has only height and width.
+
+    Attributes:
+        height: height in pixels.
+        width: width in pixels.
+        scale: pixels of the input per pixel of the original image.
+    """
+
+    height: int
+    width: int
+    scale: float
+
+
+class CaffeStem(BasicStem):
+    """detectron2's stem, but the pooling has no padding and rounds up."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Compute the first maps: ``[B, 3, H, W]`` to ``[B, 64, H / 4, W / 4]``."""
+        return F.max_pool2d(F.relu_(self.conv1(images)), kernel_size=3, stride=2, padding=0, ceil_mode=True)
+
+
+@BACKBONE_REGISTRY.register()
+def build_caffe_resnet_backbone(cfg: Any, input_shape: Any) -> ResNet:
+    """Build detectron2's ResNet with `CaffeStem`."""
+    backbone = build_resnet_backbone(cfg, input_shape)
+    resnets = cfg.MODEL.RESNETS
+    backbone.stem = CaffeStem(in_channels=input_shape.channels, out_channels=resnets.STEM_OUT_CHANNELS, norm=resnets.NORM)
+    return backbone
+
+
+@ANCHOR_GENERATOR_REGISTRY.register()
+class CaffeAnchorGenerator(DefaultAnchorGenerator):
+    """detectron2's anchor generator, with the anchors of `extractors.regions.boxes.cell_anchors` whatever the config says."""
+
+    def generate_cell_anchors(self, sizes: Any = None, aspect_ratios: Any = None) -> Tensor:
+        """Return the anchors, float32 ``[A, 4]``."""
+        return cell_anchors()
+
+
+@RPN_HEAD_REGISTRY.register()
+class CaffeRPNHead(StandardRPNHead):
+    """detectron2's head with two scores per anchor: background for all anchors first, then object."""
+
+    objectness_logits: nn.Conv2d
+
+    def __init__(self, cfg: Any, input_shape: Any) -> None:
+        super().__init__(cfg, input_shape)
+        single = self.objectness_logits
+        self.objectness_logits = nn.Conv2d(single.in_channels, 2 * single.out_channels, kernel_size=1)
+
+    def forward(self, features: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Score the anchors.
+
+        Args:
+            features: a list of one feature map, ``[B, 1024, h, w]``.
+
+        Returns:
+            Probabilities of an object, ``[B, A, h, w]``, and deltas, ``[B, A * 4, h, w]``, of that map.
+        """
+        scores, deltas = super().forward(features)
+        pairs = [score.unflatten(1, (2, -1)) for score in scores]  # [B, 2, A, h, w]
+        return [pair.softmax(dim=1)[:, 1] for pair in pairs], deltas
+
+
+@PROPOSAL_GENERATOR_REGISTRY.register()
+class CaffeRPN(RPN):
+    """detectron2's RPN, but boxes include their far corners, and small ones are dropped before the best are taken."""
+
+    def predict_proposals(
+        self,
+        anchors: list[Boxes],
+        pred_objectness_logits: list[Tensor],
+        pred_anchor_deltas: list[Tensor],
+        image_sizes: list[InputSize],
+    ) -> list[Instances]:
+        """Return the boxes of each image that look most like objects.
+
+        Args:
+            anchors: anchors of the one feature map, ``[h * w * A, 4]``.
+            pred_objectness_logits: probabilities of the map, ``[B, h * w * A]``.
+            pred_anchor_deltas: deltas of the map, ``[B, h * w * A, 4]``.
+            image_sizes: sizes of B images.
+
+        Returns:
+            The proposals of B images, the best first.
+        """
+        (grid,), (scores,), (deltas,) = anchors, pred_objectness_logits, pred_anchor_deltas
+        return [self._propose(grid.tensor, *parts) for parts in zip(scores, deltas, image_sizes, strict=True)]
+
+    def _propose(self, anchors: Tensor, scores: Tensor, deltas: Tensor, size: InputSize) -> Instances:
+        far_corner = anchors.new_tensor(_FAR_CORNER)
+        boxes = Boxes(self.box2box_transform.apply_deltas(deltas, anchors + far_corner))
+        boxes.clip((size.height - 1, size.width - 1))
+        large = boxes.nonempty() & Boxes(boxes.tensor + far_corner).nonempty(threshold=self.min_box_size * size.scale)
+        boxes, scores = boxes[large], scores[large]
+        best = scores.sort(descending=True, stable=True).indices[: self.pre_nms_topk[False]]
+        candidates = boxes.tensor[best][None]
+        usable = torch.ones(candidates.shape[:2], dtype=torch.bool, device=candidates.device)
+        (positions,), count = nms(candidates, usable, self.nms_thresh, self.post_nms_topk[False])
+        kept = best[positions[: int(count)]]
+        proposals = Instances((size.height, size.width))
+        proposals.proposal_boxes, proposals.objectness_logits = boxes[kept], scores[kept]
+        return proposals
+
+
+class AttributePredictor(FastRCNNOutputLayers):
+    """detectron2's predictor with attributes and without regression of boxes. Class 0 is background, attribute 0 none."""
+
+    def __init__(self, cfg: Any, input_shape: Any) -> None:
+        super().__init__(cfg, input_shape)
+        del self.bbox_pred
+        classes, width = self.cls_score.weight.shape
+        self.cls_embed = nn.Embedding(classes, _EMBEDDING)
+        self.attr_linear1 = nn.Linear(width + _EMBEDDING, _HIDDEN)
+        self.attr_linear2 = nn.Linear(_HIDDEN, 1 + ATTRIBUTES)
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Classify features; the attributes depend on the most probable class, background included.
+
+        Args:
+            features: ``[N, 2048]``.
+
+        Returns:
+            Scores before the softmax, ``[N, 1 + CLASSES]`` and ``[N, 1 + ATTRIBUTES]``.
+        """
+        scores = self.cls_score(features)
+        embedded = self.cls_embed(scores.argmax(dim=1))
+        hidden = F.relu(self.attr_linear1(torch.cat((features, embedded), dim=1)))
+        return scores, self.attr_linear2(hidden)
+
+
+@ROI_HEADS_REGISTRY.register()
+class AttributeRes5ROIHeads(Res5ROIHeads):
+    """detectron2's heads with `AttributePredictor`, and a res5 that is dilated instead of strided."""
+
+    @classmethod
+    def from_config(cls, cfg: Any, input_shape: Any) -> dict[str, Any]:
+        """Return detectron2's arguments with the other predictor."""
+        arguments = super().from_config(cfg, input_shape)
+        width = arguments["res5"][-1].out_channels
+        return arguments | {"box_predictor": AttributePredictor(cfg, width)}
+
+    @classmethod
+    def _build_res5_block(cls, cfg: Any) -> tuple[nn.Sequential, int]:
+        resnets = cfg.MODEL.RESNETS
+        channels = 8 * resnets.RES2_OUT_CHANNELS
+        blocks = ResNet.make_stage(
+            BottleneckBlock,
+            3,
+            in_channels=channels // 2,
+            bottleneck_channels=channels // 4,
+            out_channels=channels,
+            norm=resnets.NORM,
+            stride_in_1x1=resnets.STRIDE_IN_1X1,
+            dilation=resnets.RES5_DILATION,
+        )
+        return nn.Sequential(*blocks), channels
 
 
 class Network(Protocol):
@@ -65,14 +249,14 @@ class VisualGenomeNetwork:
     """The detector of bottom-up attention.
 
     Args:
-        model: made by `build` of `extractors.regions.detectron2_backend.modules.CONFIG`.
+        model: made by `build` of `extractors.regions.detectron2_backend.networks.CONFIG`.
     """
 
     def __init__(self, model: Any) -> None:
         self.model = model
 
     def resized_wh(self, width: int, height: int) -> tuple[int, int]:
-        """Return what `extractors.regions.bottom_up.input.resized_wh` returns."""
+        """Return what `extractors.regions.bottom_up.preprocessing.resized_wh` returns."""
         return resized_wh(width, height)
 
     def pixels(self, image: Image.Image) -> Tensor:
@@ -80,7 +264,7 @@ class VisualGenomeNetwork:
         return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
     def prepare(self, pixels: Tensor, device: torch.device) -> Tensor:
-        """Make the input with `extractors.regions.bottom_up.input.prepare`: detectron2 has no such resizing."""
+        """Make the input with `extractors.regions.bottom_up.preprocessing.prepare`: detectron2 has no such resizing."""
         return prepare(send(pixels, device))
 
     def propose(self, maps: Tensor, width: int, height: int) -> Tensor:

@@ -28,12 +28,11 @@ from detectron2.modeling.anchor_generator import build_anchor_generator
 from torch import Tensor
 
 from extractors.base import Description
+from extractors.options import ExtractorOptions, RegionOptions
 from extractors.regions.detectron2_backend.extractor import Detectron2Regions, refuse_compile
 from extractors.regions.detectron2_backend.networks import StockNetwork, build, merged_config
-from extractors.settings import RegionOptions, Settings
-from extractors.weights.checkpoints import COUNTER, read_state
-from extractors.weights.choice import Choice
-from extractors.weights.finding import Architecture, Weights, resolve_weights
+from extractors.weights.checkpoints import COUNTER, Choice, read_state
+from extractors.weights.resolve import Architecture, Weights, resolve_weights
 from schemas.errors import InputError, UsageError
 from schemas.features import FeatureSpec
 from schemas.storage.locations import local_path
@@ -92,7 +91,7 @@ def find_weights(spec: FeatureSpec, request: str) -> Weights:
     return resolve_weights(weights, architecture)
 
 
-def describe(settings: Settings, weights: Weights) -> Description:
+def describe(settings: ExtractorOptions, weights: Weights) -> Description:
     """Describe the extractor, see `extractors.catalogue.ExtractorModule`."""
     refuse_compile(settings)
     spec, options = settings.spec, settings.regions
@@ -103,7 +102,7 @@ def describe(settings: Settings, weights: Weights) -> Description:
     return Description(named, parameters, kind="regions", batch_size=_BATCH, classes=classes)
 
 
-def load(settings: Settings, weights: Weights, device: torch.device) -> Detectron2Regions:
+def load(settings: ExtractorOptions, weights: Weights, device: torch.device) -> Detectron2Regions:
     """Make the extractor, see `extractors.catalogue.ExtractorModule`."""
     description = describe(settings, weights)
     cfg = _config(_paths(settings.spec.name)[0])

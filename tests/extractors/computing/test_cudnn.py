@@ -11,9 +11,9 @@ from torch import nn
 
 from extractors.computing import cudnn
 from extractors.computing.devices import cast_layers
-from extractors.computing.fusing import fuse_layers, made_ready, traced_and_folded
+from extractors.computing.fusion import fuse_layers, optimize_for_inference, trace_and_fold
 from schemas.errors import ImagepivotError
-from tests.extractors.computing.test_fusing import with_statistics
+from tests.extractors.computing.test_fusion import with_statistics
 from tests.pretended_gpu import pretended_gpu
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -44,9 +44,9 @@ def images(batch=2, side=40):
 
 
 def ready(trunk, device, precision="fp32"):
-    graph = traced_and_folded(trunk)
+    graph = trace_and_fold(trunk)
     cast_layers(graph, precision)
-    return made_ready(graph, SHAPE, device, precision=precision, compile=False)
+    return optimize_for_inference(graph, SHAPE, device, precision=precision, compile=False)
 
 
 @pytest.fixture
@@ -216,7 +216,7 @@ def test_sums_that_are_fused(add, options, is_fused):
     with torch.inference_mode():
         expected = block(images())
     with pretended_gpu() as gpu:
-        network = made_ready(traced_and_folded(block), SHAPE, GPU, precision="fp32", compile=False)
+        network = optimize_for_inference(trace_and_fold(block), SHAPE, GPU, precision="fp32", compile=False)
         gpu.reset()
         [found] = run(network, images())
         assert gpu.launches["cudnn_convolution_add_relu"] == is_fused
@@ -226,7 +226,7 @@ def test_sums_that_are_fused(add, options, is_fused):
 @pytest.mark.parametrize("is_other_first", [False, True])
 def test_what_is_added_to_in_place_is_not_fused(is_other_first):
     """Whoever reads it later expects the sum. Tracing writes such sums as others, so that this one is made by hand."""
-    graph = traced_and_folded(Block((lambda left, right: right + left) if is_other_first else operator.add, later=True))
+    graph = trace_and_fold(Block((lambda left, right: right + left) if is_other_first else operator.add, later=True))
     next(node for node in graph.graph.nodes if node.target is operator.add).target = operator.iadd
     layers = list(fuse_layers(graph, SHAPE).modules())
     assert any(isinstance(layer, cudnn.CudnnConvolution) for layer in layers) != is_other_first
@@ -241,12 +241,12 @@ def test_a_sum_that_is_spread_over_pixels_is_not_fused():
         def forward(self, values):
             return self.relu(self.conv(values) + self.whole(values))
 
-    graph = fuse_layers(traced_and_folded(Spread()), SHAPE)
+    graph = fuse_layers(trace_and_fold(Spread()), SHAPE)
     assert not any(isinstance(layer, cudnn.CudnnConvolution) for layer in graph.modules())
 
 
 def test_a_network_that_is_compiled_is_left_to_the_compiler(copies, monkeypatch):
     with pretended_gpu():
         monkeypatch.setattr(nn.Module, "compile", lambda *arguments, **options: None)
-        network = made_ready(traced_and_folded(copies()), SHAPE, GPU, precision="fp32", compile=True)
+        network = optimize_for_inference(trace_and_fold(copies()), SHAPE, GPU, precision="fp32", compile=True)
     assert not any(isinstance(layer, cudnn.CudnnConvolution) for layer in network.modules())

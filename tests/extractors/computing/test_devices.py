@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import extractors
-from extractors.computing.devices import cast_layers, keep_casts, numerics, resolve_device, resolve_precision, upload
+from extractors.computing.devices import cache_casts, cast_layers, precision_context, resolve_device, resolve_precision, upload
 from extractors.remarks import tell
 from schemas.errors import UsageError
 from schemas.process import resources
@@ -101,7 +101,7 @@ def switches() -> dict[str, object]:
 @pytest.mark.parametrize(("precision", "tf32"), [("fp32", False), ("tf32", True), ("bf16", False), ("fp16", False)])
 def test_numerics_switch_tf32_inside_only(gpu, precision, tf32):
     before = switches()
-    with numerics(precision, GPU):
+    with precision_context(precision, GPU):
         value = "tf32" if tf32 else "ieee"
         assert switches() == {
             "benchmark": False,
@@ -122,7 +122,7 @@ def test_switches_that_contradict_each_other_are_restored_too(gpu, name):
     before = owner.fp32_precision
     value = owner.fp32_precision = "tf32" if name == "matmul" else "ieee"
     try:
-        with numerics("fp32", GPU):
+        with precision_context("fp32", GPU):
             assert {cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision, matmul.fp32_precision} == {"ieee"}
         assert owner.fp32_precision == value
     finally:
@@ -131,17 +131,17 @@ def test_switches_that_contradict_each_other_are_restored_too(gpu, name):
 
 def test_the_gpu_is_the_one_of_this_thread_inside(gpu):
     """Page-locked memory names no device: it would open a context on the first GPU, in every worker."""
-    with numerics("fp32", torch.device("cuda", 3)):
+    with precision_context("fp32", torch.device("cuda", 3)):
         assert gpu.device == 3
     assert gpu.device is None
 
 
 def test_numerics_restore_after_an_error_and_touch_nothing_for_a_cpu(gpu):
     before = switches()
-    with pytest.raises(ZeroDivisionError, match="by zero"), numerics("tf32", GPU):
+    with pytest.raises(ZeroDivisionError, match="by zero"), precision_context("tf32", GPU):
         1 / 0  # noqa: B018
     assert switches() == before
-    with numerics("fp32", CPU):
+    with precision_context("fp32", CPU):
         assert switches() == before
     assert gpu.device is None
 
@@ -152,11 +152,11 @@ def test_a_thread_that_needs_other_switches_waits(gpu):
     entered = Event()
 
     def other() -> None:
-        with numerics("tf32", GPU):
+        with precision_context("tf32", GPU):
             entered.set()
 
     thread = Thread(target=other)
-    with numerics("fp32", GPU):
+    with precision_context("fp32", GPU):
         thread.start()
         assert not entered.wait(0.2)
     thread.join(30)
@@ -168,12 +168,12 @@ def test_threads_that_need_the_same_switches_compute_at_once(gpu):
     before, entered, leave = switches(), Event(), Event()
 
     def other() -> None:
-        with numerics("bf16", torch.device("cuda", 1)):
+        with precision_context("bf16", torch.device("cuda", 1)):
             entered.set()
             assert leave.wait(30)
 
     thread = Thread(target=other)
-    with numerics("fp32", GPU):
+    with precision_context("fp32", GPU):
         inside = switches()
         thread.start()
         assert entered.wait(30)
@@ -265,7 +265,7 @@ def test_kept_casts_leave_bits_and_weights_alone(dtype):
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with torch.autocast("cpu", dtype):
         expected = model(values)
-        keep_casts(model, dtype)
+        cache_casts(model, dtype)
         assert model(values).equal(expected)
     assert model.first.kept_weight.dtype == model.third.kept_weight.dtype == dtype
     assert type(model.second) is Mixed.Standardised
@@ -282,7 +282,7 @@ def model_of(state):
 
 def test_without_autocast_nothing_is_kept():
     model = nn.Sequential(nn.Linear(2, 2))
-    keep_casts(model, None)
+    cache_casts(model, None)
     assert type(model[0]) is nn.Linear
     assert not dict(model.named_buffers())
 
@@ -293,7 +293,7 @@ def test_layers_that_keep_their_casts_cast_their_input_alone():
         values = torch.randn(2, 3, 2, 2).to("cuda")
         counts = []
         for dtype in (None, torch.bfloat16):
-            keep_casts(model, dtype)
+            cache_casts(model, dtype)
             gpu.reset()
             model(values)
             counts.append(gpu.launches.total())

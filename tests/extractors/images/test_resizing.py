@@ -10,8 +10,8 @@ from PIL import Image
 
 from extractors.images import resizing
 from extractors.images.decoding import decode
-from extractors.images.preprocess import Preprocessing, cropped_pixels, resize_and_crop
-from extractors.images.resizing import resized, resizes_as_pillow
+from extractors.images.preprocessing import Preprocessing, cropped_pixels, resize_and_crop
+from extractors.images.resizing import can_resize_exactly, resize_exactly
 
 INTERPOLATIONS = ["bilinear", "bicubic"]
 NUMBERS = {"mean": (0.5, 0.5, 0.5), "std": (0.2, 0.2, 0.2)}
@@ -53,8 +53,8 @@ def by_pillow(image: Image.Image, size_wh: tuple[int, int], interpolation: str) 
 )
 def test_every_byte_is_pillows(image_wh, size_wh, levels, interpolation):
     image = noise(*image_wh, levels=levels)
-    assert resizes_as_pillow(image, size_wh)
-    found = resized(image, size_wh, interpolation)
+    assert can_resize_exactly(image, size_wh)
+    found = resize_exactly(image, size_wh, interpolation)
     assert found.dtype == torch.uint8
     np.testing.assert_array_equal(found.numpy(), by_pillow(image, size_wh, interpolation))
 
@@ -66,14 +66,14 @@ def test_every_byte_is_pillows_for_sizes_drawn_at_random(interpolation):
         image_wh = tuple(int(side) for side in np.exp(random.uniform(0, np.log(700), 2)))
         size_wh = tuple(int(side) for side in np.exp(random.uniform(np.log(8), np.log(500), 2)))
         image = noise(*image_wh, levels=str(random.choice(["all", "extreme"])))
-        if not resizes_as_pillow(image, size_wh):
+        if not can_resize_exactly(image, size_wh):
             continue
         left, right = sorted(random.integers(0, size_wh[0] + 1, 2))
         top, bottom = sorted(random.integers(0, size_wh[1] + 1, 2))
         box = (int(left), int(top), int(right) + 1, int(bottom) + 1)
         expected = np.asarray(image.resize(size_wh, Image.Resampling[interpolation.upper()]).crop(box))
         np.testing.assert_array_equal(
-            resized(image, size_wh, interpolation, box).numpy(), expected, err_msg=f"{image_wh} {size_wh} {box}"
+            resize_exactly(image, size_wh, interpolation, box).numpy(), expected, err_msg=f"{image_wh} {size_wh} {box}"
         )
 
 
@@ -82,7 +82,7 @@ def test_a_box_beyond_the_image_is_black_there(interpolation):
     image = noise(90, 60)
     for box in ((-7, -3, 60, 40), (10, 5, 75, 50), (-4, -4, 75, 50), (0, 0, 72, 48)):
         expected = np.asarray(image.resize((72, 48), Image.Resampling[interpolation.upper()]).crop(box))
-        np.testing.assert_array_equal(resized(image, (72, 48), interpolation, box).numpy(), expected)
+        np.testing.assert_array_equal(resize_exactly(image, (72, 48), interpolation, box).numpy(), expected)
 
 
 @pytest.mark.slow
@@ -90,21 +90,21 @@ def test_images_of_which_pillow_lends_no_memory_are_left_to_it(monkeypatch):
     large, plan = noise(2600, 2100), Preprocessing(resize_short=256, crop=224, **NUMBERS)  # More than the 16 MB of a block.
     with pytest.raises(ValueError, match="block"):
         large.__arrow_c_array__()
-    assert not resizes_as_pillow(large, (317, 256))
-    np.testing.assert_array_equal(resize_and_crop(large, plan, alone=True).numpy(), cropped_pixels(large, plan))
+    assert not can_resize_exactly(large, (317, 256))
+    np.testing.assert_array_equal(resize_and_crop(large, plan, single_threaded=True).numpy(), cropped_pixels(large, plan))
     with pytest.raises(ValueError, match="does not lend the memory of an image of 2600×2100 pixels"):
-        resized(large, (317, 256), "bilinear")
+        resize_exactly(large, (317, 256), "bilinear")
     small = noise(300, 200)
-    assert resizes_as_pillow(small, (384, 256))
+    assert can_resize_exactly(small, (384, 256))
     monkeypatch.delattr(Image.Image, "__arrow_c_array__")  # As before Pillow 11.2.
-    assert not resizes_as_pillow(small, (384, 256))
+    assert not can_resize_exactly(small, (384, 256))
 
 
 @pytest.mark.parametrize("strip", [1, 2**12, 2**30])
 def test_bytes_do_not_depend_on_the_strips(strip, monkeypatch):
     image = noise(333, 251)
     monkeypatch.setattr(resizing, "_STRIP", strip)
-    np.testing.assert_array_equal(resized(image, (235, 177), "bicubic").numpy(), by_pillow(image, (235, 177), "bicubic"))
+    np.testing.assert_array_equal(resize_exactly(image, (235, 177), "bicubic").numpy(), by_pillow(image, (235, 177), "bicubic"))
 
 
 @pytest.mark.slow
@@ -118,13 +118,15 @@ def test_photographs_have_the_same_bytes_with_and_without_torch(photos):
             Preprocessing(resize_short=235, crop=224, interpolation="bicubic", **NUMBERS),
             Preprocessing(resize_short=None, crop=448, **NUMBERS),
         ):
-            np.testing.assert_array_equal(resize_and_crop(image, plan, alone=True).numpy(), cropped_pixels(image, plan))
+            np.testing.assert_array_equal(
+                resize_and_crop(image, plan, single_threaded=True).numpy(), cropped_pixels(image, plan)
+            )
 
 
 def test_the_result_has_memory_of_its_own_and_the_image_stays_as_it_is():
     image = noise(300, 200)
     before = np.array(image)
-    found = resized(image, (300, 200), "bilinear")
+    found = resize_exactly(image, (300, 200), "bilinear")
     np.testing.assert_array_equal(found.numpy(), before)
     found.zero_()
     np.testing.assert_array_equal(np.asarray(image), before)
@@ -135,7 +137,7 @@ def test_threads_resize_at_the_same_time():
     found: dict[int, np.ndarray] = {}
 
     def work(number: int) -> None:
-        found[number] = resized(images[number], (150, 141), "bicubic").numpy()
+        found[number] = resize_exactly(images[number], (150, 141), "bicubic").numpy()
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(12)]
     for thread in threads:
@@ -148,7 +150,7 @@ def test_threads_resize_at_the_same_time():
 
 @pytest.mark.parametrize(("image_wh", "size_wh"), [((3, 301), (4, 224)), ((1240, 1000), (20, 16)), ((100, 6200), (50, 100))])
 def test_what_no_photograph_is_like_is_left_to_pillow(image_wh, size_wh):
-    assert not resizes_as_pillow(Image.new("RGB", image_wh), size_wh)
+    assert not can_resize_exactly(Image.new("RGB", image_wh), size_wh)
 
 
 @pytest.mark.parametrize("why", ["other bytes", "no FBGEMM"])
@@ -156,17 +158,17 @@ def test_pillow_does_it_where_the_bytes_would_be_others_or_take_longer(why, monk
     resizing._agrees.cache_clear()
     if why == "other bytes":
         monkeypatch.setattr(resizing, "_DIGITS", 21)
-        resizing._sums.cache_clear()
+        resizing._coefficients.cache_clear()
     else:
         monkeypatch.setattr(torch._C, "_supported_qengines", list)
     try:
-        assert not resizes_as_pillow(noise(500, 375), (341, 256))
-        monkeypatch.setattr(resizing, "resized", lambda *_: pytest.fail("torch resizes"))
+        assert not can_resize_exactly(noise(500, 375), (341, 256))
+        monkeypatch.setattr(resizing, "resize_exactly", lambda *_: pytest.fail("torch resizes"))
         image, plan = noise(500, 375), Preprocessing(resize_short=256, crop=224, **NUMBERS)
-        np.testing.assert_array_equal(resize_and_crop(image, plan, alone=True).numpy(), cropped_pixels(image, plan))
+        np.testing.assert_array_equal(resize_and_crop(image, plan, single_threaded=True).numpy(), cropped_pixels(image, plan))
     finally:
         resizing._agrees.cache_clear()
-        resizing._sums.cache_clear()
+        resizing._coefficients.cache_clear()
 
 
 def test_an_image_that_was_just_read_from_a_file():
@@ -174,5 +176,5 @@ def test_an_image_that_was_just_read_from_a_file():
     noise(80, 60).save(file, "PNG")
     file.seek(0)
     with Image.open(file) as lazy:
-        found = resized(lazy, (40, 30), "bilinear")
+        found = resize_exactly(lazy, (40, 30), "bilinear")
     np.testing.assert_array_equal(found.numpy(), by_pillow(noise(80, 60), (40, 30), "bilinear"))

@@ -8,12 +8,12 @@ from PIL import Image
 
 import extractors
 from extractors import DecodeError, decode
+from extractors.options import ExtractorOptions, RegionOptions
 from extractors.regions import faster_rcnn
-from extractors.regions.bottom_up import last_stage, network
-from extractors.regions.bottom_up.input import send
+from extractors.regions.bottom_up import network, res5_head
+from extractors.regions.bottom_up.preprocessing import send
 from extractors.regions.faster_rcnn import ARCHITECTURE, FasterRCNNRegions
-from extractors.settings import RegionOptions, Settings
-from extractors.weights.finding import resolve_weights
+from extractors.weights.resolve import resolve_weights
 from schemas.errors import InputError, UsageError
 from schemas.kinds import regions_schema
 from tests.extractors.regions import reference_detector
@@ -50,7 +50,7 @@ def _few_proposals(request, monkeypatch):
 
 @pytest.fixture(scope="module")
 def extractor(weights):
-    return FasterRCNNRegions(Settings(extractors.spec("faster-rcnn-36")), weights, torch.device("cpu"))
+    return FasterRCNNRegions(ExtractorOptions(extractors.spec("faster-rcnn-36")), weights, torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +206,7 @@ def test_adaptive_numbers_of_regions():
 
 
 def on_pretended_gpu(weights, precision="fp32"):
-    return FasterRCNNRegions(Settings(extractors.spec("faster-rcnn-36"), precision), weights, torch.device("cuda", 0))
+    return FasterRCNNRegions(ExtractorOptions(extractors.spec("faster-rcnn-36"), precision), weights, torch.device("cuda", 0))
 
 
 @pytest.mark.cluster
@@ -292,16 +292,16 @@ class StandIn(torch.nn.Module):
 @pytest.mark.cluster
 @pytest.mark.slow
 def test_in_bfloat16_the_last_stage_is_merged_where_the_processor_has_it(weights, extractor, monkeypatch):
-    settings, cpu = Settings(extractors.spec("faster-rcnn-36"), "bf16"), torch.device("cpu")
-    monkeypatch.setattr(faster_rcnn, "is_merged_in", lambda dtype: False)
+    settings, cpu = ExtractorOptions(extractors.spec("faster-rcnn-36"), "bf16"), torch.device("cpu")
+    monkeypatch.setattr(faster_rcnn, "can_fuse_in", lambda dtype: False)
     plain = FasterRCNNRegions(settings, weights, cpu)
-    monkeypatch.setattr(faster_rcnn, "is_merged_in", lambda dtype: True)
-    single = FasterRCNNRegions(Settings(settings.spec), weights, cpu)
-    monkeypatch.setattr(last_stage, "MergedConvolution", StandIn)
+    monkeypatch.setattr(faster_rcnn, "can_fuse_in", lambda dtype: True)
+    single = FasterRCNNRegions(ExtractorOptions(settings.spec), weights, cpu)
+    monkeypatch.setattr(res5_head, "FusedConv2d", StandIn)
     merged = FasterRCNNRegions(settings, weights, cpu)
-    assert isinstance(plain._stage, last_stage.PlainStage)
-    assert isinstance(merged._stage, last_stage.MergedStage)
-    assert isinstance(single._stage, (last_stage.ProductStage, last_stage.GroupedStage))
+    assert isinstance(plain._stage, res5_head.PlainStage)
+    assert isinstance(merged._stage, res5_head.MergedStage)
+    assert isinstance(single._stage, (res5_head.ProductStage, res5_head.GroupedStage))
     layers = [*(layer for block in merged._stage._blocks for layer in block), merged._stage._shortcut]
     assert [type(layer) for layer in layers] == [StandIn] * 10  # Three blocks of three, and a shortcut.
     assert {layer.shape[0] for layer in layers} == {faster_rcnn._REGIONS}
@@ -340,7 +340,9 @@ def test_an_image_with_many_bins_is_as_one_with_few(extractor, monkeypatch):
 @pytest.mark.slow
 def test_half_of_the_backbone_moves_the_proposals_a_little(extractor, weights):
     options = RegionOptions(half_backbone=True)
-    half = FasterRCNNRegions(Settings(extractors.spec("faster-rcnn-36"), "bf16", regions=options), weights, torch.device("cpu"))
+    half = FasterRCNNRegions(
+        ExtractorOptions(extractors.spec("faster-rcnn-36"), "bf16", regions=options), weights, torch.device("cpu")
+    )
     (found, rough), (expected, fine) = (proposed(e, e.preprocess(picture(*THIN))) for e in (half, extractor))
     assert rough.dtype == torch.float32
     assert 0 < (rough - fine).norm() < 0.05 * fine.norm()
@@ -379,13 +381,14 @@ def test_describe_equals_load_and_is_picklable(extractor, weights):
     assert (description.classes, description.attributes) == (1600, 400)
 
     def fingerprint(options: RegionOptions) -> str:
-        return faster_rcnn.describe(Settings(extractors.spec("faster-rcnn-36"), regions=options), weights).fingerprint
+        return faster_rcnn.describe(ExtractorOptions(extractors.spec("faster-rcnn-36"), regions=options), weights).fingerprint
 
     for options in (RegionOptions(10, 100), RegionOptions(score_threshold=0.3), RegionOptions(backend="detectron2")):
         assert fingerprint(options) != description.fingerprint
     assert fingerprint(RegionOptions(class_names="names.txt")) == description.fingerprint
     halves = [
-        Settings(extractors.spec("faster-rcnn-36"), "bf16", regions=RegionOptions(half_backbone=half)) for half in (False, True)
+        ExtractorOptions(extractors.spec("faster-rcnn-36"), "bf16", regions=RegionOptions(half_backbone=half))
+        for half in (False, True)
     ]
     assert len({faster_rcnn.describe(settings, weights).fingerprint for settings in halves}) == 2
 

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 from dataclasses import replace
 
 import numpy as np
@@ -5,9 +7,9 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
 
+from extractors.options import RegionOptions
 from extractors.regions import selection
-from extractors.regions.selection import Detections, choose, columns, none_chosen
-from extractors.settings import RegionOptions
+from extractors.regions.selection import Detections, columns, empty_regions, gather_regions
 from schemas.features import FeatureSpec
 from schemas.kinds import regions_schema
 from tests.extractors.regions import reference_detector
@@ -28,14 +30,14 @@ def probabilities(best, labels, classes=6):
     return found
 
 
-def select(boxes, classes, options):
+def select_indices(boxes, classes, options):
     """Choose the regions of one image, on a CPU and on a pretended GPU; returns their positions."""
     usable = torch.ones(1, len(boxes), dtype=torch.bool)
     found = Detections(boxes[None], usable, boxes[None], classes[None], classes[None])
-    positions, (number,) = selection.select(found, options)
+    positions, (number,) = selection.select_indices(found, options)
     with pretended_gpu():
         on_gpu = Detections(*(values.to("cuda") for values in vars(found).values()))
-        there, (number_there,) = (values.cpu() for values in selection.select(on_gpu, options))
+        there, (number_there,) = (values.cpu() for values in selection.select_indices(on_gpu, options))
     assert there[0, :number_there].tolist() == positions[0, :number].tolist()
     return positions[0, :number]
 
@@ -55,33 +57,33 @@ def together(*images):
 
 
 def columns_of(images, options, spec):
-    return columns([(640, 480)] * len(images), choose(together(*images), options), spec)
+    return columns([(640, 480)] * len(images), gather_regions(together(*images), options), spec)
 
 
 def test_within_the_limits_regions_stay_in_the_order_of_the_proposals():
     classes = probabilities([0.3, 0.1, 0.9, 0.2, 0.5], [1, 2, 3, 4, 5])
-    assert select(apart(5), classes, RegionOptions(2, 4)).tolist() == [0, 2, 3, 4]  # 0.2 reaches the threshold
-    assert select(apart(5), classes, RegionOptions(4, 4)).tolist() == [0, 2, 3, 4]
+    assert select_indices(apart(5), classes, RegionOptions(2, 4)).tolist() == [0, 2, 3, 4]  # 0.2 reaches the threshold
+    assert select_indices(apart(5), classes, RegionOptions(4, 4)).tolist() == [0, 2, 3, 4]
 
 
 def test_too_few_and_too_many_are_taken_by_score():
     classes = probabilities([0.3, 0.1, 0.9, 0.19, 0.5], [1, 2, 3, 4, 5])
-    assert select(apart(5), classes, RegionOptions(4, 5)).tolist() == [2, 4, 0, 3]
-    assert select(apart(5), classes, RegionOptions(1, 2)).tolist() == [2, 4]
-    assert select(apart(5), classes, RegionOptions(1, 2, score_threshold=0.5)).tolist() == [2, 4]
+    assert select_indices(apart(5), classes, RegionOptions(4, 5)).tolist() == [2, 4, 0, 3]
+    assert select_indices(apart(5), classes, RegionOptions(1, 2)).tolist() == [2, 4]
+    assert select_indices(apart(5), classes, RegionOptions(1, 2, score_threshold=0.5)).tolist() == [2, 4]
 
 
 def test_of_equal_scores_the_earlier_proposal_wins():
     classes = probabilities([0.5, 0.5, 0.5, 0.5], [1, 2, 3, 4])
-    assert select(apart(4), classes, RegionOptions(2, 2)).tolist() == [0, 1]
+    assert select_indices(apart(4), classes, RegionOptions(2, 2)).tolist() == [0, 1]
 
 
 def test_a_box_counts_by_the_best_class_that_keeps_it():
     boxes = torch.tensor([[0.0, 0, 9, 9], [0, 0, 9, 8], [100, 100, 109, 109]])
     classes = torch.tensor([[0.1, 0.8, 0.1], [0.2, 0.7, 0.15], [0.3, 0.3, 0.4]])
     # The second is covered in class 1, and counts by class 2, where it is above the first.
-    assert select(boxes, classes, RegionOptions(2, 2)).tolist() == [0, 2]
-    assert select(boxes, classes, RegionOptions(1, 3, score_threshold=0.15)).tolist() == [0, 1, 2]
+    assert select_indices(boxes, classes, RegionOptions(2, 2)).tolist() == [0, 2]
+    assert select_indices(boxes, classes, RegionOptions(1, 3, score_threshold=0.15)).tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -91,7 +93,7 @@ def test_equals_the_reference(seed):
     boxes = np.concatenate((corners.min(axis=1), corners.max(axis=1)), axis=1).astype(np.float32)
     classes = torch.from_numpy(generator.normal(size=(40, 30)).astype(np.float32) * 2).softmax(dim=1)
     for least, most in ((3, 30), (30, 40), (2, 5), (36, 36)):
-        found = select(torch.from_numpy(boxes), classes, RegionOptions(least, most))
+        found = select_indices(torch.from_numpy(boxes), classes, RegionOptions(least, most))
         assert found.tolist() == reference_detector.choose(boxes, classes.numpy(), least, most, 0.2).tolist()
 
 
@@ -128,7 +130,7 @@ def test_types_are_those_of_the_schema(dtype):
 
 def test_no_images_make_empty_columns():
     spec = FeatureSpec("test", (36, 3))
-    found = columns([], none_chosen(spec), spec)
+    found = columns([], empty_regions(spec), spec)
     assert found["features"].shape == (0, 36, 3)
     assert all(len(values) == 0 for values in found.values())
 
@@ -176,7 +178,7 @@ def test_a_batch_costs_few_launches_and_waits():
             parts = (boxes, torch.rand(images, 300) < 2, torch.rand(images, 300, 8), torch.rand(images, 300, 51).softmax(dim=2))
             found = Detections(*(values.to("cuda") for values in (*parts, torch.rand(images, 300, 11))))
             gpu.reset()
-            columns([(640, 480)] * images, choose(found, RegionOptions()), replace(SPEC, shape=(36, 8)))
+            columns([(640, 480)] * images, gather_regions(found, RegionOptions()), replace(SPEC, shape=(36, 8)))
             counts[images] = gpu.launches.total()
             assert gpu.waits.total() <= 3, gpu.report()
             assert gpu.launches.total() <= 300, gpu.report()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import extractors
-from extractors.requests import extractor_names
+from extractors.request import extractor_names
 from pipelines.commands.binding import options_of
 from pipelines.jobs import CaptionsJob, FeaturesJob
 from train.config.presets import preset_names

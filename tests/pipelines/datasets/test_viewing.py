@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from extractors.images.preprocess import Preprocessing, resize_and_crop
+from extractors.images.preprocessing import Preprocessing, resize_and_crop
 from pipelines.datasets import viewing
 from pipelines.datasets.drawing import LabelledBox, draw_boxes
 from pipelines.datasets.viewing import center_crop_box

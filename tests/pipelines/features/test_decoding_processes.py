@@ -21,8 +21,8 @@ import torch
 from PIL import Image
 
 import extractors
-from extractors.images.preprocess import cropped_pixels, resize_and_crop
-from extractors.pooled.resnet50 import PREPROCESSING
+from extractors.images.preprocessing import cropped_pixels, resize_and_crop
+from extractors.whole_image.resnet50 import PREPROCESSING
 from pipelines.features import decoding_processes as module
 from pipelines.features.decoding_processes import DecodingProcesses
 from pipelines.features.inference import Tally, extract_rows
@@ -184,8 +184,8 @@ def test_processes_end_with_the_object_that_holds_them():
 HOLDS_ONE = """
 import sys
 from functools import partial
-from extractors.images.preprocess import cropped_pixels
-from extractors.pooled.resnet50 import PREPROCESSING
+from extractors.images.preprocessing import cropped_pixels
+from extractors.whole_image.resnet50 import PREPROCESSING
 from pipelines.features.decoding_processes import DecodingProcesses
 processes = DecodingProcesses(partial(cropped_pixels, preprocessing=PREPROCESSING), 1)
 processes.pixels(open(sys.argv[1], "rb").read())

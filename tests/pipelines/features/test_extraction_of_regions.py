@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from extractors import Description, Extractor, ExtractorRequest
-from extractors.settings import RegionOptions
+from extractors.options import RegionOptions
 from pipelines.datasets.comparison import compare_datasets
 from pipelines.datasets.inspection import describe as inspect
 from pipelines.datasets.region_names import RegionNames

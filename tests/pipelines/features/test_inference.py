@@ -85,7 +85,7 @@ def test_torch_has_one_thread_where_images_are_decoded_and_one_that_decodes_alon
             decoding.add((threading.current_thread().name.partition("_")[0], torch.get_num_threads()))
             return super().preprocess(image)
 
-        def preprocess_alone(self, image):
+        def preprocess_single_threaded(self, image):
             alone.append(1)
             return self.preprocess(image)
 
@@ -300,7 +300,7 @@ class Elsewhere(FakeExtractor):
         self.started = [threading.Event() for _ in range(batches)]
         self.count = 0
 
-    def start(self, batch):
+    def extract_async(self, batch):
         number, self.count = self.count, self.count + 1
         features = self.extract(batch)
         self.on_start(number)
@@ -409,7 +409,7 @@ def test_an_error_of_the_model_ends_the_shard_behind_the_rows_before_it(moment):
 class Pairs(FakeExtractor):
     """Two batches are in the model at once: each waits there for another one."""
 
-    feeding_threads = 2
+    feeder_threads = 2
 
     def __init__(self):
         super().__init__()

@@ -11,9 +11,9 @@ from PIL import Image
 from torch import nn
 
 from extractors import Description
-from extractors.images.preprocess import Preprocessing
-from extractors.settings import Settings
-from extractors.stacked import OneCropExtractor
+from extractors.fixed_size import CenterCropExtractor
+from extractors.images.preprocessing import Preprocessing
+from extractors.options import ExtractorOptions
 from pipelines.features.inference import Tally, extract_rows
 from pipelines.inputs.images import ImageRef
 from schemas.features import FeatureSpec
@@ -25,7 +25,7 @@ PREPROCESSING = Preprocessing(resize_short=16, crop=12, mean=(0.5, 0.4, 0.3), st
 BATCH = 4
 
 
-class Tiny(OneCropExtractor):
+class Tiny(CenterCropExtractor):
     """The mean over the cells of one convolution; fails for want of memory with more than ``most`` images."""
 
     most = 100
@@ -35,7 +35,9 @@ class Tiny(OneCropExtractor):
         generator = torch.Generator().manual_seed(0)
         trunk.weight.data = torch.randn(4, 3, 3, 3, generator=generator)
         trunk.bias.data = torch.randn(4, generator=generator)
-        super().__init__(Description(SPEC, {"name": "tiny"}), trunk, PREPROCESSING, Settings(SPEC), torch.device(device))
+        super().__init__(
+            Description(SPEC, {"name": "tiny"}), trunk, PREPROCESSING, ExtractorOptions(SPEC), torch.device(device)
+        )
 
     def features(self, maps):
         if self.on_gpu and len(maps) > self.most:
@@ -86,7 +88,7 @@ def test_a_result_is_there_when_it_has_been_waited_for():
     with pretended_gpu():
         extractor = Tiny("cuda:0")
         pixels = [extractor.preprocess(Image.new("RGB", (20, 20), (number, 0, 0))) for number in range(4)]
-        first, second = (extractor.start(extractor.collate(pixels[start : start + 2])) for start in (0, 2))
+        first, second = (extractor.extract_async(extractor.collate(pixels[start : start + 2])) for start in (0, 2))
         whole = extractor.extract(extractor.collate(pixels))
         assert np.array_equal(np.concatenate([first()["feature"], second()["feature"]]), whole)
 

@@ -4,16 +4,15 @@ import torch
 from PIL import Image
 
 import extractors
+from extractors.options import RegionOptions
 from extractors.regions.bottom_up.network import build
-from extractors.settings import RegionOptions
 from schemas.errors import UsageError
 
 pytest.importorskip("detectron2", reason="needs detectron2: extractors.catalogue says how to install it")
 
 from extractors.regions.detectron2_backend.extractor import detectron2_state
-from extractors.regions.detectron2_backend.modules import CONFIG
+from extractors.regions.detectron2_backend.networks import CONFIG, merged_config
 from extractors.regions.detectron2_backend.networks import build as build_detectron2
-from extractors.regions.detectron2_backend.networks import merged_config
 
 NAME = "faster-rcnn-36"
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 import extractors
-from extractors.settings import RegionOptions
+from extractors.options import RegionOptions
 from schemas.errors import InputError, UsageError
 
 HOW = r"'detectron2'.*--no-build-isolation.*github\.com/facebookresearch/detectron2\.git@[0-9a-f]{40}"

@@ -12,7 +12,7 @@ from torch import nn
 
 import extractors
 from extractors.base import Description
-from extractors.settings import RegionOptions, Settings
+from extractors.options import ExtractorOptions, RegionOptions
 from schemas.features import FeatureSpec
 
 BACKEND = "extractors.regions.detectron2_backend"
@@ -112,7 +112,7 @@ def stock_network(backend, order):
 
 
 def load(backend, network):
-    settings = Settings(FeatureSpec("stand-in", (6, 8)), "fp32", regions=RegionOptions(4, 6))
+    settings = ExtractorOptions(FeatureSpec("stand-in", (6, 8)), "fp32", regions=RegionOptions(4, 6))
     description = Description(settings.spec, {}, kind="regions", classes=20)
     return backend("extractor").Detectron2Regions(description, settings, network, torch.device("cpu"))
 

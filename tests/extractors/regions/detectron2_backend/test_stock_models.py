@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 import extractors
-from extractors.settings import RegionOptions
+from extractors.options import RegionOptions
 from schemas.errors import InputError, UsageError
 from tests.threads import threads_of_torch
 

@@ -1,0 +1,345 @@
+"""Fewer passes over memory: norms folded into convolutions, and additions and ReLUs fused with them.
+
+A batch norm in evaluation only scales and shifts, so its numbers go into the weights of the convolution before it. On a CPU,
+oneDNN also adds a residual and applies the ReLU while it writes the result, and wants the weights in a layout of its own, which
+torch would make again in each forward: with the few images of one forward that costs as much as the norms. Here it is made once.
+These are the operations that ``torch.compile`` chooses, without a compiler. On a GPU cuDNN does the same, see
+`extractors.computing.cudnn`. Winograd convolutions, on a CPU, are in `extractors.computing.winograd`.
+
+On a CPU, features move by about 5e-7 of the largest value where norms are folded; fusion alone keeps the bits of most
+convolutions, and of all 3×3 ones that were tried.
+
+Letters in shapes: ``B`` images of one forward, ``C`` channels, ``H`` and ``W`` pixels.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F  # noqa: N812
+from torch.nn.utils.fusion import fuse_conv_bn_weights
+
+from extractors.computing.compile import compile_model
+from extractors.computing.cudnn import CudnnConvolution, keep_what_agrees
+from extractors.computing.onednn import FusedConv2d, can_fuse_in
+from extractors.computing.winograd import make_winograd
+
+_ADDITIONS = (operator.add, operator.iadd, torch.add)
+_RELUS = (F.relu, torch.relu)
+
+
+def trace_and_fold(model: nn.Module) -> fx.GraphModule:
+    """Return a network, trace, with each batch norm folded into the convolution before it; the model is changed, too.
+
+    Args:
+        model: in evaluation, on the CPU, in float32. Its forward must not depend on values.
+    """
+    graph = trace(model)
+    fold_norms(graph)
+    return graph
+
+
+def fold_norms(graph: fx.GraphModule) -> int:
+    """Fold each batch norm of a trace network into the convolution before it, in place, and return how many there were."""
+    layers = dict(graph.named_modules())
+    calls = Counter(node.target for node in graph.graph.nodes)
+    count = 0
+    for node in list(graph.graph.nodes):
+        norm, before = _layer(node, layers), node.args[0] if node.args else None
+        if isinstance(norm, nn.BatchNorm2d) and isinstance(before, fx.Node) and len(before.users) == 1:
+            conv = _layer(before, layers)
+            if type(conv) is nn.Conv2d and calls[before.target] == 1:
+                fold_norm(conv, norm)
+                node.replace_all_uses_with(before)
+                graph.graph.erase_node(node)
+                count += 1
+    recompile(graph)
+    return count
+
+
+def trace(model: nn.Module) -> fx.GraphModule:
+    """Return a network, trace, without layers that do nothing. Its forward must not depend on values."""
+    graph = fx.symbolic_trace(model)
+    layers = dict(graph.named_modules())
+    for node in list(graph.graph.nodes):
+        if type(_layer(node, layers)) is nn.Identity:
+            node.replace_all_uses_with(node.args[0])
+            graph.graph.erase_node(node)
+    return recompile(graph)
+
+
+def recompile(graph: fx.GraphModule) -> fx.GraphModule:
+    """Return a network whose nodes were changed, as it is to run: without the layers that no node calls any more."""
+    graph.delete_all_unused_submodules()
+    graph.recompile()
+    return graph
+
+
+def fold_norm(conv: nn.Conv2d, norm: Any) -> None:
+    """Fold a batch norm, frozen or not, into the convolution before it, in place: in float64, rounded once."""
+    exact: list[Any] = [
+        None if tensor is None else tensor.to(torch.float64)
+        for tensor in (conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.weight, norm.bias)
+    ]
+    weight, bias, mean, variance, scale, shift = exact
+    folded = fuse_conv_bn_weights(weight, bias, mean, variance, norm.eps, scale, shift)
+    conv.weight, conv.bias = (nn.Parameter(values.to(conv.weight.dtype), requires_grad=False) for values in folded)
+
+
+def optimize_for_inference(
+    graph: fx.GraphModule,
+    shape: tuple[int, ...],
+    device: torch.device,
+    *,
+    precision: str,
+    compile: bool,  # noqa: A002
+) -> nn.Module:
+    """Return a network for its forwards on a device: compiled if that is asked for, or else with merged layers.
+
+    Args:
+        graph: from `trace_and_fold`, or `trace`, cast already.
+        shape: ``[B, C, H, W]`` of the input of every forward on a CPU.
+        device: where it will run.
+        precision: one of `extractors.computing.devices.PRECISIONS`.
+        compile: see `extractors.computing.compile.compile_model`.
+
+    Raises:
+        UsageError: likewise.
+        ImagepivotError: see `extractors.computing.cudnn.keep_what_agrees`.
+    """
+    shape_of_one = (1, *shape[1:])
+    is_fused = device.type == "cuda" and not compile
+    graph = fuse_layers(graph, shape) if is_fused else graph
+    graph = graph.to(device).to(memory_format=torch.channels_last)
+    if is_fused:
+        keep_what_agrees(graph, shape_of_one, precision, device)
+    if device.type == "cpu":
+        shapes = infer_shapes(graph, shape, next(graph.parameters()).dtype)
+        replace_with_winograd(graph, shapes, compile=compile)
+        if not compile:
+            fuse_onednn(graph, shapes)
+    return compile_model(graph, device, enabled=compile)
+
+
+def replace_with_winograd(graph: fx.GraphModule, shapes: dict[str, torch.Size], *, compile: bool) -> fx.GraphModule:  # noqa: A002
+    """Let 3×3 convolutions on a CPU, and the ReLUs behind them, be done by minimal filtering, in place, where that is faster.
+
+    Args:
+        graph: from `trace_and_fold`, cast already, on the CPU.
+        shapes: from `infer_shapes`, of the input of every forward; gets those of the new layers. Inputs of other shapes give
+            features that differ in their last bits.
+        compile: whether the network will be compiled.
+    """
+    for group in _groups(graph, lambda addition, conv: None):
+        values: Any = group.conv.args[0]
+        layer = make_winograd(group.layer, shapes[values.name], relu=group.relu is not None, compile=compile)
+        if layer is not None:
+            group.replace(graph, layer, shapes)
+    return recompile(graph)
+
+
+def fuse_onednn(graph: fx.GraphModule, shapes: dict[str, torch.Size], dtype: torch.dtype | None = None) -> fx.GraphModule:
+    """Merge each convolution on a CPU with the addition and the ReLU behind it, in place, where oneDNN computes it.
+
+    Args:
+        graph: from `trace_and_fold`, cast already, on the CPU.
+        shapes: from `infer_shapes`, of the input of every forward; gets those of the new layers. Inputs of other shapes give the
+            same features, perhaps in more time.
+        dtype: type of the block of autocast that the network will run in, to which nothing has been cast yet; None for no such
+            block.
+    """
+    for group in _groups(graph, lambda addition, conv: _overwritable(graph, addition, conv, shapes)):
+        if not can_fuse_in(dtype or group.layer.weight.dtype):
+            continue
+        values: Any = group.conv.args[0]
+        shape, relu = list(shapes[values.name]), group.relu is not None
+        group.replace(graph, FusedConv2d(group.layer, shape, relu=relu, dtype=dtype), shapes)
+    return recompile(graph)
+
+
+def fuse_layers(graph: fx.GraphModule, shape: tuple[int, ...]) -> fx.GraphModule:
+    """Fuse each convolution with the ReLU behind it, and the addition in between, in place, into one layer of cuDNN.
+
+    Args:
+        graph: from `trace_and_fold`, cast already; `extractors.computing.cudnn.keep_what_agrees` has to follow.
+        shape: ``[B, C, H, W]`` of an input. Others must have sums of maps of one size where this one has.
+    """
+    # Of one image, what all images share would look like a map of it.
+    shapes = infer_shapes(graph, (2, *shape[1:]), next(graph.parameters()).dtype)
+    for group in _groups(graph, lambda addition, conv: _addend(addition, conv, shapes)):
+        if group.addition is not None and group.addition.target is operator.iadd and group.addition.args[0] is group.other:
+            continue  # Whoever reads it afterwards expects the sum.
+        if group.relu is not None:
+            group.replace(graph, CudnnConvolution(group.layer), shapes)
+    return recompile(graph)
+
+
+class _Group(NamedTuple):
+    """A convolution and what follows it.
+
+    Attributes:
+        layer: the convolution.
+        conv: its node.
+        addition: the node of a sum of its result and another map, if one follows.
+        other: that map.
+        relu: the node of a ReLU, if one follows.
+    """
+
+    layer: nn.Conv2d
+    conv: fx.Node
+    addition: fx.Node | None
+    other: fx.Node | None
+    relu: fx.Node | None
+
+    def replace(self, graph: fx.GraphModule, layer: nn.Module, shapes: dict[str, torch.Size]) -> None:
+        """Put one layer in place of all."""
+        old = [node for node in (self.conv, self.addition, self.relu) if node is not None]
+        name = f"{self.conv.name}_merged"
+        graph.add_submodule(name, layer)
+        with graph.graph.inserting_after(old[-1]):
+            new = graph.graph.call_module(name, tuple(node for node in (self.conv.args[0], self.other) if node is not None))
+        shapes[new.name] = shapes[self.conv.name]
+        old[-1].replace_all_uses_with(new)
+        for node in reversed(old):
+            graph.graph.erase_node(node)
+
+
+def _groups(graph: fx.GraphModule, find_other: Callable[[fx.Node, fx.Node], fx.Node | None]) -> Iterator[_Group]:
+    """Yield each convolution with what follows it; ``find_other`` returns what is added to it, if that may be part of it."""
+    layers = dict(graph.named_modules())
+    for node in list(graph.graph.nodes):
+        conv = _layer(node, layers)
+        if type(conv) is not nn.Conv2d or conv.padding_mode != "zeros" or isinstance(conv.padding, str):
+            continue
+        behind, addition, other = _only_user(node), None, None
+        if behind is not None and behind.op == "call_function" and behind.target in _ADDITIONS:
+            other = find_other(behind, node)
+        if other is not None:
+            addition, behind = behind, _only_user(behind)  # type: ignore[arg-type]
+        yield _Group(conv, node, addition, other, behind if behind is not None and _is_relu(behind, layers) else None)
+
+
+def _layer(node: fx.Node, layers: dict[str, nn.Module]) -> nn.Module | None:
+    return layers.get(str(node.target)) if node.op == "call_module" else None
+
+
+def _is_relu(node: fx.Node, layers: dict[str, nn.Module]) -> bool:
+    return isinstance(_layer(node, layers), nn.ReLU) or (node.op == "call_function" and node.target in _RELUS)
+
+
+def _only_user(node: fx.Node) -> fx.Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _addend(addition: fx.Node, conv: fx.Node, shapes: dict[str, torch.Size]) -> fx.Node | None:
+    """Return what is added to a convolution; None if the sum is not just that of two maps of one size."""
+    others = [argument for argument in addition.args if argument is not conv]
+    if len(addition.args) != 2 or len(others) != 1 or addition.kwargs or not isinstance(others[0], fx.Node):
+        return None
+    other = others[0]
+    return other if other is not conv.args[0] and shapes.get(other.name) == shapes[conv.name] else None
+
+
+def _overwritable(graph: fx.GraphModule, addition: fx.Node, conv: fx.Node, shapes: dict[str, torch.Size]) -> fx.Node | None:
+    """Return what is added to a convolution, if the sum may take its place: it is as large, and nobody reads it afterwards."""
+    other = _addend(addition, conv, shapes)
+    if other is None:
+        return None
+    layers = dict(graph.named_modules())
+    places = {node: place for place, node in enumerate(graph.graph.nodes)}
+    # Not the input, which is the caller's, nor what may share its memory with something else.
+    is_fresh = type(_layer(other, layers)) in (nn.Conv2d, FusedConv2d, nn.MaxPool2d)
+    return other if is_fresh and all(places[user] <= places[addition] for user in other.users) else None
+
+
+_KEEPING = (nn.ReLU, nn.BatchNorm2d, nn.Identity)
+_KEEPING_FUNCTIONS = (operator.add, operator.iadd, torch.add, F.relu, torch.relu)
+
+
+def infer_shapes(graph: fx.GraphModule, shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, torch.Size]:
+    """Return the shape of what each node makes, by the names of the nodes; nodes that make no tensor are left out.
+
+    Args:
+        graph: a trace network of one input.
+        shape: ``[B, C, H, W]`` of the input.
+        dtype: of the input.
+    """
+    found = _calculated(graph, shape)
+    return _Interpreter.infer_shapes(graph, shape, dtype) if found is None else found
+
+
+def _calculated(graph: fx.GraphModule, shape: tuple[int, ...]) -> dict[str, torch.Size] | None:
+    """Return the shapes by arithmetic; None if there is a node of which this module knows none."""
+    layers = dict(graph.named_modules())
+    shapes: dict[str, torch.Size] = {}
+    for node in graph.graph.nodes:
+        if node.op == "output":
+            continue
+        if node.op == "placeholder":
+            made: torch.Size | None = torch.Size(shape)
+        elif node.op == "call_module" and node.args and isinstance(node.args[0], fx.Node):
+            made = _of_layer(layers[str(node.target)], shapes[node.args[0].name])
+        else:
+            made = _of_function(node, shapes)
+        if made is None:
+            return None
+        shapes[node.name] = made
+    return shapes
+
+
+def _of_layer(layer: nn.Module, shape: torch.Size) -> torch.Size | None:
+    if type(layer) in _KEEPING:
+        return shape
+    if type(layer) is nn.Conv2d and not isinstance(layer.padding, str):
+        return torch.Size((shape[0], layer.out_channels, *_slid_over(layer, shape)))
+    if type(layer) is nn.MaxPool2d and not layer.ceil_mode and not layer.return_indices:
+        return torch.Size((*shape[:2], *_slid_over(layer, shape)))
+    return None
+
+
+def _slid_over(layer: Any, shape: torch.Size) -> tuple[int, ...]:
+    """Return the rows and columns of a window's places: the formula in torch's pages on ``Conv2d`` and ``MaxPool2d``."""
+    numbers = (_pair(value) for value in (layer.kernel_size, layer.stride, layer.padding, layer.dilation))
+    return tuple(
+        (side + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+        for side, kernel, stride, padding, dilation in zip(shape[2:], *numbers, strict=True)
+    )
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else value
+
+
+def _of_function(node: fx.Node, shapes: dict[str, torch.Size]) -> torch.Size | None:
+    """Return the shape of a ReLU, or of a sum of maps of one size."""
+    if node.op != "call_function" or node.target not in _KEEPING_FUNCTIONS:
+        return None
+    given = {shapes[argument.name] for argument in node.args if isinstance(argument, fx.Node)}
+    return given.pop() if len(given) == 1 else None
+
+
+class _Interpreter(fx.Interpreter):
+    """Records the shape of what every node makes, without memory for values."""
+
+    @classmethod
+    def infer_shapes(cls, graph: fx.GraphModule, shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, torch.Size]:
+        kept = {id(tensor): tensor for tensor in chain(graph.parameters(), graph.buffers())}
+        run = cls(deepcopy(graph, kept).to("meta"))
+        run.shapes = {}
+        run.run(torch.empty(shape, dtype=dtype, device="meta"))
+        return run.shapes
+
+    shapes: dict[str, torch.Size]
+
+    def run_node(self, n: fx.Node) -> Any:
+        made = super().run_node(n)
+        if isinstance(made, Tensor):
+            self.shapes[n.name] = made.shape
+        return made

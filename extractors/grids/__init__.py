@@ -1,1 +1,0 @@
-"""Extractors of maps: one vector for each cell of a grid over the image."""

@@ -1,0 +1,185 @@
+"""ResNet50, ResNet152 (He et al. 2016, arXiv:1512.03385) and VGG19 (Simonyan and Zisserman 2015, arXiv:1409.1556, column E).
+
+Layers, names and random weights are torchvision's: the same numbers for the same state of torch's generator. The stride of a
+stage of a ResNet is in the 3×3 convolution of its first block, not in the 1×1 convolution before it as in the paper. Importing
+torchvision for this would load torch's compiler, which takes as long as torch itself.
+
+Letters in shapes: ``B`` images, ``C`` channels, ``H`` and ``W`` pixels or cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+_WIDENING = 4  # Channels that leave a block, for each one inside.
+_WIDTHS = (64, 128, 256, 512)  # Channels inside the blocks of each stage.
+_CLASSES = 1000
+
+
+class Bottleneck(nn.Module):
+    """Three convolutions, 1×1, 3×3 and 1×1, and a shortcut around them.
+
+    Args:
+        channels: C of the input.
+        width: channels of the 3×3 convolution.
+        stride: of that convolution.
+    """
+
+    def __init__(self, channels: int, width: int, stride: int = 1) -> None:
+        super().__init__()
+        outgoing = width * _WIDENING
+        self.conv1 = nn.Conv2d(channels, width, kernel_size=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, kernel_size=3, stride=stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, outgoing, kernel_size=1, bias=False)
+        self.bn3 = nn.BatchNorm2d(outgoing)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = _projection(channels, outgoing, stride) if stride != 1 or channels != outgoing else None
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Compute maps: ``[B, C, H, W]`` to ``[B, 4 * width, H / stride, W / stride]``, not negative."""
+        inner = self.relu(self.bn1(self.conv1(maps)))
+        inner = self.relu(self.bn2(self.conv2(inner)))
+        inner = self.bn3(self.conv3(inner))
+        inner += maps if self.downsample is None else self.downsample(maps)
+        found: Tensor = self.relu(inner)
+        return found
+
+
+class ResNet(nn.Module):
+    """A residual network of bottlenecks with its classifier.
+
+    Args:
+        blocks: number of blocks of each of the four stages.
+    """
+
+    def __init__(self, blocks: Sequence[int]) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, _WIDTHS[0], kernel_size=7, stride=2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(_WIDTHS[0])
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool = nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
+        channels = _WIDTHS[0]
+        for stage, (count, width) in enumerate(zip(blocks, _WIDTHS, strict=True), start=1):
+            first = Bottleneck(channels, width, stride=1 if stage == 1 else 2)
+            channels = width * _WIDENING
+            others = (Bottleneck(channels, width) for _ in range(count - 1))
+            self.add_module(f"layer{stage}", nn.Sequential(first, *others))
+        self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
+        self.fc: nn.Module = nn.Linear(channels, _CLASSES)
+        init_weights(self)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Classify: normalised ``[B, 3, H, W]`` to logits ``[B, 1000]``."""
+        maps = self.maxpool(self.relu(self.bn1(self.conv1(pixels))))
+        for stage in range(1, len(_WIDTHS) + 1):
+            maps = self.get_submodule(f"layer{stage}")(maps)
+        found: Tensor = self.fc(self.avgpool(maps).flatten(1))
+        return found
+
+
+def resnet50(weights: None = None) -> ResNet:
+    """Build ResNet50 with random weights; the argument is there because torchvision's function has one."""
+    return ResNet((3, 4, 6, 3))
+
+
+def resnet152(weights: None = None) -> ResNet:
+    """Build ResNet152 with random weights; the argument is there because torchvision's function has one."""
+    return ResNet((3, 8, 36, 3))
+
+
+def _projection(channels: int, outgoing: int, stride: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(channels, outgoing, kernel_size=1, stride=stride, bias=False),
+        nn.BatchNorm2d(outgoing),
+    )
+
+
+_VGG_STAGES = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))  # Channels and number of convolutions, before each pooling.
+_VGG_CELLS = 7  # Rows and columns of the map that is connected.
+_VGG_WIDTH = 4096
+
+
+class VGG19(nn.Module):
+    """Sixteen convolutions in ``features``, and three fully connected layers in ``classifier``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        channels = 3
+        for width, count in _VGG_STAGES:
+            for _ in range(count):
+                layers += [nn.Conv2d(channels, width, kernel_size=3, padding=1), nn.ReLU(inplace=True)]
+                channels = width
+            layers.append(nn.MaxPool2d(kernel_size=2, stride=2))
+        self.features = nn.Sequential(*layers)
+        self.avgpool = nn.AdaptiveAvgPool2d((_VGG_CELLS, _VGG_CELLS))
+        self.classifier = nn.Sequential(
+            nn.Linear(channels * _VGG_CELLS * _VGG_CELLS, _VGG_WIDTH),
+            nn.ReLU(inplace=True),
+            nn.Dropout(),
+            nn.Linear(_VGG_WIDTH, _VGG_WIDTH),
+            nn.ReLU(inplace=True),
+            nn.Dropout(),
+            nn.Linear(_VGG_WIDTH, _CLASSES),
+        )
+        init_weights(self, linear_std=0.01)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Classify: normalised ``[B, 3, 224, 224]`` to logits ``[B, 1000]``."""
+        found: Tensor = self.classifier(self.avgpool(self.features(pixels)).flatten(1))
+        return found
+
+
+def vgg19(weights: None = None) -> VGG19:
+    """Build VGG19 with random weights; the argument is there because torchvision's function has one."""
+    return VGG19()
+
+
+def init_weights(model: nn.Module, *, linear_std: float | None = None) -> None:
+    """Draw the weights of a network that has just been built, in place, in the order of its modules.
+
+    A convolution's are normal (He et al. 2015, by the values that go out) and its biases zero. On the meta device nothing happens:
+    there are no values, and torch would load its compiler for each draw.
+
+    Args:
+        model: of convolutions, batch norms, which stay as they are, and linear layers.
+        linear_std: standard deviation of the weights of linear layers, whose biases are zero then; None to leave them as they are.
+    """
+    for layer in model.modules():
+        if not isinstance(layer, (nn.Conv2d, nn.Linear)) or layer.weight.is_meta:
+            continue
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+        elif linear_std is None:
+            continue
+        else:
+            nn.init.normal_(layer.weight, 0, linear_std)
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
+
+
+class PretrainedWeights(NamedTuple):
+    """Weights that torchvision publishes.
+
+    Attributes:
+        name: torchvision's, enumeration and member.
+        url: of the file, whose name has the first digits of its SHA-256.
+    """
+
+    name: str
+    url: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+_FOLDER = "https://download.pytorch.org/models"
+
+RESNET50_WEIGHTS = PretrainedWeights("ResNet50_Weights.IMAGENET1K_V1", f"{_FOLDER}/resnet50-0676ba61.pth")
+RESNET152_WEIGHTS = PretrainedWeights("ResNet152_Weights.IMAGENET1K_V1", f"{_FOLDER}/resnet152-394f9c45.pth")
+VGG19_WEIGHTS = PretrainedWeights("VGG19_Weights.IMAGENET1K_V1", f"{_FOLDER}/vgg19-dcbb9e9d.pth")

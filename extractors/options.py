@@ -1,0 +1,113 @@
+"""What a user asks of an extractor, besides its weights and its device. Importing this loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from extractors.images.decoding import DECODING
+from schemas.errors import UsageError
+from schemas.features import FeatureSpec
+from schemas.options import Opt
+
+if TYPE_CHECKING:
+    from extractors.weights.resolve import Weights
+
+
+BACKENDS = ("torchvision", "detectron2")
+_REGIONS = "Regions"
+MAX_REGIONS = 300
+"""The detector proposes at most this many boxes per image."""
+
+
+@dataclass(frozen=True)
+class RegionOptions:
+    """Which regions of an image are kept, what their classes are called, and what computes them.
+
+    The defaults are the fixed 36 of bottom-up attention; its adaptive set has 10 to 100.
+
+    Attributes:
+        min_regions: least number of regions of an image: the best by score if too few reach the threshold.
+        max_regions: greatest number of regions of an image.
+        score_threshold: regions whose best surviving class has at least this score are kept.
+        class_names: text file with the names of the classes, one per line, for people who look at the dataset; None for none.
+        attribute_names: likewise for the attributes.
+        backend: ``torchvision`` (needs no compiling) or ``detectron2`` (if that is installed).
+        half_backbone: in the precisions bf16 and fp16, compute the backbone in 16 bits, too, which moves the proposals.
+
+    Raises:
+        UsageError: a value is out of range.
+    """
+
+    min_regions: Annotated[int, Opt("Fewest regions of an image; 36 by default.", panel=_REGIONS)] = 36
+    max_regions: Annotated[int, Opt("Most regions of an image; 36 by default.", panel=_REGIONS)] = 36
+    score_threshold: Annotated[
+        float,
+        Opt("Between these two numbers, keep the regions whose score is at least this; 0.2 by default.", panel=_REGIONS),
+    ] = 0.2
+    class_names: Annotated[
+        str | None,
+        Opt("Names of the classes, one per line, e.g. objects_vocab.txt; kept with the dataset.", panel=_REGIONS),
+    ] = None
+    attribute_names: Annotated[str | None, Opt("Names of the attributes, e.g. attributes_vocab.txt.", panel=_REGIONS)] = None
+    backend: Annotated[
+        Literal["torchvision", "detectron2"],
+        Opt("The library that computes the regions; torchvision by default.", panel=_REGIONS),
+    ] = "torchvision"
+    half_backbone: Annotated[
+        bool,
+        Opt("With --precision bf16 or fp16, compute the backbone in 16 bits, too: other proposals.", panel=_REGIONS),
+    ] = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_regions <= self.max_regions <= MAX_REGIONS:
+            raise UsageError(
+                f"--min-regions is {self.min_regions} and --max-regions {self.max_regions}, expected "
+                f"1 <= min <= max <= {MAX_REGIONS}, the proposals of an image"
+            )
+        if not 0 <= self.score_threshold <= 1:
+            raise UsageError(f"--score-threshold is {self.score_threshold}, expected a probability from 0 to 1")
+        if self.backend not in BACKENDS:
+            raise UsageError(f"--backend is {self.backend!r}, expected one of {', '.join(BACKENDS)}")
+        if self.half_backbone and self.backend == "detectron2":
+            raise UsageError(
+                "--half-backbone does not work with detectron2's models: leave it out, or pass --backend torchvision"
+            )
+
+    @property
+    def count(self) -> str:
+        """Number of regions of an image as it stands in names: ``36``, or ``10-100``."""
+        return str(self.max_regions) if self.min_regions == self.max_regions else f"{self.min_regions}-{self.max_regions}"
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the options that decide the values, as JSON values; names of classes and attributes do not."""
+        half = {"half_backbone": True} if self.half_backbone else {}
+        return {"min": self.min_regions, "max": self.max_regions, "score_threshold": self.score_threshold} | half
+
+
+@dataclass(frozen=True)
+class ExtractorOptions:
+    """What is asked of an extractor besides its weights and its device.
+
+    Attributes:
+        spec: name, shape and type of the feature, from `extractors.spec`.
+        precision: one of `extractors.computing.devices.PRECISIONS`.
+        compile: whether the model runs through ``torch.compile``.
+        regions: which regions are kept, for an extractor of regions.
+        unpooled: whether the feature is the map that the model would pool; ``spec`` is then that of the map.
+        keep_crops: whether the features of the crops are kept apart; ``spec`` is then that of all of them.
+    """
+
+    spec: FeatureSpec
+    precision: str = "fp32"
+    compile: bool = False
+    regions: RegionOptions = field(default_factory=RegionOptions)
+    unpooled: bool = False
+    keep_crops: bool = False
+
+    def parameters(self, weights: Weights, **more: Any) -> dict[str, Any]:
+        """Return the parameters of a `Description`: those that all extractors have, and ``more``."""
+        compiled = {"compiled": True} if self.compile else {}
+        stored = {} if self.spec.dtype == "float32" else {"dtype": self.spec.dtype}
+        common = {"name": self.spec.name, "decoding": DECODING, **weights.parameters(), "precision": self.precision}
+        return common | compiled | stored | more

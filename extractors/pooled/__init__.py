@@ -1,1 +1,0 @@
-"""Extractors of one vector per image."""

@@ -1,0 +1,68 @@
+"""``resnet50-pool``: image features as those of Multi30K.
+
+Faithful to ``scripts/feature-extractor`` of github.com/multi30k/dataset: torchvision's ResNet50 with the weights of 2017, one
+centre crop, the output of the global average pool. The published files hold float16; here features are float32. In the 16-bit
+precisions, too, the average is taken in float32.
+
+Letters in shapes: ``B`` images, ``D`` = 2048 width of the feature.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import torch
+from torch import Tensor, nn
+
+from extractors.base import Description
+from extractors.fixed_size import CenterCropExtractor
+from extractors.images.preprocessing import Preprocessing
+from extractors.networks import RESNET50_WEIGHTS, resnet50
+from extractors.options import ExtractorOptions
+from extractors.weights.resolve import Architecture, Weights, resolve_weights
+from schemas.features import FeatureSpec
+
+ARCHITECTURE = Architecture(
+    build=resnet50,
+    default=RESNET50_WEIGHTS,
+    refused={
+        "11ad3fa6": "this is torchvision's IMAGENET1K_V2 of 2021, whose features have the same shape but are not those of the "
+        "papers. Use --weights default, or resnet50-0676ba61.pth (IMAGENET1K_V1)",
+    },
+)
+
+PREPROCESSING = Preprocessing(resize_short=256, crop=224, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+
+
+class ResNet50Pool(CenterCropExtractor):
+    """ResNet50 up to its global average pool.
+
+    Args:
+        settings: what is asked of the extractor.
+        weights: from `find_weights`.
+        device: from `extractors.computing.devices.resolve_device`.
+    """
+
+    def __init__(self, settings: ExtractorOptions, weights: Weights, device: torch.device) -> None:
+        with torch.device("meta"):
+            model = ARCHITECTURE.build(weights=None)
+        model.load_state_dict(weights.state, assign=True)
+        layers = OrderedDict((name, layer) for name, layer in model.named_children() if name not in ("avgpool", "fc"))
+        super().__init__(describe(settings, weights), nn.Sequential(layers), PREPROCESSING, settings, device)
+
+    def features(self, maps: Tensor) -> Tensor:
+        """Average maps over their cells: ``[B, D, 7, 7]`` to float32 ``[B, D]``, not negative."""
+        return maps.to(torch.float32).mean(dim=(2, 3))
+
+
+def find_weights(spec: FeatureSpec, request: str) -> Weights:
+    """Find weights, see `extractors.catalogue.ExtractorModule`."""
+    return resolve_weights(request, ARCHITECTURE)
+
+
+def describe(settings: ExtractorOptions, weights: Weights) -> Description:
+    """Describe the extractor, see `extractors.catalogue.ExtractorModule`."""
+    return Description(settings.spec, settings.parameters(weights, transform=PREPROCESSING.parameters(), norms="folded"))
+
+
+load = ResNet50Pool

@@ -1,0 +1,291 @@
+"""``vgg19-10crop`` and ``vgg19-10crop-caffe``: the mean over ten crops of VGG19's second fully connected layer, after ReLU.
+
+On request the features of the crops are kept apart, ``[K, D]`` in the order of `extractors.images.preprocessing.ten_crop_views`.
+
+The two are different feature spaces of one architecture and never stand in for each other:
+
+====================  ======================================  =====================================================
+..                    ``vgg19-10crop``                        ``vgg19-10crop-caffe``
+====================  ======================================  =====================================================
+weights               torchvision's, of 2017                  Oxford's ``VGG_ILSVRC_19_layers``, of 2014
+input                 RGB / 255, less mean, by std            BGR in 0…255, less (103.939, 116.779, 123.68)
+resize                Pillow, bilinear with antialiasing      bilinear without antialiasing
+centre crop           as torchvision's ``TenCrop``            rounded down, as Caffe's ``oversample``
+====================  ======================================  =====================================================
+
+The second is faithful to ``extract_cnn_features.py`` of github.com/ivendrov/order-embedding, whose features the papers used:
+the ReLU is taken per crop, then the mean. Two differences remain. That script also divided each feature by its length: here the
+feature is stored as it is, and a reader can still divide. And it resized floats, whereas here the resized image is rounded to
+8 bits, so that one 8-bit image goes to the device, where the crops are cut and mirrored: a difference of at most half a level
+per pixel. It changes a feature by about a thousandth of its length (measured with untrained weights; cosine 0.999999).
+
+Letters in shapes: ``B`` images, ``K`` = 10 crops, ``H`` and ``W`` pixels of a resized image, ``D`` = 4096 width of the feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from extractors.base import Description, Extractor
+from extractors.computing.compile import warm_up_compile
+from extractors.computing.cpu_parallel import run_single_threaded
+from extractors.computing.devices import cast_layers, precision_context, upload
+from extractors.computing.fusion import optimize_for_inference, trace_and_fold
+from extractors.computing.oom import BatchLimits, run_with_oom_retry
+from extractors.images.preprocessing import CROPS, Normalizer, Preprocessing, resized_pixels, ten_crop
+from extractors.networks import VGG19_WEIGHTS, vgg19
+from extractors.options import ExtractorOptions
+from extractors.weights.caffemodel import read_layers
+from extractors.weights.checkpoints import Choice, format_of, read_state
+from extractors.weights.resolve import Architecture, Weights, resolve_weights
+from schemas.errors import InputError
+from schemas.features import FeatureSpec
+
+FORWARD_CROPS = 1
+"""Crops of one forward pass of the convolutions on a CPU, a divisor of `CROPS`. See `extractors.computing.cpu_parallel`."""
+
+# Torchvision's names for the layers of the Caffe model.
+_CONVOLUTIONS = (0, 2, 5, 7, 10, 12, 14, 16, 19, 21, 23, 25, 28, 30, 32, 34)
+_CONVOLUTIONS_OF_BLOCK = (2, 2, 4, 4, 4)
+_CAFFE_NAMES = [f"conv{block + 1}_{i + 1}" for block, count in enumerate(_CONVOLUTIONS_OF_BLOCK) for i in range(count)]
+_LAYERS = {name: f"features.{index}" for name, index in zip(_CAFFE_NAMES, _CONVOLUTIONS, strict=True)}
+_LAYERS |= {"fc6": "classifier.0", "fc7": "classifier.3"}
+# Torchvision's names until January 2017, used in conversions of that time.
+_OLD_NAMES = {"classifier.1": "classifier.0", "classifier.4": "classifier.3"}
+
+
+def build(weights: None = None) -> nn.Module:
+    """Build VGG19 without its last layer, which no feature needs; the other layers keep their random values."""
+    model = vgg19(weights)
+    model.classifier = model.classifier[:5]
+    return model
+
+
+def _read(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
+    """Read a state dict by today's names, without the last layer."""
+    state = read_state(path, choice)
+    if "classifier.1.weight" in state and "classifier.0.weight" not in state:
+        state = {_renamed(name): tensor for name, tensor in state.items()}
+    return {name: tensor for name, tensor in state.items() if name.rpartition(".")[0] != "classifier.6"}
+
+
+def _renamed(name: str) -> str:
+    layer, _, kind = name.rpartition(".")
+    return f"{_OLD_NAMES.get(layer, layer)}.{kind}"
+
+
+def _read_torchvision(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
+    if format_of(path) == "caffe":
+        raise InputError(
+            f"the weights file {str(path)!r} is a Caffe model, but this extractor stands for torchvision's VGG19, whose features "
+            "differ: use vgg19-10crop-caffe with it"
+        )
+    return _read(path, choice)
+
+
+def _read_caffe(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
+    if format_of(path) != "caffe":
+        return _read(path, choice)
+    layers = read_layers(path)
+    missing = [name for name in _LAYERS if len(layers.get(name, ())) != 2]
+    if missing:
+        raise InputError(
+            f"the weights file {str(path)!r} has no weight and bias for {len(missing)} layers of VGG19 ({', '.join(missing)}), "
+            f"but {', '.join(list(layers)[:20])}: expected VGG_ILSVRC_19_layers.caffemodel; pass that file"
+        )
+    kinds = ("weight", "bias")
+    return {f"{_LAYERS[name]}.{kind}": torch.from_numpy(layers[name][i]) for name in _LAYERS for i, kind in enumerate(kinds)}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The differences between the two extractors of this module.
+
+    Attributes:
+        architecture: the model and the weights that the extractor's name stands for.
+        preprocessing: from an image to the input of the model; its centre crop is replaced by the ten crops.
+        center: how the centre crop is placed, see `extractors.images.preprocessing.ten_crop_views`.
+    """
+
+    architecture: Architecture
+    preprocessing: Preprocessing
+    center: str
+
+
+VARIANTS = {
+    "vgg19-10crop": Variant(
+        Architecture(
+            build=build,
+            default=VGG19_WEIGHTS,
+            refused={
+                "d01eb7cb": "these are Oxford's VGG19 weights of 2014 in torchvision's format (jcjohnson/pytorch-vgg), which see "
+                "BGR in 0…255. Use the extractor vgg19-10crop-caffe with them",
+            },
+            read=_read_torchvision,
+        ),
+        Preprocessing(resize_short=256, crop=224, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
+        center="nearest",
+    ),
+    "vgg19-10crop-caffe": Variant(
+        Architecture(
+            build=build,
+            refused={
+                "dcbb9e9d": "these are torchvision's own VGG19 weights, another training run that sees RGB in 0…1. Use the "
+                "extractor vgg19-10crop with them",
+            },
+            read=_read_caffe,
+            without_default="it stands for Oxford's VGG_ILSVRC_19_layers of 2014, which torchvision does not have. Pass with "
+            "--weights PATH the original VGG_ILSVRC_19_layers.caffemodel "
+            "(www.robots.ox.ac.uk/~vgg/software/very_deep/caffe/), or a conversion of it with torchvision's names, such as "
+            "vgg19-d01eb7cb.pth (github.com/jcjohnson/pytorch-vgg), as .pth, .pt or .safetensors; --weights random:0 runs "
+            "without, untrained. Torchvision's own VGG19 is the extractor vgg19-10crop",
+        ),
+        Preprocessing(
+            resize_short=256,
+            crop=224,
+            mean=(103.939, 116.779, 123.68),
+            std=(1.0, 1.0, 1.0),
+            divisor=1.0,
+            channel_order="BGR",
+            antialias=False,
+        ),
+        center="floor",
+    ),
+}
+
+
+class VGG19TenCrop(Extractor):
+    """VGG19 up to the ReLU after its second fully connected layer, averaged over ten crops, or for each of them.
+
+    Args:
+        settings: what is asked of the extractor, whose name is in `VARIANTS`.
+        weights: from `find_weights`.
+        device: from `extractors.computing.devices.resolve_device`.
+    """
+
+    def __init__(self, settings: ExtractorOptions, weights: Weights, device: torch.device) -> None:
+        super().__init__(describe(settings, weights), device)
+        self._variant = VARIANTS[settings.spec.name]
+        self._device = device
+        self._normalize = Normalizer.of(self._variant.preprocessing, device)
+        self._limits = BatchLimits()
+        self._precision = settings.precision
+        self._separate = settings.keep_crops
+        with torch.device("meta"):
+            model: Any = build()
+        model.load_state_dict(weights.state, assign=True)
+        model.eval().requires_grad_(False)
+        self._dtype = cast_layers(model, settings.precision)
+        shape = (FORWARD_CROPS, 3, self._variant.preprocessing.crop, self._variant.preprocessing.crop)
+        self._convolutions: Any = optimize_for_inference(
+            trace_and_fold(model.features), shape, device, precision=settings.precision, compile=settings.compile
+        )
+        self._connected: Any = model.classifier.to(device)
+        if settings.compile and device.type == "cpu":
+            warm_up_compile(self._convolve, torch.zeros(shape, dtype=torch.uint8))
+
+    @property
+    def preprocessor(self) -> Callable[[Image.Image], np.ndarray]:
+        """What `preprocess` does, without the model."""
+        return partial(resized_pixels, preprocessing=self._variant.preprocessing)
+
+    def preprocess(self, image: Image.Image) -> Tensor:
+        """Resize the shorter side to 256.
+
+        Returns:
+            uint8 ``[3, H, W]``, channels R, G, B; the smaller of H and W is 256. The crops are cut later, on the device.
+        """
+        return torch.from_numpy(resized_pixels(image, self._variant.preprocessing))
+
+    def collate(self, images: Sequence[Tensor]) -> list[Tensor]:
+        """Return the images as a list, because their sizes differ.
+
+        Returns:
+            B tensors, uint8 ``[3, H, W]``.
+        """
+        return list(images)
+
+    def extract(self, batch: Sequence[Tensor]) -> np.ndarray:
+        """Run the model on the ten crops of each image.
+
+        Args:
+            batch: B tensors, uint8 ``[3, H, W]``, channels R, G, B, as `preprocess` makes them; B may be 0.
+
+        Returns:
+            ``[B, D]``, or ``[B, K, D]`` for separate crops, in the type of the spec, not negative, not normalised. On a CPU an
+            image has the same bytes in any batch and with any number of threads.
+        """
+        short = self._variant.preprocessing.resize_short
+        for image in batch:
+            if image.dtype != torch.uint8 or image.ndim != 3 or len(image) != 3 or min(image.shape[1:]) != short:
+                raise ValueError(
+                    f"an image of the batch is {image.dtype} {list(image.shape)}, expected torch.uint8 [3, H, W] with the "
+                    f"smaller of H and W {short}"
+                )
+        if not len(batch):
+            return np.zeros((0, *self.spec.shape), dtype=self.spec.dtype)
+        if self._device.type == "cpu":
+            return self.spec.rounded(self._extract_on_cpu(batch).numpy())
+        with precision_context(self._precision, self._device), torch.inference_mode():
+            # Images of different sizes do not fit in one tensor, so their positions in the list stand in for them.
+            positions = torch.arange(len(batch))
+            found = run_with_oom_retry(lambda some: self._forward([batch[i] for i in some]), positions, self._limits)
+            return self.spec.rounded(found.numpy())
+
+    def _extract_on_cpu(self, batch: Sequence[Tensor]) -> Tensor:
+        """Run passes of one shape in one thread each: convolutions on `FORWARD_CROPS` crops, the rest on the ten of an image."""
+        chunks = [chunk for image in batch for chunk in self._crops(image).split(FORWARD_CROPS)]
+        maps = run_single_threaded(self._convolve, chunks)
+        passes = CROPS // FORWARD_CROPS
+        per_image = [torch.cat(maps[start : start + passes]) for start in range(0, len(maps), passes)]
+        return torch.cat(run_single_threaded(self._connect, per_image))
+
+    def _forward(self, images: Sequence[Tensor]) -> Tensor:
+        """Compute features: uint8 images on any device to float32 ``[B, *spec.shape]`` on the CPU."""
+        crops = torch.cat([self._crops(image) for image in images])  # [B * K, 3, 224, 224]
+        return self._connect(self._convolve(crops)).cpu()
+
+    def _crops(self, image: Tensor) -> Tensor:
+        """Cut crops: uint8 ``[3, H, W]`` on any device to uint8 ``[K, 3, 224, 224]`` on the extractor's."""
+        return ten_crop(upload(image, self._device), crop=self._variant.preprocessing.crop, center=self._variant.center)
+
+    def _convolve(self, crops: Tensor) -> Tensor:
+        """Normalise and convolve: uint8 ``[N, 3, 224, 224]`` to ``[N, 25088]`` in the type of the layers."""
+        values = self._normalize(crops.contiguous(memory_format=torch.channels_last))
+        return self._convolutions(values.to(self._dtype)).flatten(1)  # [N, 512, 7, 7] in Caffe's order, channels first
+
+    def _connect(self, maps: Tensor) -> Tensor:
+        """Compute features of maps: ``[B * K, 25088]`` to float32 ``[B, D]`` or ``[B, K, D]``. The mean is taken in float64."""
+        crops = self._connected(maps).view(-1, CROPS, self.spec.shape[-1])  # [B, K, D]
+        if self._separate:
+            return crops.to(torch.float32)
+        total = torch.zeros_like(crops[:, 0], dtype=torch.float64)
+        for crop in crops.unbind(1):
+            total += crop
+        # Not by a number of the host: see `extractors.images.preprocessing.Normalizer`.
+        return (total / total.new_full((), CROPS)).to(torch.float32)
+
+
+def find_weights(spec: FeatureSpec, request: str) -> Weights:
+    """Find weights, see `extractors.catalogue.ExtractorModule`."""
+    return resolve_weights(request, VARIANTS[spec.name].architecture)
+
+
+def describe(settings: ExtractorOptions, weights: Weights) -> Description:
+    """Describe the extractor, see `extractors.catalogue.ExtractorModule`."""
+    variant = VARIANTS[settings.spec.name]
+    transform = variant.preprocessing.parameters() | {"crops": CROPS, "center": variant.center}
+    separate = {"separate": True} if settings.keep_crops else {}
+    return Description(settings.spec, settings.parameters(weights, transform=transform, **separate))
+
+
+load = VGG19TenCrop

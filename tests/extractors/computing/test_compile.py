@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+import extractors
+from extractors.computing.compile import check_compile, set_compile_cache, warm_up_compile
+from schemas.errors import UsageError
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+ROOT = Path(__file__).parents[3]
+
+# Extracts five images in batches and threads of a number, and prints the digest, and the operations by which torch convolves.
+SCRIPT = """
+import hashlib, json, sys
+import numpy as np, torch, extractors
+from torch._dynamo.utils import counters
+from torch.profiler import profile
+name, size, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+torch.set_num_threads(threads)
+extractor = extractors.load(name, weights="random:0", compile=True)
+images = torch.randint(0, 256, (5, *extractor._input_shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+with profile() as done:
+    found = np.concatenate([extractor.extract(part) for part in images.split(size)])
+plain = extractors.load(name, weights="random:0").extract(images)
+print(json.dumps({
+    "digest": hashlib.sha256(found.tobytes()).hexdigest(),
+    "difference": float(abs(found - plain).max() / abs(plain).max()),
+    "graphs": counters["stats"]["unique_graphs"],
+    "convolutions": sorted({event.key for event in done.key_averages() if "conv" in event.key}),
+}))
+"""
+
+
+def extracted(cache: Path, size: int, threads: int) -> dict:
+    environment = os.environ | {"IMAGEPIVOT_CACHE": str(cache), "PYTHONPATH": str(ROOT)}
+    environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    command = [sys.executable, "-c", SCRIPT, "timm:test_resnet.r160_in1k", str(size), str(threads)]
+    done = subprocess.run(command, env=environment, cwd=cache, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_a_compiled_model_is_found_by_other_processes_and_has_the_same_bytes_for_any_threads_and_batches(tmp_path):
+    pytest.importorskip("timm", reason="needs timm: pip install 'imagepivot[timm]'")
+    first = extracted(tmp_path, 2, 1)
+    libraries = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "compiled").rglob("*.so")}
+    second = extracted(tmp_path, 5, 2)
+    assert libraries
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "compiled").rglob("*.so")} == libraries
+    assert first["graphs"] == second["graphs"] == 1
+    assert first["digest"] == second["digest"]
+    assert max(first["difference"], second["difference"]) < 5e-6
+    # Those of frozen weights, which are laid out once; others would be `aten::convolution`.
+    assert first["convolutions"] == ["mkldnn::_convolution_pointwise", "mkldnn::_convolution_pointwise_"]
+
+
+@pytest.mark.parametrize("named", [None, default_cache_dir()])
+def test_the_cache_is_a_folder_of_our_own_unless_the_user_names_one(named, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", named or "")
+    if named is None:
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    set_compile_cache(tmp_path / "ours")
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "ours")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "theirs"))
+    set_compile_cache(tmp_path / "ours")
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "theirs")
+
+
+def test_without_a_compiler_it_is_a_clear_error_on_a_cpu(monkeypatch):
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    with pytest.raises(
+        UsageError, match=r"needs a C\+\+ compiler, and there is no /no/such/compiler here.*leave --compile out"
+    ):
+        extractors.load("resnet50-pool", weights="/no/such/weights", compile=True)
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UsageError, match=r"there is no g\+\+ or clang\+\+ or c\+\+ here"):
+        check_compile(CPU)
+    check_compile(GPU)
+
+
+def test_a_model_that_cannot_be_compiled_is_a_clear_error():
+    def forward(values):
+        raise RuntimeError("\nCppCompileError: C++ compile error\n\nCommand: g++")
+
+    with pytest.raises(UsageError, match=r"cannot compile the model on this machine \(CppCompileError: C\+\+ compile error\)"):
+        warm_up_compile(forward, torch.zeros(1))

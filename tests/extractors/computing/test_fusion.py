@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+
+import pytest
+import torch
+import torchvision
+from torch import Tensor, fx, nn
+from torch.nn import functional as F  # noqa: N812
+
+from extractors.computing import fusion
+from extractors.computing.fusion import fuse_onednn, infer_shapes, trace, trace_and_fold
+from extractors.computing.onednn import FusedConv2d
+
+SHAPE = (2, 8, 9, 7)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+WIDE = ((0.5, 2), (-1, 1), (-1, 1), (0.2, 3))
+"""Least and most of the numbers of a norm: its weight and bias, and the mean and variance that it has seen."""
+
+
+def with_statistics(model: nn.Module, ranges: tuple[tuple[float, float], ...] = WIDE) -> nn.Module:
+    """Give every norm numbers of its own: those of a new one fold away whatever is done with them."""
+    generator = seeded(1)
+    for norm in model.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            numbers = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
+            for values, (least, most) in zip(numbers, ranges, strict=True):
+                values.data.uniform_(least, most, generator=generator)
+    return model.eval().requires_grad_(False)
+
+
+def images(shape: tuple[int, ...] = SHAPE) -> Tensor:
+    return torch.randn(shape, generator=seeded()).contiguous(memory_format=torch.channels_last)
+
+
+def fused(model: nn.Module, shape: tuple[int, ...] = SHAPE) -> torch.fx.GraphModule:
+    return with_merged_layers(trace_and_fold(model).to(memory_format=torch.channels_last), shape)
+
+
+def with_merged_layers(graph: torch.fx.GraphModule, shape: tuple[int, ...] = SHAPE) -> torch.fx.GraphModule:
+    return fuse_onednn(graph, infer_shapes(graph, shape, next(graph.parameters()).dtype))
+
+
+def counts(model: nn.Module) -> dict[str, int]:
+    kinds = [type(layer).__name__ for layer in model.modules()]
+    return {kind: kinds.count(kind) for kind in ("Conv2d", "BatchNorm2d", "ReLU", "FusedConv2d")}
+
+
+def assert_close(found: Tensor, expected: Tensor, tolerance: float = 1e-6) -> None:
+    assert found.shape == expected.shape
+    assert (found - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+def assert_fused_alike(model: nn.Module) -> torch.fx.GraphModule:
+    """Fuse a model, and check that its results stay; return what was made of it."""
+    model = with_statistics(model)
+    with torch.inference_mode():
+        expected = model(images())
+        merged = fused(model)
+        assert_close(merged(images()), expected)
+    return merged
+
+
+class Residual(nn.Module):
+    """A block whose sum, and what reads it, is chosen."""
+
+    def __init__(self, add, *, later: bool = False, inner: bool = True, own: bool = False) -> None:
+        super().__init__()
+        self.before, self.conv, self.norm, self.relu = (
+            nn.Conv2d(8, 8, 1),
+            nn.Conv2d(8, 8, 3, padding=1, bias=False),
+            nn.BatchNorm2d(8),
+            nn.ReLU(inplace=True),
+        )
+        self._add, self._later, self._inner, self._own = add, later, inner, own
+
+    def forward(self, values: Tensor) -> Tensor:
+        aside = self.before(values) if self._inner else values
+        found = self.relu(self._add(self.norm(self.conv(aside if self._own else values)), aside))
+        return found + aside if self._later else found
+
+
+def in_place(left: Tensor, right: Tensor) -> Tensor:
+    left += right
+    return left
+
+
+@pytest.mark.parametrize("add", [lambda left, right: left + right, lambda left, right: right + left, in_place, torch.add])
+def test_a_block_is_two_operations(add):
+    merged = assert_fused_alike(Residual(add))
+    assert counts(merged) == {"Conv2d": 0, "BatchNorm2d": 0, "ReLU": 0, "FusedConv2d": 2}
+    assert [node.op for node in merged.graph.nodes] == ["placeholder", "call_module", "call_module", "output"]
+
+
+@pytest.mark.parametrize("more", [{"later": True}, {"inner": False}, {"own": True}])
+def test_what_is_read_afterwards_is_not_overwritten(more):
+    model = with_statistics(Residual(torch.add, **more))
+    values, kept = images(), images()
+    with torch.inference_mode():
+        expected = model(values)
+        assert_close(fused(model)(values), expected)
+    assert torch.equal(values, kept)
+
+
+@pytest.mark.parametrize("add", [lambda left, right: left + 2, lambda left, right: torch.add(left, right, alpha=2), torch.mul])
+def test_other_sums_stay_what_they_are(add):
+    assert_fused_alike(Residual(add))
+
+
+def test_a_sum_that_is_spread_over_pixels_is_not_taken_for_one_of_maps():
+    class Spread(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.whole, self.conv = nn.Conv2d(8, 8, (9, 7)), nn.Conv2d(8, 8, 1)
+
+        def forward(self, values: Tensor) -> Tensor:
+            return self.conv(values) + self.whole(values)
+
+    assert_fused_alike(Spread())
+
+
+def test_norms_that_follow_no_convolution_of_their_own_stay():
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm, self.first = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.BatchNorm2d(8)
+
+        def forward(self, values: Tensor) -> Tensor:
+            found = self.conv(self.first(values))
+            return self.norm(found) * found
+
+    merged = assert_fused_alike(Shared())
+    assert counts(merged)["BatchNorm2d"] == 2
+
+
+def test_a_convolution_that_is_used_twice_is_not_folded():
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.first, self.second = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.BatchNorm2d(8)
+
+        def forward(self, values: Tensor) -> Tensor:
+            return self.second(self.conv(self.first(self.conv(values))))
+
+    merged = assert_fused_alike(Twice())
+    assert counts(merged)["BatchNorm2d"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet18", "resnet50", "vgg11_bn"])
+def test_networks_of_torchvision(name):
+    """All convolutions, norms, sums and ReLUs are merged. Against float64, torch's own layers are off by up to 1.3e-6 here."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        whole = torchvision.models.get_model(name, weights=None)
+    trunk = whole.features if name.startswith("vgg") else nn.Sequential(*list(whole.children())[:-2])
+    model, shape = with_statistics(trunk), (1, 3, 64, 64)
+    expected_convolutions = sum(isinstance(layer, nn.Conv2d) for layer in model.modules())
+    with torch.inference_mode():
+        exact = deepcopy(model).double()
+        merged = fused(model, shape)
+        assert counts(merged) == {"Conv2d": 0, "BatchNorm2d": 0, "ReLU": 0, "FusedConv2d": expected_convolutions}
+        for other in (shape, (3, 3, 96, 64)):
+            assert_close(merged(images(other)), exact(images(other).double()), 3e-6)
+
+
+def test_a_merged_convolution_has_the_bits_of_a_convolution_and_a_relu():
+    conv = nn.Conv2d(8, 16, 3, padding=1).requires_grad_(False).to(memory_format=torch.channels_last)
+    with torch.inference_mode():
+        expected = conv(images()).relu()
+        assert torch.equal(FusedConv2d(conv, list(SHAPE), relu=True)(images()), expected)
+
+
+def test_layers_that_do_nothing_stand_in_the_way_of_nothing():
+    class Stem(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(8, 8, 1), nn.Identity()
+
+        def forward(self, values: Tensor) -> Tensor:
+            return nn.functional.relu(self.norm(self.conv(values)), inplace=True)
+
+    model = Stem().eval().requires_grad_(False)
+    with torch.inference_mode():
+        expected = model(images())
+        graph = with_merged_layers(trace(model).to(memory_format=torch.channels_last))
+        assert_close(graph(images()), expected)
+    assert [node.op for node in graph.graph.nodes] == ["placeholder", "call_module", "output"]
+
+
+def test_types_that_this_processor_does_not_merge_are_left_alone(monkeypatch):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False, raising=False)
+    model = trace_and_fold(with_statistics(Residual(torch.add))).to(torch.bfloat16)
+    assert counts(with_merged_layers(model))["Conv2d"] == 2
+
+
+def traced(model: nn.Module) -> fx.GraphModule:
+    return fx.symbolic_trace(model.eval())
+
+
+def computed(model: nn.Module, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """Shapes of what each node really makes."""
+    found: dict[str, tuple[int, ...]] = {}
+
+    class Recorder(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Tensor:
+            made = super().run_node(n)
+            if isinstance(made, Tensor):
+                found[n.name] = tuple(made.shape)
+            return made
+
+    Recorder(traced(model)).run(torch.zeros(shape))
+    return {name: shape for name, shape in found.items() if name != "output"}
+
+
+def without_output(found: dict[str, torch.Size]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(shape) for name, shape in found.items() if name != "output"}
+
+
+def refuse(*_arguments: object) -> None:
+    raise AssertionError("ran on the meta device")
+
+
+class Sums(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, kernel_size=(3, 5), stride=(2, 1), padding=(0, 2), dilation=(1, 2))
+        self.norm, self.relu, self.pool = nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1, dilation=2)
+
+    def forward(self, values: Tensor) -> Tensor:
+        maps = self.norm(self.conv(values))
+        maps = torch.add(F.relu(maps), self.relu(maps))
+        maps += maps
+        return self.pool(maps + maps)
+
+
+class ByName(nn.Sequential):
+    def forward(self, values: Tensor) -> Tensor:
+        return self[0](input=values)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(1, 3, 40, 33), (3, 3, 41, 38)])
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(Sums, id="sums"),
+        pytest.param(lambda: torchvision.models.vgg11(weights=None).features, id="vgg11"),
+        pytest.param(lambda: nn.Sequential(*list(torchvision.models.resnet18(weights=None).children())[:-2]), id="resnet18"),
+    ],
+)
+def test_shapes_of_known_layers_are_calculated(model: Callable[[], nn.Module], shape, monkeypatch):
+    network = model()
+    monkeypatch.setattr(fusion._Interpreter, "infer_shapes", refuse)
+    assert without_output(infer_shapes(traced(network), shape, torch.float32)) == computed(network, shape)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding="same"), nn.ReLU()), id="padding in words"),
+        pytest.param(lambda: nn.Sequential(nn.MaxPool2d(2, ceil_mode=True)), id="rounded up"),
+        pytest.param(lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()), id="other layers"),
+        pytest.param(lambda: ByName(nn.Conv2d(3, 4, 3)), id="an input by its name"),
+    ],
+)
+def test_shapes_of_anything_else_are_found_too(model: Callable[[], nn.Module]):
+    network, shape = model(), (2, 3, 9, 11)
+    assert without_output(infer_shapes(traced(network), shape, torch.float32)) == computed(network, shape)
+
+
+def test_sums_of_maps_of_several_sizes_are_not_guessed():
+    class Broadcast(nn.Module):
+        def forward(self, values: Tensor) -> Tensor:
+            return values + values[:, :1]
+
+    found = infer_shapes(traced(Broadcast()), (2, 3, 4, 5), torch.float32)
+    assert found["add"] == (2, 3, 4, 5)

@@ -1,0 +1,105 @@
+import ctypes
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from extractors.computing.oom import BatchLimits, release_unused_memory, run_with_oom_retry
+from schemas.errors import ImagepivotError
+
+
+class SmallDevice:
+    """Doubles batches of at most ``limit`` images, and has no memory for more."""
+
+    def __init__(self, limit: int, error: RuntimeError | None = None) -> None:
+        self.limit = limit
+        self.error = error or torch.cuda.OutOfMemoryError("CUDA out of memory")
+        self.sizes: list[int] = []
+
+    def __call__(self, batch: torch.Tensor) -> torch.Tensor:
+        self.sizes.append(len(batch))
+        if len(batch) > self.limit:
+            raise self.error
+        return batch * 2
+
+
+@pytest.mark.parametrize(("limit", "sizes"), [(99, [13]), (7, [13, 7, 6]), (4, [13, 7, 4, 4, 4, 1])])
+def test_halves_go_on_after_running_out_of_memory(limit, sizes, caplog):
+    batch, device = torch.arange(13), SmallDevice(limit)
+    assert torch.equal(run_with_oom_retry(device, batch), batch * 2)
+    assert device.sizes == sizes
+    told = [] if limit >= 13 else [f"out of device memory with 13 images at once; going on with {limit}"]
+    assert [record.getMessage() for record in caplog.records] == told
+
+
+def test_what_fitted_is_remembered_and_told_once(caplog):
+    device, fitted = SmallDevice(5), BatchLimits()
+    for start in range(3):
+        batch = torch.arange(start, start + 13)
+        assert torch.equal(run_with_oom_retry(device, batch, fitted), batch * 2)
+    assert device.sizes == [13, 7, *([4, 4, 4, 1] * 3)]
+    assert torch.equal(run_with_oom_retry(device, torch.arange(3), fitted), torch.arange(3) * 2)
+    assert device.sizes[-1] == 3
+    assert len(caplog.records) == 1
+
+
+def test_what_fitted_is_remembered_by_the_shape_of_an_item(caplog):
+    """Long captions take more memory than short ones; the log has one line for all."""
+    device, fitted = SmallDevice(8), BatchLimits()
+    for length, count in ((3, 8), (9, 10), (3, 8), (9, 10), (5, 10)):
+        run_with_oom_retry(device, torch.zeros(count, length), fitted)
+    assert device.sizes == [8, 10, 5, 5, 8, 5, 5, 10, 5, 5]
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA out of memory. Tried to allocate 20.00 MiB",
+        "CUDA error: out of memory",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "GET was unable to find an engine to execute this computation",
+        "FIND was unable to find an engine to execute this computation",
+    ],
+)
+def test_the_errors_of_all_libraries_count_as_out_of_memory(message):
+    device = SmallDevice(4, RuntimeError(message))
+    assert torch.equal(run_with_oom_retry(device, torch.arange(7)), torch.arange(7) * 2)
+    assert device.sizes == [7, 4, 3]
+
+
+def test_other_errors_come_through():
+    device = SmallDevice(4, RuntimeError("CUDA error: an illegal memory access was encountered"))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        run_with_oom_retry(device, torch.arange(7))
+    assert device.sizes == [7]
+
+
+def test_nothing_is_handed_on():
+    assert run_with_oom_retry(SmallDevice(4), torch.zeros(0, 3)).shape == (0, 3)
+
+
+def test_one_image_too_many_is_an_error():
+    with pytest.raises(ImagepivotError, match="does not hold the model and one image"):
+        run_with_oom_retry(SmallDevice(0), torch.arange(3))
+
+
+def resident() -> int:
+    """Return the resident bytes of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "malloc_trim") or not Path("/proc/self/statm").exists(), reason="needs Linux with glibc"
+)
+def test_what_was_freed_between_things_in_use_goes_back():
+    pieces = [torch.ones(16_000) for _ in range(4000)]  # 64 KB each, 256 MB
+    pinned = pieces[::50]
+    del pieces
+    held = resident()
+    release_unused_memory()
+    assert held - resident() > 200e6
+    assert all(piece.sum() == 16_000 for piece in pinned)

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from extractors.computing import winograd
+from extractors.computing.fusion import fuse_onednn, infer_shapes, replace_with_winograd, trace
+from extractors.computing.onednn import FusedConv2d
+from extractors.computing.winograd import GroupedWinogradConv2d, WinogradConv2d, make_winograd, winograd_matrices, winograd_tile
+from tests.extractors.computing.test_fusion import seeded
+
+
+def convolution(inputs: int, outputs: int, *, bias: bool = True, **options) -> nn.Conv2d:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Conv2d(inputs, outputs, 3, bias=bias, **{"padding": 1} | options).requires_grad_(False)
+
+
+def maps(shape: tuple[int, ...]) -> Tensor:
+    return torch.randn(shape, generator=seeded()).contiguous(memory_format=torch.channels_last)
+
+
+def exactly(conv: nn.Conv2d, values: Tensor) -> Tensor:
+    bias = None if conv.bias is None else conv.bias.double()
+    return F.conv2d(values.double(), conv.weight.double(), bias, padding=1)
+
+
+@pytest.mark.parametrize("outputs", [2, 3, 4])
+def test_a_tile_is_the_filter_at_each_of_its_places(outputs):
+    generator = np.random.default_rng(0)
+    signal, taps = generator.normal(size=outputs + 2), generator.normal(size=3)
+    before, filters, after = winograd_matrices(outputs)
+    assert np.abs(after @ ((before @ signal) * (filters @ taps)) - np.correlate(signal, taps, "valid")).max() < 1e-14
+    assert before.shape == (outputs + 2, outputs + 2)
+
+
+def grouped(conv: nn.Conv2d, side: int, *, relu: bool) -> GroupedWinogradConv2d:
+    """Return the convolution as it is compiled."""
+    return GroupedWinogradConv2d(conv, side, None, relu=relu)
+
+
+def grouped_and_laid_out(conv: nn.Conv2d, side: int, *, relu: bool) -> GroupedWinogradConv2d:
+    """Return the convolution with weights laid out for a map of other sides than those of the tests."""
+    return GroupedWinogradConv2d(conv, side, (1, conv.in_channels, 20, 20), relu=relu)
+
+
+KINDS = [WinogradConv2d, grouped, grouped_and_laid_out]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("side", [2, 3, 4])
+@pytest.mark.parametrize("shape", [(2, 9, 7, 7), (1, 64, 14, 14), (3, 5, 1, 13), (1, 8, 6, 4)])
+def test_it_is_the_convolution(shape, side, relu, bias, kind):
+    conv, values = convolution(shape[1], 11, bias=bias), maps(shape)
+    expected = exactly(conv, values)
+    expected = expected.relu() if relu else expected
+    with torch.inference_mode():
+        found = kind(conv, side, relu=relu)(values)
+    assert found.shape == expected.shape
+    assert (found - expected).abs().max() < 5e-6 * expected.abs().max()
+    assert torch.equal(values, maps(shape))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_map_of_several_strips_has_no_seams(kind):
+    conv, values = convolution(64, 64), maps((1, 64, 190, 66))  # 4 MB of inputs of tiles are 24 of the 48 rows of tiles.
+    with torch.inference_mode():
+        found = kind(conv, 4, relu=False)(values)
+    expected = exactly(conv, values)
+    assert (found - expected).abs().amax(dim=(0, 1, 3)).max() < 5e-6 * expected.abs().max()
+
+
+AMD = {"avx512_f": True, "cpu_name": "AMD EPYC"}
+INTEL = {"avx512_f": True, "cpu_name": "Intel Xeon Platinum"}
+OLDER = {"avx512_f": False, "cpu_name": "AMD EPYC"}
+
+
+@pytest.fixture
+def processor(monkeypatch):
+    """Returns what lets torch see another processor."""
+
+    def named(capabilities: dict[str, object]) -> None:
+        winograd.prefers_onednn.cache_clear()
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+
+    yield named
+    winograd.prefers_onednn.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("shape", "side"),
+    [((1, 64, 224, 224), 4), ((2, 64, 14, 14), 4), ((1, 64, 14, 14), 2), ((2, 64, 7, 7), 2), ((1, 64, 7, 7), None)],
+)
+def test_few_tiles_are_small_and_very_few_none(shape, side, processor):
+    processor(INTEL)
+    assert winograd_tile(convolution(64, 64), shape) == side
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "sides"),
+    [(AMD, (None, None, 4, None)), (INTEL, (4, 4, 4, 2)), (OLDER, (4, 4, 4, 2)), ({}, (4, 4, 4, 2))],
+    ids=["AMD with AVX-512", "Intel with AVX-512", "AMD without", "unknown"],
+)
+def test_products_are_left_to_onednn_where_those_of_mkl_are_slow(capabilities, sides, processor):
+    """On an AMD EPYC with AVX-512, products of MKL reach 60 GFLOP/s a core where convolutions of oneDNN reach 110."""
+    processor(capabilities)
+    layers = ((64, 64, 56), (64, 128, 56), (128, 128, 56), (128, 128, 7))
+    assert tuple(winograd_tile(convolution(i, o), (2, i, side, side)) for i, o, side in layers) == sides
+    layer = make_winograd(convolution(128, 128), (2, 128, 56, 56), relu=True, compile=False)
+    assert type(layer) is (GroupedWinogradConv2d if capabilities is AMD else WinogradConv2d)
+
+
+def test_weights_are_laid_out_by_the_compiler_or_here(processor):
+    processor(AMD)
+    layers = [make_winograd(convolution(128, 128), (2, 128, 56, 56), relu=True, compile=one) for one in (True, False)]
+    assert [[type(part) for part in layer.children()] for layer in layers] == [[nn.Conv2d], [FusedConv2d]]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"stride": 2},
+        {"padding": 0},
+        {"dilation": 2, "padding": 2},
+        {"groups": 64},
+        {"padding_mode": "reflect"},
+        {"padding": "same"},
+        {"dtype": torch.bfloat16},
+        {"inputs": 32},
+        {"outputs": 63},
+    ],
+    ids=str,
+)
+def test_other_convolutions_are_left_alone(other, processor):
+    processor(INTEL)
+    inputs, outputs = other.pop("inputs", 64), other.pop("outputs", 64)
+    assert winograd_tile(convolution(inputs, outputs, **other), (1, inputs, 56, 56)) is None
+
+
+class Block(nn.Module):
+    """Two convolutions with ReLUs, of which the second has a sum in between, and one that looks at single pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = convolution(128, 128), convolution(128, 128), nn.Conv2d(128, 8, 1)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.last(F.relu(self.second(F.relu(self.first(values))) + values))
+
+
+@pytest.mark.parametrize(("capabilities", "kind"), [(INTEL, WinogradConv2d), (AMD, GroupedWinogradConv2d)])
+def test_a_network_keeps_its_results_and_its_input(capabilities, kind, processor):
+    processor(capabilities)
+    block, shape = Block().eval().requires_grad_(False), (2, 128, 28, 28)
+    with torch.inference_mode():
+        expected = block.double()(maps(shape).double())
+        graph = trace(block.float()).to(memory_format=torch.channels_last)
+        shapes = infer_shapes(graph, shape, torch.float32)
+        replace_with_winograd(graph, shapes, compile=False)
+        fuse_onednn(graph, shapes)
+        values = maps(shape)
+        found = graph(values)
+    assert (found - expected).abs().max() < 1e-6 * expected.abs().max()
+    assert [type(layer) for layer in graph.children()].count(kind) == 2
+    assert [type(layer) for layer in graph.children()].count(FusedConv2d) == 1
+    assert torch.equal(values, maps(shape))

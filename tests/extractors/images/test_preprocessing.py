@@ -1,0 +1,303 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import transforms
+
+from extractors.images.decoding import DecodeError, decode
+from extractors.images.preprocessing import (
+    Normalizer,
+    Preprocessing,
+    View,
+    check_resized,
+    resize,
+    resize_and_crop,
+    ten_crop,
+    ten_crop_views,
+)
+from extractors.whole_image.resnet50 import PREPROCESSING
+
+CPU = torch.device("cpu")
+SIZES_WH = [(500, 333), (333, 500), (256, 256), (257, 256), (255, 400), (300, 256), (224, 224), (2000, 20), (20, 2000)]
+SIZES_WH += [(1, 1), (2, 1), (1, 3), (3, 2), (341, 256), (343, 257), (479, 640), (640, 481)]
+
+
+def noise(width: int, height: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(width * 7 + height).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def torchvision_crop(image: Image.Image, resize: int = 256, crop: int = 224, mode=transforms.InterpolationMode.BILINEAR):
+    steps = [transforms.Resize(resize, mode), transforms.CenterCrop(crop), transforms.PILToTensor()]
+    return transforms.Compose(steps)(image)
+
+
+@pytest.mark.parametrize("size_wh", SIZES_WH)
+def test_crop_has_torchvisions_bytes(size_wh):
+    ours = resize_and_crop(noise(*size_wh), PREPROCESSING)
+    assert ours.dtype == torch.uint8
+    assert ours.shape == (3, 224, 224)
+    assert torch.equal(ours, torchvision_crop(noise(*size_wh)))
+
+
+@pytest.mark.slow
+def test_crop_of_photographs_has_torchvisions_bytes(photos):
+    files = sorted((photos / "images").iterdir())
+    assert len(files) == 18
+    for file in files:
+        with Image.open(file) as image:
+            expected = torchvision_crop(image.convert("RGB"))
+        assert torch.equal(resize_and_crop(decode(file.read_bytes()), PREPROCESSING), expected), file.name
+
+
+@pytest.mark.parametrize("size_wh", [(50, 40), (51, 40), (40, 51), (90, 40), (33, 33)])
+def test_crop_larger_than_the_image_is_padded_as_torchvision_pads(size_wh):
+    padding = dataclasses.replace(PREPROCESSING, resize_short=40, crop=61)
+    assert torch.equal(resize_and_crop(noise(*size_wh), padding), torchvision_crop(noise(*size_wh), 40, 61))
+
+
+def test_interpolation_has_an_effect():
+    bicubic = dataclasses.replace(PREPROCESSING, interpolation="bicubic")
+    image = noise(500, 333)
+    expected = torchvision_crop(image, mode=transforms.InterpolationMode.BICUBIC)
+    assert torch.equal(resize_and_crop(image, bicubic), expected)
+    assert not torch.equal(resize_and_crop(image, PREPROCESSING), expected)
+
+
+def test_normalize_is_to_tensor_and_normalize():
+    crop = resize_and_crop(noise(500, 333), PREPROCESSING)
+    steps = [transforms.ToTensor(), transforms.Normalize(PREPROCESSING.mean, PREPROCESSING.std)]
+    expected = transforms.Compose(steps)(Image.fromarray(crop.permute(1, 2, 0).numpy()))
+    assert torch.equal(Normalizer.of(PREPROCESSING, CPU)(crop[None])[0], expected)
+
+
+@pytest.mark.parametrize("order", ["RGB", "BGR"])
+@pytest.mark.parametrize("size_hw", [(224, 224), (5, 1), (1, 1), (2, 3)])
+def test_layout_in_memory_does_not_change_what_normalizing_makes(size_hw, order):
+    normalize = Normalizer.of(dataclasses.replace(PREPROCESSING, channel_order=order), CPU)
+    pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, *size_hw, 3), dtype=np.uint8)).permute(0, 3, 1, 2)
+    ordered = (pixels if order == "RGB" else pixels.flip(1)).numpy().astype(np.float32)
+    mean, std = (np.float32(values)[:, None, None] for values in (PREPROCESSING.mean, PREPROCESSING.std))
+    expected = (ordered / np.float32(255) - mean) / std
+    for laid_out in (pixels, pixels.contiguous()):
+        before = laid_out.clone()
+        np.testing.assert_array_equal(normalize(laid_out).numpy(), expected)
+        assert torch.equal(laid_out, before)
+
+
+def test_channel_order_divisor_and_mean_have_an_effect():
+    caffe = Preprocessing(
+        resize_short=256, crop=224, mean=(103.939, 116.779, 123.68), std=(1.0, 1.0, 1.0), divisor=1.0, channel_order="BGR"
+    )
+    red = torch.tensor([255, 0, 10], dtype=torch.uint8).view(1, 3, 1, 1)
+    expected = torch.tensor([10 - 103.939, 0 - 116.779, 255 - 123.68]).view(1, 3, 1, 1)
+    torch.testing.assert_close(Normalizer.of(caffe, CPU)(red), expected, rtol=0, atol=1e-4)
+
+
+def test_pure_red_is_red_in_the_first_channel():
+    crop = resize_and_crop(Image.new("RGB", (300, 300), (255, 0, 0)), PREPROCESSING)
+    assert crop.float().mean(dim=(1, 2)).tolist() == [255.0, 0.0, 0.0]
+    values = Normalizer.of(PREPROCESSING, CPU)(crop[None]).mean(dim=(0, 2, 3)).tolist()
+    assert values == pytest.approx([(1 - 0.485) / 0.229, -0.456 / 0.224, -0.406 / 0.225], abs=1e-4)
+
+
+def test_pixels_are_copied_not_shared():
+    image = noise(256, 256)
+    before = np.asarray(image).copy()
+    resize_and_crop(image, PREPROCESSING).zero_()
+    np.testing.assert_array_equal(np.asarray(image), before)
+
+
+def test_too_thin_to_resize_is_a_failure_of_the_image():
+    with pytest.raises(DecodeError, match="60000×1 pixels would be resized to 15360000×256") as caught:
+        resize_and_crop(Image.new("RGB", (60_000, 1)), PREPROCESSING)
+    assert caught.value.reason == "too_large"
+
+
+def test_other_modes_are_refused():
+    with pytest.raises(ValueError, match="mode 'L', expected 'RGB'"):
+        resize_and_crop(Image.new("L", (9, 9)), PREPROCESSING)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"interpolation": "cubic"}, "interpolation is 'cubic', expected one of"),
+        ({"channel_order": "GBR"}, "channel_order is 'GBR', expected one of"),
+        ({"antialias": False, "interpolation": "bicubic"}, "antialias is False with 'bicubic'"),
+        ({"crop": 0}, "crop is 0, expected positive pixels"),
+        ({"resize_short": 0}, "resize_short is 0"),
+    ],
+)
+def test_nonsense_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(PREPROCESSING, **change)
+
+
+def test_parameters_are_plain_values():
+    parameters = PREPROCESSING.parameters()
+    assert json.loads(json.dumps(parameters)) == parameters
+    assert parameters == {
+        "resize_short": 256,
+        "crop": 224,
+        "mean": [0.485, 0.456, 0.406],
+        "std": [0.229, 0.224, 0.225],
+        "divisor": 255.0,
+        "channel_order": "RGB",
+        "interpolation": "bilinear",
+        "antialias": True,
+        "resize_with": "pillow",
+    }
+
+
+ALIASED = dataclasses.replace(PREPROCESSING, antialias=False)
+
+
+def bilinear(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Interpolate between the centres of pixels, edges repeated, in the order of the formula; float64 [height, width, 3]."""
+    y = np.clip((np.arange(height) + 0.5) * len(pixels) / height - 0.5, 0, len(pixels) - 1)[:, None, None]
+    x = np.clip((np.arange(width) + 0.5) * pixels.shape[1] / width - 0.5, 0, pixels.shape[1] - 1)[None, :, None]
+    y0, x0 = np.floor(y).astype(int), np.floor(x).astype(int)
+    y1, x1 = np.minimum(y0 + 1, len(pixels) - 1), np.minimum(x0 + 1, pixels.shape[1] - 1)
+    at = {(i, j): pixels[(y0, y1)[i][:, 0], (x0, x1)[j][:, :, 0]].astype(float) for i in (0, 1) for j in (0, 1)}
+    dy, dx = y - y0, x - x0
+    return (1 - dy) * ((1 - dx) * at[0, 0] + dx * at[0, 1]) + dy * ((1 - dx) * at[1, 0] + dx * at[1, 1])
+
+
+@pytest.mark.parametrize("size_wh", [size for size in SIZES_WH if max(size) < 2000])
+def test_without_antialias_is_the_bilinear_formula_rounded(size_wh):
+    image = noise(*size_wh)
+    ours = np.asarray(resize(image, ALIASED))
+    short, long = min(size_wh), max(size_wh)
+    assert sorted(ours.shape[:2]) == [256, 256 * long // short]
+    exact = bilinear(np.asarray(image), *ours.shape[:2])
+    assert np.abs(ours - exact).max() <= 0.5 + 1e-9
+    clear = np.abs(exact % 1 - 0.5) > 1e-9
+    np.testing.assert_array_equal(ours[clear], np.rint(exact)[clear])
+
+
+def test_without_antialias_by_hand():
+    """Two pixels become four: the outer ones stay, the inner ones lie a quarter of the way; ties go to the even value."""
+    image = Image.fromarray(np.array([[[0, 100, 10], [8, 102, 12]], [[0, 100, 10], [8, 102, 12]]], dtype=np.uint8))
+    rows = np.asarray(resize(image, dataclasses.replace(ALIASED, resize_short=4)))
+    assert rows[2].tolist() == [[0, 100, 10], [2, 100, 10], [6, 102, 12], [8, 102, 12]]
+    half = np.asarray(resize(noise(512, 512), ALIASED))
+    corner = np.asarray(noise(512, 512))[:2, :2].astype(float).mean(axis=(0, 1))
+    np.testing.assert_array_equal(half[0, 0], np.rint(corner))
+
+
+def test_strips_do_not_show(monkeypatch):
+    whole = np.asarray(resize(noise(500, 333), ALIASED))
+    for values in (1, 10_000, 2**40):
+        monkeypatch.setattr("extractors.images.preprocessing._STRIP_VALUES", values)
+        np.testing.assert_array_equal(np.asarray(resize(noise(500, 333), ALIASED)), whole)
+
+
+def test_antialias_has_an_effect_and_is_recorded():
+    image = noise(500, 333)
+    assert np.abs(np.asarray(resize(image, ALIASED)).astype(int) - np.asarray(resize(image, PREPROCESSING))).max() > 20
+    assert (ALIASED.parameters()["antialias"], ALIASED.parameters()["resize_with"]) == (False, "imagepivot")
+
+
+def test_image_of_the_right_size_is_returned_itself():
+    image = noise(256, 300)
+    assert resize(image, ALIASED) is image
+    assert resize(image, PREPROCESSING) is image
+
+
+def test_a_side_that_would_vanish_is_a_failure_of_the_image():
+    with pytest.raises(DecodeError, match="1000×1 pixels would be resized to 100×0") as caught:
+        check_resized(Image.new("RGB", (1000, 1)), (100, 0))
+    assert caught.value.reason == "unsupported"
+
+
+@pytest.mark.parametrize("size_wh", SIZES_WH)
+def test_without_a_shorter_side_both_are_resized_as_torchvision_does(size_wh):
+    warp = dataclasses.replace(PREPROCESSING, resize_short=None)
+    expected = transforms.Compose([transforms.Resize((224, 224)), transforms.PILToTensor()])(noise(*size_wh))
+    assert torch.equal(resize_and_crop(noise(*size_wh), warp), expected)
+    parameters = warp.parameters()
+    assert parameters.pop("resize_hw") == [224, 224]
+    assert parameters == {
+        key: value for key, value in PREPROCESSING.parameters().items() if key not in ("resize_short", "crop")
+    }
+
+
+SIZES_HW = [(224, 224), (256, 256), (224, 225), (225, 224), (227, 226), (256, 384), (341, 256), (256, 25600), (3413, 256)]
+
+
+def starts(views: tuple[View, ...]) -> list[tuple[int, int]]:
+    return [(view.top, view.left) for view in views]
+
+
+@pytest.mark.parametrize("center", ["nearest", "floor"])
+def test_order_and_places_by_hand(center):
+    views = ten_crop_views(256, 340, crop=224, center=center)
+    assert starts(views)[:5] == [(0, 0), (0, 116), (32, 0), (32, 116), (16, 58)]
+    assert starts(views)[5:] == starts(views)[:5]
+    assert [view.mirrored for view in views] == [False] * 5 + [True] * 5
+
+
+@pytest.mark.parametrize(
+    ("width", "nearest", "mirrored_nearest", "floor"),
+    [(224, 0, 0, 0), (225, 0, 1, 0), (226, 1, 1, 1), (227, 2, 1, 1), (228, 2, 2, 2), (229, 2, 3, 2), (231, 4, 3, 3)],
+)
+def test_rounding_of_the_centre_by_hand(width, nearest, mirrored_nearest, floor):
+    views = ten_crop_views(224, width, crop=224, center="nearest")
+    assert (views[4].left, views[9].left) == (nearest, mirrored_nearest)
+    views = ten_crop_views(224, width, crop=224, center="floor")
+    assert (views[4].left, views[9].left) == (floor, floor)
+    assert ten_crop_views(width, 224, crop=224, center="nearest")[4].top == nearest
+
+
+def numbered(height: int, width: int) -> torch.Tensor:
+    """Pixels whose first channels tell their column, modulo 251, and row, modulo 241."""
+    column, row = torch.arange(width) % 251, torch.arange(height) % 241
+    planes = [column.expand(height, width), row[:, None].expand(height, width), (column + row[:, None]) % 256]
+    return torch.stack(planes).to(torch.uint8)
+
+
+@pytest.mark.parametrize("size_hw", SIZES_HW)
+def test_nearest_is_torchvisions_ten_crop(size_hw):
+    pixels = numbered(*size_hw)
+    expected = torch.stack(transforms.TenCrop(224)(pixels))
+    found = ten_crop(pixels, crop=224, center="nearest")
+    assert found.dtype == torch.uint8
+    assert torch.equal(found[[0, 1, 2, 3, 4, 6, 5, 8, 7, 9]], expected)
+
+
+@pytest.mark.parametrize("size_hw", SIZES_HW)
+def test_floor_is_caffes_oversample(size_hw):
+    """Cut crops with Caffe's arithmetic: the centre minus half a crop, truncated; then the same five mirrored."""
+    pixels = numbered(*size_hw)
+    image, size = pixels.numpy().transpose(1, 2, 0), np.array(size_hw)
+    corners = [(i, j) for i in (0, size[0] - 224) for j in (0, size[1] - 224)]
+    first = [*corners, tuple((size / 2.0 - 112).astype(int))]
+    crops = [image[i : i + 224, j : j + 224] for i, j in first]
+    crops += [crop[:, ::-1] for crop in crops]
+    np.testing.assert_array_equal(ten_crop(pixels, crop=224, center="floor").numpy(), np.stack(crops).transpose(0, 3, 1, 2))
+
+
+def test_image_of_one_crop_gives_it_ten_times():
+    pixels = numbered(224, 224)
+    for center in ("nearest", "floor"):
+        crops = ten_crop(pixels, crop=224, center=center)
+        assert all(torch.equal(crop, pixels) for crop in crops[:5])
+        assert all(torch.equal(crop, pixels.flip(2)) for crop in crops[5:])
+
+
+@pytest.mark.parametrize(
+    ("size_hw", "center", "message"),
+    [
+        ((223, 224), "floor", "the image is 224×223, expected at least"),
+        ((256, 0), "floor", "the image is 0×256"),
+        ((256, 256), "ceil", "center is 'ceil'"),
+    ],
+)
+def test_crops_that_do_not_fit_are_refused(size_hw, center, message):
+    with pytest.raises(ValueError, match=message):
+        ten_crop_views(*size_hw, crop=224, center=center)

@@ -1,0 +1,87 @@
+import numpy as np
+import pytest
+import torch
+
+from extractors.regions.bottom_up.preprocessing import prepare, resized_wh, scale_of, send
+from tests.extractors.regions.reference_detector import resize
+from tests.pretended_gpu import pretended_gpu
+
+SIZES = [(640, 360), (333, 500), (17, 23), (1, 1), (2000, 20), (300, 4000), (800, 600), (1201, 900), (31, 31)]
+
+
+def picture(width, height, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def prepared(image):
+    return prepare(sent(torch.from_numpy(image).permute(2, 0, 1)))[0].permute(1, 2, 0).numpy()
+
+
+def sent(pixels, device=None):
+    return send(pixels, device or torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("size", "scale", "resized"),
+    [
+        ((800, 600), 1.0, (800, 600)),
+        ((640, 480), 1.25, (800, 600)),
+        ((640, 360), 1.5625, (1000, 562)),  # 562.5 rows become 562: half to even
+        ((1000, 600), 1.0, (1000, 600)),
+        ((10004, 6000), 0.1, (1000, 600)),  # 1000.4 columns do not exceed 1000
+        ((10006, 6000), 1000 / 10006, (1000, 600)),
+        ((2000, 20), 0.5, (1000, 10)),
+        ((1, 1), 600.0, (600, 600)),
+        ((1, 10000), 0.1, (0, 1000)),
+    ],
+)
+def test_sizes(size, scale, resized):
+    assert scale_of(*size) == scale
+    assert resized_wh(*size) == resized
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_equals_the_formula_written_out(width, height):
+    image = picture(width, height)
+    expected, scale = resize(image)
+    found = prepared(image)
+    assert scale == scale_of(width, height)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, rtol=0, atol=5e-5)
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_equals_opencv_but_for_the_last_bit(width, height):
+    cv2 = pytest.importorskip("cv2", reason="OpenCV resized the images of the original: pip install opencv-python-headless")
+    image = picture(width, height, seed=1)
+    less_mean = image[:, :, ::-1].astype(np.float32)
+    less_mean -= np.array([[[102.9801, 115.9465, 122.7717]]])
+    scale = scale_of(width, height)
+    expected = cv2.resize(less_mean, None, None, fx=scale, fy=scale, interpolation=cv2.INTER_LINEAR)
+    found = prepared(image)
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, rtol=0, atol=5e-5)
+
+
+def test_an_image_of_the_right_size_only_loses_its_mean():
+    image = picture(800, 600)
+    expected = image[:, :, ::-1].astype(np.float64) - (102.9801, 115.9465, 122.7717)
+    np.testing.assert_array_equal(prepared(image), expected.astype(np.float32))
+
+
+def test_the_layout_of_the_pixels_does_not_matter():
+    pixels = torch.from_numpy(picture(50, 40)).permute(2, 0, 1)
+    torch.testing.assert_close(prepare(sent(pixels)), prepare(sent(pixels.contiguous())), rtol=0, atol=0)
+
+
+def test_an_image_goes_to_a_gpu_in_one_copy_that_nobody_waits_for():
+    pixels = torch.from_numpy(picture(41, 30)).permute(2, 0, 1)
+    with pretended_gpu() as gpu:
+        image = sent(pixels, torch.device("cuda", 0))
+        found = prepare(image)
+        assert {tensor.device.type for tensor in (*image, found)} == {"cuda"}
+        assert not gpu.waits, gpu.report()
+        assert [event.operation for event in gpu.copies.elements()] == ["copy to the GPU"]
+        assert torch.equal(image.pixels.cpu(), pixels)
+        assert image.scale.tolist() == [scale_of(41, 30)]
+        assert torch.equal(found.cpu(), prepare(sent(pixels)))

@@ -1,0 +1,277 @@
+"""What an extractor was described as is remembered, and forgotten as soon as it may be something else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+
+import extractors
+from extractors import ExtractorRequest, description_cache
+from extractors.base import Description
+from extractors.weights import resolve
+from schemas.features import FeatureSpec
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("IMAGEPIVOT_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def weights(tmp_path) -> Path:
+    return save(tmp_path / "weights.pth", seed=1)
+
+
+@pytest.fixture
+def hashed(monkeypatch) -> list[int]:
+    """One entry for each time that weights were hashed."""
+    calls: list[int] = []
+    original = resolve.state_sha256
+
+    def counting(state):
+        calls.append(1)
+        return original(state)
+
+    monkeypatch.setattr(resolve, "state_sha256", counting)
+    return calls
+
+
+def save(path: Path, *, seed: int) -> Path:
+    torch.manual_seed(seed)
+    torch.save(torchvision.models.resnet50(weights=None).state_dict(), path)
+    return path
+
+
+def request(weights: Path | str, **options) -> ExtractorRequest:
+    return ExtractorRequest("resnet50-pool", weights=str(weights), **options)
+
+
+@pytest.mark.slow
+def test_weights_are_hashed_once(cache, weights, hashed):
+    first, second = request(weights).describe(), request(weights).describe()
+    assert (len(hashed), first) == (1, second)
+    assert first.fingerprint == second.fingerprint == request(weights).load().fingerprint
+
+
+@pytest.mark.slow
+def test_random_weights_are_drawn_once(cache, hashed):
+    first, second = request("random:3").describe(), request("random:3").describe()
+    assert (len(hashed), first) == (1, second)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [{"precision": "bf16"}, {"dtype": "float16"}, {"regions": extractors.RegionOptions(10, 100)}, {"name": "vgg19-grid"}],
+)
+def test_another_request_is_described_anew(cache, options):
+    plain = {"name": "faster-rcnn-36" if "regions" in options else "resnet50-pool", "weights": "random:0"}
+    one, other = ExtractorRequest(**plain), ExtractorRequest(**{**plain, **options})
+    kept = one.describe()
+    assert other.describe() == ExtractorRequest(**{**plain, **options})._described()[0] != kept
+
+
+@pytest.mark.slow
+def test_a_file_that_was_replaced_is_hashed_again(cache, weights, hashed):
+    before = request(weights).describe()
+    save(weights, seed=2)
+    after = request(weights).describe()
+    assert len(hashed) == 2
+    assert after.parameters["weights"] != before.parameters["weights"]
+
+
+@pytest.mark.slow
+def test_a_file_that_was_written_to_is_hashed_again_whatever_its_time_says(cache, weights, hashed, tmp_path):
+    before, status = request(weights).describe(), weights.stat()
+    (tmp_path / "other").mkdir()
+    other = save(tmp_path / "other" / "weights.pth", seed=2).read_bytes()  # The name is in the file.
+    assert len(other) == status.st_size
+    with weights.open("r+b") as file:
+        file.write(other)
+    os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert (weights.stat().st_ino, weights.stat().st_mtime_ns) == (status.st_ino, status.st_mtime_ns)
+    after = request(weights).describe()
+    assert len(hashed) == 2
+    assert after.parameters["weights"] != before.parameters["weights"]
+
+
+@pytest.mark.slow
+def test_a_file_that_is_gone_is_an_error(cache, weights):
+    request(weights).describe()
+    weights.unlink()
+    with pytest.raises(resolve.InputError, match="there is no weights file"):
+        request(weights).describe()
+
+
+@pytest.mark.slow
+def test_a_path_may_hold_bytes_that_are_no_text(cache):
+    regions = extractors.RegionOptions(class_names="names-\udcff.txt")
+    request = ExtractorRequest("faster-rcnn-36", weights="random:0", regions=regions)
+    assert request.describe() == request.describe()
+    assert len(list((cache / "descriptions").iterdir())) == 1
+
+
+@pytest.mark.slow
+def test_a_path_means_the_folder_of_the_process(cache, tmp_path, monkeypatch, hashed):
+    found = []
+    for seed in (1, 2):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        save(folder / "weights.pth", seed=seed)
+        monkeypatch.chdir(folder)
+        found.append(request("weights.pth").describe())
+    assert len(hashed) == 2
+    assert found[0] != found[1]
+
+
+@pytest.mark.slow
+def test_another_version_of_a_library_or_of_the_code_is_another_description(cache, weights, hashed, monkeypatch):
+    request(weights).describe()
+    monkeypatch.setattr(description_cache.metadata, "version", lambda name: "99")
+    request(weights).describe()
+    assert len(hashed) == 2
+    monkeypatch.setattr(description_cache, "_sources", lambda: iter(["other code"]))
+    request(weights).describe()
+    assert len(hashed) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"path": null}', '{"path": null, "description": {"spec": {}}}'])
+def test_what_cannot_be_read_is_made_again(cache, weights, hashed, content):
+    first = request(weights).describe()
+    (file,) = (cache / "descriptions").iterdir()
+    file.write_text(content)
+    assert request(weights).describe() == first
+    assert len(hashed) == 2
+    assert request(weights).describe() == first
+    assert len(hashed) == 2
+
+
+@pytest.mark.slow
+def test_a_cache_that_cannot_be_written_stops_nothing(tmp_path, monkeypatch, weights, hashed):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("IMAGEPIVOT_CACHE", str(tmp_path / "file"))
+    assert request(weights).describe() == request(weights).describe()
+    assert len(hashed) == 2
+
+
+def test_a_request_that_fails_is_not_remembered(cache, tmp_path):
+    (tmp_path / "broken.pth").write_bytes(b"no weights")
+    for _ in range(2):
+        with pytest.raises(resolve.InputError):
+            request(tmp_path / "broken.pth").describe()
+    assert not cache.exists()
+
+
+@pytest.mark.slow
+def test_the_cache_is_the_users_own_unless_it_is_named(tmp_path, monkeypatch):
+    monkeypatch.delenv("IMAGEPIVOT_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    request("random:0").describe()
+    assert len(list((tmp_path / ".cache" / "imagepivot" / "descriptions").iterdir())) == 1
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    request("random:0").describe()
+    assert len(list((tmp_path / "xdg" / "imagepivot" / "descriptions").iterdir())) == 1
+
+
+# --- models that are a folder ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    made = tmp_path / "model"
+    made.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (made / name).write_text(name, encoding="utf-8")
+    return made
+
+
+class Describing:
+    """Describes the files of a folder by their contents, and counts how often."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.count = folder, 0
+
+    def __call__(self) -> Description:
+        self.count += 1
+        contents = {path.name: path.read_text(encoding="utf-8") for path in sorted(self.folder.iterdir())}
+        return Description(FeatureSpec("bert", (4,), "float16"), {"contents": contents}, kind="token-features", batch_size=8)
+
+    def cached_description(self, **options) -> Description:
+        return description_cache.cached_folder_description({"precision": "fp32"} | options, self.folder, self)
+
+
+def test_a_folder_is_described_once(cache, folder):
+    describing = Describing(folder)
+    first, second = describing.cached_description(), describing.cached_description()
+    assert (describing.count, second) == (1, first)
+    assert second == describing()
+    assert second.fingerprint == first.fingerprint
+
+
+def test_a_folder_is_described_anew_for_another_request(cache, folder):
+    describing = Describing(folder)
+    for precision in ("fp32", "bf16"):
+        describing.cached_description(precision=precision)
+    assert describing.count == 2
+
+
+def test_a_folder_whose_files_have_changed_is_described_anew(cache, folder, tmp_path):
+    describing = Describing(folder)
+    before = describing.cached_description()
+    times = (folder / "config.json").stat()
+    (folder / "config.json").write_text("CONFIG.json", encoding="utf-8")
+    os.utime(folder / "config.json", ns=(times.st_atime_ns, times.st_mtime_ns))
+    written = describing.cached_description()
+    (folder / "vocab.txt").write_text("a", encoding="utf-8")
+    added = describing.cached_description()
+    (folder / "vocab.txt").unlink()
+    removed = describing.cached_description()
+    assert describing.count == 3
+    assert before.fingerprint != written.fingerprint != added.fingerprint
+    assert removed == written  # The files that it was made from are there as they were.
+
+
+def test_links_of_a_folder_stand_for_what_they_lead_to(cache, folder, tmp_path):
+    """As in Hugging Face's cache, where a name leads to another blob after an update."""
+    for name in ("old", "new"):
+        (tmp_path / name).write_text(name, encoding="utf-8")
+    (folder / "weights").symlink_to(tmp_path / "old")
+    describing = Describing(folder)
+    describing.cached_description()
+    (folder / "weights").unlink()
+    (folder / "weights").symlink_to(tmp_path / "new")
+    assert describing.cached_description() == describing()
+
+
+def test_a_folder_is_described_anew_by_other_libraries_and_other_code(cache, folder, monkeypatch):
+    describing = Describing(folder)
+
+    def cached_description() -> Description:
+        return description_cache.cached_folder_description({}, folder, describing, libraries=("pytest",))
+
+    cached_description()
+    versions = {"pytest": "0"}
+    original = description_cache.metadata.version
+    monkeypatch.setattr(description_cache.metadata, "version", lambda name: versions.get(name) or original(name))
+    cached_description()
+    monkeypatch.setattr(description_cache, "_sources", lambda: iter(["other code"]))
+    cached_description()
+    assert describing.count == 3
+
+
+@pytest.mark.parametrize("content", ["", "[]", "null", "{}", '{"spec": 1}'])
+def test_what_cannot_be_read_of_a_folder_is_made_again(cache, folder, content):
+    describing = Describing(folder)
+    expected = describing.cached_description()
+    (file,) = (cache / "descriptions").iterdir()
+    file.write_text(content, encoding="utf-8")
+    assert describing.cached_description() == expected
+    assert describing.count == 2

@@ -1,0 +1,95 @@
+"""The networks have the layers, names, random weights and values of torchvision's, which they stand for."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from extractors.networks import RESNET50_WEIGHTS, RESNET152_WEIGHTS, VGG19_WEIGHTS, ResNet, resnet50, resnet152, vgg19
+
+PAIRS = [
+    pytest.param(resnet50, torchvision.models.resnet50, id="resnet50", marks=[pytest.mark.slow, pytest.mark.cluster]),
+    pytest.param(resnet152, torchvision.models.resnet152, id="resnet152", marks=[pytest.mark.slow, pytest.mark.cluster]),
+    pytest.param(vgg19, torchvision.models.vgg19, id="vgg19", marks=[pytest.mark.slow, pytest.mark.cluster]),
+]
+
+
+def built(build: Callable[..., nn.Module], seed: int = 3) -> tuple[nn.Module, Tensor]:
+    """Return a network, and the state of torch's generator after its weights were drawn."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build(weights=None).eval(), torch.random.get_rng_state()
+
+
+@pytest.mark.slow
+def test_small_residual_networks_equal_torchvisions():
+    """Of one block a stage, and of two; the big ones are made of the same."""
+    for blocks in ((1, 1, 1, 1), (2, 1, 2, 1)):
+        ours, after = built(lambda weights, blocks=blocks: ResNet(blocks))
+        theirs, expected = built(
+            lambda weights, blocks=blocks: torchvision.models.ResNet(torchvision.models.resnet.Bottleneck, list(blocks))
+        )
+        assert_equal(ours, theirs, (2, 3, 65, 50))
+        assert torch.equal(after, expected)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+def test_networks_equal_torchvisions(ours, theirs):
+    (ours, after), (theirs, expected) = built(ours), built(theirs)
+    assert_equal(ours, theirs, (1, 3, 64, 64))
+    assert torch.equal(after, expected)
+
+
+def assert_equal(ours: nn.Module, theirs: nn.Module, shape: tuple[int, ...]) -> None:
+    """Assert that two networks have the same names in the same order, the same values, and give the same bits."""
+    found, expected = ours.state_dict(), theirs.state_dict()
+    assert list(found) == list(expected)
+    assert [name for name in found if not torch.equal(found[name], expected[name])] == []
+    assert [name for name, _ in ours.named_children()] == [name for name, _ in theirs.named_children()]
+    pixels = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        assert torch.equal(ours(pixels), theirs(pixels))
+
+
+@pytest.mark.parametrize("build", [resnet50, resnet152, vgg19])
+def test_on_the_meta_device_nothing_is_drawn(build):
+    before = torch.random.get_rng_state()
+    with torch.device("meta"):
+        model = build(weights=None)
+    assert all(values.is_meta for values in model.state_dict().values())
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (RESNET50_WEIGHTS, torchvision.models.ResNet50_Weights.IMAGENET1K_V1),
+        (RESNET152_WEIGHTS, torchvision.models.ResNet152_Weights.IMAGENET1K_V1),
+        (VGG19_WEIGHTS, torchvision.models.VGG19_Weights.IMAGENET1K_V1),
+    ],
+    ids=str,
+)
+def test_published_weights_are_torchvisions(ours, theirs):
+    assert (str(ours), ours.url) == (str(theirs), theirs.url)
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_extracting_loads_neither_torchvision_nor_the_compiler():
+    """Importing torchvision loads torch's compiler, and so does an operation on the meta device: a second each."""
+    script = """
+import sys
+import extractors
+extractor = extractors.load("resnet50-pool", weights="random:0")
+import torch
+extractor.extract(torch.zeros(1, 3, 224, 224, dtype=torch.uint8))
+print([name for name in ("torch", "torchvision", "torch._dynamo", "sympy") if name in sys.modules])
+"""
+    root = Path(__file__).parents[3]
+    done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout == "['torch']\n"

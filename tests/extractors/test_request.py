@@ -1,0 +1,101 @@
+import importlib
+
+import pytest
+import torch
+
+import extractors
+from extractors.catalogue import ENTRIES, entry_of
+from extractors.options import ExtractorOptions
+from extractors.request import ExtractorRequest
+from extractors.weights.resolve import Weights
+from schemas.errors import UsageError
+
+# Fingerprints from before there were types, maps and separate crops, for weights without tensors; of resnet50-pool and of a
+# network of timm since their norms are folded, which moved the last bits.
+BEFORE = {
+    "resnet50-pool": "560d922ec1d6b3556cf9926d407fbce92cb7d01e44d5ba084eeda266c438d5c5",
+    "vgg19-10crop": "007d548e152f96db3f691a03e32e211a7a6453662a3b800a42acd21f289aa2fd",
+    "vgg19-10crop-caffe": "d3847e96333bef79d1a9fb211887a03cc65d4b386f7c1878d5cac3bfa255a58a",
+    "faster-rcnn-36": "53b0171aa140e745dda2cfe575876941857e03fd44d2edab5a16b86501740092",
+    "timm:test_resnet.r160_in1k": "20bbb6b51e4ec70a334bb62a1b4e5cf17b6f5e9fda7b8dc0ce24989f59b44e8b",
+    "timm:test_vit.r160_in1k": "11ea15b8177d00789a45c2b91d5810668490af772fb564586d6719d6fb17ffb1",
+}
+
+
+def described(name: str, **options) -> extractors.Description:
+    """Describe an extractor as `describe` does, without weights."""
+    request = ExtractorRequest(name, **options)
+    module, settings = request._resolve()
+    return module.describe(settings, Weights(state={}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BEFORE)
+def test_without_options_fingerprints_are_what_they_were(name):
+    if name.startswith("timm:"):
+        pytest.importorskip("timm", reason="needs timm: pip install 'imagepivot[timm]'")
+    assert described(name).fingerprint == BEFORE[name]
+    assert described(name, dtype="float32", unpooled=False, keep_crops=False) == described(name)
+    entry = entry_of(name)
+    assert importlib.import_module(entry.module).describe(ExtractorOptions(entry.spec), Weights(state={})) == described(name)
+
+
+@pytest.mark.parametrize("name", [*ENTRIES])
+def test_the_type_is_part_of_the_spec_and_of_the_fingerprint(name):
+    whole, half = described(name), described(name, dtype="float16")
+    assert (whole.spec.dtype, half.spec.dtype) == ("float32", "float16")
+    assert half.parameters == {**whole.parameters, "dtype": "float16"}
+    assert half.fingerprint != whole.fingerprint
+    assert half.spec.to_json() == {**whole.spec.to_json(), "dtype": "float16"}
+    assert ExtractorRequest(name, dtype="float16").spec() == half.spec == extractors.spec(name, dtype="float16")
+
+
+@pytest.mark.parametrize("name", [*ENTRIES])
+def test_precision_and_device_are_checked_before_weights_are_read(name, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for precision in ("tf32", "fp16"):
+        with pytest.raises(UsageError, match=f"precision '{precision}' needs a GPU"):
+            extractors.load(name, weights="/no/such", precision=precision)
+    with pytest.raises(UsageError, match="device 'cuda' is not on this host"):
+        extractors.load(name, weights="/no/such", device="cuda")
+
+
+@pytest.mark.parametrize("regions", [extractors.RegionOptions(10, 100), extractors.RegionOptions(50, 50)])
+def test_regions_of_another_number_keep_the_type(regions):
+    assert described("faster-rcnn-36", dtype="float16", regions=regions).spec.dtype == "float16"
+
+
+@pytest.mark.parametrize("name", ["vgg19-10crop", "vgg19-10crop-caffe"])
+def test_separate_crops_are_part_of_the_spec_and_of_the_fingerprint(name):
+    mean, separate = described(name), described(name, keep_crops=True)
+    assert (mean.spec.shape, separate.spec.shape) == ((4096,), (10, 4096))
+    assert separate.parameters == {**mean.parameters, "separate": True}
+    assert "each of ten crops" in separate.spec.source
+    assert extractors.spec(name, keep_crops=True) == separate.spec
+
+
+@pytest.mark.parametrize("function", [extractors.spec, extractors.describe, extractors.load])
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("resnet50-pool", {"dtype": "float64"}, "--dtype is 'float64', expected one of float32, float16"),
+        ("resnet50-pool", {"dtype": "half"}, "--dtype is 'half'"),
+        (
+            "resnet50-pool",
+            {"keep_crops": True},
+            "extractor 'resnet50-pool' makes none of several crops: .* vgg19-10crop, vgg19-10",
+        ),
+        ("vgg19-grid", {"keep_crops": True}, "extractor 'vgg19-grid' makes none of several crops"),
+        ("faster-rcnn-36", {"keep_crops": True}, "makes none of several crops"),
+        (
+            "resnet50-pool",
+            {"unpooled": True},
+            "--unpooled is an option of timm:NAME, found with extractor 'resnet50-pool': leave it out",
+        ),
+        ("vgg19-grid", {"unpooled": True}, "vgg19-grid and resnet152-grid make maps without it"),
+        ("resnet", {"unpooled": True}, "there is no extractor 'resnet'"),
+    ],
+)
+def test_options_that_an_extractor_does_not_have_are_refused(function, name, options, message):
+    with pytest.raises(UsageError, match=message):
+        function(name, **options)

@@ -1,0 +1,133 @@
+"""Weights by address, from web servers; object stores are the subject of tests/integration/test_object_stores.py."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from extractors.weights.download import cache_folder, local_file
+from extractors.weights.resolve import Architecture, resolve_weights
+from schemas.errors import InputError
+from tests.extractors.weights.test_resolve import build, digest
+from tests.web_server import serve
+
+ARCHITECTURE = Architecture(build=build)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    return tmp_path / "home" / "hub" / "checkpoints"
+
+
+@pytest.fixture
+def site():
+    with serve() as site:
+        yield site
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if not path.name.endswith("-lock"))
+
+
+def page(body: bytes, **headers: str):
+    return lambda handler: handler.answer(200, body, **headers)
+
+
+def test_a_local_path_stays_as_it_is(tmp_path, cache):
+    assert local_file(f"file://{tmp_path}/a%20b.pth") == tmp_path / "a b.pth"
+    assert local_file("no/such.pth") == Path("no/such.pth")
+    assert not cache.exists()
+
+
+def test_weights_by_address_are_those_of_the_file(site, tmp_path):
+    state = build().state_dict()
+    torch.save(state, tmp_path / "w.pth")
+    site.pages["/models/w.pth"] = page((tmp_path / "w.pth").read_bytes(), ETag='"1"')
+    found = resolve_weights(site.address("/models/w.pth"), ARCHITECTURE)
+    assert found.parameters() == {"weights": {"sha256": digest(state)}, "untrained": False}
+    assert found.path.parent == cache_folder()
+
+
+def test_what_is_there_is_not_fetched_again_and_what_has_changed_is_another_file(site, cache):
+    address = site.address("/a%20b.pth")
+    site.pages["/a%20b.pth"] = page(b"one", ETag='"1"')
+    first = local_file(address)
+    assert (first.read_bytes(), local_file(address)) == (b"one", first)
+    site.pages["/a%20b.pth"] = page(b"two", ETag='"2"')
+    second = local_file(address)
+    assert (first.read_bytes(), second.read_bytes()) == (b"one", b"two")
+    assert names(cache) == sorted([first.name, second.name])
+    assert all(name.endswith("-a_b.pth") for name in names(cache))
+
+
+def test_the_same_name_at_another_address_is_another_file(site):
+    site.pages |= {"/a/w.pth": page(b"a", ETag='"1"'), "/b/w.pth": page(b"b", ETag='"1"')}
+    assert local_file(site.address("/a/w.pth")).read_bytes() == b"a"
+    assert local_file(site.address("/b/w.pth")).read_bytes() == b"b"
+
+
+def test_without_a_version_the_digest_of_the_bytes_tells_files_apart(site, cache):
+    site.pages["/w.pth"] = b"one"
+    first = local_file(site.address("/w.pth"))
+    assert local_file(site.address("/w.pth")) == first
+    site.pages["/w.pth"] = b"two"
+    assert local_file(site.address("/w.pth")).read_bytes() == b"two"
+    assert (len(names(cache)), first.read_bytes()) == (2, b"one")
+
+
+def test_an_answer_that_breaks_off_leaves_nothing(site, cache):
+    site.pages["/w.pth"] = page(b"x" * 10, ETag='"1"', Content_Length="1000", Connection="close")
+    with pytest.raises(InputError, match=r"the weights '.*/w\.pth' broke off after 10 of 1,000 bytes: run again"):
+        local_file(site.address("/w.pth"))
+    assert names(cache) == []
+
+
+def test_nothing_there(site, cache):
+    with pytest.raises(InputError, match=r"there are no weights at 'http://.*/w\.pth': the server answers 404"):
+        local_file(site.address("/w.pth"))
+    with pytest.raises(InputError, match=r"cannot fetch the weights 'http://127\.0\.0\.1:1/w\.pth' .*--weights PATH"):
+        local_file("http://127.0.0.1:1/w.pth")
+    assert not cache.exists()
+
+
+def test_a_cache_that_cannot_be_written(site, tmp_path, monkeypatch):
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "file"))
+    site.pages["/w.pth"] = page(b"one", ETag='"1"')
+    with pytest.raises(InputError, match=r"cannot keep the weights '.*/w\.pth' in '.*/file/hub/checkpoints' .*TORCH_HOME"):
+        local_file(site.address("/w.pth"))
+
+
+def test_messages_name_the_address(site):
+    address = site.address("/w.pth")
+    site.pages["/w.pth"] = page(b"no checkpoint", ETag='"1"')
+    with pytest.raises(InputError, match=address) as found:
+        resolve_weights(address, ARCHITECTURE)
+    assert str(cache_folder()) not in str(found.value)
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_many_processes_fetch_once(site, cache):
+    """Each process asks for the version before it takes its turn; the bytes are read to the end by one of them."""
+    body = bytes(range(256)) * 40_000
+    site.pages["/w.pth"] = page(body, ETag='"1"')
+    code = (
+        "import sys; from extractors.weights import download\n"
+        "read, counts = download._download, []\n"
+        "download._download = lambda *args: counts.append(1) or read(*args)\n"
+        "path = download.local_file(sys.argv[1]); print(path, len(path.read_bytes()), len(counts))"
+    )
+    command = [sys.executable, "-c", code, site.address("/w.pth")]
+    root = Path(__file__).parents[3]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) for _ in range(4)]
+    said = [process.communicate(timeout=120)[0].split() for process in processes]
+    (path,) = names(cache)
+    assert {(place, size) for place, size, _ in said} == {(str(cache / path), str(len(body)))}
+    assert sum(int(count) for _, _, count in said) == 1

@@ -1,0 +1,405 @@
+import hashlib
+import pathlib
+import pickle
+import urllib.error
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from extractors.weights import resolve
+from extractors.weights.resolve import Architecture, Weights, resolve_weights, state_sha256
+from schemas.errors import InputError, UsageError
+
+
+class Default:
+    """Stands in for a member of torchvision's enumeration of weights."""
+
+    url = "https://example.org/models/tiny-0123abcd.pth"
+
+    def __str__(self) -> str:
+        return "Tiny_Weights.V1"
+
+
+def build(weights: None = None) -> nn.Module:
+    return nn.Sequential(OrderedDict(conv1=nn.Conv2d(3, 4, 3), bn1=nn.BatchNorm2d(4)))
+
+
+ARCHITECTURE = Architecture(build=build, default=Default())
+
+
+class Trap:
+    """Writes a file when unpickled."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return (pathlib.Path.touch, (self.path,))
+
+
+@pytest.fixture
+def state() -> dict[str, torch.Tensor]:
+    random = torch.Generator().manual_seed(3)
+    return {
+        name: torch.rand(value.shape, generator=random) if value.is_floating_point() else value
+        for name, value in build().state_dict().items()
+    }
+
+
+def saved(path: pathlib.Path, content: object) -> str:
+    torch.save(content, path)
+    return str(path)
+
+
+def digest(state: dict[str, torch.Tensor]) -> str:
+    """The SHA-256 of weights, computed from its definition: name, type, shape and little-endian values, in order of names."""
+    text = b""
+    for name, tensor in sorted(state.items()):
+        if not name.endswith("num_batches_tracked"):
+            array = tensor.numpy()
+            text += (
+                f"{name} {array.dtype} {list(array.shape)}\n".encode() + array.astype(array.dtype.newbyteorder("<")).tobytes()
+            )
+    return hashlib.sha256(text).hexdigest()
+
+
+def assert_same(found: Weights, state: dict[str, torch.Tensor]) -> None:
+    assert sorted(found.state) == sorted(state)
+    for name, value in state.items():
+        assert torch.equal(found.state[name], value), name
+
+
+FORMATS = {
+    "zip": lambda state, path: torch.save(state, path),
+    "before 1.6": lambda state, path: torch.save(state, path, _use_new_zipfile_serialization=False),
+    "safetensors": lambda state, path: save_file(state, path.with_suffix(".safetensors")),
+    "wrapped": lambda state, path: torch.save({"state_dict": {f"module.{k}": v for k, v in state.items()}, "epoch": 3}, path),
+    "reversed": lambda state, path: torch.save(dict(reversed(state.items())), path),
+    "another layout in memory": lambda state, path: torch.save(
+        state | {"conv1.weight": state["conv1.weight"].to(memory_format=torch.channels_last)}, path
+    ),
+    "one storage": lambda state, path: torch.save(state | {"bn1.bias": torch.cat([state["bn1.bias"]] * 2)[4:]}, path),
+    "float64": lambda state, path: torch.save(state | {"conv1.bias": state["conv1.bias"].double()}, path),
+    "no counters": lambda state, path: torch.save({k: v for k, v in state.items() if "num_batches" not in k}, path),
+    "other counters": lambda state, path: torch.save(state | {"bn1.num_batches_tracked": torch.tensor(77)}, path),
+    "parameters": lambda state, path: torch.save({k: nn.Parameter(v, v.is_floating_point()) for k, v in state.items()}, path),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_equal_tensors_are_the_same_weights_whatever_file_they_came_in(tmp_path, state, name):
+    FORMATS[name](state, tmp_path / "w.pth")
+    (path,) = tmp_path.iterdir()
+    found = resolve_weights(str(path), ARCHITECTURE)
+    assert found.parameters() == {"weights": {"sha256": digest(state)}, "untrained": False}
+    assert found.in_memory().sha256 == found.sha256
+
+
+def test_tensors_are_hashed_once_and_in_place(tmp_path, state, monkeypatch):
+    found = resolve_weights(saved(tmp_path / "w.pth", state), ARCHITECTURE)
+    monkeypatch.setattr(resolve, "state_sha256", None)
+    assert found.in_memory().sha256 == found.sha256 == digest(state)
+
+
+@pytest.mark.parametrize("name", ["w.pth.tar", "w.bin", "w.ckpt", "w", "w.safetensors", "w.pkl", "w.caffemodel", "w#1.pth"])
+@pytest.mark.parametrize(
+    "write",
+    [
+        torch.save,
+        lambda state, path: torch.save(state, path, _use_new_zipfile_serialization=False),
+        save_file,
+        lambda state, path: path.write_bytes(pickle.dumps({name: values.numpy() for name, values in state.items()})),
+    ],
+    ids=["zip", "before 1.6", "safetensors", "pickle"],
+)
+def test_the_content_decides_and_not_the_extension(tmp_path, state, name, write):
+    write(state, tmp_path / name)
+    found = resolve_weights(str(tmp_path / name), ARCHITECTURE)
+    assert found.parameters() == {"weights": {"sha256": digest(state)}, "untrained": False}
+    assert found.remark == ""
+
+
+@pytest.mark.parametrize("content", [b"PK\x05\x06", b"\x1f\x8b" + bytes(30), b"\x89HDF\r\n\x1a\n" + bytes(9)])
+def test_a_checkpoint_of_no_known_format_says_so(tmp_path, content):
+    (tmp_path / "w.pth.tar").write_bytes(content)
+    with pytest.raises(InputError, match=r"w\.pth\.tar' is of an unknown format, expected one of torch\.save \(such as \.pth"):
+        resolve_weights(str(tmp_path / "w.pth.tar"), ARCHITECTURE)
+
+
+@pytest.mark.parametrize("name", ["w.pth", "w.pt", "w.pkl", "w.safetensors", "w.pth.tar"])
+def test_an_error_page_under_the_name_of_weights_is_told_as_text(tmp_path, name):
+    (tmp_path / name).write_bytes(b"<html>\nnot found</html>")
+    with pytest.raises(
+        InputError, match=r"' is text that begins with b'<html>\\nnot found</html>', such as an error page, the point"
+    ):
+        resolve_weights(str(tmp_path / name), ARCHITECTURE)
+
+
+def test_a_folder_in_place_of_weights_is_told_as_one(tmp_path):
+    with pytest.raises(InputError, match=f"^'{tmp_path}' is a folder: expected 'default', 'random:SEED'"):
+        resolve_weights(str(tmp_path), ARCHITECTURE)
+
+
+def several(state, *names: str) -> dict[str, object]:
+    """A checkpoint with a set of weights under each name, of which only the biases differ, beside other values."""
+    sets = {
+        name: {f"module.{key}": value + number if key == "conv1.bias" else value for key, value in state.items()}
+        for number, name in enumerate(names)
+    }
+    return {"epoch": 3, "optimizer": {"state": {0: {"step": torch.tensor(1.0)}}, "buffers": {"a": torch.zeros(2)}}, **sets}
+
+
+@pytest.mark.parametrize(
+    ("names", "usual"),
+    [
+        (("model_ema", "model"), 1),
+        (("model", "model_ema"), 0),
+        (("state_dict", "ema_state_dict"), 0),
+        (("state_dict_ema", "model", "state_dict"), 2),
+    ],
+)
+def test_of_several_sets_of_weights_the_usual_one_is_taken_and_any_can_be_named(tmp_path, state, names, usual):
+    path = saved(tmp_path / "w.pth.tar", several(state, *names))
+    for number, name in enumerate(names):
+        found = resolve_weights(f"{path}#{name}", ARCHITECTURE)
+        assert torch.equal(found.state["conv1.bias"], state["conv1.bias"] + number)
+        assert f"of which {name} was taken" in found.remark
+    found = resolve_weights(path, ARCHITECTURE)
+    assert torch.equal(found.state["conv1.bias"], state["conv1.bias"] + usual)
+    others = " or ".join(f"{path}#{name}" for number, name in enumerate(names) if number != usual)
+    assert found.remark == (
+        f"the weights file {path!r} holds {len(names)} sets of weights ({', '.join(names)}), of which {names[usual]} was taken: "
+        f"--weights {others} takes another"
+    )
+    for advised in others.split(" or "):
+        assert not torch.equal(resolve_weights(advised, ARCHITECTURE).state["conv1.bias"], found.state["conv1.bias"])
+
+
+def test_a_single_set_of_weights_is_taken_whatever_its_name(tmp_path, state):
+    for content in (several(state, "net"), {"ema": {"decay": 0.9, "shadow": state}}):
+        found = resolve_weights(saved(tmp_path / "w.ckpt", content), ARCHITECTURE)
+        assert_same(found, state)
+        assert found.remark == ""
+
+
+def test_sets_of_weights_without_a_usual_one_have_to_be_named(tmp_path, state):
+    path = saved(tmp_path / "w.pth", several(state, "student", "teacher"))
+    with pytest.raises(
+        InputError, match=r"holds 2 sets of weights, student, teacher: name the one to take, e\.g\. --weights .*#student"
+    ):
+        resolve_weights(path, ARCHITECTURE)
+    assert resolve_weights(f"{path}#teacher", ARCHITECTURE).remark.endswith(f"--weights {path}#student takes another")
+    with pytest.raises(InputError, match="has no set of weights 'other', but student, teacher: give one of these behind the #"):
+        resolve_weights(f"{path}#other", ARCHITECTURE)
+    plain = saved(tmp_path / "plain.pth", state)
+    with pytest.raises(InputError, match="has no set of weights 'model', but a single one without a name"):
+        resolve_weights(f"{plain}#model", ARCHITECTURE)
+
+
+def test_a_compiled_model_that_was_distributed_loses_both_prefixes(tmp_path, state):
+    for prefix in ("_orig_mod.module.", "module._orig_mod.", "_orig_mod."):
+        content = {prefix + name: value for name, value in state.items()}
+        assert_same(resolve_weights(saved(tmp_path / "w.pth", content), ARCHITECTURE), state)
+
+
+@pytest.mark.parametrize("wrap", [lambda s: {"state_dict": s, "epoch": 3}, lambda s: {"model": s}, lambda s: OrderedDict(s)])
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_wrappings_of_training_scripts_are_taken_off(tmp_path, state, wrap, prefix):
+    content = wrap({prefix + name: value for name, value in state.items()})
+    assert_same(resolve_weights(saved(tmp_path / "w.pth", content), ARCHITECTURE), state)
+
+
+def test_old_files_without_batch_counters_are_read(tmp_path, state):
+    del state["bn1.num_batches_tracked"]
+    found = resolve_weights(saved(tmp_path / "w.pth", state), ARCHITECTURE)
+    assert_same(found, state | {"bn1.num_batches_tracked": torch.tensor(0)})
+
+
+def test_files_of_16_bits_are_widened(tmp_path, state):
+    halves = {name: value.half() if value.is_floating_point() else value for name, value in state.items()}
+    found = resolve_weights(saved(tmp_path / "w.pth", halves), ARCHITECTURE)
+    assert_same(found, {name: value.to(state[name].dtype) for name, value in halves.items()})
+    assert {name: value.dtype for name, value in found.state.items()} == {name: value.dtype for name, value in state.items()}
+
+
+def test_file_that_does_not_exist():
+    with pytest.raises(
+        InputError, match=r"there is no weights file '/no/such.pth': expected 'default', 'random:SEED', or the path"
+    ):
+        resolve_weights("/no/such.pth", ARCHITECTURE)
+
+
+def test_a_file_that_cannot_be_read_is_an_error(tmp_path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "w.pth").touch()
+    monkeypatch.setattr(pathlib.Path, "open", refuse)
+    with pytest.raises(InputError, match=r"cannot read the weights file '.*w.pth' \(Permission denied\)"):
+        resolve_weights(str(tmp_path / "w.pth"), ARCHITECTURE)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"conv1.weight": None}, r"1 missing: conv1.weight\. These look like an unknown model's weights"),
+        ({"fc.weight": torch.zeros(2)}, r"1 unexpected: fc.weight\."),
+        ({"conv1.bias": torch.zeros(5)}, r"1 of another shape: conv1.bias \[5\] for \[4\]\."),
+        ({f"features.{i}.weight": torch.zeros(1) for i in range(35)}, r"35 unexpected: .*, …\. These look like VGG19 weights"),
+        ({"layer3.22.conv3.weight": torch.zeros(1)}, "These look like ResNet101 weights"),
+    ],
+)
+def test_weights_of_another_model_are_refused_with_names(tmp_path, state, change, message):
+    content = {name: value for name, value in (state | change).items() if value is not None}
+    with pytest.raises(InputError, match=message):
+        resolve_weights(saved(tmp_path / "w.pth", content), ARCHITECTURE)
+
+
+def test_values_that_are_not_finite_are_refused(tmp_path, state):
+    state["conv1.bias"][1] = np.nan
+    with pytest.raises(InputError, match=r"not finite, in conv1.bias: the file is damaged; fetch it again"):
+        resolve_weights(saved(tmp_path / "w.pth", state), ARCHITECTURE)
+
+
+def test_pickles_that_run_code_are_refused_and_not_run(tmp_path, state):
+    request = saved(tmp_path / "w.pth", {"state_dict": state, "trap": Trap(tmp_path / "ran")})
+    with pytest.raises(InputError, match=r"is refused: .*could run code when read .*Save model\.state_dict\(\) alone"):
+        resolve_weights(request, ARCHITECTURE)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(("suffix", "kind"), [(".pth", "damaged"), (".safetensors", "cannot be read as safetensors")])
+@pytest.mark.parametrize("part", [0, 20, -1])
+def test_damaged_files_are_refused(tmp_path, state, suffix, kind, part):
+    path = tmp_path / f"w{suffix}"
+    if suffix == ".safetensors":
+        save_file(state, path)
+    else:
+        torch.save(state, path)
+    path.write_bytes(path.read_bytes()[:part])
+    with pytest.raises(InputError, match=kind):
+        resolve_weights(str(path), ARCHITECTURE)
+
+
+def test_other_files_are_refused(tmp_path):
+    (tmp_path / "w.h5").write_bytes(b"\x00")
+    with pytest.raises(InputError, match=r"w\.h5' is of an unknown format, expected one of torch\.save"):
+        resolve_weights(str(tmp_path / "w.h5"), ARCHITECTURE)
+    with pytest.raises(InputError, match=r"holds a list, expected names and tensors"):
+        resolve_weights(saved(tmp_path / "w.pth", [1]), ARCHITECTURE)
+    with pytest.raises(InputError, match=r"holds a dict with 'epoch', expected names and tensors"):
+        resolve_weights(saved(tmp_path / "e.pth", {"epoch": 1}), ARCHITECTURE)
+
+
+def test_known_wrong_files_are_refused_by_their_hash(tmp_path, state):
+    request = saved(tmp_path / "w.pth", state)
+    prefix = hashlib.sha256(pathlib.Path(request).read_bytes()).hexdigest()[:8]
+    with pytest.raises(InputError, match="are not the ones wanted: they are of 2021"):
+        resolve_weights(request, Architecture(build=build, default=Default(), refused={prefix: "they are of 2021"}))
+
+
+def offer(monkeypatch, tmp_path, state) -> Architecture:
+    """Make an architecture whose default weights are "downloaded" from a file."""
+    source = tmp_path / "source.pth"
+    torch.save(state, source)
+    prefix = hashlib.sha256(source.read_bytes()).hexdigest()[:8]
+    default = Default()
+    default.url = f"https://example.org/tiny-{prefix}.pth"
+
+    def download(url, dst, hash_prefix=None, progress=True):
+        assert (url, hash_prefix, progress) == (default.url, prefix, False)
+        pathlib.Path(dst).write_bytes(source.read_bytes())
+
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", download)
+    return Architecture(build=build, default=default)
+
+
+def test_default_weights_are_downloaded_once_and_are_those_of_any_file_of_them(monkeypatch, tmp_path, state):
+    architecture = offer(monkeypatch, tmp_path, state)
+    found = resolve_weights("default", architecture)
+    assert_same(found, state)
+    assert found.parameters() == {"weights": {"sha256": digest(state)}, "untrained": False}
+    monkeypatch.setattr(torch.hub, "download_url_to_file", None)
+    assert resolve_weights("default", architecture).parameters() == found.parameters()
+    assert resolve_weights(str(tmp_path / "source.pth"), architecture).parameters() == found.parameters()
+    save_file(state, tmp_path / "again.safetensors")
+    assert resolve_weights(str(tmp_path / "again.safetensors"), architecture).parameters() == found.parameters()
+
+
+def test_damaged_file_in_the_cache_is_found(monkeypatch, tmp_path, state):
+    architecture = offer(monkeypatch, tmp_path, state)
+    cached = tmp_path / "hub" / "checkpoints" / architecture.file_name
+    cached.parent.mkdir(parents=True)
+    cached.write_bytes(b"half")
+    with pytest.raises(
+        InputError, match=f"expected one that begins with {architecture.hash_prefix}: the file is damaged; delete it"
+    ):
+        resolve_weights("default", architecture)
+
+
+def test_a_cache_that_cannot_be_made_says_how_to_move_it(monkeypatch, tmp_path, state):
+    architecture = offer(monkeypatch, tmp_path, state)
+    (tmp_path / "hub").write_text("a file")
+    with pytest.raises(InputError, match=r"cannot keep the weights .*hub/checkpoints' \(Not a directory\): set TORCH_HOME"):
+        resolve_weights("default", architecture)
+
+
+@pytest.mark.parametrize("error", [urllib.error.URLError("no route"), RuntimeError("invalid hash value"), TimeoutError("slow")])
+def test_no_network_says_how_to_get_the_file(monkeypatch, tmp_path, error):
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", fail)
+    with pytest.raises(InputError, match=rf"cannot download .*Fetch {Default.url} elsewhere and pass it with --weights PATH"):
+        resolve_weights("default", ARCHITECTURE)
+
+
+def test_random_weights_are_those_of_a_seeded_torchvision_model():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        expected = build().state_dict()
+    found = resolve_weights("random:7", ARCHITECTURE)
+    assert_same(found, expected)
+    assert found.parameters() == {"weights": {"name": "random:7", "sha256": digest(expected)}, "untrained": True}
+
+
+def test_random_weights_in_a_file_are_the_same_tensors_but_no_longer_marked(tmp_path):
+    drawn = resolve_weights("random:7", ARCHITECTURE)
+    kept = resolve_weights(saved(tmp_path / "w.pth", drawn.state), ARCHITECTURE)
+    assert kept.sha256 == drawn.sha256
+    assert (drawn.parameters()["untrained"], kept.parameters()["untrained"]) == (True, False)
+
+
+def test_random_weights_neither_read_nor_change_the_global_generator():
+    torch.rand(5)
+    before = torch.random.get_rng_state()
+    first = resolve_weights("random:7", ARCHITECTURE)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.rand(5)
+    assert resolve_weights("random:7", ARCHITECTURE).sha256 == first.sha256
+    assert resolve_weights("random:8", ARCHITECTURE).sha256 != first.sha256
+
+
+@pytest.mark.parametrize("request_", ["random:", "random:x", "random:-1", "random:1.5", f"random:{2**63}"])
+def test_other_seeds_are_refused(request_):
+    with pytest.raises(UsageError, match="expected 'random:SEED' with a whole number"):
+        resolve_weights(request_, ARCHITECTURE)
+
+
+def test_hash_of_a_state_sees_name_type_shape_and_values_but_not_order(state):
+    name = "conv1.bias"
+    variants = [
+        state,
+        {("bias" if key == name else key): value for key, value in state.items()},
+        state | {name: state[name].double()},
+        state | {name: state[name].view(2, 2)},
+        state | {name: state[name] + 1},
+    ]
+    assert len({state_sha256(variant) for variant in variants}) == len(variants)
+    assert state_sha256(dict(reversed(state.items()))) == state_sha256(state)

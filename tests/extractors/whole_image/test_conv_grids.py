@@ -1,0 +1,195 @@
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from safetensors.torch import save_file
+from torchvision import transforms
+
+import extractors
+from extractors.options import ExtractorOptions
+from extractors.weights.resolve import Weights
+from extractors.whole_image.conv_grids import VARIANTS, FeatureMapExtractor
+from schemas.errors import InputError
+from tests.threads import threads_of_torch
+
+NAMES = tuple(VARIANTS)
+WIDTHS = {"vgg19-grid": 512, "resnet152-grid": 2048}
+MODELS = {"vgg19-grid": torchvision.models.vgg19, "resnet152-grid": torchvision.models.resnet152}
+
+
+def seeded(name: str) -> torch.nn.Module:
+    """Make torchvision's own model."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return MODELS[name](weights=None).eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def pair(request) -> tuple[FeatureMapExtractor, torch.nn.Module]:
+    """An extractor, and torchvision's model with the same seed."""
+    return extractors.load(request.param, weights="random:0"), seeded(request.param)
+
+
+@pytest.fixture(scope="module")
+def images(photos) -> list[Image.Image]:
+    noise = np.random.default_rng(3).integers(0, 256, (90, 300, 3), dtype=np.uint8)
+    return [extractors.decode((photos / "images" / "chelsea.png").read_bytes()), Image.fromarray(noise)]
+
+
+def independent(model: torch.nn.Module, name: str, images: list[Image.Image]) -> np.ndarray:
+    """Run the layers of torchvision's model by hand, on its own transforms: cell by cell, row after row."""
+    steps = [transforms.Resize((448, 448)), transforms.ToTensor()]
+    steps.append(transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+    values = torch.stack([transforms.Compose(steps)(image) for image in images])
+    with torch.inference_mode():
+        if name == "vgg19-grid":
+            for layer in model.features:
+                values = layer(values)
+        else:
+            values = model.maxpool(model.relu(model.bn1(model.conv1(values))))
+            for stage in (model.layer1, model.layer2, model.layer3, model.layer4):
+                values = stage(values)
+    rows = [[values[:, :, y, x].numpy() for x in range(values.shape[3])] for y in range(values.shape[2])]
+    return np.stack([cell for row in rows for cell in row], axis=1)
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_maps_equal_torchvisions_layers_run_by_hand(pair, images):
+    extractor, model = pair
+    name = extractor.spec.name
+    pixels = [extractor.preprocess(image) for image in images]
+    found = extractor.extract(extractor.collate(pixels))
+    assert (found.dtype, found.shape) == (np.float32, (2, 196, WIDTHS[name]))
+    assert found.shape[1:] == extractor.spec.shape
+    expected = independent(model, name, images)
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+    assert np.isfinite(found).all()
+    assert (found >= 0).all()
+    # The same bytes, whatever the batch and the threads.
+    with threads_of_torch(3):
+        again = extractor.extract(pixels[1][None])
+    assert again.tobytes() == found[1:].tobytes()
+
+
+def small(name: str, **options) -> FeatureMapExtractor:
+    """Make an extractor whose network is a pooling: each cell is the mean of its 32×32 pixels, in the first three values."""
+    settings = ExtractorOptions(extractors.spec(name, **options))
+    state = {key: torch.zeros(value.shape) for key, value in meta_state(name).items()}
+    extractor = FeatureMapExtractor(settings, Weights(state), torch.device("cpu"))
+    pad = torch.nn.ConstantPad3d((0, 0, 0, 0, 0, WIDTHS[name] - 3), 0.0)
+    extractor._trunk = torch.nn.Sequential(torch.nn.AvgPool2d(32), pad)
+    return extractor
+
+
+def meta_state(name: str) -> dict[str, torch.Tensor]:
+    with torch.device("meta"):
+        return VARIANTS[name].architecture.build(weights=None).state_dict()
+
+
+@pytest.mark.slow
+def test_both_sides_are_resized_and_nothing_is_cut_off():
+    extractor = small("resnet152-grid")
+    left = Image.new("RGB", (600, 100))
+    left.paste((255, 0, 0), (0, 0, 300, 100))
+    pixels = extractor.preprocess(left)
+    assert (pixels.dtype, pixels.shape) == (torch.uint8, (3, 448, 448))
+    assert torch.equal(pixels, transforms.PILToTensor()(transforms.Resize((448, 448))(left)))
+    assert pixels[:, :, :220].float().mean(dim=(1, 2)).tolist() == [255, 0, 0]
+    assert not pixels[:, :, 228:].any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_cells_go_row_by_row_and_channels_are_red_green_blue(name):
+    image = Image.new("RGB", (448, 448))
+    image.paste((255, 0, 0), (32 * 5, 32 * 2, 32 * 6, 32 * 3))  # column 5 of row 2
+    extractor = small(name)
+    cells = extractor.extract(extractor.preprocess(image)[None])[0]
+    different = np.flatnonzero((cells != cells[0]).any(axis=1))
+    assert different.tolist() == [2 * 14 + 5]
+    lit, dark = (1 - 0.485) / 0.229, -0.485 / 0.229
+    assert (cells[33, 0], cells[0, 0]) == pytest.approx((lit, dark), abs=1e-4)
+    assert cells[33, 1] == cells[0, 1]
+
+
+@pytest.mark.slow
+def test_float16_is_the_rounded_map():
+    image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (80, 70, 3), dtype=np.uint8))
+    whole, half = small("vgg19-grid"), small("vgg19-grid", dtype="float16")
+    batch = whole.preprocess(image)[None]
+    found = half.extract(batch)
+    assert found.dtype == np.float16
+    assert found.tobytes() == whole.extract(batch).astype(np.float16).tobytes()
+    assert half.extract(batch[:0]).dtype == np.float16
+
+
+@pytest.mark.slow
+def test_other_batches_are_refused():
+    extractor = small("vgg19-grid")
+    assert extractor.extract(torch.zeros(0, 3, 448, 448, dtype=torch.uint8)).shape == (0, 196, 512)
+    for batch in (torch.zeros(1, 3, 448, 448), torch.zeros(1, 3, 224, 224, dtype=torch.uint8)):
+        with pytest.raises(ValueError, match=r"expected torch.uint8 \[B, 3, 448, 448\]"):
+            extractor.extract(batch)
+
+
+# --- weights ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_files_are_read_without_the_layers_behind_the_map(tmp_path, name, suffix):
+    with torch.device("meta"):
+        names = MODELS[name](weights=None).state_dict()
+    state, path = {key: torch.full((2,), float(n)) for n, key in enumerate(names)}, tmp_path / f"w{suffix}"
+    save_file(state, path) if suffix == ".safetensors" else torch.save(state, path)
+    found = VARIANTS[name].architecture.read(path)
+    assert sorted(found) == sorted(meta_state(name))
+    assert all(torch.equal(found[key], state[key]) for key in found)
+
+
+def test_defaults_are_torchvisions_of_the_papers_time_and_others_are_refused():
+    defaults = {name: VARIANTS[name].architecture.file_name for name in NAMES}
+    assert defaults == {"vgg19-grid": "vgg19-dcbb9e9d.pth", "resnet152-grid": "resnet152-394f9c45.pth"}
+    newer = torchvision.models.ResNet152_Weights.IMAGENET1K_V2.url
+    assert [f"resnet152-{prefix}.pth" in newer for prefix in VARIANTS["resnet152-grid"].architecture.refused] == [True]
+    assert "Oxford's VGG19 weights" in VARIANTS["vgg19-grid"].architecture.refused["d01eb7cb"]
+
+
+@pytest.mark.slow
+def test_weights_of_another_model_are_named(tmp_path):
+    torch.save(torchvision.models.resnet18(weights=None).state_dict(), tmp_path / "w.pth")
+    with pytest.raises(InputError, match="These look like ResNet18 weights"):
+        extractors.load("resnet152-grid", weights=str(tmp_path / "w.pth"))
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_bf16_is_close_and_another_fingerprint(images):
+    whole, half = (extractors.load("resnet152-grid", weights="random:0", precision=precision) for precision in ("fp32", "bf16"))
+    batch = whole.preprocess(images[0])[None]
+    expected, found = whole.extract(batch), half.extract(batch)
+    assert found.dtype == np.float32
+    assert 0 < np.abs(found - expected).mean() < 0.05 * expected.max()
+    assert half.fingerprint != whole.fingerprint
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("tf32", 1e-2), ("bf16", 5e-2), ("fp16", 1e-2)])
+@pytest.mark.parametrize("name", NAMES)
+def test_gpu_agrees_with_cpu(name, images, precision, tolerance, tmp_path):
+    state = seeded(name).state_dict()
+    for key, values in state.items():
+        if key.endswith("bn3.weight"):
+            values *= 0.2  # Else the sums of 50 blocks are beyond what fp16 holds.
+    torch.save(state, tmp_path / "w.pth")
+    on_cpu, on_gpu = (
+        extractors.load(name, weights=str(tmp_path / "w.pth"), device=device, precision=of)
+        for device, of in (("cpu", "fp32"), ("cuda", precision))
+    )
+    batch = on_cpu.collate([on_cpu.preprocess(image) for image in images])
+    expected = on_cpu.extract(batch)
+    assert np.abs(on_gpu.extract(batch) - expected).max() < tolerance * expected.max()

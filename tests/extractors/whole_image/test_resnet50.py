@@ -1,0 +1,201 @@
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from torchvision import transforms
+
+import extractors
+from extractors.options import ExtractorOptions
+from extractors.weights.resolve import Weights, resolve_weights
+from extractors.whole_image import resnet50
+from schemas.errors import InputError, UsageError
+from tests.threads import threads_of_torch
+
+
+@pytest.fixture(scope="module")
+def extractor() -> resnet50.ResNet50Pool:
+    return extractors.load("resnet50-pool", weights="random:0")
+
+
+@pytest.fixture(scope="module")
+def files(photos) -> list[Path]:
+    """Every third photograph: six."""
+    return sorted((photos / "images").iterdir())[::3]
+
+
+@pytest.fixture(scope="module")
+def crops(extractor, files) -> torch.Tensor:
+    return extractor.collate([extractor.preprocess(extractors.decode(file.read_bytes())) for file in files])
+
+
+@pytest.fixture(scope="module")
+def features(extractor, crops) -> np.ndarray:
+    return extractor.extract(crops)
+
+
+@pytest.fixture(scope="module")
+def independent(files) -> torch.Tensor:
+    """Features [6, 2048] by torchvision single_threaded: its own transforms, model, and pool."""
+    steps = [transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor()]
+    steps.append(transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+    images = []
+    for file in files:
+        with Image.open(file) as image:
+            images.append(transforms.Compose(steps)(image.convert("RGB")))
+    with torch.random.fork_rng(devices=[]), torch.inference_mode():
+        torch.manual_seed(0)
+        model = torchvision.models.resnet50(weights=None).eval()
+        model.fc = torch.nn.Identity()
+        return model(torch.stack(images))
+
+
+@pytest.mark.slow
+def test_a_thread_that_preprocesses_alone_makes_the_same_pixels(extractor, files, crops):
+    for file, expected in zip(files, crops, strict=True):
+        assert torch.equal(extractor.preprocess_single_threaded(extractors.decode(file.read_bytes())), expected)
+
+
+@pytest.mark.slow
+def test_features_equal_torchvisions(features, independent):
+    assert features.dtype == np.float32
+    assert features.shape == (6, 2048)
+    expected = independent.numpy()
+    assert np.abs(features - expected).max() < 1e-6 * np.abs(expected).max()
+
+
+@pytest.mark.slow
+def test_untrained_features_are_usable(features):
+    assert np.isfinite(features).all()
+    assert (features >= 0).all()
+    assert features.max() < 1e4
+    assert np.unique(features, axis=0).shape == features.shape
+
+
+def assert_same_bytes(extractor, crops, features, size) -> None:
+    parts = [extractor.extract(part) for part in crops.split(size)]
+    assert np.concatenate(parts).tobytes() == features.tobytes()
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.parametrize(("threads", "size"), [(1, 1), (2, 5), (4, 3)])
+def test_features_are_the_same_bytes_whatever_the_threads_and_the_batch(extractor, crops, features, threads, size):
+    with threads_of_torch(threads):
+        assert extractor.feeder_threads == (2 if threads > 1 else 0)
+        with ThreadPoolExecutor(2) as callers:
+            both = list(callers.map(lambda _: assert_same_bytes(extractor, crops, features, size), range(2)))
+        assert len(both) == 2
+
+
+@pytest.mark.slow
+def test_features_are_the_same_bytes_in_any_order(extractor, crops, features):
+    assert_same_bytes(extractor, crops.flip(0), np.ascontiguousarray(features[::-1]), 4)
+
+
+@pytest.mark.slow
+def test_layout_of_the_batch_in_memory_does_not_matter(extractor, crops, features):
+    assert extractor.extract(crops[:3].contiguous()).tobytes() == features[:3].tobytes()
+
+
+def test_no_global_state_of_torch_changes(extractor, crops):
+    def state():
+        backends = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic, torch.get_float32_matmul_precision()
+        return torch.get_num_threads(), torch.is_grad_enabled(), torch.is_inference_mode_enabled(), backends
+
+    before, generator = state(), torch.random.get_rng_state()
+    extractor.extract(crops[:1])
+    assert state() == before
+    assert torch.equal(torch.random.get_rng_state(), generator)
+
+
+@pytest.mark.slow
+def test_columns_are_those_of_a_shard(extractor, crops, features):
+    columns = extractor.extract_columns(crops[:1])
+    assert list(columns) == ["feature"]
+    assert columns["feature"].tobytes() == features[:1].tobytes()
+
+
+def test_no_images(extractor, crops):
+    empty = extractor.extract(crops[:0])
+    assert (empty.shape, empty.dtype) == ((0, 2048), np.float32)
+
+
+@pytest.mark.parametrize("batch", [torch.zeros(1, 3, 224, 224), torch.zeros(1, 3, 256, 256, dtype=torch.uint8)])
+def test_other_batches_are_refused(extractor, batch):
+    with pytest.raises(ValueError, match=r"expected torch.uint8 \[B, 3, 224, 224\]"):
+        extractor.extract(batch)
+
+
+@pytest.mark.slow
+def test_channels_are_red_green_blue(extractor):
+    """A model whose first convolution sees only the first channel answers to pure red and not to pure blue."""
+    weights = resolve_weights("random:0", resnet50.ARCHITECTURE)
+    state = dict(weights.state) | {"conv1.weight": weights.state["conv1.weight"].clone()}
+    state["conv1.weight"][:, 1:] = 0
+    blind = resnet50.ResNet50Pool(ExtractorOptions(extractor.spec), Weights(state), torch.device("cpu"))
+    black, red, blue = (Image.new("RGB", (300, 300), color) for color in ((0, 0, 0), (255, 0, 0), (0, 0, 255)))
+    batch = blind.collate([blind.preprocess(image) for image in (black, red, blue)])
+    assert batch.float().mean(dim=(2, 3)).tolist() == [[0, 0, 0], [255, 0, 0], [0, 0, 255]]
+    on_black, on_red, on_blue = blind.extract(batch)
+    np.testing.assert_array_equal(on_blue, on_black)
+    assert np.abs(on_red - on_black).max() > 1
+
+
+@pytest.mark.slow
+def test_bf16_is_close_and_another_fingerprint(extractor, crops, features):
+    half = extractors.load("resnet50-pool", weights="random:0", precision="bf16")
+    found = half.extract(crops[:2])
+    assert found.dtype == np.float32
+    difference = np.abs(found - features[:2]).max() / features[:2].max()
+    assert 0 < difference < 0.05
+    assert half.fingerprint != extractor.fingerprint
+
+
+@pytest.mark.slow
+def test_describe_equals_load_and_is_picklable(extractor):
+    description = extractors.describe("resnet50-pool", weights="random:0")
+    assert pickle.loads(pickle.dumps(description)) == extractor.description
+    assert description.fingerprint == extractor.fingerprint
+    assert extractors.describe("resnet50-pool", weights="random:1").fingerprint != extractor.fingerprint
+    with pytest.raises(UsageError, match="precision is 'half'"):
+        extractors.describe("resnet50-pool", weights="random:0", precision="half")
+
+
+@pytest.mark.slow
+def test_weights_from_a_file_give_the_same_features(extractor, crops, features, tmp_path):
+    state = resolve_weights("random:0", resnet50.ARCHITECTURE).state
+    torch.save(state, tmp_path / "w.pth")
+    from_file = extractors.load("resnet50-pool", weights=str(tmp_path / "w.pth"))
+    assert from_file.extract(crops[:2]).tobytes() == features[:2].tobytes()
+    assert from_file.parameters["untrained"] is False
+    assert from_file.parameters["weights"] == {"sha256": extractor.parameters["weights"]["sha256"]}
+
+
+@pytest.mark.slow
+def test_weights_of_a_smaller_resnet_are_named(tmp_path):
+    torch.save(torchvision.models.resnet18(weights=None).state_dict(), tmp_path / "w.pth")
+    with pytest.raises(InputError, match="These look like ResNet18 weights"):
+        extractors.load("resnet50-pool", weights=str(tmp_path / "w.pth"))
+
+
+def test_default_is_the_file_of_2017_and_the_one_of_2021_is_refused():
+    assert resnet50.ARCHITECTURE.file_name == "resnet50-0676ba61.pth"
+    assert resnet50.ARCHITECTURE.hash_prefix == "0676ba61"
+    assert str(resnet50.ARCHITECTURE.default) == "ResNet50_Weights.IMAGENET1K_V1"
+    other = torchvision.models.ResNet50_Weights.IMAGENET1K_V2.url
+    assert [f"resnet50-{prefix}.pth" in other for prefix in resnet50.ARCHITECTURE.refused] == [True]
+    assert "IMAGENET1K_V2" in resnet50.ARCHITECTURE.refused["11ad3fa6"]
+
+
+@pytest.mark.slow
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("tf32", 1e-2), ("bf16", 5e-2), ("fp16", 1e-2)])
+def test_gpu_agrees_with_cpu(crops, features, precision, tolerance):
+    on_gpu = extractors.load("resnet50-pool", weights="random:0", device="cuda", precision=precision).extract(crops)
+    assert np.abs(on_gpu - features).max() < tolerance * features.max()

@@ -1,0 +1,306 @@
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+import extractors
+from extractors.images.decoding import DecodeError
+from extractors.images.preprocessing import cropped_pixels
+from extractors.weights.resolve import state_sha256
+from schemas.errors import InputError, UsageError
+from tests.threads import threads_of_torch
+
+timm = pytest.importorskip("timm", reason="needs timm: pip install 'imagepivot[timm]'")
+
+from timm.data import create_transform, resolve_data_config, resolve_model_data_config  # noqa: E402
+
+from extractors.whole_image import timm_models  # noqa: E402
+
+MODELS = ("test_vit.r160_in1k", "test_resnet.r160_in1k", "resnet18.a1_in1k")
+TINY = f"timm:{MODELS[1]}"
+
+
+def noise(width: int, height: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+@pytest.fixture(scope="module")
+def images(photos) -> list[Image.Image]:
+    files = sorted((photos / "images").iterdir())
+    odd = [noise(*size) for size in ((1, 1), (20, 300), (301, 21), (160, 160), (167, 169))]
+    return [extractors.decode(file.read_bytes()) for file in files[:3]] + odd
+
+
+def seeded(name: str, seed: int = 0) -> torch.nn.Module:
+    """Make timm's own model for features."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return timm.create_model(name, pretrained=False, num_classes=0).eval()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_features_and_pixels_equal_timms_own(name, images):
+    extractor = extractors.load(f"timm:{name}", weights="random:0")
+    model = seeded(name)
+    config = resolve_model_data_config(model)
+    pixels = [extractor.preprocess(image) for image in images]
+    crop = create_transform(**config, is_training=False, normalize=False)
+    assert all(torch.equal(one, crop(image)) for one, image in zip(pixels, images, strict=True))
+    assert all(torch.equal(extractor.preprocess_single_threaded(image), one) for one, image in zip(pixels, images, strict=True))
+    transform = create_transform(**config, is_training=False)
+    with torch.inference_mode():
+        expected = model(torch.stack([transform(image) for image in images])).numpy()
+    found = extractor.extract(extractor.collate(pixels))
+    assert (found.dtype, found.shape) == (np.float32, (len(images), model.num_features))
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+    assert np.unique(found, axis=0).shape == found.shape
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "change",
+    [
+        *[
+            {"crop_pct": 0.875},
+            {"crop_pct": 1.0},
+            {"interpolation": "bilinear"},
+            {"crop_mode": "squash"},
+            {"crop_mode": "border"},
+        ],
+        *[{"interpolation": "lanczos"}, {"input_size": (3, 96, 160)}],
+    ],
+)
+def test_transforms_of_all_kinds_make_timms_pixels_here_and_in_other_processes(change, images, monkeypatch):
+    monkeypatch.setattr(timm_models, "resolve_data_config", lambda **given: resolve_data_config(**given) | change)
+    extractor = extractors.load(f"timm:{MODELS[0]}", weights="random:0")
+    config = resolve_data_config(pretrained_cfg=timm.models.get_pretrained_cfg(MODELS[0]).to_dict()) | change
+    transform = create_transform(**config, is_training=False, normalize=False)
+    is_plain = set(change) == {"crop_pct"} or change == {"interpolation": "bilinear"}
+    assert extractor.preprocessor.func is (cropped_pixels if is_plain else timm_models._array)
+    for image in images[:3]:
+        expected = transform(image)
+        assert torch.equal(extractor.preprocess(image), expected)
+        assert torch.equal(extractor.preprocess_single_threaded(image), expected)
+        np.testing.assert_array_equal(extractor.preprocessor(image), expected.numpy())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS[:2])
+def test_features_are_the_same_bytes_whatever_the_threads_and_the_batch(name, images):
+    extractor = extractors.load(f"timm:{name}", weights="random:0")
+    batch = extractor.collate([extractor.preprocess(image) for image in images])
+    expected = extractor.extract(batch)
+    for threads, size in ((1, 8), (2, 3), (3, 1)):
+        with threads_of_torch(threads):
+            found = np.concatenate([extractor.extract(part) for part in batch.split(size)])
+        assert found.tobytes() == expected.tobytes(), (threads, size)
+
+
+def test_pure_red_reaches_the_first_channel(monkeypatch):
+    extractor = extractors.load(TINY, weights="random:0")
+    pixels = extractor.preprocess(Image.new("RGB", (300, 200), (255, 0, 0)))
+    assert pixels.float().mean(dim=(1, 2)).tolist() == [255, 0, 0]
+    monkeypatch.setattr(extractor, "_model", lambda values: values.mean(dim=(2, 3)).repeat(1, 32))
+    assert extractor.extract(pixels[None])[0, :3].tolist() == pytest.approx([1, -1, -1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "name", "width"),
+    [
+        ("resnet18", "resnet18.a1_in1k", 512),
+        ("vit_base_patch16_clip_224.openai", "vit_base_patch16_clip_224.openai", 768),
+        ("mobilenetv3_small_050.lamb_in1k", "mobilenetv3_small_050.lamb_in1k", 1024),
+    ],
+)
+def test_spec_has_the_full_name_and_the_width_that_comes_out(model, name, width):
+    spec = extractors.spec(f"timm:{model}")
+    assert (spec.name, spec.shape, spec.dtype) == (f"timm:{name}", (width,), "float32")
+    assert extractors.spec(spec.name) == spec
+
+
+@pytest.mark.parametrize(
+    ("model", "hint"),
+    [
+        ("resnet_18", r"did you mean .*resnet18"),
+        ("resnet18.a9_in1k", r"did you mean .*resnet18\.a"),
+        ("", r"timm.list_models\(\)"),
+        ("hf-hub:timm/resnet18.a1_in1k", "has no model 'hf-hub:"),
+        ("local-dir:/tmp", "has no model 'local-dir:"),
+    ],
+)
+def test_unknown_models_are_refused_with_close_names(model, hint):
+    with pytest.raises(UsageError, match=hint):
+        extractors.spec(f"timm:{model}")
+
+
+@pytest.mark.slow
+def test_missing_timm_says_what_to_install():
+    code = "import sys; sys.modules['timm'] = None\nimport extractors\n"
+    code += "try: extractors.spec('timm:resnet18')\nexcept Exception as error: print(type(error).__name__, error)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("UsageError extractor 'timm:resnet18' needs the package 'timm'")
+    assert "pip install 'imagepivot[timm]'" in done.stdout
+
+
+def test_describe_equals_load_and_a_short_name_the_full_one():
+    description = extractors.describe(TINY, weights="random:0")
+    assert description == extractors.load(TINY, weights="random:0").description
+    assert extractors.describe("timm:test_resnet", weights="random:0").fingerprint == description.fingerprint
+
+
+# --- weights -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS[:2])
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_weights_of_a_file_with_and_without_a_classifier(tmp_path, name, suffix):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = timm.create_model(name, pretrained=False)
+    path = tmp_path / f"w{suffix}"
+    save_file(model.state_dict(), path) if suffix == ".safetensors" else torch.save(model.state_dict(), path)
+    extractor = extractors.load(f"timm:{name}", weights=str(path))
+    assert extractor.parameters["untrained"] is False
+    batch = extractor.preprocess(noise(200, 180))[None]
+    model.reset_classifier(0)
+    config = resolve_model_data_config(model)
+    values = (batch / 255 - torch.tensor(config["mean"]).view(3, 1, 1)) / torch.tensor(config["std"]).view(3, 1, 1)
+    with torch.inference_mode():
+        expected = model.eval()(values).numpy()
+    np.testing.assert_allclose(extractor.extract(batch), expected, atol=1e-5 * np.abs(expected).max())
+    torch.save(model.state_dict(), tmp_path / "headless.pth")
+    headless = extractors.load(f"timm:{name}", weights=str(tmp_path / "headless.pth"))
+    assert headless.extract(batch).tobytes() == extractor.extract(batch).tobytes()
+
+
+@pytest.mark.slow
+def test_names_of_the_models_origin_are_translated_by_timm(tmp_path):
+    """ConvNeXt with Facebook's names."""
+    state = seeded("convnext_atto").state_dict()
+    old = {}
+    for name, value in state.items():
+        name = name.replace("stem.", "downsample_layers.0.").replace("head.norm.", "norm.")
+        for i in range(4):
+            name = name.replace(f"stages.{i}.downsample.", f"downsample_layers.{i}.")
+            name = name.replace(f"stages.{i}.blocks.", f"stages.{i}.")
+        name = name.replace("conv_dw", "dwconv").replace("mlp.fc1", "pwconv1").replace("mlp.fc2", "pwconv2")
+        old[name] = value
+    assert "downsample_layers.1.0.weight" in old
+    torch.save({"model": old}, tmp_path / "w.pth")
+    found = timm_models.find_weights(extractors.spec("timm:convnext_atto"), str(tmp_path / "w.pth"))
+    assert sorted(found.state) == sorted(state)
+    assert all(torch.equal(found.state[name], state[name]) for name in state)
+
+
+@pytest.mark.parametrize("name", MODELS[:2])
+def test_weights_of_another_model_are_refused(tmp_path, name):
+    torch.save(seeded("test_convnext").state_dict(), tmp_path / "w.pth")
+    with pytest.raises(InputError, match=r"are not this model's|is not one of"):
+        extractors.load(f"timm:{name}", weights=str(tmp_path / "w.pth"))
+
+
+def test_missing_weights_in_a_file_are_named(tmp_path):
+    state = seeded(MODELS[1]).state_dict()
+    del state["conv1.0.weight"]
+    torch.save(state, tmp_path / "w.pth")
+    with pytest.raises(InputError, match=r"1 missing: conv1\.0\.weight"):
+        extractors.load(TINY, weights=str(tmp_path / "w.pth"))
+
+
+def test_default_weights_are_timms_and_the_same_as_those_of_a_file(monkeypatch, tmp_path):
+    trained, original = seeded(MODELS[1], seed=7), timm.create_model
+
+    def create(name, pretrained, num_classes):
+        assert (name, num_classes) == (MODELS[1], 0)
+        return trained if pretrained else original(name, pretrained=False, num_classes=0)
+
+    monkeypatch.setattr(timm_models.timm, "create_model", create)
+    parameters = extractors.load(TINY).parameters
+    assert parameters["weights"] == {"sha256": state_sha256(trained.state_dict())}
+    assert parameters["untrained"] is False
+    save_file(trained.state_dict(), tmp_path / "model.safetensors")
+    assert extractors.describe(TINY, weights=str(tmp_path / "model.safetensors")).parameters == parameters
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("An error happened while trying"), RuntimeError("No pretrained weights")])
+def test_no_network_says_how_to_pass_a_file(monkeypatch, error):
+    original = timm.create_model
+
+    def create(name, pretrained, num_classes):
+        if pretrained:
+            raise error
+        return original(name, pretrained=False, num_classes=num_classes)
+
+    monkeypatch.setattr(timm_models.timm, "create_model", create)
+    with pytest.raises(InputError, match=rf"cannot get timm's weights of '{MODELS[1]}' .*pass it with --weights PATH"):
+        extractors.describe(TINY)
+
+
+# --- limits ------------------------------------------------------------------------------------------------------------
+
+
+def test_random_numbers_of_the_process_stay_as_they_were():
+    before = torch.random.get_rng_state()
+    extractors.load(TINY, weights="random:3")
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_too_thin_images_are_failures_of_the_image():
+    extractor = extractors.load(TINY, weights="random:0")
+    with pytest.raises(DecodeError, match="expected at most") as caught:
+        extractor.preprocess(Image.new("RGB", (60_000, 1)))
+    assert caught.value.reason == "too_large"
+    with pytest.raises(ValueError, match="mode 'L', expected 'RGB'"):
+        extractor.preprocess(Image.new("L", (9, 9)))
+
+
+@pytest.mark.parametrize(
+    ("mode", "size_wh", "expected"),
+    [
+        ("center", (400, 200), (336, 168)),
+        ("squash", (400, 200), (168, 168)),
+        ("border", (400, 200), (168, 84)),
+        ("border", (60_000, 1), (168, 0)),
+    ],
+)
+def test_size_after_resizing_in_each_mode(mode, size_wh, expected):
+    config = {"input_size": (3, 160, 160), "crop_pct": 0.95, "crop_mode": mode}
+    assert timm_models._resized_wh(size_wh, config) == expected
+
+
+def test_batches(images):
+    extractor = extractors.load(TINY, weights="random:0")
+    assert extractor.extract(torch.zeros(0, 3, 160, 160, dtype=torch.uint8)).shape == (0, 96)
+    with pytest.raises(ValueError, match=r"expected torch.uint8 \[B, 3, 160, 160\]"):
+        extractor.extract(torch.zeros(1, 3, 224, 224, dtype=torch.uint8))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS[:2])
+def test_bf16_is_close(name, images):
+    whole = extractors.load(f"timm:{name}", weights="random:0")
+    half = extractors.load(f"timm:{name}", weights="random:0", precision="bf16")
+    batch = whole.collate([whole.preprocess(image) for image in images[:2]])
+    expected, found = whole.extract(batch), half.extract(batch)
+    assert found.dtype == np.float32
+    assert 0 < np.abs(found - expected).max() < 0.1 * np.abs(expected).max()
+    assert half.fingerprint != whole.fingerprint
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("tf32", 1e-2), ("bf16", 5e-2), ("fp16", 1e-2)])
+def test_gpu_agrees_with_cpu(name, precision, tolerance, images):
+    cpu = extractors.load(f"timm:{name}", weights="random:0")
+    gpu = extractors.load(f"timm:{name}", weights="random:0", device="cuda", precision=precision)
+    batch = cpu.collate([cpu.preprocess(image) for image in images])
+    expected = cpu.extract(batch)
+    assert np.abs(gpu.extract(batch) - expected).max() < tolerance * np.abs(expected).max()

@@ -1,0 +1,560 @@
+import functools
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from safetensors.torch import save_file
+from torchvision import transforms
+
+import extractors
+from extractors.computing.cpu_parallel import run_single_threaded
+from extractors.options import ExtractorOptions
+from extractors.weights.resolve import Weights, resolve_weights, state_sha256
+from extractors.whole_image import vgg19
+from extractors.whole_image.vgg19 import VARIANTS, VGG19TenCrop
+from schemas.errors import InputError
+from tests.threads import threads_of_torch
+
+NAMES = tuple(VARIANTS)
+# A photograph, and noise whose resized width of 259 is odd, with a centre that the two variants place differently.
+ODD_WH = (85, 84)
+
+
+@pytest.fixture(scope="module")
+def weights() -> Weights:
+    """Weights of the usual sizes; torchvision takes seconds to draw its own, and does so in one test."""
+    random = torch.Generator().manual_seed(0)
+    with torch.device("meta"):
+        model = vgg19.build()
+    for layer in model.to_empty(device="cpu").requires_grad_(False).modules():
+        if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear):
+            bound = (6 / layer.weight[0].numel()) ** 0.5
+            layer.weight.uniform_(-bound, bound, generator=random)
+            layer.bias.uniform_(-0.1, 0.1, generator=random)
+    return Weights(model.state_dict(), random="random:0")
+
+
+@pytest.fixture(scope="module")
+def images(photos) -> list[Image.Image]:
+    odd = np.random.default_rng(5).integers(0, 256, (*ODD_WH[::-1], 3), dtype=np.uint8)
+    return [extractors.decode((photos / "images" / "chelsea.png").read_bytes()), Image.fromarray(odd)]
+
+
+@pytest.fixture(scope="module")
+def loaded(weights) -> dict[str, VGG19TenCrop]:
+    """Both extractors, sharing the memory of their weights."""
+    return {name: VGG19TenCrop(ExtractorOptions(extractors.spec(name)), weights, torch.device("cpu")) for name in VARIANTS}
+
+
+@pytest.fixture(scope="module")
+def pixels(loaded, images) -> dict[str, list[torch.Tensor]]:
+    return {name: [extractor.preprocess(image) for image in images] for name, extractor in loaded.items()}
+
+
+@pytest.fixture(scope="module")
+def features(loaded, pixels):
+    """A function that extracts only the photograph, [1, 4096], and only once: an image takes seconds."""
+    return functools.cache(lambda name: loaded[name].extract(loaded[name].collate(pixels[name][:1])))
+
+
+@pytest.fixture(scope="module")
+def first_crops(loaded, pixels) -> dict[str, torch.Tensor]:
+    """The output of each extractor for the first two crops of the photograph, [2, 4096]."""
+    with torch.inference_mode():
+        crops = {name: extractor._crops(pixels[name][0])[:2] for name, extractor in loaded.items()}
+        return {name: extractor._connected(extractor._convolve(crops[name])) for name, extractor in loaded.items()}
+
+
+@pytest.fixture(scope="module")
+def model(weights) -> torch.nn.Module:
+    """Torchvision's own model with the same weights, up to the ReLU after its second fully connected layer."""
+    with torch.device("meta"):
+        model = torchvision.models.vgg19(weights=None)
+    model.classifier = model.classifier[:5]
+    model.load_state_dict(weights.state, assign=True)
+    return model.eval().requires_grad_(False).to(memory_format=torch.channels_last)
+
+
+def torchvision_crops(image: Image.Image) -> torch.Tensor:
+    """Make crops with torchvision's own transforms: float32 [10, 3, 224, 224]."""
+    to_input = transforms.Compose([transforms.ToTensor(), transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])])
+    crops = transforms.Compose([transforms.Resize(256), transforms.TenCrop(224)])(image)
+    return torch.stack([to_input(crop) for crop in crops])
+
+
+def bilinear(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Interpolate between the centres of pixels, edges repeated, in the order of the formula; float64 [height, width, 3]."""
+    y = np.clip((np.arange(height) + 0.5) * len(pixels) / height - 0.5, 0, len(pixels) - 1)[:, None, None]
+    x = np.clip((np.arange(width) + 0.5) * pixels.shape[1] / width - 0.5, 0, pixels.shape[1] - 1)[None, :, None]
+    y0, x0 = np.floor(y).astype(int), np.floor(x).astype(int)
+    y1, x1 = np.minimum(y0 + 1, len(pixels) - 1), np.minimum(x0 + 1, pixels.shape[1] - 1)
+    at = {(i, j): pixels[(y0, y1)[i][:, 0], (x0, x1)[j][:, :, 0]].astype(float) for i in (0, 1) for j in (0, 1)}
+    dy, dx = y - y0, x - x0
+    return (1 - dy) * ((1 - dx) * at[0, 0] + dx * at[0, 1]) + dy * ((1 - dx) * at[1, 0] + dx * at[1, 1])
+
+
+def caffe_crops(image: Image.Image, *, rounded: bool = True) -> torch.Tensor:
+    """Make crops by the steps of the Caffe script in plain numpy: float32 [10, 3, 224, 224]."""
+    rgb = np.asarray(image)
+    height, width = rgb.shape[:2]
+    height, width = (256, 256 * width // height) if height <= width else (256 * height // width, 256)
+    resized = bilinear(rgb, height, width)
+    bgr = (np.rint(resized) if rounded else resized)[:, :, ::-1] - [103.939, 116.779, 123.68]
+    starts = [(0, 0), (0, width - 224), (height - 224, 0), (height - 224, width - 224)]
+    starts.append((int(height / 2 - 112), int(width / 2 - 112)))
+    crops = [bgr[top : top + 224, left : left + 224] for top, left in starts]
+    crops += [crop[:, ::-1] for crop in crops]
+    return torch.from_numpy(np.stack(crops).transpose(0, 3, 1, 2).astype(np.float32))
+
+
+REFERENCES = {"vgg19-10crop": torchvision_crops, "vgg19-10crop-caffe": caffe_crops}
+
+
+# --- numbers -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_features_equal_an_independent_reference(model, images, features):
+    """One of the two is enough: they differ only in their inputs, which have tests of their own."""
+    found = features("vgg19-10crop")
+    assert (found.dtype, found.shape) == (np.float32, (1, 4096))
+    with torch.inference_mode():
+        expected = torch.stack([model(crop[None])[0] for crop in torchvision_crops(images[0])]).mean(0).numpy()
+    assert np.abs(found[0] - expected).max() < 1e-4 * expected.max()
+    assert np.isfinite(found).all()
+    assert (found >= 0).all()
+    assert not np.allclose(np.linalg.norm(found, axis=1), 1)
+
+
+@pytest.fixture
+def separate(loaded, weights):
+    """A function that returns an extractor of separate crops with the layers of the loaded one."""
+
+    def make(name: str, **options) -> VGG19TenCrop:
+        settings = ExtractorOptions(extractors.spec(name, keep_crops=True, **options), keep_crops=True)
+        extractor = VGG19TenCrop(settings, weights, torch.device("cpu"))
+        extractor._convolutions, extractor._connected = loaded[name]._convolutions, loaded[name]._connected
+        return extractor
+
+    return make
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_the_mean_of_separate_crops_is_the_feature(separate, pixels, features):
+    name = "vgg19-10crop"
+    crops = separate(name).extract(pixels[name][:1])
+    assert (crops.dtype, crops.shape) == (np.float32, (1, 10, 4096))
+    assert np.unique(crops[0], axis=0).shape == (10, 4096)
+    found = crops.mean(axis=1, dtype=np.float64).astype(np.float32)
+    np.testing.assert_array_max_ulp(found, features(name), 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_separate_crops_come_in_the_stated_order(name, separate, monkeypatch):
+    """Each corner of the image has a red of its own, so that the corners of a crop say where it was cut."""
+    colours = [(10, 0, 0), (20, 0, 0), (30, 0, 0), (40, 0, 0)]
+    image = Image.new("RGB", (256, 256))
+    for colour, place in zip(colours, ((0, 0), (240, 0), (0, 240), (240, 240)), strict=True):
+        image.paste(colour, (*place, place[0] + 16, place[1] + 16))
+    extractor = separate(name)
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr(extractor, "_convolve", lambda crops: (seen.append(crops), torch.zeros(len(crops), 25088))[1])
+    monkeypatch.setattr(extractor, "_connected", lambda maps: torch.arange(10.0)[:, None].expand(-1, 4096))
+    with threads_of_torch(1):
+        found = extractor.extract([extractor.preprocess(image)])
+    assert found[0, :, 0].tolist() == list(range(10))
+    red = torch.cat(seen)[:, 0]  # [10, 224, 224]
+    corners = [[crop[y, x].item() for y, x in ((0, 0), (0, 223), (223, 0), (223, 223))] for crop in red]
+    expected = [[10, 0, 0, 0], [0, 20, 0, 0], [0, 0, 30, 0], [0, 0, 0, 40], [0, 0, 0, 0]]
+    assert corners == expected + [[right, left, below_right, below_left] for left, right, below_left, below_right in expected]
+
+
+@pytest.mark.slow
+def test_separate_crops_as_float16(separate, monkeypatch):
+    extractor = separate("vgg19-10crop", dtype="float16")
+    monkeypatch.setattr(extractor, "_convolve", lambda crops: torch.zeros(len(crops), 25088))
+    monkeypatch.setattr(extractor, "_connected", lambda maps: torch.full((10, 4096), 1 / 3))
+    found = extractor.extract([torch.zeros(3, 256, 256, dtype=torch.uint8)])
+    assert (found.dtype, found.shape) == (np.float16, (1, 10, 4096))
+    assert found[0, 0, 0] == np.float16(1 / 3)
+    assert extractor.extract([]).dtype == np.float16
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_crops_equal_an_independent_reference(name, model, images, first_crops):
+    with torch.inference_mode():
+        expected = model(REFERENCES[name](images[0])[:2])
+    assert (first_crops[name] - expected).abs().max() < 1e-4 * expected.max()
+
+
+@pytest.mark.slow
+def test_convolutions_give_the_same_bytes_whatever_the_threads(loaded, pixels):
+    extractor = loaded["vgg19-10crop-caffe"]
+    crops = extractor._crops(pixels["vgg19-10crop-caffe"][0])[:3].split(vgg19.FORWARD_CROPS)
+    one = run_single_threaded(extractor._convolve, crops)
+    with threads_of_torch(3):
+        three = run_single_threaded(extractor._convolve, crops)
+    assert [maps.numpy().tobytes() for maps in three] == [maps.numpy().tobytes() for maps in one]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 3])
+def test_fully_connected_layers_give_the_same_bytes_whatever_the_threads_and_the_batch(loaded, monkeypatch, pixels, threads):
+    extractor = loaded["vgg19-10crop"]
+    monkeypatch.setattr(extractor, "_convolutions", PoolOnly())
+    expected = extractor.extract(pixels["vgg19-10crop"])
+    with threads_of_torch(threads):
+        found = extractor.extract([*pixels["vgg19-10crop"][::-1], pixels["vgg19-10crop"][0]])
+    assert found.tobytes() == expected[[1, 0, 0]].tobytes()
+
+
+class PoolOnly(torch.nn.Module):
+    """Stands in for the convolutions: repeats the 7×7 means of the input."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.adaptive_avg_pool2d(values, 7).repeat(1, 171, 1, 1)[:, :512]
+
+
+class Recorder(torch.nn.Module):
+    """Stands in for the convolutions: records its input, and returns the mean of each channel in the first values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs: list[torch.Tensor] = []
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        self.inputs.append(values.clone())
+        maps = torch.zeros(len(values), 512, 7, 7)
+        maps[:, 0, 0, :3] = values.mean(dim=(2, 3))
+        return maps
+
+
+@pytest.fixture
+def recorded(loaded, monkeypatch):
+    """A function that returns the inputs of the model for images, [10 B, 3, 224, 224], in one thread, without running the model."""
+
+    def record(name: str, batch: list[torch.Tensor]) -> torch.Tensor:
+        recorder = Recorder()
+        monkeypatch.setattr(loaded[name], "_convolutions", recorder)
+        monkeypatch.setattr(loaded[name], "_connected", lambda maps: maps[:, :4096])
+        with threads_of_torch(1):
+            loaded[name].extract(batch)
+        return torch.cat(recorder.inputs)
+
+    return record
+
+
+def in_any_order(crops: torch.Tensor) -> torch.Tensor:
+    """Crops of one image sorted by a number that tells them apart."""
+    return crops[(crops * torch.linspace(0, 1, 224)).sum(dim=(1, 2, 3)).argsort()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("size_wh", [(256, 256), (224, 300), (300, 224), (1, 1), (3, 2), (20, 500), (500, 21), (257, 256)])
+def test_inputs_of_the_model_equal_the_references(name, size_wh, loaded, recorded):
+    noise = np.random.default_rng(1).integers(0, 256, (*size_wh[::-1], 3), dtype=np.uint8)
+    image = Image.fromarray(noise)
+    found, expected = recorded(name, [loaded[name].preprocess(image)]), REFERENCES[name](image)
+    if name == "vgg19-10crop":
+        expected = expected[[0, 1, 2, 3, 4, 6, 5, 8, 7, 9]]  # torchvision lists the mirrored corners in another order
+    assert found.shape == (10, 3, 224, 224)
+    different = ((found - expected).abs() > 1e-4).float().mean()
+    # A tie of the formula in float64 may fall to the other side, by one level.
+    assert different < (1e-3 if name == "vgg19-10crop-caffe" else 1e-9)
+    assert (found - expected).abs().max() < 1.001
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_very_thin_images_are_cut_from_their_ends(name, loaded, recorded):
+    ends = np.zeros((20, 2000, 3), dtype=np.uint8)
+    ends[:, :1000] = 255
+    pixels = loaded[name].preprocess(Image.fromarray(ends))
+    assert pixels.shape == (3, 256, 25600)
+    bright = recorded(name, [pixels]).mean(dim=(1, 2, 3)) > 0
+    assert bright[[0, 2, 5, 7]].all()
+    assert not bright[[1, 3, 6, 8]].any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("vgg19-10crop", [(1 - 0.485) / 0.229, -0.456 / 0.224, -0.406 / 0.225]),
+        ("vgg19-10crop-caffe", [-103.939, -116.779, 255 - 123.68]),
+    ],
+)
+def test_pure_red_reaches_the_channel_that_the_weights_expect(name, expected, loaded, recorded):
+    pixels = loaded[name].preprocess(Image.new("RGB", (300, 300), (255, 0, 0)))
+    assert pixels.float().mean(dim=(1, 2)).tolist() == [255, 0, 0]
+    for crop in recorded(name, [pixels]):
+        assert crop.mean(dim=(1, 2)).tolist() == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.slow
+def test_the_two_are_different_features(first_crops, loaded):
+    first, second = (first_crops[name] for name in NAMES)
+    assert (first - second).abs().max() > 0.1 * first.max()
+    assert len({extractor.fingerprint for extractor in loaded.values()}) == 2
+
+
+@pytest.mark.slow
+def test_relu_is_taken_per_crop_before_the_mean(loaded):
+    extractor = loaded["vgg19-10crop"]
+    maps = torch.randn(20, 512 * 49, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        found, crops = extractor._connect(maps), extractor._connected(maps).view(2, 10, 4096)
+    assert (crops >= 0).all()
+    assert (crops == 0).any(dim=1).any()
+    torch.testing.assert_close(found, crops.mean(dim=1))
+
+
+@pytest.mark.slow
+def test_only_layers_that_are_needed_are_held(loaded):
+    for extractor in loaded.values():
+        sizes = [layer.out_features for layer in extractor._connected if isinstance(layer, torch.nn.Linear)]
+        assert sizes == [4096, 4096]
+        assert not any(layer.training for layer in extractor._connected)
+
+
+# --- batches -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_batches_hold_images_of_any_size(name, loaded, pixels, recorded):
+    extractor = loaded[name]
+    batch = extractor.collate(pixels[name])
+    assert [tuple(image.shape) for image in batch] == [(3, 256, 384), (3, 256, 259)]
+    together = recorded(name, batch)
+    assert torch.equal(together, torch.cat([recorded(name, [image]) for image in batch]))
+
+
+@pytest.mark.slow
+def test_no_images(loaded):
+    for extractor in loaded.values():
+        empty = extractor.extract(extractor.collate([]))
+        assert (empty.shape, empty.dtype) == ((0, 4096), np.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "image",
+    [torch.zeros(3, 256, 300), torch.zeros(3, 224, 224, dtype=torch.uint8), torch.zeros(256, 256, 3, dtype=torch.uint8)],
+)
+def test_other_batches_are_refused(loaded, image):
+    with pytest.raises(ValueError, match=r"expected torch.uint8 \[3, H, W\] with the smaller of H and W 256"):
+        loaded["vgg19-10crop"].extract([image])
+
+
+@pytest.mark.slow
+def test_out_of_memory_on_a_device_halves_the_images(loaded, pixels, monkeypatch):
+    """Run the code for GPUs on a CPU: the features of the halves equal those of the code for CPUs."""
+    name, sizes = "vgg19-10crop-caffe", []
+    extractor = loaded[name]
+    monkeypatch.setattr(extractor, "_convolutions", PoolOnly())
+    expected = extractor.extract(pixels[name])
+    forward = extractor._forward
+
+    def short_of_memory(images):
+        sizes.append(len(images))
+        if len(images) > 1:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return forward(images)
+
+    monkeypatch.setattr(extractor, "_forward", short_of_memory)
+    monkeypatch.setattr(extractor, "_extract_on_cpu", lambda batch: on_device(batch))
+
+    def on_device(batch):
+        with torch.inference_mode():
+            return vgg19.run_with_oom_retry(
+                lambda numbers: extractor._forward([batch[i] for i in numbers]), torch.arange(len(batch))
+            )
+
+    np.testing.assert_allclose(extractor.extract(pixels[name]), expected, rtol=1e-4, atol=1e-5)
+    assert sizes == [2, 1, 1]
+
+
+# --- description -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_random_weights_are_those_of_a_seeded_torchvision_model():
+    found = resolve_weights("random:0", VARIANTS["vgg19-10crop"].architecture)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        expected = torchvision.models.vgg19(weights=None).state_dict()
+    del expected["classifier.6.weight"], expected["classifier.6.bias"]
+    assert found.sha256 == state_sha256(expected)
+
+
+# --- weights -----------------------------------------------------------------------------------------------------------
+
+
+def tiny_state() -> dict[str, torch.Tensor]:
+    """Return torchvision's names with small tensors, all different."""
+    with torch.device("meta"):
+        names = list(torchvision.models.vgg19(weights=None).state_dict())
+    return {name: torch.arange(3.0) + index for index, name in enumerate(names)}
+
+
+def without_last(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in state.items() if not name.startswith("classifier.6")}
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert sorted(found) == sorted(expected)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+@pytest.mark.parametrize("last", [True, False])
+def test_files_with_torchvisions_names_are_read_without_their_last_layer(tmp_path, name, suffix, last):
+    state, path = tiny_state(), tmp_path / f"w{suffix}"
+    kept = state if last else without_last(state)
+    if suffix == ".safetensors":
+        save_file(kept, path)
+    else:
+        torch.save(kept, path)
+    assert_same(VARIANTS[name].architecture.read(path), without_last(state))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_files_with_the_names_of_2016_are_read(tmp_path, name):
+    """Jcjohnson's conversion is like this: dropout came first, so layers had other numbers, and torch.save wrote no zip file."""
+    state = tiny_state()
+    old = {key.replace("classifier.0", "classifier.1").replace("classifier.3", "classifier.4"): v for key, v in state.items()}
+    torch.save(old, tmp_path / "w.pth", _use_new_zipfile_serialization=False)
+    assert_same(VARIANTS[name].architecture.read(tmp_path / "w.pth"), without_last(state))
+
+
+def varint(value: int) -> bytes:
+    return bytes([value]) if value < 128 else bytes([value % 128 + 128]) + varint(value // 128)
+
+
+def message(field: int, content: bytes) -> bytes:
+    return varint(field * 8 + 2) + varint(len(content)) + content
+
+
+def net(layers: dict[str, list[np.ndarray]], *, old: bool) -> bytes:
+    """Write a .caffemodel; `test_caffemodel` covers all forms."""
+    name_field, blobs_field, layers_field = (4, 6, 2) if old else (1, 7, 100)
+    parts = []
+    for name, arrays in layers.items():
+        content = message(name_field, name.encode())
+        for array in arrays:
+            shape = message(7, message(1, b"".join(map(varint, array.shape))))
+            content += message(blobs_field, shape + message(5, array.astype("<f4").tobytes()))
+        parts.append(message(layers_field, content))
+    return b"".join(parts)
+
+
+CAFFE_NAMES = [f"conv{block}_{i}" for block, count in enumerate((2, 2, 4, 4, 4), 1) for i in range(1, count + 1)]
+CAFFE_NAMES += ["fc6", "fc7", "fc8"]
+
+
+@pytest.mark.parametrize("old", [True, False])
+@pytest.mark.parametrize("last", [True, False])
+def test_layers_of_a_caffemodel_get_torchvisions_names(tmp_path, old, last):
+    """The order of Caffe's layers in the net is that of torchvision's in the state dict."""
+    state = tiny_state()
+    values = iter(state.values())
+    layers = {name: [next(values).numpy(), next(values).numpy()] for name in CAFFE_NAMES}
+    if not last:
+        del layers["fc8"]
+    (tmp_path / "w.caffemodel").write_bytes(net(layers, old=old))
+    assert_same(VARIANTS["vgg19-10crop-caffe"].architecture.read(tmp_path / "w.caffemodel"), without_last(state))
+
+
+def test_caffemodel_of_another_net_is_refused_with_names(tmp_path):
+    layers = {name: [np.zeros(1), np.zeros(1)] for name in CAFFE_NAMES if name not in ("conv3_4", "conv4_4", "conv5_4")}
+    (tmp_path / "w.caffemodel").write_bytes(net(layers, old=False))
+    with pytest.raises(
+        InputError, match=r"no weight and bias for 3 layers of VGG19 \(conv3_4, conv4_4, conv5_4\), but conv1_1"
+    ):
+        extractors.describe("vgg19-10crop-caffe", weights=str(tmp_path / "w.caffemodel"))
+
+
+def test_caffemodel_is_refused_for_torchvisions_extractor(tmp_path):
+    (tmp_path / "w.caffemodel").write_bytes(b"\x0a\x03net")
+    with pytest.raises(InputError, match=r"is a Caffe model, .*: use vgg19-10crop-caffe with it"):
+        extractors.describe("vgg19-10crop", weights=str(tmp_path / "w.caffemodel"))
+
+
+def test_caffemodel_and_state_dict_give_the_same_weights(tmp_path):
+    state = without_last(tiny_state())
+    model = SimpleNamespace(state_dict=lambda: state)
+    architecture = replace(VARIANTS["vgg19-10crop-caffe"].architecture, build=lambda weights: model)
+    values = iter(state.values())
+    layers = {name: [next(values).numpy(), next(values).numpy()] for name in CAFFE_NAMES[:-1]}
+    (tmp_path / "w.caffemodel").write_bytes(net(layers, old=True))
+    torch.save(state, tmp_path / "w.pth")
+    for file in ("w.caffemodel", "w.pth"):
+        found = resolve_weights(str(tmp_path / file), architecture)
+        assert_same(found.state, state)
+        assert found.parameters() == {"weights": {"sha256": state_sha256(state)}, "untrained": False}
+
+
+def test_the_model_has_the_shapes_of_torchvisions():
+    with torch.device("meta"):
+        expected = without_last(torchvision.models.vgg19(weights=None).state_dict())
+        found = vgg19.build().state_dict()
+    assert {name: value.shape for name, value in found.items()} == {name: value.shape for name, value in expected.items()}
+
+
+def test_the_caffe_extractor_has_no_default_and_says_what_there_is():
+    with pytest.raises(
+        InputError, match=r"no default weights .*VGG_ILSVRC_19_layers\.caffemodel .*vgg19-d01eb7cb\.pth .*random:0"
+    ):
+        extractors.load("vgg19-10crop-caffe")
+
+
+def test_the_default_is_torchvisions_and_known_files_of_the_other_are_refused():
+    ours, caffe = (VARIANTS[name].architecture for name in NAMES)
+    assert ours.file_name == "vgg19-dcbb9e9d.pth"
+    assert list(caffe.refused) == [ours.hash_prefix]
+    assert "Use the extractor vgg19-10crop with them" in caffe.refused[ours.hash_prefix]
+    assert "Use the extractor vgg19-10crop-caffe with them" in ours.refused["d01eb7cb"]
+
+
+def test_weights_of_another_vgg_are_named(tmp_path):
+    names = ("features.1.running_mean", "features.34.weight")
+    torch.save({name: torch.zeros(1) for name in names}, tmp_path / "w.pth")
+    with pytest.raises(InputError, match="These look like VGG with batch norm weights"):
+        extractors.describe("vgg19-10crop", weights=str(tmp_path / "w.pth"))
+
+
+@pytest.mark.slow
+def test_bf16_is_close_and_another_fingerprint(weights, loaded, pixels):
+    name = "vgg19-10crop"
+    copied = Weights(dict(weights.state), random=weights.random)
+    half = VGG19TenCrop(ExtractorOptions(extractors.spec(name), precision="bf16"), copied, torch.device("cpu"))
+    with torch.inference_mode():
+        maps = [e._convolve(e._crops(pixels[name][0])[:1]).expand(10, -1) for e in (half, loaded[name])]
+        found, expected = half._connect(maps[0]), loaded[name]._connect(maps[1])
+    assert (maps[0].dtype, found.dtype) == (torch.bfloat16, torch.float32)
+    assert 0 < (found - expected).abs().max() < 0.05 * expected.max()
+    assert half.fingerprint != loaded[name].fingerprint
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("tf32", 1e-2), ("bf16", 5e-2), ("fp16", 1e-2)])
+@pytest.mark.parametrize("name", NAMES)
+def test_gpu_agrees_with_cpu(name, pixels, features, precision, tolerance, tmp_path, weights):
+    torch.save(weights.state, tmp_path / "w.pth")
+    on_gpu = extractors.load(name, weights=str(tmp_path / "w.pth"), device="cuda", precision=precision)
+    found = on_gpu.extract(pixels[name])[:1]
+    assert np.abs(found - features(name)).max() < tolerance * features(name).max()
