@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import torch
 import torchvision
-from extractors.regions.bottom_up.input import prepare, resized_wh, scale_of, send
 from torch import Tensor, nn
 
 import extractors
 from extractors.regions.bottom_up.network import build, pool, suppress
+from extractors.regions.bottom_up.preprocessing import prepare, resized_wh, scale_of, send
 from pipelines.demo.scenes import draw, make_scenes
 
 Forward = Callable[[Tensor], Tensor]

@@ -14,9 +14,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from extractors.images.formats import FORMATS
 from PIL import Image
 
+from extractors.images.decoding import FORMATS
 from pipelines.inputs.images import EXTENSIONS, CopiedImages, ImageRef, ImageSource, ImageTable, SkippedFiles, open_images
 from pipelines.inputs.images.base import crosses_folders, is_image
 from schemas.errors import DatasetError, InputError
