@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import subprocess
 import sys
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 
 import imagepivot
-import schemas
 from schemas.features import FeatureSpec
 from tests.builders import write_rows
 
@@ -49,38 +47,10 @@ def python(*arguments: str, cwd: Path, stdin: str = "", code: int = 0) -> subpro
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
-def test_every_name_can_be_loaded_and_is_what_its_module_has():
-    for name, (module, original) in imagepivot._PLACES.items():
-        value = getattr(imagepivot, name)
-        assert value is getattr(sys.modules[module], original)
-    assert set(imagepivot._PLACES) == set(imagepivot.__all__) == set(dir(imagepivot))
-
-
-def names_for_editors(path: Path) -> dict[str, tuple[str, str]]:
-    """Module and name there of everything that a module imports for type checkers, by its name here."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
-    typed = {}
-    for statement in block.body:
-        assert isinstance(statement, ast.ImportFrom)
-        for alias in statement.names:
-            assert alias.asname, f"{alias.name} is not exported to type checkers without 'as'"
-            typed[alias.asname] = (statement.module, alias.name)
-    return typed
-
-
-def test_editors_see_the_same_names_in_the_same_places():
-    assert names_for_editors(ROOT / "imagepivot.py") == imagepivot._PLACES
-
-
-def test_the_contract_offers_the_same_names_to_editors_and_programs():
-    places = {name: (f"schemas.{module}", name) for module, names in schemas._MODULES.items() for name in names}
-    assert names_for_editors(ROOT / "schemas" / "__init__.py") == places
-    assert set(places) == set(schemas.__all__)
-    for name, (module, _) in places.items():
-        assert getattr(schemas, name) is getattr(sys.modules[module], name)
-    with pytest.raises(AttributeError, match="module 'schemas' has no attribute 'datasets'"):
-        schemas.datasets  # noqa: B018
+def test_every_name_that_editors_see_can_be_loaded_from_its_place():
+    for name in dir(imagepivot):
+        module, original = imagepivot._places()[name]
+        assert getattr(imagepivot, name) is getattr(sys.modules[module], original)
 
 
 def test_a_name_that_is_not_there():
@@ -93,7 +63,7 @@ def test_reading_loads_neither_torch_nor_beam(features):
     script = (
         "import sys, imagepivot\n"
         "dataset = imagepivot.open_dataset(sys.argv[1])\n"
-        "print(dataset.numpy().sum(), imagepivot.validate(sys.argv[1]))\n"
+        "print(dataset.numpy().sum(), imagepivot.validate_dataset(sys.argv[1]))\n"
         "print([name for name in ('torch', 'apache_beam', 'PIL', 'typer') if name in sys.modules])"
     )
     assert python("-c", script, str(features), cwd=ROOT).stdout == "60.0 []\n[]\n"
@@ -198,5 +168,5 @@ def test_a_module_that_is_loaded_already_is_named(tmp_path, content):
 
 @pytest.mark.slow
 def test_our_own_packages_that_are_loaded_already_are_no_collision():
-    script = "import schemas, train\nimport imagepivot\nprint(imagepivot.open_dataset is schemas.open_dataset)"
+    script = "import schemas.dataset, train\nimport imagepivot\nprint(imagepivot.open_dataset is schemas.dataset.open_dataset)"
     assert python("-c", script, cwd=ROOT).stdout == "True\n"

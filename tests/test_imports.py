@@ -192,9 +192,9 @@ def test_a_breach_is_found_wherever_it_stands(path, statement, name, place):
     [
         ("schemas/a.py", "import json, numpy.linalg, pyarrow.parquet as pq\nfrom schemas.keys import shard_of"),
         ("extractors/a.py", "import torch\nfrom PIL import Image\nfrom schemas.features import FeatureSpec"),
-        ("pipelines/a.py", "import apache_beam\nimport extractors\nfrom schemas import open_dataset"),
+        ("pipelines/a.py", "import apache_beam\nimport extractors\nfrom schemas.dataset import open_dataset"),
         ("pipelines/commands/app.py", "def train():\n    from train.main import app"),
-        ("train/a.py", "import torch\nfrom schemas import open_dataset\nfrom train.data.splits import load"),
+        ("train/a.py", "import torch\nfrom schemas.dataset import open_dataset\nfrom train.data.splits import load"),
         ("train/a.py", "pipelines = 1  # import pipelines"),
     ],
 )
@@ -418,11 +418,12 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_schemas_need_numpy_and_pyarrow_only(features):
     script = """
-import schemas
 import schemas.console.progress
+from schemas.dataset import open_dataset
+from schemas.writing.validation import validate
 
-dataset = schemas.open_dataset(sys.argv[1], kind="features")
-assert schemas.validate(sys.argv[1]) == []
+dataset = open_dataset(sys.argv[1], kind="features")
+assert validate(sys.argv[1]) == []
 for image_id, row in zip(dataset.image_ids(), dataset.numpy()):
     print(image_id, *row.astype(int))
 """

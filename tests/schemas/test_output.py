@@ -90,7 +90,8 @@ def test_libraries_files_and_statistics_of_a_commit(new_features):
 
 KILLED = """
 import sys
-from schemas import OutputDataset, open_shard
+from schemas.writing.output import OutputDataset
+from schemas.writing.shard_writer import open_shard
 from schemas.writing.shard_writer import lock_folder
 from schemas.storage.folder import Folder
 from schemas.writing.output_state import OutputState, difference

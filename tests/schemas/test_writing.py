@@ -307,7 +307,9 @@ def test_a_writer_that_fails_leaves_the_shard_that_was_there(folder):
 KILLED = """
 import sys
 import numpy as np, pyarrow as pa
-from schemas import FeatureSpec, OutputDataset, open_shard
+from schemas.features import FeatureSpec
+from schemas.writing.output import OutputDataset
+from schemas.writing.shard_writer import open_shard
 from schemas.storage.folder import Folder
 
 spec = FeatureSpec(name="pool", shape=(2048,))
