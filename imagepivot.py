@@ -214,7 +214,7 @@ def _extra_for(module: str, missing: str) -> str | None:
 
 def command() -> None:
     """Run the command ``imagepivot`` in a process that ends with it."""
-    from pipelines.commands.process import ending_at_once
+    from pipelines.commands.signals import ending_at_once
 
     with ending_at_once():
         main()
@@ -229,7 +229,7 @@ def main() -> None:
     from schemas.process.resources import keep_freed_memory
 
     keep_freed_memory()
-    from pipelines.commands.process import prepare_streams, spare_collections, stoppable
+    from pipelines.commands.signals import prepare_streams, spare_collections, stoppable
 
     prepare_streams()
     spare_collections()

@@ -22,7 +22,7 @@ import typer
 import imagepivot
 from extractors import ExtractorRequest, RegionOptions
 from pipelines.commands.app import app
-from pipelines.commands.process import BROKEN_PIPE
+from pipelines.commands.signals import BROKEN_PIPE
 from schemas.console import events
 from schemas.kinds import schema_of, vector_bytes
 from tests import reference

@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from pipelines.commands import app as cli
-from pipelines.commands import endings
+from pipelines.commands import exit_codes
 from tests.test_imports import PACKAGES, graph, imported_modules, module_name, modules
 
 ROOT = Path(__file__).parent.parent
@@ -185,7 +185,7 @@ def test_extras_in_messages_exist():
 @pytest.mark.slow
 def test_each_extra_brings_the_modules_that_are_looked_for_in_it():
     providers = packages_distributions()
-    for extra, names in endings._EXTRAS.items():
+    for extra, names in exit_codes._EXTRAS.items():
         for name in names:
             assert {provider.lower().replace("_", "-") for provider in providers[name]} & distributions(extra), (
                 f"{name} is not in {extra}"
@@ -209,7 +209,7 @@ def test_every_optional_import_has_an_extra():
     }
     # detectron2, and what it brings, is built from source: a message of its own says how. So
     # does one for Google's packages, which an extra of Beam's brings.
-    assert imported - base - {"detectron2", "yaml", "google"} <= set().union(*endings._EXTRAS.values())
+    assert imported - base - {"detectron2", "yaml", "google"} <= set().union(*exit_codes._EXTRAS.values())
 
 
 @pytest.mark.parametrize(
@@ -234,4 +234,4 @@ def test_every_optional_import_has_an_extra():
 )
 def test_the_extra_is_the_one_that_the_command_needs(monkeypatch, command, module, extra):
     monkeypatch.setattr(sys, "argv", ["imagepivot", command])
-    assert endings._extra_for(module) == extra
+    assert exit_codes._extra_for(module) == extra

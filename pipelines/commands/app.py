@@ -17,10 +17,10 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from pipelines.commands import build, datasets, demo, doctor, exchange, features, text, training, view
-from pipelines.commands.endings import run, wants_events
-from pipelines.commands.process import BROKEN_PIPE
+from pipelines.commands import build, data, datasets, demo, doctor, training
+from pipelines.commands.exit_codes import run, wants_events
 from pipelines.commands.results import console, remark
+from pipelines.commands.signals import BROKEN_PIPE
 from schemas.console import events
 from schemas.escapes import escape_text
 from schemas.fonts import FontWarning
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 _PANELS = {
     "Data": (
-        *(text.captions, text.vocabulary, text.encode, text.word_vectors, text.token_features),
+        *(data.captions, data.vocabulary, data.encode, data.word_vectors, data.token_features),
         *(datasets.inspect, datasets.validate),
     ),
-    "Features": (features.features, features.extractors, view.view, doctor.doctor),
+    "Features": (data.features, data.extractors, datasets.view, doctor.doctor),
     "Training": (training.train, training.reproduce, build.build_, demo.demo),
     "Results": (training.evaluate, training.compare, training.embed, training.search, training.sts, training.figures),
-    "Exchange": (exchange.import_, exchange.export, exchange.diff),
+    "Exchange": (datasets.import_, datasets.export, datasets.diff),
 }
 """The commands by their headings in ``--help``."""
 

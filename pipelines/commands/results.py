@@ -11,8 +11,8 @@ from rich.markup import escape
 from rich.text import Text
 
 from schemas.console import events
-from schemas.console.tables import Table, render_tables
-from schemas.escapes import escape_text, to_json
+from schemas.console.tables import render_tables
+from schemas.escapes import escape_text
 from schemas.options import Opt
 
 if TYPE_CHECKING:
@@ -55,35 +55,3 @@ def finish(manifest: Manifest, output: str, max_failures: int = 0) -> None:
         remark(f"{manifest.failed:,} inputs failed: {counts}. {listed}", style="red")
     if manifest.failed > max_failures:
         raise typer.Exit(3)
-
-
-def remark_on_precision(precision: str, device: str) -> None:
-    """Say where the processor only emulates the precision that is asked for."""
-    from schemas.process.resources import bfloat16_remark
-
-    sentence = bfloat16_remark(precision, "cpu") if device in ("cpu", "auto") else ""
-    if sentence and device == "auto":  # To look for a GPU loads torch.
-        from extractors.computing.devices import resolve_device
-
-        sentence = bfloat16_remark(precision, resolve_device(device).type)
-    if sentence:
-        remark(sentence)
-
-
-def print_extractors(*, as_json: bool) -> None:
-    """Print the catalogue of extractors, as tables or as JSON."""
-    from extractors import entries
-    from pipelines.datasets.inspection import value_rows
-
-    catalogue = [entry.to_json() for entry in entries()]
-    if as_json:
-        typer.echo(to_json(catalogue, indent=2))
-        return
-    tables = []
-    for entry in catalogue:
-        shape = entry.pop("shape")
-        entry["makes"] = f"{entry.pop('kind')}, {'shape depends on the model' if shape is None else '×'.join(map(str, shape))}"
-        entry["makes"] += f", {entry.pop('dtype')}"
-        values = {name: entry[name] for name in ("makes", "source", "weights", "preprocessing") if entry[name]}
-        tables.append(Table(("", ""), list(value_rows(values)), entry["name"], has_borders=True))
-    render_tables(console, tables)

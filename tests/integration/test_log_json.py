@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from pipelines.commands import app
-from pipelines.commands.endings import run
+from pipelines.commands.exit_codes import run
 from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec
 from tests.builders import write_rows

@@ -19,8 +19,8 @@ KEPT = "stopped; finished shards are kept, the same command continues from here\
 # The command as its script starts it; says when it can be stopped. Before that, Python itself is starting.
 START = """
 import contextlib, sys, imagepivot
-from pipelines.commands import process
-original = process.stoppable
+from pipelines.commands import signals
+original = signals.stoppable
 
 @contextlib.contextmanager
 def announced():
@@ -28,7 +28,7 @@ def announced():
         print("ready", flush=True)
         yield
 
-process.stoppable = announced
+signals.stoppable = announced
 imagepivot.command()
 """
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.markup import escape
 
-from pipelines.commands.process import BROKEN_PIPE, flush_streams, stop_signal, stopped_line
 from pipelines.commands.results import console, notes, remark
+from pipelines.commands.signals import BROKEN_PIPE, flush_streams, stop_signal, stopped_line
 from schemas.console import events
 from schemas.errors import ImagepivotError, UsageError
 from schemas.process.shutdown import DetachedError

@@ -1,6 +1,8 @@
 """Output streams of every kind: narrow encodings, closed descriptors, full disks; signals that another thread gets. Signals at any
 moment have a page in tests/integration."""
 
+from __future__ import annotations
+
 import os
 import shlex
 import signal
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.commands import process
+from pipelines.commands import signals
 from schemas.process import shutdown
 from tests.builders import write_rows
 
@@ -38,13 +40,13 @@ def folder(tmp_path_factory) -> Path:
 def call(folder: Path, *words: str, redirect: str = "", **environment: str) -> subprocess.CompletedProcess[bytes]:
     """Run the command in a shell, with redirections such as ``>&-``."""
     command = f'exec "{sys.executable}" -c "import imagepivot; imagepivot.command()" "$@" {redirect}'
-    settings = {**os.environ, "PYTHONPATH": str(Path(process.__file__).parents[2]), "COLUMNS": "200", **environment}
+    settings = {**os.environ, "PYTHONPATH": str(Path(signals.__file__).parents[2]), "COLUMNS": "200", **environment}
     return subprocess.run(["sh", "-c", command, "sh", *words], cwd=folder, env=settings, capture_output=True, check=False)
 
 
 def run_script(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run Python on a script, with our packages, in a folder."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(process.__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(signals.__file__).parents[2])}
     command = [sys.executable, "-c", script]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
@@ -94,7 +96,7 @@ def test_closed_streams(folder, redirect):
 @pytest.mark.cluster
 def test_worker_processes_have_the_streams_that_were_closed(tmp_path):
     code = (
-        "from pipelines.commands.process import prepare_streams; prepare_streams(); import subprocess, sys; "
+        "from pipelines.commands.signals import prepare_streams; prepare_streams(); import subprocess, sys; "
         "sys.exit(subprocess.run('exec 3>&2 4>&1 5<&0', shell=True).returncode)"
     )
     command = shlex.join([sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); import imagepivot; {code}"])
@@ -122,21 +124,21 @@ def test_an_output_that_cannot_be_written(folder, words):
 def test_what_is_kept(monkeypatch, command, kept):
     monkeypatch.setattr(sys, "argv", ["imagepivot", command])
     monkeypatch.setattr(shutdown, "_notice", None)  # An interrupted command of another test has said what it left.
-    assert process.stopped_line() == kept
-    assert process.stop_signal() == 0
+    assert signals.stopped_line() == kept
+    assert signals.stop_signal() == 0
 
 
 def test_a_signal_that_another_thread_gets_ends_the_wait_of_the_main_thread():
     """The system may give a process's signal to any thread; here the main thread blocks it, and waits for ever."""
     script = (
         "import signal, threading\n"
-        "from pipelines.commands.process import stoppable\n"
+        "from pipelines.commands.signals import stoppable\n"
         "with stoppable():\n"
         "    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])\n"
         "    print('ready', flush=True)\n"
         "    threading.Event().wait()\n"
     )
-    root = Path(process.__file__).parents[2]
+    root = Path(signals.__file__).parents[2]
     with subprocess.Popen(
         [sys.executable, "-c", script], cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as child:
@@ -156,7 +158,7 @@ def test_a_signal_that_cannot_be_raised_leaves_no_lock(tmp_path, place):
     (tmp_path / "slow.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(0.2)\n")
     script = (
         "import os, signal, threading\n"
-        "from pipelines.commands.process import stoppable\n"
+        "from pipelines.commands.signals import stoppable\n"
         "from schemas.writing.shard_writer import lock_folder\n"
         "from schemas.storage.folder import Folder\n"
         "class finalized:\n"
@@ -173,7 +175,7 @@ def test_a_signal_that_cannot_be_raised_leaves_no_lock(tmp_path, place):
 
 ENDS = """
 import atexit, sys, threading
-from pipelines.commands.process import ending_at_once
+from pipelines.commands.signals import ending_at_once
 
 class TakenApart:
     def __del__(self):

@@ -27,7 +27,7 @@ BROKEN_PIPE = 141
 
 _SHARDS = "; finished shards are kept, the same command continues from here"
 _KEPT = {
-    **dict.fromkeys(("captions", "vocabulary", "encode", "token-features", "features", "commit", "import", "embed"), _SHARDS),
+    **dict.fromkeys(("captions", "vocabulary", "encode", "token-features", "features", "import", "embed"), _SHARDS),
     "reproduce": "; finished runs are kept, the same command continues from here",
     "build": "; finished steps are kept, the same command continues from here",
 }
