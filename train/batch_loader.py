@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,49 +17,8 @@ from train.distributed import DistributedContext
 from train.losses import Inputs
 from train.training_data import TrainingMaterial
 
-Asked = TypeVar("Asked")
-Read = TypeVar("Read")
-
-
-class Prefetcher(Generic[Asked, Read]):
-    """What is read for one request after the other, some of them ahead.
-
-    Requests are drawn where `next` is called, so that their source needs no lock, and one thread reads them in their order. An
-    error of the thread is raised in its turn, after all that was read before it. Leaving the block waits for what is being read and
-    drops the rest.
-
-    Args:
-        draw: returns the next request.
-        read: returns what is read for a request; runs in the thread.
-        ahead: number of requests that are read, or wait to be read, while the caller works on another.
-
-    Raises:
-        ValueError: ``ahead`` is less than 1.
-    """
-
-    def __init__(self, draw: Callable[[], Asked], read: Callable[[Asked], Read], *, ahead: int = 2) -> None:
-        if ahead < 1:
-            raise ValueError(f"ahead is {ahead}, expected 1 or more")
-        self._draw, self._read, self._ahead = draw, read, ahead
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetching")
-        self._under_way: deque[tuple[Asked, Future[Read]]] = deque()
-
-    def __enter__(self) -> Prefetcher[Asked, Read]:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self._thread.shutdown(cancel_futures=True)
-
-    def next(self) -> tuple[Asked, Read]:
-        """Return the next request and what was read for it."""
-        while len(self._under_way) <= self._ahead:
-            asked = self._draw()
-            self._under_way.append((asked, self._thread.submit(self._read, asked)))
-        asked, future = self._under_way.popleft()
-        return asked, future.result()
-
-
 _CPU = torch.device("cpu")
+_AHEAD = 2  # Batches that are read, or wait to be read, while the caller works on another.
 
 
 @dataclass(frozen=True)
@@ -75,9 +33,9 @@ class _Drawn:
 class BatchLoader:
     """Batches for one process, and where the training stands in them.
 
-    Where an image has several features, a thread reads the next batches into memory that a GPU reads from directly. A batch of
-    single vectors is read faster than it is handed over. What is read ahead changes neither the batches nor `state` and `epoch`,
-    which are those of the batch that was returned last.
+    Where an image has several features, a thread reads the next batches into pinned memory. A batch of single vectors is read
+    faster than it is handed over. Prefetching changes neither the batches nor `state` and `epoch`, which are those of the batch
+    that was returned last.
 
     Args:
         material: what is trained on.
@@ -90,7 +48,8 @@ class BatchLoader:
         self, material: TrainingMaterial, sampler: Sampler, processes: DistributedContext, device: torch.device
     ) -> None:
         self._material, self._sampler, self._processes, self._device = material, sampler, processes, device
-        self._next: Callable[[], tuple[_Drawn, Inputs]] = self._read_now
+        self._thread: ThreadPoolExecutor | None = None
+        self._pending: deque[tuple[_Drawn, Future[Inputs]]] = deque()
         self._last: _Drawn | None = None
 
     @property
@@ -114,26 +73,36 @@ class BatchLoader:
 
     @contextmanager
     def prefetching(self) -> Iterator[None]:
-        """Read ahead inside the block, where that pays."""
+        """Read ahead inside the block, where that pays; leaving it waits for what is being read, and drops the rest."""
         if len(self._material.dimensions.feature_shape) == 1:
             yield
             return
-        with Prefetcher(self._draw, self._read_ahead) as ahead:
-            self._next = ahead.next
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetching")
+        try:
             yield
+        finally:
+            self._thread.shutdown(cancel_futures=True)
 
     def next(self) -> tuple[Batch, Inputs]:
-        """Return the next batch, and the inputs of this process's rows of it, on the device."""
-        self._last, inputs = self._next()
+        """Return the next batch, and the inputs of this process's rows of it, on the device.
+
+        Batches are drawn here, so that the sampler needs no lock, and the thread reads them in their order: its error is raised
+        in the turn of its batch.
+        """
+        if self._thread is None:
+            self._last = self._draw()
+            inputs = self._inputs(self._last, self._device)
+        else:
+            while len(self._pending) <= _AHEAD:
+                drawn = self._draw()
+                self._pending.append((drawn, self._thread.submit(self._read_ahead, drawn)))
+            self._last, future = self._pending.popleft()
+            inputs = future.result()
         return self._last.batch, _each(inputs, lambda tensor: tensor.to(self._device, non_blocking=True))
 
     def _draw(self) -> _Drawn:
         batch = self._sampler.next()
         return _Drawn(batch, self._sampler.state(), self._sampler.epoch)
-
-    def _read_now(self) -> tuple[_Drawn, Inputs]:
-        drawn = self._draw()
-        return drawn, self._inputs(drawn, self._device)
 
     def _inputs(self, drawn: _Drawn, device: torch.device) -> Inputs:
         return self._material.inputs(drawn.batch, device, self._processes.rows(len(drawn.batch.images)))

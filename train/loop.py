@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import isfinite, isnan, nan
 
@@ -139,18 +139,17 @@ def train(
     if job.compile and device.type == "cpu":
         raise UsageError("--compile needs a GPU, but the device is 'cpu': leave it out, or choose a GPU")
     folder = Folder(job.output)
-    with join_processes(device) as processes, _held(folder, processes), computing(job.precision, device):
+    with ExitStack() as stack:
+        processes = stack.enter_context(join_processes(device))
+        if processes.is_rank_zero:
+            stack.enter_context(lock_folder(folder))
+        stack.enter_context(computing(job.precision, device))
         before = checkpoint_to_resume(folder, resume=job.resume)
         source = open_run(job.init_from) if job.init_from else None
         if material is None:
             assert job.corpus is not None
-            material = open_material(
-                config,
-                job.corpus,
-                seed=job.seed,
-                memory_map=job.memory_map,
-                allow_missing_features=job.allow_missing_features,
-            )
+            options = {name: getattr(job, name) for name in ("seed", "memory_map", "allow_missing_features")}
+            material = open_material(config, job.corpus, **options)
         start = Checkpoint(
             config=to_toml(config),
             dimensions=material.dimensions,
@@ -177,10 +176,8 @@ def train(
         taken = loop.begin(before, source)
         if processes.is_rank_zero:
             remarks += [bfloat16_remark(job.precision, device.type), *taken, overlap_remark(config, job.corpus)]
-            remarks += [
-                *(missing.remark for missing in material.missing_features),
-                *(outliers.remark for outliers in material.feature_outliers),
-            ]
+            remarks += [missing.remark for missing in material.missing_features]
+            remarks += [outliers.remark for outliers in material.feature_outliers]
             for sentence in filter(None, remarks):
                 remark(sentence)
         if before is not None and reason:
@@ -190,28 +187,8 @@ def train(
     return Result(job.output, progress, material.missing_features)
 
 
-@contextmanager
-def _held(folder: Folder, processes: DistributedContext) -> Iterator[None]:
-    """Hold the folder of the run; the first process does so for all."""
-    if not processes.is_rank_zero:
-        yield
-        return
-    with lock_folder(folder):
-        yield
-
-
 class _Loop:
-    """A training under way.
-
-    Args:
-        job: what to train.
-        config: its configuration.
-        material: data and dimensions of the model.
-        start: checkpoint of the run without a model; later ones are made from it.
-        processes: the processes that train together.
-        device: device of the model.
-        watch: receives reports.
-    """
+    """A training under way; checkpoints are made from ``start``, that of the run without a model."""
 
     def __init__(
         self,
@@ -223,14 +200,9 @@ class _Loop:
         device: torch.device,
         watch: Watch,
     ) -> None:
-        self.job = job
-        self.config = config
-        self.material = material
-        self.start = start
+        self.job, self.config, self.material, self.start = job, config, material, start
+        self.processes, self.device, self.watch = processes, device, watch
         self.folder = Folder(job.output)
-        self.processes = processes
-        self.device = device
-        self.watch = watch
         self.progress = TrainingProgress()
         self.kept_step = 0  # Of last.pt.
         self.stopwatch = Stopwatch()
@@ -270,9 +242,8 @@ class _Loop:
         else:
             set_shutdown_notice("stopped before the first checkpoint: nothing is kept")
             if self.material.word_vectors is not None:
-                taken.append(
-                    load_pretrained_embeddings(self.model, self.material.word_vectors, self.material.vocabulary.counts)
-                )
+                counts = self.material.vocabulary.counts
+                taken.append(load_pretrained_embeddings(self.model, self.material.word_vectors, counts))
         if before is None and other is not None:  # Words that it knows are further than pretrained ones.
             began = start_model(self.model, self.start.tokens, other)
             self.start = replace(self.start, started_from=began.to_dict())
@@ -340,9 +311,7 @@ class _Loop:
             if asked:
                 interruption.agreed = asked
                 set_shutdown_notice(f"stopped at step {step:,}; {LAST} holds it, the same command with --resume goes on")
-                self.processes.all_reduce_max(
-                    0
-                )  # The end of one process ends the others: not before the checkpoint is written.
+                self.processes.all_reduce_max(0)  # The end of one process ends the others: the checkpoint comes first.
                 break
         return self.progress
 

@@ -2,124 +2,71 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from schemas.console import events
-from schemas.errors import ImagepivotError, UsageError
 
-if TYPE_CHECKING:
-    from torch.distributed import Store
-
-
-_PATIENCE = 10.0  # Seconds in which the first process comes to an error that all have.
-_POLL_SECONDS = 0.05
+_PATIENCE = 10.0  # Seconds in which torchrun ends this process, if another one has an error that explains this one's.
 _STDOUT, _STDERR = 1, 2
 
 
 class RankOutput:
-    """The voice of this process.
-
-    Attributes:
-        rank: index of this process.
-        size: number of processes.
-    """
+    """The output of this process, one of several or alone."""
 
     def __init__(self) -> None:
-        self.rank, self.size = 0, 1
         # Others set such numbers, too, for processes that have nothing to do with each other.
-        if "TORCHELASTIC_RUN_ID" in os.environ:
-            self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self._speech: int | None = None
+        is_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+        self._rank, self._size = (int(os.environ[name]) if is_torchrun else 0 for name in ("RANK", "WORLD_SIZE"))
+        self._stderr: int | None = None
 
     def silence(self) -> None:
-        """Say nothing from here on, unless this is the first process; not even what libraries print."""
-        if self.rank == 0 or self.size == 1:
+        """Write nothing from here on, unless this is rank 0; not even what libraries print."""
+        if self._rank == 0:
             return
-        self._speech = os.dup(_STDERR)
-        nowhere = os.open(os.devnull, os.O_WRONLY)
+        self._stderr = os.dup(_STDERR)
+        null = os.open(os.devnull, os.O_WRONLY)
         for stream in (_STDOUT, _STDERR):
-            os.dup2(nowhere, stream)
-        os.close(nowhere)
+            os.dup2(null, stream)
+        os.close(null)
 
     def report_once(self, work: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function whose errors are heard once.
+        """Return a function whose errors are reported by one process.
 
-        An error that the first process has as well ends this one quietly, with the same exit code, and so does the error of a
-        process that another one left alone in the midst of their work. Others wait a few seconds before they are heard.
+        ``torchrun`` ends all processes once one of them has ended with an error. So an error that rank 0 has as well, or that only
+        says that another process does not answer, waits some seconds for this end before it is written.
         """
 
-        def speaking(*arguments: Any, **options: Any) -> Any:
+        def reporting(*arguments: Any, **options: Any) -> Any:
             try:
                 return work(*arguments, **options)
             except Exception as error:
-                if not self._is_heard(error):
-                    raise SystemExit(_exit_code(error)) from None
-                self._raise(error)
+                patience = _PATIENCE if self._rank else 0
+                if _is_consequence(error):
+                    patience = 3 * _PATIENCE  # The process with the cause waits, too, before it ends.
+                if patience:
+                    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                    time.sleep(patience)
+                self._restore(error)
                 raise
 
-        return work if self.size == 1 else speaking
+        return reporting if self._size > 1 else work
 
-    def _is_heard(self, error: Exception) -> bool:
-        """Tell the others of an error, and return whether it is for this process to say."""
-        with contextlib.suppress(ValueError):  # Outside the main thread.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # As torchrun sends it where another process has ended.
-        try:
-            store = _store()
-            if store is None:
-                return True
-            follows = _follows(error)
-            words = f"{type(error).__name__}: {error}"
-            store.set(_key(self.rank), f"{follows:d}{words}")
-            deadline = time.monotonic() + _PATIENCE
-            while time.monotonic() < deadline and (follows or self.rank):
-                said = {rank: store.get(_key(rank)).decode() for rank in range(self.size) if store.check([_key(rank)])}
-                if follows and any(text[0] == "0" for text in said.values()):
-                    return False
-                if self.rank and 0 in said:
-                    return not follows and said[0][1:] != words
-                time.sleep(_POLL_SECONDS)
-        except RuntimeError:  # Who keeps the store has ended, after an error of another process.
-            return self.rank == 0
-        return True
-
-    def _raise(self, error: Exception) -> None:
-        """Speak again."""
-        if self._speech is None:
+    def _restore(self, error: Exception) -> None:
+        """Write again, as an event or as the caller does."""
+        if self._stderr is None:
             return
         if events.started():
-            os.write(self._speech, (events.line("error", message=str(error), kind=type(error).__name__) + "\n").encode())
+            os.write(self._stderr, (events.line("error", message=str(error), kind=type(error).__name__) + "\n").encode())
             return
         sys.stderr.flush()
-        os.dup2(self._speech, _STDERR)
+        os.dup2(self._stderr, _STDERR)
 
 
-def _store() -> Store | None:
-    """Return the store that ``torchrun`` keeps for its processes; None where something else started them."""
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return None
-    from torch.distributed import TCPStore
-
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return TCPStore(address, port, is_master=False, timeout=timedelta(seconds=_PATIENCE))
-
-
-def _follows(error: Exception) -> bool:
-    """Whether an error only says that another process does not answer any more."""
+def _is_consequence(error: Exception) -> bool:
+    """Return whether an error only says that another process does not answer any more."""
     return isinstance(error, RuntimeError) and (type(error).__name__.startswith("Dist") or "gloo" in str(error))
-
-
-def _key(rank: int) -> str:
-    return f"imagepivot/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{rank}"
-
-
-def _exit_code(error: Exception) -> int:
-    if isinstance(error, ImagepivotError):
-        return 2 if isinstance(error, UsageError) else 1
-    return int(getattr(error, "exit_code", 1))  # That of an error of typer's.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +17,6 @@ from schemas.overlaps import find_overlap
 from schemas.parameters import VocabularyParameters
 from schemas.vocabulary import SPECIALS, Vocabulary
 from train.config.sections import Config
-from train.data.batches import CaptionBatch
 from train.data.captions import ByImage, Captions, labels_of, no_captions
 from train.data.feature_checks import FeatureOutliers, find_feature_outliers
 from train.data.features import feature_spec
@@ -80,17 +80,12 @@ class TrainingMaterial(Protocol):
 
 @dataclass(frozen=True)
 class Material:
-    """The data of a training and the dimensions of its model.
+    """`TrainingMaterial` made of datasets.
 
     Attributes:
         training: the training split, reduced as the configuration says.
         validation: the whole validation split, without the languages that training is not stopped by and that have no captions
             there.
-        vocabulary: the vocabulary that the captions were encoded with.
-        captions_parameters: parameters of the encoded captions.
-        dimensions: languages and sizes.
-        word_vectors: the pretrained vectors of words that the model begins with; None if it draws them.
-        contents: as `contents_of` returns them.
     """
 
     training: TrainingData
@@ -115,11 +110,11 @@ class Material:
     @property
     def feature_outliers(self) -> tuple[FeatureOutliers, ...]:
         """The images with features of zeros or of unusual norms, by split."""
-        both = (
+        found = (
             find_feature_outliers(data.captions.split, data.features, data.captions.image_ids)
             for data in (self.training, self.validation)
         )
-        return tuple(odd for odd in both if odd is not None)
+        return tuple(outliers for outliers in found if outliers is not None)
 
     def sampler(self, config: Config, seed: int) -> Sampler:
         """Return the sampler that a configuration describes."""
@@ -161,33 +156,23 @@ def open_material(
         words = open_word_vectors(
             corpus.word_vectors, vocabulary=made_for, languages=data.languages, width=config.model.pretrained_width
         )
-    # The smaller split comes first, so that errors in the folders show sooner.
-    validation = open_data(
-        corpus.captions,
-        corpus.features,
-        corpus.vocabulary,
-        split=data.validation_split,
-        portions=validated,
+    open_split = partial(
+        open_data,
+        *(corpus.captions, corpus.features, corpus.vocabulary),
         l2=data.l2_features,
         memory_map=memory_map,
         allow_missing_features=allow_missing_features,
         token_features=corpus.token_features,
         token_width=config.model.token_width,
     )
-    training = open_data(
-        corpus.captions,
-        corpus.features,
-        corpus.vocabulary,
+    # The smaller split comes first, so that errors in the folders show sooner.
+    validation = open_split(split=data.validation_split, portions=validated)
+    training = open_split(
         split=data.split,
         portions=data.portions,
         captions_per_image=data.captions_per_image,
         images=data.images,
         seed=seed,
-        l2=data.l2_features,
-        memory_map=memory_map,
-        allow_missing_features=allow_missing_features,
-        token_features=corpus.token_features,
-        token_width=config.model.token_width,
     )
     dataset = open_dataset(corpus.vocabulary)
     vocabulary, counting = dataset.vocabulary(), VocabularyParameters.from_json(dataset.manifest.parameters)
@@ -324,12 +309,6 @@ def _check_negatives(captions: Captions, *, together: bool) -> None:
             )
 
 
-def _batch(captions: Captions, rows: np.ndarray) -> CaptionBatch:
-    """Return captions as a batch; their vectors, if there are any, are read now, where batches may be read ahead."""
-    batch = captions.batch(rows)
-    return batch if captions.vectors is None else batch.alone()
-
-
 def inputs_of(data: TrainingData, batch: Batch, device: torch.device, rows: slice = slice(None)) -> Inputs:
     """Collect the captions and features that a batch refers to.
 
@@ -339,14 +318,13 @@ def inputs_of(data: TrainingData, batch: Batch, device: torch.device, rows: slic
         device: device of the model.
         rows: this process's rows of the batch.
     """
-    captions = data.captions
-    images = None
-    if batch.task != "c2c":
-        images = ImageBatch.of(data.features, batch.images[rows], device)
+    captions = [data.captions.batch(chosen[rows]) for chosen in batch.captions]
+    if data.captions.vectors is not None:  # Read now, where batches may be read ahead.
+        captions = [chosen.alone() for chosen in captions]
     return Inputs(
         task=batch.task,
         numbers=upload(torch.from_numpy(np.asarray(batch.images, np.int64)), device),
-        images=images,
-        captions=tuple(_batch(captions, chosen[rows]) for chosen in batch.captions),
+        images=None if batch.task == "c2c" else ImageBatch.of(data.features, batch.images[rows], device),
+        captions=tuple(captions),
         languages=batch.languages,
     )

@@ -4,99 +4,22 @@ from __future__ import annotations
 
 import threading
 from contextlib import nullcontext
-from dataclasses import replace
-from itertools import count
 
 import pytest
 import torch
 
 from tests.train.region_models import REGION_CONFIG
 from tests.train.trainings import CONFIG
-from train.batch_loader import BatchLoader, Prefetcher
+from train.batch_loader import BatchLoader
 from train.config.sections import from_toml
 from train.distributed import DistributedContext
 from train.training_data import Material, open_material
 
+CPU = torch.device("cpu")
+
 
 def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("prefetching")]
-
-
-def test_everything_comes_in_the_order_of_the_requests():
-    numbers = count()
-    with Prefetcher(lambda: next(numbers), lambda number: (number**2, threading.current_thread().name)) as ahead:
-        read = [ahead.next() for _ in range(50)]
-    assert [(asked, value) for asked, (value, _) in read] == [(number, number**2) for number in range(50)]
-    assert {name for _, (_, name) in read} == {"prefetching_0"}
-    assert threads() == []
-
-
-@pytest.mark.parametrize("ahead", [1, 3])
-def test_no_more_is_read_than_asked_for(ahead):
-    drawn, done = [], threading.Semaphore(0)
-
-    def draw() -> int:
-        drawn.append(threading.current_thread())
-        return len(drawn)
-
-    def read(number: int) -> int:
-        done.release()
-        return number
-
-    with Prefetcher(draw, read, ahead=ahead) as reader:
-        for number in range(1, 6):
-            assert reader.next() == (number, number)
-            for _ in range(1 if number > 1 else ahead + 1):  # What is ahead is read although nobody asks for it.
-                assert done.acquire(timeout=60)
-            assert len(drawn) == number + ahead
-    assert set(drawn) == {threading.current_thread()}
-    assert not done.acquire(blocking=False)
-    with pytest.raises(ValueError, match="ahead is 0, expected 1 or more"):
-        Prefetcher(draw, read, ahead=0)
-
-
-def test_an_error_is_raised_in_its_turn():
-    numbers, values = count(), []
-
-    def read(number: int) -> int:
-        if number == 3:
-            raise OSError("the disk is gone")
-        return number
-
-    def work() -> None:
-        with Prefetcher(lambda: next(numbers), read) as ahead:
-            while True:
-                values.append(ahead.next()[0])
-
-    with pytest.raises(OSError, match="the disk is gone"):
-        work()
-    assert values == [0, 1, 2]
-    assert threads() == []
-
-
-def test_leaving_drops_what_waits():
-    numbers, read, started, go_on = count(), [], threading.Event(), threading.Event()
-
-    def slowly(number: int) -> None:
-        if number == 1:
-            started.set()
-            go_on.wait(60)
-        read.append(number)
-
-    def work() -> None:
-        with Prefetcher(lambda: next(numbers), slowly, ahead=5) as ahead:
-            ahead.next()
-            assert started.wait(60)
-            threading.Timer(0.05, go_on.set).start()
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        work()
-    assert read == [0, 1]
-    assert threads() == []
-
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(params=["regions", "vectors"])
@@ -188,18 +111,62 @@ def test_a_gpu_takes_what_a_thread_has_pinned(regions, monkeypatch):
     assert all(how == {"non_blocking": True} for _, how in moved)
 
 
-def test_an_error_of_the_thread_keeps_its_message(regions):
+def test_the_thread_reads_two_batches_ahead_and_an_error_comes_in_its_turn(regions, monkeypatch):
     config = from_toml(REGION_CONFIG, "test")
     material = open_material(config, regions, seed=0)
-    features = material.training.features
-    broken = replace(material, training=replace(material.training, features=replace(features, rows=features.rows[:3])))
-    loader = BatchLoader(broken, broken.sampler(config, 0), DistributedContext(), CPU)
+    sampler, read, returned, inputs, go_on = material.sampler(config, 0), [], [], Material.inputs, threading.Event()
+
+    def look(self, *arguments):
+        read.append(threading.current_thread().name)
+        if len(read) == 4:
+            go_on.wait(60)
+            raise OSError("the disk is gone")
+        return inputs(self, *arguments)
+
+    monkeypatch.setattr(Material, "inputs", look)
+    expected, drawn, draw = material.sampler(config, 0), [], sampler.next
+    monkeypatch.setattr(sampler, "next", lambda: drawn.append(threading.current_thread()) or draw())
+    loader = BatchLoader(material, sampler, DistributedContext(), CPU)
 
     def work() -> None:
         with loader.prefetching():
-            while True:
-                loader.next()
+            for number in range(1, 5):
+                returned.append(loader.next()[0].images.tolist())
+                assert len(drawn) == number + 2
+                if number == 3:
+                    go_on.set()
 
-    with pytest.raises(IndexError, match="is out of bounds for axis 0 with size 3"):
+    with pytest.raises(OSError, match="the disk is gone"):
         work()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetching")]
+    assert returned == [expected.next().images.tolist() for _ in range(3)]
+    assert set(read) == {"prefetching_0"}
+    assert set(drawn) == {threading.current_thread()}
+    assert threads() == []
+
+
+def test_leaving_waits_for_what_is_read_and_drops_what_waits(regions, monkeypatch):
+    config = from_toml(REGION_CONFIG, "test")
+    material = open_material(config, regions, seed=0)
+    read, started, go_on, inputs = [], threading.Event(), threading.Event(), Material.inputs
+
+    def slowly(self, *arguments):
+        if len(read) == 1:
+            started.set()
+            go_on.wait(60)
+        read.append(threading.current_thread())
+        return inputs(self, *arguments)
+
+    monkeypatch.setattr(Material, "inputs", slowly)
+    loader = BatchLoader(material, material.sampler(config, 0), DistributedContext(), CPU)
+
+    def work() -> None:
+        with loader.prefetching():
+            loader.next()
+            assert started.wait(60)
+            threading.Timer(0.05, go_on.set).start()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert len(read) == 2
+    assert threads() == []

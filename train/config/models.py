@@ -6,12 +6,12 @@ Each kind has a dataclass of its own, which the key ``kind`` selects. `train.mod
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, get_args, get_origin
 
-from schemas.conversion import Tagged
+from schemas.conversion import Tagged, hints_of
 from schemas.errors import UsageError
 
 
@@ -21,10 +21,13 @@ def require(condition: bool, message: str) -> None:
         raise UsageError(message)
 
 
-def one_of(section: str, values: Any, key: str, choices: Sequence[str]) -> None:
-    """Check that a value is one of a few; arguments and errors as those of `positive`, and the choices."""
-    value = getattr(values, key)
-    require(value in choices, f"{section}.{key} is {value!r}, expected one of {', '.join(map(repr, choices))}")
+def check_choices(section: str, values: Any) -> None:
+    """Check that each value whose annotation is a `Literal` is one of its choices; arguments and errors as those of `positive`."""
+    cls: Any = type(values)
+    for key, hint in hints_of(cls).items():
+        value, choices = getattr(values, key), get_args(hint)
+        if get_origin(hint) is Literal:
+            require(value in choices, f"{section}.{key} is {value!r}, expected one of {', '.join(map(repr, choices))}")
 
 
 def positive(section: str, values: Any, *keys: str) -> None:
@@ -109,14 +112,37 @@ class ModelConfig(Tagged):
 
 
 WordStart: TypeAlias = Literal["random", "finetuned", "frozen", "precomputed"]
-_WORD_STARTS = ("random", "finetuned", "frozen", "precomputed")
 
 
 class _Words(ModelConfig):
-    """The key ``word_vectors`` of kinds with a table of words."""
+    """Keys and checks of the kinds of this package: word embeddings, and one or several vectors of an image."""
 
+    embed_dim: int
     word_dim: int
     word_vectors: WordStart
+    takes_regions: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_choices("model", self)
+        positive("model", self, "embed_dim", "word_dim")
+
+    @property
+    def mixes_languages(self) -> bool:
+        return getattr(self, "shared_encoder", False)
+
+    def check_features(self, shape: tuple[int, ...]) -> None:
+        if self.takes_regions and len(shape) != 2:
+            raise UsageError(
+                f"the features of an image have the shape {list(shape)}, but a model of the kind {self.kind!r} attends to several "
+                "features of an image, [R, D]: give regions, for example of 'faster-rcnn-36', the separate crops of "
+                "'vgg19-10crop', or the cells of a grid; models of the kind 'vse' take one vector per image"
+            )
+        if not self.takes_regions and len(shape) != 1:
+            raise UsageError(
+                f"the features of an image have the shape {list(shape)}, but a model of the kind {self.kind!r} takes one vector "
+                "per image: give such features, for example of 'resnet50-pool', or choose a kind that attends to several, such as "
+                "'mha-d'"
+            )
 
     @property
     def pretrained_width(self) -> int:
@@ -152,6 +178,7 @@ class VseConfig(_Words):
     """
 
     kind: ClassVar[str] = "vse"
+    takes_regions: ClassVar[bool] = False
 
     embed_dim: int = 1024
     word_dim: int = 300
@@ -161,23 +188,6 @@ class VseConfig(_Words):
     text_encoder: Literal["gru", "bilstm", "bigru"] = "gru"
     pooling: Literal["mean", "max"] = "mean"
     initialization: Literal["torch", "orthogonal"] = "torch"
-
-    def __post_init__(self) -> None:
-        positive("model", self, "embed_dim", "word_dim")
-        one_of("model", self, "word_vectors", _WORD_STARTS)
-        one_of("model", self, "similarity", ("cosine", "order"))
-        one_of("model", self, "text_encoder", ("gru", "bilstm", "bigru"))
-        one_of("model", self, "pooling", ("mean", "max"))
-        one_of("model", self, "initialization", ("torch", "orthogonal"))
-
-    @property
-    def mixes_languages(self) -> bool:
-        """Whether there is one sentence encoder for all languages."""
-        return self.shared_encoder
-
-    def check_features(self, shape: tuple[int, ...]) -> None:
-        """Check that an image has one feature."""
-        _check_one(self.kind, shape)
 
 
 @dataclass(frozen=True)
@@ -206,17 +216,8 @@ class MhaDConfig(_Words):
     context_dim: int = 512
 
     def __post_init__(self) -> None:
-        positive("model", self, "embed_dim", "word_dim", "num_heads", "attention_dim", "context_dim")
-        one_of("model", self, "word_vectors", _WORD_STARTS)
-
-    @property
-    def mixes_languages(self) -> bool:
-        """Each language has a sentence encoder of its own."""
-        return False
-
-    def check_features(self, shape: tuple[int, ...]) -> None:
-        """Check that an image has several features."""
-        _check_several(self.kind, shape)
+        super().__post_init__()
+        positive("model", self, "num_heads", "attention_dim", "context_dim")
 
 
 @dataclass(frozen=True)
@@ -251,21 +252,9 @@ class ScanConfig(_Words):
     negative_slope: float = 0.1
 
     def __post_init__(self) -> None:
-        positive("model", self, "embed_dim", "word_dim", "lambda_softmax", "lambda_lse")
+        super().__post_init__()
+        positive("model", self, "lambda_softmax", "lambda_lse")
         not_negative("model", self, "negative_slope")
-        one_of("model", self, "word_vectors", _WORD_STARTS)
-        one_of("model", self, "text_encoder", ("bigru", "bilstm"))
-        one_of("model", self, "attention", ("t2i", "i2t"))
-        one_of("model", self, "pooling", ("lse", "avg"))
-
-    @property
-    def mixes_languages(self) -> bool:
-        """Whether there is one text encoder for all languages."""
-        return self.shared_encoder
-
-    def check_features(self, shape: tuple[int, ...]) -> None:
-        """Check that an image has several features."""
-        _check_several(self.kind, shape)
 
     def check_compile(self) -> None:
         """Refuse: the attention is computed in tiles whose number depends on values, so that no graph covers most of a step."""
@@ -302,18 +291,9 @@ class DanConfig(_Words):
     dropout: float = 0.5
 
     def __post_init__(self) -> None:
-        positive("model", self, "embed_dim", "word_dim", "attention_steps", "attention_dim")
-        one_of("model", self, "word_vectors", _WORD_STARTS)
+        super().__post_init__()
+        positive("model", self, "attention_steps", "attention_dim")
         require(0 <= self.dropout < 1, f"model.dropout is {self.dropout}, expected 0 to less than 1")
-
-    @property
-    def mixes_languages(self) -> bool:
-        """Each language has a sentence encoder of its own."""
-        return False
-
-    def check_features(self, shape: tuple[int, ...]) -> None:
-        """Check that an image has several features."""
-        _check_several(self.kind, shape)
 
 
 @dataclass(frozen=True)
@@ -330,6 +310,7 @@ class MlmmeConfig(_Words):
     """
 
     kind: ClassVar[str] = "mlmme"
+    takes_regions: ClassVar[bool] = False
 
     embed_dim: int = 2048
     word_dim: int = 620
@@ -338,41 +319,13 @@ class MlmmeConfig(_Words):
     scoring: Literal["dot", "general"] = "dot"
 
     def __post_init__(self) -> None:
-        positive("model", self, "embed_dim", "word_dim", "hidden_size")
-        one_of("model", self, "word_vectors", _WORD_STARTS)
-        one_of("model", self, "scoring", ("dot", "general"))
-
-    @property
-    def mixes_languages(self) -> bool:
-        """Each language has a GRU of its own."""
-        return False
-
-    def check_features(self, shape: tuple[int, ...]) -> None:
-        """Check that an image has one feature."""
-        _check_one(self.kind, shape)
+        super().__post_init__()
+        positive("model", self, "hidden_size")
 
 
 _SECTIONS: dict[str, type[ModelConfig]] = {
     section.kind: section for section in (VseConfig, MhaDConfig, ScanConfig, DanConfig, MlmmeConfig)
 }
-
-
-def _check_one(kind: str, shape: tuple[int, ...]) -> None:
-    if len(shape) != 1:
-        raise UsageError(
-            f"the features of an image have the shape {list(shape)}, but a model of the kind {kind!r} takes one vector "
-            "per image: give such features, for example of 'resnet50-pool', or choose a kind that attends to several, such as "
-            "'mha-d'"
-        )
-
-
-def _check_several(kind: str, shape: tuple[int, ...]) -> None:
-    if len(shape) != 2:
-        raise UsageError(
-            f"the features of an image have the shape {list(shape)}, but a model of the kind {kind!r} attends to several features "
-            "of an image, [R, D]: give regions, for example of 'faster-rcnn-36', the separate crops of 'vgg19-10crop', or the "
-            "cells of a grid; models of the kind 'vse' take one vector per image"
-        )
 
 
 def register_section(section: type[ModelConfig]) -> None:

@@ -19,9 +19,15 @@ from torch import Tensor, nn
 
 from train.config.models import DanConfig
 from train.data.batches import CaptionBatch
-from train.models.encoders import BidirectionalLSTM, SentenceEncoderModel, SentenceEncoders, where_present
+from train.models.encoders import (
+    BidirectionalLSTM,
+    SentenceEncoderModel,
+    SentenceEncoders,
+    weights_of_heads,
+    where_present,
+    widen_bfloat16,
+)
 from train.models.retrieval_model import AttentionWeights, Dimensions, Encoded, ImageBatch
-from train.models.similarity import inner_product
 
 
 class Dropout(nn.Module):
@@ -155,21 +161,12 @@ class Dan(SentenceEncoderModel):
     The similarity of an image and a sentence is the sum over the steps of the inner products of their contexts, which is the inner
     product of their embeddings. Neither depends on the other, so that each item is embedded once. A word is the sum of the states
     of both directions of an LSTM. Each language has a table of words, an LSTM and an attention of its own.
-
-    Args:
-        config: widths, steps, dropout.
-        dimensions: languages and sizes of the data.
-
-    Raises:
-        UsageError: an image has a single feature.
     """
 
     similarity = "inner-product"
 
     def __init__(self, config: DanConfig, dimensions: Dimensions) -> None:
-        super().__init__()
-        config.check_features(dimensions.feature_shape)
-        self.languages = dimensions.languages
+        super().__init__(config, dimensions)
         self.width = (config.attention_steps + 1) * config.embed_dim
         self.attention = _attention(dimensions.feature_shape[1], config, mapped=True)
         self.sentences = SentenceEncoders(
@@ -181,16 +178,11 @@ class Dan(SentenceEncoderModel):
 
     def encode_images(self, images: ImageBatch) -> Encoded:
         """Return embeddings ``[N, E]`` of images with the features ``[N, R, D]``."""
-        return _embedding(self.attention(Encoded(images.features, images.mask)))
+        return Encoded(widen_bfloat16(self.attention(Encoded(images.features, images.mask))))
 
     def pool_states(self, read: Encoded, language: str) -> Encoded:
         """Return embeddings ``[N, E]`` of captions that were read, in their order."""
-        return _embedding(self.sentences.of(language).pooling(_words(read)))
-
-    def scores(self, a: Encoded, b: Encoded) -> Tensor:
-        """Return the inner products ``[A, B]`` of embeddings ``[A, E]`` and ``[B, E]``, computed in float32."""
-        with torch.autocast(a.values.device.type, enabled=False):
-            return inner_product(a.values, b.values)
+        return Encoded(widen_bfloat16(self.sentences.of(language).pooling(_words(read))))
 
     def attention_weights(self, images: ImageBatch, captions: CaptionBatch, language: str) -> AttentionWeights:
         """Return how much each step attends to the regions of an image, and to the tokens of a caption.
@@ -199,12 +191,7 @@ class Dan(SentenceEncoderModel):
             ValueError: the model does not read the language.
         """
         regions, words = Encoded(images.features, images.mask), _words(self.token_states(captions, language))
-        pooling = self.sentences.of(language).pooling
-        assert isinstance(pooling, AttentionSteps)
-        return AttentionWeights(
-            regions=self.attention.weights(regions)[0, :, regions.present[0]],
-            words=pooling.weights(words)[0, :, words.present[0]],
-        )
+        return weights_of_heads(self.attention, regions, self.sentences.of(language).pooling, words)
 
 
 def _attention(width: int, config: DanConfig, *, mapped: bool) -> AttentionSteps:
@@ -221,8 +208,3 @@ def _attention(width: int, config: DanConfig, *, mapped: bool) -> AttentionSteps
 def _words(read: Encoded) -> Encoded:
     """Return the words of captions ``[N, T, H]``, of states that are the means of both directions."""
     return Encoded(2 * read.values, read.mask)
-
-
-def _embedding(contexts: Tensor) -> Encoded:
-    """Make contexts ``[N, E]`` an embedding; bfloat16 becomes float32."""
-    return Encoded(contexts.float() if contexts.dtype == torch.bfloat16 else contexts)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -21,11 +21,13 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from schemas.errors import UsageError
 from schemas.vocabulary import PAD, UNK
+from train.config.models import ModelConfig
 from train.data.batches import CaptionBatch
 from train.data.word_vectors import WordVectors
 from train.devices import upload
 from train.models.packed_rnn import bilstm_over_trie, build_trie, gru_over_trie
-from train.models.retrieval_model import Dimensions, Encoded, RetrievalModel
+from train.models.retrieval_model import AttentionWeights, Dimensions, Encoded, RetrievalModel
+from train.models.similarity import inner_product
 
 
 class ImageEncoder(nn.Linear):
@@ -140,12 +142,7 @@ class FinalStateGRU(nn.Module):
 
 
 class BidirectionalLSTM(nn.Module):
-    """Reader whose result is a state for each token, ``[B, T, E]``: the mean of both directions', as in SCAN (``model.py``).
-
-    Args:
-        word_width: W.
-        units: E.
-    """
+    """Reader whose result is a state for each token, ``[B, T, E]``: the mean of both directions', as in SCAN (``model.py``)."""
 
     def __init__(self, word_width: int, units: int) -> None:
         super().__init__()
@@ -158,12 +155,7 @@ class BidirectionalLSTM(nn.Module):
 
 
 class BidirectionalGRU(nn.Module):
-    """Reader with the result of a `BidirectionalLSTM`, of a GRU: that of SCAN (Lee et al. 2018, section 3.2).
-
-    Args:
-        word_width: W.
-        units: E.
-    """
+    """Reader with the result of a `BidirectionalLSTM`, of a GRU: that of SCAN (Lee et al. 2018, section 3.2)."""
 
     def __init__(self, word_width: int, units: int) -> None:
         super().__init__()
@@ -308,7 +300,7 @@ class SentenceEncoders(nn.ModuleList):
 
 
 def uses_packed_rnn(device: torch.device) -> bool:
-    """Return whether GRU and LSTM of `packed_gru` and `packed_lstm` read on a device; torch's do on the others.
+    """Return whether GRU and LSTM of `train.models.packed_rnn` read on a device; torch's do on the others.
 
     On a CPU ours are faster (``tests/benchmarks/bench_training.py``). On a GPU torch's are cuDNN's, one operation for all time
     steps, of which ours start some twenty each, forward and backward. Both have the same parameters.
@@ -317,7 +309,7 @@ def uses_packed_rnn(device: torch.device) -> bool:
 
 
 def read_with_torch(network: nn.LSTM | nn.GRU, words: Words, captions: CaptionBatch) -> tuple[Tensor, ...]:
-    """Read captions, one or more, with torch's own network; arguments and result as of `packed_lstm.bilstm_over_trie`."""
+    """Read captions, one or more, with torch's own network; arguments and result as of `bilstm_over_trie`."""
     sequence, back = _sequence(words, captions)
     states, _ = pad_packed_sequence(network(sequence)[0], batch_first=True)  # [B, T, 2E]
     return states.index_select(0, back).chunk(2, dim=2)
@@ -430,14 +422,23 @@ def _languages_of(model: RetrievalModel, name: str) -> Sequence[str]:
 class SentenceEncoderModel(RetrievalModel):
     """A model that reads captions, and then makes of the states of the reader what it compares.
 
-    Attributes:
-        sentences: words and reader of each language.
+    Args:
+        config: the section ``model`` of a configuration.
+        dimensions: languages and sizes of the data.
+
+    Raises:
+        UsageError: the model takes no images with features of this shape.
     """
 
     sentences: SentenceEncoders
 
+    def __init__(self, config: ModelConfig, dimensions: Dimensions) -> None:
+        super().__init__()
+        config.check_features(dimensions.feature_shape)
+        self.languages = dimensions.languages
+
     def token_states(self, captions: CaptionBatch, language: str) -> Encoded:
-        """Return the states of the reader, ``[N, T, H]``, or ``[N, H]`` where there is only the last one.
+        """Return the states of the reader, ``[B, T, H]``, or ``[B, H]`` where there is only the last one.
 
         Raises:
             ValueError: the model does not read the language.
@@ -456,6 +457,30 @@ class SentenceEncoderModel(RetrievalModel):
         """
         return self.pool_states(self.token_states(captions, language), language)
 
+    def scores(self, a: Encoded, b: Encoded) -> Tensor:
+        """Return the scores of all pairs; by default the inner products of embeddings ``[A, E]`` and ``[B, E]``, ``[A, B]``.
+
+        Always computed in float32 or better: the margins of the losses are not far above the rounding of bfloat16.
+        """
+        with torch.autocast(a.values.device.type, enabled=False):
+            return self._compare(a, b)
+
+    def _compare(self, a: Encoded, b: Encoded) -> Tensor:
+        return inner_product(a.values, b.values)
+
     def modules_by_language(self) -> Mapping[str, Sequence[str]]:
         """Return the languages of each sentence encoder."""
         return self.sentences.by_language("sentences")
+
+
+def widen_bfloat16(values: Tensor) -> Tensor:
+    """Return float32 values in place of bfloat16."""
+    return values.float() if values.dtype == torch.bfloat16 else values
+
+
+def weights_of_heads(image_heads: Any, regions: Encoded, word_heads: Any, words: Encoded) -> AttentionWeights:
+    """Return how much the heads of an image attend to its regions, and those of a caption to its words."""
+    return AttentionWeights(
+        regions=image_heads.weights(regions)[0, :, regions.present[0]],
+        words=word_heads.weights(words)[0, :, words.present[0]],
+    )

@@ -13,9 +13,17 @@ from torch.nn.functional import linear
 
 from train.config.models import MhaDConfig
 from train.data.batches import CaptionBatch
-from train.models.encoders import BidirectionalLSTM, ImageEncoder, SentenceEncoderModel, SentenceEncoders, where_present
+from train.models.encoders import (
+    BidirectionalLSTM,
+    ImageEncoder,
+    SentenceEncoderModel,
+    SentenceEncoders,
+    weights_of_heads,
+    where_present,
+    widen_bfloat16,
+)
 from train.models.retrieval_model import AttentionWeights, Dimensions, Encoded, ImageBatch
-from train.models.similarity import cosine, unit
+from train.models.similarity import unit
 
 
 class MultiHeadAttention(nn.Module):
@@ -82,21 +90,12 @@ class MhaD(SentenceEncoderModel):
 
     Where the paper is silent: the map of regions has no activation, as in SCAN (``model.py``, ``EncoderImagePrecomp``); a token is
     the mean of both directions of the LSTM, H units each, as there; the matrices of the attention have no biases, as in equation 1.
-
-    Args:
-        config: widths and heads.
-        dimensions: languages and sizes of the data.
-
-    Raises:
-        UsageError: an image has a single feature.
     """
 
     similarity = "cosine"
 
     def __init__(self, config: MhaDConfig, dimensions: Dimensions) -> None:
-        super().__init__()
-        config.check_features(dimensions.feature_shape)
-        self.languages = dimensions.languages
+        super().__init__(config, dimensions)
         self.width = config.num_heads * config.embed_dim
         self.heads = config.num_heads
         sizes = {"num_heads": config.num_heads, "attention_dim": config.attention_dim, "context_dim": config.context_dim}
@@ -117,24 +116,14 @@ class MhaD(SentenceEncoderModel):
         """Return embeddings ``[N, E]`` of captions that were read, in their order."""
         return _embedding(self.sentences.of(language).pooling(read))
 
-    def scores(self, a: Encoded, b: Encoded) -> Tensor:
-        """Return the cosines ``[A, B]`` of embeddings ``[A, E]`` and ``[B, E]``, computed in float32."""
-        with torch.autocast(a.values.device.type, enabled=False):
-            return cosine(a.values, b.values)
-
     def attention_weights(self, images: ImageBatch, captions: CaptionBatch, language: str) -> AttentionWeights:
         """Return how much each head attends to the regions of an image, and to the tokens of a caption.
 
         Raises:
             ValueError: the model does not read the language.
         """
-        encoder = self.sentences.of(language)
-        assert isinstance(encoder.pooling, MultiHeadAttention)
-        regions, words = self._regions(images), encoder.states(captions)
-        return AttentionWeights(
-            regions=self.attention.weights(regions)[0, :, regions.present[0]],
-            words=encoder.pooling.weights(words)[0, :, words.present[0]],
-        )
+        regions, words = self._regions(images), self.token_states(captions, language)
+        return weights_of_heads(self.attention, regions, self.sentences.of(language).pooling, words)
 
     def _regions(self, images: ImageBatch) -> Encoded:
         """Return the regions of images in the joint space, ``[N, R, H]``."""
@@ -143,4 +132,4 @@ class MhaD(SentenceEncoderModel):
 
 def _embedding(heads: Tensor) -> Encoded:
     """Place concatenated heads ``[N, E]`` on the unit sphere; bfloat16 becomes float32."""
-    return Encoded(unit(heads.float() if heads.dtype == torch.bfloat16 else heads))
+    return Encoded(unit(widen_bfloat16(heads)))

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from train.config.models import MlmmeConfig
-from train.models.encoders import FinalStateGRU, ImageEncoder, SentenceEncoderModel, SentenceEncoders
+from train.models.encoders import FinalStateGRU, ImageEncoder, SentenceEncoderModel, SentenceEncoders, widen_bfloat16
 from train.models.retrieval_model import Dimensions, Encoded, ImageBatch
-from train.models.similarity import inner_product, unit
+from train.models.similarity import unit
 
 _IMAGES = "images"
 
@@ -32,19 +32,10 @@ class Mlmme(SentenceEncoderModel):
     A general score is an inner product, too. An embedding then is one block of W numbers for each pair of views, E = P * W: for a
     pair that its own view belongs to, M^T x, or y where it is the second of them; for the others zeros. Two items of different
     views share one block, that of their pair. Two of the same view, such as two English sentences, share all of theirs.
-
-    Args:
-        config: widths and choices.
-        dimensions: languages and sizes of the data.
-
-    Raises:
-        UsageError: an image has several features.
     """
 
     def __init__(self, config: MlmmeConfig, dimensions: Dimensions) -> None:
-        super().__init__()
-        config.check_features(dimensions.feature_shape)
-        self.languages = dimensions.languages
+        super().__init__(config, dimensions)
         self.images = ImageEncoder(dimensions.feature_shape[0], config.embed_dim)
         self.projection = ImageEncoder(config.hidden_size, config.embed_dim)  # Drawn alike: Xavier, and biases of 0.
         self.sentences = SentenceEncoders(
@@ -65,11 +56,6 @@ class Mlmme(SentenceEncoderModel):
         """Return embeddings ``[N, E]`` of captions that were read, in their order."""
         return self._embedding(self.projection(self.sentences.of(language).pooling(read)), language)
 
-    def scores(self, a: Encoded, b: Encoded) -> Tensor:
-        """Return the inner products ``[A, B]`` of embeddings ``[A, E]`` and ``[B, E]``, computed in float32."""
-        with torch.autocast(a.values.device.type, enabled=False):
-            return inner_product(a.values, b.values)
-
     def _embedding(self, vectors: Tensor, view: str) -> Encoded:
         """Make vectors ``[N, W]`` of a view embeddings; bfloat16 becomes float32."""
         if self.mappings is not None:
@@ -79,7 +65,7 @@ class Mlmme(SentenceEncoderModel):
                 for pair in self._pairs
             ]
             vectors = torch.cat(blocks, dim=1)
-        vectors = vectors.float() if vectors.dtype == torch.bfloat16 else vectors
+        vectors = widen_bfloat16(vectors)
         return Encoded(unit(vectors) if self.mappings is None else vectors)
 
 

@@ -101,15 +101,22 @@ def gru_over_trie(gru: nn.GRU, words: Tensor, captions: PrefixTrie) -> Tensor:
     Returns:
         ``[B, H]``, the state of each caption after its last token.
     """
-    of_words, recurrent, of_words_bias, bias = (
-        getattr(gru, f"{name}_l0") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-    )
+    of_words, recurrent, of_words_bias, bias = _parameters(gru)
+    return _apply(_GruRecurrence, words, of_words, of_words_bias, (recurrent, bias, captions))
+
+
+def _parameters(network: nn.GRU | nn.LSTM, suffix: str = "") -> list[Tensor]:
+    return [getattr(network, f"{name}_l0{suffix}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+
+
+def _apply(recurrence: Any, words: Tensor, weight: Tensor, bias: Tensor, arguments: tuple[Any, ...]) -> Tensor:
+    """Project words ``[V, W]``, and apply a recurrence to them; its products have the type of autocast, if that is on."""
     device = words.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else words.dtype
-    projected = linear(words, of_words, of_words_bias).to(words.dtype)  # [V, 3H]
+    projected = linear(words, weight, bias).to(words.dtype)
     with torch.autocast(device, enabled=False):
-        final: Tensor = _GruRecurrence.apply(projected, recurrent, bias, captions, dtype, torch.is_grad_enabled())
-    return final
+        states: Tensor = recurrence.apply(projected, *arguments, dtype, torch.is_grad_enabled())
+    return states
 
 
 class _GruStep(NamedTuple):
@@ -146,7 +153,7 @@ class _GruRecurrence(torch.autograd.Function):
         for tokens, parents in zip(captions.steps(captions.last_tokens), captions.steps(captions.parents), strict=True):
             start, end = end, end + len(tokens)
             before = states.index_select(0, parents)  # [S, H]
-            recurrent = _add_product(before, turned, bias)  # [S, 3H]
+            recurrent = _sum(bias, before, turned)  # [S, 3H]
             steps.append(_gru_advance(before, recurrent, projected.index_select(0, tokens), out=states[start:end]))
             if not differentiable:
                 steps.clear()
@@ -182,13 +189,12 @@ def _gru_gradients(ctx: Any, d_final: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     per_step = zip(*map(captions.steps, (captions.parents, d_states[1:], d_recurrent, d_new)), ctx.steps, strict=True)
     for parents, d_state, d_gates, d_input, step in reversed(list(per_step)):
         _gru_retreat(step, d_state, d_gates=d_gates, d_input=d_input)
-        d_states.index_add_(0, parents, _add_product(d_gates, turned, d_state * step.update))
+        d_states.index_add_(0, parents, _sum(d_state * step.update, d_gates, turned))
     before = torch.cat([step.before for step in ctx.steps]) if ctx.steps else d_new
     d_weight = (d_recurrent.to(ctx.dtype).T @ before.to(ctx.dtype)).to(weight.dtype)
     d_bias = d_recurrent.sum(0)
-    d_recurrent[:, 2 * units :] = (
-        d_new  # The reset gate separates g_n from x_n; in the other gates g and x get the same gradient.
-    )
+    # The reset gate separates g_n from x_n; in the other gates g and x get the same gradient.
+    d_recurrent[:, 2 * units :] = d_new
     return torch.zeros_like(projected).index_add_(0, captions.last_tokens, d_recurrent), d_weight, d_bias
 
 
@@ -202,13 +208,6 @@ def _gru_retreat(step: _GruStep, d_state: Tensor, *, d_gates: Tensor, d_input: T
     _aten.sigmoid_backward.grad_input(d_reset, step.reset, grad_input=d_reset)
     torch.sub(step.before, step.new, out=d_update).mul_(d_state)
     _aten.sigmoid_backward.grad_input(d_update, step.update, grad_input=d_update)
-
-
-def _add_product(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return ``rows @ weight + bias`` in the type of ``rows``, multiplied in the type of ``weight``."""
-    if rows.dtype == weight.dtype:
-        return torch.addmm(bias, rows, weight)
-    return (rows.to(weight.dtype) @ weight).to(rows.dtype).add_(bias)
 
 
 def bilstm_over_trie(lstm: nn.LSTM, words: Callable[[Tensor], Tensor], captions: CaptionBatch) -> tuple[Tensor, Tensor]:
@@ -256,14 +255,8 @@ def _shortened(captions: PrefixTrie, steps: int) -> Tensor:
 
 def _states(lstm: nn.LSTM, suffix: str, words: Tensor, captions: PrefixTrie) -> Tensor:
     """Return the states ``[1 + P, H]`` after each prefix, the empty one included, of one direction over words ``[V, W]``."""
-    of_words, recurrent, *biases = (
-        getattr(lstm, f"{name}_l0{suffix}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-    )
-    device = words.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else words.dtype
-    projected = linear(words, of_words, sum(biases)).to(words.dtype)  # [V, 4H]
-    with torch.autocast(device, enabled=False):
-        return _LstmRecurrence.apply(projected, recurrent, captions, dtype, torch.is_grad_enabled())
+    of_words, recurrent, *biases = _parameters(lstm, suffix)
+    return _apply(_LstmRecurrence, words, of_words, biases[0] + biases[1], (recurrent, captions))
 
 
 class _LstmStep(NamedTuple):
@@ -353,7 +346,7 @@ def _lstm_retreat(step: _LstmStep, d_state: Tensor, d_cell: Tensor, *, d_gates: 
 
 
 def _sum(inputs: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
-    """Return ``inputs + rows @ weight`` in the type of the inputs, multiplied in the type of ``weight``."""
+    """Return ``inputs + rows @ weight`` in the type of the rows, multiplied in the type of ``weight``."""
     if rows.dtype == weight.dtype:
         return torch.addmm(inputs, rows, weight)
-    return (rows.to(weight.dtype) @ weight).to(inputs.dtype).add_(inputs)
+    return (rows.to(weight.dtype) @ weight).to(rows.dtype).add_(inputs)

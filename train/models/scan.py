@@ -364,21 +364,12 @@ class Scan(SentenceEncoderModel):
 
     All vectors have length 1 (``l2norm`` in ``model.py``), but for vectors of zeros, which stay zeros and have no gradient.
     ``<start>`` and ``<end>`` are words like any other, as in the released code (``data.py``).
-
-    Args:
-        config: widths and choices.
-        dimensions: languages and sizes of the data.
-
-    Raises:
-        UsageError: an image has a single feature.
     """
 
     vectors = False
 
     def __init__(self, config: ScanConfig, dimensions: Dimensions) -> None:
-        super().__init__()
-        config.check_features(dimensions.feature_shape)
-        self.languages = dimensions.languages
+        super().__init__(config, dimensions)
         self.width = config.embed_dim
         self.similarity = f"{config.attention}-{config.pooling}"
         self._words_attend = config.attention == "t2i"
@@ -404,13 +395,9 @@ class Scan(SentenceEncoderModel):
         """Return unit vectors ``[B, T, E]`` of the words of captions that were read, in their order."""
         return Encoded(unit(read.values.float()), read.mask)
 
-    def scores(self, a: Encoded, b: Encoded) -> Tensor:
-        """Return scores ``[A, C]``; ``a`` takes the part of the images, with regions, and ``b`` that of the captions, with words.
-
-        Always computed in float32 or better, as the margins of the losses are not far above the rounding of bfloat16.
-        """
-        with torch.autocast(a.values.device.type, enabled=False):
-            return cross_attention(b, a, self._attention).T if self._words_attend else cross_attention(a, b, self._attention)
+    def _compare(self, a: Encoded, b: Encoded) -> Tensor:
+        """Return scores ``[A, C]``; ``a`` has the part of the images, with regions, and ``b`` that of the captions, with words."""
+        return cross_attention(b, a, self._attention).T if self._words_attend else cross_attention(a, b, self._attention)
 
     def attention_weights(self, images: ImageBatch, captions: CaptionBatch, language: str) -> AttentionWeights:
         """Return how much the words of a caption attend to the regions of an image, or these to those.

@@ -31,13 +31,8 @@ def unit(vectors: Tensor) -> Tensor:
     return vectors / norms.masked_fill(norms <= _SHORTEST, torch.inf)
 
 
-def cosine(a: Tensor, b: Tensor) -> Tensor:
-    """Return the cosines ``[A, B]`` of embeddings ``[A, E]`` and ``[B, E]`` of length 1."""
-    return a @ b.T
-
-
 def inner_product(a: Tensor, b: Tensor) -> Tensor:
-    """Return the inner products ``[A, B]`` of embeddings ``[A, E]`` and ``[B, E]`` of any length."""
+    """Return the inner products ``[A, B]`` of embeddings ``[A, E]`` and ``[B, E]``; of unit vectors, the cosines."""
     return a @ b.T
 
 

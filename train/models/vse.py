@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from train.config.models import VseConfig
 from train.models.encoders import TEXT_ENCODERS, ImageEncoder, SentenceEncoderModel, SentenceEncoders, orthogonalize, pooled
 from train.models.retrieval_model import Dimensions, Encoded, ImageBatch
-from train.models.similarity import cosine, order, unit
+from train.models.similarity import inner_product, order, unit
 
-SIMILARITIES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"cosine": cosine, "order": order}
+SIMILARITIES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"cosine": inner_product, "order": order}
 """Functions by name, from embeddings ``[A, E]`` and ``[C, E]`` to scores ``[A, C]``."""
 
 
@@ -26,19 +25,10 @@ class JointEmbedding(SentenceEncoderModel):
 
     All embeddings have length 1, but for vectors of zeros, which stay zeros and have no gradient. The order similarity takes their
     absolute values (Gella et al. 2017, footnote 1), as Vendrov's code and VSE++ (``--use_abs``) do.
-
-    Args:
-        config: widths and choices.
-        dimensions: languages and sizes of the data.
-
-    Raises:
-        UsageError: an image has several features.
     """
 
     def __init__(self, config: VseConfig, dimensions: Dimensions) -> None:
-        super().__init__()
-        config.check_features(dimensions.feature_shape)
-        self.languages = dimensions.languages
+        super().__init__(config, dimensions)
         self.width = config.embed_dim
         self.similarity = config.similarity
         self.images = ImageEncoder(dimensions.feature_shape[0], config.embed_dim)
@@ -61,13 +51,8 @@ class JointEmbedding(SentenceEncoderModel):
         """Return embeddings ``[B, E]`` of captions that were read, in their order."""
         return self._embedding(self.sentences.of(language).pooling(read))
 
-    def scores(self, a: Encoded, b: Encoded) -> Tensor:
-        """Return scores ``[A, C]`` of embeddings ``[A, E]`` and ``[C, E]``; a higher score means more alike.
-
-        Always computed in float32: the margins of the losses are not far above the rounding of bfloat16.
-        """
-        with torch.autocast(a.values.device.type, enabled=False):
-            return SIMILARITIES[self.similarity](a.values.float(), b.values.float())
+    def _compare(self, a: Encoded, b: Encoded) -> Tensor:
+        return SIMILARITIES[self.similarity](a.values, b.values)
 
     def _embedding(self, encoded: Tensor) -> Encoded:
         """Place encoder outputs ``[B, E]`` in the joint space."""

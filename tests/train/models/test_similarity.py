@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from train.models import similarity
-from train.models.similarity import cosine, order, unit
+from train.models.similarity import inner_product, order, unit
 
 
 def brute_force(a: torch.Tensor, b: torch.Tensor) -> list[list[float]]:
@@ -54,7 +54,7 @@ def test_equal_dimensions_have_no_gradient():
 @pytest.mark.parametrize(("rows", "columns"), [(0, 3), (3, 0), (0, 0)])
 def test_nothing_to_compare(rows, columns):
     a, b = positive(rows, 4).requires_grad_(), positive(columns, 4).requires_grad_()
-    for function in (order, cosine):
+    for function in (order, inner_product):
         scores = function(a, b)
         assert scores.shape == (rows, columns)
         scores.sum().backward()
@@ -80,7 +80,7 @@ def test_order_holds_a_few_blocks_rather_than_all_differences():
 def test_cosine_of_unit_vectors():
     a, b = positive(3, 5), positive(4, 5, seed=1)
     expected = torch.nn.functional.cosine_similarity(a[:, None], b[None], dim=2)
-    scores = cosine(torch.nn.functional.normalize(a), torch.nn.functional.normalize(b))
+    scores = inner_product(torch.nn.functional.normalize(a), torch.nn.functional.normalize(b))
     torch.testing.assert_close(scores, expected)
 
 
