@@ -5,9 +5,11 @@ Letters in shapes: ``B`` images of a batch, ``H`` and ``W`` pixels of one prepro
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from schemas.features import FeatureSpec
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     import torch
     from PIL import Image
     from torch import Tensor
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -181,3 +186,9 @@ class RegionExtractor(Extractor):
     @abstractmethod
     def extract_columns(self, batch: Sequence[Any]) -> dict[str, np.ndarray]:
         """Find the regions of each image: all columns of `schemas.kinds.regions_schema` except ``image_id``."""
+
+
+@cache
+def warn_once(sentence: str) -> None:
+    """Log a sentence as a warning, once in a process, for users of Python; commands show it themselves."""
+    logger.warning(sentence)

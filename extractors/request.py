@@ -7,11 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
-from extractors.base import Description, Extractor
+from extractors.base import Description, Extractor, warn_once
 from extractors.catalogue import DETECTRON2, ENTRIES, Entry, ExtractorModule, entry_of, import_module, names
 from extractors.description_cache import FileStamp, cache_folder, cached_description
 from extractors.options import ExtractorOptions, RegionOptions
-from extractors.remarks import tell
 from schemas.errors import UsageError
 from schemas.features import DTYPES, FeatureSpec
 from schemas.options import Opt
@@ -141,7 +140,7 @@ class ExtractorRequest:
             set_compile_cache(cache_folder("compiled"))
         weights = pop_weights(self._weights_key(module, settings)) or module.find_weights(settings.spec, self.weights)
         if weights.remark:
-            tell(weights.remark)
+            warn_once(weights.remark)
         return module.load(settings, weights.in_memory(), torch_device)
 
     def check_device(self, device: str) -> torch.device:

@@ -15,7 +15,8 @@ from schemas.writing.reuse_policy import ArrayTask, Overwrite, ReusePolicy, Veri
 
 if TYPE_CHECKING:
     from extractors.base import Description
-    from extractors.tokens.transformer import TokenExtractor, TokenRequest
+    from extractors.tokens.request import TokenRequest
+    from extractors.tokens.transformer import TokenExtractor
     from pipelines.inputs.captions import CaptionSource, Selection
     from pipelines.inputs.images import ImageSource
     from pipelines.running.execution import Execution
@@ -235,18 +236,18 @@ class TokenFeaturesJob:
                 raise UsageError(f"{option} is {value}, expected 1 or more")
 
     def request(self) -> TokenRequest:
-        """Return what is asked of the model. Importing it loads torch.
+        """Return what is asked of the model.
 
         Raises:
             UsageError: a value is unknown.
         """
-        from extractors.tokens.transformer import TokenRequest
+        from extractors.tokens.request import TokenRequest
 
         return TokenRequest(self.model, self.sub_words, self.dtype, self.precision)
 
     def files(self) -> tuple[str, ...]:
         """Return the folder that every process reads which loads the model; none for a name."""
-        from extractors.tokens.finding import is_folder
+        from extractors.tokens.request import is_folder
 
         return (self.model,) if is_folder(self.model) else ()
 
@@ -256,9 +257,7 @@ class TokenFeaturesJob:
         Raises:
             ImagepivotError: as the request and its ``load`` raise it.
         """
-        from extractors.tokens.describing import describe
-
-        return describe(self.model, self.sub_words, self.dtype, self.precision, device=device)
+        return self.request().describe(device)
 
     def check_device(self) -> None:
         """Check that this machine has the device, and that it computes in the precision.

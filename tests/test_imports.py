@@ -43,8 +43,7 @@ EXCEPTIONS = {
 ROOMS: dict[str, dict[str, set[str]]] = {
     "extractors": {
         "images": set(),
-        "remarks": set(),
-        "computing": {"remarks"},
+        "computing": {"base"},
         "networks": set(),
         "options": {"images", "weights"},
         "base": set(),

@@ -179,12 +179,12 @@ def test_waits(function, expected, context):
 
 
 def test_a_wait_names_the_innermost_line_of_the_project():
-    from extractors.regions.nms import nms
+    from extractors.regions.boxes import nms
 
     with pretended_gpu() as gpu, torch.inference_mode():
         nms(torch.tensor([[[0.0, 0.0, 9.0, 9.0]]]).to(GPU), torch.tensor([[True]]).to(GPU), 0.5, 1)
-    assert any(line.startswith("extractors/regions/nms.py:") for _, line in gpu.waits)
-    assert "extractors/regions/nms.py" in gpu.report()
+    assert any(line.startswith("extractors/regions/boxes.py:") for _, line in gpu.waits)
+    assert "extractors/regions/boxes.py" in gpu.report()
 
 
 def test_copies_that_nobody_waits_for_are_told_apart():

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from extractors.base import warn_once
 from extractors.computing.compile import check_compile
-from extractors.remarks import tell
 from schemas.errors import UsageError
 from schemas.process.resources import bfloat16_remark
 
@@ -73,7 +73,7 @@ def resolve_precision(precision: str, device: torch.device) -> str:
     if device.type == "cpu" and precision in ("tf32", "fp16"):
         raise UsageError(f"precision {precision!r} needs a GPU, but the device is 'cpu': pass fp32 or bf16, or another device")
     if sentence := bfloat16_remark(precision, device.type):
-        tell(sentence)
+        warn_once(sentence)
     return precision
 
 

@@ -28,11 +28,9 @@ from extractors.base import Description
 from extractors.computing.cpu_parallel import run_in_chunks
 from extractors.computing.devices import cache_casts, check_request, precision_context, upload
 from extractors.computing.oom import BatchLimits, run_with_oom_retry
-from extractors.tokens.finding import check_named, find_folder, not_installed
-from extractors.tokens.reading import POOLINGS, Part, Pooling, parts_of, vectors_of
 from extractors.weights.resolve import state_sha256
-from schemas.errors import InputError, UsageError
-from schemas.features import DTYPES, FeatureSpec
+from schemas.errors import InputError
+from schemas.features import FeatureSpec
 from schemas.fingerprints import sha256_of_bytes, sha256_of_json
 
 FORWARD_CAPTIONS = 8
@@ -50,41 +48,17 @@ _FAULTS = (
 
 
 @dataclass(frozen=True)
-class TokenRequest:
-    """A model of text as a user asks for it. Making one reads nothing.
+class Part:
+    """Whole tokens of a caption that a model reads at once, between the sub-words that begin and end a sentence.
 
     Attributes:
-        model: a folder with a config, a tokenizer and weights as transformers saves them, or a name in Hugging Face's cache.
-        pooling: what a token gets: the ``mean`` of the vectors of its sub-words, or the vector of the ``first``.
-        dtype: type in which vectors are stored, ``float32`` or ``float16``; they are computed in float32 and then rounded.
-        precision: ``fp32`` or ``bf16``; on a GPU also ``tf32`` and ``fp16``.
-
-    Raises:
-        UsageError: a value is none of these.
+        ids: ids of the sub-words, the first and the last one included.
+        starts: int64, position of the first sub-word of each token among those between them, ascending from 0; none for a caption
+            without tokens.
     """
 
-    model: str
-    pooling: Pooling = "mean"
-    dtype: str = "float32"
-    precision: str = "fp32"
-
-    def __post_init__(self) -> None:
-        check_named(self.model)
-        for option, value, known in (("--sub-words", self.pooling, POOLINGS), ("--dtype", self.dtype, DTYPES)):
-            if value not in known:
-                raise UsageError(f"{option} is {value!r}, expected one of {', '.join(known)}")
-
-    def load(self, device: str = "cpu") -> TokenExtractor:
-        """Load the model.
-
-        Args:
-            device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``.
-
-        Raises:
-            UsageError: transformers is not installed, or this host lacks the device or the precision.
-            InputError: there is no such model here, it is damaged, or no model whose tokens could be told apart.
-        """
-        return TokenExtractor(self, check_request(device, self.precision))
+    ids: tuple[int, ...]
+    starts: np.ndarray
 
 
 class TokenExtractor:
@@ -94,11 +68,11 @@ class TokenExtractor:
         description: what it makes, and everything that decides the values.
     """
 
-    def __init__(self, request: TokenRequest, device: torch.device) -> None:
-        folder = find_folder(request.model)
-        config, self._tokenizer, model = _load(folder, request.model)
-        self._request, self._device, self._limits = request, device, BatchLimits()
-        self._begin, self._end = _ends(config, self._tokenizer, request.model)
+    def __init__(self, folder: Path, name: str, pooling: str, dtype: str, precision: str, device: str) -> None:
+        self._device = check_request(device, precision)
+        config, self._tokenizer, model = _load(folder, name)
+        self._pooling, self._precision, self._limits = pooling, precision, BatchLimits()
+        self._begin, self._end = _ends(config, self._tokenizer, name)
         self._positions = min(config.max_position_embeddings, self._tokenizer.model_max_length)
         # A tokenizer.json may say both, which would cut captions and fill them up.
         self._tokenizer.backend_tokenizer.no_truncation()
@@ -107,9 +81,9 @@ class TokenExtractor:
         spec = FeatureSpec(
             name=config.model_type,
             shape=(config.hidden_size,),
-            dtype=request.dtype,
+            dtype=dtype,
             source=f"last of {config.num_hidden_layers} layers, "
-            + {"mean": "mean of a token's sub-words", "first": "first sub-word of a token"}[request.pooling],
+            + {"mean": "mean of a token's sub-words", "first": "first sub-word of a token"}[pooling],
         )
         stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         tokenizer = json.loads(self._tokenizer.backend_tokenizer.to_str())
@@ -119,12 +93,12 @@ class TokenExtractor:
             "weights": {"sha256": state_sha256(state)},
             "tokenizer": {"sha256": sha256_of_bytes(json.dumps(tokenizer, sort_keys=True).encode())},
             "positions": self._positions,
-            "sub_words": request.pooling,
-            "precision": request.precision,
+            "sub_words": pooling,
+            "precision": precision,
         }
         self.description = Description(spec=spec, parameters=parameters, kind="token-features", batch_size=64)
-        self._model = model.eval().requires_grad_(False).to(device)
-        cache_casts(self._model, _AUTOCAST.get(request.precision))
+        self._model = model.eval().requires_grad_(False).to(self._device)
+        cache_casts(self._model, _AUTOCAST.get(precision))
 
     def read(self, captions: Sequence[Sequence[str]]) -> tuple[list[list[Part]], Counter[str]]:
         """Return what the model reads of captions, and how many sub-words that are.
@@ -180,29 +154,26 @@ class TokenExtractor:
                     states[number] = state
         ends = iter(states)
         return [
-            self.description.spec.rounded(vectors_of(parts, [next(ends) for _ in parts], self._request.pooling))
-            for parts in captions
+            self.description.spec.rounded(vectors_of(parts, [next(ends) for _ in parts], self._pooling)) for parts in captions
         ]
 
     def _states(self, ids: Tensor) -> np.ndarray:
         """Return the last layer over sub-words ``[B, S]`` that are all there, float32 ``[B, S, D]``."""
         if self._device.type == "cpu":
             return run_in_chunks(self._forward, ids, FORWARD_CAPTIONS).numpy()
-        with precision_context(self._request.precision, self._device), torch.inference_mode():
+        with precision_context(self._precision, self._device), torch.inference_mode():
             return run_with_oom_retry(self._forward, ids, self._limits).numpy()
 
     def _forward(self, ids: Tensor) -> Tensor:
-        dtype = _AUTOCAST.get(self._request.precision)
+        dtype = _AUTOCAST.get(self._precision)
         with torch.autocast(self._device.type, dtype, enabled=dtype is not None):
             return self._model(input_ids=upload(ids, self._device)).last_hidden_state.float().cpu()
 
 
 def _load(folder: Path, name: str) -> tuple[Any, Any, Any]:
     """Return config, tokenizer and model, the weights in float32."""
-    try:
-        from transformers import AutoConfig, AutoModel, AutoTokenizer
-    except ImportError as error:
-        raise not_installed() from error
+    from transformers import AutoConfig, AutoModel, AutoTokenizer
+
     if not (folder / "config.json").is_file():
         raise InputError(
             f"{name!r} holds no config.json, expected a model as transformers saves it: config.json, tokenizer.json or vocab.txt, "
@@ -264,3 +235,53 @@ def _quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if shows:
             logging.enable_progress_bar()
+
+
+def parts_of(tokens: Sequence[Sequence[int]], *, begin: int, end: int, positions: int) -> list[Part]:
+    """Divide a caption into parts, as few as possible: each takes as many whole tokens as a model has positions.
+
+    Nearly every caption is one part.
+
+    Args:
+        tokens: ids of the sub-words of each token, one or more. Of a token with more of them than there are positions, those that
+            come first are read.
+        begin: id of the sub-word that begins a sentence, such as ``[CLS]``.
+        end: id of the sub-word that ends it, such as ``[SEP]``.
+        positions: greatest number of sub-words that the model reads at once, both of these included.
+    """
+    room = positions - 2
+    groups: list[list[Sequence[int]]] = [[]]
+    taken = 0
+    for sub_words in tokens:
+        kept = sub_words[:room]
+        if taken + len(kept) > room:
+            groups.append([])
+            taken = 0
+        groups[-1].append(kept)
+        taken += len(kept)
+    return [
+        Part(
+            ids=(begin, *(number for sub_words in group for number in sub_words), end),
+            starts=np.cumsum([0, *map(len, group)], dtype=np.int64)[:-1],
+        )
+        for group in groups
+    ]
+
+
+def vectors_of(parts: Sequence[Part], states: Sequence[np.ndarray], pooling: str) -> np.ndarray:
+    """Return a vector for the beginning of a caption, for each of its tokens and for its end, float32 ``[T + 2, D]``.
+
+    Args:
+        parts: the parts of the caption.
+        states: what the model makes of each part, float32 ``[S, D]``.
+        pooling: what a token gets of its sub-words.
+    """
+    tokens = [_pooled(part.starts, state[1:-1], pooling) for part, state in zip(parts, states, strict=True)]
+    return np.concatenate([states[0][:1], *tokens, states[-1][-1:]])
+
+
+def _pooled(starts: np.ndarray, state: np.ndarray, pooling: str) -> np.ndarray:
+    if pooling == "first" or not len(starts):
+        return state[starts]
+    counts = np.diff(np.append(starts, len(state)))
+    return np.add.reduceat(state, starts, axis=0) / counts[:, np.newaxis].astype(np.float32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from extractors.remarks import tell
+from extractors.base import warn_once
 from pipelines.features.extraction import Remark, plan_features
 from pipelines.features.feature_shards import reusable_rows
 from pipelines.inputs.images import ImageRef, Listing, kept_refs
@@ -58,7 +58,7 @@ class DryRunReport:
         return sum((shard.images + shard.kept) * self.row_bytes for shard in self.todo)
 
 
-def plan_dry_run(job: FeaturesJob, listing: Listing, remark: Remark = tell) -> DryRunReport:
+def plan_dry_run(job: FeaturesJob, listing: Listing, remark: Remark = warn_once) -> DryRunReport:
     """Count the images and bytes that a run would write; nothing is written.
 
     Args:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from extractors.remarks import tell
+from extractors.base import warn_once
 from pipelines.datasets.region_names import NAMES_FILES, names_files, stored_names
 from pipelines.features.ref_chunks import RefChunk, chunk_refs, folder_of_references, listed_refs
 from pipelines.features.shard_worker import ShardExtractor, check_worker, count_gpus, planned_fingerprint
@@ -42,7 +42,7 @@ Remark = Callable[[str], None]
 """Receives a sentence for the user; from Python it is logged, once in a process."""
 
 
-def plan_features(job: FeaturesJob, listing: Listing, remark: Remark = tell) -> OutputDataset:
+def plan_features(job: FeaturesJob, listing: Listing, remark: Remark = warn_once) -> OutputDataset:
     """Return the dataset that a job writes.
 
     ``remark`` receives a sentence about a file that holds several sets of weights.
@@ -82,7 +82,7 @@ def extract_features(
     meter: Meter = Meter(),
     *,
     listing: Listing | None = None,
-    remark: Remark = tell,
+    remark: Remark = warn_once,
 ) -> Manifest:
     """Write a dataset of kind ``features``, or ``regions`` if the extractor makes those.
 

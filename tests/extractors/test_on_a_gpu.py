@@ -17,7 +17,7 @@ from extractors.options import ExtractorOptions
 from extractors.regions import faster_rcnn
 from extractors.regions.bottom_up import network
 from extractors.regions.bottom_up.preprocessing import send
-from extractors.tokens.transformer import TokenRequest
+from extractors.tokens.request import TokenRequest
 from extractors.weights.resolve import Weights
 from extractors.whole_image import conv_grids, resnet50, timm_models, vgg19
 from tests.pretended_gpu import pretended_gpu

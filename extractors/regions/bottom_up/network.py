@@ -27,8 +27,7 @@ from torchvision.models.resnet import Bottleneck
 from torchvision.ops import FrozenBatchNorm2d
 
 from extractors.computing.fusion import fold_norm
-from extractors.regions.boxes import STRIDE, anchor_grid, cell_anchors, clip, decode, is_larger
-from extractors.regions.nms import nms
+from extractors.regions.boxes import STRIDE, anchor_grid, cell_anchors, clip, decode, is_larger, nms
 
 CLASSES = 1600
 """Number of classes of the detector, without the background (id 0): line n of the file is class n."""

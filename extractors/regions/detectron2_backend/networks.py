@@ -38,8 +38,7 @@ from torch.nn import functional as F  # noqa: N812
 from extractors.computing.devices import upload
 from extractors.regions.bottom_up.network import ATTRIBUTES
 from extractors.regions.bottom_up.preprocessing import prepare, resized_wh, scale_of, send
-from extractors.regions.boxes import cell_anchors
-from extractors.regions.nms import nms
+from extractors.regions.boxes import cell_anchors, nms
 
 CONFIG = Path(__file__).with_name("faster_rcnn_vg.yaml")
 """Config file of the detector."""

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import extractors
+from extractors.base import warn_once
 from extractors.computing.devices import cache_casts, cast_layers, precision_context, resolve_device, resolve_precision, upload
-from extractors.remarks import tell
 from schemas.errors import UsageError
 from schemas.process import resources
 from tests.pretended_gpu import pretended_gpu
@@ -61,7 +61,7 @@ def test_precisions_of_a_gpu_are_refused_on_a_cpu(precision):
 def test_emulated_bfloat16_is_said_once(monkeypatch, tmp_path, caplog):
     (tmp_path / "cpuinfo").write_text("flags : fpu avx2\n")
     monkeypatch.setattr(resources, "_CPU", tmp_path / "cpuinfo")
-    tell.cache_clear()
+    warn_once.cache_clear()
     assert [resolve_precision(precision, CPU) for precision in ("fp32", "bf16", "bf16")] == ["fp32", "bf16", "bf16"]
     assert resolve_precision("bf16", GPU) == "bf16"
     assert [record.message.partition(" (")[0] for record in caplog.records] == [

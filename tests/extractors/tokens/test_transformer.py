@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from extractors.tokens.transformer import FORWARD_CAPTIONS, TokenRequest
+from extractors.tokens.request import TokenRequest
+from extractors.tokens.transformer import FORWARD_CAPTIONS
 from schemas.errors import InputError, UsageError
 from tests.threads import threads_of_torch
 from tests.tiny_bert import make_tiny_bert

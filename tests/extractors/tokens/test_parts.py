@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from extractors.tokens.reading import parts_of, vectors_of
+from extractors.tokens.transformer import parts_of, vectors_of
 
 CLS, SEP = 101, 102
 

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from extractors.base import Description
-from extractors.tokens.describing import describe
-from extractors.tokens.transformer import TokenRequest
+from extractors.tokens.request import TokenRequest
 from schemas.errors import InputError, UsageError
 from schemas.features import FeatureSpec
 
@@ -31,24 +30,24 @@ def model(tmp_path):
 
 
 def test_a_model_is_loaded_once_for_each_request_and_not_for_each_device(model, loads):
-    first = describe(model, "mean", "float32", "fp32", device="cpu")
-    assert describe(model, "mean", "float32", "fp32", device="cuda") == first
-    assert describe(model, "first", "float32", "fp32", device="cpu").parameters == {"sub_words": "first"}
+    first = TokenRequest(model).describe()
+    assert TokenRequest(model).describe("cuda") == first
+    assert TokenRequest(model, "first").describe().parameters == {"sub_words": "first"}
     assert loads == [(TokenRequest(model), "cpu"), (TokenRequest(model, "first"), "cpu")]
 
 
 def test_an_adapter_is_loaded_each_time_because_it_names_a_model_elsewhere(model, tmp_path, loads):
     (tmp_path / "adapter_config.json").write_text("{}", encoding="utf-8")
     for _ in range(2):
-        describe(model, "mean", "float32", "fp32", device="cpu")
+        TokenRequest(model).describe()
     assert len(loads) == 2
 
 
 def test_mistakes_are_those_of_the_request(model, loads):
     with pytest.raises(UsageError, match="--model is missing"):
-        describe("", "mean", "float32", "fp32", device="cpu")
+        TokenRequest("").describe()
     with pytest.raises(UsageError, match="--sub-words is 'last'"):
-        describe(model, "last", "float32", "fp32", device="cpu")
+        TokenRequest(model, "last").describe()
     with pytest.raises(InputError, match="lies in a store"):
-        describe("gs://bucket/bert", "mean", "float32", "fp32", device="cpu")
+        TokenRequest("gs://bucket/bert").describe()
     assert loads == []
