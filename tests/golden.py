@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import extractors
-from pipelines.demo.writing import write_scenes
+from pipelines.demo.run import write_scenes
 from pipelines.exchange.importing import import_features
 from pipelines.exchange.jobs import ImportJob
 from pipelines.inputs.captions.opening import open_source

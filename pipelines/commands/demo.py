@@ -32,7 +32,7 @@ def demo(
 
     folder = target_path(output)
     if only == "scenes":
-        from pipelines.demo.writing import write_scenes
+        from pipelines.demo.run import write_scenes
         from pipelines.running.meter import show_progress
 
         with storage_errors(output), show_progress(notes, "demo", unit="scenes", total=scenes) as meter:

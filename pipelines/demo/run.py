@@ -1,15 +1,86 @@
-"""The end of ``imagepivot demo``: every dataset that its plan has made."""
+"""The ends of ``imagepivot demo``: a small data set of drawn scenes, and every dataset that its plan makes of them.
+
+The scenes serve to try the pipelines and the training without downloading anything. The same count and seed give the same scenes
+and captions in every version of Python, and a smaller data set is the beginning of a larger one with the same seed.
+"""
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 from rich.console import Console
 from rich.rule import Rule
 
 from pipelines.datasets.inspection import describe
+from pipelines.demo.scene_captions import captions
+from pipelines.demo.scenes import draw, make_scenes
+from pipelines.running.meter import Meter
 from schemas.console.tables import render_tables
 from schemas.dataset import open_dataset
+from schemas.errors import UsageError
+
+_JPEG_QUALITY = 90
+_COLUMNS = ("image_id", "language", "portion", "index", "split", "text")
+
+
+def split_of(number: int) -> str:
+    """Return the split of a scene by its number: of every ten, eight are in ``train``, one in ``val``, one in ``test``."""
+    return {8: "val", 9: "test"}.get(number % 10, "train")
+
+
+def write_scenes(folder: Path, count: int = 300, seed: int = 0, meter: Meter = Meter()) -> None:
+    """Write pictures ``images/scene-00000.jpg`` ... and then captions, ``captions.tsv``.
+
+    The table is UTF-8 with the columns image_id, language, portion, index, split and text. Files of an earlier run with the
+    same names are replaced where they differ.
+
+    Args:
+        folder: the folder to write to; it is created if it does not exist.
+        count: number of scenes, up to 100,000.
+        seed: another seed gives other scenes.
+        meter: counts scenes, for the display of progress.
+
+    Raises:
+        UsageError: the count is out of range, the folder is a file, or ``images`` contains other files.
+    """
+    scenes = dict(make_scenes(count, seed))
+    images, table = folder / "images", folder / "captions.tsv"
+    try:
+        images.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UsageError(f"expected a folder, found a file at {error.filename!r}: give another folder") from error
+    others = sorted(path.name for path in images.iterdir() if path.suffix != ".jpg" or path.stem not in scenes)
+    if others:
+        raise UsageError(
+            f"expected nothing but the pictures of {count} scenes, found {others[0]!r} and {len(others) - 1} more files in "
+            f"{str(images)!r}: give an empty folder"
+        )
+    rows = [
+        (image_id, caption.language, caption.portion, caption.index, split_of(number), caption.text)
+        for number, (image_id, scene) in enumerate(scenes.items())
+        for caption in captions(scene)
+    ]
+    lines = ["\t".join(_COLUMNS), *("\t".join(map(str, row)) for row in sorted(rows))]
+    data = "".join(f"{line}\n" for line in lines).encode()
+    if table.exists() and table.read_bytes() != data:
+        table.unlink()
+    try:
+        for image_id, scene in scenes.items():
+            drawing = io.BytesIO()
+            draw(scene).save(drawing, "JPEG", quality=_JPEG_QUALITY, subsampling=0)
+            path = images / f"{image_id}.jpg"
+            # Features that were made of the same picture stay.
+            if not path.exists() or path.read_bytes() != drawing.getvalue():
+                path.write_bytes(drawing.getvalue())
+            meter.add(scenes=1)
+    except BaseException:
+        table.unlink(missing_ok=True)
+        raise
+    if not table.exists():
+        unfinished = folder / "captions.tsv.part"
+        unfinished.write_bytes(data)
+        unfinished.replace(table)
 
 
 def show_datasets(output: Path, *, console: Console) -> None:

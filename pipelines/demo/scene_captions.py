@@ -1,20 +1,82 @@
 """Captions of a drawn scene in the manner of Multi30K.
 
 The ``translation`` portion has one sentence in each language, all with the same meaning. The ``comparable`` portion has five
-sentences in English and five in German that are chosen independently: they differ in wording and in what they mention.
+sentences in English and five in German that are chosen independently: they differ in wording and in what they mention. The
+grammars are in ``scene_languages.toml``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
+from typing import TypeAlias
 
-from pipelines.demo.scene_languages import FULL_TEMPLATES, LANGUAGES, Language
 from pipelines.demo.scenes import Group, Scene
+from schemas.conversion import convert, parse_toml
+
+FULL_TEMPLATES = 5
+"""Templates below this number mention everything in the scene and say the same in each language."""
 
 _COMPARABLE_LANGUAGES = ("en", "de")
 _COMPARABLE_CAPTIONS = 5
 _SIZE_SHARE = 0.6  # Share of the comparable captions that mention sizes.
+
+
+_Table: TypeAlias = dict[str, dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Language:
+    """Tables and templates of one language.
+
+    Attributes:
+        nouns: shape to gender and forms: ``1_dat`` is the dative singular, ``2_dat`` the dative plural, ``1_the`` the singular
+            with its article. A case without a column has the form of the nominative.
+        adjectives: size or colour to its forms, by ending.
+        agreement: gender and case to the endings of adjectives (``one``, ``many``) and to the words for 1, 2, 3 and 4.
+        grounds: background colour to its forms.
+        positions: position to the words for the place, for the relation to another group, and the case after that relation.
+        verbs: "is" and "are".
+        single: templates for scenes with one group, the full ones first.
+        double: templates for scenes with two groups, the full ones first.
+        colour_last: whether the colour follows the noun.
+        articles: article and next word to the article that is written before that word instead.
+    """
+
+    nouns: _Table
+    adjectives: _Table
+    agreement: _Table
+    grounds: _Table
+    positions: _Table
+    verbs: tuple[str, str]
+    single: tuple[str, ...]
+    double: tuple[str, ...]
+    colour_last: bool = False
+    articles: tuple[tuple[str, str, str], ...] = ()
+
+
+def _table(text: str) -> _Table:
+    """Read a table: its first line names the columns, the first cell of each other line names the row."""
+    header, *rows = [line.split() for line in text.strip().splitlines()]
+    return {_form(name): dict(zip(header, map(_form, cells), strict=True)) for name, *cells in rows}
+
+
+def _form(cell: str) -> str:
+    return "" if cell == "-" else cell.replace("_", " ")
+
+
+def _read_languages() -> dict[str, Language]:
+    sections = parse_toml(Path(__file__).with_name("scene_languages.toml").read_text(encoding="utf-8"))
+    tables = {
+        code: {key: _table(value) if isinstance(value, str) else value for key, value in section.items()}
+        for code, section in sections.items()
+    }
+    return {code: convert(table, Language, code) for code, table in tables.items()}
+
+
+LANGUAGES = _read_languages()
+"""Language code to language, in the order in which captions are made."""
 
 
 @dataclass(frozen=True)

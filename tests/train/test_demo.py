@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipelines.demo.writing import split_of
+from pipelines.demo.run import split_of
 from train.demo import LEAST_SCENES
 
 

@@ -4,8 +4,7 @@ import string
 
 import pytest
 
-from pipelines.demo.scene_captions import caption, captions, template_count
-from pipelines.demo.scene_languages import FULL_TEMPLATES, LANGUAGES
+from pipelines.demo.scene_captions import FULL_TEMPLATES, LANGUAGES, caption, captions, template_count
 from pipelines.demo.scenes import BACKGROUNDS, COLOURS, POSITIONS, SHAPES, SIZES, Group, Scene, make_scenes
 
 # Frames of template 1: the position is left, the background white.

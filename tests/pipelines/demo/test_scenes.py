@@ -6,6 +6,7 @@ import math
 import pytest
 from PIL import Image, ImageChops
 
+from pipelines.demo.run import write_scenes
 from pipelines.demo.scene_captions import captions
 from pipelines.demo.scenes import (
     BACKGROUNDS,
@@ -20,7 +21,6 @@ from pipelines.demo.scenes import (
     make_scenes,
     picture_size_wh,
 )
-from pipelines.demo.writing import write_scenes
 
 TOLERANCE = 42  # Of each channel: shapes are shaded and pictures compressed.
 

@@ -4,9 +4,9 @@ import csv
 
 import pytest
 
+from pipelines.demo.run import split_of, write_scenes
 from pipelines.demo.scene_captions import captions
 from pipelines.demo.scenes import make_scenes
-from pipelines.demo.writing import split_of, write_scenes
 from schemas.errors import UsageError
 
 
@@ -99,7 +99,7 @@ def test_broken_run_leaves_no_table(tmp_path, monkeypatch):
     def fail(scene):
         raise OSError("disk full")
 
-    monkeypatch.setattr("pipelines.demo.writing.draw", fail)
+    monkeypatch.setattr("pipelines.demo.run.draw", fail)
     with pytest.raises(OSError, match="disk full"):
         write_scenes(tmp_path, count=2)
     assert not (tmp_path / "captions.tsv").exists()
