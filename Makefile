@@ -42,10 +42,11 @@ container-test: $(STAMP)  ## Build the images of docker/ and run them, as root; 
 quick: $(STAMP)  ## Run the tests that take a fifth of a second or less: two minutes on two idle cores.
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
 
-check: $(STAMP)  ## Run the linter, the formatter's check and the type checker.
+check: $(STAMP)  ## Run the linter, the formatter's check and the type checker, and count modules and lines.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m tests.sizes
 
 format: $(STAMP)  ## Format the code.
 	$(BIN)/ruff check --fix .

@@ -340,10 +340,6 @@ def test_the_layout_has_no_circle_itself():
         assert circles(edges) == []
 
 
-def test_no_module_is_longer_than_600_lines():
-    assert [f"{path.relative_to(ROOT)}" for path in modules() if len(path.read_text(encoding="utf-8").splitlines()) > 600] == []
-
-
 @pytest.mark.parametrize(
     "statement",
     [
