@@ -23,6 +23,15 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # A shell lets what it starts in the background ignore Ctrl-C, which tests raise.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests of `make cluster` as slow, too."""
+    for item in items:
+        if item.get_closest_marker("cluster"):
+            item.add_marker("slow")
+
+
 # --- caches ----------------------------------------------------------------------------------------------------------
 
 

@@ -9,8 +9,6 @@ import torch
 from extractors import Description, Extractor, ExtractorRequest
 from schemas.features import FeatureSpec
 
-__all__ = ["SPEC", "ColourExtractor", "colours", "colours_until_a_shard", "use_colours"]
-
 SPEC = FeatureSpec("fake", (3,))
 
 

@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["run_backward"]
-
 
 def run_backward(
     outputs: Sequence[Tensor],

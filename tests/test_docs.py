@@ -101,7 +101,6 @@ def test_pages_with_snippets() -> None:
     }
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize("page", WITH_SNIPPETS)
 def test_snippets_run(page: str, folder: Path) -> None:
@@ -231,7 +230,6 @@ QUICKLY = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_from_raw_files_to_a_trained_model(folder: Path, tmp_path: Path) -> None:
     """The README's lines run as they stand, with few images, a small model and random weights."""

@@ -124,7 +124,6 @@ if __name__ == "__main__":
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 def test_worker_processes_of_a_pipeline_beside_foreign_modules(here):
     (here / "captions.tsv").write_text("image_id\ttext\n" + "".join(f"img{n}\tA dog runs .\n" for n in range(50)))
     (here / "script.py").write_text(PIPELINE)

@@ -522,7 +522,6 @@ print([name for name in ("torch", "torchvision", "apache_beam", "sacremoses") if
     assert second[:-1] == first[:-1]
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_token_features_that_are_there_already_are_found_without_loading_the_model(tmp_path):
     rows = [{"image_id": "1", "language": "en", "portion": "comparable", "index": 0, "split": "train", "text": "a dog"}]

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 
 import torch
 
-__all__ = ["threads_of_torch"]
-
 
 @contextmanager
 def threads_of_torch(number: int) -> Iterator[None]:

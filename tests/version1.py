@@ -13,8 +13,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-__all__ = ["as_version_1"]
-
 FAILURE_COLUMNS = ("key", "uri", "stage", "reason", "message")
 
 

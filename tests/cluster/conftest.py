@@ -6,9 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.integration.conftest import empty, imagepivot
-
-__all__ = ["empty", "imagepivot"]
+from tests.integration.conftest import empty, imagepivot  # noqa: F401 -- fixtures
 
 
 @pytest.fixture(scope="session")

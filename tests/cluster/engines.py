@@ -30,8 +30,6 @@ from tests.integration.clusters import accepts, foreign_modules
 from tests.integration.processes import wait_for
 from tests.stores import free_port
 
-__all__ = ["Engine", "Flink", "UnavailableError", "flink", "prism", "spark"]
-
 HERE = Path(__file__).parent
 BUILD = HERE.parents[1] / "build" / "engines"
 

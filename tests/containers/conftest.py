@@ -10,10 +10,8 @@ import pytest
 
 from tests.containers.images import ROOT, Images, missing
 from tests.containers.page import line_of
-from tests.integration.conftest import empty, imagepivot
+from tests.integration.conftest import empty, imagepivot  # noqa: F401 -- fixtures
 from tests.integration.workload import MODEL
-
-__all__ = ["empty", "imagepivot"]
 
 _SIZES = pytest.StashKey[dict[str, int]]()
 

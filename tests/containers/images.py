@@ -21,8 +21,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ROOT", "Images", "missing"]
-
 ROOT = Path(__file__).parents[2]
 _MADE = ("storage", "run", "tmp", "base", "go", "template-launcher", "weights")
 _SUITE = "bookworm"

@@ -6,8 +6,6 @@ import shlex
 
 from tests.containers.images import ROOT
 
-__all__ = ["line_of"]
-
 _PAGE = (ROOT / "docs" / "containers.md").read_text(encoding="utf-8")
 
 

@@ -80,7 +80,6 @@ def test_the_schemas_would_refuse_what_is_wrong():
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 def test_flinks_operator_takes_it(operator):
     deployment = DOCUMENTS["flink.yaml-FlinkDeployment"]
     jsonschema.validate(deployment["spec"], operator)

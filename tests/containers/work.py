@@ -15,8 +15,6 @@ from tests.integration.processes import wait_for
 from tests.integration.workload import files
 from tests.stores import free_port
 
-__all__ = ["POOL", "multi30k", "opened", "pool", "shards"]
-
 POOL = 50000
 """The port of the pool; Beam's program knows no other."""
 

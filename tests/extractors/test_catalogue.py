@@ -54,7 +54,6 @@ def test_fingerprint_is_of_the_parameters_alone_and_not_of_their_order():
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 @pytest.mark.parametrize("name", extractors.names())
 def test_the_catalogue_says_what_the_extractor_does(name):
     (entry,) = (entry for entry in extractors.entries() if entry.name == name)

@@ -78,7 +78,6 @@ def test_published_weights_are_torchvisions(ours, theirs):
     assert (str(ours), ours.url) == (str(theirs), theirs.url)
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_extracting_loads_neither_torchvision_nor_the_compiler():
     """Importing torchvision loads torch's compiler, and so does an operation on the meta device: a second each."""

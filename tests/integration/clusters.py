@@ -28,8 +28,6 @@ import tests.dataflow_service
 from tests.integration.processes import wait_for
 from tests.stores import emulator, free_port, use
 
-__all__ = ["Cluster", "dask", "dataflow", "job_service"]
-
 
 @dataclass(frozen=True)
 class Cluster:

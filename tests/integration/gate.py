@@ -6,8 +6,6 @@ from pathlib import Path
 
 from tests.integration.processes import wait_for
 
-__all__ = ["GATE", "at_work"]
-
 GATE = """
 import os, time
 fsync, parent = os.fsync, os.getppid()

@@ -14,8 +14,6 @@ from google.cloud import dataflow_v1beta3
 from pipelines.running import remote
 from schemas.errors import ImagepivotError
 
-__all__ = ["FLAGS", "Submission", "submit"]
-
 FLAGS = (
     "--runner=DataflowRunner",
     "--project=project",

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from tests.integration.processes import wait_for
 
-__all__ = ["on_terminal", "shown"]
-
 
 @contextmanager
 def on_terminal(words: tuple[object, ...], folder: Path | None = None) -> Iterator[tuple[subprocess.Popen[bytes], int]]:

@@ -92,7 +92,6 @@ def codes_of(images: Path, output: Path, tasks: Sequence[str], folder: Path) -> 
 # --- at the same time ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_tasks_at_the_same_time_end_in_a_committed_dataset(images, plain, imagepivot, tmp_path):
     output = tmp_path / "o"
@@ -109,7 +108,6 @@ def test_tasks_at_the_same_time_end_in_a_committed_dataset(images, plain, imagep
     assert times_of(output) == times
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_copies_of_one_task_at_the_same_time(images, plain, imagepivot, tmp_path):
     output = tmp_path / "o"
@@ -120,7 +118,6 @@ def test_copies_of_one_task_at_the_same_time(images, plain, imagepivot, tmp_path
     assert snapshot(output) == plain
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize("seed", range(2))
 def test_tasks_that_are_killed_at_random_moments_and_given_again(images, plain, imagepivot, tmp_path, seed):
@@ -138,7 +135,6 @@ def test_tasks_that_are_killed_at_random_moments_and_given_again(images, plain, 
     assert snapshot(output) == plain
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_an_array_of_64_tasks_of_which_two_are_killed(imagepivot, tmp_path, monkeypatch):
     """Only tasks touch the folder: this process, as the machine that submits them, reads it at the end."""
@@ -185,7 +181,6 @@ def stopped(run: Started, output: Path) -> None:
         run.send(signal.SIGSTOP)
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_while_a_task_runs_a_plain_run_is_refused_and_another_task_is_not(images, plain, imagepivot, tmp_path):
     output = tmp_path / "o"
@@ -203,7 +198,6 @@ def test_while_a_task_runs_a_plain_run_is_refused_and_another_task_is_not(images
     assert snapshot(output) == plain
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_while_a_plain_run_writes_a_task_is_refused(images, plain, imagepivot, tmp_path):
     output = tmp_path / "o"
@@ -221,7 +215,6 @@ def test_while_a_plain_run_writes_a_task_is_refused(images, plain, imagepivot, t
 # --- what the command says -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_what_a_task_says(images, plain, imagepivot, tmp_path):
     output = tmp_path / "o"
@@ -357,7 +350,6 @@ echo Submitted batch job 4711
 """
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_the_scripts_for_slurm_run_with_a_stand_in_for_the_scheduler(images, imagepivot, tmp_path, monkeypatch):
     """Tasks 0 and 2 of 3 are killed, and run again as the page says."""

@@ -24,7 +24,7 @@ from schemas.writing.reuse_policy import ReusePolicy
 from tests.fake_extractors import use_colours
 from tests.stores import PACKAGES, Requests, emulator, far_away, is_installed, use
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 SECONDS = 0.1  # Long enough that what can be under way at once is, on a busy machine, too.
 IMAGES, SHARDS = 48, 12

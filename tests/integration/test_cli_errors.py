@@ -56,7 +56,6 @@ def captions(table: Path, output: Path, *arguments, workers: int = 1):
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 def test_exit_codes_of_the_installed_command(installed, tmp_path):
     """1 failed, 2 wrong usage, 3 done but too many inputs failed; the other tests call the command in process."""
     one_line(installed("inspect", tmp_path / "none", code=1))
@@ -75,7 +74,6 @@ def test_no_source(fails, tmp_path):
     assert not (tmp_path / "o").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("kind", "says"),
@@ -122,7 +120,6 @@ def test_a_table_without_the_columns(fails, tmp_path):
     one_line(fails(*captions(tmp_path / "t.csv", tmp_path / "o"), says=says))
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize("workers", [1, TWO_WORKERS])
 def test_a_caption_key_that_occurs_twice(fails, tmp_path, workers):

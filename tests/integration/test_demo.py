@@ -10,7 +10,7 @@ from schemas.dataset import open_dataset
 from schemas.writing.validation import validate
 from train.runs.run import open_run
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 
 DATASETS = ("captions", "vocabulary", "encoded", "features", "regions")
 

@@ -11,7 +11,7 @@ from PIL import Image
 from schemas.writing.validation import validate
 from tests.integration.processes import Started, group_of, start, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 
 SHARDS = 6
 WORDS = ["A", "man", "Man", "dog", "(", "walks", "!", "'s", "Zwei", "Hunde", "é", "3"]

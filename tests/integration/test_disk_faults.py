@@ -18,7 +18,7 @@ from schemas.dataset import open_dataset
 from schemas.writing.validation import validate
 from tests.integration.processes import start, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 
 pytest.importorskip("timm", reason="a small model of timm's makes many runs possible")
 

@@ -9,7 +9,7 @@ import pytest
 from schemas.storage.folder import Folder
 from tests.stores import PACKAGES, emulator, is_installed, use
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module", params=["s3", "gs"])

@@ -17,7 +17,7 @@ from schemas.writing.records import record_name
 from schemas.writing.validation import validate
 from tests.integration.processes import start
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 
 pytest.importorskip("timm", reason="a small model of timm's makes many runs possible")
 

@@ -33,7 +33,7 @@ from schemas.features import FeatureSpec
 from tests.builders import sign
 from tests.train.trainings import CONFIG
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 
 FIXED_CASES = 4  # For each kind.
 SECONDS = 60  # No command takes so long; one that does is taken for one that never ends.

@@ -160,7 +160,6 @@ def cases() -> list[tuple[str, int, str]]:
     )  # 5 and the number of locations: coprime.
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize(("line", "place", "bad"), cases())
 def test_a_location_where_nothing_can_be(refused, line, place, bad):

@@ -26,7 +26,7 @@ from tests.integration.gate import GATE, at_work
 from tests.integration.processes import Started, start, wait_for
 from tests.integration.terminals import on_terminal, shown
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
 @dataclass(frozen=True)

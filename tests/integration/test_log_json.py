@@ -194,7 +194,6 @@ def test_ctrl_c_is_the_last_event(folder, tmp_path):
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 def test_counts_of_worker_processes_are_true_and_what_they_say_is_an_event(forked, folder, tmp_path):
     """With two workers: the last counts are complete, though no worker writes more often than five times a second."""
     done = forked(*captions(folder, tmp_path / "o", "bad", "--workers", "2"), code=3)

@@ -10,7 +10,7 @@ from schemas.writing.validation import validate
 from tests.fake_extractors import use_colours
 from tests.stores import PACKAGES, emulator, far_away, is_installed, use
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 SECONDS = 4
 CUTS = ("drop", "busy", "stall", "torn")

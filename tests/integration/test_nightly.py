@@ -30,7 +30,7 @@ from tests.integration.processes import Started, start, wait_for
 from tests.pipelines.plans.conftest import ForkedSteps
 from tests.stores import PACKAGES, FarStore, Store, emulator, far_away, is_installed, untagged, use
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "nightly.md").read_text(encoding="utf-8")

@@ -24,7 +24,7 @@ from tests.stores import PACKAGES, emulator, free_port, is_installed, untagged, 
 
 pytest.importorskip("timm", reason="a small model of timm's makes many runs possible")
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 GIVE_UP_SECONDS = 30  # Idle cores need less than ten.
 

@@ -25,7 +25,7 @@ from schemas.writing.validation import validate
 from tests.stages import attempt, output_in, staged
 from tests.stores import PACKAGES, emulator, is_installed, untagged, use
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 NAME = "part-00000-of-00001.parquet"
 

@@ -25,7 +25,7 @@ PACKAGES = (
     "worker.py",
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 MODULES = ("train/__init__.py", "schemas.py", "pipelines.py", "extractors/__init__.py", "extractors/base.py")
 
 

@@ -19,7 +19,7 @@ from schemas.writing.validation import validate
 from tests.integration.processes import group_of, wait_for
 from tests.pipelines.plans.conftest import PLAN, ForkedSteps, write_table
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 SCRIPT = Path(sys.executable).with_name("imagepivot")
 KILLS = 6

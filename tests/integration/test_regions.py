@@ -8,7 +8,7 @@ from PIL import Image
 from schemas.dataset import open_dataset
 from schemas.writing.validation import validate
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 
 PHOTO = "cat"  # One, as the detector takes some ten seconds an image.
 

@@ -22,7 +22,7 @@ from tests.integration.clusters import Cluster, job_service
 from tests.integration.workload import commands, files, make_inputs, one_line
 from tests.stores import free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from tests.integration.workload import OUTPUTS, commands, files, make_inputs, on
 for package in ("distributed", "gcp_storage_emulator", "google.cloud.dataflow", "timm"):
     pytest.importorskip(package, reason="the extra dev installs it")
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 STORE = "gs://bucket/"
 CODES = (0, 0, 0, 0, 0, 3)  # A photo is broken.

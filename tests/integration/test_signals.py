@@ -32,7 +32,7 @@ signals.stoppable = announced
 imagepivot.command()
 """
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture(scope="module")

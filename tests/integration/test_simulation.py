@@ -25,7 +25,7 @@ from schemas.storage.folder import Folder
 from schemas.writing.shard_count import MOST_CHOSEN
 from tests.simulation import Cost, Images, captions, features, images, vocabulary
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 MORE = 1.15
 """What an item of ten times as many may cost, relative to one of the fewer."""

@@ -21,7 +21,6 @@ from tests.stores import FarStore, emulator, far_away, is_installed, use
 
 pytest.importorskip("distributed", reason="the extra dev installs it")
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.cluster,
     pytest.mark.timeout(600),
     pytest.mark.skipif(not is_installed("s3"), reason="no emulator of S3"),

@@ -19,7 +19,7 @@ from schemas.errors import UsageError
 from tests.fake_extractors import use_colours
 from tests.integration.submitted import FLAGS, Submission, submit
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 HINTS = {"accelerator": "type:nvidia-l4;count:1;machine_type:g2-standard-4;install-nvidia-driver", "bundles": "1"}
 GPU = ("--gpu", "nvidia-l4", "--worker-machine", "g2-standard-4")

@@ -10,7 +10,7 @@ from schemas.storage.folder import Folder
 from tests.stores import emulator, is_installed, use
 
 pytest.importorskip("google.cloud.dataflow")
-pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
 @pytest.mark.skipif(not is_installed("gs"), reason="no emulator of Google Cloud Storage")

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from PIL import Image
 
-__all__ = ["MODEL", "OUTPUTS", "commands", "files", "make_inputs", "one_line"]
-
 MODEL = "timm:test_resnet.r160_in1k"
 
 OUTPUTS = ("plain", "true", "given", "vocabulary", "encoded", "features")

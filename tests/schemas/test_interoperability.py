@@ -99,7 +99,6 @@ def in_order(rows):
     return sorted(plain(rows), key=lambda row: tuple(row[name] for name in keys))
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize("kind", KINDS)
 def test_pyarrow_reads_a_folder(full, kind):
@@ -121,7 +120,6 @@ def test_pandas_reads_a_folder(full, kind):
     assert in_order(rows) == in_order(toy.rows)
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("source", ["'{}/**/*.parquet'", "read_parquet('{}')", "'{}/*.parquet'"])
@@ -149,7 +147,6 @@ def test_polars_takes_no_folder_of_mixed_files(full):
         pl.read_parquet(full["captions"].path)
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "vocabulary"])
 def test_huggingface_reads_a_folder(full, huggingface, kind):

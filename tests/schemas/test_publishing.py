@@ -35,7 +35,6 @@ def alone(tmp_path_factory) -> dict[str, dict[str, bytes]]:
     return made
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize("names", ["AB", "AC"])
 @pytest.mark.parametrize("commits", ["after the first", "after both"])
@@ -105,7 +104,6 @@ def tags(monkeypatch):
     monkeypatch.setattr(object_store, "open_bucket", lambda location: DiskBucket())
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize(("names", "commits"), [("AB", True), ("AC", True)])
 def test_two_attempts_at_once_publish_one_of_them_where_there_are_tags(monkeypatch, tmp_path, tags, names, commits):

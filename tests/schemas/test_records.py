@@ -87,7 +87,6 @@ def test_a_long_first_line_is_read_whole(folder):
     assert read_record(folder, SHARD) == dataclasses.replace(whole, sources=None)
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize("written", [RECORD, FULL], ids=["alone", "with sources"])
 @pytest.mark.parametrize("mask", [0x01, 0x20, 0x80, 0xFF])

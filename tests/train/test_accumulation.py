@@ -71,7 +71,6 @@ class Reference:
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 @pytest.mark.parametrize(("text", "batches"), [(ENGLISH, 4), (CONFIG, 5)], ids=["one language", "tasks"])
 def test_a_step_is_that_of_a_training_by_hand(toy, train_toy, tmp_path, text, batches):
     text = several(text, batches).replace("learning_rate = 0.01\n", SETTINGS).replace("max_steps = 44", "max_steps = 10")

@@ -34,7 +34,6 @@ def test_without_torchrun_there_is_one_process(monkeypatch):
     assert not torch.distributed.is_initialized()
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     "text",
@@ -61,7 +60,6 @@ def test_two_processes_train_the_model_of_one(toy, toy_regions, tmp_path, text):
         assert ours["terms"] == {name: pytest.approx(value, rel=1e-3, abs=1e-4) for name, value in theirs["terms"].items()}
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_two_processes_drop_out(toy_regions, tmp_path):
     """Where dropout is stands in the model, so that processes agree on it; each drops out of its own rows."""

@@ -24,7 +24,7 @@ from train.reports.row_results import write_result
 from train.runs.checkpoints import LAST, read_checkpoint
 from train.runs.log import LOG, RunLog
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 
 FULL = "the disk is full: free some space"
 

@@ -21,7 +21,6 @@ FOREVER = CONFIG.replace("max_steps = 44", "max_steps = 1000000").replace("eval_
 # --- a training ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize("step", [10, 17, 30, 44])
 def test_ctrl_c_saves_the_step(toy, train_toy, finished_run, tmp_path, step):
@@ -68,7 +67,6 @@ def test_a_second_ctrl_c_is_not_waited_for(toy, tmp_path, monkeypatch):
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_the_command_says_what_is_there(toy, tmp_path, number, code):
@@ -88,7 +86,6 @@ def test_the_command_says_what_is_there(toy, tmp_path, number, code):
         assert f"{step + 2:,} steps in run" in process.wait().stdout
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_before_the_first_step_nothing_is_claimed(toy, tmp_path):
     data = ("--captions", toy.captions, "--features", toy.features, "--vocabulary", toy.vocabulary, "--device", "cpu")

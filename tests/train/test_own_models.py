@@ -189,7 +189,6 @@ def test_material_of_ones_own_takes_the_place_of_the_corpus(toy, train_toy, tmp_
         train(replace(job, output=str(tmp_path / "nothing")))
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_the_command_finds_kinds_of_other_distributions(toy, tmp_path):
     site = tmp_path / "site"

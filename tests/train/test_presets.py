@@ -14,7 +14,7 @@ from train.jobs import TrainJob
 from train.loop import train
 from train.runs.run import open_run
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 
 
 @pytest.mark.parametrize("name", preset_names())

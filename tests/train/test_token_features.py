@@ -49,7 +49,6 @@ def test_a_training_reads_them(train_toy, toy_tokens, tmp_path):
     assert run.language_ids == {}
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize("text", [CONFIG, MHA_D], ids=["vse", "mha-d"])
 def test_it_resumes_bit_for_bit(train_toy, toy_tokens, region_tokens, tmp_path, text):
@@ -158,7 +157,6 @@ def test_a_text_has_no_vectors(run, toy_tokens, tmp_path):
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 def test_figures(toy_tokens, region_tokens, train_toy, tmp_path):
     train_toy(reads(MHA_D, 2), corpus=region_tokens)
     job = FiguresJob(
@@ -201,7 +199,6 @@ def test_rows_that_read_vectors_are_trained_where_these_are_given(toy_regions, t
         corpora_of(huang(toy_tokens, tmp_path / "o", "mha-d"))
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_the_row_of_bert_is_trained(four_languages_regions, write_tokens, tmp_path):
     """The preset in both languages, small, beside the row with words."""

@@ -167,7 +167,6 @@ def test_rows_that_need_vectors_are_trained_where_these_are_given(toy_regions, t
         corpora_of(huang(toy_words, tmp_path / "o", "mha-d"))
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_a_row_with_vectors_keeps_the_results_of_the_others(four_languages_regions, write_words, tmp_path):
     remarks = []

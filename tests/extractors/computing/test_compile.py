@@ -49,7 +49,6 @@ def extracted(cache: Path, size: int, threads: int) -> dict:
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 def test_a_compiled_model_is_found_by_other_processes_and_has_the_same_bytes_for_any_threads_and_batches(tmp_path):
     pytest.importorskip("timm", reason="needs timm: pip install 'imagepivot[timm]'")
     first = extracted(tmp_path, 2, 1)

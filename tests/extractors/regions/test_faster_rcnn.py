@@ -182,7 +182,6 @@ def test_grey_is_three_equal_channels(extractor):
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 def test_bytes_do_not_depend_on_the_batch_nor_on_threads(extractor):
     images = [picture(*THIN), picture(*EMPTY), picture(1000, 18)]
     together = regions(extractor, *images)
@@ -210,7 +209,6 @@ def on_pretended_gpu(weights, precision="fp32"):
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 def test_on_a_pretended_gpu_regions_are_those_of_the_cpu(extractor, weights):
     """Three images are alike once resized, one of these by another scale; another one has no proposals."""
     images = [picture(*THIN), picture(*EMPTY), picture(1000, 18), picture(4000, 40, seed=1), picture(*THIN, seed=2)]
@@ -263,7 +261,6 @@ def test_launches_fall_with_the_batch(weights, precision):
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 def test_the_last_stage_as_matrix_products_on_a_gpu(extractor, weights):
     boxes, maps = proposed(extractor, extractor.preprocess(picture(*THIN)))
     with torch.inference_mode():
@@ -290,7 +287,6 @@ class StandIn(torch.nn.Module):
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 def test_in_bfloat16_the_last_stage_is_merged_where_the_processor_has_it(weights, extractor, monkeypatch):
     settings, cpu = ExtractorOptions(extractors.spec("faster-rcnn-36"), "bf16"), torch.device("cpu")
     monkeypatch.setattr(faster_rcnn, "can_fuse_in", lambda dtype: False)
@@ -312,7 +308,6 @@ def test_in_bfloat16_the_last_stage_is_merged_where_the_processor_has_it(weights
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 def test_an_image_with_many_bins_is_as_one_with_few(extractor, monkeypatch):
     """Where what regions share would take much memory, it is made for fewer of them at once."""
     image = extractor.preprocess(picture(*THIN))
@@ -337,7 +332,6 @@ def test_an_image_with_many_bins_is_as_one_with_few(extractor, monkeypatch):
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 def test_half_of_the_backbone_moves_the_proposals_a_little(extractor, weights):
     options = RegionOptions(half_backbone=True)
     half = FasterRCNNRegions(
@@ -351,7 +345,6 @@ def test_half_of_the_backbone_moves_the_proposals_a_little(extractor, weights):
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["backbone", "propose", "suppress", "pool", "head", "choose"])
 def test_every_stage_goes_on_with_half_the_images(extractor, monkeypatch, stage):
     """Run the code for GPUs on the CPU, with a stage that runs out of memory as soon as it gets several images."""
@@ -406,7 +399,6 @@ def test_wrong_requests_are_refused():
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 def test_a_photograph_equals_the_reference(extractor, state, photos, monkeypatch):
     """Compare all 300 proposals, and the 36 best regions among 40 of them: features of 300 would take a minute."""
     image = decode((photos / "images" / "china.jpg").read_bytes())
@@ -424,7 +416,6 @@ def test_a_photograph_equals_the_reference(extractor, state, photos, monkeypatch
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 def test_bf16_is_close_and_has_the_same_proposals(extractor):
     image = picture(*THIN)
     half = extractors.load("faster-rcnn-36", weights="random:0", precision="bf16")

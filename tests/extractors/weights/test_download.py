@@ -113,7 +113,6 @@ def test_messages_name_the_address(site):
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 def test_many_processes_fetch_once(site, cache):
     """Each process asks for the version before it takes its turn; the bytes are read to the end by one of them."""
     body = bytes(range(256)) * 40_000

@@ -165,7 +165,6 @@ def test_a_repacked_archive_of_compressed_members_is_not_mapped(tmp_path):
     assert all(torch.equal(found.state[name], tensor) for name, tensor in other.items())
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_after_loading_nothing_is_held(request_):
     request_.describe()

@@ -55,7 +55,6 @@ def independent(model: torch.nn.Module, name: str, images: list[Image.Image]) ->
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 def test_maps_equal_torchvisions_layers_run_by_hand(pair, images):
     extractor, model = pair
     name = extractor.spec.name
@@ -166,7 +165,6 @@ def test_weights_of_another_model_are_named(tmp_path):
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 def test_bf16_is_close_and_another_fingerprint(images):
     whole, half = (extractors.load("resnet152-grid", weights="random:0", precision=precision) for precision in ("fp32", "bf16"))
     batch = whole.preprocess(images[0])[None]

@@ -82,7 +82,6 @@ def assert_same_bytes(extractor, crops, features, size) -> None:
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 @pytest.mark.parametrize(("threads", "size"), [(1, 1), (2, 5), (4, 3)])
 def test_features_are_the_same_bytes_whatever_the_threads_and_the_batch(extractor, crops, features, threads, size):
     with threads_of_torch(threads):

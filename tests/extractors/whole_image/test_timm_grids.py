@@ -60,7 +60,6 @@ def test_tokens_of_a_transformer_come_without_the_class(images):
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "first", "grid"),
     [

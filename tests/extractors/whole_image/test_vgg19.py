@@ -118,7 +118,6 @@ REFERENCES = {"vgg19-10crop": torchvision_crops, "vgg19-10crop-caffe": caffe_cro
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 def test_features_equal_an_independent_reference(model, images, features):
     """One of the two is enough: they differ only in their inputs, which have tests of their own."""
     found = features("vgg19-10crop")
@@ -145,7 +144,6 @@ def separate(loaded, weights):
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 def test_the_mean_of_separate_crops_is_the_feature(separate, pixels, features):
     name = "vgg19-10crop"
     crops = separate(name).extract(pixels[name][:1])
@@ -188,7 +186,6 @@ def test_separate_crops_as_float16(separate, monkeypatch):
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_crops_equal_an_independent_reference(name, model, images, first_crops):
     with torch.inference_mode():
@@ -389,7 +386,6 @@ def test_out_of_memory_on_a_device_halves_the_images(loaded, pixels, monkeypatch
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 def test_random_weights_are_those_of_a_seeded_torchvision_model():
     found = resolve_weights("random:0", VARIANTS["vgg19-10crop"].architecture)
     with torch.random.fork_rng(devices=[]):

@@ -55,7 +55,6 @@ EXPECTED = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize("shell", VARIABLES)
 def test_a_shell_completes_values_and_loads_nothing_heavy(shell):

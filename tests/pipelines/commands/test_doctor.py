@@ -112,7 +112,6 @@ finally:
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 def test_a_health_check_loads_no_more_than_torch(tmp_path):
     done = subprocess.run([sys.executable, "-c", WITHOUT_BEAM], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "[]\n"), done.stdout + done.stderr

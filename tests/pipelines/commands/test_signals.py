@@ -51,7 +51,6 @@ def run_script(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("environment", "encoding"),
@@ -81,7 +80,6 @@ def test_a_terminal_that_has_them_shows_them(folder):
     assert "Žlutý pes běží" in call(folder, "inspect", "captions", PYTHONIOENCODING="utf-8").stdout.decode()
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize("redirect", [">&-", "<&-", "2>&-", ">&- 2>&- <&-"])
 def test_closed_streams(folder, redirect):
@@ -92,7 +90,6 @@ def test_closed_streams(folder, redirect):
     assert b"Traceback" not in done.stderr + done.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_worker_processes_have_the_streams_that_were_closed(tmp_path):
     code = (

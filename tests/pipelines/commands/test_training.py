@@ -390,7 +390,6 @@ def test_reproduce_writes_the_report(command, toy_2016, tmp_path, monkeypatch):
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 def test_a_table_chooses_its_rows_and_table_3_ranks_captions(command, toy_2016, tmp_path):
     arguments = (
         *("reproduce", "gella2017", tmp_path / "o", "--seeds", "1", "--workers", "1", "--device", "cpu", "--no-plot"),
@@ -411,7 +410,6 @@ def test_a_table_chooses_its_rows_and_table_3_ranks_captions(command, toy_2016, 
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 def test_table_4_is_measured_on_sentence_pairs(command, toy_2016, sts_pairs, tmp_path, monkeypatch):
     arguments = (
         *("reproduce", "gella2017", tmp_path / "o", "--seeds", "1", "--workers", "1", "--device", "cpu", "--no-plot"),
@@ -448,7 +446,6 @@ def test_evaluate_says_what_it_leaves_out(command, write_run, gappy):
     assert {score["missing_features"]["images"] for score in json.loads(out)["scores"]} == {1}
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_reproduce_says_what_it_leaves_out_once(command, toy_2016, without_features, tmp_path):
     few = without_features(toy_2016, tmp_path)

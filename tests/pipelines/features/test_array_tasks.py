@@ -144,7 +144,6 @@ CHANGES = pytest.mark.parametrize("how", ["gone", "new", "another"])
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 @CHANGES
 def test_an_update_of_a_finished_dataset_by_tasks(images, tmp_path, how):
     fresh(images, tmp_path / "t")
@@ -160,7 +159,6 @@ def test_an_update_of_a_finished_dataset_by_tasks(images, tmp_path, how):
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 @CHANGES
 def test_a_task_names_the_one_that_did_not_update(images, tmp_path, how):
     fresh(images, tmp_path / "t")

@@ -104,7 +104,6 @@ def status(pid):
         return ""
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_rows_and_failures_are_those_of_threads(processes):
     found, expected = rows_and_failures(processes), rows_and_failures(None)
@@ -115,7 +114,6 @@ def test_rows_and_failures_are_those_of_threads(processes):
     assert all(os.getsid(pid) == pid for pid in processes.pids)  # Ctrl-C reaches the session of the terminal.
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_pixels_have_the_same_bytes_and_places_also_where_they_are_too_many_for_the_shared_memory(processes, monkeypatch):
     monkeypatch.setattr(module, "_SHARED", 1000)
@@ -126,7 +124,6 @@ def test_pixels_have_the_same_bytes_and_places_also_where_they_are_too_many_for_
         assert found.stride() == expected.stride()
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_pixels_are_not_overwritten_by_those_of_the_next_image(processes):
     data = [photograph(number) for number in range(8)]
@@ -136,7 +133,6 @@ def test_pixels_are_not_overwritten_by_those_of_the_next_image(processes):
     assert all(map(torch.equal, found, expected))
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("ends", "message"),
@@ -161,7 +157,6 @@ def _refuse(image):
     raise RuntimeError("a bug of preprocessing")
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_a_bug_ends_the_process_and_its_traceback_is_in_the_log(capfd):
     broken = DecodingProcesses(_refuse, 1)
@@ -170,7 +165,6 @@ def test_a_bug_ends_the_process_and_its_traceback_is_in_the_log(capfd):
     assert "RuntimeError: a bug of preprocessing" in capfd.readouterr().err
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_processes_end_with_the_object_that_holds_them():
     own = DecodingProcesses(CROP, 1)
@@ -194,7 +188,6 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize("ends", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_processes_end_with_the_worker_however_it_ends(ends, tmp_path):

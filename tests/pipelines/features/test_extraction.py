@@ -674,7 +674,6 @@ class _ManyImages(ImagesInFolder):
         return (ImageRef(f"COCO_train2014_{n:012d}", f"train2014/COCO_train2014_{n:012d}.jpg", n, "1") for n in range(60_000))
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_a_listing_takes_less_than_100_bytes_an_image(images, tmp_path):
     list_images(job_of(images, tmp_path / "f", shards="auto"))  # Whatever is kept from a first call.

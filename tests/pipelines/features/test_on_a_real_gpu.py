@@ -61,7 +61,6 @@ def memory_for(extractor_bytes, more, device):
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize("device", DEVICES)
 def test_features_are_those_of_the_cpu(device, jobs):
@@ -73,7 +72,6 @@ def test_features_are_those_of_the_cpu(device, jobs):
     assert device != "cpu" or shards == wanted
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize("device", DEVICES)
 def test_bytes_do_not_depend_on_the_workers(device, jobs):

@@ -21,7 +21,6 @@ def folder(request, tmp_path) -> str | None:
     return str(tmp_path) if request.param else None
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize("count", [0, 1, 100, 140_000])
 def test_each_shard_gets_its_references_in_their_order(folder, count):

@@ -98,7 +98,6 @@ def test_each_row_group_is_read_once_by_all_and_the_bytes_are_those_of_one_proce
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 def test_an_update_reads_only_the_row_groups_of_images_that_are_new(images, tmp_path, read):
     extract_features(job_of(images, tmp_path / "there"), ELSEWHERE)
     read.clear()
@@ -134,7 +133,6 @@ def test_a_run_that_goes_on_reads_what_it_lacks(images, tmp_path, read):
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 @pytest.mark.parametrize("lost", [r"\.images-.*", r"\.listing-.*", r"\.(images|listing)-.*"])
 def test_what_is_lost_on_the_way_is_made_up_for(images, tmp_path, monkeypatch, lost):
     """As if another launcher had cleared the folder."""

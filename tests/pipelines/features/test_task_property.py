@@ -99,7 +99,6 @@ def check(seed: int, root: Path) -> None:
     assert validate(folder) == [], seed
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_an_array_job_ends_with_the_bytes_of_a_plain_run(tmp_path: Path) -> None:
     deadline = time.monotonic() + 60 * MINUTES

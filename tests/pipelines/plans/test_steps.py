@@ -24,7 +24,7 @@ from tests.train.trainings import SMALL
 pytest.importorskip("transformers", reason="token-features needs the extra bert")
 pytest.importorskip("sklearn", reason="figures needs the extra figures")
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 PLAN = f"""
 [paths]

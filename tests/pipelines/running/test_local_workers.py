@@ -36,7 +36,6 @@ def test_workers_that_end_before_they_have_connected(tmp_path, monkeypatch):
     assert LOST in fails_in_time(lambda pipeline: pipeline | beam.Create([1]) | beam.Map(print))
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_workers_that_end_where_no_more_data_is_expected_of_them():
     def build(pipeline):

@@ -59,7 +59,6 @@ def _count_in_a_process(folder: str) -> None:
         Meter(folder).add(images=1)
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_counts_of_processes_add_up(tmp_path):
     context = multiprocessing.get_context("spawn")

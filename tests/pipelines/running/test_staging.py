@@ -81,7 +81,6 @@ def test_workers_get_the_versions_that_are_installed_here_and_only_what_they_nee
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 def test_a_worker_that_has_only_the_wheel(tmp_path):
     """In a folder where other modules have our names, as Beam's own worker starts there: with that folder first on its path."""
     wheel = build_wheel(tmp_path, ("pipelines",))

@@ -161,7 +161,6 @@ def test_statistics_of_one_language_have_no_pairs():
 # --- the pipeline ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("selection", "min_count", "scope"),

@@ -90,7 +90,6 @@ def test_a_fault_of_the_work_reaches_the_caller():
         list(run_side_by_side(lambda task, device: task / 0, [1, 2, 3], ["a"]))
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_all_processes_end_where_the_caller_stops(programs):
     ended = run_side_by_side(lambda task, device: run_command(task), [["pass"], note(programs, "long")], ["a", "b"])
@@ -100,7 +99,6 @@ def test_all_processes_end_where_the_caller_stops(programs):
     assert are_gone(programs)
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_an_interrupt_stops_all_steps(programs, capfd):
     tasks = [note(programs, name) for name in ("one", "two", "three")]
@@ -118,7 +116,6 @@ def test_an_interrupt_stops_all_steps(programs, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_steps_end_with_a_launcher_that_is_killed(programs):
     launcher = (

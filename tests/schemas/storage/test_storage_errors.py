@@ -134,7 +134,6 @@ def test_any_byte_of_a_shard_of_text(copy, kind):
             open_dataset(toy.path).shard(0)
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize("kind", VECTORS)
 def test_any_byte_of_the_frame_of_a_shard_of_vectors(by_hand, toys, tmp_path, kind):

@@ -127,7 +127,6 @@ def maker(folder: Path) -> subprocess.Popen:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_of_several_processes_one_makes_the_file(tmp_path):
     processes = [maker(tmp_path / "cache") for _ in range(3)]
@@ -144,7 +143,6 @@ def test_of_several_processes_one_makes_the_file(tmp_path):
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".npy"]
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_what_a_killed_process_left_is_not_taken_for_whole(tmp_path):
     process = maker(tmp_path / "cache")

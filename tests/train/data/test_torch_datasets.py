@@ -320,7 +320,6 @@ def test_workers_neither_lose_nor_repeat_a_pair(toy, dataset, workers):
     assert Counter(loaded(pairs, workers)) == Counter(list(expected))
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize("dataset", [PairDataset, PairStream])
 def test_spawned_workers(toy, dataset):
@@ -345,7 +344,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_spawned_workers_of_a_script_beside_a_module_of_the_same_name(toy, tmp_path):
     (tmp_path / "train.py").write_text("raise RuntimeError('a module of the user was imported')")
@@ -356,7 +354,6 @@ def test_spawned_workers_of_a_script_beside_a_module_of_the_same_name(toy, tmp_p
     assert done.stdout.split() == [str(len(open_dataset(toy.captions)))] * 2
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_that_live_on_see_the_epoch(toy, context):

@@ -61,7 +61,6 @@ def by_hand(models, data, query: str, other: str) -> CrossLingual:
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 @pytest.mark.parametrize("similarity", ["cosine", "order"])
 @pytest.mark.parametrize("languages", [("en", "de", "fr"), ("fr", "en", "de")])
 def test_ranks_are_those_of_single_captions(write_run, data, similarity, languages):
@@ -105,7 +104,6 @@ def test_languages_without_a_common_image_are_left_out(write_run, data):
     assert evaluate_cross_lingual([(model, replace(data, captions=apart))]) == {}
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_an_ensemble_ranks_by_the_mean(write_run, data):
     models = [open_run(write_run(f"run-{seed}", languages=("en", "fr"), seed=seed)).model for seed in range(2)]

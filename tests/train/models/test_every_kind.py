@@ -122,7 +122,6 @@ def test_scores_are_float32_under_autocast(config):
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize("name", ["vse", "scan-t2i", "mha-d", "dan"])
 def test_a_compiled_model_scores_and_learns_as_the_plain_one(name):

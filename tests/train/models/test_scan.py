@@ -105,7 +105,6 @@ def test_float32_is_near_at_the_sizes_of_the_paper():
         np.testing.assert_allclose(cross_attention(*ours, choices), exact, rtol=0, atol=2e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize("choices", CHOICES)
 @pytest.mark.parametrize("dense", [0, 1], ids=["whole tiles", "a context at a time"])

@@ -17,7 +17,7 @@ from train.reports.reproduce_report import read_report
 from train.reports.row_results import read_result
 from train.runs.run import open_run
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 
 MEMBERS = ["scan/t2i-avg", "scan/i2t-lse"]
 ENSEMBLE = "scan/t2i-avg+i2t-lse"

@@ -139,7 +139,6 @@ def test_without_pictures_ids_stand_for_them(job, drawn):
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 def test_everything_is_the_same_again_and_nothing_else_is_written(job, tmp_path):
     assert draw_figures(job).names == ("retrieval.png", "map.png", "figures.json")
     first = {path.name: path.read_bytes() for path in (tmp_path / "figures").iterdir()}
@@ -172,7 +171,6 @@ def test_the_numbers_are_written(job, tmp_path):
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mha-d", "dan", "t2i", "i2t"])
 def test_attention_is_the_models(attending, boxed, tmp_path, name):
     found = draw_figures(job_of(attending, boxed, tmp_path, name, only=("attention",)))

@@ -17,7 +17,7 @@ import pytest
 from tests.integration.processes import wait_for
 from train.reports.parallel import run_parallel
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 
 CHORES = """
 import os, pathlib, signal, time

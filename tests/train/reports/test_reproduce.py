@@ -50,7 +50,6 @@ def finished(toy_2016, tmp_path_factory) -> Path:
     return output
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_a_result_equals_an_evaluation_of_the_run(finished, toy_2016):
     for seed in (0, 1):
@@ -65,7 +64,6 @@ def test_a_result_equals_an_evaluation_of_the_run(finished, toy_2016):
         assert not (finished / "runs" / name / "last.pt").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_existing_results_are_kept_and_the_rest_is_done(finished, toy_2016):
     def stamps() -> dict[str, int]:
@@ -215,7 +213,6 @@ def counted(corpus, data) -> tuple[int, dict[str, int]]:
     return frequent, {language: languages[language] for language in data.portions}
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_one_vocabulary_serves_all_rows(four_languages, tmp_path):
     """Each row keeps the words that are frequent in its own captions, whatever the joint vocabulary holds."""
@@ -332,7 +329,6 @@ def test_the_text_of_a_measurement(values, text):
     assert Measurement(76.0, values).to_cell() == Cell(text, 76.0)
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize("paper", ["gella2017", "kadar2018"])
 def test_the_plot_is_a_picture(finished, tmp_path, paper):
@@ -357,7 +353,6 @@ def front_door_log(tmp_path, monkeypatch) -> Path:
     return tmp_path / "log"
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_several_runs_at_a_time_give_the_same_results(finished, toy_2016, tmp_path, front_door_log):
     run(job_of(toy_2016, tmp_path / "o", workers=2, seeds=1, rows=("pivot-*",)))
@@ -414,7 +409,6 @@ def test_captions_without_features_are_left_out(toy_2016, without_features, tmp_
         run(replace(allowed, features=(toy_2016.features,)))  # All images have features there.
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_features_of_zeros_are_said_once(toy_2016, new_dataset, tmp_path):
     rows = open_dataset(toy_2016.features).table().to_pylist()

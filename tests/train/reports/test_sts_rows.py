@@ -15,7 +15,7 @@ from train.reports.reproduce import reproduce
 from train.reports.sts_rows import open_sts, sts_paper, sts_rows
 from train.reports.tables import sts_row_tables, write_sts_rows
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 
 
 def tokenize(text, language, recipe, truecaser) -> list[str]:

@@ -18,7 +18,7 @@ from tests.train.trainings import SMALL
 from train.config.sections import resolve
 from train.reports import reproduce as running
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 
 ROWS = ("vse-en", "oe-en", "vse-de")
 BAD = "oe-en"

@@ -69,7 +69,6 @@ def test_panels_without_anything_say_so(drawn):
     assert figure.legends == []
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_the_same_log_gives_the_same_bytes(tmp_path):
     for kind in ("png", "pdf"):

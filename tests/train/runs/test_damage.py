@@ -22,7 +22,7 @@ from train.loop import train
 from train.reports.reproduce import reproduce
 from train.reports.reproduce_report import read_report
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 
 FLIPS = 24
 ADVICE = ("weights_only", "allow_pickle", "add_safe_globals", "set_default", "trust")

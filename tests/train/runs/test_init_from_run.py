@@ -252,7 +252,6 @@ def test_a_training_starts_from_the_best_weights_and_says_so(toy, finished_run, 
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 def test_it_resumes_bit_for_bit_and_takes_nothing_again(toy, finished_run, tmp_path):
     source = shutil.copytree(finished_run[0], tmp_path / "source")
     begun = {"init_from": str(source)}

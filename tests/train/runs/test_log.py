@@ -194,7 +194,6 @@ def test_missing_matplotlib_is_an_error_before_anything_is_trained(tmp_path, mon
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 def test_matplotlib_is_not_imported_before_there_is_something_to_draw(tmp_path):
     script = (
         "import sys, pathlib\n"

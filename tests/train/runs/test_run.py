@@ -79,7 +79,6 @@ train(TrainJob(from_toml(text, "test"), corpus, output, device="cpu", save_every
 """
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("text", "data", "step", "where"),

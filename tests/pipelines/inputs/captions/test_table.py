@@ -419,7 +419,6 @@ def _peak(path) -> int:
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 # Tables are read in batches of 2,048 rows: at least two.
 @pytest.mark.parametrize(("kind", "count"), [("csv.gz", 20_000), ("jsonl", 20_000), ("parquet", 9_000)])
 def test_memory_does_not_grow_with_the_table(tmp_path, kind, count):

@@ -458,7 +458,6 @@ class Counted(io.RawIOBase):
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 @pytest.mark.parametrize("shards", [2, 64])
 @pytest.mark.parametrize("kind", ["tars", "parquet"])
 def test_archives_are_read_about_once_whatever_the_number_of_shards(tmp_path, monkeypatch, kind, shards):
