@@ -52,5 +52,5 @@ def export_dataset(job: ExportJob, meter: Meter = Meter(), *, note: Note = lambd
     if not job.overwrite and is_current(Folder(job.output), now):
         note("up to date: nothing was written")
         return [target / name for name in read_made_from(Folder(job.output))["files"]]
-    staging = Staging(job.output, overwrite=job.overwrite, made_from=now)
-    return _WRITERS[job.format](job, open_dataset(job.dataset), staging, meter=meter, note=note)
+    staging = Staging(job.output, job.overwrite, now, meter, note)
+    return _WRITERS[job.format](job, open_dataset(job.dataset), staging)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Hashable, Iterable
 from pathlib import PurePosixPath
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -48,20 +48,6 @@ def image_id_of(file_name: object, ids: IdRule = "name", *, place: str) -> str:
     return image_id or check_image_id(image_id, place=place)
 
 
-class Repeat(NamedTuple):
-    """A key of two records.
-
-    Attributes:
-        key: the key.
-        first: place of the first record.
-        second: place of the second record.
-    """
-
-    key: Any
-    first: Any
-    second: Any
-
-
 class KeyHashes:
     """The keys of all records of a source, eight bytes each, to find one that occurs twice.
 
@@ -80,8 +66,8 @@ class KeyHashes:
         hashes = np.sort(np.frombuffer(self._hashes, np.int64))
         return set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
 
-    def repeat(self, records: Iterable[tuple[Hashable, object]]) -> Repeat | None:
-        """Return the first key that occurs twice, None if there is none.
+    def repeat(self, records: Iterable[tuple[Hashable, object]]) -> tuple[Any, Any, Any] | None:
+        """Return the first key that occurs twice and the places of its first two records, None if there is none.
 
         Args:
             records: pairs of key and place, of the same records again; read only if two hashes are equal.
@@ -91,6 +77,6 @@ class KeyHashes:
         for key, place in records if suspects else ():
             if hash(key) in suspects:
                 if key in places:
-                    return Repeat(key, places[key], place)
+                    return key, places[key], place
                 places[key] = place
         return None

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
 from itertools import islice
@@ -37,7 +37,7 @@ from schemas.errors import UsageError
 PARALLEL_READS = 32
 """Files that are fetched at once: they wait for servers, not for this machine."""
 
-TIMED_OUT = "timed out"
+_TIMED_OUT = "timed out"
 
 _HOSTS = 32  # Hosts whose connections are kept.
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
@@ -55,9 +55,6 @@ class WebAccess:
         read_seconds: time that a server may be silent.
         total_seconds: time for everything: redirects, pauses and further tries included.
         tries: how often a file is asked for when the server is busy (429 or 5xx) or the connection fails.
-
-    Raises:
-        UsageError: a number is not positive.
     """
 
     allow_private_addresses: bool = False
@@ -67,16 +64,11 @@ class WebAccess:
     total_seconds: float = 300.0
     tries: int = 4
 
-    def __post_init__(self) -> None:
-        for field in fields(self)[1:]:
-            if not getattr(self, field.name) > 0:
-                raise UsageError(f"{field.name} is {getattr(self, field.name)!r}, expected a number greater than 0")
-
 
 PUBLIC_ACCESS = WebAccess()
 
 
-class FailedError(Exception):
+class _FailedError(Exception):
     """One request failed. Not an OSError, which urllib3 would take for one of its own.
 
     Args:
@@ -92,12 +84,12 @@ class FailedError(Exception):
         self.pause = pause
 
 
-def too_large(access: WebAccess) -> FailedError:
+def _too_large(access: WebAccess) -> _FailedError:
     """Return the error for a file that is larger than allowed."""
-    return FailedError(f"larger than {access.max_bytes:,} bytes")
+    return _FailedError(f"larger than {access.max_bytes:,} bytes")
 
 
-class Limits(NamedTuple):
+class _Limits(NamedTuple):
     """What the connections and responses of one fetch must keep to."""
 
     access: WebAccess
@@ -111,11 +103,11 @@ class Limits(NamedTuple):
         """
         left = self.deadline - time.monotonic()
         if left <= 0:
-            raise TimeoutError(TIMED_OUT)
+            raise TimeoutError(_TIMED_OUT)
         return min(seconds, left)
 
 
-LIMITS: ContextVar[Limits] = ContextVar("LIMITS")
+_LIMITS: ContextVar[_Limits] = ContextVar("_LIMITS")
 """The limits of the present fetch: urllib3 makes and keeps the connections, and whoever uses one is in the context of a fetch."""
 
 
@@ -136,7 +128,7 @@ def is_public(address: str) -> bool:
     return ip.is_global and not special
 
 
-def proxy_of(address: str) -> str | None:
+def _proxy_of(address: str) -> str | None:
     """Return the proxy that the environment names for an address; None for a direct connection."""
     proxies = getproxies()
     if not proxies:
@@ -165,7 +157,10 @@ def connections(access: WebAccess, proxy: str | None) -> urllib3.PoolManager:
         parts = urlsplit(proxy)
         login = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else None
         manager = urllib3.ProxyManager(proxy, proxy_headers=urllib3.make_headers(proxy_basic_auth=login), **options)
-    manager.pool_classes_by_scheme = {"http": _HTTPPool, "https": _HTTPSPool}
+    manager.pool_classes_by_scheme = {
+        "http": _checked(urllib3.HTTPConnectionPool, urllib3.connection.HTTPConnection),
+        "https": _checked(urllib3.HTTPSConnectionPool, urllib3.connection.HTTPSConnection),
+    }
     return manager
 
 
@@ -175,7 +170,7 @@ class _BoundedStream(io.RawIOBase):
     def __init__(self, raw: io.RawIOBase, connection: socket.socket) -> None:
         self._raw = raw
         self._connection = connection
-        self._limits = LIMITS.get()
+        self._limits = _LIMITS.get()
         # Headers and the framing of chunks come on top of the file. This bounds what no header announces.
         self._left = 2 * self._limits.access.max_bytes + (1 << 20)
 
@@ -187,7 +182,7 @@ class _BoundedStream(io.RawIOBase):
         count = self._raw.readinto(buffer)
         self._left -= count or 0
         if self._left < 0:
-            raise too_large(self._limits.access)
+            raise _too_large(self._limits.access)
         return count
 
     def close(self) -> None:
@@ -203,38 +198,28 @@ class _Response(http.client.HTTPResponse):
         self.fp: Any = io.BufferedReader(_BoundedStream(self.fp.detach(), sock))
 
 
-class _HTTPConnection(urllib3.connection.HTTPConnection):
-    response_class = _Response
+def _checked(pool: Any, connection: Any) -> Any:
+    """Return a class of pools whose connections are checked, and whose responses are read within limits."""
 
-    def _new_conn(self) -> socket.socket:
-        return _connect(self._dns_host, self.port or self.default_port)
+    class Connection(connection):
+        response_class = _Response
 
+        def _new_conn(self) -> socket.socket:
+            return _connect(self._dns_host, self.port or self.default_port)
 
-class _HTTPSConnection(urllib3.connection.HTTPSConnection):
-    response_class = _Response
-
-    def _new_conn(self) -> socket.socket:
-        return _connect(self._dns_host, self.port or self.default_port)
-
-
-class _HTTPPool(urllib3.HTTPConnectionPool):
-    ConnectionCls = _HTTPConnection
-
-
-class _HTTPSPool(urllib3.HTTPSConnectionPool):
-    ConnectionCls = _HTTPSConnection
+    return type("Pool", (pool,), {"ConnectionCls": Connection})
 
 
 def _connect(host: str, port: int) -> socket.socket:
     """Look a host up, check all of its addresses, and connect to one of those that were checked."""
-    limits = LIMITS.get()
+    limits = _LIMITS.get()
     try:
         # However a host is written (127.1, 0x7f000001, 2130706433), what is checked is what it stands for.
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
-        raise FailedError("its host is unknown", may_pass=error.errno == socket.EAI_AGAIN) from error
+        raise _FailedError("its host is unknown", may_pass=error.errno == socket.EAI_AGAIN) from error
     if not limits.access.allow_private_addresses and not all(is_public(str(place[0])) for *_, place in found):
-        raise FailedError("its host has an address that is not public")
+        raise _FailedError("its host has an address that is not public")
     reason = "cannot connect"
     for family, kind, protocol, _, place in found:
         connection = socket.socket(family, kind, protocol)
@@ -245,8 +230,8 @@ def _connect(host: str, port: int) -> socket.socket:
             return connection
         except OSError as error:
             connection.close()
-            reason = TIMED_OUT if isinstance(error, TimeoutError) else "cannot connect"
-    raise FailedError(reason, may_pass=True)
+            reason = _TIMED_OUT if isinstance(error, TimeoutError) else "cannot connect"
+    raise _FailedError(reason, may_pass=True)
 
 
 _MAX_REDIRECTS = 10
@@ -275,7 +260,7 @@ def check_proxy(address: str, access: WebAccess) -> None:
     Raises:
         UsageError: the environment names a proxy for it, and either not everything is allowed, or it is not an HTTP proxy.
     """
-    proxy = proxy_of(address)
+    proxy = _proxy_of(address)
     if proxy is None:
         return
     place = f"cannot fetch {address!r}: the environment names a proxy for it ({urlsplit(address).scheme}_proxy or all_proxy)"
@@ -301,7 +286,7 @@ def fetch(address: str, access: WebAccess = PUBLIC_ACCESS) -> bytes:
     return _insist("GET", address, access, _body)
 
 
-def version_of(address: str, access: WebAccess = PUBLIC_ACCESS) -> str:
+def _version_of(address: str, access: WebAccess = PUBLIC_ACCESS) -> str:
     """Ask with HEAD which version of a file a server has.
 
     Returns:
@@ -314,12 +299,12 @@ def version_of(address: str, access: WebAccess = PUBLIC_ACCESS) -> str:
 
 
 def versions_of(addresses: Iterable[str], access: WebAccess = PUBLIC_ACCESS) -> Iterator[str]:
-    """Yield the `version_of` each of many addresses, in their order; `PARALLEL_READS` are asked at once."""
+    """Yield the `_version_of` each of many addresses, in their order; `PARALLEL_READS` are asked at once."""
     rest = iter(addresses)
     ahead: deque[Future[str]] = deque()
     with ThreadPoolExecutor(PARALLEL_READS, thread_name_prefix="versions") as pool:
         while True:
-            ahead.extend(pool.submit(version_of, one, access) for one in islice(rest, 2 * PARALLEL_READS - len(ahead)))
+            ahead.extend(pool.submit(_version_of, one, access) for one in islice(rest, 2 * PARALLEL_READS - len(ahead)))
             if not ahead:
                 return
             yield ahead.popleft().result()
@@ -327,19 +312,19 @@ def versions_of(addresses: Iterable[str], access: WebAccess = PUBLIC_ACCESS) -> 
 
 def _insist(method: str, address: str, access: WebAccess, take: Callable[[Any, WebAccess], _T]) -> _T:
     """Make requests until one succeeds, none can succeed, or the tries or the time are used up."""
-    limits = Limits(access, time.monotonic() + access.total_seconds)
-    token = LIMITS.set(limits)
+    limits = _Limits(access, time.monotonic() + access.total_seconds)
+    token = _LIMITS.set(limits)
     try:
         for number in range(access.tries):
             try:
                 return _follow(method, address, access, take)
-            except FailedError as error:
+            except _FailedError as error:
                 reason, pause = error.reason, max(error.pause, _FIRST_PAUSE * 2**number)
                 if not error.may_pass or number + 1 == access.tries or time.monotonic() + pause >= limits.deadline:
                     break
             time.sleep(pause)
     finally:
-        LIMITS.reset(token)
+        _LIMITS.reset(token)
     raise FetchError(reason)
 
 
@@ -347,7 +332,7 @@ def _follow(method: str, address: str, access: WebAccess, take: Callable[[Any, W
     """Make one request, and follow redirects: each hop is looked up and checked like the first."""
     for _ in range(_MAX_REDIRECTS + 1):
         if not is_web_address(address):
-            raise FailedError("redirected to something other than http and https")
+            raise _FailedError("redirected to something other than http and https")
         with _failures(), contextlib.closing(_request(method, address, access)) as response:
             target = response.get_redirect_location()
             if not target and response.status == 200:
@@ -356,24 +341,24 @@ def _follow(method: str, address: str, access: WebAccess, take: Callable[[Any, W
             if not target:
                 raise _refusal(response)
             address = urljoin(address, target)
-    raise FailedError(f"more than {_MAX_REDIRECTS} redirects")
+    raise _FailedError(f"more than {_MAX_REDIRECTS} redirects")
 
 
 def _request(method: str, address: str, access: WebAccess) -> Any:
-    proxy = proxy_of(address)
+    proxy = _proxy_of(address)
     if proxy is not None and not access.allow_private_addresses:
-        raise FailedError("cannot be checked behind a proxy")
+        raise _FailedError("cannot be checked behind a proxy")
     opened = connections(access, proxy)
     return opened.urlopen(method, address, headers=_headers(), redirect=False, retries=False, preload_content=False)
 
 
-def _refusal(response: Any) -> FailedError:
+def _refusal(response: Any) -> _FailedError:
     status, pause = response.status, None
     with contextlib.suppress(InvalidHeader):
         pause = urllib3.Retry().get_retry_after(response)
     # 501: the server does not know the method, and will not learn it.
     may_pass = status == 429 or (500 <= status <= 599 and status != 501)
-    return FailedError(f"HTTP {status}", may_pass=may_pass, pause=pause or 0.0)
+    return _FailedError(f"HTTP {status}", may_pass=may_pass, pause=pause or 0.0)
 
 
 @contextlib.contextmanager
@@ -383,26 +368,26 @@ def _failures() -> Iterator[None]:
         yield
     except SSLError as error:
         if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in error.args):
-            raise FailedError("its certificate is not valid") from error
-        raise FailedError("no secure connection", may_pass=True) from error
+            raise _FailedError("its certificate is not valid") from error
+        raise _FailedError("no secure connection", may_pass=True) from error
     except (UrllibTimeoutError, TimeoutError) as error:
-        raise FailedError(TIMED_OUT, may_pass=True) from error
+        raise _FailedError(_TIMED_OUT, may_pass=True) from error
     except (ValueError, http.client.InvalidURL) as error:  # urllib3 raises its own kinds of ValueError for addresses.
-        raise FailedError("not a valid address") from error
+        raise _FailedError("not a valid address") from error
     except DecodeError as error:
-        raise FailedError("its content encoding is broken") from error
+        raise _FailedError("its content encoding is broken") from error
     except (HTTPError, OSError, http.client.HTTPException) as error:
-        raise FailedError("connection broken", may_pass=True) from error
+        raise _FailedError("connection broken", may_pass=True) from error
 
 
 def _body(response: Any, access: WebAccess) -> bytes:
     if (_length(response) or 0) > access.max_bytes:
-        raise too_large(access)
+        raise _too_large(access)
     chunks, size = [], 0
     for chunk in response.stream(_CHUNK):  # A server need not tell the length, or the truth about it.
         size += len(chunk)
         if size > access.max_bytes:
-            raise too_large(access)
+            raise _too_large(access)
         chunks.append(chunk)
     return b"".join(chunks)
 

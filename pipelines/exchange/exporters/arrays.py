@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from pipelines.exchange.exporters.base import Note, Staging, options_for
+from pipelines.exchange.exporters.base import Staging, options_for
 from pipelines.exchange.image_lists import local_file, match_ids
 from pipelines.exchange.jobs import ExportJob
 from pipelines.running.meter import Meter
@@ -26,7 +26,7 @@ _BATCH_BYTES = 8 << 20
 _MULISERA = "resnet50-avgpool"
 
 
-def write_npy(job: ExportJob, dataset: Dataset, staging: Staging, *, meter: Meter, note: Note) -> list[Path]:
+def write_npy(job: ExportJob, dataset: Dataset, staging: Staging) -> list[Path]:
     """Write ``features.npy`` as stored and ``ids.txt``; of regions also ``boxes.npy`` and ``sizes.npy`` (width, height).
 
     ``features.import.json`` holds the options that ``import`` needs, see `pipelines.exchange.exporters.base`.
@@ -44,7 +44,7 @@ def write_npy(job: ExportJob, dataset: Dataset, staging: Staging, *, meter: Mete
     if regions is not None:
         options |= {"boxes": "boxes.npy", "sizes": "sizes.npy"}
     with staging.files(names, options={"features.npy": options}) as files:
-        write_array(files[0], dataset, column, rows, dtype=dtype, l2=job.l2, meter=meter)
+        write_array(files[0], dataset, column, rows, dtype=dtype, l2=job.l2, meter=staging.meter)
         write_ids(files[1], image_ids)
         if dataset.kind == "regions":
             write_array(files[2], dataset, "boxes", rows, dtype="float32")
@@ -52,7 +52,7 @@ def write_npy(job: ExportJob, dataset: Dataset, staging: Staging, *, meter: Mete
     return staging.paths(names)
 
 
-def write_mulisera(job: ExportJob, dataset: Dataset, staging: Staging, *, meter: Meter, note: Note) -> list[Path]:
+def write_mulisera(job: ExportJob, dataset: Dataset, staging: Staging) -> list[Path]:
     """Write ``SPLIT-resnet50-avgpool.npy``, float16 ``[N, D]``, and ``SPLIT-resnet50-avgpool.ids``, the image ids of its rows.
 
     The rows follow a list of Multi30K, e.g. ``image_splits/SPLIT.txt``: one list for each split.
@@ -73,7 +73,7 @@ def write_mulisera(job: ExportJob, dataset: Dataset, staging: Staging, *, meter:
     options = {name: options_for(listed, ids=list_) for name, list_ in zip(names[::2], names[1::2], strict=True)}
     with staging.files(names, options=options) as files:
         for array, list_, image_ids in zip(files[::2], files[1::2], orders.values(), strict=True):
-            write_array(array, dataset, "feature", rows_of(image_ids), dtype="float16", l2=job.l2, meter=meter)
+            write_array(array, dataset, "feature", rows_of(image_ids), dtype="float16", l2=job.l2, meter=staging.meter)
             write_ids(list_, image_ids)
     return staging.paths(names)
 

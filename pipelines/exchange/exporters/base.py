@@ -11,9 +11,9 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from typing import Any, Protocol, TypeAlias, get_args
+from typing import Any, TypeAlias, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -41,15 +41,16 @@ class Staging:
     Attributes:
         location: the folder.
         overwrite: replace existing files.
-        made_from: description of the work, see `schemas.made_from`; it is stored beside the files unless it is empty.
+        made_from: description of the work, see `schemas.made_from`; it is stored beside the files.
+        meter: counts images, for the display of progress.
+        note: takes sentences that users of the files should read.
     """
 
     location: str
-    overwrite: bool = False
-    made_from: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        target_path(self.location)
+    overwrite: bool
+    made_from: Mapping[str, Any]
+    meter: Meter
+    note: Note
 
     @contextlib.contextmanager
     def files(
@@ -71,7 +72,7 @@ class Staging:
             others = sorted({path.name for path in folder.glob(obsolete)} - set(named)) if obsolete else []
             others += [name for name in map(sidecar_name, names) if (folder / name).exists() and name not in named]
             existing = [name for name in named if (folder / name).exists()] + others
-            stored = read_made_from(Folder(self.location)) if self.made_from else {}
+            stored = read_made_from(Folder(self.location))
             found = differences(stored, self.made_from) if stored else [""]
             if existing and found and not self.overwrite:  # Without a difference, a command that was killed wrote them.
                 why = f" ({'; '.join(found[:3])})" if stored else ""
@@ -83,11 +84,10 @@ class Staging:
             temporary = {name: folder / f".{name}{TEMPORARY_MARK}{os.getpid()}" for name in named}
             try:
                 for name, values in options.items():
-                    write_sidecar(temporary[sidecar_name(name)], values)
+                    temporary[sidecar_name(name)].write_text(json.dumps(dict(values), indent=2) + "\n", encoding="utf-8")
                 yield [temporary[name] for name in names]
-                if self.made_from:
-                    sizes = {name: path.stat().st_size for name, path in temporary.items()}
-                    write_made_from(Folder(self.location), self.made_from, sizes)
+                sizes = {name: path.stat().st_size for name, path in temporary.items()}
+                write_made_from(Folder(self.location), self.made_from, sizes)
                 for name, path in temporary.items():
                     path.replace(folder / name)
                 for name in others:
@@ -103,25 +103,8 @@ class Staging:
         return [folder / name for name in (*names, *sidecars)]
 
 
-class Writer(Protocol):
-    """A function that writes one layout."""
-
-    def __call__(self, job: ExportJob, dataset: Dataset, staging: Staging, *, meter: Meter, note: Note) -> list[Path]:
-        """Write the files of a dataset.
-
-        Args:
-            job: the options.
-            dataset: features or regions.
-            staging: the folder to write to.
-            meter: counts images, for the display of progress.
-            note: takes sentences that users of the files should read.
-
-        Returns:
-            The files.
-
-        Raises:
-            ImagepivotError: the dataset does not fit the layout, or a file cannot be written.
-        """
+Writer: TypeAlias = Callable[[ExportJob, Dataset, Staging], list[Path]]
+"""Writes the files of a dataset in one layout, and returns them; raises ImagepivotError if the dataset does not fit the layout."""
 
 
 _DEFAULTS: dict[str, Any] = {"id_rule": "name", "max_regions": REGIONS, "boxes": None, "sizes": None}
@@ -152,11 +135,6 @@ def options_for(image_ids: Iterable[str], *, regions: int | None = None, ids: st
     if regions is not None:
         options["max_regions"] = regions
     return options | ({"ids": ids} if ids else {})
-
-
-def write_sidecar(path: Path, options: Mapping[str, Any]) -> None:
-    """Write the options of a file."""
-    path.write_text(json.dumps(dict(options), indent=2) + "\n", encoding="utf-8")
 
 
 def apply_sidecars(job: ImportJob, paths: Sequence[Path]) -> ImportJob:

@@ -14,9 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.exchange.exporters.arrays import check_images, feature_column, rows_of, write_array, write_ids, write_lines
-from pipelines.exchange.exporters.base import Note, Staging, options_for, read_captions
+from pipelines.exchange.exporters.base import Staging, options_for, read_captions
 from pipelines.exchange.jobs import ExportJob
-from pipelines.running.meter import Meter
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError, UsageError
 
@@ -24,27 +23,27 @@ _PER_IMAGE = (1, 5)
 _DEV_CAPTIONS = 5000
 
 
-def write_scan(job: ExportJob, dataset: Dataset, staging: Staging, *, meter: Meter, note: Note) -> list[Path]:
+def write_scan(job: ExportJob, dataset: Dataset, staging: Staging) -> list[Path]:
     """Write ``SPLIT_ims.npy`` (float32), ``SPLIT_caps.txt`` and ``SPLIT_ids.txt`` of each split, images sorted by id.
 
     Features ``[D]`` are written as such, regions as ``[R, D]``. The captions must be of one language and portion.
     """
     column = feature_column(dataset)
-    parts = _parts(job, dataset, note)
+    parts = _parts(job, dataset, staging)
     names = [f"{name}_{ending}" for name in parts for ending in ("ims.npy", "caps.txt", "ids.txt")]
     listed = {image_id for image_ids, _ in parts.values() for image_id in image_ids}
     options = {f"{name}_ims.npy": options_for(listed, ids=f"{name}_ids.txt") for name in parts}
     with staging.files(names, options=options) as files:
         for number, (image_ids, captions) in enumerate(parts.values()):
             images, lines, ids = files[3 * number : 3 * number + 3]
-            write_array(images, dataset, column, rows_of(image_ids), dtype="float32", l2=job.l2, meter=meter)
+            write_array(images, dataset, column, rows_of(image_ids), dtype="float32", l2=job.l2, meter=staging.meter)
             texts = _lines(captions, job.text)
             write_lines(lines, (line for chunk in texts.chunks for line in chunk.to_pylist()))
             write_ids(ids, image_ids)
     return staging.paths(names)
 
 
-def _parts(job: ExportJob, dataset: Dataset, note: Note) -> dict[str, tuple[list[str], pa.Table]]:
+def _parts(job: ExportJob, dataset: Dataset, staging: Staging) -> dict[str, tuple[list[str], pa.Table]]:
     """Return image ids and captions of each split, by the layout's name of the split."""
     table = read_captions(job, job.text, unique=("language", "portion"))
     parts: dict[str, tuple[list[str], pa.Table]] = {}
@@ -55,12 +54,14 @@ def _parts(job: ExportJob, dataset: Dataset, note: Note) -> dict[str, tuple[list
         image_ids, captions = _even(table.filter(pc.equal(table["split"], split)), split, job.captions_per_image)
         check_images(dataset, image_ids, wanted_by=f"split {split!r}", advice="choose other splits with --splits")
         if name == "dev" and captions.num_rows < _DEV_CAPTIONS:
-            note(
+            staging.note(
                 f"split 'dev' has {captions.num_rows:,} captions: the loaders of VSE++ and SCAN set its length to "
                 f"{_DEV_CAPTIONS:,} and fail behind the last one, change that line of their data.py"
             )
         if job.text == "text" and (broken := pc.sum(pc.match_substring_regex(captions["text"], r"[\r\n]")).as_py()):
-            note(f"{broken:,} captions of split {split!r} hold line ends, which became spaces: this layout has one per line")
+            staging.note(
+                f"{broken:,} captions of split {split!r} hold line ends, which became spaces: this layout has one per line"
+            )
         parts[name] = image_ids, captions
     return parts
 

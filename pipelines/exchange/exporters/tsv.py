@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipelines.exchange.exporters.base import Note, Staging, options_for
+from pipelines.exchange.exporters.base import Staging, options_for
 from pipelines.exchange.jobs import ExportJob
-from pipelines.running.meter import Meter
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError
 
@@ -49,7 +48,7 @@ _FROM_ZERO = ("objects_id", "attrs_id")
 _NUMBERS = {"image_w": "width", "image_h": "height", "img_w": "width", "img_h": "height", "num_boxes": "num_regions"}
 
 
-def write_tsv(job: ExportJob, dataset: Dataset, staging: Staging, *, meter: Meter, note: Note) -> list[Path]:
+def write_tsv(job: ExportJob, dataset: Dataset, staging: Staging) -> list[Path]:
     """Write ``regions.tsv``: every image with the regions that are in use, in the order of the dataset."""
     if dataset.kind != "regions":
         raise DatasetError(f"{dataset.folder.location!r} holds {dataset.kind}, expected regions: a tsv holds boxes")
@@ -59,7 +58,7 @@ def write_tsv(job: ExportJob, dataset: Dataset, staging: Staging, *, meter: Mete
         for batch in dataset.batches(batch_size=_BATCH_ROWS):
             for row in range(batch.num_rows):
                 file.write(_line(batch, row, _COLUMNS[job.columns]))
-            meter.add(images=batch.num_rows)
+            staging.meter.add(images=batch.num_rows)
     return staging.paths(["regions.tsv"])
 
 

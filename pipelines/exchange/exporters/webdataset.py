@@ -14,9 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.exchange.exporters.arrays import feature_column
-from pipelines.exchange.exporters.base import Note, Staging, read_captions
+from pipelines.exchange.exporters.base import Staging, read_captions
 from pipelines.exchange.jobs import ExportJob
-from pipelines.running.meter import Meter
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError
 from schemas.keys import normalization_hint
@@ -32,7 +31,7 @@ _REGION_COLUMNS = (
 )
 
 
-def write_webdataset(job: ExportJob, dataset: Dataset, staging: Staging, *, meter: Meter, note: Note) -> list[Path]:
+def write_webdataset(job: ExportJob, dataset: Dataset, staging: Staging) -> list[Path]:
     """Write ``part-00000.tar`` ..., one per shard, with ``IMAGE_ID.feature.npy`` as stored; always the same bytes.
 
     Regions have ``IMAGE_ID.boxes.npy`` and ``IMAGE_ID.regions.json`` as well. With captions there is
@@ -56,12 +55,12 @@ def write_webdataset(job: ExportJob, dataset: Dataset, staging: Staging, *, mete
                         info.size = len(data)
                         tar.addfile(info, io.BytesIO(data))
                     num_images += 1
-                    meter.add(images=1)
+                    staging.meter.add(images=1)
     if captions is not None and (missing := pc.count_distinct(captions["image_id"]).as_py() - num_images):
-        note(f"{missing:,} images with a chosen caption have no row in {dataset.folder.location!r}: they were left out")
+        staging.note(f"{missing:,} images with a chosen caption have no row in {dataset.folder.location!r}: they were left out")
     if captions is not None and left_out:
         hint = normalization_hint(left_out, pc.unique(captions["image_id"]).to_pylist())
-        note(f"{len(left_out):,} images without a chosen caption were left out{hint and f': {hint}'}")
+        staging.note(f"{len(left_out):,} images without a chosen caption were left out{hint and f': {hint}'}")
     return staging.paths(names)
 
 

@@ -2,24 +2,17 @@
 
 from pipelines.inputs.captions.base import (
     CAPTION_COLUMNS,
-    COMPARABLE,
     EVERYTHING,
-    TRANSLATION,
     CaptionSource,
     Part,
     RawCaption,
     Selection,
 )
-from pipelines.inputs.captions.opening import FORMATS, open_source
-from pipelines.inputs.captions.table import TABLE_COLUMNS
+from pipelines.inputs.captions.opening import open_source
 
 __all__ = [
     "CAPTION_COLUMNS",
-    "COMPARABLE",
     "EVERYTHING",
-    "FORMATS",
-    "TABLE_COLUMNS",
-    "TRANSLATION",
     "CaptionSource",
     "Part",
     "RawCaption",

@@ -215,9 +215,10 @@ class CocoSource(PathSource):
         # Files that were joined may count annotations from the start again, but not those of one image.
         annotations = enumerate(self._items(part.name, "annotations"), start=1)
         if repeat := keys.repeat(((item["image_id"], str(item.get("id"))), number) for number, item in annotations):
+            (image, own), first, second = repeat
             raise InputError(
-                f"{location!r}: the annotations number {repeat.first} and {repeat.second} both have the id {repeat.key[1]!r} and "
-                f"describe the image {repeat.key[0]!r}: remove one of them, or if both are meant, give each an id of its own"
+                f"{location!r}: the annotations number {first} and {second} both have the id {own!r} and describe the image "
+                f"{image!r}: remove one of them, or if both are meant, give each an id of its own"
             )
 
     def _items(self, name: str, section: str) -> Iterator[Any]:

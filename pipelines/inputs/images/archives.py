@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import PurePosixPath
-from typing import Any, BinaryIO, Literal, cast
+from typing import Any, BinaryIO, ClassVar, Literal, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -93,12 +93,6 @@ def holds_image_bytes(folder: Folder, name: str) -> bool:
     return "uri" not in schema.names and bytes_column(schema) is not None
 
 
-def open_archives(folder: Folder, kind: ArchiveKind, *, pattern: str | None = None, ids: IdRule = "name") -> ImageSource:
-    """Open the archives below a folder: all of one kind, or those whose relative paths match a regular expression."""
-    source = ImagesInTars if kind == "tar" else ImagesInParquet
-    return source(folder, pattern=pattern, ids=ids)
-
-
 @dataclass(frozen=True)
 class _Archives(ImageSource):
     """Archives below a folder.
@@ -112,6 +106,7 @@ class _Archives(ImageSource):
     folder: Folder
     pattern: str | None = None
     ids: IdRule = "name"
+    _kind: ClassVar[ArchiveKind]
 
     @property
     def location(self) -> str:
@@ -142,7 +137,7 @@ class _Archives(ImageSource):
 
     def _is_archive(self, path: str) -> bool:
         name = PurePosixPath(path).name
-        return not name.startswith((".", "_")) and not _COMPRESSED.search(name) and archive_kind(name) == self._kind()
+        return not name.startswith((".", "_")) and not _COMPRESSED.search(name) and archive_kind(name) == self._kind
 
     def _open(self, name: str) -> Any:
         try:
@@ -152,9 +147,6 @@ class _Archives(ImageSource):
 
     def _image_id(self, path: str) -> str:
         return id_of_path(path, self.ids)
-
-    @abstractmethod
-    def _kind(self) -> ArchiveKind: ...
 
     @abstractmethod
     def _refs_in(self, name: str, skipped: SkippedFiles) -> Iterator[ImageRef]: ...
@@ -170,6 +162,8 @@ class ImagesInTars(_Archives):
     The image id is the member's name without its last extension; with ``ids="path"`` its whole path in the tar. ``uri`` is the
     path of the tar followed by that of the member, ``offset`` the position of the member's bytes in the tar.
     """
+
+    _kind = "tar"
 
     def read(self, ref: ImageRef) -> bytes:
         """Return the bytes of one member, read from its position in the tar."""
@@ -191,9 +185,6 @@ class ImagesInTars(_Archives):
                 "--id-rule path"
             )
         return "rename one and pack it again"
-
-    def _kind(self) -> ArchiveKind:
-        return "tar"
 
     def _refs_in(self, name: str, skipped: SkippedFiles) -> Iterator[ImageRef]:
         location = self.folder.path_of(name)
@@ -229,6 +220,7 @@ class ImagesInParquet(_Archives):
     the file, counted from 0, and ``uri`` the path of the file followed by that row.
     """
 
+    _kind = "parquet"
     _unit = "rows"
 
     def refs(self) -> Iterator[ImageRef]:
@@ -253,18 +245,23 @@ class ImagesInParquet(_Archives):
 
     def read(self, ref: ImageRef) -> bytes:
         """Return the bytes of one row; the first of a row group reads all of it for the others, too."""
-        name = _file_of(ref)
         try:
-            starts = first_rows(self.folder, name, ref.version)
-            group = bisect_right(starts, ref.offset) - 1
+            name, group, start = self._find(ref)
             key = (self.folder.location, name, ref.version, group)
             values = _ROW_GROUPS.get(key, lambda: read_column(self.folder, name, ref.version, group))
-            value = values.value(ref.offset - starts[group])
+            value = values.value(ref.offset - start)
         except (pa.ArrowException, IndexError) as error:
             raise _changed() from error
         if value is None:
             raise no_image()
         return value
+
+    def _find(self, ref: ImageRef) -> tuple[str, int, int]:
+        """Return the file of a row, its row group and the first row of that."""
+        name = _file_of(ref)
+        starts = first_rows(self.folder, name, ref.version)
+        group = bisect_right(starts, ref.offset) - 1
+        return name, group, starts[group]
 
     @property
     def reads_groups(self) -> bool:
@@ -282,17 +279,12 @@ class ImagesInParquet(_Archives):
 
     def read_group(self, refs: Sequence[ImageRef]) -> Iterator[bytes | None]:
         """Yield the bytes of rows of one row group."""
-        name, version = _file_of(refs[0]), refs[0].version
         try:
-            starts = first_rows(self.folder, name, version)
-            group = bisect_right(starts, refs[0].offset) - 1
-            values = read_column(self.folder, name, version, group)
-            yield from (values[ref.offset - starts[group]].as_py() for ref in refs)
+            name, group, start = self._find(refs[0])
+            values = read_column(self.folder, name, refs[0].version, group)
+            yield from (values[ref.offset - start].as_py() for ref in refs)
         except (pa.ArrowException, IndexError) as error:
             raise _changed() from error
-
-    def _kind(self) -> ArchiveKind:
-        return "parquet"
 
     def _refs_in(self, name: str, skipped: SkippedFiles) -> Iterator[ImageRef]:
         location, row = self.folder.path_of(name), 0

@@ -25,12 +25,6 @@ EXTENSIONS = frozenset(
 )
 """Extensions of the files of a folder that count as images. A pattern selects whatever it matches."""
 
-HIDDEN = "hidden"
-"""Kind of files whose name begins with a dot."""
-
-NO_EXTENSION = "no extension"
-"""Kind of files without an extension."""
-
 _OTHER = "other extensions"
 _MOST_KINDS = 1000
 _SHOWN_KINDS = 8
@@ -59,7 +53,7 @@ def crosses_folders(pattern: str | None) -> bool:
 
 @dataclass
 class SkippedFiles:
-    """Files that a listing of images skips. A kind of file is its extension in lower case, `NO_EXTENSION` or `HIDDEN`.
+    """Files that a listing of images skips. A kind of file is its extension in lower case, ``no extension`` or ``hidden``.
 
     Attributes:
         files: number of files of each kind that may be images all the same.
@@ -139,7 +133,7 @@ class SkippedFiles:
 def _count(kinds: Counter[str], path: PurePosixPath) -> None:
     # A name that is not UTF-8 could not be printed.
     extension = path.suffix.lower().encode("utf-8", "backslashreplace").decode()
-    kind = HIDDEN if path.name.startswith(".") else extension or NO_EXTENSION
+    kind = "hidden" if path.name.startswith(".") else extension or "no extension"
     kinds[kind if kind in kinds or len(kinds) < _MOST_KINDS else _OTHER] += 1
 
 

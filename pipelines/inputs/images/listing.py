@@ -117,10 +117,8 @@ class KeptRefs:
         refs = iter(refs)
         with storage_errors(self.path), pa.ipc.new_stream(self._file, REFS_SCHEMA, options=_OPTIONS) as writer:
             while some := list(islice(refs, _ROWS)):
-                columns = [
-                    pa.array(values, field.type) for values, field in zip(zip(*some, strict=True), REFS_SCHEMA, strict=True)
-                ]
-                writer.write_batch(pa.record_batch(columns, REFS_SCHEMA))
+                columns = dict(zip(ImageRef._fields, zip(*some, strict=True), strict=True))
+                writer.write_batch(pa.RecordBatch.from_pydict(columns, REFS_SCHEMA))
                 yield from some
         self._file.flush()
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pipelines.inputs.dialects import AUTO_DIALECT, Dialect, Quoting
 from pipelines.inputs.files import kind_of, locate
 from pipelines.inputs.ids import IdRule, check_id_rule
-from pipelines.inputs.images.archives import archive_kind, archives_in, holds_image_bytes, open_archives
+from pipelines.inputs.images.archives import ImagesInParquet, ImagesInTars, archive_kind, archives_in, holds_image_bytes
 from pipelines.inputs.images.base import ImageSource
 from pipelines.inputs.images.folders import TABLE_COLUMNS, ImagesInFolder, ImageTable
 from pipelines.inputs.tables import check_columns, check_dialect, is_table
@@ -68,31 +68,23 @@ def open_images(
 def _open(path: str, ids: IdRule) -> ImageSource:
     kind = kind_of(path)
     if kind == "folder":
-        return _open_folder(Folder(path), ids)
-    if kind == "file":
+        folder, name, pattern = Folder(path), "", None
+        archive = archives_in(folder)
+    elif kind == "file":
         parent, _, name = path.rpartition("/")
-        return _open_file(Folder(parent or "/"), name, ids)
-    if re.search(r"[*?\[]", path):
+        folder, pattern = Folder(parent or "/"), re.escape(name)
+        archive = archive_kind(name)
+        if archive == "parquet" and not holds_image_bytes(folder, name):
+            archive = None
+    elif re.search(r"[*?\[]", path):
         root, pattern = split_pattern(path)
+        folder, name = Folder(root), ""
         archive = archive_kind(path)
-        if archive is not None:
-            return open_archives(Folder(root), archive, pattern=pattern, ids=ids)
-        return ImagesInFolder(Folder(root), pattern=pattern, ids=ids)
-    raise InputError(f"the images {path!r} do not exist: check the path")
-
-
-def _open_folder(folder: Folder, ids: IdRule) -> ImageSource:
-    archive = archives_in(folder)
-    return ImagesInFolder(folder, ids=ids) if archive is None else open_archives(folder, archive, ids=ids)
-
-
-def _open_file(folder: Folder, name: str, ids: IdRule) -> ImageSource:
-    archive = archive_kind(name)
-    if archive == "tar" or (archive == "parquet" and holds_image_bytes(folder, name)):
-        return open_archives(folder, archive, pattern=re.escape(name), ids=ids)
-    if is_table(name):
-        return ImageTable(folder, name)
-    return ImagesInFolder(folder, pattern=re.escape(name), ids=ids)
+    else:
+        raise InputError(f"the images {path!r} do not exist: check the path")
+    if archive is not None:
+        return (ImagesInTars if archive == "tar" else ImagesInParquet)(folder, pattern=pattern, ids=ids)
+    return ImageTable(folder, name) if is_table(name) else ImagesInFolder(folder, pattern=pattern, ids=ids)
 
 
 def split_pattern(location: str) -> tuple[str, str]:

@@ -153,14 +153,9 @@ class CopiedImages(ImageSource):
                     return data
         return self._images.read(ref)
 
-    @property
-    def tells_versions(self) -> bool:
+    def with_versions(self, refs: Sequence[ImageRef]) -> list[ImageRef]:
         """As the source."""
-        return self._images.tells_versions
-
-    def versions(self, refs: Sequence[ImageRef]) -> Sequence[str]:
-        """As the source."""
-        return self._images.versions(refs)
+        return self._images.with_versions(refs)
 
     @property
     def parallel_reads(self) -> int:

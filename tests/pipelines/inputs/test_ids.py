@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from pipelines.inputs.ids import KeyHashes, Repeat, check_id_rule, id_of_path
+from pipelines.inputs.ids import KeyHashes, check_id_rule, id_of_path
 from schemas.errors import UsageError
 
 
@@ -43,7 +43,7 @@ def test_repeat_is_the_first_key_that_comes_again(seed):
     for key in keys:
         hashes.add(key)
     second = next((n for n, key in enumerate(keys) if key in keys[:n]), None)
-    expected = None if second is None else Repeat(keys[second], keys.index(keys[second]), second)
+    expected = None if second is None else (keys[second], keys.index(keys[second]), second)
     assert hashes.repeat((key, n) for n, key in enumerate(keys)) == expected
 
 

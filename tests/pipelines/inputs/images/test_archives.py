@@ -14,8 +14,9 @@ from PIL import Image
 
 from extractors import Description, Extractor, ExtractorRequest
 from pipelines.features.extraction import extract_features
-from pipelines.inputs.images import ImageRef, ImagesInFolder, ImageTable, Listing, open_images
+from pipelines.inputs.images import ImageRef, ImagesInFolder, Listing, open_images
 from pipelines.inputs.images.archives import ImagesInParquet, ImagesInTars, archive_kind
+from pipelines.inputs.images.folders import ImageTable
 from pipelines.inputs.images.row_groups import RowGroups
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution

@@ -17,8 +17,9 @@ import pytest
 from PIL import Image
 
 from extractors.images.decoding import FORMATS
-from pipelines.inputs.images import EXTENSIONS, CopiedImages, ImageRef, ImageSource, ImageTable, SkippedFiles, open_images
-from pipelines.inputs.images.base import crosses_folders, is_image
+from pipelines.inputs.images import CopiedImages, ImageRef, ImageSource, open_images
+from pipelines.inputs.images.base import EXTENSIONS, SkippedFiles, crosses_folders, is_image
+from pipelines.inputs.images.folders import ImageTable
 from schemas.errors import DatasetError, InputError
 from schemas.storage.folder import Folder
 

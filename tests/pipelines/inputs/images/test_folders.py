@@ -16,7 +16,8 @@ from PIL import Image
 from extractors import Description, Extractor
 from pipelines.features.inference import Tally, extract_rows
 from pipelines.features.shard_worker import decoding_threads
-from pipelines.inputs.images import ImagesInFolder, ImageTable, open_images
+from pipelines.inputs.images import ImagesInFolder, open_images
+from pipelines.inputs.images.folders import ImageTable
 from pipelines.inputs.web import PARALLEL_READS, WebAccess
 from pipelines.jobs import FeaturesJob
 from schemas.errors import InputError, UsageError

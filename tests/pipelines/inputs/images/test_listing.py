@@ -11,7 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipelines.inputs.images import ImageRef, KeptRefs, Listing, SharedRefs, kept_refs, sum_digests
+from pipelines.inputs.images import ImageRef, KeptRefs, Listing, SharedRefs, kept_refs
+from pipelines.inputs.images.listing import sum_digests
 from schemas.storage.folder import Folder
 
 

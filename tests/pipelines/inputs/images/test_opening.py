@@ -7,7 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.inputs.images import EXTENSIONS, ImageRef, ImagesInFolder, ImageTable, open_images
+from pipelines.inputs.images import ImageRef, ImagesInFolder, open_images
+from pipelines.inputs.images.base import EXTENSIONS
+from pipelines.inputs.images.folders import ImageTable
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.storage.folder import Folder
 
