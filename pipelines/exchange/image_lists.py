@@ -42,11 +42,6 @@ def make_image_id(text: str, rule: IdRule, *, place: str) -> str:
     >>> make_image_id("flickr30k/1000092795.jpg#3", "name", place="line 1")
     '1000092795'
 
-    Args:
-        text: the entry.
-        rule: the part of the entry that is the id.
-        place: file and line, for the message.
-
     Raises:
         InputError: the id would be empty, or `schemas.keys.check_image_id` refuses it.
     """
@@ -72,9 +67,6 @@ class ImageIds:
     """Reader of the image ids of all sources of an import: different entries have different ids.
 
     Entries that differ only in their caption number, as ``1.jpg#0`` and ``1.jpg#1``, name one image.
-
-    Args:
-        rule: the part of an entry that is the image id.
     """
 
     def __init__(self, rule: IdRule) -> None:
@@ -111,10 +103,6 @@ class ImageIds:
 def match_ids(path: Path, image_ids: Collection[str]) -> list[str]:
     """Read a list of images of a dataset: each line is an image id or, where the dataset has none, the path of an image file.
 
-    Args:
-        path: the list.
-        image_ids: the ids of the dataset.
-
     Raises:
         InputError: it is not UTF-8, a line is not an image id, or two different lines name one image.
     """
@@ -139,14 +127,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def expand_ids(ids: list[str], rows: int, repeats: int, *, list_name: str, array_name: str) -> list[str]:
-    """Return the image id of each row of an array.
-
-    Args:
-        ids: the ids of the list.
-        rows: number of rows of the array.
-        repeats: how many times in a row each image occurs, in the array, the list or both.
-        list_name: name of the list, for messages.
-        array_name: name of the array, for messages.
+    """Return the image id of each row of an array; an image may occur several times in a row, in the array, the list or both.
 
     Raises:
         InputError: list and array are of different lengths.

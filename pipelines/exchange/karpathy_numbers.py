@@ -67,10 +67,6 @@ class KarpathyNumbers:
     def image_id(self, text: str, *, place: str) -> str:
         """Return the image id that a listed number stands for.
 
-        Args:
-            text: the entry of the list.
-            place: file and line, for the message.
-
         Raises:
             InputError: it is not a number, or not one of the file.
         """

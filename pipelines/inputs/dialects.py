@@ -67,13 +67,7 @@ def header_lines(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
 
 
 def find_delimiter(head: Sequence[str], default: str, wanted: Collection[str]) -> str:
-    """Return the delimiter of a table.
-
-    Args:
-        head: its `header_lines`, without their numbers.
-        default: the delimiter of its extension.
-        wanted: names of columns that it must have.
-    """
+    """Return the delimiter of a table with `header_lines`, the delimiter of its extension, and columns that it must have."""
     if len(head) > 1 and (match := _SEP_LINE.fullmatch(head[0])):
         return match[1]
     headers = {delimiter: _split(head[-1], delimiter) for delimiter in (default, *_DELIMITERS)} if head else {}
@@ -98,11 +92,7 @@ def split_rows(
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield the rows that are not empty, each with the number of the line that it begins in; the header is row 0.
 
-    Args:
-        numbered: the lines from the header on, with their numbers.
-        delimiter: the character between two values.
-        quoting: the meaning of ``"``.
-        location: the file, for messages.
+    The lines come with their numbers, from the header on.
 
     Raises:
         InputError: quotes do not match, or a value in quotes looks like rows although `quoting` is ``auto``.

@@ -61,12 +61,7 @@ def list_files(folder: Folder, below: str = "") -> list[str]:
 
 @contextmanager
 def open_input(folder: Folder, name: str, *, decompress: bool = True) -> Iterator[BinaryIO]:
-    """Open a file for streaming.
-
-    Args:
-        folder: the folder of the file.
-        name: the file's name in it.
-        decompress: decompress a ``.gz`` while reading.
+    """Open a file for streaming; a ``.gz`` is decompressed while reading, if asked for.
 
     Raises:
         InputError: the file is missing, cannot be read, or is not a complete gzip file.
@@ -108,11 +103,7 @@ def open_seekable(folder: Folder, name: str) -> pa.NativeFile:
 
 @contextmanager
 def input_errors(location: str) -> Iterator[None]:
-    """Turn errors of the operating system or the object store into an `InputError` that says what to do.
-
-    Args:
-        location: the file or folder that is read, for the message.
-    """
+    """Turn errors of the operating system or the object store into an `InputError` that says what to do."""
     try:
         with storage_errors(location):
             yield
@@ -134,13 +125,8 @@ def without_gz(name: str) -> str:
 def read_lines(folder: Folder, name: str, *, start: int = 0, stop: int | None = None) -> Iterator[str]:
     """Yield the lines of a UTF-8 text file, plain or ``.gz``, without the LF or CR LF at their ends.
 
-    A byte order mark at the start of the file is dropped. Nothing else ends a line or is left out; see `schemas.text`.
-
-    Args:
-        folder: the folder of the file.
-        name: the file's name in it.
-        start: only lines that begin at this byte or later. Errors count lines from there. Not for ``.gz``.
-        stop: only lines that begin before this byte; None for all.
+    A byte order mark at the start of the file is dropped. Nothing else ends a line or is left out; see `schemas.text`. Only lines
+    that begin from the byte `start` to the one before `stop` are read, not of a ``.gz``; errors count lines from there.
 
     Raises:
         InputError: the file is missing, cut short or not UTF-8.
@@ -176,10 +162,7 @@ def count_lines(folder: Folder, name: str) -> int:
 def iter_json(folder: Folder, name: str, *, prefix: str) -> Iterator[Any]:
     """Yield the items of a list inside a JSON document, plain or ``.gz``, one at a time.
 
-    Args:
-        folder: the folder of the file.
-        name: the file's name in it.
-        prefix: path of the items in ijson's notation, e.g. ``images.item``.
+    The prefix is the path of the items in ijson's notation, e.g. ``images.item``.
 
     Raises:
         InputError: the file is missing, cut short, not UTF-8 or not JSON.

@@ -69,8 +69,7 @@ class KeyHashes:
     def repeat(self, records: Iterable[tuple[Hashable, object]]) -> tuple[Any, Any, Any] | None:
         """Return the first key that occurs twice and the places of its first two records, None if there is none.
 
-        Args:
-            records: pairs of key and place, of the same records again; read only if two hashes are equal.
+        The records are pairs of key and place, the same ones again; they are read only if two hashes are equal.
         """
         suspects = self.suspects()
         places: dict[Hashable, object] = {}

@@ -16,14 +16,11 @@ import ipaddress
 import socket
 import ssl
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
-from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -286,7 +283,7 @@ def fetch(address: str, access: WebAccess = PUBLIC_ACCESS) -> bytes:
     return _insist("GET", address, access, _body)
 
 
-def _version_of(address: str, access: WebAccess = PUBLIC_ACCESS) -> str:
+def version_of(address: str, access: WebAccess = PUBLIC_ACCESS) -> str:
     """Ask with HEAD which version of a file a server has.
 
     Returns:
@@ -296,18 +293,6 @@ def _version_of(address: str, access: WebAccess = PUBLIC_ACCESS) -> str:
     with contextlib.suppress(FetchError):
         return _insist("HEAD", address, access, _version)
     return ""
-
-
-def versions_of(addresses: Iterable[str], access: WebAccess = PUBLIC_ACCESS) -> Iterator[str]:
-    """Yield the `_version_of` each of many addresses, in their order; `PARALLEL_READS` are asked at once."""
-    rest = iter(addresses)
-    ahead: deque[Future[str]] = deque()
-    with ThreadPoolExecutor(PARALLEL_READS, thread_name_prefix="versions") as pool:
-        while True:
-            ahead.extend(pool.submit(_version_of, one, access) for one in islice(rest, 2 * PARALLEL_READS - len(ahead)))
-            if not ahead:
-                return
-            yield ahead.popleft().result()
 
 
 def _insist(method: str, address: str, access: WebAccess, take: Callable[[Any, WebAccess], _T]) -> _T:

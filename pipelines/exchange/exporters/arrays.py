@@ -106,13 +106,7 @@ def rows_of(image_ids: Sequence[str]) -> dict[str, list[int]]:
 
 
 def check_images(dataset: Dataset, image_ids: Iterable[str], *, wanted_by: str, advice: str) -> None:
-    """Check that a dataset has a row for each image.
-
-    Args:
-        dataset: features or regions.
-        image_ids: the images.
-        wanted_by: the list or split that names the images, for the message.
-        advice: how to do without them, for the message.
+    """Check that a dataset has a row for each image of a list or split; the advice says how to do without them.
 
     Raises:
         DatasetError: it lacks some; the message says how many and names the first.

@@ -123,10 +123,7 @@ def sidecar_name(name: str) -> str:
 def options_for(image_ids: Iterable[str], *, regions: int | None = None, ids: str = "") -> dict[str, Any]:
     """Return the options that importing an exported file takes, or none if the defaults will do.
 
-    Args:
-        image_ids: the image ids of the file.
-        regions: greatest number of regions per image; None for features.
-        ids: name of the list of the image ids, if they are in one.
+    It holds at most so many regions per image, None for features, and its image ids may be in a list with the name `ids`.
     """
     exact = needs_exact_rule(image_ids)
     if not exact and regions in (None, _DEFAULTS["max_regions"]):
@@ -139,10 +136,6 @@ def options_for(image_ids: Iterable[str], *, regions: int | None = None, ids: st
 
 def apply_sidecars(job: ImportJob, paths: Sequence[Path]) -> ImportJob:
     """Return a job whose unset options have the values of the sidecars of its files.
-
-    Args:
-        job: the job.
-        paths: its files.
 
     Raises:
         InputError: a sidecar is damaged.

@@ -20,15 +20,8 @@ from schemas.dataset import Dataset
 from schemas.errors import DatasetError
 from schemas.keys import normalization_hint
 
-_REGION_COLUMNS = (
-    "width",
-    "height",
-    "num_regions",
-    "class_ids",
-    "class_scores",
-    "attribute_ids",
-    "attribute_scores",
-)
+_NUMBERS = ("width", "height", "num_regions")
+_LABELS = ("class_ids", "class_scores", "attribute_ids", "attribute_scores")
 
 
 def write_webdataset(job: ExportJob, dataset: Dataset, staging: Staging) -> list[Path]:
@@ -98,7 +91,7 @@ def _sample(dataset: Dataset, row: dict[str, Any], captions: list[dict[str, Any]
         yield "captions.json", _json(captions)
     yield "feature.npy", _npy(row[feature_column(dataset)])
     if dataset.kind == "regions":
-        plain = {name: row[name].tolist() if isinstance(row[name], np.ndarray) else row[name] for name in _REGION_COLUMNS}
+        plain = {name: row[name] for name in _NUMBERS} | {name: row[name].tolist() for name in _LABELS}
         yield "regions.json", _json(plain)
 
 

@@ -52,10 +52,6 @@ def describe_file(path: Path) -> dict[str, Any]:
 def stored_dtype(dtype: np.dtype, *, place: str) -> str:
     """Return the type in which values are stored: float16 and float32 unchanged, float64 as float32.
 
-    Args:
-        dtype: type of the values in the file.
-        place: the file, for the message.
-
     Raises:
         InputError: the values have another type.
     """

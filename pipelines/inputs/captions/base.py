@@ -87,12 +87,7 @@ def tables_of(captions: Iterable[RawCaption]) -> Iterator[pa.Table]:
 
 @dataclass(frozen=True)
 class Selection:
-    """The captions to read; an empty tuple selects all.
-
-    Attributes:
-        languages: BCP 47 tags, converted to their usual case.
-        portions: portions.
-        splits: names of splits in the source.
+    """The captions to read; an empty tuple selects all. Languages are converted to their usual case, splits named by the source.
 
     Raises:
         UsageError: a language is not a BCP 47 tag.
@@ -206,11 +201,7 @@ class PathSource(CaptionSource):
 
 
 class Tally:
-    """The kinds of caption (language, portion, split) that occurred while reading; their number is limited.
-
-    Args:
-        location: the file, for messages.
-    """
+    """The kinds of caption (language, portion, split) that occurred while reading a file; their number is limited."""
 
     def __init__(self, location: str) -> None:
         self._location = location
@@ -248,12 +239,7 @@ class Tally:
 
 
 def require_selected(selection: Selection, kinds: Iterable[tuple[str, str, str]], *, location: str) -> None:
-    """Check that every value of a selection matches captions, given the rest of the selection.
-
-    Args:
-        selection: the captions that were asked for.
-        kinds: every (language, portion, split) that exists.
-        location: the source, for the message.
+    """Check that every value of a selection matches captions, given the rest of it and every (language, portion, split) there is.
 
     Raises:
         InputError: a value matches no captions; the message names the values that exist.
@@ -275,12 +261,6 @@ def require_selected(selection: Selection, kinds: Iterable[tuple[str, str, str]]
 def check_label(value: object, *, ours: str, place: str, advice: str = "fill it in, or leave the whole column out") -> str:
     """Return the name of a portion, split or language: not empty, no control character, no ``/``, which separates keys' parts.
 
-    Args:
-        value: the value as read.
-        ours: our name of the column.
-        place: file and row, for the message.
-        advice: remedy, for the message.
-
     Raises:
         InputError: it is anything else.
     """
@@ -291,10 +271,6 @@ def check_label(value: object, *, ours: str, place: str, advice: str = "fill it 
 
 def check_text(text: object, *, place: str) -> str:
     """Return a caption that is a string and can be written as UTF-8. An empty one is accepted.
-
-    Args:
-        text: the value as read.
-        place: file and row, for the message.
 
     Raises:
         InputError: it is missing, not a string, or contains half a surrogate pair.
@@ -317,15 +293,9 @@ def check_text(text: object, *, place: str) -> str:
 
 
 def find_files(location: str, pattern: str, *, hint: str) -> tuple[Folder, list[str]]:
-    """Find one file, or all files in a folder whose names match.
+    """Return the folder and name of an existing file, or of all files of a folder whose whole names match a regular expression.
 
-    Args:
-        location: an existing file or folder.
-        pattern: regular expression for whole names; it only filters the files of a folder.
-        hint: what such files are called, for the message.
-
-    Returns:
-        The folder and the names of the files in it.
+    The hint says what such files are called.
 
     Raises:
         InputError: the folder contains no such file.

@@ -38,14 +38,7 @@ _KARPATHY_FILE = r"dataset.*\.json(\.gz)?"
 
 @dataclass(frozen=True)
 class KarpathySource(PathSource):
-    """The captions of one ``dataset_*.json``.
-
-    Attributes:
-        folder: the folder of the file.
-        name: the file.
-        language: language of all captions.
-        ids: how image ids are made from ``filename`` and, where there is one, ``filepath``.
-    """
+    """The captions of one ``dataset_*.json``; image ids are made from ``filename`` and, where there is one, ``filepath``."""
 
     folder: Folder
     name: str
@@ -144,14 +137,7 @@ _COCO_FILE = r"captions_.+\.json(\.gz)?"
 
 @dataclass(frozen=True)
 class CocoSource(PathSource):
-    """The captions of one or more ``captions_SPLIT.json``.
-
-    Attributes:
-        folder: the folder of the files.
-        names: the files.
-        language: language of all captions.
-        ids: how image ids are made from ``file_name``.
-    """
+    """The captions of one or more ``captions_SPLIT.json``; image ids are made from ``file_name``."""
 
     folder: Folder
     names: tuple[str, ...]

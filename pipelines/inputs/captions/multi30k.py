@@ -37,12 +37,7 @@ _NOT_CAPTIONS = re.compile(r"\..*|(README|LICENSE).*", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Multi30kSource(PathSource):
-    """The captions of Multi30K.
-
-    Attributes:
-        folder: the folder that holds ``task1`` and ``task2``.
-        ids: how image ids are made from the lines of image lists.
-    """
+    """The captions of Multi30K, in the folder of ``task1`` and ``task2``; image ids are made from the lines of image lists."""
 
     folder: Folder
     ids: IdRule = "name"

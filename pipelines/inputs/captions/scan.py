@@ -38,10 +38,8 @@ class ScanSource(CaptionSource):
     """The captions of one or more ``SPLIT_caps.txt``.
 
     Attributes:
-        folder: the folder of the files.
         names: the files with captions.
         lists: for each of them the file with the ids of its images; empty if there is none.
-        language: language of all captions.
     """
 
     folder: Folder

@@ -52,8 +52,6 @@ class TableSource(CaptionSource):
     """The captions of one table.
 
     Attributes:
-        folder: the folder of the file.
-        name: the file.
         language: language of all captions if the table has no such column.
         columns: pairs (our name, the table's name) of columns, where they differ.
         dialect: delimiter and quoting, of CSV and TSV.

@@ -98,7 +98,6 @@ class _Archives(ImageSource):
     """Archives below a folder.
 
     Attributes:
-        folder: the folder.
         pattern: regular expression for the paths of archives relative to the folder; None selects all.
         ids: ``name`` or ``path``, for ids that are made from names.
     """

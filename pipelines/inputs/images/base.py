@@ -113,11 +113,7 @@ class SkippedFiles:
         return f"beside the images: {_files(self.companions)}" if self.companions else ""
 
     def no_images(self, location: str) -> InputError:
-        """Return the error of a source that holds no images at all.
-
-        Args:
-            location: the source.
-        """
+        """Return the error of a source that holds no images at all."""
         message = f"no images found in {location!r}: check the path"
         if found := self.files + self.companions:
             message += f"; it holds {_files(found)}, and images are known by {', '.join(sorted(EXTENSIONS))}"

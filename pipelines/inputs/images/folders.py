@@ -14,7 +14,7 @@ from pipelines.inputs.dialects import AUTO_DIALECT, Dialect
 from pipelines.inputs.ids import IdRule, id_of_path
 from pipelines.inputs.images.base import ImageRef, ImageSource, SkippedFiles, crosses_folders, is_image
 from pipelines.inputs.tables import Table
-from pipelines.inputs.web import PARALLEL_READS, PUBLIC_ACCESS, WebAccess, check_proxy, fetch, is_web_address, versions_of
+from pipelines.inputs.web import PARALLEL_READS, PUBLIC_ACCESS, WebAccess, check_proxy, fetch, is_web_address, version_of
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.keys import check_image_id
 from schemas.storage.folder import Folder, file_at
@@ -32,7 +32,6 @@ class ImagesInFolder(ImageSource):
     """The images below a folder.
 
     Attributes:
-        folder: the folder.
         pattern: regular expression for paths relative to the folder; None selects files by their extensions.
         ids: ``name``: the image id is the file name without extension; ``path``: the relative path without extension.
     """
@@ -146,14 +145,13 @@ class ImageTable(ImageSource):
         """Ask web servers for ETags, stores and disks for sizes and modification times, many at once."""
         if self.tells_versions:
             return [ref.version for ref in refs]
-        web = [ref.uri for ref in refs if is_web_address(ref.uri)]
-        answers = dict(zip(web, versions_of(web, self.access), strict=True))
         with ThreadPoolExecutor(PARALLEL_READS, thread_name_prefix="versions") as pool:
-            others = pool.map(lambda ref: "" if ref.uri in answers else self._stored_version(ref.uri), refs)
-            return [answers.get(ref.uri) or other for ref, other in zip(refs, others, strict=True)]
+            return list(pool.map(self._version, refs))
 
-    def _stored_version(self, uri: str) -> str:
-        size, version = _status(self._path_of(uri))
+    def _version(self, ref: ImageRef) -> str:
+        if is_web_address(ref.uri):
+            return version_of(ref.uri, self.access)
+        size, version = _status(self._path_of(ref.uri))
         return f"{version} {size}" if version else ""
 
     def _path_of(self, uri: str) -> str:

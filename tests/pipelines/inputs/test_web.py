@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from pipelines.inputs import web
+from pipelines.inputs.images import open_images
 from pipelines.inputs.web import (
     PARALLEL_READS,
     PUBLIC_ACCESS,
@@ -23,7 +24,7 @@ from pipelines.inputs.web import (
     fetch,
     is_public,
     is_web_address,
-    versions_of,
+    version_of,
 )
 from schemas.errors import UsageError
 from tests.web_server import serve
@@ -93,7 +94,7 @@ def test_one_connection_serves_many_files_and_missing_ones(site):
     for _ in range(5):
         assert fetch(site.address("/a.jpg"), HERE) == b"a"
         assert reason(site.address("/none.jpg")) == "HTTP 404"
-    assert list(versions_of([site.address("/a.jpg")], HERE)) == ["1"]
+    assert version_of(site.address("/a.jpg"), HERE) == "1"
     assert site.connections == 1
 
 
@@ -323,7 +324,7 @@ def test_a_proxy_is_used_where_everything_is_allowed(site, monkeypatch):
 
 
 @pytest.mark.slow
-def test_versions_are_what_servers_tell_in_the_order_of_the_addresses(site, pauses):
+def test_versions_are_what_servers_tell_in_the_order_of_the_addresses(site, pauses, tmp_path):
     changed = "Wed, 21 Oct 2015 07:28:00 GMT"
     pages = {
         "/tag": lambda handler: handler.answer(200, b"abc", ETag='"5d8c"', Last_Modified=changed),
@@ -342,7 +343,9 @@ def test_versions_are_what_servers_tell_in_the_order_of_the_addresses(site, paus
     expected = ['"5d8c" 3', f"{changed} 3", "4", "", '"5d8c" 3', 'W/"1" 1000000000000', '"1" 1', "", "", ""]
     site.pages["/busy"] = in_turn(*[status(503), lambda handler: handler.answer(200, b"a", ETag='"1"')] * 40)
     assert len(addresses) > 2 * PARALLEL_READS
-    assert list(versions_of(addresses, HERE))[:10] == expected
+    (tmp_path / "t.csv").write_text("image_id,uri\n" + "".join(f"{n},{address}\n" for n, address in enumerate(addresses)))
+    images = open_images(tmp_path / "t.csv", allow_private_addresses=True)
+    assert images.versions(list(images.refs()))[:10] == expected
     assert {method for method, _, _ in site.requests} == {"HEAD"}
     assert pauses  # One server was asked again.
 
@@ -350,9 +353,8 @@ def test_versions_are_what_servers_tell_in_the_order_of_the_addresses(site, paus
 def test_a_server_that_cannot_be_asked_has_no_version(pauses):
     with serve() as site:
         address = site.address("/a")
-    assert list(versions_of([address, "http://[bad"], HERE)) == ["", ""]
-    assert list(versions_of([address])) == [""]
-    assert list(versions_of([])) == []
+    assert [version_of(text, HERE) for text in (address, "http://[bad")] == ["", ""]
+    assert version_of(address) == ""
 
 
 # --- addresses that are not public ------------------------------------------------------------------------------------
