@@ -23,6 +23,11 @@ def shard_by_hand(image_id: str, shards: int) -> int:
     return int(hashlib.blake2b(image_id.encode()).hexdigest(), 16) % shards
 
 
+def tree(path: Path) -> dict[str, bytes]:
+    """Every file below a folder."""
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
 def sign(manifest: dict[str, Any]) -> dict[str, Any]:
     """Give an edited manifest the digest of what it holds now, so that it passes for one that was written so."""
     content = {name: value for name, value in manifest.items() if name != "sha256"}

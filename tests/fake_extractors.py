@@ -1,13 +1,18 @@
 """An extractor without a model, for tests of what surrounds extractors."""
 
+import io
 import os
 import signal
 
 import numpy as np
 import torch
+from PIL import Image
 
 from extractors import Description, Extractor, ExtractorRequest
+from pipelines.features.inference import LoadedExtractor, Tally, extract_rows
+from pipelines.inputs.images import ImageRef
 from schemas.features import FeatureSpec
+from schemas.kinds import features_schema
 
 SPEC = FeatureSpec("fake", (3,))
 
@@ -23,6 +28,25 @@ class ColourExtractor(Extractor):
 
     def extract(self, batch):
         return batch.numpy().astype(np.float32)
+
+
+def picture(*colour, size_wh=(2, 2)):
+    """Return the bytes of an image of one colour."""
+    file = io.BytesIO()
+    Image.new("RGB", size_wh, colour).save(file, "PNG")
+    return file.getvalue()
+
+
+def extract_images(images, extractor=None, *, read=None, batch_size=4, threads=1, processes=None, **options):
+    """Yield tables of features.
+
+    Args:
+        images: the bytes of images by id; with ``read``, which returns them, ids or references.
+    """
+    loaded = LoadedExtractor(extractor or ColourExtractor(), batch_size, threads, processes)
+    refs = [ref if isinstance(ref, ImageRef) else ImageRef(ref, f"uri/{ref}") for ref in sorted(images)]
+    options = {"schema": features_schema(loaded.extractor.spec), "tally": Tally(), **options}
+    return extract_rows(refs, loaded, read=read or (lambda ref: images[ref.image_id]), **options)
 
 
 def use_colours(monkeypatch):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from extractors.base import warn_once
 from pipelines.features.extraction import Remark, plan_features
 from pipelines.features.feature_shards import reusable_rows
-from pipelines.inputs.images import ImageRef, Listing, kept_refs
+from pipelines.features.ref_chunks import listed_refs
+from pipelines.inputs.images import ImageRef, Listing
 from pipelines.jobs import FeaturesJob
 from schemas.console.tables import Row, Table, number_columns
 from schemas.keys import shard_of
@@ -78,13 +78,13 @@ def plan_dry_run(job: FeaturesJob, listing: Listing, remark: Remark = warn_once)
     stored = state.whole() - finished
     wanted = range(output.shards) if job.task is None else job.task.shards(output.shards)
     refs: dict[int, list[ImageRef]] = {number: [] for number in stored}
-    for ref in _refs(job, listing) if stored else ():
+    images = job.open_images()
+    for ref in listed_refs(images, listing) if stored else ():
         if (number := shard_of(ref.image_id, output.shards)) in refs:
             refs[number].append(ref)
     todo = []
     for number in wanted:
         if number in stored:
-            images = job.open_images()
             now = images.with_versions(sorted(refs[number]))
             reuse = reusable_rows(output, number, now, job.policy, read=images.read)
             todo.append(ShardPlan(number, len(reuse.todo), len(reuse.rows), reuse.dropped))
@@ -92,10 +92,6 @@ def plan_dry_run(job: FeaturesJob, listing: Listing, remark: Remark = warn_once)
             todo.append(ShardPlan(number, listing.counts[number]))
     todo = [shard for shard in todo if shard.images or shard.dropped or shard.number not in stored]
     return DryRunReport(tuple(todo), len(wanted) - len(todo), vector_bytes(output.schema))
-
-
-def _refs(job: FeaturesJob, listing: Listing) -> Iterator[ImageRef]:
-    return job.open_images().refs() if listing.kept is None else kept_refs(listing.kept.path)
 
 
 def plan_table(plan: DryRunReport) -> Table:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from extractors.base import warn_once
 from pipelines.datasets.region_names import NAMES_FILES, names_files, stored_names
-from pipelines.features.ref_chunks import RefChunk, chunk_refs, folder_of_references, listed_refs
+from pipelines.features.ref_chunks import Kept, RefChunk, chunk_refs, folder_of_references, listed_refs
 from pipelines.features.shard_worker import ShardExtractor, check_worker, count_gpus, planned_fingerprint
 from pipelines.inputs.ids import KeyHashes
-from pipelines.inputs.images import ImageRef, KeptRefs, Listing, kept_refs
+from pipelines.inputs.images import ImageRef, KeptRefs, Listing
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from pipelines.running.jobs import run_job
@@ -34,7 +34,6 @@ from schemas.writing.shard_count import MOST_CHOSEN, VECTOR_SHARD_BYTES, check_s
 if TYPE_CHECKING:
     import apache_beam as beam
 
-    from pipelines.features.transforms import ExtractFeatures
     from pipelines.running.first_worker import FirstWorker
 
 
@@ -107,15 +106,30 @@ def extract_features(
     job = job.for_workers(execution)
     gpus = execution.accelerator.count if execution.accelerator is not None else 0
     listing = listing or list_images(job, keep=not execution.is_local and not execution.template)
-    output, execution = plan_features(job, listing, remark), _by_gpus(job, execution)
+    output = plan_features(job, listing, remark)
+    execution = replace(execution, default_workers=lambda: max(1, count_gpus(job)))
 
     def build(pipeline: beam.Pipeline, finished: frozenset[int], check: FirstWorker | None) -> None:
+        from pipelines.features.stage_images import place_of_copies
+        from pipelines.features.transforms import ExtractFeatures
         from pipelines.running.commits import CommitDataset
 
-        extract = _extraction(job, output, execution, meter, listing, finished, temporary)
-        if listing.kept is not None and not execution.is_local and not execution.template:  # What a template lists is its own.
-            extract = replace(extract, kept=listing.kept.share(output.folder))
-        shards = pipeline | "ExtractFeatures" >> replace(extract, check=check)
+        workers = execution.local_workers if execution.is_local else 1
+        kept: Kept = ""
+        if listing.kept is not None and not execution.template:  # What a template lists is its own.
+            kept = listing.kept.path if execution.is_local else listing.kept.share(output.folder)
+        shards = pipeline | "ExtractFeatures" >> ExtractFeatures(
+            job,
+            output,
+            finished=finished,
+            meter=meter,
+            threads=max(1, usable_cores() // workers) if workers > 1 else 0,
+            check=check,
+            accelerator=execution.accelerator,
+            folder=temporary.enter_context(folder_of_references(execution.is_local)),
+            copies=temporary.enter_context(place_of_copies(job, execution, output.folder)),
+            kept=kept,
+        )
         if job.task is None:
             _ = shards | "CommitDataset" >> CommitDataset(output, libraries=job.libraries())
 
@@ -135,16 +149,11 @@ def extract_features(
         )
 
 
-def _by_gpus(job: FeaturesJob, execution: Execution) -> Execution:
-    """Return the same execution with one worker per GPU, or one whose model uses all cores, where no number is given."""
-    return replace(execution, default_workers=lambda: max(1, count_gpus(job)))
-
-
 def _extract_in_process(
     job: FeaturesJob, output: OutputDataset, meter: Meter, listing: Listing, finished: frozenset[int]
 ) -> None:
     """Extract the shards that are not finished one after the other in this process, without Beam."""
-    refs = listed_refs(job.open_images(), listing.kept.path if listing.kept is not None else "")
+    refs = listed_refs(job.open_images(), listing)
     chunks: defaultdict[int, list[RefChunk]] = defaultdict(list)
     with folder_of_references(True) as folder:
         for shard, chunk in chunk_refs(refs, output.shards, skip_shards=finished, folder=folder):
@@ -153,33 +162,6 @@ def _extract_in_process(
         extractor.set_up()
         for shard in sorted(set(range(output.shards)) - finished):
             extractor.extract(shard, chunks.pop(shard, ()))
-
-
-def _extraction(
-    job: FeaturesJob,
-    output: OutputDataset,
-    execution: Execution,
-    meter: Meter,
-    listing: Listing,
-    finished: frozenset[int],
-    temporary: ExitStack,
-) -> ExtractFeatures:
-    """Return the transform that extracts the other shards; its temporary folders go onto the stack."""
-    from pipelines.features.stage_images import place_of_copies
-    from pipelines.features.transforms import ExtractFeatures
-
-    workers = execution.local_workers if execution.is_local else 1
-    return ExtractFeatures(
-        job,
-        output,
-        finished=finished,
-        meter=meter,
-        threads=max(1, usable_cores() // workers) if workers > 1 else 0,
-        accelerator=execution.accelerator,
-        folder=temporary.enter_context(folder_of_references(execution.is_local)),
-        copies=temporary.enter_context(place_of_copies(job, execution, output.folder)),
-        kept=listing.kept.path if listing.kept is not None and execution.is_local else "",
-    )
 
 
 def list_images(job: FeaturesJob, *, keep: bool = False) -> Listing:
@@ -203,8 +185,7 @@ def list_images(job: FeaturesJob, *, keep: bool = False) -> Listing:
     if not listing.count:
         raise InputError(f"no images found in {images.location!r}: check the path; a folder is searched for known extensions")
     if suspects := ids.suspects():
-        again = images.refs() if kept is None else kept_refs(kept.path)
-        images.check_ids(sorted(ref for ref in again if hash(ref.image_id) in suspects))
+        images.check_ids(sorted(ref for ref in listed_refs(images, listing) if hash(ref.image_id) in suspects))
     size = listing.count * job.feature_bytes()
     shards = known or choose_shards(size, VECTOR_SHARD_BYTES)
     check_shard_bytes(shards, size, folder)

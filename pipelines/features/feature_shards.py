@@ -19,9 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-import extractors
-from pipelines.features.decoding_processes import DecodingProcesses
-from pipelines.features.inference import Tally, extract_rows, merge_rows
+from pipelines.features.inference import LoadedExtractor, Tally, extract_rows, merge_rows
 from pipelines.inputs.images import ImageRef, ImageSource, Listing, digest_of
 from schemas.errors import DatasetError, InputError
 from schemas.failures import read_failures
@@ -91,14 +89,7 @@ def statistics_of(sources: Iterable[Source], *, images: int, failed: int) -> dic
     }
 
 
-def reusable_rows(
-    output: OutputDataset,
-    number: int,
-    refs: Sequence[ImageRef],
-    policy: ReusePolicy = ReusePolicy(),
-    *,
-    read: Read,
-) -> Reuse:
+def reusable_rows(output: OutputDataset, number: int, refs: Sequence[ImageRef], policy: ReusePolicy, *, read: Read) -> Reuse:
     """Decide what stays of a shard.
 
     Args:
@@ -154,11 +145,6 @@ def _read_stored(output: OutputDataset, number: int) -> _Stored | None:
         # Where only the manifest knew the digest of the shard, there is a record without sources.
         sources={source.image_id: source for source in record.sources or ()} if record.state else None,
     )
-
-
-def is_intact(output: OutputDataset, number: int) -> bool:
-    """Read all bytes of a shard and of its failures, and return whether they are those that were written."""
-    return look_at(output, number, read_all=True).is_whole
 
 
 def _try_again(failure: Mapping[str, str] | None, policy: ReusePolicy) -> bool:
@@ -226,13 +212,10 @@ def write_feature_shard(
     output: OutputDataset,
     number: int,
     refs: Sequence[ImageRef],
-    policy: ReusePolicy = ReusePolicy(),
-    *,
+    policy: ReusePolicy,
     images: ImageSource,
-    extractor: extractors.Extractor,
-    batch_size: int,
-    threads: int,
-    processes: DecodingProcesses | None = None,
+    loaded: LoadedExtractor,
+    *,
     on_batch: Callable[[Tally], None] = lambda tally: None,
 ) -> Tally:
     """Write one shard.
@@ -246,10 +229,7 @@ def write_feature_shard(
         refs: the images of the shard, in any order.
         policy: what stays of the shard.
         images: reads them.
-        extractor: the loaded extractor.
-        batch_size: images that the model takes at once.
-        threads: decoding threads; without ``processes``.
-        processes: what decodes; None for threads of this process.
+        loaded: the extractor.
         on_batch: is called after each batch with the tally of that batch.
 
     Returns:
@@ -263,7 +243,7 @@ def write_feature_shard(
     _refuse_other_list(output, number, refs, images)
     refs = images.with_versions(refs)
     reuse = reusable_rows(output, number, refs, policy, read=images.read)
-    if (reuse.rows or reuse.failures) and not is_intact(output, number):
+    if (reuse.rows or reuse.failures) and not look_at(output, number, read_all=True).is_whole:
         reuse = Reuse(todo=refs)
     tally = Tally(failures=list(reuse.failures))
     if _is_left_alone(output, number, reuse):
@@ -272,16 +252,7 @@ def write_feature_shard(
     expected = len(reuse.todo) + len(tally.failures)
     ordered = images.in_reading_order(reuse.todo)
     new: Iterable[pa.Table] = extract_rows(
-        ordered,
-        extractor=extractor,
-        read=images.read,
-        schema=schema,
-        batch_size=batch_size,
-        threads=threads,
-        tally=tally,
-        reads=images.parallel_reads,
-        processes=processes,
-        on_batch=on_batch,
+        ordered, loaded, read=images.read, schema=schema, tally=tally, reads=images.parallel_reads, on_batch=on_batch
     )
     if ordered is not reuse.todo:
         new = _sort_rows(new, schema)

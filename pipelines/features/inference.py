@@ -64,20 +64,31 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class _Read:
-    ref: ImageRef
-    data: bytes | None
-    failure: dict[str, str] | None
-    seconds: float
+class LoadedExtractor:
+    """An extractor on its device, and how images reach it.
+
+    Attributes:
+        extractor: the extractor.
+        batch_size: images that the model takes at once; the last batch of a shard may be smaller.
+        threads: decoding threads; without ``processes``.
+        processes: what decodes, in one thread for each of them; None for threads of this process alone.
+    """
+
+    extractor: extractors.Extractor
+    batch_size: int
+    threads: int = 1
+    processes: DecodingProcesses | None = None
 
 
-@dataclass(frozen=True)
-class _Decoded:
+@dataclass
+class _Image:
+    """An image: its bytes, and in their place its pixels when it is decoded; None if it fails."""
+
     ref: ImageRef
-    pixels: Any
-    failure: dict[str, str] | None
-    sha256: str
-    seconds: float
+    content: Any = None
+    failure: dict[str, str] | None = None
+    sha256: str = ""
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -91,29 +102,23 @@ class _Batch:
 
 def extract_rows(
     refs: Sequence[ImageRef],
+    loaded: LoadedExtractor,
     *,
-    extractor: extractors.Extractor,
     read: Callable[[ImageRef], bytes],
     schema: pa.Schema,
-    batch_size: int,
-    threads: int,
     tally: Tally,
     reads: int = 1,
-    processes: DecodingProcesses | None = None,
     on_batch: Callable[[Tally], None] = lambda batch: None,
 ) -> Iterator[pa.Table]:
     """Extract features of images, in their order; an image that cannot be read or decoded becomes a failure without a row.
 
     Args:
         refs: the images of the shard, sorted by image id.
-        extractor: the loaded extractor.
+        loaded: the extractor.
         read: returns the bytes of an image, or raises OSError.
         schema: schema of the rows.
-        batch_size: images that the model takes at once; the last batch may be smaller.
-        threads: decoding threads; without ``processes``.
         tally: is updated while the result is consumed.
         reads: images that are read at once, whatever the number of decoding threads; at least one for each of these.
-        processes: what decodes, in one thread for each of them; None for threads of this process alone.
         on_batch: is called after each batch with the tally of that batch.
 
     Yields:
@@ -121,21 +126,21 @@ def extract_rows(
     """
     from extractors.computing.cpu_parallel import single_threaded_pool  # Loads torch, which the launcher does without.
 
-    threads = processes.number if processes is not None else threads
+    extractor, batch_size, processes = loaded.extractor, loaded.batch_size, loaded.processes
+    threads = processes.number if processes is not None else loaded.threads
     preprocess = extractor.preprocess_single_threaded if threads == 1 else extractor.preprocess
     pixels = processes.pixels if processes is not None else lambda data: preprocess(extractors.decode(data))
     rest = iter(refs)
-    ahead: deque[Future[_Decoded]] = deque()
+    ahead: deque[Future[_Image]] = deque()
     reads = max(reads, threads)
-    held: list[_Decoded] = []
+    held: list[_Image] = []
     batch = Tally()
     in_model: deque[_Batch] = deque()
 
     def forward() -> None:
         nonlocal held, batch
-        in_model.append(
-            _Batch([decoded.ref for decoded in held], _begin([decoded.pixels for decoded in held], extractor, model), batch)
-        )
+        columns = _begin([image.content for image in held], extractor, model)
+        in_model.append(_Batch([image.ref for image in held], columns, batch))
         held, batch = [], Tally()
 
     def finish() -> Iterator[pa.Table]:
@@ -164,14 +169,14 @@ def extract_rows(
             if not ahead:
                 break
             started = time.perf_counter()
-            decoded = ahead.popleft().result()
+            image = ahead.popleft().result()
             batch.wait_seconds += time.perf_counter() - started
-            batch.decode_seconds += decoded.seconds
-            batch.digests[decoded.ref.image_id] = decoded.sha256
-            if decoded.failure is None:
-                held.append(decoded)
+            batch.decode_seconds += image.seconds
+            batch.digests[image.ref.image_id] = image.sha256
+            if image.failure is None:
+                held.append(image)
             else:
-                batch.failures.append(decoded.failure)
+                batch.failures.append(image.failure)
             if len(held) == batch_size:
                 forward()
                 if model is None or len(in_model) > 1:
@@ -203,31 +208,31 @@ def merge_rows(old: Iterable[pa.RecordBatch], new: Iterable[pa.Table]) -> Iterat
             yield from side
 
 
-def _read(ref: ImageRef, read: Callable[[ImageRef], bytes]) -> _Read:
-    started = time.perf_counter()
-    data, failure = None, None
+def _read(ref: ImageRef, read: Callable[[ImageRef], bytes]) -> _Image:
+    started, image = time.perf_counter(), _Image(ref)
     try:
-        data = read(ref)
+        image.content = read(ref)
     except (OSError, DatasetError) as error:
         # A storage error is caused by one of the operating system, which says what happened.
         cause = error.__cause__ or error
         # Without the file's name: messages must not depend on where the images lie.
         name = "OSError" if isinstance(cause, StoreError) else type(cause).__name__  # Datasets keep it.
-        failure = _failure(ref, "read", "unreadable", getattr(cause, "strerror", None) or name)
-    return _Read(ref, data, failure, time.perf_counter() - started)
+        image.failure = _failure(ref, "read", "unreadable", getattr(cause, "strerror", None) or name)
+    image.seconds = time.perf_counter() - started
+    return image
 
 
-def _decode(reading: Future[_Read], pixels: Callable[[bytes], Any]) -> _Decoded:
-    done = reading.result()
+def _decode(reading: Future[_Image], pixels: Callable[[bytes], Any]) -> _Image:
+    image = reading.result()
     started = time.perf_counter()
-    found, failure, sha256 = None, done.failure, ""
-    if done.data is not None:
-        sha256 = hashlib.sha256(done.data).hexdigest()
+    if image.failure is None:
+        image.sha256 = hashlib.sha256(image.content).hexdigest()
         try:
-            found = pixels(done.data)
+            image.content = pixels(image.content)
         except extractors.DecodeError as error:
-            failure = _failure(done.ref, "decode", error.reason, str(error))
-    return _Decoded(done.ref, found, failure, sha256, done.seconds + time.perf_counter() - started)
+            image.content, image.failure = None, _failure(image.ref, "decode", error.reason, str(error))
+    image.seconds += time.perf_counter() - started
+    return image
 
 
 def _failure(ref: ImageRef, stage: str, reason: str, message: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from pipelines.inputs.images import Copy, ImageRef, ImageSource, SharedRefs, kept_refs
+from pipelines.inputs.images import Copy, ImageRef, ImageSource, Listing, SharedRefs, kept_refs
 from pipelines.inputs.images.listing import REFS_SCHEMA
 from pipelines.running.places import Place, from_ipc, read_place, to_ipc, write_places
 from schemas.keys import shard_of
@@ -44,8 +44,10 @@ def folder_of_references(is_local: bool) -> Iterator[str | None]:
         yield folder
 
 
-def listed_refs(images: ImageSource, kept: Kept) -> Iterator[ImageRef]:
+def listed_refs(images: ImageSource, kept: Kept | Listing) -> Iterator[ImageRef]:
     """Yield the references of a listing that was kept, or else of the images themselves."""
+    if isinstance(kept, Listing):
+        kept = "" if kept.kept is None else kept.kept.path
     if isinstance(kept, SharedRefs):
         return kept.refs(images)
     return kept_refs(kept) if kept else images.refs()

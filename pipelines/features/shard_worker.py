@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from queue import SimpleQueue
 
-import extractors
 from extractors import Extractor
 from pipelines.features.decoding_processes import DecodingProcesses
 from pipelines.features.feature_shards import write_feature_shard
-from pipelines.features.inference import Tally
+from pipelines.features.inference import LoadedExtractor, Tally
 from pipelines.features.ref_chunks import RefChunk, from_chunks
 from pipelines.inputs.images import CopiedImages, Copies
 from pipelines.jobs import FeaturesJob
@@ -121,29 +120,28 @@ class ExtractorPool:
     Beam's ``Shared`` keeps weak references, which need a class that allows them.
 
     Args:
-        loaded: the extractors.
+        networks: the extractors.
         batch_size: see `FeaturesJob`.
-        threads: from `pipelines.features.shard_worker.decoding_threads`.
+        threads: from `decoding_threads`.
     """
 
-    def __init__(self, loaded: Sequence[extractors.Extractor], batch_size: int | None = None, threads: int = 1) -> None:
+    def __init__(self, networks: Sequence[Extractor], batch_size: int | None = None, threads: int = 1) -> None:
         from extractors.batch_sizes import find_batch_size
 
-        self.fingerprints = [extractor.fingerprint for extractor in loaded]
-        self.batch_sizes = {id(extractor): batch_size or find_batch_size(extractor) for extractor in loaded}
-        self.processes = {id(extractor): decoding_processes(extractor, threads) for extractor in loaded}
-        self._free: SimpleQueue[extractors.Extractor] = SimpleQueue()
-        for extractor in loaded:
-            self._free.put(extractor)
+        self.fingerprints = [extractor.fingerprint for extractor in networks]
+        self._free: SimpleQueue[LoadedExtractor] = SimpleQueue()
+        for extractor in networks:
+            processes = decoding_processes(extractor, threads)
+            self._free.put(LoadedExtractor(extractor, batch_size or find_batch_size(extractor), threads, processes))
 
     @contextmanager
-    def extractor(self) -> Iterator[extractors.Extractor]:
+    def extractor(self) -> Iterator[LoadedExtractor]:
         """Wait for an extractor that is free."""
-        extractor = self._free.get()
+        loaded = self._free.get()
         try:
-            yield extractor
+            yield loaded
         finally:
-            self._free.put(extractor)
+            self._free.put(loaded)
 
 
 class ShardExtractor:
@@ -154,7 +152,7 @@ class ShardExtractor:
         output: the dataset.
         meter: counts images.
         threads: torch's threads; 0 for torch's own number.
-        gpus: as `pipelines.features.shard_worker.devices_of_worker` takes it.
+        gpus: as `devices_of_worker` takes it.
         copies: where images have been copied to; None where each is read where it is.
     """
 
@@ -191,9 +189,8 @@ class ShardExtractor:
         load, size = self._job.extractor.load, self._job.batch_size
         cores = max(1, usable_cores() // self._gpus) if self._gpus > 1 else self._threads
         threads = decoding_threads(self._job, cores)
-        self._loaded = share(lambda: ExtractorPool([load(device) for device in devices], size, threads))
-        self._decoding_threads = threads
-        for fingerprint in self._loaded.fingerprints:
+        self._pool = share(lambda: ExtractorPool([load(device) for device in devices], size, threads))
+        for fingerprint in self._pool.fingerprints:
             check_fingerprint(self._job, planned_fingerprint(self._output), fingerprint)
 
     def extract(self, shard: int, pieces: Iterable[RefChunk]) -> dict[str, int]:
@@ -207,23 +204,11 @@ class ShardExtractor:
             InputError: see `pipelines.features.feature_shards.write_feature_shard`.
         """
         refs, copied = from_chunks(piece for piece in pieces if piece)
-        copies = {copy.uri: copy for copy in copied}
         images = self._job.open_images()
         if self._copies is not None:
-            images = CopiedImages(images, self._copies.folder, copies)
-        with self._loaded.extractor() as extractor:
-            tally = write_feature_shard(
-                self._output,
-                shard,
-                refs,
-                self._job.policy,
-                images=images,
-                extractor=extractor,
-                batch_size=self._loaded.batch_sizes[id(extractor)],
-                threads=self._decoding_threads,
-                processes=self._loaded.processes[id(extractor)],
-                on_batch=self._show,
-            )
+            images = CopiedImages(images, self._copies.folder, {copy.uri: copy for copy in copied})
+        with self._pool.extractor() as loaded:
+            tally = write_feature_shard(self._output, shard, refs, self._job.policy, images, loaded, on_batch=self._show)
         size = self._output.folder.size(self._output.name(shard)) or 0
         self._meter.flush()
         return {**_counts(tally), "bytes_written": size}
@@ -233,8 +218,7 @@ class ShardExtractor:
         self._meter.add(
             images=batch.images + len(batch.failures),
             failed=len(batch.failures),
-            forward_msec=counts["forward_msec"],
-            wait_msec=counts["wait_msec"],
+            **{name: counts[name] for name in ("forward_msec", "wait_msec")},
         )
 
 

@@ -72,11 +72,6 @@ OTHER_FILES = {
 }
 
 
-def tree(path: Path) -> dict[str, bytes]:
-    """Every file below a folder."""
-    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
-
-
 def flip(path: Path, position: int | None = None) -> None:
     """Flip a bit of a file, by default one in its middle."""
     data = bytearray(path.read_bytes())

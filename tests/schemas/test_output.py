@@ -19,7 +19,8 @@ from schemas.writing.output_state import OutputState, difference
 from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.shard_writer import lock_folder, open_shard, publishing
 from schemas.writing.validation import validate
-from tests.schemas.conftest import prepare, tree
+from tests.builders import tree
+from tests.schemas.conftest import prepare
 
 SHARD = "part-{:05d}-of-00003.parquet".format
 

@@ -18,7 +18,8 @@ from schemas.writing.output_state import OutputState
 from schemas.writing.repair import repair
 from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.validation import validate
-from tests.schemas.conftest import flip, tree
+from tests.builders import tree
+from tests.schemas.conftest import flip
 
 KINDS = [
     *("captions", "encoded", "vocabulary", "features", "features16", "regions", "embeddings", "word-vectors"),

@@ -9,7 +9,8 @@ from schemas.writing.output_state import OutputState
 from schemas.writing.repair import Repair, repair
 from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.validation import validate
-from tests.schemas.conftest import flip, tree
+from tests.builders import tree
+from tests.schemas.conftest import flip
 
 SHARD = "part-{:05d}-of-00003"
 

@@ -18,7 +18,8 @@ from schemas.writing.output import OutputDataset
 from schemas.writing.reuse_policy import ArrayTask, ReusePolicy
 from schemas.writing.shard_writer import lock_folder, open_shard
 from schemas.writing.validation import validate
-from tests.schemas.conftest import flip, prepare, tree
+from tests.builders import tree
+from tests.schemas.conftest import flip, prepare
 
 SHARD = "part-{:05d}-of-00003.parquet".format
 FAILURE = {"key": "lost-01", "uri": "lost-01.jpg", "stage": "decode", "reason": "empty", "message": "0 bytes"}

@@ -90,14 +90,14 @@ def test_each_gpu_makes_one_shard_at_a_time(job):
 
     def work() -> None:
         for _ in turns:
-            with loaded.extractor() as extractor:
-                at_once[extractor.name] += 1
+            with pool.extractor() as loaded:
+                at_once[loaded.extractor.name] += 1
                 both.wait(30)  # Passes only where both are at work.
                 most.append(max(at_once.values()))
                 both.wait(30)
-                at_once[extractor.name] -= 1
+                at_once[loaded.extractor.name] -= 1
 
-    loaded = ExtractorPool([OneAtATime("a"), OneAtATime("b")])
+    pool = ExtractorPool([OneAtATime("a"), OneAtATime("b")])
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()

@@ -25,12 +25,11 @@ from extractors.images.preprocessing import cropped_pixels, resize_and_crop
 from extractors.whole_image.resnet50 import PREPROCESSING
 from pipelines.features import decoding_processes as module
 from pipelines.features.decoding_processes import DecodingProcesses
-from pipelines.features.inference import Tally, extract_rows
+from pipelines.features.inference import Tally
 from pipelines.features.shard_worker import PROCESSES_FROM, decoding_processes
-from pipelines.inputs.images import ImageRef
 from schemas.errors import ImagepivotError
 from schemas.features import FeatureSpec
-from schemas.kinds import features_schema
+from tests.fake_extractors import extract_images
 
 CROP = partial(cropped_pixels, preprocessing=PREPROCESSING)
 SPEC = FeatureSpec("fake", (3,))
@@ -71,17 +70,8 @@ def files() -> dict[str, bytes]:
 
 
 def rows_and_failures(processes: DecodingProcesses | None):
-    images, tally = files(), Tally()
-    tables = extract_rows(
-        [ImageRef(name, f"uri/{name}") for name in sorted(images)],
-        extractor=Means(),
-        read=lambda ref: images[ref.image_id],
-        schema=features_schema(SPEC),
-        batch_size=3,
-        threads=2,
-        tally=tally,
-        processes=processes,
-    )
+    tally = Tally()
+    tables = extract_images(files(), Means(), batch_size=3, threads=2, processes=processes, tally=tally)
     return [row for table in tables for row in table.to_pylist()], tally.failures, tally.digests
 
 
@@ -126,11 +116,10 @@ def test_pixels_have_the_same_bytes_and_places_also_where_they_are_too_many_for_
 
 @pytest.mark.cluster
 def test_pixels_are_not_overwritten_by_those_of_the_next_image(processes):
-    data = [photograph(number) for number in range(8)]
+    images = [photograph(number) for number in range(8)]
     with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(processes.pixels, data))
-    expected = [resize_and_crop(extractors.decode(one), PREPROCESSING) for one in data]
-    assert all(map(torch.equal, found, expected))
+        pixels = list(pool.map(processes.pixels, images))
+    assert all(map(torch.equal, pixels, (resize_and_crop(extractors.decode(image), PREPROCESSING) for image in images)))
 
 
 @pytest.mark.cluster
@@ -206,7 +195,6 @@ def test_processes_end_with_the_worker_however_it_ends(ends, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet50-pool", "vgg19-10crop-caffe", "vgg19-grid"])
 def test_what_is_sent_to_a_process_is_what_preprocess_does(name):
-
     extractor = extractors.load(name, weights="random:0", device="cpu")
     sent = pickle.dumps(extractor.preprocessor)
     assert len(sent) < 1000

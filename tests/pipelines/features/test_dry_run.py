@@ -1,4 +1,3 @@
-import io
 import os
 import random
 from collections import Counter
@@ -7,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 
 from pipelines.features.dry_run import plan_dry_run, plan_table
 from pipelines.features.extraction import extract_features, list_images
@@ -17,7 +15,7 @@ from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.keys import shard_of
-from tests.fake_extractors import use_colours
+from tests.fake_extractors import picture, use_colours
 from tests.reuse import with_policy
 
 
@@ -32,9 +30,7 @@ def images(tmp_path):
     folder.mkdir()
     generator = random.Random(3)
     for number in range(30):
-        file = io.BytesIO()
-        Image.new("RGB", (2, 2), tuple(generator.randrange(256) for _ in range(3))).save(file, "PNG")
-        (folder / f"image{number:02d}.png").write_bytes(file.getvalue())
+        (folder / f"image{number:02d}.png").write_bytes(picture(*(generator.randrange(256) for _ in range(3))))
     return folder
 
 
@@ -56,8 +52,10 @@ def test_a_plan_of_everything(images, tmp_path):
     assert not (tmp_path / "f").exists(), "a plan writes nothing"
 
 
-def test_a_plan_of_the_rest(images, tmp_path):
+def test_a_plan_of_nothing_and_of_the_rest(images, tmp_path):
     extract_features(job_of(images, tmp_path / "f"), Execution(workers=1))
+    plan = plan_of(job_of(images, tmp_path / "f"))
+    assert (plan.todo, plan.finished, plan.images) == ((), 4, 0)
     (tmp_path / "f" / "_manifest.json").unlink()
     (tmp_path / "f" / "part-00001-of-00004.parquet").unlink()
     plan = plan_of(job_of(images, tmp_path / "f"))
@@ -66,18 +64,16 @@ def test_a_plan_of_the_rest(images, tmp_path):
     assert plan.images == sum(shard_of(f"image{n:02d}", 4) == 1 for n in range(30))
 
 
-def test_a_plan_of_nothing(images, tmp_path):
+def test_a_plan_of_an_update_counts_what_is_new_and_of_a_retry_what_failed(images, tmp_path):
+    (images / "bad.png").write_bytes(b"")
     extract_features(job_of(images, tmp_path / "f"), Execution(workers=1))
-    plan = plan_of(job_of(images, tmp_path / "f"))
-    assert (plan.todo, plan.finished, plan.images) == ((), 4, 0)
-
-
-def test_a_plan_of_an_update_counts_what_is_new(images, tmp_path):
-    extract_features(job_of(images, tmp_path / "f"), Execution(workers=1))
+    assert plan_of(job_of(images, tmp_path / "f")).images == 0
+    plan = plan_of(job_of(images, tmp_path / "f", retry_failed=True))
+    assert [(shard.number, shard.images) for shard in plan.todo] == [(shard_of("bad", 4), 1)]
     (images / "new.png").write_bytes((images / "image00.png").read_bytes())
     plan = plan_of(job_of(images, tmp_path / "f", update=True))
     assert [(shard.number, shard.images) for shard in plan.todo] == [(shard_of("new", 4), 1)]
-    assert plan.todo[0].kept == sum(shard_of(f"image{n:02d}", 4) == shard_of("new", 4) for n in range(30))
+    assert plan.todo[0].kept == sum(shard_of(f"image{n:02d}", 4) == shard_of("new", 4) for n in range(30))  # Rows, no failures.
 
 
 def test_a_plan_of_an_update_counts_what_is_gone_or_has_changed(images, tmp_path):
@@ -142,14 +138,6 @@ def test_a_run_and_its_plan_are_refused_before_anything_is_written(
         with pytest.raises(error, match=match):
             act(job)
         assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_a_plan_of_a_retry_counts_what_failed(images, tmp_path):
-    (images / "bad.png").write_bytes(b"")
-    extract_features(job_of(images, tmp_path / "f"), Execution(workers=1))
-    assert plan_of(job_of(images, tmp_path / "f")).images == 0
-    plan = plan_of(job_of(images, tmp_path / "f", retry_failed=True))
-    assert [(shard.number, shard.images) for shard in plan.todo] == [(shard_of("bad", 4), 1)]
 
 
 def test_a_plan_is_shown(images, tmp_path):

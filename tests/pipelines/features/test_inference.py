@@ -11,12 +11,12 @@ import torch
 from PIL import Image
 
 from extractors import Description, Extractor
-from pipelines.features.inference import Tally, extract_rows, merge_rows
-from pipelines.inputs.images import ImageRef
+from pipelines.features.inference import Tally, merge_rows
 from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
 from schemas.kinds import features_schema
 from schemas.storage.storage_errors import StoreBusyError
+from tests.fake_extractors import extract_images
 
 SPEC = FeatureSpec("fake", (2, 3))
 SCHEMA = features_schema(SPEC)
@@ -25,8 +25,8 @@ SCHEMA = features_schema(SPEC)
 class FakeExtractor(Extractor):
     """The feature of a grey image of one colour is ``colour + [0, 1, 2, 3, 4, 5]``."""
 
-    def __init__(self):
-        super().__init__(Description(SPEC, {"name": "fake"}))
+    def __init__(self, spec=SPEC, **parameters):
+        super().__init__(Description(spec, {"name": "fake", **parameters}))
         self.batches: list[int] = []
 
     def preprocess(self, image):
@@ -47,21 +47,9 @@ def expected_rows(colours: dict[str, int]) -> list[dict]:
     return [{"image_id": key, "feature": [float(colour + k) for k in range(6)]} for key, colour in colours.items()]
 
 
-def run(files: dict[str, bytes], *, batch_size=3, threads=2, extractor=None, **more):
+def run(files: dict[str, bytes], *, extractor=None, **options):
     extractor, tally = extractor or FakeExtractor(), Tally()
-    refs = [ImageRef(name, f"uri/{name}") for name in sorted(files)]
-    tables = list(
-        extract_rows(
-            refs,
-            extractor=extractor,
-            read=lambda ref: files[ref.image_id],
-            schema=SCHEMA,
-            batch_size=batch_size,
-            threads=threads,
-            tally=tally,
-            **more,
-        )
-    )
+    tables = list(extract_images(files, extractor, **{"batch_size": 3, "threads": 2, "tally": tally, **options}))
     assert all(table.schema.equals(SCHEMA, check_metadata=True) for table in tables)
     return pa.concat_tables([SCHEMA.empty_table(), *tables]).to_pylist(), tally, extractor.batches
 
@@ -138,9 +126,7 @@ def test_each_failure_says_what_and_where():
             return error
 
     tally = Tally()
-    refs = [ImageRef(name, f"uri/{name}") for name in ("absent", "nameless", "refused", "stored")]
-    tables = extract_rows(refs, extractor=FakeExtractor(), read=read, schema=SCHEMA, batch_size=2, threads=1, tally=tally)
-    assert list(tables) == []
+    assert list(extract_images(("absent", "nameless", "refused", "stored"), read=read, tally=tally)) == []
     assert tally.failures == [
         {"key": "absent", "uri": "uri/absent", "stage": "read", "reason": "unreadable", "message": "No such file or directory"},
         {"key": "nameless", "uri": "uri/nameless", "stage": "read", "reason": "unreadable", "message": "OSError"},
@@ -180,9 +166,7 @@ def extract_many(read: list[str], **options):
         read.append(ref.image_id)
         return grey(1)
 
-    refs = [ImageRef(f"image{n:03d}", "") for n in range(200)]
-    options = {"schema": SCHEMA, "batch_size": 4, "tally": Tally(), **options}
-    return extract_rows(refs, extractor=FakeExtractor(), read=read_and_tell, **options)
+    return extract_images((f"image{n:03d}" for n in range(200)), FakeExtractor(), read=read_and_tell, **options)
 
 
 def test_reading_runs_ahead_of_the_model_and_no_further():
@@ -204,9 +188,7 @@ def test_more_images_are_read_at_once_than_decoding_threads_exist(batch_size):
         together.wait(20)
         return grey(1)
 
-    refs = [ImageRef(f"image{n:03d}", "") for n in range(64)]
-    options = {"schema": SCHEMA, "batch_size": batch_size, "threads": 1, "reads": 16, "tally": Tally()}
-    tables = extract_rows(refs, extractor=FakeExtractor(), read=read, **options)
+    tables = extract_images((f"{n}" for n in range(64)), FakeExtractor(), read=read, batch_size=batch_size, reads=16)
     assert sum(table.num_rows for table in tables) == 64
 
 
@@ -221,11 +203,8 @@ def test_other_errors_are_not_failures_of_an_image(error):
     def read(_):
         raise error
 
-    tables = extract_rows(
-        [ImageRef("a", "")], extractor=FakeExtractor(), read=read, schema=SCHEMA, batch_size=2, threads=1, tally=Tally()
-    )
     with pytest.raises(type(error), match=str(error)):
-        list(tables)
+        list(extract_images(("a",), read=read))
 
 
 def test_time_is_counted():
@@ -241,15 +220,7 @@ def test_several_columns_are_taken_by_name():
             return {"count": np.full(len(batch), 3), "feature": self.extract(batch)}
 
     schema = pa.schema([SCHEMA.field(0), SCHEMA.field(1), pa.field("count", pa.int16(), nullable=False)])
-    tables = extract_rows(
-        [ImageRef("a", "")],
-        extractor=Boxes(),
-        read=lambda _: grey(9),
-        schema=schema,
-        batch_size=2,
-        threads=1,
-        tally=Tally(),
-    )
+    tables = extract_images({"a": grey(9)}, Boxes(), schema=schema)
     assert pa.concat_tables(tables).to_pylist() == [{**expected_rows({"a": 9})[0], "count": 3}]
 
 
@@ -321,12 +292,8 @@ class Elsewhere(FakeExtractor):
         pass
 
 
-def extract_elsewhere(extractor, files, *, batch_size=3, **options):
-    refs = [ImageRef(name, f"uri/{name}") for name in sorted(files)]
-    options = {"threads": 2, "tally": Tally(), **options}
-    return extract_rows(
-        refs, extractor=extractor, read=lambda ref: files[ref.image_id], schema=SCHEMA, batch_size=batch_size, **options
-    )
+def extract_elsewhere(extractor, files, **options):
+    return extract_images(files, extractor, **{"batch_size": 3, "threads": 2, **options})
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 7, 20, 100])
@@ -335,13 +302,8 @@ def test_rows_and_failures_of_a_gpu_are_those_of_a_plain_loop(batch_size):
     expected, of_cpu, sizes = run(files, batch_size=batch_size)
     told: list[int] = []
     extractor, tally = Elsewhere(), Tally()
-    tables = extract_elsewhere(
-        extractor,
-        files,
-        batch_size=batch_size,
-        tally=tally,
-        on_batch=lambda batch: told.append(batch.images + len(batch.failures)),
-    )
+    watch = {"tally": tally, "on_batch": lambda batch: told.append(batch.images + len(batch.failures))}
+    tables = extract_elsewhere(extractor, files, batch_size=batch_size, **watch)
     assert pa.concat_tables(tables).to_pylist() == expected
     assert (extractor.batches, tally.images, tally.failures) == (sizes, of_cpu.images, of_cpu.failures)
     assert tally.digests == of_cpu.digests
@@ -431,11 +393,9 @@ def test_on_a_cpu_whose_threads_are_shared_two_batches_are_computed_at_once_in_o
 
 def test_on_a_cpu_whose_threads_are_not_shared_a_batch_is_written_before_the_next_one_is_computed():
     """There is nothing to be gained, and progress is shown at once."""
-    refs, extractor, tally = [ImageRef(f"{n}", "") for n in range(8)], FakeExtractor(), Tally()
+    extractor, tally = FakeExtractor(), Tally()
     before = {thread.name for thread in threading.enumerate()}
-    tables = extract_rows(
-        refs, extractor=extractor, read=lambda _: grey(1), schema=SCHEMA, batch_size=2, threads=1, tally=tally
-    )
+    tables = extract_images({f"{n}": grey(1) for n in range(8)}, extractor, batch_size=2, tally=tally)
     for number, _ in enumerate(tables, start=1):
         assert (len(extractor.batches), tally.images) == (number, 2 * number)
         assert not any(thread.name.startswith("model") for thread in threading.enumerate() if thread.name not in before)
@@ -444,36 +404,25 @@ def test_on_a_cpu_whose_threads_are_not_shared_a_batch_is_written_before_the_nex
 # --- values that cannot be stored ------------------------------------------------------------------------------------
 
 
-def huge(extractor: FakeExtractor, monkeypatch, scale: float) -> None:
-    monkeypatch.setattr(extractor, "extract", lambda batch: FakeExtractor.extract(extractor, batch) * np.float32(scale))
-
-
-def stored(monkeypatch, colours: list[int], dtype: str, scale: float, *, batch_size: int = 3, precision: str = "fp32"):
+def stored(colours: list[int], dtype: str, scale: float, *, precision: str = "fp32"):
     """Extract images of these colours, whose features are multiplied by a number; return rows by id, and the tally."""
-    spec = FeatureSpec("fake", (2, 3), dtype)
-    schema, extractor, tally = features_schema(spec), FakeExtractor(), Tally()
-    extractor.description = Description(spec, {"name": "fake", "precision": precision})
-    huge(extractor, monkeypatch, scale)
+
+    class Scaled(FakeExtractor):
+        def extract(self, batch):
+            return super().extract(batch) * np.float32(scale)
+
+    extractor, tally = Scaled(FeatureSpec("fake", (2, 3), dtype), precision=precision), Tally()
     files = {f"image{n:02d}": grey(colour) for n, colour in enumerate(colours)}
-    tables = list(
-        extract_rows(
-            [ImageRef(name, f"uri/{name}") for name in files],
-            extractor=extractor,
-            read=lambda ref: files[ref.image_id],
-            schema=schema,
-            batch_size=batch_size,
-            threads=1,
-            tally=tally,
-        )
-    )
+    tables = list(extract_images(files, extractor, batch_size=3, tally=tally))
+    schema = features_schema(extractor.spec)
     assert all(len(table) and table.schema.equals(schema, check_metadata=True) for table in tables)
     return {row["image_id"]: row["feature"] for table in tables for row in table.to_pylist()}, tally
 
 
 @pytest.mark.filterwarnings("error")
-def test_an_image_beyond_the_range_of_float16_is_a_failure_and_the_others_are_stored(monkeypatch):
+def test_an_image_beyond_the_range_of_float16_is_a_failure_and_the_others_are_stored():
     # Multiplied by 256, colours from 251 on reach 65,536.
-    rows, tally = stored(monkeypatch, [0, 255, 200, 251, 250, 249, 255, 255, 255], "float16", 256.0)
+    rows, tally = stored([0, 255, 200, 251, 250, 249, 255, 255, 255], "float16", 256.0)
     assert rows == {f"image{n:02d}": [256.0 * (c + k) for k in range(6)] for n, c in ((0, 0), (2, 200), (4, 250), (5, 249))}
     assert (tally.images, type(tally.images)) == (4, int)  # counts of workers travel as JSON
     assert [(row["key"], row["stage"], row["reason"]) for row in tally.failures] == [
@@ -486,27 +435,27 @@ def test_an_image_beyond_the_range_of_float16_is_a_failure_and_the_others_are_st
     assert set(tally.digests) == {f"image{n:02d}" for n in range(9)}
 
 
-def test_float32_holds_them(monkeypatch):
-    rows, tally = stored(monkeypatch, [255, 251], "float32", 256.0)
+def test_float32_holds_them():
+    rows, tally = stored([255, 251], "float32", 256.0)
     assert (len(rows), tally.failures) == (2, [])
 
 
-def test_infinities_and_nans_are_failures_in_float32_too(monkeypatch):
+def test_infinities_and_nans_are_failures_in_float32_too():
     for scale in (np.inf, np.nan):
-        rows, tally = stored(monkeypatch, [1, 2], "float32", scale)
+        rows, tally = stored([1, 2], "float32", scale)
         assert (rows, tally.images) == ({}, 0)
         assert tally.failures[0]["message"] == "6 values of the feature are infinite or no numbers in float32"
 
 
-def test_the_message_of_an_overflow_in_the_model_says_what_to_do(monkeypatch):
-    _, tally = stored(monkeypatch, [1], "float32", np.inf, precision="fp16")
+def test_the_message_of_an_overflow_in_the_model_says_what_to_do():
+    _, tally = stored([1], "float32", np.inf, precision="fp16")
     assert tally.failures[0]["message"] == (
         "6 values of the feature are infinite or no numbers in float32: the model computes in fp16, whose largest number is "
         "65,504; --precision bf16 has the range of fp32"
     )
 
 
-def test_features_of_float32_are_rounded_for_a_dataset_of_float16(monkeypatch):
-    rows, _ = stored(monkeypatch, [17], "float16", 1 / 3)
+def test_features_of_float32_are_rounded_for_a_dataset_of_float16():
+    rows, _ = stored([17], "float16", 1 / 3)
     expected = [struct.unpack("<e", struct.pack("<e", np.float32((17 + k) * np.float32(1 / 3))))[0] for k in range(6)]
     assert rows == {"image00": expected}

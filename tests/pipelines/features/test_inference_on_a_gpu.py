@@ -14,15 +14,12 @@ from extractors import Description
 from extractors.fixed_size import CenterCropExtractor
 from extractors.images.preprocessing import Preprocessing
 from extractors.options import ExtractorOptions
-from pipelines.features.inference import Tally, extract_rows
-from pipelines.inputs.images import ImageRef
 from schemas.features import FeatureSpec
-from schemas.kinds import features_schema
+from tests.fake_extractors import extract_images
 from tests.pretended_gpu import pretended_gpu
 
 SPEC = FeatureSpec("tiny", (4,))
 PREPROCESSING = Preprocessing(resize_short=16, crop=12, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
-BATCH = 4
 
 
 class Tiny(CenterCropExtractor):
@@ -53,15 +50,7 @@ def photo(number: int) -> bytes:
 
 
 def extract(extractor, count: int) -> dict[str, list[float]]:
-    tables = extract_rows(
-        [ImageRef(f"{number:02d}", "") for number in range(count)],
-        extractor=extractor,
-        read=lambda ref: photo(int(ref.image_id)),
-        schema=features_schema(SPEC),
-        batch_size=BATCH,
-        threads=2,
-        tally=Tally(),
-    )
+    tables = extract_images({f"{number:02d}": photo(number) for number in range(count)}, extractor, threads=2)
     return {row["image_id"]: row["feature"] for row in pa.concat_tables(tables).to_pylist()}
 
 
@@ -93,23 +82,16 @@ def test_a_result_is_there_when_it_has_been_waited_for():
         assert np.array_equal(np.concatenate([first()["feature"], second()["feature"]]), whole)
 
 
-def test_a_batch_is_made_in_page_locked_memory_in_the_order_of_the_models():
+@pytest.mark.parametrize("device", ["cuda:0", "cpu"])
+def test_a_batch_has_the_order_of_the_models_and_is_in_pinned_memory_for_a_gpu(device):
     with pretended_gpu() as gpu:
-        extractor = Tiny("cuda:0")
+        extractor = Tiny(device)
         pixels = [extractor.preprocess(Image.new("RGB", (20, 20), (number, 0, 0))) for number in range(3)]
         batch = extractor.collate(pixels)
-        assert batch.is_pinned()
+        assert batch.is_pinned() == (device != "cpu")
         assert batch.is_contiguous(memory_format=torch.channels_last)
         assert torch.equal(batch, torch.stack(pixels))
         gpu.reset()
         extractor.extract(batch)
-        assert gpu.copies.total() == 2
+        assert gpu.copies.total() == (2 if device != "cpu" else 0)
         assert not gpu.launches["clone"], gpu.report()
-
-
-def test_a_batch_of_a_cpu_is_the_same():
-    extractor = Tiny("cpu")
-    pixels = [extractor.preprocess(Image.new("RGB", (20, 20), (number, 0, 0))) for number in range(3)]
-    batch = extractor.collate(pixels)
-    assert torch.equal(batch, torch.stack(pixels))
-    assert batch.is_contiguous(memory_format=torch.channels_last)

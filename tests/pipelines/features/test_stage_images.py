@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import pickle
 import re
 from collections.abc import Iterator
@@ -12,7 +11,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 from extractors import ExtractorRequest
 from pipelines.features import stage_images
@@ -26,7 +24,8 @@ from schemas.keys import shard_of
 from schemas.storage.folder import Folder
 from schemas.writing.reuse_policy import ArrayTask
 from schemas.writing.validation import validate
-from tests.fake_extractors import use_colours
+from tests.builders import tree
+from tests.fake_extractors import picture, use_colours
 from tests.reuse import with_policy
 
 HERE = Execution(workers=1)
@@ -41,15 +40,13 @@ def colours(monkeypatch):
     use_colours(monkeypatch)
 
 
-def picture(number: int) -> bytes | None:
-    file = io.BytesIO()
-    Image.new("RGB", (2, 2), (number, 3 * number % 256, 7)).save(file, "png")
-    return {5: None, 6: b"no image"}.get(number, file.getvalue())
+def image(number: int) -> bytes | None:
+    return {5: None, 6: b"no image"}.get(number, picture(number, 3 * number % 256, 7))
 
 
 def write(folder: Path, name: str, numbers: range) -> None:
     folder.mkdir(exist_ok=True)
-    columns = {"image_id": [f"i{number}" for number in numbers], "image": [picture(number) for number in numbers]}
+    columns = {"image_id": [f"i{number}" for number in numbers], "image": [image(number) for number in numbers]}
     pq.write_table(pa.table(columns), folder / name, row_group_size=10)
 
 
@@ -78,10 +75,6 @@ def job_of(images: Path, output: Path, **more) -> FeaturesJob:
     return FeaturesJob(open_images(images), str(output), request, device="cpu", **with_policy({"shards": SHARDS, **more}))
 
 
-def snapshot(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 @pytest.mark.slow
 def test_each_row_group_is_read_once_by_all_and_the_bytes_are_those_of_one_process(images, tmp_path, read, listed, monkeypatch):
     extract_features(job_of(images, tmp_path / "here"), HERE)
@@ -94,7 +87,7 @@ def test_each_row_group_is_read_once_by_all_and_the_bytes_are_those_of_one_proce
     assert (manifest.rows, manifest.failed) == (34, 2)
     assert read == dict.fromkeys(GROUPS, 1)
     assert listed == ["a.parquet", "b.parquet"]
-    assert snapshot(tmp_path / "there") == snapshot(tmp_path / "here")
+    assert tree(tmp_path / "there") == tree(tmp_path / "here")
 
 
 @pytest.mark.cluster
@@ -115,21 +108,21 @@ def test_an_update_reads_only_the_row_groups_of_images_that_are_new(images, tmp_
     assert set(read.values()) == {1}
     assert len(read) == len(GROUPS) + 2
     extract_features(job_of(images, tmp_path / "fresh"), HERE)
-    assert snapshot(tmp_path / "there") == snapshot(tmp_path / "fresh")
+    assert tree(tmp_path / "there") == tree(tmp_path / "fresh")
 
 
 @pytest.mark.slow
 def test_a_run_that_goes_on_reads_what_it_lacks(images, tmp_path, read):
     job = job_of(images, tmp_path / "f")
     extract_features(job, ELSEWHERE)
-    before = snapshot(tmp_path / "f")
+    before = tree(tmp_path / "f")
     read.clear()
     (tmp_path / "f" / "part-00001-of-00004.parquet").unlink()
     (tmp_path / "f" / ".images-0-0.tmp-0").write_bytes(b"left by a run that was killed")
     (tmp_path / "f" / ".listing-0.tmp-0").write_bytes(b"likewise")
     extract_features(job, ELSEWHERE)
     assert set(read.values()) == {1}
-    assert snapshot(tmp_path / "f") == before
+    assert tree(tmp_path / "f") == before
 
 
 @pytest.mark.cluster
@@ -150,7 +143,7 @@ def test_what_is_lost_on_the_way_is_made_up_for(images, tmp_path, monkeypatch, l
 
         monkeypatch.setattr(module, name, losing)
     extract_features(job_of(images, tmp_path / "there"), ELSEWHERE)
-    assert snapshot(tmp_path / "there") == snapshot(tmp_path / "here")
+    assert tree(tmp_path / "there") == tree(tmp_path / "here")
 
 
 @pytest.mark.slow
@@ -183,7 +176,7 @@ def test_portions_are_whole_row_groups_of_enough_images(images, monkeypatch):
 
 def test_copies_are_made_where_several_processes_read(images, tmp_path, monkeypatch):
     (tmp_path / "photo").mkdir()
-    (tmp_path / "photo" / "a.png").write_bytes(picture(1))
+    (tmp_path / "photo" / "a.png").write_bytes(picture(1, 3, 7))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
     local, store = Folder(str(tmp_path / "f")), Folder("gs://bucket/f")

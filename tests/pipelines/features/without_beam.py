@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable
+import shutil
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pipelines.features.feature_shards import write_feature_shard
+from pipelines.features.inference import LoadedExtractor
 from pipelines.inputs.images import Listing, open_images
 from schemas.keys import shard_of
 from schemas.storage.folder import Folder
 from schemas.writing.output import OutputDataset
+from schemas.writing.reuse_policy import ReusePolicy
 from tests.fake_extractors import SPEC, ColourExtractor
 
 
-def plan(images: Path, folder: Path, shards: int, **options) -> tuple[OutputDataset, Callable[[frozenset[int]], None]]:
+def plan(
+    images: Path, folder: Path, shards: int, policy: ReusePolicy
+) -> tuple[OutputDataset, Callable[[frozenset[int]], None]]:
     """Return what a run writes, and the function that writes all shards but the finished ones."""
     source = open_images(images)
     listing = Listing.of(source.refs(), shards)
@@ -26,10 +33,23 @@ def plan(images: Path, folder: Path, shards: int, **options) -> tuple[OutputData
     def make_missing(finished: frozenset[int]) -> None:
         for number in sorted(set(range(shards)) - finished):
             refs = [ref for ref in source.refs() if shard_of(ref.image_id, shards) == number]
-            how = {"extractor": ColourExtractor(), "batch_size": 4, "threads": 1, **options}
-            write_feature_shard(output, number, refs, images=source, **how)
+            write_feature_shard(output, number, refs, policy, source, LoadedExtractor(ColourExtractor(), 4))
 
     return output, make_missing
+
+
+MINUTES = float(os.environ.get("IMAGEPIVOT_FUZZ_MINUTES", "0"))
+
+
+def check_seeds(check: Callable[[int, Path], object], root: Path, count: int) -> Iterator[object]:
+    """Yield what a check in a folder of its own returns for so many seeds, or for fresh ones as long as is asked for."""
+    deadline = time.monotonic() + 60 * MINUTES
+    first = int(time.time()) * 1000 if MINUTES else 0
+    for seed in itertools.count(first):
+        if seed >= first + count and time.monotonic() >= deadline:
+            return
+        yield check(seed, root / str(seed))
+        shutil.rmtree(root / str(seed))
 
 
 def end_before(writes: int) -> None:

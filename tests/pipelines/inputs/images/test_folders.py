@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import csv
-import io
 import pickle
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
-from PIL import Image
 
-from extractors import Description, Extractor
-from pipelines.features.inference import Tally, extract_rows
+from pipelines.features.inference import Tally
 from pipelines.features.shard_worker import decoding_threads
 from pipelines.inputs.images import ImagesInFolder, open_images
 from pipelines.inputs.images.folders import ImageTable
 from pipelines.inputs.web import PARALLEL_READS, WebAccess
 from pipelines.jobs import FeaturesJob
 from schemas.errors import InputError, UsageError
-from schemas.features import FeatureSpec
-from schemas.kinds import schema_of
 from schemas.storage.folder import Folder
+from tests.fake_extractors import extract_images, picture
 from tests.web_server import serve
-
-SPEC = FeatureSpec("fake", (3,))
 
 
 @pytest.fixture(autouse=True)
@@ -42,25 +34,6 @@ def site():
         yield site
 
 
-class ColourExtractor(Extractor):
-    """The feature of an image of one colour is that colour."""
-
-    def __init__(self) -> None:
-        super().__init__(Description(SPEC, {}))
-
-    def preprocess(self, image):
-        return torch.tensor(image.getpixel((0, 0)))
-
-    def extract(self, batch):
-        return batch.numpy().astype(np.float32)
-
-
-def picture(*colour: int) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (2, 2), colour).save(file, "PNG")
-    return file.getvalue()
-
-
 def table(path: Path, rows: dict[str, str]) -> Path:
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([("image_id", "uri"), *rows.items()])
@@ -69,17 +42,8 @@ def table(path: Path, rows: dict[str, str]) -> Path:
 
 def extracted(source, threads: int) -> tuple[dict[str, list[float]], dict[str, tuple[str, str]]]:
     """Features by id, and reason and message of failures by id."""
-    tally, refs = Tally(), sorted(source.refs())
-    rows = extract_rows(
-        refs,
-        extractor=ColourExtractor(),
-        read=source.read,
-        schema=schema_of("features", SPEC),
-        batch_size=4,
-        threads=threads,
-        tally=tally,
-        reads=source.parallel_reads,
-    )
+    tally = Tally()
+    rows = extract_images(source.refs(), read=source.read, threads=threads, tally=tally, reads=source.parallel_reads)
     features = {row["image_id"]: row["feature"] for part in rows for row in part.to_pylist()}
     return features, {row["key"]: (row["reason"], row["message"]) for row in tally.failures}
 
