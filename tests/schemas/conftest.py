@@ -33,20 +33,24 @@ from schemas.writing.dataset_writer import commit
 from schemas.writing.output import OutputDataset
 from schemas.writing.output_state import OutputState
 from schemas.writing.reuse_policy import ReusePolicy
-from schemas.writing.shard_writer import open_shard
+from schemas.writing.shard_writer import ShardWriter, open_shard
 from tests.builders import sign
 
 ROOT = Path(__file__).parent.parent.parent
 KEYS = {
-    "captions": ("image_id", "language", "portion", "index"),
-    "encoded": ("image_id", "language", "portion", "index"),
-    "vocabulary": ("id",),
+    **dict.fromkeys(("captions", "encoded", "embeddings", "token-features"), ("image_id", "language", "portion", "index")),
     "features": ("image_id",),
     "regions": ("image_id",),
-    "embeddings": ("image_id", "language", "portion", "index"),
+    "vocabulary": ("id",),
     "word-vectors": ("language", "id"),
-    "token-features": ("image_id", "language", "portion", "index"),
 }
+KINDS = [
+    *("captions", "encoded", "vocabulary", "features", "features16", "regions", "embeddings", "word-vectors"),
+    *("token-features", "token-features16"),
+]
+"""Names of the toys."""
+
+CAPTION_KEY = ("image_id", "language", "portion", "index", "split")
 SHARDS = 3
 # Twelve images; every one of the three shards holds some of them.
 IMAGE_IDS = [f"image-{number:02d}" for number in range(9)] + ["bild-ä", "картинка 1", "猫"]
@@ -127,13 +131,17 @@ class Toy:
         flat = [{name: v.ravel() if isinstance(v, np.ndarray) else v for name, v in row.items()} for row in rows]
         return pa.Table.from_pylist(flat, schema=self.schema)
 
+    def fill(self, number: int, shard: ShardWriter) -> None:
+        """Writes the rows and failures of one shard."""
+        rows = self.shard(number)
+        shard.write(self.table(rows))
+        shard.add_failures(f for f in self.failures if self.failure_shard(f) == number)
+        shard.statistics = {"rows_written": len(rows)}
+
     def write_shard(self, number: int) -> None:
         """Writes one shard through the public writer."""
-        rows = self.shard(number)
         with open_shard(self.output, number) as shard:
-            shard.write(self.table(rows))
-            shard.add_failures(f for f in self.failures if self.failure_shard(f) == number)
-            shard.statistics = {"rows_written": len(rows)}
+            self.fill(number, shard)
 
     def failure_shard(self, failure: dict[str, str]) -> int:
         return shard_by_hand(failure["key"].split("/")[0], self.output.shards)
@@ -261,8 +269,7 @@ def make_encoded(path: Path, captions: Toy, vocabulary: Toy, **kwargs: Any) -> T
     rows = []
     for row in captions.rows:
         token_ids = [1, *(ids[token] for token in row["tokens"]), 2]
-        kept = {name: row[name] for name in ("image_id", "language", "portion", "index", "split")}
-        rows.append({**kept, "token_ids": token_ids, "length": len(token_ids)})
+        rows.append({**{name: row[name] for name in CAPTION_KEY}, "token_ids": token_ids, "length": len(token_ids)})
     return make_toy(path, "encoded", rows, parameters={"vocabulary_size": len(vocabulary.rows)}, **kwargs)
 
 
@@ -270,7 +277,7 @@ def make_embeddings(path: Path, captions: Toy, **kwargs: Any) -> Toy:
     rng = np.random.default_rng(17)
     rows = [
         {
-            **{name: row[name] for name in ("image_id", "language", "portion", "index", "split")},
+            **{name: row[name] for name in CAPTION_KEY},
             "embedding": rng.standard_normal(JOINT.shape, dtype=np.float32),
         }
         for row in captions.rows
@@ -282,7 +289,7 @@ def make_token_features(path: Path, captions: Toy, spec: FeatureSpec = TOKENS, *
     rng = np.random.default_rng(23)
     rows = [
         {
-            **{name: row[name] for name in ("image_id", "language", "portion", "index", "split")},
+            **{name: row[name] for name in CAPTION_KEY},
             "length": len(row["tokens"]) + 2,
             "vectors": rng.standard_normal((len(row["tokens"]) + 2, *spec.shape), dtype=np.float32).astype(spec.dtype),
         }

@@ -11,11 +11,8 @@ from schemas.features import FeatureSpec
 from schemas.keys import shard_of
 from schemas.kinds import CAPTIONS, FAILURES
 from schemas.vocabulary import Vocabulary
+from tests.schemas.conftest import KINDS
 
-KINDS = [
-    *("captions", "encoded", "vocabulary", "features", "features16", "regions", "embeddings", "word-vectors"),
-    *("token-features", "token-features16"),
-]
 IMAGE_KINDS = ["captions", "encoded", "features", "features16", "regions", "embeddings"]
 
 

@@ -15,11 +15,8 @@ from schemas.dataset import open_dataset
 from schemas.vocabulary import SPECIALS
 from schemas.writing.dataset_writer import commit
 from schemas.writing.validation import validate
+from tests.schemas.conftest import KINDS
 
-KINDS = [
-    *("captions", "encoded", "vocabulary", "features", "features16", "regions", "embeddings", "word-vectors"),
-    *("token-features", "token-features16"),
-]
 VECTORS = [("features", "feature"), ("features16", "feature"), ("regions", "features"), ("regions", "boxes")]
 
 

@@ -120,7 +120,7 @@ def test_bfloat16_without_instructions_has_a_remark(tmp_path, text, emulates):
     assert bfloat16_remark("bf16", "cpu", tmp_path / "missing") == ""
 
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 glibc = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"), reason="needs Linux with glibc")
 
 BUFFERS = f"""

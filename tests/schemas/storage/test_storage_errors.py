@@ -13,11 +13,8 @@ from schemas.errors import DatasetError
 from schemas.failures import failures_content, parse_failures, read_failures, write_failures
 from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import content_errors, damaged
+from tests.schemas.conftest import KINDS
 
-KINDS = [
-    *("captions", "encoded", "vocabulary", "features", "features16", "regions", "embeddings", "word-vectors"),
-    *("token-features", "token-features16"),
-]
 OF_WORDS = ("vocabulary", "word-vectors")
 VECTORS = {
     "features": "feature",

@@ -13,11 +13,8 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.writing.shard_writer import lock_folder
 from schemas.writing.validation import validate
+from tests.schemas.conftest import KINDS
 
-KINDS = [
-    *("captions", "encoded", "vocabulary", "features", "features16", "regions", "embeddings", "word-vectors"),
-    *("token-features", "token-features16"),
-]
 FIRST = "part-00000-of-00003.parquet"
 VOCABULARY = "part-00000-of-00001.parquet"
 

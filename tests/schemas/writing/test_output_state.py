@@ -10,21 +10,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from schemas.console import events
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
+from schemas.footers import Footer
 from schemas.writing.dataset_writer import commit, write_dataset
 from schemas.writing.output import OutputDataset
-from schemas.writing.output_state import OutputState
+from schemas.writing.output_state import OutputState, difference
 from schemas.writing.repair import repair
 from schemas.writing.reuse_policy import ReusePolicy
+from schemas.writing.shard_writer import open_shard
 from schemas.writing.validation import validate
 from tests.builders import tree
-from tests.schemas.conftest import flip
-
-KINDS = [
-    *("captions", "encoded", "vocabulary", "features", "features16", "regions", "embeddings", "word-vectors"),
-    *("token-features", "token-features16"),
-]
+from tests.schemas.conftest import KINDS, flip, prepare
 
 
 def cut(path):
@@ -126,20 +124,9 @@ IN_FOLDERS = [
 
 
 @pytest.fixture(params=IN_FOLDERS)
-def given(request) -> tuple[Case, bool]:
-    """A case, and whether there is a manifest."""
-    return CASES[request.param[0]], request.param[1]
-
-
-@pytest.fixture
-def case(given) -> Case:
-    return given[0]
-
-
-@pytest.fixture
-def folder(given, new_features) -> tuple[Path, OutputDataset]:
-    """The dataset with its second shard as the case says, and what a run would write there now."""
-    case, committed = given
+def situation(request, new_features) -> tuple[Case, Path, OutputDataset]:
+    """A case, a dataset with its second shard as the case says, and what a run would write there now."""
+    case, committed = CASES[request.param[0]], request.param[1]
     toy = new_features()
     output = replace(toy.output, listings=LISTINGS, states=LISTINGS)
     write_dataset(output, lambda number, shard: fill(toy, number, shard))
@@ -148,7 +135,7 @@ def folder(given, new_features) -> tuple[Path, OutputDataset]:
     if not committed:
         (toy.path / "_manifest.json").unlink()
     listings = ("a", "new", "c") if case.status == "stale" else LISTINGS
-    return toy.path, replace(output, listings=listings)
+    return case, toy.path, replace(output, listings=listings)
 
 
 def fill(toy, number, shard):
@@ -173,8 +160,8 @@ def run(output: OutputDataset, policy: ReusePolicy, toy) -> str:
     return "refused"
 
 
-def test_what_a_shard_is(case, folder):
-    _, output = folder
+def test_what_a_shard_is(situation):
+    case, _, output = situation
     shard = OutputState(output, ReusePolicy(verify=case.verify)).shards()[1]
     assert shard.status == case.status
     assert shard.is_whole == (case.status in ("stale", "current"))
@@ -184,8 +171,8 @@ def test_what_a_shard_is(case, folder):
 
 
 @pytest.mark.parametrize("update", [False, True], ids=["resume", "update"])
-def test_what_a_run_does_with_it(case, folder, new_features, update):
-    path, output = folder
+def test_what_a_run_does_with_it(situation, new_features, update):
+    case, path, output = situation
     before = tree(path)
     done = run(output, ReusePolicy(verify=case.verify, update=update), new_features())
     assert done == (case.resume if not update else case.update)
@@ -197,8 +184,8 @@ def test_what_a_run_does_with_it(case, folder, new_features, update):
         assert tree(path) == tree(path.parent / "whole")
 
 
-def test_what_a_commit_does_with_it(case, folder):
-    path, output = folder
+def test_what_a_commit_does_with_it(situation):
+    case, path, output = situation
     (path / "_manifest.json").unlink(missing_ok=True)
     was_there = (path / f"{SHARD}.parquet").exists()
     if case.commit == "listed":
@@ -215,8 +202,8 @@ def test_what_a_commit_does_with_it(case, folder):
     assert (path / f"{SHARD}.parquet").exists() == (was_there and case.commit != "deleted")
 
 
-def test_what_a_repair_does_with_it(case, folder):
-    path, _ = folder
+def test_what_a_repair_does_with_it_and_the_same_run_after_it(situation, new_features):
+    case, path, output = situation
     was_there = (path / f"{SHARD}.parquet").exists()
     is_committed = (path / "_manifest.json").exists()
     done = repair(path)
@@ -228,10 +215,13 @@ def test_what_a_repair_does_with_it(case, folder):
         assert (path / f"{SHARD}.parquet").exists() == was_there
         assert (f"{SHARD}.parquet" in done.left_alone) == (case.repair == "left")
     assert (path / "_manifest.json").exists() == (is_committed and case.repair in ("kept", "left"))
+    if case.repair == "deleted":
+        assert run(output, ReusePolicy(verify=True), new_features()) == "written"
+        assert tree(path) == tree(path.parent / "whole")
 
 
-def test_what_validation_says_of_it(case, folder):
-    path, _ = folder
+def test_what_validation_says_of_it(situation):
+    case, path, _ = situation
     if (path / "_manifest.json").exists():
         problems = validate(path)
         assert bool(problems) == (case.status not in ("stale", "current"))
@@ -317,15 +307,6 @@ def test_failures_that_a_shard_knows_nothing_of(copy_run, kind):
     assert not (toy.path / "_failures" / f"part-0000{number}-of-00003.jsonl").exists()
 
 
-def test_a_shard_whose_digest_is_nowhere_on_record_is_made_again(copy_toy):
-    toy = copy_toy("features")
-    (toy.path / ".records/part-00001-of-00003.jsonl").unlink()
-    assert OutputState(toy.output, ReusePolicy(verify=True)).finished() == {0, 1, 2}, "the manifest has it"
-    (toy.path / "_manifest.json").unlink()
-    assert OutputState(toy.output).finished() == {0, 2}
-    assert OutputState(toy.output, ReusePolicy(verify=True)).finished() == {0, 2}
-
-
 def test_damaged_side_files_are_found(copy_toy):
     toy = copy_toy("vocabulary")
     flip(toy.path / "_vocabulary.txt")
@@ -334,23 +315,6 @@ def test_damaged_side_files_are_found(copy_toy):
     for change in (cut, Path.unlink):
         change(toy.path / "_vocabulary.txt")
         assert OutputState(toy.output).committed_manifest() is None
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("vocabulary", "word-vectors")])
-def test_a_run_that_verifies_makes_what_is_damaged_and_nothing_else(copy_run, toys, kind):
-    toy, made = copy_run(kind), []
-    flip(toy.path / toy.output.name(1), 200)
-
-    def make(number, shard):
-        made.append(number)
-        shard.write(toy.table(toy.shard(number)))
-        shard.add_failures(failure for failure in toy.failures if toy.failure_shard(failure) == number)
-        shard.statistics = {"rows_written": len(toy.shard(number))}
-
-    manifest = write_dataset(toy.output, make, ReusePolicy(verify=True))
-    assert made == [1]
-    assert manifest == open_dataset(toys[kind].path).manifest
-    assert validate(toy.path) == []
 
 
 def test_the_digests_of_the_manifest_outlive_it(copy_toy):
@@ -383,3 +347,167 @@ def test_a_damaged_record_is_written_again_where_digests_are_compared(copy_toy, 
     assert OutputState(toy.output, ReusePolicy(verify=True)).committed_manifest() is not None
     for name in toys[kind].output.folder.names():
         assert toy.output.folder.read(name) == toys[kind].output.folder.read(name), name
+
+
+# --- what a run must not touch ---------------------------------------------------------------------------------------
+
+
+def with_parameters(output: OutputDataset, **parameters) -> OutputDataset:
+    """The same folder, for a dataset of other parameters."""
+    return replace(output, parameters={**output.parameters, **parameters})
+
+
+def refuse(output, match, *, overwrite=False):
+    before = tree(output.folder.local_path)
+    with pytest.raises(DatasetError, match=match):
+        prepare(output, overwrite=overwrite)
+    assert tree(output.folder.local_path) == before
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "part-00000.parquet",
+        "part-0-of-1.parquet",
+        "part-00000-of-00003.parquet.bak",
+        "deeper/part-00000-of-00003.parquet",
+        "mine.parquet",
+    ],
+)
+def test_foreign_files_that_look_like_shards_are_refused(copy_toy, name, overwrite):
+    toy = copy_toy("features")
+    (toy.path / name).parent.mkdir(exist_ok=True)
+    (toy.path / name).write_bytes(b"mine")
+    refuse(
+        toy.output,
+        rf"holds files that do not belong to a dataset, e.g. '{name}': nothing was written\. Choose a new",
+        overwrite=overwrite,
+    )
+
+
+OTHERS = (
+    *("index.json", "notes.txt", "thesis/chapter.tex", "_failures/notes", "_truecaser/readme", ".DS_Store"),
+    *("_manifest.json.old", "notes.tmp-old/x", "data.tmp-7", "_SUCCESS"),
+)
+"""Files of other tools, and of people; litdata writes ``index.json``, macOS ``.DS_Store``, Spark ``_SUCCESS``."""
+
+
+@pytest.fixture
+def remarks(monkeypatch) -> list[str]:
+    said: list[str] = []
+    monkeypatch.setattr(events, "_show", lambda text, style: said.append(text))
+    return said
+
+
+@pytest.mark.parametrize("state", ["missing", "without manifest", "overwrite"])
+def test_files_of_other_tools_beside_a_dataset_are_left_alone(copy_toy, remarks, state):
+    toy = copy_toy("features")
+    for name in OTHERS:
+        (toy.path / name).parent.mkdir(exist_ok=True)
+        (toy.path / name).write_bytes(b"theirs")
+    if state == "missing":
+        (toy.path / f"{SHARD}.parquet").unlink()
+    elif state == "without manifest":
+        (toy.path / "_manifest.json").unlink()
+    prepare(toy.output, overwrite=state == "overwrite")
+    for number in set(range(3)) - OutputState(toy.output).finished():
+        toy.write_shard(number)
+    manifest = toy.commit()
+    assert {name: (toy.path / name).read_bytes() for name in OTHERS} == dict.fromkeys(OTHERS, b"theirs")
+    assert remarks == [f"left alone in {str(toy.path)!r}, because it is not of the dataset: '.DS_Store' and 9 more"]
+    assert validate(toy.path) == []
+    assert open_dataset(toy.path).manifest == manifest
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("name", [*OTHERS, "part-00000-of-00001.parquet", "_failures/part-00000-of-00001.parquet"])
+def test_a_folder_with_other_files_and_no_dataset_is_refused(new_features, name, overwrite):
+    toy = new_features()
+    (toy.path / name).parent.mkdir(parents=True)
+    if name.endswith(".parquet"):  # Of other tools, whatever their name.
+        pq.write_table(pa.table({"precious": [1, 2, 3]}), toy.path / name)
+    else:
+        (toy.path / name).write_bytes(b"mine")
+        (toy.path / "manifest.json").write_text('{"name": "an extension of a browser", "version": "1"}')
+    refuse(toy.output, rf"holds files that do not belong to a dataset, e.g. '{name}'", overwrite=overwrite)
+
+
+def test_the_content_of_sources_is_noted_in_the_records_alone(toys, new_features):
+    captions, vocabulary = (open_dataset(toys[name].path) for name in ("captions", "vocabulary"))
+    plain, toy = new_features("plain"), new_features("noted")
+    plain.write()
+    output = toy.output.made_from(captions, vocabulary)
+    for number in range(3):
+        with open_shard(output, number) as shard:
+            toy.fill(number, shard)
+    manifest = commit(output)
+    assert OutputState(output).committed_manifest() == manifest
+    both = [{name: data for name, data in tree(one.path).items() if ".records" not in name} for one in (plain, toy)]
+    assert both[0] == both[1]
+    other = toy.output.made_from(captions)
+    assert OutputState(other).committed_manifest() is None
+    with pytest.raises(DatasetError, match=rf"was not made from what '{toys['captions'].path}' holds now: of 3 of 3 shards"):
+        OutputState(other).check_compatible()
+    OutputState(other, ReusePolicy(overwrite=True)).check_compatible()
+    assert (
+        OutputState(plain.output.made_from(captions)).committed_manifest() == open_dataset(plain.path).manifest
+    )  # It noted nothing.
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (
+            lambda output: with_parameters(output, weights="sha256:22", precision="fp32"),
+            r"holds another dataset \(weights: there nothing, now 'sha256:22'; precision: there nothing, now 'fp32'\): nothing was "
+            r"written\. Choose another folder, or give --overwrite to replace it",
+        ),
+        (  # A spec holds its shape as a tuple, the manifest gives it back as a list: that is no difference.
+            lambda output: with_parameters(output, feature={**output.parameters["feature"], "shape": (2048,)}, weights="new"),
+            r"holds another dataset \(weights: there nothing, now 'new'\)",
+        ),
+        (
+            lambda output: replace(output, kind="captions", parameters={"tokenizer": "moses"}),
+            r"holds another dataset \(kind 'features' instead of 'captions'\)",
+        ),
+        *(
+            (
+                lambda output, change=change: replace(output, **change),
+                "made from other inputs, or with another number of shards",
+            )
+            for change in ({"shards": 4}, {"inputs": ({"name": "images", "sha256": "0"},)})
+        ),
+        (
+            lambda output: with_parameters(output, notes="0123456789" * 100),
+            r"holds another dataset \(notes: there nothing, now '0123456789\S{46}\.\.\.\): nothing",
+        ),
+    ],
+)
+def test_another_dataset_is_refused_with_what_differs(copy_toy, change, match):
+    refuse(change(copy_toy("features").output), match)
+
+
+def test_the_nested_value_that_differs_is_named(toys):
+    extractor, output = {"name": "net", "precision": "fp32", "steps": ["a", "b"]}, toys["features"].output
+    before = Footer("features", "", {**output.parameters, "extractor": extractor, "extractor_fingerprint": "12"})
+    now = with_parameters(output, extractor={**extractor, "precision": "bf16"}, extractor_fingerprint="34")
+    assert difference(before, now) == "extractor.precision: there 'fp32', now 'bf16'"
+
+
+def test_a_damaged_manifest_is_refused_and_can_be_replaced(copy_toy):
+    toy = copy_toy("features")
+    (toy.path / "_manifest.json").write_text("{", encoding="utf-8")
+    assert OutputState(toy.output).committed_manifest() is None
+    refuse(
+        toy.output,
+        r"_manifest\.json is not the manifest of a dataset .*: copy it again, or delete it and run the command that made the "
+        r"dataset again, which keeps the shards that are whole; or give --overwrite to start anew\. Nothing was written",
+    )
+    # The advice holds: without the manifest nothing is made again, and with --overwrite everything is.
+    manifest = (toy.path / "_manifest.json").read_bytes()
+    (toy.path / "_manifest.json").unlink()
+    assert OutputState(toy.output).finished() == {0, 1, 2}
+    (toy.path / "_manifest.json").write_bytes(manifest)
+    prepare(toy.output, overwrite=True)
+    assert tree(toy.path) == {}

@@ -1,0 +1,87 @@
+"""Two attempts of one shard on a disk that differ in rows and failures, in every order in which their steps can follow.
+
+tests/integration/test_overlapping_attempts.py plays them in stores.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+import pytest
+
+from schemas.errors import DatasetError
+from schemas.storage.folder import Folder
+from schemas.writing import shard_writer
+from schemas.writing.dataset_writer import commit
+from schemas.writing.validation import validate
+from tests.stages import Choose, attempt, bytes_of, every_order, output_in, staged
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> dict[str, dict[str, bytes]]:
+    """The dataset that each attempt makes alone."""
+    made = {}
+    for name in "ABC":
+        path = tmp_path_factory.mktemp(name) / "x"
+        attempt(output_in(path), name)
+        commit(output_in(path))
+        made[name] = bytes_of(path)
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.parametrize("names", ["AB", "AC"])
+@pytest.mark.parametrize("commits", ["after the first", "after both"])
+def test_two_attempts_at_once_publish_one_of_them(monkeypatch, tmp_path, alone, names, commits):
+    outcomes: Counter[str] = Counter()
+
+    def play(choose: Choose) -> None:
+        output = output_in(tmp_path / str(sum(outcomes.values())))
+        committed = None
+        with staged(monkeypatch, names) as stage:
+            for _ in stage.steps(output, choose):
+                if commits == "after the first" and stage.ended() and committed is None and stage._publishing is None:
+                    commit(output)
+                    committed = bytes_of(output.folder.local_path)
+        if commits == "after both":
+            commit(output)
+        result = bytes_of(output.folder.local_path)
+        assert committed in (None, result)
+        assert validate(output.folder.local_path) == []
+        [winner] = [name for name in names if alone[name] == result]
+        assert all("is committed: part-00000-of-00001.parquet was not written" in str(error) for error in stage.errors.values())
+        outcomes[winner] += 1
+
+    assert every_order(play) > 20
+    assert set(outcomes) == set(names)
+
+
+@pytest.mark.slow
+def test_who_publishes_waits_for_who_does(tmp_path):
+    folder, order = Folder(str(tmp_path)), []
+
+    def publish() -> None:
+        with shard_writer.publishing(folder):
+            order.append("second")
+
+    thread = threading.Thread(target=publish)
+    with shard_writer.publishing(folder):
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive()
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]
+    assert folder.names() == []
+
+
+def test_a_committed_dataset_is_not_written_to(tmp_path):
+    output = output_in(tmp_path / "x")
+    attempt(output, "A")
+    commit(output)
+    before = bytes_of(tmp_path / "x")
+    with pytest.raises(DatasetError, match=r"x' is committed: part-00000-of-00001\.parquet was not written"):
+        attempt(output, "B")
+    assert bytes_of(tmp_path / "x") == before

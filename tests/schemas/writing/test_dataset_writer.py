@@ -1,0 +1,229 @@
+"""Writing a dataset from the start of a run to its commit, and going on where one stopped."""
+
+import os
+import re
+import signal
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from schemas.dataset import open_dataset
+from schemas.errors import DatasetError
+from schemas.storage.folder import Folder
+from schemas.writing.dataset_writer import commit, complete_dataset, write_dataset
+from schemas.writing.output import OutputDataset
+from schemas.writing.output_state import OutputState
+from schemas.writing.reuse_policy import ReusePolicy
+from schemas.writing.shard_writer import lock_folder
+from schemas.writing.validation import validate
+from tests.builders import tree
+from tests.schemas.conftest import prepare
+
+# --- a run from its start to its commit ------------------------------------------------------------------------------
+
+
+def test_there_is_no_manifest_before_the_commit(new_features):
+    toy = new_features()
+    prepare(toy.output, overwrite=False)
+    for number in range(3):
+        assert OutputState(toy.output).finished() == set(range(number))
+        toy.write_shard(number)
+        assert not (toy.path / "_manifest.json").exists()
+        assert OutputState(toy.output).committed_manifest() is None
+    assert OutputState(toy.output).finished() == {0, 1, 2}
+    manifest = toy.commit()
+    assert OutputState(toy.output).committed_manifest() == manifest == open_dataset(toy.path).manifest
+    assert validate(toy.path) == []
+
+
+def test_the_manifest_is_written_after_everything_else(toys, tmp_path, monkeypatch):
+    published = []
+    publish = Folder._publish
+
+    def record(self, temporary, name):
+        published.append(name)
+        publish(self, temporary, name)
+
+    monkeypatch.setattr(Folder, "_publish", record)
+    toys["vocabulary"].at(tmp_path / "vocabulary").write()
+    shard = "part-00000-of-00001"
+    assert published == [f"{shard}.parquet", f".records/{shard}.jsonl", "_vocabulary.txt", "_manifest.json"]
+
+
+def test_two_runs_give_the_same_bytes(toys, tmp_path):
+    for name, toy in toys.items():
+        again = toy.at(tmp_path / name)
+        again.write()
+        assert tree(again.path) == tree(toy.path)
+
+
+def test_libraries_files_and_statistics_of_a_commit(new_features):
+    toy = new_features()
+    for number in range(3):
+        toy.write_shard(number)
+    toy.output.folder.write("_truecaser/en.model", b"model")
+    toy.output.folder.write("_truecaser/de.model", b"Modell")
+    manifest = commit(
+        toy.output,
+        statistics=lambda footers: {"rows_by_shard": [footer.rows for footer in footers]},
+        libraries=("pytest",),
+        files=("_truecaser/en.model", "_truecaser/de.model"),
+    )
+    assert sorted(manifest.libraries) == ["imagepivot", "numpy", "pyarrow", "pytest"]
+    assert [(entry.path, entry.bytes) for entry in manifest.files] == [("_truecaser/de.model", 6), ("_truecaser/en.model", 5)]
+    assert manifest.statistics == {"rows_by_shard": [len(toy.shard(number)) for number in range(3)]}
+    assert validate(toy.path) == []
+
+
+# --- going on where a run was killed ---------------------------------------------------------------------------------
+
+KILLED = """
+import sys
+from schemas.storage.folder import Folder
+from schemas.writing.output import OutputDataset
+from schemas.writing.output_state import OutputState
+from schemas.writing.shard_writer import lock_folder, open_shard
+
+output = OutputDataset(Folder(sys.argv[1]), kind="captions", parameters={"a": 1}, shards=2)
+with lock_folder(output.folder):
+    state = OutputState(output)
+    state.check_compatible()
+    state.clear()
+    with open_shard(output, 0) as shard:
+        shard.add_failures([{"key": "a", "uri": "b", "stage": "prepare", "reason": "empty_caption", "message": ""}])
+    with open_shard(output, 1) as shard:
+        shard.write(output.schema.empty_table())
+        print("ready", flush=True)
+        sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_run_is_cleaned_up_and_goes_on(tmp_path, blocked_process):
+    folder = Folder(str(tmp_path / "data"))
+    output = OutputDataset(folder, kind="captions", parameters={"a": 1}, shards=2)
+    finished = [".records/part-00000-of-00002.jsonl", "_failures/part-00000-of-00002.jsonl", "part-00000-of-00002.parquet"]
+    with blocked_process(KILLED, folder.location) as process:
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    torn = sorted(set(folder.names()) - {".lock", *finished})
+    assert len(torn) == 1
+    assert re.fullmatch(r"\.part-00001-of-00002\.parquet\.tmp-\d+", torn[0])
+    assert OutputState(output).finished() == {0}
+    assert OutputState(output).committed_manifest() is None
+    with pytest.raises(DatasetError, match=r"is not a dataset: it holds no _manifest.json"):
+        open_dataset(folder.location)
+    with lock_folder(folder):
+        prepare(output, overwrite=False)
+        assert folder.names() == sorted([".lock", *finished])
+        assert OutputState(output).finished() == {0}
+    assert folder.names() == finished
+
+
+def test_temporary_files_of_failures_and_truecasers_are_cleaned_up(new_features):
+    toy = new_features()
+    folder = toy.output.folder
+    for name in ("_failures/.part-00001-of-00003.jsonl.tmp-1", "_truecaser/.en.model.tmp-22", "._manifest.json.tmp-3"):
+        folder.write(name, b"half")
+    prepare(toy.output, overwrite=False)
+    assert folder.names() == []
+
+
+def test_files_that_are_known_before_the_run_belong_to_the_dataset(copy_toy):
+    toy = copy_toy("features")
+    before = {path.name: path.read_bytes() for path in toy.path.glob("part-*")}
+    named = replace(toy.output, files={"_names/classes": b"sky\n"})
+    assert OutputState(toy.output).committed_manifest() is not None
+    assert OutputState(named).committed_manifest() is None, "all but the names is there"
+    prepare(named, overwrite=False)
+    manifest = commit(named)
+    assert [entry.path for entry in manifest.files] == ["_names/classes"]
+    assert OutputState(named).committed_manifest() == OutputState(toy.output).committed_manifest() == manifest
+    assert manifest.fingerprint == toy.output.fingerprint
+    assert {path.name: path.read_bytes() for path in toy.path.glob("part-*")} == before
+    assert OutputState(replace(named, files={"_names/classes": b"man\n"})).committed_manifest() is None
+    commit(toy.output)
+    assert not (toy.path / "_names/classes").exists()
+
+
+@pytest.mark.parametrize("old", ["captions", "vocabulary", "features16", "regions"])
+def test_overwriting_leaves_nothing_of_the_old_dataset(copy_toy, toys, old):
+    toy = toys["features"].at(copy_toy(old).path)
+    prepare(toy.output, overwrite=True)
+    assert OutputState(toy.output).finished() == set()
+    for number in range(3):
+        toy.write_shard(number)
+    toy.commit()
+    assert tree(toy.path) == tree(toys["features"].path)
+    assert validate(toy.path) == []
+
+
+def test_overwriting_with_fewer_truecasers_leaves_none_of_the_others(copy_toy):
+    toy = copy_toy("captions")
+    for language in ("de", "en"):
+        toy.output.folder.write(f"_truecaser/{language}.model", b"model")
+    commit(toy.output, files=("_truecaser/de.model", "_truecaser/en.model"))
+    assert validate(toy.path) == []
+    commit(toy.output, files=("_truecaser/de.model",))
+    assert validate(toy.path) == []
+
+
+# --- in one call -----------------------------------------------------------------------------------------------------
+
+
+def test_only_missing_shards_are_written_and_nothing_is_checked_for_none(toys, tmp_path):
+    toy = toys["features"].at(tmp_path / "features")
+    toy.write_shard(1)
+    made, checks = [], []
+
+    def make(number, shard):
+        made.append(number)
+        toy.fill(number, shard)
+
+    for _ in range(2):
+        write_dataset(toy.output, make, check=lambda: checks.append(list(made)))
+    assert (made, checks) == ([0, 2], [[]])
+
+
+def test_a_check_that_fails_replaces_nothing(copy_toy):
+    toy = copy_toy("features")
+    before = tree(toy.path)
+
+    def check():
+        raise ZeroDivisionError("unusable")
+
+    with pytest.raises(ZeroDivisionError, match="unusable"):
+        write_dataset(replace(toy.output, shards=2), toy.fill, ReusePolicy(overwrite=True), check=check)
+    assert tree(toy.path) == before
+
+
+def test_statistics_of_shards_are_summed_wherever_they_are_nested(tmp_path):
+    def make(number, shard):
+        shard.statistics = {"captions": {"de": {"tokens": 3 + number}, f"only {number}": 1}, "failed": 0.5}
+
+    manifest = write_dataset(OutputDataset(Folder(str(tmp_path)), "captions", {}, shards=2), make)
+    assert manifest.statistics == {"captions": {"de": {"tokens": 7}, "only 0": 1, "only 1": 1}, "failed": 1.0}
+
+
+@pytest.mark.parametrize("lost", [(), (1,)], ids=["complete", "resumed"])
+def test_a_run_that_goes_on_reads_each_footer_once(copy_toy, monkeypatch, lost):
+    toy = copy_toy("features")
+    for number in lost:
+        (toy.path / toy.output.name(number)).unlink()
+    opened = Counter()
+    opening = Folder.open
+    monkeypatch.setattr(Folder, "open", lambda self, name: opened.update([name]) or opening(self, name))
+    output = toy.output
+
+    def make_missing(finished):
+        assert [opened[output.name(number)] for number in finished] == [1] * len(finished)
+        for number in set(range(3)) - finished:
+            toy.write_shard(number)
+        commit(output)
+
+    complete_dataset(output, make_missing)
+    # Before the run, and after one that wrote another.
+    assert opened["_manifest.json"] == (2 if lost else 1)
+    if not lost:
+        assert [opened[output.name(number)] for number in range(3)] == [1] * 3

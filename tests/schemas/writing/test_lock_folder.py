@@ -1,0 +1,185 @@
+"""The lock of a folder: runs keep each other out, tasks share it, and it ends with its process."""
+
+import os
+import signal
+
+import pytest
+
+from schemas.errors import DatasetError
+from schemas.storage.folder import Folder
+from schemas.writing import shard_writer
+from schemas.writing.shard_writer import lock_folder, publishing
+from tests.builders import tree
+from tests.schemas.conftest import prepare
+
+HOLDER = """
+import sys
+from schemas.writing.shard_writer import lock_folder
+from schemas.storage.folder import Folder
+
+with lock_folder(Folder(sys.argv[1])):
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", [False, True], ids=["a run", "a task"])
+def test_another_one_is_refused_until_a_run_is_killed(tmp_path, blocked_process, shared):
+    folder, says = Folder(str(tmp_path / "data")), r"'.*/data' is in use: another run is writing it"
+    with blocked_process(HOLDER, folder.location) as process:
+        for _ in range(2):
+            with pytest.raises(DatasetError, match=says), lock_folder(folder, shared=shared):
+                pytest.fail("two runs hold one folder")
+        assert folder.names() == [".lock"]  # The refused run did not take the lock of the first away.
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        with lock_folder(folder, shared=shared):
+            assert folder.names() == [".lock"]
+    assert folder.names() == []
+
+
+def test_a_hold_within_one_process(tmp_path):
+    folder = Folder(str(tmp_path / "data"))
+    with lock_folder(folder):
+        with pytest.raises(DatasetError, match="is in use"), lock_folder(folder):
+            pytest.fail("two runs hold one folder")
+        with lock_folder(Folder(str(tmp_path / "elsewhere"))):
+            pass
+    with lock_folder(folder):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "left"), [("data", []), ("build/new/data", []), ("own/data", ["own"]), ("own/new/data", ["own"]), ("own", ["own"])]
+)
+def test_a_refused_run_leaves_the_folders_that_were_there(tmp_path, name, left):
+    if name.startswith("own"):
+        (tmp_path / "own").mkdir()
+    with pytest.raises(ZeroDivisionError, match="refused"), lock_folder(Folder(str(tmp_path / name))):
+        raise ZeroDivisionError("refused")
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == left
+
+
+def test_a_refused_overwrite_leaves_no_lock(copy_toy):
+    toy = copy_toy("features")
+    (toy.path / "notes.parquet").write_bytes(b"mine")
+    before = tree(toy.path)
+    with pytest.raises(DatasetError, match=r"notes\.parquet"), lock_folder(toy.output.folder):
+        prepare(toy.output, overwrite=True)
+    assert tree(toy.path) == before
+
+
+def test_a_launcher_that_leaves_keeps_the_lock_of_a_worker_that_publishes(tmp_path):
+    folder = Folder(str(tmp_path / "data"))
+    with lock_folder(folder):
+        folder.write(".publishing", b"")  # Of a worker that was killed.
+    assert not folder.local_path.exists()
+    with publishing(folder):
+        with lock_folder(folder):
+            assert set(folder.names()) == {".lock", ".publishing"}
+        assert folder.names() == [".publishing"]
+    assert folder.names() == []
+
+
+def test_a_lock_that_is_deleted_while_we_wait_is_not_taken(tmp_path, monkeypatch):
+    # The other run ends between our opening its lock and our locking it: the file we hold is gone, nobody else sees it.
+    folder = Folder(str(tmp_path / "data"))
+    flock = shard_writer.fcntl.flock
+    calls = []
+
+    def end_other_run(handle, operation):
+        if not calls:
+            (folder.local_path / ".lock").unlink()
+        calls.append(handle)
+        flock(handle, operation)
+
+    monkeypatch.setattr(shard_writer.fcntl, "flock", end_other_run)
+    with lock_folder(folder):
+        assert len(calls) == 2
+        with pytest.raises(DatasetError, match="is in use"), lock_folder(folder):
+            pytest.fail("two runs hold one folder")
+
+
+@pytest.mark.slow
+def test_tasks_share_a_folder_and_keep_runs_out(tmp_path, blocked_process):
+    folder = Folder(str(tmp_path / "data"))
+    with blocked_process(HOLDER.replace("argv[1])", "argv[1]), shared=True"), folder.location) as process:
+        with lock_folder(folder, shared=True):
+            assert folder.names() == [".lock"]
+        assert folder.names() == [".lock"]  # The other one still holds it.
+        with pytest.raises(DatasetError, match=r"'.*/data' is in use: another run is writing it"), lock_folder(folder):
+            pytest.fail("a run and a task hold one folder")
+        process.communicate("go on")
+        assert process.returncode == 0
+    assert not folder.local_path.exists()  # The last one deletes it.
+
+
+def test_of_tasks_that_end_out_of_order_the_last_deletes_the_lock(tmp_path):
+    folder = Folder(str(tmp_path / "data"))
+    first, second = lock_folder(folder, shared=True), lock_folder(folder, shared=True)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    with pytest.raises(DatasetError, match="is in use"), lock_folder(folder):
+        pytest.fail("a run and a task hold one folder")
+    second.__exit__(None, None, None)
+    assert folder.names() == []
+
+
+def test_a_task_that_ends_leaves_the_lock_of_a_run_that_began_meanwhile(tmp_path, monkeypatch):
+    # Between the task's last look at the lock and its end, another run deletes the file and makes a new one.
+    folder = Folder(str(tmp_path / "data"))
+    flock = shard_writer.fcntl.flock
+
+    def replace_lock(handle, operation):
+        flock(handle, operation)
+        (folder.local_path / ".lock").unlink()
+        folder.write(".lock", b"theirs")
+
+    with lock_folder(folder, shared=True):
+        monkeypatch.setattr(shard_writer.fcntl, "flock", replace_lock)
+    assert folder.read(".lock") == b"theirs"
+
+
+def test_a_task_waits_while_another_one_deletes_the_lock(tmp_path, monkeypatch):
+    folder = Folder(str(tmp_path / "data"))
+    first = lock_folder(folder, shared=True)
+    first.__enter__()
+    is_last = shard_writer._is_last
+
+    def wait(handle, path):
+        assert is_last(handle, path)  # From here to its end the first task holds the lock alone.
+        monkeypatch.setattr(shard_writer.time, "sleep", lambda seconds: path.unlink())
+        return True
+
+    monkeypatch.setattr(shard_writer, "_is_last", lambda handle, path: wait(handle, path) and enter())
+    second = lock_folder(folder, shared=True)
+
+    def enter() -> bool:
+        second.__enter__()
+        return False
+
+    first.__exit__(None, None, None)
+    with pytest.raises(DatasetError, match="is in use"), lock_folder(folder):
+        pytest.fail("a run and a task hold one folder")
+    monkeypatch.setattr(shard_writer, "_is_last", is_last)
+    second.__exit__(None, None, None)
+    assert folder.names() == []
+
+
+def test_a_folder_that_a_refused_run_deletes_is_made_again(tmp_path, monkeypatch):
+    folder = Folder(str(tmp_path / "data"))
+    opened = os.open
+    calls = []
+
+    def delete_folder(path, *arguments):
+        if not calls:
+            folder.local_path.rmdir()
+        calls.append(path)
+        return opened(path, *arguments)
+
+    monkeypatch.setattr(shard_writer.os, "open", delete_folder)
+    with lock_folder(folder, shared=True):
+        assert folder.names() == [".lock"]
+    assert len(calls) == 2
