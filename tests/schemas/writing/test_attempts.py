@@ -30,7 +30,6 @@ def alone(tmp_path_factory) -> dict[str, dict[str, bytes]]:
     return made
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize("names", ["AB", "AC"])
 @pytest.mark.parametrize("commits", ["after the first", "after both"])
