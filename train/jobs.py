@@ -89,9 +89,6 @@ class TrainJob:
     """Job of ``imagepivot train``. Its configuration may also be one that is resolved; then nothing is set beside it.
 
     Without a corpus, `train.loop.train` is given the material itself. A run that is resumed takes no weights of another run again.
-
-    Raises:
-        UsageError: a value is impossible.
     """
 
     config: Annotated[str | Configuration, Opt("Name of a preset, or a TOML file.", completion=_presets, is_argument=True)] = ""
@@ -277,11 +274,7 @@ class StsJob:
 
 @dataclass(frozen=True)
 class FiguresJob:
-    """Job of ``imagepivot figures``. Captions to show are named as ``image/language/portion/index``.
-
-    Raises:
-        UsageError: a value is impossible.
-    """
+    """Job of ``imagepivot figures``. Captions to show are named as ``image/language/portion/index``."""
 
     run: RunFolder
     output: Annotated[str, Opt("Folder for the figures.")]

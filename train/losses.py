@@ -30,8 +30,6 @@ from train.data.sampling import Batch
 from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
 from train.models.similarity import unit
 
-HINGES = ("sum", "max")
-
 
 def ranking_loss(scores: Tensor, row_images: Tensor, column_images: Tensor, *, margin: float, hinges: str = "sum") -> Tensor:
     """Return the sum of hinges over the batch: how far true pairs are from a margin above the others, in both directions.
@@ -54,11 +52,6 @@ def ranking_loss(scores: Tensor, row_images: Tensor, column_images: Tensor, *, m
     Returns:
         A scalar; zero if there are no negatives.
     """
-    if hinges not in HINGES:
-        raise ValueError(f"hinges is {hinges!r}, expected one of {HINGES}")
-    if scores.dim() != 2 or not len(row_images) == len(column_images) == scores.shape[0] == scores.shape[1]:
-        shapes = list(scores.shape), len(row_images), len(column_images)
-        raise ValueError("scores are {}, of {} rows and {} columns: expected as many rows as columns".format(*shapes))
     true = scores.diagonal()
     same = row_images[:, None] == column_images[None]  # [B, B]
     of_rows = (margin - true[:, None] + scores).relu().masked_fill(same, 0)  # [B, B]

@@ -181,9 +181,3 @@ def test_diversity_keeps_heads_apart(train_kind, tmp_path):
         first, second = last.encode_images(ImageBatch(features)).values.unflatten(1, (2, 6)).unbind(1)
         spread[name] = float((1 - torch.cosine_similarity(first, second)).mean().detach())
     assert spread["with"] > spread["without"]
-
-
-def test_diversity_of_a_model_without_heads_is_refused(toy, train_toy):
-    text = MHA_D.replace('kind = "mha-d"', "").replace("num_heads = 2\nattention_dim = 5\ncontext_dim = 7", "")
-    with pytest.raises(UsageError, match=r"loss\.diversity_weight is 0\.5, but this model \(JointEmbedding\) has 1 head"):
-        train_toy(text, corpus=toy)

@@ -13,11 +13,9 @@ from schemas.storage.folder import Folder
 from tests.train.trainings import CONFIG, ENGLISH, PARALLEL, assert_equal, events, lasting_log, weights
 from train import loop, schedules
 from train.config.sections import from_toml
-from train.distributed import DistributedContext
 from train.evaluation.evaluation import evaluate
 from train.jobs import DivergedError, TrainJob
 from train.loop import train
-from train.losses import Objective, terms_of
 from train.models.catalogue import build_model
 from train.runs.checkpoints import BEST, LAST, TrainingProgress, read_checkpoint
 from train.runs.run import open_run
@@ -197,18 +195,6 @@ def test_an_interrupted_run_shows_how_far_it_came(toy, tmp_path):
 # --- errors before anything is trained -------------------------------------------------------------------------------
 
 
-def test_another_vocabulary_is_refused(train_toy, toy, other_toy, tmp_path):
-    with pytest.raises(DatasetError, match="was encoded with another vocabulary"):
-        train_toy(corpus=replace(toy, vocabulary=other_toy.vocabulary))
-    assert not (tmp_path / "run").exists()
-
-
-def test_missing_features_are_refused(train_toy, toy, other_toy, tmp_path):
-    with pytest.raises(DatasetError, match=r"12 of 12 images"):
-        train_toy(corpus=replace(toy, features=other_toy.features))
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -381,18 +367,3 @@ def test_features_of_zeros_are_reported_and_spoil_nothing(toy, new_dataset, tmp_
     ] == [(0, "train", 2, 0, "train-004"), (0, "val", 0, 1, "val-001")]
     # At first the bias is zero, and so is what the encoder makes of zeros: torch's own division had gradients of 10^12 there.
     assert all(line["gradient_norm"] < 1e3 for line in events(tmp_path / "run", "step"))
-
-
-def test_features_of_zeros_leave_the_first_gradient_its_size(toy):
-    config = from_toml(ENGLISH, "test")
-    material = open_material(config, toy, seed=0)
-    stored = material.training.features.stored.copy()
-    stored[:20] = 0
-    zeros = replace(material.training, features=replace(material.training.features, stored=stored))
-    batch = material.sampler(config, 0).next()
-    assert (batch.images < 20).any()
-    model = build_model(config.model, material.dimensions, 0)
-    objective = Objective(model, terms_of(config.loss, model), gather_rows=DistributedContext().gather_rows)
-    objective(replace(material, training=zeros).inputs(batch, torch.device("cpu")), "sum")[0].backward()
-    norms = {name: float(parameter.grad.norm()) for name, parameter in model.named_parameters()}
-    assert 0 < max(norms.values()) < 1e3

@@ -89,24 +89,6 @@ def test_a_killed_training_goes_on_bit_for_bit(train_toy, regions, whole, tmp_pa
     assert_same_run(tmp_path / "run", whole)
 
 
-def test_an_error_while_reading_ahead_ends_the_training(regions, tmp_path, monkeypatch):
-    reads, read = [], ImageBatch.of
-
-    def fail(features, images, device):
-        reads.append(threading.current_thread().name)
-        if reads.count("prefetching_0") == 12:
-            raise OSError(5, "Input/output error")
-        return read(features, images, device)
-
-    monkeypatch.setattr(ImageBatch, "of", fail)
-    job = TrainJob(from_toml(REGION_CONFIG, "test"), regions, str(tmp_path / "run"), device="cpu", curves=False, save_every=1)
-    with pytest.raises(OSError, match="Input/output error"):
-        train(job)
-    assert 12 <= reads.count("prefetching_0") <= 14  # Two more may have begun.
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetching")]
-    assert not list((tmp_path / "run").glob(".*"))
-
-
 @pytest.mark.slow
 def test_images_without_regions_are_refused_or_left_out(train_toy, write_regions, tmp_path):
     empty, lacking = write_regions(tmp_path / "empty", without=WITHOUT), write_regions(tmp_path / "lacking", lacking=WITHOUT)

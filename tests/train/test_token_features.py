@@ -138,11 +138,11 @@ def test_embed(run, toy_tokens, tmp_path):
     opened, tokens = open_run(run), {}
     for row in open_dataset(toy_tokens.token_features):
         tokens[row["image_id"], row["language"], row["portion"], row["index"]] = row["vectors"]
-    from tests.train.models.test_encoders import alone
+    from tests.train.models.test_encoders import batch_with
 
     for row in list(open_dataset(tmp_path / "out" / "captions"))[::17]:
         vectors = torch.from_numpy(tokens[row["image_id"], row["language"], row["portion"], row["index"]].copy())
-        expected = opened.model.encode_captions(alone([vectors]), row["language"]).values[0].detach().numpy()
+        expected = opened.model.encode_captions(batch_with([vectors]), row["language"]).values[0].detach().numpy()
         np.testing.assert_allclose(row["embedding"], expected, atol=1e-6)
     assert len(embed(replace(job, captions="", output=str(tmp_path / "images")))) == 1
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
@@ -14,13 +13,11 @@ from schemas.parameters import VocabularyParameters
 from schemas.vocabulary import Vocabulary
 from tests.train.trainings import CONFIG as TRAINED
 from tests.train.trainings import events
-from train.config.models import VseConfig
 from train.config.sections import from_toml
 from train.data.sampling import ImageSampler, TaskSampler
 from train.jobs import TrainJob
 from train.loop import train
 from train.models.catalogue import build_model
-from train.models.retrieval_model import Dimensions
 from train.training_data import build_sampler, open_material, tokens_of
 
 COUNTS = {"en": {"a": 5, "b": 4, "c": 1}, "de": {"b": 9, "c": 4, "d": 3}}
@@ -68,21 +65,11 @@ def test_tokens_are_counted_on_the_captions_that_are_drawn(toy, shared, drawn):
     )
 
 
-def test_first_weights_depend_on_the_seed_alone():
-    config, dimensions = VseConfig(embed_dim=2, word_dim=2), Dimensions(("en",), 9, (3,))
-    torch.manual_seed(99)
-    one = build_model(config, dimensions, 1)
-    torch.rand(3)
-    two, other = build_model(config, dimensions, 1), build_model(config, dimensions, 2)
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
-    assert not torch.equal(one.images.weight, other.images.weight)
-
-
 def test_data_and_model_fit_the_configuration(toy):
     config = from_toml(CONFIG + "captions_per_image = 'one'\nimages = 'half'", "test")
     material = open_material(config, toy, seed=0)
     assert material.dimensions.languages == material.training.captions.language_names == ("de", "en")
-    assert material.dimensions.feature_shape == (material.training.features.width,) == (8,)
+    assert material.dimensions.feature_shape == (8,)
     assert material.dimensions.vocabulary_size == len(material.vocabulary)
     assert material.captions_parameters["text"] == {"recipe": "raw"}
     assert len(material.training.captions) == 2 * 20  # One caption of each language for half of 40 images.

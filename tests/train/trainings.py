@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from functools import reduce
 from pathlib import Path
 
 import torch
@@ -13,105 +14,40 @@ from schemas.storage.folder import Folder
 from train.jobs import Corpus, ReproduceJob
 from train.runs.checkpoints import LAST, read_checkpoint
 
-CONFIG = """
+_TEXT = """
 [data]
 portions = { en = ["comparable"], de = ["comparable"] }
 [model]
-embed_dim = 6
-word_dim = 4
+{model}
 [loss]
-c2c_probability = 0.5
+{loss}
 [optimizer]
 learning_rate = 0.01
 [schedule]
-batch_size = 9
+{schedule}
 eval_every_steps = 17
 patience = 0
 max_steps = 44
 """
+
+
+def _text(model: str, loss: str, schedule: str = 'batches = "images"\nbatch_size = 9') -> str:
+    parts = {"{model}": model, "{loss}": loss, "{schedule}": schedule}
+    return reduce(lambda text, part: text.replace(part, parts[part].replace(", ", "\n")), parts, _TEXT)
+
+
+CONFIG = _text("embed_dim = 6, word_dim = 4", "c2c_probability = 0.5", "batch_size = 9")
 ENGLISH = CONFIG.replace("c2c_probability = 0.5", "").replace(', de = ["comparable"]', "")
 ORDER = CONFIG.replace("word_dim = 4", 'word_dim = 4\nshared_encoder = false\nsimilarity = "order"')
-MHA_D = """
-[data]
-portions = { en = ["comparable"], de = ["comparable"] }
-[model]
-kind = "mha-d"
-embed_dim = 6
-word_dim = 4
-num_heads = 2
-attention_dim = 5
-context_dim = 7
-[loss]
-caption_weight = 0.6
-diversity_weight = 0.5
-diversity_margin = 0.4
-[optimizer]
-learning_rate = 0.01
-[schedule]
-batches = "images"
-batch_size = 9
-eval_every_steps = 17
-patience = 0
-max_steps = 44
-"""
-DAN = """
-[data]
-portions = { en = ["comparable"], de = ["comparable"] }
-[model]
-kind = "dan"
-embed_dim = 8
-word_dim = 6
-attention_dim = 7
-dropout = 0.2
-[loss]
-caption_weight = 0.0
-margin = 1.0
-[optimizer]
-learning_rate = 0.01
-[schedule]
-batches = "images"
-batch_size = 9
-eval_every_steps = 17
-patience = 0
-max_steps = 44
-"""
-MLMME = """
-[data]
-portions = { en = ["comparable"], de = ["comparable"] }
-[model]
-kind = "mlmme"
-embed_dim = 6
-word_dim = 4
-hidden_size = 5
-scoring = "general"
-[optimizer]
-learning_rate = 0.01
-[schedule]
-batches = "images"
-batch_size = 9
-eval_every_steps = 17
-patience = 0
-max_steps = 44
-"""
-SCAN = """
-[data]
-portions = { en = ["comparable"], de = ["comparable"] }
-[model]
-kind = "scan"
-embed_dim = 16
-word_dim = 8
-attention = "t2i"
-pooling = "lse"
-[loss]
-hinges = "max"
-[optimizer]
-learning_rate = 0.01
-[schedule]
-batch_size = 9
-eval_every_steps = 17
-patience = 0
-max_steps = 44
-"""
+MHA_D = _text(
+    'kind = "mha-d", embed_dim = 6, word_dim = 4, num_heads = 2, attention_dim = 5, context_dim = 7',
+    "caption_weight = 0.6, diversity_weight = 0.5, diversity_margin = 0.4",
+)
+DAN = _text('kind = "dan", embed_dim = 8, word_dim = 6, attention_dim = 7, dropout = 0.2', "caption_weight = 0.0, margin = 1.0")
+MLMME = _text('kind = "mlmme", embed_dim = 6, word_dim = 4, hidden_size = 5, scoring = "general"', "")
+SCAN = _text(
+    'kind = "scan", embed_dim = 16, word_dim = 8, attention = "t2i", pooling = "lse"', 'hinges = "max"', "batch_size = 9"
+)
 # Values that make a preset small.
 SMALL = {
     "model.embed_dim": "6",

@@ -206,11 +206,6 @@ class ImageFeatures:
         """``(I, D)``, or ``(I, R, D)``."""
         return len(self), *self.stored.shape[1:]
 
-    @property
-    def width(self) -> int:
-        """Width of a feature, D."""
-        return self.stored.shape[-1]
-
     def __getstate__(self) -> dict[str, Any]:
         mapped = {name: value for name, value in vars(self).items() if isinstance(value, np.memmap)}
         return {**vars(self), **{name: MappedField.of(value, name) for name, value in mapped.items()}}

@@ -89,8 +89,6 @@ class EpochBatches:
     """
 
     def __init__(self, count: int, batch_size: int, seed: tuple[int, ...], *, lengths: np.ndarray | None = None) -> None:
-        if count < 1 or batch_size < 1:
-            raise ValueError(f"count is {count} and batch_size is {batch_size}, expected 1 or more of each")
         self._count = count
         self._batch_size = batch_size
         self._seed = seed
@@ -262,8 +260,6 @@ class ImageSampler:
     """
 
     def __init__(self, captions: Captions, batch_size: int, *, seed: int) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}, expected 1 or more")
         self._captions = captions
         self._batch_size = batch_size
         self._seed = seed

@@ -319,19 +319,12 @@ class PairStream(IterableDataset[Pair]):
     than there are processes, are dropped: the last in the order of the epoch.
 
     Args:
-        captions: as in `PairDataset`.
-        features: as in `PairDataset`.
-        splits: as in `PairDataset`.
-        languages: as in `PairDataset`.
-        portions: as in `PairDataset`.
-        columns: as in `PairDataset`.
-        l2: as in `PairDataset`.
+        captions, features, splits, languages, portions, columns, l2, allow_missing_features: as in `PairDataset`.
         shuffle: draw the order of the shards, and of the pairs within each. It depends on the seed and on the epoch, which
             `set_epoch` sets.
         seed: seed of the order.
         rank: number of this process among those that train together, from 0.
         world_size: number of processes that train together, at most the number of shards.
-        allow_missing_features: as in `PairDataset`.
 
     Raises:
         UsageError: the arguments make no sense.

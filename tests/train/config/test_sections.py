@@ -1,10 +1,9 @@
-import re
 from dataclasses import fields, is_dataclass, replace
+from fnmatch import fnmatchcase
 
 import pytest
 
 from schemas.errors import UsageError
-from train.config.models import DanConfig, MhaDConfig, MlmmeConfig
 from train.config.presets import preset_names, read_preset
 from train.config.sections import Config, DataConfig, ScheduleConfig, from_toml, resolve, to_toml
 
@@ -139,7 +138,6 @@ def test_a_file_extends_a_preset(tmp_path):
         ),
         ("[optimiser]\nlearning_rate = 1", r"unknown key optimiser: did you mean 'optimizer'\?"),
         ("[loss]\nzzz = 1", "unknown key loss.zzz: there are 'caption_weight', 'c2c_probability', 'margin'"),
-        ("[loss]\nmargin = '1'", "loss.margin is '1', expected a number"),
         ("[loss]\nmargin = true", "loss.margin is True, expected a number"),
         ("[loss]\nhinges = 'mean'", "loss.hinges is 'mean', expected one of 'sum', 'max'"),
         ("[loss]\nmargin = 0", "loss.margin is 0.0, expected more than 0"),
@@ -161,8 +159,6 @@ def test_a_file_extends_a_preset(tmp_path):
         ("[loss]\nobjective = 'vse'", "unknown key loss.objective"),
         ("[model]\nkind = 'vsa'", "model.kind is 'vsa', expected one of .*'vse'"),
         ("[model]\nkind = 'scan'\nattention = 'both'", "model.attention is 'both', expected one of 't2i', 'i2t'"),
-        ("[model]\nkind = 'scan'\npooling = 'max'", "model.pooling is 'max', expected one of 'lse', 'avg'"),
-        ("[model]\nkind = 'scan'\ntext_encoder = 'gru'", "model.text_encoder is 'gru', expected one of 'bigru', 'bilstm'"),
         ("[model]\nkind = 'scan'\nlambda_lse = 0", "model.lambda_lse is 0.0, expected more than 0"),
         *(
             (
@@ -176,13 +172,7 @@ def test_a_file_extends_a_preset(tmp_path):
         ("[model]\nkind = 'mlmme'\nscoring = 'order'", "model.scoring is 'order', expected one of 'dot', 'general'"),
         ("[model]\nkind = 'scan'\nnegative_slope = -1", "model.negative_slope is -1.0, expected 0 or more"),
         ("[schedule]\nbatches = 'images'\nbucket_by_length = true", "schedule.bucket_by_length belongs to batches of 'tasks'"),
-        ("[model]\ninitialization = 'xavier'", "model.initialization is 'xavier', expected one of 'torch', 'orthogonal'"),
         ("[optimizer]\nname = 'sgd'", "optimizer.name is 'sgd', expected one of 'adam', 'adamw'"),
-        ("[model]\nword_dim = 3.0", "model.word_dim is 3.0, expected a whole number"),
-        ("[model]\nword_dim = true", "model.word_dim is True, expected a whole number"),
-        ("[model]\nshared_encoder = 1", "model.shared_encoder is 1, expected true or false"),
-        ("[optimizer]\nbetas = [0.9]", "optimizer.betas has 1 values, expected 2"),
-        ("[optimizer]\nbetas = [0.9, 'b']", r"optimizer.betas\[1\] is 'b', expected a number"),
         ("[optimizer]\nbetas = [0.9, 1]", "optimizer.betas is .0.9, 1.0., expected 0 to less than 1"),
         ("[schedule]\nmonitor_languages = ['de']", "schedule.monitor_languages names de, but the languages are en"),
         ("[schedule]\npatience = 0", "training would never end"),
@@ -191,8 +181,6 @@ def test_a_file_extends_a_preset(tmp_path):
         ("[schedule]\nlr_step_factor = 10", "schedule.lr_step_factor is 10.0: the learning rate would grow. Give at most 1"),
         ("split = []", "data.split is empty: name the split to train on"),
         ("split = ['train', 'train']", r"data.split is .'train', 'train'.: name each once"),
-        ("split = 3", "data.split is 3, expected text in quotes or a list"),
-        ("split = ['train', 3]", r"data.split.1. is 3, expected text in quotes"),
         ("[schedule]\nmax_steps = -1", "schedule.max_steps is -1, expected 0 or more"),
     ],
 )
@@ -253,54 +241,6 @@ def test_an_override_below_a_value_is_refused():
         from_toml(SMALL, "mine", {"loss.x": "1"})
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("optimizer.learning_rate", "fast", "optimizer.learning_rate is 'fast', expected a number, written 0.05 or 2e-4"),
-        ("optimizer.learning_rate", "0,05", "optimizer.learning_rate is '0,05', expected a number, written 0.05 or 2e-4"),
-        ("schedule.max_steps", "1e3", "schedule.max_steps is 1000.0, expected a whole number, written 20"),
-        ("data.l2_features", "yes", "data.l2_features is 'yes', expected true or false, written without quotes"),
-        ("data.l2_features", "True", "data.l2_features is 'True', expected true or false, written without quotes"),
-        # As a shell leaves ["en"] without quotes around it.
-        (
-            "schedule.monitor_languages",
-            "[en]",
-            """schedule.monitor_languages is '[en]', expected a list, written ["en"] (in a shell as '["en"]')""",
-        ),
-        (
-            "schedule.monitor_languages",
-            "en",
-            """schedule.monitor_languages is 'en', expected a list, written ["en"] (in a shell as '["en"]')""",
-        ),
-        ("data.portions", "en", """data.portions is 'en', expected a table, written { en = ["comparable"] }"""),
-        ("description", "3", "description is 3, expected text in quotes"),
-    ],
-)
-def test_a_value_of_another_type_says_how_it_is_written(key, value, message):
-    with pytest.raises(UsageError, match=f"^mine: {re.escape(message)}$"):
-        from_toml(SMALL, "mine", {key: value})
-
-
-@pytest.mark.parametrize(
-    ("key", "message"),
-    [
-        ("learning_rate", "unknown key learning_rate: did you mean 'optimizer.learning_rate'?"),
-        ("loss.batch_size", "unknown key loss.batch_size: did you mean 'schedule.batch_size'?"),
-        ("model.l2_feature", "unknown key model.l2_feature: did you mean 'data.l2_features'?"),
-        ("schedule.embed_dm", "unknown key schedule.embed_dm: did you mean 'model.embed_dim'?"),
-        ("schedule.max_step", "unknown key schedule.max_step: did you mean 'schedule.max_steps'?"),
-        (
-            "loss.zzz",
-            "unknown key loss.zzz: there are 'caption_weight', 'c2c_probability', 'margin', 'hinges', 'sum_warmup_steps', "
-            "'diversity_weight', 'diversity_margin'",
-        ),
-    ],
-)
-def test_keys_that_resemble_an_unknown_one_are_named(key, message):
-    with pytest.raises(UsageError, match=f"^mine: {re.escape(message)}$"):
-        from_toml(SMALL, "mine", {key: "1"})
-
-
 def test_the_lasting_configuration_excludes_the_budget():
     config = from_toml(SMALL, "a.toml")
     longer = replace(config, schedule=ScheduleConfig(max_steps=5, max_epochs=4, patience=0), description="x")
@@ -328,8 +268,7 @@ OTHERS = {"demo", "vsepp", "vsepp-de", "dan", "dan-de", "mlmme", "mlmme-general"
 HUANG = {"mha-d", "mha", "mha-d-vgg19", "mha-d-fasttext", "mha-d-bert"}
 
 
-# Lambda of the softmax, and of the LogSumExp, None where the mean is taken: the arguments for Flickr30K in the released code.
-SCAN = {"t2i-lse": (9, 6), "t2i-avg": (9, None), "i2t-lse": (4, 5), "i2t-avg": (4, None)}
+SCAN = ("t2i-lse", "t2i-avg", "i2t-lse", "i2t-avg")
 
 
 def test_there_is_a_preset_for_each_row():
@@ -367,109 +306,164 @@ def test_presets_of_papers_state_every_number(name):
             assert f"{key.rpartition('.')[2]} = " in said, f"{name} leaves {key} to a default"
 
 
-@pytest.mark.parametrize("name", sorted(GELLA))
-def test_numbers_of_gella_2017(name):
-    config = resolve(f"gella2017/{name}")
-    asymmetric = name.startswith("oe") or name.endswith("asym")
-    assert (config.model.embed_dim, config.model.word_dim, config.model.shared_encoder) == (1024, 300, False)
-    assert config.model.similarity == ("order" if asymmetric else "cosine")
-    assert config.loss.margin == (0.05 if asymmetric else 0.2)
-    assert config.loss.hinges == "sum"
-    assert config.loss.caption_weight == (1.0 if name.startswith("parallel") else 0.0)
-    assert config.schedule.batches == "images"
-    assert (config.optimizer.learning_rate, config.schedule.batch_size) == (0.001, 64)
-    assert config.optimizer.weight_decay > 0
-    assert (config.optimizer.name, config.model.initialization) == ("adamw", "torch")
-    languages = (name[-2:],) if name[-2:] in ("en", "de") else ("en", "de")
-    assert config.data.portions == dict.fromkeys(languages, ("comparable",))
+BOTH = {"en": ("comparable",), "de": ("comparable",)}
+TRANSLATIONS = dict.fromkeys(("en", "de", "fr", "cs"), ("translation",))
+OF_HUANG = {
+    "optimizer.learning_rate": 2e-4,
+    "optimizer.name": "adamw",
+    "schedule.batch_size": 128,
+    "schedule.max_epochs": 20,
+    "schedule.patience": 0,
+    "schedule.monitor_languages": (),
+    "schedule.lr_step_epochs": 15,
+    "schedule.lr_step_factor": 0.1,
+}
+# Numbers of the papers, and of the code that they name, by patterns of presets; a later pattern replaces what earlier ones say.
+NUMBERS = {
+    "gella2017/*": {
+        "model.embed_dim": 1024,
+        "model.word_dim": 300,
+        "model.shared_encoder": False,
+        "model.similarity": "cosine",
+        "loss.margin": 0.2,
+        "loss.hinges": "sum",
+        "loss.caption_weight": 0.0,
+        "model.initialization": "torch",
+        "schedule.batches": "images",
+        "schedule.batch_size": 64,
+        "optimizer.learning_rate": 0.001,
+        "data.portions": BOTH,
+        "optimizer.name": "adamw",
+        "optimizer.weight_decay": 0.01,
+        "schedule.max_epochs": 20,  # Five epochs of the implementation that the paper names.
+    },
+    **{f"gella2017/{name}": {"model.similarity": "order", "loss.margin": 0.05} for name in ("oe-*", "*-asym")},
+    "gella2017/parallel-*": {"loss.caption_weight": 1.0},
+    **{f"gella2017/*-{language}": {"data.portions": {language: ("comparable",)}} for language in ("en", "de")},
+    "kadar2018/*": {
+        "model.embed_dim": 1024,
+        "model.word_dim": 300,
+        "model.shared_encoder": True,
+        "model.similarity": "cosine",
+        "loss.margin": 0.2,
+        "loss.hinges": "max",
+        "loss.caption_weight": 1.0,
+        "loss.sum_warmup_steps": 0,
+        "schedule.batches": "tasks",
+        "schedule.eval_every_steps": 500,
+        "schedule.patience": 10,
+        "loss.c2c_probability": 0,
+        "optimizer.learning_rate": 2e-4,
+        "optimizer.betas": (0.9, 0.999),
+        "data.images": "all",
+        "data.captions_per_image": "all",
+    },
+    "kadar2018/*monolingual*": {"schedule.eval_every_steps": 0},
+    "kadar2018/*c2c*": {"loss.c2c_probability": 0.5},
+    **{f"kadar2018/*{name}*": {"data.images": "half"} for name in ("half", "overlap")},
+    "kadar2018/*disjoint*": {"data.images": "disjoint"},
+    **{
+        f"kadar2018/{name}*": {"data.captions_per_image": "one"}
+        for name in ("bi-comparable", "multi-comp", "monolingual-one-caption")
+    },
+    "kadar2018/bilingual*": {"data.portions": BOTH},
+    "kadar2018/bi-translation*": {"data.portions": dict.fromkeys(("en", "de"), ("translation",))},
+    "kadar2018/monolingual-translation-cs": {"data.portions": {"cs": ("translation",)}},
+    **{f"kadar2018/{name}": {"data.portions": TRANSLATIONS} for name in ("multi-translation*", "multilingual-??")},
+    **{f"kadar2018/{name}-comparable*": {"data.portions": TRANSLATIONS | BOTH} for name in ("multi", "multilingual")},
+    "huang2019/*": {
+        "model.kind": "mha-d",
+        "model.embed_dim": 512,
+        "model.word_dim": 300,
+        "model.word_vectors": "random",
+        "model.num_heads": 3,
+        "model.attention_dim": 512,
+        "model.context_dim": 512,
+        "data.portions": BOTH,
+        "loss.margin": 0.2,
+        "loss.hinges": "max",
+        "loss.caption_weight": 0.6,
+        "loss.diversity_margin": 0.1,
+        "loss.diversity_weight": 1.0,
+        "optimizer.weight_decay": 1e-6,
+        "optimizer.max_grad_norm": 2.0,
+        **OF_HUANG,
+        "schedule.batches": "images",
+    },
+    "huang2019/mha": {"loss.diversity_weight": 0.0},
+    "huang2019/mha-d-fasttext": {"model.word_vectors": "finetuned"},
+    "huang2019/mha-d-bert": {"model.word_vectors": "precomputed", "model.word_dim": 768},
+    # The arguments for Flickr30K in the released code.
+    "scan/*": {
+        "model.kind": "scan",
+        "model.text_encoder": "bigru",
+        "model.embed_dim": 1024,
+        "model.word_dim": 300,
+        "model.negative_slope": 0.1,
+        "loss.margin": 0.2,
+        "loss.hinges": "max",
+        "optimizer.learning_rate": 2e-4,
+        "optimizer.max_grad_norm": 2.0,
+        "schedule.batch_size": 128,
+        "schedule.max_epochs": 30,
+        "schedule.lr_step_epochs": 15,
+        "schedule.lr_step_factor": 0.1,
+        "data.min_count": 4,
+        "data.l2_features": False,
+    },
+    "scan/t2i-*": {"model.attention": "t2i", "model.lambda_softmax": 9},
+    "scan/i2t-*": {"model.attention": "i2t", "model.lambda_softmax": 4},
+    "scan/*-avg*": {"model.pooling": "avg"},
+    "scan/t2i-lse*": {"model.pooling": "lse", "model.lambda_lse": 6},
+    "scan/i2t-lse*": {"model.pooling": "lse", "model.lambda_lse": 5},
+    # Those of the reimplementation that reaches the paper's recalls, and Huang et al.'s of their own training.
+    "dan*": {
+        "model.kind": "dan",
+        "model.embed_dim": 512,
+        "model.word_dim": 512,
+        "model.word_vectors": "random",
+        "model.attention_steps": 2,
+        "model.attention_dim": 512,
+        "model.dropout": 0.5,
+        "loss.margin": 100,
+        "loss.hinges": "max",
+        "data.min_count": 2,
+        "data.l2_features": False,
+        "optimizer.weight_decay": 5e-4,
+        **OF_HUANG,
+        "schedule.batches": "tasks",
+    },
+    **{
+        name: {"data.portions": {language: ("comparable",)}}
+        for of_english in ("dan", *(f"scan/{name}" for name in SCAN))
+        for name, language in ((of_english, "en"), (f"{of_english}-de", "de"))
+    },
+    "mlmme*": {
+        "model.kind": "mlmme",
+        "model.embed_dim": 2048,
+        "model.word_dim": 620,
+        "model.word_vectors": "random",
+        "model.hidden_size": 1024,
+        "model.scoring": "dot",
+        "loss.margin": 0.2,
+        "loss.hinges": "sum",
+        "loss.caption_weight": 1.0,
+        "optimizer.learning_rate": 2e-4,
+        "schedule.batches": "images",
+        "schedule.batch_size": 128,
+        "data.portions": BOTH,
+    },
+    "mlmme-general": {"model.scoring": "general"},
+}
 
 
-@pytest.mark.parametrize("name", sorted(KADAR))
-def test_numbers_of_kadar_2018(name):
-    config = resolve(f"kadar2018/{name}")
-    assert (config.model.embed_dim, config.model.word_dim, config.model.shared_encoder, config.model.similarity) == (
-        1024,
-        300,
-        True,
-        "cosine",
-    )
-    assert (config.loss.margin, config.loss.hinges, config.loss.caption_weight, config.loss.sum_warmup_steps) == (
-        0.2,
-        "max",
-        1.0,
-        0,
-    )
-    assert config.schedule.batches == "tasks"
-    assert config.loss.c2c_probability == (0.5 if "c2c" in name else 0)
-    assert (config.optimizer.learning_rate, config.optimizer.betas, config.schedule.patience) == (2e-4, (0.9, 0.999), 10)
-    assert config.schedule.eval_every_steps == (0 if len(config.data.languages) == 1 else 500)
-    assert config.data.images == (
-        "half" if "half" in name or "overlap" in name else "disjoint" if "disjoint" in name else "all"
-    )
-    one = name.startswith(("bi-comparable", "multi-comparable")) or "one-caption" in name
-    assert config.data.captions_per_image == ("one" if one else "all")
-
-
-@pytest.mark.parametrize(
-    ("name", "portions"),
-    [
-        ("bilingual", {"en": "comparable", "de": "comparable"}),
-        ("bi-translation", {"en": "translation", "de": "translation"}),
-        ("monolingual-translation-cs", {"cs": "translation"}),
-        ("multi-translation", {"en": "translation", "de": "translation", "fr": "translation", "cs": "translation"}),
-        ("multilingual-fr", {"en": "translation", "de": "translation", "fr": "translation", "cs": "translation"}),
-        ("multi-comparable", {"en": "comparable", "de": "comparable", "fr": "translation", "cs": "translation"}),
-        ("multilingual-comparable-c2c-cs", {"en": "comparable", "de": "comparable", "fr": "translation", "cs": "translation"}),
-    ],
-)
-def test_portions_of_kadar_2018(name, portions):
-    assert resolve(f"kadar2018/{name}").data.portions == {language: (portion,) for language, portion in portions.items()}
-
-
-@pytest.mark.parametrize("language", ["en", "de"])
-@pytest.mark.parametrize("name", SCAN)
-def test_numbers_of_scan(name, language):
-    config = resolve(f"scan/{name}" if language == "en" else f"scan/{name}-de")
-    model, (lambda_softmax, lambda_lse) = config.model, SCAN[name]
-    assert f"{model.attention}-{model.pooling}" == name
-    assert model.lambda_softmax == lambda_softmax
-    assert lambda_lse in (None, model.lambda_lse)
-    assert (model.kind, model.text_encoder, model.embed_dim, model.word_dim, model.negative_slope) == (
-        "scan",
-        "bigru",
-        1024,
-        300,
-        0.1,
-    )
-    assert (config.loss.margin, config.loss.hinges) == (0.2, "max")
-    assert (config.optimizer.learning_rate, config.optimizer.max_grad_norm) == (2e-4, 2.0)
-    schedule = config.schedule
-    assert (schedule.batch_size, schedule.max_epochs, schedule.lr_step_epochs, schedule.lr_step_factor) == (128, 30, 15, 0.1)
-    assert config.data.portions == {language: ("comparable",)}
-    assert (config.data.min_count, config.data.l2_features) == (4, False)
-
-
-@pytest.mark.parametrize("language", ["en", "de"])
-def test_numbers_of_dan(language):
-    """Those of the reimplementation that reaches the paper's recalls, and Huang et al.'s of their own training."""
-    config = resolve("dan" if language == "en" else "dan-de")
-    assert config.model == DanConfig(
-        embed_dim=512, word_dim=512, word_vectors="random", attention_steps=2, attention_dim=512, dropout=0.5
-    )
-    assert (config.loss.margin, config.loss.hinges, config.data.min_count, config.data.l2_features) == (100, "max", 2, False)
-    assert (config.optimizer.learning_rate, config.optimizer.weight_decay, config.optimizer.name) == (2e-4, 5e-4, "adamw")
-    schedule, own = config.schedule, resolve("huang2019/mha-d").schedule
-    assert schedule == replace(own, batches="tasks")
-    assert config.data.portions == {language: ("comparable",)}
-
-
-@pytest.mark.parametrize("scoring", ["dot", "general"])
-def test_numbers_of_mlmme(scoring):
-    config = resolve("mlmme" if scoring == "dot" else "mlmme-general")
-    assert config.model == MlmmeConfig(embed_dim=2048, word_dim=620, word_vectors="random", hidden_size=1024, scoring=scoring)
-    assert (config.loss.margin, config.loss.hinges, config.loss.caption_weight) == (0.2, "sum", 1.0)
-    assert (config.optimizer.learning_rate, config.schedule.batches, config.schedule.batch_size) == (2e-4, "images", 128)
-    assert config.data.portions == {"en": ("comparable",), "de": ("comparable",)}
+@pytest.mark.parametrize("name", [name for name in preset_names() if name != "demo" and not name.startswith("vsepp")])
+def test_numbers_of_the_papers(name):
+    config = resolve(name)
+    found, expected = {**dict(leaves(config)), "model.kind": config.model.kind}, {}
+    for pattern, numbers in NUMBERS.items():
+        expected |= numbers if fnmatchcase(name, pattern) else {}
+    assert {key: found[key] for key in expected} == expected
 
 
 def test_a_binary_file_is_refused(tmp_path):
@@ -486,26 +480,3 @@ def test_an_unreadable_file_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("pathlib.Path.read_bytes", denied)
     with pytest.raises(UsageError, match=r"x\.toml' cannot be read \(Permission denied\)"):
         resolve(str(tmp_path / "x.toml"))
-
-
-def test_an_epoch_of_gella_is_five_epochs_of_the_named_implementation():
-    assert resolve("gella2017/pivot-sym").schedule.max_epochs == 20
-
-
-@pytest.mark.parametrize("name", sorted(HUANG))
-def test_numbers_of_huang_2019(name):
-    config = resolve(f"huang2019/{name}")
-    start = {"mha-d-fasttext": "finetuned", "mha-d-bert": "precomputed"}.get(name, "random")
-    width = 768 if name == "mha-d-bert" else 300
-    assert config.model == MhaDConfig(
-        embed_dim=512, word_dim=width, word_vectors=start, num_heads=3, attention_dim=512, context_dim=512
-    )
-    assert config.data.portions == {"en": ("comparable",), "de": ("comparable",)}
-    loss = config.loss
-    assert (loss.margin, loss.hinges, loss.caption_weight, loss.diversity_margin) == (0.2, "max", 0.6, 0.1)
-    assert loss.diversity_weight == (0.0 if name == "mha" else 1.0)
-    optimizer, schedule = config.optimizer, config.schedule
-    assert (optimizer.learning_rate, optimizer.weight_decay, optimizer.max_grad_norm) == (2e-4, 1e-6, 2.0)
-    assert optimizer.name == "adamw"
-    assert (schedule.batches, schedule.batch_size, schedule.max_epochs, schedule.patience) == ("images", 128, 20, 0)
-    assert (schedule.lr_step_epochs, schedule.lr_step_factor, schedule.monitor_languages) == (15, 0.1, ())

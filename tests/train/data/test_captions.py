@@ -16,7 +16,6 @@ from schemas.errors import DatasetError, UsageError
 from tests.train.trainings import CONFIG, assert_equal, weights
 from train.config.sections import from_toml
 from train.data.captions import (
-    ByImage,
     Captions,
     caption_pairs,
     disjoint_halves,
@@ -275,16 +274,6 @@ def test_without_a_second_language_there_are_no_pairs(captions, languages):
     assert len(caption_pairs(chosen)) == 0
 
 
-def test_captions_by_image(captions):
-    by_image = ByImage.of(captions)
-    assert by_image.counts.tolist() == np.transpose(list(COUNTS.values())).tolist()
-    for image in range(5):
-        for language in range(4):
-            start, count = by_image.starts[image, language], by_image.counts[image, language]
-            expected = np.flatnonzero((captions.images == image) & (captions.languages == language))
-            assert by_image.rows[start : start + count].tolist() == expected.tolist()
-
-
 def keys(captions: Captions) -> list[tuple[str, str, str, int]]:
     return [
         (
@@ -368,12 +357,6 @@ def test_disjoint_halves(bilingual):
     english, german = images_of(chosen, "en"), images_of(chosen, "de")
     assert (len(english), len(german), len(english & german), len(chosen)) == (500, 500, 0, 5000)
     assert english == images_of(half_of_images(bilingual, 3), "en")
-
-
-@pytest.mark.slow
-def test_disjoint_halves_need_two_languages(bilingual, new_captions):
-    with pytest.raises(UsageError, match="divided between two languages, but there are 1: en"):
-        disjoint_halves(new_captions([("a", "en", "comparable", 0, [1])]), 0)
 
 
 @pytest.mark.slow

@@ -15,8 +15,6 @@ from schemas.features import FeatureSpec
 from train.data.feature_checks import find_feature_outliers
 from train.data.features import (
     extractor_fingerprint,
-    feature_spec,
-    in_use,
     missing_images,
     read_features,
     shard_features,
@@ -50,13 +48,7 @@ def test_rows_come_in_the_requested_order(features, tmp_path, dtype, l2, mapped)
     result = read_features(dataset, ids, l2=l2, **arguments)
     assert isinstance(result.stored, np.memmap) == mapped
     assert result.stored.dtype == dtype  # Nothing is held twice as wide as it is stored.
-    assert (result.array.dtype, result.array.shape, result.shape, result.width, len(result)) == (
-        np.float32,
-        (17, 6),
-        (17, 6),
-        6,
-        17,
-    )
+    assert (result.array.dtype, result.array.shape, result.shape, len(result)) == (np.float32, (17, 6), (17, 6), 17)
     for number, image_id in enumerate(ids):
         values = by_id[image_id].astype(np.float64)
         norm = sum(value**2 for value in values) ** 0.5
@@ -80,15 +72,10 @@ def test_a_batch_has_the_bits_that_all_at_once_have(new_dataset, tmp_path, width
         assert features[np.arange(7, 39)].tobytes() == expected[7:39].tobytes()
 
 
-def test_a_feature_of_zeros_stays_zero(features):
-    dataset, _ = features()
-    assert read_features(dataset, [IDS[3]], l2=True).array.tolist() == [[0] * 6]
-
-
 def test_several_features_of_an_image_stay_apart(features):
     dataset, by_id = features(spec=FeatureSpec("toy", (2, 3)))
     result = read_features(dataset, IDS[:3], l2=True)
-    assert (result.array.shape, result.width) == ((3, 2, 3), 3)
+    assert result.array.shape == (3, 2, 3)
     for row, image_id in zip(result.array, IDS, strict=False):
         values = by_id[image_id].reshape(2, 3)
         np.testing.assert_allclose(row, values / np.linalg.norm(values, axis=1, keepdims=True), rtol=2e-7)
@@ -246,18 +233,6 @@ def test_vectors_have_no_mask(toy):
     assert read_features(dataset, dataset.image_ids()[:3]).mask(slice(None)) is None
 
 
-def test_one_copy_is_mapped(write, tmp_path):
-    dataset, _ = write()
-    first = read_features(dataset, FULL[:4], memory_map=tmp_path / "cache")
-    [path] = (tmp_path / "cache").iterdir()
-    stamp = path.stat().st_mtime_ns
-    again = read_features(dataset, FULL[2:], l2=True, memory_map=tmp_path / "cache")
-    assert [path.stat().st_mtime_ns] == [stamp for path in (tmp_path / "cache").iterdir()]
-    assert str(first.stored.filename) == str(again.stored.filename) == str(again.counts.filename) == str(path)
-    # Values, norms and numbers of 12 images, behind a header.
-    assert 0 < path.stat().st_size - 12 * (3 * 2 * 2 + 3 * 4 + 4) <= 256
-
-
 def test_what_is_mapped_is_pickled_as_its_path(write, tmp_path):
     dataset, _ = write()
     read = read_features(dataset, FULL, l2=True, memory_map=tmp_path / "cache")
@@ -336,12 +311,3 @@ def test_padding_is_not_odd(write, tmp_path, mapped):
     found = find_feature_outliers("train", read_features(dataset, FULL, **arguments), FULL)
     assert (found.images, found.zero_features, found.norm_outliers, found.example) == (9, 1, 2, "image-05")
     assert 1.4 < found.median < 2.9
-
-
-def test_other_kinds(toy):
-    with pytest.raises(DatasetError, match="holds encoded, expected features or regions: give the folder of the features"):
-        feature_spec(open_dataset(toy.captions))
-
-
-def test_the_first_ones_are_in_use():
-    assert in_use(np.array([0, 2, 3]), 3).tolist() == [[False] * 3, [True, True, False], [True] * 3]

@@ -45,11 +45,6 @@ def test_without_a_vocabulary(toy):
     assert data.fingerprints["vocabulary"] == open_dataset(toy.vocabulary).fingerprint
 
 
-def test_features_have_length_one_on_request(toy):
-    data = open_data(toy.captions, toy.features, split="val", l2=True)
-    np.testing.assert_allclose((data.features.array**2).sum(1), 1, rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("arguments", "regime"),
     [

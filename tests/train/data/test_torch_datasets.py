@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import subprocess
 import sys
 from collections import Counter
@@ -10,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader
 
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, UsageError
@@ -189,21 +188,6 @@ def test_unit_vectors(toy, regions, tmp_path, folder, mapped):
         vectors = np.array(expected[key_of(pair)][name]).reshape(pair[name].shape)
         norms = np.sqrt((vectors**2).sum(-1, keepdims=True))
         np.testing.assert_allclose(pair[name], vectors / np.where(norms > 0, norms, 1), rtol=1e-6)
-
-
-def test_mapped_features_are_used_again_and_are_not_pickled(toy, tmp_path):
-    pairs = PairDataset(toy.captions, toy.features, memory_map=tmp_path)
-    [path] = tmp_path.iterdir()
-    stamp = path.stat().st_mtime_ns
-    again = PairDataset(toy.captions, toy.features, memory_map=tmp_path)
-    assert path.stat().st_mtime_ns == stamp
-    data = pickle.dumps(again)
-    values = open_dataset(toy.features).numpy()
-    assert values[0].tobytes() not in data
-    copy = pickle.loads(data)
-    for one, other in zip(pairs, copy, strict=True):
-        assert key_of(one) == key_of(other)
-        assert np.array_equal(one["feature"], other["feature"])
 
 
 def test_features_that_do_not_fit_into_memory(toy, monkeypatch, tmp_path):
@@ -402,11 +386,6 @@ def test_a_batch_of_tokens_and_of_regions(toy, regions, tokens):
     assert batch["features"].shape == (2, 3, 2)
     assert batch["boxes"].shape == (2, 3, 4)
     assert batch["num_regions"].dtype == torch.int64
-
-
-def test_torchs_own_collation_takes_pairs_of_the_same_length(toy):
-    pair = PairDataset(toy.captions, toy.features)[0]
-    assert default_collate([pair, pair])["feature"].shape == (2, 8)
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------

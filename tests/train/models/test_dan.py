@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.train.models.equations import batch_of, both_ways, drawn, gradcheck_model
+from tests.train.models.equations import batch_of, both_ways, drawn
 from train.config.models import DanConfig
 from train.models.catalogue import build_model
 from train.models.dan import AttentionSteps, Dan, Dropout
@@ -121,36 +121,6 @@ def test_steps_are_those_of_the_equations(mapped, steps):
         np.testing.assert_allclose(weights[row].detach(), shares, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("seed", range(15))
-@pytest.mark.parametrize("mapped", [True, False])
-def test_what_is_absent_changes_nothing(mapped, seed):
-    rng, module = np.random.default_rng(seed), attention(mapped=mapped)
-    mask = torch.from_numpy(rng.random((7, 6)) < rng.choice([0.3, 0.8]))
-    items = torch.from_numpy(rng.standard_normal((7, 6, 5)))
-    items[~mask] = torch.tensor(rng.choice([np.nan, np.inf, 1e6, 0.5], (int((~mask).sum()), 5)))
-    items.requires_grad_()
-    together, weights = module(Encoded(items, mask)), module.weights(Encoded(items, mask))
-    assert not weights.transpose(1, 2)[~mask].any()
-    for row in range(7):
-        if mask[row].any():
-            alone = module(Encoded(items[row][mask[row]][None]))[0]
-            torch.testing.assert_close(together[row], alone, rtol=0, atol=1e-12)
-        else:
-            assert not together[row].any()
-    together.sum().backward()
-    assert all(parameter.grad.isfinite().all() for parameter in module.parameters())
-    assert not items.grad[~mask].any()
-    assert items.grad.isfinite().all()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mapped", [True, False])
-def test_gradients(mapped):
-    module, items = attention(mapped=mapped, spread=1.0), torch.randn(2, 4, 5, dtype=torch.float64, requires_grad=True)
-    mask = torch.arange(4) < torch.tensor([[4], [2]])
-    assert gradcheck_model(module, lambda items: module(Encoded(items, mask)), items)
-
-
 def test_dropout_is_for_training_alone():
     module, items = attention(mapped=True, dropout=0.5), Encoded(torch.randn(7, 6, 5, dtype=torch.float64))
     first, second = module(items), module(items)
@@ -226,12 +196,3 @@ def test_attention_weights_make_the_embeddings(model):
         torch.testing.assert_close(
             contexts[step + 1], (model.attention.maps[step + 1].weight @ pooled[step]).tanh(), rtol=0, atol=1e-12
         )
-
-
-def test_a_search_among_vectors_finds_what_scores_do(model):
-    """Joint vectors are all that scores need: an index of inner products ranks as they do."""
-    images = model.encode_images(ImageBatch(torch.randn(20, 6, 8, dtype=torch.float64)))
-    caption = model.encode_captions(batch_of([[1, 4, 5, 2]]), "en")
-    stored = Encoded(images.values.detach().clone())
-    by_index = (stored.values.numpy() * caption.values[0].detach().numpy()).sum(1).argsort()[::-1]
-    assert by_index.tolist() == model.scores(stored, caption)[:, 0].argsort(descending=True).tolist()

@@ -25,7 +25,6 @@ from train.models.encoders import (
     ImageEncoder,
     PrecomputedTokens,
     SentenceEncoder,
-    SentenceEncoders,
     WordEmbedding,
     embedding_parameters,
     freeze_word_embeddings,
@@ -71,16 +70,6 @@ def test_words_start_uniform_in_a_tenth():
     assert words.mean().abs() < 0.002
 
 
-def test_a_sentence_is_the_state_after_its_last_token_in_any_batch():
-    torch.manual_seed(0)
-    encoder = sentence_encoder(9, 5, 6)
-    captions = [[1, 4, 2], [1, 4, 5, 6, 2], [1, 2], [1, 4, 2]]
-    together = encoder(batch_of(captions))
-    for row, caption in enumerate(captions):
-        torch.testing.assert_close(together[row], encoder(batch_of([caption]))[0], rtol=1e-6, atol=1e-7)
-    assert torch.equal(together[0], together[3])
-
-
 def test_an_unshared_encoder_has_only_the_words_of_its_language():
     torch.manual_seed(0)
     encoder = sentence_encoder(9, 5, 6, ids=[0, 1, 2, 3, 5, 7])
@@ -92,12 +81,6 @@ def test_an_unshared_encoder_has_only_the_words_of_its_language():
     captions = [[1, 5, 2], [1, 7, 8, 2], [1, 4, 2]]
     known = [[1, 5, 2], [1, 7, 3, 2], [1, 3, 2]]
     torch.testing.assert_close(encoder(batch_of(captions)), whole(batch_of(known)))
-
-
-def test_the_state_holds_only_trained_parameters():
-    encoder = sentence_encoder(9, 5, 6, ids=[0, 1, 2, 3, 5])
-    assert set(encoder.state_dict()) == {name for name, _ in encoder.named_parameters()}
-    assert list(encoder.state_dict()) == ["words.weight", *(f"reader.gru.{name}" for name in torch.nn.GRU(5, 6).state_dict())]
 
 
 @pytest.mark.parametrize("kind", [FinalStateGRU, BidirectionalLSTM])
@@ -119,27 +102,11 @@ def test_a_gpu_reads_and_learns_the_same_from_the_same_parameters(kind, monkeypa
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
 
 
-def test_a_reader_starts_with_the_values_of_torchs():
-    torch.manual_seed(0)
-    reader = FinalStateGRU(5, 60)
-    torch.manual_seed(0)
-    for ours, theirs in zip(reader.parameters(), torch.nn.GRU(5, 60).parameters(), strict=True):
-        assert torch.equal(ours, theirs)
-        assert 0.1 < ours.abs().max() <= 60**-0.5
-
-
 @pytest.mark.parametrize("by_itself", [True, False])
 def test_no_captions_have_no_states(by_itself, monkeypatch):
     monkeypatch.setattr(encoders_module, "uses_packed_rnn", lambda device: by_itself)
     empty = replace(batch_of(CAPTIONS), rows=np.zeros(0, int))
     assert FinalStateGRU(5, 6)(WordEmbedding(9, 5), empty).values.shape == (0, 6)
-
-
-def test_only_words_that_occur_have_a_gradient():
-    torch.manual_seed(0)
-    encoder = sentence_encoder(9, 5, 6)
-    encoder(batch_of([[1, 4, 4, 2], [1, 6, 2]])).sum().backward()
-    assert encoder.words.weight.grad.abs().sum(1).nonzero().flatten().tolist() == [1, 2, 4, 6]
 
 
 def test_ids_without_unknown_are_refused():
@@ -257,17 +224,6 @@ def test_encoders_of_every_kind_keep_their_names_and_initial_weights(kind, share
     assert model.modules_by_language() == (
         {"sentences.0": ("en", "de")} if shared else {"sentences.0": ("en",), "sentences.1": ("de",)}
     )
-
-
-def test_the_encoder_of_a_language():
-    dimensions = Dimensions(("en", "de"), 9, (7,), {"de": (0, 1, 2, 3, 5)})
-    own, shared = (SentenceEncoders(dimensions, 4, lambda: FinalStateGRU(4, 6), shared=shared) for shared in (False, True))
-    assert own.of("de") is own[1]
-    assert [len(encoder.words.weight) for encoder in own] == [9, 5]
-    assert shared.of("de") is shared.of("en") is shared[0]
-    for encoders in (own, shared):
-        with pytest.raises(ValueError, match=r"language is 'fr', expected one of \('en', 'de'\)"):
-            encoders.of("fr")
 
 
 WORDS = WordVectors(
