@@ -4,7 +4,7 @@ from extractors.base import Description, Extractor, RegionExtractor
 from extractors.catalogue import CatalogueEntry, ExtractorModule, entries, names
 from extractors.images.decoding import MAX_PIXELS, REASONS, DecodeError, decode
 from extractors.options import ExtractorOptions, RegionOptions
-from extractors.request import ExtractorRequest, describe, load, spec
+from extractors.request import ExtractorRequest, load
 
 __all__ = [
     "MAX_PIXELS",
@@ -19,9 +19,7 @@ __all__ = [
     "RegionExtractor",
     "RegionOptions",
     "decode",
-    "describe",
     "entries",
     "load",
     "names",
-    "spec",
 ]

@@ -38,7 +38,10 @@ class Bottleneck(nn.Module):
         self.conv3 = nn.Conv2d(width, outgoing, kernel_size=1, bias=False)
         self.bn3 = nn.BatchNorm2d(outgoing)
         self.relu = nn.ReLU(inplace=True)
-        self.downsample = _projection(channels, outgoing, stride) if stride != 1 or channels != outgoing else None
+        self.downsample: nn.Module | None = None
+        if stride != 1 or channels != outgoing:
+            projection = nn.Conv2d(channels, outgoing, kernel_size=1, stride=stride, bias=False)
+            self.downsample = nn.Sequential(projection, nn.BatchNorm2d(outgoing))
 
     def forward(self, maps: Tensor) -> Tensor:
         """Compute maps: ``[B, C, H, W]`` to ``[B, 4 * width, H / stride, W / stride]``, not negative."""
@@ -82,21 +85,14 @@ class ResNet(nn.Module):
         return found
 
 
-def resnet50(weights: None = None) -> ResNet:
-    """Build ResNet50 with random weights; the argument is there because torchvision's function has one."""
+def resnet50() -> ResNet:
+    """Build ResNet50 with random weights."""
     return ResNet((3, 4, 6, 3))
 
 
-def resnet152(weights: None = None) -> ResNet:
-    """Build ResNet152 with random weights; the argument is there because torchvision's function has one."""
+def resnet152() -> ResNet:
+    """Build ResNet152 with random weights."""
     return ResNet((3, 8, 36, 3))
-
-
-def _projection(channels: int, outgoing: int, stride: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(channels, outgoing, kernel_size=1, stride=stride, bias=False),
-        nn.BatchNorm2d(outgoing),
-    )
 
 
 _VGG_STAGES = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))  # Channels and number of convolutions, before each pooling.
@@ -133,11 +129,6 @@ class VGG19(nn.Module):
         """Classify: normalised ``[B, 3, 224, 224]`` to logits ``[B, 1000]``."""
         found: Tensor = self.classifier(self.avgpool(self.features(pixels)).flatten(1))
         return found
-
-
-def vgg19(weights: None = None) -> VGG19:
-    """Build VGG19 with random weights; the argument is there because torchvision's function has one."""
-    return VGG19()
 
 
 def init_weights(model: nn.Module, *, linear_std: float | None = None) -> None:

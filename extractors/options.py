@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from extractors.images.decoding import DECODING
 from schemas.errors import UsageError
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from extractors.weights.resolve import Weights
 
 
-BACKENDS = ("torchvision", "detectron2")
+Backend = Literal["torchvision", "detectron2"]
 _REGIONS = "Regions"
 MAX_REGIONS = 300
 """The detector proposes at most this many boxes per image."""
@@ -25,15 +25,6 @@ class RegionOptions:
     """Which regions of an image are kept, what their classes are called, and what computes them.
 
     The defaults are the fixed 36 of bottom-up attention; its adaptive set has 10 to 100.
-
-    Attributes:
-        min_regions: least number of regions of an image: the best by score if too few reach the threshold.
-        max_regions: greatest number of regions of an image.
-        score_threshold: regions whose best surviving class has at least this score are kept.
-        class_names: text file with the names of the classes, one per line, for people who look at the dataset; None for none.
-        attribute_names: likewise for the attributes.
-        backend: ``torchvision`` (needs no compiling) or ``detectron2`` (if that is installed).
-        half_backbone: in the precisions bf16 and fp16, compute the backbone in 16 bits, too, which moves the proposals.
 
     Raises:
         UsageError: a value is out of range.
@@ -51,7 +42,7 @@ class RegionOptions:
     ] = None
     attribute_names: Annotated[str | None, Opt("Names of the attributes, e.g. attributes_vocab.txt.", panel=_REGIONS)] = None
     backend: Annotated[
-        Literal["torchvision", "detectron2"],
+        Backend,
         Opt("The library that computes the regions; torchvision by default.", panel=_REGIONS),
     ] = "torchvision"
     half_backbone: Annotated[
@@ -67,8 +58,8 @@ class RegionOptions:
             )
         if not 0 <= self.score_threshold <= 1:
             raise UsageError(f"--score-threshold is {self.score_threshold}, expected a probability from 0 to 1")
-        if self.backend not in BACKENDS:
-            raise UsageError(f"--backend is {self.backend!r}, expected one of {', '.join(BACKENDS)}")
+        if self.backend not in get_args(Backend):
+            raise UsageError(f"--backend is {self.backend!r}, expected one of {', '.join(get_args(Backend))}")
         if self.half_backbone and self.backend == "detectron2":
             raise UsageError(
                 "--half-backbone does not work with detectron2's models: leave it out, or pass --backend torchvision"
@@ -90,7 +81,7 @@ class ExtractorOptions:
     """What is asked of an extractor besides its weights and its device.
 
     Attributes:
-        spec: name, shape and type of the feature, from `extractors.spec`.
+        spec: name, shape and type of the feature, from `ExtractorRequest.spec`.
         precision: one of `extractors.computing.devices.PRECISIONS`.
         compile: whether the model runs through ``torch.compile``.
         regions: which regions are kept, for an extractor of regions.

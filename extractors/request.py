@@ -52,21 +52,14 @@ class ExtractorRequest:
     Attributes:
         name: one of `names`, or ``timm:NAME`` with the name of one of timm's models, e.g. ``timm:resnet18.a1_in1k``. Without the
             part behind the dot it is the model's default there; the spec always has the full name. Or
-            ``detectron2:CONFIG+WEIGHTS`` with the paths of a config file and a checkpoint of detectron2, see
-            `extractors.regions.detectron2_backend.stock_models`.
-        weights: ``default`` (torchvision's or timm's of that name, downloaded once; ``vgg19-10crop-caffe`` has none), the path of
-            a file of ``torch.save`` or safetensors, told by its content (``vgg19-10crop-caffe`` and ``faster-rcnn-36`` also read
-            Caffe's, the latter every release of its detector), its ``gs://``, ``s3://``, ``http://`` or ``https://`` address
-            (fetched once per machine), or ``random:SEED`` (untrained). ``PATH#NAME`` takes one of several sets of weights in a
-            file, e.g. ``checkpoint.pth.tar#model_ema``.
-        precision: ``fp32`` or ``bf16``; on a GPU also ``tf32`` and ``fp16``.
-        compile: run the model through ``torch.compile``, see `extractors.computing.compile`; not for regions on a CPU. The
-            last digits of the features may differ, so it is part of the fingerprint.
-        regions: which regions to keep, for an extractor of regions; None for its defaults.
-        dtype: type in which features are returned and stored, ``float32`` or ``float16``; they are computed in float32 and then
-            rounded. An image with a feature beyond the range of float16 becomes a failure.
-        unpooled: of ``timm:NAME``, make the map before the pooling, as ``[H * W, D]`` in row-major order, instead of one vector.
-        keep_crops: of the extractors of ten crops, keep the features of the crops apart, as ``[10, D]``, instead of their mean.
+            ``detectron2:CONFIG+WEIGHTS`` with the paths of a config file and a checkpoint of detectron2.
+        weights: ``default`` are torchvision's or timm's of that name, of which ``vgg19-10crop-caffe`` has none. The format of a
+            file is told by its content. An address is fetched once per machine.
+        compile: not for regions on a CPU. The last digits of the features may differ, so it is part of the fingerprint.
+        regions: for an extractor of regions; None for its defaults.
+        dtype: features are computed in float32 and then rounded; beyond the range of float16 the image becomes a failure.
+        unpooled: the map is ``[H * W, D]`` in row-major order.
+        keep_crops: the crops are ``[10, D]``.
     """
 
     name: Annotated[
@@ -200,26 +193,6 @@ class ExtractorRequest:
     def _weights_key(self, module: ExtractorModule, settings: ExtractorOptions) -> tuple[object, ...]:
         """Return what decides which weights are found."""
         return module, settings.spec.name, self.weights
-
-
-def spec(name: str, *, dtype: DType = "float32", unpooled: bool = False, keep_crops: bool = False) -> FeatureSpec:
-    """Return name, shape and type of the feature that an extractor makes, see `ExtractorRequest.spec`."""
-    return ExtractorRequest(name, dtype=dtype, unpooled=unpooled, keep_crops=keep_crops).spec()
-
-
-def describe(
-    name: str,
-    *,
-    weights: str = "default",
-    precision: str = "fp32",
-    compile: bool = False,  # noqa: A002
-    regions: RegionOptions | None = None,
-    dtype: DType = "float32",
-    unpooled: bool = False,
-    keep_crops: bool = False,
-) -> Description:
-    """Describe what `load` would make of the same arguments, see `ExtractorRequest.describe`."""
-    return ExtractorRequest(name, weights, precision, compile, regions, dtype, unpooled, keep_crops).describe()
 
 
 def load(

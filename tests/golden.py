@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 import extractors
+from extractors import ExtractorRequest
 from pipelines.demo.run import write_scenes
 from pipelines.exchange.importing import import_features
 from pipelines.exchange.jobs import ImportJob
@@ -46,7 +47,7 @@ EXTRACTORS: dict[str, dict[str, Any]] = {
     "timm": {"name": "timm:test_resnet.r160_in1k"},
     "timm grid": {"name": "timm:test_resnet.r160_in1k", "unpooled": True},
 }
-"""Arguments of `extractors.describe`, beside untrained weights."""
+"""Arguments of an `ExtractorRequest`, beside untrained weights."""
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -143,7 +144,7 @@ def datasets_of(group: str, root: Path) -> dict[str, dict[str, str]]:
 
 def describe(name: str) -> dict[str, Any]:
     """Return the parameters of an entry of `EXTRACTORS`, untrained."""
-    parameters = extractors.describe(**EXTRACTORS[name], weights="random:0").parameters
+    parameters = ExtractorRequest(**EXTRACTORS[name], weights="random:0").describe().parameters
     return json.loads(json.dumps(parameters))
 
 

@@ -36,7 +36,7 @@ _RELUS = (F.relu, torch.relu)
 
 
 def trace_and_fold(model: nn.Module) -> fx.GraphModule:
-    """Return a network, trace, with each batch norm folded into the convolution before it; the model is changed, too.
+    """Return a network, traced, with each batch norm folded into the convolution before it; the model is changed, too.
 
     Args:
         model: in evaluation, on the CPU, in float32. Its forward must not depend on values.
@@ -47,7 +47,7 @@ def trace_and_fold(model: nn.Module) -> fx.GraphModule:
 
 
 def fold_norms(graph: fx.GraphModule) -> int:
-    """Fold each batch norm of a trace network into the convolution before it, in place, and return how many there were."""
+    """Fold each batch norm of a traced network into the convolution before it, in place, and return how many there were."""
     layers = dict(graph.named_modules())
     calls = Counter(node.target for node in graph.graph.nodes)
     count = 0
@@ -65,7 +65,7 @@ def fold_norms(graph: fx.GraphModule) -> int:
 
 
 def trace(model: nn.Module) -> fx.GraphModule:
-    """Return a network, trace, without layers that do nothing. Its forward must not depend on values."""
+    """Return a network, traced, without layers that do nothing. Its forward must not depend on values."""
     graph = fx.symbolic_trace(model)
     layers = dict(graph.named_modules())
     for node in list(graph.graph.nodes):
@@ -267,7 +267,7 @@ def infer_shapes(graph: fx.GraphModule, shape: tuple[int, ...], dtype: torch.dty
     """Return the shape of what each node makes, by the names of the nodes; nodes that make no tensor are left out.
 
     Args:
-        graph: a trace network of one input.
+        graph: a traced network of one input.
         shape: ``[B, C, H, W]`` of the input.
         dtype: of the input.
     """

@@ -83,10 +83,7 @@ class FasterRCNNRegions(RegionExtractor):
         self._device = device
         self._precision = settings.precision
         self._limits = BatchLimits()
-        with torch.device("meta"):
-            model = build()
-        model.load_state_dict(weights.state, assign=True)
-        model.eval().requires_grad_(False)
+        model = ARCHITECTURE.load(weights)
         fold_norms(model)
         # This stage is most of the work; in 16 bits the rest would move the proposals, and with them the boxes kept.
         model.head.dtype = cast_layers(model.head.layer4, settings.precision)

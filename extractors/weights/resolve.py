@@ -39,18 +39,25 @@ class Architecture:
     """A model, and the weights that the name of an extractor stands for.
 
     Attributes:
-        build: a function as torchvision's, e.g. `extractors.networks.resnet50`; called as ``build(weights=None)``.
+        build: makes the model with random weights, e.g. `extractors.networks.resnet50`.
         default: one of `extractors.networks`; None if it has none.
         refused: first digits of the SHA-256 of files that fit but are wrong, each with the reason.
         read: reads a set of weights in a file into names and tensors; names that the model lacks are an error afterwards.
         without_default: if ``default`` is None, what to pass instead and where to get it.
     """
 
-    build: Callable[..., nn.Module]
+    build: Callable[[], nn.Module]
     default: Any = None
     refused: Mapping[str, str] = field(default_factory=dict)
     read: Callable[[Path, Choice], dict[str, Tensor]] = read_state
     without_default: str = ""
+
+    def load(self, weights: Weights) -> Any:
+        """Build the model around the tensors of weights, which are not copied, for inference."""
+        with torch.device("meta"):
+            model = self.build()
+        model.load_state_dict(weights.state, assign=True)
+        return model.eval().requires_grad_(False)
 
     @property
     def file_name(self) -> str:
@@ -219,14 +226,14 @@ def _random_weights(request: str, architecture: Architecture) -> Weights:
     seed = int(text)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # what torch.manual_seed does, for the CPU alone
-        state = architecture.build(weights=None).state_dict()
+        state = architecture.build().state_dict()
     return Weights(state, random=f"random:{seed}")
 
 
 def _expected_state(architecture: Architecture) -> dict[str, Tensor]:
     """Return the names, shapes and types of the model, without memory for values."""
     with torch.device("meta"):
-        return architecture.build(weights=None).state_dict()
+        return architecture.build().state_dict()
 
 
 STORED_SECONDS = 60.0

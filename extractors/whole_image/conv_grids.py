@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from extractors.base import Description
 from extractors.fixed_size import CenterCropExtractor
 from extractors.images.preprocessing import Preprocessing
-from extractors.networks import RESNET152_WEIGHTS, VGG19_WEIGHTS, resnet152, vgg19
+from extractors.networks import RESNET152_WEIGHTS, VGG19, VGG19_WEIGHTS, resnet152
 from extractors.options import ExtractorOptions
 from extractors.weights.checkpoints import Choice, read_state
 from extractors.weights.resolve import Architecture, Weights, resolve_weights
@@ -66,16 +66,16 @@ class Variant:
     has_norms: bool = False
 
 
-def _vgg19(weights: None = None) -> nn.Module:
+def _vgg19() -> nn.Module:
     """Build VGG19 without its fully connected layers; the others keep their random values."""
-    model = vgg19(weights)
+    model = VGG19()
     model.classifier = nn.Sequential()
     return model
 
 
-def _resnet152(weights: None = None) -> nn.Module:
+def _resnet152() -> nn.Module:
     """Build ResNet152 without its fully connected layer; the others keep their random values."""
-    model = resnet152(weights)
+    model = resnet152()
     model.fc = nn.Identity()
     return model
 
@@ -127,10 +127,7 @@ class FeatureMapExtractor(CenterCropExtractor):
 
     def __init__(self, settings: ExtractorOptions, weights: Weights, device: torch.device) -> None:
         variant = VARIANTS[settings.spec.name]
-        with torch.device("meta"):
-            model = variant.architecture.build(weights=None)
-        model.load_state_dict(weights.state, assign=True)
-        trunk = variant.trunk(model)
+        trunk = variant.trunk(variant.architecture.load(weights))
         super().__init__(describe(settings, weights), trunk, PREPROCESSING, settings, device, _FORWARD_IMAGES)
 
     def features(self, maps: Tensor) -> Tensor:

@@ -44,9 +44,7 @@ class ResNet50Pool(CenterCropExtractor):
     """
 
     def __init__(self, settings: ExtractorOptions, weights: Weights, device: torch.device) -> None:
-        with torch.device("meta"):
-            model = ARCHITECTURE.build(weights=None)
-        model.load_state_dict(weights.state, assign=True)
+        model = ARCHITECTURE.load(weights)
         layers = OrderedDict((name, layer) for name, layer in model.named_children() if name not in ("avgpool", "fc"))
         super().__init__(describe(settings, weights), nn.Sequential(layers), PREPROCESSING, settings, device)
 

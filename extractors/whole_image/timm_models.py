@@ -157,7 +157,7 @@ def find_weights(spec: FeatureSpec, request: str) -> Weights:
     name = spec.name.removeprefix(_PREFIX)
     if request == "default":
         return Weights(_download(name).state_dict())
-    return resolve_weights(request, Architecture(build=lambda weights: _build(name), read=partial(_read, name=name)))
+    return resolve_weights(request, Architecture(build=partial(_build, name), read=partial(_read, name=name)))
 
 
 def describe(settings: ExtractorOptions, weights: Weights) -> Description:

@@ -42,7 +42,7 @@ from extractors.computing.devices import cast_layers, precision_context, upload
 from extractors.computing.fusion import optimize_for_inference, trace_and_fold
 from extractors.computing.oom import BatchLimits, run_with_oom_retry
 from extractors.images.preprocessing import CROPS, Normalizer, Preprocessing, resized_pixels, ten_crop
-from extractors.networks import VGG19_WEIGHTS, vgg19
+from extractors.networks import VGG19, VGG19_WEIGHTS
 from extractors.options import ExtractorOptions
 from extractors.weights.caffemodel import read_layers
 from extractors.weights.checkpoints import Choice, format_of, read_state
@@ -63,9 +63,9 @@ _LAYERS |= {"fc6": "classifier.0", "fc7": "classifier.3"}
 _OLD_NAMES = {"classifier.1": "classifier.0", "classifier.4": "classifier.3"}
 
 
-def build(weights: None = None) -> nn.Module:
+def build() -> nn.Module:
     """Build VGG19 without its last layer, which no feature needs; the other layers keep their random values."""
-    model = vgg19(weights)
+    model = VGG19()
     model.classifier = model.classifier[:5]
     return model
 
@@ -180,10 +180,7 @@ class VGG19TenCrop(Extractor):
         self._limits = BatchLimits()
         self._precision = settings.precision
         self._separate = settings.keep_crops
-        with torch.device("meta"):
-            model: Any = build()
-        model.load_state_dict(weights.state, assign=True)
-        model.eval().requires_grad_(False)
+        model = self._variant.architecture.load(weights)
         self._dtype = cast_layers(model, settings.precision)
         shape = (FORWARD_CROPS, 3, self._variant.preprocessing.crop, self._variant.preprocessing.crop)
         self._convolutions: Any = optimize_for_inference(

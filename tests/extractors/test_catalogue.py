@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import extractors
+from extractors import ExtractorRequest
 from extractors.base import Description
 from schemas.errors import UsageError
 from schemas.features import FeatureSpec
@@ -16,19 +17,19 @@ def test_names_and_specs():
     assert "resnet50-pool" in extractors.names()
     assert list(extractors.names()) == sorted(extractors.names())
     for name in extractors.names():
-        assert extractors.spec(name).name == name
-        assert extractors.ExtractorRequest(name).spec() == extractors.spec(name)
-    assert extractors.spec("resnet50-pool").shape == (2048,)
+        assert ExtractorRequest(name).spec().name == name
+        assert ExtractorRequest(name).spec() == ExtractorRequest(name).spec()
+    assert ExtractorRequest("resnet50-pool").spec().shape == (2048,)
 
 
-@pytest.mark.parametrize("function", [extractors.spec, extractors.describe, extractors.load])
-def test_unknown_name(function):
+@pytest.mark.parametrize("method", [ExtractorRequest.spec, ExtractorRequest.describe, ExtractorRequest.load])
+def test_unknown_name(method):
     with pytest.raises(UsageError, match=r"there is no extractor 'resnet'; choose one of .*resnet50-pool"):
-        function("resnet")
+        method(ExtractorRequest("resnet"))
 
 
 def test_importing_the_package_loads_neither_torch_nor_pillow():
-    code = "import extractors, sys; extractors.names(); extractors.spec('resnet50-pool'); "
+    code = "import extractors, sys; extractors.names(); extractors.ExtractorRequest('resnet50-pool').spec(); "
     code += "print([m for m in ('torch', 'torchvision', 'PIL', 'safetensors', 'apache_beam') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -57,7 +58,7 @@ def test_fingerprint_is_of_the_parameters_alone_and_not_of_their_order():
 @pytest.mark.parametrize("name", extractors.names())
 def test_the_catalogue_says_what_the_extractor_does(name):
     (entry,) = (entry for entry in extractors.entries() if entry.name == name)
-    description = extractors.describe(name, weights="random:0")
+    description = ExtractorRequest(name, weights="random:0").describe()
     assert (entry.kind, entry.shape, entry.dtype) == (description.kind, description.spec.shape, description.spec.dtype)
     assert entry.preprocessing == description.parameters["transform"]
     assert entry.source == description.spec.source
@@ -100,8 +101,8 @@ def test_the_catalogue_has_every_name_and_both_families():
 )
 def test_a_request_means_the_same_to_a_process_in_another_folder(tmp_path, monkeypatch, name, weights, files, sent):
     monkeypatch.chdir(tmp_path)
-    request = extractors.ExtractorRequest(name, weights, "bf16", True, extractors.RegionOptions(max_regions=50))
+    request = ExtractorRequest(name, weights, "bf16", True, extractors.RegionOptions(max_regions=50))
     assert request.files() == files
     located = request.located()
     paths = [text.replace("{}", str(tmp_path)) for text in sent]
-    assert located == extractors.ExtractorRequest(*paths, "bf16", True, extractors.RegionOptions(max_regions=50))
+    assert located == ExtractorRequest(*paths, "bf16", True, extractors.RegionOptions(max_regions=50))

@@ -10,12 +10,12 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from extractors.networks import RESNET50_WEIGHTS, RESNET152_WEIGHTS, VGG19_WEIGHTS, ResNet, resnet50, resnet152, vgg19
+from extractors.networks import RESNET50_WEIGHTS, RESNET152_WEIGHTS, VGG19, VGG19_WEIGHTS, ResNet, resnet50, resnet152
 
 PAIRS = [
     pytest.param(resnet50, torchvision.models.resnet50, id="resnet50", marks=[pytest.mark.slow, pytest.mark.cluster]),
     pytest.param(resnet152, torchvision.models.resnet152, id="resnet152", marks=[pytest.mark.slow, pytest.mark.cluster]),
-    pytest.param(vgg19, torchvision.models.vgg19, id="vgg19", marks=[pytest.mark.slow, pytest.mark.cluster]),
+    pytest.param(VGG19, torchvision.models.vgg19, id="vgg19", marks=[pytest.mark.slow, pytest.mark.cluster]),
 ]
 
 
@@ -23,16 +23,16 @@ def built(build: Callable[..., nn.Module], seed: int = 3) -> tuple[nn.Module, Te
     """Return a network, and the state of torch's generator after its weights were drawn."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return build(weights=None).eval(), torch.random.get_rng_state()
+        return build().eval(), torch.random.get_rng_state()
 
 
 @pytest.mark.slow
 def test_small_residual_networks_equal_torchvisions():
     """Of one block a stage, and of two; the big ones are made of the same."""
     for blocks in ((1, 1, 1, 1), (2, 1, 2, 1)):
-        ours, after = built(lambda weights, blocks=blocks: ResNet(blocks))
+        ours, after = built(lambda blocks=blocks: ResNet(blocks))
         theirs, expected = built(
-            lambda weights, blocks=blocks: torchvision.models.ResNet(torchvision.models.resnet.Bottleneck, list(blocks))
+            lambda blocks=blocks: torchvision.models.ResNet(torchvision.models.resnet.Bottleneck, list(blocks))
         )
         assert_equal(ours, theirs, (2, 3, 65, 50))
         assert torch.equal(after, expected)
@@ -56,11 +56,11 @@ def assert_equal(ours: nn.Module, theirs: nn.Module, shape: tuple[int, ...]) -> 
         assert torch.equal(ours(pixels), theirs(pixels))
 
 
-@pytest.mark.parametrize("build", [resnet50, resnet152, vgg19])
+@pytest.mark.parametrize("build", [resnet50, resnet152, VGG19])
 def test_on_the_meta_device_nothing_is_drawn(build):
     before = torch.random.get_rng_state()
     with torch.device("meta"):
-        model = build(weights=None)
+        model = build()
     assert all(values.is_meta for values in model.state_dict().values())
     assert torch.equal(torch.random.get_rng_state(), before)
 

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-import extractors
+from extractors import ExtractorRequest
 from extractors.base import Description, Extractor
 from extractors.images.preprocessing import Normalizer
 from extractors.options import ExtractorOptions
@@ -52,15 +52,15 @@ def pixels(count, height, width):
 
 def load(name, precision, device):
     """Load an extractor whose weights are zeros: neither drawn nor hashed, which takes seconds."""
-    spec = extractors.spec(name)
+    spec = ExtractorRequest(name).spec()
     with torch.device("meta"):
         if name.startswith("timm:"):
             module, model = timm_models, timm_models._build(spec.name.removeprefix("timm:"))
         elif name == "resnet50-pool":
-            module, model = resnet50, resnet50.ARCHITECTURE.build(weights=None)
+            module, model = resnet50, resnet50.ARCHITECTURE.build()
         else:
             module = vgg19 if "10crop" in name else conv_grids
-            model = module.VARIANTS[name].architecture.build(weights=None)
+            model = module.VARIANTS[name].architecture.build()
     weights = Weights({key: torch.zeros(value.shape, dtype=value.dtype) for key, value in model.state_dict().items()})
     weights.__dict__["sha256"] = "0" * 64
     return module.load(ExtractorOptions(spec, precision), weights, device)
@@ -95,7 +95,7 @@ def test_a_batch_keeps_its_budget(name, precision):
 
 @pytest.mark.slow
 def test_features_are_those_of_the_cpu():
-    request = extractors.ExtractorRequest("timm:resnet18", weights="random:0")
+    request = ExtractorRequest("timm:resnet18", weights="random:0")
     batch = pixels(2, 224, 224)
     expected = request.load("cpu").extract(batch)
     with pretended_gpu():
@@ -121,7 +121,7 @@ def test_crops_are_averaged_to_the_bits_of_the_cpu():
     values = torch.rand(2 * 10, 4096, generator=torch.Generator().manual_seed(0)) * 1000
     found = []
     extractor = vgg19.VGG19TenCrop.__new__(vgg19.VGG19TenCrop)  # Without the network, which is large.
-    Extractor.__init__(extractor, Description(extractors.spec("vgg19-10crop"), {}))
+    Extractor.__init__(extractor, Description(ExtractorRequest("vgg19-10crop").spec(), {}))
     extractor._connected, extractor._separate = nn.Identity(), False
     for device in (CPU, GPU):
         with pretended_gpu():
@@ -141,7 +141,7 @@ def test_boxes_are_scaled_to_the_bits_of_the_cpu():
 
 @pytest.fixture(scope="module")
 def detector_weights():
-    return faster_rcnn.find_weights(extractors.spec("faster-rcnn-36"), "random:0")
+    return faster_rcnn.find_weights(ExtractorRequest("faster-rcnn-36").spec(), "random:0")
 
 
 @pytest.mark.slow
@@ -152,7 +152,7 @@ def test_regions_keep_their_budget_and_are_those_of_the_cpu(precision, detector_
     monkeypatch.setattr(network, "PROPOSALS", 12)
     coarse = np.random.default_rng(0).integers(0, 256, (7, 9, 3), dtype=np.uint8)
     image = Image.fromarray(coarse).resize(THIN, Image.Resampling.BICUBIC)
-    spec = extractors.spec("faster-rcnn-36")
+    spec = ExtractorRequest("faster-rcnn-36").spec()
     on_cpu = faster_rcnn.load(ExtractorOptions(spec), detector_weights, CPU)
     batch = [on_cpu.preprocess(image), torch.zeros(3, 16, 2000, dtype=torch.uint8)]  # The second has no proposals.
     expected = on_cpu.extract_columns(batch)

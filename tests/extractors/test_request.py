@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import extractors
+from extractors import ExtractorRequest
 from extractors.catalogue import ENTRIES, entry_of
 from extractors.options import ExtractorOptions
-from extractors.request import ExtractorRequest
 from extractors.weights.resolve import Weights
 from schemas.errors import UsageError
 
@@ -47,7 +47,7 @@ def test_the_type_is_part_of_the_spec_and_of_the_fingerprint(name):
     assert half.parameters == {**whole.parameters, "dtype": "float16"}
     assert half.fingerprint != whole.fingerprint
     assert half.spec.to_json() == {**whole.spec.to_json(), "dtype": "float16"}
-    assert ExtractorRequest(name, dtype="float16").spec() == half.spec == extractors.spec(name, dtype="float16")
+    assert ExtractorRequest(name, dtype="float16").spec() == half.spec == ExtractorRequest(name, dtype="float16").spec()
 
 
 @pytest.mark.parametrize("name", [*ENTRIES])
@@ -71,10 +71,10 @@ def test_separate_crops_are_part_of_the_spec_and_of_the_fingerprint(name):
     assert (mean.spec.shape, separate.spec.shape) == ((4096,), (10, 4096))
     assert separate.parameters == {**mean.parameters, "separate": True}
     assert "each of ten crops" in separate.spec.source
-    assert extractors.spec(name, keep_crops=True) == separate.spec
+    assert ExtractorRequest(name, keep_crops=True).spec() == separate.spec
 
 
-@pytest.mark.parametrize("function", [extractors.spec, extractors.describe, extractors.load])
+@pytest.mark.parametrize("method", [ExtractorRequest.spec, ExtractorRequest.describe, ExtractorRequest.load])
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
@@ -96,6 +96,6 @@ def test_separate_crops_are_part_of_the_spec_and_of_the_fingerprint(name):
         ("resnet", {"unpooled": True}, "there is no extractor 'resnet'"),
     ],
 )
-def test_options_that_an_extractor_does_not_have_are_refused(function, name, options, message):
+def test_options_that_an_extractor_does_not_have_are_refused(method, name, options, message):
     with pytest.raises(UsageError, match=message):
-        function(name, **options)
+        method(ExtractorRequest(name, **options))

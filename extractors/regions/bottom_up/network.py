@@ -195,12 +195,8 @@ def pool(maps: Tensor, boxes: Tensor) -> Tensor:
     return pooled
 
 
-def build(weights: None = None) -> Detector:
-    """Build the detector with random weights, see `extractors.regions.bottom_up.network`.
-
-    Args:
-        weights: None; the argument is there because this function is called like those of torchvision.
-    """
+def build() -> Detector:
+    """Build the detector with random weights, see `initialize`."""
     with torch.device("meta"):  # Torch's own initialisation would be thrown away and takes seconds.
         detector = Detector()
     detector.to_empty(device=torch.get_default_device())

@@ -86,7 +86,7 @@ def find_weights(spec: FeatureSpec, request: str) -> Weights:
         )
     cfg = _config(config)
     architecture = Architecture(
-        build=lambda weights: build(cfg), read=partial(_read, cfg=cfg), without_default="name a checkpoint behind the '+'"
+        build=partial(build, cfg), read=partial(_read, cfg=cfg), without_default="name a checkpoint behind the '+'"
     )
     return resolve_weights(weights, architecture)
 

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import extractors
+from extractors import ExtractorRequest
 from extractors.base import warn_once
 from extractors.computing.devices import cache_casts, cast_layers, precision_context, resolve_device, resolve_precision, upload
 from schemas.errors import UsageError
@@ -210,8 +211,8 @@ def test_cast_layers_equals_autocast():
 
 @pytest.mark.slow
 def test_compile_is_part_of_the_fingerprint_and_its_absence_is_not():
-    plain = extractors.describe("resnet50-pool", weights="random:0")
-    compiled = extractors.describe("resnet50-pool", weights="random:0", compile=True)
+    plain = ExtractorRequest("resnet50-pool", weights="random:0").describe()
+    compiled = ExtractorRequest("resnet50-pool", weights="random:0", compile=True).describe()
     assert compiled.parameters == {**plain.parameters, "compiled": True}
     assert compiled.fingerprint != plain.fingerprint
 

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 import extractors
-from extractors import DecodeError, decode
+from extractors import DecodeError, ExtractorRequest, decode
 from extractors.options import ExtractorOptions, RegionOptions
 from extractors.regions import faster_rcnn
 from extractors.regions.bottom_up import network, res5_head
@@ -50,7 +50,7 @@ def _few_proposals(request, monkeypatch):
 
 @pytest.fixture(scope="module")
 def extractor(weights):
-    return FasterRCNNRegions(ExtractorOptions(extractors.spec("faster-rcnn-36")), weights, torch.device("cpu"))
+    return FasterRCNNRegions(ExtractorOptions(ExtractorRequest("faster-rcnn-36").spec()), weights, torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +205,9 @@ def test_adaptive_numbers_of_regions():
 
 
 def on_pretended_gpu(weights, precision="fp32"):
-    return FasterRCNNRegions(ExtractorOptions(extractors.spec("faster-rcnn-36"), precision), weights, torch.device("cuda", 0))
+    return FasterRCNNRegions(
+        ExtractorOptions(ExtractorRequest("faster-rcnn-36").spec(), precision), weights, torch.device("cuda", 0)
+    )
 
 
 @pytest.mark.cluster
@@ -288,7 +290,7 @@ class StandIn(torch.nn.Module):
 
 @pytest.mark.cluster
 def test_in_bfloat16_the_last_stage_is_merged_where_the_processor_has_it(weights, extractor, monkeypatch):
-    settings, cpu = ExtractorOptions(extractors.spec("faster-rcnn-36"), "bf16"), torch.device("cpu")
+    settings, cpu = ExtractorOptions(ExtractorRequest("faster-rcnn-36").spec(), "bf16"), torch.device("cpu")
     monkeypatch.setattr(faster_rcnn, "can_fuse_in", lambda dtype: False)
     plain = FasterRCNNRegions(settings, weights, cpu)
     monkeypatch.setattr(faster_rcnn, "can_fuse_in", lambda dtype: True)
@@ -335,7 +337,9 @@ def test_an_image_with_many_bins_is_as_one_with_few(extractor, monkeypatch):
 def test_half_of_the_backbone_moves_the_proposals_a_little(extractor, weights):
     options = RegionOptions(half_backbone=True)
     half = FasterRCNNRegions(
-        ExtractorOptions(extractors.spec("faster-rcnn-36"), "bf16", regions=options), weights, torch.device("cpu")
+        ExtractorOptions(ExtractorRequest("faster-rcnn-36").spec(), "bf16", regions=options),
+        weights,
+        torch.device("cpu"),
     )
     (found, rough), (expected, fine) = (proposed(e, e.preprocess(picture(*THIN))) for e in (half, extractor))
     assert rough.dtype == torch.float32
@@ -368,19 +372,21 @@ def test_every_stage_goes_on_with_half_the_images(extractor, monkeypatch, stage)
 
 @pytest.mark.slow
 def test_describe_equals_load_and_is_picklable(extractor, weights):
-    description = extractors.describe("faster-rcnn-36", weights="random:0")
+    description = ExtractorRequest("faster-rcnn-36", weights="random:0").describe()
     assert pickle.loads(pickle.dumps(description)) == extractor.description
     assert (description.kind, description.batch_size) == ("regions", 2)
     assert (description.classes, description.attributes) == (1600, 400)
 
     def fingerprint(options: RegionOptions) -> str:
-        return faster_rcnn.describe(ExtractorOptions(extractors.spec("faster-rcnn-36"), regions=options), weights).fingerprint
+        return faster_rcnn.describe(
+            ExtractorOptions(ExtractorRequest("faster-rcnn-36").spec(), regions=options), weights
+        ).fingerprint
 
     for options in (RegionOptions(10, 100), RegionOptions(score_threshold=0.3), RegionOptions(backend="detectron2")):
         assert fingerprint(options) != description.fingerprint
     assert fingerprint(RegionOptions(class_names="names.txt")) == description.fingerprint
     halves = [
-        ExtractorOptions(extractors.spec("faster-rcnn-36"), "bf16", regions=RegionOptions(half_backbone=half))
+        ExtractorOptions(ExtractorRequest("faster-rcnn-36").spec(), "bf16", regions=RegionOptions(half_backbone=half))
         for half in (False, True)
     ]
     assert len({faster_rcnn.describe(settings, weights).fingerprint for settings in halves}) == 2
@@ -393,7 +399,7 @@ def test_wrong_requests_are_refused():
     with pytest.raises(UsageError, match="--compile needs a GPU"):
         extractors.load("faster-rcnn-36", weights="random:0", compile=True)
     with pytest.raises(UsageError, match="but --precision is fp32: pass bf16 or fp16"):
-        extractors.describe("faster-rcnn-36", weights="random:0", regions=RegionOptions(half_backbone=True))
+        ExtractorRequest("faster-rcnn-36", weights="random:0", regions=RegionOptions(half_backbone=True)).describe()
     with pytest.raises(UsageError, match="--half-backbone does not work with detectron2"):
         RegionOptions(half_backbone=True, backend="detectron2")
 

@@ -24,7 +24,7 @@ class Default:
         return "Tiny_Weights.V1"
 
 
-def build(weights: None = None) -> nn.Module:
+def build() -> nn.Module:
     return nn.Sequential(OrderedDict(conv1=nn.Conv2d(3, 4, 3), bn1=nn.BatchNorm2d(4)))
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import extractors
-from extractors import catalogue
+from extractors import ExtractorRequest, catalogue
 from extractors.weights import checkpoints, resolve
 from extractors.weights.resolve import Architecture, resolve_weights
 from schemas.errors import InputError, UsageError
@@ -26,7 +26,7 @@ NAME = "tiny"
 KINDS = ("w.pth", "old.pth", "w.safetensors", "random:3")
 
 
-def build(weights: None = None) -> nn.Module:
+def build() -> nn.Module:
     return nn.Sequential(OrderedDict(conv1=nn.Conv2d(3, 4, 3), bn1=nn.BatchNorm2d(4)))
 
 
@@ -60,7 +60,7 @@ def reads(monkeypatch) -> Counter:
 
         monkeypatch.setattr(owner, name, wrapper)
 
-    def make(weights: None = None) -> nn.Module:
+    def make() -> nn.Module:
         counts["drawn"] += torch.get_default_device().type == "cpu"
         return build()
 
@@ -78,8 +78,8 @@ def reads(monkeypatch) -> Counter:
 
 
 @pytest.fixture(params=KINDS)
-def request_(request, tmp_path) -> extractors.ExtractorRequest:
-    return extractors.ExtractorRequest(NAME, weights=saved(tmp_path, request.param))
+def request_(request, tmp_path) -> ExtractorRequest:
+    return ExtractorRequest(NAME, weights=saved(tmp_path, request.param))
 
 
 def saved(folder: Path, kind: str, seed: int = 0) -> str:
@@ -96,7 +96,7 @@ def saved(folder: Path, kind: str, seed: int = 0) -> str:
     return str(folder / kind)
 
 
-def expected_reads(request_: extractors.ExtractorRequest, times: int) -> dict[str, int]:
+def expected_reads(request_: ExtractorRequest, times: int) -> dict[str, int]:
     kinds = ("hashed", "drawn") if request_.weights.startswith("random:") else ("hashed", "parsed")
     return dict.fromkeys(kinds, times)
 
@@ -112,7 +112,7 @@ def test_describe_and_load_read_once_and_a_second_load_reads_again(request_, rea
 
 
 def test_a_request_takes_only_its_own_weights(tmp_path, reads):
-    extractors.describe(NAME, weights=saved(tmp_path, "a.pth", seed=1))
+    ExtractorRequest(NAME, weights=saved(tmp_path, "a.pth", seed=1)).describe()
     path = saved(tmp_path, "b.pth", seed=2)
     extractor = extractors.load(NAME, weights=path)
     assert reads["parsed"] == 2
@@ -122,18 +122,18 @@ def test_a_request_takes_only_its_own_weights(tmp_path, reads):
 @pytest.mark.parametrize("kind", KINDS[:3])
 def test_a_file_that_changed_after_it_was_described_is_read_again(tmp_path, reads, kind):
     path = saved(tmp_path, kind, seed=1)
-    before = extractors.describe(NAME, weights=path)
+    before = ExtractorRequest(NAME, weights=path).describe()
     Path(path).unlink()
     saved(tmp_path, kind, seed=2)
     after = extractors.load(NAME, weights=path)
     assert reads["hashed"] == 2
     assert after.fingerprint != before.fingerprint
-    assert after.fingerprint == extractors.describe(NAME, weights=path).fingerprint
+    assert after.fingerprint == ExtractorRequest(NAME, weights=path).describe().fingerprint
 
 
 def test_a_file_that_vanished_after_it_was_described_is_missed(tmp_path):
     path = saved(tmp_path, "w.pth")
-    extractors.describe(NAME, weights=path)
+    ExtractorRequest(NAME, weights=path).describe()
     Path(path).unlink()
     with pytest.raises(InputError, match="there is no weights file"):
         extractors.load(NAME, weights=path)
@@ -180,7 +180,7 @@ def test_after_loading_nothing_is_held(request_):
 def test_what_nobody_loads_is_dropped_in_time(tmp_path, monkeypatch, reads):
     monkeypatch.setattr(resolve, "STORED_SECONDS", 0.05)
     path = saved(tmp_path, "w.pth")
-    extractors.describe(NAME, weights=path)
+    ExtractorRequest(NAME, weights=path).describe()
     deadline = time.monotonic() + 20
     while resolve._stored and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -192,13 +192,13 @@ def test_what_nobody_loads_is_dropped_in_time(tmp_path, monkeypatch, reads):
 def test_describing_takes_no_memory_for_mapped_values(tmp_path):
     path = saved(tmp_path, "w.pth")
     assert resolve_weights(path, Architecture(build=build)).mapped
-    extractors.describe(NAME, weights=path)
+    ExtractorRequest(NAME, weights=path).describe()
     with Path("/proc/self/maps").open() as maps:
         assert any(line.rstrip().endswith(path) for line in maps)
 
 
 def test_a_request_can_be_pickled_and_making_one_checks_nothing():
-    request = extractors.ExtractorRequest("no-such", weights="/no/such.pth", regions=extractors.RegionOptions(10, 20))
+    request = ExtractorRequest("no-such", weights="/no/such.pth", regions=extractors.RegionOptions(10, 20))
     assert pickle.loads(pickle.dumps(request)) == request
     with pytest.raises(UsageError, match="there is no extractor 'no-such'"):
         request.describe()

@@ -7,6 +7,7 @@ from safetensors.torch import save_file
 from torchvision import transforms
 
 import extractors
+from extractors import ExtractorRequest
 from extractors.options import ExtractorOptions
 from extractors.weights.resolve import Weights
 from extractors.whole_image.conv_grids import VARIANTS, FeatureMapExtractor
@@ -74,7 +75,7 @@ def test_maps_equal_torchvisions_layers_run_by_hand(pair, images):
 
 def small(name: str, **options) -> FeatureMapExtractor:
     """Make an extractor whose network is a pooling: each cell is the mean of its 32×32 pixels, in the first three values."""
-    settings = ExtractorOptions(extractors.spec(name, **options))
+    settings = ExtractorOptions(ExtractorRequest(name, **options).spec())
     state = {key: torch.zeros(value.shape) for key, value in meta_state(name).items()}
     extractor = FeatureMapExtractor(settings, Weights(state), torch.device("cpu"))
     pad = torch.nn.ConstantPad3d((0, 0, 0, 0, 0, WIDTHS[name] - 3), 0.0)
@@ -84,7 +85,7 @@ def small(name: str, **options) -> FeatureMapExtractor:
 
 def meta_state(name: str) -> dict[str, torch.Tensor]:
     with torch.device("meta"):
-        return VARIANTS[name].architecture.build(weights=None).state_dict()
+        return VARIANTS[name].architecture.build().state_dict()
 
 
 @pytest.mark.slow

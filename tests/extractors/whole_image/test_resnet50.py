@@ -10,6 +10,7 @@ from PIL import Image
 from torchvision import transforms
 
 import extractors
+from extractors import ExtractorRequest
 from extractors.options import ExtractorOptions
 from extractors.weights.resolve import Weights, resolve_weights
 from extractors.whole_image import resnet50
@@ -157,12 +158,12 @@ def test_bf16_is_close_and_another_fingerprint(extractor, crops, features):
 
 @pytest.mark.slow
 def test_describe_equals_load_and_is_picklable(extractor):
-    description = extractors.describe("resnet50-pool", weights="random:0")
+    description = ExtractorRequest("resnet50-pool", weights="random:0").describe()
     assert pickle.loads(pickle.dumps(description)) == extractor.description
     assert description.fingerprint == extractor.fingerprint
-    assert extractors.describe("resnet50-pool", weights="random:1").fingerprint != extractor.fingerprint
+    assert ExtractorRequest("resnet50-pool", weights="random:1").describe().fingerprint != extractor.fingerprint
     with pytest.raises(UsageError, match="precision is 'half'"):
-        extractors.describe("resnet50-pool", weights="random:0", precision="half")
+        ExtractorRequest("resnet50-pool", weights="random:0", precision="half").describe()
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ timm = pytest.importorskip("timm", reason="needs timm: pip install 'imagepivot[t
 from timm.layers import BatchNormAct2d  # noqa: E402
 
 import extractors  # noqa: E402
+from extractors import ExtractorRequest  # noqa: E402
 from extractors.computing.fusion import (  # noqa: E402
     fuse_onednn,
     infer_shapes,
@@ -91,12 +92,12 @@ def test_networks_without_batch_norms_stay_as_they_are(name, grid):
     before = {key: values.clone() for key, values in model.state_dict().items()}
     assert fold_timm_norms(MapModel(model) if grid else model) is None
     assert all(torch.equal(values, before[key]) for key, values in model.state_dict().items())
-    assert "norms" not in extractors.describe(f"timm:{name}", weights="random:0", unpooled=grid).parameters
+    assert "norms" not in ExtractorRequest(f"timm:{name}", weights="random:0", unpooled=grid).describe().parameters
 
 
 def test_the_description_says_whether_norms_are_folded_and_loading_agrees():
     name = "timm:test_resnet.r160_in1k"
-    described = extractors.describe(name, weights="random:0")
+    described = ExtractorRequest(name, weights="random:0").describe()
     assert described.parameters["norms"] == "folded"
     extractor = extractors.load(name, weights="random:0")
     assert extractor.description == described

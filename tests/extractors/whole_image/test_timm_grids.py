@@ -4,6 +4,7 @@ import torch
 from PIL import Image
 
 import extractors
+from extractors import ExtractorRequest
 from schemas.errors import UsageError
 from tests.threads import threads_of_torch
 
@@ -96,13 +97,13 @@ def test_maps_are_the_same_bytes_whatever_the_threads_and_the_batch(name, images
 
 def test_the_grid_is_part_of_the_spec_and_of_the_fingerprint():
     name = f"timm:{TRANSFORMER}"
-    pooled, grid = (extractors.describe(name, weights="random:0", unpooled=grid) for grid in (False, True))
+    pooled, grid = (ExtractorRequest(name, weights="random:0", unpooled=grid).describe() for grid in (False, True))
     assert (pooled.spec.shape, grid.spec.shape) == ((64,), (100, 64))
     assert grid.parameters == {**pooled.parameters, "grid": [10, 10]}
     assert grid.spec.name == name
     assert grid.spec.source.endswith("not pooled, 10x10 in row-major order")
     assert grid == extractors.load(name, weights="random:0", unpooled=True).description
-    assert extractors.spec(name, unpooled=True) == grid.spec
+    assert ExtractorRequest(name, unpooled=True).spec() == grid.spec
 
 
 @pytest.mark.slow
@@ -114,4 +115,4 @@ def test_models_without_a_grid_of_known_order_are_refused(name, made):
     with pytest.raises(
         UsageError, match=rf"timm's model '{name}\..*' returns {made} before its pooling, expected a map, or one"
     ):
-        extractors.spec(f"timm:{name}", unpooled=True)
+        ExtractorRequest(f"timm:{name}", unpooled=True).spec()

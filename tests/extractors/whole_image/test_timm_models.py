@@ -8,6 +8,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import extractors
+from extractors import ExtractorRequest
 from extractors.images.decoding import DecodeError
 from extractors.images.preprocessing import cropped_pixels
 from extractors.weights.resolve import state_sha256
@@ -119,9 +120,9 @@ def test_pure_red_reaches_the_first_channel(monkeypatch):
     ],
 )
 def test_spec_has_the_full_name_and_the_width_that_comes_out(model, name, width):
-    spec = extractors.spec(f"timm:{model}")
+    spec = ExtractorRequest(f"timm:{model}").spec()
     assert (spec.name, spec.shape, spec.dtype) == (f"timm:{name}", (width,), "float32")
-    assert extractors.spec(spec.name) == spec
+    assert ExtractorRequest(spec.name).spec() == spec
 
 
 @pytest.mark.parametrize(
@@ -136,22 +137,22 @@ def test_spec_has_the_full_name_and_the_width_that_comes_out(model, name, width)
 )
 def test_unknown_models_are_refused_with_close_names(model, hint):
     with pytest.raises(UsageError, match=hint):
-        extractors.spec(f"timm:{model}")
+        ExtractorRequest(f"timm:{model}").spec()
 
 
 @pytest.mark.slow
 def test_missing_timm_says_what_to_install():
     code = "import sys; sys.modules['timm'] = None\nimport extractors\n"
-    code += "try: extractors.spec('timm:resnet18')\nexcept Exception as error: print(type(error).__name__, error)"
+    code += "try: extractors.load('timm:resnet18')\nexcept Exception as error: print(type(error).__name__, error)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("UsageError extractor 'timm:resnet18' needs the package 'timm'")
     assert "pip install 'imagepivot[timm]'" in done.stdout
 
 
 def test_describe_equals_load_and_a_short_name_the_full_one():
-    description = extractors.describe(TINY, weights="random:0")
+    description = ExtractorRequest(TINY, weights="random:0").describe()
     assert description == extractors.load(TINY, weights="random:0").description
-    assert extractors.describe("timm:test_resnet", weights="random:0").fingerprint == description.fingerprint
+    assert ExtractorRequest("timm:test_resnet", weights="random:0").describe().fingerprint == description.fingerprint
 
 
 # --- weights -----------------------------------------------------------------------------------------------------------
@@ -194,7 +195,7 @@ def test_names_of_the_models_origin_are_translated_by_timm(tmp_path):
         old[name] = value
     assert "downsample_layers.1.0.weight" in old
     torch.save({"model": old}, tmp_path / "w.pth")
-    found = timm_models.find_weights(extractors.spec("timm:convnext_atto"), str(tmp_path / "w.pth"))
+    found = timm_models.find_weights(ExtractorRequest("timm:convnext_atto").spec(), str(tmp_path / "w.pth"))
     assert sorted(found.state) == sorted(state)
     assert all(torch.equal(found.state[name], state[name]) for name in state)
 
@@ -226,7 +227,7 @@ def test_default_weights_are_timms_and_the_same_as_those_of_a_file(monkeypatch, 
     assert parameters["weights"] == {"sha256": state_sha256(trained.state_dict())}
     assert parameters["untrained"] is False
     save_file(trained.state_dict(), tmp_path / "model.safetensors")
-    assert extractors.describe(TINY, weights=str(tmp_path / "model.safetensors")).parameters == parameters
+    assert ExtractorRequest(TINY, weights=str(tmp_path / "model.safetensors")).describe().parameters == parameters
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError("An error happened while trying"), RuntimeError("No pretrained weights")])
@@ -240,7 +241,7 @@ def test_no_network_says_how_to_pass_a_file(monkeypatch, error):
 
     monkeypatch.setattr(timm_models.timm, "create_model", create)
     with pytest.raises(InputError, match=rf"cannot get timm's weights of '{MODELS[1]}' .*pass it with --weights PATH"):
-        extractors.describe(TINY)
+        ExtractorRequest(TINY).describe()
 
 
 # --- limits ------------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torchvision import transforms
 
 import extractors
+from extractors import ExtractorRequest
 from extractors.computing.cpu_parallel import run_single_threaded
 from extractors.options import ExtractorOptions
 from extractors.weights.resolve import Weights, resolve_weights, state_sha256
@@ -47,7 +48,9 @@ def images(photos) -> list[Image.Image]:
 @pytest.fixture(scope="module")
 def loaded(weights) -> dict[str, VGG19TenCrop]:
     """Both extractors, sharing the memory of their weights."""
-    return {name: VGG19TenCrop(ExtractorOptions(extractors.spec(name)), weights, torch.device("cpu")) for name in VARIANTS}
+    return {
+        name: VGG19TenCrop(ExtractorOptions(ExtractorRequest(name).spec()), weights, torch.device("cpu")) for name in VARIANTS
+    }
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +138,7 @@ def separate(loaded, weights):
     """A function that returns an extractor of separate crops with the layers of the loaded one."""
 
     def make(name: str, **options) -> VGG19TenCrop:
-        settings = ExtractorOptions(extractors.spec(name, keep_crops=True, **options), keep_crops=True)
+        settings = ExtractorOptions(ExtractorRequest(name, keep_crops=True, **options).spec(), keep_crops=True)
         extractor = VGG19TenCrop(settings, weights, torch.device("cpu"))
         extractor._convolutions, extractor._connected = loaded[name]._convolutions, loaded[name]._connected
         return extractor
@@ -480,19 +483,19 @@ def test_caffemodel_of_another_net_is_refused_with_names(tmp_path):
     with pytest.raises(
         InputError, match=r"no weight and bias for 3 layers of VGG19 \(conv3_4, conv4_4, conv5_4\), but conv1_1"
     ):
-        extractors.describe("vgg19-10crop-caffe", weights=str(tmp_path / "w.caffemodel"))
+        ExtractorRequest("vgg19-10crop-caffe", weights=str(tmp_path / "w.caffemodel")).describe()
 
 
 def test_caffemodel_is_refused_for_torchvisions_extractor(tmp_path):
     (tmp_path / "w.caffemodel").write_bytes(b"\x0a\x03net")
     with pytest.raises(InputError, match=r"is a Caffe model, .*: use vgg19-10crop-caffe with it"):
-        extractors.describe("vgg19-10crop", weights=str(tmp_path / "w.caffemodel"))
+        ExtractorRequest("vgg19-10crop", weights=str(tmp_path / "w.caffemodel")).describe()
 
 
 def test_caffemodel_and_state_dict_give_the_same_weights(tmp_path):
     state = without_last(tiny_state())
     model = SimpleNamespace(state_dict=lambda: state)
-    architecture = replace(VARIANTS["vgg19-10crop-caffe"].architecture, build=lambda weights: model)
+    architecture = replace(VARIANTS["vgg19-10crop-caffe"].architecture, build=lambda: model)
     values = iter(state.values())
     layers = {name: [next(values).numpy(), next(values).numpy()] for name in CAFFE_NAMES[:-1]}
     (tmp_path / "w.caffemodel").write_bytes(net(layers, old=True))
@@ -529,14 +532,14 @@ def test_weights_of_another_vgg_are_named(tmp_path):
     names = ("features.1.running_mean", "features.34.weight")
     torch.save({name: torch.zeros(1) for name in names}, tmp_path / "w.pth")
     with pytest.raises(InputError, match="These look like VGG with batch norm weights"):
-        extractors.describe("vgg19-10crop", weights=str(tmp_path / "w.pth"))
+        ExtractorRequest("vgg19-10crop", weights=str(tmp_path / "w.pth")).describe()
 
 
 @pytest.mark.slow
 def test_bf16_is_close_and_another_fingerprint(weights, loaded, pixels):
     name = "vgg19-10crop"
     copied = Weights(dict(weights.state), random=weights.random)
-    half = VGG19TenCrop(ExtractorOptions(extractors.spec(name), precision="bf16"), copied, torch.device("cpu"))
+    half = VGG19TenCrop(ExtractorOptions(ExtractorRequest(name).spec(), precision="bf16"), copied, torch.device("cpu"))
     with torch.inference_mode():
         maps = [e._convolve(e._crops(pixels[name][0])[:1]).expand(10, -1) for e in (half, loaded[name])]
         found, expected = half._connect(maps[0]), loaded[name]._connect(maps[1])

@@ -52,7 +52,7 @@ def test_random_weights_are_the_seeds(detector):
 @pytest.mark.slow
 def test_without_memory_there_are_shapes_alone():
     with torch.device("meta"):
-        state = build(weights=None).state_dict()
+        state = build().state_dict()
     assert {tensor.device.type for tensor in state.values()} == {"meta"}
 
 

@@ -4,6 +4,7 @@ import torch
 from PIL import Image
 
 import extractors
+from extractors import ExtractorRequest
 from extractors.options import RegionOptions
 from extractors.regions.bottom_up.network import build
 from schemas.errors import UsageError
@@ -113,7 +114,7 @@ def test_anchors_of_the_weights_are_used(tmp_path):
 @pytest.mark.slow
 def test_the_backend_is_in_the_parameters_and_in_nothing_else():
     found, expected = (
-        extractors.describe(NAME, weights="random:0", regions=RegionOptions(backend=name))
+        ExtractorRequest(NAME, weights="random:0", regions=RegionOptions(backend=name)).describe()
         for name in ("detectron2", "torchvision")
     )
     assert found.parameters == expected.parameters | {"backend": "detectron2"}
@@ -123,4 +124,4 @@ def test_the_backend_is_in_the_parameters_and_in_nothing_else():
 
 def test_compiling_is_refused():
     with pytest.raises(UsageError, match=r"--compile does not work with detectron2's models.*--backend torchvision"):
-        extractors.describe(NAME, weights="random:0", compile=True, regions=RegionOptions(backend="detectron2"))
+        ExtractorRequest(NAME, weights="random:0", compile=True, regions=RegionOptions(backend="detectron2")).describe()

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-import extractors
+from extractors import ExtractorRequest
 from extractors.options import RegionOptions
 from schemas.errors import InputError, UsageError
 
@@ -18,18 +18,18 @@ def _without_detectron2(monkeypatch):
     monkeypatch.setitem(sys.modules, "detectron2", None)
 
 
-@pytest.mark.parametrize("function", [extractors.describe, extractors.load])
-def test_the_backend_says_how_to_install_it(function):
+@pytest.mark.parametrize("method", [ExtractorRequest.describe, ExtractorRequest.load])
+def test_the_backend_says_how_to_install_it(method):
     with pytest.raises(UsageError, match=f"'faster-rcnn-36' with detectron2 needs the package {HOW}"):
-        function("faster-rcnn-36", weights="random:0", regions=RegionOptions(backend="detectron2"))
+        method(ExtractorRequest("faster-rcnn-36", weights="random:0", regions=RegionOptions(backend="detectron2")))
 
 
-@pytest.mark.parametrize("function", [extractors.spec, extractors.describe, extractors.load])
-def test_models_of_detectron2s_say_so_too(function):
+@pytest.mark.parametrize("method", [ExtractorRequest.spec, ExtractorRequest.describe, ExtractorRequest.load])
+def test_models_of_detectron2s_say_so_too(method):
     with pytest.raises(UsageError, match=rf"'detectron2:a\.yaml\+b\.pth' with detectron2 needs the package {HOW}"):
-        function("detectron2:a.yaml+b.pth")
+        method(ExtractorRequest("detectron2:a.yaml+b.pth"))
 
 
 def test_the_other_backend_does_without():
     with pytest.raises(InputError, match=r"no weights file 'nowhere\.pth'"):
-        extractors.describe("faster-rcnn-36", weights="nowhere.pth", regions=RegionOptions(backend="torchvision"))
+        ExtractorRequest("faster-rcnn-36", weights="nowhere.pth", regions=RegionOptions(backend="torchvision")).describe()

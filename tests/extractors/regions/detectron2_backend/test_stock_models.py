@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 import extractors
+from extractors import ExtractorRequest
 from extractors.options import RegionOptions
 from schemas.errors import InputError, UsageError
 from tests.threads import threads_of_torch
@@ -183,10 +184,10 @@ def test_a_pickle_of_arrays_is_the_same_model(config, checkpoint, tmp_path):
 
 
 def test_what_describes_it_and_what_does_not(config, checkpoint, tmp_path):
-    description = extractors.describe(name(config, checkpoint))
+    description = ExtractorRequest(name(config, checkpoint)).describe()
     assert (description.kind, description.spec.name, description.spec.shape) == ("regions", "detectron2:mine-36", (36, 128))
-    assert extractors.describe(name(config, checkpoint), regions=KEPT).spec.name == "detectron2:mine-4-20"
-    assert extractors.spec(name(config, checkpoint)).shape == (36, 128)
+    assert ExtractorRequest(name(config, checkpoint), regions=KEPT).describe().spec.name == "detectron2:mine-4-20"
+    assert ExtractorRequest(name(config, checkpoint)).spec().shape == (36, 128)
     assert not description.parameters["untrained"]
     assert description.parameters["config"]["INPUT"] == {
         "FORMAT": description.parameters["config"]["INPUT"]["FORMAT"],
@@ -202,10 +203,14 @@ def test_what_describes_it_and_what_does_not(config, checkpoint, tmp_path):
     moved.mkdir()
     for file in ("base.yaml", "mine.yaml", "model_final.pth"):
         (moved / file).write_bytes((tmp_path / file).read_bytes())
-    assert extractors.describe(name(moved / "mine.yaml", moved / "model_final.pth")).fingerprint == description.fingerprint
+    assert (
+        ExtractorRequest(name(moved / "mine.yaml", moved / "model_final.pth")).describe().fingerprint == description.fingerprint
+    )
     (moved / "base.yaml").write_text(BASE.replace("PRE_NMS_TOPK_TEST: 500", "PRE_NMS_TOPK_TEST: 400"))
-    assert extractors.describe(name(moved / "mine.yaml", moved / "model_final.pth")).fingerprint != description.fingerprint
-    assert extractors.describe(name(config, "random:5")).parameters["untrained"]
+    assert (
+        ExtractorRequest(name(moved / "mine.yaml", moved / "model_final.pth")).describe().fingerprint != description.fingerprint
+    )
+    assert ExtractorRequest(name(config, "random:5")).describe().parameters["untrained"]
 
 
 def test_a_path_may_hold_a_plus(config, checkpoint, tmp_path):
@@ -213,7 +218,9 @@ def test_a_path_may_hold_a_plus(config, checkpoint, tmp_path):
     folder.mkdir()
     for file in ("base.yaml", "mine.yaml", "model_final.pth"):
         (folder / file).write_bytes((tmp_path / file).read_bytes())
-    found, expected = (extractors.describe(name(c, c.with_name("model_final.pth"))) for c in (folder / "mine.yaml", config))
+    found, expected = (
+        ExtractorRequest(name(c, c.with_name("model_final.pth"))).describe() for c in (folder / "mine.yaml", config)
+    )
     assert (found.fingerprint, found.spec.name) == (expected.fingerprint, expected.spec.name)
 
 
@@ -222,7 +229,7 @@ def test_a_path_may_hold_a_plus(config, checkpoint, tmp_path):
 )
 def test_another_form_of_name_is_refused(wrong):
     with pytest.raises(UsageError, match=r"expected detectron2:CONFIG\+WEIGHTS"):
-        extractors.spec(wrong)
+        ExtractorRequest(wrong).spec()
 
 
 @pytest.mark.parametrize(
@@ -246,7 +253,7 @@ def test_models_of_other_kinds_are_refused(tmp_path, text, message):
     path = tmp_path / "other.yaml"
     path.write_text(text)
     with pytest.raises(UsageError, match=message):
-        extractors.spec(name(path, "random:0"))
+        ExtractorRequest(name(path, "random:0")).spec()
 
 
 @pytest.mark.parametrize(
@@ -263,26 +270,26 @@ def test_broken_configs_are_refused_and_nothing_in_them_is_run(tmp_path, text, m
     path = tmp_path / "broken.yaml"
     path.write_text(text)
     with pytest.raises(InputError, match=f"(?s)the config file .*broken.yaml.* is {message}"):
-        extractors.spec(name(path, "random:0"))
+        ExtractorRequest(name(path, "random:0")).spec()
 
 
 def test_missing_files_are_named(config, tmp_path):
     with pytest.raises(InputError, match=r"no config file '.*nowhere\.yaml'"):
-        extractors.spec(name(tmp_path / "nowhere.yaml", "random:0"))
+        ExtractorRequest(name(tmp_path / "nowhere.yaml", "random:0")).spec()
     with pytest.raises(InputError, match=r"no weights file '.*nowhere\.pth'"):
-        extractors.describe(name(config, tmp_path / "nowhere.pth"))
+        ExtractorRequest(name(config, tmp_path / "nowhere.pth")).describe()
     with pytest.raises(InputError, match=r"no default weights .*name a checkpoint behind the '\+'"):
-        extractors.describe(name(config, "default"))
+        ExtractorRequest(name(config, "default")).describe()
 
 
 def test_weights_are_given_once(config, checkpoint):
     with pytest.raises(UsageError, match=r"weights are given twice, 'random:0' and '.*model_final\.pth'"):
-        extractors.describe(name(config, checkpoint), weights="random:0")
+        ExtractorRequest(name(config, checkpoint), weights="random:0").describe()
 
 
 def test_compiling_is_refused(config):
     with pytest.raises(UsageError, match="--compile does not work with detectron2's models"):
-        extractors.describe(name(config, "random:0"), compile=True)
+        ExtractorRequest(name(config, "random:0"), compile=True).describe()
 
 
 def test_weights_of_another_model_are_refused(config, checkpoint):
@@ -290,23 +297,23 @@ def test_weights_of_another_model_are_refused(config, checkpoint):
     del content["model"]["backbone.stem.conv1.weight"]
     torch.save(content, checkpoint)
     with pytest.raises(InputError, match=r"not this model's: 1 missing: backbone\.stem\.conv1\.weight"):
-        extractors.describe(name(config, checkpoint))
+        ExtractorRequest(name(config, checkpoint)).describe()
 
 
 def test_anchors_of_old_checkpoints_must_be_the_configs(config, checkpoint):
     content = torch.load(checkpoint, weights_only=True)
     corners = [(s / r**0.5 / 2, s * r**0.5 / 2) for s in (16, 32, 64) for r in (0.5, 1, 2)]
     anchors = torch.tensor([(-x, -y, x, y) for x, y in corners])
-    expected = extractors.describe(name(config, checkpoint))
+    expected = ExtractorRequest(name(config, checkpoint)).describe()
     content["model"]["proposal_generator.anchor_generator.cell_anchors.0"] = anchors
     content["model"]["pixel_mean"] = torch.zeros(3, 1, 1)
     torch.save(content, checkpoint)
-    found = extractors.describe(name(config, checkpoint))
+    found = ExtractorRequest(name(config, checkpoint)).describe()
     assert found.parameters | {"weights": None} == expected.parameters | {"weights": None}
     anchors *= 2
     torch.save(content, checkpoint)
     with pytest.raises(InputError, match=r"trained with anchors .*set MODEL\.ANCHOR_GENERATOR as it was in training"):
-        extractors.describe(name(config, checkpoint))
+        ExtractorRequest(name(config, checkpoint)).describe()
 
 
 @pytest.mark.gpu
