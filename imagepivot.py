@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from extractors import RegionOptions as RegionOptions
     from extractors import decode, entries, load, names
     from pipelines.datasets.comparison import compare_datasets as compare_datasets
-    from pipelines.datasets.pictures import read_pictures as read_pictures
-    from pipelines.datasets.viewing import draw_view as draw_view
+    from pipelines.datasets.view import draw_view as draw_view
+    from pipelines.datasets.view import read_pictures as read_pictures
     from pipelines.exchange.exporting import export_dataset as export_dataset
     from pipelines.exchange.importing import import_features as import_features
     from pipelines.exchange.jobs import ExportJob as ExportJob

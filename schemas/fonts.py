@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import unicodedata
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+T = TypeVar("T")
 
 _FOLDERS = (
     *("/usr/share/fonts", "/usr/local/share/fonts", "~/.local/share/fonts", "~/.fonts"),
@@ -17,6 +24,8 @@ _EXTENSIONS = (".ttf", ".otf", ".ttc")
 _STYLES = ("bold", "black", "light", "thin", "italic", "oblique", "mono", "serif")
 _CJK = ("CJK", "IDEOGRAPHIC", "FULLWIDTH", "HALFWIDTH", "BOPOMOFO", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "HANGUL")
 """The first words of names of characters that one font has."""
+
+_MISSING = re.compile(r"Glyph (\d+) .*missing from")
 
 
 class FontWarning(UserWarning):
@@ -33,6 +42,57 @@ def font_files() -> list[str]:
         if name.lower().endswith(_EXTENSIONS)
     ]
     return sorted(paths, key=lambda path: (any(style in Path(path).name.lower() for style in _STYLES), path))
+
+
+def draw_with_fonts(figure: Figure, draw: Callable[[], T]) -> T:
+    """Return what a function draws of a figure of matplotlib's; fonts of this machine have the characters that its own lacks.
+
+    Warns once of each script that no font has.
+    """
+    drawing, missing = _draw(draw)
+    if missing and (families := _families_of(missing)):
+        from matplotlib.text import Text
+
+        for text in figure.findobj(Text):
+            text.set_fontfamily([*text.get_fontfamily(), *families])
+        drawing, missing = _draw(draw)
+    warn_of_missing_glyphs(missing)
+    return drawing
+
+
+def _draw(draw: Callable[[], T]) -> tuple[T, set[str]]:
+    """Return a drawing, and the characters that its fonts lack, of which matplotlib warns one by one."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings("always", _MISSING.pattern)
+        drawing = draw()
+    missing = set()
+    for warning in caught:
+        if match := _MISSING.match(str(warning.message)):
+            missing.add(chr(int(match[1])))
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    return drawing, missing
+
+
+def _families_of(characters: Collection[str]) -> list[str]:
+    """Return families of this machine's fonts that have characters; matplotlib's own list may be older than a font."""
+    from matplotlib.font_manager import fontManager
+    from matplotlib.ft2font import FT2Font
+
+    remaining, families = set(characters), []
+    for path in font_files():
+        try:
+            font = FT2Font(path)
+        except (OSError, RuntimeError):
+            continue
+        present = {character for character in remaining if font.scalable and font.get_char_index(ord(character))}
+        if present:
+            fontManager.addfont(path)
+            families.append(font.family_name)
+            remaining -= present
+        if not remaining:
+            break
+    return families
 
 
 def warn_of_missing_glyphs(characters: Iterable[str]) -> None:

@@ -32,6 +32,7 @@ ALLOWED = {"schemas": {*sys.stdlib_module_names, "numpy", "pyarrow", "schemas"}}
 EXCEPTIONS = {
     "pipelines/__init__.py": {"imagepivot"},
     **{f"pipelines/commands/{name}.py": {"train"} for name in ("app", "demo", "training")},
+    "schemas/fonts.py": {"matplotlib"},  # Loaded to draw text.
     "schemas/console/progress.py": {"rich"},  # Loaded to draw on a terminal.
     "schemas/console/tables.py": {"rich"},
     "schemas/storage/s3.py": {"botocore", "obstore"},  # Loaded for objects in S3, where they are installed.

@@ -114,7 +114,7 @@ def view(job: ViewJob) -> None:
     Regions are drawn as boxes with the names, or the ids, of their class and attribute and the score; for other extractors the
     crops that the model saw: ten for VGG19, else the centre.
     """
-    from pipelines.datasets.viewing import draw_view
+    from pipelines.datasets.view import draw_view
 
     description = draw_view(job)
     console.print(f"{escape(job.output)}: {escape(description)}", highlight=False, soft_wrap=True)

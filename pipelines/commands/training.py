@@ -271,7 +271,7 @@ def figures(job: FiguresJob, reading: ImageOptions = ImageOptions(), log_json: L
     from train.reports.figures import draw_figures
 
     def read(location: str, image_ids: Sequence[str]) -> Mapping[str, Picture]:
-        from pipelines.datasets.pictures import read_pictures
+        from pipelines.datasets.view import read_pictures
 
         return read_pictures(reading.open(location), image_ids)
 

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import io
-import re
-import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.font_manager import fontManager
-from matplotlib.ft2font import FT2Font
 from matplotlib.lines import Line2D
-from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
 from schemas.escapes import escape_text
-from schemas.fonts import font_files, warn_of_missing_glyphs
+from schemas.fonts import draw_with_fonts
 from schemas.storage.folder import Folder
 from train.runs.history import History
 
@@ -117,7 +112,6 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.2, 1.2, 1.2)), (0, (8, 2)))
 _MARKS = 12
 _POINTS_TO_SMOOTH = 60
-_MISSING = re.compile(r"Glyph (\d+) .*missing from")
 
 
 class Style(NamedTuple):
@@ -237,44 +231,14 @@ def save(figure: Figure, folder: Folder, name: str) -> None:
     The same figure gives the same bytes: without the date, and the version of matplotlib, that PDF and SVG files name. Characters
     that matplotlib's font lacks are drawn with fonts of this machine.
     """
-    data, missing = _render(figure, name.rpartition(".")[2])
-    if missing and (families := _families_of(missing)):
-        for text in figure.findobj(Text):
-            text.set_fontfamily([*text.get_fontfamily(), *families])
-        data, missing = _render(figure, name.rpartition(".")[2])
-    warn_of_missing_glyphs(missing)
+    kind = name.rpartition(".")[2]
+    metadata = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}[kind]
+
+    def draw() -> bytes:
+        data = io.BytesIO()
+        figure.savefig(data, format=kind, dpi=200, metadata=metadata)
+        return data.getvalue()
+
+    data = draw_with_fonts(figure, draw)
     with folder.replace(name) as file:
         file.write(data)
-
-
-def _render(figure: Figure, kind: str) -> tuple[bytes, set[str]]:
-    """Return the file of a figure, and the characters that its fonts lack, of which matplotlib warns one by one."""
-    data, metadata = io.BytesIO(), {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}[kind]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.filterwarnings("always", _MISSING.pattern)
-        figure.savefig(data, format=kind, dpi=200, metadata=metadata)
-    missing = set()
-    for warning in caught:
-        if match := _MISSING.match(str(warning.message)):
-            missing.add(chr(int(match[1])))
-        else:
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    return data.getvalue(), missing
-
-
-def _families_of(characters: Collection[str]) -> list[str]:
-    """Return families of this machine's fonts that have characters; matplotlib's own list may be older than a font."""
-    remaining, families = set(characters), []
-    for path in font_files():
-        try:
-            font = FT2Font(path)
-        except (OSError, RuntimeError):
-            continue
-        present = {character for character in remaining if font.scalable and font.get_char_index(ord(character))}
-        if present:
-            fontManager.addfont(path)
-            families.append(font.family_name)
-            remaining -= present
-        if not remaining:
-            break
-    return families

@@ -1,0 +1,346 @@
+"""``imagepivot view``: the regions or crops that the features of an image come from, drawn over the picture; pictures by image id.
+
+matplotlib, which the extra train brings, draws the boxes, and is loaded for them alone.
+"""
+
+from __future__ import annotations
+
+import colorsys
+import difflib
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from PIL import Image
+
+import extractors
+from pipelines.datasets.region_names import RegionNames, named_regions
+from pipelines.inputs.images import ImageSource, open_images
+from pipelines.jobs import ViewJob
+from schemas.dataset import Dataset, open_dataset
+from schemas.errors import DatasetError, InputError, UsageError
+from schemas.escapes import escape_text
+from schemas.fonts import draw_with_fonts
+from schemas.keys import normalization_hint
+from schemas.parameters import FeaturesParameters
+from schemas.storage.folder import file_at
+
+_FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
+_CORNERS = ("top left", "top right", "bottom left", "bottom right", "centre")
+_LONGER_SIDE = 640
+_MIN_SIDE = 800  # Smaller pictures are enlarged to this many pixels on their longer side, so that labels are readable.
+_MAX_SIDE = 2**16 - 1  # Of a canvas of matplotlib.
+_PAD = 2  # Pixels around the text of a label.
+_Place: TypeAlias = tuple[int, int, int, int]
+_GOLDEN_RATIO = (5**0.5 - 1) / 2
+
+
+def draw_view(job: ViewJob) -> str:
+    """Draw what the features of an image come from: its regions, or the crops that the model saw.
+
+    Args:
+        job: the image and the drawing.
+
+    Returns:
+        A description of the drawing.
+
+    Raises:
+        UsageError: the file exists, or its name does not tell the format.
+        InputError: the image is not in the dataset or not among the images, or is a different picture.
+        DatasetError: the dataset does not say how it was made, or there is no bucket for the drawing.
+    """
+    folder, name = file_at(job.output)
+    if PurePosixPath(name).suffix.lower() not in _FORMATS:
+        raise UsageError(f"cannot tell the format of {job.output!r}, expected a name that ends in {', '.join(_FORMATS)}")
+    dataset = open_dataset(job.dataset)
+    folder.check_bucket()
+    if not job.overwrite and folder.size(name) is not None:
+        raise UsageError(f"{job.output!r} already exists: give --overwrite to replace it, or another name")
+    if dataset.kind not in ("regions", "features"):
+        raise DatasetError(f"{dataset.folder.location!r} holds {dataset.kind}, expected regions or features")
+    row = _row(dataset, job.image_id)
+    picture = decoded_pictures(job.open_images(), [job.image_id])[job.image_id]
+    if dataset.kind == "regions":
+        drawing, description = _draw_regions(dataset, row, picture, job.max_regions or None)
+    else:
+        drawing, description = _draw_crops(dataset, picture)
+    with folder.replace(name) as file:
+        drawing.save(file, _FORMATS[PurePosixPath(name).suffix.lower()])
+    return f"{description} of {job.image_id!r}"
+
+
+def center_crop_box(
+    size_wh: tuple[int, int], *, resize_short: float, crop_wh: tuple[int, int]
+) -> tuple[float, float, float, float]:
+    """Return the box of a resized image's centre crop in the original image, accurate to about a pixel.
+
+    Args:
+        size_wh: width and height of the image.
+        resize_short: pixels of its shorter side after resizing.
+        crop_wh: width and height of the crop.
+
+    Example:
+        >>> center_crop_box((512, 600), resize_short=256, crop_wh=(224, 224))
+        (32.0, 76.0, 480.0, 524.0)
+    """
+    width, height = size_wh
+    scale = resize_short / min(size_wh)
+    across, down = crop_wh[0] / scale, crop_wh[1] / scale
+    return (width - across) / 2, (height - down) / 2, (width + across) / 2, (height + down) / 2
+
+
+def _row(dataset: Dataset, image_id: str) -> dict[str, Any]:
+    try:
+        return dataset.get(image_id)
+    except KeyError:
+        pass
+    place = f"image {image_id!r} is not in {dataset.folder.location!r}"
+    failed = next((row for row in dataset.failures().to_pylist() if row["key"] == image_id), None)
+    if failed is not None:
+        raise InputError(f"{place}: it failed with {failed['reason']}, {failed['message']!r}")
+    raise InputError(f"{place}{alike(image_id, dataset.image_ids())}")
+
+
+def _draw_regions(
+    dataset: Dataset, row: Mapping[str, Any], picture: Image.Image, max_regions: int | None
+) -> tuple[Image.Image, str]:
+    size_wh = (row["width"], row["height"])
+    if all(size_wh) and size_wh != picture.size:
+        raise InputError(
+            f"image {row['image_id']!r} is {picture.width}×{picture.height} pixels, its regions are those of a picture of "
+            f"{size_wh[0]}×{size_wh[1]}: give the images that the dataset was made of"
+        )
+    regions = named_regions(row, RegionNames.of(dataset))[:max_regions]
+    boxes = [LabelledBox(region.xyxy, region.text, region.class_id) for region in regions]
+    return draw_boxes(picture, boxes), f"{len(boxes)} region{'s' * (len(boxes) != 1)}"
+
+
+def _draw_crops(dataset: Dataset, picture: Image.Image) -> tuple[Image.Image, str]:
+    transform = FeaturesParameters.from_json(dataset.manifest.parameters).transform
+    if transform is None:
+        raise DatasetError(
+            f"{dataset.folder.location!r} does not say what its features were made of: they were imported, and for a whole image "
+            "there is nothing to draw"
+        )
+    try:
+        return _draw_ten_crops(transform, picture) if transform.get("crops") == 10 else _draw_one_crop(transform, picture)
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError) as error:
+        raise DatasetError(
+            f"{dataset.folder.location!r} states a transform of its images that cannot be drawn ({type(error).__name__}: {error}); "
+            f"it is {dict(transform)!r}: was the manifest changed, or written by a newer version?"
+        ) from error
+
+
+def _draw_one_crop(transform: Mapping[str, Any], picture: Image.Image) -> tuple[Image.Image, str]:
+    if "input_size" in transform:  # In the notation of timm.
+        _, height, width = transform["input_size"]
+        whole = transform.get("crop_mode", "center") != "center"
+        short = min(width, height) // transform["crop_pct"]
+    elif "resize_hw" in transform:
+        height, width = transform["resize_hw"]
+        whole, short = True, 0
+    else:
+        width = height = transform["crop"]
+        whole, short = False, transform["resize_short"]
+    box = (0, 0, *picture.size) if whole else center_crop_box(picture.size, resize_short=short, crop_wh=(width, height))
+    label = f"{'whole image' if whole else 'centre crop'}, {width}x{height} for the model"
+    return draw_boxes(picture, [LabelledBox(box, label)]), "the whole image" if whole else "the centre crop"
+
+
+def _draw_ten_crops(transform: Mapping[str, Any], picture: Image.Image) -> tuple[Image.Image, str]:
+    """Draw the crops over the resized picture. A mirrored crop gets a box of its own if it shows other columns."""
+    from extractors.images.preprocessing import Preprocessing, resize, ten_crop_views
+
+    known = {field.name: transform[field.name] for field in fields(Preprocessing)}
+    resized = resize(picture, Preprocessing(**known))
+    crop = transform["crop"]
+    places: dict[tuple[int, int], list[str]] = {}
+    for number, view in enumerate(ten_crop_views(resized.height, resized.width, crop=crop, center=transform["center"])):
+        name = f"{number + 1} {_CORNERS[number % 5]}{' mirrored' if view.mirrored else ''}"
+        places.setdefault((view.left, view.top), []).append(name)
+    boxes = [
+        LabelledBox((left, top, left + crop - 1, top + crop - 1), ", ".join(names), number)
+        for number, ((left, top), names) in enumerate(places.items())
+    ]
+    return draw_boxes(resized, boxes), f"ten crops over the {resized.width}×{resized.height} pixels"
+
+
+class LabelledBox(NamedTuple):
+    """A box to draw.
+
+    Attributes:
+        xyxy: corners of the box, in pixels of the picture.
+        label: text at its upper left corner; may be empty.
+        group: boxes of one group have one colour.
+    """
+
+    xyxy: tuple[float, float, float, float]
+    label: str
+    group: int = 0
+
+
+def colour_of(group: int) -> tuple[int, int, int]:
+    """Return a strong colour; by the golden ratio, the hues of successive groups are far apart."""
+    red, green, blue = colorsys.hsv_to_rgb(group * _GOLDEN_RATIO % 1, 0.8, 0.95)
+    return round(red * 255), round(green * 255), round(blue * 255)
+
+
+def draw_boxes(image: Image.Image, boxes: Sequence[LabelledBox]) -> Image.Image:
+    """Draw boxes over a picture.
+
+    Line width and label height depend on the size of the picture. A label that would cover an earlier one moves down, or to the
+    first free place above, and is omitted if there is none, so that the others remain readable.
+
+    Args:
+        image: mode ``RGB``; a small one is enlarged first.
+        boxes: the most important first: it is drawn on top of the others, and its label is placed first.
+
+    Returns:
+        The drawing, mode ``RGB``.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+    from matplotlib.transforms import Affine2D
+
+    scale = min(max(1.0, _MIN_SIDE / max(image.size)), _MAX_SIDE / max(image.size))
+    size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+    line, height = max(2, round(max(size) / 400)), max(13, round(max(size) / 60))
+    figure = Figure(figsize=((size[0] + 0.5) / 72, (size[1] + 0.5) / 72), dpi=72)  # Points are pixels; half a one is cut off.
+    canvas = FigureCanvasAgg(figure)
+    figure.figimage(np.asarray(image if size == image.size else image.resize(size, Image.Resampling.BICUBIC)), origin="upper")
+    pixels = Affine2D().scale(1, -1).translate(0, size[1])
+    labels = []
+    for box in reversed(boxes):
+        colour = colour_of(box.group)
+        left, top, right, bottom = place = _within((value * scale for value in box.xyxy), size)
+        sides = max(0, right + 1 - left - line), max(0, bottom + 1 - top - line)
+        pen: dict[str, Any] = {"lw": line, "ec": _hex(colour), "fill": False, "joinstyle": "miter", "aa": False, "snap": False}
+        figure.add_artist(Rectangle((left + line / 2, top + line / 2), *sides, transform=pixels, **pen))
+        # Channel weights for brightness from ITU-R BT.601.
+        ink = "black" if 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] > 140 else "white"
+        ground = {"fc": _hex(colour), "ec": "none", "lw": 0, "pad": _PAD, "aa": False}
+        text: dict[str, Any] = {"size": 0.8 * height, "color": ink, "va": "top", "bbox": ground, "parse_math": False}
+        labels.append((figure.text(0, 0, escape_text(box.label), transform=pixels, **text), place))
+
+    def draw() -> None:
+        taken: list[_Place] = []
+        for label, box in reversed(labels):
+            place = None
+            if label.get_text():
+                extent = label.get_window_extent(canvas.get_renderer())
+                wh = (math.ceil(extent.width) + 2 * _PAD, math.ceil(extent.height) + 2 * _PAD)
+                place = _place_of(wh, box, taken, size)
+            label.set_visible(place is not None)
+            if place is not None:
+                label.set_position((place[0] + _PAD, place[1] + _PAD))
+                taken.append(place)
+        canvas.draw()
+
+    draw_with_fonts(figure, draw)
+    return Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3])
+
+
+def _hex(colour: tuple[int, int, int]) -> str:
+    return "#{:02x}{:02x}{:02x}".format(*colour)
+
+
+def _within(xyxy: Iterable[float], size_wh: tuple[int, int]) -> _Place:
+    """Move corners onto pixels of the canvas, so that every side of a box is visible."""
+    left, top, right, bottom = map(round, xyxy)
+    width, height = size_wh
+    left, top = min(max(left, 0), width - 1), min(max(top, 0), height - 1)
+    return left, top, min(max(right, left), width - 1), min(max(bottom, top), height - 1)
+
+
+def _place_of(label_wh: tuple[int, int], box: _Place, taken: Sequence[_Place], size_wh: tuple[int, int]) -> _Place | None:
+    """Find a place for a label: the upper left corner of its box, else the first free place below, else above, else None."""
+    width, height = label_wh
+    left = max(0, min(box[0], size_wh[0] - 1 - width))
+    lowest = max(0, size_wh[1] - 1 - height)
+    beside = [place for place in taken if place[0] < left + width and left < place[2]]
+    for top in (max(0, min(box[1], lowest)), 0):
+        while top <= lowest:
+            covered = [place[3] for place in beside if place[1] < top + height and top < place[3]]
+            if not covered:
+                return left, top, left + width, top + height
+            top = max(covered) + 1
+    return None
+
+
+class Picture(NamedTuple):
+    """A picture for a figure.
+
+    Attributes:
+        pixels: RGB, uint8 ``[height, width, 3]``, maybe reduced.
+        size_wh: width and height before that, in pixels.
+    """
+
+    pixels: np.ndarray
+    size_wh: tuple[int, int]
+
+
+def read_pictures(
+    images: str | os.PathLike[str] | ImageSource, image_ids: Sequence[str], *, longer_side: int = _LONGER_SIDE
+) -> dict[str, Picture]:
+    """Read pictures for a figure, by image id.
+
+    Args:
+        images: a location, as `open_images` takes it, or what that returns.
+        image_ids: the pictures.
+        longer_side: larger pictures are reduced to this many pixels on their longer side.
+
+    Raises:
+        InputError: the location does not exist, has no image of an id, or one cannot be read.
+    """
+    pictures = {}
+    opened = open_images(images) if isinstance(images, (str, os.PathLike)) else images
+    for image_id, picture in decoded_pictures(opened, image_ids).items():
+        size_wh = picture.size
+        picture.thumbnail((longer_side, longer_side), Image.Resampling.LANCZOS)
+        pictures[image_id] = Picture(np.asarray(picture), size_wh)
+    return pictures
+
+
+def decoded_pictures(images: ImageSource, image_ids: Sequence[str]) -> dict[str, Image.Image]:
+    """Read pictures from a collection, mode ``RGB``, by image id.
+
+    Raises:
+        InputError: the collection has no image of an id, or two, or one cannot be read.
+    """
+    wanted = set(image_ids)
+    refs = sorted(ref for ref in images.refs() if ref.image_id in wanted)
+    images.check_ids(refs)
+    found = {ref.image_id: ref for ref in refs}
+    hint = " (--id-rule path makes ids of whole paths)" if getattr(images, "ids", "") == "name" else ""
+    pictures = {}
+    for image_id in image_ids:
+        if image_id not in found:
+            raise InputError(
+                f"image {image_id!r} is not among the images in {images.location!r}"
+                f"{alike(image_id, (ref.image_id for ref in images.refs()))}{hint}"
+            )
+        ref = found[image_id]
+        try:
+            pictures[image_id] = extractors.decode(images.read(ref))
+        except extractors.DecodeError as error:
+            raise InputError(f"image {ref.uri!r} cannot be decoded: {error}") from error
+        except OSError as error:
+            raise InputError(f"image {ref.uri!r} cannot be read: {error.strerror or type(error).__name__}") from error
+    return pictures
+
+
+def alike(image_id: str, known: Iterable[str]) -> str:
+    """Return the end of a message: the id in another Unicode normalization, similar ids, or examples of ids."""
+    ids = sorted(known)
+    if hint := normalization_hint([image_id], ids):
+        return f": {hint}"
+    without_extension = PurePosixPath(image_id).stem
+    close = [without_extension] if without_extension in ids else difflib.get_close_matches(image_id, ids, n=3)
+    if close:
+        return f": did you mean {' or '.join(map(repr, close))}?"
+    return f": its ids are such as {', '.join(map(repr, ids[:3]))}" if ids else ": it has no ids at all"
