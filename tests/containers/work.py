@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.builders import tree
 from tests.containers.images import Images
 from tests.integration.clusters import accepts, served
 from tests.integration.processes import wait_for
-from tests.integration.workload import files
 from tests.stores import free_port
 
 POOL = 50000
@@ -32,7 +32,7 @@ def multi30k(folder: Path) -> None:
 
 def shards(folder: Path) -> dict[str, bytes]:
     """Return the shards below a folder, by relative path."""
-    return {name: data for name, data in files(folder).items() if name.endswith(".parquet")}
+    return {name: data for name, data in tree(folder).items() if name.endswith(".parquet")}
 
 
 def opened(folder: Path) -> None:

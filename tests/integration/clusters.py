@@ -36,12 +36,10 @@ class Cluster:
     Attributes:
         folder: the folder of the workers.
         flags: Beam's flags that choose the runner.
-        pool: process id of the pool, whose children the workers are; 0 where there is none.
     """
 
     folder: Path
     flags: tuple[str, ...]
-    pool: int = 0
 
 
 def accepts(port: int) -> bool:
@@ -82,7 +80,7 @@ def job_service(root: Path, **environment: str) -> Iterator[Cluster]:
     pool = ("-m", "apache_beam.runners.worker.worker_pool_main", f"--service_port={workers}")
     with ExitStack() as stack:
         stack.enter_context(served(*service, port=jobs, folder=root / "service"))
-        process = stack.enter_context(served(*pool, port=workers, folder=root / "workers", **environment))
+        stack.enter_context(served(*pool, port=workers, folder=root / "workers", **environment))
         yield Cluster(
             root / "workers",
             (
@@ -91,7 +89,6 @@ def job_service(root: Path, **environment: str) -> Iterator[Cluster]:
                 "--environment_type=EXTERNAL",
                 f"--environment_config=localhost:{workers}",
             ),
-            process.pid,
         )
 
 

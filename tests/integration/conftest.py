@@ -8,13 +8,14 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from pipelines.commands import app, results
 from tests.integration.processes import start
+from tests.stores import PACKAGES, Store, emulator, is_installed
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -101,3 +102,12 @@ def installed(empty: Path) -> Command:
         return checked(done, code)
 
     return run
+
+
+@pytest.fixture(scope="module", params=["s3", "gs"])
+def near(request: pytest.FixtureRequest) -> Iterator[Store]:
+    """An emulator of each kind of object store, with an empty bucket."""
+    if not is_installed(request.param):
+        pytest.skip(f"no emulator: pip install '{PACKAGES[request.param]}'")
+    with emulator(request.param) as store:
+        yield store

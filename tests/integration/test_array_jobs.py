@@ -19,6 +19,7 @@ from PIL import Image
 
 from schemas.writing.output import PUBLISHING_NAME
 from schemas.writing.validation import validate
+from tests.builders import tree
 from tests.fake_extractors import colours, colours_until_a_shard, use_colours
 from tests.integration.processes import Started, group_of, start, wait_for
 
@@ -59,10 +60,6 @@ def features_of(images: Path, output: Path, task: str = "", *more: object) -> li
     return [*arguments, "--max-failures", "2", *(["--task", task] if task else []), *more]
 
 
-def snapshot(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def times_of(folder: Path) -> dict[str, int]:
     return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
@@ -76,7 +73,7 @@ def plain(images, imagepivot, tmp_path_factory) -> dict[str, bytes]:
     """The files of one plain run."""
     folder = tmp_path_factory.mktemp("plain") / "o"
     imagepivot(*features_of(images, folder))
-    return snapshot(folder)
+    return tree(folder)
 
 
 def codes_of(images: Path, output: Path, tasks: Sequence[str], folder: Path) -> list[int]:
@@ -100,7 +97,7 @@ def test_tasks_at_the_same_time_end_in_a_committed_dataset(images, plain, imagep
     committed = [DONE in text for text in told]
     assert any(committed)
     assert [MISSING.fullmatch(text) is None for text in told] == committed
-    assert snapshot(output) == plain
+    assert tree(output) == plain
     assert validate(output) == []
     times = times_of(output)
     for task in ("0/3", "1/4"):
@@ -115,7 +112,7 @@ def test_copies_of_one_task_at_the_same_time(images, plain, imagepivot, tmp_path
     told = {(tmp_path / str(number) / "stdout").read_text() for number in range(3)}
     assert told == {"3 of 6 shards are done; missing 0,2,4: give task 0 of 2 again\n"}
     assert DONE in imagepivot(*features_of(images, output, "0/2")).stdout
-    assert snapshot(output) == plain
+    assert tree(output) == plain
 
 
 @pytest.mark.cluster
@@ -132,7 +129,7 @@ def test_tasks_that_are_killed_at_random_moments_and_given_again(images, plain, 
                 wait_for(lambda run=run: not group_of(run.pid), seconds=15)
         assert other.wait(300).returncode == 0
     assert DONE in imagepivot(*features_of(images, output, "1/2")).stdout
-    assert snapshot(output) == plain
+    assert tree(output) == plain
 
 
 @pytest.mark.cluster
@@ -164,7 +161,7 @@ def test_an_array_of_64_tasks_of_which_two_are_killed(imagepivot, tmp_path, monk
     assert any("features: 100 rows in 64 shards" in text for text in run([], [3, 17]))
     use_colours(monkeypatch)
     imagepivot("features", photos, tmp_path / "plain", "--device", "cpu", "--shards", "64", "--workers", "1")
-    assert snapshot(output) == snapshot(tmp_path / "plain")
+    assert tree(output) == tree(tmp_path / "plain")
 
 
 # --- one or the other ------------------------------------------------------------------------------------------------
@@ -195,7 +192,7 @@ def test_while_a_task_runs_a_plain_run_is_refused_and_another_task_is_not(images
             run.send(signal.SIGCONT)
         done = run.wait()
         assert (done.returncode, DONE in done.stdout) == (0, True)
-    assert snapshot(output) == plain
+    assert tree(output) == plain
 
 
 @pytest.mark.cluster
@@ -209,7 +206,7 @@ def test_while_a_plain_run_writes_a_task_is_refused(images, plain, imagepivot, t
         finally:
             run.send(signal.SIGCONT)
         assert run.wait().returncode == 0
-    assert snapshot(output) == plain
+    assert tree(output) == plain
 
 
 # --- what the command says -------------------------------------------------------------------------------------------
@@ -239,7 +236,7 @@ def test_what_a_task_says(images, plain, imagepivot, tmp_path):
     assert remark["message"].startswith("2 inputs failed: 1 empty, 1 not_an_image. ")
     assert (end["event"], end["status"], end["exit_code"]) == ("end", "failures", 3)
     assert end["counts"] == {"rows": 24, "shards": 6, "failed": {"empty": 1, "not_an_image": 1}}
-    assert snapshot(output) == plain
+    assert tree(output) == plain
 
 
 @pytest.mark.parametrize(
@@ -269,7 +266,7 @@ def test_a_task_without_a_shard_to_write_commits_without_torch_and_beam(images, 
     for name in ("torch", "torchvision", "apache_beam"):
         monkeypatch.setitem(sys.modules, name, None)
     assert DONE in imagepivot(*features_of(images, tmp_path / "o", "0/2")).stdout
-    assert snapshot(tmp_path / "o") == plain
+    assert tree(tmp_path / "o") == plain
 
 
 # --- the scripts of the documentation --------------------------------------------------------------------------------
@@ -380,4 +377,4 @@ def test_the_scripts_for_slurm_run_with_a_stand_in_for_the_scheduler(images, ima
     assert [logs[f"code-{index}"] for index in range(3)] == ["0\n", "0\n", "0\n"], logs
     assert "features: 24 rows in 6 shards in features" in logs["out-0"] + logs["out-2"]
     imagepivot("features", "photos", "plain", "--shards", "6", "--max-failures", "2", cwd=tmp_path)
-    assert snapshot(tmp_path / "features") == snapshot(tmp_path / "plain")
+    assert tree(tmp_path / "features") == tree(tmp_path / "plain")

@@ -22,7 +22,7 @@ from schemas.writing.output import OutputDataset
 from schemas.writing.output_state import OutputState
 from schemas.writing.reuse_policy import ReusePolicy
 from tests.fake_extractors import use_colours
-from tests.stores import PACKAGES, Requests, emulator, far_away, is_installed, use
+from tests.stores import Requests, far_away, use
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -34,12 +34,10 @@ PAGE = 20
 READING = {"s3": 2, "gs": 1}
 
 
-@pytest.fixture(scope="module", params=["s3", "gs"])
-def running(request):
-    if not is_installed(request.param):
-        pytest.skip(f"no emulator: pip install '{PACKAGES[request.param]}'")
-    with emulator(request.param) as store, far_away(store, SECONDS) as far:
-        yield store, far
+@pytest.fixture(scope="module")
+def running(near):
+    with far_away(near, SECONDS) as far:
+        yield near, far
 
 
 @pytest.fixture
@@ -220,17 +218,17 @@ def write(location: str, shards: int = SHARDS) -> OutputDataset:
 
 
 @pytest.fixture
-def near(running, monkeypatch, request):
+def undelayed(running, monkeypatch, request):
     """A dataset, whose requests are neither counted nor delayed."""
     use(running[0].environment, monkeypatch)
     return write(running[0].address(request.node.originalname))
 
 
 @pytest.fixture
-def dataset(near, running, monkeypatch):
+def dataset(undelayed, running, monkeypatch):
     """The same behind the proxy."""
     use(running[1].environment, monkeypatch)
-    return near
+    return undelayed
 
 
 def test_a_complete_dataset_is_recognised_from_a_listing_its_manifest_and_a_small_read_a_shard(dataset, store):
@@ -242,32 +240,14 @@ def test_a_complete_dataset_is_recognised_from_a_listing_its_manifest_and_a_smal
     assert asked.at_once >= SHARDS // 2
 
 
-def test_a_dataset_of_other_inputs_is_not_taken_for_complete(near):
-    location, listings, states = near.folder.location, near.listings, near.states
-    others = [("other", *digests[1:]) for digests in (listings, states)]
-    for other in ((others[0], states), (listings, others[1])):
-        assert OutputState(output_of(location, SHARDS, *other)).committed_manifest() is None
-        assert OutputState(output_of(location, SHARDS, *other)).finished() == set(range(1, SHARDS))
-    assert OutputState(output_of(location, SHARDS, listings)).committed_manifest() is not None
-
-
-def test_sizes_count(near):
-    name = near.name(3)
-    near.folder.write(name, near.folder.read(name) + b"x")
-    assert OutputState(near).committed_manifest() is None
-    assert OutputState(near).finished() == set(range(SHARDS)) - {3}
-    near.folder.delete(f"_failures/{near.name(5)[:-8]}.jsonl")
-    assert OutputState(near).finished() == set(range(SHARDS)) - {3, 5}
-
-
-def test_digests_are_compared_where_that_is_asked_for(near):
-    name = near.name(2)
-    data = bytearray(near.folder.read(name))
+def test_digests_are_compared_where_that_is_asked_for(undelayed):
+    name = undelayed.name(2)
+    data = bytearray(undelayed.folder.read(name))
     data[10] ^= 1
-    near.folder.write(name, bytes(data))
-    assert (OutputState(near).committed_manifest() is None) is near.folder.has_tags  # S3 tells without reading.
-    assert OutputState(near, ReusePolicy(verify=True)).committed_manifest() is None
-    assert OutputState(near, ReusePolicy(verify=True)).finished() == set(range(SHARDS)) - {2}
+    undelayed.folder.write(name, bytes(data))
+    assert (OutputState(undelayed).committed_manifest() is None) is undelayed.folder.has_tags  # S3 tells without reading.
+    assert OutputState(undelayed, ReusePolicy(verify=True)).committed_manifest() is None
+    assert OutputState(undelayed, ReusePolicy(verify=True)).finished() == set(range(SHARDS)) - {2}
 
 
 def test_a_finished_shard_takes_two_requests_at_most_and_all_are_asked_at_once(dataset, store):
@@ -291,15 +271,3 @@ def test_a_commit_reads_no_shard_again(dataset, store):
     assert dataset.folder.read(MANIFEST_NAME) == before
     assert not [request for request in asked.all if ".parquet" in request.path]
     assert len(asked) - 1 <= READING[store.scheme] * SHARDS + 3  # The listing; and the manifest is written.
-
-
-def test_a_shard_whose_record_says_nothing_is_read(near):
-    """As of a dataset that an earlier version wrote, or where a run was killed between a shard and its record."""
-    name = f".records/{near.name(0)[:-8]}.jsonl"
-    before = near.folder.read(MANIFEST_NAME)
-    near.folder.delete(name)
-    assert OutputState(near).finished() == set(range(SHARDS))  # The manifest names its digest.
-    commit(near, statistics=lambda footers: {"images": sum(footer.statistics["images"] for footer in footers)})
-    assert near.folder.read(MANIFEST_NAME) == before
-    near.folder.delete(MANIFEST_NAME)
-    assert OutputState(near).finished() == set(range(1, SHARDS))

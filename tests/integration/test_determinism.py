@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from schemas.writing.validation import validate
+from tests.builders import tree
 from tests.integration.processes import Started, group_of, start, wait_for
 
 pytestmark = pytest.mark.cluster
@@ -36,10 +37,6 @@ def inputs(tmp_path_factory) -> Path:
     (folder / "images" / "empty.jpg").touch()
     (folder / "images" / "page.jpg").write_text("<html>")
     return folder
-
-
-def snapshot(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def captions_of(inputs: Path, output: Path, workers: int) -> list[object]:
@@ -70,16 +67,16 @@ def finished(inputs, imagepivot, tmp_path_factory) -> Path:
 
 def test_two_workers_make_the_same_captions(inputs, finished, imagepivot, tmp_path):
     imagepivot(*captions_of(inputs, tmp_path / "c", 2))
-    files = snapshot(tmp_path / "c")
-    assert files == snapshot(finished / "captions")
+    files = tree(tmp_path / "c")
+    assert files == tree(finished / "captions")
     assert len([name for name in files if name.startswith("_failures/")]) > 0
     assert {"_truecaser/en.model", "_truecaser/de.model", "_truecaser/pt-BR.model"} < set(files)
 
 
 def test_two_workers_make_the_same_vocabulary(finished, imagepivot, tmp_path):
     imagepivot("vocabulary", finished / "captions", tmp_path / "v", "--workers", "2")
-    assert snapshot(tmp_path / "v") == snapshot(finished / "vocabulary")
-    assert set(snapshot(tmp_path / "v")) == {
+    assert tree(tmp_path / "v") == tree(finished / "vocabulary")
+    assert set(tree(tmp_path / "v")) == {
         ".records/part-00000-of-00001.jsonl",
         "_manifest.json",
         "part-00000-of-00001.parquet",
@@ -89,14 +86,14 @@ def test_two_workers_make_the_same_vocabulary(finished, imagepivot, tmp_path):
 
 def test_two_workers_make_the_same_ids(finished, imagepivot, tmp_path):
     imagepivot("encode", finished / "captions", finished / "vocabulary", tmp_path / "e", "--workers", "2")
-    assert snapshot(tmp_path / "e") == snapshot(finished / "encoded")
-    assert len(snapshot(tmp_path / "e")) == 2 * SHARDS + 1
+    assert tree(tmp_path / "e") == tree(finished / "encoded")
+    assert len(tree(tmp_path / "e")) == 2 * SHARDS + 1
 
 
 @pytest.mark.parametrize(("workers", "batch_size"), [(1, 16), (2, 1)])
 def test_workers_and_batches_make_the_same_features(inputs, finished, imagepivot, tmp_path, workers, batch_size):
     imagepivot(*features_of(inputs, tmp_path / "f", workers, batch_size))
-    assert snapshot(tmp_path / "f") == snapshot(finished / "features")
+    assert tree(tmp_path / "f") == tree(finished / "features")
 
 
 # --- killed and started again ----------------------------------------------------------------------------------------
@@ -147,7 +144,7 @@ def test_a_run_that_is_killed_goes_on_where_it_was(inputs, finished, imagepivot,
     kept = stamps(shards_in(output))
     assert 0 < len(kept) < SHARDS, "killed in the middle"
     imagepivot(*COMMANDS[kind](inputs, output, 1))
-    assert snapshot(output) == snapshot(finished / kind)
+    assert tree(output) == tree(finished / kind)
     assert {name: stamp for name, stamp in stamps(shards_in(output)).items() if name in kept} == kept
     assert validate(output) == []
 
@@ -169,7 +166,7 @@ def test_pieces_of_captions_do_not_outlive_the_next_run(inputs, finished, imagep
     # Only a launcher that lives on can tidy up.
     assert bool(list(output.glob(".captions-*"))) == (victim != "worker")
     imagepivot(*captions_of(inputs, output, 1))
-    assert snapshot(output) == snapshot(finished / "captions")
+    assert tree(output) == tree(finished / "captions")
 
 
 def test_a_second_run_is_refused_while_one_writes(inputs, finished, imagepivot, tmp_path):
@@ -188,18 +185,4 @@ def test_a_second_run_is_refused_while_one_writes(inputs, finished, imagepivot, 
         finally:
             run.send(signal.SIGCONT)
         assert run.wait().returncode == 0
-    assert snapshot(output) == snapshot(finished / "captions")
-
-
-@pytest.mark.parametrize(("kind", "workers"), [("features", 1), ("captions", 2)])
-def test_ctrl_c_keeps_what_is_finished_and_says_so(inputs, tmp_path, kind, workers):
-    output = tmp_path / "o"
-    with start(*COMMANDS[kind](inputs, output, workers), folder=tmp_path / "process") as run:
-        wait_for_a_shard(output, run)
-        run.send(signal.SIGINT)
-        done = run.wait(60)
-    assert done.returncode == 130
-    assert "Traceback" not in done.stderr
-    assert "stopped; finished shards are kept, the same command continues from here" in done.stderr
-    assert shards_in(output)
-    assert not list(output.glob(".captions-*"))
+    assert tree(output) == tree(finished / "captions")

@@ -16,6 +16,7 @@ import pytest
 from pipelines.demo.scenes import draw, make_scenes
 from schemas.dataset import open_dataset
 from schemas.writing.validation import validate
+from tests.builders import tree
 from tests.integration.processes import start, wait_for
 
 pytestmark = pytest.mark.cluster
@@ -32,10 +33,6 @@ def says(done: subprocess.CompletedProcess[str], *parts: str) -> None:
     assert "Traceback" not in done.stderr
     for part in parts:
         assert part in done.stderr
-
-
-def snapshot(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +53,7 @@ def arguments(scenes: Path) -> Callable[..., tuple[str | Path, ...]]:
 def undisturbed(arguments, imagepivot, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     output = tmp_path_factory.mktemp("undisturbed") / "features"
     imagepivot(*arguments(output))
-    return snapshot(output)
+    return tree(output)
 
 
 # --- no permission ---------------------------------------------------------------------------------------------------
@@ -97,7 +94,7 @@ def test_a_folder_without_permission(arguments, undisturbed, forked, locked: Pat
     assert list(locked.iterdir()) == []
     locked.chmod(0o755)
     forked(*arguments(output), before=as_others)
-    assert snapshot(output) == undisturbed
+    assert tree(output) == undisturbed
 
 
 def test_a_dataset_without_permission(arguments, undisturbed, imagepivot, forked, locked: Path) -> None:
@@ -107,12 +104,12 @@ def test_a_dataset_without_permission(arguments, undisturbed, imagepivot, forked
     (locked / "_manifest.json").unlink()
     (locked / "part-00007-of-00020.parquet").unlink()
     locked.chmod(0o555)
-    before = snapshot(locked)
+    before = tree(locked)
     says(forked(*arguments(locked), before=as_others, code=1), "permission denied", "check who owns the folder")
-    assert snapshot(locked) == before
+    assert tree(locked) == before
     locked.chmod(0o755)
     forked(*arguments(locked), before=as_others)
-    assert snapshot(locked) == undisturbed
+    assert tree(locked) == undisturbed
 
 
 def test_doctor_fails_for_a_folder_without_permission(forked, locked: Path) -> None:
@@ -147,14 +144,14 @@ def test_a_full_disk(arguments, undisturbed, imagepivot, small_disk: Path, worke
         imagepivot(*arguments(output, "--workers", workers), code=1),
         "the disk is full: free some space and run the same command again (train with --resume); finished work is kept",
     )
-    left = snapshot(output)
+    left = tree(output)
     assert 0 < len(left) < len(undisturbed)
     assert all(undisturbed[name] == data for name, data in left.items()), "every finished file is whole"
     assert "_manifest.json" not in left
     stamps = {path.name: path.stat().st_mtime_ns for path in output.glob("part-*")}
     subprocess.run(["mount", "-o", "remount,size=64m", small_disk], check=True)
     imagepivot(*arguments(output))
-    assert snapshot(output) == undisturbed
+    assert tree(output) == undisturbed
     assert {name: (output / name).stat().st_mtime_ns for name in stamps} == stamps
 
 
@@ -167,10 +164,10 @@ def test_files_that_may_not_grow(arguments, undisturbed, imagepivot, forked, tmp
     output = tmp_path / "features"
     done = forked(*arguments(output), before=functools.partial(limit_files, largest - 1), code=1)
     says(done, "part-", "see ulimit -f; more shards make smaller files")
-    assert all(undisturbed[name] == data for name, data in snapshot(output).items())
+    assert all(undisturbed[name] == data for name, data in tree(output).items())
     assert not (output / "_manifest.json").exists()
     imagepivot(*arguments(output))
-    assert snapshot(output) == undisturbed
+    assert tree(output) == undisturbed
 
 
 # --- no images -------------------------------------------------------------------------------------------------------
@@ -194,11 +191,11 @@ def test_images_that_vanish_during_the_run(arguments, undisturbed, imagepivot, s
         "were there when the run began and are gone",
         "run the same command again; finished shards are kept",
     )
-    left = snapshot(output)
+    left = tree(output)
     assert 0 < len(left) < len(undisturbed)
     assert all(undisturbed[name] == data for name, data in left.items())
     imagepivot(*arguments(output))
-    assert snapshot(output) == undisturbed
+    assert tree(output) == undisturbed
 
 
 def test_single_images_that_are_missing_are_failures(imagepivot, scenes: Path, tmp_path: Path) -> None:

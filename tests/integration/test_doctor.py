@@ -7,18 +7,15 @@ import json
 import pytest
 
 from schemas.storage.folder import Folder
-from tests.stores import PACKAGES, emulator, is_installed, use
+from tests.stores import use
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
-@pytest.fixture(scope="module", params=["s3", "gs"])
-def store(request):
-    if not is_installed(request.param):
-        pytest.skip(f"needs {PACKAGES[request.param]}")
-    with emulator(request.param) as store, pytest.MonkeyPatch.context() as patch:
-        use(store.environment, patch)
-        yield store
+@pytest.fixture
+def store(near, monkeypatch):
+    use(near.environment, monkeypatch)
+    return near
 
 
 def test_an_existing_bucket_is_left_as_it_was(store, imagepivot):

@@ -30,7 +30,7 @@ from PIL import Image
 
 from extractors import Description, Extractor, ExtractorRequest
 from schemas.features import FeatureSpec
-from tests.builders import sign
+from tests.builders import sign, tree
 from tests.train.trainings import CONFIG
 
 pytestmark = pytest.mark.cluster
@@ -386,10 +386,6 @@ def limited(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
 def is_reported(name: str, before: dict[str, bytes], after: dict[str, bytes]) -> bool | None:
     """Whether `validate` has to complain; None where it may."""
     if before == after:
@@ -408,9 +404,9 @@ def try_case(seed: int, kind: str, corpus: Corpus, imagepivot, folder: Path, cap
     generator = random.Random(f"{kind} {seed}")
     shutil.rmtree(folder, ignore_errors=True)
     damaged = Path(shutil.copytree(getattr(corpus, kind), folder / "damaged"))
-    before = contents(damaged)
+    before = tree(damaged)
     name, what = damage(damaged, generator)
-    after = contents(damaged)
+    after = tree(damaged)
     commands = reads(kind, corpus, damaged)
     chosen = generator.sample(sorted(commands), 2)
     counts: Counter[str] = Counter({kind: 1, what.partition(":")[0]: 1})

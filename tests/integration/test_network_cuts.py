@@ -8,7 +8,7 @@ from PIL import Image
 from schemas.storage.folder import Folder
 from schemas.writing.validation import validate
 from tests.fake_extractors import use_colours
-from tests.stores import PACKAGES, emulator, far_away, is_installed, use
+from tests.stores import far_away, use
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -16,12 +16,10 @@ SECONDS = 4
 CUTS = ("drop", "busy", "stall", "torn")
 
 
-@pytest.fixture(scope="module", params=["s3", "gs"])
-def running(request):
-    if not is_installed(request.param):
-        pytest.skip(f"no emulator: pip install '{PACKAGES[request.param]}'")
-    with emulator(request.param) as store, far_away(store, 0.0) as far:
-        yield store, far
+@pytest.fixture(scope="module")
+def running(near):
+    with far_away(near, 0.0) as far:
+        yield near, far
 
 
 @pytest.fixture

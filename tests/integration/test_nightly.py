@@ -28,7 +28,7 @@ from schemas.writing.validation import validate
 from tests.fake_extractors import use_colours
 from tests.integration.processes import Started, start, wait_for
 from tests.pipelines.plans.conftest import ForkedSteps
-from tests.stores import PACKAGES, FarStore, Store, emulator, far_away, is_installed, untagged, use
+from tests.stores import FarStore, Store, far_away, untagged, use
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
@@ -263,11 +263,9 @@ def images_read(far: FarStore) -> tuple[list[str], int]:
     return sorted(names), len(asked)
 
 
-@pytest.fixture(scope="module", params=["gs", "s3"])
-def stores(request) -> Iterator[tuple[Store, FarStore]]:
-    if not is_installed(request.param):
-        pytest.skip(f"no emulator: pip install '{PACKAGES[request.param]}'")
-    with emulator(request.param) as near, far_away(near, 0.0) as far:
+@pytest.fixture(scope="module")
+def stores(near) -> Iterator[tuple[Store, FarStore]]:
+    with far_away(near, 0.0) as far:
         yield near, far
 
 

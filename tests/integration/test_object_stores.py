@@ -20,7 +20,7 @@ from schemas.storage.folder import Folder
 from schemas.writing.validation import validate
 from tests.builders import write_rows
 from tests.integration.processes import start, wait_for
-from tests.stores import PACKAGES, emulator, free_port, is_installed, untagged, use
+from tests.stores import emulator, free_port, is_installed, untagged, use
 
 pytest.importorskip("timm", reason="a small model of timm's makes many runs possible")
 
@@ -29,29 +29,10 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 GIVE_UP_SECONDS = 30  # Idle cores need less than ten.
 
 
-def started(scheme: str, **environment: str):
-    if not is_installed(scheme):
-        pytest.skip(f"no emulator: pip install '{PACKAGES[scheme]}'")
-    return emulator(scheme, environment)
-
-
-@pytest.fixture(scope="module")
-def s3():
-    with started("s3") as store:
-        yield store
-
-
-@pytest.fixture(scope="module")
-def gs():
-    with started("gs") as store:
-        yield store
-
-
-@pytest.fixture(params=["s3", "gs"])
-def store(request, monkeypatch):
-    store = request.getfixturevalue(request.param)
-    use(store.environment, monkeypatch)
-    return store
+@pytest.fixture
+def store(near, monkeypatch):
+    use(near.environment, monkeypatch)
+    return near
 
 
 def upload(folder: Path, location: str) -> None:
@@ -238,9 +219,10 @@ def test_an_endpoint_that_nobody_answers(scheme, table, imagepivot, tmp_path, mo
     refused(lambda: features(imagepivot, location, tmp_path / "f", code=1), *reached)
 
 
+@pytest.mark.skipif(not is_installed("s3"), reason="no emulator of S3")
 def test_wrong_credentials_for_s3(table, imagepivot, tmp_path, monkeypatch):
     wrong = {"AWS_ACCESS_KEY_ID": "wrong", "AWS_SECRET_ACCESS_KEY": "wrong"}
-    with started("s3", INITIAL_NO_AUTH_ACTION_COUNT="0") as store:
+    with emulator("s3", {"INITIAL_NO_AUTH_ACTION_COUNT": "0"}) as store:
         use({**store.environment, **wrong}, monkeypatch)
         denied = ("cannot use 's3://bucket/x", "access denied: check the credentials of this machine")
         refused(lambda: imagepivot("captions", table, "s3://bucket/x", "--format", "table", code=1), *denied)

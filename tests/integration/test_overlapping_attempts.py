@@ -23,25 +23,17 @@ from schemas.writing.output_state import OutputState
 from schemas.writing.records import record_name
 from schemas.writing.validation import validate
 from tests.stages import attempt, output_in, staged
-from tests.stores import PACKAGES, emulator, is_installed, untagged, use
+from tests.stores import untagged, use
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 NAME = "part-00000-of-00001.parquet"
 
 
-@pytest.fixture(scope="module", params=["s3", "gs"])
-def running(request):
-    if not is_installed(request.param):
-        pytest.skip(f"no emulator: pip install '{PACKAGES[request.param]}'")
-    with emulator(request.param) as store:
-        yield store
-
-
 @pytest.fixture
-def store(running, monkeypatch):
-    use(running.environment, monkeypatch)
-    return running
+def store(near, monkeypatch):
+    use(near.environment, monkeypatch)
+    return near
 
 
 def bytes_of(location: str) -> dict[str, bytes]:

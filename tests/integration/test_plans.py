@@ -16,6 +16,7 @@ from PIL import Image
 
 from schemas.dataset import open_dataset
 from schemas.writing.validation import validate
+from tests.builders import tree
 from tests.integration.processes import group_of, wait_for
 from tests.pipelines.plans.conftest import PLAN, ForkedSteps, write_table
 
@@ -23,10 +24,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 SCRIPT = Path(sys.executable).with_name("imagepivot")
 KILLS = 6
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture
@@ -75,7 +72,7 @@ def test_killed_anywhere_it_goes_on_to_the_same_bytes(tmp_path):
         wait_for(lambda: not processes_in(rough))  # A step has a group of its own, and ends with its launcher.
     done = subprocess.run(build, cwd=rough, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert content(rough) == content(calm)
+    assert tree(rough) == tree(calm)
     before = {path: path.stat().st_mtime_ns for path in rough.rglob("*")}
     subprocess.run(build, cwd=rough, check=True, capture_output=True)
     assert {path: path.stat().st_mtime_ns for path in rough.rglob("*") if path.is_file()}.items() <= before.items()
@@ -124,12 +121,12 @@ def test_a_step_that_fails_ends_the_build_with_its_code_and_message(tmp_path):
 def test_another_dataset_stops_the_build_and_overwrite_replaces_it(tmp_path, imagepivot, forked_steps):
     folder = plan_in(tmp_path / "plan")
     imagepivot("build", "plan.toml", cwd=folder)
-    before = content(folder)
+    before = tree(folder)
     changed = ("build", "plan.toml", "--set", "steps.vocabulary.min-count=2")
     refused = imagepivot(*changed, cwd=folder, code=1).stderr
     assert "min_count" in refused
     assert "step vocabulary (imagepivot vocabulary) ended with exit code 1" in refused
-    assert content(folder) == before
+    assert tree(folder) == before
     imagepivot(*changed, "--overwrite", "vocabulary", "--overwrite", "encoded", cwd=folder)
     assert open_dataset(folder / "build/plan/vocabulary").manifest.parameters["min_count"] == 2
     imagepivot(*changed, cwd=folder)
@@ -156,7 +153,7 @@ def test_the_captions_of_multi30k(tmp_path, multi30k, imagepivot, forked_steps):
     imagepivot("vocabulary", "captions", "vocabulary", "--min-count", 4, cwd=tmp_path)
     imagepivot("encode", "captions", "vocabulary", "encoded", "--max-length", 100, cwd=tmp_path)
     for name in ("captions", "vocabulary", "encoded"):
-        assert content(tmp_path / "plan" / name) == content(tmp_path / name)
+        assert tree(tmp_path / "plan" / name) == tree(tmp_path / name)
 
 
 def karpathy(folder: Path, name: str, images: list[tuple[str, str, str]]) -> None:
@@ -209,8 +206,8 @@ def test_a_plan_in_the_layout_of_its_data(tmp_path, imagepivot, forked_steps, pl
     time.sleep(0.01)
     Image.new("RGB", (64, 48), (255, 0, 0)).save(tmp_path / "photos" / place / file)
     before = features.numpy()
-    others = content(folder / "encoded")
+    others = tree(folder / "encoded")
     imagepivot(*words, *cheap, cwd=tmp_path)
-    assert content(folder / "encoded") == others
+    assert tree(folder / "encoded") == others
     after = open_dataset(folder / "features").numpy()
     assert [bool((old != new).any()) for old, new in zip(before, after, strict=True)].count(True) == 1

@@ -1,15 +1,18 @@
-"""What goes wrong on another runner: Beam's job service and a pool of workers, each a process with a folder of its own."""
+"""Jobs on another runner, and what goes wrong there: Beam's job service and workers, each a process in its own folder."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
+import signal
 import socket
 import tempfile
 import time
 import zipfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import apache_beam as beam
@@ -17,18 +20,42 @@ import pytest
 
 from pipelines.running.execution import Execution
 from pipelines.running.runner import run_pipeline
+from schemas.dataset import open_dataset
 from schemas.errors import ImagepivotError
-from tests.integration.clusters import Cluster, job_service
-from tests.integration.workload import commands, files, make_inputs, one_line
+from schemas.storage.folder import Folder
+from schemas.writing.output import PUBLISHING_NAME
+from schemas.writing.shard_writer import lock_file, lock_folder
+from tests.builders import tree
+from tests.integration.clusters import job_service
+from tests.integration.gate import GATE, at_work
+from tests.integration.processes import Started, start, wait_for
+from tests.integration.workload import commands, make_inputs, one_line
 from tests.stores import free_port
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
+@dataclass(frozen=True)
+class Gated:
+    """A cluster whose workers publish no shard while the file ``hold`` exists, so that a job lasts as long as a test wants."""
+
+    flags: tuple[str, ...]
+    hold: Path
+
+
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory) -> Iterator[Cluster]:
-    with job_service(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
+def cluster(tmp_path_factory) -> Iterator[Gated]:
+    folder = tmp_path_factory.mktemp("cluster")
+    (folder / "sitecustomize.py").write_text(GATE)
+    with job_service(folder / "root", PYTHONPATH=str(folder), HOLD=str(folder / "hold")) as cluster:
+        yield Gated(cluster.flags, folder / "hold")
+
+
+@pytest.fixture
+def held(cluster) -> Iterator[Gated]:
+    cluster.hold.touch()
+    yield cluster
+    cluster.hold.unlink(missing_ok=True)
 
 
 @pytest.fixture(scope="module")
@@ -39,21 +66,13 @@ def inputs(tmp_path_factory) -> Path:
 def test_local_paths_are_refused_before_anything_starts(inputs, imagepivot, tmp_path):
     """No job service is needed to say so."""
     folder = shutil.copytree(inputs, tmp_path / "inputs")
-    before = files(folder)
+    before = tree(folder)
     for name, arguments in {"SOURCE 'captions.tsv'": commands()[0], "IMAGES 'photos'": commands()[-1]}.items():
         for runner in ("PortableRunner", "FlinkRunner", "DataflowRunner"):
             done = imagepivot(*arguments, "--", f"--runner={runner}", "--job_endpoint=localhost:1", cwd=folder, code=2)
             assert f"the workers of {runner} run on others" in done.stderr
             assert name.partition(" ")[0] in done.stderr
-    assert files(folder) == before
-
-
-def test_a_users_mistake_on_a_worker(cluster, inputs, imagepivot, tmp_path):
-    folder = shutil.copytree(inputs, tmp_path / "inputs")
-    (folder / "captions.tsv").write_text("image_id\ttext\na\tx\ny\n")
-    done = imagepivot(*commands("--shared-disk")[0], "--", *cluster.flags, cwd=folder, code=1)
-    assert "captions.tsv', row 2 (line 3): 1 columns, expected the 2 of the header" in one_line(done)
-    assert not list((folder / "plain").glob("part-*"))
+    assert tree(folder) == before
 
 
 def test_a_worker_with_other_code(inputs, imagepivot, tmp_path, monkeypatch):
@@ -89,7 +108,7 @@ def test_a_worker_without_the_device(cluster, inputs, imagepivot, tmp_path, opti
 def test_a_job_service_that_does_not_answer(inputs, imagepivot, tmp_path):
     """One that refuses connections, and one that accepts them and says nothing."""
     folder = shutil.copytree(inputs, tmp_path / "inputs")
-    before = files(folder)
+    before = tree(folder)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -97,7 +116,7 @@ def test_a_job_service_that_does_not_answer(inputs, imagepivot, tmp_path):
             flags = ("--runner=PortableRunner", f"--job_endpoint=127.0.0.1:{port}", "--job_server_timeout=2")
             done = imagepivot(*commands("--shared-disk")[0], "--", *flags, cwd=folder, code=1)
             assert f"the job service '127.0.0.1:{port}' does not answer within 2 seconds" in one_line(done)
-    assert files(folder) == before
+    assert tree(folder) == before
 
 
 def test_a_worker_that_dies_at_its_start(inputs, imagepivot, tmp_path, monkeypatch):
@@ -132,3 +151,117 @@ def test_a_run_lasts_longer_than_any_answer_may_take(cluster):
     """Beam itself ends a run of its own job service after that time."""
     execution = Execution(beam_flags=(*cluster.flags, "--job_server_timeout=3"))
     run_pipeline(lambda pipeline: pipeline | beam.Create([8]) | beam.Map(time.sleep), execution)
+
+
+# --- the life of a job -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def words(inputs, tmp_path, cluster) -> tuple[object, ...]:
+    """A command on the cluster, which writes ``out``."""
+    _, source, _, *rest = commands("--shared-disk")[0]
+    return ("captions", inputs / source, tmp_path / "out", *rest, "--", *cluster.flags)
+
+
+def last_line(text: str) -> str:
+    return text.strip().splitlines()[-1]
+
+
+ADVICE = (
+    "The same command, given again when the job has ended, finds what is done. To cancel the job: there is no command, look at "
+    "PortableRunner"
+)
+
+
+def submitted(started: Started) -> str:
+    """Return the id of the job that a command says it has submitted."""
+    found: list[str] = []
+
+    def said() -> bool:
+        found[:] = re.findall(r"submitted: job '([^']+)' of PortableRunner", (started.folder / "stderr").read_text())
+        return bool(found)
+
+    wait_for(said)
+    return found[0]
+
+
+def test_a_detached_job_goes_on_and_the_same_command_finds_its_shards(held, words, imagepivot, tmp_path):
+    local, output = tmp_path / "local", tmp_path / "out"
+    alone = (*words[:2], local, *words[3:7], "--workers", "1")
+    imagepivot(*alone)
+    done = imagepivot(*words[:7], "--detach", "--log-json", *words[7:])
+    end = json.loads(last_line(done.stderr))
+    assert (end["event"], end["status"], end["exit_code"]) == ("end", "detached", 0)
+    job = end["job"]["id"]
+    assert end["job"] == {"runner": "PortableRunner", "id": job, "page": "", "cancel": ""}
+    assert done.stdout == f"job '{job}' of PortableRunner is at work, and goes on without this command. {ADVICE}\n"
+    at_work(output)
+    assert "is not a dataset: it holds no _manifest.json" in imagepivot("inspect", output, code=1).stderr
+    held.hold.unlink()
+    wait_for((output / "_manifest.json").exists)
+    times = {path.name: path.stat().st_mtime_ns for path in output.glob("part-*")}
+    expected = imagepivot(*alone).stdout
+    assert imagepivot(*words).stdout.replace(str(output), "X") == expected.replace(str(local), "X")
+    assert tree(output) == tree(local)
+    assert {path.name: path.stat().st_mtime_ns for path in output.glob("part-*")} == times
+
+
+def test_a_job_whose_launcher_was_killed_goes_on(held, words, imagepivot, tmp_path):
+    output = tmp_path / "out"
+    with start(*words, folder=tmp_path / "first") as first:
+        at_work(output)
+        first.send(signal.SIGKILL)
+        wait_for(lambda: not first.runs)
+    held.hold.unlink()
+    wait_for((output / "_manifest.json").exists)
+    imagepivot(*words)
+    assert open_dataset(output).manifest.rows == 40
+    assert imagepivot("validate", output).returncode == 0
+    assert not [name for name in tree(output) if name.startswith((".first", "_job"))]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_leaves_the_job(held, words, tmp_path, number, code):
+    """What the workers need no launcher for, they do."""
+    output = tmp_path / "out"
+    with start(*words, folder=tmp_path / "first") as first:
+        job = submitted(first)
+        at_work(output)
+        first.send(number)
+        ended = first.wait()
+    assert (ended.returncode, ended.stdout) == (code, "")
+    assert last_line(ended.stderr) == f"stopped waiting, and job '{job}' of PortableRunner goes on. {ADVICE}"
+    held.hold.unlink()
+    wait_for(lambda: (output / "_manifest.json").exists() and not (output / ".first-worker.tmp-0").exists())
+    assert open_dataset(output).manifest.rows == 40
+
+
+def test_a_worker_that_publishes_keeps_its_lock_when_the_launcher_leaves(tmp_path):
+    """A launcher that leaves its job deletes only the lock of a publisher that was killed."""
+    folder = Folder(str(tmp_path / "out"))
+    publishing = tmp_path / "out" / PUBLISHING_NAME
+    with lock_folder(folder):
+        worker = lock_file(publishing)
+    assert publishing.exists()
+    os.close(worker)
+    with lock_folder(folder):
+        pass
+    assert not publishing.exists()
+
+
+def test_how_far_a_job_is_comes_from_the_runner(held, words, tmp_path):
+    """Beam's own job service says nothing before the end, and then everything; nothing is not zero."""
+    with start(*words[:7], "--log-json", *words[7:], folder=tmp_path / "first") as first:
+        at_work(tmp_path / "out")
+        before = len(progress_of(first))
+        wait_for(lambda: len(progress_of(first)) > before)
+        last = progress_of(first)[-1]
+        assert (last["done"], last["failed"]) == (None, None)
+        held.hold.unlink()
+        assert first.wait().returncode == 0
+    assert progress_of(first)[-1]["done"] == 40
+
+
+def progress_of(started: Started) -> list[dict[str, object]]:
+    events = map(json.loads, (started.folder / "stderr").read_text().splitlines())
+    return [event for event in events if event["event"] == "progress"]

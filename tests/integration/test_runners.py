@@ -14,8 +14,9 @@ from schemas.dataset import open_dataset
 from schemas.storage.folder import Folder
 from schemas.writing.output import LOCK_NAME
 from schemas.writing.validation import validate
+from tests.builders import tree
 from tests.integration import clusters
-from tests.integration.workload import OUTPUTS, commands, files, make_inputs, one_line
+from tests.integration.workload import OUTPUTS, commands, make_inputs, one_line
 
 for package in ("distributed", "gcp_storage_emulator", "google.cloud.dataflow", "timm"):
     pytest.importorskip(package, reason="the extra dev installs it")
@@ -59,7 +60,7 @@ def local(inputs, imagepivot, tmp_path_factory) -> dict[str, bytes]:
     for command, code in zip(commands("--workers", "1"), CODES, strict=True):
         imagepivot(*command, cwd=folder, code=code)
     assert open_dataset(folder / "features").manifest.rows == 5
-    return files(folder)
+    return tree(folder)
 
 
 # --- the cluster of each kind, and the bytes of what it makes ----------------------------------------------------------
@@ -81,7 +82,7 @@ def dask(tmp_path_factory) -> Iterator[clusters.Cluster]:
 def dataflow(inputs, tmp_path_factory) -> Iterator[clusters.Cluster]:
     """The stand-in for Dataflow, and the inputs in its store."""
     with clusters.dataflow(tmp_path_factory.mktemp("dataflow")) as cluster:
-        for name, data in files(inputs).items():
+        for name, data in tree(inputs).items():
             Folder(STORE).write(name, data)
         yield cluster
 
@@ -134,7 +135,7 @@ def test_relative_arguments_on_a_shared_disk(kind, request, inputs, local, image
     for command, code in zip(commands("--shared-disk"), CODES, strict=True):
         done = imagepivot(*command, "--", *cluster.flags, cwd=folder, code=code)
         assert "Traceback" not in done.stderr
-    assert files(folder) == local
+    assert tree(folder) == local
     assert not list(cluster.folder.rglob("*.parquet"))
 
 
@@ -158,7 +159,7 @@ def test_addresses_on_dataflow(dataflow, local, local_features, imagepivot):
 # --- what goes wrong ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["dask", "dataflow"])
+@pytest.mark.parametrize("kind", ["job_service", "dask", "dataflow"])
 def test_a_users_mistake_on_a_worker_is_one_line(kind, request, imagepivot, tmp_path):
     cluster = request.getfixturevalue(kind)
     root = f"{STORE}mistake/" if kind == "dataflow" else f"{tmp_path}/"
@@ -184,7 +185,7 @@ def test_a_worker_that_is_killed_during_features(inputs, local, imagepivot, tmp_
         written = kept.stat().st_mtime_ns
         imagepivot(*command, *cluster.flags, cwd=folder, code=CODES[-1])
     assert kept.stat().st_mtime_ns == written
-    assert {k: v for k, v in files(folder).items() if k.startswith("features/")} == {
+    assert {k: v for k, v in tree(folder).items() if k.startswith("features/")} == {
         k: v for k, v in local.items() if k.startswith("features/")
     }
 

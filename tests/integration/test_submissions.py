@@ -1,10 +1,11 @@
-"""What every command would submit to Dataflow: hints, images, files, options and sizes, as the stock client makes them."""
+"""Submissions to Dataflow: hints, images, files, options and sizes, as the stock client makes them; nothing is sent."""
 
 from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,114 @@ from typer.testing import CliRunner
 
 pytest.importorskip("google.cloud.dataflow_v1beta3", reason="pip install 'imagepivot[gcp]'")
 
+from apache_beam.portability.api import beam_runner_api_pb2 as pb
+from apache_beam.portability.common_urns import environments, primitives, resource_hints
+from apache_beam.runners.dataflow.internal import apiclient
+from google.cloud import dataflow_v1beta3
+
 from pipelines.commands import app as cli
-from pipelines.running import runner
+from pipelines.running import remote, runner
 from pipelines.running.staging import source_files
-from schemas.errors import UsageError
+from schemas.errors import ImagepivotError, UsageError
 from tests.fake_extractors import use_colours
-from tests.integration.submitted import FLAGS, Submission, submit
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+FLAGS = (
+    "--runner=DataflowRunner",
+    "--project=project",
+    "--region=us-central1",
+    "--temp_location=gs://bucket/tmp",
+    "--dry_run=True",
+    "--no_auth",
+)
+
+
+@dataclass
+class Submission:
+    """A job of Dataflow.
+
+    Attributes:
+        job: the message that the client sends.
+        graph: the pipeline that it stages.
+        staged: the files that it stages besides, by name.
+    """
+
+    job: dataflow_v1beta3.Job
+    graph: pb.Pipeline
+    staged: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def pool(self) -> dataflow_v1beta3.WorkerPool:
+        (pool,) = self.job.environment.worker_pools
+        return pool
+
+    @property
+    def experiments(self) -> list[str]:
+        return list(self.job.environment.experiments)
+
+    def environment_of(self, transform: pb.PTransform) -> pb.Environment:
+        return self.graph.components.environments[transform.environment_id]
+
+    def steps(self) -> Iterator[pb.PTransform]:
+        """Yield the steps in which our code runs."""
+        for transform in self.graph.components.transforms.values():
+            if transform.spec.urn == primitives.PAR_DO.urn:
+                yield transform
+
+    def hints(self) -> dict[str, Mapping[str, str]]:
+        """Return the hints of every step that has any, by the step's name."""
+        found = {}
+        names = {resource_hints.ACCELERATOR.urn: "accelerator", resource_hints.MAX_ACTIVE_BUNDLES_PER_WORKER.urn: "bundles"}
+        for transform in self.graph.components.transforms.values():
+            hints = self.environment_of(transform).resource_hints if transform.environment_id else {}
+            if hints:
+                found[transform.unique_name] = {names[urn]: value.decode() for urn, value in hints.items()}
+        return found
+
+    def images(self) -> set[str]:
+        """Return the container images of all environments."""
+        for environment in self.graph.components.environments.values():
+            assert environment.urn == environments.DOCKER.urn
+        return {
+            pb.DockerPayload.FromString(environment.payload).container_image
+            for environment in self.graph.components.environments.values()
+        }
+
+    def packages(self) -> list[list[str]]:
+        """Return the names of the files that each environment installs."""
+        return [
+            [
+                pb.ArtifactStagingToRolePayload.FromString(artifact.role_payload).staged_name
+                for artifact in environment.dependencies
+            ]
+            for environment in self.graph.components.environments.values()
+        ]
+
+
+def submit(run: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> Submission:
+    """Run a command or a job, with `FLAGS`, until its pipeline is submitted."""
+    submissions: list[Submission] = []
+
+    def stage(_client, _folder, name, stream, **_options) -> None:
+        staged[name] = Path(stream).read_bytes() if isinstance(stream, str) else stream.read()
+
+    def wait(result, **_) -> None:
+        client = apiclient.DataflowApplicationClient(result.job.options, result.job.root_staging_location)
+        client.create_job_description(result.job)
+        graph = pb.Pipeline.FromString(staged.pop("pipeline.pb"))
+        submissions.append(Submission(result.job.proto, graph, staged))
+        raise ImagepivotError("submitted")
+
+    staged: dict[str, bytes] = {}
+    with monkeypatch.context() as patched:
+        patched.setattr(apiclient.DataflowApplicationClient, "stage_file_with_retry", stage)
+        patched.setattr(remote, "watch", wait)
+        with pytest.raises(ImagepivotError, match=r"^submitted$"):
+            run()
+    (submission,) = submissions
+    return submission
+
 
 HINTS = {"accelerator": "type:nvidia-l4;count:1;machine_type:g2-standard-4;install-nvidia-driver", "bundles": "1"}
 GPU = ("--gpu", "nvidia-l4", "--worker-machine", "g2-standard-4")
@@ -50,8 +151,6 @@ def folder(tmp_path_factory, patch) -> Path:
     for name in ("private.txt", "schemas.py", "setup.py", "requirements.txt"):
         Path(name).write_text("SECRET = 1\n")
     list_images(10)
-    command(*captions("c"), "--workers", 1)
-    command("vocabulary", "c", "v", "--min-count", 1, "--workers", 1)
     return folder
 
 
@@ -60,22 +159,12 @@ def list_images(count: int) -> None:
     Path("images.csv").write_text(f"image_id,uri\n{rows}")
 
 
-def captions(output: str, shards: int = 2, recipe: str = "multi30k-lc") -> tuple[object, ...]:
-    return ("captions", "captions.tsv", output, "--format", "table", "--shards", shards, "--recipe", recipe)
+def captions(output: str, shards: int = 2) -> tuple[object, ...]:
+    return ("captions", "captions.tsv", output, "--format", "table", "--shards", shards)
 
 
 def features(*options: object) -> tuple[object, ...]:
     return ("features", "images.csv", "out", *options)
-
-
-def texts(shards: int = 2) -> dict[str, tuple[object, ...]]:
-    """The commands that read and write text."""
-    return {
-        "captions": captions("out", shards),
-        "truecased": captions("out", shards, "moses-truecase"),
-        "vocabulary": ("vocabulary", "c", "out", "--min-count", 1),
-        "encode": ("encode", "c", "v", "out"),
-    }
 
 
 @pytest.fixture(scope="module")
@@ -87,11 +176,6 @@ def submitted(folder, patch):
         return submit(lambda: command(*arguments[:end], "--shared-disk", "--", *FLAGS, *arguments[end + 1 :]), patch)
 
     return run
-
-
-@pytest.fixture(scope="module")
-def plain(submitted) -> dict[str, Submission]:
-    return {name: submitted(*arguments) for name, arguments in texts().items()}
 
 
 @pytest.fixture(scope="module")
@@ -113,49 +197,29 @@ def test_steps_with_gpus_are_not_fused_with_others(with_gpus):
     assert model == check != listing == commit
 
 
-def test_options_of_workers_with_gpus(submitted, with_gpus):
+def test_options_of_workers(submitted, with_gpus):
+    """Every core of a worker without GPUs is a process, and the runner chooses the number of threads."""
     assert with_gpus.pool.machine_type == ""  # That of the other workers.
     assert with_gpus.pool.num_threads_per_worker == 1
     assert "no_use_multiple_sdk_containers" in with_gpus.experiments
     assert "use_multiple_sdk_containers" not in with_gpus.experiments
-
-
-def test_several_gpus_and_flags_of_the_user(submitted):
-    flags = ("--experiments=mine,other", "--disk_size_gb=100", "--worker_machine_type=n2-standard-8")
-    several = submitted(*features("--gpu", "nvidia-tesla-t4", "--gpus-per-worker", 2), "--", *flags)
-    assert several.hints()["ExtractFeatures/ExtractShard"] == {
-        "accelerator": "type:nvidia-tesla-t4;count:2;install-nvidia-driver",
-        "bundles": "2",
-    }
-    assert (several.pool.num_threads_per_worker, several.pool.machine_type, several.pool.disk_size_gb) == (
-        2,
-        "n2-standard-8",
-        100,
-    )
-    assert {"mine", "other", "no_use_multiple_sdk_containers"} <= set(several.experiments)
-    assert submitted(*features(*GPU), "--", "--number_of_worker_harness_threads=3").pool.num_threads_per_worker == 3
-
-
-def test_workers_without_gpus(plain):
-    """Every core of a worker is a process, and the runner chooses the number of threads."""
-    for one in plain.values():
-        assert one.hints() == {}
-        assert "use_multiple_sdk_containers" in one.experiments
-        assert one.pool.num_threads_per_worker == 0
-    assert {one.pool.machine_type for one in plain.values()} == {""}
+    without = submitted(*captions("out"))
+    assert without.hints() == {}
+    assert "use_multiple_sdk_containers" in without.experiments
+    assert without.pool.num_threads_per_worker == 0
 
 
 def test_an_image_is_that_of_every_step_and_brings_our_package(submitted):
     image = "eu-docker.pkg.dev/project/images/imagepivot:1"
-    for arguments in (features(*GPU), texts()["truecased"]):
+    for arguments in (features(*GPU), captions("out")):
         one = submitted(*arguments, "--", f"--sdk_container_image={image}")
         assert one.images() == {image}
         assert {each.container_image for each in one.pool.sdk_harness_container_images} == {image}
         assert set(one.staged) <= BEAMS
 
 
-def test_our_wheel_is_staged_once_and_nothing_else_of_this_machine(with_gpus, plain):
-    for one in (with_gpus, *plain.values()):
+def test_our_wheel_is_staged_once_and_nothing_else_of_this_machine(submitted, with_gpus):
+    for one in (with_gpus, submitted(*captions("out"))):
         assert set(one.staged) == {OURS, *BEAMS}
         names = zipfile.ZipFile(io.BytesIO(one.staged[OURS])).namelist()
         assert sorted(name for name in names if ".dist-info/" not in name) == sorted(name for name, _ in source_files())

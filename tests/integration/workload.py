@@ -27,11 +27,6 @@ def make_inputs(folder: Path) -> Path:
     return folder
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    """Return the content of all files below a folder, by relative path."""
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def commands(*options: str, at: str = "") -> list[tuple[str, ...]]:
     """Return the commands.
 
