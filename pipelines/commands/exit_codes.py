@@ -31,22 +31,8 @@ _EXTRAS = {
 """The modules that each extra brings."""
 
 _NEEDS = {
-    **dict.fromkeys(
-        (
-            "captions",
-            "vocabulary",
-            "encode",
-            "word-vectors",
-            "token-features",
-            "features",
-            "view",
-            "import",
-            "export",
-            "demo",
-            "build",
-        ),
-        "pipelines",
-    ),
+    **dict.fromkeys(("captions", "vocabulary", "encode", "word-vectors", "token-features", "features"), "pipelines"),
+    **dict.fromkeys(("view", "import", "export", "demo", "build"), "pipelines"),
     **dict.fromkeys(("train", "evaluate", "compare", "embed", "search", "sts", "reproduce"), "train"),
     "figures": "figures",
 }

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-import typer
-
-from pipelines.commands.app import app
 from pipelines.commands.app import main as run_command
+from pipelines.commands.binding import Option
+from pipelines.commands.data import captions, encode, features, vocabulary
 from schemas.errors import ImagepivotError, UsageError
 
-COMMANDS = ("captions", "vocabulary", "encode", "features")
+COMMANDS = {str(command.name): command for command in (captions, vocabulary, encode, features)}
 """Commands that a launch can run: those that run pipelines."""
 
 LEFT_OUT = {
-    **dict.fromkeys(("config", "log-json", "dry-run"), "for a person at a terminal"),
+    **dict.fromkeys(("log-json", "dry-run"), "for a person at a terminal"),
     **dict.fromkeys(("workers", "task"), "for runs without a runner"),
     **dict.fromkeys(("detach", "start-timeout", "max-failures"), "about the wait for a job, and the launcher does not wait"),
     **dict.fromkeys(
@@ -31,11 +29,10 @@ LEFT_OUT = {
 """Options that are no parameters, with the reason."""
 
 
-def parameters_of(command: str) -> Mapping[str, Any]:
-    """Return the click parameters of a command that a launch can give, by the names of the template's parameters."""
-    parameters: Sequence[Any] = typer.main.get_command(app).commands[command].params  # type: ignore[attr-defined]
-    names = {max(parameter.opts, key=len).removeprefix("--"): parameter for parameter in parameters}
-    return {name.replace("-", "_"): parameter for name, parameter in names.items() if name not in LEFT_OUT}
+def parameters_of(command: str) -> Mapping[str, Option]:
+    """Return the options of a command that a launch can give, by the names of the template's parameters."""
+    options = COMMANDS[command].options
+    return {key: each for key, each in options.items() if not (each.name in LEFT_OUT or each.opt.is_behind_dashes)}
 
 
 def command_line(arguments: Sequence[str]) -> list[str]:
@@ -54,18 +51,18 @@ def command_line(arguments: Sequence[str]) -> list[str]:
         raise UsageError(f"the parameter 'command' is {command!r}, expected one of {', '.join(map(repr, COMMANDS))}")
     words, options = [], []
     own = parameters_of(command)
-    for name, parameter in own.items():
-        value, option = values.pop(name, None), f"--{name.replace('_', '-')}"
-        if parameter.param_type_name == "argument":
+    for name, option in own.items():
+        value = values.pop(name, None)
+        if option.is_argument:
             if value is None:
                 raise UsageError(f"the parameter {name!r} is missing, and {command} needs it")
             words.append(value)
-        elif value is not None and parameter.is_flag:
+        elif value is not None and option.is_flag:
             if value not in ("true", "false"):
                 raise UsageError(f"the parameter {name!r} is {value!r}, expected true or false")
-            options += [option] * (value == "true")
+            options += [option.label] * (value == "true")
         elif value is not None:
-            options.append(f"{option}={value}")
+            options.append(f"{option.label}={value}")
     if values:
         raise UsageError(f"{command} has no parameter {next(iter(values))!r}: it has {', '.join(map(repr, own))}")
     return [command, *words, *options, "--", *flags]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
@@ -46,7 +46,7 @@ class ParameterDifference:
     b: Any
 
 
-@dataclass(frozen=True)
+@dataclass
 class KeySample:
     """A number of rows, and the keys of the first few.
 
@@ -58,32 +58,76 @@ class KeySample:
     count: int = 0
     first: tuple[str, ...] = ()
 
+    def add(self, key: tuple[Any, ...]) -> None:
+        """Count a row."""
+        self.count += 1
+        if len(self.first) < _FIRST:
+            self.first = (*self.first, _text(key))
 
-@dataclass(frozen=True)
+
+@dataclass
 class VectorDifference:
     """The differences of a column of real numbers over the rows that both datasets have.
 
     Attributes:
         column: name of the column.
+        has_cosine: whether its values are features, whose cosines are computed (of regions: region by region).
         rows: number of rows that differ at all.
         largest: largest absolute difference.
         largest_key: key of the row with the largest difference; empty if nothing differs.
-        mean: mean absolute difference over all values.
-        relative: the largest absolute difference divided by the largest absolute value of either side.
-        cosine_mean: mean cosine of the vectors (of regions: region by region); None for columns other than features.
-        cosine_least: the smallest cosine.
+        cosine_least: the smallest cosine; None without any.
         cosine_least_key: key of the row with the smallest cosine.
     """
 
     column: str
-    rows: int
-    largest: float
-    largest_key: str
-    mean: float
-    relative: float
-    cosine_mean: float | None = None
+    has_cosine: bool
+    rows: int = 0
+    largest: float = 0.0
+    largest_key: str = ""
     cosine_least: float | None = None
     cosine_least_key: str = ""
+    _sum: float = 0.0
+    _values: int = 0
+    _largest_value: float = 0.0
+    _cosine_sum: float = 0.0
+    _cosines: int = 0
+
+    @property
+    def mean(self) -> float:
+        """Mean absolute difference over all values."""
+        return self._sum / self._values if self._values else 0.0
+
+    @property
+    def relative(self) -> float:
+        """The largest absolute difference divided by the largest absolute value of either side."""
+        return self.largest / self._largest_value if self._largest_value else 0.0
+
+    @property
+    def cosine_mean(self) -> float | None:
+        """Mean cosine of the vectors; None without any."""
+        return self._cosine_sum / self._cosines if self._cosines else None
+
+    def add(self, key: tuple[Any, ...], a: np.ndarray, b: np.ndarray) -> bool:
+        """Add arrays ``(vectors, values)`` of one row, and return whether they differ."""
+        self._values += a.size
+        if not a.size:
+            return False
+        self._largest_value = float(np.maximum(self._largest_value, max(np.abs(a).max(), np.abs(b).max())))
+        same = np.array_equal(a, b)
+        if not same:
+            gap = np.abs(a.astype(np.float64) - b.astype(np.float64))
+            self.rows += 1
+            self._sum += float(gap.sum())
+            # NaN counts as the largest difference, and remains so.
+            if not math.isnan(self.largest) and not float(gap.max()) <= self.largest:
+                self.largest, self.largest_key = float(gap.max()), _text(key)
+        if self.has_cosine:
+            cosines = np.ones(len(a)) if same else _cosines(a.astype(np.float64), b.astype(np.float64))
+            self._cosine_sum += float(cosines.sum())
+            self._cosines += len(cosines)
+            if self.cosine_least is None or float(cosines.min()) < self.cosine_least:
+                self.cosine_least, self.cosine_least_key = float(cosines.min()), _text(key)
+        return not same
 
 
 @dataclass(frozen=True)
@@ -109,14 +153,14 @@ class Comparison:
     rows_a: int
     rows_b: int
     common: int
-    parameters: tuple[ParameterDifference, ...] = ()
-    missing_in_a: KeySample = KeySample()
-    missing_in_b: KeySample = KeySample()
-    differing: KeySample = KeySample()
-    columns: Mapping[str, int] = field(default_factory=dict)
-    vectors: tuple[VectorDifference, ...] = ()
-    incomparable: str = ""
-    tolerance: float = 0.0
+    parameters: tuple[ParameterDifference, ...]
+    missing_in_a: KeySample
+    missing_in_b: KeySample
+    differing: KeySample
+    columns: Mapping[str, int]
+    vectors: tuple[VectorDifference, ...]
+    incomparable: str
+    tolerance: float
 
     @property
     def differs(self) -> bool:
@@ -126,72 +170,6 @@ class Comparison:
             or bool(self.missing_in_a.count or self.missing_in_b.count)
             or any(self.columns.values())
             or not all(column.largest <= self.tolerance for column in self.vectors)
-        )
-
-
-class _KeyCounter:
-    """Counter of keys that remembers the first few."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._first: list[str] = []
-
-    def add(self, key: tuple[Any, ...]) -> None:
-        self._count += 1
-        if len(self._first) < _FIRST:
-            self._first.append(_text(key))
-
-    def done(self) -> KeySample:
-        return KeySample(count=self._count, first=tuple(self._first))
-
-
-class _VectorTotals:
-    """Running totals of the differences of one column."""
-
-    def __init__(self, column: str, *, cosine: bool) -> None:
-        self._column = column
-        self._cosine = cosine
-        self._rows = 0
-        self._largest, self._largest_key = 0.0, ""
-        self._value = 0.0
-        self._sum, self._values = 0.0, 0
-        self._cosine_sum, self._cosines = 0.0, 0
-        self._least, self._least_key = math.inf, ""
-
-    def add(self, key: tuple[Any, ...], a: np.ndarray, b: np.ndarray) -> bool:
-        """Add arrays ``(vectors, values)`` of one row, and return whether they differ."""
-        self._values += a.size
-        if not a.size:
-            return False
-        self._value = float(np.maximum(self._value, max(np.abs(a).max(), np.abs(b).max())))
-        same = np.array_equal(a, b)
-        if not same:
-            gap = np.abs(a.astype(np.float64) - b.astype(np.float64))
-            self._rows += 1
-            self._sum += float(gap.sum())
-            # NaN counts as the largest difference, and remains so.
-            if not math.isnan(self._largest) and not float(gap.max()) <= self._largest:
-                self._largest, self._largest_key = float(gap.max()), _text(key)
-        if self._cosine:
-            cosines = np.ones(len(a)) if same else _cosines(a.astype(np.float64), b.astype(np.float64))
-            self._cosine_sum += float(cosines.sum())
-            self._cosines += len(cosines)
-            if float(cosines.min()) < self._least:
-                self._least, self._least_key = float(cosines.min()), _text(key)
-        return not same
-
-    def done(self) -> VectorDifference:
-        known = self._cosine and self._cosines > 0
-        return VectorDifference(
-            column=self._column,
-            rows=self._rows,
-            largest=self._largest,
-            largest_key=self._largest_key,
-            mean=self._sum / self._values if self._values else 0.0,
-            relative=self._largest / self._value if self._value else 0.0,
-            cosine_mean=self._cosine_sum / self._cosines if known else None,
-            cosine_least=self._least if known else None,
-            cosine_least_key=self._least_key if known else "",
         )
 
 
@@ -229,9 +207,9 @@ def compare_datasets(job: DiffJob, meter: Meter = Meter()) -> Comparison:
     names = [column.name for column in a.schema if column.name not in KEY_COLUMNS[a.kind]]
     real = [] if incomparable else [name for name in names if _is_real(a.schema.field(name).type)]
     plain = [] if incomparable else [name for name in names if name not in real]
-    vectors = {name: _VectorTotals(name, cosine=name in _FEATURES) for name in real}
+    vectors = {name: VectorDifference(name, name in _FEATURES) for name in real}
     columns = dict.fromkeys(plain, 0)
-    only_a, only_b, differing = _KeyCounter(), _KeyCounter(), _KeyCounter()
+    only_a, only_b, differing = KeySample(), KeySample(), KeySample()
     common = 0
     for key, row_a, row_b in _joined(a, b, [*KEY_COLUMNS[a.kind], *real, *plain]):
         meter.add(rows=1)
@@ -255,11 +233,11 @@ def compare_datasets(job: DiffJob, meter: Meter = Meter()) -> Comparison:
         rows_b=len(b),
         common=common,
         parameters=tuple(_parameters(a, b)),
-        missing_in_a=only_b.done(),
-        missing_in_b=only_a.done(),
-        differing=differing.done(),
+        missing_in_a=only_b,
+        missing_in_b=only_a,
+        differing=differing,
         columns=columns,
-        vectors=tuple(totals.done() for totals in vectors.values()),
+        vectors=tuple(vectors.values()),
         incomparable=incomparable,
         tolerance=job.tolerance,
     )

@@ -6,14 +6,13 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import MISSING
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
 import pytest
-import typer
 
 from pipelines.commands import flex_template
-from pipelines.commands.app import app
 from pipelines.commands.flex_template import COMMANDS, LEFT_OUT, command_line, parameters_of
 from schemas.errors import UsageError
 
@@ -39,8 +38,7 @@ def test_google_reads_the_metadata():
 
 
 def test_metadata_lists_every_option_of_each_command():
-    commands = typer.main.get_command(app).commands
-    assert set(LEFT_OUT) <= {max(each.opts, key=len).removeprefix("--") for name in COMMANDS for each in commands[name].params}
+    assert set(LEFT_OUT) <= {option.name for command in COMMANDS.values() for option in command.options.values()}
     assert set(PARAMETERS) == {"command", *BEAM}.union(*map(parameters_of, COMMANDS))
     for name, parameter in PARAMETERS.items():
         [pattern] = parameter["regexes"]
@@ -57,19 +55,18 @@ def test_metadata_lists_every_option_of_each_command():
 @pytest.mark.parametrize("command", COMMANDS)
 def test_choices_and_patterns_of_the_metadata_fit_the_options(command):
     assert [option["value"] for option in PARAMETERS["command"]["enumOptions"]] == list(COMMANDS)
-    options = typer.main.get_command(app).commands[command].options
-    for name, parameter in parameters_of(command).items():
-        [hint, *_] = options[parameter.name].types
+    for name, option in parameters_of(command).items():
+        [hint, *_] = option.types
         choices = list(get_args(hint)) if get_origin(hint) is Literal else []
-        listed = [option["value"] for option in PARAMETERS[name].get("enumOptions", ())]
+        listed = [each["value"] for each in PARAMETERS[name].get("enumOptions", ())]
         assert listed == choices, name
         if choices:
             assert PARAMETERS[name]["regexes"] == [f"^({'|'.join(choices)})$"]
         if hint is bool:
             assert PARAMETERS[name]["regexes"] == ["^(true|false)$"]
-        if parameter.default not in (None, "", Ellipsis) and parameter.param_type_name == "option":
-            text = str(parameter.default).lower() if isinstance(parameter.default, bool) else str(parameter.default)
-            assert re.match(PARAMETERS[name]["regexes"][0], text), (name, parameter.default)
+        if option.default not in (None, MISSING) and (text := option.text(option.default)):
+            text = text.lower() if hint is bool else text
+            assert re.match(PARAMETERS[name]["regexes"][0], text), (name, text)
 
 
 @pytest.mark.parametrize(
