@@ -27,6 +27,7 @@ from pipelines.inputs.captions import EVERYTHING, open_source
 from pipelines.inputs.images import open_images
 from pipelines.text.blocks import blocks_of
 from schemas.errors import InputError
+from tests.pipelines.inputs.reading import write
 from tests.pipelines.text.captions import sort_captions
 
 SEEDS = range(12)
@@ -37,6 +38,7 @@ LETTERS = [
 CHANGES = [str.upper, str.lower, partial(unicodedata.normalize, "NFC"), partial(unicodedata.normalize, "NFD")]
 CONTROLS = ["\n", "\t", "\x1b", "\x85", "\r"]
 REPEATS = ("belongs to two", "would both be", "are both", "occurs twice")
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 LONGEST_NAME = 200  # Bytes of a file's name on a disk, well below the limit.
 
 
@@ -98,8 +100,7 @@ def _karpathy(folder: Path, keys: list[str], ids: str) -> list[tuple[str, str]]:
 
 
 def _lines(path: Path, lines: list[str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="")
+    write(path, "".join(f"{line}\n" for line in lines))
 
 
 def _scan(folder: Path, keys: list[str], ids: str) -> list[tuple[str, str]]:
@@ -112,30 +113,21 @@ def _scan(folder: Path, keys: list[str], ids: str) -> list[tuple[str, str]]:
 
 def _multi30k(folder: Path, keys: list[str], ids: str) -> list[tuple[str, str]]:
     _lines(folder / "task1/raw/x.en", [str(number) for number in range(len(keys))])
-    _lines(
-        folder / "task1/image_splits/x.txt", [f"{key.replace('#', '')}.jpg#7" for key in keys]
-    )  # Behind # is the caption's id.
+    # Behind # is the caption's id.
+    _lines(folder / "task1/image_splits/x.txt", [f"{key.replace('#', '')}.jpg#7" for key in keys])
     return _captions("multi30k", folder, id_rule=ids)
 
 
-def _rows(keys: list[str], values: str = "text") -> list[dict[str, str]]:
-    return [{"image_id": key, values: str(number)} for number, key in enumerate(keys)]
-
-
-def _delimited(path: Path, keys: list[str], values: str) -> Path:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",")
-        writer.writerows([("image_id", values), *(tuple(row.values()) for row in _rows(keys, values))])
-    return path
-
-
 def _table(path: Path, keys: list[str], values: str = "text") -> Path:
-    if path.suffix in (".csv", ".tsv"):
-        return _delimited(path, keys, values)
-    if path.suffix == ".jsonl":
-        _lines(path, [json.dumps(row) for row in _rows(keys, values)])
+    rows = [{"image_id": key, values: str(number)} for number, key in enumerate(keys)]
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif path.suffix == ".jsonl":
+        _lines(path, [json.dumps(row) for row in rows])
     else:
-        pq.write_table(pa.table({"image_id": keys, values: [str(number) for number in range(len(keys))]}), path)
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+            writer.writerows([("image_id", values), *(tuple(row.values()) for row in rows)])
     return path
 
 
@@ -154,9 +146,7 @@ def _table_of_images(suffix: str) -> Callable[[Path, list[str], str], list[tuple
 
 def _folder(folder: Path, keys: list[str], ids: str) -> list[tuple[str, str]]:
     for number, key in enumerate(keys):
-        path = folder / "f" / (f"{key}.jpg" if keys.index(key) == number else f"{key}.png")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(str(number))
+        write(folder / "f" / (f"{key}.jpg" if keys.index(key) == number else f"{key}.png"), str(number))
     return _images(folder / "f", id_rule=ids)
 
 
@@ -187,11 +177,8 @@ SOURCES = {
     "karpathy": Source(_karpathy, paths=True),
     "multi30k": Source(_multi30k, paths=True, lines=True),
     "scan": Source(_scan, lines=True),
-    **{
-        f"captions{suffix}": Source(_table_of_captions(suffix), groups=True)
-        for suffix in (".csv", ".tsv", ".jsonl", ".parquet")
-    },
-    **{f"images{suffix}": Source(_table_of_images(suffix)) for suffix in (".csv", ".tsv", ".jsonl", ".parquet")},
+    **{f"captions{suffix}": Source(_table_of_captions(suffix), groups=True) for suffix in SUFFIXES},
+    **{f"images{suffix}": Source(_table_of_images(suffix)) for suffix in SUFFIXES},
     "folder": Source(_folder, paths=True, on_disk=True),
     "tar": Source(_tar, paths=True),
     "parquet keys": Source(_parquet_keys),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import pickle
 import random
@@ -13,6 +12,7 @@ import pytest
 
 from pipelines.inputs.captions import EVERYTHING, Part, RawCaption, Selection, open_source
 from schemas.errors import InputError
+from tests.pipelines.inputs.reading import read, write
 
 ALPHABET = 'abc éß\u2028\r\n\t"\\中\U0001f600'
 
@@ -45,13 +45,7 @@ def _naive_karpathy(path) -> list[RawCaption]:
 
 
 def _write(path, value, **options):
-    data = json.dumps(value, **options).encode()
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    return path
-
-
-def _read(source, selection=EVERYTHING):
-    return [row for part in source.parts(selection) for row in source.read(part, selection)]
+    return write(path, json.dumps(value, **options))
 
 
 @pytest.mark.parametrize("name", ["dataset_flickr30k.json", "dataset_coco.json.gz"])
@@ -60,14 +54,14 @@ def test_karpathy_equals_a_naive_reading(tmp_path, name, options):
     path = _write(tmp_path / name, _dataset(seed=1, images=200), **options)
     expected = _naive_karpathy(path)
     assert len(expected) > 500
-    assert _read(open_source("karpathy", path)) == expected
-    assert _read(open_source("karpathy", tmp_path)) == expected
+    assert read(open_source("karpathy", path)) == expected
+    assert read(open_source("karpathy", tmp_path)) == expected
 
 
 def test_karpathy_sections_in_another_order(tmp_path):
     dataset = _dataset(seed=2, images=20)
     path = _write(tmp_path / "dataset.json", {"info": {"images": [1]}, "dataset": "x", "images": dataset["images"]})
-    assert _read(open_source("karpathy", path)) == _naive_karpathy(path)
+    assert read(open_source("karpathy", path)) == _naive_karpathy(path)
 
 
 def test_karpathy_language_and_selection(tmp_path):
@@ -76,26 +70,13 @@ def test_karpathy_language_and_selection(tmp_path):
     assert source.parts(EVERYTHING) == [Part("dataset_a.json", language="pt-BR", portion="comparable")]
     selection = Selection(languages=("pt-BR",), splits=("val", "restval"))
     expected = [row._replace(language="pt-BR") for row in _naive_karpathy(path) if row.split in ("val", "restval")]
-    assert _read(source, selection) == expected
+    assert read(source, selection) == expected
     assert pickle.loads(pickle.dumps(source)) == source
-
-
-def test_karpathy_what_is_not_there(tmp_path):
-    source = open_source("karpathy", _write(tmp_path / "dataset_a.json", _dataset(seed=3, images=50)))
-    with pytest.raises(InputError, match=r"no captions in language 'de' in '.*/dataset_a.json': there are en;"):
+    assert [row["name"] for row in source.inputs(selection)] == [path.name]
+    with pytest.raises(InputError, match=r"no captions in language 'de' in '.*/dataset_a.json': there are pt-BR;"):
         source.parts(Selection(languages=("de",)))
-    with pytest.raises(InputError, match=r"no captions of portion 'translation' .* there are comparable;"):
-        source.parts(Selection(portions=("translation",)))
     with pytest.raises(InputError, match=r"no captions of split 'test_2016' .* there are restval, test, train, val;"):
-        _read(source, Selection(splits=("test", "test_2016")))
-
-
-def test_karpathy_inputs(tmp_path):
-    path = _write(tmp_path / "dataset_a.json", _dataset(seed=4, images=3))
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    expected = [{"name": "dataset_a.json", "bytes": path.stat().st_size, "sha256": digest}]
-    assert open_source("karpathy", tmp_path).inputs() == expected
-    assert open_source("karpathy", path).inputs(Selection(splits=("val",))) == expected
+        read(source, Selection(splits=("test", "test_2016")))
 
 
 def test_karpathy_folder_with_none_or_several(tmp_path):
@@ -151,24 +132,17 @@ SPLIT_IMAGE = {"filename": "a.jpg", "split": "train", "sentences": [SENTENCE]}
 def test_karpathy_broken_content(tmp_path, images, message):
     source = open_source("karpathy", _write(tmp_path / "dataset_a.json", {"images": images}))
     with pytest.raises(InputError, match=message):
-        _read(source)
+        read(source)
 
 
 def test_karpathy_paths_keep_images_of_one_name_apart(tmp_path):
     images = [{**SPLIT_IMAGE, "filepath": folder, "imgid": 3} for folder in ("train2014", "val2014")]
     path = _write(tmp_path / "dataset_a.json", {"images": images})
     source = open_source("karpathy", path, id_rule="path")
-    assert [row.image_id for row in _read(source)] == ["train2014/a", "val2014/a"]
+    assert [row.image_id for row in read(source)] == ["train2014/a", "val2014/a"]
     assert source.parameters() == {"default_language": "en", "ids": "path"}
     assert "make ids of whole paths with --id-rule path" in open_source("karpathy", path).repeat_advice
     assert "--ids" not in source.repeat_advice
-
-
-def test_karpathy_cut_short(tmp_path):
-    path = _write(tmp_path / "dataset_a.json", _dataset(seed=5, images=20))
-    path.write_bytes(path.read_bytes()[:-200])
-    with pytest.raises(InputError, match=r"dataset_a.json' is not well-formed JSON: .* after \d+ items of 'images'"):
-        _read(open_source("karpathy", path))
 
 
 # --- COCO -------------------------------------------------------------------------------------------------------------
@@ -215,11 +189,11 @@ def test_coco_equals_a_naive_reading(folder):
     train = _naive_coco(folder / "captions_train2014.json", "train2014")
     val = _naive_coco(folder / "captions_val2014.json.gz", "val2014")
     assert len(train) > 200
-    assert _read(open_source("coco", folder)) == train + val
-    assert _read(open_source("coco", folder / "captions_val2014.json.gz")) == val
-    assert _read(open_source("coco", folder), Selection(splits=("val2014",))) == val
+    assert read(open_source("coco", folder)) == train + val
+    assert read(open_source("coco", folder / "captions_val2014.json.gz")) == val
+    assert read(open_source("coco", folder), Selection(splits=("val2014",))) == val
     source = open_source("coco", folder, language="ja")
-    assert _read(source) == [row._replace(language="ja") for row in train + val]
+    assert read(source) == [row._replace(language="ja") for row in train + val]
     assert pickle.loads(pickle.dumps(source)) == source
 
 
@@ -228,7 +202,7 @@ def test_coco_equals_a_naive_reading(folder):
 def test_coco_sections_in_another_order(tmp_path, order, options):
     content = _captions(3, images=40, prefix="")
     path = _write(tmp_path / "captions_a.json", {key: content[key] for key in order}, **options)
-    assert _read(open_source("coco", path)) == _naive_coco(path, "a")
+    assert read(open_source("coco", path)) == _naive_coco(path, "a")
 
 
 def test_coco_parts_and_inputs(folder):
@@ -238,19 +212,8 @@ def test_coco_parts_and_inputs(folder):
     ]
     assert [row["name"] for row in source.inputs()] == ["captions_train2014.json", "captions_val2014.json.gz"]
     assert [row["name"] for row in source.inputs(Selection(splits=("train2014",)))] == ["captions_train2014.json"]
-
-
-@pytest.mark.parametrize(
-    ("selection", "message"),
-    [
-        (Selection(languages=("de",)), r"no captions in language 'de' in .*: there are en;"),
-        (Selection(splits=("test2014",)), r"no captions of split 'test2014' in .*: there are train2014, val2014;"),
-        (Selection(portions=("translation",)), r"no captions of portion 'translation' in .*: there are comparable;"),
-    ],
-)
-def test_coco_what_is_not_there(folder, selection, message):
-    with pytest.raises(InputError, match=message):
-        open_source("coco", folder).parts(selection)
+    with pytest.raises(InputError, match=r"no captions of split 'test2014' in .*: there are train2014, val2014;"):
+        source.parts(Selection(splits=("test2014",)))
 
 
 def test_files_that_do_not_say_their_split(tmp_path):
@@ -298,7 +261,7 @@ CAPTION = {"id": 5, "image_id": 1, "caption": "text"}
 def test_coco_broken_content(tmp_path, images, annotations, message):
     path = _write(tmp_path / "captions_x.json", {"images": images, "annotations": annotations})
     with pytest.raises(InputError, match=message):
-        _read(open_source("coco", path))
+        read(open_source("coco", path))
 
 
 @pytest.mark.parametrize(
@@ -318,11 +281,11 @@ def test_images_of_one_name_are_refused(tmp_path, second, advice):
     path = _write(tmp_path / "captions_x.json", {"images": images, "annotations": annotations})
     message = f"image number 2: the images '9' ('a/a.jpg') and '10' ({second!r}) would both be 'a': {advice}"
     with pytest.raises(InputError, match=re.escape(message)):
-        _read(open_source("coco", path))
+        read(open_source("coco", path))
     if "--id-rule path" in advice:
         source = open_source("coco", path, id_rule="path")
         assert source.parameters() == {"default_language": "en", "ids": "path"}
-        assert [(row.image_id, row.index, row.text) for row in _read(source)] == [
+        assert [(row.image_id, row.index, row.text) for row in read(source)] == [
             ("a/a", 0, "9"),
             (second.removesuffix(".jpg"), 0, "10"),
         ]
@@ -330,7 +293,7 @@ def test_images_of_one_name_are_refused(tmp_path, second, advice):
         with pytest.raises(
             InputError, match=r"would both be 'a/a': rename one of them, here and on the disk, or write a table"
         ):
-            _read(open_source("coco", path, id_rule="path"))
+            read(open_source("coco", path, id_rule="path"))
 
 
 def test_case_and_unicode_forms_keep_images_apart(tmp_path):
@@ -338,23 +301,16 @@ def test_case_and_unicode_forms_keep_images_apart(tmp_path):
     images = [{"id": number, "file_name": f"{name}.jpg"} for number, name in enumerate(names)]
     annotations = [{"id": number, "image_id": number, "caption": name} for number, name in enumerate(names)]
     path = _write(tmp_path / "captions_x.json", {"images": images, "annotations": annotations})
-    assert [row.image_id for row in _read(open_source("coco", path))] == names
+    assert [row.image_id for row in read(open_source("coco", path))] == names
 
 
 def test_an_image_that_is_listed_again_is_the_same_image(tmp_path):
     path = _write(tmp_path / "captions_x.json", {"images": [IMAGE, IMAGE], "annotations": [CAPTION]})
-    assert _read(open_source("coco", path)) == [RawCaption("a", "en", "comparable", 0, "x", "text")]
+    assert read(open_source("coco", path)) == [RawCaption("a", "en", "comparable", 0, "x", "text")]
 
 
 def test_ids_of_annotations_may_start_again_for_another_image(tmp_path):
     images = [IMAGE, {"id": 2, "file_name": "b.jpg"}]
     annotations = [CAPTION, {**CAPTION, "image_id": 2}, {"image_id": 1, "caption": "x"}, {"image_id": 1, "caption": "x"}]
     path = _write(tmp_path / "captions_x.json", {"images": images, "annotations": annotations})
-    assert [(row.image_id, row.index) for row in _read(open_source("coco", path))] == [("a", 0), ("b", 0), ("a", 1), ("a", 2)]
-
-
-def test_coco_cut_short(tmp_path):
-    path = _write(tmp_path / "captions_x.json", {"images": [IMAGE], "annotations": [CAPTION] * 10})
-    path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(InputError, match=r"captions_x.json' is not well-formed JSON"):
-        _read(open_source("coco", path))
+    assert [(row.image_id, row.index) for row in read(open_source("coco", path))] == [("a", 0), ("b", 0), ("a", 1), ("a", 2)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import os
 import pickle
 from collections import Counter
 
@@ -12,34 +11,25 @@ import pytest
 
 from pipelines.inputs.captions import EVERYTHING, Part, RawCaption, Selection, open_source
 from schemas.errors import InputError
-
-
-def _write(path, text):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    data = text if isinstance(text, bytes) else text.encode()
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+from tests.pipelines.inputs.reading import read, write
 
 
 @pytest.fixture
 def root(tmp_path):
     """Two images in train, one in val; plain and zipped files."""
     data = tmp_path / "data"
-    _write(data / "task1/image_splits/train.txt", "10.jpg\n20.jpg\n")
-    _write(data / "task1/image_splits/mscoco.txt", "COCO_1.jpg#77\nCOCO_1.jpg#78\n")
-    _write(data / "task1/raw/train.en.gz", "one\r\ntwo\u2028 lines\n")
-    _write(data / "task1/raw/train.pt-br", "\ufeffum\n\n")
-    _write(data / "task1/raw/mscoco.en", "a\nb")
-    _write(data / "task1/raw/.DS_Store", b"\xff")
-    _write(data / "task1/raw/README.md", "text")
-    _write(data / "task2/image_splits/val_images.txt", "30.jpg\n")
-    _write(data / "task2/image_splits/test_2017_images.txt", "40.jpg\n")
+    write(data / "task1/image_splits/train.txt", "10.jpg\n20.jpg\n")
+    write(data / "task1/image_splits/mscoco.txt", "COCO_1.jpg#77\nCOCO_1.jpg#78\n")
+    write(data / "task1/raw/train.en.gz", "one\r\ntwo\u2028 lines\n")
+    write(data / "task1/raw/train.pt-br", "\ufeffum\n\n")
+    write(data / "task1/raw/mscoco.en", "a\nb")
+    write(data / "task1/raw/.DS_Store", b"\xff")
+    write(data / "task1/raw/README.md", "text")
+    write(data / "task2/image_splits/val_images.txt", "30.jpg\n")
+    write(data / "task2/image_splits/test_2017_images.txt", "40.jpg\n")
     for number in (1, 2):
-        _write(data / f"task2/raw/val.{number}.de.gz", f"Satz {number}\n")
+        write(data / f"task2/raw/val.{number}.de.gz", f"Satz {number}\n")
     return tmp_path
-
-
-def _read(source, selection=EVERYTHING):
-    return [row for part in source.parts(selection) for row in source.read(part, selection)]
 
 
 EXPECTED = [
@@ -56,13 +46,27 @@ EXPECTED = [
 
 @pytest.mark.parametrize("below", ["", "data"])
 def test_reads_everything_but_marks_and_line_ends_as_it_stands(root, below):
-    assert _read(open_source("multi30k", root / below)) == EXPECTED
-
-
-def test_source_is_picklable_and_hashable(root):
-    source = open_source("multi30k", root)
+    source = open_source("multi30k", root / below)
+    assert read(source) == EXPECTED
     assert pickle.loads(pickle.dumps(source)) == source
     assert hash(source) == hash(pickle.loads(pickle.dumps(source)))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("image_splits/train.txt", "10.jpg\r20.jpg\n30.jpg\n", r"train.txt', line 1: .*'\\r'; if lines end in CR alone"),
+        ("image_splits/train.txt", "10.jpg\n\n", r"train.txt', line 2: the image id is empty"),
+        ("raw/train.en.gz", b"fine\ncaf\xe9\n", r"task1/raw/train.en.gz' is not UTF-8: line 2, column 4 .* 0xe9"),
+        ("raw/train.en.gz", "one\n", r"train.en.gz' has 1 lines, but its image list '.*splits/train.txt' has 2: line N"),
+        ("raw/train.en.gz", "one\ntwo\n\n", r"train.en.gz' has 3 lines, but its image list"),
+        ("raw/train.en.gz", "", r"train.en.gz' has 0 lines, but its image list"),
+    ],
+)
+def test_files_that_do_not_go_together(root, name, content, message):
+    write(root / "data/task1" / name, content)
+    with pytest.raises(InputError, match=message):
+        read(open_source("multi30k", root), Selection(languages=("en",), splits=("train",)))
 
 
 @pytest.mark.parametrize(
@@ -79,26 +83,10 @@ def test_selection(root, selection):
     source = open_source("multi30k", root)
     expected = [row for row in EXPECTED if selection.takes(row.language, row.portion, row.split)]
     assert expected
-    assert _read(source, selection) == expected
-
-
-@pytest.mark.parametrize(
-    ("selection", "message"),
-    [
-        (Selection(languages=("it",)), r"no captions in language 'it' in '.*/data': there are de, en, pt-BR"),
-        (Selection(splits=("test",)), r"no captions of split 'test' .* there are mscoco, train, val"),
-        (
-            Selection(languages=("de",), splits=("train",)),
-            r"no captions in language 'de' of split train .* there are en, pt-BR",
-        ),
-    ],
-)
-def test_selection_of_what_is_not_there(root, selection, message):
-    source = open_source("multi30k", root)
-    with pytest.raises(InputError, match=message):
-        source.parts(selection)
-    with pytest.raises(InputError, match=message):
-        source.inputs(selection)
+    assert read(source, selection) == expected
+    for ask in (source.parts, source.inputs):
+        with pytest.raises(InputError, match=r"no captions of split 'test' .* there are mscoco, train, val"):
+            ask(Selection(splits=("test",)))
 
 
 def test_inputs_are_the_files_of_the_selection(root):
@@ -114,15 +102,6 @@ def test_inputs_are_the_files_of_the_selection(root):
     assert "task2/image_splits/test_2017_images.txt" not in [row["name"] for row in everything]
 
 
-@pytest.mark.parametrize(("text", "count"), [("one\n", 1), ("one\ntwo\n\n", 3), ("", 0)])
-def test_misaligned_files_give_nothing(root, text, count):
-    _write(root / "data/task1/raw/train.en.gz", text)
-    source = open_source("multi30k", root)
-    message = rf"task1/raw/train.en.gz' has {count} lines, but its image list '.*task1/image_splits/train.txt' has 2: line N"
-    with pytest.raises(InputError, match=message):
-        next(source.read(source.parts(Selection(languages=("en",), splits=("train",)))[0], EVERYTHING))
-
-
 def test_missing_image_list(root):
     (root / "data/task1/image_splits/train.txt").unlink()
     source = open_source("multi30k", root)
@@ -130,7 +109,7 @@ def test_missing_image_list(root):
         InputError, match=r"train.en.gz' has no image list: '.*/image_splits/train.txt' does not exist. Fetch it"
     ):
         source.parts(EVERYTHING)
-    assert len(_read(source, Selection(splits=("val",)))) == 2
+    assert len(read(source, Selection(splits=("val",)))) == 2
 
 
 @pytest.mark.parametrize(
@@ -144,55 +123,15 @@ def test_missing_image_list(root):
     ],
 )
 def test_file_names_that_say_too_little(root, name, message):
-    _write(root / "data" / name, "a\n")
+    write(root / "data" / name, "a\n")
     with pytest.raises(InputError, match=message):
         open_source("multi30k", root).parts(EVERYTHING)
 
 
-def test_image_list_with_a_mark_and_crlf(root):
-    _write(root / "data/task1/image_splits/train.txt", "\ufeff10.jpg\r\n20.jpg\r\n")
-    assert _read(open_source("multi30k", root)) == EXPECTED
-
-
-def test_image_list_of_an_old_mac(root):
-    _write(root / "data/task1/image_splits/train.txt", "10.jpg\r20.jpg\n30.jpg\n")
-    with pytest.raises(
-        InputError, match=r"train.txt', line 1: the image id '10.jpg\\r20.jpg' .*'\\r'; if lines end in CR alone, .* tr '"
-    ):
-        _read(open_source("multi30k", root), Selection(splits=("train",)))
-
-
-def test_image_list_with_an_empty_line(root):
-    _write(root / "data/task1/image_splits/train.txt", "10.jpg\n\n")
-    with pytest.raises(InputError, match=r"train.txt', line 2: the image id is empty"):
-        _read(open_source("multi30k", root), Selection(splits=("train",)))
-
-
-def test_bad_utf8_names_file_and_line(root):
-    _write(root / "data/task1/raw/train.en.gz", b"fine\ncaf\xe9\n")
-    with pytest.raises(InputError, match=r"task1/raw/train.en.gz' is not UTF-8: line 2, column 4 .* 0xe9"):
-        _read(open_source("multi30k", root))
-
-
-def test_a_pipe_among_the_files_is_an_error(root):
-    os.mkfifo(root / "data/task1/raw/val.en")
-    _write(root / "data/task1/image_splits/val.txt", "1.jpg\n")
-    with pytest.raises(InputError, match=r"task1/raw/val\.en': it is a named pipe, expected a file"):
-        _read(open_source("multi30k", root))
-
-
-def test_file_that_went_away(root):
-    source = open_source("multi30k", root)
-    part = source.parts(Selection(languages=("pt-BR",)))[0]
-    (root / "data" / part.name).unlink()
-    with pytest.raises(InputError, match=r"train.pt-br' does not exist"):
-        list(source.read(part, EVERYTHING))
-
-
 def test_one_task_is_enough(tmp_path):
-    _write(tmp_path / "task2/image_splits/val_images.txt", "1.jpg\n")
-    _write(tmp_path / "task2/raw/val.1.en", "one\n")
-    assert _read(open_source("multi30k", tmp_path)) == [RawCaption("1", "en", "comparable", 0, "val", "one")]
+    write(tmp_path / "task2/image_splits/val_images.txt", "1.jpg\n")
+    write(tmp_path / "task2/raw/val.1.en", "one\n")
+    assert read(open_source("multi30k", tmp_path)) == [RawCaption("1", "en", "comparable", 0, "val", "one")]
 
 
 def test_no_multi30k(tmp_path):
@@ -233,12 +172,12 @@ def test_real_counts_and_keys(multi30k):
 def test_real_rows(multi30k):
     source = open_source("multi30k", multi30k / "data")
     raw = multi30k / "data/task1/raw/test_2017_mscoco.fr.gz"
-    rows = _read(source, Selection(languages=("fr",), splits=("test_2017_mscoco",)))
+    rows = read(source, Selection(languages=("fr",), splits=("test_2017_mscoco",)))
     assert [row.text for row in rows] == gzip.decompress(raw.read_bytes()).decode().split("\n")[:-1]
     assert [row.image_id for row in rows[:2]] == ["COCO_train2014_000000117071", "COCO_val2014_000000398076"]
     assert len({row.image_id for row in rows}) == 461
 
-    rows = _read(source, Selection(languages=("de",), portions=("comparable",), splits=("test_2016",)))
+    rows = read(source, Selection(languages=("de",), portions=("comparable",), splits=("test_2016",)))
     assert [row.image_id for row in rows[:2]] == ["1007129816", "1009434119"]
     assert len({row[:5] for row in rows}) == len(rows) == 5_000
     assert Counter(row.index for row in rows) == dict.fromkeys(range(5), 1_000)

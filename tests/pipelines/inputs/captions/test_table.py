@@ -19,6 +19,7 @@ import pytest
 from pipelines.inputs import tables
 from pipelines.inputs.captions import CAPTION_COLUMNS, EVERYTHING, Part, RawCaption, Selection, open_source
 from schemas.errors import InputError, UsageError
+from tests.pipelines.inputs.reading import read, write
 
 COLUMNS = ["image_id", "text", "language", "portion", "index", "split"]
 
@@ -72,13 +73,7 @@ def _save(path, rows, columns):
     else:
         for row in rows:
             text.write(json.dumps({c: row[c] for c in columns}, ensure_ascii=row["index"] == 0) + "\n")
-    data = text.getvalue().encode()
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    return path
-
-
-def _read(source, selection=EVERYTHING):
-    return [row for part in source.parts(selection) for row in source.read(part, selection)]
+    return write(path, text.getvalue())
 
 
 NAMES = ["a.csv", "a.tsv", "a.jsonl", "a.ndjson", "a.csv.gz", "a.tsv.gz", "a.jsonl.gz", "a.parquet", "A.CSV"]
@@ -95,22 +90,12 @@ def test_every_value_as_written(tmp_path, monkeypatch, name, batch):
     ends = "\n" if path.name.lower().removesuffix(".gz").endswith(("csv", "tsv")) else "\r\n"
     expected = [RawCaption(**{**row, "text": row["text"].replace("\r\n", ends)}) for row in rows]
     source = open_source("table", path)
-    assert _read(source) == expected
+    assert read(source) == expected
     selection = Selection(("de", "pt-br"), ("translation",), ("train", "val"))
     chosen = [row for row in expected if selection.takes(row.language, row.portion, row.split)]
     assert 50 < len(chosen) < 200
-    assert _read(source, selection) == chosen
+    assert read(source, selection) == chosen
     assert pickle.loads(pickle.dumps(source)) == source
-
-
-@pytest.mark.parametrize("name", ["a.csv", "a.tsv.gz"])
-def test_equals_a_naive_reading(tmp_path, name):
-    path = _save(tmp_path / name, _random_rows(seed=2, count=300), COLUMNS)
-    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    text = data.decode().replace("\r\n", "\n")
-    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter="," if "csv" in name else "\t")
-    naive = [RawCaption(**{**row, "index": int(row["index"])}) for row in reader]
-    assert _read(open_source("table", path)) == naive
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.parquet"])
@@ -118,13 +103,13 @@ def test_other_names_and_defaults(tmp_path, name):
     rows = [{"img": "1", "caption": "one", "index": 3, "extra": "x"}, {"img": "2", "caption": "NA", "index": 4, "extra": "y"}]
     path = _save(tmp_path / name, rows, ["extra", "img", "index", "caption"])
     source = open_source("table", path, language="fr", columns={"image_id": "img", "text": "caption", "split": "extra"})
-    assert _read(source) == [
+    assert read(source) == [
         RawCaption("1", "fr", "comparable", 3, "x", "one"),
         RawCaption("2", "fr", "comparable", 4, "y", "NA"),
     ]
     path = _save(tmp_path / name, rows, ["img", "caption"])
     source = open_source("table", path, columns={"image_id": "img", "text": "caption"})
-    assert _read(source) == [
+    assert read(source) == [
         RawCaption("1", "en", "comparable", -1, "train", "one"),
         RawCaption("2", "en", "comparable", -1, "train", "NA"),
     ]
@@ -134,10 +119,7 @@ def test_other_names_and_defaults(tmp_path, name):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        (
-            {},
-            r"has no column 'image_id'; its columns are 'img', 'caption': name them, .* --columns image_id=\.\.\.,text=\.\.\.",
-        ),
+        ({}, r"no column 'image_id'; its columns are 'img', 'caption': name them, .* --columns image_id=\.\.\.,text=\.\.\."),
         ({"image_id": "img"}, r"has no column 'text'; its columns are 'img', 'caption'"),
         ({"image_id": "id"}, r"has no column 'id'; its columns are 'img', 'caption': write the columns as image_id=id"),
         ({"image_id": "img", "text": "caption", "split": "fold"}, r"has no column 'fold'"),
@@ -146,17 +128,20 @@ def test_other_names_and_defaults(tmp_path, name):
 def test_missing_columns(tmp_path, name, columns, message):
     path = _save(tmp_path / name, [{"img": "1", "caption": "one", "index": 0}], ["img", "caption"])
     with pytest.raises(InputError, match=message):
-        _read(open_source("table", path, columns=columns))
+        read(open_source("table", path, columns=columns))
 
 
 def _text_table(path, text):
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return open_source("table", path)
+    return open_source("table", write(path, text))
+
+
+def _pairs(source):
+    return [(row.image_id, row.text) for row in read(source)]
 
 
 def test_csv_quoting(tmp_path):
     text = 'text,image_id\r\n"He said ""hi"",\r\nand\nleft",1\r\n a "b" c ,2\r\n,3\r\n""," 4"\r\n\r\n"x"," "\r\n'
-    assert [(row.image_id, row.text) for row in _read(_text_table(tmp_path / "a.csv", text))] == [
+    assert _pairs(_text_table(tmp_path / "a.csv", text)) == [
         ("1", 'He said "hi",\nand\nleft'),
         ("2", ' a "b" c '),
         ("3", ""),
@@ -166,7 +151,7 @@ def test_csv_quoting(tmp_path):
 
 
 def test_csv_without_a_last_line_end_and_with_lines_before_the_header(tmp_path):
-    rows = _read(_text_table(tmp_path / "a.csv", "\n\nimage_id,text\n\n1,a\u2028b\x0bc\x1c\n2,None"))
+    rows = read(_text_table(tmp_path / "a.csv", "\n\nimage_id,text\n\n1,a\u2028b\x0bc\x1c\n2,None"))
     assert [row.text for row in rows] == ["a\u2028b\x0bc\x1c", "None"]
 
 
@@ -181,54 +166,46 @@ def test_csv_without_a_last_line_end_and_with_lines_before_the_header(tmp_path):
         ('image_id,text\n1,"a\nb"\n2,a,b\n', r"row 2 \(line 4\): 3 columns"),
         ('image_id,text\n1,a\n2,"open\n3,b\n', r"row 2 \(line 3\): unexpected end of data\. A value that begins with a quote"),
         ('image_id,text\n1,"a" b\n', r"row 1 \(line 2\): .*expected after"),
-        (
-            "image_id,text\n1,a\rb\n",
-            r"row 1 \(line 2\): a CR outside quotes, without .* end; if lines end in CR alone, .* convert",
-        ),
+        ("image_id,text\n1,a\rb\n", r"row 1 \(line 2\): a CR outside quotes, .*; if lines end in CR alone, .* convert"),
         ("image_id,text\n,a\n", r"row 1 \(line 2\): the image id is empty"),
         ('image_id,text\n"1\n2",a\n', r"row 1 \(line 2\): the image id '1\\n2' has the control character '\\n'"),
         ("image_id,text,text\n1,a,b\n", r"has 2 columns 'text': rename all but one"),
         ("image_id,text\ra,b\r", r"row 0 \(line 1\): a CR outside quotes"),
         ("\ufeff", r"a.csv' is empty: expected a line with the names of the columns"),
         ("\ufeff\ufeffimage_id,text\n1,a\n", r"has no column 'image_id'; its columns are '\\ufeffimage_id', 'text'"),
-        (
-            "image_id,text\n1,a\n".encode("utf-16"),
-            r"a.csv' is UTF-16 \(little endian\), expected UTF-8: .* iconv -f UTF-16 -t UTF-8",
-        ),
+        ("image_id,text\n1,a\n".encode("utf-16"), r"a.csv' is UTF-16 \(little endian\), expected UTF-8: .* iconv -f UTF-16"),
         ("image_id,text,language\n1,a,en\n2,b,english\n", r"row 2 \(line 3\): the language 'english' is not a language tag"),
         ("image_id,text,language\n1,a,\n", r"row 1 \(line 2\): 'language' is '', expected a name .*fill it in"),
         ("image_id,text,split\n1,a,\n", r"row 1 \(line 2\): 'split' is '', expected a name"),
         ("image_id,text,portion\n1,a,\x07\n", r"'portion' is '\\x07', expected a name"),
         (b"image_id,text\n1,a\n2,caf\xe9\n", r"a.csv' is not UTF-8: line 3, column 6 \(byte 6 of the line\) is the byte 0xe9"),
         (b"image_id,text\n1,a\n" + b"2,\x22" + b"x\n" * 100_000, r"row 2 \(line 3\): unexpected end of data"),
-        (
-            'image_id,text\n1,a\n2,"' + "x\n3,y" * 1_000,
-            r"row 2 \(line 3\): a value in quotes holds .* the 100 lines .* 100 rows",
-        ),
+        ('image_id,text\n1,a\n2,"' + "x\n3,y" * 1_000, r"row 2 \(line 3\): a value in quotes .* the 100 lines .* 100 rows"),
     ],
 )
 def test_broken_csv(tmp_path, text, message):
     with pytest.raises(InputError, match=message):
-        _read(_text_table(tmp_path / "a.csv", text))
+        read(_text_table(tmp_path / "a.csv", text))
 
 
-@pytest.mark.parametrize("index", ["-1", "32768", "1.0", "", " 1", "one", "१", "9" * 5000])
-def test_index_in_text(tmp_path, index):
-    with pytest.raises(InputError, match=r"row 1 \(line 2\): the index is .*, expected an integer from 0 to 32767"):
-        _read(_text_table(tmp_path / "a.tsv", f"image_id\ttext\tindex\n1\ta\t{index}\n"))
-
-
-@pytest.mark.parametrize("index", ["-1", "32768", "1.0", "true", "[]"])
-def test_index_in_json(tmp_path, index):
-    with pytest.raises(InputError, match=r"line 1: the index is .*, expected an integer from 0 to 32767"):
-        _read(_text_table(tmp_path / "a.jsonl", f'{{"image_id": "1", "text": "a", "index": {index}}}\n'))
+@pytest.mark.parametrize(
+    ("name", "text", "indices"),
+    [
+        ("a.tsv", "image_id\ttext\tindex\n1\ta\t{}\n", ["-1", "32768", "1.0", "", " 1", "one", "१", "9" * 5000]),
+        ("a.jsonl", '{{"image_id": "1", "text": "a", "index": {}}}\n', ["-1", "32768", "1.0", "true", "[]"]),
+    ],
+)
+def test_an_index_is_a_small_number(tmp_path, name, text, indices):
+    for index in indices:
+        with pytest.raises(InputError, match=r"(row 1 \()?line [12]\)?: the index is .*, expected an integer from 0 to 32767"):
+            read(_text_table(tmp_path / name, text.format(index)))
 
 
 def test_numbers_as_image_ids_are_taken(tmp_path):
-    rows = _read(_text_table(tmp_path / "a.jsonl", '{"image_id": 391895, "text": "a"}\n\n  \n{"image_id": "007", "text": "b"}'))
+    rows = read(_text_table(tmp_path / "a.jsonl", '{"image_id": 391895, "text": "a"}\n\n  \n{"image_id": "007", "text": "b"}'))
     assert [row.image_id for row in rows] == ["391895", "007"]
     pq.write_table(pa.table({"image_id": [391895], "text": ["a"]}), tmp_path / "a.parquet")
-    assert [row.image_id for row in _read(open_source("table", tmp_path / "a.parquet"))] == ["391895"]
+    assert [row.image_id for row in read(open_source("table", tmp_path / "a.parquet"))] == ["391895"]
 
 
 GOOD = '{"image_id": "1", "text": "a"}\n'
@@ -249,10 +226,7 @@ GOOD = '{"image_id": "1", "text": "a"}\n'
         (GOOD + '{"text": "b"}\n', r"line 2: lacks 'image_id', unlike the first line"),
         (GOOD + '{"image_id": "2", "text": "b", "split": "val"}\n', r"line 2: has 'split', unlike the first line"),
         (GOOD + '{"image_id": null, "text": "b"}\n', r"line 2: 'image_id' is missing"),
-        (
-            GOOD + '{"image_id": "2", "text": ["a", "b"]}\n',
-            r"line 2: the text of the caption is \['a', 'b'\], expected a string; write a row",
-        ),
+        (GOOD + '{"image_id": "2", "text": ["a", "b"]}\n', r"line 2: the text of the caption is \['a', 'b'\], .*; write a row"),
         (GOOD + '{"image_id": "2", "text": 5}\n', r"line 2: the text of the caption is 5, expected a string"),
         (GOOD + '{"image_id": true, "text": "b"}\n', r"line 2: the image id is True, expected a string"),
         (GOOD + '{"image_id": 1.5, "text": "b"}\n', r"line 2: the image id is 1.5, expected a string"),
@@ -262,7 +236,7 @@ GOOD = '{"image_id": "1", "text": "a"}\n'
 )
 def test_broken_json_lines(tmp_path, text, message):
     with pytest.raises(InputError, match=message):
-        _read(_text_table(tmp_path / "a.jsonl", text))
+        read(_text_table(tmp_path / "a.jsonl", text))
 
 
 def test_parquet_types(tmp_path):
@@ -276,7 +250,7 @@ def test_parquet_types(tmp_path):
         }
     )
     pq.write_table(table, tmp_path / "a.parquet")
-    assert _read(open_source("table", tmp_path / "a.parquet", columns={"text": "my.text"})) == [
+    assert read(open_source("table", tmp_path / "a.parquet", columns={"text": "my.text"})) == [
         RawCaption("1", "en", "comparable", 0, "train", "a"),
         RawCaption("2", "de", "comparable", 1, "train", "None"),
     ]
@@ -299,15 +273,7 @@ def test_parquet_types(tmp_path):
 def test_broken_parquet_rows(tmp_path, columns, message):
     pq.write_table(pa.table({"image_id": ["1", "2"], "text": ["a", "b"], **columns}), tmp_path / "a.parquet")
     with pytest.raises(InputError, match=message):
-        _read(open_source("table", tmp_path / "a.parquet"))
-
-
-def test_row_numbers_go_on_over_batches(tmp_path):
-    ids = ["1"] * 9_000
-    ids[8_500] = None
-    pq.write_table(pa.table({"image_id": ids, "text": ["a"] * 9_000}), tmp_path / "a.parquet", row_group_size=1_000)
-    with pytest.raises(InputError, match=r"a.parquet', row 8501: 'image_id' is missing"):
-        _read(open_source("table", tmp_path / "a.parquet"))
+        read(open_source("table", tmp_path / "a.parquet"))
 
 
 @pytest.mark.parametrize(
@@ -327,12 +293,12 @@ def test_the_first_error_of_a_file_is_the_one_that_is_reported(tmp_path, monkeyp
     monkeypatch.setattr(tables, "_BATCH_ROWS", batch)
     source, seen = _text_table(tmp_path / name, text), []
 
-    def read() -> None:
+    def read_all() -> None:
         for table in source.tables(source.parts(EVERYTHING)[0], EVERYTHING):
             seen.extend(table["image_id"].to_pylist())
 
     with pytest.raises(InputError, match=message):
-        read()
+        read_all()
     assert len(seen) == (3 if "empty" not in message else 3 // batch * batch)
 
 
@@ -342,32 +308,33 @@ def test_rows_out_of_the_ordinary_stand_among_others(tmp_path, monkeypatch, batc
     monkeypatch.setattr(tables, "_BATCH_ROWS", batch)
     lines = [{"image_id": n if n % 4 else str(n), "text": f"t{n}", "index": n} for n in range(10)]
     source = _text_table(tmp_path / "a.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
-    assert _read(source) == [RawCaption(str(n), "en", "comparable", n, "train", f"t{n}") for n in range(10)]
+    assert read(source) == [RawCaption(str(n), "en", "comparable", n, "train", f"t{n}") for n in range(10)]
     found = pa.concat_tables(source.tables(source.parts(EVERYTHING)[0], EVERYTHING))
     assert found.schema.equals(CAPTION_COLUMNS)
     assert found["text"].to_pylist() == [f"t{n}" for n in range(10)]
 
 
 def test_a_string_that_is_not_utf8_is_placed_by_the_name_that_its_column_has(tmp_path):
-    columns = {"image_id": ["1", "2"], "caption": pa.array([b"a", b"\xff"]).view(pa.string())}
-    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-    with pytest.raises(InputError, match=r"column 'caption', row 2: not UTF-8"):
-        _read(open_source("table", tmp_path / "a.parquet", columns={"text": "caption"}))
+    """And rows are numbered over all batches."""
+    captions = pa.array([b"a"] * 8_500 + [b"\xff"]).view(pa.string())
+    pq.write_table(pa.table({"image_id": ["1"] * 8_501, "caption": captions}), tmp_path / "a.parquet", row_group_size=1_000)
+    with pytest.raises(InputError, match=r"column 'caption', row 8501: not UTF-8"):
+        read(open_source("table", tmp_path / "a.parquet", columns={"text": "caption"}))
 
 
 def test_broken_parquet_file(tmp_path):
     path = tmp_path / "a.parquet"
     path.write_bytes(b"PAR1 not really")
     with pytest.raises(InputError, match=r"a.parquet' is not a whole Parquet file \(after 0 rows\)"):
-        _read(open_source("table", path))
+        read(open_source("table", path))
     pq.write_table(pa.table({"image_id": ["1"], "text": ["a"]}), path)
     source = open_source("table", path)
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(InputError, match=r"is not a whole Parquet file"):
-        _read(source)
+        read(source)
     path.unlink()
     with pytest.raises(InputError, match=r"a.parquet' does not exist"):
-        _read(source)
+        read(source)
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a", "a.gz", "a.parquet.gz", "a.xlsx"])
@@ -388,15 +355,15 @@ def test_folder(tmp_path):
 def test_selection_of_what_is_not_there(tmp_path):
     source = _text_table(tmp_path / "a.csv", "image_id,text,language,split\n1,a,en,train\n2,b,de,val\n")
     with pytest.raises(InputError, match=r"no captions in language 'it' in '.*/a.csv': there are de, en;"):
-        _read(source, Selection(languages=("en", "it")))
+        read(source, Selection(languages=("en", "it")))
     with pytest.raises(InputError, match=r"no captions in language 'en' of split val .*: there are de;"):
-        _read(source, Selection(languages=("en",), splits=("val",)))
+        read(source, Selection(languages=("en",), splits=("val",)))
 
 
 def test_wrong_column_for_splits(tmp_path):
     rows = "".join(f"{n},a,{n}\n" for n in range(10_001))
     with pytest.raises(InputError, match=r"a.csv' has more than 10000 combinations .*'10000'.* wrong column"):
-        _read(_text_table(tmp_path / "a.csv", "image_id,text,split\n" + rows))
+        read(_text_table(tmp_path / "a.csv", "image_id,text,split\n" + rows))
 
 
 def test_parts_and_inputs(tmp_path):
@@ -430,7 +397,7 @@ def test_memory_does_not_grow_with_the_table(tmp_path, kind, count):
 
 
 def test_photographs(photos):
-    rows = _read(open_source("table", photos / "captions.tsv"))
+    rows = read(open_source("table", photos / "captions.tsv"))
     assert len(rows) == 72
     assert rows[0] == RawCaption(
         "astronaut", "en", "translation", 0, "train", "A smiling astronaut in an orange suit poses in front of a flag."
@@ -442,18 +409,11 @@ def test_photographs(photos):
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
 def test_a_null_caption_is_a_row_without_text(tmp_path, name):
     texts = ["a", None, "b", None, None, "c"]
-    if name == "a.parquet":
-        pq.write_table(pa.table({"image_id": list("123456"), "text": texts}), tmp_path / name)
-        source = open_source("table", tmp_path / name)
-    else:
-        lines = (json.dumps({"image_id": str(n), "text": text}) for n, text in enumerate(texts, start=1))
-        source = _text_table(tmp_path / name, "\n".join(lines))
-    assert [(row.image_id, row.text) for row in _read(source)] == list(zip("123456", texts, strict=True))
-
-
-def test_a_null_caption_beside_values_that_are_read_one_by_one(tmp_path):
-    source = _text_table(tmp_path / "a.jsonl", '{"image_id": 1, "text": null}\n{"image_id": "2", "text": "b"}\n')
-    assert [(row.image_id, row.text) for row in _read(source)] == [("1", None), ("2", "b")]
+    rows = [{"image_id": str(n), "text": text, "index": 1} for n, text in enumerate(texts, start=1)]
+    source = open_source("table", _save(tmp_path / name, rows, ["image_id", "text"]))
+    assert _pairs(source) == list(zip("123456", texts, strict=True))
+    source = _text_table(tmp_path / "b.jsonl", '{"image_id": 1, "text": null}\n{"image_id": "2", "text": "b"}\n')
+    assert _pairs(source) == [("1", None), ("2", "b")]  # Read one by one.
 
 
 LONG = "abcd " * 40_000
@@ -465,11 +425,7 @@ VERY_LONG = 'é,"\t' * 50_000
 def test_a_value_may_have_any_length(tmp_path, name, text):
     row = {"image_id": "1" * 200_000, "text": text, "language": "en", "portion": "comparable", "index": 0, "split": "train"}
     path = _save(tmp_path / name.lower(), [row], COLUMNS)
-    assert _read(open_source("table", path)) == [RawCaption(**row)]
-
-
-def test_a_long_value_without_quotes(tmp_path):
-    assert [row.text for row in _read(_text_table(tmp_path / "a.csv", f"image_id,text\n1,{LONG}\n"))] == [LONG]
+    assert read(open_source("table", path)) == [RawCaption(**row)]
 
 
 @pytest.mark.parametrize("texts", [['["a dog", "b"]', "['c d', \"it's\"]"], ["['a',\n 'b']"]])
@@ -479,9 +435,9 @@ def test_lists_of_captions_as_text_are_an_error_that_names_them(tmp_path, name, 
     path = _save(tmp_path / name, rows, ["image_id", "caption"])
     options = {"columns": {"text": "caption"}}
     with pytest.raises(InputError, match=r"column 'caption': every text is a list, such as .*literal_eval.*explode"):
-        _read(open_source("table", path, **options))
+        read(open_source("table", path, **options))
     path = _save(tmp_path / name, [*rows, {"image_id": "9", "caption": "[sic] a dog", "index": 0}], ["image_id", "caption"])
-    assert [row.text for row in _read(open_source("table", path, **options))] == [*texts, "[sic] a dog"]
+    assert [row.text for row in read(open_source("table", path, **options))] == [*texts, "[sic] a dog"]
 
 
 # --- dialects --------------------------------------------------------------------------------------------------------
@@ -506,31 +462,29 @@ def test_a_value_that_takes_in_rows_is_an_error_that_names_the_quoting(tmp_path,
         r"9 rows without the quotes: give --quoting none .*, or --quoting rfc4180 if the value is right"
     )
     with pytest.raises(InputError, match=message):
-        _read(_text_table(path, text))
-    lines = [(row.image_id, row.text) for row in _read(open_source("table", path, quoting="none"))]
+        read(_text_table(path, text))
+    lines = _pairs(open_source("table", path, quoting="none"))
     assert len(lines) == 10
     assert lines == _pandas(path, sep=delimiter, quoting=csv.QUOTE_NONE)
     assert (lines[0], lines[8]) == (("i1", '"A sign that opens'), ("i9", 'closes"'))
-    values = [(row.image_id, row.text) for row in _read(open_source("table", path, quoting="rfc4180"))]
+    values = _pairs(open_source("table", path, quoting="rfc4180"))
     assert len(values) == 2
+    if kind == "tsv":  # Lines without as many values do not hide it.
+        odd = QUOTES.replace("a boy number 5", "a boy\tnumber 5").replace("i7\t", "\ni7\t")
+        with pytest.raises(InputError, match=r"row 1 \(line 2\): .* 10 lines .* 8 rows"):
+            read(_text_table(tmp_path / "b.tsv", odd))
     assert values == _pandas(path, sep=delimiter)
-
-
-def test_lines_without_as_many_values_do_not_hide_that_a_value_takes_in_rows(tmp_path):
-    text = QUOTES.replace("a boy number 5", "a boy\tnumber 5").replace("i7\t", "\ni7\t")
-    with pytest.raises(InputError, match=r"row 1 \(line 2\): .* 10 lines .* 8 rows"):
-        _read(_text_table(tmp_path / "a.tsv", text))
 
 
 @pytest.mark.parametrize(
     "value",
     ["Two dogs, a cat,\nand a bird", "a dog\nruns", "one\n\ntwo, three", "a, b\nc, d, e\nf", 'He said "hi",\nand\nleft'],
 )
-def test_prose_over_several_lines_is_read(tmp_path, value):
+def test_prose_over_several_lines_isread(tmp_path, value):
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows([("image_id", "text"), ("1", value), ("2", "b")])
     source = _text_table(tmp_path / "a.csv", text.getvalue())
-    assert [(row.image_id, row.text) for row in _read(source)] == [("1", value), ("2", "b")]
+    assert _pairs(source) == [("1", value), ("2", "b")]
     assert _pandas(tmp_path / "a.csv") == [("1", value), ("2", "b")]
 
 
@@ -554,15 +508,15 @@ def test_delimiters(tmp_path, name, delimiter, stated, quoting):
     text = "\r\n".join(delimiter.join(row) for row in rows) if delimiter != "," else "image_id,split,text\n1,train,a\n"
     data = text.encode()
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
-    read = [
+    found = [
         (row.image_id, row.split, row.text)
-        for row in _read(open_source("table", tmp_path / name, delimiter=stated, quoting=quoting))
+        for row in read(open_source("table", tmp_path / name, delimiter=stated, quoting=quoting))
     ]
-    assert read == (rows[1:] if delimiter != "," else [("1", "train", "a")])
+    assert found == (rows[1:] if delimiter != "," else [("1", "train", "a")])
     frame = pandas.read_csv(
         tmp_path / name, sep=delimiter, dtype=str, keep_default_na=False, engine="python", quoting=csv.QUOTE_NONE
     )
-    assert read == list(frame.itertuples(index=False, name=None))
+    assert found == list(frame.itertuples(index=False, name=None))
 
 
 @pytest.mark.parametrize("line", ["sep=;", '"sep=;"', "\ufeffsep=;", "\n\nsep=;\n"])
@@ -571,26 +525,22 @@ def test_a_sep_line_names_the_delimiter(tmp_path, line, stated):
     path = tmp_path / "a.csv"
     path.write_text(f'{line}\nimg;caption\n1;"a; b"\n2;c, d\n')
     source = open_source("table", path, columns={"image_id": "img", "text": "caption"}, delimiter=stated)
-    assert [(row.image_id, row.text) for row in _read(source)] == [("1", "a; b"), ("2", "c, d")]
+    assert _pairs(source) == [("1", "a; b"), ("2", "c, d")]
 
 
 def test_a_delimiter_is_found_by_columns_with_other_names(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("img|caption\n1|a, b\n")
     with pytest.raises(InputError, match=r"has no column 'image_id'; its columns are 'img', 'caption': name them"):
-        _read(open_source("table", path))
+        read(open_source("table", path))
     source = open_source("table", path, columns={"image_id": "img", "text": "caption"})
-    assert [(row.image_id, row.text) for row in _read(source)] == [("1", "a, b")]
+    assert _pairs(source) == [("1", "a, b")]
 
 
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        (
-            "image_id:text\n1:a\n",
-            {},
-            r"has a single column, 'image_id:text', with ',' as the delimiter: name .* --delimiter ':'",
-        ),
+        ("image_id:text\n1:a\n", {}, r"a single column, 'image_id:text', with ',' as the delimiter: .* --delimiter ':'"),
         ("image_id,text\n1,a\n", {"delimiter": ";"}, r"has a single column, 'image_id,text', with ';' as the delimiter"),
         ("1,a dog\n2,a cat\n", {}, r"its columns are '1', 'a dog': name them, .*, or write a line with names above the rows"),
         ("image_id;text\n1;a;b\n", {}, r"row 1 \(line 2\): 3 columns, expected the 2 of the header, with ';' as the delimiter"),
@@ -602,7 +552,7 @@ def test_a_delimiter_is_found_by_columns_with_other_names(tmp_path):
 def test_dialects_that_do_not_fit(tmp_path, text, options, message):
     (tmp_path / "a.csv").write_text(text, newline="")
     with pytest.raises(InputError, match=message):
-        _read(open_source("table", tmp_path / "a.csv", **options))
+        read(open_source("table", tmp_path / "a.csv", **options))
 
 
 @pytest.mark.parametrize(
