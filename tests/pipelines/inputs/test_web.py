@@ -29,23 +29,10 @@ from pipelines.inputs.web import (
 from schemas.errors import UsageError
 from tests.web_server import serve
 
+pytestmark = pytest.mark.usefixtures("no_proxies")
+
 HERE = WebAccess(allow_private_addresses=True, total_seconds=30)
 NOT_PUBLIC = "its host has an address that is not public"
-
-
-@pytest.fixture(autouse=True)
-def no_proxies(monkeypatch):
-    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
-    web.connections.cache_clear()
-
-
-@pytest.fixture
-def site():
-    with serve() as site:
-        site.pages["/a"] = b"a"
-        yield site
 
 
 @pytest.fixture
@@ -382,29 +369,22 @@ def one_is_public(monkeypatch):
     monkeypatch.setattr(web, "is_public", lambda address: address == "127.0.0.1")
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        *("0.0.0.0", "10.1.2.3", "100.64.0.1", "127.0.0.1", "127.255.255.254", "169.254.169.254", "172.16.0.1", "192.168.1.1"),
-        *("192.0.2.1", "198.18.0.1", "224.0.0.1", "239.255.255.255", "240.0.0.1", "255.255.255.255"),
-        *("::", "::1", "fe80::1", "fe80::1%eth0", "fec0::1", "fc00::1", "fd12::1", "ff02::1", "2001:db8::1", "100::1"),
-        *("::ffff:127.0.0.1", "::ffff:10.0.0.1", "::ffff:169.254.169.254", "::127.0.0.1"),
-        *("2002:7f00:1::", "2002:a00:1::", "64:ff9b::7f00:1", "64:ff9b::a00:1", "64:ff9b:1::1"),
-    ],
-)
-def test_addresses_that_are_not_public(address):
-    assert not is_public(address)
+PRIVATE = [
+    *("0.0.0.0", "10.1.2.3", "100.64.0.1", "127.0.0.1", "127.255.255.254", "169.254.169.254", "172.16.0.1", "192.168.1.1"),
+    *("192.0.2.1", "198.18.0.1", "224.0.0.1", "239.255.255.255", "240.0.0.1", "255.255.255.255"),
+    *("::", "::1", "fe80::1", "fe80::1%eth0", "fec0::1", "fc00::1", "fd12::1", "ff02::1", "2001:db8::1", "100::1"),
+    *("::ffff:127.0.0.1", "::ffff:10.0.0.1", "::ffff:169.254.169.254", "::127.0.0.1"),
+    *("2002:7f00:1::", "2002:a00:1::", "64:ff9b::7f00:1", "64:ff9b::a00:1", "64:ff9b:1::1"),
+]
+PUBLIC = [
+    *("1.1.1.1", "93.184.215.14", "172.15.255.255", "172.32.0.1", "192.167.0.1", "223.255.255.255"),
+    *("2606:4700::1111", "2a00:1450:4001:82a::200e", "::ffff:93.184.215.14", "64:ff9b::5db8:d70e", "2002:5db8:d70e::1"),
+]
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        *("1.1.1.1", "93.184.215.14", "172.15.255.255", "172.32.0.1", "192.167.0.1", "223.255.255.255"),
-        *("2606:4700::1111", "2a00:1450:4001:82a::200e", "::ffff:93.184.215.14", "64:ff9b::5db8:d70e", "2002:5db8:d70e::1"),
-    ],
-)
-def test_addresses_that_are_public(address):
-    assert is_public(address)
+@pytest.mark.parametrize(("address", "public"), [*((text, False) for text in PRIVATE), *((text, True) for text in PUBLIC)])
+def test_addresses_are_public_or_not(address, public):
+    assert is_public(address) is public
 
 
 @pytest.mark.parametrize(
@@ -453,11 +433,8 @@ def test_redirects_are_checked_like_the_first_address(site, names, one_is_public
     assert site.paths == ["/moved"]
 
 
-def test_an_unknown_host(names):
-    assert reason("http://no-such-host.invalid/a", PUBLIC_ACCESS) == "its host is unknown"
-
-
 def test_of_several_addresses_one_that_answers_is_enough(site, names):
+    assert reason("http://no-such-host.invalid/a", PUBLIC_ACCESS) == "its host is unknown"
     names["photos.test"] = [["127.0.0.2", "127.0.0.1"]]
     assert fetch(site.address("/a", "photos.test"), HERE) == b"a"
 

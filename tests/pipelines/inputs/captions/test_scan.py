@@ -104,7 +104,10 @@ def test_selections_and_inputs(precomp):
         ({"a_caps": lines(*range(9)), "a_ids": lines(1, 2)}, r"a_caps.txt' has 9 captions, but '.*a_ids.txt' has 2 ids"),
         ({"a_caps": lines(*range(2)), "a_ids": lines(1, 2, 3)}, r"has 2 captions, but .* has 3 ids"),
         ({"a_caps": lines(*range(5)), "a_ids": ""}, r"has 5 captions, but .* has 0 ids"),
-        ({"a_caps": lines(*range(9))}, r"9 captions, which is not 5 for each image, and there is no 'a_ids.txt' beside it .*"),
+        (
+            {"a_caps": lines(*range(9))},
+            r"has 9 captions, which is not 5 for each image, and there is no 'a_ids.txt' beside it .* for each caption$",
+        ),
         ({"a_caps": lines(*range(2)), "a_ids": lines(1, "")}, r"a_ids.txt', line 2: the image id is empty"),
         (
             {"a_caps": lines(*range(6)), "a_ids": lines("x", "y", "x")},

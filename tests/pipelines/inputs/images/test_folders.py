@@ -18,20 +18,8 @@ from pipelines.jobs import FeaturesJob
 from schemas.errors import InputError, UsageError
 from schemas.storage.folder import Folder
 from tests.fake_extractors import extract_images, picture
-from tests.web_server import serve
 
-
-@pytest.fixture(autouse=True)
-def no_proxies(monkeypatch):
-    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
-
-
-@pytest.fixture
-def site():
-    with serve() as site:
-        yield site
+pytestmark = pytest.mark.usefixtures("no_proxies")
 
 
 def table(path: Path, rows: dict[str, str]) -> Path:
