@@ -49,6 +49,10 @@ def make_features(path: Path, *shape: int, dtype: str = "float32", scale: float 
     return write_dataset(path, "features", rows, FeatureSpec("toy", shape, dtype)), values
 
 
+def export(tmp_path: Path, dataset: Path, layout: str, **options) -> list[Path]:
+    return export_dataset(ExportJob(str(dataset), str(tmp_path / "out"), layout, **options))
+
+
 @pytest.fixture
 def regions(tmp_path):
     """Regions of all images, with 0 to 4 of them in use: the folder, and the rows by image id."""
@@ -154,18 +158,6 @@ def test_scan_of_regions_and_l2(tmp_path, regions, captions):
             np.testing.assert_allclose(vector, stored / norm if norm else stored, rtol=1e-6)
 
 
-def test_scan_goes_back_to_the_same_bytes(tmp_path, features, captions):
-    path, values = features
-    export_dataset(scan_job(tmp_path, path, captions))
-    sources = tuple(str(tmp_path / "out" / f"{split}_ims.npy") for split in ("train", "val"))
-    import_features(ImportJob(sources, output=str(tmp_path / "back"), name="toy", shards=SHARDS))
-    back = open_dataset(tmp_path / "back")
-    assert sorted(back.image_ids()) == sorted(IMAGES)
-    for shard in range(SHARDS):
-        assert back.shard(shard).equals(open_dataset(path).shard(shard))
-    assert back.get("猫")["feature"].tobytes() == values["猫"].tobytes()
-
-
 def test_one_caption_an_image_and_the_first_of_several(tmp_path, features):
     path, _ = features
     captions = make_captions(tmp_path / "uneven", {"30": 5, "1000092795": 2, "猫": 3, "9": 1})
@@ -176,6 +168,8 @@ def test_one_caption_an_image_and_the_first_of_several(tmp_path, features):
         export_dataset(scan_job(tmp_path, path, captions))
     with pytest.raises(UsageError, match="have 2 captions each, but the loaders of this layout take 5, or 1"):
         export_dataset(scan_job(tmp_path, path, captions, captions_per_image=2, splits=("train",)))
+    with pytest.raises(UsageError, match="two splits would both be called 'train'"):
+        export_dataset(scan_job(tmp_path, path, captions, captions_per_image=1, split_names={"val": "train"}))
     with pytest.raises(DatasetError, match="this layout needs 5 of each; give --captions-per-image 1"):
         export_dataset(scan_job(tmp_path, path, captions, captions_per_image=5, splits=("train",)))
     export_dataset(scan_job(tmp_path, path, captions, captions_per_image=1))
@@ -227,6 +221,8 @@ def test_mulisera_rows_follow_the_lists(tmp_path, features):
     lists = tuple(str(tmp_path / name) for name in ("train.txt", "test_2016_flickr.txt"))
     names = {"test_2016_flickr": "test_2016"}
     export_dataset(ExportJob(str(path), str(tmp_path / "imgfeats"), "mulisera", lists=lists, split_names=names))
+    expected = [f"{split}-resnet50-avgpool.{end}" for split in ("test_2016", "train") for end in ("ids", "npy")]
+    assert [name for name in files_of(tmp_path / "imgfeats") if "import" not in name] == expected
     for split, images in (("train", ["x", "30"]), ("test_2016", ["9", "猫", "9"])):
         array = np.load(tmp_path / "imgfeats" / f"{split}-resnet50-avgpool.npy")
         assert array.dtype == np.float16
@@ -234,38 +230,26 @@ def test_mulisera_rows_follow_the_lists(tmp_path, features):
         np.testing.assert_array_equal(array.astype("float32"), expected.astype("float32"))
 
 
-def test_mulisera_goes_back_to_the_same_bytes(tmp_path):
-    path, values = make_features(tmp_path / "half", dtype="float16")
-    (tmp_path / "train.txt").write_text("".join(f"{image_id}.jpg\n" for image_id in IMAGES), encoding="utf-8")
-    list_ = str(tmp_path / "train.txt")
-    array, ids = export_dataset(ExportJob(str(path), str(tmp_path / "out"), "mulisera", lists=(list_,)))
-    assert (array.name, ids.name) == ("train-resnet50-avgpool.npy", "train-resnet50-avgpool.ids")
-    import_features(ImportJob((str(array),), output=str(tmp_path / "back"), name="toy", shards=1, ids=(list_,)))
-    for image_id, value in values.items():
-        assert open_dataset(tmp_path / "back").get(image_id)["feature"].tobytes() == value.tobytes()
-
-
 def test_mulisera_refuses_what_it_cannot_hold(tmp_path, features, regions):
-    out = str(tmp_path / "out")
     (tmp_path / "train.txt").write_text("30\nnot-there\n")
     lists = (str(tmp_path / "train.txt"),)
     with pytest.raises(DatasetError, match=r"1 of 2 images of split 'train' have no row in .*'not-there'"):
-        export_dataset(ExportJob(str(features[0]), out, "mulisera", lists=lists))
+        export(tmp_path, features[0], "mulisera", lists=lists)
     with pytest.raises(DatasetError, match=r"does not hold features \[D\]"):
-        export_dataset(ExportJob(str(regions[0]), out, "mulisera", lists=lists))
+        export(tmp_path, regions[0], "mulisera", lists=lists)
     with pytest.raises(UsageError, match="two of the lists are for the same split"):
-        export_dataset(ExportJob(str(features[0]), out, "mulisera", lists=lists * 2))
+        export(tmp_path, features[0], "mulisera", lists=lists * 2)
     large, _ = make_features(tmp_path / "large", scale=1e6)
     (tmp_path / "train.txt").write_text("30\n")
     with pytest.raises(DatasetError, match="a value of image '30' is too large for float16"):
-        export_dataset(ExportJob(str(large), out, "mulisera", lists=lists))
+        export(tmp_path, large, "mulisera", lists=lists)
     assert files_of(tmp_path / "out") == []
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_npy_goes_back_to_the_same_dataset(tmp_path, dtype):
     path, values = make_features(tmp_path / "features", 2, 3, dtype=dtype)
-    written = export_dataset(ExportJob(str(path), str(tmp_path / "out"), "npy"))
+    written = export(tmp_path, path, "npy")
     assert [path.name for path in written] == ["features.npy", "ids.txt"]
     array, ids = np.load(written[0]), written[1].read_text(encoding="utf-8").splitlines()
     assert (array.dtype, array.shape) == (np.dtype(dtype), (6, 2, 3))
@@ -280,13 +264,13 @@ def test_npy_in_the_order_of_a_list_whatever_the_batches(tmp_path, features, mon
     path, values = features
     monkeypatch.setattr(arrays, "_BATCH_BYTES", 1)
     (tmp_path / "order.txt").write_text("猫\n30\n", encoding="utf-8")
-    written = export_dataset(ExportJob(str(path), str(tmp_path / "out"), "npy", lists=(str(tmp_path / "order.txt"),)))
+    written = export(tmp_path, path, "npy", lists=(str(tmp_path / "order.txt"),))
     np.testing.assert_array_equal(np.load(written[0]), np.stack([values["猫"], values["30"]]))
 
 
 def test_regions_as_npy_go_back(tmp_path, regions):
     path, rows = regions
-    written = export_dataset(ExportJob(str(path), str(tmp_path / "out"), "npy"))
+    written = export(tmp_path, path, "npy")
     array, _, boxes, sizes, _ = map(str, written)
     job = ImportJob((array,), str(tmp_path / "back"), "toy", shards=SHARDS)
     explicit = replace(job, boxes=(boxes,), sizes=(sizes,), max_regions=REGIONS)
@@ -320,7 +304,7 @@ TSV_LXMERT = [
 @pytest.mark.parametrize("columns", ["bottom-up", "lxmert"])
 def test_a_tsv_is_read_as_the_projects_read_it(tmp_path, regions, columns, request):
     path, rows = regions
-    file, _ = export_dataset(ExportJob(str(path), str(tmp_path / "out"), "tsv", columns=columns))
+    file, _ = export(tmp_path, path, "tsv", columns=columns)
     request.addfinalizer(partial(csv.field_size_limit, csv.field_size_limit(sys.maxsize)))
     fields = TSV if columns == "bottom-up" else TSV_LXMERT
     with file.open(encoding="utf-8") as stream:
@@ -340,19 +324,6 @@ def test_a_tsv_is_read_as_the_projects_read_it(tmp_path, regions, columns, reque
             np.testing.assert_array_equal(
                 values.reshape(boxes, -1) if boxes else values, row[ours][:boxes].reshape(boxes, -1) if boxes else []
             )
-
-
-def test_a_tsv_with_classes_goes_back_to_the_same_dataset(tmp_path, regions):
-    path, _ = regions
-    file, _ = export_dataset(ExportJob(str(path), str(tmp_path / "out"), "tsv", columns="lxmert"))
-    import_features(ImportJob((str(file),), str(tmp_path / "back"), "toy", shards=SHARDS, max_regions=REGIONS))
-    for shard in range(SHARDS):
-        assert open_dataset(tmp_path / "back").shard(shard).equals(open_dataset(path).shard(shard))
-
-
-def test_a_tsv_holds_regions_only(tmp_path, features):
-    with pytest.raises(DatasetError, match="holds features, expected regions"):
-        export_dataset(ExportJob(str(features[0]), str(tmp_path / "out"), "tsv"))
 
 
 # --- webdataset ------------------------------------------------------------------------------------------------------
@@ -375,7 +346,7 @@ def test_webdataset_samples_hold_feature_and_captions(tmp_path, features, shards
     path, values = features
     monkeypatch.setattr(kinds, "_BATCH_BYTES", 1)
     captions = make_captions(tmp_path / "captions", shards=shards)
-    written = export_dataset(ExportJob(str(path), str(tmp_path / "out"), "webdataset", captions=str(captions)))
+    written = export(tmp_path, path, "webdataset", captions=str(captions))
     assert [path.name for path in written] == [f"part-{n:05d}.tar" for n in range(SHARDS)]
     samples = samples_of(tmp_path / "out")
     assert set(samples) == set(IMAGES)
@@ -397,27 +368,25 @@ def test_webdataset_samples_hold_feature_and_captions(tmp_path, features, shards
     assert {path.name: path.read_bytes() for path in (tmp_path / "again").glob("*.tar")} == first
 
 
-def test_webdataset_takes_the_chosen_split_only(tmp_path, features, captions):
+def test_webdataset_takes_images_with_a_row_and_a_chosen_caption(tmp_path, features, captions):
     notes = []
     job = ExportJob(str(features[0]), str(tmp_path / "out"), "webdataset", captions=str(captions), splits=("val",))
     export_dataset(job, note=notes.append)
     assert set(samples_of(tmp_path / "out")) == {"9", "bild-ä"}
-    assert notes == ["4 images without a chosen caption were left out"]
-
-
-def test_webdataset_names_images_without_a_row(tmp_path, features):
-    captions = make_captions(tmp_path / "more", extra=[])
     few, _ = make_features(tmp_path / "few", images=["30", "9"])
-    notes = []
-    export_dataset(ExportJob(str(few), str(tmp_path / "out"), "webdataset", captions=str(captions)), note=notes.append)
-    assert notes == [f"4 images with a chosen caption have no row in {str(few)!r}: they were left out"]
+    job = ExportJob(str(few), str(tmp_path / "few out"), "webdataset", captions=str(captions))
+    export_dataset(job, note=notes.append)
+    assert notes == [
+        "4 images without a chosen caption were left out",
+        f"4 images with a chosen caption have no row in {str(few)!r}: they were left out",
+    ]
 
 
 def test_webdataset_holds_dots_in_folders(tmp_path):
     """Its readers split a name as `^((?:.*/|)[^.]+)[.]([^/]*)$`."""
     image_id = "v1.2/train 2014/Bild"
     path, values = make_features(tmp_path / "features", images=[image_id])
-    export_dataset(ExportJob(str(path), str(tmp_path / "out"), "webdataset"))
+    export(tmp_path, path, "webdataset")
     members = [(tar, member) for tar in map(tarfile.open, (tmp_path / "out").glob("*.tar")) for member in tar]
     ((tar, member),) = members
     assert re.fullmatch(r"((?:.*/|)[^.]+)[.]([^/]*)", member.name).groups() == (image_id, "feature.npy")
@@ -426,7 +395,7 @@ def test_webdataset_holds_dots_in_folders(tmp_path):
 
 def test_webdataset_of_regions(tmp_path, regions):
     path, rows = regions
-    export_dataset(ExportJob(str(path), str(tmp_path / "out"), "webdataset"))
+    export(tmp_path, path, "webdataset")
     for image_id, sample in samples_of(tmp_path / "out").items():
         assert list(sample) == ["boxes.npy", "feature.npy", "regions.json"]
         np.testing.assert_array_equal(np.load(io.BytesIO(sample["boxes.npy"])), rows[image_id]["boxes"])
@@ -440,17 +409,17 @@ def test_webdataset_of_regions(tmp_path, regions):
 def test_webdataset_refuses_ids_that_it_would_cut(tmp_path, image_id):
     path, _ = make_features(tmp_path / "features", images=["30", image_id])
     with pytest.raises(DatasetError, match=rf"image id {image_id!r} holds a dot or is not a relative path"):
-        export_dataset(ExportJob(str(path), str(tmp_path / "out"), "webdataset"))
+        export(tmp_path, path, "webdataset")
     assert files_of(tmp_path / "out") == []
 
 
 def test_fewer_tar_files_leave_none_of_the_old(tmp_path, features):
-    export_dataset(ExportJob(str(features[0]), str(tmp_path / "out"), "webdataset"))
+    export(tmp_path, features[0], "webdataset")
     rows = [{"image_id": "30", "feature": np.zeros(WIDTH, "float32")}]
     small = write_dataset(tmp_path / "small", "features", rows, FeatureSpec("toy", (WIDTH,)), shards=1)
     with pytest.raises(DatasetError, match=r"holds 'part-00000.tar' already"):
-        export_dataset(ExportJob(str(small), str(tmp_path / "out"), "webdataset"))
-    export_dataset(ExportJob(str(small), str(tmp_path / "out"), "webdataset", overwrite=True))
+        export(tmp_path, small, "webdataset")
+    export(tmp_path, small, "webdataset", overwrite=True)
     assert files_of(tmp_path / "out") == ["part-00000.tar"]
 
 
@@ -496,21 +465,21 @@ def test_the_same_export_writes_nothing_and_a_killed_one_continues(tmp_path, fea
 def test_ids_with_line_breaks_do_not_go_into_lists(tmp_path):
     path, _ = make_features(tmp_path / "features", images=["a\nb"])
     with pytest.raises(DatasetError, match="contains a line break: this layout lists one id per line"):
-        export_dataset(ExportJob(str(path), str(tmp_path / "out"), "npy"))
+        export(tmp_path, path, "npy")
 
 
 def test_sidecars_are_written_where_the_defaults_of_import_do_not_do(tmp_path, features, regions):
     """Plain ids of features need none; `test_hostile_keys.py` reads them back."""
-    export_dataset(ExportJob(str(features[0]), str(tmp_path / "out"), "npy"))
+    export(tmp_path, features[0], "npy")
     assert files_of(tmp_path / "out") == ["features.npy", "ids.txt"]
     path, _ = make_features(tmp_path / "folders", images=["a/b", "c/b"])
-    export_dataset(ExportJob(str(path), str(tmp_path / "out"), "npy", overwrite=True))
+    export(tmp_path, path, "npy", overwrite=True)
     assert json.loads((tmp_path / "out" / "features.import.json").read_text()) == {"id_rule": "exact", "ids": "ids.txt"}
     with pytest.raises(DatasetError, match=r"holds 'features.npy' already"):
-        export_dataset(ExportJob(str(features[0]), str(tmp_path / "out"), "npy"))
-    export_dataset(ExportJob(str(features[0]), str(tmp_path / "out"), "npy", overwrite=True))
+        export(tmp_path, features[0], "npy")
+    export(tmp_path, features[0], "npy", overwrite=True)
     assert files_of(tmp_path / "out") == ["features.npy", "ids.txt"]
-    export_dataset(ExportJob(str(regions[0]), str(tmp_path / "out"), "npy", overwrite=True))
+    export(tmp_path, regions[0], "npy", overwrite=True)
     assert json.loads((tmp_path / "out" / "features.import.json").read_text()) == {
         "id_rule": "name",
         "max_regions": REGIONS,
@@ -523,14 +492,18 @@ def test_sidecars_are_written_where_the_defaults_of_import_do_not_do(tmp_path, f
 def test_a_list_names_images_by_id_path_or_file(tmp_path):
     path, values = make_features(tmp_path / "features", images=["train/a", "b", "c.jpg"])
     (tmp_path / "order.txt").write_text("photos/b.png\nc.jpg\ntrain/a.jpg#0\ntrain/a.jpg#1\n")
-    array, *_ = export_dataset(ExportJob(str(path), str(tmp_path / "out"), "npy", lists=(str(tmp_path / "order.txt"),)))
+    array, *_ = export(tmp_path, path, "npy", lists=(str(tmp_path / "order.txt"),))
     np.testing.assert_array_equal(np.load(array), np.stack([values[key] for key in ("b", "c.jpg", "train/a", "train/a")]))
     (tmp_path / "order.txt").write_text("x/b.png\ny/b.png\n")
     with pytest.raises(InputError, match=r"order.txt, line 2: 'x/b.png' and 'y/b.png' are both the image 'b' of the dataset"):
         export_dataset(ExportJob(str(path), str(tmp_path / "out2"), "npy", lists=(str(tmp_path / "order.txt"),)))
 
 
-def test_other_kinds_are_refused(tmp_path, features, captions):
+def test_other_kinds_and_places_are_refused(tmp_path, features, captions):
+    with pytest.raises(UsageError, match="cannot write to 'gs://bucket/x': give a local folder"):
+        export_dataset(ExportJob(str(features[0]), "gs://bucket/x", "npy"))
+    with pytest.raises(DatasetError, match="holds features, expected regions"):
+        export(tmp_path, features[0], "tsv")
     for layout in ("npy", "webdataset"):
         with pytest.raises(DatasetError, match="holds captions, expected features or regions"):
             export_dataset(ExportJob(str(captions), str(tmp_path / "out"), layout))
@@ -560,13 +533,3 @@ def test_other_kinds_are_refused(tmp_path, features, captions):
 def test_options_that_make_no_sense_are_refused(layout, options, message):
     with pytest.raises(UsageError, match=re.escape(message)):
         ExportJob("features", "out", layout, **options)
-
-
-def test_exports_are_local(tmp_path, features):
-    with pytest.raises(UsageError, match="cannot write to 'gs://bucket/x': give a local folder"):
-        export_dataset(ExportJob(str(features[0]), "gs://bucket/x", "npy"))
-
-
-def test_two_splits_of_one_name_are_refused(tmp_path, features, captions):
-    with pytest.raises(UsageError, match="two splits would both be called 'train'"):
-        export_dataset(scan_job(tmp_path, features[0], captions, split_names={"val": "train"}))

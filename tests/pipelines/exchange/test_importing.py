@@ -49,6 +49,12 @@ def npy_job(folder: Path, values: np.ndarray, ids: list[str], **options) -> Impo
     )
 
 
+def imported(job: ImportJob, **options):
+    import_features(job)
+    assert validate(job.output) == []
+    return open_dataset(job.output, **options)
+
+
 def tsv_line(image_id, boxes, features, *, width=640, height=480, lxmert=None) -> list:
     text = lambda array, dtype: base64.b64encode(np.asarray(array, dtype).tobytes()).decode()  # noqa: E731
     if lxmert is None:
@@ -67,9 +73,9 @@ def write_tsv(path: Path, lines: list[list], **options) -> str:
 # --- npy -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_rows_of_an_npy_are_kept_bit_for_bit_by_image_id(tmp_path, dtype):
-    values = make_rows(len(IDS), WIDTH, dtype=dtype)
+@pytest.mark.parametrize(("dtype", "shape"), [("float16", (WIDTH,)), ("float32", (WIDTH,)), ("float32", (36, 4))])
+def test_rows_of_an_npy_are_kept_bit_for_bit_by_image_id(tmp_path, dtype, shape):
+    values = make_rows(len(IDS), *shape, dtype=dtype)
     manifest = import_features(npy_job(tmp_path, values, IDS, source="a tool"))
     dataset = open_dataset(tmp_path / "out", kind="features")
     assert validate(tmp_path / "out") == []
@@ -80,7 +86,7 @@ def test_rows_of_an_npy_are_kept_bit_for_bit_by_image_id(tmp_path, dtype):
         expected = sorted(image_id for image_id in IDS if shard_by_hand(image_id, 3) == shard)
         assert dataset.shard(shard)["image_id"].to_pylist() == expected
     assert manifest.parameters == {
-        "feature": {"name": "toy", "shape": [WIDTH], "dtype": dtype, "source": "a tool"},
+        "feature": {"name": "toy", "shape": list(shape), "dtype": dtype, "source": "a tool"},
         "imported": {"format": "npy", "name": "toy", "dtype": dtype, "id_rule": "name"},
     }
     data = (tmp_path / "train.npy").read_bytes()
@@ -101,8 +107,7 @@ def test_several_arrays_become_one_dataset(tmp_path):
     first, second = make_rows(4, WIDTH, seed=1), make_rows(6, WIDTH, seed=2)
     pairs = [write_pair(tmp_path, "train", first, IDS[:4]), write_pair(tmp_path, "val", second, IDS[4:])]
     arrays, lists = zip(*pairs, strict=True)
-    import_features(ImportJob(arrays, output=str(tmp_path / "out"), name="toy", shards=2, ids=lists))
-    dataset = open_dataset(tmp_path / "out")
+    dataset = imported(ImportJob(arrays, output=str(tmp_path / "out"), name="toy", shards=2, ids=lists))
     both = dict(zip(IDS, [*first, *second], strict=True))
     for image_id, row in both.items():
         np.testing.assert_array_equal(dataset.get(image_id)["feature"], row)
@@ -124,14 +129,6 @@ def test_the_list_beside_an_array_is_found(tmp_path, array, list_):
     assert sorted(open_dataset(tmp_path / "out").image_ids()) == ["a", "b"]
 
 
-def test_regions_as_one_feature_keep_their_shape(tmp_path):
-    values = make_rows(2, 36, 4)
-    import_features(npy_job(tmp_path, values, IDS[:2]))
-    dataset = open_dataset(tmp_path / "out", kind="features")
-    assert dataset.spec.shape == (36, 4)
-    np.testing.assert_array_equal(dataset.get(IDS[1])["feature"], values[1])
-
-
 def test_boxes_make_an_array_regions_and_zero_rows_at_the_end_are_padding(tmp_path):
     values, boxes = make_rows(3, 5, 4), np.abs(make_rows(3, 5, 4, seed=3))
     values[1, 3:], boxes[1, 3:] = 0, 0
@@ -139,9 +136,7 @@ def test_boxes_make_an_array_regions_and_zero_rows_at_the_end_are_padding(tmp_pa
     np.save(tmp_path / "boxes.npy", boxes)
     np.save(tmp_path / "sizes.npy", np.array([[640, 480], [500, 375], [3, 4]]))
     job = npy_job(tmp_path, values, IDS[:3], boxes=(str(tmp_path / "boxes.npy"),), sizes=(str(tmp_path / "sizes.npy"),))
-    import_features(job)
-    assert validate(tmp_path / "out") == []
-    dataset = open_dataset(tmp_path / "out", kind="regions")
+    dataset = imported(job, kind="regions")
     assert dataset.spec.shape == (36, 4)
     row = dataset.get(IDS[1])
     assert (row["width"], row["height"], row["num_regions"]) == (500, 375, 3)
@@ -156,8 +151,7 @@ def test_repeated_rows_collapse(tmp_path, case):
     values = make_rows(3, WIDTH)
     rows = values if case == "ids of captions" else np.repeat(values, 5, axis=0)
     ids = IDS[:3] if case == "ids of images" else [image_id for image_id in IDS[:3] for _ in range(5)]
-    import_features(npy_job(tmp_path, rows, ids, repeats=1 if case == "ids of rows" else 5))
-    dataset = open_dataset(tmp_path / "out")
+    dataset = imported(npy_job(tmp_path, rows, ids, repeats=1 if case == "ids of rows" else 5))
     assert len(dataset) == 3
     for number in range(3):
         np.testing.assert_array_equal(dataset.get(IDS[number])["feature"], values[number])
@@ -251,12 +245,9 @@ def test_a_file_that_is_no_array_is_refused_in_our_own_words(tmp_path, content, 
         import_features(job)
 
 
-def test_captions_that_do_not_stand_in_runs_are_refused(tmp_path):
+def test_files_that_do_not_fit_together_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"train.txt, line 2: image 'b' among the 2 lines of image 'a'"):
         import_features(npy_job(tmp_path, make_rows(2, WIDTH), ["a", "b", "a", "b"], repeats=2))
-
-
-def test_files_that_do_not_fit_together_are_refused(tmp_path):
     one = write_pair(tmp_path, "one", make_rows(2, WIDTH), ["a", "b"])
     two = write_pair(tmp_path, "two", make_rows(2, WIDTH + 1), ["c", "d"])
     job = {"output": str(tmp_path / "out"), "name": "toy"}
@@ -320,26 +311,14 @@ def test_formats_that_are_not_supported_say_so(location, name):
         format_of(location)
 
 
-def test_a_folder_of_lmdb_is_known_by_its_file(tmp_path):
+def test_the_format_is_known_by_the_extension_or_the_file_of_a_folder(tmp_path):
+    names = ("a.npy", "B.TSV", "c.h5", "d.hdf5", "e.tar")
+    assert [format_of(name) for name in names] == ["npy", "tsv", "hdf5", "hdf5", "webdataset"]
+    with pytest.raises(UsageError, match=r"cannot tell the format of 'x\.bin' from its name: give --format npy, tsv, hdf5"):
+        format_of("x.bin")
     (tmp_path / "data.mdb").write_bytes(b"")
     with pytest.raises(UsageError, match="import does not support LMDB yet"):
         format_of(str(tmp_path))
-
-
-def test_an_npz_is_named_before_ids_are_asked_for(tmp_path):
-    np.savez(tmp_path / "x.npz", a=np.zeros((2, 3)))
-    with pytest.raises(
-        InputError, match=r"it is an npz archive, which import does not support yet; save its array with numpy.save"
-    ):
-        import_features(ImportJob((str(tmp_path / "x.npz"),), str(tmp_path / "out"), "x", "npy"))
-
-
-def test_the_format_is_known_by_the_extension():
-    assert [format_of(name) for name in ("a.npy", "B.TSV", "c.h5", "d.hdf5", "e.tar")] == [
-        *("npy", "tsv", "hdf5", "hdf5", "webdataset")
-    ]
-    with pytest.raises(UsageError, match=r"cannot tell the format of 'x\.bin' from its name: give --format npy, tsv, hdf5"):
-        format_of("x.bin")
 
 
 # --- tsv -------------------------------------------------------------------------------------------------------------
@@ -448,6 +427,10 @@ def test_broken_tsv_files_are_refused(tmp_path, lines, message):
 # --- hdf5 ------------------------------------------------------------------------------------------------------------
 
 
+ROW_PER_REGION = {"image_features": np.ones((5, 3), "f4"), "image_bb": np.ones((5, 4), "f4"), "pos_boxes": [[0, 2], [2, 5]]}
+NAMED_ARRAYS = [{}, {"array": "image_features"}, {"array": "image_features", "id_array": "pos_boxes"}]
+
+
 @pytest.fixture
 def hdf5(tmp_path):
     """Write an HDF5 file of named arrays and return a job for it."""
@@ -468,8 +451,7 @@ def hdf5(tmp_path):
 @pytest.mark.parametrize("ids", [[b"a.jpg", b"b.jpg", b"c.jpg"], [30, 9, 25]])
 def test_an_hdf5_array_with_ids_beside_it(tmp_path, hdf5, ids):
     values = make_rows(3, 2, WIDTH, dtype="float16")
-    import_features(hdf5({"train/features": values, "train/ids": ids}, array="train/features", id_array="train/ids"))
-    dataset = open_dataset(tmp_path / "out")
+    dataset = imported(hdf5({"train/features": values, "train/ids": ids}, array="train/features", id_array="train/ids"))
     assert dataset.spec.dtype == "float16"
     for number, stored_id in enumerate(ids):
         image_id = stored_id.decode()[0] if isinstance(stored_id, bytes) else str(stored_id)
@@ -487,8 +469,7 @@ def test_an_hdf5_array_with_a_list_of_ids(tmp_path, hdf5):
 def test_one_hdf5_array_an_image(tmp_path, hdf5, group):
     values = make_rows(3, WIDTH)
     names = [f"{group}/{image_id}" if group else image_id for image_id in ("b", "a", "c")]
-    import_features(hdf5(dict(zip(names, values, strict=True)), array=group))
-    dataset = open_dataset(tmp_path / "out")
+    dataset = imported(hdf5(dict(zip(names, values, strict=True)), array=group))
     np.testing.assert_array_equal(dataset.get("b")["feature"], values[0])
     np.testing.assert_array_equal(dataset.get("c")["feature"], values[2])
 
@@ -512,6 +493,13 @@ def test_one_hdf5_array_an_image(tmp_path, hdf5, group):
         ({"x": np.ones(3)}, {"id_array": "i"}, UsageError, "name the array with --array"),
         ({"x": np.ones(3, dtype=int)}, {}, InputError, "holds int64"),
         ({"a": np.ones(3), "b": np.full(3, np.nan)}, {}, InputError, r"3 values of 1 images .* first of image 'b' \(f.h5:b\)"),
+        (
+            {"x": np.ones((2, 3)), "i": [b"a", b"\xe4"]},
+            {"array": "x", "id_array": "i"},
+            InputError,
+            r"f.h5:i, row 1: b'\\xe4' is not UTF-8: write the ids as UTF-8, or give a list with --ids",
+        ),
+        *((ROW_PER_REGION, options, InputError, "f.h5 holds 'pos_boxes': .* one row per region,") for options in NAMED_ARRAYS),
     ],
 )
 def test_broken_hdf5_files_are_refused(hdf5, arrays, options, error, message):
@@ -519,11 +507,20 @@ def test_broken_hdf5_files_are_refused(hdf5, arrays, options, error, message):
         import_features(hdf5(arrays, **options))
 
 
+def test_what_is_no_hdf5_and_no_h5py_are_named(tmp_path, hdf5, monkeypatch):
+    job = hdf5({"a": np.ones(3)})
+    (tmp_path / "f.h5").write_bytes(b"text")
+    with pytest.raises(InputError, match="cannot be read as HDF5"):
+        import_features(job)
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(UsageError, match=r"needs h5py, which is not installed: pip install 'imagepivot\[hdf5\]'"):
+        import_features(job)
+
+
 def test_hdf5_arrays_in_groups_are_images_by_their_paths(hdf5, tmp_path):
     values = np.arange(16, dtype=np.float32).reshape(4, 4)
     names = ["train2014/a", "train2014/b", "val2014/c", "d"]
-    import_features(hdf5(dict(zip(names, values, strict=True))))
-    dataset = open_dataset(tmp_path / "out")
+    dataset = imported(hdf5(dict(zip(names, values, strict=True))))
     assert {image_id: dataset.get(image_id)["feature"].tolist() for image_id in dataset.image_ids()} == dict(
         zip(names, values.tolist(), strict=True)
     )
@@ -546,36 +543,6 @@ def test_hdf5_links_are_followed_and_named_where_they_lead_nowhere(hdf5, tmp_pat
         del file["g/none"]
         file["g/round"] = file["g"]
     with pytest.raises(InputError, match=r"f.h5:g/round is a link to a group around it: delete the link"):
-        import_features(job)
-
-
-@pytest.mark.parametrize("options", [{}, {"array": "image_features"}, {"array": "image_features", "id_array": "pos_boxes"}])
-def test_hdf5_with_a_row_per_region_is_not_supported(hdf5, options):
-    arrays = {"image_features": np.ones((5, 3), "f4"), "image_bb": np.ones((5, 4), "f4"), "pos_boxes": [[0, 2], [2, 5]]}
-    with pytest.raises(
-        InputError, match=r"f.h5 holds 'pos_boxes': its arrays have one row per region, .* import does not support yet"
-    ):
-        import_features(hdf5(arrays, **options))
-
-
-def test_hdf5_ids_that_are_not_utf8_are_refused(hdf5):
-    with pytest.raises(
-        InputError, match=r"f.h5:i, row 1: b'\\xe4' is not UTF-8: write the ids as UTF-8, or give a list with --ids"
-    ):
-        import_features(hdf5({"x": np.ones((2, 3)), "i": [b"a", b"\xe4"]}, array="x", id_array="i"))
-
-
-def test_a_file_that_is_no_hdf5_is_refused(tmp_path, hdf5):
-    job = hdf5({"a": np.ones(3)})
-    (tmp_path / "f.h5").write_bytes(b"text")
-    with pytest.raises(InputError, match="cannot be read as HDF5"):
-        import_features(job)
-
-
-def test_hdf5_without_h5py_says_what_to_install(hdf5, monkeypatch):
-    job = hdf5({"a": np.ones(3)})
-    monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(UsageError, match=r"needs h5py, which is not installed: pip install 'imagepivot\[hdf5\]'"):
         import_features(job)
 
 
@@ -628,22 +595,18 @@ ROW = npy_bytes(np.ones(3, "f4"))
     ],
 )
 def test_broken_tar_files_are_refused(tmp_path, members, message):
+    job = ImportJob((str(tmp_path / "x.tar"),), output=str(tmp_path / "out"), name="x")
+    (tmp_path / "x.tar").write_bytes(b"text" * 1000)
+    with pytest.raises(InputError, match=r"x.tar' cannot be read as an uncompressed tar file"):
+        import_features(job)
     with tarfile.open(tmp_path / "x.tar", "w") as tar:
         for name, data in members:
             info = tarfile.TarInfo(name)
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
-    job = ImportJob((str(tmp_path / "x.tar"),), output=str(tmp_path / "out"), name="x")
     with pytest.raises(InputError, match=message):
         import_features(job)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_file_that_is_no_tar_is_refused(tmp_path):
-    (tmp_path / "x.tar").write_bytes(b"text" * 1000)
-    job = ImportJob((str(tmp_path / "x.tar"),), output=str(tmp_path / "out"), name="x")
-    with pytest.raises(InputError, match=r"x.tar' cannot be read as an uncompressed tar file"):
-        import_features(job)
 
 
 # --- sidecars of exported files --------------------------------------------------------------------------------------
