@@ -49,21 +49,21 @@ if TYPE_CHECKING:
     from pipelines.jobs import VocabularyJob as VocabularyJob
     from pipelines.jobs import WordVectorsJob as WordVectorsJob
     from pipelines.running.accelerators import Accelerator as Accelerator
-    from pipelines.running.commits import CommitDataset as CommitDataset
     from pipelines.running.execution import Execution as Execution
     from pipelines.running.meter import show_progress as show_progress
-    from pipelines.text.caption_transforms import ReadCaptions as ReadCaptions
-    from pipelines.text.caption_transforms import TokenizeCaptions as TokenizeCaptions
-    from pipelines.text.caption_transforms import TrainTruecasers as TrainTruecasers
+    from pipelines.running.transforms import CommitDataset as CommitDataset
     from pipelines.text.captions import prepare_captions as prepare_captions
     from pipelines.text.encoding import encode_captions as encode_captions
-    from pipelines.text.encoding_transforms import EncodeCaptions as EncodeCaptions
     from pipelines.text.queries import tokenize_query as tokenize_query
-    from pipelines.text.token_feature_transforms import ExtractTokenFeatures as ExtractTokenFeatures
     from pipelines.text.token_features import extract_token_features as extract_token_features
+    from pipelines.text.transforms import BuildVocabulary as BuildVocabulary
+    from pipelines.text.transforms import CountTokens as CountTokens
+    from pipelines.text.transforms import EncodeCaptions as EncodeCaptions
+    from pipelines.text.transforms import ExtractTokenFeatures as ExtractTokenFeatures
+    from pipelines.text.transforms import ReadCaptions as ReadCaptions
+    from pipelines.text.transforms import TokenizeCaptions as TokenizeCaptions
+    from pipelines.text.transforms import TrainTruecasers as TrainTruecasers
     from pipelines.text.vocabulary import build_vocabulary as build_vocabulary
-    from pipelines.text.vocabulary_transforms import BuildVocabulary as BuildVocabulary
-    from pipelines.text.vocabulary_transforms import CountTokens as CountTokens
     from pipelines.text.word_vectors import import_word_vectors as import_word_vectors
     from schemas.dataset import Dataset as Dataset
     from schemas.dataset import open_dataset as open_dataset

@@ -26,10 +26,9 @@ from pipelines.features.feature_shards import source_of, statistics_of
 from pipelines.features.ref_chunks import RefChunk, chunk_refs, refs_in
 from pipelines.inputs.images import ImageRef, ImageSource, digest_of
 from pipelines.jobs import FeaturesJob
-from pipelines.running.commits import SumCounters
 from pipelines.running.places import read_place
 from pipelines.text.blocks import BLOCK, CaptionStatistics, blocks_of, caption_rows
-from pipelines.text.counting import count_tokens
+from pipelines.text.counting import count_tokens, sum_by_key, sum_counters
 from pipelines.text.ordering import merge, number_captions
 from pipelines.text.pieces import Piece as CaptionPiece
 from pipelines.text.pieces import make_pieces, on_disk
@@ -178,10 +177,7 @@ def captions(count: int, shards: int, folder: Path) -> list[Cost]:
     _commit(costs, output, count)
     dataset = open_dataset(output.folder.location, kind="captions")
     with costs.phase("worker: count tokens, merge", count):
-        total: dict[tuple[str, str, str], Counter[str]] = {}
-        for number in range(shards):
-            for group, counter in count_tokens(dataset, number).items():
-                total[group] = SumCounters().add_input(total.get(group, Counter()), counter)
+        total = sum_by_key(group for shard in range(shards) for group in count_tokens(dataset, shard).items())
     assert sum(sum(counter.values()) for counter in total.values()) == count * _LENGTH
     return costs
 
@@ -196,7 +192,7 @@ def vocabulary(types: int, shards: int) -> list[Cost]:
             yield Counter({f"word{number}": 1 for number in random.choice(types, some, replace=False).tolist()})
 
     with costs.phase("worker: merge counts of shards", shards * some):
-        total = SumCounters().merge_accumulators(counts())
+        total = sum_counters(counts())
     with costs.phase("worker: build the vocabulary", len(total)):
         built = Vocabulary.from_counts({"en": total}, min_count=1)
     assert sum(total.values()) == shards * some

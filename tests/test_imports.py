@@ -497,48 +497,61 @@ print([name for name in ("torch", "torchvision", "torch._dynamo", "apache_beam")
     assert second[:-1] == first[:-1]
 
 
-@pytest.mark.slow
-def test_text_that_is_there_already_is_found_without_torch_beam_and_tokenizers(tmp_path):
-    (tmp_path / "table.csv").write_text("image_id,text,language,split\n1,A dog runs .,en,train\n", encoding="utf-8")
-    (tmp_path / "words.vec").write_text("dog 1 2\nruns 3 4\n", encoding="utf-8")
-    script = """
+CALL = """
 import os, sys
 from imagepivot import main
 os.chdir(sys.argv[1])
-for command in (
-    "captions table.csv captions --format table --workers 1",
-    "vocabulary captions vocabulary --min-count 1",
-    "encode captions vocabulary encoded --workers 1",
-    "word-vectors vocabulary words.vec vectors --languages en",
-):
+for command in sys.argv[2:]:
     sys.argv = ["imagepivot", *command.split()]
     try:
         main()
     except SystemExit as error:
-        assert not error.code, error
-print([name for name in ("torch", "torchvision", "apache_beam", "sacremoses") if name in sys.modules])
+        print(error.code or 0)
+print([name for name in ("torch", "transformers", "apache_beam", "pandas", "sacremoses") if name in sys.modules])
 """
-    first, second = (run(script, str(tmp_path)).splitlines() for _ in range(2))
-    assert (first[-1], second[-1]) == ("['apache_beam', 'sacremoses']", "[]")
+
+
+@pytest.fixture
+def text_inputs(tmp_path: Path) -> Path:
+    (tmp_path / "table.csv").write_text("image_id,text,language,split\n1,A dog runs .,en,train\n", encoding="utf-8")
+    (tmp_path / "words.vec").write_text("dog 1 2\nruns 3 4\n", encoding="utf-8")
+    (tmp_path / "broken.csv").write_text("image_id,text\n1,A dog,runs\n", encoding="utf-8")
+    (tmp_path / "broken.vec").write_text("dog 1 2\nruns 3\n", encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_text_in_one_process_loads_neither_beam_nor_torch_and_nothing_where_it_is_there_already(text_inputs):
+    commands = (
+        "captions table.csv captions --format table",
+        "vocabulary captions vocabulary --min-count 1",
+        "encode captions vocabulary encoded",
+        "word-vectors vocabulary words.vec vectors --languages en",
+    )
+    first, second = (run(CALL, str(text_inputs), *commands).splitlines() for _ in range(2))
+    assert (first[-1], second[-1]) == ("['sacremoses']", "[]")
     assert second[:-1] == first[:-1]
 
 
 @pytest.mark.cluster
-def test_token_features_that_are_there_already_are_found_without_loading_the_model(tmp_path):
+def test_token_features_in_one_process_load_no_beam_and_no_model_where_they_are_there_already(tmp_path):
     rows = [{"image_id": "1", "language": "en", "portion": "comparable", "index": 0, "split": "train", "text": "a dog"}]
     write_rows(tmp_path / "captions", "captions", [row | {"tokens": row["text"].split()} for row in rows], shards=1)
     make_tiny_bert(tmp_path / "bert")
-    script = """
-import os, sys
-from imagepivot import main
-os.chdir(sys.argv[1])
-sys.argv = ["imagepivot", "token-features", "captions", "vectors", "--model", "bert"]
-try:
-    main()
-except SystemExit as error:
-    assert not error.code, error
-print([name for name in ("torch", "transformers", "apache_beam") if name in sys.modules])
-"""
-    first, second = (run(script, str(tmp_path)).splitlines() for _ in range(2))
-    assert (first[-1], second[-1]) == ("['torch', 'transformers', 'apache_beam']", "[]")
+    first, second = (run(CALL, str(tmp_path), "token-features captions vectors --model bert").splitlines() for _ in range(2))
+    assert (first[-1], second[-1]) == ("['torch', 'transformers']", "[]")
     assert second[:-1] == first[:-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_wrong_text_is_told_before_beam_and_torch_are_loaded(text_inputs, workers):
+    run(CALL, str(text_inputs), "captions table.csv captions --format table", "vocabulary captions vocabulary --min-count 1")
+    commands = (
+        f"captions broken.csv x --format table --workers {workers}",
+        f"vocabulary captions x --splits test --workers {workers}",
+        f"encode captions captions x --workers {workers}",
+        "word-vectors vocabulary broken.vec x --languages en",
+        f"token-features captions x --model none --workers {workers}",
+    )
+    assert run(CALL, str(text_inputs), *commands).splitlines() == ["1"] * 5 + ["[]"]

@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 import typer
 from typer.core import TyperCommand
 
+from pipelines.commands.signals import spare_pandas
 from schemas.console import events
 from schemas.conversion import alternatives_of, convert, convert_text, default_of, did_you_mean, hints_of, parse_toml
 from schemas.errors import UsageError
@@ -425,7 +426,9 @@ class Command(TyperCommand):
         function: Any = self.callback
         given = {"context": ctx} if "context" in inspect.signature(function).parameters else {}
         try:
-            return function(**given, **self.arguments(ctx.params, flags_of(ctx)))
+            given |= self.arguments(ctx.params, flags_of(ctx))
+            spare_pandas()
+            return function(**given)
         except UsageError as error:
             if origins := _origins(ctx, self.options, str(error)):
                 raise UsageError(f"{error}{origins}") from None

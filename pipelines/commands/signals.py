@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import importlib.abc
 import io
 import os
 import signal
@@ -16,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 from schemas.console import events
@@ -229,3 +230,20 @@ def _end() -> None:
 def _end_late(number: int, _frame: FrameType | None) -> None:
     _received.append(number)
     _end()
+
+
+def spare_pandas() -> None:
+    """Let pyarrow find no pandas, which it imports with the first list that becomes an array: that takes a second."""
+    if "pandas" in sys.modules:
+        return
+    import pyarrow as pa
+
+    sys.meta_path.insert(0, _WithoutPandas())
+    pa.array([0])
+    del sys.meta_path[0]
+
+
+class _WithoutPandas(importlib.abc.MetaPathFinder):
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        if name == "pandas":
+            raise ImportError(name)

@@ -34,7 +34,7 @@ from schemas.writing.shard_count import MOST_CHOSEN, VECTOR_SHARD_BYTES, check_s
 if TYPE_CHECKING:
     import apache_beam as beam
 
-    from pipelines.running.first_worker import FirstWorker
+    from pipelines.running.preflight import FirstWorker
 
 
 Remark = Callable[[str], None]
@@ -112,7 +112,7 @@ def extract_features(
     def build(pipeline: beam.Pipeline, finished: frozenset[int], check: FirstWorker | None) -> None:
         from pipelines.features.stage_images import place_of_copies
         from pipelines.features.transforms import ExtractFeatures
-        from pipelines.running.commits import CommitDataset
+        from pipelines.running.transforms import CommitDataset
 
         workers = execution.local_workers if execution.is_local else 1
         kept: Kept = ""

@@ -21,8 +21,9 @@ from pipelines.features.stage_images import CopyImages, RowGroupBatch, row_group
 from pipelines.inputs.images import Copies, ImageSource
 from pipelines.jobs import FeaturesJob
 from pipelines.running.accelerators import Accelerator
-from pipelines.running.first_worker import Begin, FirstWorker
 from pipelines.running.meter import Meter
+from pipelines.running.preflight import FirstWorker
+from pipelines.running.transforms import Begin
 from schemas.writing.output import OutputDataset
 
 

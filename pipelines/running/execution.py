@@ -42,7 +42,10 @@ class Execution:
 
     workers: Annotated[
         int,
-        Opt("Local worker processes; 0: one per core, or of a model one per GPU, or one that uses all cores.", least=0),
+        Opt(
+            "Local worker processes; 0: one per core, for little text one; of a model one per GPU, or one that uses all cores.",
+            least=0,
+        ),
     ] = 0
     beam_flags: Annotated[tuple[str, ...], Opt("Flags for Beam.", is_behind_dashes=True)] = ()
     shared_disk: Annotated[
@@ -161,6 +164,15 @@ class Execution:
                     f"{what} {location!r} is a path on this machine, and the workers of {self.runner} run on others: give an "
                     "address in a bucket (gs://... or s3://...), or --shared-disk if all of them see that path as this machine does"
                 )
+
+    def for_text(self, size: int, least: int) -> Execution:
+        """Return these settings with one worker by default for less text than pays for the start of several.
+
+        Args:
+            size: bytes of the text.
+            least: bytes from which several workers are faster.
+        """
+        return self if size >= least else replace(self, default_workers=lambda: 1)
 
     @property
     def local_workers(self) -> int:

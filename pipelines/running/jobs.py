@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from pipelines.running.execution import Execution
 from pipelines.running.meter import Meter
+from pipelines.running.per_shard import ShardWork, missing_shards, write_missing
 from schemas.errors import CommittedError, DatasetError, ImagepivotError, LostJobError, UsageError
 from schemas.fingerprints import sha256_of_json
 from schemas.manifest import Manifest
@@ -25,7 +26,7 @@ from schemas.writing.reuse_policy import ArrayTask, ReusePolicy
 if TYPE_CHECKING:
     import apache_beam as beam
 
-    from pipelines.running.first_worker import FirstWorker
+    from pipelines.running.preflight import FirstWorker
 
 
 def run_job(
@@ -37,7 +38,7 @@ def run_job(
     extras: Iterable[str] = ("pipelines",),
     ready: Callable[[], None] | None = None,
     check: Callable[[], None] | None = None,
-    here: Callable[[frozenset[int]], object] | None = None,
+    here: Callable[[frozenset[int]], bool | None] | None = None,
     task: ArrayTask | None = None,
     libraries: tuple[str, ...] = (),
     meter: Meter = Meter(),
@@ -52,10 +53,10 @@ def run_job(
         extras: names of the extras that workers on other machines need.
         ready: raises where this machine cannot do the work; called if there is something to do, before anything is replaced.
         check: checks on the first worker on another machine what only this work needs.
-        here: writes the shards as the pipeline does, without Beam, given the finished ones; called where one worker of this machine
-            does all of it. None if only the pipeline can do it.
+        here: writes the shards as the pipeline does, without Beam, given the finished ones, and returns whether it has committed
+            them, too; called where one worker of this machine does all of it. None if only the pipeline can do it.
         task: the task of an array job, whose pipeline does not commit; None for a whole dataset.
-        libraries: distributions whose versions matter to the content, where the pipeline does not commit.
+        libraries: distributions whose versions matter to the content, where neither the pipeline nor ``here`` commits.
         meter: shows what the runner says of workers on other machines.
 
     Returns:
@@ -73,7 +74,7 @@ def run_job(
         _write_template(output, build, execution=execution, extras=extras, check=check)
     else:
         from pipelines.running import remote
-        from pipelines.running.first_worker import FirstWorker
+        from pipelines.running.preflight import FirstWorker
 
         remote.check_detach(execution)
         execution = execution.with_job_name(_job_name(output, policy))
@@ -83,8 +84,7 @@ def run_job(
     def run(finished: frozenset[int]) -> bool:
         try:
             if here is not None and execution.is_one_process:
-                here(finished)
-                return False
+                return bool(here(finished))
             from pipelines.running.runner import run_pipeline
 
             run_pipeline(lambda pipeline: build(pipeline, finished, first), execution, extras=extras, watch=watch)
@@ -107,6 +107,54 @@ def run_job(
     except CommittedError:
         # By a job that nobody waited for: what it committed is looked at anew.
         return complete()
+
+
+def run_per_shard(
+    output: OutputDataset,
+    work: ShardWork,
+    policy: ReusePolicy,
+    *,
+    execution: Execution,
+    libraries: tuple[str, ...],
+    extras: Iterable[str] = ("pipelines",),
+    ready: Callable[[], None] | None = None,
+    check: Callable[[], None] | None = None,
+    meter: Meter = Meter(),
+) -> Manifest:
+    """Run a job each of whose shards follows from the same shard of its inputs.
+
+    Args:
+        output: the dataset.
+        work: writes one shard.
+        policy: as `run_job` takes it, and so the others.
+        execution: where and how to run.
+        libraries: distributions whose versions matter to the content.
+        extras: names of the extras that workers on other machines need.
+        ready: raises where this machine cannot do the work.
+        check: checks on the first worker on another machine what only this work needs.
+        meter: counts the work, for a progress display.
+    """
+
+    def build(pipeline: beam.Pipeline, finished: frozenset[int], first: FirstWorker | None) -> None:
+        from pipelines.running.transforms import CommitDataset, WriteShards, spread_shards
+
+        shards = spread_shards(pipeline, missing_shards(output, finished), first)
+        written = shards | "WriteShards" >> WriteShards(output, work)
+        _ = written | "CommitDataset" >> CommitDataset(output, libraries=libraries)
+
+    here = partial(write_missing, output, work)
+    return run_job(
+        output,
+        build,
+        policy,
+        execution=execution,
+        extras=extras,
+        ready=ready,
+        check=check,
+        here=here,
+        libraries=libraries,
+        meter=meter,
+    )
 
 
 def _job_name(output: OutputDataset, policy: ReusePolicy) -> str:
@@ -133,7 +181,7 @@ def _write_template(
         DatasetError: the folder of the dataset holds something.
         DetachedError: the template is written.
     """
-    from pipelines.running.first_worker import FirstWorker
+    from pipelines.running.preflight import FirstWorker
     from pipelines.running.runner import run_pipeline
 
     folder = output.folder

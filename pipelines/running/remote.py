@@ -31,8 +31,8 @@ from apache_beam.runners.portability.portable_runner import PortableMetrics
 from apache_beam.runners.runner import PipelineState
 
 from pipelines.running.execution import Execution
-from pipelines.running.first_worker import SIGN
 from pipelines.running.meter import Meter, counts_of
+from pipelines.running.preflight import SIGN
 from schemas.console import events
 from schemas.errors import DatasetError, ImagepivotError, LostJobError, UsageError
 from schemas.process.shutdown import DetachedError, set_shutdown_notice, shutdown_notice

@@ -1,4 +1,4 @@
-"""Blocks of captions: the plain functions behind the transforms of ``pipelines.text.captions``.
+"""Blocks of captions to shards: reading, tokenizing, writing and counting, without Beam.
 
 A block is an Arrow table of a few thousand captions. Workers pass tables on, not captions, because passing an element costs Beam
 more than tokenizing a caption. Only raw text travels; each shard is tokenized by the worker that writes it.
@@ -14,17 +14,28 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.inputs.captions import CAPTION_COLUMNS
+from pipelines.inputs.captions import CAPTION_COLUMNS, CaptionSource, Part, Selection
+from pipelines.running.meter import Meter
+from pipelines.running.places import read_place
+from pipelines.text.counting import sum_by_key
 from pipelines.text.moses import Recipe, prepare
-from pipelines.text.ordering import key_of
+from pipelines.text.ordering import key_of, merge, number_captions
+from pipelines.text.pieces import Piece, make_pieces, on_disk, read_piece
+from pipelines.text.truecasers import parse_truecaser
 from pipelines.text.truecasing import TruecaseModel, count_forms, truecase
 from schemas.errors import InputError
 from schemas.kinds import CAPTIONS
+from schemas.writing.output import OutputDataset
+from schemas.writing.shard_writer import open_shard
 
 BLOCK = CAPTION_COLUMNS.append(pa.field("position", pa.int64()))
 """Columns of a block as read. ``position`` keeps the order of the source: first the number of the part, then of the caption."""
 
+LIBRARIES = ("apache-beam", "sacremoses")
+"""Distributions whose versions the manifest of captions states."""
+
 _PART = 1 << 40
+_REPORT_ROWS = 2000
 
 
 def blocks_of(tables: Iterable[pa.Table], part: int) -> Iterator[pa.Table]:
@@ -42,6 +53,80 @@ def blocks_of(tables: Iterable[pa.Table], part: int) -> Iterator[pa.Table]:
         position = pa.array(np.arange(start, start + table.num_rows))
         start += table.num_rows
         yield table.append_column(BLOCK.field("position"), position)
+
+
+def read_pieces(
+    parts: Iterable[tuple[int, Part]],
+    source: CaptionSource,
+    selection: Selection,
+    shards: int,
+    *,
+    left_out: frozenset[int],
+    folder: str | None,
+) -> Iterator[tuple[int, Piece]]:
+    """Read parts of a source and cut their captions into pieces.
+
+    Args:
+        parts: the parts with their numbers.
+        source: the raw captions.
+        selection: the captions to keep.
+        shards: number of shards.
+        left_out: shards whose captions are dropped.
+        folder: as `pipelines.text.pieces.make_pieces` takes it.
+
+    Yields:
+        The index of a shard and a sorted piece of it.
+    """
+    blocks = (block for number, part in parts for block in blocks_of(source.tables(part, selection), number))
+    yield from make_pieces(blocks, shards, left_out=left_out, folder=folder)
+
+
+def write_caption_shard(
+    shard: int,
+    pieces: Iterable[Piece | None],
+    models: Mapping[str, str],
+    *,
+    output: OutputDataset,
+    recipe: Recipe,
+    advice: str,
+    meter: Meter,
+) -> int:
+    """Merge, number, tokenize and write the captions of a shard.
+
+    Args:
+        shard: index of the shard.
+        pieces: its pieces, in any order; None is none.
+        models: texts of truecasers by language, for a recipe that truecases.
+        output: the dataset.
+        recipe: the steps from text to tokens.
+        advice: what to do about a key that occurs twice.
+        meter: counts captions.
+
+    Returns:
+        The index of the shard.
+    """
+    truecasers = {language: parse_truecaser(text) for language, text in models.items()}
+    statistics = CaptionStatistics()
+    with on_disk(piece for piece in pieces if piece) as places, open_shard(output, shard) as writer:
+        for captions in number_captions(merge(places, read_place), advice):
+            tables = []
+            for start in range(0, captions.num_rows, _REPORT_ROWS):
+                tokenized, failures = tokenize_captions(captions.slice(start, _REPORT_ROWS), recipe, truecasers)
+                tables.append(tokenized)
+                writer.add_failures(failures)
+                meter.add(captions=tokenized.num_rows + len(failures), failed=len(failures))
+            rows = caption_rows(tables)
+            statistics.add(rows)
+            writer.write(rows)
+        writer.statistics = statistics.to_json()
+    meter.flush()
+    return shard
+
+
+def learn_truecasers(pieces: Iterable[Piece], recipe: Recipe, splits: Iterable[str]) -> dict[str, str]:
+    """Return the text of a truecaser for each language, learned from the captions of some splits."""
+    forms = (pair for piece in pieces for pair in block_forms(read_piece(piece), recipe, frozenset(splits)).items())
+    return {language: TruecaseModel.from_counts(counts).to_text() for language, counts in sum_by_key(forms).items()}
 
 
 def block_forms(block: pa.Table, recipe: Recipe, splits: frozenset[str]) -> dict[str, Counter[str]]:

@@ -1,26 +1,33 @@
-"""``imagepivot captions``: turns raw captions into shards of tokenized captions; `caption_transforms` says how.
+"""``imagepivot captions``: turns raw captions into shards of tokenized captions, by an external merge sort.
 
-Beam is not loaded to find that there is nothing to do.
+`pipelines.text.transforms` does with several processes what `prepare_captions` does with one.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from pipelines.inputs.captions import CaptionSource, Part, Selection
 from pipelines.jobs import CaptionsJob
 from pipelines.running.execution import Execution
 from pipelines.running.jobs import run_job
 from pipelines.running.meter import Meter
 from pipelines.running.places import staging
+from pipelines.text.blocks import LIBRARIES, learn_truecasers, read_pieces, write_caption_shard
 from pipelines.text.moses import recipe
-from pipelines.text.truecasers import TRUECASER_FILES, Truecasers, load_truecasers
+from pipelines.text.pieces import Piece
+from pipelines.text.truecasers import TRUECASER_FILES, Truecasers, load_truecasers, write_truecaser
 from schemas.errors import UsageError
 from schemas.manifest import Manifest
 from schemas.parameters import CaptionsParameters
 from schemas.storage.folder import Folder
+from schemas.writing.dataset_writer import commit
 from schemas.writing.output import OutputDataset
 from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.shard_count import TEXT_SHARD_BYTES, check_shard_bytes, choose_shards, known_shards
@@ -28,11 +35,13 @@ from schemas.writing.shard_count import TEXT_SHARD_BYTES, check_shard_bytes, cho
 if TYPE_CHECKING:
     import apache_beam as beam
 
-    from pipelines.running.first_worker import FirstWorker
+    from pipelines.running.preflight import FirstWorker
 
 _PACKED = (".gz", ".parquet")
 _UNPACKED = 4
 """Bytes of text to a byte of a compressed file, roughly: it decides the number of shards, which doubles or not."""
+_SEVERAL_WORKERS_BYTES = 16 << 20
+"""Bytes of text that one process tokenizes while several start: Beam is loaded in each of them."""
 
 
 def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter: Meter = Meter()) -> Manifest:
@@ -56,16 +65,55 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
     job = replace(job, source=source)
     execution.check_locations((("SOURCE", source.location), ("OUTPUT", job.output)))
     models = load_truecasers(job.truecaser) if job.truecaser is not None else None
-    source.parts(job.selection)  # Refuses a selection that names nothing, before the files are hashed.
-    output = plan_captions(job, source.inputs(job.selection), models)
+    parts = source.parts(job.selection)  # Refuses a selection that names nothing, before the files are hashed.
+    inputs = source.inputs(job.selection)
+    execution = execution.for_text(_text_bytes(inputs), _SEVERAL_WORKERS_BYTES)
+    output = plan_captions(job, inputs, models)
     with staging(output.folder) if execution.is_local else nullcontext() as staged:
 
         def build(pipeline: beam.Pipeline, finished: frozenset[int], check: FirstWorker | None) -> None:
-            from pipelines.text.caption_transforms import build_captions
+            from pipelines.text.transforms import build_captions
 
             build_captions(pipeline, finished, check, job=job, output=output, models=models, staged=staged, meter=meter)
 
-        return run_job(output, build, ReusePolicy(overwrite=job.overwrite, verify=job.verify), execution=execution, meter=meter)
+        here = partial(_prepare_here, job, source, output, models, staged, meter)
+        policy = ReusePolicy(overwrite=job.overwrite, verify=job.verify)
+        ready = None if execution.is_one_process else partial(_read_first, source, parts)
+        return run_job(output, build, policy, execution=execution, ready=ready, here=here, meter=meter)
+
+
+def _read_first(source: CaptionSource, parts: list[Part]) -> None:
+    """Read the first captions, so that a broken table is refused before Beam is loaded."""
+    for part in parts[:1]:
+        next(iter(source.tables(part, Selection())), None)
+
+
+def _prepare_here(
+    job: CaptionsJob,
+    source: CaptionSource,
+    output: OutputDataset,
+    models: Truecasers | None,
+    staged: str | None,
+    meter: Meter,
+    finished: frozenset[int],
+) -> bool:
+    """Write the shards that are not finished in this process, and commit the dataset."""
+    steps = recipe(job.recipe)
+    pieces: defaultdict[int, list[Piece]] = defaultdict(list)
+    parts = enumerate(source.parts(job.selection))
+    left_out = frozenset() if steps.truecase and models is None else finished  # Truecasers learn from all captions.
+    for shard, piece in read_pieces(parts, source, job.selection, output.shards, left_out=left_out, folder=staged):
+        pieces[shard].append(piece)
+    texts: Mapping[str, str] = {}
+    if steps.truecase:
+        texts = models.texts if models is not None else learn_truecasers(chain(*pieces.values()), steps, job.train_splits)
+    files = tuple(write_truecaser(language, text, output.folder) for language, text in texts.items())
+    for shard in range(output.shards):
+        if shard not in finished:
+            of_shard = pieces.pop(shard, ())
+            write_caption_shard(shard, of_shard, texts, output=output, recipe=steps, advice=source.repeat_advice, meter=meter)
+    commit(output, libraries=LIBRARIES, files=files)
+    return True
 
 
 def plan_captions(job: CaptionsJob, inputs: list[dict[str, Any]], models: Truecasers | None = None) -> OutputDataset:
@@ -101,7 +149,11 @@ def plan_captions(job: CaptionsJob, inputs: list[dict[str, Any]], models: Trueca
 
 def _shards(job: CaptionsJob, folder: Folder, inputs: Iterable[Mapping[str, Any]]) -> int:
     """Return the number of shards of a job, by the bytes of its files: how many captions they hold only reading them would tell."""
-    size = sum(entry["bytes"] * (_UNPACKED if entry["name"].endswith(_PACKED) else 1) for entry in inputs)
+    size = _text_bytes(inputs)
     shards = known_shards(job.shards, folder, overwrite=job.overwrite) or choose_shards(size, TEXT_SHARD_BYTES)
     check_shard_bytes(shards, size, folder)
     return shards
+
+
+def _text_bytes(inputs: Iterable[Mapping[str, Any]]) -> int:
+    return sum(entry["bytes"] * (_UNPACKED if entry["name"].endswith(_PACKED) else 1) for entry in inputs)

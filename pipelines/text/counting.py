@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from functools import reduce
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from pipelines.jobs import Scope, VocabularyJob
+from pipelines.running.meter import Meter
 from schemas.dataset import Dataset
 from schemas.errors import InputError
-from schemas.vocabulary import SPECIALS, Vocabulary
+from schemas.storage.storage_errors import content_errors
+from schemas.vocabulary import SPECIALS, TEXT_NAMES, Vocabulary
+from schemas.writing.output import OutputDataset
+from schemas.writing.shard_writer import open_shard
+
+Group: TypeAlias = tuple[str, str, str]
+"""Portion, split and language of captions."""
+
+LIBRARIES = ("apache-beam",)
+"""Distributions whose versions the manifest of a vocabulary states."""
+
+SEVERAL_WORKERS_BYTES = 64 << 20
+"""Bytes of captions in shards that one process counts or encodes while several start."""
+
+_K = TypeVar("_K")
 
 
-def count_tokens(captions: Dataset, shard: int) -> dict[tuple[str, str, str], Counter[str]]:
-    """Count the tokens in one shard of captions, by (portion, split, language)."""
-    counts: dict[tuple[str, str, str], Counter[str]] = {}
+def count_tokens(captions: Dataset, shard: int) -> dict[Group, Counter[str]]:
+    """Count the tokens in one shard of captions, by portion, split and language."""
+    counts: dict[Group, Counter[str]] = {}
     names = ["portion", "split", "language"]
     for batch in captions.shard_batches(shard, [*names, "tokens"]):
         for group in pa.table(batch.select(names)).group_by(names).aggregate([]).to_pylist():
@@ -30,9 +46,51 @@ def count_tokens(captions: Dataset, shard: int) -> dict[tuple[str, str, str], Co
     return counts
 
 
+def count_shard(shard: int, captions: Dataset, meter: Meter) -> Iterator[tuple[Group, Counter[str]]]:
+    """Yield the counts of one shard, and count its captions for the progress display."""
+    yield from count_tokens(captions, shard).items()
+    meter.add(captions=captions.manifest.shards[shard].rows)
+    meter.flush()
+
+
+def sum_counters(counters: Iterable[Mapping[str, int]]) -> Counter[str]:
+    """Return the sum of counters: memory holds their distinct items, never the corpus."""
+    total: Counter[str] = Counter()
+    for counter in counters:
+        total.update(counter)
+    return total
+
+
+def sum_by_key(pairs: Iterable[tuple[_K, Mapping[str, int]]]) -> dict[_K, Counter[str]]:
+    """Return the sum of the counters of each key."""
+    total: defaultdict[_K, Counter[str]] = defaultdict(Counter)
+    for key, counter in pairs:
+        total[key].update(counter)
+    return total
+
+
+def write_vocabulary(job: VocabularyJob, output: OutputDataset, counts: Mapping[Group, Mapping[str, int]]) -> str:
+    """Write a vocabulary and its text, and return the path of the text."""
+    vocabulary, statistics = chosen_vocabulary(job, counts)
+    output.folder.write(TEXT_NAMES[0], vocabulary.to_text().encode())
+    with open_shard(output, 0) as shard:
+        shard.write(vocabulary.to_table())
+        shard.statistics = statistics
+    return TEXT_NAMES[0]
+
+
+def restore_text(output: OutputDataset) -> str:
+    """Write the text of a vocabulary whose shard is finished, and return its path."""
+    path = output.folder.path_of(output.name(0))
+    with output.folder.open(output.name(0)) as file, content_errors(path):
+        vocabulary = Vocabulary.from_table(pq.ParquetFile(file).read())
+    output.folder.write(TEXT_NAMES[0], vocabulary.to_text().encode())
+    return TEXT_NAMES[0]
+
+
 def vocabulary_statistics(
     vocabulary: Vocabulary,
-    counts: Mapping[tuple[str, str, str], Mapping[str, int]],
+    counts: Mapping[Group, Mapping[str, int]],
     trained: Mapping[str, Mapping[str, int]],
     *,
     min_count: int,
@@ -89,9 +147,7 @@ def vocabulary_statistics(
     }
 
 
-def chosen_vocabulary(
-    job: VocabularyJob, counts: Mapping[tuple[str, str, str], Mapping[str, int]]
-) -> tuple[Vocabulary, dict[str, Any]]:
+def chosen_vocabulary(job: VocabularyJob, counts: Mapping[Group, Mapping[str, int]]) -> tuple[Vocabulary, dict[str, Any]]:
     """Return the vocabulary that a job asks for, and its statistics.
 
     Args:

@@ -1,28 +1,30 @@
-"""``imagepivot encode``: turns tokens into ids of a vocabulary, shard by shard; `encoding_transforms` says how.
-
-Beam is not loaded to find that there is nothing to do.
-"""
+"""``imagepivot encode``: turns tokens into ids of a vocabulary, shard by shard."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipelines.jobs import EncodeJob
 from pipelines.running.execution import Execution
-from pipelines.running.jobs import run_job
+from pipelines.running.jobs import run_per_shard
 from pipelines.running.meter import Meter
+from pipelines.running.per_shard import Share
+from pipelines.text.counting import SEVERAL_WORKERS_BYTES
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError
+from schemas.kinds import CAPTIONS, ENCODED
 from schemas.manifest import Manifest
 from schemas.parameters import CaptionsParameters, EncodedParameters
 from schemas.storage.folder import Folder
+from schemas.vocabulary import END, SPECIALS, START, UNK, Vocabulary
 from schemas.writing.output import OutputDataset
 from schemas.writing.reuse_policy import ReusePolicy
-
-if TYPE_CHECKING:
-    import apache_beam as beam
-
-    from pipelines.running.first_worker import FirstWorker
+from schemas.writing.shard_writer import ShardWriter
 
 
 def encode_captions(job: EncodeJob, execution: Execution = Execution(), meter: Meter = Meter()) -> Manifest:
@@ -44,14 +46,11 @@ def encode_captions(job: EncodeJob, execution: Execution = Execution(), meter: M
     vocabulary = open_dataset(job.vocabulary, kind="vocabulary")
     if captions.manifest.rows == 0:
         raise DatasetError(f"{job.captions!r} holds no captions, so there is nothing to encode: prepare the captions again")
+    execution = execution.for_text(sum(shard.bytes for shard in captions.manifest.shards), SEVERAL_WORKERS_BYTES)
     output = plan_encoding(job, captions, vocabulary)
-
-    def build(pipeline: beam.Pipeline, finished: frozenset[int], check: FirstWorker | None) -> None:
-        from pipelines.text.encoding_transforms import build_encoding
-
-        build_encoding(pipeline, finished, check, job=job, captions=captions, vocabulary=vocabulary, output=output, meter=meter)
-
-    return run_job(output, build, ReusePolicy(overwrite=job.overwrite, verify=job.verify), execution=execution, meter=meter)
+    work = ShardEncoder(captions, vocabulary, job.max_length, meter)
+    policy = ReusePolicy(overwrite=job.overwrite, verify=job.verify)
+    return run_per_shard(output, work, policy, execution=execution, libraries=("apache-beam",), meter=meter)
 
 
 def plan_encoding(job: EncodeJob, captions: Dataset, vocabulary: Dataset) -> OutputDataset:
@@ -71,3 +70,73 @@ def plan_encoding(job: EncodeJob, captions: Dataset, vocabulary: Dataset) -> Out
         ),
         shards=captions.num_shards,
     ).made_from(captions, vocabulary)
+
+
+class ShardEncoder:
+    """Encodes the captions of one shard after the other: a `pipelines.running.per_shard.ShardWork`.
+
+    Args:
+        captions: the captions dataset.
+        vocabulary: the vocabulary dataset.
+        max_length: number of tokens after which a caption is cut.
+        meter: counts captions.
+    """
+
+    def __init__(self, captions: Dataset, vocabulary: Dataset, max_length: int, meter: Meter = Meter()) -> None:
+        self._captions = captions
+        self._vocabulary_dataset = vocabulary
+        self._max_length = max_length
+        self._meter = meter
+
+    def set_up(self, share: Share) -> None:
+        """Read the vocabulary."""
+        self._vocabulary = self._vocabulary_dataset.vocabulary()
+
+    def write(self, shard: int, writer: ShardWriter) -> None:
+        """Write the encoded captions of a shard."""
+        total: Counter[str] = Counter()
+        tables = (pa.Table.from_batches([batch]) for batch in self._captions.shard_batches(shard))
+        for captions in chain([CAPTIONS.empty_table()], tables):  # An empty shard has statistics, too.
+            table, statistics = encode_table(captions, self._vocabulary, self._max_length)
+            writer.write(table)
+            total.update(statistics)
+            self._meter.add(captions=table.num_rows)
+        writer.statistics = total
+        self._meter.flush()
+
+
+def encode_table(captions: pa.Table, vocabulary: Vocabulary, max_length: int) -> tuple[pa.Table, dict[str, int]]:
+    """Encode rows of kind ``captions``.
+
+    Args:
+        captions: rows of kind ``captions``.
+        vocabulary: the vocabulary whose ids are used.
+        max_length: number of tokens after which a caption is cut.
+
+    Returns:
+        Rows of kind ``encoded`` in the same order, and statistics: captions, tokens kept, ``<unk>`` among these, captions that
+        were cut, and, if there are any, ``reserved_tokens``: those of ``<unk>`` that the text spells like a special.
+    """
+    tokens = pc.list_slice(captions["tokens"].combine_chunks(), 0, max_length)
+    encoded = tokens.flatten().dictionary_encode()
+    words, indices = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+    ids_of_words = np.array([vocabulary.word_ids.get(word, UNK) for word in words], np.int32)
+    lengths = pc.list_value_length(tokens).to_numpy() + 2
+    ends = np.cumsum(lengths, dtype=np.int32)
+    ids = np.empty(lengths.sum(), np.int32)
+    is_token = np.ones(len(ids), bool)
+    for place, special in ((ends - lengths, START), (ends - 1, END)):
+        ids[place], is_token[place] = special, False
+    ids[is_token] = ids_of_words[indices]
+    column = pa.ListArray.from_arrays(np.append(np.int32(0), ends), ids)
+    columns = [captions[name].combine_chunks() for name in ENCODED.names[:-2]]
+    table = pa.table([*columns, column.cast(ENCODED.field("token_ids").type), pa.array(lengths)], schema=ENCODED)
+    statistics = {
+        "captions": table.num_rows,
+        "tokens": len(ids) - 2 * table.num_rows,
+        "unknown_tokens": int(np.count_nonzero(ids == UNK)),
+        "captions_cut": pc.sum(pc.greater(pc.list_value_length(captions["tokens"]), max_length)).as_py() or 0,
+    }
+    if reserved := [number for number, word in enumerate(words) if word in SPECIALS]:
+        statistics["reserved_tokens"] = int(np.isin(indices, reserved).sum())
+    return table, statistics

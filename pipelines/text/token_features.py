@@ -1,37 +1,46 @@
 """``imagepivot token-features``: captions in, the last layer of a model of text over their tokens out, shard by shard.
 
-`token_feature_transforms` says how. Beam is not loaded to find that there is nothing to do.
+A token is read without the escapes of the Moses tokenizer (``&apos;s`` as ``'s``). A shard of captions is read and extracted a few
+thousand at a time, and vectors never pass through a shuffle.
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipelines.jobs import TokenFeaturesJob
 from pipelines.running.execution import Execution
-from pipelines.running.jobs import run_job
+from pipelines.running.jobs import run_per_shard
 from pipelines.running.meter import Meter
-from schemas.dataset import open_dataset
+from pipelines.running.per_shard import Share
+from pipelines.text.moses import unescape
+from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError
+from schemas.kinds import CAPTIONS, schema_of
 from schemas.manifest import Manifest
 from schemas.parameters import TokenFeaturesParameters
 from schemas.storage.folder import Folder
 from schemas.storage.locations import absolute_location
 from schemas.writing.output import OutputDataset
 from schemas.writing.reuse_policy import ReusePolicy
+from schemas.writing.shard_writer import ShardWriter
 
 if TYPE_CHECKING:
-    import apache_beam as beam
+    from extractors.tokens.transformer import TokenExtractor
 
-    from pipelines.running.first_worker import FirstWorker
+_BLOCK = 2048
+"""Captions that are sorted by length together, so that few passes of the model are not full."""
 
-
-def _check_worker(job: TokenFeaturesJob, output: OutputDataset) -> None:
-    """Check that this process has the device and the model of a job."""
-    job.check_model(output, job.request().load(job.device))
+_KEY = tuple(CAPTIONS.names[:5])
 
 
 def extract_token_features(job: TokenFeaturesJob, execution: Execution = Execution(), meter: Meter = Meter()) -> Manifest:
@@ -75,18 +84,126 @@ def extract_token_features(job: TokenFeaturesJob, execution: Execution = Executi
     workers = execution.local_workers if execution.is_local else 1
     threads = max(1, (os.cpu_count() or 1) // workers) if workers > 1 else 0
 
-    def build(pipeline: beam.Pipeline, finished: frozenset[int], check: FirstWorker | None) -> None:
-        from pipelines.text.token_feature_transforms import build_token_features
-
-        build_token_features(pipeline, finished, check, job=job, captions=captions, output=output, meter=meter, threads=threads)
-
-    return run_job(
+    return run_per_shard(
         output,
-        build,
+        TokenFeatureExtractor(job, captions, output, meter, threads),
         ReusePolicy(overwrite=job.overwrite, verify=job.verify),
         execution=execution,
+        libraries=("apache-beam", "tokenizers", "torch", "transformers"),
         extras=("pipelines", "extractors", "bert"),
         ready=job.check_device if execution.is_local else None,
         check=partial(_check_worker, job, output),
         meter=meter,
     )
+
+
+def _check_worker(job: TokenFeaturesJob, output: OutputDataset) -> None:
+    """Check that this process has the device and the model of a job."""
+    job.check_model(output, job.request().load(job.device))
+
+
+class TokenFeatureExtractor:
+    """Extracts the token features of one shard after the other: a `pipelines.running.per_shard.ShardWork`.
+
+    Args:
+        job: the model and how to run it.
+        captions: the captions dataset.
+        output: the dataset to write.
+        meter: counts captions.
+        threads: torch's threads in each worker; 0 for torch's own number.
+    """
+
+    def __init__(
+        self, job: TokenFeaturesJob, captions: Dataset, output: OutputDataset, meter: Meter = Meter(), threads: int = 0
+    ) -> None:
+        self._job = job
+        self._captions = captions
+        self._output = output
+        self._meter = meter
+        self._threads = threads
+
+    def set_up(self, share: Share) -> None:
+        """Load the model, one for all threads of a process.
+
+        Raises:
+            InputError: it is not the one that the run was planned with.
+        """
+        import torch
+
+        if self._threads:
+            torch.set_num_threads(self._threads)
+        self._extractor: TokenExtractor = share(partial(self._job.request().load, self._job.device))
+        self._job.check_model(self._output, self._extractor)
+
+    def write(self, shard: int, writer: ShardWriter) -> None:
+        """Write the token features of a shard."""
+        total: dict[str, Counter[str]] = {}
+        for batch in self._captions.shard_batches(shard, batch_size=_BLOCK):
+            rows, failures, statistics = token_feature_rows(
+                pa.Table.from_batches([batch]), self._extractor, self._job.max_length, self._job.batch_size
+            )
+            writer.write(rows)
+            writer.add_failures(failures)
+            for language, counts in statistics.items():
+                total.setdefault(language, Counter()).update(counts)
+            self._meter.add(captions=batch.num_rows, failed=len(failures))
+        writer.statistics = total
+        self._meter.flush()
+
+
+def token_feature_rows(
+    captions: pa.Table, extractor: TokenExtractor, max_length: int, batch_size: int = 64
+) -> tuple[pa.Table, list[dict[str, str]], dict[str, Any]]:
+    """Return the vectors of captions.
+
+    Args:
+        captions: rows of kind ``captions``.
+        extractor: the model.
+        max_length: number of tokens after which a caption is cut.
+        batch_size: captions that a GPU takes at once.
+
+    Returns:
+        Rows of kind ``token-features`` in the same order; captions whose vectors are not finite in the type that is stored, as
+        rows of kind ``failures``; and statistics by language.
+    """
+    spec = extractor.description.spec
+    lists = pc.list_slice(captions["tokens"].combine_chunks(), 0, max_length).to_pylist()
+    tokens = [[unescape(token) for token in of_caption] for of_caption in lists]
+    languages = captions["language"].to_pylist()
+    statistics: dict[str, Counter[str]] = {}
+    every = []
+    for language, of_caption, cut in zip(languages, tokens, _cut(captions, max_length), strict=True):
+        parts, counts = extractor.read([of_caption])
+        every += parts
+        counts.update(captions=1, tokens=len(of_caption), captions_cut=cut)
+        statistics.setdefault(language, Counter()).update(counts)
+    vectors = extractor.extract(every, batch_size)
+    kept = np.array([bool(np.isfinite(of_caption).all()) for of_caption in vectors], bool)
+    failures = [_failure(captions, row, spec.dtype) for row in np.flatnonzero(~kept).tolist()]
+    rows = captions.filter(pa.array(kept)) if failures else captions
+    return _table(rows, [vectors[row] for row in np.flatnonzero(kept).tolist()], extractor), failures, statistics
+
+
+def _cut(captions: pa.Table, max_length: int) -> Sequence[int]:
+    return [int(length > max_length) for length in pc.list_value_length(captions["tokens"]).to_pylist()]
+
+
+def _table(captions: pa.Table, vectors: Sequence[np.ndarray], extractor: TokenExtractor) -> pa.Table:
+    spec = extractor.description.spec
+    schema = schema_of("token-features", spec)
+    lengths = np.array([len(of_caption) for of_caption in vectors], np.int32)
+    flat = np.concatenate([np.zeros((0, spec.width), spec.dtype), *vectors]).ravel()
+    offsets = np.append(0, np.cumsum(lengths, dtype=np.int64) * spec.width).astype(np.int32)
+    column = pa.ListArray.from_arrays(offsets, flat).cast(schema.field("vectors").type)
+    return pa.table([*(captions[name].combine_chunks() for name in _KEY), pa.array(lengths), column], schema=schema)
+
+
+def _failure(captions: pa.Table, row: int, dtype: str) -> dict[str, str]:
+    image_id, language, portion, index = (captions[name][row].as_py() for name in _KEY[:4])
+    return {
+        "key": f"{image_id}/{language}/{portion}/{index}",
+        "uri": "",
+        "stage": "extract",
+        "reason": "not_finite",
+        "message": f"a vector of a token is infinite, or no number, as {dtype}",
+    }

@@ -69,6 +69,13 @@ def load_truecasers(location: str) -> Truecasers:
     return Truecasers(texts)
 
 
+def write_truecaser(language: str, text: str, folder: Folder) -> str:
+    """Write a truecaser into a captions dataset, and return its path there."""
+    name = truecaser_name(language)
+    folder.write(name, text.encode())
+    return name
+
+
 @lru_cache(maxsize=64)
 def parse_truecaser(text: str) -> TruecaseModel:
     """Parse the text of a model, once per process."""

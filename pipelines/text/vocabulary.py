@@ -1,6 +1,6 @@
 """``imagepivot vocabulary``: counts the tokens of the training split and keeps those that reach a threshold.
 
-`vocabulary_transforms` counts in parallel. Beam is not loaded to find that there is nothing to do.
+`pipelines.text.transforms` counts in several processes.
 """
 
 from __future__ import annotations
@@ -13,20 +13,29 @@ from pipelines.jobs import VocabularyJob
 from pipelines.running.execution import Execution
 from pipelines.running.jobs import run_job
 from pipelines.running.meter import Meter
-from pipelines.text.counting import selects
+from pipelines.text.counting import (
+    LIBRARIES,
+    SEVERAL_WORKERS_BYTES,
+    count_shard,
+    restore_text,
+    selects,
+    sum_by_key,
+    write_vocabulary,
+)
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, InputError
 from schemas.manifest import Manifest
 from schemas.parameters import VocabularyParameters
 from schemas.storage.folder import Folder
 from schemas.vocabulary import TEXT_NAMES
+from schemas.writing.dataset_writer import commit
 from schemas.writing.output import OutputDataset
 from schemas.writing.reuse_policy import ReusePolicy
 
 if TYPE_CHECKING:
     import apache_beam as beam
 
-    from pipelines.running.first_worker import FirstWorker
+    from pipelines.running.preflight import FirstWorker
 
 
 def _check_selected(job: VocabularyJob, captions: Dataset) -> None:
@@ -76,14 +85,25 @@ def build_vocabulary(job: VocabularyJob, execution: Execution = Execution(), met
             "the captions again"
         )
     _check_selected(job, captions)
+    execution = execution.for_text(sum(shard.bytes for shard in captions.manifest.shards), SEVERAL_WORKERS_BYTES)
     output = plan_vocabulary(job, captions)
 
     def build(pipeline: beam.Pipeline, finished: frozenset[int], check: FirstWorker | None) -> None:
-        from pipelines.text.vocabulary_transforms import build_counts
+        from pipelines.text.transforms import build_counts
 
         build_counts(pipeline, finished, check, job=job, captions=captions, output=output, meter=meter)
 
-    return run_job(output, build, ReusePolicy(overwrite=job.overwrite, verify=job.verify), execution=execution, meter=meter)
+    def here(finished: frozenset[int]) -> bool:
+        if finished:
+            name = restore_text(output)
+        else:
+            counts = (group for shard in range(captions.num_shards) for group in count_shard(shard, captions, meter))
+            name = write_vocabulary(job, output, sum_by_key(counts))
+        commit(output, libraries=LIBRARIES, files=(name,))
+        return True
+
+    policy = ReusePolicy(overwrite=job.overwrite, verify=job.verify)
+    return run_job(output, build, policy, execution=execution, here=here, meter=meter)
 
 
 def plan_vocabulary(job: VocabularyJob, captions: Dataset) -> OutputDataset:

@@ -27,7 +27,7 @@ _FORKS.set_forkserver_preload(
         "timm",
         "pipelines.commands.app",
         "pipelines.features.transforms",
-        "pipelines.text.caption_transforms",
+        "pipelines.text.transforms",
     ]
 )
 _Result = TypeVar("_Result")

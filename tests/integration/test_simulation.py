@@ -13,10 +13,10 @@ from pipelines.features.transforms import ExtractFeatures
 from pipelines.inputs.images import ImagesInFolder, Listing
 from pipelines.jobs import FeaturesJob
 from pipelines.running.accelerators import Accelerator
-from pipelines.running.commits import CommitDataset
 from pipelines.running.execution import Execution
-from pipelines.running.first_worker import FirstWorker
+from pipelines.running.preflight import FirstWorker
 from pipelines.running.runner import LARGEST_GRAPH
+from pipelines.running.transforms import CommitDataset
 from schemas.fingerprints import fingerprint_of, sha256_of_bytes
 from schemas.keys import MAX_SHARDS, shard_name
 from schemas.manifest import Manifest, ShardEntry

@@ -17,10 +17,10 @@ from pipelines.running.execution import Execution
 from pipelines.running.meter import Meter
 from pipelines.text import ordering, pieces
 from pipelines.text.blocks import blocks_of
-from pipelines.text.caption_transforms import ReadCaptions, TokenizeCaptions, TrainTruecasers
 from pipelines.text.captions import CaptionsJob, prepare_captions
 from pipelines.text.moses import DEFAULT_RECIPE, RECIPES, prepare
 from pipelines.text.pieces import make_pieces
+from pipelines.text.transforms import ReadCaptions, TokenizeCaptions, TrainTruecasers
 from pipelines.text.truecasing import TruecaseModel, count_forms
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
@@ -217,7 +217,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(pieces, "GATHERED_BYTES", 1)
     monkeypatch.setattr(ordering, "PIECE_BYTES", 500)
     monkeypatch.setattr(ordering, "MERGED_BYTES", 1)
-    monkeypatch.setattr("pipelines.text.caption_transforms._REPORT_ROWS", 3)
+    monkeypatch.setattr("pipelines.text.blocks._REPORT_ROWS", 3)
 
 
 @pytest.mark.slow
@@ -226,7 +226,7 @@ def tiny(monkeypatch):
 def test_pieces_of_any_size_make_the_same_dataset(table, prepared, tmp_path, monkeypatch, execution):
     made = []
     monkeypatch.setattr(
-        "pipelines.text.caption_transforms.make_pieces",
+        "pipelines.text.blocks.make_pieces",
         lambda *args, **more: (made.append(piece) or piece for piece in make_pieces(*args, **more)),
     )
     prepare_captions(job_of(table, tmp_path / "c"), execution)

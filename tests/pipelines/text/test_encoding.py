@@ -9,8 +9,7 @@ import pytest
 from pipelines.inputs.captions import open_source
 from pipelines.running.execution import Execution
 from pipelines.text.captions import CaptionsJob, prepare_captions
-from pipelines.text.encoding import EncodeJob, encode_captions
-from pipelines.text.encoding_transforms import encode_table
+from pipelines.text.encoding import EncodeJob, encode_captions, encode_table
 from pipelines.text.vocabulary import VocabularyJob, build_vocabulary
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError

@@ -6,8 +6,7 @@ import pyarrow as pa
 import pytest
 
 from pipelines.running.execution import Execution
-from pipelines.text.token_feature_transforms import token_feature_rows
-from pipelines.text.token_features import TokenFeaturesJob, extract_token_features
+from pipelines.text.token_features import TokenFeaturesJob, extract_token_features, token_feature_rows
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.kinds import CAPTIONS, schema_of

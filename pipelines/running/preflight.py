@@ -1,19 +1,16 @@
-"""The first step of a run on other machines: a worker says that it is there, and that it would do what the launcher planned.
+"""The check of the first worker on another machine: it has the launcher's code, and can do what the launcher planned.
 
-It comes before anything that takes long. A worker that lacks something says so at once, and a launcher that hears of no worker need
-not wait for ever.
+It comes before anything that takes long. A worker that lacks something fails immediately, and the launcher times out if no worker
+starts.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
-from typing import Any
-
-import apache_beam as beam
 
 from pipelines.running.staging import DISTRIBUTION, source_files
 from schemas.errors import ImagepivotError, UsageError
@@ -76,42 +73,3 @@ class FirstWorker:
             self.output.write(SIGN, b"")
         except ImagepivotError as error:
             raise type(error)(f"the first worker cannot do the work: {error}") from error
-
-
-class Begin(beam.PTransform):
-    """The values that a pipeline begins with, once the first worker has passed its check.
-
-    Args:
-        values: the values.
-        check: the check; None for a run on this machine.
-        hints: Beam's resource hints for the check, e.g. the GPU that it looks for.
-    """
-
-    def __init__(self, values: Iterable[Any], check: FirstWorker | None, hints: Mapping[str, str] | None = None) -> None:
-        super().__init__()
-        self._hints = hints or {}
-        self._values = list(values)
-        self._check = check
-
-    def expand(self, begin: beam.pvalue.PBegin) -> beam.PCollection:
-        """Check and yield in one function, so that nothing goes on without the check."""
-        if self._check is None:
-            return begin | "Values" >> beam.Create(self._values)
-        checked = beam.FlatMap(_checked, values=self._values, check=self._check).with_resource_hints(**self._hints)
-        return begin | "Once" >> beam.Create([b""]) | "FirstWorker" >> checked
-
-
-def spread_shards(pipeline: beam.Pipeline, shards: Iterable[int], check: FirstWorker | None) -> beam.PCollection:
-    """Begin a pipeline with numbers of shards, on which all workers work.
-
-    Args:
-        pipeline: the pipeline.
-        shards: the numbers.
-        check: as for `Begin`.
-    """
-    return pipeline | "ListShards" >> Begin(shards, check) | "SpreadShards" >> beam.Reshuffle()  # Fusion break.
-
-
-def _checked(_impulse: bytes, values: list[Any], check: FirstWorker) -> Iterator[Any]:
-    check()
-    yield from values

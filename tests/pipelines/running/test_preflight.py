@@ -4,10 +4,11 @@ import apache_beam as beam
 import pytest
 from apache_beam.testing.util import assert_that, equal_to
 
-from pipelines.running import first_worker
+from pipelines.running import preflight
 from pipelines.running.execution import Execution
-from pipelines.running.first_worker import SIGN, Begin, FirstWorker
+from pipelines.running.preflight import SIGN, FirstWorker
 from pipelines.running.runner import run_pipeline
+from pipelines.running.transforms import Begin
 from schemas.errors import DatasetError, UsageError
 from schemas.storage.folder import Folder
 
@@ -45,7 +46,7 @@ def test_a_worker_like_the_launcher_leaves_a_sign(folder):
 )
 def test_another_version_or_other_code(folder, monkeypatch, place, value, says):
     check = FirstWorker.of_launcher(folder)
-    monkeypatch.setattr(first_worker, place, value)
+    monkeypatch.setattr(preflight, place, value)
     with pytest.raises(UsageError, match=says):
         check()
     assert folder.names() == []

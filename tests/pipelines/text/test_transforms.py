@@ -1,0 +1,62 @@
+"""Commands over text write the same files in one process, without Beam, and with the workers of Beam."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from pipelines.inputs.captions import RawCaption
+from pipelines.jobs import CaptionsJob, EncodeJob, VocabularyJob
+from pipelines.running.execution import Execution
+from pipelines.text.captions import prepare_captions
+from pipelines.text.counting import sum_by_key, sum_counters
+from pipelines.text.encoding import encode_captions
+from pipelines.text.vocabulary import build_vocabulary
+from tests.pipelines.text.captions import random_captions
+
+RUNNER = "--runner=apache_beam.runners.portability.fn_api_runner.FnApiRunner"
+IN_PROCESS, TWO, SHUFFLING = Execution(workers=1), Execution(workers=2), Execution(beam_flags=(RUNNER,))
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "captions.tsv"
+    names = [name for name in RawCaption._fields if name != "index"]
+    rows = [[str(getattr(caption, name)) for name in names] for caption in random_captions(3)]
+    rows.append([*rows[0][:-1], " "])  # An empty caption, which is a failure.
+    path.write_text("".join("\t".join(row) + "\n" for row in [names, *rows]), encoding="utf-8")
+    return path
+
+
+def contents(folder: str) -> dict[str, bytes]:
+    root = Path(folder)
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.parametrize("beam", [TWO, SHUFFLING], ids=["two workers", "another runner"])
+def test_every_file_is_the_same_in_process_and_with_beam(table, tmp_path, beam):
+    (tmp_path / "in_process").mkdir()
+    (tmp_path / "beam").mkdir()
+
+    def write(execution: Execution, output: Path) -> dict[str, dict[str, bytes]]:
+        lower, true, words, ids = (str(output / name) for name in ("lower", "true", "words", "ids"))
+        prepare_captions(CaptionsJob(str(table), lower, "table", shards=3), execution)
+        prepare_captions(CaptionsJob(str(table), true, "table", recipe="moses-truecase", shards=3), execution)
+        build_vocabulary(VocabularyJob(lower, words, min_count=2), execution)
+        encode_captions(EncodeJob(lower, words, ids), execution)
+        return {folder.name: contents(str(folder)) for folder in output.iterdir()}
+
+    alone, shared = write(IN_PROCESS, tmp_path / "in_process"), write(beam, tmp_path / "beam")
+    assert [len(alone[name]) for name in ("lower", "true", "words", "ids")] == [8, 10, 4, 7]
+    assert shared == alone
+
+
+def test_counters_add_up():
+    counters = [Counter("aab"), Counter("b"), Counter("c")]
+    assert sum_counters(counters) == Counter("aabbc")
+    assert sum_by_key([("x", counters[0]), ("y", counters[1]), ("x", counters[2])]) == {"x": Counter("aabc"), "y": Counter("b")}
+    assert (sum_counters([]), sum_by_key([])) == (Counter(), {})
