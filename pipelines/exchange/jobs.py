@@ -163,15 +163,9 @@ def format_options(job: ImportJob | ExportJob) -> dict[str, Any]:
 
 
 def _check_options(job: ImportJob | ExportJob, *choices: str, misfit: str) -> None:
-    """Check options with a closed list of values, and refuse options that the format does not have.
+    """Check options with a closed list of values, the choices, and refuse options that the format does not have.
 
-    Args:
-        job: the job. Without a format, all options pass.
-        choices: names of the options with a closed list of values.
-        misfit: words before the format in the message.
-
-    Raises:
-        UsageError: a value is not in its list, or an option differs from its default and is not of the format.
+    Without a format, all options pass. The misfit are words before the format in the message.
     """
     kind: Any = type(job)
     hints = hints_of(kind)

@@ -17,14 +17,7 @@ from schemas.storage.folder import Folder
 
 @dataclass(frozen=True)
 class KarpathyNumbers:
-    """Image ids by number; without a file ids are left as they are.
-
-    Attributes:
-        key: what the numbers count.
-        folder: the folder of the file; None if there is none.
-        name: the file.
-        image_ids: image ids, file names without extension, by number.
-    """
+    """Image ids, file names without extension, by number; without a file ids are left as they are."""
 
     key: KarpathyKey
     folder: Folder | None = None

@@ -34,6 +34,7 @@ _ESCAPE = re.compile(
     rb"\\[^u]|\\u[dD][89abAB]" + _HEX2 + rb"\\u[dD][c-fC-F]" + _HEX2 + rb"|(?P<half>\\u[dD][89a-fA-F])",
 )
 _LONGEST_ESCAPE = 12
+_MORE = 1 << 12
 
 
 def locate(path: str | os.PathLike[str]) -> str:
@@ -216,11 +217,13 @@ def _skip_mark(stream: BinaryIO, location: str) -> int:
 def _scan_json(folder: Folder, name: str) -> bool:
     """Check that a JSON file is UTF-8, and return whether any of its escapes is half a surrogate pair."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    has_half, lines, tail, first = False, 1, b"", b""
+    has_half, lines, first = False, 1, b""
     with open_input(folder, name) as stream:
         start = _skip_mark(stream, folder.path_of(name))
         while True:
             chunk = stream.read(_CHUNK)
+            while b"\\" in chunk[-_LONGEST_ESCAPE:] and (more := stream.read(_MORE)):  # No escape is cut.
+                chunk += more
             first = first or chunk[:2]
             pending = len(decoder.getstate()[0])
             try:
@@ -230,22 +233,8 @@ def _scan_json(folder: Folder, name: str) -> bool:
                 place = f"line {line}, byte {start - pending + error.start + 1} of the file"
                 zipped = first == b"\x1f\x8b"
                 raise not_utf8(folder.path_of(name), place=place, byte=error.object[error.start], zipped=zipped) from error
-            if not has_half:
-                has_half, tail = _has_half_pair(tail + chunk, final=not chunk)
+            has_half = has_half or any(match["half"] for match in _ESCAPE.finditer(chunk))
             if not chunk:
                 return has_half
             start += len(chunk)
             lines += chunk.count(b"\n")
-
-
-def _has_half_pair(data: bytes, *, final: bool) -> tuple[bool, bytes]:
-    """Return whether an escape is half a surrogate pair, and the tail to scan again together with the next chunk."""
-    limit = len(data) if final else max(len(data) - _LONGEST_ESCAPE, 0)
-    end = 0
-    for match in _ESCAPE.finditer(data):
-        if match.start() >= limit:
-            break
-        if match["half"]:
-            return True, b""
-        end = match.end()
-    return False, data[max(end, limit) :]

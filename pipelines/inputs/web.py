@@ -66,13 +66,7 @@ PUBLIC_ACCESS = WebAccess()
 
 
 class _FailedError(Exception):
-    """One request failed. Not an OSError, which urllib3 would take for one of its own.
-
-    Args:
-        reason: what is wrong, in words that do not depend on the run.
-        may_pass: whether another try may succeed.
-        pause: seconds that the server asks to wait before.
-    """
+    """One request failed; another may succeed, after a pause in seconds. Not an OSError, which urllib3 would take for its own."""
 
     def __init__(self, reason: str, *, may_pass: bool = False, pause: float = 0.0) -> None:
         super().__init__(reason)
@@ -128,8 +122,6 @@ def is_public(address: str) -> bool:
 def _proxy_of(address: str) -> str | None:
     """Return the proxy that the environment names for an address; None for a direct connection."""
     proxies = getproxies()
-    if not proxies:
-        return None
     try:
         parts = urlsplit(address)
         proxy = proxies.get(parts.scheme) or proxies.get("all")
@@ -271,11 +263,7 @@ def check_proxy(address: str, access: WebAccess) -> None:
 
 
 def fetch(address: str, access: WebAccess = PUBLIC_ACCESS) -> bytes:
-    """Return the bytes of a file.
-
-    Args:
-        address: ``http://`` or ``https://``.
-        access: what is allowed.
+    """Return the bytes of the file at an ``http://`` or ``https://`` address.
 
     Raises:
         FetchError: it is missing, refused, too large or too slow, or the server cannot be reached.

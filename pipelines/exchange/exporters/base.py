@@ -39,8 +39,6 @@ class Staging:
     """A local folder that an export writes to.
 
     Attributes:
-        location: the folder.
-        overwrite: replace existing files.
         made_from: description of the work, see `schemas.made_from`; it is stored beside the files.
         meter: counts images, for the display of progress.
         note: takes sentences that users of the files should read.
@@ -189,10 +187,7 @@ def _is_valid(option: str, value: object) -> bool:
 def read_captions(job: ExportJob, *columns: str, unique: tuple[str, ...] = ()) -> pa.Table:
     """Read the chosen captions, sorted by image id, language, portion and index; labels are plain strings.
 
-    Args:
-        job: names the dataset and its captions.
-        columns: columns besides key and split.
-        unique: labels, ``language`` or ``portion``, of which only one value may remain.
+    The columns are those besides key and split. Of the labels that are to be unique only one value may remain.
 
     Raises:
         UsageError: a choice matches nothing, or leaves several values where one is needed.

@@ -98,11 +98,7 @@ class _Contents:
         return f"{self.path.name} holds {', '.join(map(repr, names[:5]))}{', ...' if len(names) > 5 else ''}"
 
     def check_flat_rows(self, group: Any) -> None:
-        """Refuse a group with the adaptive regions of bottom-up-attention, whose arrays hold the rows of several images in a run.
-
-        Raises:
-            InputError: it has ``pos_boxes``, the first and last row of each image.
-        """
+        """Refuse the adaptive regions of bottom-up-attention: ``pos_boxes`` are the first and last row of each image."""
         if "pos_boxes" in group:
             raise InputError(
                 f"{self.path.name} holds 'pos_boxes': its arrays have one row per region, not per image, which import does not "

@@ -9,9 +9,8 @@ import base64
 import binascii
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,8 +43,7 @@ _ARRAYS: dict[str, tuple[np.dtype, int]] = {
 }
 
 
-@dataclass(frozen=True)
-class _Line:
+class _Line(NamedTuple):
     """The place of a line: number of the file, byte offset, number of the line from 1."""
 
     file: int

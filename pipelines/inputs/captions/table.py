@@ -248,15 +248,7 @@ def image_ids(column: Column) -> pa.Array | None:
 
 
 def labels(column: Column, check: Callable[[str], str]) -> pa.Array | None:
-    """Return languages, portions or splits.
-
-    Args:
-        column: the values as read.
-        check: returns a value in its usual form; called once for each that differs.
-
-    Returns:
-        The values in their usual form; None if one is missing or refused.
-    """
+    """Return languages, portions or splits in their usual form, as `check` gives it; None if one is missing or refused."""
     values = texts(column)
     if values is None:
         return None

@@ -410,12 +410,7 @@ def read_paths(table: pq.ParquetFile, column: str) -> list[str | None]:
 
 
 def read_column(folder: Folder, name: str, version: str, group: int) -> pa.ChunkedArray:
-    """Return the images of a row group, null for a row without one.
-
-    Raises:
-        pa.ArrowException: the file is broken, or has no such column.
-        OSError: it cannot be read.
-    """
+    """Return the images of a row group, null for a row without one; a broken file raises an ArrowException or OSError."""
     with folder.open(name) as file:
         table = pq.ParquetFile(file, metadata=read_metadata(folder, name, version))
         column = bytes_column(table.schema_arrow)

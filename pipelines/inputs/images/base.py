@@ -189,10 +189,7 @@ class ImageSource(ABC):
         """
 
     def check_ids(self, refs: Iterable[ImageRef]) -> None:
-        """Check that every image has an id of its own.
-
-        Args:
-            refs: references, sorted by image id.
+        """Check that every image has an id of its own, given the references sorted by image id.
 
         Raises:
             InputError: two images have one id; the message says what keeps them apart.

@@ -141,13 +141,7 @@ class KeptRefs:
 
 @dataclass(frozen=True)
 class SharedRefs:
-    """The place of references that another machine has listed.
-
-    Attributes:
-        folder: the folder.
-        name: name of the file.
-        sha256: its digest.
-    """
+    """The file of references that another machine has listed, and its digest."""
 
     folder: Folder
     name: str

@@ -33,14 +33,7 @@ _FILE_BYTES = 64 << 20
 
 
 class Copy(NamedTuple):
-    """The place of an image's copy.
-
-    Attributes:
-        uri: address of the image in its source.
-        name: name of the file with the copy.
-        offset: position in the file.
-        bytes: size of the image; -1 if the source holds none there.
-    """
+    """The place of an image's copy, by its address in the source: file, position and size; -1 if there is no image there."""
 
     uri: str
     name: str
@@ -50,12 +43,9 @@ class Copy(NamedTuple):
 
 @dataclass(frozen=True)
 class Copies:
-    """Where copies go.
+    """The folder of copies, which all workers see, and the name of the run that they belong to.
 
-    Attributes:
-        folder: the folder, which all workers see.
-        run: tells the files of one run from those of others.
-        spared: bytes of the disk of a local folder that stay free: what would take them is not copied.
+    Of the disk of a local folder so many bytes are spared: what would take them is not copied.
     """
 
     folder: Folder
@@ -72,11 +62,7 @@ class Copies:
         return cls(folder, uuid.uuid4().hex[:16], spared)
 
     def write(self, images: ImageSource, refs: Iterable[ImageRef]) -> Iterator[Copy]:
-        """Copy images, group by group; those that cannot be read, or find no room, are left out.
-
-        Args:
-            images: their source.
-            refs: the images, in the order in which they are listed.
+        """Copy images, in the order in which their source lists them; those that cannot be read, or find no room, are left out.
 
         Raises:
             DatasetError: the folder cannot be written.
@@ -115,13 +101,7 @@ class Copies:
 
 
 class CopiedImages(ImageSource):
-    """A source of which images have been copied.
-
-    Args:
-        images: the source.
-        folder: where the copies are.
-        copies: the copies by the images' addresses in the source.
-    """
+    """A source of which images have been copied to a folder: the copies by the images' addresses in the source."""
 
     def __init__(self, images: ImageSource, folder: Folder, copies: Mapping[str, Copy]) -> None:
         self._images = images
