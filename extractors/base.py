@@ -185,7 +185,7 @@ class RegionExtractor(Extractor):
 
     @abstractmethod
     def extract_columns(self, batch: Sequence[Any]) -> dict[str, np.ndarray]:
-        """Find the regions of each image: all columns of `schemas.kinds.regions_schema` except ``image_id``."""
+        """Find the regions of each image: all columns of kind ``regions`` except ``image_id``."""
 
 
 @cache

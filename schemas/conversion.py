@@ -75,7 +75,7 @@ def _convert(value: Any, hint: Any, place: str, error: type[ImagepivotError], ro
     alternatives = alternatives_of(hint)
     hint = next((alternative for alternative in alternatives if _fits(value, alternative)), None)
     if hint is None:
-        raise error(f"{place or 'it'} is {_short(value)}, expected {_expected(alternatives, error)}")
+        raise error(f"{place or 'it'} is {shorten(value)}, expected {_expected(alternatives, error)}")
     if is_dataclass(hint) and isinstance(hint, type):
         return _build(hint, value, place, error, root)
     kind, arguments = _kind(hint), get_args(hint)
@@ -131,10 +131,6 @@ def _pairs(items: Sequence[str], place: str) -> dict[str, str]:
     return pairs
 
 
-def _parse_int(text: str) -> int | None:
-    return int(text) if re.fullmatch(r"[+-]?[0-9]+", text) else None
-
-
 def _parse_float(text: str) -> float | None:
     try:
         return float(text)
@@ -142,13 +138,12 @@ def _parse_float(text: str) -> float | None:
         return None
 
 
-def _parse_bool(text: str) -> bool | None:
-    return {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}.get(
-        text.lower()
-    )
-
-
-_PARSERS: dict[Any, Any] = {int: _parse_int, float: _parse_float, bool: _parse_bool}
+_BOOLS = {**dict.fromkeys(("true", "1", "yes", "on"), True), **dict.fromkeys(("false", "0", "no", "off"), False)}
+_PARSERS: dict[Any, Any] = {
+    int: lambda text: int(text) if re.fullmatch(r"[+-]?[0-9]+", text) else None,
+    float: _parse_float,
+    bool: lambda text: _BOOLS.get(text.lower()),
+}
 
 
 def stored_values(cls: Any, stored: Any, *, but: Collection[str] = ()) -> dict[str, Any]:
@@ -340,6 +335,7 @@ def _expected(alternatives: Sequence[Any], error: type[ImagepivotError]) -> str:
     return f"{', '.join(names)} or {last}"
 
 
-def _short(value: Any) -> str:
+def shorten(value: Any) -> str:
+    """Return Python's text of a value, cut off after 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -54,12 +54,7 @@ def open_dataset(path: str | os.PathLike[str], *, kind: str | None = None) -> Da
 
 
 class OpenShard(NamedTuple):
-    """A shard that is open for reading.
-
-    Attributes:
-        source: its bytes.
-        parquet: the same as a Parquet file.
-    """
+    """A shard that is open for reading: its bytes, and the same as a Parquet file."""
 
     source: pa.NativeFile
     parquet: pq.ParquetFile
@@ -67,12 +62,7 @@ class OpenShard(NamedTuple):
 
 @dataclass(frozen=True)
 class Dataset:
-    """A committed dataset. Cheap to make and to pickle; methods read what they need, when they need it.
-
-    Attributes:
-        folder: the dataset's folder.
-        manifest: the dataset's manifest.
-    """
+    """A committed dataset. Cheap to make and to pickle; methods read what they need, when they need it."""
 
     folder: Folder
     manifest: Manifest
@@ -233,7 +223,7 @@ class Dataset:
             differs from row to row; for any other column a list.
         """
         if pa.types.is_fixed_size_list(column.type):
-            return self._array(column, name)
+            return column.combine_chunks().flatten().to_numpy(zero_copy_only=True).reshape(self._shape(name, len(column)))
         if self.spec is not None and is_vector(column.type):
             lists = column.combine_chunks()
             flat = lists.values.to_numpy(zero_copy_only=True)
@@ -367,10 +357,6 @@ class Dataset:
         if column in ("feature", "features", "embedding") and self.spec is not None:
             return (rows, *self.spec.shape)
         return (rows, width // 4, 4) if column == "boxes" else (rows, width)
-
-    def _array(self, values: pa.ChunkedArray, column: str) -> np.ndarray:
-        flat = values.combine_chunks().flatten().to_numpy(zero_copy_only=True)
-        return flat.reshape(self._shape(column, len(values)))
 
 
 def _check_rows(found: int, shard: OpenShard) -> None:

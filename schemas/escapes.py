@@ -24,11 +24,7 @@ def escape_text(text: str, *, lines: bool = False) -> str:
     >>> print(escape_text("a\x1b[31mb\u202ec"))
     a\x1b[31mb\u202ec
 
-    Marks that a script needs stay: joiners, variation selectors, left-to-right and right-to-left marks.
-
-    Args:
-        text: the text.
-        lines: keep line feeds.
+    Marks that a script needs stay: joiners, variation selectors, left-to-right and right-to-left marks; ``lines`` keeps line feeds.
     """
     if text.isprintable():
         return text
@@ -36,11 +32,6 @@ def escape_text(text: str, *, lines: bool = False) -> str:
 
 
 def to_json(value: Any, **options: Any) -> str:
-    """Return a value as JSON that is safe to print: non-ASCII text stays readable, what `escape_text` escapes is escaped.
-
-    Args:
-        value: the value.
-        options: options of `json.dumps`.
-    """
+    """Return a value as JSON that is safe to print, with options of `json.dumps`: other non-ASCII text stays readable."""
     text = json.dumps(value, **{"ensure_ascii": False, **options})
     return _UNSAFE_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -20,23 +20,12 @@ from schemas.storage.storage_errors import content_errors
 
 @dataclass(frozen=True)
 class FailuresEntry:
-    """What the footer of a shard says about the failures beside it.
-
-    Attributes:
-        rows: number of failures; without any there is no file.
-        bytes: size of the file.
-        sha256: SHA-256 of its bytes, hexadecimal; empty without a file.
-        reasons: number of failures by reason.
-    """
+    """Numbers of failures beside a shard, and size and digest of their file, for the footer; without any there is no file."""
 
     rows: int = 0
     bytes: int = 0
     sha256: str = ""
     reasons: Mapping[str, int] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the plain values that a footer stores."""
-        return asdict(self)
 
 
 def failures_name(shard: str, version: int = 2) -> str:
@@ -53,15 +42,6 @@ def failures_content(failures: Iterable[Mapping[str, str]]) -> tuple[bytes, Fail
     data = "".join(f"{line}\n" for line in lines).encode()
     reasons = Counter(row[FAILURES.get_field_index("reason")] for row in rows)
     return data, FailuresEntry(len(rows), len(data), sha256_of_bytes(data), dict(sorted(reasons.items())))
-
-
-def write_failures(folder: Folder, shard: str, content: bytes) -> None:
-    """Write the failures of a shard; without any, delete those of an earlier attempt."""
-    name = failures_name(shard)
-    if content:
-        folder.write(name, content)
-    else:
-        folder.delete(name)
 
 
 def read_failures(folder: Folder, name: str) -> pa.Table:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -27,16 +27,11 @@ _PREFIX = "imagepivot."
 
 @dataclass(frozen=True)
 class Footer:
-    """What a shard says about itself.
+    """Statement of a shard about itself, and about the dataset that it belongs to.
 
     Attributes:
-        kind: kind of the dataset.
-        fingerprint: fingerprint of the dataset that the shard belongs to.
-        parameters: the dataset's parameters.
         statistics: numbers about the shard's rows, summed over shards for the manifest.
-        rows: number of rows.
         failures: the failures beside the shard. In version 1 of the format a shard does not know them.
-        version: version of the format that the shard was written in.
     """
 
     kind: str
@@ -60,7 +55,7 @@ def footer_metadata(footer: Footer) -> dict[str, str]:
         "fingerprint": footer.fingerprint,
         "parameters": canonical_json(footer.parameters),
         "statistics": canonical_json(footer.statistics),
-        "failures": canonical_json(footer.failures.to_json()),
+        "failures": canonical_json(asdict(footer.failures)),
     }
     content["sha256"] = sha256_of_json(content)
     return {_PREFIX + key: text for key, text in content.items()}

@@ -42,7 +42,6 @@ class CaptionKey:
     """Key of a caption; its order is the order of rows within a shard.
 
     Attributes:
-        image_id: the image that the caption describes.
         language: BCP 47 tag.
         portion: the collection that the caption belongs to, e.g. ``translation``.
         index: number of the caption among those of its image, language and portion, from 0.
@@ -160,6 +159,10 @@ def check_shards_request(shards: ShardsRequest) -> None:
 def shard_of(image_id: str, shards: int) -> int:
     """Return the number of the shard that holds an image: its BLAKE2b digest (64 bytes, big-endian) modulo the number of shards."""
     return int.from_bytes(hashlib.blake2b(image_id.encode()).digest(), "big") % shards
+
+
+SHARD_NAME = re.compile(r"part-\d{5}-of-(\d{5})\.parquet")
+"""Names of shards; the group is their number."""
 
 
 def shard_name(shard: int, shards: int) -> str:

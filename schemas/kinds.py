@@ -105,65 +105,61 @@ def _vector(name: str, dtype: str | pa.DataType, width: int, description: str) -
     return _field(name, pa.list_(_field("item", value, "one value"), width), description)
 
 
-def features_schema(spec: FeatureSpec) -> pa.Schema:
-    """Return the schema of kind ``features``: one row per image, the feature flattened in C order."""
+def _features(spec: FeatureSpec) -> list[pa.Field]:
+    """One row per image, the feature flattened in C order."""
     shape = "x".join(map(str, spec.shape))
-    return pa.schema(
-        [
-            _CAPTION_KEY[0],
-            _vector("feature", spec.dtype, spec.width, f"{spec.name}, shape {shape}, {spec.dtype}. {spec.source}".strip()),
-        ]
-    )
+    description = f"{spec.name}, shape {shape}, {spec.dtype}. {spec.source}".strip()
+    return [_CAPTION_KEY[0], _vector("feature", spec.dtype, spec.width, description)]
 
 
-def embeddings_schema(spec: FeatureSpec) -> pa.Schema:
-    """Return the schema of kind ``embeddings``: one row per caption, its vector in the space shared with images."""
-    description = f"{spec.name}, {spec.dtype}. {spec.source}".strip()
-    return pa.schema([*_CAPTION_KEY, _vector("embedding", spec.dtype, spec.width, description)])
+def _embeddings(spec: FeatureSpec) -> list[pa.Field]:
+    """One row per caption, its vector in the space shared with images."""
+    return [*_CAPTION_KEY, _vector("embedding", spec.dtype, spec.width, f"{spec.name}, {spec.dtype}. {spec.source}".strip())]
 
 
-def regions_schema(spec: FeatureSpec) -> pa.Schema:
-    """Return the schema of kind ``regions``: one row per image, ``spec.shape`` = (R regions, D values)."""
+def _regions(spec: FeatureSpec) -> list[pa.Field]:
+    """One row per image, ``spec.shape`` = (R regions, D values)."""
     regions, width = spec.shape
-    return pa.schema(
-        [
-            _CAPTION_KEY[0],
-            _field("width", pa.int32(), "width of the original image, pixels"),
-            _field("height", pa.int32(), "height of the original image, pixels"),
-            _field("num_regions", pa.int16(), "regions in use; the rows behind them are zero"),
-            _vector("boxes", "float32", regions * 4, f"shape {regions}x4: x1 y1 x2 y2, pixels of the original image"),
-            _vector("features", spec.dtype, regions * width, f"{spec.name}, shape {regions}x{width}. {spec.source}".strip()),
-            _vector("class_ids", "int16", regions, "class of each region; 0 is background"),
-            _vector("class_scores", "float32", regions, "score of that class"),
-            _vector("attribute_ids", "int16", regions, "attribute of each region"),
-            _vector("attribute_scores", "float32", regions, "score of that attribute"),
-        ]
-    )
+    return [
+        _CAPTION_KEY[0],
+        _field("width", pa.int32(), "width of the original image, pixels"),
+        _field("height", pa.int32(), "height of the original image, pixels"),
+        _field("num_regions", pa.int16(), "regions in use; the rows behind them are zero"),
+        _vector("boxes", "float32", regions * 4, f"shape {regions}x4: x1 y1 x2 y2, pixels of the original image"),
+        _vector("features", spec.dtype, regions * width, f"{spec.name}, shape {regions}x{width}. {spec.source}".strip()),
+        _vector("class_ids", "int16", regions, "class of each region; 0 is background"),
+        _vector("class_scores", "float32", regions, "score of that class"),
+        _vector("attribute_ids", "int16", regions, "attribute of each region"),
+        _vector("attribute_scores", "float32", regions, "score of that attribute"),
+    ]
 
 
-def word_vectors_schema(spec: FeatureSpec) -> pa.Schema:
-    """Return the schema of kind ``word-vectors``: one row per language and token that has a vector."""
-    return pa.schema(
-        [
-            _field("language", _LABEL, "language of the file that the vector comes from, a BCP 47 tag"),
-            _field("id", pa.int32(), "id of the token in the vocabulary named in the manifest"),
-            _field("token", pa.string(), "the token, as the vocabulary has it"),
-            _vector("vector", spec.dtype, spec.width, f"{spec.name}, {spec.dtype}. {spec.source}".strip()),
-        ]
-    )
+def _word_vectors(spec: FeatureSpec) -> list[pa.Field]:
+    """One row per language and token that has a vector."""
+    return [
+        _field("language", _LABEL, "language of the file that the vector comes from, a BCP 47 tag"),
+        _field("id", pa.int32(), "id of the token in the vocabulary named in the manifest"),
+        _field("token", pa.string(), "the token, as the vocabulary has it"),
+        _vector("vector", spec.dtype, spec.width, f"{spec.name}, {spec.dtype}. {spec.source}".strip()),
+    ]
 
 
-def token_features_schema(spec: FeatureSpec) -> pa.Schema:
-    """Return the schema of kind ``token-features``: one row per caption, a vector for each of its tokens, ``spec.shape`` = (D,)."""
+def _token_features(spec: FeatureSpec) -> list[pa.Field]:
+    """One row per caption, a vector for each of its tokens, ``spec.shape`` = (D,)."""
     value = pa.list_(_field("item", pa.type_for_alias(spec.dtype), "one value"))
-    described = f"{spec.name}, shape [length]x{spec.width}, {spec.dtype}. {spec.source}".strip()
-    return pa.schema(
-        [
-            *_CAPTION_KEY,
-            _field("length", pa.int32(), "number of vectors: <start>, the tokens, <end>"),
-            _field("vectors", value, described),
-        ]
-    )
+    description = f"{spec.name}, shape [length]x{spec.width}, {spec.dtype}. {spec.source}".strip()
+    length = _field("length", pa.int32(), "number of vectors: <start>, the tokens, <end>")
+    return [*_CAPTION_KEY, length, _field("vectors", value, description)]
+
+
+_FIXED = {"captions": CAPTIONS, "encoded": ENCODED, "vocabulary": VOCABULARY}
+_OF_FEATURES = {
+    "features": _features,
+    "regions": _regions,
+    "embeddings": _embeddings,
+    "word-vectors": _word_vectors,
+    "token-features": _token_features,
+}
 
 
 def schema_of(kind: str, spec: FeatureSpec | None = None) -> pa.Schema:
@@ -176,21 +172,13 @@ def schema_of(kind: str, spec: FeatureSpec | None = None) -> pa.Schema:
     Raises:
         ValueError: the kind is unknown, or has vectors and no spec is given.
     """
-    fixed = {"captions": CAPTIONS, "encoded": ENCODED, "vocabulary": VOCABULARY}
-    if kind in fixed:
-        return fixed[kind]
+    if kind in _FIXED:
+        return _FIXED[kind]
     if kind not in KEY_COLUMNS:
         raise ValueError(f"kind {kind!r} is unknown, expected one of {', '.join(KEY_COLUMNS)}")
     if spec is None:
         raise ValueError(f"kind {kind!r} needs a FeatureSpec")
-    schemas = {
-        "features": features_schema,
-        "regions": regions_schema,
-        "embeddings": embeddings_schema,
-        "word-vectors": word_vectors_schema,
-        "token-features": token_features_schema,
-    }
-    return schemas[kind](spec)
+    return pa.schema(_OF_FEATURES[kind](spec))
 
 
 def belongs_to_images(kind: str) -> bool:

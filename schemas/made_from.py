@@ -64,13 +64,7 @@ def is_current(folder: Folder, now: Mapping[str, Any]) -> bool:
 
 
 def write_made_from(folder: Folder, now: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
-    """Write ``_made_from.json``.
-
-    Args:
-        folder: the folder of the files.
-        now: what `made_from` returned.
-        sizes: size of each file in bytes, by name.
-    """
+    """Write ``_made_from.json``: a description from `made_from`, and the size of each file in bytes, by name."""
     folder.write(MADE_FROM_NAME, (json.dumps({**now, "files": sizes}, indent=1, ensure_ascii=False) + "\n").encode())
 
 

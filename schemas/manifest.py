@@ -53,13 +53,7 @@ _MOST = 1 << 48
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file of a dataset other than a shard, e.g. ``_vocabulary.txt``.
-
-    Attributes:
-        path: relative to the dataset's folder.
-        bytes: size.
-        sha256: SHA-256 of its bytes, hexadecimal.
-    """
+    """A file of a dataset other than a shard, e.g. ``_vocabulary.txt``: its path in the folder, size, and digest (hexadecimal)."""
 
     path: str
     bytes: int
@@ -71,7 +65,6 @@ class ShardEntry(FileEntry):
     """A shard of rows or of failures.
 
     Attributes:
-        rows: number of rows.
         footer_sha256: SHA-256 of a Parquet file from its metadata to its end, which is read faster than the whole file: a footer
             that is damaged can bring pyarrow down. Empty for failures, and in version 1 of the format.
     """
@@ -85,17 +78,11 @@ class Manifest:
     """Content of ``_manifest.json``.
 
     Attributes:
-        kind: kind of the dataset.
-        fingerprint: see `schemas.fingerprints.fingerprint_of`.
         parameters: every parameter that changes content.
-        inputs: the inputs that it was made from, with fingerprints or digests.
+        inputs: names of the inputs, with fingerprints or digests.
         libraries: versions of the libraries that made it.
-        shards: all shards, by number.
-        failures: shards of failures, by number; empty if nothing failed.
-        failure_reasons: number of failures by reason.
-        files: other files.
+        failures: the files of failures, in the order of their shards; empty if nothing failed.
         statistics: numbers about the content, for people.
-        version: version of the format.
     """
 
     kind: str
@@ -201,7 +188,7 @@ class Manifest:
 
 
 def newer(version: int) -> str:
-    """Say that a dataset has a newer version of the format than this version of imagepivot knows, and what to do."""
+    """Return the end of an error about a newer version of the format."""
     return f"has format version {version}, this version of imagepivot reads up to {FORMAT_VERSION}: update imagepivot"
 
 

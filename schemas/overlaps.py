@@ -16,12 +16,7 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class Overlap:
-    """Images with captions in several splits.
-
-    Attributes:
-        counts: number of images by their splits, e.g. ``{("test", "train"): 3}``.
-        first: ids of the first three, ascending.
-    """
+    """Numbers of images by their splits, e.g. ``{("test", "train"): 3}``, and the ids of the first three, ascending."""
 
     counts: Mapping[tuple[str, ...], int]
     first: tuple[str, ...]

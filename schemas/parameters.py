@@ -8,24 +8,45 @@ does not state is None.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self
 
-from schemas.conversion import stored_values
+from schemas.conversion import hints_of, stored_values
 from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
 
 
+class _Stated:
+    """Base of dataclasses whose fields are stored where they are not None."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the values that are stated, as plain JSON values."""
+        return {name: _plain(value) for name, value in vars(self).items() if value is not None}
+
+
+class _Parameters(_Stated):
+    """Base of parameters whose fields are stored under their names; a field ``feature`` must be stored."""
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Self:
+        """Read what a manifest stores.
+
+        Raises:
+            DatasetError: a value is of another type, or it does not say how wide the vectors are.
+        """
+        own = {"feature": feature_of(stored)} if "feature" in cls.__annotations__ else {}
+        if None in own.values():
+            raise DatasetError("the manifest does not say how wide the vectors are: make the dataset again")
+        return cls(**own, **stored_values(cls, stored, but=own))
+
+
 @dataclass(frozen=True)
-class TextRecipe:
+class TextRecipe(_Stated):
     """How text became tokens.
 
     Attributes:
-        recipe: name of the recipe.
-        lowercase: whether text was lower-cased.
         normalize: whether punctuation was normalized.
         tokenizer: ``moses`` or ``whitespace``.
-        truecase: whether tokens were truecased.
         escape: whether the tokenizer escaped special characters; None where it cannot.
         moses_commit: the commit of Moses that the text is equal to; None where nothing of Moses was applied.
         sacremoses: version of the library whose rules were applied; likewise.
@@ -40,10 +61,6 @@ class TextRecipe:
     moses_commit: str | None = None
     sacremoses: str | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the values that are stated."""
-        return _stated(self)
-
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> TextRecipe | None:
         """Read a recipe; None where nothing says which one it was."""
@@ -52,13 +69,9 @@ class TextRecipe:
 
 @dataclass(frozen=True)
 class CaptionsParameters:
-    """Parameters of a dataset of kind ``captions``.
+    """Parameters of a dataset of kind ``captions``. What was selected is sorted; empty selects all.
 
     Attributes:
-        text: how text became tokens.
-        languages: the selected languages, sorted; all when empty.
-        portions: the selected portions, sorted; all when empty.
-        splits: the selected splits, sorted; all when empty.
         train_splits: the splits that truecasers were learned from; None where none was learned.
         source: what the source of the captions states of itself, e.g. ``default_language``.
     """
@@ -78,22 +91,19 @@ class CaptionsParameters:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> CaptionsParameters:
-        """Read what a manifest stores."""
+        """Read stored values."""
         own = stored_values(cls, stored, but=("text", "source"))
-        source = {name: value for name, value in stored.items() if name not in (*own, *_names(TextRecipe))}
+        source = {name: value for name, value in stored.items() if name not in own and name not in hints_of(TextRecipe)}
         return cls(text=TextRecipe.from_json(stored), source=source, **own)
 
 
 @dataclass(frozen=True)
-class VocabularyParameters:
-    """Parameters of a dataset of kind ``vocabulary``.
+class VocabularyParameters(_Parameters):
+    """Parameters of a dataset of kind ``vocabulary``. What was counted is sorted; empty for all languages or portions.
 
     Attributes:
         min_count: a token was kept when its count reached this.
         count_scope: ``language`` (the count within at least one language) or ``joint`` (the count of all together).
-        splits: the splits that were counted, sorted.
-        languages: the languages that were counted, sorted; all when empty.
-        portions: the portions that were counted, sorted; all when empty.
     """
 
     min_count: int = 1
@@ -102,24 +112,15 @@ class VocabularyParameters:
     languages: tuple[str, ...] = ()
     portions: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """Return all values."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
-
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> VocabularyParameters:
-        """Read what a manifest stores."""
-        return cls(**stored_values(cls, stored))
-
 
 @dataclass(frozen=True)
 class EncodedParameters:
     """Parameters of a dataset of kind ``encoded``.
 
     Attributes:
-        max_length: most tokens of a caption that were kept; None where it is not stated.
-        vocabulary_size: number of tokens in the vocabulary, specials included; None where it is not stated.
-        text: how the text of the captions became tokens; None where it is not stated.
+        max_length: most tokens of a caption that were kept.
+        vocabulary_size: number of tokens in the vocabulary, specials included.
+        text: how the text of the captions became tokens.
     """
 
     max_length: int | None = None
@@ -133,13 +134,13 @@ class EncodedParameters:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> EncodedParameters:
-        """Read what a manifest stores."""
+        """Read stored values."""
         values = stored_values(cls, stored, but=("text",))
         return cls(**values, text=TextRecipe.from_json(_object(stored, "text") or {}))
 
 
 @dataclass(frozen=True)
-class EmbeddingModel:
+class EmbeddingModel(_Stated):
     """The trained model that made embeddings.
 
     Attributes:
@@ -152,18 +153,14 @@ class EmbeddingModel:
     similarity: str
     languages: tuple[str, ...] | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the values that are stated."""
-        return _stated(self)
-
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> EmbeddingModel:
-        """Read what a manifest stores."""
+        """Read stored values."""
         return cls(**{"weights_sha256": "", "similarity": "", **stored_values(cls, stored)})
 
 
 @dataclass(frozen=True)
-class FeaturesParameters:
+class FeaturesParameters(_Stated):
     """Parameters of a dataset of kind ``features``, ``regions`` or ``embeddings``.
 
     Attributes:
@@ -192,10 +189,6 @@ class FeaturesParameters:
         """How images became the pixels that the extractor saw; None where it is not stated."""
         return _object(self.extractor or {}, "transform")
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the values that are stated."""
-        return _stated(self)
-
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> FeaturesParameters:
         """Read what a manifest stores.
@@ -212,7 +205,7 @@ class FeaturesParameters:
 
 
 @dataclass(frozen=True)
-class WordVectorsParameters:
+class WordVectorsParameters(_Parameters):
     """Parameters of a dataset of kind ``word-vectors``. Its inputs are the vocabulary, then a file for each language.
 
     Attributes:
@@ -225,22 +218,9 @@ class WordVectorsParameters:
     languages: tuple[str, ...] = ()
     lookup: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return all values."""
-        return _stated(self)
-
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> WordVectorsParameters:
-        """Read what a manifest stores.
-
-        Raises:
-            DatasetError: it does not say how wide the vectors are.
-        """
-        return cls(feature=_width_of(stored), **stored_values(cls, stored, but=("feature",)))
-
 
 @dataclass(frozen=True)
-class TokenFeaturesParameters:
+class TokenFeaturesParameters(_Parameters):
     """Parameters of a dataset of kind ``token-features``. Its input is a dataset of captions.
 
     Attributes:
@@ -255,19 +235,6 @@ class TokenFeaturesParameters:
     model_fingerprint: str = ""
     max_length: int | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the values that are stated."""
-        return _stated(self)
-
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> TokenFeaturesParameters:
-        """Read what a manifest stores.
-
-        Raises:
-            DatasetError: it does not say how wide the vectors are.
-        """
-        return cls(feature=_width_of(stored), **stored_values(cls, stored, but=("feature",)))
-
 
 def feature_of(stored: Mapping[str, Any]) -> FeatureSpec | None:
     """Return the feature that stored parameters name; None for a kind without vectors.
@@ -279,28 +246,11 @@ def feature_of(stored: Mapping[str, Any]) -> FeatureSpec | None:
     return None if feature is None else FeatureSpec.from_json(feature)
 
 
-def _width_of(stored: Mapping[str, Any]) -> FeatureSpec:
-    feature = feature_of(stored)
-    if feature is None:
-        raise DatasetError("the manifest does not say how wide the vectors are: make the dataset again")
-    return feature
-
-
 def _object(stored: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
     value = stored.get(name)
     if value is not None and not isinstance(value, Mapping):
         raise DatasetError(f"{name} is {value!r}, expected an object")
     return value
-
-
-def _names(cls: Any) -> tuple[str, ...]:
-    return tuple(entry.name for entry in fields(cls))
-
-
-def _stated(value: Any) -> dict[str, Any]:
-    """Return the fields that are not None, as plain JSON values."""
-    stated = ((name, getattr(value, name)) for name in _names(type(value)))
-    return {name: _plain(content) for name, content in stated if content is not None}
 
 
 def _plain(content: Any) -> Any:

@@ -47,10 +47,8 @@ def mark_length(head: bytes, location: str) -> int:
         if head.startswith(mark):
             raise _other_encoding(location, encoding, name)
     if len(head) > 1 and (head[0] == 0) != (head[1] == 0):
-        order = "BE" if head[0] == 0 else "LE"
-        raise _other_encoding(
-            location, f"UTF-16 ({'big' if order == 'BE' else 'little'} endian, without a mark)", f"UTF-16{order}"
-        )
+        order, endian = ("BE", "big") if head[0] == 0 else ("LE", "little")
+        raise _other_encoding(location, f"UTF-16 ({endian} endian, without a mark)", f"UTF-16{order}")
     return 0
 
 
@@ -109,14 +107,7 @@ def read_text(path: Path) -> str:
 
 
 def not_utf8(location: str, *, place: str, byte: int, zipped: bool) -> InputError:
-    """Return the error of a text file with a byte that is not UTF-8.
-
-    Args:
-        location: the file.
-        place: the place in it.
-        byte: the byte.
-        zipped: whether the file begins like a gzip file.
-    """
+    """Return the error of a text file with a byte that is not UTF-8; a file that begins like a gzip file gets other advice."""
     if zipped:
         advice = "it is compressed with gzip: give it a name that ends in '.gz'"
     else:

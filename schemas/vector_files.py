@@ -64,14 +64,11 @@ class FileDigest(io.RawIOBase):
 
 @dataclass(frozen=True)
 class VectorFile:
-    """What was read of a file of word vectors.
+    """A file of word vectors: its number of words, size and digest as it is stored.
 
     Attributes:
         vectors: float64 ``[E]`` by word, of the words that were looked for and are there.
         width: E.
-        words: number of words in the file.
-        bytes: size of the file as it is stored.
-        sha256: SHA-256 of these bytes, hexadecimal.
     """
 
     vectors: Mapping[str, np.ndarray]

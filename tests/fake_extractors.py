@@ -12,7 +12,7 @@ from extractors import Description, Extractor, ExtractorRequest
 from pipelines.features.inference import LoadedExtractor, Tally, extract_rows
 from pipelines.inputs.images import ImageRef
 from schemas.features import FeatureSpec
-from schemas.kinds import features_schema
+from schemas.kinds import schema_of
 
 SPEC = FeatureSpec("fake", (3,))
 
@@ -45,7 +45,7 @@ def extract_images(images, extractor=None, *, read=None, batch_size=4, threads=1
     """
     loaded = LoadedExtractor(extractor or ColourExtractor(), batch_size, threads, processes)
     refs = [ref if isinstance(ref, ImageRef) else ImageRef(ref, f"uri/{ref}") for ref in sorted(images)]
-    options = {"schema": features_schema(loaded.extractor.spec), "tally": Tally(), **options}
+    options = {"schema": schema_of("features", loaded.extractor.spec), "tally": Tally(), **options}
     return extract_rows(refs, loaded, read=read or (lambda ref: images[ref.image_id]), **options)
 
 

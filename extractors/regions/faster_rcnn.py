@@ -144,7 +144,7 @@ class FasterRCNNRegions(RegionExtractor):
             batch: B tensors, uint8 ``[3, H0, W0]``, channels R, G, B; B may be 0.
 
         Returns:
-            The columns of `schemas.kinds.regions_schema` except ``image_id``. On a CPU an image has the same bytes in any batch and
+            The columns of kind ``regions`` except ``image_id``. On a CPU an image has the same bytes in any batch and
             with any number of threads.
         """
         find = self._on_cpu if self._device.type == "cpu" else self._on_gpu

@@ -40,11 +40,6 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600:,} h {whole % 3600 // 60} min"
 
 
-def bound_by(waiting: float, working: float) -> str:
-    """Return ``decoding`` if the model spends more than a tenth of its time waiting for images, else ``model``."""
-    return "decoding" if waiting > 0.1 * (waiting + working) else "model"
-
-
 @dataclass(frozen=True)
 class Snapshot:
     """Progress of a run at one moment.
@@ -53,7 +48,6 @@ class Snapshot:
         task: name of the work, e.g. that of the extractor.
         unit: name of the count that is shown, e.g. ``images``.
         counts: counts of all workers, by name.
-        seconds: seconds since the run began.
         total: number of units in the whole run, if known.
         earlier: number of the units that were done before the run began, or that no worker counted.
         more: other values of the event.
@@ -91,11 +85,14 @@ class Snapshot:
 
     @property
     def bottleneck(self) -> str | None:
-        """What limits the speed of the run, see `bound_by`; None if no worker reports its times."""
+        """``decoding`` if the model spends more than a tenth of its time waiting for images, else ``model``.
+
+        None if no worker reports its times.
+        """
         waiting, working = self.counts.get("wait_msec", 0), self.counts.get("forward_msec", 0)
         if not working:
             return None
-        return bound_by(waiting, working)
+        return "decoding" if waiting > 0.1 * (waiting + working) else "model"
 
     def to_fields(self) -> dict[str, Any]:
         """Return the fields of the event ``progress``; the rate has three significant digits."""

@@ -6,6 +6,7 @@ import os
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from pyarrow import fs
@@ -42,6 +43,12 @@ def filesystem_of(location: str) -> tuple[fs.FileSystem, str]:
             f"cannot understand the location {location!r}: {error}. Give a local path, gs://BUCKET/PATH or s3://BUCKET/PATH"
         ) from error
     return filesystem, root.rstrip("/") + key.rstrip("/") if store else root
+
+
+def store_settings(address: str) -> tuple[str, dict[str, Any]]:
+    """Return the name of the bucket of an address, and pyarrow's settings for it, which only a pickle would hold."""
+    filesystem, bucket = filesystem_of(address)
+    return bucket.rstrip("/"), filesystem.__reduce__()[1][0]
 
 
 @lru_cache(maxsize=64)

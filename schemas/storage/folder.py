@@ -278,41 +278,6 @@ class Folder:
         with self.replace(name) as file:
             file.write(data)
 
-    def create(self, name: str, data: bytes) -> bool:
-        """Write a new file completely or not at all; of any number that create it at once, exactly one succeeds.
-
-        In a store without tags here, see `schemas.storage.object_store`, two that create the same file in the same moment may both
-        seem to succeed, and the later one's data stays.
-
-        Returns:
-            Whether it was written; False where the file exists already.
-        """
-        if self.has_tags:
-            return self.swap(name, data, None) is not None
-        if not self.is_local and self.size(name) is not None:
-            return False
-        with storage_errors(self.path_of(name)), self.temporary(name) as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-            if not self.is_local:
-                self._publish(Path(file.name), name)
-                return True
-            target = self.local_path / name
-            try:
-                os.link(file.name, target)  # A rename would replace what is there.
-            except FileExistsError:
-                return False
-            except OSError as error:
-                if error.errno not in (errno.EPERM, errno.ENOTSUP):
-                    raise
-                try:  # A file system without links.
-                    with target.open("xb") as made:
-                        made.write(data)
-                except FileExistsError:
-                    return False
-            return True
-
     def swap(self, name: str, data: bytes | Path, replaces: str | None) -> str | None:
         """Write a file where there are tags, if what it replaces is still there; see `schemas.storage.object_store.put`.
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from schemas.storage.filesystems import filesystem_of
+from schemas.storage.filesystems import store_settings
 from schemas.storage.object_store import (
     ANY,
     PAGE_OBJECTS,
@@ -193,9 +193,7 @@ def _client(address: str) -> tuple[Any, Any]:
                 raise exceptions.ConnectionError("the answer broke off", request=answer.request)
             return answer
 
-    filesystem, name = filesystem_of(address)
-    # What pickling would keep of a file system: pyarrow tells its settings in no other way.
-    settings = filesystem.__reduce__()[1][0]
+    name, settings = store_settings(address)
     endpoint = settings["endpoint_override"]
     options = {"api_endpoint": f"{settings['scheme']}://{endpoint}"} if endpoint else None
     credentials = AnonymousCredentials() if settings["anonymous"] else google.auth.default(scopes=[_SCOPE])[0]
@@ -203,7 +201,7 @@ def _client(address: str) -> tuple[Any, Any]:
     client._bucket_metadata_cache = None  # It asks for the bucket in the background, for the sake of traces.
     for scheme in ("http://", "https://"):
         client._http.mount(scheme, Adapter(pool_connections=_CONNECTIONS, pool_maxsize=_CONNECTIONS))
-    return client, client.bucket(name.rstrip("/"))
+    return client, client.bucket(name)
 
 
 def _retry() -> Any:

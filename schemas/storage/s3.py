@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from schemas.storage.filesystems import filesystem_of
+from schemas.storage.filesystems import store_settings
 from schemas.storage.object_store import (
     ANY,
     PAGE_OBJECTS,
@@ -48,9 +48,7 @@ class Settings(NamedTuple):
     """How a bucket of S3 is reached, as pyarrow finds it in an address and the environment.
 
     Attributes:
-        bucket: its name.
         endpoint: another address than the cloud's own; empty for that.
-        region: its region.
         anonymous: whether requests are not signed.
         keys: access key and secret key, where the address holds them.
     """
@@ -64,15 +62,13 @@ class Settings(NamedTuple):
 
 def settings_of(address: str) -> Settings:
     """Return how the bucket of S3 with an address is reached."""
-    filesystem, bucket = filesystem_of(address)
-    # What pickling would keep of a file system: pyarrow tells its settings in no other way.
-    found = filesystem.__reduce__()[1][0]
+    bucket, found = store_settings(address)
     endpoint = found["endpoint_override"]
     if endpoint and "://" not in endpoint:
         endpoint = f"{found['scheme']}://{endpoint}"
     region = found["region"] or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or _REGION
     keys = (found["access_key"], found["secret_key"]) if found["access_key"] else None
-    return Settings(bucket.rstrip("/"), endpoint, region, found["anonymous"], keys)
+    return Settings(bucket, endpoint, region, found["anonymous"], keys)
 
 
 class S3Bucket(Bucket):

@@ -109,12 +109,7 @@ def store_error_of(error: BaseException) -> type[StoreError] | None:
 
 
 def damaged(path: str, problem: str) -> DatasetError:
-    """Return the error that says of a file of a dataset what is wrong with it, and what to do.
-
-    Args:
-        path: the file.
-        problem: what is wrong, a clause that follows its name.
-    """
+    """Return the error about a damaged file of a dataset; the problem is a clause that follows its name."""
     return DatasetError(
         f"{path} {problem}: copy the whole folder again, or run the command that made it again with --verify, which makes only "
         "what is damaged"
@@ -126,9 +121,6 @@ def content_errors(path: str) -> Iterator[None]:
     """Turn whatever pyarrow and Python raise about the contents of a file into a ``DatasetError``.
 
     Nothing but reading and decoding may stand in the block: it cannot tell a damaged file from a mistake of ours.
-
-    Args:
-        path: the file, for messages.
     """
     try:
         yield

@@ -26,7 +26,7 @@ from schemas.footers import Footer
 from schemas.manifest import FileEntry, Manifest
 from schemas.process.shutdown import DetachedError
 from schemas.storage.folder import Folder
-from schemas.writing.output import PROBE_NAME, TASKS_NAME, OutputDataset, is_temporary
+from schemas.writing.output import PROBE_NAME, OutputDataset, is_leftover
 from schemas.writing.output_state import OutputState, ShardState, Status
 from schemas.writing.reuse_policy import ArrayTask, ReusePolicy
 from schemas.writing.shard_writer import ShardWriter, lock_folder, open_shard, publish_manifest, publishing
@@ -73,9 +73,9 @@ def write_dataset(
         output: the dataset.
         write_shard: writes the rows of the shard of a number; called for those that are missing, in order.
         policy: what the run keeps.
-        check: raises where the inputs are unusable; called before anything is replaced, and only if there is something to do.
+        check: see `complete_dataset`, as for the other arguments.
         libraries: distributions whose versions matter to the content.
-        statistics: makes the manifest's statistics from the footers of all shards; `sum_statistics` when None.
+        statistics: makes the manifest's statistics.
 
     Returns:
         The manifest of the committed dataset.
@@ -225,13 +225,10 @@ def _look_after(output: OutputDataset, policy: ReusePolicy) -> tuple[OutputState
     """
     for _ in range(1 if output.folder.is_local else 2):
         with publishing(output.folder):
-            state = OutputState(
-                _compared(output, policy),
-                ReusePolicy(update=policy.update),
-            )
+            state = OutputState(_compared(output, policy), ReusePolicy(update=policy.update))
             state.check_compatible()
-            statuses = {number: shard.status for number, shard in state.shards().items()}
-        undone: dict[int, Status] = {number: status for number, status in statuses.items() if status is not Status.CURRENT}
+            statuses = {index: shard.status for index, shard in state.shards().items()}
+        undone: dict[int, Status] = {index: status for index, status in statuses.items() if status != Status.CURRENT}
         if Status.DAMAGED not in undone.values():
             break
     return state, undone
@@ -344,10 +341,7 @@ def _commit(output: OutputDataset, libraries: Mapping[str, str], files: tuple[st
     left = [
         name
         for name in sorted(state.entries)
-        if is_temporary(name)
-        or name in (PROBE_NAME, TASKS_NAME)
-        or name in beside
-        or (output.is_other_file(name) and name not in files)
+        if is_leftover(name) or name in beside or (output.is_other_file(name) and name not in files)
     ]
     folder.map(folder.delete, left)
     publish_manifest(folder, manifest, state.entries)

@@ -130,6 +130,11 @@ def is_temporary(name: str) -> bool:
     return _TEMPORARY.fullmatch(name) is not None
 
 
+def is_leftover(name: str) -> bool:
+    """Tell whether a file is temporary, or one that runs leave and the next one deletes."""
+    return is_temporary(name) or name in (PROBE_NAME, TASKS_NAME)
+
+
 def is_like_shard(name: str) -> bool:
     """Tell whether readers of a whole folder may take a file for a shard."""
     return name.rpartition("/")[2].startswith("part-") or name.endswith(".parquet")
@@ -141,11 +146,6 @@ def is_own(name: str) -> bool:
 
 
 def left_alone(location: str, names: Sequence[str]) -> str:
-    """Say that files beside a dataset are not its own.
-
-    Args:
-        location: the dataset's folder.
-        names: the files, at least one.
-    """
+    """Return the remark on files beside a dataset that are not its own, at least one."""
     more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
     return f"left alone in {location!r}, because it is not of the dataset: {names[0]!r}{more}"

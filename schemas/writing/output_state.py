@@ -23,6 +23,7 @@ from functools import cached_property
 from typing import Any
 
 from schemas.console import events
+from schemas.conversion import shorten
 from schemas.errors import DatasetError, OtherDatasetError
 from schemas.failures import failures_name
 from schemas.fingerprints import FORMAT_VERSION, canonical_json, sha256_of_bytes, sha256_of_file
@@ -30,13 +31,11 @@ from schemas.footers import FOREIGN, Footer, inspect_shard, read_footer, shard_e
 from schemas.manifest import MANIFEST_NAME, MANIFEST_NAMES, FileEntry, Manifest, ShardEntry, newer
 from schemas.storage.folder import Entry, Folder
 from schemas.writing.output import (
-    PROBE_NAME,
-    TASKS_NAME,
     OutputDataset,
     is_control_file,
+    is_leftover,
     is_like_shard,
     is_of_shard,
-    is_temporary,
     left_alone,
 )
 from schemas.writing.records import Record, read_record, record_name, write_record
@@ -241,7 +240,6 @@ class OutputState:
         self._policy = policy
         self._is_task = numbers is not None
         self._states: dict[int, ShardState] = {}
-        self._footers: dict[str, Footer | None] = {}
 
     def shards(self, numbers: Iterable[int] | None = None) -> dict[int, ShardState]:
         """Return the states of some shards, by number; of those that the run writes if None."""
@@ -268,16 +266,14 @@ class OutputState:
         )
 
     def whole(self) -> frozenset[int]:
-        """Return the numbers of the shards that are whole, whatever they were made from."""
-        if self._policy.overwrite:
-            return frozenset()
-        return frozenset(number for number, shard in self.shards().items() if shard.is_whole)
+        """Return the indices of the shards that are whole, whatever they were made from."""
+        shards = {} if self._policy.overwrite else self.shards()
+        return frozenset(index for index, shard in shards.items() if shard.is_whole)
 
     def finished(self) -> frozenset[int]:
-        """Return the numbers of the shards that the run does not look into."""
-        if self._policy.overwrite:
-            return frozenset()
-        return frozenset(number for number, shard in self.shards().items() if self._is_finished(shard))
+        """Return the indices of the shards that the run does not look into."""
+        shards = {} if self._policy.overwrite else self.shards()
+        return frozenset(index for index, shard in shards.items() if self._is_finished(shard))
 
     def _is_finished(self, shard: ShardState) -> bool:
         policy, footer = self._policy, shard.footer
@@ -290,11 +286,6 @@ class OutputState:
             self.output.states is None or shard.record is None or not shard.record.state
         )
         return not (policy.check_content or is_unrecorded or "unreadable" in footer.failures.reasons)
-
-    @property
-    def has_manifest(self) -> bool:
-        """Whether there is a manifest, whatever it says."""
-        return not self.entries.keys().isdisjoint(MANIFEST_NAMES)
 
     def is_committed(self) -> bool:
         """Whether an earlier run of this dataset committed, with the files besides shards that this run would write."""
@@ -328,11 +319,12 @@ class OutputState:
                 with them.
         """
         folder = self.output.folder
-        others = self._left_alone()
-        foreign = sorted(set(self._foreign) - set(others))
-        if foreign:
+        foreign = self._foreign()
+        others = sorted(name for name in foreign if not is_like_shard(name))
+        others = others if others and self._holds_dataset() else []
+        if refused := sorted(foreign - set(others)):
             raise DatasetError(
-                f"{folder.location!r} holds files that do not belong to a dataset, e.g. {foreign[0]!r}: nothing was written. "
+                f"{folder.location!r} holds files that do not belong to a dataset, e.g. {refused[0]!r}: nothing was written. "
                 "Choose a new or empty folder"
             )
         if others and not self._is_task:
@@ -342,7 +334,7 @@ class OutputState:
         if isinstance(self._manifest, DatasetError):
             raise DatasetError(f"{self._manifest}; or give --overwrite to start anew. Nothing was written")
         self._refuse_other(self._manifest)
-        for footer in self._footers_of_folder().values():
+        for footer in self._footers.values():
             self._refuse_other(footer)
         if not self._policy.update:
             self._refuse_stale()
@@ -362,8 +354,7 @@ class OutputState:
         gone = []
         for name in self.entries:
             stale = is_of_shard(name) and name not in stay
-            left = is_temporary(name) or name in (PROBE_NAME, TASKS_NAME)
-            if stale or left or (name in old and not self.output.is_other_file(name)):
+            if stale or is_leftover(name) or (name in old and not self.output.is_other_file(name)):
                 gone.append(name)
         folder.map(folder.delete, gone)
         for name, data in self.output.files.items():
@@ -400,7 +391,7 @@ class OutputState:
     @cached_property
     def _manifest(self) -> Manifest | DatasetError | None:
         """The manifest in the folder, or why it cannot be used; None if there is none."""
-        if not self.has_manifest:
+        if self.entries.keys().isdisjoint(MANIFEST_NAMES):
             return None
         try:
             return Manifest.read(self.output.folder)
@@ -417,38 +408,25 @@ class OutputState:
             return None
         return manifest if manifest.fingerprint == self.output.fingerprint else None
 
-    def _footers_of_folder(self) -> dict[str, Footer | None]:
-        """Return the footers of all files that are called like shards, by name in order; a task looks at its own and one more."""
-        if not self._footers:
-            own = {shard.name: shard for shard in self.shards().values()}
-            names = sorted(name for name in self.entries if name.startswith("part-"))
-            others = [name for name in names if name not in own]
-            if self._is_task:
-                ours = {self.output.name(number) for number in range(self.output.shards)}
-                others = [name for name in others if name not in ours] + [name for name in others if name in ours][:1]
-            read = dict(zip(others, self.output.folder.map(self._inspect, others), strict=True))
-            for name in names:
-                if name in own:
-                    self._footers[name] = FOREIGN if own[name].status is Status.FOREIGN else own[name].footer
-                elif name in read:
-                    self._footers[name] = read[name]
-        return self._footers
-
-    def _inspect(self, name: str) -> Footer | None:
-        return inspect_shard(self.output.folder, name)
-
     @cached_property
-    def _foreign(self) -> list[str]:
-        """The names of files that belong to no dataset."""
-        listed = self._files_of_manifest()
-        shards = [name for name, footer in self._footers_of_folder().items() if footer is FOREIGN and is_of_shard(name)]
-        unlike = (name for name in self.entries if not is_of_shard(name) and name not in listed)
-        return [*shards, *(name for name in unlike if not (is_control_file(name) or self.output.is_other_file(name)))]
+    def _footers(self) -> dict[str, Footer | None]:
+        """The footers of all files that are called like shards, by name in order; a task looks at its own and one more."""
+        folder, own = self.output.folder, {shard.name: shard for shard in self.shards().values()}
+        others = [name for name in self.entries if name.startswith("part-") and name not in own]
+        if self._is_task:
+            ours = {self.output.name(index) for index in range(self.output.shards)}
+            others = [name for name in others if name not in ours] + sorted(ours.intersection(others))[:1]
+        footers = dict(zip(others, folder.map(lambda name: inspect_shard(folder, name), others), strict=True))
+        for name in own.keys() & self.entries.keys():
+            footers[name] = FOREIGN if own[name].status is Status.FOREIGN else own[name].footer
+        return dict(sorted(footers.items()))
 
-    def _left_alone(self) -> list[str]:
-        """Return the names of files of other tools beside a dataset, sorted; none where there is no dataset."""
-        others = sorted(name for name in self._foreign if not is_like_shard(name))
-        return others if others and self._holds_dataset() else []
+    def _foreign(self) -> set[str]:
+        """Return the names of files that belong to no dataset."""
+        listed = self._files_of_manifest()
+        shards = {name for name, footer in self._footers.items() if footer is FOREIGN and is_of_shard(name)}
+        unlike = (name for name in self.entries if not is_of_shard(name) and name not in listed)
+        return shards | {name for name in unlike if not (is_control_file(name) or self.output.is_other_file(name))}
 
     def _holds_dataset(self) -> bool:
         """Whether the folder holds a manifest or a shard of ours, of whatever dataset."""
@@ -512,9 +490,5 @@ def _differences(before: Any, after: Any, name: str = "") -> Iterator[str]:
         for key in {**after, **before}:  # What a user chose comes first.
             yield from _differences(before.get(key), after.get(key), f"{name}.{key}" if name else str(key))
     else:
-        yield f"{name}: there {_short(before)}, now {_short(after)}"
-
-
-def _short(value: Any) -> str:
-    text = "nothing" if value is None else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+        there, now = ("nothing" if value is None else shorten(value) for value in (before, after))
+        yield f"{name}: there {there}, now {now}"

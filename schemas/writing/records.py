@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
@@ -52,8 +52,6 @@ class Record:
     """The digest of a shard, and what the shard was made from.
 
     Attributes:
-        bytes: size of the shard.
-        sha256: SHA-256 of its bytes, hexadecimal.
         statistics_sha256: digest of the statistics in its footer, which is read faster than the whole shard.
         state: digest of the images' ids, addresses, sizes and versions, as the producer defines it; empty for a kind whose inputs
             are part of its fingerprint.
@@ -83,7 +81,7 @@ class Record:
             "fingerprint": footer.fingerprint,
             "version": footer.version,
             "statistics": footer.statistics,
-            "failures": footer.failures.to_json(),
+            "failures": asdict(footer.failures),
         }
         statistics = sha256_of_json(footer.statistics)
         return cls(entry.bytes, entry.sha256, statistics, state, shard=shard, sources=sources)
@@ -129,16 +127,7 @@ def write_record(folder: Folder, shard: str, record: Record) -> None:
 
 
 def read_record(folder: Folder, shard: str, *, whole: bool = False) -> Record | None:
-    """Read the record of a shard.
-
-    Args:
-        folder: the dataset's folder.
-        shard: name of the shard.
-        whole: read the sources, too; else some 64 KiB are read.
-
-    Returns:
-        The record; None where there is none or a damaged one.
-    """
+    """Return the record of a shard, with its sources if it is to be read whole, else some 64 KiB; None without a valid one."""
     try:
         if whole:
             first, _, lines = folder.read(record_name(shard)).partition(b"\n")

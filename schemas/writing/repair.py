@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -12,6 +11,7 @@ import pyarrow.parquet as pq
 from schemas.errors import DatasetError
 from schemas.failures import failures_name
 from schemas.fingerprints import FORMAT_VERSION
+from schemas.keys import SHARD_NAME
 from schemas.manifest import MANIFEST_NAME, FileEntry, Manifest
 from schemas.storage.folder import Folder
 from schemas.vocabulary import TEXT_NAMES, Vocabulary
@@ -19,8 +19,6 @@ from schemas.writing.output import is_like_shard, is_own, is_temporary
 from schemas.writing.output_state import ShardState, Status, matches, state_of
 from schemas.writing.records import Record, record_name, write_record
 from schemas.writing.shard_writer import lock_folder
-
-_SHARD = re.compile(r"part-\d{5}-of-(\d{5})\.parquet")
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ def _read_manifest(folder: Folder) -> Manifest | None:
     try:
         return Manifest.read(folder)
     except DatasetError:
-        if not any(_SHARD.fullmatch(name) for name in folder.names()):
+        if not any(SHARD_NAME.fullmatch(name) for name in folder.names()):
             raise
         return None
 
@@ -87,14 +85,11 @@ class _Repairer:
             if is_temporary(name):
                 self._delete(name)
         shards = self._folder.map(self._look, self._shards())
-        if (
-            self._manifest is not None
-            and self._manifest.version != FORMAT_VERSION
-            and not all(shard.is_whole for shard in shards)
-        ):
+        version = FORMAT_VERSION if self._manifest is None else self._manifest.version
+        if version != FORMAT_VERSION and not all(shard.is_whole for shard in shards):
             raise DatasetError(
-                f"{self._folder.location!r} is damaged and has version {self._manifest.version} of the format, which cannot be "
-                "continued: make it again in another folder"
+                f"{self._folder.location!r} is damaged and has version {version} of the format, which cannot be continued: make it "
+                "again in another folder"
             )
         for shard in shards:
             if shard.status in (Status.OTHER, Status.FOREIGN):
@@ -119,7 +114,7 @@ class _Repairer:
     def _shards(self) -> list[str]:
         if self._manifest is not None:
             return [shard.path for shard in self._manifest.shards]
-        return sorted(name for name in self._entries if _SHARD.fullmatch(name))
+        return sorted(name for name in self._entries if SHARD_NAME.fullmatch(name))
 
     def _look(self, name: str) -> ShardState:
         fingerprint = None if self._manifest is None else self._manifest.fingerprint
@@ -140,13 +135,9 @@ class _Repairer:
 
     def _mend_record(self, shard: ShardState) -> None:
         """Put the digest of a whole shard on record again, where the record is missing or damaged."""
-        if (
-            shard.record is None
-            and shard.entry is not None
-            and shard.footer is not None
-            and shard.footer.version == FORMAT_VERSION
-        ):
-            write_record(self._folder, shard.name, Record.of(shard.entry, shard.footer))
+        entry, footer = shard.entry, shard.footer
+        if shard.record is None and entry is not None and footer is not None and footer.version == FORMAT_VERSION:
+            write_record(self._folder, shard.name, Record.of(entry, footer))
             self._mended.append(record_name(shard.name))
 
     def _delete(self, name: str) -> None:

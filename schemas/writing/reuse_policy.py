@@ -17,16 +17,7 @@ _CHANGES = "When images have changed"
 
 @dataclass(frozen=True)
 class ReusePolicy:
-    """What a run keeps of the dataset that its folder holds.
-
-    Attributes:
-        overwrite: keep nothing, whatever dataset the folder holds.
-        verify: compare digests, not only sizes, and write damaged shards again.
-        retry_failed: write shards with failures again.
-        update: write shards again whose inputs have changed; otherwise these must not have changed.
-        keep_removed: of an update, keep the rows of inputs that are gone.
-        only_add: of an update, keep whatever is there, and add inputs that are new.
-        check_content: of an update, compare the bytes of all inputs, not only sizes and modification times.
+    """What a run keeps of the dataset that its folder holds. Without ``update``, inputs must not have changed.
 
     Raises:
         UsageError: two settings contradict each other.
@@ -41,11 +32,7 @@ class ReusePolicy:
     keep_removed: Annotated[bool, Opt("With --update: keep the rows of images that are gone.", panel=_CHANGES)] = False
     only_add: Annotated[bool, Opt("With --update: add images that are new, and keep everything else.", panel=_CHANGES)] = False
     check_content: Annotated[
-        bool,
-        Opt(
-            "With --update: read all images and compare digests instead of sizes and modification times.",
-            panel=_CHANGES,
-        ),
+        bool, Opt("With --update: read all images and compare digests instead of sizes and modification times.", panel=_CHANGES)
     ] = False
 
     def __post_init__(self) -> None:
@@ -63,11 +50,7 @@ class ReusePolicy:
 
 @dataclass(frozen=True)
 class ArrayTask:
-    """One of the tasks of an array job. Of ``N`` shards it makes those whose number modulo ``count`` is ``index``.
-
-    Attributes:
-        index: number of the task, from 0 to ``count - 1``.
-        count: number of tasks.
+    """Task ``index`` of an array job with tasks 0 to ``count - 1``. It makes the shards whose number modulo ``count`` is ``index``.
 
     Raises:
         UsageError: there is no such task.

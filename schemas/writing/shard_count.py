@@ -6,11 +6,10 @@ one divides the greater one, so that datasets of the same images join by groups 
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 
 from schemas.errors import UsageError
-from schemas.keys import AUTO, LIKE, ShardsRequest
+from schemas.keys import AUTO, LIKE, SHARD_NAME, ShardsRequest
 from schemas.kinds import belongs_to_images
 from schemas.manifest import Manifest
 from schemas.storage.folder import Folder
@@ -31,8 +30,6 @@ MOST_CHOSEN = 8192
 
 _MOST_BYTES = 4 << 30
 """Most bytes of a shard of any number: readers of whole shards hold one in memory."""
-
-_SHARD = re.compile(r"part-\d{5}-of-(\d{5})\.parquet")
 
 
 def known_shards(shards: ShardsRequest, folder: Folder, *, overwrite: bool) -> int | None:
@@ -59,12 +56,7 @@ def known_shards(shards: ShardsRequest, folder: Folder, *, overwrite: bool) -> i
 
 
 def choose_shards(size: int, shard_bytes: int) -> int:
-    """Return the least power of two, from 16 to 8,192, with which a shard has at most so many bytes.
-
-    Args:
-        size: bytes of the whole dataset.
-        shard_bytes: most bytes of a shard.
-    """
+    """Return the least power of two, from 16 to 8,192, with which a shard of a dataset of this size has at most ``shard_bytes``."""
     shards = _LEAST_CHOSEN
     while shards < MOST_CHOSEN and size > shards * shard_bytes:
         shards *= 2
@@ -72,12 +64,7 @@ def choose_shards(size: int, shard_bytes: int) -> int:
 
 
 def check_shard_bytes(shards: int, size: int, folder: Folder | None) -> None:
-    """Refuse a number of shards that makes them too large, unless the folder has that number already.
-
-    Args:
-        shards: the number of shards.
-        size: bytes of the whole dataset.
-        folder: where the dataset goes; None for a folder that is new.
+    """Refuse a number of shards that makes them too large for a dataset of this size, unless the folder has that number already.
 
     Raises:
         UsageError: a shard would have more than 4 GiB.
@@ -100,7 +87,7 @@ def _shards_like(location: str) -> int:
 
 def _stored_shards(folder: Folder) -> int | None:
     """Return the number of shards of the dataset in a folder, whether it is complete or not; None if there is none."""
-    numbers = Counter(int(match[1]) for name in folder.names() if (match := _SHARD.fullmatch(name)))
+    numbers = Counter(int(match[1]) for name in folder.names() if (match := SHARD_NAME.fullmatch(name)))
     return max(numbers, key=lambda number: (numbers[number], number), default=None)
 
 

@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from schemas.errors import CommittedError, DatasetError
-from schemas.failures import FailuresEntry, failures_content, failures_name, write_failures
+from schemas.failures import FailuresEntry, failures_content, failures_name
 from schemas.footers import Footer, entry_of, footer_metadata
 from schemas.kinds import group_rows, holds_vectors, is_vector
 from schemas.manifest import MANIFEST_NAME, MANIFEST_NAMES, Manifest
@@ -166,12 +166,7 @@ def publishing(folder: Folder) -> Iterator[None]:
 
 
 def publish_manifest(folder: Folder, manifest: Manifest, stored: Mapping[str, Entry]) -> None:
-    """Write the manifest of a dataset, last, while `publishing`.
-
-    Args:
-        folder: the dataset's folder.
-        manifest: the manifest.
-        stored: what the folder held when the manifest was made.
+    """Write the manifest of a dataset, last, while `publishing`; the folder held ``stored`` when the manifest was made.
 
     Raises:
         DatasetError: another attempt has begun to write a shard meanwhile, or another commit has come first with another result.
@@ -199,10 +194,6 @@ class LostRaceError(Exception):
 
 class Attempt:
     """An attempt to make a shard, from its beginning.
-
-    Args:
-        folder: the dataset's folder.
-        shard: name of the shard.
 
     Raises:
         CommittedError: the dataset is committed.
@@ -247,7 +238,10 @@ class Attempt:
             self._refuse_committed()
             if (now := folder.state(shard)) is not None and now != self._before:
                 raise LostRaceError  # None: another run has deleted what was damaged.
-            write_failures(folder, shard, failures)
+            if failures:
+                folder.write(failures_name(shard), failures)
+            else:
+                folder.delete(failures_name(shard))
             folder.delete(record_name(shard))
             folder.rename(Path(file.name), shard)
 

@@ -2,7 +2,7 @@ import pyarrow as pa
 import pytest
 
 from schemas.features import FeatureSpec
-from schemas.kinds import FAILURE_REASONS, FAILURES, KEY_COLUMNS, features_schema, group_rows, regions_schema, schema_of
+from schemas.kinds import FAILURE_REASONS, FAILURES, KEY_COLUMNS, group_rows, schema_of
 
 POOL = FeatureSpec(name="resnet50-pool", shape=(2048,), source="He et al. 2016")
 REGIONS16 = FeatureSpec(name="faster-rcnn-36", shape=(36, 2048), dtype="float16")
@@ -99,8 +99,8 @@ def test_vectors_need_a_spec(kind):
     ],
 )
 def test_row_groups_of_wide_vectors_hold_a_few_images(shape, dtype, rows):
-    assert group_rows(features_schema(FeatureSpec("x", shape, dtype))) == rows
+    assert group_rows(schema_of("features", FeatureSpec("x", shape, dtype))) == rows
 
 
 def test_row_groups_of_regions_are_what_they_were():
-    assert group_rows(regions_schema(FeatureSpec("x", (36, 2048)))) == 64
+    assert group_rows(schema_of("regions", FeatureSpec("x", (36, 2048)))) == 64

@@ -124,7 +124,7 @@ class Detectron2Regions(RegionExtractor):
             batch: B images from `preprocess`; B may be 0.
 
         Returns:
-            The columns of `schemas.kinds.regions_schema` except ``image_id``. On a CPU an image has the same bytes in any batch and
+            The columns of kind ``regions`` except ``image_id``. On a CPU an image has the same bytes in any batch and
             with any number of threads.
         """
         with precision_context(self._precision, self._device), torch.inference_mode():

@@ -15,7 +15,7 @@ from extractors.regions.bottom_up.preprocessing import send
 from extractors.regions.faster_rcnn import ARCHITECTURE, FasterRCNNRegions
 from extractors.weights.resolve import resolve_weights
 from schemas.errors import InputError, UsageError
-from schemas.kinds import regions_schema
+from schemas.kinds import schema_of
 from tests.extractors.regions import reference_detector
 from tests.pretended_gpu import pretended_gpu
 from tests.threads import threads_of_torch
@@ -153,7 +153,7 @@ def test_no_picture_at_all(extractor):
 @pytest.mark.slow
 def test_columns_and_types(extractor, thin):
     found = thin
-    schema = regions_schema(extractor.spec)
+    schema = schema_of("regions", extractor.spec)
     assert [*found] == [name for name in schema.names if name != "image_id"]
     for name, values in found.items():
         field = schema.field(name).type

@@ -11,7 +11,7 @@ from extractors.options import RegionOptions
 from extractors.regions import selection
 from extractors.regions.selection import Detections, columns, empty_regions, gather_regions
 from schemas.features import FeatureSpec
-from schemas.kinds import regions_schema
+from schemas.kinds import schema_of
 from tests.extractors.regions import reference_detector
 from tests.pretended_gpu import pretended_gpu
 
@@ -106,7 +106,7 @@ def detections(count):
 
 def test_columns_are_those_of_the_schema_and_zero_behind_the_regions():
     found = columns_of([detections(2), detections(0)], RegionOptions(1, 5), SPEC)
-    assert [*found] == [name for name in regions_schema(SPEC).names if name != "image_id"]
+    assert [*found] == [name for name in schema_of("regions", SPEC).names if name != "image_id"]
     assert found["num_regions"].tolist() == [2, 0]
     assert (found["width"].tolist(), found["height"].tolist()) == ([640, 640], [480, 480])
     assert found["boxes"].shape == (2, 5, 4)
@@ -122,7 +122,7 @@ def test_columns_are_those_of_the_schema_and_zero_behind_the_regions():
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_types_are_those_of_the_schema(dtype):
     spec = replace(SPEC, dtype=dtype)
-    schema = regions_schema(spec)
+    schema = schema_of("regions", spec)
     for name, values in columns_of([detections(3)], RegionOptions(1, 5), spec).items():
         field = schema.field(name).type
         assert values.dtype == (field.value_type if hasattr(field, "value_type") else field).to_pandas_dtype()

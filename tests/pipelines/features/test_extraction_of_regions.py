@@ -25,7 +25,7 @@ from pipelines.running.execution import Execution
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.features import FeatureSpec
-from schemas.kinds import regions_schema
+from schemas.kinds import schema_of
 from schemas.writing.validation import validate
 from tests.builders import tree
 from tests.fake_extractors import picture
@@ -166,7 +166,7 @@ def test_each_image_has_its_regions(images, colours, tmp_path):
         assert set(found) == {"image_id", *expected}
         for column, values in expected.items():
             np.testing.assert_array_equal(found[column], values, err_msg=f"{name} {column}")
-    assert dataset.schema.equals(regions_schema(FeatureSpec("fake-regions", (R, D))), check_metadata=True)
+    assert dataset.schema.equals(schema_of("regions", FeatureSpec("fake-regions", (R, D))), check_metadata=True)
     assert dataset.numpy("features").shape == (23, R, D)
 
 

@@ -14,12 +14,12 @@ from extractors import Description, Extractor
 from pipelines.features.inference import Tally, merge_rows
 from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
-from schemas.kinds import features_schema
+from schemas.kinds import schema_of
 from schemas.storage.storage_errors import StoreBusyError
 from tests.fake_extractors import extract_images
 
 SPEC = FeatureSpec("fake", (2, 3))
-SCHEMA = features_schema(SPEC)
+SCHEMA = schema_of("features", SPEC)
 
 
 class FakeExtractor(Extractor):
@@ -414,7 +414,7 @@ def stored(colours: list[int], dtype: str, scale: float, *, precision: str = "fp
     extractor, tally = Scaled(FeatureSpec("fake", (2, 3), dtype), precision=precision), Tally()
     files = {f"image{n:02d}": grey(colour) for n, colour in enumerate(colours)}
     tables = list(extract_images(files, extractor, batch_size=3, tally=tally))
-    schema = features_schema(extractor.spec)
+    schema = schema_of("features", extractor.spec)
     assert all(len(table) and table.schema.equals(schema, check_metadata=True) for table in tables)
     return {row["image_id"]: row["feature"] for table in tables for row in table.to_pylist()}, tally
 

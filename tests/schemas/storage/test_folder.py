@@ -393,29 +393,3 @@ def test_temporary_names_of_one_process_differ(folder):
         assert len(folder.names()) == 2
     assert folder.names() == ["name"]
     assert folder.read("name") == b"one"
-
-
-@pytest.mark.parametrize("links", [True, False])
-def test_a_file_is_created_once(folder, monkeypatch, links):
-    def refuse(*arguments):
-        raise PermissionError(errno.EPERM, "no links here")
-
-    if not links:
-        monkeypatch.setattr(os, "link", refuse)
-    assert folder.create("a/job.json", b"1")
-    assert not folder.create("a/job.json", b"2")
-    assert folder.read("a/job.json") == b"1"
-    assert folder.names() == ["a/job.json"]
-
-
-def test_a_file_cannot_be_created_in_a_file(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DatasetError, match=r"cannot use '.*file"):
-        Folder(str(tmp_path / "file")).create("_a.json", b"")
-
-
-def test_a_file_of_a_store_without_conditions_is_created_if_there_is_none(bucket):
-    folder = Folder("gs://bucket/x")
-    assert folder.create("job.json", b"1")
-    assert not folder.create("job.json", b"2")
-    assert folder.read("job.json") == b"1"

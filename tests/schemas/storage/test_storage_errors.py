@@ -10,7 +10,7 @@ import pytest
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
-from schemas.failures import failures_content, parse_failures, read_failures, write_failures
+from schemas.failures import failures_content, parse_failures, read_failures
 from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import content_errors, damaged
 from tests.schemas.conftest import KINDS
@@ -240,9 +240,9 @@ def test_failures_whose_texts_hold_any_line_end_are_read_again(tmp_path):
     folder = Folder(str(tmp_path))
     rows = [{**ROW, "key": f"{n}", "uri": f"a{end}b.jpg"} for n, end in enumerate("\n\r\x0b\x0c\x1c\x85\u2028\u2029")]
     content, entry = failures_content(rows)
-    write_failures(folder, "part-00000-of-00001.parquet", content)
+    folder.write("x.jsonl", content)
     assert entry.rows == 8
-    assert read_failures(folder, "_failures/part-00000-of-00001.jsonl").to_pylist() == rows
+    assert read_failures(folder, "x.jsonl").to_pylist() == rows
 
 
 # --- what says it ----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from schemas.failures import FailuresEntry, failures_name, read_failures
 from schemas.features import FeatureSpec
 from schemas.fingerprints import canonical_json, fingerprint_of
 from schemas.footers import read_footer
-from schemas.kinds import CAPTIONS, FAILURES, VOCABULARY, features_schema
+from schemas.kinds import CAPTIONS, FAILURES, VOCABULARY, schema_of
 from schemas.storage.folder import Folder
 from schemas.writing.output import OutputDataset
 from schemas.writing.shard_writer import open_shard
@@ -150,7 +150,7 @@ def test_what_cannot_be_stored_writes_nothing(folder, rows, more, error, match):
 )
 def test_row_groups_of_features_hold_4_mib(folder, width, dtype, group_rows):
     spec = FeatureSpec(name="pool", shape=(width,), dtype=dtype)
-    schema = features_schema(spec)
+    schema = schema_of("features", spec)
     count = 2 * group_rows + 100
     values = np.random.default_rng(3).standard_normal((count, width), dtype=np.float32).astype(dtype)
     table = pa.table(
@@ -208,7 +208,7 @@ def test_bytes_do_not_depend_on_nullability_of_what_arrives(folder):
 @pytest.mark.parametrize("size", [1, 33, 512, 513, 1023])
 def test_bytes_of_features_do_not_depend_on_batches(folder, size):
     spec = FeatureSpec(name="pool", shape=(2048,))
-    schema = features_schema(spec)
+    schema = schema_of("features", spec)
     values = np.random.default_rng(5).standard_normal((1100, 2048), dtype=np.float32)
     feature = pa.FixedSizeListArray.from_arrays(values.ravel(), type=schema.field("feature").type)
     table = pa.table({"image_id": [f"{n:06d}" for n in range(1100)], "feature": feature}, schema=schema)
@@ -242,7 +242,7 @@ def test_bytes_of_text_do_not_depend_on_batches_over_several_row_groups(folder):
 def test_memory_holds_one_row_group(folder):
     # The rows are taken as they are written: when the last ones are asked for, most of the others are in the file.
     spec = FeatureSpec(name="pool", shape=(2048,))
-    schema = features_schema(spec)
+    schema = schema_of("features", spec)
     sizes = []
 
     def tables():
