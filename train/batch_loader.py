@@ -36,12 +36,6 @@ class BatchLoader:
     Where an image has several features, a thread reads the next batches into pinned memory. A batch of single vectors is read
     faster than it is handed over. Prefetching changes neither the batches nor `state` and `epoch`, which are those of the batch
     that was returned last.
-
-    Args:
-        material: what is trained on.
-        sampler: draws the batches.
-        processes: the processes that train together.
-        device: device of the model.
     """
 
     def __init__(

@@ -21,13 +21,7 @@ _TOP = 3
 
 
 def show_run(output: Path, *, console: Console, tokenize: Tokenize) -> None:
-    """Evaluate the run of the demo on held-out scenes, and search for one of them.
-
-    Args:
-        output: folder of the demo.
-        console: for the result.
-        tokenize: turns a query into tokens as the captions were.
-    """
+    """Evaluate the run of the demo on held-out scenes, and search for one of them."""
     captions = open_dataset(output / "captions", kind="captions")
     features = str(output / "features")
     console.print(Rule("training"))

@@ -23,12 +23,7 @@ from train.models.retrieval_model import Encoded
 
 @dataclass(frozen=True)
 class DistributedContext:
-    """This process among those that train the model.
-
-    Attributes:
-        rank: index of this process.
-        size: number of processes.
-    """
+    """This process among those that train the model."""
 
     rank: int = 0
     size: int = 1

@@ -75,9 +75,7 @@ class Step:
 def find_divergence(step: Step, state: Iterable[Tensor] = ()) -> str:
     """Return the value of a step that is not finite, in words; an empty string if all are.
 
-    Args:
-        step: the step.
-        state: weights and state of the optimizer after it, which a step with a finite loss can spoil. A GPU is waited for once.
+    A step with a finite loss can spoil weights and state of the optimizer. A GPU is waited for once.
     """
     if not torch.isfinite(step.loss + step.norm):
         return f"the loss is {float(step.loss)} and the norm of its gradient {float(step.norm)}"

@@ -204,9 +204,7 @@ def named_losses(terms: Sequence[Term], views: Views, hinges: str) -> tuple[Tens
 def per_query(batches: Iterable[tuple[Batch, Tensor, Mapping[str, Tensor]]]) -> tuple[float, dict[str, float]]:
     """Return the objective and the losses of batches as means over their queries, the rows in both directions.
 
-    Args:
-        batches: each with its objective and losses, as `named_losses` returns them; a loss is averaged over the batches that have
-            it.
+    A loss is averaged over the batches that have it.
     """
     named = [
         (name, value, 2 * len(batch.images)) for batch, loss, terms in batches for name, value in {"": loss, **terms}.items()
@@ -221,13 +219,7 @@ def per_query(batches: Iterable[tuple[Batch, Tensor, Mapping[str, Tensor]]]) -> 
 
 
 class Objective(nn.Module):
-    """The loss of a batch.
-
-    Args:
-        model: the model to train.
-        terms: what to minimise.
-        gather_rows: joins the rows of all processes: `train.distributed.DistributedContext.gather_rows`.
-    """
+    """The loss of a batch."""
 
     def __init__(self, model: RetrievalModel, terms: tuple[Term, ...], *, gather_rows: GatherRows) -> None:
         super().__init__()
@@ -237,12 +229,7 @@ class Objective(nn.Module):
         self._compiled: Callable[..., tuple[Tensor, Mapping[str, Tensor]]] | None = None
 
     def forward(self, inputs: Inputs, hinges: str) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Return the loss, a scalar, and the losses that it is the weighted sum of, by name, such as ``c2i/en``.
-
-        Args:
-            inputs: inputs of the model.
-            hinges: ``sum`` or ``max``.
-        """
+        """Return the loss, a scalar, and the losses that it is the weighted sum of, by name, such as ``c2i/en``."""
         read = [
             self.model.token_states(batch, self._name(language))
             for batch, language in zip(inputs.captions, inputs.languages, strict=True)
@@ -250,12 +237,7 @@ class Objective(nn.Module):
         return (self._compiled or self._losses)(inputs, read, hinges)
 
     def compile(self, *arguments: Any, **options: Any) -> None:
-        """Compile everything but the reading of captions, which comes first, so that the rest can be one graph.
-
-        Args:
-            arguments: those of ``torch.compile``.
-            options: likewise.
-        """
+        """Compile everything but the reading of captions, which comes first, so that the rest can be one graph."""
         self._compiled = torch.compile(self._losses, *arguments, **options)
 
     def _losses(self, inputs: Inputs, read: Sequence[Any], hinges: str) -> tuple[Tensor, Mapping[str, Tensor]]:

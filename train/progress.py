@@ -79,15 +79,7 @@ class _TrainingSnapshot(Snapshot):
 
 
 class CountDisplay(ProgressDisplay):
-    """Display of work that is counted: called with the number of units that were done.
-
-    Args:
-        console: console for people.
-        task: name of the work.
-        unit: name of the units, e.g. ``images``.
-        total: number of units in the whole work, if known.
-        log_json: write events instead.
-    """
+    """Display of work that is counted: called with the number of units that were done."""
 
     def __init__(self, console: Console, task: str, *, unit: str, total: int | None = None, log_json: bool = False) -> None:
         super().__init__(console, log_json=log_json)

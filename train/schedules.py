@@ -21,11 +21,7 @@ def steps_in_all(schedule: ScheduleConfig, epoch_steps: int) -> int | None:
 def learning_rate(config: Config, *, step: int, epoch: int, epoch_steps: int) -> float:
     """Return the learning rate of a step.
 
-    Args:
-        config: the configuration.
-        step: steps done before it.
-        epoch: complete epochs before it.
-        epoch_steps: steps of an epoch.
+    ``step`` and ``epoch`` count what was done before it.
     """
     schedule, rate = config.schedule, config.optimizer.learning_rate
     if schedule.lr_schedule == "cosine":

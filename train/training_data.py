@@ -206,10 +206,6 @@ def contents_of(corpus: Corpus) -> dict[str, str]:
 def validation_portions(config: Config, location: str) -> dict[str, tuple[str, ...]]:
     """Return the portions to validate on: all where a language is monitored, otherwise those that the split has.
 
-    Args:
-        config: the configuration.
-        location: folder of the encoded captions.
-
     Raises:
         DatasetError: a language that is monitored lacks captions.
     """
@@ -310,14 +306,7 @@ def _check_negatives(captions: Captions, *, together: bool) -> None:
 
 
 def inputs_of(data: TrainingData, batch: Batch, device: torch.device, rows: slice = slice(None)) -> Inputs:
-    """Collect the captions and features that a batch refers to.
-
-    Args:
-        data: the data that the batch was sampled from.
-        batch: rows of the data.
-        device: device of the model.
-        rows: this process's rows of the batch.
-    """
+    """Collect the captions and features that a batch refers to."""
     captions = [data.captions.batch(chosen[rows]) for chosen in batch.captions]
     if data.captions.vectors is not None:  # Read now, where batches may be read ahead.
         captions = [chosen.alone() for chosen in captions]

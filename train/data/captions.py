@@ -160,11 +160,6 @@ def labels_of(dataset: Dataset) -> dict[tuple[str, str, str], int]:
 def check_token_ids(dataset: Dataset, token_ids: np.ndarray, lengths: np.ndarray) -> None:
     """Check that encoded captions can be looked up: an id outside the vocabulary would end the process on a GPU.
 
-    Args:
-        dataset: where they come from.
-        token_ids: ids of all captions one after the other.
-        lengths: number of ids of each caption.
-
     Raises:
         DatasetError: an id is not in the vocabulary, or a caption has no ids.
     """

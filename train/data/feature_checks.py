@@ -61,11 +61,6 @@ class FeatureOutliers:
 def find_feature_outliers(split: str, features: ImageFeatures, image_ids: Sequence[str]) -> FeatureOutliers | None:
     """Find features of zeros and of unusual norms.
 
-    Args:
-        split: the split.
-        features: the features of its images.
-        image_ids: the images.
-
     Returns:
         What there is; None if all features are in order.
     """

@@ -48,21 +48,14 @@ def vector_columns(dataset: Dataset) -> list[str]:
 
 
 def with_regions(dataset: Dataset, rows: pa.Table) -> pa.Table:
-    """Return rows without those of images in which no region was found: they have no features.
-
-    Args:
-        dataset: the dataset of features or regions.
-        rows: some of its rows; those of regions with the column ``num_regions``.
-    """
+    """Return rows without those of images in which no region was found: they have no features."""
     return rows.filter(pc.greater(rows["num_regions"], 0)) if dataset.kind == "regions" else rows
 
 
 def vectors_of(dataset: Dataset, rows: pa.RecordBatch | pa.Table) -> tuple[np.ndarray, np.ndarray | None]:
     """Return the features of rows that were read.
 
-    Args:
-        dataset: the dataset of features or regions.
-        rows: some of its rows, with the columns that `vector_columns` names.
+    The rows have the columns that `vector_columns` names.
 
     Returns:
         Features ``[N, D]`` or ``[N, R, D]`` in their stored type, zeros in the place of padding whatever stands there; and how many
@@ -96,11 +89,6 @@ def in_use(counts: np.ndarray, room: int) -> np.ndarray:
 def check_finite(values: np.ndarray, dataset: Dataset, image_ids: Sequence[str]) -> None:
     """Check that no value is NaN or infinite.
 
-    Args:
-        values: ``[N, ...]``.
-        dataset: where they come from, for the message.
-        image_ids: the images.
-
     Raises:
         DatasetError: a value is not finite.
     """
@@ -120,12 +108,7 @@ def norms_of(values: np.ndarray) -> np.ndarray:
 
 
 def unit_vectors(values: np.ndarray, norms: np.ndarray | None = None) -> np.ndarray:
-    """Return vectors ``[..., D]`` divided by their Euclidean norms, in float32; a vector of zeros stays zero.
-
-    Args:
-        values: the vectors.
-        norms: their norms ``[...]``, if they are known.
-    """
+    """Return vectors ``[..., D]`` divided by their Euclidean norms, in float32; a vector of zeros stays zero."""
     norms = norms_of(values) if norms is None else norms
     return values.astype(np.float32, copy=False) / np.where(norms > 0, norms, np.float32(1))[..., np.newaxis]
 
@@ -297,11 +280,7 @@ def shard_features(
 ) -> tuple[list[str], ImageFeatures]:
     """Read the images of a shard that have features, and these.
 
-    Args:
-        dataset: a dataset of kind ``features`` or ``regions``.
-        number: number of the shard.
-        chosen: ids of images: only these, where they are in the shard; all if None.
-        l2: divide each feature by its Euclidean norm; a feature of zeros stays as it is.
+    With ``chosen``, only images of these ids.
 
     Raises:
         DatasetError: a feature is not finite.

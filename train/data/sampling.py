@@ -250,11 +250,6 @@ class ImageSampler:
 
     Images that lack captions in a language are left out, and their number is logged.
 
-    Args:
-        captions: captions of the training split.
-        batch_size: number of images in a batch; 64 in the paper.
-        seed: seed of the run.
-
     Raises:
         UsageError: no image has captions in every language.
     """
@@ -327,11 +322,6 @@ def fixed_batches(captions: Captions, schedule: ScheduleConfig, loss: LossConfig
 
     Each caption takes part once: for ``tasks`` in a batch of its language, beside which as many batches of caption pairs are drawn
     as a training would draw on average; for ``images`` in the passes of `train.data.sampling.ImageSampler`.
-
-    Args:
-        captions: captions of the split.
-        schedule: kind and size of the batches.
-        loss: probability of caption pairs.
 
     Returns:
         The batches; none for ``images`` if no image has captions in every language.

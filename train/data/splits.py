@@ -47,14 +47,7 @@ class MissingFeatures:
 
     @classmethod
     def of(cls, split: str, image_ids: Sequence[str], captions: int, features: Dataset) -> MissingFeatures:
-        """Describe images that lack features.
-
-        Args:
-            split: the split.
-            image_ids: the images, ascending.
-            captions: number of their captions.
-            features: dataset of features that lacks them.
-        """
+        """Describe images that lack features."""
         digest = sha256_of_bytes("".join(f"{image_id}\n" for image_id in image_ids).encode())
         hint = normalization_hint(image_ids, features.image_ids())
         return cls(split, len(image_ids), captions, tuple(image_ids[:_NAMED]), digest, hint)
@@ -178,11 +171,7 @@ def open_data(
 def check_fingerprints(actual: Mapping[str, str], expected: Mapping[str, str], *, captions: str, features: str) -> None:
     """Compare the fingerprints of data with those that it must have.
 
-    Args:
-        actual: fingerprints by name, as in `TrainingData`.
-        expected: likewise; a name that it lacks may have any fingerprint.
-        captions: location of the captions, for messages.
-        features: location of the features, for messages.
+    A name that ``expected`` lacks may have any fingerprint.
 
     Raises:
         DatasetError: a fingerprint differs.
@@ -237,11 +226,6 @@ def _check_languages(vocabulary: Dataset, captions: Captions) -> None:
 def check_images(captions: Captions, features: Dataset, *, allow_missing_features: bool = False) -> MissingFeatures | None:
     """Check that all images of captions have features.
 
-    Args:
-        captions: captions of a split.
-        features: dataset of features.
-        allow_missing_features: return the images that lack features instead of raising.
-
     Returns:
         What is to be left out; None if all images have features.
 
@@ -261,11 +245,7 @@ def check_images(captions: Captions, features: Dataset, *, allow_missing_feature
 def lacking(features: Dataset, missing: MissingFeatures, *, images: int, captions: int) -> DatasetError:
     """Return the error that images of a split lack features.
 
-    Args:
-        features: the dataset of features.
-        missing: the images that lack them.
-        images: number of all images of the split.
-        captions: number of all captions of the split.
+    ``images`` and ``captions`` count those of the whole split.
     """
     failed = (
         f" ({features.manifest.failed:,} images failed there, see 'imagepivot inspect')" if features.manifest.failed else ""

@@ -31,10 +31,6 @@ _NAMED = 5
 def check_token_features(model: ModelConfig, location: str) -> None:
     """Check that there are vectors of tokens exactly if a model reads them.
 
-    Args:
-        model: the section ``model`` of a configuration.
-        location: folder of the vectors; empty if there are none.
-
     Raises:
         UsageError: there are none, or the model does not read them.
     """
@@ -52,11 +48,6 @@ def check_token_features(model: ModelConfig, location: str) -> None:
 
 def open_token_features(location: str, encoded: Dataset, *, width: int) -> Dataset:
     """Open the vectors of tokens that belong to encoded captions; reads none of them.
-
-    Args:
-        location: folder of a dataset of kind ``token-features``.
-        encoded: the encoded captions.
-        width: width of the model's words.
 
     Raises:
         DatasetError: the dataset is missing, of another kind, or was made of other captions.
@@ -128,11 +119,6 @@ def with_token_features(captions: Captions, dataset: Dataset, *, memory_map: str
 
 def shard_token_vectors(dataset: Dataset, number: int, captions: pa.Table) -> TokenVectors:
     """Return the vectors of a shard of encoded captions; both datasets are made of the same captions, and so in the same shards.
-
-    Args:
-        dataset: from `open_token_features`.
-        number: number of the shard.
-        captions: rows of this shard of the encoded captions.
 
     Raises:
         DatasetError: captions are lacking, or have other tokens.

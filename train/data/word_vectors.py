@@ -34,22 +34,13 @@ class WordVectors:
     vectors: Mapping[str, np.ndarray]
 
     def known(self, languages: Sequence[str], ids: Sequence[int]) -> int:
-        """Count the tokens that have a vector in one of some languages at least.
-
-        Args:
-            languages: the languages.
-            ids: token ids.
-        """
+        """Count the tokens that have a vector in one of some languages at least."""
         return len(np.intersect1d(np.concatenate([self.ids[language] for language in languages]), ids))
 
     def of_languages(self, languages: Sequence[str], counts: Sequence[Mapping[str, int]]) -> tuple[np.ndarray, np.ndarray]:
         """Return token ids int64 ``[N]``, ascending, and a vector for each, float32 ``[N, W]``.
 
         A token with vectors in several of the languages gets their mean, weighted by how often it occurs in each.
-
-        Args:
-            languages: the languages that one table of words serves.
-            counts: occurrences of each token by language, as a vocabulary has them.
         """
         ids = np.unique(np.concatenate([self.ids[language] for language in languages]))
         sums, weights = np.zeros((len(ids), self.width)), np.zeros((len(ids), 1))
@@ -63,10 +54,6 @@ class WordVectors:
 
 def check_word_vectors(model: ModelConfig, location: str) -> None:
     """Check that there are pretrained vectors exactly if a model begins with them.
-
-    Args:
-        model: the section ``model`` of a configuration.
-        location: folder of the vectors; empty if there are none.
 
     Raises:
         UsageError: there are none, or the model does not begin with them.
@@ -86,11 +73,7 @@ def check_word_vectors(model: ModelConfig, location: str) -> None:
 def open_word_vectors(location: str, *, vocabulary: str, languages: Sequence[str], width: int) -> WordVectors:
     """Read the vectors of a model's languages.
 
-    Args:
-        location: folder of a dataset of kind ``word-vectors``.
-        vocabulary: fingerprint of the vocabulary of the captions.
-        languages: the languages of the model.
-        width: width of the model's words.
+    ``vocabulary`` is the fingerprint of that of the captions.
 
     Raises:
         DatasetError: the dataset is missing, or was made for another vocabulary.

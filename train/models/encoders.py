@@ -31,12 +31,7 @@ from train.models.similarity import inner_product
 
 
 class ImageEncoder(nn.Linear):
-    """Affine map of image features, ``[B, D]`` to ``[B, E]``.
-
-    Args:
-        feature_width: D.
-        embedding: E.
-    """
+    """Affine map of image features, ``[B, D]`` to ``[B, E]``."""
 
     def __init__(self, feature_width: int, embedding: int) -> None:
         super().__init__(feature_width, embedding)
@@ -111,23 +106,12 @@ Words: TypeAlias = WordEmbedding | PrecomputedEmbeddings
 
 
 def words_of(dimensions: Dimensions, width: int, ids: Sequence[int] | None = None) -> WordEmbedding | PrecomputedTokens:
-    """Return the words of a new sentence encoder: given ones where the data has vectors of tokens, otherwise a new table.
-
-    Args:
-        dimensions: what the data says.
-        width: W.
-        ids: as in `WordEmbedding`.
-    """
+    """Return the words of a new sentence encoder: given ones where the data has vectors of tokens, otherwise a new table."""
     return PrecomputedTokens() if dimensions.token_width else WordEmbedding(dimensions.vocabulary_size, width, ids=ids)
 
 
 class FinalStateGRU(nn.Module):
-    """Reader whose result is its state after the last token, ``[B, E]``. Prefixes that captions share are read once.
-
-    Args:
-        word_width: W.
-        units: E.
-    """
+    """Reader whose result is its state after the last token, ``[B, E]``. Prefixes that captions share are read once."""
 
     def __init__(self, word_width: int, units: int) -> None:
         super().__init__()
@@ -289,11 +273,7 @@ class SentenceEncoders(nn.ModuleList):
         return encoder
 
     def by_language(self, name: str) -> Mapping[str, Sequence[str]]:
-        """Return the languages of each encoder, for `RetrievalModel.modules_by_language`.
-
-        Args:
-            name: the name of this module in the model.
-        """
+        """Return the languages of each encoder, for `RetrievalModel.modules_by_language`."""
         if self.shared:
             return {f"{name}.0": self.languages}
         return {f"{name}.{number}": (language,) for number, language in enumerate(self.languages)}
@@ -371,11 +351,6 @@ def embedding_parameters(model: nn.Module, vocabulary_size: int) -> dict[str, Se
 def load_pretrained_embeddings(model: RetrievalModel, words: WordVectors, counts: Sequence[Mapping[str, int]]) -> str:
     """Replace the drawn vectors of words by pretrained ones; a word that has none stays as drawn.
 
-    Args:
-        model: the model.
-        words: the pretrained vectors.
-        counts: occurrences of each token by language, as the vocabulary has them.
-
     Returns:
         What was replaced, in one sentence.
 
@@ -421,10 +396,6 @@ def _languages_of(model: RetrievalModel, name: str) -> Sequence[str]:
 
 class SentenceEncoderModel(RetrievalModel):
     """A model that reads captions, and then makes of the states of the reader what it compares.
-
-    Args:
-        config: the section ``model`` of a configuration.
-        dimensions: languages and sizes of the data.
 
     Raises:
         UsageError: the model takes no images with features of this shape.

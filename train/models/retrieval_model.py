@@ -184,11 +184,6 @@ class RetrievalModel(nn.Module):
         """Return how much the model attends to the regions of an image and the words of a caption; None if it does not attend.
 
         Figures show it; neither training nor evaluation asks for it.
-
-        Args:
-            images: one image.
-            captions: one caption.
-            language: its language.
         """
         return None
 

@@ -83,10 +83,7 @@ def cross_attention(queries: Encoded, contexts: Encoded, choices: CrossAttention
     The Q x C x T x K products are never held together: both passes use some megabytes besides a copy of a bounded part of the
     queries, however many there are, and the backward pass computes them again. What the masks leave out never counts.
 
-    Args:
-        queries: unit vectors, or such of zeros, ``[Q, T, E]``.
-        contexts: likewise, ``[C, K, E]``.
-        choices: see there.
+    ``queries`` ``[Q, T, E]`` and ``contexts`` ``[C, K, E]`` are unit vectors, or zeros.
     """
     scores: Tensor = _CrossAttention.apply(queries.values, queries.mask, contexts.values, contexts.mask, choices)
     return scores
@@ -96,10 +93,7 @@ def cross_attention(queries: Encoded, contexts: Encoded, choices: CrossAttention
 def attention_of_pair(query: Encoded, context: Encoded, choices: CrossAttention) -> Tensor:
     """Return how much each vector of a query attends to each of a context, the a_kt by which it is scored.
 
-    Args:
-        query: one query, ``[1, T, E]``.
-        context: one context, ``[1, K, E]``.
-        choices: see there.
+    Both hold one item: ``[1, T, E]`` and ``[1, K, E]``.
 
     Returns:
         ``[T, K]``, without what the masks leave out; each row sums to 1.
@@ -178,9 +172,7 @@ class _Both(NamedTuple):
     def of(self, rows: Tensor, there: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the vectors ``[P, longest of them, E]`` of rows, zeros where there is none, and where there is one.
 
-        Args:
-            rows: int64 ``[P]`` on the CPU.
-            there: the same on the device.
+        The rows are given on the CPU and on the device, int64 ``[P]``.
         """
         if self.mask is None:
             return self.values[there], None
