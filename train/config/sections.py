@@ -363,10 +363,9 @@ def settings_of(text: str) -> dict[str, Any]:
     """
     table = parse_toml(text)
     table.pop("description", None)
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for section, values in table.items():
-        if isinstance(values, dict):
-            found |= {f"{section}.{key}": value for key, value in values.items()}
-        else:
-            found[section] = values
-    return found
+        settings |= (
+            {f"{section}.{key}": value for key, value in values.items()} if isinstance(values, dict) else {section: values}
+        )
+    return settings

@@ -9,6 +9,7 @@ Letters in shapes: ``I`` images, ``L`` languages, ``B`` rows of a batch, ``J`` r
 from __future__ import annotations
 
 import logging
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -28,6 +29,8 @@ State = Mapping[str, Any]
 
 # Independent streams of random numbers from one seed.
 _TASK, _ROWS, _PAIRS, _IMAGES = range(4)
+
+_FIXED_SEED = 0  # Not the run's: the losses of several runs on the validation split are measured on the same batches.
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,48 @@ class Sampler(Protocol):
         """Restore a state of a sampler that was built with the same arguments."""
 
 
-class EpochBatches:
+class _Passes:
+    """Pass after pass over shuffled batches; the position is the whole state."""
+
+    def __init__(self) -> None:
+        self._go_to(0, 0)
+
+    @property
+    def epoch_steps(self) -> int:
+        """Number of batches in a pass."""
+        return len(self._batches)
+
+    @property
+    def epoch(self) -> int:
+        """Number of complete passes."""
+        return self._epoch + self._position // len(self._batches)
+
+    def state(self) -> dict[str, Any]:
+        """Return the position in the pass."""
+        return {"epoch": self._epoch, "position": self._position}
+
+    def restore(self, state: State) -> None:
+        """Restore a state."""
+        self._go_to(state["epoch"], state["position"])
+
+    def _next(self) -> Any:
+        if self._position == len(self._batches):
+            self._go_to(self._epoch + 1, 0)
+        self._position += 1
+        return self._batches[self._position - 1]
+
+    def _go_to(self, epoch: int, position: int) -> None:
+        self._batches = self._shuffle(epoch)
+        if not 0 <= position <= len(self._batches):
+            raise ValueError(f"position {position!r} is not in a pass of {len(self._batches):,} batches")
+        self._epoch, self._position = epoch, position
+
+    @abstractmethod
+    def _shuffle(self, epoch: int) -> list[Any]:
+        """Return the batches of a pass."""
+
+
+class EpochBatches(_Passes):
     """Batches of rows in random order, reshuffled for each pass (Kádár et al. 2018, section 3).
 
     Every row comes once per pass. The last batch of a pass is shorter if the batch size does not divide the number of rows.
@@ -89,52 +133,20 @@ class EpochBatches:
     """
 
     def __init__(self, count: int, batch_size: int, seed: tuple[int, ...], *, lengths: np.ndarray | None = None) -> None:
-        self._count = count
-        self._batch_size = batch_size
-        self._seed = seed
-        self._lengths = lengths
-        self._go_to(0, 0)
-
-    @property
-    def epoch_steps(self) -> int:
-        """Number of batches in a pass."""
-        return -(-self._count // self._batch_size)
-
-    @property
-    def epoch(self) -> int:
-        """Number of complete passes."""
-        return self._epoch + self._position // self.epoch_steps
+        self._count, self._batch_size, self._seed, self._lengths = count, batch_size, seed, lengths
+        super().__init__()
 
     def next(self) -> np.ndarray:
         """Return the next rows, int64 ``[B]``."""
-        if self._position == self.epoch_steps:
-            self._go_to(self._epoch + 1, 0)
-        self._position += 1
-        return self._batches[self._position - 1]
+        rows: np.ndarray = self._next()
+        return rows
 
-    def state(self) -> dict[str, Any]:
-        """Return the position in the pass."""
-        return {"epoch": self._epoch, "position": self._position}
-
-    def restore(self, state: State) -> None:
-        """Restore a state."""
-        self._go_to(state["epoch"], state["position"])
-
-    def _go_to(self, epoch: int, position: int) -> None:
-        self._epoch, self._position = epoch, _checked(position, self.epoch_steps)
+    def _shuffle(self, epoch: int) -> list[np.ndarray]:
         rng = np.random.default_rng((*self._seed, epoch))
         order = rng.permutation(self._count)
         if self._lengths is None:
-            self._batches = _batches(order, self._batch_size)
-        else:
-            self._batches = _of_similar_length(order, self._lengths, self._batch_size, rng)
-
-
-def _checked(position: int, most: int) -> int:
-    """Return a position in a pass of ``most`` batches, if it is one."""
-    if not 0 <= position <= most:
-        raise ValueError(f"position {position!r} is not in a pass of {most:,} batches")
-    return position
+            return _batches(order, self._batch_size)
+        return _of_similar_length(order, self._lengths, self._batch_size, rng)
 
 
 def _batches(order: np.ndarray, batch_size: int) -> list[np.ndarray]:
@@ -240,7 +252,7 @@ class TaskSampler:
         return Batch("c2c", sides, self._captions.images[sides[0]], tuple(self._captions.language_of(side) for side in sides))
 
 
-class ImageSampler:
+class ImageSampler(_Passes):
     """Sampler of distinct images with one caption in every language (Gella et al. 2017, section 4).
 
     An epoch covers every caption once, in passes over the images. The n-th pass takes the n-th caption of each image in each
@@ -255,9 +267,7 @@ class ImageSampler:
     """
 
     def __init__(self, captions: Captions, batch_size: int, *, seed: int) -> None:
-        self._captions = captions
-        self._batch_size = batch_size
-        self._seed = seed
+        self._captions, self._batch_size, self._seed = captions, batch_size, seed
         by_image = ByImage.of(captions)
         self._images = np.flatnonzero((by_image.counts > 0).all(1))
         if not len(self._images):
@@ -269,52 +279,26 @@ class ImageSampler:
         self._starts = by_image.starts[self._images]  # [I, L]
         self._groups = np.repeat(np.arange(by_image.counts.size), by_image.counts.ravel())  # [N], the group of each of `_rows`
         self._rows = by_image.rows.astype(np.int64)
-        self._passes = [int((self._counts.max(1) > number).sum()) for number in range(int(self._counts.max()))]
-        self._go_to(0, 0)
-
-    @property
-    def epoch_steps(self) -> int:
-        """Number of batches in an epoch."""
-        return sum(-(-images // self._batch_size) for images in self._passes)
-
-    @property
-    def epoch(self) -> int:
-        """Number of complete epochs."""
-        return self._epoch + self._position // self.epoch_steps
+        super().__init__()
 
     def next(self) -> Batch:
         """Return the next batch."""
-        if self._position == self.epoch_steps:
-            self._go_to(self._epoch + 1, 0)
-        number, chosen = self._batches[self._position]
-        self._position += 1
+        number, chosen = self._next()
         starts, counts = self._starts[chosen], self._counts[chosen]  # [B, L]
         rows = self._order[starts + number % counts]  # [B, L]
         images = self._images[chosen].astype(np.int32)
         return Batch("images", tuple(rows.T), images, self._captions.language_names)
 
-    def state(self) -> dict[str, Any]:
-        """Return the position in the epoch."""
-        return {"epoch": self._epoch, "position": self._position}
-
-    def restore(self, state: State) -> None:
-        """Restore a state."""
-        self._go_to(state["epoch"], state["position"])
-
-    def _go_to(self, epoch: int, position: int) -> None:
-        self._epoch, self._position = epoch, _checked(position, self.epoch_steps)
+    def _shuffle(self, epoch: int) -> list[tuple[int, np.ndarray]]:
         rng = np.random.default_rng((self._seed, _IMAGES, epoch))
         # A random order within each image and language.
         self._order = self._rows[np.lexsort((rng.random(len(self._rows)), self._groups))]
         most_captions = self._counts.max(1)
-        self._batches = [
+        return [
             (number, batch)
-            for number in range(len(self._passes))
+            for number in range(int(most_captions.max()))
             for batch in _batches(rng.permutation(np.flatnonzero(most_captions > number)), self._batch_size)
         ]
-
-
-_SEED = 0  # Not the run's: the losses of several runs are measured on the same batches.
 
 
 def fixed_batches(captions: Captions, schedule: ScheduleConfig, loss: LossConfig) -> list[Batch]:
@@ -330,7 +314,7 @@ def fixed_batches(captions: Captions, schedule: ScheduleConfig, loss: LossConfig
         complete = np.flatnonzero((ByImage.of(captions).counts > 0).all(1))
         if not len(complete):
             return []
-        sampler = ImageSampler(captions.select(np.isin(captions.images, complete)), schedule.batch_size, seed=_SEED)
+        sampler = ImageSampler(captions.select(np.isin(captions.images, complete)), schedule.batch_size, seed=_FIXED_SEED)
         rows_of = np.flatnonzero(np.isin(captions.images, complete))
         batches = [sampler.next() for _ in range(sampler.epoch_steps)]
         return [
@@ -344,7 +328,7 @@ def fixed_batches(captions: Captions, schedule: ScheduleConfig, loss: LossConfig
     if loss.c2c_probability > 0:
         pairs = caption_pairs(captions)
         share = loss.c2c_probability / (1 - loss.c2c_probability) if loss.c2c_probability < 1 else 1.0
-        drawn = np.random.default_rng(_SEED).permutation(len(pairs))[: round(share * len(captions))]
+        drawn = np.random.default_rng(_FIXED_SEED).permutation(len(pairs))[: round(share * len(captions))]
         for chosen in _pass(len(drawn), schedule.batch_size, len(captions.language_names)):
             sides = tuple(side[drawn[chosen]].astype(np.int64) for side in (pairs.first, pairs.second))
             batches.append(Batch("c2c", sides, captions.images[sides[0]], tuple(map(captions.language_of, sides))))
@@ -355,5 +339,5 @@ def _pass(count: int, batch_size: int, number: int) -> list[np.ndarray]:
     """Return all of so many rows, shuffled, in batches."""
     if not count:
         return []
-    rows = EpochBatches(count, batch_size, (_SEED, number))
+    rows = EpochBatches(count, batch_size, (_FIXED_SEED, number))
     return [rows.next() for _ in range(rows.epoch_steps)]

@@ -154,9 +154,7 @@ def open_data(
     if images != "all":
         chosen = (half_of_images if images == "half" else disjoint_halves)(chosen, seed)
     chosen = chosen.compact()
-    missing_features = check_images(chosen, extracted, allow_missing_features=allow_missing_features)
-    if missing_features is not None:
-        chosen = without_images(chosen, extracted)
+    missing_features, chosen = leave_out_missing(chosen, extracted, allow_missing_features=allow_missing_features)
     if tokens is not None:
         chosen = with_token_features(chosen, tokens, memory_map=memory_map)
     return TrainingData(
@@ -223,23 +221,32 @@ def _check_languages(vocabulary: Dataset, captions: Captions) -> None:
         )
 
 
-def check_images(captions: Captions, features: Dataset, *, allow_missing_features: bool = False) -> MissingFeatures | None:
-    """Check that all images of captions have features.
-
-    Returns:
-        What is to be left out; None if all images have features.
+def leave_out_missing(
+    captions: Captions, features: Dataset, *, allow_missing_features: bool = False
+) -> tuple[MissingFeatures | None, Captions]:
+    """Return what images of captions lack features, None if none do, and the captions of the others.
 
     Raises:
-        DatasetError: images lack features; the message also counts their captions, since an image may have one or eleven.
+        DatasetError: images lack features, and that is not allowed, or a language or portion has no captions left. The message
+            also counts their captions, since an image may have one or eleven.
     """
-    missing = missing_images(features, captions.image_ids)
-    if not len(missing):
-        return None
-    count = int(np.isin(captions.images, missing).sum())
-    missing_features = MissingFeatures.of(captions.split, [captions.image_ids[n] for n in missing.tolist()], count, features)
-    if allow_missing_features:
-        return missing_features
-    raise lacking(features, missing_features, images=len(captions.image_ids), captions=len(captions))
+    positions = missing_images(features, captions.image_ids)
+    if not len(positions):
+        return None, captions
+    lacks = np.isin(captions.images, positions)
+    image_ids = [captions.image_ids[n] for n in positions.tolist()]
+    missing = MissingFeatures.of(captions.split, image_ids, int(lacks.sum()), features)
+    if not allow_missing_features:
+        raise lacking(features, missing, images=len(captions.image_ids), captions=len(captions))
+    kept = captions.select(~lacks)
+    for language, portion in np.unique(np.stack([captions.languages, captions.portions]), axis=1).T:
+        if not np.any((kept.languages == language) & (kept.portions == portion)):
+            raise DatasetError(
+                f"{features.folder.location!r} has features of no image that has a caption in "
+                f"{captions.language_names[language]} {captions.portion_names[portion]} of split {captions.split!r}: "
+                f"{missing.hint or 'check that both datasets are of the same images'}"
+            )
+    return missing, kept.compact()
 
 
 def lacking(features: Dataset, missing: MissingFeatures, *, images: int, captions: int) -> DatasetError:
@@ -259,22 +266,3 @@ def lacking(features: Dataset, missing: MissingFeatures, *, images: int, caption
         f"{missing.split!r}{empty}, with {missing.captions:,} of {captions:,} captions: {missing.names}{failed}. "
         f"{', or '.join(ways)}"
     )
-
-
-def without_images(captions: Captions, features: Dataset) -> Captions:
-    """Return the captions whose images have features.
-
-    Raises:
-        DatasetError: a language or portion has no captions left.
-    """
-    missing = missing_images(features, captions.image_ids)
-    kept = captions.select(~np.isin(captions.images, missing))
-    for language, portion in np.unique(np.stack([captions.languages, captions.portions]), axis=1).T:
-        if not np.any((kept.languages == language) & (kept.portions == portion)):
-            hint = normalization_hint([captions.image_ids[n] for n in missing.tolist()], features.image_ids())
-            raise DatasetError(
-                f"{features.folder.location!r} has features of no image that has a caption in "
-                f"{captions.language_names[language]} {captions.portion_names[portion]} of split {captions.split!r}: "
-                f"{hint or 'check that both datasets are of the same images'}"
-            )
-    return kept.compact()

@@ -24,7 +24,7 @@ from train.config.sections import resolve
 from train.data.captions import labels_of, read_captions
 from train.data.feature_checks import find_feature_outliers
 from train.data.features import read_features
-from train.data.splits import TEST_SPLITS, check_images, without_images
+from train.data.splits import TEST_SPLITS, leave_out_missing
 from train.devices import check_precision, resolve_device
 from train.evaluation.scores import portions_in
 from train.jobs import Corpus, ReproduceJob
@@ -174,10 +174,8 @@ def _check_data(tasks: Sequence[Task], job: ReproduceJob) -> list[str]:
         for split, by_language in by_split.items():
             every = {language: sorted(names) for language, names in by_language.items()}
             chosen = read_captions(captions, split=split, portions=every)
-            lacking = check_images(chosen, features, allow_missing_features=job.allow_missing_features)
-            if lacking is not None:
-                chosen = without_images(chosen, features)
-                remarks.append(lacking.remark)
+            lacking, chosen = leave_out_missing(chosen, features, allow_missing_features=job.allow_missing_features)
+            remarks += [lacking.remark] if lacking is not None else []
             if looks:
                 odd = find_feature_outliers(
                     chosen.split, read_features(features, chosen.image_ids, memory_map=job.memory_map), chosen.image_ids
