@@ -45,7 +45,7 @@ from train.runs.init_from_run import provenance, start_model
 from train.runs.log import CONFIG, CURVES, LOG, METRICS, RunLog, Stopwatch
 from train.runs.run import Run, check_same_run, checkpoint_to_resume, contents_since, holds_a_run, is_finished, open_run
 from train.schedules import learning_rate, steps_in_all, steps_per_epoch, stop_reason
-from train.training_data import TrainingMaterial, open_material, overlap_remark
+from train.training_data import Material, TrainingMaterial, open_material, overlap_remark
 
 
 @dataclass(frozen=True)
@@ -271,6 +271,8 @@ class _Loop:
             if self.progress.step and self.progress.best_step == self.progress.step:
                 self._save(BEST)  # A process may have been killed between writing last.pt and best.pt.
             if not self.progress.step:
+                if isinstance(self.material, Material):
+                    log.write("training_data", 0, self.material.counts(self.config))
                 for missing in self.material.missing_features:
                     log.write("missing_features", 0, missing.to_dict())
                 for outliers in self.material.feature_outliers:

@@ -116,6 +116,20 @@ class Material:
         )
         return tuple(outliers for outliers in found if outliers is not None)
 
+    def counts(self, config: Config) -> dict[str, dict[str, int]]:
+        """Count captions by language, and words that have a vector, and those that begin with a pretrained one, by encoder."""
+        dimensions, captions, languages = self.dimensions, self.training.captions, self.dimensions.languages
+        every = range(dimensions.vocabulary_size)
+        encoders = {"+".join(languages): languages} if config.model.mixes_languages else {name: (name,) for name in languages}
+        ids = {name: dimensions.language_ids.get(of_encoder[0], every) for name, of_encoder in encoders.items()}
+        counts = {
+            "captions": {name: len(captions.rows_of(name)) for name in languages},
+            "words": {name: len(of_encoder) - len(SPECIALS) for name, of_encoder in ids.items()},
+        }
+        if self.word_vectors is not None:
+            counts["pretrained"] = {name: self.word_vectors.known(encoders[name], ids[name]) for name in encoders}
+        return counts
+
     def sampler(self, config: Config, seed: int) -> Sampler:
         """Return the sampler that a configuration describes."""
         return build_sampler(config, self.training.captions, seed)

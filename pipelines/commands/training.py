@@ -321,7 +321,7 @@ def reproduce(
     from train.progress import CountDisplay
     from train.reports import reproduce as work
     from train.reports.reproduce_report import read_report
-    from train.reports.row_needs import corpora_of
+    from train.reports.row_datasets import corpora_of
     from train.reports.sts_rows import open_sts
 
     pairs = open_sts(job, tokenize_query)

@@ -26,8 +26,7 @@ from schemas.errors import DatasetError
 from schemas.storage.folder import Folder
 from schemas.writing.validation import validate
 from tests.fake_extractors import use_colours
-from tests.integration.processes import Started, start, wait_for
-from tests.pipelines.plans.conftest import ForkedSteps
+from tests.integration.processes import ForkedSteps, Started, start, wait_for
 from tests.stores import FarStore, Store, far_away, untagged, use
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]

@@ -17,8 +17,8 @@ from PIL import Image
 from schemas.dataset import open_dataset
 from schemas.writing.validation import validate
 from tests.builders import tree
-from tests.integration.processes import group_of, wait_for
-from tests.pipelines.plans.conftest import PLAN, ForkedSteps, write_table
+from tests.integration.processes import ForkedSteps, group_of, wait_for
+from tests.pipelines.plans.conftest import PLAN, write_table
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 

@@ -16,6 +16,7 @@ from schemas.features import FeatureSpec
 from schemas.storage.folder import Folder
 from schemas.vocabulary import Vocabulary
 from tests.builders import write_rows
+from tests.integration.processes import ForkedSteps
 from tests.train.trainings import CONFIG
 from train.config.sections import from_toml
 from train.data.captions import Captions
@@ -32,6 +33,14 @@ COLLECTIONS = {("en", "comparable"): 3, ("de", "comparable"): 2, ("en", "transla
 WORDS = 30
 LACKING = {*(f"train-{n:03d}" for n in (3, 5, 7, 11, 13, 17, 19)), "val-002", "val-009", "test-004"}
 SHARDS = 3
+
+
+@pytest.fixture(scope="package", autouse=True)
+def forked_steps() -> Iterator[None]:
+    """Fork the processes of rows; their imports take longer than their trainings."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("schemas.process.steps.run_command", ForkedSteps())
+        yield
 
 
 def write_dataset(folder: Path, kind: str, rows: list[dict], *, parameters: dict, spec=None, inputs=(), shards=SHARDS) -> str:

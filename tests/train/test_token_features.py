@@ -20,7 +20,7 @@ from train.evaluation.sts import sts
 from train.jobs import EmbedJob, EvaluateJob, FiguresJob, ReproduceJob, SearchJob, StsJob, TrainJob
 from train.reports.figures import draw_figures
 from train.reports.reproduce import reproduce
-from train.reports.row_needs import corpora_of, left_out
+from train.reports.row_datasets import corpora_of, left_out
 from train.reports.row_results import read_result
 from train.runs.run import open_run
 from train.training_data import open_material

@@ -18,7 +18,7 @@ from train.jobs import EvaluateJob, ReproduceJob, TrainJob
 from train.loop import train
 from train.reports.reproduce import reproduce
 from train.reports.reproduce_report import read_report
-from train.reports.row_needs import corpora_of, left_out
+from train.reports.row_datasets import corpora_of, left_out
 from train.reports.row_results import read_result
 from train.runs.run import open_run
 from train.training_data import open_material

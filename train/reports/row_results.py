@@ -13,18 +13,37 @@ from schemas.escapes import to_json
 from schemas.fingerprints import sha256_of_json
 from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import storage_errors
-from train.reports.failures import Failure, read_failure
 from train.runs.checkpoints import BEST
 
 DIRECTIONS = ("image_to_text", "text_to_image")
 MEASURES = ("recall_at_1", "recall_at_5", "recall_at_10", "median_rank")
 
+FAILURE_KINDS = {
+    "diverged": "a loss, gradient or weight is no longer finite",
+    "memory": "memory ran out, that of the machine or of the GPU",
+    "killed": "the process of the run was killed, or crashed",
+    "disk": "the disk is full, or its quota used up",
+    "refused": "the message says what is wrong, and what to do",
+    "fault": "nobody expected this error; its traceback is kept in the folder of the run",
+}
+"""The closed list of kinds of failures, with their meanings."""
+
 _DIGEST = "sha256"
 
-_COUNTED = ("words", "captions", "pretrained")
-_NEEDED: dict[str, type] = {"feature": str, "overrides": list, "scores": list}
-_KINDS = _NEEDED | {"untrained": bool, "recipe": str, "vocabulary": int, "step": int, "steps": int, "members": dict}
-_KINDS |= dict.fromkeys(_COUNTED, dict)
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a run has no result.
+
+    Attributes:
+        kind: one of `FAILURE_KINDS`.
+        reason: what happened and what to do, in one line.
+        traceback: where it happened, of a ``fault``; what a process printed that has crashed.
+    """
+
+    kind: str
+    reason: str
+    traceback: str = ""
 
 
 def results_folder(output: str, preset: str) -> Path:
@@ -71,7 +90,6 @@ def read_result(path: Path) -> dict[str, Any]:
             result = json.loads(path.read_bytes())
         if result.pop(_DIGEST) != sha256_of_json(result):
             raise ValueError("its content is not what was written")
-        _check(result)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DatasetError(
             f"{str(path)!r} is damaged, or not a result of imagepivot reproduce ({type(error).__name__}: {error}): delete it and "
@@ -80,26 +98,27 @@ def read_result(path: Path) -> dict[str, Any]:
     return result
 
 
-def _check(result: Any) -> None:
-    """Raise one of Python's own errors unless a report can be made of a result."""
-    for name, kind in _KINDS.items():
-        # Results of earlier versions do not say what was trained on; those of ensembles have no steps of their own.
-        needed = name in _NEEDED or (name == "step" and "members" not in result)
-        if (name in result or needed) and not isinstance(result[name], kind):
-            raise TypeError(f"{name} is {result[name]!r}")
-    if not all(isinstance(setting, str) for setting in result["overrides"]):
-        raise TypeError(f"overrides are {result['overrides']!r}")
-    for name in _COUNTED:
-        if not all(isinstance(number, int) for number in result.get(name, {}).values()):
-            raise TypeError(f"{name} are {result[name]!r}")
-    for score in result["scores"]:
-        for name in ("language", "portion", "split"):
-            if not isinstance(score[name], str):
-                raise TypeError(f"{name} is {score[name]!r}")
-        for direction in DIRECTIONS:
-            for measure in MEASURES:
-                if not isinstance(score[direction][measure], (int, float)):
-                    raise TypeError(f"{direction} {measure} is {score[direction][measure]!r}")
+def write_failure(path: Path, failure: Failure, context: Mapping[str, Any]) -> None:
+    """Write why a run failed, without its traceback, and what else to say, e.g. the configuration.
+
+    The file is for people and for the next command, which tries the run again; it is no result, and has no digest.
+    """
+    content = {"kind": failure.kind, "reason": failure.reason, **context}
+    Folder(str(path.parent)).write(path.name, (to_json(content, indent=2) + "\n").encode())
+
+
+def read_failure(path: Path) -> Failure | None:
+    """Read why a run failed; None if there is no such file. One that is damaged says only that."""
+    try:
+        content = json.loads(path.read_bytes())
+        kind, reason = content["kind"], " ".join(content["reason"].split())
+        if kind not in FAILURE_KINDS:
+            raise ValueError(kind)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return Failure("refused", f"{str(path)!r} is damaged: the next command replaces it")
+    return Failure(kind, reason)
 
 
 ABSENT = "–"
@@ -232,7 +251,7 @@ def read_row(output: str, preset: str) -> RowStatement:
     for path in sorted(folder.glob("failed-seed-*.json"), key=_seed):
         stored = read_failure(path)
         if stored is not None and path.stem.removeprefix("failed-") not in results:
-            failed.append(FailedRun(preset, _seed(path), stored[0]))
+            failed.append(FailedRun(preset, _seed(path), stored))
     return RowStatement(preset, tuple(results.values()), tuple(failed))
 
 

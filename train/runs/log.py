@@ -7,8 +7,8 @@ Each line of ``log.jsonl`` is an object with a ``step``, whose ``event`` is
 * ``evaluation``: recalls on the validation split,
 * ``validation``: loss and terms there, per query,
 * ``timing``, after each evaluation: speed, and where the time went, see `Stopwatch`, and the number of threads,
-* before the first step ``missing_features``: images without features, ``feature_outliers``: images with features of zeros or of
-  unusual norms, and ``started_from``: what was taken from another run.
+* before the first step ``training_data``: numbers of captions and words, ``missing_features``: images without features,
+  ``feature_outliers``: images with features of zeros or of unusual norms, and ``started_from``: what was taken from another run.
 
 Lines of ``timing`` are the only ones that depend on a clock: without them, a run that was killed and resumed leaves the same
 lines as an uninterrupted one. ``metrics.csv`` and ``curves.png`` are made of the other lines alone, and can be made again at any
@@ -108,8 +108,7 @@ class RunLog:
         """Write a line; numbers in ``values`` become curves in TensorBoard.
 
         Args:
-            event: ``step``, ``evaluation``, ``validation``, ``timing``, ``missing_features``, ``feature_outliers`` or
-                ``started_from``.
+            event: as in the docstring of this module.
             step: the step of the event.
             values: plain values, for JSON; may be nested.
 

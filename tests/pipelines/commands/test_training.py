@@ -19,6 +19,7 @@ from schemas.console.tables import Cell
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.made_from import MADE_FROM_NAME
+from tests.integration.processes import ForkedSteps
 from tests.train.trainings import CONFIG
 from train.config.presets import preset_names
 from train.config.sections import from_toml, resolve
@@ -27,7 +28,6 @@ from train.evaluation.scores import averages, evaluation_report, score_run, scor
 from train.evaluation.search import embed_gallery, search_gallery
 from train.evaluation.sts import sts
 from train.jobs import StsJob
-from train.reports import row_runs
 from train.reports.comparison import compare_runs
 from train.reports.tables import score_tables, sts_report
 from train.runs.run import open_run
@@ -45,6 +45,14 @@ def command(capsys, monkeypatch):
         return printed.out, printed.err
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def steps(monkeypatch) -> ForkedSteps:
+    """Fork the processes of rows."""
+    forked = ForkedSteps()
+    monkeypatch.setattr("schemas.process.steps.run_command", forked)
+    return forked
 
 
 @pytest.fixture
@@ -361,24 +369,16 @@ def test_search_reports_missing_options(command, write_run, toy):
 
 
 @pytest.mark.slow
-def test_reproduce_writes_the_report(command, toy_2016, tmp_path, monkeypatch):
+def test_reproduce_writes_the_report(command, steps, toy_2016, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    maps = []
-    for name in ("open_material", "score_together"):
-        function = getattr(row_runs, name)
-
-        def spied(*arguments, function=function, **keywords):
-            maps.append(keywords["memory_map"])
-            return function(*arguments, **keywords)
-
-        monkeypatch.setattr(row_runs, name, spied)
     out, notes = command(
         *("reproduce", "gella2017", "~/o", "--rows", "vse-de", "--seeds", "1", "--workers", "1", "--device", "cpu"),
         *("--captions", toy_2016.captions, "--features", toy_2016.features, "--vocabulary", toy_2016.vocabulary),
         *("--max-steps", "2", "--set", "model.embed_dim=6", "--set", "model.word_dim=4", "--set", "schedule.batch_size=8"),
         *("--memory-map", tmp_path / "map"),
     )
-    assert maps == [str(tmp_path / "map")] * 2
+    assert [words[0] for words in steps.started] == ["train", "evaluate"]
+    assert all(f"--memory-map={tmp_path / 'map'}" in words for words in steps.started)
     assert "1 of 1: gella2017/vse-de, seed 0" in notes
     assert "gella2017/vse-de: words: " in out
     assert "best after 2 of 2 steps; seeds: 1 of 1" in out

@@ -1,15 +1,10 @@
-"""A small plan of real commands, whose steps run in forked processes: nothing is imported anew."""
+"""A small plan of real commands."""
 
 from __future__ import annotations
 
-import sys
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-
-from tests.integration.processes import start
 
 PLAN = """
 description = "a small plan"
@@ -36,35 +31,6 @@ vocabulary = "vocabulary"
 workers = 1
 """
 WORDS = ("a dog runs", "a cat sleeps", "the dog sees a cat", "two cats", "a bird sings", "the bird and the dog")
-
-
-class ForkedSteps:
-    """In place of `schemas.process.steps.run_command`.
-
-    Args:
-        before: called in each process, before its command.
-    """
-
-    def __init__(self, before: Callable[[], object] | None = None) -> None:
-        self.before = before
-        self.started: list[list[str]] = []
-
-    def __call__(
-        self,
-        words: Sequence[str],
-        variables: Mapping[str, str] | None = None,
-        read: Callable[[str], object] | None = None,
-    ) -> int:
-        self.started.append(list(words))
-        with tempfile.TemporaryDirectory() as folder, start(*words, folder=Path(folder), before=self.before) as process:
-            done = process.wait(600)  # The whole of Multi30K takes minutes on a busy machine.
-        if read is None:
-            print(done.stdout)
-            print(done.stderr, file=sys.stderr)
-        else:
-            for line in done.stderr.splitlines():
-                read(line)
-        return done.returncode
 
 
 def write_table(path: Path, words=WORDS) -> None:

@@ -15,8 +15,7 @@ from pipelines.commands.app import app
 from pipelines.plans.plan import COMMANDS
 from schemas.dataset import open_dataset
 from schemas.storage.folder import TEMPORARY_MARK
-from tests.integration.processes import start, wait_for
-from tests.pipelines.plans.conftest import ForkedSteps
+from tests.integration.processes import ForkedSteps, start, wait_for
 from tests.tiny_bert import make_tiny_bert
 from tests.train.conftest import write_toy
 from tests.train.trainings import SMALL

@@ -209,9 +209,8 @@ resources.keep_freed_memory = lambda: print("set")
         "sdk_worker_main.main = lambda words: None; worker.main(os.getppid(), tempfile.gettempdir())",
         "from importlib.machinery import ModuleSpec; sys.modules['__main__'].__spec__ = "
         "ModuleSpec('apache_beam.runners.worker.sdk_worker_main', None); import pipelines",
-        "from train.reports import parallel; parallel._work(lambda task, device: None, '', 'cpu')",
     ],
-    ids=["command", "local worker", "worker on another machine", "training beside others"],
+    ids=["command", "local worker", "worker on another machine"],
 )
 def test_every_process_of_ours_sets_its_allocator(start):
     assert run(SET + start).split()[0] == "set"

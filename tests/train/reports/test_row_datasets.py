@@ -11,7 +11,7 @@ from schemas.features import FeatureSpec
 from tests.train.trainings import SMALL, reproduce_job
 from train.config.sections import resolve
 from train.jobs import Corpus, ReproduceJob
-from train.reports.row_needs import corpora_of, features_for, left_out
+from train.reports.row_datasets import corpora_of, features_for, left_out
 
 SEVERAL = {
     "crops": {"extractor": {"name": "vgg19-10crop", "separate": True}},

@@ -1,4 +1,4 @@
-"""The rows of the papers' tables that are chosen, and what each is trained on: features of some sort, and more by preset.
+"""Rows of the papers' tables that are chosen, and the datasets that each is trained on: features of some sort, and more by preset.
 
 A row is trained on the first of the given datasets of features that fits it. Models of the kind ``vse`` take one vector per image.
 Of those that attend to several, SCAN and the lines of Huang et al. attend to regions; other lines to what `_SORTS` names. Features
