@@ -16,8 +16,7 @@ from pipelines.exchange import importing
 from pipelines.exchange.importing import format_of, import_features
 from pipelines.exchange.jobs import ImportJob
 from schemas.dataset import open_dataset
-from schemas.errors import DatasetError, InputError, UsageError
-from schemas.storage.folder import Folder
+from schemas.errors import InputError, UsageError
 from schemas.writing.validation import validate
 
 IDS = ["1000092795", "bild-ä", "猫", "a.b", "x1", "x2", "x3", "x4", "x5", "x6"]
@@ -157,36 +156,12 @@ def test_repeated_rows_collapse(tmp_path, case):
         np.testing.assert_array_equal(dataset.get(IDS[number])["feature"], values[number])
 
 
-def test_the_same_command_again_keeps_finished_shards(tmp_path, monkeypatch):
-    job = npy_job(tmp_path, make_rows(len(IDS), WIDTH), IDS)
-    manifest = import_features(job)
-    before = {path.name: path.read_bytes() for path in files(tmp_path / "out")}
-    assert import_features(job) == manifest
-    (tmp_path / "out" / "_manifest.json").unlink()
-    (tmp_path / "out" / "part-00001-of-00003.parquet").unlink()
-    written = []
-    write, rename = Folder.write, Folder.rename
-    monkeypatch.setattr(Folder, "write", lambda folder, name, data: (written.append(name), write(folder, name, data))[1])
-    monkeypatch.setattr(Folder, "rename", lambda folder, path, name: (written.append(name), rename(folder, path, name))[1])
-    import_features(job)
-    assert [name for name in written if not name.startswith(".")] == ["part-00001-of-00003.parquet", "_manifest.json"]
-    assert {path.name: path.read_bytes() for path in files(tmp_path / "out")} == before
-
-
 def test_blocks_do_not_change_a_byte(tmp_path, monkeypatch):
     values = make_rows(len(IDS), WIDTH)
     import_features(npy_job(tmp_path, values, IDS))
     monkeypatch.setattr(importing, "_BLOCK_BYTES", 1)
     import_features(npy_job(tmp_path, values, IDS, output=str(tmp_path / "again")))
     assert [path.read_bytes() for path in files(tmp_path / "again")] == [path.read_bytes() for path in files(tmp_path / "out")]
-
-
-def test_another_dataset_is_not_overwritten_unasked(tmp_path):
-    import_features(npy_job(tmp_path, make_rows(2, WIDTH), IDS[:2]))
-    other = npy_job(tmp_path, make_rows(2, WIDTH, seed=9), IDS[:2])
-    with pytest.raises(DatasetError, match="holds another dataset"):
-        import_features(other)
-    import_features(npy_job(tmp_path, make_rows(2, WIDTH, seed=9), IDS[:2], overwrite=True))
 
 
 @pytest.mark.parametrize(
@@ -246,38 +221,34 @@ def test_a_file_that_is_no_array_is_refused_in_our_own_words(tmp_path, content, 
 
 
 def test_files_that_do_not_fit_together_are_refused(tmp_path):
-    with pytest.raises(InputError, match=r"train.txt, line 2: image 'b' among the 2 lines of image 'a'"):
-        import_features(npy_job(tmp_path, make_rows(2, WIDTH), ["a", "b", "a", "b"], repeats=2))
-    one = write_pair(tmp_path, "one", make_rows(2, WIDTH), ["a", "b"])
-    two = write_pair(tmp_path, "two", make_rows(2, WIDTH + 1), ["c", "d"])
-    job = {"output": str(tmp_path / "out"), "name": "toy"}
-    with pytest.raises(InputError, match=r"two.npy has rows float32 \(7,\), one.npy has float32 \(6,\)"):
-        import_features(ImportJob((one[0], two[0]), **job))
-    with pytest.raises(UsageError, match=r"2 arrays but 1 files with --ids: give one for each.*: --ids FILE --ids FILE$"):
-        import_features(ImportJob((one[0], two[0]), ids=(one[1],), **job))
-    with pytest.raises(InputError, match=r"no such file: .*nothing\.npy"):
-        import_features(ImportJob((str(tmp_path / "nothing.npy"),), **job))
-    with pytest.raises(UsageError, match="copy them to this machine first"):
-        import_features(ImportJob(("gs://bucket/x.npy",), **job))
+    def refused(message: str, *names: str, error: type[Exception] = InputError, **options) -> None:
+        paths = {
+            key: tuple(str(tmp_path / name) for name in value) for key, value in options.items() if key in ("ids", "boxes")
+        }
+        sources = tuple(name if "://" in name else str(tmp_path / name) for name in names)
+        with pytest.raises(error, match=message):
+            import_features(ImportJob(sources, str(tmp_path / "out"), "toy", **{**options, **paths}))
+
+    write_pair(tmp_path, "one", make_rows(2, WIDTH), ["a", "b"])
+    write_pair(tmp_path, "two", make_rows(2, WIDTH + 1), ["c", "d"])
+    write_pair(tmp_path, "runs", make_rows(2, WIDTH), ["a", "b", "a", "b"])
+    write_pair(tmp_path, "r", make_rows(2, 37, 4), ["a", "b"])
     np.save(tmp_path / "lonely.npy", make_rows(2, WIDTH))
-    with pytest.raises(UsageError, match=r"no list of image ids beside 'lonely.npy' \(looked for lonely.ids, lonely.txt\)"):
-        import_features(ImportJob((str(tmp_path / "lonely.npy"),), **job))
-    with pytest.raises(InputError, match=r"one.npy has shape \(2, 6\), expected \[N, R, D\] as --boxes is given"):
-        import_features(ImportJob((one[0],), boxes=(one[0],), **job))
-    (tmp_path / "latin.txt").write_bytes(b"\xe4.jpg\nb.jpg\n")
-    with pytest.raises(InputError, match=r"latin\.txt' is not UTF-8: line 1, column 1"):
-        import_features(ImportJob((one[0],), ids=(str(tmp_path / "latin.txt"),), **job))
-
-
-def test_boxes_of_other_shapes_are_refused(tmp_path):
-    array, _ = write_pair(tmp_path, "r", make_rows(2, 37, 4), ["a", "b"])
     np.save(tmp_path / "boxes.npy", np.zeros((2, 36, 4)))
-    job = {"output": str(tmp_path / "out"), "name": "toy"}
-    boxes = (str(tmp_path / "boxes.npy"),)
-    with pytest.raises(InputError, match="has 37 regions per image, at most 36 are stored: give --max-regions 37"):
-        import_features(ImportJob((array,), boxes=boxes, **job))
-    with pytest.raises(InputError, match=r"boxes.npy holds float64 \(2, 36, 4\), expected numbers \(2, 37, 4\)"):
-        import_features(ImportJob((array,), boxes=boxes, max_regions=37, **job))
+    (tmp_path / "latin.txt").write_bytes(b"\xe4.jpg\nb.jpg\n")
+    refused(r"runs.txt, line 2: image 'b' among the 2 lines of image 'a'", "runs.npy", repeats=2)
+    refused(r"two.npy has rows float32 \(7,\), one.npy has float32 \(6,\)", "one.npy", "two.npy")
+    refused(r"no such file: .*nothing\.npy", "nothing.npy")
+    refused(r"one.npy has shape \(2, 6\), expected \[N, R, D\] as --boxes is given", "one.npy", boxes=("one.npy",))
+    refused(r"latin\.txt' is not UTF-8: line 1, column 1", "one.npy", ids=("latin.txt",))
+    refused("has 37 regions per image, at most 36 are stored: give --max-regions 37", "r.npy", boxes=("boxes.npy",))
+    message = r"boxes.npy holds float64 \(2, 36, 4\), expected numbers \(2, 37, 4\)"
+    refused(message, "r.npy", boxes=("boxes.npy",), max_regions=37)
+    refused("copy them to this machine first", "gs://bucket/x.npy", error=UsageError)
+    message = r"no list of image ids beside 'lonely.npy' \(looked for lonely.ids, lonely.txt\)"
+    refused(message, "lonely.npy", error=UsageError)
+    message = r"2 arrays but 1 files with --ids: give one for each.*: --ids FILE --ids FILE$"
+    refused(message, "one.npy", "two.npy", ids=("one.txt",), error=UsageError)
 
 
 @pytest.mark.parametrize(

@@ -35,13 +35,10 @@ KINDS = [("en", "translation", "train"), ("cs", "translation", "train"), ("en", 
         (Selection(portions=("task1",)), r"no captions of portion 'task1' in 'here': there are comparable, translation"),
         (Selection(splits=("test",)), r"no captions of split 'test' in 'here': there are train, val"),
         (
-            Selection(languages=("en", "cs"), portions=("comparable",)),
+            Selection(("en", "cs"), ("comparable",)),
             r"no captions in language 'cs' of portion comparable in 'here': there are en",
         ),
-        (
-            Selection(portions=("comparable",), splits=("train", "val")),
-            r"no captions of split 'train' of portion comparable in 'here': there are val",
-        ),
+        (Selection((), ("comparable",), ("train", "val")), r"of split 'train' of portion comparable in 'here': there are val"),
     ],
 )
 def test_require_selected_names_what_there_is(selection, message):

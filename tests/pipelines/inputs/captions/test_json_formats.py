@@ -99,38 +99,33 @@ SPLIT_IMAGE = {"filename": "a.jpg", "split": "train", "sentences": [SENTENCE]}
         ([], r"dataset_a.json' has no 'images' at its top level: is it a 'dataset_\*.json'"),
         ({"a": SPLIT_IMAGE}, r"has no 'images' at its top level"),
         ([SPLIT_IMAGE, 3], r"image number 2: no 'filename' in it"),
-        ([{**SPLIT_IMAGE, "filename": 7}], r"image number 1: the image id is 7, expected a string"),
-        ([{**SPLIT_IMAGE, "filename": "a\n.jpg"}], r"image number 1: the image id 'a\\n.jpg' has the control character '\\n'"),
         ([{"filename": "a.jpg", "sentences": []}], r"image number 1: no 'split' in it"),
-        (
-            [{**SPLIT_IMAGE, "split": None}],
-            r"image number 1 \('a'\): 'split' is None, expected a name .*; write the split of the image$",
-        ),
-        ([{**SPLIT_IMAGE, "sentences": "a"}], r"image number 1 \('a'\): 'sentences' is 'a', expected a list"),
-        ([{**SPLIT_IMAGE, "sentences": [SENTENCE, {"tokens": []}]}], r"\('a'\): sentence 1 has no 'raw' text"),
-        ([{**SPLIT_IMAGE, "sentences": [{"raw": None}]}], r"\('a'\), sentence 0: the text of the caption is None"),
-        ([{**SPLIT_IMAGE, "sentences": [{"raw": "x\ud800"}]}], r"sentence 0: the text 'x\\ud800' has half a surrogate pair"),
-        ([{**SPLIT_IMAGE, "sentids": [1, 2]}], r"\('a'\): 'sentids' is \[1, 2\], but its sentences are 1: some are missing"),
-        (
-            [{**SPLIT_IMAGE, "sentids": []}],
-            r"\('a'\): 'sentids' is \[\], but its sentences are 1: some are missing or belong to another",
-        ),
-        (
-            [{**SPLIT_IMAGE, "sentids": [1], "sentences": [{"raw": "a", "sentid": 2}]}],
-            r"'sentids' is \[1\], but its sentences are \[2\]",
-        ),
-        (
-            [{**SPLIT_IMAGE, "sentences": [{"raw": "a", "sentid": 2}] * 2}],
-            r"two of its sentences have the 'sentid' 2: remove one",
-        ),
-        (
-            [{**SPLIT_IMAGE, "imgid": 1, "sentences": [{"raw": "a", "imgid": 2}]}],
-            r"its 'imgid' is 1, but that of a sentence is 2",
-        ),
     ],
 )
 def test_karpathy_broken_content(tmp_path, images, message):
-    source = open_source("karpathy", _write(tmp_path / "dataset_a.json", {"images": images}))
+    with pytest.raises(InputError, match=message):
+        read(open_source("karpathy", _write(tmp_path / "dataset_a.json", {"images": images})))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"filename": 7}, r"image number 1: the image id is 7, expected a string"),
+        ({"filename": "a\n.jpg"}, r"image number 1: the image id 'a\\n.jpg' has the control character '\\n'"),
+        ({"split": None}, r"image number 1 \('a'\): 'split' is None, expected a name .*; write the split of the image$"),
+        ({"sentences": "a"}, r"image number 1 \('a'\): 'sentences' is 'a', expected a list"),
+        ({"sentences": [SENTENCE, {"tokens": []}]}, r"\('a'\): sentence 1 has no 'raw' text"),
+        ({"sentences": [{"raw": None}]}, r"\('a'\), sentence 0: the text of the caption is None"),
+        ({"sentences": [{"raw": "x\ud800"}]}, r"sentence 0: the text 'x\\ud800' has half a surrogate pair"),
+        ({"sentids": [1, 2]}, r"\('a'\): 'sentids' is \[1, 2\], but its sentences are 1: some are missing"),
+        ({"sentids": []}, r"\('a'\): 'sentids' is \[\], but its sentences are 1: some are missing or belong to another"),
+        ({"sentids": [1], "sentences": [{"raw": "a", "sentid": 2}]}, r"'sentids' is \[1\], but its sentences are \[2\]"),
+        ({"sentences": [{"raw": "a", "sentid": 2}] * 2}, r"two of its sentences have the 'sentid' 2: remove one"),
+        ({"imgid": 1, "sentences": [{"raw": "a", "imgid": 2}]}, r"its 'imgid' is 1, but that of a sentence is 2"),
+    ],
+)
+def test_karpathy_broken_images(tmp_path, change, message):
+    source = open_source("karpathy", _write(tmp_path / "dataset_a.json", {"images": [{**SPLIT_IMAGE, **change}]}))
     with pytest.raises(InputError, match=message):
         read(source)
 
@@ -245,11 +240,7 @@ CAPTION = {"id": 5, "image_id": 1, "caption": "text"}
         ([IMAGE, {"id": True, "file_name": "b.jpg"}], [], r"image number 2: no 'id'"),
         ([IMAGE], [{**CAPTION, "image_id": True}], r"annotation number 1: its image True is not among"),
         ([IMAGE], [{**CAPTION, "image_id": "1"}], r"annotation number 1: its image '1' is not among"),
-        (
-            [IMAGE],
-            [CAPTION, {**CAPTION, "id": 6}, CAPTION],
-            r"annotations number 1 and 3 both have the id '5' and describe the image 1",
-        ),
+        ([IMAGE], [CAPTION, {**CAPTION, "id": 6}, CAPTION], r"number 1 and 3 both have the id '5' and describe the image 1"),
         ([IMAGE], [CAPTION, {**CAPTION, "image_id": 2}], r"annotation number 2: its image 2 is not among the 'images'"),
         ([IMAGE], [{**CAPTION, "image_id": [1]}], r"annotation number 1: its image \[1\] is not among"),
         ([IMAGE], [{"id": 5, "image_id": 1, "bbox": []}], r"annotation number 1: no 'image_id' or no 'caption' in it"),
