@@ -51,8 +51,8 @@ def extract_images(images, extractor=None, *, read=None, batch_size=4, threads=1
 
 def use_colours(monkeypatch):
     """Put it in place of all extractors. That reaches no worker process: use one worker."""
-    monkeypatch.setattr("ExtractorRequest.describe", lambda request: ColourExtractor().description)
-    monkeypatch.setattr("ExtractorRequest.load", lambda request, device: ColourExtractor())
+    monkeypatch.setattr(ExtractorRequest, "describe", lambda request: ColourExtractor().description)
+    monkeypatch.setattr(ExtractorRequest, "load", lambda request, device: ColourExtractor())
 
 
 def colours():
