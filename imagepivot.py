@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from pipelines.jobs import ViewJob as ViewJob
     from pipelines.jobs import VocabularyJob as VocabularyJob
     from pipelines.jobs import WordVectorsJob as WordVectorsJob
-    from pipelines.running.accelerators import Accelerator as Accelerator
+    from pipelines.running.execution import Accelerator as Accelerator
     from pipelines.running.execution import Execution as Execution
     from pipelines.running.meter import show_progress as show_progress
     from pipelines.running.transforms import CommitDataset as CommitDataset

@@ -26,12 +26,11 @@ from pipelines.features.feature_shards import source_of, statistics_of
 from pipelines.features.ref_chunks import RefChunk, chunk_refs, refs_in
 from pipelines.inputs.images import ImageRef, ImageSource, digest_of
 from pipelines.jobs import FeaturesJob
-from pipelines.running.places import read_place
-from pipelines.text.blocks import BLOCK, CaptionStatistics, blocks_of, caption_rows
-from pipelines.text.counting import count_tokens, sum_by_key, sum_counters
-from pipelines.text.ordering import merge, number_captions
-from pipelines.text.pieces import Piece as CaptionPiece
-from pipelines.text.pieces import make_pieces, on_disk
+from pipelines.running.spill_files import read_place
+from pipelines.text.caption_shards import BLOCK, CaptionStatistics, blocks_of, caption_rows
+from pipelines.text.merge_sort import Piece as CaptionPiece
+from pipelines.text.merge_sort import make_pieces, merge, number_captions, on_disk
+from pipelines.text.token_counts import count_tokens, sum_by_key, sum_counters
 from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec
 from schemas.manifest import MANIFEST_NAME, Manifest

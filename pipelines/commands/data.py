@@ -10,8 +10,7 @@ import typer
 from pipelines.commands.binding import command
 from pipelines.commands.results import AsJson, LogJson, MaxFailures, console, finish, notes, remark
 from pipelines.jobs import CaptionsJob, EncodeJob, FeaturesJob, TokenFeaturesJob, VocabularyJob, WordVectorsJob
-from pipelines.running.accelerators import Accelerator
-from pipelines.running.execution import Execution
+from pipelines.running.execution import Accelerator, Execution
 from schemas.console.tables import Table, render_tables
 from schemas.escapes import to_json
 from schemas.options import Opt

@@ -20,7 +20,7 @@ from pipelines.inputs.ids import KeyHashes
 from pipelines.inputs.images import ImageRef, KeptRefs, Listing
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
-from pipelines.running.jobs import run_job
+from pipelines.running.job import run_job
 from pipelines.running.meter import Meter
 from schemas.errors import InputError
 from schemas.manifest import Manifest

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from pipelines.inputs.images import Copy, ImageRef, ImageSource, Listing, SharedRefs, kept_refs
 from pipelines.inputs.images.listing import REFS_SCHEMA
-from pipelines.running.places import Place, from_ipc, read_place, to_ipc, write_places
+from pipelines.running.spill_files import Place, from_ipc, read_place, to_ipc, write_places
 from schemas.keys import shard_of
 
 RefChunk: TypeAlias = bytes | Place

@@ -20,7 +20,7 @@ from pipelines.inputs.images import COPIES_SCHEMA, Copies, Copy, ImageRef, Image
 from pipelines.inputs.images.listing import REFS_SCHEMA
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
-from pipelines.running.places import staging
+from pipelines.running.spill_files import staging
 from schemas.errors import DatasetError
 from schemas.keys import shard_of
 from schemas.storage.folder import Folder

@@ -20,7 +20,7 @@ from pipelines.features.shard_worker import COUNTERS, ShardExtractor
 from pipelines.features.stage_images import CopyImages, RowGroupBatch, row_group_batches
 from pipelines.inputs.images import Copies, ImageSource
 from pipelines.jobs import FeaturesJob
-from pipelines.running.accelerators import Accelerator
+from pipelines.running.execution import Accelerator
 from pipelines.running.meter import Meter
 from pipelines.running.preflight import FirstWorker
 from pipelines.running.transforms import Begin

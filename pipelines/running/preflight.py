@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
 
-from pipelines.running.staging import DISTRIBUTION, source_files
+from pipelines.running.package_wheel import DISTRIBUTION, source_files
 from schemas.errors import ImagepivotError, UsageError
 from schemas.storage.folder import TEMPORARY_MARK, Folder
 

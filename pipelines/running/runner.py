@@ -1,15 +1,20 @@
 """Running a pipeline: on all cores of this machine, or on the runner that Beam's own flags name.
 
 The local runner is Beam's in-process portable runner, named explicitly: the default would first try to download
-another one. With more than one worker it starts the processes of ``pipelines.running.local_workers``.
+another one. With more than one worker it starts processes with ``pipelines.running.worker``, and here the end of a process counts.
+Beam itself notices only by the connection for data that one has ended. It would wait forever for a worker that was killed before it
+opened that connection, or after it had sent its last data.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import re
+import shlex
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import traceback
@@ -22,11 +27,17 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.runners.portability.fn_api_runner.worker_handlers import (
+    ControlConnection,
+    ControlFuture,
+    SubprocessSdkWorkerHandler,
+    WorkerHandler,
+)
+from apache_beam.transforms.environments import Environment, SubprocessSDKEnvironment
 
 from pipelines.running.execution import Execution
-from pipelines.running.local_workers import WorkerProcesses
+from pipelines.running.package_wheel import stage
 from pipelines.running.remote import WORKER_LOST, check_job_service, runner_log
-from pipelines.running.staging import stage
 from schemas import errors
 from schemas.process.shutdown import DetachedError
 
@@ -186,3 +197,77 @@ def _carried(text: str) -> errors.ImagepivotError | None:
     name, message = matches[-1]
     error_class = getattr(errors, name, errors.ImagepivotError)
     return error_class(message)
+
+
+_URN = "imagepivot:env:worker_process:v1"
+
+# Arrow's own pool would hold on to memory besides malloc's. That of malloc itself is set where the worker begins.
+_WORKER_ENVIRONMENT = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
+
+# Importing `imagepivot` makes the names of our packages mean ours. `-c` puts the user's current folder first on the path, where any
+# module may hide another: the folder of our packages takes that place for the one import, and is then removed.
+# Python reports an interrupt of its own start with a traceback: until the worker ends silently by itself, its errors lead nowhere.
+_START = (
+    f"import sys; sys.path[0] = {str(Path(__file__).resolve().parents[2])!r}; "
+    "import os, signal; signal.signal(signal.SIGINT, lambda *_: os._exit(0)); os.dup2(3, 2); os.close(3); "
+    "import imagepivot; del sys.path[0]; from pipelines.running.worker import main; "
+)
+
+
+@Environment.register_urn(_URN, bytes)
+class WorkerProcesses(SubprocessSDKEnvironment):
+    """Beam's environment of processes, the end of each of which ends the run with an error."""
+
+    @classmethod
+    def of_run(cls, running: str) -> WorkerProcesses:
+        """Return the environment of a run of this process.
+
+        Args:
+            running: folder that exists as long as the run.
+        """
+        command = shlex.join([sys.executable, "-c", f"{_START}main({os.getpid()}, {running!r})"])
+        settings = " ".join(f"{name}=${{{name}:-{value}}}" for name, value in _WORKER_ENVIRONMENT.items())
+        return cls.from_command_string(f"exec 3>&2 2>/dev/null; exec env {settings} {command}")
+
+    def to_runner_api_parameter(self, context: Any) -> tuple[str, bytes]:
+        """Return what Beam keeps of this environment."""
+        return _URN, super().to_runner_api_parameter(context)[1]
+
+    @staticmethod
+    def from_runner_api_parameter(
+        payload: bytes, capabilities: Any, artifacts: Any, resource_hints: Any, context: Any
+    ) -> WorkerProcesses:
+        """Return the environment that `to_runner_api_parameter` has described."""
+        return WorkerProcesses(payload.decode(), capabilities, artifacts, resource_hints)
+
+
+@WorkerHandler.register_environment(_URN, bytes)
+class _WatchedProcess(SubprocessSdkWorkerHandler):
+    """A worker process, as the runner sees it: what waits for it fails when it ends."""
+
+    control_conn: ControlConnection | _EndedConnection
+
+    def start_worker(self) -> None:
+        super().start_worker()
+        threading.Thread(target=self._end_with_process, name="end_of_worker", daemon=True).start()
+
+    def _end_with_process(self) -> None:
+        self.worker_thread.join()
+        connection: ControlConnection = self.control_conn
+        # No request may follow those that are aborted.
+        self.control_conn = _EndedConnection(connection)
+        connection.abort(RuntimeError(WORKER_LOST))
+        self.data_conn.close()
+
+
+class _EndedConnection:
+    """The connection to a worker that has ended: it takes no more requests."""
+
+    def __init__(self, connection: ControlConnection) -> None:
+        self._connection = connection
+
+    def push(self, request: Any) -> ControlFuture:
+        raise RuntimeError(WORKER_LOST)
+
+    def close(self) -> None:
+        self._connection.close()

@@ -1,6 +1,6 @@
 """A local worker process: Beam's own worker, which ends with the run that started it.
 
-So a killed run leaves no process behind that still writes. `pipelines.running.local_workers` starts it.
+So a killed run leaves no process behind that still writes. `pipelines.running.runner` starts it.
 """
 
 import logging

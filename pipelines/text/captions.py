@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from pipelines.inputs.captions import CaptionSource, Part, Selection
 from pipelines.jobs import CaptionsJob
 from pipelines.running.execution import Execution
-from pipelines.running.jobs import run_job
+from pipelines.running.job import run_job
 from pipelines.running.meter import Meter
-from pipelines.running.places import staging
-from pipelines.text.blocks import LIBRARIES, learn_truecasers, read_pieces, write_caption_shard
+from pipelines.running.spill_files import staging
+from pipelines.text.caption_shards import LIBRARIES, learn_truecasers, read_pieces, write_caption_shard
+from pipelines.text.merge_sort import Piece
 from pipelines.text.moses import recipe
-from pipelines.text.pieces import Piece
-from pipelines.text.truecasers import TRUECASER_FILES, Truecasers, load_truecasers, write_truecaser
+from pipelines.text.truecasing import TRUECASER_FILES, load_truecasers, truecaser_inputs, write_truecaser
 from schemas.errors import UsageError
 from schemas.manifest import Manifest
 from schemas.parameters import CaptionsParameters
@@ -92,7 +92,7 @@ def _prepare_here(
     job: CaptionsJob,
     source: CaptionSource,
     output: OutputDataset,
-    models: Truecasers | None,
+    models: Mapping[str, str] | None,
     staged: str | None,
     meter: Meter,
     finished: frozenset[int],
@@ -106,7 +106,7 @@ def _prepare_here(
         pieces[shard].append(piece)
     texts: Mapping[str, str] = {}
     if steps.truecase:
-        texts = models.texts if models is not None else learn_truecasers(chain(*pieces.values()), steps, job.train_splits)
+        texts = models if models is not None else learn_truecasers(chain(*pieces.values()), steps, job.train_splits)
     files = tuple(write_truecaser(language, text, output.folder) for language, text in texts.items())
     for shard in range(output.shards):
         if shard not in finished:
@@ -116,13 +116,13 @@ def _prepare_here(
     return True
 
 
-def plan_captions(job: CaptionsJob, inputs: list[dict[str, Any]], models: Truecasers | None = None) -> OutputDataset:
+def plan_captions(job: CaptionsJob, inputs: list[dict[str, Any]], models: Mapping[str, str] | None = None) -> OutputDataset:
     """Return the dataset that a job writes.
 
     Args:
         job: what to make.
         inputs: the files of its source, as `pipelines.inputs.captions.CaptionSource.inputs` returns them.
-        models: truecasers, if they are given.
+        models: texts of truecasers by language, if they are given.
     """
     steps = recipe(job.recipe)
     selection = job.selection
@@ -136,7 +136,7 @@ def plan_captions(job: CaptionsJob, inputs: list[dict[str, Any]], models: Trueca
     )
     folder = Folder(job.output)
     shards = _shards(job, folder, inputs)
-    inputs = inputs + (models.inputs() if models is not None else [])
+    inputs = inputs + (truecaser_inputs(models or {}))
     return OutputDataset(
         folder=folder,
         kind="captions",

@@ -11,10 +11,10 @@ import pyarrow.compute as pc
 
 from pipelines.jobs import EncodeJob
 from pipelines.running.execution import Execution
-from pipelines.running.jobs import run_per_shard
+from pipelines.running.job import run_per_shard
 from pipelines.running.meter import Meter
 from pipelines.running.per_shard import Share
-from pipelines.text.counting import SEVERAL_WORKERS_BYTES
+from pipelines.text.token_counts import SEVERAL_WORKERS_BYTES
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError
 from schemas.kinds import CAPTIONS, ENCODED

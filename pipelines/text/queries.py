@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from pipelines.text.moses import prepare, recipe
-from pipelines.text.truecasers import load_truecasers, parse_truecaser
-from pipelines.text.truecasing import truecase
+from pipelines.text.truecasing import load_truecasers, parse_truecaser, truecase
 from schemas.errors import UsageError
 from schemas.parameters import TextRecipe
 
@@ -44,7 +43,7 @@ def tokenize_query(text: str, language: str, steps: TextRecipe | None, truecaser
     tokens = prepare(text, language, current)
     if not truecaser:
         return tokens
-    models = load_truecasers(truecaser).texts
+    models = load_truecasers(truecaser)
     if language not in models:
         raise UsageError(f"--truecaser {truecaser!r} holds no {language}.model: it has {', '.join(sorted(models))}")
     return truecase(tokens, parse_truecaser(models[language]))

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from pipelines.jobs import TokenFeaturesJob
 from pipelines.running.execution import Execution
-from pipelines.running.jobs import run_per_shard
+from pipelines.running.job import run_per_shard
 from pipelines.running.meter import Meter
 from pipelines.running.per_shard import Share
 from pipelines.text.moses import unescape

@@ -14,15 +14,14 @@ from pipelines.jobs import CaptionsJob, TokenFeaturesJob, VocabularyJob
 from pipelines.running.meter import Meter
 from pipelines.running.preflight import FirstWorker
 from pipelines.running.transforms import Begin, CommitDataset, WriteShards, spread_shards
-from pipelines.text import blocks, counting
-from pipelines.text.blocks import block_forms, read_pieces, write_caption_shard
-from pipelines.text.counting import Group, count_shard, restore_text, sum_counters, write_vocabulary
+from pipelines.text import caption_shards, token_counts
+from pipelines.text.caption_shards import block_forms, read_pieces, write_caption_shard
 from pipelines.text.encoding import ShardEncoder
+from pipelines.text.merge_sort import Piece, read_piece
 from pipelines.text.moses import Recipe, recipe
-from pipelines.text.pieces import Piece, read_piece
+from pipelines.text.token_counts import Group, count_shard, restore_text, sum_counters, write_vocabulary
 from pipelines.text.token_features import TokenFeatureExtractor
-from pipelines.text.truecasers import Truecasers, write_truecaser
-from pipelines.text.truecasing import TruecaseModel
+from pipelines.text.truecasing import TruecaseModel, write_truecaser
 from schemas.dataset import Dataset
 from schemas.storage.folder import Folder
 from schemas.writing.output import OutputDataset
@@ -42,7 +41,7 @@ class ReadCaptions(beam.PTransform):
         shards: number of shards.
         selection: the captions to keep.
         left_out: shards whose captions are dropped.
-        folder: where all workers see the same local disk, a folder on it for the pieces, see `pipelines.text.pieces`.
+        folder: where all workers see the same local disk, a folder on it for the pieces, see `pipelines.text.merge_sort`.
         check: what the first worker on another machine checks; None on this one.
     """
 
@@ -158,7 +157,7 @@ def build_captions(
     *,
     job: CaptionsJob,
     output: OutputDataset,
-    models: Truecasers | None,
+    models: Mapping[str, str] | None,
     staged: str | None,
     meter: Meter,
 ) -> None:
@@ -170,7 +169,7 @@ def build_captions(
         check: what the first worker on another machine checks; None on this one.
         job: what to make, with an open source.
         output: where, as `pipelines.text.captions.plan_captions` returns it.
-        models: truecasers, if they are given.
+        models: texts of truecasers by language, if they are given.
         staged: folder for pieces on a disk that all workers see; None where there is none.
         meter: counts captions.
     """
@@ -182,11 +181,11 @@ def build_captions(
         if models is None:
             truecasers = pieces | "TrainTruecasers" >> TrainTruecasers(steps, job.train_splits)
         else:
-            truecasers = pipeline | "GivenTruecasers" >> beam.Create(sorted(models.texts.items()))
+            truecasers = pipeline | "GivenTruecasers" >> beam.Create(sorted(models.items()))
         written.append(truecasers | "WriteTruecasers" >> beam.Map(_write_truecaser, output.folder))
     tokenize = TokenizeCaptions(output, steps, truecasers, finished, source.repeat_advice, meter)
     written.append(pieces | "TokenizeCaptions" >> tokenize)
-    _ = written | "AllDone" >> beam.Flatten() | "CommitDataset" >> CommitDataset(output, libraries=blocks.LIBRARIES)
+    _ = written | "AllDone" >> beam.Flatten() | "CommitDataset" >> CommitDataset(output, libraries=caption_shards.LIBRARIES)
 
 
 # --- vocabulary ------------------------------------------------------------------------------------------------------
@@ -267,7 +266,7 @@ def build_counts(
     else:
         counts = spread_shards(pipeline, range(captions.num_shards), check) | "CountTokens" >> CountTokens(captions, meter)
         written = counts | "BuildVocabulary" >> BuildVocabulary(job, output)
-    _ = written | "CommitDataset" >> CommitDataset(output, libraries=counting.LIBRARIES)
+    _ = written | "CommitDataset" >> CommitDataset(output, libraries=token_counts.LIBRARIES)
 
 
 # --- shard by shard --------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Truecasing of tokenized captions: the trainer and the truecaser of Moses, as pure functions.
+"""Truecasing of tokenized captions: the trainer and the truecaser of Moses, and their models on disk.
 
 Both follow ``train-truecaser.perl`` and ``truecase.perl`` of Moses (the same at commit 3a0631a and today) token by token, and
 the model files are interchangeable. One rule is our own: forms of equal count are ordered by code point, whereas the choice of
@@ -9,15 +9,25 @@ partition of the captions matters. `TruecaseModel.from_counts` turns the sum int
 
 Tokens hold no white space. XML tags (``<`` up to the next ``>``, possibly over several tokens) and factors (``|`` and the
 text after it) are handled as Moses does; tokens that the tokenizer escaped hold neither.
+
+A captions dataset has one model per language, in Moses' own format, in its folder ``_truecaser``.
 """
+
+from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 from pipelines.text.letter_table import CASED
 from pipelines.text.moses import lower
 from schemas.errors import InputError
+from schemas.fingerprints import sha256_of_bytes
+from schemas.keys import check_language
+from schemas.storage.folder import Folder
+from schemas.text import decode_text
 
 TENTHS = 10
 """The weight of a token that counts in full."""
@@ -48,7 +58,7 @@ class TruecaseModel:
     counts: Mapping[str, int]
 
     @classmethod
-    def from_counts(cls, counts: Mapping[str, int]) -> "TruecaseModel":
+    def from_counts(cls, counts: Mapping[str, int]) -> TruecaseModel:
         """Build the model from summed counts: the best form has the highest count, then the smallest code points.
 
         Args:
@@ -62,7 +72,7 @@ class TruecaseModel:
         return cls(best=best, counts=dict(counts))
 
     @classmethod
-    def from_text(cls, text: str, source: str = "truecase model") -> "TruecaseModel":
+    def from_text(cls, text: str, source: str = "truecase model") -> TruecaseModel:
         """Read a model file of Moses or of `to_text`; the best form of each line stays the best.
 
         Args:
@@ -251,3 +261,64 @@ def _number(tenths: int) -> str:
     """Format a count as Perl prints it: without decimals if it is whole."""
     whole, tenth = divmod(tenths, TENTHS)
     return f"{whole}.{tenth}" if tenth else str(whole)
+
+
+TRUECASER_FOLDERS = ("_truecaser", "truecaser")
+"""The folder in this version of the format of datasets, then that in version 1."""
+
+TRUECASER_FILES = rf"({'|'.join(TRUECASER_FOLDERS)})/[A-Za-z0-9-]+\.model"
+"""Regular expression of the paths of truecasers within a captions dataset."""
+
+
+def truecaser_inputs(texts: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return what truecasers add to the inputs of a dataset: name, size in bytes and digest of each text, by language."""
+    return [
+        {"name": f"truecaser/{language}.model", "bytes": len(text.encode()), "sha256": sha256_of_bytes(text.encode())}
+        for language, text in sorted(texts.items())
+    ]
+
+
+def load_truecasers(location: str) -> dict[str, str]:
+    """Return by language the text of every ``LANGUAGE.model`` in a folder, or in its folder ``_truecaser`` if there is one.
+
+    Raises:
+        InputError: the folder holds no model, or a broken one.
+        UsageError: the name of a file is not a language tag.
+    """
+    folder = Folder(location)
+    below = next((name for name in TRUECASER_FOLDERS if folder.children(name)), None)
+    if below is not None:
+        folder = Folder(folder.path_of(below))
+    texts: dict[str, str] = {}
+    for name in folder.children():
+        if not name.endswith(".model"):
+            continue
+        text = _checked_text(folder.read(name), folder.path_of(name))
+        texts[check_language(name.removesuffix(".model"))] = text
+    if not texts:
+        raise InputError(
+            f"--truecaser {location!r} holds no LANGUAGE.model, such as en.model: give the folder of a captions dataset "
+            "made with --recipe moses-truecase, or a folder of models in Moses' format"
+        )
+    return texts
+
+
+def write_truecaser(language: str, text: str, folder: Folder) -> str:
+    """Write a truecaser into a captions dataset, and return its path there."""
+    name = f"{TRUECASER_FOLDERS[0]}/{language}.model"
+    folder.write(name, text.encode())
+    return name
+
+
+@lru_cache(maxsize=64)
+def parse_truecaser(text: str) -> TruecaseModel:
+    """Parse the text of a model, once per process."""
+    return TruecaseModel.from_text(text)
+
+
+@lru_cache(maxsize=64)
+def _checked_text(data: bytes, location: str) -> str:
+    """Return the text of a file and check that it is a model, once per process: queries are tokenized one at a time."""
+    text = decode_text(data, location)
+    TruecaseModel.from_text(text, source=location)
+    return text

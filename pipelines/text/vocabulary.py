@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from pipelines.jobs import VocabularyJob
 from pipelines.running.execution import Execution
-from pipelines.running.jobs import run_job
+from pipelines.running.job import run_job
 from pipelines.running.meter import Meter
-from pipelines.text.counting import (
+from pipelines.text.token_counts import (
     LIBRARIES,
     SEVERAL_WORKERS_BYTES,
     count_shard,

@@ -3,12 +3,14 @@
 A token is looked up without the escapes of the Moses tokenizer (``&apos;s`` as ``'s``), first as it is, then in lower case: a
 vocabulary of a truecasing recipe has capitals, and the files of the aligned vectors have none.
 
-The files are read in this process, one after the other; memory holds the vectors that are found.
+The files are read in this process, one after the other; memory holds the vectors that are found. Of a model of fastText (``.bin``)
+gensim holds everything: several gigabytes for those that were trained on Common Crawl.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import struct
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,16 +19,16 @@ import pyarrow as pa
 
 from pipelines.jobs import WordVectorsJob
 from pipelines.running.meter import Meter
-from pipelines.text.fasttext_models import MODEL_SUFFIX, read_model_file
 from pipelines.text.moses import unescape
 from schemas.dataset import open_dataset
-from schemas.errors import InputError
+from schemas.errors import InputError, UsageError
 from schemas.features import FeatureSpec
 from schemas.kinds import schema_of
 from schemas.manifest import Manifest
 from schemas.parameters import WordVectorsParameters
 from schemas.storage.folder import Folder
-from schemas.vector_files import VectorFile, read_vector_file
+from schemas.storage.locations import is_remote, local_path
+from schemas.vector_files import VectorFile, open_user_file, read_vector_file
 from schemas.vocabulary import SPECIALS, Vocabulary
 from schemas.writing.dataset_writer import write_dataset
 from schemas.writing.output import OutputDataset
@@ -178,3 +180,60 @@ def _rows(vocabulary: Vocabulary, language: str, vectors: Mapping[int, np.ndarra
         },
         schema=schema,
     )
+
+
+MODEL_SUFFIX = ".bin"
+
+_UNREADABLE = (ValueError, AssertionError, EOFError, NotImplementedError, LookupError, MemoryError, OSError, struct.error)
+
+
+def read_model_file(location: str, wanted: Collection[str], composed: Collection[str], *, expected: str) -> VectorFile:
+    """Read the vectors of words from a model of fastText.
+
+    Args:
+        location: the file, on this machine.
+        wanted: the words, exactly as the model would have them.
+        composed: the words that are made of their sub-words if the model has none of their forms in ``wanted``, in lower case or
+            not. A word that has no sub-word there has no vector.
+        expected: what may be given in its place, a sentence for messages.
+
+    Raises:
+        InputError: the file cannot be read, or holds no model.
+        UsageError: gensim is not installed.
+    """
+    load = _loader()
+    if is_remote(location):
+        raise InputError(f"{location!r} lies in a store: a model of fastText is read from this machine, so copy it here first")
+    with open_user_file(location, expected) as (_, digest):
+        sha256 = digest.sha256()
+    try:
+        model = load(str(local_path(location)))
+    except _UNREADABLE as error:
+        raise InputError(
+            f"{location!r} is not a model of fastText, or is cut off ({type(error).__name__}: {error}): fetch it again. {expected}"
+        ) from error
+    vectors = {word: model.get_vector(word) for word in wanted if word in model.key_to_index}
+    for word in composed:
+        if word not in vectors and word.lower() not in vectors:
+            try:
+                vectors[word] = model.get_vector(word)
+            except KeyError:  # None of its sub-words is in the model.
+                continue
+    return VectorFile(
+        vectors={word: np.asarray(vector, np.float64) for word, vector in vectors.items()},
+        width=model.vector_size,
+        words=len(model.key_to_index),
+        bytes=digest.bytes,
+        sha256=sha256,
+    )
+
+
+def _loader() -> Callable[[str], Any]:
+    try:
+        from gensim.models.fasttext import load_facebook_vectors
+    except ImportError:
+        raise UsageError(
+            "reading a model of fastText needs gensim, which is not installed: pip install 'imagepivot[fasttext]' (on Python 3.11 "
+            "to 3.13: gensim has no wheels for 3.14), or give vectors as text (.vec)"
+        ) from None
+    return load_facebook_vectors

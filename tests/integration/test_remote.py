@@ -18,6 +18,7 @@ from pathlib import Path
 import apache_beam as beam
 import pytest
 
+from pipelines.running import package_wheel
 from pipelines.running.execution import Execution
 from pipelines.running.runner import run_pipeline
 from schemas.dataset import open_dataset
@@ -77,9 +78,8 @@ def test_local_paths_are_refused_before_anything_starts(inputs, imagepivot, tmp_
 
 def test_a_worker_with_other_code(inputs, imagepivot, tmp_path, monkeypatch):
     """Its copy of the package has one more file."""
-    from pipelines.running import staging
 
-    with zipfile.ZipFile(staging.build_wheel(tmp_path, ())) as wheel:
+    with zipfile.ZipFile(package_wheel.build_wheel(tmp_path, ())) as wheel:
         wheel.extractall(tmp_path / "other")
     (tmp_path / "other" / "schemas" / "more.py").write_text("")
     folder = shutil.copytree(inputs, tmp_path / "inputs")

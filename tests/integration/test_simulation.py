@@ -12,8 +12,7 @@ from pipelines.features.extraction import list_images, plan_features
 from pipelines.features.transforms import ExtractFeatures
 from pipelines.inputs.images import ImagesInFolder, Listing
 from pipelines.jobs import FeaturesJob
-from pipelines.running.accelerators import Accelerator
-from pipelines.running.execution import Execution
+from pipelines.running.execution import Accelerator, Execution
 from pipelines.running.preflight import FirstWorker
 from pipelines.running.runner import LARGEST_GRAPH
 from pipelines.running.transforms import CommitDataset

@@ -20,7 +20,7 @@ from google.cloud import dataflow_v1beta3
 
 from pipelines.commands import app as cli
 from pipelines.running import remote, runner
-from pipelines.running.staging import source_files
+from pipelines.running.package_wheel import source_files
 from schemas.errors import ImagepivotError, UsageError
 from tests.fake_extractors import use_colours
 

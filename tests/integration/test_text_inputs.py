@@ -17,7 +17,7 @@ from pipelines.exchange.importers.tsv import open_tsv
 from pipelines.exchange.jobs import ImportJob
 from pipelines.inputs.captions import EVERYTHING, open_source
 from pipelines.inputs.images import open_images
-from pipelines.text.truecasers import load_truecasers
+from pipelines.text.truecasing import load_truecasers, truecaser_inputs
 from schemas.errors import ImagepivotError
 from schemas.vector_files import read_vector_file
 from train.config.sections import resolve
@@ -85,7 +85,7 @@ INPUTS: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
     "class names": ("names.txt", "Käse\ngray,grey\n", lambda path: read_names(path, 2)),
     "configuration": ("c.toml", CONFIG, lambda path: resolve(str(path))),
     "word vectors": ("a.vec", "2 2\nä 1 2\nb 3 4\n", word_vectors),
-    "truecaser": ("en.model", TRUECASER, lambda path: load_truecasers(str(path.parent)).inputs()),
+    "truecaser": ("en.model", TRUECASER, lambda path: truecaser_inputs(load_truecasers(str(path.parent)))),
 }
 
 

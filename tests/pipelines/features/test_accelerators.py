@@ -17,8 +17,7 @@ from pipelines.features.shard_worker import ExtractorPool, check_worker, devices
 from pipelines.features.transforms import ExtractFeatures
 from pipelines.inputs.images import open_images
 from pipelines.jobs import FeaturesJob
-from pipelines.running.accelerators import Accelerator
-from pipelines.running.execution import Execution
+from pipelines.running.execution import Accelerator, Execution
 from pipelines.running.runner import run_pipeline
 from schemas.errors import UsageError
 from schemas.writing.reuse_policy import ArrayTask

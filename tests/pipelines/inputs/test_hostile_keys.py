@@ -25,7 +25,7 @@ import pytest
 
 from pipelines.inputs.captions import EVERYTHING, open_source
 from pipelines.inputs.images import open_images
-from pipelines.text.blocks import blocks_of
+from pipelines.text.caption_shards import blocks_of
 from schemas.errors import InputError
 from tests.pipelines.inputs.reading import write
 from tests.pipelines.text.captions import sort_captions

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from pipelines.inputs.captions import RawCaption
 from pipelines.inputs.captions.base import tables_of
-from pipelines.text.blocks import BLOCK, blocks_of
-from pipelines.text.ordering import cut, first_key, merge, number_captions
+from pipelines.text.caption_shards import BLOCK, blocks_of
+from pipelines.text.merge_sort import cut, first_key, merge, number_captions
 
 __all__ = ["block", "caption", "random_captions", "sort_captions"]
 

@@ -15,11 +15,11 @@ from pipelines.inputs.captions import RawCaption, open_source
 from pipelines.inputs.captions.base import tables_of
 from pipelines.running.execution import Execution
 from pipelines.running.meter import Meter
-from pipelines.text import ordering, pieces
-from pipelines.text.blocks import blocks_of
+from pipelines.text import merge_sort
+from pipelines.text.caption_shards import blocks_of
 from pipelines.text.captions import CaptionsJob, prepare_captions
+from pipelines.text.merge_sort import make_pieces
 from pipelines.text.moses import DEFAULT_RECIPE, RECIPES, prepare
-from pipelines.text.pieces import make_pieces
 from pipelines.text.transforms import ReadCaptions, TokenizeCaptions, TrainTruecasers
 from pipelines.text.truecasing import TruecaseModel, count_forms
 from schemas.dataset import open_dataset
@@ -214,10 +214,10 @@ SHUFFLING = Execution(beam_flags=("--runner=apache_beam.runners.portability.fn_a
 def tiny(monkeypatch):
     """Limits so small that each block is a gathering of its own, cut into many pieces."""
     monkeypatch.setattr("pipelines.inputs.tables._BATCH_ROWS", 30)
-    monkeypatch.setattr(pieces, "GATHERED_BYTES", 1)
-    monkeypatch.setattr(ordering, "PIECE_BYTES", 500)
-    monkeypatch.setattr(ordering, "MERGED_BYTES", 1)
-    monkeypatch.setattr("pipelines.text.blocks._REPORT_ROWS", 3)
+    monkeypatch.setattr(merge_sort, "GATHERED_BYTES", 1)
+    monkeypatch.setattr(merge_sort, "PIECE_BYTES", 500)
+    monkeypatch.setattr(merge_sort, "MERGED_BYTES", 1)
+    monkeypatch.setattr("pipelines.text.caption_shards._REPORT_ROWS", 3)
 
 
 @pytest.mark.slow
@@ -226,7 +226,7 @@ def tiny(monkeypatch):
 def test_pieces_of_any_size_make_the_same_dataset(table, prepared, tmp_path, monkeypatch, execution):
     made = []
     monkeypatch.setattr(
-        "pipelines.text.blocks.make_pieces",
+        "pipelines.text.caption_shards.make_pieces",
         lambda *args, **more: (made.append(piece) or piece for piece in make_pieces(*args, **more)),
     )
     prepare_captions(job_of(table, tmp_path / "c"), execution)

@@ -11,8 +11,8 @@ from pipelines.inputs.captions import RawCaption
 from pipelines.jobs import CaptionsJob, EncodeJob, VocabularyJob
 from pipelines.running.execution import Execution
 from pipelines.text.captions import prepare_captions
-from pipelines.text.counting import sum_by_key, sum_counters
 from pipelines.text.encoding import encode_captions
+from pipelines.text.token_counts import sum_by_key, sum_counters
 from pipelines.text.vocabulary import build_vocabulary
 from tests.pipelines.text.captions import random_captions
 

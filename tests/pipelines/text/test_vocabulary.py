@@ -11,8 +11,8 @@ import pytest
 from pipelines.inputs.captions import open_source
 from pipelines.running.execution import Execution
 from pipelines.text.captions import CaptionsJob, prepare_captions
-from pipelines.text.counting import count_tokens, vocabulary_statistics
 from pipelines.text.encoding import EncodeJob
+from pipelines.text.token_counts import count_tokens, vocabulary_statistics
 from pipelines.text.vocabulary import VocabularyJob, build_vocabulary
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, InputError, UsageError

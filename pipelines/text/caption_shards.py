@@ -16,13 +16,11 @@ import pyarrow.compute as pc
 
 from pipelines.inputs.captions import CAPTION_COLUMNS, CaptionSource, Part, Selection
 from pipelines.running.meter import Meter
-from pipelines.running.places import read_place
-from pipelines.text.counting import sum_by_key
+from pipelines.running.spill_files import read_place
+from pipelines.text.merge_sort import Piece, key_of, make_pieces, merge, number_captions, on_disk, read_piece
 from pipelines.text.moses import Recipe, prepare
-from pipelines.text.ordering import key_of, merge, number_captions
-from pipelines.text.pieces import Piece, make_pieces, on_disk, read_piece
-from pipelines.text.truecasers import parse_truecaser
-from pipelines.text.truecasing import TruecaseModel, count_forms, truecase
+from pipelines.text.token_counts import sum_by_key
+from pipelines.text.truecasing import TruecaseModel, count_forms, parse_truecaser, truecase
 from schemas.errors import InputError
 from schemas.kinds import CAPTIONS
 from schemas.writing.output import OutputDataset
@@ -72,7 +70,7 @@ def read_pieces(
         selection: the captions to keep.
         shards: number of shards.
         left_out: shards whose captions are dropped.
-        folder: as `pipelines.text.pieces.make_pieces` takes it.
+        folder: as `pipelines.text.merge_sort.make_pieces` takes it.
 
     Yields:
         The index of a shard and a sorted piece of it.

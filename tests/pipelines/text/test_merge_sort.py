@@ -1,14 +1,22 @@
-import random
-from collections import Counter, defaultdict
+from __future__ import annotations
 
+import random
+import re
+import tempfile
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipelines.text import ordering
-from pipelines.text.blocks import BLOCK
-from pipelines.text.ordering import cut, first_key, merge, number_captions
-from schemas.errors import InputError
+from pipelines.running.spill_files import from_ipc, read_place, staging, to_ipc
+from pipelines.text import merge_sort
+from pipelines.text.caption_shards import BLOCK
+from pipelines.text.merge_sort import cut, first_key, make_pieces, merge, number_captions, on_disk, read_piece
+from schemas.errors import DatasetError, InputError
 from schemas.keys import shard_of
+from schemas.storage.folder import Folder
 from tests.pipelines.text.captions import block, caption, random_captions, sort_captions
 
 
@@ -22,7 +30,7 @@ def key(row: dict) -> tuple:
 @pytest.mark.parametrize("shards", [1, 3, 50])
 @pytest.mark.parametrize("size", [1, 1000, 1 << 20])
 def test_rows_are_cut_by_the_shard_of_the_image_and_sorted(monkeypatch, shards, size):
-    monkeypatch.setattr(ordering, "PIECE_BYTES", size)
+    monkeypatch.setattr(merge_sort, "PIECE_BYTES", size)
     table = block(*random_captions(3))
     expected: dict[int, list[dict]] = defaultdict(list)
     for row in sorted(table.to_pylist(), key=key):
@@ -40,7 +48,7 @@ def test_rows_are_cut_by_the_shard_of_the_image_and_sorted(monkeypatch, shards, 
 
 
 def test_the_number_of_pieces_hardly_grows_with_that_of_shards(monkeypatch):
-    monkeypatch.setattr(ordering, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(merge_sort, "PIECE_BYTES", 1000)
     table = block(*(caption(image_id=f"img{n}", text="a dog runs " * 3) for n in range(3000)))
     few, many = (len(list(cut(table, shards))) for shards in (1, 50))
     assert few > 100
@@ -61,8 +69,8 @@ def test_shards_that_are_left_out_have_no_pieces():
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("size", [1, 2000, 1 << 20])
 def test_pieces_in_any_order_are_merged(monkeypatch, seed, size):
-    monkeypatch.setattr(ordering, "PIECE_BYTES", 700)
-    monkeypatch.setattr(ordering, "MERGED_BYTES", size)
+    monkeypatch.setattr(merge_sort, "PIECE_BYTES", 700)
+    monkeypatch.setattr(merge_sort, "MERGED_BYTES", size)
     blocks = [block(*random_captions(10 * seed + part, 60), part=part) for part in range(6)]
     pieces = [(first_key(rows), rows) for table in blocks for _, rows in cut(table, 1)]
     random.Random(seed).shuffle(pieces)
@@ -75,8 +83,8 @@ def test_pieces_in_any_order_are_merged(monkeypatch, seed, size):
 
 def test_only_pieces_that_overlap_are_in_memory(monkeypatch):
     """Ten runs of forty pieces: whatever the merge has read and not yet yielded is about one piece of each run."""
-    monkeypatch.setattr(ordering, "PIECE_BYTES", 1000)
-    monkeypatch.setattr(ordering, "MERGED_BYTES", 1000)
+    monkeypatch.setattr(merge_sort, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(merge_sort, "MERGED_BYTES", 1000)
     generator = random.Random(5)
     ids = [f"img{n:05d}" for n in range(4000)]
     generator.shuffle(ids)
@@ -121,7 +129,7 @@ def brute_sort(blocks: list[pa.Table]) -> list[dict]:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("size", [1, 2000, 1 << 20])
 def test_captions_are_numbered_in_the_order_of_the_source_whatever_the_order_of_the_blocks(monkeypatch, seed, size):
-    monkeypatch.setattr(ordering, "MERGED_BYTES", size)
+    monkeypatch.setattr(merge_sort, "MERGED_BYTES", size)
     generator = random.Random(seed)
     captions = random_captions(seed)
     blocks = [block(*captions[start : start + 50], part=start // 50) for start in range(0, 300, 50)]
@@ -149,7 +157,7 @@ def test_given_indices_are_kept():
 
 
 def test_keys_are_ordered_by_code_point(monkeypatch):
-    monkeypatch.setattr(ordering, "MERGED_BYTES", 1)
+    monkeypatch.setattr(merge_sort, "MERGED_BYTES", 1)
     names = ["é", "z", "Z", "a", "ab", "a-b", "\U0001f600", "\uffff", "10", "9"]
     table = sort_captions([block(*(caption(image_id=name) for name in names[part::3]), part=part) for part in range(3)])
     assert table["image_id"].to_pylist() == sorted(names)
@@ -158,7 +166,7 @@ def test_keys_are_ordered_by_code_point(monkeypatch):
 @pytest.mark.parametrize("size", [1, 1 << 20])
 @pytest.mark.parametrize("apart", [False, True])
 def test_a_key_that_occurs_twice_is_named_with_both_captions(monkeypatch, apart, size):
-    monkeypatch.setattr(ordering, "MERGED_BYTES", size)
+    monkeypatch.setattr(merge_sort, "MERGED_BYTES", size)
     first, second = caption(index=4, text="one"), caption(index=4, text="two", split="val")
     blocks = [block(first, part=0), block(second, part=1)] if apart else [block(first, second)]
     message = (
@@ -182,7 +190,7 @@ def test_the_same_index_in_another_language_portion_or_image_is_no_duplicate():
 
 @pytest.mark.parametrize("size", [1, 1 << 20])
 def test_numbers_and_given_indices_do_not_mix(monkeypatch, size):
-    monkeypatch.setattr(ordering, "MERGED_BYTES", size)
+    monkeypatch.setattr(merge_sort, "MERGED_BYTES", size)
     with pytest.raises(
         InputError, match="some captions have an index and some have none: give every caption an index, or none"
     ):
@@ -201,3 +209,157 @@ def test_too_many_captions_of_one_image_are_refused(step):
     tables[-1] = tables[-1].slice(0, tables[-1].num_rows - 1)
     *_, last = number_captions(filter(len, tables))
     assert last["index"].to_pylist()[-1] == 32767
+
+
+@pytest.fixture
+def blocks() -> list[pa.Table]:
+    return [block(*random_captions(seed, 40), part=seed) for seed in range(6)]
+
+
+def rows_by_shard(made) -> dict[int, list[dict]]:
+    found = defaultdict(list)
+    for number, piece in made:
+        rows = read_piece(piece)
+        assert piece[0] == first_key(rows)
+        found[number] += rows.to_pylist()
+    return {number: sorted(rows, key=lambda row: row["position"]) for number, rows in found.items()}
+
+
+def test_a_table_survives_serialization():
+    table = block(*random_captions(2))
+    assert from_ipc(to_ipc(table)).equals(table)
+    assert from_ipc(to_ipc(BLOCK.empty_table())).equals(BLOCK.empty_table())
+    sliced = table.slice(5, 10)
+    assert from_ipc(to_ipc(sliced)).equals(sliced)
+    assert len(to_ipc(sliced)) < len(to_ipc(table))
+
+
+@pytest.mark.parametrize("on_a_disk", [False, True])
+@pytest.mark.parametrize(("gathered", "files"), [(1, 6), (1 << 20, 1)])
+def test_pieces_hold_all_captions_of_their_shards(blocks, monkeypatch, tmp_path, on_a_disk, gathered, files):
+    monkeypatch.setattr(merge_sort, "GATHERED_BYTES", gathered)
+    monkeypatch.setattr(merge_sort, "PIECE_BYTES", 600)
+    made = list(make_pieces(iter(blocks), 3, left_out=frozenset({1}), folder=str(tmp_path) if on_a_disk else None))
+    expected = defaultdict(list)
+    for table in blocks:
+        for row in table.to_pylist():
+            expected[shard_of(row["image_id"], 3)].append(row)
+    del expected[1]
+    assert rows_by_shard(made) == expected
+    assert len(list(tmp_path.iterdir())) == (files if on_a_disk else 0)
+    assert all(re.fullmatch(r"\.captions-[0-9a-f]+\.tmp-\d+", path.name) for path in tmp_path.iterdir())
+
+
+def test_only_places_travel_where_the_pieces_are_on_a_disk(blocks, tmp_path):
+    for _, (_, place) in make_pieces(blocks, 3, folder=str(tmp_path)):
+        path, offset, length = place
+        assert Path(path).parent == tmp_path
+        assert 0 <= offset < offset + length <= Path(path).stat().st_size
+
+
+def test_blocks_are_gathered_as_a_stream(monkeypatch, tmp_path):
+    monkeypatch.setattr(merge_sort, "GATHERED_BYTES", 1000)
+
+    def endless():
+        while True:
+            yield block(*random_captions(1, 20))
+
+    for folder in (None, str(tmp_path)):
+        assert read_piece(next(make_pieces(endless(), 2, folder=folder))[1]).num_rows > 0
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(blocks, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(DatasetError, match=r"file/\.captions-.*a part of the path is a file"):
+        list(make_pieces(blocks, 2, folder=str(tmp_path / "file")))
+
+
+def test_bytes_are_put_on_disk_as_long_as_they_are_needed(blocks, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "p").mkdir()
+    passed = [piece for _, piece in make_pieces(blocks[:3], 1)]
+    placed = [piece for _, piece in make_pieces(blocks[3:], 1, folder=str(tmp_path / "p"))]
+    with on_disk(iter([*passed, *placed])) as places:
+        assert [first for first, _ in places] == [first for first, _ in (*passed, *placed)]
+        assert [read_place(place) for _, place in places] == [read_piece(piece) for piece in (*passed, *placed)]
+        assert [place for _, place in places[len(passed) :]] == [place for _, place in placed]
+    assert [path.name for path in tmp_path.iterdir()] == ["p"]
+
+
+# --- where pieces are put ----------------------------------------------------------------------------------------------
+
+
+def test_pieces_of_a_local_dataset_lie_beside_its_shards(tmp_path):
+    with staging(Folder(str(tmp_path))) as folder:
+        assert Path(folder) == tmp_path
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pieces_of_a_dataset_in_a_store_lie_in_a_temporary_folder(blocks, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with staging(Folder("s3://bucket/a")) as folder, staging(Folder("s3://bucket/b")) as other:
+        assert Path(folder).parent == Path(other).parent == tmp_path
+        assert folder != other
+        list(make_pieces(blocks, 2, folder=folder))
+        with (
+            pytest.raises(DatasetError, match="is in use: another run is writing it"),
+            staging(Folder("s3://bucket/a")),
+        ):
+            pass
+        assert len(list(Path(folder).glob(".captions-*"))) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pieces_that_a_killed_run_left_are_deleted_by_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with staging(Folder("s3://bucket/a")) as folder:
+        name = folder
+    Path(name).mkdir()
+    (Path(name) / ".captions-0a.tmp-1").write_bytes(b"left")
+    with staging(Folder("s3://bucket/a")) as folder:
+        assert folder == name
+        assert list(Path(folder).glob(".captions-*")) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def arrow_peak():
+    """Returns the most bytes that Arrow has held at once since the test began."""
+    old, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    pa.set_memory_pool(pool)
+    yield pool.max_memory
+    pa.set_memory_pool(old)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("passed_on", [True, False], ids=["bytes", "places"])
+def test_a_shard_that_is_larger_than_memory_is_sorted_on_disk(tmp_path, monkeypatch, arrow_peak, passed_on):
+    """48 MiB of captions in random order become one shard, and memory holds a quarter of them at most."""
+    monkeypatch.setattr(merge_sort, "GATHERED_BYTES", 2 << 20)
+    monkeypatch.setattr(merge_sort, "MERGED_BYTES", 1 << 20)
+    generator = np.random.default_rng(3)
+    blocks, size, rows = 96, 0, 500
+
+    def unsorted():
+        nonlocal size
+        for number in range(blocks):
+            ids = [f"image{n:07d}" for n in generator.integers(0, 10**7, rows)]
+            captions = [caption(image_id=image_id, text="word " * 220) for image_id in ids]
+            table = block(*captions, part=number)
+            size += table.nbytes
+            yield table
+
+    made = (piece for _, piece in make_pieces(unsorted(), 1, folder=None if passed_on else str(tmp_path)))
+    last, count = "", 0
+    with on_disk(made) as places:
+        for table in number_captions(merge(places, read_place)):
+            ids = table["image_id"].to_pylist()
+            assert ids == sorted(ids)
+            assert last <= ids[0]
+            last, count = ids[-1], count + len(ids)
+    assert count == blocks * rows
+    assert size > 48 << 20
+    assert arrow_peak() < size / 4

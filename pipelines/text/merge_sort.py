@@ -1,25 +1,39 @@
-"""The order of captions within a shard: plain functions that cut, merge and number, a bounded number of rows at a time.
+"""External merge sort of captions by shard and key, a bounded number of rows at a time.
 
-`cut` turns rows in any order into sorted pieces of shards, `merge` turns the pieces of one shard into its rows, sorted, and
-`number_captions` gives each row its index and refuses keys that occur twice. Merging is a sweep: the pieces are read in the
-order of their first keys, and what is smaller than the first key of the next piece is in its final place. So a piece needs to
-know nothing of the others, and it does not matter who made it, or when.
+1. Whoever reads captions gathers about 32 MiB, sorts them by shard and key, and cuts them into pieces: `make_pieces`.
+2. Where one disk serves all, each gathering becomes one file beside the shards, a sequence of sorted runs, and only places in it
+   are passed on: some hundred bytes for a thousand captions, since the local runner shuffles in the launcher's memory. The commit
+   deletes these temporary files before it writes the manifest, a run that fails when it ends, the next run those of a killed one.
+   Elsewhere the runner shuffles the pieces themselves, and the writer of a shard puts them into a file of its own: `on_disk`.
+3. `merge` sweeps over the pieces of a shard in the order of their first keys: what is smaller than the first key of the next piece
+   is in its final place. So a piece knows nothing of the others, and it does not matter who made it, or when.
+4. `number_captions` gives each row its index and refuses keys that occur twice.
+
+Everything is written and read once. Memory hardly depends on the number of captions or shards: a merge holds 4 MB per GB.
 """
 
 from __future__ import annotations
 
+import os
+import tempfile
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
+from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.inputs.captions.base import INDEX_ADVICE
+from pipelines.running.spill_files import Place, from_ipc, read_place, to_ipc, write_places
 from schemas.errors import InputError
 from schemas.keys import CaptionKey, shard_of
 from schemas.kinds import KEY_COLUMNS
+from schemas.storage.folder import TEMPORARY_MARK
+from schemas.storage.storage_errors import storage_errors
 
 PIECE_BYTES = 128 << 10
 """Bytes of a piece, before compression: about a thousand captions. Merging holds at most one piece of each gathering."""
@@ -29,6 +43,12 @@ MERGED_BYTES = 8 << 20
 
 RowKey: TypeAlias = tuple[str, str, str, int, int]
 """What rows are sorted by: image id, language, portion, index (-1 if the source gives none), position in the source."""
+
+GATHERED_BYTES = 32 << 20
+"""Bytes of captions that a worker gathers before it sorts them."""
+
+Piece: TypeAlias = tuple[RowKey, bytes | Place]
+"""Key of the first row, and all rows as bytes, or the place of these bytes."""
 
 _KEY = KEY_COLUMNS["captions"]
 _ORDER = (*_KEY, "position")
@@ -192,3 +212,62 @@ def _refuse_duplicates(rows: pa.Table, advice: str) -> None:
             f"caption key {str(key_of(first))!r} (image_id/language/portion/index) occurs twice: {first['text']!r} in split "
             f"{first['split']!r} and {second['text']!r} in split {second['split']!r}. {advice}"
         )
+
+
+def make_pieces(
+    blocks: Iterable[pa.Table], shards: int, *, left_out: frozenset[int] = frozenset(), folder: str | None = None
+) -> Iterator[tuple[int, Piece]]:
+    """Gather blocks and cut them into pieces.
+
+    Args:
+        blocks: captions in any order.
+        shards: number of shards.
+        left_out: shards whose captions are dropped.
+        folder: local folder for the pieces; None to pass their bytes on.
+
+    Yields:
+        The number of a shard and a piece of it.
+
+    Raises:
+        DatasetError: the folder cannot be written.
+    """
+    for table in _gather(blocks):
+        pieces = (((number, first_key(rows)), to_ipc(rows)) for number, rows in cut(table, shards, left_out))
+        name = f".captions-{uuid4().hex}{TEMPORARY_MARK}{os.getpid()}"
+        contents = pieces if folder is None else write_places(pieces, Path(folder) / name)
+        yield from ((number, (first, content)) for (number, first), content in contents)
+
+
+def _gather(blocks: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    gathered: list[pa.Table] = []
+    size = 0
+    for block in blocks:
+        gathered.append(block)
+        size += block.nbytes
+        if size >= GATHERED_BYTES:
+            yield pa.concat_tables(gathered)
+            gathered, size = [], 0
+    if gathered:
+        yield pa.concat_tables(gathered)
+
+
+def read_piece(piece: Piece) -> pa.Table:
+    """Return the rows of a piece."""
+    content = piece[1]
+    return from_ipc(content) if isinstance(content, bytes) else read_place(content)
+
+
+@contextmanager
+def on_disk(pieces: Iterable[Piece]) -> Iterator[list[tuple[RowKey, Place]]]:
+    """Yield the first keys and places of pieces; those that came as bytes are in a file as long as the block runs."""
+    with tempfile.NamedTemporaryFile(prefix="imagepivot-") as file:
+        places: list[tuple[RowKey, Place]] = []
+        with storage_errors(file.name):
+            for first, content in pieces:
+                if isinstance(content, bytes):
+                    places.append((first, (file.name, file.tell(), len(content))))
+                    file.write(content)
+                else:
+                    places.append((first, content))
+            file.flush()
+        yield places

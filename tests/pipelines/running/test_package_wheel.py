@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import os
 import subprocess
 import sys
@@ -8,7 +10,7 @@ from pathlib import Path
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions, SetupOptions
 
-from pipelines.running.staging import build_wheel, source_files, stage
+from pipelines.running.package_wheel import build_wheel, source_files, stage
 
 ROOT = Path(__file__).parents[3]
 

@@ -1,16 +1,11 @@
+from __future__ import annotations
+
 from collections import Counter, defaultdict
 
 import pytest
 
 from pipelines.inputs.captions import base
-from pipelines.text.blocks import (
-    BLOCK,
-    CaptionStatistics,
-    block_forms,
-    blocks_of,
-    caption_rows,
-    tokenize_captions,
-)
+from pipelines.text.caption_shards import BLOCK, CaptionStatistics, block_forms, blocks_of, caption_rows, tokenize_captions
 from pipelines.text.moses import RECIPES, prepare
 from pipelines.text.truecasing import TruecaseModel, count_forms, truecase
 from schemas.errors import InputError
