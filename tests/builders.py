@@ -1,7 +1,5 @@
 """Datasets made of plain rows, through the public writer."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence

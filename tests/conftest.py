@@ -1,7 +1,5 @@
 """Fixtures: folders of real data, and the output of the demo."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import signal

@@ -14,8 +14,6 @@ a file ``image.json`` in the folder says what is special about the image: ``lack
 folder with modules that it has.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import itertools

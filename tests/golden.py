@@ -6,8 +6,6 @@ Parquet files depend on pyarrow, whose version constraints.txt pins.
     python -m tests.golden  # writes tests/golden.json after a change that is meant
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import tempfile

@@ -3,8 +3,6 @@
 It goes through the same nodes and calls them. Hooks, and gradients of gradients, are left out.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any

@@ -7,8 +7,6 @@ Datasets are compared file by file, except records and the versions of libraries
 the numbers. Ends with 1 where anything differs, or where a process has imported the packages from elsewhere.
 """
 
-from __future__ import annotations
-
 import csv
 import os
 import shlex

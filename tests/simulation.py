@@ -4,8 +4,6 @@ What the code does with keys, shards, listings, vocabularies, records, commits a
 computed, and captions are cut at spaces. Each function returns what its phases cost.
 """
 
-from __future__ import annotations
-
 import cProfile
 import pickle
 import re

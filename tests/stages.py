@@ -1,7 +1,5 @@
 """A stage on which attempts of one shard play every order in which their steps can follow each other."""
 
-from __future__ import annotations
-
 import threading
 import uuid
 from collections.abc import Callable, Iterator

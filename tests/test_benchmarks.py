@@ -1,7 +1,5 @@
 """Figures that must not get worse are in tests/benchmarks/floors.json, and the speed table is one that a run reads and writes."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

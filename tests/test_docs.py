@@ -1,7 +1,5 @@
 """The documentation is true: snippets run, commands and options exist, links lead somewhere."""
 
-from __future__ import annotations
-
 import ast
 import gzip
 import os

@@ -1,7 +1,5 @@
 """The bytes of datasets and the parameters of extractors are those of tests/golden.json."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

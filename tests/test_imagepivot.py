@@ -1,7 +1,5 @@
 """The front door: every name is there, loads what it needs only, and means ours beside a foreign ``train.py`` or ``schemas/``."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

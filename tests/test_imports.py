@@ -1,7 +1,5 @@
 """Imports run one way: ``schemas <- extractors <- pipelines`` and ``schemas <- train``; nothing heavy is imported unasked."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Numbers of threads of torch, for the block of a ``with``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

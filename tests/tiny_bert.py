@@ -1,7 +1,5 @@
 """A tiny BERT with drawn weights, saved as transformers saves models."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

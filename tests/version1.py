@@ -1,7 +1,5 @@
 """Datasets in version 1 of the format, as imagepivot wrote them before: ``manifest.json``, failures as Parquet, no records."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

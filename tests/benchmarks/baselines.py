@@ -3,8 +3,6 @@
 Letters in shapes: ``B`` images of a batch.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

@@ -6,8 +6,6 @@ emulator is slower than a store. The images of the launcher are missing: their r
 spent on pixels.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import subprocess

@@ -4,8 +4,6 @@ Yardsticks: the plain loop over ready strings in one process, times the number o
 tokenizer called in the same way, as a script without this package would do. Needs the Multi30K text.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 import time

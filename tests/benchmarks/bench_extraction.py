@@ -5,8 +5,6 @@ inference mode, images decoded, cropped and normalised beforehand; of regions it
 ``bench_speed.py`` measures the rate without the start-up, and as one process works by default, without Beam.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 import time

@@ -7,8 +7,6 @@ Ten times the images twice over: 40 and 400 with ResNet-50, 200 and 2,000 with a
 what is kept of each weigh more than the weights.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Reading features into one contiguous array against ``pyarrow.parquet.read_table`` of the same files plus one copy."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from pathlib import Path

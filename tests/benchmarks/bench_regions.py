@@ -1,7 +1,5 @@
 """Forms of the last stage of ``faster-rcnn-36``: GFLOP/s of each in one thread, on the regions of one pass, by processor time."""
 
-from __future__ import annotations
-
 import argparse
 import time
 

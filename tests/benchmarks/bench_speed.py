@@ -6,8 +6,6 @@ time over a single image. ``--write`` puts the rows of this processor into the t
 processor time instead, as if every core were free: for a machine that others use.
 """
 
-from __future__ import annotations
-
 import argparse
 import resource
 import subprocess

@@ -6,8 +6,6 @@ matrix product in the same run. Sharing may go below it. The captions are those 
 ones that share no prefix but ``<start>``, which is the worst case. Takes the number of threads as an argument.
 """
 
-from __future__ import annotations
-
 import gzip
 import re
 import statistics

@@ -1,7 +1,5 @@
 """What a benchmark's machine can do, and how evenly it did it: instruction sets, load, and the rate of a fixed piece of work."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import platform

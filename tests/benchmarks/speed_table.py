@@ -1,7 +1,5 @@
 """The table of ``docs/speed.md``: rows by extractor, processor and precision, of which a run replaces what it has measured."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

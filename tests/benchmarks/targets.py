@@ -1,7 +1,5 @@
 """Targets of extraction for each class of processors, and verdicts on measured rates."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

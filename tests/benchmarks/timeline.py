@@ -1,7 +1,5 @@
 """When the batches of a job were done: a meter that notes the time, in a job whose worker is this process."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

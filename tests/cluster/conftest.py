@@ -1,7 +1,5 @@
 """The command in this process, as the integration tests call it, and lines for the log."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

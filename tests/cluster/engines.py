@@ -7,8 +7,6 @@
 What they are made of is fetched once, by Maven and by Go's module proxy, into ``build/engines``.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import json

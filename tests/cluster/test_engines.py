@@ -1,7 +1,5 @@
 """Every pipeline command on engines as users run them: the bytes of a local run, also where something is killed in the middle."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

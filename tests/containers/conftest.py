@@ -1,7 +1,5 @@
 """The images, each built once, when the first test asks for it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path

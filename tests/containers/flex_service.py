@@ -5,8 +5,6 @@ command in a container of it. Parameters are checked against the template's meta
 image that a job names, started as Beam's in-process runner starts them, and not by the program in the image.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

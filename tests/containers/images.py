@@ -8,8 +8,6 @@
 ``IMAGEPIVOT_KEEP_IMAGES`` is set: then the next run builds only what has changed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """The command lines of docs/containers.md, which the tests run as they stand."""
 
-from __future__ import annotations
-
 import shlex
 
 from tests.containers.images import ROOT

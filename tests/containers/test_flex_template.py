@@ -1,7 +1,5 @@
 """The Flex Template from its metadata to a finished dataset: gcloud, the launcher image, and the stand-in for Dataflow."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """The images of docker/: what they hold, as whom they run, and the work that is done in them."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

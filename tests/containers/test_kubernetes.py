@@ -1,7 +1,5 @@
 """The manifests of docker/kubernetes, against the schemas of Kubernetes and of Flink's operator, and against our own commands."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

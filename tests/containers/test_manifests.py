@@ -1,7 +1,5 @@
 """The manifests of docker/kubernetes at work: their containers, as the users that they name, without Kubernetes."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

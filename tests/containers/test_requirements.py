@@ -1,7 +1,5 @@
 """What the images install is pinned, and the pins are those that the project's own requirements give."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What is done in the containers, and the pool of workers that does what is asked for from outside."""
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import os

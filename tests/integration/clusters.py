@@ -7,8 +7,6 @@ That folder holds a package ``schemas`` and a module ``train`` that are not ours
 * `dataflow`: Beam's own client of Google Cloud Dataflow, and a service on this machine that executes what it stages.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

@@ -1,7 +1,5 @@
 """Fixtures that run the command: in this process, in a forked process, and as a user starts it."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

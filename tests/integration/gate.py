@@ -1,7 +1,5 @@
 """Workers that stop before they publish a shard for as long as a file exists, so that a job lasts as long as a test wants."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.integration.processes import wait_for

@@ -4,8 +4,6 @@ A server imports the modules of the command once, and every process is a fork of
 the subject of other tests.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

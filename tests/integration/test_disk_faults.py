@@ -1,7 +1,5 @@
 """No permission, no space, and images that vanish: one clear error, no torn file, and the next run goes on."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os

@@ -1,7 +1,5 @@
 """The output check of ``imagepivot doctor`` in object stores."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

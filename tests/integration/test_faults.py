@@ -1,7 +1,5 @@
 """Faults that a run must survive: kills at random moments."""
 
-from __future__ import annotations
-
 import random
 import signal
 import time

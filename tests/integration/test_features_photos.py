@@ -222,28 +222,3 @@ def test_a_table_names_images_relative_to_itself(nested, dataset, imagepivot, tm
     extracted = open_dataset(tmp_path / "f")
     assert set(extracted.image_ids()) == {"7, the cat", "flower"}
     assert np.array_equal(extracted.get("7, the cat")["feature"], dataset.get("cat")["feature"])
-
-
-def test_two_files_with_one_id_are_an_error(nested, imagepivot, tmp_path):
-    shutil.copy(nested / "cat.jpg", nested / "a" / "cat.jpg")
-    done = features(imagepivot, nested, tmp_path / "f", code=1)
-    assert "Error: image id 'cat' belongs to two files, 'a/cat.jpg' and 'cat.jpg': rename one" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "f" / "_manifest.json").exists()
-
-
-@pytest.mark.parametrize("source", ["empty", "empty/*.jpg"])
-def test_no_images_are_an_error(imagepivot, tmp_path, source):
-    (tmp_path / "empty").mkdir()
-    done = features(imagepivot, tmp_path / source, tmp_path / "f", code=1)
-    assert "Error: no images found" in done.stderr
-    assert str(tmp_path / "empty") in done.stderr
-    assert not (tmp_path / "f").exists()
-
-
-def test_a_file_name_that_is_not_utf8_is_an_error(imagepivot, tmp_path):
-    (tmp_path / "i").mkdir()
-    Path(os.fsdecode(os.fsencode(tmp_path / "i") + b"/caf\xe9.jpg")).touch()
-    done = features(imagepivot, tmp_path / "i", tmp_path / "f", code=1)
-    assert "whose name is not UTF-8: rename it" in done.stderr
-    assert "Traceback" not in done.stderr

@@ -4,8 +4,6 @@ A fixed set of cases runs always. ``IMAGEPIVOT_FUZZ_MINUTES=10 pytest -s tests/i
 for ten minutes and prints how many there were; ``IMAGEPIVOT_FUZZ_SEED`` is the first of them, to see one again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Every location that a command takes may be a ``file://`` address or begin with ``~``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

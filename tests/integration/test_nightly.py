@@ -1,7 +1,5 @@
 """The story of docs/nightly.md, night by night as the page tells it, on emulators of both stores."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

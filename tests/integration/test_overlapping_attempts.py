@@ -3,8 +3,6 @@
 The emulator of Google's store ignores conditions: a proxy before it keeps to them, see `tests.stores`.
 """
 
-from __future__ import annotations
-
 import random
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial

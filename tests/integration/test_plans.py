@@ -1,7 +1,5 @@
 """Plans as their users run them: killed anywhere, interrupted, on the real Multi30K, and in the layouts of Flickr30k and COCO."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

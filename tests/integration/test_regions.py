@@ -1,7 +1,5 @@
 """``faster-rcnn-36`` from the command line: photographs in, regions with names out, and a picture of them."""
 
-from __future__ import annotations
-
 import pytest
 from PIL import Image
 

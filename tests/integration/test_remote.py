@@ -1,7 +1,5 @@
 """Jobs on another runner, and what goes wrong there: Beam's job service and workers, each a process in its own folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The same command gives the same bytes on every runner, whose services and workers are processes of their own."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

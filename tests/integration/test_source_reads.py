@@ -1,7 +1,5 @@
 """How often sources of images are listed and read, in bytes, by runs of many processes: a proxy before a store counts."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 from collections.abc import Iterator

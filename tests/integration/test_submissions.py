@@ -1,7 +1,5 @@
 """Submissions to Dataflow: hints, images, files, options and sizes, as the stock client makes them; nothing is sent."""
 
-from __future__ import annotations
-
 import io
 import zipfile
 from collections.abc import Callable, Iterator, Mapping

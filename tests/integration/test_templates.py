@@ -1,7 +1,5 @@
 """A template of Dataflow's instead of a run: with the stock client and an emulated bucket."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A byte order mark and CR LF change nothing in any text that a user brings, and UTF-16 is named in each."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Callable

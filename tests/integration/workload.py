@@ -1,7 +1,5 @@
 """Every command that runs pipelines, on captions, photos and weights that are small."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from PIL import Image
