@@ -55,12 +55,6 @@ def test_the_command_line_comes_before_the_environment_before_the_file_before_th
     assert (params["images"], params["output"]) == ("pictures", "elsewhere")
 
 
-def test_every_command_takes_a_file_but_train(group):
-    """Training has files of its own."""
-    found = {name for name, command in group.commands.items() if any("--config" in each.opts for each in command.params)}
-    assert found == set(group.commands) - {"train"}
-
-
 # --- values ----------------------------------------------------------------------------------------------------------
 
 
@@ -97,15 +91,6 @@ def test_the_file_itself_may_be_named_in_the_environment(parse, monkeypatch):
     Path("of.toml").write_text('dataset = "d"\nrows = 2\n')
     monkeypatch.setenv("IMAGEPIVOT_INSPECT_CONFIG", "of.toml")
     assert parse("inspect").params["rows"] == 2
-
-
-def test_variables_of_every_parameter(group):
-    """The name of each variable is that of the option as it is typed, also where the parameter is called otherwise."""
-    for name, command in group.commands.items():
-        for parameter in command.params:
-            long = next((option for option in parameter.opts if option.startswith("--")), parameter.name)
-            expected = re.sub(r"\W", "_", f"IMAGEPIVOT_{name}_{long.removeprefix('--')}".upper())
-            assert (parameter.envvar, parameter.show_envvar) == (expected, False)
 
 
 # --- flags for Beam --------------------------------------------------------------------------------------------------

@@ -368,15 +368,28 @@ def test_search_reports_missing_options(command, write_run, toy):
             command("search", folder, "1", "--language", "en", *places)
 
 
+# --- reproduce -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reproduce(command, toy_2016, tmp_path):
+    """Train rows of small models for two steps; return standard output and standard error."""
+
+    def run(*options: object, corpus=toy_2016, paper: str = "gella2017", output: object = tmp_path / "o") -> tuple[str, str]:
+        return command(
+            *("reproduce", paper, output, "--seeds", "1", "--workers", "1"),
+            *(*data_of(corpus), "--vocabulary", corpus.vocabulary),
+            *("--max-steps", "2", "--set", "model.embed_dim=6", "--set", "model.word_dim=4", "--set", "schedule.batch_size=8"),
+            *options,
+        )
+
+    return run
+
+
 @pytest.mark.slow
-def test_reproduce_writes_the_report(command, steps, toy_2016, tmp_path, monkeypatch):
+def test_reproduce_writes_the_report(reproduce, steps, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    out, notes = command(
-        *("reproduce", "gella2017", "~/o", "--rows", "vse-de", "--seeds", "1", "--workers", "1", "--device", "cpu"),
-        *("--captions", toy_2016.captions, "--features", toy_2016.features, "--vocabulary", toy_2016.vocabulary),
-        *("--max-steps", "2", "--set", "model.embed_dim=6", "--set", "model.word_dim=4", "--set", "schedule.batch_size=8"),
-        *("--memory-map", tmp_path / "map"),
-    )
+    out, notes = reproduce("--rows", "vse-de", "--memory-map", tmp_path / "map", output="~/o")
     assert [words[0] for words in steps.started] == ["train", "evaluate"]
     assert all(f"--memory-map={tmp_path / 'map'}" in words for words in steps.started)
     assert "1 of 1: gella2017/vse-de, seed 0" in notes
@@ -390,17 +403,12 @@ def test_reproduce_writes_the_report(command, steps, toy_2016, tmp_path, monkeyp
 
 
 @pytest.mark.cluster
-def test_a_table_chooses_its_rows_and_table_3_ranks_captions(command, toy_2016, tmp_path):
-    arguments = (
-        *("reproduce", "gella2017", tmp_path / "o", "--seeds", "1", "--workers", "1", "--device", "cpu", "--no-plot"),
-        *("--captions", toy_2016.captions, "--features", toy_2016.features, "--vocabulary", toy_2016.vocabulary),
-        *("--max-steps", "2", "--set", "model.embed_dim=6", "--set", "model.word_dim=4", "--set", "schedule.batch_size=8"),
-    )
+def test_a_table_chooses_its_rows_and_table_3_ranks_captions(reproduce, tmp_path):
     with pytest.raises(UsageError, match="--table and --rows both choose rows"):
-        command(*arguments, "--table", "3", "--rows", "vse-*")
+        reproduce("--no-plot", "--table", "3", "--rows", "vse-*")
     with pytest.raises(UsageError, match="--table is 9, but the tables of gella2017 are 1, 2, 3"):
-        command(*arguments, "--table", "9")
-    out, notes = command(*arguments, "--table", "3")
+        reproduce("--no-plot", "--table", "9")
+    out, notes = reproduce("--no-plot", "--table", "3")
     trained = {path.name for path in (tmp_path / "o" / "runs" / "gella2017").iterdir()}
     assert trained == {"oe-de", "oe-en", "pivot-asym", "parallel-asym"}
     assert "4 of 4: " in notes
@@ -410,21 +418,15 @@ def test_a_table_chooses_its_rows_and_table_3_ranks_captions(command, toy_2016, 
 
 
 @pytest.mark.cluster
-def test_table_4_is_measured_on_sentence_pairs(command, toy_2016, sts_pairs, tmp_path, monkeypatch):
-    arguments = (
-        *("reproduce", "gella2017", tmp_path / "o", "--seeds", "1", "--workers", "1", "--device", "cpu", "--no-plot"),
-        *("--captions", toy_2016.captions, "--features", toy_2016.features, "--vocabulary", toy_2016.vocabulary),
-        *("--max-steps", "2", "--set", "model.embed_dim=6", "--set", "model.word_dim=4", "--set", "schedule.batch_size=8"),
-    )
-
+def test_table_4_is_measured_on_sentence_pairs(reproduce, sts_pairs, tmp_path, monkeypatch):
     lengths = lambda text, language, recipe, truecaser: [f"{language}{len(word)}" for word in text.split()]  # noqa: E731
     monkeypatch.setattr("pipelines.text.queries.tokenize_query", lengths)
     with pytest.raises(UsageError, match="table 4 of gella2017 is measured on sentence pairs: give --sts"):
-        command(*arguments, "--table", "4")
+        reproduce("--no-plot", "--table", "4")
     with pytest.raises(UsageError, match="--sts is given, but kadar2018 has no table of textual similarity"):
-        command("reproduce", "kadar2018", *arguments[2:], "--sts", sts_pairs)
+        reproduce("--sts", sts_pairs, paper="kadar2018")
     assert not (tmp_path / "o").exists()
-    out, notes = command(*arguments, "--table", "4", "--sts", sts_pairs)
+    out, notes = reproduce("--no-plot", "--table", "4", "--sts", sts_pairs)
     trained = {path.name for path in (tmp_path / "o" / "runs" / "gella2017").iterdir()}
     assert trained == {"vse-en", "oe-en", "pivot-sym", "parallel-sym", "pivot-asym", "parallel-asym"}
     assert "7 of 7: " in notes
@@ -447,14 +449,9 @@ def test_evaluate_says_what_it_leaves_out(command, write_run, gappy):
 
 
 @pytest.mark.cluster
-def test_reproduce_says_what_it_leaves_out_once(command, toy_2016, without_features, tmp_path):
+def test_reproduce_says_what_it_leaves_out_once(reproduce, toy_2016, without_features, tmp_path):
     few = without_features(toy_2016, tmp_path)
-    out, notes = command(
-        *("reproduce", "gella2017", tmp_path / "o", "--rows", "vse-*", "--seeds", "1", "--workers", "1", "--device", "cpu"),
-        *("--captions", few.captions, "--features", few.features, "--vocabulary", few.vocabulary, "--no-plot"),
-        *("--max-steps", "2", "--set", "model.embed_dim=6", "--set", "model.word_dim=4", "--set", "schedule.batch_size=8"),
-        "--allow-missing-features",
-    )
+    out, notes = reproduce("--no-plot", "--rows", "vse-*", "--allow-missing-features", corpus=few)
     assert [line.partition(":")[0] for line in notes.splitlines() if line.startswith("left out")] == [
         f"left out of split '{split}'" for split in ("train", "val", "test_2016")
     ]
@@ -473,17 +470,8 @@ def test_embed_takes_splits_and_languages(command, write_run, toy, tmp_path):
 
 
 def test_embed_says_which_images_it_lacks(command, write_run, gappy, tmp_path):
-    arguments = (
-        "embed",
-        write_run(),
-        tmp_path / "e",
-        "--features",
-        gappy.features,
-        "--captions",
-        gappy.captions,
-        "--splits",
-        "test",
-    )
+    data = ("--features", gappy.features, "--captions", gappy.captions, "--splits", "test")
+    arguments = ("embed", write_run(), tmp_path / "e", *data)
     with pytest.raises(DatasetError, match="--allow-missing-features"):
         command(*arguments)
     _, notes = command(*arguments, "--allow-missing-features")
