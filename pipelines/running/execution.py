@@ -30,11 +30,6 @@ _SEVERAL_PROCESSES = "use_multiple_sdk_containers"
 class Accelerator:
     """GPUs of each worker that runs the model.
 
-    Attributes:
-        type: the runner's name of the GPU, e.g. ``nvidia-l4``.
-        count: number of GPUs of a worker.
-        machine: the runner's name of the type of machine that has them, e.g. ``g2-standard-4``; empty for the runner's own choice.
-
     Raises:
         UsageError: a name is not one, or the number is below 1.
     """
@@ -130,14 +125,8 @@ START_SECONDS = 1200.0
 class Execution:
     """Settings for running a pipeline; none of them changes the result.
 
-    Attributes:
-        workers: number of local worker processes; 0 for one per core, or what the command does by itself.
-        beam_flags: flags for Beam, e.g. ``--runner=DataflowRunner``; if they name a runner, nothing runs locally.
-        shared_disk: the workers of that runner see local paths as this machine does.
-        start_timeout: seconds in which the first worker of that runner must have started.
-        accelerator: the GPUs of that runner's workers, for steps that run a model; None for workers without.
-        detach: do not wait for that runner's job once it has accepted it.
-        default_workers: what 0 workers stand for; asked when there is something to do.
+    If the flags for Beam name a runner, nothing runs locally. ``default_workers`` says what 0 workers stand for, and is asked when
+    there is something to do.
 
     Raises:
         UsageError: a value is out of range, a flag is misspelled, or there is no job to leave alone.

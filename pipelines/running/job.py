@@ -121,18 +121,9 @@ def run_per_shard(
     check: Callable[[], None] | None = None,
     meter: Meter = Meter(),
 ) -> Manifest:
-    """Run a job each of whose shards follows from the same shard of its inputs.
+    """Run a job that makes each shard of the same shard of its inputs.
 
-    Args:
-        output: the dataset.
-        work: writes one shard.
-        policy: as `run_job` takes it, and so the others.
-        execution: where and how to run.
-        libraries: distributions whose versions matter to the content.
-        extras: names of the extras that workers on other machines need.
-        ready: raises where this machine cannot do the work.
-        check: checks on the first worker on another machine what only this work needs.
-        meter: counts the work, for a progress display.
+    ``work`` writes one shard; the other arguments, result and errors are those of `run_job`.
     """
 
     def build(pipeline: beam.Pipeline, finished: frozenset[int], first: FirstWorker | None) -> None:
@@ -175,12 +166,7 @@ def _write_template(
     extras: Iterable[str],
     check: Callable[[], None] | None,
 ) -> NoReturn:
-    """Write a template of Dataflow's, of a pipeline that makes all shards: what is finished is known only when it is launched.
-
-    Raises:
-        DatasetError: the folder of the dataset holds something.
-        DetachedError: the template is written.
-    """
+    """Write a template of Dataflow's for all shards, since what is finished is known only when it is launched, and say so."""
     from pipelines.running.preflight import FirstWorker
     from pipelines.running.runner import run_pipeline
 

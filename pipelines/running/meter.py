@@ -46,11 +46,12 @@ def counts_of(metrics: Iterable[Any]) -> dict[str, int]:
     return counts
 
 
-def _write(folder: str, counts: dict[str, int]) -> None:
+def _write(folder: str, counts: Mapping[str, int], name: str = "") -> None:
+    path = Path(folder, name or f"{os.getpid()}.json")
     with contextlib.suppress(OSError):  # The launcher may have deleted the folder; the work goes on.
-        temporary = Path(folder, f"{os.getpid()}.tmp")
+        temporary = path.with_suffix(".tmp")
         temporary.write_text(json.dumps(counts))
-        temporary.replace(Path(folder, f"{os.getpid()}.json"))
+        temporary.replace(path)
 
 
 @dataclass(frozen=True)
@@ -91,10 +92,7 @@ class Meter:
     def report(self, counts: Mapping[str, int]) -> None:
         """Put what a runner says of all its workers in the place of the counts of processes; nothing if it says nothing yet."""
         if self.folder is not None:
-            with contextlib.suppress(OSError):
-                temporary = Path(self.folder, f"{_RUNNERS}.tmp")
-                temporary.write_text(json.dumps(counts))
-                temporary.replace(Path(self.folder, _RUNNERS))
+            _write(self.folder, counts, _RUNNERS)
 
     @property
     def is_known(self) -> bool:

@@ -64,7 +64,6 @@ class Recipe:
 
     Attributes:
         name: name on the command line.
-        description: one line for a listing.
         lowercase: whether text is lower-cased.
         normalize: whether punctuation is normalized.
         tokenizer: ``moses``, with special characters escaped (``&apos;``), or ``whitespace``, which only splits.
@@ -72,7 +71,6 @@ class Recipe:
     """
 
     name: str
-    description: str
     lowercase: bool
     normalize: bool
     tokenizer: Literal["moses", "whitespace"]
@@ -93,35 +91,12 @@ class Recipe:
         )
 
 
-DEFAULT_RECIPE = "multi30k-lc"
-
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
-        Recipe(
-            name="multi30k-lc",
-            description="lower-case, normalize punctuation, Moses tokenizer: the tok files of Multi30K",
-            lowercase=True,
-            normalize=True,
-            tokenizer="moses",
-            truecase=False,
-        ),
-        Recipe(
-            name="moses-truecase",
-            description="Moses tokenizer, then a truecaser learned from the training split",
-            lowercase=False,
-            normalize=False,
-            tokenizer="moses",
-            truecase=True,
-        ),
-        Recipe(
-            name="raw",
-            description="text as it is, split at white space",
-            lowercase=False,
-            normalize=False,
-            tokenizer="whitespace",
-            truecase=False,
-        ),
+        Recipe("multi30k-lc", lowercase=True, normalize=True, tokenizer="moses", truecase=False),  # The tok files of Multi30K.
+        Recipe("moses-truecase", lowercase=False, normalize=False, tokenizer="moses", truecase=True),
+        Recipe("raw", lowercase=False, normalize=False, tokenizer="whitespace", truecase=False),
     )
 }
 
@@ -195,15 +170,15 @@ def normalize_punctuation(text: str, language: str) -> str:
     return text[:-1]
 
 
-def tokenize(text: str, language: str, escape: bool = True) -> str:
+def tokenize(text: str, language: str) -> str:
     """Return what ``tokenizer.perl -l LANGUAGE`` prints for a line, without the line end.
 
-    Single spaces join the tokens. A line that ends in ``.'`` gets a space at its end. A blank line comes back unchanged.
+    Single spaces join the tokens, and ``& | < > ' " [ ]`` become entities. A line that ends in ``.'`` gets a space at its end. A
+    blank line comes back unchanged.
 
     Args:
         text: the caption, without its line end.
         language: BCP 47 tag; see `prefix_language` for languages without abbreviations of their own.
-        escape: whether ``& | < > ' " [ ]`` become entities, as Moses does by default.
     """
     if _BLANK.fullmatch(text):
         return text
@@ -211,8 +186,7 @@ def tokenize(text: str, language: str, escape: bool = True) -> str:
         text = _JUNK.sub("", text)
     bound = _bound(text)
     rules = _tokenizer_rules(_primary(language), bound)
-    text = rules.tokenize(" ".join(_split_words(text, bound)))
-    return _escape(text) if escape else text
+    return _escape(rules.tokenize(" ".join(_split_words(text, bound))))
 
 
 def split_tokens(line: str) -> list[str]:

@@ -161,18 +161,7 @@ def build_captions(
     staged: str | None,
     meter: Meter,
 ) -> None:
-    """Add the steps of a job to an empty pipeline.
-
-    Args:
-        pipeline: the pipeline.
-        finished: shards that an earlier run finished.
-        check: what the first worker on another machine checks; None on this one.
-        job: what to make, with an open source.
-        output: where, as `pipelines.text.captions.plan_captions` returns it.
-        models: texts of truecasers by language, if they are given.
-        staged: folder for pieces on a disk that all workers see; None where there is none.
-        meter: counts captions.
-    """
+    """Add the steps of a job to an empty pipeline, as `pipelines.running.job.run_job` asks for them."""
     steps, source = recipe(job.recipe), job.open_source()
     left_out = frozenset() if steps.truecase and models is None else finished  # Truecasers learn from all captions.
     pieces = pipeline | "ReadCaptions" >> ReadCaptions(source, output.shards, job.selection, left_out, staged, check)
@@ -250,17 +239,7 @@ def build_counts(
     output: OutputDataset,
     meter: Meter,
 ) -> None:
-    """Add the steps of a job to an empty pipeline.
-
-    Args:
-        pipeline: the pipeline.
-        finished: shards that an earlier run finished.
-        check: what the first worker on another machine checks; None on this one.
-        job: what to make.
-        captions: its captions.
-        output: where, as `pipelines.text.vocabulary.plan_vocabulary` returns it.
-        meter: counts captions.
-    """
+    """Add the steps of a job to an empty pipeline, as `pipelines.running.job.run_job` asks for them."""
     if finished:
         written = pipeline | "VocabularyIsThere" >> Begin([b""], check) | "WriteText" >> beam.Map(_restore_text, output)
     else:

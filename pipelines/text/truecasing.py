@@ -121,15 +121,13 @@ class TruecaseModel:
         return "".join(lines)
 
 
-def count_forms(tokens: Sequence[str], possibly_use_first_token: bool = False) -> Iterator[tuple[str, int]]:
+def count_forms(tokens: Sequence[str]) -> Iterator[tuple[str, int]]:
     """Yield each word of a caption whose case is evidence, with its weight in tenths; a word may occur more than once.
 
     The first word of a sentence is no evidence, since its capital may be due to its position.
 
     Args:
         tokens: tokens of one caption, not lower-cased.
-        possibly_use_first_token: also count a first word, in full if it does not begin with a capital, and as one tenth if it
-            does and is the only word of the caption (``--possiblyUseFirstToken`` of Moses).
     """
     line = " ".join(tokens)
     words = _split_tags(line, factors=False)[0] if "<" in line or ">" in line else tokens
@@ -141,14 +139,8 @@ def count_forms(tokens: Sequence[str], possibly_use_first_token: bool = False) -
     for word in words[start:]:
         first = first or previous in _SENTENCE_END
         previous = word
-        if _CASED.search(word):  # A letter of the category Lu, Ll or Lt.
-            if not first:
-                yield word, TENTHS
-            elif possibly_use_first_token:
-                if word[0] == lower(word[0]):
-                    yield word, TENTHS
-                elif len(words) == 1:
-                    yield word, 1
+        if not first and _CASED.search(word):  # A letter of the category Lu, Ll or Lt.
+            yield word, TENTHS
         # This holds after a word without case as well: Moses counts the word behind `. "` in full.
         first = False
 

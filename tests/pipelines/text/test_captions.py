@@ -19,7 +19,7 @@ from pipelines.text import merge_sort
 from pipelines.text.caption_shards import blocks_of
 from pipelines.text.captions import CaptionsJob, prepare_captions
 from pipelines.text.merge_sort import make_pieces
-from pipelines.text.moses import DEFAULT_RECIPE, RECIPES, prepare
+from pipelines.text.moses import RECIPES, prepare
 from pipelines.text.transforms import ReadCaptions, TokenizeCaptions, TrainTruecasers
 from pipelines.text.truecasing import TruecaseModel, count_forms
 from schemas.dataset import open_dataset
@@ -96,7 +96,7 @@ def brute(rows, *, shard: int, shards: int = 4, recipe: str = "multi30k-lc") -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["multi30k-lc", "raw"])
 def test_shards_are_those_of_a_plain_loop(rows, table, prepared, tmp_path, recipe):
-    if recipe != DEFAULT_RECIPE:
+    if recipe != "multi30k-lc":
         prepared = tmp_path / "c"
         prepare_captions(job_of(table, prepared, recipe=recipe), ONE)
     dataset = open_dataset(prepared)
@@ -276,7 +276,7 @@ def test_transforms_fit_into_a_pipeline_of_ones_own(table, prepared, tmp_path):
     output = OutputDataset(folder=Folder(str(tmp_path / "c")), kind="captions", parameters=parameters, shards=4)
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
         pieces = pipeline | ReadCaptions(open_source("table", table), shards=4)
-        shards = pieces | TokenizeCaptions(output, RECIPES[DEFAULT_RECIPE])
+        shards = pieces | TokenizeCaptions(output, RECIPES["multi30k-lc"])
         assert_that(shards, equal_to(range(4)))
     for number in range(4):
         made = pq.read_table(tmp_path / "c" / output.name(number))

@@ -1,5 +1,4 @@
 import gzip
-import html
 import json
 import random
 import re
@@ -160,11 +159,6 @@ def test_tokenize(language: str, text: str, expected: str) -> None:
     assert tokenize(text, language) == expected
 
 
-@pytest.mark.parametrize(("language", "text", "expected"), TOKENIZED)
-def test_tokenize_without_escaping(language: str, text: str, expected: str) -> None:
-    assert tokenize(text, language, escape=False) == html.unescape(expected)
-
-
 # sacremoses takes seconds to compile the letters of zh and ja.
 @pytest.mark.parametrize(
     "language",
@@ -256,7 +250,6 @@ def test_prepare_finds_no_tokens_in_blank_text(text: str, name: str) -> None:
 
 def test_recipes_have_names() -> None:
     assert list(RECIPES) == ["multi30k-lc", "moses-truecase", "raw"]
-    assert moses.DEFAULT_RECIPE == "multi30k-lc"
     for name, value in RECIPES.items():
         assert recipe(name) is value
         assert value.name == name
