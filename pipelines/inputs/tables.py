@@ -325,6 +325,19 @@ class Table:
                 ) from error
 
 
+def check_columns(columns: Iterable[str], known: Sequence[str]) -> None:
+    """Check that columns are among those that we know.
+
+    Raises:
+        UsageError: one is not.
+    """
+    unknown = sorted(set(columns) - set(known))
+    if unknown:
+        raise UsageError(
+            f"unknown column {unknown[0]!r}: ours are {', '.join(known)}; write OURS=THEIRS, such as 'image_id=file'"
+        )
+
+
 def check_dialect(name: str, dialect: Dialect) -> None:
     """Check that a delimiter and a quoting are stated of CSV and TSV only.
 
@@ -370,19 +383,6 @@ def _place(form: str, first: int, lines: Sequence[int], number: int) -> str:
 
 def _row(first: int, number: int) -> str:
     return f"row {first + number}"
-
-
-def check_columns(columns: Iterable[str], known: Sequence[str]) -> None:
-    """Check that columns are among those that we know.
-
-    Raises:
-        UsageError: one is not.
-    """
-    unknown = sorted(set(columns) - set(known))
-    if unknown:
-        raise UsageError(
-            f"unknown column {unknown[0]!r}: ours are {', '.join(known)}; write OURS=THEIRS, such as 'image_id=file'"
-        )
 
 
 @lru_cache(maxsize=8)

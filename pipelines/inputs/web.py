@@ -99,7 +99,7 @@ class _Limits(NamedTuple):
 
 
 _LIMITS: ContextVar[_Limits] = ContextVar("_LIMITS")
-"""The limits of the present fetch: urllib3 makes and keeps the connections, and whoever uses one is in the context of a fetch."""
+"""The limits of the present fetch: urllib3 makes and keeps the connections, and each is used in the context of a fetch."""
 
 
 def is_public(address: str) -> bool:
@@ -128,7 +128,7 @@ def _proxy_of(address: str) -> str | None:
         if not proxy or proxy_bypass(parts.netloc.rpartition("@")[2]):
             return None
     except ValueError:
-        return None  # Not an address; whoever fetches it says so.
+        return None  # Not an address, as fetching it will say.
     return proxy if "://" in proxy else f"http://{proxy}"
 
 

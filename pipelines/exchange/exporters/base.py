@@ -34,6 +34,10 @@ Note: TypeAlias = Callable[[str], None]
 """Takes a sentence that users of the files should read."""
 
 
+_DEFAULTS: dict[str, Any] = {"id_rule": "name", "max_regions": REGIONS, "boxes": None, "sizes": None}
+_FILES = ("ids", "boxes", "sizes")
+
+
 @dataclass(frozen=True)
 class Staging:
     """A local folder that an export writes to.
@@ -103,10 +107,6 @@ class Staging:
 
 Writer: TypeAlias = Callable[[ExportJob, Dataset, Staging], list[Path]]
 """Writes the files of a dataset in one layout, and returns them; raises ImagepivotError if the dataset does not fit the layout."""
-
-
-_DEFAULTS: dict[str, Any] = {"id_rule": "name", "max_regions": REGIONS, "boxes": None, "sizes": None}
-_FILES = ("ids", "boxes", "sizes")
 
 
 def sidecar_name(name: str) -> str:

@@ -34,6 +34,7 @@ from schemas.keys import check_image_id
 from schemas.storage.folder import Folder
 
 _KARPATHY_FILE = r"dataset.*\.json(\.gz)?"
+_COCO_FILE = r"captions_.+\.json(\.gz)?"
 
 
 @dataclass(frozen=True)
@@ -130,9 +131,6 @@ def _check_numbers(image: Mapping[str, Any], *, place: str) -> None:
                 f"{place}: 'sentids' is {listed!r}, but its sentences are {numbers or len(sentences)!r}: some are missing or "
                 "belong to another image; fetch the file again, or if the sentences are right, take 'sentids' out"
             )
-
-
-_COCO_FILE = r"captions_.+\.json(\.gz)?"
 
 
 @dataclass(frozen=True)

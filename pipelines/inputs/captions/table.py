@@ -45,6 +45,7 @@ _LIST = r"""(?s)^\s*\[\s*["'].*["']\s*\]\s*$"""
 _REQUIRED = ("image_id", "text")
 _MAX_INDEX = 32767
 _SPLIT = "train"
+_NO_ID = f"^$|[{CONTROLS}]"
 
 
 @dataclass(frozen=True)
@@ -129,14 +130,14 @@ class TableSource(CaptionSource):
     def _table(self, batch: Batch) -> pa.Table | None:
         """Return the captions of some rows; None if a value is out of the ordinary."""
         given = batch.columns
-        columns = {"image_id": image_ids(given["image_id"]), "text": texts(given["text"], nullable=True)}
+        columns = {"image_id": _image_ids(given["image_id"]), "text": _texts(given["text"], nullable=True)}
         for ours, default in (("language", self.language), ("portion", COMPARABLE), ("split", _SPLIT)):
             if ours in given:
-                columns[ours] = labels(given[ours], partial(_check_kind, ours=ours))
+                columns[ours] = _labels(given[ours], partial(_check_kind, ours=ours))
             else:
                 columns[ours] = pa.repeat(pa.scalar(default), batch.rows)
         columns["index"] = (
-            indices(given["index"], _MAX_INDEX) if "index" in given else pa.repeat(pa.scalar(-1, pa.int16()), batch.rows)
+            _indices(given["index"], _MAX_INDEX) if "index" in given else pa.repeat(pa.scalar(-1, pa.int16()), batch.rows)
         )
         if any(column is None for column in columns.values()):
             return None
@@ -210,10 +211,7 @@ def _check_index(value: object, *, place: str) -> int:
     return number
 
 
-_NO_ID = f"^$|[{CONTROLS}]"
-
-
-def texts(column: Column, *, nullable: bool = False) -> pa.Array | None:
+def _texts(column: Column, *, nullable: bool = False) -> pa.Array | None:
     """Return the strings of a column; None if a value is no string, has half a surrogate pair, or is missing and must not be."""
     if isinstance(column, pa.Array):
         return None if column.null_count and not nullable else _strings(column)
@@ -237,19 +235,19 @@ def _strings(column: pa.Array) -> pa.Array | None:
     return strings
 
 
-def image_ids(column: Column) -> pa.Array | None:
+def _image_ids(column: Column) -> pa.Array | None:
     """Return image ids, which may be integers; None if one is missing, empty or has a control character."""
     if isinstance(column, pa.Array):
         column = column.cast(pa.string()) if pa.types.is_integer(column.type) else column
     elif set(map(type, column)) == {int}:
         column = list(map(str, column))
-    ids = texts(column)
+    ids = _texts(column)
     return None if ids is None or pc.any(pc.match_substring_regex(ids, _NO_ID)).as_py() else ids
 
 
-def labels(column: Column, check: Callable[[str], str]) -> pa.Array | None:
+def _labels(column: Column, check: Callable[[str], str]) -> pa.Array | None:
     """Return languages, portions or splits in their usual form, as `check` gives it; None if one is missing or refused."""
-    values = texts(column)
+    values = _texts(column)
     if values is None:
         return None
     encoded = values.dictionary_encode()
@@ -260,14 +258,14 @@ def labels(column: Column, check: Callable[[str], str]) -> pa.Array | None:
     return pa.array(checked, pa.string()).take(encoded.indices)
 
 
-def indices(column: Column, greatest: int) -> pa.Array | None:
+def _indices(column: Column, greatest: int) -> pa.Array | None:
     """Return indices as int16; None if one is missing, no integer, or not from 0 to `greatest`. Text has them in digits."""
     values: Sequence[Any] | pa.Array = column
     if isinstance(column, pa.Array):
         if column.null_count or not pa.types.is_integer(column.type):
             return None
     elif set(map(type, column)) == {str}:
-        digits = texts(column)
+        digits = _texts(column)
         if digits is None or not pc.all(pc.match_substring_regex(digits, r"^[0-9]{1,9}$")).as_py():
             return None
         values = digits.cast(pa.int64())

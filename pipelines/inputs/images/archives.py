@@ -40,6 +40,10 @@ ArchiveKind = Literal["tar", "parquet"]
 _COMPRESSED = re.compile(r"\.(tgz|tbz2?|txz|tzst|tar\.(gz|bz2|xz|zst|lz4?|br|z))$", re.IGNORECASE)
 # A request to an object store costs as much as reading several MB, so small members are read rather than skipped.
 _REMOTE_BUFFER = 4 << 20
+_BLOCK = tarfile.BLOCKSIZE
+_BYTES_COLUMNS = ("bytes", "image", "image_bytes", "jpg")
+_ID_COLUMNS = ("image_id", "id", "key", "__key__")
+_ROW_GROUPS = RowGroups()
 
 
 def archive_kind(name: str) -> ArchiveKind | None:
@@ -90,7 +94,7 @@ def holds_image_bytes(folder: Folder, name: str) -> bool:
             schema = pq.read_schema(file)
     except (pa.ArrowException, OSError):
         return False
-    return "uri" not in schema.names and bytes_column(schema) is not None
+    return "uri" not in schema.names and _bytes_column(schema) is not None
 
 
 @dataclass(frozen=True)
@@ -166,14 +170,14 @@ class ImagesInTars(_Archives):
 
     def read(self, ref: ImageRef) -> bytes:
         """Return the bytes of one member, read from its position in the tar."""
-        data = self.folder.read_part(parts_of(ref.uri)[0], ref.offset, ref.bytes)
+        data = self.folder.read_part(_parts_of(ref.uri)[0], ref.offset, ref.bytes)
         if len(data) != ref.bytes:
             raise OSError(errno.EIO, "the archive ends before the image does")
         return data
 
     def advice_apart(self, first: ImageRef, second: ImageRef) -> str:
         """Tell a member that a tar holds twice from members of one name, in one tar or several."""
-        tars, paths = zip(*(parts_of(ref.uri) for ref in (first, second)), strict=True)
+        tars, paths = zip(*(_parts_of(ref.uri) for ref in (first, second)), strict=True)
         if first.uri == second.uri:
             return "the tar holds the member twice; unpack it, which keeps the last one, and pack it again"
         if self.ids == "name" and id_of_path(paths[0], "path") != id_of_path(paths[1], "path"):
@@ -187,16 +191,16 @@ class ImagesInTars(_Archives):
 
     def _refs_in(self, name: str, skipped: SkippedFiles) -> Iterator[ImageRef]:
         location = self.folder.path_of(name)
-        if parts_of(f"{name}/")[0] != name:
+        if _parts_of(f"{name}/")[0] != name:
             raise InputError(f"{location!r} is in a folder whose name ends in '.tar': rename the folder")
         with storage_errors(location), self._open(name) as raw:
             file = raw if self.folder.is_local else io.BufferedReader(raw, _REMOTE_BUFFER)
-            for member in members_of(cast("BinaryIO", file), raw.size(), location):
+            for member in _members_of(cast("BinaryIO", file), raw.size(), location):
                 path = f"{name}/{PurePosixPath(member.name)}"
                 if member.isdir():
                     continue
                 if is_image(path):
-                    check_member(member, location)
+                    _check_member(member, location)
                     image_id = self._image_id(member.name)
                     place = f"{location!r}, member {member.name!r}"
                     check_image_id(image_id, place=place, advice="rename it and pack it again")
@@ -290,9 +294,9 @@ class ImagesInParquet(_Archives):
         with self._open(name) as file:
             try:
                 table = pq.ParquetFile(file, pre_buffer=False)
-                ids = ids_column(table.schema_arrow, location)
+                ids = _ids_column(table.schema_arrow, location)
                 if ids not in table.schema_arrow.names:
-                    yield from self._refs_by_path(name, read_paths(table, ids))
+                    yield from self._refs_by_path(name, _read_paths(table, ids))
                     return
                 for batch in table.iter_batches(columns=[ids]):
                     for value in batch.column(0).to_pylist():
@@ -320,9 +324,6 @@ class ImagesInParquet(_Archives):
             yield ImageRef(image_id, f"{name}/{row}", offset=row)
 
 
-_ROW_GROUPS = RowGroups()
-
-
 def _file_of(ref: ImageRef) -> str:
     return ref.uri.rpartition("/")[0]
 
@@ -335,17 +336,14 @@ def _changed() -> OSError:
     return OSError(errno.EIO, "the Parquet file is broken, or was changed")
 
 
-_BLOCK = tarfile.BLOCKSIZE
-
-
-def parts_of(uri: str) -> tuple[str, str]:
+def _parts_of(uri: str) -> tuple[str, str]:
     """Return the tar of a reference, the path up to the first part that is named like a tar, and the path of the member in it."""
     parts = uri.split("/")
     end = next((number for number, part in enumerate(parts) if part.lower().endswith(".tar")), len(parts))
     return "/".join(parts[: end + 1]), "/".join(parts[end + 1 :])
 
 
-def members_of(file: BinaryIO, size: int, location: str) -> Iterator[tarfile.TarInfo]:
+def _members_of(file: BinaryIO, size: int, location: str) -> Iterator[tarfile.TarInfo]:
     """Yield the members of a tar by reading its headers alone.
 
     Raises:
@@ -377,7 +375,7 @@ def _broken(location: str, position: int, detail: str) -> InputError:
     )
 
 
-def check_member(member: tarfile.TarInfo, location: str) -> None:
+def _check_member(member: tarfile.TarInfo, location: str) -> None:
     """Check that a member is a plain file with a name in UTF-8.
 
     Raises:
@@ -396,11 +394,7 @@ def check_member(member: tarfile.TarInfo, location: str) -> None:
         )
 
 
-_BYTES_COLUMNS = ("bytes", "image", "image_bytes", "jpg")
-_ID_COLUMNS = ("image_id", "id", "key", "__key__")
-
-
-def read_paths(table: pq.ParquetFile, column: str) -> list[str | None]:
+def _read_paths(table: pq.ParquetFile, column: str) -> list[str | None]:
     """Return the path of each row of a file; None for a row, or a whole file, without any."""
     struct, _, field = column.partition(".")
     if table.schema_arrow.field(struct).type.get_field_index(field) < 0:
@@ -413,14 +407,14 @@ def read_column(folder: Folder, name: str, version: str, group: int) -> pa.Chunk
     """Return the images of a row group, null for a row without one; a broken file raises an ArrowException or OSError."""
     with folder.open(name) as file:
         table = pq.ParquetFile(file, metadata=read_metadata(folder, name, version))
-        column = bytes_column(table.schema_arrow)
+        column = _bytes_column(table.schema_arrow)
         if column is None:
             raise pa.ArrowInvalid("no image bytes")
         values = table.read_row_group(group, columns=[column]).column(0)
     return pc.struct_field(values, "bytes") if pa.types.is_struct(values.type) else values
 
 
-def bytes_column(schema: pa.Schema) -> str | None:
+def _bytes_column(schema: pa.Schema) -> str | None:
     """Return the column with the images, in Parquet's notation; None if there is none."""
     for name in (name for name in _BYTES_COLUMNS if schema.names.count(name) == 1):
         kind = schema.field(name).type
@@ -431,13 +425,13 @@ def bytes_column(schema: pa.Schema) -> str | None:
     return None
 
 
-def ids_column(schema: pa.Schema, location: str) -> str:
+def _ids_column(schema: pa.Schema, location: str) -> str:
     """Return the column with the image ids, in Parquet's notation.
 
     Raises:
         InputError: there is none, or none of images.
     """
-    images = bytes_column(schema)
+    images = _bytes_column(schema)
     if images is None:
         raise InputError(
             f"{location!r} has no column of image bytes; its columns are {', '.join(map(repr, schema.names))}. Name a binary "

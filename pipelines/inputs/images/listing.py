@@ -20,6 +20,15 @@ from schemas.keys import shard_of
 from schemas.storage.folder import TEMPORARY_MARK, Folder
 from schemas.storage.storage_errors import storage_errors
 
+REFS_SCHEMA = pa.schema(
+    [("image_id", pa.string()), ("uri", pa.string()), ("bytes", pa.int64()), ("offset", pa.int64()), ("version", pa.string())]
+)
+"""Columns of references in Arrow."""
+
+_ROWS = 1 << 13
+_COPIED_BYTES = 16 << 20
+_OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
+
 
 @dataclass(frozen=True)
 class Listing:
@@ -84,16 +93,6 @@ def _digest(*entry: str) -> int:
 
 def _hexadecimal(number: int) -> str:
     return f"{number % (1 << 256):064x}"
-
-
-REFS_SCHEMA = pa.schema(
-    [("image_id", pa.string()), ("uri", pa.string()), ("bytes", pa.int64()), ("offset", pa.int64()), ("version", pa.string())]
-)
-"""Columns of references in Arrow."""
-
-_ROWS = 1 << 13
-_COPIED_BYTES = 16 << 20
-_OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
 
 
 class KeptRefs:
