@@ -439,32 +439,6 @@ def test_extractors_are_listed_without_torch():
     assert "resnet50-pool" in run("import extractors\nprint(extractors.names())", blocked=("torch", "torchvision"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("arguments", [["--help"], ["features", "--help"]], ids=" ".join)
-def test_help_loads_neither_torch_nor_beam(arguments):
-    script = """
-from pipelines.commands.app import main
-
-sys.argv[0] = "imagepivot"
-try:
-    main()
-except SystemExit as error:
-    assert not error.code, error
-print([name for name in ("torch", "torchvision", "apache_beam") if name in sys.modules])
-"""
-    lines = run(script, *arguments).splitlines()
-    assert lines[-1] == "[]"
-    assert "Usage: imagepivot" in "\n".join(lines)
-
-
-@pytest.mark.slow
-def test_importing_the_command_loads_neither_torch_nor_beam():
-    script = (
-        "import pipelines.commands.app\nprint([name for name in ('torch', 'apache_beam', 'sacremoses') if name in sys.modules])"
-    )
-    assert run(script) == "[]\n"
-
-
 def test_the_command_starts_without_torch_and_beam():
     run("import pipelines.commands.app", blocked=("torch", "torchvision", "apache_beam", "sacremoses", "PIL", "detectron2"))
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -31,15 +31,8 @@ _FIRST = 5
 _FEATURES = ("feature", "features", "vector")
 
 
-@dataclass(frozen=True)
-class ParameterDifference:
-    """A parameter or input that differs.
-
-    Attributes:
-        path: its keys, joined by dots.
-        a: value in A; None if there is none.
-        b: value in B, likewise.
-    """
+class ParameterDifference(NamedTuple):
+    """A parameter or input that differs: its keys, joined by dots, and its values in A and B, None where there is none."""
 
     path: str
     a: Any

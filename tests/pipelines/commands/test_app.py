@@ -10,7 +10,6 @@ import typer
 
 from pipelines.commands import app as cli
 from pipelines.commands.results import finish
-from schemas.conversion import convert_text
 from schemas.errors import DatasetError, UsageError
 from schemas.manifest import Manifest, ShardEntry
 
@@ -26,14 +25,6 @@ ROOT = Path(cli.__file__).parents[1]
 def command():
     """The command line, built once: typer takes some 40 ms for that."""
     return typer.main.get_command(cli.app)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("", ()), ("en", ("en",)), ("en,de", ("en", "de")), (" en , de ,", ("en", "de")), (",,", ())],
-)
-def test_lists_are_cut_at_commas(text, expected):
-    assert convert_text(text, tuple[str, ...]) == expected
 
 
 def test_the_commands_are_those_that_the_tests_know(command):
@@ -65,11 +56,6 @@ def test_commands_stand_in_groups(command, capsys, monkeypatch):
     panels = re.findall(r"╭─ (\w+) ─", capsys.readouterr().out)
     assert panels == ["Options", "Data", "Features", "Training", "Results", "Exchange"]
     assert len(command.commands) <= 27
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_each_option_has_help(command, name):
-    assert [option.name for option in command.commands[name].params if not getattr(option, "help", None)] == []
 
 
 @pytest.mark.parametrize("name", COMMANDS)
