@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from pipelines.commands.binding import Command, command
-from pipelines.commands.results import console, remark
+from pipelines.commands.results import console, print_line, remark
 from schemas.conversion import key_value_pairs
 from schemas.errors import UsageError
 from schemas.options import Opt
@@ -91,7 +91,7 @@ def build_(
         from pipelines.plans.plan import plan_names, read_table
 
         for name in plan_names():
-            console.print(f"[bold]{name}[/bold]  {escape(read_table(name)['description'])}", highlight=False, soft_wrap=True)
+            print_line(f"[bold]{name}[/bold]  {escape(read_table(name)['description'])}")
         return
     if not plan:
         raise UsageError("name a plan, or a file that ends in .toml; imagepivot build --list lists the plans of the package")

@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 
 from pipelines.commands.binding import command
-from pipelines.commands.results import AsJson, LogJson, console, finish, notes, remark
+from pipelines.commands.results import AsJson, LogJson, console, finish, notes, print_line, remark
 from pipelines.exchange.jobs import ExportJob, ImportJob
 from pipelines.jobs import DiffJob, ViewJob
 from schemas.console import events
@@ -38,7 +38,7 @@ def inspect(
     elif failures and opened.manifest.failed:
         failures_table(opened).render(console)
     elif failures:
-        console.print(f"{escape(dataset)}: nothing failed", highlight=False, soft_wrap=True)
+        print_line(f"{escape(dataset)}: nothing failed")
     elif as_json:
         typer.echo(to_json(describe_json(opened, rows=rows), indent=2))
     else:
@@ -87,7 +87,7 @@ def validate(
         advice = "copy it again, mend it with --repair, or make it again with --overwrite"
         advice = advice if damaged else "delete these files, or move them elsewhere"
         raise DatasetError(f"{dataset!r} breaks {len(problems)} promises of the format: {advice}")
-    console.print(f"{escape(dataset)}: everything holds", highlight=False)
+    print_line(f"{escape(dataset)}: everything holds")
 
 
 def _repair(dataset: str) -> None:
@@ -117,7 +117,7 @@ def view(job: ViewJob) -> None:
     from pipelines.datasets.view import draw_view
 
     description = draw_view(job)
-    console.print(f"{escape(job.output)}: {escape(description)}", highlight=False, soft_wrap=True)
+    print_line(f"{escape(job.output)}: {escape(description)}")
 
 
 @command("import train.npy val.npy imported --name resnet50-pool --ids train.txt --ids val.txt")
@@ -160,11 +160,7 @@ def export(job: ExportJob, log_json: LogJson = False) -> None:
         remark(text)
     size = sum(path.stat().st_size for path in paths)
     events.record(counts={"files": len(paths), "bytes": size})
-    console.print(
-        f"[bold]{job.format}[/bold]: {len(paths):,} files, {size:,} bytes in {escape(job.output)}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    print_line(f"[bold]{job.format}[/bold]: {len(paths):,} files, {size:,} bytes in {escape(job.output)}")
 
 
 @command("diff features imported --tolerance 0.01")
@@ -186,4 +182,4 @@ def diff(job: DiffJob, log_json: LogJson = False) -> None:
     if comparison.differs:
         raise typer.Exit(1)
     same = "the same rows" if not job.tolerance else f"the same rows within {job.tolerance:g}"
-    console.print(f"{escape(job.a)} and {escape(job.b)} hold {same}", highlight=False, soft_wrap=True)
+    print_line(f"{escape(job.a)} and {escape(job.b)} hold {same}")

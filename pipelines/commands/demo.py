@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 
 from pipelines.commands.binding import command
-from pipelines.commands.results import console, notes, remark
+from pipelines.commands.results import console, notes, print_line, remark
 from schemas.options import Opt
 
 
@@ -37,7 +37,7 @@ def demo(
 
         with storage_errors(output), show_progress(notes, "demo", unit="scenes", total=scenes) as meter:
             write_scenes(folder, count=scenes, seed=seed, meter=meter)
-        console.print(f"[bold]scenes[/bold]: {scenes:,} in {escape(output)}", highlight=False, soft_wrap=True)
+        print_line(f"[bold]scenes[/bold]: {scenes:,} in {escape(output)}")
         return
     from pipelines.commands.build import build_plan
     from pipelines.demo.run import show_datasets

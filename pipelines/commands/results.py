@@ -36,18 +36,24 @@ def remark(text: str, style: str = "yellow") -> None:
         notes.print(Text(escape_text(text, lines=True), style=style), soft_wrap=True)
 
 
+def print_line(text: str) -> None:
+    """Print a line of a result, in rich's markup."""
+    console.print(text, highlight=False, soft_wrap=True)
+
+
+def print_dataset(manifest: Manifest, output: str) -> None:
+    """Print the kind of a dataset, its rows and shards, its place and its fingerprint."""
+    size, place = f"{manifest.rows:,} rows in {len(manifest.shards)} shards", escape(output)
+    print_line(f"[bold]{manifest.kind}[/bold]: {size} in {place} (fingerprint {manifest.fingerprint[:12]})")
+
+
 def finish(manifest: Manifest, output: str, max_failures: int = 0) -> None:
     """Print what was written and what failed; exit with code 3 where more inputs failed than are allowed."""
     from pipelines.datasets.inspection import statistics_table
 
     failed = dict(sorted(manifest.failure_reasons.items()))
     events.record(counts={"rows": manifest.rows, "shards": len(manifest.shards), "failed": failed})
-    console.print(
-        f"[bold]{manifest.kind}[/bold]: {manifest.rows:,} rows in {len(manifest.shards)} shards in {escape(output)} "
-        f"(fingerprint {manifest.fingerprint[:12]})",
-        highlight=False,
-        soft_wrap=True,
-    )
+    print_dataset(manifest, output)
     render_tables(console, [statistics_table(manifest)])
     if manifest.failed:
         counts = ", ".join(f"{count:,} {reason}" for reason, count in failed.items())

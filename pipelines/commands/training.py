@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from pipelines.commands.binding import command
-from pipelines.commands.results import AsJson, LogJson, console, notes, remark
+from pipelines.commands.results import AsJson, LogJson, console, notes, print_dataset, print_line, remark
 from pipelines.jobs import ImageOptions
 from schemas.console import events
 from schemas.console.tables import Column, Table, render_tables
@@ -51,7 +51,7 @@ def train(
 
     if list_presets:
         for name in preset_names():
-            console.print(f"[bold]{name}[/bold]  {escape(resolve(name).description)}", highlight=False, soft_wrap=True)
+            print_line(f"[bold]{name}[/bold]  {escape(resolve(name).description)}")
         return
     config = job.resolved()
     if show:
@@ -67,11 +67,9 @@ def train(
     ):
         progress = loop.train(job, watch, remark).progress
     events.record(counts={"steps": progress.step})
-    console.print(
+    print_line(
         f"[bold]run[/bold]: {progress.step:,} steps in {escape(job.output)}, ended by {progress.stop_reason}; best sum of recalls "
-        f"{progress.best_score:.1f} at step {progress.best_step:,}",
-        highlight=False,
-        soft_wrap=True,
+        f"{progress.best_score:.1f} at step {progress.best_step:,}"
     )
 
 
@@ -167,12 +165,7 @@ def embed(job: EmbedJob, log_json: LogJson = False) -> None:
     events.record(counts={"rows": rows, "shards": shards, "failed": {}})
     for manifest in manifests:
         folder = "images" if manifest.kind == "features" else "captions"
-        console.print(
-            f"[bold]{manifest.kind}[/bold]: {manifest.rows:,} rows in {len(manifest.shards)} shards in "
-            f"{escape(f'{job.output}/{folder}')} (fingerprint {manifest.fingerprint[:12]})",
-            highlight=False,
-            soft_wrap=True,
-        )
+        print_dataset(manifest, f"{job.output}/{folder}")
 
 
 @command('search runs/c2c "ein Hund im Schnee" --language de --features features')
@@ -286,13 +279,11 @@ def figures(job: FiguresJob, reading: ImageOptions = ImageOptions(), log_json: L
         remark(f"no {name}: {reason}")
     if not job.images:
         remark("no pictures: ids of images stand for them without --images")
-    console.print(f"examples: {escape(drawn.rule)}", highlight=False, soft_wrap=True)
+    print_line(f"examples: {escape(drawn.rule)}")
     for ranking in drawn.rankings:
         place = f"{ranking.example} {ranking.caption.key.language} rank {ranking.rank:,} of {ranking.images:,}"
-        console.print(escape(f"{place}: {escape_text(ranking.caption.text)}"), highlight=False, soft_wrap=True)
-    console.print(
-        f"written: {escape(', '.join(f'{job.output}/{name}' for name in drawn.names))}", highlight=False, soft_wrap=True
-    )
+        print_line(escape(f"{place}: {escape_text(ranking.caption.text)}"))
+    print_line(f"written: {escape(', '.join(f'{job.output}/{name}' for name in drawn.names))}")
 
 
 @command(
@@ -348,7 +339,7 @@ def reproduce(
         if plot and report.begun.sections:
             plot_report(report.begun, Path(job.output, f"{job.paper}.png"))
             written += f" and {job.output}/{job.paper}.png"
-        console.print(f"written: {escape(written)}", highlight=False, soft_wrap=True)
+        print_line(f"written: {escape(written)}")
     except DatasetError as error:
         if not failed:
             raise
@@ -397,4 +388,4 @@ def _report_sts(job: ReproduceJob, pairs: Sequence[StsPairs], *, log_json: bool)
 
 def _print_written(job: ReproduceJob, names: Sequence[str]) -> None:
     for name in names:
-        console.print(f"written: {escape(f'{job.output}/{name}')}", highlight=False, soft_wrap=True)
+        print_line(f"written: {escape(f'{job.output}/{name}')}")
