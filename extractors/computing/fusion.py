@@ -3,8 +3,8 @@
 A batch norm in evaluation only scales and shifts, so its numbers go into the weights of the convolution before it. On a CPU,
 oneDNN also adds a residual and applies the ReLU while it writes the result, and wants the weights in a layout of its own, which
 torch would make again in each forward: with the few images of one forward that costs as much as the norms. Here it is made once.
-These are the operations that ``torch.compile`` chooses, without a compiler. On a GPU cuDNN does the same, see
-`extractors.computing.cudnn`. Winograd convolutions, on a CPU, are in `extractors.computing.winograd`.
+These are the operations that ``torch.compile`` chooses, without a compiler. Winograd convolutions, on a CPU, are in
+`extractors.computing.winograd`.
 
 On a CPU, features move by about 5e-7 of the largest value where norms are folded; fusion alone keeps the bits of most
 convolutions, and of all 3×3 ones that were tried.
@@ -27,7 +27,6 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from extractors.computing.compile import compile_model
-from extractors.computing.cudnn import CudnnConvolution, keep_what_agrees
 from extractors.computing.onednn import FusedConv2d, can_fuse_in
 from extractors.computing.winograd import make_winograd
 
@@ -98,7 +97,6 @@ def optimize_for_inference(
     shape: tuple[int, ...],
     device: torch.device,
     *,
-    precision: str,
     compile: bool,  # noqa: A002
 ) -> nn.Module:
     """Return a network for its forwards on a device: compiled if that is asked for, or else with merged layers.
@@ -107,19 +105,12 @@ def optimize_for_inference(
         graph: from `trace_and_fold`, or `trace`, cast already.
         shape: ``[B, C, H, W]`` of the input of every forward on a CPU.
         device: where it will run.
-        precision: one of `extractors.computing.devices.PRECISIONS`.
         compile: see `extractors.computing.compile.compile_model`.
 
     Raises:
         UsageError: likewise.
-        ImagepivotError: see `extractors.computing.cudnn.keep_what_agrees`.
     """
-    shape_of_one = (1, *shape[1:])
-    is_fused = device.type == "cuda" and not compile
-    graph = fuse_layers(graph, shape) if is_fused else graph
     graph = graph.to(device).to(memory_format=torch.channels_last)
-    if is_fused:
-        keep_what_agrees(graph, shape_of_one, precision, device)
     if device.type == "cpu":
         shapes = infer_shapes(graph, shape, next(graph.parameters()).dtype)
         replace_with_winograd(graph, shapes, compile=compile)
@@ -161,23 +152,6 @@ def fuse_onednn(graph: fx.GraphModule, shapes: dict[str, torch.Size], dtype: tor
         values: Any = group.conv.args[0]
         shape, relu = list(shapes[values.name]), group.relu is not None
         group.replace(graph, FusedConv2d(group.layer, shape, relu=relu, dtype=dtype), shapes)
-    return recompile(graph)
-
-
-def fuse_layers(graph: fx.GraphModule, shape: tuple[int, ...]) -> fx.GraphModule:
-    """Fuse each convolution with the ReLU behind it, and the addition in between, in place, into one layer of cuDNN.
-
-    Args:
-        graph: from `trace_and_fold`, cast already; `extractors.computing.cudnn.keep_what_agrees` has to follow.
-        shape: ``[B, C, H, W]`` of an input. Others must have sums of maps of one size where this one has.
-    """
-    # Of one image, what all images share would look like a map of it.
-    shapes = infer_shapes(graph, (2, *shape[1:]), next(graph.parameters()).dtype)
-    for group in _groups(graph, lambda addition, conv: _addend(addition, conv, shapes)):
-        if group.addition is not None and group.addition.target is operator.iadd and group.addition.args[0] is group.other:
-            continue  # Whoever reads it afterwards expects the sum.
-        if group.relu is not None:
-            group.replace(graph, CudnnConvolution(group.layer), shapes)
     return recompile(graph)
 
 
