@@ -61,13 +61,9 @@ class Extractor(ABC):
     any number of threads; ``collate`` then makes a batch of several images, and ``extract`` runs the model on it. An extractor
     whose images differ in size overrides ``collate``; one that makes several arrays per image overrides ``extract_columns``.
 
-    Args:
+    Attributes:
         description: what the extractor makes.
         device: where the model runs; None for the CPU.
-
-    Attributes:
-        description: likewise.
-        device: likewise.
     """
 
     def __init__(self, description: Description, device: torch.device | None = None) -> None:

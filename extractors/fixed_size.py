@@ -21,7 +21,7 @@ from extractors.computing.cpu_parallel import FORWARD_IMAGES, passes_share_threa
 from extractors.computing.devices import cast_layers, download, pinned_empty, precision_context, upload
 from extractors.computing.fusion import optimize_for_inference, trace_and_fold
 from extractors.computing.oom import BatchLimits, run_parts_with_oom_retry
-from extractors.images.preprocessing import Normalizer, Preprocessing, cropped_pixels, resize_and_crop
+from extractors.images.preprocessing import Preprocessing, cropped_pixels, resize_and_crop
 from extractors.options import ExtractorOptions
 
 
@@ -137,7 +137,7 @@ class CenterCropExtractor(FixedSizeExtractor):
     ) -> None:
         super().__init__(description, (preprocessing.crop, preprocessing.crop), settings, device, forward_images)
         self._preprocessing = preprocessing
-        self._normalize = Normalizer.of(preprocessing, device)
+        self._normalize = preprocessing.normalizer(device)
         graph = trace_and_fold(trunk.eval().requires_grad_(False))
         self._dtype = cast_layers(graph, settings.precision)
         self._trunk = optimize_for_inference(graph, (forward_images, *self._input_shape), device, compile=settings.compile)

@@ -22,7 +22,9 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 _switching = Condition()
 _inside: list[bool] = []
 _found = ExitStack()
-_LAYER_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""Types of 16 bits by precision; the other precisions compute in float32."""
 
 
 def resolve_device(device: str) -> torch.device:
@@ -52,44 +54,35 @@ def resolve_device(device: str) -> torch.device:
     return torch.device("cuda", index)
 
 
-def check_precision(precision: str) -> None:
-    """Raise `UsageError` unless ``precision`` is one of `PRECISIONS`."""
-    if precision not in PRECISIONS:
-        raise UsageError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
-
-
-def resolve_precision(precision: str, device: torch.device) -> str:
-    """Check that a device computes in a precision, and return the precision.
+def check_precision(precision: str, device: torch.device | None = None) -> None:
+    """Check that a precision exists, and that a device computes in it.
 
     Args:
         precision: ``fp32``; ``tf32`` (float32 with products of 10-bit mantissas); ``bf16`` or ``fp16`` (convolutions and matrix
             products in 16 bits, everything else in its own type, the feature in float32).
-        device: from `resolve_device`.
+        device: from `resolve_device`; None to leave it out.
 
     Raises:
         UsageError: the precision is none of these, or the device does not compute in it.
     """
-    check_precision(precision)
+    if precision not in PRECISIONS:
+        raise UsageError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
+    if device is None:
+        return
     if device.type == "cpu" and precision in ("tf32", "fp16"):
         raise UsageError(f"precision {precision!r} needs a GPU, but the device is 'cpu': pass fp32 or bf16, or another device")
     if sentence := bfloat16_remark(precision, device.type):
         warn_once(sentence)
-    return precision
 
 
 def check_request(device: str, precision: str, *, compile: bool = False) -> torch.device:  # noqa: A002
-    """Return a device after checking that it can do what is asked of it.
-
-    Args:
-        device: as `resolve_device` takes it.
-        precision: as `resolve_precision` takes it.
-        compile: whether the model is to be compiled.
+    """Return a device, named as for `resolve_device`, after checking the precision, and that models can be compiled for it.
 
     Raises:
         UsageError: this host lacks the device, or the device lacks the precision or no model can be compiled for it.
     """
     torch_device = resolve_device(device)
-    resolve_precision(precision, torch_device)
+    check_precision(precision, torch_device)
     if compile:
         check_compile(torch_device)
     return torch_device
@@ -103,7 +96,7 @@ def cast_layers(model: nn.Module, precision: str) -> torch.dtype:
     Returns:
         Type that the input of the model must have.
     """
-    dtype = _LAYER_DTYPES[precision]
+    dtype = AUTOCAST_DTYPES.get(precision, torch.float32)
     for layer in model.modules():
         if isinstance(layer, (nn.Conv2d, nn.Linear)):
             for parameter in layer.parameters(recurse=False):  # Some layers hold their norm, which stays as it is.
@@ -122,22 +115,22 @@ def cache_casts(model: nn.Module, dtype: torch.dtype | None) -> None:
         dtype: type of the block of autocast that the model will run in; None for no such block, and nothing is kept.
     """
     for layer in model.modules() if dtype is not None else ():
-        if type(layer) in _KEEPING:
-            kept = {name: None if values is None else values.detach().to(dtype) for name, values in layer._parameters.items()}
-            layer.__class__ = _KEEPING[type(layer)]
-            for name, values in kept.items():
-                layer.register_buffer(f"kept_{name}", values, persistent=False)
+        if type(layer) in _CAST_CACHING:
+            casts = {name: None if values is None else values.detach().to(dtype) for name, values in layer._parameters.items()}
+            layer.__class__ = _CAST_CACHING[type(layer)]
+            for name, values in casts.items():
+                layer.register_buffer(f"cast_{name}", values, persistent=False)
 
 
 class _CastCaching(nn.Module):
-    kept_weight: Tensor
-    kept_bias: Tensor | None
+    cast_weight: Tensor
+    cast_bias: Tensor | None
     _product: Callable[..., Tensor]
 
     def forward(self, input: Tensor) -> Any:  # noqa: A002
         if not torch.is_autocast_enabled(input.device.type):
             return super().forward(input)
-        return self._product(input, self.kept_weight, self.kept_bias)
+        return self._product(input, self.cast_weight, self.cast_bias)
 
 
 class _CastCachingLinear(_CastCaching, nn.Linear):
@@ -148,7 +141,7 @@ class _CastCachingConv2d(_CastCaching, nn.Conv2d):
     _product = nn.Conv2d._conv_forward
 
 
-_KEEPING: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: _CastCachingLinear, nn.Conv2d: _CastCachingConv2d}
+_CAST_CACHING: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: _CastCachingLinear, nn.Conv2d: _CastCachingConv2d}
 
 
 def upload(pixels: Tensor, device: torch.device) -> Tensor:

@@ -16,14 +16,16 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from copy import deepcopy
 from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
+from torch.fx.passes.shape_prop import ShapeProp, TensorMetadata
 from torch.nn import functional as F  # noqa: N812
+from torch.nn.modules.utils import _pair
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from extractors.computing.compile import compile_model
@@ -32,6 +34,7 @@ from extractors.computing.winograd import make_winograd
 
 _ADDITIONS = (operator.add, operator.iadd, torch.add)
 _RELUS = (F.relu, torch.relu)
+_SHAPE_PRESERVING = (nn.ReLU, nn.BatchNorm2d, nn.Identity)
 
 
 def trace_and_fold(model: nn.Module) -> fx.GraphModule:
@@ -120,7 +123,7 @@ def optimize_for_inference(
 
 
 def replace_with_winograd(graph: fx.GraphModule, shapes: dict[str, torch.Size], *, compile: bool) -> fx.GraphModule:  # noqa: A002
-    """Let 3×3 convolutions on a CPU, and the ReLUs behind them, be done by minimal filtering, in place, where that is faster.
+    """Let 3×3 convolutions on a CPU, and the ReLUs behind them, be Winograd convolutions, in place, where that is faster.
 
     Args:
         graph: from `trace_and_fold`, cast already, on the CPU.
@@ -128,7 +131,7 @@ def replace_with_winograd(graph: fx.GraphModule, shapes: dict[str, torch.Size], 
             features that differ in their last bits.
         compile: whether the network will be compiled.
     """
-    for group in _groups(graph, lambda addition, conv: None):
+    for group in _groups(graph):
         values: Any = group.conv.args[0]
         layer = make_winograd(group.layer, shapes[values.name], relu=group.relu is not None, compile=compile)
         if layer is not None:
@@ -146,7 +149,7 @@ def fuse_onednn(graph: fx.GraphModule, shapes: dict[str, torch.Size], dtype: tor
         dtype: type of the block of autocast that the network will run in, to which nothing has been cast yet; None for no such
             block.
     """
-    for group in _groups(graph, lambda addition, conv: _overwritable(graph, addition, conv, shapes)):
+    for group in _groups(graph, shapes):
         if not can_fuse_in(dtype or group.layer.weight.dtype):
             continue
         values: Any = group.conv.args[0]
@@ -185,46 +188,38 @@ class _Group(NamedTuple):
             graph.graph.erase_node(node)
 
 
-def _groups(graph: fx.GraphModule, find_other: Callable[[fx.Node, fx.Node], fx.Node | None]) -> Iterator[_Group]:
-    """Yield each convolution with what follows it; ``find_other`` returns what is added to it, if that may be part of it."""
+def _groups(graph: fx.GraphModule, shapes: dict[str, torch.Size] | None = None) -> Iterator[_Group]:
+    """Yield each convolution with what follows it; with the shapes of what nodes make, also a sum that it can compute."""
     layers = dict(graph.named_modules())
     for node in list(graph.graph.nodes):
         conv = _layer(node, layers)
         if type(conv) is not nn.Conv2d or conv.padding_mode != "zeros" or isinstance(conv.padding, str):
             continue
-        behind, addition, other = _only_user(node), None, None
-        if behind is not None and behind.op == "call_function" and behind.target in _ADDITIONS:
-            other = find_other(behind, node)
+        behind, addition = _only_user(node), None
+        other = None if shapes is None or behind is None else _residual(graph, behind, node, shapes)
         if other is not None:
             addition, behind = behind, _only_user(behind)  # type: ignore[arg-type]
-        yield _Group(conv, node, addition, other, behind if behind is not None and _is_relu(behind, layers) else None)
+        is_relu = behind is not None and (isinstance(_layer(behind, layers), nn.ReLU) or behind.target in _RELUS)
+        yield _Group(conv, node, addition, other, behind if is_relu else None)
 
 
 def _layer(node: fx.Node, layers: dict[str, nn.Module]) -> nn.Module | None:
     return layers.get(str(node.target)) if node.op == "call_module" else None
 
 
-def _is_relu(node: fx.Node, layers: dict[str, nn.Module]) -> bool:
-    return isinstance(_layer(node, layers), nn.ReLU) or (node.op == "call_function" and node.target in _RELUS)
-
-
 def _only_user(node: fx.Node) -> fx.Node | None:
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
-def _addend(addition: fx.Node, conv: fx.Node, shapes: dict[str, torch.Size]) -> fx.Node | None:
-    """Return what is added to a convolution; None if the sum is not just that of two maps of one size."""
+def _residual(graph: fx.GraphModule, addition: fx.Node, conv: fx.Node, shapes: dict[str, torch.Size]) -> fx.Node | None:
+    """Return what a node adds to a convolution, if the sum may take its place: it is as large, and is not read afterwards."""
     others = [argument for argument in addition.args if argument is not conv]
-    if len(addition.args) != 2 or len(others) != 1 or addition.kwargs or not isinstance(others[0], fx.Node):
+    if addition.op != "call_function" or addition.target not in _ADDITIONS or addition.kwargs or len(addition.args) != 2:
+        return None
+    if len(others) != 1 or not isinstance(others[0], fx.Node):
         return None
     other = others[0]
-    return other if other is not conv.args[0] and shapes.get(other.name) == shapes[conv.name] else None
-
-
-def _overwritable(graph: fx.GraphModule, addition: fx.Node, conv: fx.Node, shapes: dict[str, torch.Size]) -> fx.Node | None:
-    """Return what is added to a convolution, if the sum may take its place: it is as large, and nobody reads it afterwards."""
-    other = _addend(addition, conv, shapes)
-    if other is None:
+    if other is conv.args[0] or shapes.get(other.name) != shapes[conv.name]:
         return None
     layers = dict(graph.named_modules())
     places = {node: place for place, node in enumerate(graph.graph.nodes)}
@@ -233,52 +228,46 @@ def _overwritable(graph: fx.GraphModule, addition: fx.Node, conv: fx.Node, shape
     return other if is_fresh and all(places[user] <= places[addition] for user in other.users) else None
 
 
-_KEEPING = (nn.ReLU, nn.BatchNorm2d, nn.Identity)
-_KEEPING_FUNCTIONS = (operator.add, operator.iadd, torch.add, F.relu, torch.relu)
-
-
 def infer_shapes(graph: fx.GraphModule, shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, torch.Size]:
     """Return the shape of what each node makes, by the names of the nodes; nodes that make no tensor are left out.
+
+    Of convolutions, poolings, ReLUs and sums they are calculated. For any other operation the network runs on the meta device, for
+    which torch loads its compiler: seconds that a run over few images would wait for.
 
     Args:
         graph: a traced network of one input.
         shape: ``[B, C, H, W]`` of the input.
         dtype: of the input.
     """
-    found = _calculated(graph, shape)
-    return _Interpreter.infer_shapes(graph, shape, dtype) if found is None else found
-
-
-def _calculated(graph: fx.GraphModule, shape: tuple[int, ...]) -> dict[str, torch.Size] | None:
-    """Return the shapes by arithmetic; None if there is a node of which this module knows none."""
     layers = dict(graph.named_modules())
     shapes: dict[str, torch.Size] = {}
     for node in graph.graph.nodes:
         if node.op == "output":
             continue
-        if node.op == "placeholder":
-            made: torch.Size | None = torch.Size(shape)
-        elif node.op == "call_module" and node.args and isinstance(node.args[0], fx.Node):
-            made = _of_layer(layers[str(node.target)], shapes[node.args[0].name])
-        else:
-            made = _of_function(node, shapes)
-        if made is None:
-            return None
-        shapes[node.name] = made
+        inputs = [shapes[argument.name] for argument in node.args if isinstance(argument, fx.Node)]
+        inferred = torch.Size(shape) if node.op == "placeholder" else _calculate(node, _layer(node, layers), inputs)
+        if inferred is None:
+            return _run_on_meta(graph, shape, dtype)
+        shapes[node.name] = inferred
     return shapes
 
 
-def _of_layer(layer: nn.Module, shape: torch.Size) -> torch.Size | None:
-    if type(layer) in _KEEPING:
-        return shape
+def _calculate(node: fx.Node, layer: Any, inputs: list[torch.Size]) -> torch.Size | None:
+    """Return the shape of what a node makes of inputs; None for an operation that is none of those listed."""
+    if node.op == "call_function" and node.target in (*_ADDITIONS, *_RELUS):
+        return inputs[0] if len(set(inputs)) == 1 else None
+    if not inputs:
+        return None
+    if type(layer) in _SHAPE_PRESERVING:
+        return inputs[0]
     if type(layer) is nn.Conv2d and not isinstance(layer.padding, str):
-        return torch.Size((shape[0], layer.out_channels, *_slid_over(layer, shape)))
+        return torch.Size((inputs[0][0], layer.out_channels, *_output_hw(layer, inputs[0])))
     if type(layer) is nn.MaxPool2d and not layer.ceil_mode and not layer.return_indices:
-        return torch.Size((*shape[:2], *_slid_over(layer, shape)))
+        return torch.Size((*inputs[0][:2], *_output_hw(layer, inputs[0])))
     return None
 
 
-def _slid_over(layer: Any, shape: torch.Size) -> tuple[int, ...]:
+def _output_hw(layer: Any, shape: torch.Size) -> tuple[int, ...]:
     """Return the rows and columns of a window's places: the formula in torch's pages on ``Conv2d`` and ``MaxPool2d``."""
     numbers = (_pair(value) for value in (layer.kernel_size, layer.stride, layer.padding, layer.dilation))
     return tuple(
@@ -287,33 +276,10 @@ def _slid_over(layer: Any, shape: torch.Size) -> tuple[int, ...]:
     )
 
 
-def _pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else value
-
-
-def _of_function(node: fx.Node, shapes: dict[str, torch.Size]) -> torch.Size | None:
-    """Return the shape of a ReLU, or of a sum of maps of one size."""
-    if node.op != "call_function" or node.target not in _KEEPING_FUNCTIONS:
-        return None
-    given = {shapes[argument.name] for argument in node.args if isinstance(argument, fx.Node)}
-    return given.pop() if len(given) == 1 else None
-
-
-class _Interpreter(fx.Interpreter):
-    """Records the shape of what every node makes, without memory for values."""
-
-    @classmethod
-    def infer_shapes(cls, graph: fx.GraphModule, shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, torch.Size]:
-        kept = {id(tensor): tensor for tensor in chain(graph.parameters(), graph.buffers())}
-        run = cls(deepcopy(graph, kept).to("meta"))
-        run.shapes = {}
-        run.run(torch.empty(shape, dtype=dtype, device="meta"))
-        return run.shapes
-
-    shapes: dict[str, torch.Size]
-
-    def run_node(self, n: fx.Node) -> Any:
-        made = super().run_node(n)
-        if isinstance(made, Tensor):
-            self.shapes[n.name] = made.shape
-        return made
+def _run_on_meta(graph: fx.GraphModule, shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, torch.Size]:
+    """Infer shapes by running a network without memory for values."""
+    parameters = {id(tensor): tensor for tensor in chain(graph.parameters(), graph.buffers())}  # Not copied.
+    copy = deepcopy(graph, parameters).to("meta")
+    ShapeProp(copy).propagate(torch.empty(shape, dtype=dtype, device="meta"))
+    made = {node.name: node.meta.get("tensor_meta") for node in copy.graph.nodes if node.op != "output"}
+    return {name: tensor.shape for name, tensor in made.items() if isinstance(tensor, TensorMetadata)}

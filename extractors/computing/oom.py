@@ -10,7 +10,6 @@ import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -112,17 +111,10 @@ def _attempt(function: Callable[[Tensor], Tensor], part: Tensor) -> Tensor | Non
 
 
 def release_unused_memory() -> None:
-    """Return freed memory to the operating system, if the C library has a function for that.
+    """Return freed memory to the operating system, if the C library has a function for that, as glibc alone.
 
     glibc keeps memory that its threads have freed as long as anything behind it is in use, so a process ends up holding the peaks
     of all its stages together. The call takes a few milliseconds.
     """
-    _trim()(0)
-
-
-@lru_cache(maxsize=1)
-def _trim() -> Callable[[int], object]:
-    if sys.platform != "linux":
-        return lambda _: None
-    # Only glibc has this function.
-    return getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)
+    if sys.platform == "linux":
+        getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)(0)

@@ -59,6 +59,10 @@ class Preprocessing:
         if (self.resize_short is not None and self.resize_short < 1) or self.crop < 1:
             raise ValueError(f"resize_short is {self.resize_short}, crop is {self.crop}, expected positive pixels")
 
+    def normalizer(self, device: torch.device) -> Normalizer:
+        """Return the last steps, on a device."""
+        return Normalizer(self.mean, self.std, device, divisor=self.divisor, channel_order=self.channel_order)
+
     def parameters(self) -> dict[str, Any]:
         """Return all attributes as JSON values, and the library that resizes; ``resize_hw`` where there is nothing to crop."""
         values = {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
@@ -164,12 +168,7 @@ class Normalizer:
     of the host, CUDA's kernels multiply by its reciprocal, which may differ in the last bit
     (``aten/src/ATen/native/cuda/BinaryDivTrueKernel.cu`` in github.com/pytorch/pytorch).
 
-    Args:
-        mean: as in `Preprocessing`.
-        std: likewise.
-        device: device of the pixels.
-        divisor: as in `Preprocessing`.
-        channel_order: likewise.
+    Args are those of `Preprocessing`, and the device of the pixels.
     """
 
     def __init__(
@@ -186,17 +185,6 @@ class Normalizer:
         self._mean, self._std = (torch.tensor(values, device=device).view(3, 1, 1) for values in (mean, std))
         self._divisor = torch.tensor(divisor, device=device)
         self._reverses = channel_order != "RGB"
-
-    @classmethod
-    def of(cls, preprocessing: Preprocessing, device: torch.device) -> Normalizer:
-        """Return what a preprocessing ends with."""
-        return cls(
-            preprocessing.mean,
-            preprocessing.std,
-            device,
-            divisor=preprocessing.divisor,
-            channel_order=preprocessing.channel_order,
-        )
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """Normalise pixels.

@@ -66,13 +66,7 @@ ARCHITECTURE = Architecture(
 
 
 class FasterRCNNRegions(RegionExtractor):
-    """The detector and the choice of its regions.
-
-    Args:
-        settings: what is asked of the extractor.
-        weights: from `find_weights`.
-        device: from `extractors.computing.devices.resolve_device`.
-    """
+    """The detector and the choice of its regions."""
 
     def __init__(self, settings: ExtractorOptions, weights: Weights, device: torch.device) -> None:
         super().__init__(describe(settings, weights), device)

@@ -78,7 +78,7 @@ class TokenRequest:
             from extractors.tokens.transformer import TokenExtractor
 
             return TokenExtractor(folder, self.model, self.pooling, self.dtype, self.precision, device)
-        except ImportError as error:
+        except ModuleNotFoundError as error:
             raise _not_installed() from error
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from extractors.base import Description
 from extractors.computing.cpu_parallel import run_in_chunks
-from extractors.computing.devices import cache_casts, check_request, precision_context, upload
+from extractors.computing.devices import AUTOCAST_DTYPES, cache_casts, check_request, precision_context, upload
 from extractors.computing.oom import BatchLimits, run_with_oom_retry
 from extractors.weights.resolve import state_sha256
 from schemas.errors import InputError
@@ -36,7 +36,6 @@ from schemas.fingerprints import sha256_of_bytes, sha256_of_json
 FORWARD_CAPTIONS = 8
 """Captions of one forward pass on a CPU: of 16 sub-words, on two cores, 8 were 1.4 times as fast as 4, and as 16."""
 
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _UNREAD = ("pooler.",)  # Made of the last layer, and no part of it.
 # What a config says besides what the model computes.
 _INCIDENTAL = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")
@@ -98,7 +97,7 @@ class TokenExtractor:
         }
         self.description = Description(spec=spec, parameters=parameters, kind="token-features", batch_size=64)
         self._model = model.eval().requires_grad_(False).to(self._device)
-        cache_casts(self._model, _AUTOCAST.get(precision))
+        cache_casts(self._model, AUTOCAST_DTYPES.get(precision))
 
     def read(self, captions: Sequence[Sequence[str]]) -> tuple[list[list[Part]], Counter[str]]:
         """Return what the model reads of captions, and how many sub-words that are.
@@ -165,7 +164,7 @@ class TokenExtractor:
             return run_with_oom_retry(self._forward, ids, self._limits).numpy()
 
     def _forward(self, ids: Tensor) -> Tensor:
-        dtype = _AUTOCAST.get(self._precision)
+        dtype = AUTOCAST_DTYPES.get(self._precision)
         with torch.autocast(self._device.type, dtype, enabled=dtype is not None):
             return self._model(input_ids=upload(ids, self._device)).last_hidden_state.float().cpu()
 

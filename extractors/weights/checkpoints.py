@@ -100,7 +100,10 @@ def read_state(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
     Raises:
         InputError: the file is of another kind, is damaged, could run code when read, or does not hold the set of weights.
     """
-    return {name: as_tensor(value) for name, value in read_entries(path, choice).items()}
+    return {
+        name: value if isinstance(value, Tensor) else torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("=")))
+        for name, value in read_entries(path, choice).items()
+    }
 
 
 def read_entries(path: Path, choice: Choice | None = None, *, arrays: bool = False) -> dict[str, Any]:
@@ -130,11 +133,6 @@ def read_entries(path: Path, choice: Choice | None = None, *, arrays: bool = Fal
             "extractor"
         )
     return unwrapped(content, path, choice)
-
-
-def as_tensor(value: Any) -> Tensor:
-    """Return a tensor of an array; a tensor stays as it is."""
-    return value if isinstance(value, Tensor) else torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("=")))
 
 
 def unwrapped(content: Any, path: Path, choice: Choice | None = None) -> dict[str, Any]:
@@ -235,8 +233,9 @@ def check_state(state: dict[str, Tensor], expected: Mapping[str, Tensor], *, sou
     problems = (("missing", missing), ("unexpected", unexpected), ("of another shape", misshapen))
     if any(names for _, names in problems):
         listed = "; ".join(f"{len(names)} {problem}: {_first(names)}" for problem, names in problems if names)
+        guess = next((model for sign, model in _SIGNS if sign in state), "an unknown model's")
         raise InputError(
-            f"the weights in {source} are not this model's: {listed}. These look like {_guess(state)} weights; "
+            f"the weights in {source} are not this model's: {listed}. These look like {guess} weights; "
             "pass the file that belongs to the extractor"
         )
     broken = [name for name, tensor in state.items() if not _is_finite(tensor)]
@@ -317,11 +316,6 @@ def _unknown(path: Path) -> str:
     if not is_text(head[:16]):
         return "of an unknown format"
     return f"text that begins with {head!r}, such as an error page, the pointer of Git LFS or the definition of a network"
-
-
-def _guess(state: Mapping[str, Tensor]) -> str:
-    """Return the architecture that the names of a state dict are typical of."""
-    return next((model for sign, model in _SIGNS if sign in state), "an unknown model's")
 
 
 def _shape_of(content: Any) -> str:

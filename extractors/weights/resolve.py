@@ -147,13 +147,15 @@ def resolve_weights(request: str, architecture: Architecture) -> Weights:
                 f"{problem}: expected 'default', 'random:SEED', or the path or address of a file; check the spelling and the "
                 "working folder"
             )
+    with torch.device("meta"):  # Names, shapes and types, without memory for values.
+        expected = architecture.build().state_dict()
     stamp = FileStamp.of(path)
     try:
         with path.open("rb") as file, ThreadPoolExecutor(1) as pool:
             # Beside the reading and hashing of the tensors, which takes as long.
             sha256 = pool.submit(sha256_of_file, file) if request == "default" or architecture.refused else None
             try:
-                state = check_state(architecture.read(path, choice), _expected_state(architecture), source=repr(str(path)))
+                state = check_state(architecture.read(path, choice), expected, source=repr(str(path)))
                 weights = Weights(state, path=path, stamp=stamp, mapped=is_mappable(path), remark=choice.remark)
                 _ = weights.sha256
             finally:
@@ -228,12 +230,6 @@ def _random_weights(request: str, architecture: Architecture) -> Weights:
         torch.default_generator.manual_seed(seed)  # what torch.manual_seed does, for the CPU alone
         state = architecture.build().state_dict()
     return Weights(state, random=f"random:{seed}")
-
-
-def _expected_state(architecture: Architecture) -> dict[str, Tensor]:
-    """Return the names, shapes and types of the model, without memory for values."""
-    with torch.device("meta"):
-        return architecture.build().state_dict()
 
 
 STORED_SECONDS = 60.0

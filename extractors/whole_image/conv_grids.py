@@ -117,13 +117,7 @@ VARIANTS = {
 
 
 class FeatureMapExtractor(CenterCropExtractor):
-    """A network up to its last map. An image becomes 448 pixels wide and high, whatever its aspect ratio.
-
-    Args:
-        settings: what is asked of the extractor, whose name is in `VARIANTS`.
-        weights: from `find_weights`.
-        device: from `extractors.computing.devices.resolve_device`.
-    """
+    """A network up to its last map. An image becomes 448 pixels wide and high, whatever its aspect ratio."""
 
     def __init__(self, settings: ExtractorOptions, weights: Weights, device: torch.device) -> None:
         variant = VARIANTS[settings.spec.name]

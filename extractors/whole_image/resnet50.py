@@ -35,13 +35,7 @@ PREPROCESSING = Preprocessing(resize_short=256, crop=224, mean=(0.485, 0.456, 0.
 
 
 class ResNet50Pool(CenterCropExtractor):
-    """ResNet50 up to its global average pool.
-
-    Args:
-        settings: what is asked of the extractor.
-        weights: from `find_weights`.
-        device: from `extractors.computing.devices.resolve_device`.
-    """
+    """ResNet50 up to its global average pool."""
 
     def __init__(self, settings: ExtractorOptions, weights: Weights, device: torch.device) -> None:
         model = ARCHITECTURE.load(weights)

@@ -41,7 +41,7 @@ from torchvision.transforms import CenterCrop, Resize
 
 from extractors.base import Description
 from extractors.computing.compile import compile_model
-from extractors.computing.devices import cache_casts, upload
+from extractors.computing.devices import AUTOCAST_DTYPES, cache_casts, upload
 from extractors.computing.fusion import fold_norms, fuse_onednn, infer_shapes, optimize_for_inference, recompile
 from extractors.fixed_size import FixedSizeExtractor
 from extractors.images.decoding import DecodeError
@@ -55,7 +55,6 @@ from schemas.features import FeatureSpec
 _PREFIX = "timm:"
 _BATCH = 32  # As many passes on a CPU as of other extractors.
 _FORWARD_IMAGES = 4  # Images of one pass on a CPU: 1.1 (ResNet18) to 1.4 times (MobileNetV3) as fast as two.
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # Errors of a failed download: those of the hub are OSErrors; timm raises RuntimeError for a model without weights.
 _DOWNLOAD_ERRORS = (OSError, HTTPException, RuntimeError)
 
@@ -64,11 +63,6 @@ class TimmModel(FixedSizeExtractor):
     """A model of timm without its classifier.
 
     The 16-bit precisions use ``torch.autocast``, because these models have many kinds of layers.
-
-    Args:
-        settings: what is asked of the extractor.
-        weights: from `find_weights`.
-        device: from `extractors.computing.devices.resolve_device`.
     """
 
     def __init__(self, settings: ExtractorOptions, weights: Weights, device: torch.device) -> None:
@@ -89,7 +83,7 @@ class TimmModel(FixedSizeExtractor):
 
     def _optimize(self, network: nn.Module, settings: ExtractorOptions, device: torch.device) -> nn.Module:
         """Return a network, on its device, folded where that can be done, and its layers merged, in 16 bits on a CPU alone."""
-        graph, dtype = fold_timm_norms(network), _AUTOCAST.get(settings.precision)
+        graph, dtype = fold_timm_norms(network), AUTOCAST_DTYPES.get(settings.precision)
         shape = (self._forward_images, *self._input_shape)
         if graph is not None and dtype is None:
             return optimize_for_inference(graph, shape, device, compile=settings.compile)
@@ -124,7 +118,7 @@ class TimmModel(FixedSizeExtractor):
         """Compute features: uint8 ``[B, 3, H, W]`` on any device to float32 ``[B, *spec.shape]`` on that of the extractor."""
         pixels = upload(pixels, self._device).contiguous(memory_format=torch.channels_last)
         values = self._normalize(pixels)
-        dtype = _AUTOCAST.get(self._precision)
+        dtype = AUTOCAST_DTYPES.get(self._precision)
         with torch.autocast(self._device.type, dtype, enabled=dtype is not None):
             return self._model(values).to(torch.float32)
 
@@ -352,7 +346,9 @@ def _take_norms_apart(graph: fx.GraphModule) -> None:
         elif type(layer) is BatchNormAct2d:
             activation = layer.act
             node.target = f"{node.name}_norm"
-            graph.add_submodule(node.target, _without_activation(layer))
+            norm = copy(layer)  # Of the same tensors, without the activation.
+            norm.__class__, norm._modules = nn.BatchNorm2d, {}
+            graph.add_submodule(node.target, norm)
             if type(activation) not in _NOTHING:
                 graph.add_submodule(f"{node.name}_act", activation)
                 with graph.graph.inserting_after(node):
@@ -360,14 +356,6 @@ def _take_norms_apart(graph: fx.GraphModule) -> None:
                 node.replace_all_uses_with(active)
                 active.args = (node,)
     recompile(graph)
-
-
-def _without_activation(norm: BatchNormAct2d) -> nn.BatchNorm2d:
-    """Return a norm of the same tensors that does nothing else."""
-    plain = copy(norm)
-    plain.__class__ = nn.BatchNorm2d
-    plain._modules = {}
-    return plain
 
 
 class MapModel(nn.Module):

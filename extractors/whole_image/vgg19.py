@@ -41,7 +41,7 @@ from extractors.computing.cpu_parallel import run_single_threaded
 from extractors.computing.devices import cast_layers, precision_context, upload
 from extractors.computing.fusion import optimize_for_inference, trace_and_fold
 from extractors.computing.oom import BatchLimits, run_with_oom_retry
-from extractors.images.preprocessing import CROPS, Normalizer, Preprocessing, resized_pixels, ten_crop
+from extractors.images.preprocessing import CROPS, Preprocessing, resized_pixels, ten_crop
 from extractors.networks import VGG19, VGG19_WEIGHTS
 from extractors.options import ExtractorOptions
 from extractors.weights.caffemodel import read_layers
@@ -74,13 +74,9 @@ def _read(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
     """Read a state dict by today's names, without the last layer."""
     state = read_state(path, choice)
     if "classifier.1.weight" in state and "classifier.0.weight" not in state:
-        state = {_renamed(name): tensor for name, tensor in state.items()}
+        parts = ((name.rpartition("."), tensor) for name, tensor in state.items())
+        state = {f"{_OLD_NAMES.get(layer, layer)}.{kind}": tensor for (layer, _, kind), tensor in parts}
     return {name: tensor for name, tensor in state.items() if name.rpartition(".")[0] != "classifier.6"}
-
-
-def _renamed(name: str) -> str:
-    layer, _, kind = name.rpartition(".")
-    return f"{_OLD_NAMES.get(layer, layer)}.{kind}"
 
 
 def _read_torchvision(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
@@ -164,19 +160,13 @@ VARIANTS = {
 
 
 class VGG19TenCrop(Extractor):
-    """VGG19 up to the ReLU after its second fully connected layer, averaged over ten crops, or for each of them.
-
-    Args:
-        settings: what is asked of the extractor, whose name is in `VARIANTS`.
-        weights: from `find_weights`.
-        device: from `extractors.computing.devices.resolve_device`.
-    """
+    """VGG19 up to the ReLU after its second fully connected layer, averaged over ten crops, or for each of them."""
 
     def __init__(self, settings: ExtractorOptions, weights: Weights, device: torch.device) -> None:
         super().__init__(describe(settings, weights), device)
         self._variant = VARIANTS[settings.spec.name]
         self._device = device
-        self._normalize = Normalizer.of(self._variant.preprocessing, device)
+        self._normalize = self._variant.preprocessing.normalizer(device)
         self._limits = BatchLimits()
         self._precision = settings.precision
         self._separate = settings.keep_crops

@@ -135,7 +135,7 @@ def _from_detectron2(entries: Mapping[str, Any], path: Path) -> dict[str, Tensor
     has_signs = any(name.startswith(_AIRSPLAY_SIGNS) for name in entries)
     if has_signs or (logits is not None and len(logits) == len(_centred_anchors())):
         return _from_airsplay(entries, path)
-    state = _taken(entries, _detectron2_names(_MILVLG), path)
+    state = _taken(entries, detectron2_names(), path)
     return state | {"rpn.anchors": _tensor(entries[_ANCHORS], _ANCHORS, path) if _ANCHORS in entries else cell_anchors()}
 
 
@@ -146,7 +146,7 @@ def _from_airsplay(entries: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
     without = not any(name.startswith(layers[ours]) for name in entries for ours in attributes)
     if without:
         layers = {ours: theirs for ours, theirs in layers.items() if ours not in attributes}
-    state = _taken(entries, _detectron2_names(layers), path)
+    state = _taken(entries, detectron2_names(layers), path)
     if not without:
         for name in ("attribute_embedding.weight", "attributes.weight", "attributes.bias"):
             state[f"head.{name}"] = state[f"head.{name}"].roll(1, dims=0)
@@ -196,8 +196,8 @@ def _convolutions() -> Iterator[_Convolution]:
                 yield _Convolution(f"{prefix}.conv{i}", f"{prefix}.bn{i}", f"{other}.conv{i}", f"res{branch}", branch)
 
 
-def _detectron2_names(layers: Mapping[str, str]) -> dict[str, str]:
-    """Return detectron2's names by ours."""
+def detectron2_names(layers: Mapping[str, str] = _MILVLG) -> dict[str, str]:
+    """Return detectron2's names by ours, those of MILVLG's port by default."""
     names = _layer_names(layers, weight=".weight", bias=".bias")
     for conv in _convolutions():
         names[f"{conv.ours}.weight"] = f"{conv.detectron2}.weight"

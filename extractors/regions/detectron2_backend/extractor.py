@@ -11,7 +11,6 @@ of an image, ``R`` = ``max_regions``, ``D`` width of a feature.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -29,6 +28,7 @@ from extractors.images.preprocessing import check_resized
 from extractors.options import ExtractorOptions
 from extractors.regions import faster_rcnn
 from extractors.regions.bottom_up.preprocessing import LEAST_SIDE
+from extractors.regions.bottom_up.weights import detectron2_names
 from extractors.regions.detectron2_backend.networks import CONFIG, Network, VisualGenomeNetwork, build, merged_config
 from extractors.regions.selection import Detections, columns, empty_regions, gather_regions
 from extractors.weights.resolve import Weights
@@ -39,33 +39,10 @@ _REGIONS = 20  # Regions of one pass of the last stage on a CPU.
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
-# Patterns of names in `bottom_up.network`, and the names that MILVLG's port and this backend's `networks` have for them.
-_NAMES = (
-    (r"backbone\.(conv|bn)1\b", r"backbone.stem.\g<1>1"),
-    (r"backbone\.layer(\d)", lambda match: f"backbone.res{int(match[1]) + 1}"),
-    (r"head\.layer4", "roi_heads.res5"),
-    (r"\.bn(\d)\.", r".conv\1.norm."),
-    (r"\.downsample\.0\.", ".shortcut."),
-    (r"\.downsample\.1\.", ".shortcut.norm."),
-    (r"rpn\.(conv)\b", r"proposal_generator.rpn_head.\1"),
-    (r"rpn\.scores\b", "proposal_generator.rpn_head.objectness_logits"),
-    (r"rpn\.deltas\b", "proposal_generator.rpn_head.anchor_deltas"),
-    (r"head\.classes\b", "roi_heads.box_predictor.cls_score"),
-    (r"head\.attribute_embedding\b", "roi_heads.box_predictor.cls_embed"),
-    (r"head\.attribute_hidden\b", "roi_heads.box_predictor.attr_linear1"),
-    (r"head\.attributes\b", "roi_heads.box_predictor.attr_linear2"),
-)
-
 
 def detectron2_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the weights of `bottom_up.network` by their names in this backend's `networks`; anchors are not weights there."""
-    return {_renamed(name): tensor for name, tensor in state.items() if name != "rpn.anchors"}
-
-
-def _renamed(name: str) -> str:
-    for pattern, replacement in _NAMES:
-        name = re.sub(pattern, replacement, name)
-    return name
+    return {theirs: state[ours] for ours, theirs in detectron2_names().items()}
 
 
 class Sized(NamedTuple):

@@ -12,7 +12,7 @@ classes.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -208,30 +208,6 @@ class AttributeRes5ROIHeads(Res5ROIHeads):
         return nn.Sequential(*blocks), channels
 
 
-class Network(Protocol):
-    """The steps from an image to its regions. ``model`` is detectron2's ``GeneralizedRCNN``."""
-
-    model: Any
-
-    def resized_wh(self, width: int, height: int) -> tuple[int, int]:
-        """Return width and height of the input for an image of this size."""
-
-    def pixels(self, image: Image.Image) -> Tensor:
-        """Return what goes to the device, uint8 R, G, B: ``[3, H0, W0]`` if the device resizes, ``[3, H, W]`` if the host does."""
-
-    def prepare(self, pixels: Tensor, device: torch.device) -> Tensor:
-        """Make the input: what `pixels` returned to float32 ``[1, 3, H, W]`` on a device."""
-
-    def propose(self, maps: Tensor, width: int, height: int) -> Tensor:
-        """Return proposals ``[P, 4]`` in pixels of the input, given the map ``[1, channels, h, w]`` of an image of this size."""
-
-    def original(self, boxes: Tensor, width: int, height: int) -> Tensor:
-        """Convert boxes ``[P, 4]`` from pixels of the input to pixels of the image of this size."""
-
-    def classify(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return probabilities of classes ``[N, 1 + C]``, background first, and of attributes, none first, for ``[N, D]``."""
-
-
 def merged_config(path: Path) -> Any:
     """Merge a config file, and the files that it names as ``_BASE_``, into detectron2's defaults. Nothing in them is run."""
     cfg = get_cfg()
@@ -245,38 +221,38 @@ def build(cfg: Any) -> nn.Module:
 
 
 class VisualGenomeNetwork:
-    """The detector of bottom-up attention.
+    """The detector of bottom-up attention, in steps from an image to its regions.
 
     Args:
-        model: made by `build` of `extractors.regions.detectron2_backend.networks.CONFIG`.
+        model: detectron2's ``GeneralizedRCNN``, made by `build` of `CONFIG`.
     """
 
     def __init__(self, model: Any) -> None:
         self.model = model
 
     def resized_wh(self, width: int, height: int) -> tuple[int, int]:
-        """Return what `extractors.regions.bottom_up.preprocessing.resized_wh` returns."""
+        """Return width and height of the input for an image of this size."""
         return resized_wh(width, height)
 
     def pixels(self, image: Image.Image) -> Tensor:
-        """Return the pixels as they are, ``[3, H0, W0]``: the device resizes them."""
+        """Return what goes to the device, uint8 R, G, B: the pixels as they are, ``[3, H0, W0]``, since the device resizes them."""
         return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
     def prepare(self, pixels: Tensor, device: torch.device) -> Tensor:
-        """Make the input with `extractors.regions.bottom_up.preprocessing.prepare`: detectron2 has no such resizing."""
+        """Make the input of what `pixels` returned, float32 ``[1, 3, H, W]`` on a device: detectron2 has no such resizing."""
         return prepare(send(pixels, device))
 
     def propose(self, maps: Tensor, width: int, height: int) -> Tensor:
-        """See `Network.propose`."""
+        """Return proposals ``[P, 4]`` in pixels of the input, given the map ``[1, channels, h, w]`` of an image of this size."""
         columns, rows = resized_wh(width, height)
         return _proposals(self.model, maps, InputSize(rows, columns, scale_of(width, height)))
 
     def original(self, boxes: Tensor, width: int, height: int) -> Tensor:
-        """See `Network.original`."""
+        """Convert boxes ``[P, 4]`` from pixels of the input to pixels of the image of this size."""
         return boxes / boxes.new_full((), scale_of(width, height))  # As `faster_rcnn` divides.
 
     def classify(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Network.classify`."""
+        """Return probabilities of classes ``[N, 1 + C]``, background first, and of attributes, none first, for ``[N, D]``."""
         classes, attributes = self.model.roi_heads.box_predictor(features)
         return classes.softmax(dim=1), attributes.softmax(dim=1)
 
@@ -285,7 +261,7 @@ class StockNetwork:
     """A model from detectron2's own classes: its config says how images are resized and normalised.
 
     Args:
-        model: made by `build`.
+        model: detectron2's ``GeneralizedRCNN``, made by `build`.
         inputs: the section ``INPUT`` of its config.
     """
 
@@ -303,7 +279,7 @@ class StockNetwork:
         return columns, rows
 
     def pixels(self, image: Image.Image) -> Tensor:
-        """Resize 8-bit values with Pillow, as detectron2's ``DefaultPredictor`` does, to ``[3, H, W]``."""
+        """Resize 8-bit values with Pillow, as detectron2's ``DefaultPredictor`` does, to uint8 ``[3, H, W]``."""
         columns, rows = self.resized_wh(*image.size)
         resize = ResizeTransform(image.height, image.width, rows, columns, Image.Resampling.BILINEAR)
         # A copy, since Pillow's memory must not be written to, and a tensor's can be.
@@ -317,17 +293,17 @@ class StockNetwork:
         return self.model.preprocess_image([{"image": values}]).tensor
 
     def propose(self, maps: Tensor, width: int, height: int) -> Tensor:
-        """See `Network.propose`."""
+        """See `VisualGenomeNetwork.propose`."""
         columns, rows = self.resized_wh(width, height)
         return _proposals(self.model, maps, (rows, columns))
 
     def original(self, boxes: Tensor, width: int, height: int) -> Tensor:
-        """Convert boxes as detectron2's ``detector_postprocess`` does, see `Network.original`."""
+        """Convert boxes as detectron2's ``detector_postprocess`` does."""
         columns, rows = self.resized_wh(width, height)
         return boxes * boxes.new_tensor((width / columns, height / rows)).repeat(2)
 
     def classify(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Classify features, see `Network.classify`. As the model has no attributes, one that no region has stands in."""
+        """Classify features. As the model has no attributes, one that no region has stands in."""
         predictor = self.model.roi_heads.box_predictor
         (classes,) = predictor.predict_probs(predictor(features), [features])
         attributes = features.new_tensor((1.0, 0.0)).expand(len(features), 2)
@@ -338,3 +314,6 @@ def _proposals(model: Any, maps: Tensor, size: tuple[float, ...]) -> Tensor:
     (name,) = model.proposal_generator.in_features
     (instances,), _ = model.proposal_generator(ImageList(maps, [size]), {name: maps}, None)
     return instances.proposal_boxes.tensor
+
+
+Network = VisualGenomeNetwork | StockNetwork

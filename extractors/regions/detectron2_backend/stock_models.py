@@ -160,16 +160,13 @@ def _read_config(path: Path, read: Callable[[Any], Any]) -> Any:
 def _read(path: Path, choice: Choice | None = None, *, cfg: Any) -> dict[str, Tensor]:
     """Read a state dict by the names that the model has, without entries that are not weights."""
     state = read_state(path, choice)
-    for i, anchors in enumerate(build_anchor_generator(cfg, [ShapeSpec(stride=_STRIDE)]).cell_anchors):
-        _check_anchors(state.pop(f"{_ANCHORS}{i}", anchors), anchors, path)
+    for i, expected in enumerate(build_anchor_generator(cfg, [ShapeSpec(stride=_STRIDE)]).cell_anchors):
+        anchors = state.pop(f"{_ANCHORS}{i}", expected)
+        # detectron2 0.5 and later ignores those in a file, and finds other boxes.
+        if anchors.shape != expected.shape or not torch.allclose(anchors.to(expected.dtype), expected, atol=1e-3):
+            raise InputError(
+                f"the weights in {str(path)!r} were trained with anchors {anchors.tolist()}, but the config makes "
+                f"{expected.tolist()}: set MODEL.ANCHOR_GENERATOR as it was in training"
+            )
     frozen = cfg.MODEL.RESNETS.NORM == "FrozenBN"
     return {name: tensor for name, tensor in state.items() if name not in _PIXELS and not (frozen and name.endswith(COUNTER))}
-
-
-def _check_anchors(anchors: Tensor, expected: Tensor, path: Path) -> None:
-    """Refuse other anchors than the config's: detectron2 0.5 and later ignores those in a file and finds other boxes."""
-    if anchors.shape != expected.shape or not torch.allclose(anchors.to(expected.dtype), expected, atol=1e-3):
-        raise InputError(
-            f"the weights in {str(path)!r} were trained with anchors {anchors.tolist()}, but the config makes {expected.tolist()}: "
-            "set MODEL.ANCHOR_GENERATOR as it was in training"
-        )

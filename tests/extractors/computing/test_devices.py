@@ -7,7 +7,7 @@ from torch import nn
 import extractors
 from extractors import ExtractorRequest
 from extractors.base import warn_once
-from extractors.computing.devices import cache_casts, cast_layers, precision_context, resolve_device, resolve_precision, upload
+from extractors.computing.devices import cache_casts, cast_layers, check_precision, precision_context, resolve_device, upload
 from schemas.errors import UsageError
 from schemas.process import resources
 from tests.pretended_gpu import pretended_gpu
@@ -55,26 +55,27 @@ def test_other_devices_are_refused(device):
 @pytest.mark.parametrize("precision", ["tf32", "fp16"])
 def test_precisions_of_a_gpu_are_refused_on_a_cpu(precision):
     with pytest.raises(UsageError, match=f"precision '{precision}' needs a GPU"):
-        resolve_precision(precision, CPU)
-    assert resolve_precision(precision, GPU) == precision
+        check_precision(precision, CPU)
+    check_precision(precision, GPU)
 
 
 def test_emulated_bfloat16_is_said_once(monkeypatch, tmp_path, caplog):
     (tmp_path / "cpuinfo").write_text("flags : fpu avx2\n")
     monkeypatch.setattr(resources, "_CPU", tmp_path / "cpuinfo")
     warn_once.cache_clear()
-    assert [resolve_precision(precision, CPU) for precision in ("fp32", "bf16", "bf16")] == ["fp32", "bf16", "bf16"]
-    assert resolve_precision("bf16", GPU) == "bf16"
+    for precision in ("fp32", "bf16", "bf16"):
+        check_precision(precision, CPU)
+    check_precision("bf16", GPU)
     assert [record.message.partition(" (")[0] for record in caplog.records] == [
         "this processor has no instructions for bfloat16"
     ]
 
 
 def test_precisions_of_a_cpu():
-    assert resolve_precision("fp32", CPU) == "fp32"
-    assert resolve_precision("bf16", CPU) == "bf16"
+    check_precision("fp32", CPU)
+    check_precision("bf16", CPU)
     with pytest.raises(UsageError, match="precision is 'float32', expected one of fp32, tf32, bf16, fp16"):
-        resolve_precision("float32", CPU)
+        check_precision("float32", CPU)
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from torchvision import transforms
 
 from extractors.images.decoding import DecodeError, decode
 from extractors.images.preprocessing import (
-    Normalizer,
     Preprocessing,
     View,
     check_resized,
@@ -72,13 +71,13 @@ def test_normalize_is_to_tensor_and_normalize():
     crop = resize_and_crop(noise(500, 333), PREPROCESSING)
     steps = [transforms.ToTensor(), transforms.Normalize(PREPROCESSING.mean, PREPROCESSING.std)]
     expected = transforms.Compose(steps)(Image.fromarray(crop.permute(1, 2, 0).numpy()))
-    assert torch.equal(Normalizer.of(PREPROCESSING, CPU)(crop[None])[0], expected)
+    assert torch.equal(PREPROCESSING.normalizer(CPU)(crop[None])[0], expected)
 
 
 @pytest.mark.parametrize("order", ["RGB", "BGR"])
 @pytest.mark.parametrize("size_hw", [(224, 224), (5, 1), (1, 1), (2, 3)])
 def test_layout_in_memory_does_not_change_what_normalizing_makes(size_hw, order):
-    normalize = Normalizer.of(dataclasses.replace(PREPROCESSING, channel_order=order), CPU)
+    normalize = dataclasses.replace(PREPROCESSING, channel_order=order).normalizer(CPU)
     pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, *size_hw, 3), dtype=np.uint8)).permute(0, 3, 1, 2)
     ordered = (pixels if order == "RGB" else pixels.flip(1)).numpy().astype(np.float32)
     mean, std = (np.float32(values)[:, None, None] for values in (PREPROCESSING.mean, PREPROCESSING.std))
@@ -95,13 +94,13 @@ def test_channel_order_divisor_and_mean_have_an_effect():
     )
     red = torch.tensor([255, 0, 10], dtype=torch.uint8).view(1, 3, 1, 1)
     expected = torch.tensor([10 - 103.939, 0 - 116.779, 255 - 123.68]).view(1, 3, 1, 1)
-    torch.testing.assert_close(Normalizer.of(caffe, CPU)(red), expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(caffe.normalizer(CPU)(red), expected, rtol=0, atol=1e-4)
 
 
 def test_pure_red_is_red_in_the_first_channel():
     crop = resize_and_crop(Image.new("RGB", (300, 300), (255, 0, 0)), PREPROCESSING)
     assert crop.float().mean(dim=(1, 2)).tolist() == [255.0, 0.0, 0.0]
-    values = Normalizer.of(PREPROCESSING, CPU)(crop[None]).mean(dim=(0, 2, 3)).tolist()
+    values = PREPROCESSING.normalizer(CPU)(crop[None]).mean(dim=(0, 2, 3)).tolist()
     assert values == pytest.approx([(1 - 0.485) / 0.229, -0.456 / 0.224, -0.406 / 0.225], abs=1e-4)
 
 
