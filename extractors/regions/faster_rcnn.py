@@ -13,9 +13,9 @@ Letters in shapes: ``B`` images, ``P`` proposals of an image, at most 300, ``Q``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import accumulate, groupby
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -186,14 +186,16 @@ class FasterRCNNRegions(RegionExtractor):
         """
         sizes = [resized_wh(image.shape[2], image.shape[1]) for image in batch]
         order = sorted(range(len(batch)), key=sizes.__getitem__)
-        images = [send(batch[i], self._device) for i in order]
-        groups = [len(list(group)) for _, group in groupby(sizes[i] for i in order)]
+        images: list[Original] = []
         maps, candidates = [], []
-        for of_size in _split(images, groups):
+        for _, positions in groupby(order, key=sizes.__getitem__):
+            of_size = [send(batch[i], self._device) for i in positions]
+            images += of_size
             maps.append(self._maps(of_size))
             candidates.append(self._propose(maps[-1], of_size))
         boxes, are_kept = suppress(*(_stacked(parts) for parts in zip(*candidates, strict=True)))
-        pooled = [pool(*of_size) for of_size in zip(maps, boxes.split(groups), strict=True)]
+        groups = boxes.split([len(of_size) for of_size in maps])
+        pooled = [pool(*of_size) for of_size in zip(maps, groups, strict=True)]
         features = self._head(torch.cat(pooled)).unflatten(0, boxes.shape[:2])
         chosen = self._choose(boxes, are_kept, features, images)
         return torch.stack([chosen[order.index(i)] for i in range(len(batch))])
@@ -222,12 +224,6 @@ class FasterRCNNRegions(RegionExtractor):
 def _scales(images: Sequence[Original]) -> Tensor:
     """Return float32 ``[B]``, pixels of the input per pixel of the original image."""
     return torch.cat([image.scale for image in images]).to(torch.float32)
-
-
-def _split(items: Sequence[Original], lengths: Sequence[int]) -> Iterator[Sequence[Original]]:
-    """Cut a sequence into parts of given lengths."""
-    ends = list(accumulate(lengths))
-    return (items[end - length : end] for end, length in zip(ends, lengths, strict=True))
 
 
 def _stacked(parts: Sequence[Tensor]) -> Tensor:

@@ -176,10 +176,8 @@ def _is_web(location: str) -> bool:
     return location[:8].lower().startswith(("http://", "https://"))
 
 
-@contextlib.contextmanager
-def _opened(location: str) -> Iterator[_Object]:
-    with _opened_page(location) if _is_web(location) else _opened_object(location) as found:
-        yield found
+def _opened(location: str) -> contextlib.AbstractContextManager[_Object]:
+    return _opened_page(location) if _is_web(location) else _opened_object(location)
 
 
 @contextlib.contextmanager

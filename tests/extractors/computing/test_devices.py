@@ -269,7 +269,7 @@ def test_kept_casts_leave_bits_and_weights_alone(dtype):
         expected = model(values)
         cache_casts(model, dtype)
         assert model(values).equal(expected)
-    assert model.first.kept_weight.dtype == model.third.kept_weight.dtype == dtype
+    assert model.first.cast_weight.dtype == model.third.cast_weight.dtype == dtype
     assert type(model.second) is Mixed.Standardised
     assert model.state_dict().keys() == state.keys()
     assert all(tensor.equal(state[name]) and tensor.dtype == torch.float32 for name, tensor in model.state_dict().items())

@@ -11,7 +11,6 @@ from extractors import ExtractorRequest
 from extractors.options import ExtractorOptions
 from extractors.weights.resolve import Weights
 from extractors.whole_image.conv_grids import VARIANTS, FeatureMapExtractor
-from schemas.errors import InputError
 from tests.threads import threads_of_torch
 
 NAMES = tuple(VARIANTS)
@@ -125,15 +124,6 @@ def test_float16_is_the_rounded_map():
     assert half.extract(batch[:0]).dtype == np.float16
 
 
-@pytest.mark.slow
-def test_other_batches_are_refused():
-    extractor = small("vgg19-grid")
-    assert extractor.extract(torch.zeros(0, 3, 448, 448, dtype=torch.uint8)).shape == (0, 196, 512)
-    for batch in (torch.zeros(1, 3, 448, 448), torch.zeros(1, 3, 224, 224, dtype=torch.uint8)):
-        with pytest.raises(ValueError, match=r"expected torch.uint8 \[B, 3, 448, 448\]"):
-            extractor.extract(batch)
-
-
 # --- weights ---------------------------------------------------------------------------------------------------------
 
 
@@ -156,13 +146,6 @@ def test_defaults_are_torchvisions_of_the_papers_time_and_others_are_refused():
     newer = torchvision.models.ResNet152_Weights.IMAGENET1K_V2.url
     assert [f"resnet152-{prefix}.pth" in newer for prefix in VARIANTS["resnet152-grid"].architecture.refused] == [True]
     assert "Oxford's VGG19 weights" in VARIANTS["vgg19-grid"].architecture.refused["d01eb7cb"]
-
-
-@pytest.mark.slow
-def test_weights_of_another_model_are_named(tmp_path):
-    torch.save(torchvision.models.resnet18(weights=None).state_dict(), tmp_path / "w.pth")
-    with pytest.raises(InputError, match="These look like ResNet18 weights"):
-        extractors.load("resnet152-grid", weights=str(tmp_path / "w.pth"))
 
 
 @pytest.mark.cluster

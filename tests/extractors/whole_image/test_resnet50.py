@@ -41,7 +41,7 @@ def features(extractor, crops) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def independent(files) -> torch.Tensor:
-    """Features [6, 2048] by torchvision single_threaded: its own transforms, model, and pool."""
+    """Features [6, 2048] by torchvision alone: its own transforms, model, and pool."""
     steps = [transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor()]
     steps.append(transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
     images = []
@@ -67,14 +67,6 @@ def test_features_equal_torchvisions(features, independent):
     assert features.shape == (6, 2048)
     expected = independent.numpy()
     assert np.abs(features - expected).max() < 1e-6 * np.abs(expected).max()
-
-
-@pytest.mark.slow
-def test_untrained_features_are_usable(features):
-    assert np.isfinite(features).all()
-    assert (features >= 0).all()
-    assert features.max() < 1e4
-    assert np.unique(features, axis=0).shape == features.shape
 
 
 def assert_same_bytes(extractor, crops, features, size) -> None:

@@ -18,6 +18,8 @@ from extractors.weights.resolve import Weights, resolve_weights, state_sha256
 from extractors.whole_image import vgg19
 from extractors.whole_image.vgg19 import VARIANTS, VGG19TenCrop
 from schemas.errors import InputError
+from tests.extractors.images.test_preprocessing import bilinear
+from tests.extractors.weights.test_caffemodel import net
 from tests.threads import threads_of_torch
 
 NAMES = tuple(VARIANTS)
@@ -87,17 +89,6 @@ def torchvision_crops(image: Image.Image) -> torch.Tensor:
     to_input = transforms.Compose([transforms.ToTensor(), transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])])
     crops = transforms.Compose([transforms.Resize(256), transforms.TenCrop(224)])(image)
     return torch.stack([to_input(crop) for crop in crops])
-
-
-def bilinear(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Interpolate between the centres of pixels, edges repeated, in the order of the formula; float64 [height, width, 3]."""
-    y = np.clip((np.arange(height) + 0.5) * len(pixels) / height - 0.5, 0, len(pixels) - 1)[:, None, None]
-    x = np.clip((np.arange(width) + 0.5) * pixels.shape[1] / width - 0.5, 0, pixels.shape[1] - 1)[None, :, None]
-    y0, x0 = np.floor(y).astype(int), np.floor(x).astype(int)
-    y1, x1 = np.minimum(y0 + 1, len(pixels) - 1), np.minimum(x0 + 1, pixels.shape[1] - 1)
-    at = {(i, j): pixels[(y0, y1)[i][:, 0], (x0, x1)[j][:, :, 0]].astype(float) for i in (0, 1) for j in (0, 1)}
-    dy, dx = y - y0, x - x0
-    return (1 - dy) * ((1 - dx) * at[0, 0] + dx * at[0, 1]) + dy * ((1 - dx) * at[1, 0] + dx * at[1, 1])
 
 
 def caffe_crops(image: Image.Image, *, rounded: bool = True) -> torch.Tensor:
@@ -175,17 +166,6 @@ def test_separate_crops_come_in_the_stated_order(name, separate, monkeypatch):
     corners = [[crop[y, x].item() for y, x in ((0, 0), (0, 223), (223, 0), (223, 223))] for crop in red]
     expected = [[10, 0, 0, 0], [0, 20, 0, 0], [0, 0, 30, 0], [0, 0, 0, 40], [0, 0, 0, 0]]
     assert corners == expected + [[right, left, below_right, below_left] for left, right, below_left, below_right in expected]
-
-
-@pytest.mark.slow
-def test_separate_crops_as_float16(separate, monkeypatch):
-    extractor = separate("vgg19-10crop", dtype="float16")
-    monkeypatch.setattr(extractor, "_convolve", lambda crops: torch.zeros(len(crops), 25088))
-    monkeypatch.setattr(extractor, "_connected", lambda maps: torch.full((10, 4096), 1 / 3))
-    found = extractor.extract([torch.zeros(3, 256, 256, dtype=torch.uint8)])
-    assert (found.dtype, found.shape) == (np.float16, (1, 10, 4096))
-    assert found[0, 0, 0] == np.float16(1 / 3)
-    assert extractor.extract([]).dtype == np.float16
 
 
 @pytest.mark.cluster
@@ -319,14 +299,6 @@ def test_relu_is_taken_per_crop_before_the_mean(loaded):
     torch.testing.assert_close(found, crops.mean(dim=1))
 
 
-@pytest.mark.slow
-def test_only_layers_that_are_needed_are_held(loaded):
-    for extractor in loaded.values():
-        sizes = [layer.out_features for layer in extractor._connected if isinstance(layer, torch.nn.Linear)]
-        assert sizes == [4096, 4096]
-        assert not any(layer.training for layer in extractor._connected)
-
-
 # --- batches -----------------------------------------------------------------------------------------------------------
 
 
@@ -388,16 +360,6 @@ def test_out_of_memory_on_a_device_halves_the_images(loaded, pixels, monkeypatch
 # --- description -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.cluster
-def test_random_weights_are_those_of_a_seeded_torchvision_model():
-    found = resolve_weights("random:0", VARIANTS["vgg19-10crop"].architecture)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        expected = torchvision.models.vgg19(weights=None).state_dict()
-    del expected["classifier.6.weight"], expected["classifier.6.bias"]
-    assert found.sha256 == state_sha256(expected)
-
-
 # --- weights -----------------------------------------------------------------------------------------------------------
 
 
@@ -437,27 +399,6 @@ def test_files_with_the_names_of_2016_are_read(tmp_path, name):
     old = {key.replace("classifier.0", "classifier.1").replace("classifier.3", "classifier.4"): v for key, v in state.items()}
     torch.save(old, tmp_path / "w.pth", _use_new_zipfile_serialization=False)
     assert_same(VARIANTS[name].architecture.read(tmp_path / "w.pth"), without_last(state))
-
-
-def varint(value: int) -> bytes:
-    return bytes([value]) if value < 128 else bytes([value % 128 + 128]) + varint(value // 128)
-
-
-def message(field: int, content: bytes) -> bytes:
-    return varint(field * 8 + 2) + varint(len(content)) + content
-
-
-def net(layers: dict[str, list[np.ndarray]], *, old: bool) -> bytes:
-    """Write a .caffemodel; `test_caffemodel` covers all forms."""
-    name_field, blobs_field, layers_field = (4, 6, 2) if old else (1, 7, 100)
-    parts = []
-    for name, arrays in layers.items():
-        content = message(name_field, name.encode())
-        for array in arrays:
-            shape = message(7, message(1, b"".join(map(varint, array.shape))))
-            content += message(blobs_field, shape + message(5, array.astype("<f4").tobytes()))
-        parts.append(message(layers_field, content))
-    return b"".join(parts)
 
 
 CAFFE_NAMES = [f"conv{block}_{i}" for block, count in enumerate((2, 2, 4, 4, 4), 1) for i in range(1, count + 1)]
@@ -504,13 +445,6 @@ def test_caffemodel_and_state_dict_give_the_same_weights(tmp_path):
         found = resolve_weights(str(tmp_path / file), architecture)
         assert_same(found.state, state)
         assert found.parameters() == {"weights": {"sha256": state_sha256(state)}, "untrained": False}
-
-
-def test_the_model_has_the_shapes_of_torchvisions():
-    with torch.device("meta"):
-        expected = without_last(torchvision.models.vgg19(weights=None).state_dict())
-        found = vgg19.build().state_dict()
-    assert {name: value.shape for name, value in found.items()} == {name: value.shape for name, value in expected.items()}
 
 
 def test_the_caffe_extractor_has_no_default_and_says_what_there_is():
