@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Description:
-    """What an extractor makes, and everything that decides the values. Can be pickled; holds no weights and no device.
+    """The feature of an extractor, and everything that decides its values. Can be pickled; holds no weights and no device.
 
     Attributes:
         spec: name, shape and type of the feature.
@@ -97,7 +97,7 @@ class Extractor(ABC):
 
     @property
     def preprocessor(self) -> Callable[[Image.Image], np.ndarray] | None:
-        """What `preprocess` does, without the model, for other processes: can be pickled, and returns an array ``[3, H, W]``.
+        """The function `preprocess` without the model, for other processes: can be pickled, and returns an array ``[3, H, W]``.
 
         None if this process alone can do it.
         """

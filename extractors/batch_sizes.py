@@ -1,4 +1,4 @@
-"""How many images a GPU takes at once: as many as make it faster and leave it memory to spare, found by doubling and remembered.
+"""Batch sizes on a GPU: as many images as make it faster and leave it memory to spare, found by doubling and remembered.
 
 No feature depends on it, except for last bits where a GPU's libraries choose other kernels for another number of images.
 """

@@ -132,7 +132,7 @@ ENTRIES = {
 
 @dataclass(frozen=True)
 class CatalogueEntry:
-    """What there is to know about an extractor before its weights are at hand.
+    """An extractor as it is listed, without its weights.
 
     Attributes:
         name: its name, or the form of the names of a family.

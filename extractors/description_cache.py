@@ -28,7 +28,7 @@ _PACKAGES = ("extractors", "schemas")
 
 
 class FileStamp(NamedTuple):
-    """What changes when a file is replaced or written to: device, inode, bytes, and nanoseconds of its last changes.
+    """Device, inode, bytes and times of the last changes of a file, which differ once it is replaced or written to.
 
     Setting the time of the last change of the content (``mtime``) back changes that of the last change of all (``ctime``).
     """

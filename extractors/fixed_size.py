@@ -149,7 +149,7 @@ class CenterCropExtractor(FixedSizeExtractor):
 
     @property
     def preprocessor(self) -> Callable[[Image.Image], np.ndarray]:
-        """What `preprocess` does, without the model."""
+        """The function `preprocess` without the model."""
         return partial(cropped_pixels, preprocessing=self._preprocessing)
 
     def preprocess(self, image: Image.Image) -> Tensor:

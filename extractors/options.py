@@ -1,4 +1,4 @@
-"""What a user asks of an extractor, besides its weights and its device. Importing this loads no torch."""
+"""Options of an extractor, besides its weights and its device. Importing this loads no torch."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class RegionOptions:
 
 @dataclass(frozen=True)
 class ExtractorOptions:
-    """What is asked of an extractor besides its weights and its device.
+    """The options of an extractor, besides its weights and its device.
 
     Attributes:
         spec: name, shape and type of the feature, from `ExtractorRequest.spec`.

@@ -1,9 +1,9 @@
-"""3×3 convolutions in fewer multiplications: minimal filtering (Lavin and Gray 2016, arXiv:1509.09308).
+"""Winograd's algorithm for 3×3 convolutions in fewer multiplications (Lavin and Gray 2016, arXiv:1509.09308).
 
-Of a tile of outputs and the inputs that it depends on, the filter is a product of polynomials along each axis: evaluate both at as
-many points as the product has coefficients, multiply, and go back. A tile of 4 by 4 outputs takes 36 products of channels where the
-plain sum takes 144, one of 2 by 2 takes 16 instead of 36. The points are chosen for exactness: features of VGG19 are as near to
-those in float64 as with torch's convolutions, or nearer, because fewer numbers are added up one after the other.
+Along each axis, a tile of outputs is a product of polynomials: evaluate both at as many points as the product has coefficients,
+multiply, and go back. A tile of 4 by 4 outputs takes 36 products of channels where the plain sum takes 144, one of 2 by 2 takes 16
+instead of 36. The points are chosen for exactness: features of VGG19 are as near to those in float64 as with torch's convolutions,
+or nearer, because fewer numbers are added up one after the other.
 
 What is left are products of matrices of tiles by channels, one for each point. MKL does them (`WinogradConv2d`), or, where its
 products are slow, oneDNN as a convolution of single pixels with one group for each point (`GroupedWinogradConv2d`).
@@ -29,28 +29,25 @@ from extractors.computing.onednn import FusedConv2d, can_fuse_in, pointwise
 KERNEL_SIZE = 3
 """Side of a filter."""
 
-_INTERPOLATION_POINTS = {
-    2: (0, 1, -1),
-    3: (0, 1, -1, 0.5),
-    4: (0, 1, -1, 0.5, -2),
-}  # Of evaluation, besides infinity, by outputs of a tile.
+# Besides infinity, by outputs of a tile.
+_INTERPOLATION_POINTS = {2: (0, 1, -1), 3: (0, 1, -1, 0.5), 4: (0, 1, -1, 0.5, -2)}
 _AT_ONCE = 64  # Channels of inputs whose filters are transformed together.
 _STRIP = 4_000_000  # Bytes of the inputs of tiles that go through at once, near to a processor's cache.
 
 
 class _Limits(NamedTuple):
-    """What is make_winograd.
+    """The convolutions for which the algorithm is faster.
 
-    With fewer channels the winograd_matrices, and with fewer tiles the reading of the larger weights, outweigh what products save.
+    With fewer channels the transforms, and with fewer tiles the reading of the larger weights, outweigh what products save.
 
     Attributes:
-        least_channels: of inputs, and of outputs.
-        least_tiles: of all images of a forward.
-        sides: of tiles, the faster one first.
+        min_channels: minimum of input and of output channels.
+        min_tiles: minimum of tiles of all images of a forward.
+        sides: candidate sides of tiles, the faster one first.
     """
 
-    least_channels: int
-    least_tiles: int
+    min_channels: int
+    min_tiles: int
     sides: tuple[int, ...]
 
 
@@ -84,10 +81,10 @@ def winograd_tile(conv: nn.Conv2d, shape: Sequence[int]) -> int | None:
         "zeros",
     )
     limits = _LIMITS_OF_GROUPED if prefers_onednn() else _LIMITS
-    if not is_plain or conv.weight.dtype != torch.float32 or min(conv.in_channels, conv.out_channels) < limits.least_channels:
+    if not is_plain or conv.weight.dtype != torch.float32 or min(conv.in_channels, conv.out_channels) < limits.min_channels:
         return None
     batch, _, height, width = shape
-    return next((side for side in limits.sides if batch * -(-height // side) * -(-width // side) >= limits.least_tiles), None)
+    return next((side for side in limits.sides if batch * -(-height // side) * -(-width // side) >= limits.min_tiles), None)
 
 
 def make_winograd(
@@ -97,7 +94,7 @@ def make_winograd(
     relu: bool,
     compile: bool,  # noqa: A002
 ) -> WinogradConv2d | None:
-    """Return what does a convolution by minimal filtering; None where that is not faster.
+    """Return a convolution as Winograd's; None where that is not faster.
 
     Args:
         conv: the convolution.
@@ -127,7 +124,7 @@ def winograd_matrices(outputs: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class WinogradConv2d(nn.Module):
-    """A 3×3 convolution by minimal filtering, with the ReLU that follows it.
+    """A 3×3 convolution by Winograd's algorithm, with the ReLU that follows it.
 
     Args:
         conv: the convolution, for which `winograd_tile` found a side.

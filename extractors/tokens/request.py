@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Pooling = Literal["mean", "first"]
 POOLINGS: tuple[Pooling, ...] = ("mean", "first")
-"""What a token gets: the mean of the vectors of its sub-words, or the vector of the first."""
+"""The vector of a token: the mean of those of its sub-words, or that of the first."""
 
 _ADAPTER = "adapter_config.json"  # Names another model, wherever that is.
 _LIBRARIES = ("transformers", "tokenizers", "safetensors")

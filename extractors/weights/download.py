@@ -32,7 +32,7 @@ _LONGEST_NAME = 100
 
 
 class _Object(NamedTuple):
-    """What an address leads to, opened.
+    """The opened object behind an address.
 
     Attributes:
         name: last part of its name.

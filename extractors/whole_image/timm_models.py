@@ -95,7 +95,7 @@ class TimmModel(FixedSizeExtractor):
 
     @property
     def preprocessor(self) -> Callable[[Image.Image], np.ndarray]:
-        """What `preprocess` does, without the model."""
+        """The function `preprocess` without the model."""
         if self._preprocessing is not None:
             return partial(cropped_pixels, preprocessing=self._preprocessing)
         return partial(_array, transform=self._transform, config=self._config)
@@ -371,7 +371,7 @@ class MapModel(nn.Module):
 
 
 class UnpooledModel(nn.Module):
-    """What `MapModel` makes, as vectors of a grid.
+    """The output of `MapModel` as vectors of a grid.
 
     Args:
         model: the model of timm.

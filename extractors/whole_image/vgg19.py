@@ -182,7 +182,7 @@ class VGG19TenCrop(Extractor):
 
     @property
     def preprocessor(self) -> Callable[[Image.Image], np.ndarray]:
-        """What `preprocess` does, without the model."""
+        """The function `preprocess` without the model."""
         return partial(resized_pixels, preprocessing=self._variant.preprocessing)
 
     def preprocess(self, image: Image.Image) -> Tensor:

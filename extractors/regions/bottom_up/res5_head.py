@@ -153,7 +153,7 @@ class ProductStage(LastStage):
 
 
 class GroupedStage(LastStage):
-    """What `ProductStage` is, on a CPU whose products are slow (`extractors.computing.winograd.prefers_onednn`).
+    """The same as `ProductStage`, on a CPU whose products are slow (`extractors.computing.winograd.prefers_onednn`).
 
     Args:
         layer4: as for `ProductStage`, on the CPU.
