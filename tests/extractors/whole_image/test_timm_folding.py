@@ -53,7 +53,7 @@ def assert_as_exact_as_timms_own(model: nn.Module) -> nn.Module:
         exact, own = deepcopy(model).double()(images().double()), model(images())
         graph = fold_timm_norms(model)
         assert graph is not None
-        fused = optimize_for_inference(graph, SHAPE, CPU, precision="fp32", compile=False)
+        fused = optimize_for_inference(graph, SHAPE, CPU, compile=False)
         assert error(fused(images()), exact) <= max(1e-6, 2 * error(own, exact))
     return fused
 
@@ -112,7 +112,7 @@ def test_in_16_bits_norms_are_folded_and_casts_kept_where_the_processor_does_not
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False, raising=False)
     model = loaded_in_bf16()
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
-    assert {layer.kept_weight.dtype for layer in layers} == {torch.bfloat16}
+    assert {layer.cast_weight.dtype for layer in layers} == {torch.bfloat16}
     assert (count(model, nn.BatchNorm2d), count(model, FusedConv2d)) == (0, 0)
 
 
