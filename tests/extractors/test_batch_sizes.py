@@ -1,4 +1,4 @@
-"""The search for the size of batches, on a GPU of which only the answers to questions are pretended."""
+"""The search for the size of batches, on a GPU of which only the answers to questions are faked."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every extractor on a pretended GPU: nothing mixes devices, and what a batch may cost is bounded, in every precision.
+"""Every extractor on a fake GPU: nothing mixes devices, and what a batch may cost is bounded, in every precision.
 
 The budgets are what is reached now: operations that start kernels, for a batch and for each image in it, and waits of the host.
 Where one is exceeded, the message names the operations and lines.
@@ -20,7 +20,7 @@ from extractors.regions.bottom_up.preprocessing import send
 from extractors.tokens.request import TokenRequest
 from extractors.weights.resolve import Weights
 from extractors.whole_image import conv_grids, resnet50, timm_models, vgg19
-from tests.pretended_gpu import pretended_gpu
+from tests.fake_gpu import fake_gpu
 from tests.tiny_bert import make_tiny_bert
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -77,7 +77,7 @@ def load(name, precision, device):
 def test_a_batch_keeps_its_budget(name, precision):
     """Nothing is computed: what these networks cost a GPU does not depend on values."""
     (plain, cast), each = DENSE[name]
-    with pretended_gpu(hollow=True) as gpu:
+    with fake_gpu(hollow=True) as gpu:
         extractor = load(name, precision, GPU)
         for count in (1, 3):
             batch = pixels(count, *SIDES_HW.get(name, (224, 224)))
@@ -98,7 +98,7 @@ def test_features_are_those_of_the_cpu():
     request = ExtractorRequest("timm:resnet18", weights="random:0")
     batch = pixels(2, 224, 224)
     expected = request.load("cpu").extract(batch)
-    with pretended_gpu():
+    with fake_gpu():
         found = request.load("cuda").extract(batch)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6 * abs(expected).max())
 
@@ -109,7 +109,7 @@ def test_pixels_are_normalised_to_the_bits_of_the_cpu(order):
     levels = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(2, 3, -1, -1)
     numbers = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "channel_order": order}
     expected = Normalizer(**numbers, device=CPU)(levels)
-    with pretended_gpu() as gpu:
+    with fake_gpu() as gpu:
         normalize, there = Normalizer(**numbers, device=GPU), levels.to(GPU)
         gpu.reset()
         found = normalize(there)
@@ -124,7 +124,7 @@ def test_crops_are_averaged_to_the_bits_of_the_cpu():
     Extractor.__init__(extractor, Description(ExtractorRequest("vgg19-10crop").spec(), {}))
     extractor._connected, extractor._separate = nn.Identity(), False
     for device in (CPU, GPU):
-        with pretended_gpu():
+        with fake_gpu():
             found.append(extractor._connect(values.to(device)).cpu())
     assert torch.equal(*found)
 
@@ -134,7 +134,7 @@ def test_boxes_are_scaled_to_the_bits_of_the_cpu():
     pixels = torch.zeros(3, 333, 500, dtype=torch.uint8)
     expected = boxes / faster_rcnn._scales([send(pixels, CPU)])[:, None, None]
     assert expected.max() < 600 * 333 / 600
-    with pretended_gpu():
+    with fake_gpu():
         found = boxes.to(GPU) / faster_rcnn._scales([send(pixels, GPU)])[:, None, None]
         assert torch.equal(found.cpu(), expected)
 
@@ -156,7 +156,7 @@ def test_regions_keep_their_budget_and_are_those_of_the_cpu(precision, detector_
     on_cpu = faster_rcnn.load(ExtractorOptions(spec), detector_weights, CPU)
     batch = [on_cpu.preprocess(image), torch.zeros(3, 16, 2000, dtype=torch.uint8)]  # The second has no proposals.
     expected = on_cpu.extract_columns(batch)
-    with pretended_gpu() as gpu:
+    with fake_gpu() as gpu:
         extractor = faster_rcnn.load(ExtractorOptions(spec, precision), detector_weights, GPU)
         gpu.reset()
         found = extractor.extract_columns(batch)
@@ -180,7 +180,7 @@ def test_tokens_keep_their_budget_and_are_those_of_the_cpu(precision, launches, 
     captions = [["a", "dog"], ["a", "man"], ["ein", "hund", "running"]]
     on_cpu = TokenRequest(request.model).load("cpu")
     expected = on_cpu.extract(on_cpu.read(captions)[0])
-    with pretended_gpu() as gpu:
+    with fake_gpu() as gpu:
         extractor = request.load("cuda")
         parts, _ = extractor.read(captions)
         gpu.reset()

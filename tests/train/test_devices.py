@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from schemas.errors import UsageError
-from tests.pretended_gpu import pretended_gpu
+from tests.fake_gpu import fake_gpu
 from train.devices import check_precision, computing, resolve_device
 
 CPU = torch.device("cpu")
@@ -69,7 +69,7 @@ def switches() -> list[object]:
 )
 def test_switches_of_a_gpu_are_restored(precision, expected):
     before = switches()
-    with pretended_gpu() as gpu:
+    with fake_gpu() as gpu:
         with computing(precision, torch.device("cuda", 2)):
             assert switches() == expected
             assert gpu.device == 2

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.pretended_gpu import pretended_gpu
+from tests.fake_gpu import fake_gpu
 from tests.train.trainings import CONFIG, DAN, MHA_D, ORDER, events, train_in_two_processes, weights
 from train.config.sections import from_toml
 from train.distributed import DistributedContext, join_processes
@@ -79,6 +79,6 @@ def test_every_process_chooses_its_gpu_before_it_joins_the_others(monkeypatch, s
     for name, value in (("get_rank", 1), ("get_world_size", 2), ("destroy_process_group", None)):
         monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda *args, **kwargs: chosen.append(gpu.device))
-    with pretended_gpu() as gpu, join_processes(torch.device("cuda", 1)):
+    with fake_gpu() as gpu, join_processes(torch.device("cuda", 1)):
         assert gpu.device == 1
     assert chosen == [1] * (size == "2")

@@ -1,4 +1,4 @@
-"""Training, evaluation and embedding on a pretended GPU: nothing mixes devices, and what a step may cost is bounded.
+"""Training, evaluation and embedding on a fake GPU: nothing mixes devices, and what a step may cost is bounded.
 
 The budgets are what is reached now: operations that start kernels, and waits of the host, of the dearest step. Where one is
 exceeded, the message names the operations and lines.
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from schemas.dataset import open_dataset
-from tests.pretended_gpu import pretended_gpu
+from tests.fake_gpu import fake_gpu
 from tests.train.trainings import CONFIG, DAN, MHA_D, MLMME, events, weights
 from train.config.sections import from_toml
 from train.evaluation.embedding import embed
@@ -71,7 +71,7 @@ def steps_of(gpu, monkeypatch):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_training_step_keeps_its_budget(kind, precision, corpus_of, tmp_path, monkeypatch):
     corpus, output = corpus_of(kind), tmp_path / "run"
-    with pretended_gpu() as gpu:
+    with fake_gpu() as gpu:
         steps = steps_of(gpu, monkeypatch)
         train(TrainJob(config_of(kind), corpus, str(output), device="cuda", precision=precision, curves=False))
     assert len(steps) == 4
@@ -96,7 +96,7 @@ def test_evaluation_and_embedding_on_a_gpu_give_what_a_cpu_gives(toy, finished_r
     run = str(finished_run[0])
     evaluation = {"run": run, "captions": toy.captions, "features": toy.features, "splits": ("test",), "cross_lingual": True}
     embedding = {"run": run, "captions": toy.captions, "features": toy.features}
-    with pretended_gpu() as gpu:
+    with fake_gpu() as gpu:
         scores = evaluate_run(EvaluateJob(**evaluation, device="cuda"))
         assert gpu.waits.total() <= EVALUATION[1], gpu.report()
         assert gpu.launches.total() <= EVALUATION[0], gpu.report()

@@ -16,8 +16,6 @@ import torch
 
 from tests.benchmarks.gpu.reporting import Settings
 
-__all__ = ["busy_share", "covered", "nothing_waits", "rate", "waits_of"]
-
 _ROOT = Path(__file__).parents[3]
 _PACKAGES = tuple(f"{_ROOT / name}/" for name in ("extractors", "pipelines", "schemas", "train"))
 

@@ -15,8 +15,6 @@ from extractors import ExtractorRequest
 from tests.benchmarks.gpu.reporting import Part, Row, Settings, UnmeasurableError
 from tests.benchmarks.gpu.subjects import photographs
 
-__all__ = ["PARTS", "files_with_gpu_tests"]
-
 _ROOT = Path(__file__).parents[3]
 _OURS = ("extractors", "imagepivot", "pipelines", "schemas", "tests", "train")
 _DRAWN = 200  # Photographs, each of which stands under several names.

@@ -16,8 +16,6 @@ from tests.benchmarks.gpu.clocks import busy_share, nothing_waits, rate, waits_o
 from tests.benchmarks.gpu.reporting import Part, Row, Settings, UnmeasurableError
 from tests.benchmarks.gpu.subjects import SUBJECTS, Subject, bare_model, fastest, photographs, precisions_of
 
-__all__ = ["PARTS"]
-
 _BY_NAME = {subject.name: subject for subject in SUBJECTS}
 _PHOTOGRAPHS = 8  # Repeated where a batch is larger.
 

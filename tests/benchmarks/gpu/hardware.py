@@ -12,8 +12,6 @@ from tests.benchmarks.gpu.reporting import Part, Row, Settings
 from tests.benchmarks.gpu.subjects import DTYPES, fastest, precisions_of
 from tests.benchmarks.processor import cores, machine
 
-__all__ = ["PARTS", "describe"]
-
 
 def describe(device: torch.device) -> dict[str, Any]:
     """Describe the machine; the same machine has the same description."""

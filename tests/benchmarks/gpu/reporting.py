@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Part", "Row", "Settings", "UnmeasurableError", "load_report", "markdown", "run_parts"]
-
 FORMAT = 1
 
 Row = dict[str, Any]

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 from pipelines.demo.scenes import draw, make_scenes
 
-__all__ = ["PRECISIONS", "SUBJECTS", "Subject", "bare_model", "fastest", "photographs", "precisions_of"]
-
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PHOTOGRAPH_WH = (500, 375)  # As in Flickr30k.

@@ -1,7 +1,6 @@
-"""The report of a GPU, tried without one: on the CPU, and the parts that only a GPU has on a pretended one."""
+"""The report of a GPU, tried without one: on the CPU, and the parts that only a GPU has on a fake one."""
 
 import json
-import subprocess
 import sys
 import warnings
 from collections import Counter
@@ -18,7 +17,7 @@ from tests.benchmarks.gpu.__main__ import PARTS, main
 from tests.benchmarks.gpu.clocks import busy_share, covered, nothing_waits, rate, waits_of
 from tests.benchmarks.gpu.reporting import Part, Settings, UnmeasurableError, load_report, markdown, run_parts
 from tests.benchmarks.gpu.subjects import SUBJECTS
-from tests.pretended_gpu import pretended_gpu
+from tests.fake_gpu import fake_gpu
 
 ROOT = Path(__file__).parents[3]
 ON_CPU = Settings(torch.device("cpu"), is_quick=True)
@@ -40,7 +39,6 @@ def call(monkeypatch, *arguments):
     return main()
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_the_report_of_a_cpu_is_complete(monkeypatch, tmp_path):
     assert call(monkeypatch, "--device", "cpu", "--quick", "--output", tmp_path) == 0
@@ -70,13 +68,6 @@ def test_without_a_gpu_nothing_is_claimed(monkeypatch, tmp_path, capsys):
     assert call(monkeypatch, "--output", tmp_path / "out") == 1
     assert capsys.readouterr().err.startswith("no CUDA device: nothing was measured, and no report was written\n")
     assert not (tmp_path / "out").exists()
-
-
-def test_the_makefile_runs_it():
-    done = subprocess.run(
-        ["make", "--no-print-directory", "--dry-run", "gpu"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines()[-1].endswith("bin/python -m tests.benchmarks.gpu")
 
 
 def test_the_page_names_every_part():
@@ -221,18 +212,17 @@ def test_a_rate_counts_items():
 
 @pytest.fixture
 def gpu(monkeypatch, debug_modes):
-    """A pretended GPU with memory: 1,000 bytes, of which the weights take 100 and a batch 500."""
+    """A fake GPU with memory: 1,000 bytes, of which the weights take 100 and a batch 500."""
     fractions = []
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 600)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=1000))
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda fraction, device: fractions.append(fraction))
-    with pretended_gpu() as gpu, mock.patch.object(gpu, "fractions", fractions, create=True):
+    with fake_gpu() as gpu, mock.patch.object(gpu, "fractions", fractions, create=True):
         yield gpu
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_the_parts_of_a_gpu_run(gpu):
     name = "timm:resnet18"
@@ -245,7 +235,6 @@ def test_the_parts_of_a_gpu_run(gpu):
     assert 0.999 < found["cosine"] < 1
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 def test_memory_that_is_taken_away_halves_the_batch(gpu, monkeypatch):
     """The batch needs 500 bytes, and 300 are left above the weights."""
@@ -282,7 +271,6 @@ def test_memory_that_is_taken_away_halves_the_batch(gpu, monkeypatch):
 # --- training --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize("preset", ["huang2019/mha-d", "scan/t2i-avg", "dan"])
 def test_presets_of_several_features_train_on_invented_data(preset, tmp_path, monkeypatch):

@@ -20,8 +20,6 @@ from train.config.sections import resolve
 from train.jobs import Corpus, TrainJob
 from train.loop import train
 
-__all__ = ["PARTS", "Sizes", "write_corpus"]
-
 PRESETS = {
     "vsepp": (2048,),
     "kadar2018/bilingual-c2c": (2048,),

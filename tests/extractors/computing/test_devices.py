@@ -10,7 +10,7 @@ from extractors.base import warn_once
 from extractors.computing.devices import cache_casts, cast_layers, check_precision, precision_context, resolve_device, upload
 from schemas.errors import UsageError
 from schemas.process import resources
-from tests.pretended_gpu import pretended_gpu
+from tests.fake_gpu import fake_gpu
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 0)
@@ -80,7 +80,7 @@ def test_precisions_of_a_cpu():
 
 @pytest.fixture
 def gpu():
-    with pretended_gpu() as gpu:
+    with fake_gpu() as gpu:
         yield gpu
 
 
@@ -290,7 +290,7 @@ def test_without_autocast_nothing_is_kept():
 
 
 def test_layers_that_keep_their_casts_cast_their_input_alone():
-    with pretended_gpu() as gpu, torch.inference_mode(), torch.autocast("cuda", torch.bfloat16):
+    with fake_gpu() as gpu, torch.inference_mode(), torch.autocast("cuda", torch.bfloat16):
         model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(16, 2)).to("cuda")
         values = torch.randn(2, 3, 2, 2).to("cuda")
         counts = []

@@ -21,7 +21,7 @@ from extractors.regions.boxes import (
 )
 from tests.extractors.regions import reference_detector
 from tests.extractors.regions.reference_detector import best_scores
-from tests.pretended_gpu import pretended_gpu
+from tests.fake_gpu import fake_gpu
 
 LEGACY = [
     (-38, -16, 53, 31),
@@ -123,11 +123,11 @@ def test_iou_of_nothing_is_nothing():
 
 @pytest.fixture(params=["cpu", "cuda"])
 def device(request):
-    """Both ways: that of a CPU, and that of a GPU on a pretended one."""
+    """Both ways: that of a CPU, and that of a GPU on a fake one."""
     if request.param == "cpu":
         yield torch.device("cpu")
         return
-    with pretended_gpu():
+    with fake_gpu():
         yield torch.device("cuda", 0)
 
 

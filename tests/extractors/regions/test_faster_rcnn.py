@@ -17,7 +17,7 @@ from extractors.weights.resolve import resolve_weights
 from schemas.errors import InputError, UsageError
 from schemas.kinds import schema_of
 from tests.extractors.regions import reference_detector
-from tests.pretended_gpu import pretended_gpu
+from tests.fake_gpu import fake_gpu
 from tests.threads import threads_of_torch
 
 THIN = (2000, 20)
@@ -195,20 +195,20 @@ def test_adaptive_numbers_of_regions():
     assert found["features"].shape == (1, 4, 2048)
 
 
-def on_pretended_gpu(weights, precision="fp32"):
+def on_fake_gpu(weights, precision="fp32"):
     return FasterRCNNRegions(
         ExtractorOptions(ExtractorRequest("faster-rcnn-36").spec(), precision), weights, torch.device("cuda", 0)
     )
 
 
 @pytest.mark.cluster
-def test_on_a_pretended_gpu_regions_are_those_of_the_cpu(extractor, weights):
+def test_on_a_fake_gpu_regions_are_those_of_the_cpu(extractor, weights):
     """Three images are alike once resized, one of these by another scale; another one has no proposals."""
     images = [picture(*THIN), picture(*EMPTY), picture(1000, 18), picture(4000, 40, seed=1), picture(*THIN, seed=2)]
     expected = regions(extractor, *images)
     assert (expected["num_regions"] > 0).tolist() == [True, False, True, True, True]
-    with pretended_gpu() as gpu:
-        there = on_pretended_gpu(weights)
+    with fake_gpu() as gpu:
+        there = on_fake_gpu(weights)
         gpu.reset()
         found = regions(there, *images)
         assert_few_launches(gpu, len(images))
@@ -241,8 +241,8 @@ def assert_few_launches(gpu, images):
 def test_launches_fall_with_the_batch(weights, precision):
     """16 images of three sizes. Convolutions that give zeros cost no time, and do not change the launches."""
     images = [picture(*[THIN, (20, 2000), (1000, 18)][i % 3], seed=i) for i in range(16)]
-    with pretended_gpu(hollow=True) as gpu:
-        there = on_pretended_gpu(weights, precision)
+    with fake_gpu(hollow=True) as gpu:
+        there = on_fake_gpu(weights, precision)
         gpu.reset()
         regions(there, images[0])
         assert gpu.launches.total() <= 1000, gpu.report()
@@ -259,8 +259,8 @@ def test_the_last_stage_as_matrix_products_on_a_gpu(extractor, weights):
     with torch.inference_mode():
         pooled = network.pool(maps, boxes[None])
         expected = extractor._head(pooled)
-        with pretended_gpu() as gpu:
-            there = on_pretended_gpu(weights)
+        with fake_gpu() as gpu:
+            there = on_fake_gpu(weights)
             gpu.reset()
             found = there._head(pooled.to("cuda"))
             assert (gpu.launches["convolution"], gpu.launches["bmm"]) == (0, 3), gpu.report()

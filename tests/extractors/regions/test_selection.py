@@ -13,7 +13,7 @@ from extractors.regions.selection import Detections, columns, empty_regions, gat
 from schemas.features import FeatureSpec
 from schemas.kinds import schema_of
 from tests.extractors.regions import reference_detector
-from tests.pretended_gpu import pretended_gpu
+from tests.fake_gpu import fake_gpu
 
 SPEC = FeatureSpec("test", (5, 3))
 
@@ -31,11 +31,11 @@ def probabilities(best, labels, classes=6):
 
 
 def select_indices(boxes, classes, options):
-    """Choose the regions of one image, on a CPU and on a pretended GPU; returns their positions."""
+    """Choose the regions of one image, on a CPU and on a fake GPU; returns their positions."""
     usable = torch.ones(1, len(boxes), dtype=torch.bool)
     found = Detections(boxes[None], usable, boxes[None], classes[None], classes[None])
     positions, (number,) = selection.select_indices(found, options)
-    with pretended_gpu():
+    with fake_gpu():
         on_gpu = Detections(*(values.to("cuda") for values in vars(found).values()))
         there, (number_there,) = (values.cpu() for values in selection.select_indices(on_gpu, options))
     assert there[0, :number_there].tolist() == positions[0, :number].tolist()
@@ -170,7 +170,7 @@ def test_images_of_a_batch_do_not_act_on_one_another():
 def test_a_batch_costs_few_launches_and_waits():
     """The budget of a batch of 16 images: 600 launches and 3 waits, whatever the number of images."""
     torch.manual_seed(0)
-    with pretended_gpu() as gpu:
+    with fake_gpu() as gpu:
         counts = {}
         for images in (1, 16):
             corners = torch.rand(images, 300, 2) * 500

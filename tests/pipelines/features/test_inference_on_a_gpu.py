@@ -1,4 +1,4 @@
-"""A shard from a small network on a pretended GPU, which has no result before somebody has waited for it."""
+"""A shard from a small network on a fake GPU, which has no result before somebody has waited for it."""
 
 import io
 from collections import Counter
@@ -16,7 +16,7 @@ from extractors.images.preprocessing import Preprocessing
 from extractors.options import ExtractorOptions
 from schemas.features import FeatureSpec
 from tests.fake_extractors import extract_images
-from tests.pretended_gpu import pretended_gpu
+from tests.fake_gpu import fake_gpu
 
 SPEC = FeatureSpec("tiny", (4,))
 PREPROCESSING = Preprocessing(resize_short=16, crop=12, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
@@ -58,7 +58,7 @@ def extract(extractor, count: int) -> dict[str, list[float]]:
 def test_a_shard_from_a_gpu_is_that_of_the_cpu(most):
     """Also where memory runs out while the batch before is on its way."""
     expected = extract(Tiny("cpu"), 26)
-    with pretended_gpu() as gpu:
+    with fake_gpu() as gpu:
         extractor = Tiny("cuda:0")
         extractor.most = most
         gpu.reset()
@@ -73,8 +73,8 @@ def test_a_shard_from_a_gpu_is_that_of_the_cpu(most):
 
 
 def test_a_result_is_there_when_it_has_been_waited_for():
-    """The test above would not notice a missing wait if the pretended GPU had results at once."""
-    with pretended_gpu():
+    """The test above would not notice a missing wait if the fake GPU had results at once."""
+    with fake_gpu():
         extractor = Tiny("cuda:0")
         pixels = [extractor.preprocess(Image.new("RGB", (20, 20), (number, 0, 0))) for number in range(4)]
         first, second = (extractor.extract_async(extractor.collate(pixels[start : start + 2])) for start in (0, 2))
@@ -84,7 +84,7 @@ def test_a_result_is_there_when_it_has_been_waited_for():
 
 @pytest.mark.parametrize("device", ["cuda:0", "cpu"])
 def test_a_batch_has_the_order_of_the_models_and_is_in_pinned_memory_for_a_gpu(device):
-    with pretended_gpu() as gpu:
+    with fake_gpu() as gpu:
         extractor = Tiny(device)
         pixels = [extractor.preprocess(Image.new("RGB", (20, 20), (number, 0, 0))) for number in range(3)]
         batch = extractor.collate(pixels)

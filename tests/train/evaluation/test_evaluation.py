@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from schemas.errors import UsageError
-from tests.pretended_gpu import pretended_gpu
+from tests.fake_gpu import fake_gpu
 from tests.train.trainings import CONFIG, ORDER, PARALLEL, assert_equal, events, weights
 from train.config.models import VseConfig
 from train.config.sections import from_toml
@@ -180,7 +180,7 @@ def test_a_gpu_evaluates_in_float32_whatever_it_trains_in(model, data, precision
         found = {owner.fp32_precision for owner in (cudnn.conv, cudnn.rnn, matmul)}
         seen.append((found, torch.is_autocast_enabled("cuda"), gpu.device))
 
-    with pretended_gpu() as gpu:
+    with fake_gpu() as gpu:
         model = model.to("cuda:0")
         for module in model.modules():
             module.register_forward_pre_hook(look)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.pretended_gpu import pretended_gpu
+from tests.fake_gpu import fake_gpu
 from tests.train.trainings import assert_equal
 from train.config.models import ScanConfig
 from train.data.batches import CaptionBatch
@@ -244,7 +244,7 @@ def test_a_gpu_is_waited_for_as_often_however_many_pairs_have_a_gradient(count):
     queries, contexts = (torch.nn.functional.normalize(torch.randn(count, parts, 8), dim=2) for parts in (5, 7))
     masks = [torch.arange(parts) < torch.randint(1, parts + 1, (count, 1)) for parts in (5, 7)]
 
-    with pretended_gpu() as gpu:
+    with fake_gpu() as gpu:
         encoded = [
             Encoded(values.to("cuda").requires_grad_(), mask.to("cuda"))
             for values, mask in zip((queries, contexts), masks, strict=True)
@@ -278,7 +278,7 @@ def test_gradients_of_pairs_on_a_gpu_are_those_of_tiles(choices, gathered, monke
     for encoded in (sets, plain, [sets[0], plain[1]], [plain[0], sets[1]]):
         for some in (weights, torch.zeros_like(weights)):
             expected = gradients(encoded, some, "cpu")
-            with pretended_gpu():
+            with fake_gpu():
                 found = gradients(encoded, some, "cuda")
             for mine, other, one in zip(found, expected, encoded, strict=True):
                 torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-12)
@@ -289,7 +289,7 @@ def test_launches_of_a_gpu_do_not_grow_with_the_pairs():
     launches = set()
     for count in (9, 30):
         values = [torch.nn.functional.normalize(torch.randn(count, parts, 8), dim=2) for parts in (5, 7)]
-        with pretended_gpu() as gpu:
+        with fake_gpu() as gpu:
             encoded = [Encoded(value.to("cuda").requires_grad_()) for value in values]
             scores = cross_attention(*encoded, CrossAttention(9.0, 6.0)).diagonal().sum()
             gpu.reset()

@@ -13,7 +13,7 @@ import torch
 
 from schemas.errors import DatasetError
 from schemas.storage.folder import Folder
-from tests.pretended_gpu import pretended_gpu
+from tests.fake_gpu import fake_gpu
 from train.models.retrieval_model import Dimensions
 from train.runs import checkpoints
 from train.runs.checkpoints import BEST, LAST, Checkpoint, TrainingProgress, read_checkpoint, weights_digest, write_checkpoint
@@ -282,7 +282,7 @@ def test_weights_on_a_gpu_have_the_digest_of_those_on_a_cpu_and_are_waited_for_o
         "half": torch.randn(3, dtype=torch.float16),
     }
     expected = weights_digest(weights)
-    with pretended_gpu() as gpu:
+    with fake_gpu() as gpu:
         there = {name: values if name == "a.counter" else values.to("cuda") for name, values in weights.items()}
         gpu.reset()
         assert weights_digest(there) == expected

@@ -4,7 +4,7 @@ import torch
 
 from extractors.regions.bottom_up.preprocessing import prepare, resized_wh, scale_of, send
 from tests.extractors.regions.reference_detector import resize
-from tests.pretended_gpu import pretended_gpu
+from tests.fake_gpu import fake_gpu
 
 SIZES = [(640, 360), (333, 500), (17, 23), (1, 1), (2000, 20), (300, 4000), (800, 600), (1201, 900), (31, 31)]
 
@@ -76,7 +76,7 @@ def test_the_layout_of_the_pixels_does_not_matter():
 
 def test_an_image_goes_to_a_gpu_in_one_copy_that_nobody_waits_for():
     pixels = torch.from_numpy(picture(41, 30)).permute(2, 0, 1)
-    with pretended_gpu() as gpu:
+    with fake_gpu() as gpu:
         image = sent(pixels, torch.device("cuda", 0))
         found = prepare(image)
         assert {tensor.device.type for tensor in (*image, found)} == {"cuda"}

@@ -1,4 +1,4 @@
-"""The backward pass of the pretended GPU: torch's own asks the driver for the streams of the GPU.
+"""The backward pass of the fake GPU: torch's own asks the driver for the streams of the GPU.
 
 It goes through the same nodes and calls them. Hooks, and gradients of gradients, are left out.
 """
@@ -22,7 +22,7 @@ def run_backward(
     """Add up the gradients of leaves; takes what ``torch.autograd.graph._engine_run_backward`` does.
 
     Returns:
-        Nothing: gradients of chosen ``inputs``, as ``torch.autograd.grad`` asks for them, are not pretended.
+        Nothing: gradients of chosen ``inputs``, as ``torch.autograd.grad`` asks for them, are left out.
     """
     assert not inputs
     assert not create_graph

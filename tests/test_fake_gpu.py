@@ -1,4 +1,4 @@
-"""The pretended GPU itself: what it must notice, against what is known of CUDA."""
+"""The fake GPU itself: what it must notice, against what is known of CUDA."""
 
 from collections import Counter
 from threading import Thread
@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.pretended_gpu import DeviceMismatchError, pretended_gpu
+from tests.fake_gpu import DeviceMismatchError, fake_gpu
 
 GPU = torch.device("cuda", 0)
 
@@ -18,7 +18,7 @@ def random(*shape, seed=0):
 
 def waits_of(function):
     """Return the waits of a function of tensors on the GPU, and the launches."""
-    with pretended_gpu() as gpu:
+    with fake_gpu() as gpu:
         values, mask = random(4, 3).to(GPU), torch.tensor([True, False, True, False]).to(GPU)
         gpu.reset()
         function(values, mask)
@@ -27,7 +27,7 @@ def waits_of(function):
 
 def test_torch_finds_the_gpu_inside_the_block_only():
     before = torch.cuda.is_available()
-    with pretended_gpu():
+    with fake_gpu():
         assert torch.cuda.is_available()
         assert torch.zeros(2, device="cuda").is_cuda
         assert random(2).cuda().device == GPU
@@ -42,7 +42,7 @@ def test_values_are_those_of_the_cpu(context):
     model.eval()
     images = random(2, 3, 6, 6)
     expected = model(images)
-    with pretended_gpu(), context():
+    with fake_gpu(), context():
         found = model.to(GPU, memory_format=torch.channels_last)(images.to(GPU))
         assert (found.device, found.shape) == (GPU, (2, 4))
         torch.testing.assert_close(found.cpu(), expected.detach())
@@ -69,7 +69,7 @@ def trained(device, *, autocast=False):
 @pytest.mark.parametrize("autocast", [False, True])
 def test_training_is_that_of_the_cpu(autocast):
     expected = trained(torch.device("cpu"), autocast=autocast)
-    with pretended_gpu() as gpu:
+    with fake_gpu() as gpu:
         found = trained(GPU, autocast=autocast)
     assert gpu.launches["_fused_adam_"] == 2
     for one, other in zip(found, expected, strict=True):
@@ -95,7 +95,7 @@ def test_recurrent_networks_are_those_of_the_cpu_and_one_operation(network, pack
     expected.square().sum().backward()
     weights = [parameter.grad for parameter in reader.parameters()]
     reader.zero_grad()
-    with pretended_gpu() as gpu:
+    with fake_gpu() as gpu:
         reader = reader.to(GPU)
         on_gpu = inputs.to(GPU).requires_grad_()
         gpu.reset()
@@ -123,15 +123,15 @@ def test_recurrent_networks_are_those_of_the_cpu_and_one_operation(network, pack
 )
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 def test_two_devices_in_one_operation_are_an_error_with_its_name_and_line(function, operation, context):
-    with pretended_gpu(), context():
+    with fake_gpu(), context():
         x, y = random(4, 3).to(GPU), random(4, 3)
-        with pytest.raises(DeviceMismatchError, match=rf"{operation} in tests/test_pretended_gpu.py:\d+ got .*cuda:0 \["):
+        with pytest.raises(DeviceMismatchError, match=rf"{operation} in tests/test_fake_gpu.py:\d+ got .*cuda:0 \["):
             function(x, y)
 
 
 def test_numbers_of_the_cpu_meet_tensors_of_the_gpu_number_by_number():
     number = torch.tensor(2.0)
-    with pretended_gpu():
+    with fake_gpu():
         values = random(4, 3).to(GPU)
         assert torch.equal((values * number).cpu(), random(4, 3) * 2)
         assert (values.masked_fill(values > 0, number) <= 2).all()
@@ -174,14 +174,14 @@ def test_waits(function, expected, context):
 def test_a_wait_names_the_innermost_line_of_the_project():
     from extractors.regions.boxes import nms
 
-    with pretended_gpu() as gpu, torch.inference_mode():
+    with fake_gpu() as gpu, torch.inference_mode():
         nms(torch.tensor([[[0.0, 0.0, 9.0, 9.0]]]).to(GPU), torch.tensor([[True]]).to(GPU), 0.5, 1)
     assert any(line.startswith("extractors/regions/boxes.py:") for _, line in gpu.waits)
     assert "extractors/regions/boxes.py" in gpu.report()
 
 
 def test_copies_that_nobody_waits_for_are_told_apart():
-    with pretended_gpu() as gpu:
+    with fake_gpu() as gpu:
         pinned = random(8, 3).pin_memory()
         assert pinned.is_pinned()
         assert pinned[2:].is_pinned()
@@ -214,7 +214,7 @@ def test_views_and_operations_on_nothing_start_no_kernel(context):
 def test_a_division_by_a_number_is_a_product_with_its_reciprocal():
     """As CUDA's kernel says of itself, it may lose a bit; a division by a tensor of the GPU does not."""
     values = torch.arange(256, dtype=torch.float32)
-    with pretended_gpu():
+    with fake_gpu():
         found = values.to(GPU).div_(255).cpu()
         exact = (values.to(GPU) / torch.tensor(255.0, device=GPU)).cpu()
         floored = values.to(GPU).div(7, rounding_mode="floor").cpu()
@@ -227,7 +227,7 @@ def test_a_division_by_a_number_is_a_product_with_its_reciprocal():
 def test_a_hollow_gpu_counts_and_computes_nothing():
     counts = []
     for hollow in (False, True):
-        with pretended_gpu(hollow=hollow) as gpu, torch.inference_mode():
+        with fake_gpu(hollow=hollow) as gpu, torch.inference_mode():
             model = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(72, 4)).to(GPU)
             images = random(2, 3, 8, 8).to(GPU)
             gpu.reset()
@@ -240,7 +240,7 @@ def test_a_hollow_gpu_counts_and_computes_nothing():
 
 def test_a_thread_computes_on_the_gpu_too():
     found = []
-    with pretended_gpu():
+    with fake_gpu():
         values = random(4, 3).to(GPU)
         with torch.cuda.device(0):
             thread = Thread(target=lambda: found.extend([(values * 2).cpu(), random(4, 3).pin_memory()]))
@@ -251,7 +251,7 @@ def test_a_thread_computes_on_the_gpu_too():
 
 
 def test_the_gpu_that_is_chosen_is_noted():
-    with pretended_gpu() as gpu:
+    with fake_gpu() as gpu:
         with torch.cuda.device(torch.device("cuda", 2)):
             assert gpu.device == torch.cuda.current_device() == 2
         assert gpu.device is None
@@ -260,7 +260,7 @@ def test_the_gpu_that_is_chosen_is_noted():
 
 
 def test_copies_that_nobody_waits_for_end_when_somebody_waits_behind_them():
-    with pretended_gpu() as gpu:
+    with fake_gpu() as gpu:
         values = random(3)
         there, whole = values.to(GPU), torch.arange(3).to(GPU)
         first, event = there.to("cpu", non_blocking=True), torch.cuda.Event(blocking=True)
@@ -281,7 +281,7 @@ def test_copies_that_nobody_waits_for_end_when_somebody_waits_behind_them():
 
 
 def test_page_locked_memory_must_not_change_before_its_copy_has_ended():
-    with pretended_gpu():
+    with fake_gpu():
         memory = torch.empty((2, 3), pin_memory=True)
         assert memory.is_pinned()
         memory.to(GPU, non_blocking=True)

@@ -1,6 +1,6 @@
 """A fake GPU: tensors whose values are in memory and that report ``cuda:0``, to test without a GPU what runs on one.
 
-Inside the block of `pretended_gpu`, and in threads that start there, torch finds one GPU. What is moved to it goes through torch as
+Inside the block of `fake_gpu`, and in threads that start there, torch finds one GPU. What is moved to it goes through torch as
 on a real one, down to the operations that a device carries out; these are carried out on the CPU, and counted:
 
 - **launches**: operations that start kernels, by name; views, reserved memory and operations on nothing start none.
@@ -14,7 +14,7 @@ a multiplication by its reciprocal, as in CUDA's kernels (``aten/src/ATen/native
 
 Left out: time, memory, the rounding of CUDA's sums and products, streams, more than one GPU.
 
-    with pretended_gpu() as gpu:
+    with fake_gpu() as gpu:
         extractor = extractors.load("resnet50-pool", weights="random:0", device="cuda")
         gpu.reset()
         extractor.extract(pixels)
@@ -39,12 +39,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from tests.pretended_backward import run_backward
+from tests.fake_backward import run_backward
 
 _GPU, _CPU = torch.device("cuda", 0), torch.device("cpu")
 _ROOT = Path(__file__).parents[1]
 _PROJECT = tuple(f"{_ROOT / name}/" for name in ("extractors", "pipelines", "schemas", "tests", "train"))
-_TOOLS = (__file__, str(Path(__file__).with_name("pretended_backward.py")))
+_TOOLS = (__file__, str(Path(__file__).with_name("fake_backward.py")))
 
 _aten = torch.ops.aten
 _COMPOSED = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -101,7 +101,7 @@ class OnGPU(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return PretendedGPU.current.run(func, args, kwargs or {})  # In threads other than that of the block, and inside `run`.
+        return FakeGPU.current.run(func, args, kwargs or {})  # In threads other than that of the block, and inside `run`.
 
     @property
     def data(self) -> Tensor:
@@ -119,13 +119,13 @@ class OnGPU(Tensor):
         return self.cpu().tolist()
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
-        return f"{list(self.shape)} {self.dtype} on the pretended GPU"
+        return f"{list(self.shape)} {self.dtype} on the fake GPU"
 
 
-class PretendedGPU(TorchDispatchMode):
+class FakeGPU(TorchDispatchMode):
     """Counts of a block, and ``device``, the number of the GPU that ``torch.cuda`` has chosen; None if it has chosen none."""
 
-    current: PretendedGPU
+    current: FakeGPU
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -346,7 +346,7 @@ def _placed(leaf: Any, known: dict[int, OnGPU]) -> Any:
     tensor = known.get(id(leaf))
     if tensor is None:
         return OnGPU(leaf)
-    assert tensor.shape == leaf.shape, "an operation changed the shape of its argument, which is not pretended"
+    assert tensor.shape == leaf.shape, "an operation changed the shape of its argument, which the fake GPU does not do"
     return tensor
 
 
@@ -355,14 +355,14 @@ def _is_number(value: Any) -> bool:
 
 
 @contextmanager
-def pretended_gpu(*, hollow: bool = False) -> Iterator[PretendedGPU]:
-    """Pretend that there is a GPU inside the block.
+def fake_gpu(*, hollow: bool = False) -> Iterator[FakeGPU]:
+    """Let torch find a fake GPU inside the block.
 
     Args:
         hollow: nothing is computed, which saves most of the time: what is read from the GPU is zeros. Counts that do not depend on
             values are the same.
     """
-    gpu = PretendedGPU.current = PretendedGPU(hollow=hollow)
+    gpu = FakeGPU.current = FakeGPU(hollow=hollow)
     torch._C._ensureCUDADeviceGuardSet()
     lifted = torch._C._only_lift_cpu_tensors()
     with ExitStack() as stack:
@@ -378,7 +378,7 @@ def pretended_gpu(*, hollow: bool = False) -> Iterator[PretendedGPU]:
         yield gpu
 
 
-def _patches(gpu: PretendedGPU) -> list[tuple[Any, str, Any]]:
+def _patches(gpu: FakeGPU) -> list[tuple[Any, str, Any]]:
     cuda, foreach = torch.cuda, [Tensor, torch.nn.Parameter, OnGPU]
 
     def always(value: object) -> Callable[..., Any]:
@@ -424,7 +424,7 @@ class _Generator(torch.Generator):
 class _Event:
     """``torch.cuda.Event`` of the only stream."""
 
-    def __init__(self, gpu: PretendedGPU) -> None:
+    def __init__(self, gpu: FakeGPU) -> None:
         self._gpu = gpu
         self._started = 0
 
@@ -435,7 +435,7 @@ class _Event:
         self._gpu.wait("event", self._started)
 
 
-def _with_gpu(gpu: PretendedGPU, run: Callable[[Any], None]) -> Callable[[Any], None]:
+def _with_gpu(gpu: FakeGPU, run: Callable[[Any], None]) -> Callable[[Any], None]:
     def run_with_gpu(thread: Any) -> None:
         with gpu:
             run(thread)
@@ -453,12 +453,12 @@ class _Recurrent(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, read: Callable[..., tuple[Tensor, ...]], places: Any, *leaves: Any) -> tuple[Tensor, ...]:
         ctx.read, ctx.places, ctx.leaves = read, places, [value_of(leaf) for leaf in leaves]
-        PretendedGPU.current.count_launch("recurrent network")
+        FakeGPU.current.count_launch("recurrent network")
         return tuple(map(OnGPU, read(*tree_unflatten(ctx.leaves, places))))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        PretendedGPU.current.count_launch("recurrent network backward")
+        FakeGPU.current.count_launch("recurrent network backward")
         wanted = list(ctx.needs_input_grad[2:])
         leaves = [leaf.detach().requires_grad_() if needed else leaf for leaf, needed in zip(ctx.leaves, wanted, strict=True)]
         with torch.enable_grad():
