@@ -40,16 +40,12 @@ def test_lines_end_at_lf_and_crlf_only(tmp_path, name, mark, text):
 
 
 def test_only_one_mark_at_the_very_start_is_dropped(tmp_path):
+    """Even one that is spread over gzip members: `cat a.gz b.gz` is a gzip file."""
     file = _write(tmp_path / "a", "\ufeff\ufeffa\n\ufeffb\n".encode())
     assert list(read_lines(*file)) == ["\ufeffa", "\ufeffb"]
-
-
-def test_a_mark_that_is_spread_over_gzip_members(tmp_path):
-    """Such files exist: `cat a.gz b.gz` is a gzip file."""
     data = "\ufeffö\r\nb".encode()
     (tmp_path / "a.gz").write_bytes(b"".join(gzip.compress(bytes([byte])) for byte in data))
-    folder = Folder(str(tmp_path))
-    assert (list(read_lines(folder, "a.gz")), count_lines(folder, "a.gz")) == (["ö", "b"], 2)
+    assert (list(read_lines(file[0], "a.gz")), count_lines(file[0], "a.gz")) == (["ö", "b"], 2)
 
 
 @pytest.mark.parametrize("reader", [read_lines, count])
@@ -88,21 +84,19 @@ def test_bad_utf8_is_placed(tmp_path, name):
 
 
 def test_column_counts_characters_and_byte_counts_bytes(tmp_path):
-    file = _write(tmp_path / "a", "ééx".encode() + b"\xff\n")
     with pytest.raises(InputError, match=r"line 1, column 4 \(byte 6 of the line\) is the byte 0xff"):
-        list(read_lines(*file))
-
-
-def test_surrogates_and_overlong_forms_are_not_utf8(tmp_path):
-    for data in (b"\xed\xa0\x80\n", b"\xc0\x80\n", b"cut \xe2\x82"):
+        list(read_lines(*_write(tmp_path / "a", "ééx".encode() + b"\xff\n")))
+    for data in (b"\xed\xa0\x80\n", b"\xc0\x80\n", b"cut \xe2\x82"):  # Surrogates, overlong forms, a part of a character.
         with pytest.raises(InputError, match="is not UTF-8"):
             list(read_lines(*_write(tmp_path / "a", data)))
 
 
-def test_gzip_under_another_name(tmp_path):
+def test_gzip_under_another_name_and_a_missing_file(tmp_path):
     (tmp_path / "a.en").write_bytes(gzip.compress(b"text\n"))
     with pytest.raises(InputError, match=r"compressed with gzip: give it a name that ends in '.gz'"):
         list(read_lines(Folder(str(tmp_path)), "a.en"))
+    with pytest.raises(InputError, match=r"/nothing' does not exist: check the path"):
+        list(read_lines(Folder(str(tmp_path)), "nothing"))
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "not gzip", "garbage behind"])
@@ -119,11 +113,6 @@ def test_broken_gzip(tmp_path, damage, reader):
     (tmp_path / "a.gz").write_bytes(broken)
     with pytest.raises(InputError, match=r"a\.gz' is not a whole gzip file .* fetch it again"):
         list(reader(Folder(str(tmp_path)), "a.gz"))
-
-
-def test_missing_file(tmp_path):
-    with pytest.raises(InputError, match=r"/nothing' does not exist: check the path"):
-        list(read_lines(Folder(str(tmp_path)), "nothing"))
 
 
 @pytest.mark.parametrize(
