@@ -148,11 +148,9 @@ def test_csv_quoting(tmp_path):
         (" 4", ""),
         (" ", "x"),
     ]
-
-
-def test_csv_without_a_last_line_end_and_with_lines_before_the_header(tmp_path):
-    rows = read(_text_table(tmp_path / "a.csv", "\n\nimage_id,text\n\n1,a\u2028b\x0bc\x1c\n2,None"))
-    assert [row.text for row in rows] == ["a\u2028b\x0bc\x1c", "None"]
+    # Without a last line end, and with lines before the header.
+    source = _text_table(tmp_path / "b.csv", "\n\nimage_id,text\n\n1,a\u2028b\x0bc\x1c\n2,None")
+    assert [row.text for row in read(source)] == ["a\u2028b\x0bc\x1c", "None"]
 
 
 @pytest.mark.parametrize(

@@ -179,9 +179,14 @@ def test_columns_may_have_other_names(tree, name):
         list(open_images(path).refs())
 
 
-def test_only_a_table_has_columns(tree):
+def test_only_a_table_has_columns_and_only_one_of_text_a_dialect(tree):
     with pytest.raises(UsageError, match="only a table of addresses has columns"):
         open_images(tree, columns={"uri": "file"})
+    for options in ({"delimiter": ";"}, {"quoting": "none"}):
+        with pytest.raises(UsageError, match=r"--delimiter or --quoting was given for .*: only a table of addresses has them"):
+            open_images(tree, **options)
+        with pytest.raises(UsageError, match=r"--delimiter and --quoting are for CSV and TSV, but the table is 't.jsonl'"):
+            open_images(write_table(tree / "t.jsonl"), **options)
 
 
 def test_a_table_of_images_has_a_dialect(tree):
@@ -195,14 +200,6 @@ def test_a_table_of_images_has_a_dialect(tree):
     assert [(ref.image_id, ref.uri) for ref in source.refs()] == [("one", "b.jpg")]
     assert source.listed_locations() == [str(tree / "b.jpg")]
     assert pickle.loads(pickle.dumps(source)) == source
-
-
-@pytest.mark.parametrize("options", [{"delimiter": ";"}, {"quoting": "none"}])
-def test_only_a_table_of_text_has_a_dialect(tree, options):
-    with pytest.raises(UsageError, match=r"--delimiter or --quoting was given for .*: only a table of addresses has them"):
-        open_images(tree, **options)
-    with pytest.raises(UsageError, match=r"--delimiter and --quoting are for CSV and TSV, but the table is 't.jsonl'"):
-        open_images(write_table(tree / "t.jsonl"), **options)
 
 
 def test_numbers_are_image_ids_as_text(tmp_path):
