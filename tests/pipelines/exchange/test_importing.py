@@ -107,8 +107,7 @@ def test_several_arrays_become_one_dataset(tmp_path):
     pairs = [write_pair(tmp_path, "train", first, IDS[:4]), write_pair(tmp_path, "val", second, IDS[4:])]
     arrays, lists = zip(*pairs, strict=True)
     dataset = imported(ImportJob(arrays, output=str(tmp_path / "out"), name="toy", shards=2, ids=lists))
-    both = dict(zip(IDS, [*first, *second], strict=True))
-    for image_id, row in both.items():
+    for image_id, row in zip(IDS, [*first, *second], strict=True):
         np.testing.assert_array_equal(dataset.get(image_id)["feature"], row)
 
 
@@ -399,6 +398,7 @@ def test_broken_tsv_files_are_refused(tmp_path, lines, message):
 
 
 ROW_PER_REGION = {"image_features": np.ones((5, 3), "f4"), "image_bb": np.ones((5, 4), "f4"), "pos_boxes": [[0, 2], [2, 5]]}
+XI = {"array": "x", "id_array": "i"}
 NAMED_ARRAYS = [{}, {"array": "image_features"}, {"array": "image_features", "id_array": "pos_boxes"}]
 
 
@@ -450,14 +450,9 @@ def test_one_hdf5_array_an_image(tmp_path, hdf5, group):
     [
         ({"x": np.ones((2, 3))}, {"array": "y"}, UsageError, "f.h5 holds no 'y'. f.h5 holds 'x'"),
         ({"x": np.ones((2, 3))}, {"array": "x"}, UsageError, "the ids of f.h5:x are not known"),
-        (
-            {"x": np.ones((2, 3)), "i": [1]},
-            {"array": "x", "id_array": "i"},
-            InputError,
-            "f.h5:i has 1 ids but f.h5:x has 2 rows",
-        ),
-        ({"x": np.ones((2, 3)), "i": [[1]]}, {"array": "x", "id_array": "i"}, InputError, "f.h5:i is not a list of image ids"),
-        ({"x": np.ones(2), "i": [1, 2]}, {"array": "x", "id_array": "i"}, InputError, r"f.h5:x has shape \(2,\)"),
+        ({"x": np.ones((2, 3)), "i": [1]}, XI, InputError, "f.h5:i has 1 ids but f.h5:x has 2 rows"),
+        ({"x": np.ones((2, 3)), "i": [[1]]}, XI, InputError, "f.h5:i is not a list of image ids"),
+        ({"x": np.ones(2), "i": [1, 2]}, XI, InputError, r"f.h5:x has shape \(2,\)"),
         ({"x": np.ones((2, 3)), "i": [1, 2]}, {}, InputError, "expected arrays of one shape, one per image"),
         ({"x": None}, {}, InputError, "f.h5:/ holds no datasets"),
         ({"x/y": None}, {"array": "x"}, InputError, "f.h5:x holds no datasets"),
@@ -466,7 +461,7 @@ def test_one_hdf5_array_an_image(tmp_path, hdf5, group):
         ({"a": np.ones(3), "b": np.full(3, np.nan)}, {}, InputError, r"3 values of 1 images .* first of image 'b' \(f.h5:b\)"),
         (
             {"x": np.ones((2, 3)), "i": [b"a", b"\xe4"]},
-            {"array": "x", "id_array": "i"},
+            XI,
             InputError,
             r"f.h5:i, row 1: b'\\xe4' is not UTF-8: write the ids as UTF-8, or give a list with --ids",
         ),
