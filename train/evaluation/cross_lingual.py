@@ -38,7 +38,7 @@ class CrossLingual:
 
 
 def evaluate_cross_lingual(
-    members: Sequence[tuple[RetrievalModel, TrainingData]], *, batch_size: int = 512, count: Count = count_nothing
+    members: Sequence[tuple[RetrievalModel, TrainingData]], *, count: Count = count_nothing
 ) -> dict[tuple[str, str], CrossLingual]:
     """Rank the captions in each language among those in each other language.
 
@@ -49,7 +49,6 @@ def evaluate_cross_lingual(
     Args:
         members: a model, or those of an ensemble, each with the captions of a split, as `train.evaluation.evaluate_together` takes
             them.
-        batch_size: captions that a model takes at once; changes speed, not results.
         count: counts captions.
 
     Returns:
@@ -60,16 +59,7 @@ def evaluate_cross_lingual(
     spoken = [name for name in members[0][0].languages if len(captions.rows_of(name))]
     rows = {name: _by_image(captions, captions.rows_of(name)) for name in spoken}
     encoded = {
-        name: [
-            encode_captions(
-                model,
-                data.captions.batch(rows[name]),
-                name,
-                batch_size=batch_size,
-                count=count,
-            )
-            for model, data in members
-        ]
+        name: [encode_captions(model, data.captions.batch(rows[name]), name, count=count) for model, data in members]
         for name in spoken
     }
     device = members[0][0].device

@@ -118,15 +118,13 @@ def encode_captions(
         return Encoded.concatenate(parts)[back]
 
 
-def evaluate(
-    model: RetrievalModel, data: TrainingData, *, batch_size: int = _BATCH, count: Count = count_nothing
-) -> dict[str, Retrieval]:
+def evaluate(model: RetrievalModel, data: TrainingData, *, count: Count = count_nothing) -> dict[str, Retrieval]:
     """Measure recall and median rank for each language; arguments and result as those of `evaluate_together`, for one model."""
-    return evaluate_together([(model, data)], batch_size=batch_size, count=count)
+    return evaluate_together([(model, data)], count=count)
 
 
 def evaluate_together(
-    members: Sequence[tuple[RetrievalModel, TrainingData]], *, batch_size: int = _BATCH, count: Count = count_nothing
+    members: Sequence[tuple[RetrievalModel, TrainingData]], *, count: Count = count_nothing
 ) -> dict[str, Retrieval]:
     """Measure recall and median rank of an ensemble, whose scores are the means of its members', for each language.
 
@@ -136,18 +134,17 @@ def evaluate_together(
     Args:
         members: models, each with the split to evaluate on: the same captions and images, with the features that it takes. The
             models are put back into their previous modes afterwards.
-        batch_size: captions or images that a model takes at once; changes speed, not results.
         count: counts captions and images.
 
     Returns:
         Retrieval by language, in the order of ``data.captions.language_names``; a language without captions is left out.
     """
-    images = [encode_images(model, data.features, batch_size=batch_size, count=count) for model, data in members]
+    images = [encode_images(model, data.features, count=count) for model, data in members]
 
     def captions_of(number: int, language: str, rows: np.ndarray) -> Encoded:
         model, data = members[number]
         batch = data.captions.batch(rows)
-        return encode_captions(model, batch, language, batch_size=batch_size, count=count)
+        return encode_captions(model, batch, language, count=count)
 
     return _by_language([model for model, _ in members], members[0][1].captions, images, captions_of)
 
@@ -165,31 +162,16 @@ class EncodedSplit:
     captions: Encoded
 
 
-def encode_split(
-    model: RetrievalModel, data: TrainingData, *, batch_size: int = _BATCH, count: Count = count_nothing
-) -> EncodedSplit:
-    """Encode all images and captions of a split; arguments as those of `evaluate`."""
+def _encode_split(model: RetrievalModel, data: TrainingData) -> EncodedSplit:
+    """Encode all images and captions of a split."""
     captions = data.captions
     rows = [captions.rows_of(language) for language in captions.language_names]
     batches = [captions.batch(of_language) for of_language in rows]
     encoded = Encoded.concatenate(
-        [
-            encode_captions(model, batch, language, batch_size=batch_size, count=count)
-            for batch, language in zip(batches, captions.language_names, strict=True)
-        ]
+        [encode_captions(model, *each) for each in zip(batches, captions.language_names, strict=True)]
     )
     back = upload(torch.from_numpy(np.argsort(np.concatenate(rows), kind="stable")), model.device)
-    return EncodedSplit(encode_images(model, data.features, batch_size=batch_size, count=count), encoded[back])
-
-
-def evaluate_encoded(model: RetrievalModel, data: TrainingData, encoded: EncodedSplit) -> dict[str, Retrieval]:
-    """Measure a split that is encoded already; returns what `evaluate` does."""
-    return _by_language(
-        [model],
-        data.captions,
-        [encoded.images],
-        lambda number, language, rows: encoded.captions[upload(torch.from_numpy(rows), model.device)],
-    )
+    return EncodedSplit(encode_images(model, data.features), encoded[back])
 
 
 def _by_language(
@@ -290,8 +272,13 @@ def validate(model: RetrievalModel, data: TrainingData, config: Config, terms: S
         config: configuration of the run.
         terms: terms of its objective.
     """
-    encoded = encode_split(model, data)
-    retrieval = evaluate_encoded(model, data, encoded)
+    encoded = _encode_split(model, data)
+    retrieval = _by_language(
+        [model],
+        data.captions,
+        [encoded.images],
+        lambda number, language, rows: encoded.captions[upload(torch.from_numpy(rows), model.device)],
+    )
     batches = fixed_batches(data.captions, config.schedule, config.loss)
     if not batches:
         return Validation(retrieval)

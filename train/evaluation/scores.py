@@ -101,36 +101,9 @@ def evaluate_run(job: EvaluateJob, count: Count = count_nothing, remark: Remark 
     )
 
 
-def score_run(
-    run: Run,
-    *,
-    captions: str,
-    features: str,
-    splits: Sequence[str] = (),
-    languages: Sequence[str] = (),
-    portion: str = "",
-    memory_map: str | None = None,
-    count: Count = count_nothing,
-    allow_missing_features: bool = False,
-    folds: int = 1,
-    cross_lingual: bool = False,
-    token_features: str = "",
-) -> list[Score]:
+def score_run(run: Run, *, captions: str, features: str, **options: Any) -> list[Score]:
     """Evaluate an open run; takes, returns and raises what `score_together` does, for one run."""
-    return score_together(
-        [run],
-        captions=captions,
-        features=features,
-        splits=splits,
-        languages=languages,
-        portion=portion,
-        memory_map=memory_map,
-        count=count,
-        allow_missing_features=allow_missing_features,
-        folds=folds,
-        cross_lingual=cross_lingual,
-        token_features=token_features,
-    )
+    return score_together([run], captions=captions, features=features, **options)
 
 
 def score_together(
@@ -293,15 +266,7 @@ def _of_portion(captions: Captions, portion: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Average:
-    """Recalls as means over languages.
-
-    Attributes:
-        split: split of the captions.
-        portion: portion of the captions.
-        languages: the languages.
-        image_to_text: means of R@1, R@5 and R@10, in percent.
-        text_to_image: likewise.
-    """
+    """Means over languages of R@1, R@5 and R@10, in percent."""
 
     split: str
     portion: str

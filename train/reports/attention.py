@@ -89,32 +89,17 @@ class AttendedImage:
         }
 
 
-def check_attends(run: Run, data: TrainingData, example: Example) -> None:
-    """Check that the model of a run attends to anything.
-
-    Raises:
-        UsageError: it does not.
-    """
-    caption = example.captions[0]
-    with evaluating(run.model) as device:
-        images = ImageBatch.of(data.features, np.array([example.image]), device)
-        batch = data.captions.batch(np.array([caption.row]))
-        weights = run.model.attention_weights(images, batch, caption.key.language)
-        if weights is None or all(part is None for part in (weights.regions, weights.words, weights.pairs)):
-            raise UsageError(
-                f"{run.folder.location!r} holds a model of the kind {run.config.model.kind!r}, which attends to neither regions "
-                "nor words: there is no attention to draw"
-            )
-
-
 def attend(run: Run, data: TrainingData, features: Dataset, example: Example) -> AttendedImage:
     """Return the attention of a run's model to an example.
 
     Args:
-        run: the run; its model attends, see `check_attends`.
+        run: the run.
         data: the split.
         features: the dataset of its features; regions have boxes.
         example: the example.
+
+    Raises:
+        UsageError: the model of the run attends to nothing.
     """
     regions, captions = None, []
     with evaluating(run.model) as device:
@@ -122,7 +107,11 @@ def attend(run: Run, data: TrainingData, features: Dataset, example: Example) ->
         for caption in example.captions:
             batch = data.captions.batch(np.array([caption.row]))
             weights = run.model.attention_weights(images, batch, caption.key.language)
-            assert weights is not None
+            if weights is None or all(part is None for part in (weights.regions, weights.words, weights.pairs)):
+                raise UsageError(
+                    f"{run.folder.location!r} holds a model of the kind {run.config.model.kind!r}, which attends to neither "
+                    "regions nor words: there is no attention to draw"
+                )
             regions = _array(weights.regions)
             captions.append(AttendedCaption(caption, _array(weights.words), _array(weights.pairs), weights.words_attend))
     boxes, size_wh = _boxes(features, example.image_id)

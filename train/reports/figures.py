@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from schemas.dataset import Dataset, open_dataset
@@ -20,7 +20,7 @@ from train.evaluation.evaluation import Count, count_nothing, encode_images
 from train.evaluation.scores import portions_in
 from train.jobs import FIGURES, FiguresJob
 from train.models.retrieval_model import Encoded
-from train.reports.attention import AttendedImage, attend, check_attends, plot_attention
+from train.reports.attention import AttendedImage, attend, plot_attention
 from train.reports.embedding_maps import EmbeddingMap, map_embeddings, plot_map
 from train.reports.figure_examples import Example, Picture, ReadPictures, check_sizes, choose_examples, pictures_of
 from train.reports.rankings import Ranking, plot_rankings, rank_examples
@@ -118,7 +118,6 @@ class _Work:
         return map_embeddings(model, captions, self._images(), self.examples, most=job.points, seed=job.seed, count=self.count)
 
     def attention(self) -> tuple[AttendedImage, ...]:
-        check_attends(self.run, self.data, self.examples[0])
         return tuple(attend(self.run, self.data, self.features, example) for example in self.examples)
 
     def _images(self) -> Encoded:
@@ -170,7 +169,7 @@ def _write(
     folder.write(_DATA, (to_json(content, indent=1) + "\n").encode())
     names = (*drawings, _DATA)
     write_made_from(folder, made_from, {name: folder.size(name) or 0 for name in names})
-    return Figures(names, figures.refused, figures.rule, figures.rankings, figures.map, figures.attention)
+    return replace(figures, names=names)
 
 
 def _open(run: Run, job: FiguresJob) -> TrainingData:

@@ -21,7 +21,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-from schemas.conversion import convert
+from schemas.conversion import convert, hints_of
 from schemas.errors import DatasetError, UsageError
 from schemas.parameters import EncodedParameters
 from schemas.storage.folder import Folder
@@ -210,38 +210,28 @@ def _checkpoint(content: dict[str, Any], location: str) -> Checkpoint:
         raise damaged(location, f"{missing[0]} is missing")
     if unknown := sorted(map(str, content.keys() - known)):
         raise damaged(location, f"{unknown[0]!r} is unknown")
-    for name, kind in (("config", str), ("precision", str), ("seed", int), ("captions", dict)):
-        if not isinstance(content[name], kind):
-            raise damaged(location, f"{name} is {content[name]!r}")
     for name in ("optimizer", "sampler"):
         if not isinstance(content[name], (dict, type(None))):
             raise damaged(location, f"{name} is of type {type(content[name]).__name__}")
-    if not _maps(content["missing_features"], dict):
-        raise damaged(location, f"missing_features is {content['missing_features']!r}")
-    start = content["started_from"]
-    if not isinstance(start, dict) or (start and not all(isinstance(start.get(key), str) for key in ("run", "weights_sha256"))):
-        raise damaged(location, f"started_from is {content['started_from']!r}")
-    if not _maps(content["model"], Tensor):
+    model = content["model"]
+    if not isinstance(model, dict) or not all(isinstance(n, str) and isinstance(v, Tensor) for n, v in model.items()):
         raise damaged(location, "model does not map names to tensors")
-    if not _maps(content["fingerprints"], str) or set(content["fingerprints"]) - _OPTIONAL != set(_FINGERPRINTS):
-        raise damaged(location, f"fingerprints are not those of {', '.join(_FINGERPRINTS)}")
-    if not _maps(content["contents"], str):
-        raise damaged(location, f"contents are {content['contents']!r}")
     tokens = content["tokens"]
     if not isinstance(tokens, tuple) or not all(isinstance(token, str) for token in tokens):
         raise damaged(location, "tokens are not text")
+    hints = hints_of(Checkpoint)
     try:
+        for name in known - {"model", "optimizer", "sampler", "tokens"}:
+            content[name] = convert(content[name], hints[name], name, error=DatasetError)
         EncodedParameters.from_json(content["captions"])
-        content["dimensions"] = convert(content["dimensions"], Dimensions, "dimensions", error=DatasetError)
-        content["progress"] = convert(content["progress"], TrainingProgress, "progress", error=DatasetError)
     except (DatasetError, ValueError) as error:
         raise damaged(location, str(error)) from error
+    if set(content["fingerprints"]) - _OPTIONAL != set(_FINGERPRINTS):
+        raise damaged(location, f"fingerprints are not those of {', '.join(_FINGERPRINTS)}")
+    start = content["started_from"]
+    if start and not all(isinstance(start.get(key), str) for key in ("run", "weights_sha256")):
+        raise damaged(location, f"started_from is {start!r}")
     return Checkpoint(**content)
-
-
-def _maps(value: Any, kind: type) -> bool:
-    """Tell whether a value maps names to values of a type."""
-    return isinstance(value, dict) and all(isinstance(name, str) and isinstance(item, kind) for name, item in value.items())
 
 
 _LISTED = 3

@@ -56,7 +56,7 @@ class History:
         return max(evaluations, key=lambda entry: entry["score"], default=None)
 
     def losses(self, event: str = "step") -> dict[str, Series]:
-        """Return the terms of the objective, per query, by name; logs of version 0.1 have none.
+        """Return the terms of the objective, per query, by name.
 
         Args:
             event: ``step``, or ``validation`` for those on the validation split, where they were measured.
@@ -66,8 +66,8 @@ class History:
 
     @property
     def loss(self) -> Series:
-        """The loss of the batches, per query; that of version 0.1 is another quantity, and not among them."""
-        return History(tuple(entry for entry in self.of("step") if "terms" in entry))._series("step", "loss")
+        """The loss of the batches, per query."""
+        return self._series("step", "loss")
 
     @property
     def learning_rate(self) -> Series:

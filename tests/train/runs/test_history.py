@@ -112,11 +112,6 @@ def test_an_empty_log_is_an_empty_table(tmp_path):
     assert History(()).to_csv() == "event,step\n"
 
 
-def test_the_losses_of_version_0_1_were_sums_and_are_not_shown():
-    old = History(({"event": "step", "step": 10, "loss": 392.4, "gradient_norm": 27.8, "learning_rate": 0.002},))
-    assert (old.losses(), old.loss, old.learning_rate) == ({}, Series((), ()), Series((10,), (0.002,)))
-
-
 def test_other_values_than_expected_are_passed_over():
     strange = {"score": "high", "en": {"image_to_text": 3}, "de": retrieval(1.0)["image_to_text"]}
     history = History(({"event": "evaluation", "step": 1, **strange}, {"event": "step", "step": 2, "terms": [1]}))
