@@ -89,15 +89,14 @@ def evaluate(
     """
     from train.evaluation.scores import evaluate_run, evaluation_report
     from train.progress import CountDisplay
-    from train.reports.stored_reports import check_report, is_current_report, read_report, write_report
-    from train.reports.tables import score_tables
+    from train.reports.tables import check_report, current_report, score_tables, write_report
 
     made_from = job.made_from() if output else {}
     if output:
         check_report(output)
-        if is_current_report(output, made_from):
+        if (stored := current_report(output, made_from)) is not None:
             if as_json:
-                typer.echo(read_report(output), nl=False)
+                typer.echo(stored, nl=False)
             remark(f"{output!r} is up to date", style="")
             return
     with CountDisplay(notes, "evaluate", unit="vectors", log_json=log_json) as count:

@@ -9,11 +9,11 @@ import torch
 from schemas.dataset import open_dataset
 from schemas.errors import UsageError
 from tests.train.trainings import CONFIG, DAN, MHA_D, MLMME, SCAN, events, weights
-from train.evaluation.embedding import embed_run
+from train.evaluation.embedding import embed
 from train.evaluation.scores import evaluate_run
 from train.evaluation.search import search
 from train.evaluation.sts import sts
-from train.jobs import EvaluateJob, SearchJob, StsJob
+from train.jobs import EmbedJob, EvaluateJob, SearchJob, StsJob
 from train.models.retrieval_model import Encoded, ImageBatch
 from train.runs.run import open_run
 
@@ -99,7 +99,7 @@ def test_terms_are_in_the_log(kind, train_kind, tmp_path):
 def test_vectors_are_embedded_and_searched(kind, train_kind, corpus, tmp_path):
     train_kind("run", ("max_steps = 44", "max_steps = 17"))
     run, width = open_run(tmp_path / "run"), WIDTHS[kind]
-    embed_run(run, str(tmp_path / "vectors"), name="toy", features=corpus.features, captions=corpus.captions)
+    embed(EmbedJob(run.folder.location, str(tmp_path / "vectors"), features=corpus.features, captions=corpus.captions))
     images = open_dataset(str(tmp_path / "vectors" / "images"))
     stored = np.stack(images.table().to_pandas()["feature"])
     assert stored.shape[1] == run.model.width == width
@@ -157,7 +157,7 @@ def test_it_trains_in_bfloat16(train_kind, tmp_path):
 def test_runs_of_models_without_vectors_are_neither_embedded_nor_searched(train_kind, corpus, tmp_path):
     train_kind("run", ("max_steps = 44", "max_steps = 1"))
     for use in (
-        lambda: embed_run(open_run(tmp_path / "run"), str(tmp_path / "embedded"), name="run", features=corpus.features),
+        lambda: embed(EmbedJob(str(tmp_path / "run"), str(tmp_path / "embedded"), features=corpus.features)),
         lambda: search(SearchJob(str(tmp_path / "run"), "a", "en", corpus.features, tokenized=True)),
     ):
         with pytest.raises(UsageError, match=r"a model of the kind 'scan', .* imagepivot evaluate scores it"):

@@ -19,10 +19,10 @@ from train.config import models as config_models
 from train.config.models import ModelConfig, VseConfig, model_kinds
 from train.config.sections import from_toml, to_toml
 from train.data.batches import CaptionBatch
-from train.evaluation.embedding import embed_run
+from train.evaluation.embedding import embed
 from train.evaluation.scores import evaluate_run
 from train.evaluation.search import search
-from train.jobs import EvaluateJob, SearchJob, TrainJob
+from train.jobs import EmbedJob, EvaluateJob, SearchJob, TrainJob
 from train.loop import train
 from train.models import catalogue
 from train.models.catalogue import register_model
@@ -158,7 +158,7 @@ def test_a_model_without_vectors_is_trained_resumed_and_evaluated(pairwise, toy,
     before = evaluate_run(EvaluateJob(untrained.folder, toy.captions, toy.features, splits=("train",)))
     assert sum(score.retrieval.sum_of_recalls for score in scores) > sum(score.retrieval.sum_of_recalls for score in before)
     for use in (
-        lambda: embed_run(run, str(tmp_path / "embedded"), name="run", features=toy.features),
+        lambda: embed(EmbedJob(run.folder.location, str(tmp_path / "embedded"), features=toy.features)),
         lambda: search(SearchJob(str(tmp_path / "whole"), "a", "en", toy.features, tokenized=True)),
     ):
         with pytest.raises(UsageError, match=r"a model of the kind 'pairwise', .* imagepivot evaluate scores it"):

@@ -15,11 +15,11 @@ from tests.train.region_models import REGION_CONFIG
 from tests.train.trainings import CONFIG, assert_equal, events, lasting_log, reproduce_job, weights
 from train.config.sections import from_toml
 from train.data.features import read_features
-from train.evaluation.embedding import embed_run
+from train.evaluation.embedding import embed
 from train.evaluation.evaluation import encode_images
 from train.evaluation.scores import evaluate_run
 from train.evaluation.search import search
-from train.jobs import EvaluateJob, SearchJob, TrainJob
+from train.jobs import EmbedJob, EvaluateJob, SearchJob, TrainJob
 from train.loop import train
 from train.models.retrieval_model import ImageBatch
 from train.reports.reproduce import reproduce
@@ -131,8 +131,9 @@ def test_embedding_and_searching(whole, regions, write_regions, tmp_path):
     run = open_run(whole)
     remarks = []
     corpus = write_regions(tmp_path, np.nan, without=WITHOUT)
-    manifests = embed_run(
-        run, str(tmp_path / "embedded"), name="run", features=corpus.features, captions=corpus.captions, remark=remarks.append
+    manifests = embed(
+        EmbedJob(run.folder.location, str(tmp_path / "embedded"), features=corpus.features, captions=corpus.captions),
+        remark=remarks.append,
     )
     assert remarks == [
         "not embedded, because no region was found in them: 4 of 61 images: test-004, train-003, train-011, val-002"
@@ -152,7 +153,15 @@ def test_embedding_and_searching(whole, regions, write_regions, tmp_path):
         hits = search(SearchJob(str(whole), "en1 en2", "en", tokenized=True, top=100, device="cpu", **images))
         assert {hit.image_id for hit in hits} == set(by_id)
     with pytest.raises(DatasetError, match="lacks the features of 1 of 9 images of split 'test': test-004"):
-        embed_run(run, str(tmp_path / "split"), name="run", features=corpus.features, captions=corpus.captions, splits=["test"])
+        embed(
+            EmbedJob(
+                run.folder.location,
+                str(tmp_path / "split"),
+                features=corpus.features,
+                captions=corpus.captions,
+                splits=("test",),
+            )
+        )
 
 
 def test_images_are_encoded_a_few_at_a_time(whole, regions, monkeypatch):

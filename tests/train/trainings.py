@@ -12,7 +12,7 @@ import torch
 
 from schemas.storage.folder import Folder
 from train.jobs import Corpus, ReproduceJob
-from train.runs.checkpoints import LAST, read_checkpoint
+from train.runs.checkpoints import BEST, LAST, read_checkpoint
 
 _TEXT = """
 [data]
@@ -123,6 +123,14 @@ def assert_equal(a, b):
             assert_equal(one, other)
     else:
         assert a == b
+
+
+def assert_same_checkpoints(one: Path, other: Path) -> None:
+    """Check that the checkpoints of two runs are equal, bit for bit."""
+    for name in (BEST, LAST):
+        ours, expected = (read_checkpoint(Folder(str(folder)), name) for folder in (one, other))
+        for key in ours.__dataclass_fields__:
+            assert_equal(getattr(ours, key), getattr(expected, key))
 
 
 def lasting_log(folder: Path) -> bytes:

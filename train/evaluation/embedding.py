@@ -65,83 +65,39 @@ def embed_shard(
 
 
 def embed(job: EmbedJob, count: Count = count_nothing, remark: Remark = logger.warning) -> list[Manifest]:
-    """Open a run and embed images and captions with it; returns and raises what `embed_run` does, and what `open_run` raises."""
-    run = open_run(job.run, device=resolve_device(job.device))
-    return embed_run(
-        run,
-        job.output,
-        name=job.name,
-        features=job.features,
-        captions=job.captions,
-        overwrite=job.overwrite,
-        count=count,
-        splits=job.splits,
-        languages=job.languages,
-        allow_missing_features=job.allow_missing_features,
-        remark=remark,
-        token_features=job.token_features,
-        verify=job.verify,
-    )
-
-
-def embed_run(
-    run: Run,
-    output: str,
-    *,
-    name: str,
-    features: str = "",
-    captions: str = "",
-    overwrite: bool = False,
-    count: Count = count_nothing,
-    splits: Sequence[str] = (),
-    languages: Sequence[str] = (),
-    allow_missing_features: bool = False,
-    remark: Remark = logger.warning,
-    token_features: str = "",
-    verify: bool = False,
-) -> list[Manifest]:
-    """Embed images and captions with the model of an open run, one output shard per input shard.
+    """Open a run and embed images and captions with its model, one output shard per input shard.
 
     If an earlier call was stopped, this one continues from there. Embeddings of other content than the inputs hold now, with the
-    same fingerprints or not, are replaced only by `overwrite`. Captions in languages that the model does not know are left
+    same fingerprints or not, are replaced only by ``overwrite``. Captions in languages that the model does not know are left
     out and counted, as is what was not selected. Another selection makes another dataset, with another fingerprint.
 
     Args:
-        run: the run.
-        output: as in `EmbedJob`.
-        name: what the embedding is called in the datasets, e.g. the name of the run.
-        features: as in `EmbedJob`.
-        captions: as in `EmbedJob`.
-        overwrite: as in `EmbedJob`.
+        job: what to embed.
         count: counts the images and captions, for a display of progress.
-        splits: as in `EmbedJob`.
-        languages: as in `EmbedJob`.
-        allow_missing_features: as in `EmbedJob`.
         remark: receives a sentence about the images that lack features, for each split that has such.
-        token_features: as in `EmbedJob`.
-        verify: as in `EmbedJob`.
 
     Returns:
         Manifests of the datasets: kind ``features`` in ``images``, kind ``embeddings`` in ``captions``.
 
     Raises:
         UsageError: the run does not know a language, or its model makes no vectors.
-        DatasetError: an input is of the wrong kind, or has another vocabulary or extractor than the run was trained with; there
-            are no such captions; images of ``splits`` lack features; or the output holds something that must not be lost,
-                such as embeddings of other content.
+        DatasetError: there is no run, an input is of the wrong kind, or has another vocabulary or extractor than the run was
+            trained with; there are no such captions; images of ``splits`` lack features; or the output holds something that must
+            not be lost, such as embeddings of other content.
     """
+    run, splits, languages = open_run(job.run, device=resolve_device(job.device)), job.splits, job.languages
     check_vectors(run)
-    images = open_dataset(features) if features else None
-    encoded, tokens = open_dataset(captions, kind="encoded") if captions else None, None
+    images = open_dataset(job.features) if job.features else None
+    encoded, tokens = open_dataset(job.captions, kind="encoded") if job.captions else None, None
     if images is not None:
         check_features(run, images)
     if encoded is not None:
         check_captions(run, encoded)
-        tokens = _open_tokens(run, encoded, token_features)
+        tokens = _open_tokens(run, encoded, job.token_features)
         _check_selection(run, encoded, splits, languages)
     if images is not None and encoded is not None:
         for split in splits:
-            _check_images(images, encoded, split, allow_missing_features, remark)
+            _check_images(images, encoded, split, job.allow_missing_features, remark)
     if images is not None and not splits:
         _mention_empty(images, remark)
     tasks = []
@@ -150,17 +106,17 @@ def embed_run(
         sources = (images,) if chosen is None or encoded is None else (images, encoded)
         selection = {"splits": tuple(sorted(splits))} if chosen is not None else {}
         tasks.append(
-            _Task("features", f"{output}/images", sources, selection, partial(_image_rows, run, images, chosen, count))
+            _Task("features", f"{job.output}/images", sources, selection, partial(_image_rows, run, images, chosen, count))
         )
     if encoded is not None:
         given = {"splits": splits, "languages": languages}
         selection = {label: tuple(sorted(values)) for label, values in given.items() if values}
         rows = partial(_caption_rows, run, encoded, tokens, splits, languages or run.model.languages, count)
         sources = (encoded,) if tokens is None else (encoded, tokens)
-        tasks.append(_Task("embeddings", f"{output}/captions", sources, selection, rows))
+        tasks.append(_Task("embeddings", f"{job.output}/captions", sources, selection, rows))
     digest = weights_digest(run.model.state_dict())
-    policy = ReusePolicy(overwrite=overwrite, verify=verify)
-    return [_write(run, digest, task, name=name, policy=policy) for task in tasks]
+    policy = ReusePolicy(overwrite=job.overwrite, verify=job.verify)
+    return [_write(run, digest, task, name=job.name, policy=policy) for task in tasks]
 
 
 def _open_tokens(run: Run, captions: Dataset, location: str) -> Dataset | None:

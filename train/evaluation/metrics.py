@@ -80,12 +80,7 @@ class Direction:
 
 @dataclass(frozen=True)
 class Retrieval:
-    """Retrieval in both directions.
-
-    Attributes:
-        image_to_text: images are the queries.
-        text_to_image: captions are the queries.
-    """
+    """Retrieval in both directions; the first word of a direction names the queries."""
 
     image_to_text: Direction
     text_to_image: Direction

@@ -85,20 +85,8 @@ def evaluate_run(job: EvaluateJob, count: Count = count_nothing, remark: Remark 
     )
     if overlap is not None:
         remark(overlap.remark)
-    return score_together(
-        runs,
-        captions=job.captions,
-        features=job.features,
-        splits=job.splits,
-        languages=job.languages,
-        portion=job.portion,
-        memory_map=job.memory_map,
-        count=count,
-        allow_missing_features=job.allow_missing_features,
-        folds=job.folds,
-        cross_lingual=job.cross_lingual,
-        token_features=job.token_features,
-    )
+    options = {name: value for name, value in vars(job).items() if name not in ("run", "device")}
+    return score_together(runs, count=count, **options)
 
 
 def score_run(run: Run, *, captions: str, features: str, **options: Any) -> list[Score]:

@@ -46,12 +46,7 @@ class Gallery:
 
 @dataclass(frozen=True)
 class Hit:
-    """An image in the result of a search.
-
-    Attributes:
-        image_id: its id.
-        score: similarity with the query; a higher score means more alike.
-    """
+    """An image in the result of a search, and its similarity with the query; a higher score means more alike."""
 
     image_id: str
     score: float
@@ -155,7 +150,8 @@ def search_gallery(run: Run, tokens: Sequence[str], language: str, gallery: Gall
     """
     check_reads_text(run)
     _check_language(run, language)
-    _check_top(top)
+    if top < 1:
+        raise UsageError(f"--top is {top}, expected 1 or more")
     ids = run.vocabulary.encode(tokens)
     if all(token == UNK for token in ids[1:-1]):
         sentence = " ".join(tokens)
@@ -174,8 +170,3 @@ def _check_language(run: Run, language: str) -> None:
     known = run.model.languages
     if language not in known:
         raise UsageError(f"--language is {language!r}, but this run knows only {', '.join(known)}: give one of these")
-
-
-def _check_top(top: int) -> None:
-    if top < 1:
-        raise UsageError(f"--top is {top}, expected 1 or more")

@@ -95,12 +95,7 @@ class StsSystem:
 
 @dataclass(frozen=True)
 class StsResult:
-    """Systems on data sets.
-
-    Attributes:
-        data: the data sets.
-        systems: the word-overlap baseline, then the runs, then the vectors.
-    """
+    """Systems on data sets: the word-overlap baseline, then the runs, then the vectors."""
 
     data: tuple[StsPairs, ...]
     systems: tuple[StsSystem, ...]

@@ -51,11 +51,6 @@ class ComparedRun:
     state: str
     history: History
 
-    @property
-    def speed(self) -> Mapping[str, float]:
-        """Steps and pairs per second while training, empty where nothing was timed."""
-        return self.history.speed or {}
-
     def scores(self, language: str) -> dict[tuple[str, str], float]:
         """Return the scores of a language on the validation split at the best step, by `MEASURES` and `SUM`.
 
@@ -76,18 +71,13 @@ class ComparedRun:
             "step": self.history.last_step,
             "settings": dict(self.settings),
             "best": None if best is None else {key: value for key, value in best.items() if key != "event"},
-            "speed": dict(self.speed),
+            "speed": self.history.speed,
         }
 
 
 @dataclass(frozen=True)
 class SeedGroup:
-    """Runs that differ in nothing but their seeds.
-
-    Attributes:
-        name: what their names have in common.
-        runs: the runs.
-    """
+    """Runs that differ in nothing but their seeds; ``name`` is what their names have in common."""
 
     name: str
     runs: tuple[ComparedRun, ...]

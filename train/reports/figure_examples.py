@@ -46,14 +46,7 @@ class ShownCaption:
 
 @dataclass(frozen=True)
 class Example:
-    """An image in a figure, with captions of it.
-
-    Attributes:
-        number: its number in all figures, from 1.
-        image: its position in `Captions.image_ids`.
-        image_id: its id.
-        captions: captions of it.
-    """
+    """An image in a figure, with captions of it; ``number`` is from 1, ``image`` its position in `Captions.image_ids`."""
 
     number: int
     image: int

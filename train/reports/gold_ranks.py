@@ -15,7 +15,7 @@ With several runs of a row, a rank is the median over them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, TypeAlias
 
@@ -94,15 +94,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class GoldRanks:
-    """Table 3 of Gella et al. 2017.
-
-    Attributes:
-        images: number of images that are ranked.
-        runs: number of runs by preset.
-        published: the captions of the paper that the captions hold.
-        examples: captions that are chosen as the paper says.
-        tallies: the columns by language.
-    """
+    """Table 3 of Gella et al. 2017: captions of the paper, and those chosen as it says; ``runs`` counts by preset."""
 
     images: int
     runs: Mapping[str, int]
@@ -112,15 +104,9 @@ class GoldRanks:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
-        return {
-            "paper": "gella2017",
-            "table": "table 3",
-            "images": self.images,
-            "runs": dict(self.runs),
-            "published": [_plain(caption) for caption in self.published],
-            "examples": [_plain(caption) for caption in self.examples],
-            "all": [vars(tally) for tally in self.tallies],
-        }
+        plain = asdict(self)
+        tallies = plain.pop("tallies")
+        return {"paper": "gella2017", "table": "table 3", **plain, "all": tallies}
 
 
 def gold_ranks(
@@ -286,8 +272,3 @@ class _Found:
 
 
 _COMPARISONS: tuple[Callable[[np.ndarray, np.ndarray], np.ndarray], ...] = (np.less, np.greater)
-
-
-def _plain(caption: RankedCaption) -> dict[str, Any]:
-    ranks = {column: list(ranks) for column, ranks in caption.ranks.items()}
-    return {**vars(caption), "ranks": ranks, "published": dict(caption.published)}

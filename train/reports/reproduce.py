@@ -48,10 +48,9 @@ from train.reports.row_datasets import FURTHER, corpora_of, left_out
 from train.reports.row_results import (
     FailedRun,
     Failure,
-    failure_file,
     read_failure,
     read_result,
-    result_file,
+    results_folder,
     write_failure,
     write_result,
 )
@@ -105,12 +104,12 @@ class Task:
     @property
     def result(self) -> Path:
         """File with the measurements."""
-        return result_file(self.job.output, self.preset, self.seed)
+        return results_folder(self.job.output, self.preset) / f"seed-{self.seed}.json"
 
     @property
     def failure(self) -> Path:
         """File that says why the run failed, while it has no result."""
-        return failure_file(self.job.output, self.preset, self.seed)
+        return self.result.with_name(f"failed-{self.result.name}")
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -174,14 +173,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Done:
-    """A run that has ended.
-
-    Attributes:
-        task: the task of the run.
-        count: number of runs that have ended so far.
-        total: number of all runs.
-        failure: why it has no result; None if it has one.
-    """
+    """A run that has ended, as the ``count``-th of ``total``; with its failure where it has no result."""
 
     task: Task
     count: int

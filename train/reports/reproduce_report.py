@@ -50,14 +50,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Line:
-    """A row of a table.
-
-    Attributes:
-        row: the published row.
-        runs: number of runs.
-        cells: measurements by direction and measure.
-        failed: number of runs that failed.
-    """
+    """A row of a table: its numbers of runs and failed runs, and measurements by direction and measure."""
 
     row: PublishedRow
     runs: int
@@ -72,13 +65,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Section:
-    """A table of the paper.
-
-    Attributes:
-        title: name of the table, and the captions that it is measured on.
-        columns: directions and measures that have numbers.
-        lines: rows of the table.
-    """
+    """A table of the paper; ``columns`` are the directions and measures that have numbers."""
 
     title: str
     columns: tuple[tuple[str, str], ...]

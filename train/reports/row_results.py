@@ -51,16 +51,6 @@ def results_folder(output: str, preset: str) -> Path:
     return Folder(output).local_path / "results" / preset
 
 
-def result_file(output: str, preset: str, seed: int) -> Path:
-    """Return the file of a run's result."""
-    return results_folder(output, preset) / f"seed-{seed}.json"
-
-
-def failure_file(output: str, preset: str, seed: int) -> Path:
-    """Return the file that says why a run failed."""
-    return results_folder(output, preset) / f"failed-seed-{seed}.json"
-
-
 def finished_runs(output: str, preset: str) -> list[Path]:
     """Return the folders of the runs of a preset that were measured, in the order of their seeds.
 
@@ -130,13 +120,7 @@ _ONE_CAUSE = ("diverged", "memory", "killed", "disk")
 
 @dataclass(frozen=True)
 class FailedRun:
-    """A run without a result.
-
-    Attributes:
-        preset: preset of the row.
-        seed: seed of the run.
-        failure: why it failed.
-    """
+    """A run of a row without a result."""
 
     preset: str
     seed: int
@@ -165,13 +149,7 @@ def causes_of(failed: Iterable[FailedRun]) -> list[tuple[FailedRun, ...]]:
 
 @dataclass(frozen=True)
 class RowStatement:
-    """What the runs of a row were trained on.
-
-    Attributes:
-        preset: preset of the row.
-        results: the results of its runs.
-        failed: its runs that have none.
-    """
+    """What the runs of a row were trained on; ``failed`` are those without results."""
 
     preset: str
     results: tuple[Mapping[str, Any], ...]

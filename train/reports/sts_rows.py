@@ -45,14 +45,7 @@ class StsRow:
 
 @dataclass(frozen=True)
 class StsRows:
-    """A table.
-
-    Attributes:
-        paper: the table as published.
-        data: the data sets.
-        tasks: which of `TASKS` each data set is; None if it is none of them.
-        rows: the rows, in their order.
-    """
+    """A table as published, measured; ``tasks`` says which of `TASKS` each data set is, None if it is none of them."""
 
     paper: StsPaper
     data: tuple[StsPairs, ...]

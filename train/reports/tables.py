@@ -1,4 +1,4 @@
-"""Scores, runs side by side, textual similarity and ranks of captions as tables, and the files of them."""
+"""Scores, runs side by side, textual similarity and ranks of captions as tables, and files of them; reports of ``evaluate``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 
 from schemas.console.tables import Cell, Column, Row, Table, markdown_document, number_columns
 from schemas.conversion import dump
+from schemas.errors import DatasetError, UsageError
 from schemas.escapes import to_json
-from schemas.storage.folder import Folder
+from schemas.made_from import read_made_from
+from schemas.storage.folder import Folder, file_at
 from train.evaluation.metrics import Retrieval
 from train.evaluation.scores import Average, Score, averages
 from train.evaluation.sts import StsResult
@@ -122,7 +124,7 @@ def _progress(comparison: Comparison) -> Table:
     )
     rows: list[Row] = []
     for run in comparison.runs:
-        best, speed = run.history.best or {}, run.speed
+        best, speed = run.history.best or {}, run.history.speed
         numbers = (best.get("step"), best.get("score"), speed.get("steps_per_second"), speed.get("pairs_per_second"))
         rows.append((run.name, run.state, run.history.last_step, *(ABSENT if value is None else value for value in numbers)))
     notes = ["score: sum of recalls of the monitored languages on the validation split, at the best step"]
@@ -343,3 +345,32 @@ def _write(output: str, contents: Mapping[str, str]) -> list[str]:
     for name, content in contents.items():
         Folder(output).write(name, content.encode())
     return list(contents)
+
+
+def check_report(location: str) -> None:
+    """Check that a report may be written to a location.
+
+    Raises:
+        UsageError: its name does not end in ``.json``.
+        DatasetError: a file that is not a report is there, or nothing can be written.
+    """
+    folder, name = file_at(location)
+    if not name.endswith(".json"):
+        raise UsageError(f"--output is {location!r}, expected a file that ends in .json")
+    if folder.size(name) is not None and not read_made_from(folder, name):
+        raise DatasetError(
+            f"{location!r} is no report of imagepivot evaluate: choose another name for the report; nothing was changed"
+        )
+    folder.check_writable()
+
+
+def current_report(location: str, made_from: Mapping[str, Any]) -> str | None:
+    """Return the text of a report that was made from the same; None if there is none."""
+    folder, name = file_at(location)
+    return folder.read(name).decode() if read_made_from(folder, name) == made_from else None
+
+
+def write_report(location: str, report: Mapping[str, Any], made_from: Mapping[str, Any]) -> None:
+    """Write a report with the key ``made_from``."""
+    folder, name = file_at(location)
+    folder.write(name, (to_json({**report, "made_from": made_from}, indent=2) + "\n").encode())

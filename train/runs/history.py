@@ -19,12 +19,7 @@ _WITHOUT_CLOCK = ("step", "evaluation", "validation")
 
 
 class Series(NamedTuple):
-    """A quantity over a training.
-
-    Attributes:
-        steps: the steps at which it was logged, ascending.
-        values: its values at these steps.
-    """
+    """A quantity over a training: ascending steps at which it was logged, and its values."""
 
     steps: tuple[int, ...]
     values: tuple[float, ...]
@@ -32,11 +27,7 @@ class Series(NamedTuple):
 
 @dataclass(frozen=True)
 class History:
-    """What a run has logged.
-
-    Attributes:
-        entries: the lines of its log, see `train.runs.log`.
-    """
+    """The lines of a run's log, see `train.runs.log`."""
 
     entries: tuple[Mapping[str, Any], ...]
 
@@ -93,13 +84,13 @@ class History:
         return self._series("evaluation", language, "sum_of_recalls")
 
     @property
-    def speed(self) -> dict[str, float] | None:
-        """Steps and pairs per second while training, over all that was timed; None if nothing was."""
+    def speed(self) -> dict[str, float]:
+        """Steps and pairs per second while training, over all that was timed; empty if nothing was."""
         timed = [entry for entry in self.of("timing") if _is_number(entry.get("steps_per_second"))]
         laps = [(entry, entry["steps"] / entry["steps_per_second"]) for entry in timed if entry["steps_per_second"] > 0]
         seconds = sum(time for _, time in laps)
         return (
-            {f"{name}_per_second": sum(lap[name] for lap, _ in laps) / seconds for name in ("steps", "pairs")} if laps else None
+            {f"{name}_per_second": sum(lap[name] for lap, _ in laps) / seconds for name in ("steps", "pairs")} if laps else {}
         )
 
     def to_csv(self) -> str:

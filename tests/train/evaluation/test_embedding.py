@@ -18,7 +18,7 @@ from schemas.manifest import MANIFEST_NAME
 from schemas.writing.validation import validate
 from tests.train.conftest import write_dataset
 from train.data.batches import CaptionBatch
-from train.evaluation.embedding import embed, embed_run
+from train.evaluation.embedding import embed
 from train.evaluation.search import embed_gallery, read_gallery
 from train.jobs import EmbedJob
 from train.models.retrieval_model import ImageBatch
@@ -122,8 +122,8 @@ def test_the_same_run_gives_the_same_bytes_and_resumes(job):
 
 
 def test_only_images_or_only_captions(run, toy, tmp_path):
-    (images,) = embed_run(run, str(tmp_path / "a"), name="run", features=toy.features)
-    (captions,) = embed_run(run, str(tmp_path / "b"), name="run", captions=toy.captions)
+    (images,) = embed(EmbedJob(run.folder.location, str(tmp_path / "a"), features=toy.features))
+    (captions,) = embed(EmbedJob(run.folder.location, str(tmp_path / "b"), captions=toy.captions))
     assert (images.kind, captions.kind) == ("features", "embeddings")
     assert not (tmp_path / "a" / "captions").exists()
 
@@ -133,7 +133,7 @@ def test_another_model_is_another_dataset(run, write_run, job):
     other = open_run(write_run("other", seed=1))
     assert weights_digest(other.model.state_dict()) != weights_digest(run.model.state_dict())
     with pytest.raises(DatasetError, match="holds another dataset"):
-        embed_run(other, job.output, name=job.name, features=job.features)
+        embed(EmbedJob(other.folder.location, job.output, features=job.features))
 
 
 def test_embeddings_of_content_that_changed_are_not_kept(run, job, changed):
@@ -204,17 +204,17 @@ def test_a_job_needs_something_to_embed():
 
 def test_data_that_does_not_belong_to_the_run_is_refused(run, toy, other_toy, tmp_path):
     with pytest.raises(DatasetError, match="encoded with another vocabulary"):
-        embed_run(run, str(tmp_path / "o"), name="run", features=toy.features, captions=other_toy.captions)
+        embed(EmbedJob(run.folder.location, str(tmp_path / "o"), features=toy.features, captions=other_toy.captions))
     with pytest.raises(DatasetError, match="made by another extractor"):
-        embed_run(run, str(tmp_path / "o"), name="run", features=other_toy.features)
+        embed(EmbedJob(run.folder.location, str(tmp_path / "o"), features=other_toy.features))
     with pytest.raises(DatasetError, match="holds encoded, expected features"):
-        embed_run(run, str(tmp_path / "o"), name="run", features=toy.captions)
+        embed(EmbedJob(run.folder.location, str(tmp_path / "o"), features=toy.captions))
     assert not (tmp_path / "o").exists()
 
 
 def test_features_are_normalised_as_in_training(write_run, toy, tmp_path):
     run = open_run(write_run(l2=True))
-    embed_run(run, str(tmp_path / "o"), name="run", features=toy.features)
+    embed(EmbedJob(run.folder.location, str(tmp_path / "o"), features=toy.features))
     with torch.no_grad():
         expected = run.model.encode_images(ImageBatch(torch.from_numpy(open_dataset(toy.features).numpy(l2=True)))).values
     np.testing.assert_allclose(open_dataset(tmp_path / "o" / "images").numpy(), expected.numpy(), atol=1e-6)
@@ -232,7 +232,7 @@ def test_a_shard_without_images_has_no_embeddings(run, toy, new_dataset, tmp_pat
     new_dataset(tmp_path / "few", "features", rows, parameters={}, spec=FeatureSpec("toy", (8,)), shards=7)
     features = open_dataset(tmp_path / "few")
     assert 0 in [shard.rows for shard in features.manifest.shards]
-    embed_run(run, str(tmp_path / "o"), name="run", features=str(tmp_path / "few"))
+    embed(EmbedJob(run.folder.location, str(tmp_path / "o"), features=str(tmp_path / "few")))
     assert validate(tmp_path / "o" / "images") == []
     assert open_dataset(tmp_path / "o" / "images").image_ids() == features.image_ids()
     gallery = embed_gallery(run, str(tmp_path / "few"))
@@ -244,7 +244,7 @@ def test_a_shard_without_captions_has_no_embeddings(run, toy, new_dataset, tmp_p
     source = open_dataset(toy.captions)
     rows = [row for row in source.table().to_pylist() if row["image_id"] == "val-000"]
     new_dataset(tmp_path / "few", "encoded", rows, parameters={}, inputs=source.manifest.inputs, shards=3)
-    embed_run(run, str(tmp_path / "o"), name="run", captions=str(tmp_path / "few"))
+    embed(EmbedJob(run.folder.location, str(tmp_path / "o"), captions=str(tmp_path / "few")))
     assert validate(tmp_path / "o" / "captions") == []
     assert len(open_dataset(tmp_path / "o" / "captions")) == 6
 

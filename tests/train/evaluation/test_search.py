@@ -9,9 +9,9 @@ import torch
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from train.data.batches import CaptionBatch
-from train.evaluation.embedding import embed_run
+from train.evaluation.embedding import embed
 from train.evaluation.search import Gallery, embed_gallery, read_gallery, search, search_gallery
-from train.jobs import SearchJob
+from train.jobs import EmbedJob, SearchJob
 from train.models.retrieval_model import ImageBatch
 from train.runs.run import open_run
 
@@ -46,7 +46,7 @@ def test_equal_scores_keep_the_order_of_the_gallery(run):
 
 
 def test_written_embeddings_give_the_same_hits(run, gallery, toy, tmp_path):
-    embed_run(run, str(tmp_path / "out"), name="run", features=toy.features, captions=toy.captions)
+    embed(EmbedJob(run.folder.location, str(tmp_path / "out"), features=toy.features, captions=toy.captions))
     expected = search_gallery(run, ["de3"], "de", gallery)
     for folder in ("out", "out/images"):
         hits = search_gallery(run, ["de3"], "de", read_gallery(run, str(tmp_path / folder)))
@@ -55,7 +55,7 @@ def test_written_embeddings_give_the_same_hits(run, gallery, toy, tmp_path):
 
 def test_images_of_another_model_are_refused(run, write_run, toy, other_toy, tmp_path):
     other = open_run(write_run("other", seed=1))
-    embed_run(other, str(tmp_path / "out"), name="run", features=toy.features)
+    embed(EmbedJob(other.folder.location, str(tmp_path / "out"), features=toy.features))
     with pytest.raises(DatasetError, match="another model's"):
         read_gallery(run, str(tmp_path / "out"))
     with pytest.raises(DatasetError, match="features that no model has seen"):
@@ -94,16 +94,3 @@ def test_a_job_tokenizes_and_searches(write_run, toy):
     assert search(tokens) == expected
     with pytest.raises(UsageError, match=r"'en1 en2' is text.*pip install 'imagepivot\[pipelines\]'.*--tokenized"):
         search(job)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({}, "give either --features or --embeddings"),
-        ({"features": "f", "embeddings": "e"}, "give either --features or --embeddings"),
-        ({"features": "f", "top": 0}, "--top is 0, expected 1 or more"),
-    ],
-)
-def test_an_impossible_job_is_refused(fields, message):
-    with pytest.raises(UsageError, match=message):
-        SearchJob("run", "text", **fields)

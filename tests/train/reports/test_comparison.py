@@ -51,7 +51,7 @@ def test_scores_are_those_of_the_best_step(runs, tmp_path):
         assert set(scores) == {*MEASURES, SUM}
         assert scores["text_to_image", "recall_at_5"] == best["en"]["text_to_image"]["recall_at_5"]
         assert scores[SUM] == best["en"]["sum_of_recalls"]
-        assert run.speed["steps_per_second"] > 0
+        assert run.history.speed["steps_per_second"] > 0
     assert comparison.runs[2].scores("de") == {}
 
 
@@ -105,7 +105,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint(runs, tmp_path):
     comparison = compare_runs([*runs[2:], str(begun)])
     assert comparison.differences == {}  # Its seed and data are not known.
     run = comparison.runs[1]
-    assert (run.state, run.history.last_step, run.scores("en"), dict(run.speed)) == ("unfinished", 10, {}, {})
+    assert (run.state, run.history.last_step, run.scores("en"), dict(run.history.speed)) == ("unfinished", 10, {}, {})
     assert comparison.notes == ("unfinished runs are shown as far as they have come",)
     assert comparison_tables(comparison)[1].rows[1] == ("begun", "unfinished", 10, *"––––")
     assert plot_comparison(comparison, tmp_path / "a.png") == str(tmp_path / "a.png")

@@ -166,16 +166,6 @@ def test_a_row_with_test_captions_in_only_one_split(multi30k, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_output_may_start_with_the_home_folder(toy_2016, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    run(job_of(toy_2016, "~/o", seeds=1, rows=("vse-en",)))
-    assert not (tmp_path / "~").exists()
-    assert {path.name for path in (tmp_path / "o").iterdir()} == {"runs", "results"}
-    assert "1 runs" in read_report("~/o", "gella2017").to_markdown()
-
-
-@pytest.mark.slow
 def test_the_report_has_means_deviations_and_published_numbers(finished):
     report = read_report(str(finished), "gella2017")
     assert [section.title for section in report.sections] == ["Table 1 (comparable captions)", "Table 2 (comparable captions)"]

@@ -55,7 +55,12 @@ def test_runs_are_measured_as_sts_does_beside_what_was_published(trained, pairs,
             assert by_name[quoted].values(number) == ()
         assert by_name["OE"].values(number) == ()  # Not trained.
 
-    write_sts_rows(rows, str(tmp_path))
+    assert write_sts_rows(rows, str(tmp_path)) == ["gella2017-table-4.md", "gella2017-table-4.json"]
+    plain = json.loads((tmp_path / "gella2017-table-4.json").read_text())
+    assert [data["task"] for data in plain["data"]] == ["images 2014", "images 2015"]
+    (row,) = (row for row in plain["rows"] if row["preset"] == "gella2017/pivot-asym")
+    assert row["scores"]["images-2014"]["published"] == 83.8
+    assert len(row["scores"]["images-2014"]["measured"]) == 2
     markdown = (tmp_path / "gella2017-table-4.md").read_text()
     values = by_name["PIVOT-ASYM"].values(0)
     assert f"| PIVOT-ASYM | 2 | {mean(values):.1f} ± {stdev(values):.1f} (83.8) |" in markdown
@@ -81,16 +86,6 @@ def test_a_run_that_cannot_be_measured_does_not_end_the_others(trained, pairs):
     assert {row.published.name for row in rows.rows if row.refused} == {"VSE", "PIVOT-ASYM"}
     (note,) = (note for note in sts_row_tables(rows)[-1].notes if note.startswith("VSE is not measured: "))
     assert "no words here" in note
-
-
-def test_written_rows(trained, pairs, tmp_path):
-    rows = sts_rows("gella2017", str(trained), pairs, tokenize)
-    assert write_sts_rows(rows, str(tmp_path)) == ["gella2017-table-4.md", "gella2017-table-4.json"]
-    plain = json.loads((tmp_path / "gella2017-table-4.json").read_text())
-    assert [data["task"] for data in plain["data"]] == ["images 2014", "images 2015"]
-    (row,) = (row for row in plain["rows"] if row["preset"] == "gella2017/pivot-asym")
-    assert row["scores"]["images-2014"]["published"] == 83.8
-    assert len(row["scores"]["images-2014"]["measured"]) == 2
 
 
 def test_pairs_are_looked_at_before_anything_is_trained(toy_2016, sts_pairs):

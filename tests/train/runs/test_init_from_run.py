@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from schemas.errors import DatasetError, UsageError
-from schemas.storage.folder import Folder
 from tests.train.conftest import write_toy
-from tests.train.trainings import CONFIG, ENGLISH, ORDER, assert_equal, events, lasting_log, weights
+from tests.train.trainings import CONFIG, ENGLISH, ORDER, assert_equal, assert_same_checkpoints, events, lasting_log, weights
 from train.config import models as config_models
 from train.config.models import ModelConfig, VseConfig
 from train.config.sections import from_toml
@@ -23,7 +22,7 @@ from train.loop import train
 from train.models import catalogue
 from train.models.catalogue import build_model, register_model
 from train.models.retrieval_model import Encoded, RetrievalModel
-from train.runs.checkpoints import BEST, LAST, read_checkpoint, weights_digest
+from train.runs.checkpoints import BEST, LAST, weights_digest
 from train.runs.init_from_run import start_model
 from train.runs.run import open_run
 from train.training_data import open_material
@@ -260,10 +259,7 @@ def test_it_resumes_bit_for_bit_and_takes_nothing_again(toy, finished_run, tmp_p
         train_from(toy, tmp_path / name, changed(CONFIG, {"max_steps = 44": "max_steps = 17"}), **begun)
         _, remarks = train_from(toy, tmp_path / name, resume=True, **resumed)
         assert remarks == []
-        for checkpoint in (BEST, LAST):
-            ours, expected = (read_checkpoint(Folder(str(tmp_path / run)), checkpoint) for run in (name, "whole"))
-            for key in ours.__dataclass_fields__:
-                assert_equal(getattr(ours, key), getattr(expected, key))
+        assert_same_checkpoints(tmp_path / name, tmp_path / "whole")
         assert lasting_log(tmp_path / name) == lasting_log(tmp_path / "whole")
     train_from(toy, tmp_path / "drawn")
     assert not torch.equal(weights(tmp_path / "drawn")["images.weight"], weights(tmp_path / "whole")["images.weight"])

@@ -17,7 +17,19 @@ from schemas.fingerprints import sha256_of_json
 from schemas.storage.folder import Folder
 from schemas.writing.shard_writer import lock_folder
 from tests.train.conftest import write_dataset
-from tests.train.trainings import CONFIG, DAN, MHA_D, MLMME, PARALLEL, SCAN, assert_equal, contents, lasting_log, weights
+from tests.train.trainings import (
+    CONFIG,
+    DAN,
+    MHA_D,
+    MLMME,
+    PARALLEL,
+    SCAN,
+    assert_equal,
+    assert_same_checkpoints,
+    contents,
+    lasting_log,
+    weights,
+)
 from train.config.sections import from_toml
 from train.jobs import TrainJob
 from train.loop import train
@@ -107,21 +119,12 @@ def test_a_killed_run_resumes_to_the_same_weights(request, train_toy, tmp_path, 
     resumed = train_toy(text, "killed", corpus=corpus, resume=True, seed=5, save_every=4, curves=True)
     undisturbed = train_toy(text, "undisturbed", corpus=corpus, seed=5, save_every=100, curves=True)
     assert resumed.progress == undisturbed.progress
-    for name in (LAST, BEST):
-        ours, expected = (read_checkpoint(Folder(str(tmp_path / run)), name) for run in ("killed", "undisturbed"))
-        for key in ours.__dataclass_fields__:
-            assert_equal(getattr(ours, key), getattr(expected, key))
+    assert_same_checkpoints(output, tmp_path / "undisturbed")
     assert lasting_log(output) == lasting_log(tmp_path / "undisturbed")
     for name in ("metrics.csv", "curves.png"):
         assert (output / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes(), name
-    assert {path.name for path in output.iterdir()} == {
-        "best.pt",
-        "last.pt",
-        "log.jsonl",
-        "config.toml",
-        "metrics.csv",
-        "curves.png",
-    }  # Nothing half-written.
+    files = {"best.pt", "last.pt", "log.jsonl", "config.toml", "metrics.csv", "curves.png"}
+    assert {path.name for path in output.iterdir()} == files  # Nothing half-written.
 
 
 def test_a_finished_run_stays_unchanged(train_toy, finished_run, copied_run):
@@ -238,10 +241,7 @@ def test_a_run_killed_between_its_two_checkpoints_resumes(train_toy, tmp_path, m
             train_toy(text)
     train_toy(text, resume=True)
     train_toy(text, "whole")
-    for name in (LAST, BEST):
-        ours, expected = (read_checkpoint(Folder(str(tmp_path / folder)), name) for folder in ("run", "whole"))
-        for key in ours.__dataclass_fields__:
-            assert_equal(getattr(ours, key), getattr(expected, key))
+    assert_same_checkpoints(tmp_path / "run", tmp_path / "whole")
 
 
 @pytest.mark.parametrize("lost", ["optimizer", "sampler"])
