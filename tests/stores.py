@@ -126,7 +126,7 @@ def emulator(scheme: str, environment: Mapping[str, str] = {}) -> Iterator[Store
             yield store
             return
         before = Store(scheme, free_port())
-        with _process(__file__, str(before.port), port, "0", "", "google", url=before.url, environment={}):
+        with _process(__file__, str(before.port), port, "0", "google", url=before.url, environment={}):
             yield before
 
 
@@ -219,27 +219,24 @@ class FarStore(Store):
 
 
 @contextmanager
-def far_away(store: Store, seconds: float, *, remembers: str = "") -> Iterator[FarStore]:
+def far_away(store: Store, seconds: float) -> Iterator[FarStore]:
     """Put a proxy in front of a store.
 
     Args:
         store: the store.
         seconds: time that each request takes longer.
-        remembers: end of the names of objects that the proxy gives again without the store: emulators are slower than stores.
     """
     far = FarStore(store.scheme, free_port())
-    arguments = (__file__, str(far.port), str(store.port), str(seconds), remembers, "any")
+    arguments = (__file__, str(far.port), str(store.port), str(seconds), "any")
     with _process(*arguments, url=far.url, environment={}):
         far.asked()
         yield far
 
 
 class _Proxy:
-    def __init__(self, port: int, seconds: float, remembers: str) -> None:
+    def __init__(self, port: int, seconds: float) -> None:
         self._port = port
         self._seconds = seconds
-        self._remembers = remembers
-        self._answers: dict[tuple[str, ...], bytes] = {}
         self._all: list[Request] = []
         self._now = self._at_once = self._answered = 0
         self._how, self._cut_seconds, self._cut_after, self._only = "", 0.0, 0, ""
@@ -302,9 +299,6 @@ class _Proxy:
         return taken
 
     async def _ask(self, method: str, path: str, headers: dict[str, str], body: bytes) -> bytes:
-        key = (method, path, headers.get("range", ""))
-        if key in self._answers:
-            return self._answers[key]
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         sent = {k: v for k, v in headers.items() if k not in ("connection", "transfer-encoding", "content-length", "expect")}
         sent |= {"connection": "close", "content-length": str(len(body))}
@@ -320,10 +314,7 @@ class _Proxy:
             data = await _body(chunks, {"transfer-encoding": "chunked"})
         length = found.pop("content-length", "0") if method == "HEAD" else None
         found.pop("connection", None)
-        answer = _answer("HTTP/1.1 " + line.partition(" ")[2], found, data, length)
-        if method == "GET" and self._remembers and path.partition("?")[0].endswith(self._remembers):
-            self._answers[key] = answer
-        return answer
+        return _answer("HTTP/1.1 " + line.partition(" ")[2], found, data, length)
 
 
 class _GoogleProxy(_Proxy):
@@ -408,11 +399,11 @@ def _answer(line: str, headers: Mapping[str, str], data: bytes, length: str | No
     return _head(line, {**headers, **counted}) + data
 
 
-async def _main(port: int, store: int, seconds: float, remembers: str, kind: str) -> None:
-    proxy = {"any": _Proxy, "google": _GoogleProxy}[kind](store, seconds, remembers)
+async def _main(port: int, store: int, seconds: float, kind: str) -> None:
+    proxy = {"any": _Proxy, "google": _GoogleProxy}[kind](store, seconds)
     server = await asyncio.start_server(proxy.serve, "127.0.0.1", port, limit=_LARGEST_HEAD, backlog=1000)
     await server.serve_forever()
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), *sys.argv[4:]))
+    asyncio.run(_main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]))

@@ -27,16 +27,8 @@ CALL = re.compile(r"imagepivot ([a-z]+(?:-[a-z]+)*)(.*?)(?=, imagepivot |$)")
 EXTRA = re.compile(r"imagepivot\[(\w+)\]")
 # Options of other programs: pip, tar, Beam.
 OTHERS = {"--no-build-isolation", "--dereference", "--hard-dereference", "--runner", "--project"}
-OTHERS |= {
-    "--job_endpoint",
-    "--job_name",
-    "--project",
-    "--region",
-    "--job_server_timeout",
-    "--dataflow_service_options",
-    "--experiments",
-    "--resource_hints",
-}
+OTHERS |= {"--job_endpoint", "--job_name", "--region", "--job_server_timeout", "--dataflow_service_options", "--experiments"}
+OTHERS |= {"--resource_hints"}
 OTHERS |= {"--worker_machine_type"}
 OTHERS |= {"--gpus", "--shm-size", "--upgrade"}  # Of docker, and of pip.
 OTHERS |= {"--template_location"}

@@ -184,16 +184,8 @@ def reads(kind: str, corpus: Corpus, damaged: Path) -> dict[str, Callable[[Path]
         commands["evaluate"] = lambda out: ("evaluate", corpus.run, *data, "--split", "test", "--device", "cpu")
         commands["embed"] = lambda out: ("embed", corpus.run, out, *data, "--device", "cpu")
     if kind == "features":
-        commands["search"] = lambda out: (
-            "search",
-            corpus.run,
-            "a dog",
-            "--features",
-            damaged,
-            "--language",
-            "en",
-            "--tokenized",
-        )
+        query = ("search", corpus.run, "a dog", "--language", "en", "--tokenized")
+        commands["search"] = lambda out: (*query, "--features", damaged)
     if kind in ("features", "regions"):
         commands["view"] = lambda out: ("view", damaged, *picture, f"{out}.png")
         commands["update"] = lambda out: (*corpus.make(kind, damaged), "--update")
@@ -236,32 +228,22 @@ VALUES: list[Any] = [
         "a\nb",
         "\u2028",
     ),
-    *(
-        [],
-        {},
-        [None],
-        [[]],
-        {"": None},
-        {"a": {"b": [1]}},
-        [1, "2"],
-        "0" * 64,
-        "part-00000-of-00002.parquet",
-        "features",
-        [-1],
-        [2, 2],
-    ),
+    *([], {}, [None], [[]], {"": None}, {"a": {"b": [1]}}, [1, "2"], "0" * 64, "part-00000-of-00002.parquet", "features", [-1]),
+    [2, 2],
 ]
 TEXTS = [
-    b"[]",
-    b"7",
-    b"null",
-    b'"x"',
-    b"{}",
-    b"{",
-    b"\xff\xfe",
-    b"[" * 200_000,
-    b'{"format": "imagepivot", "version": 2}',
-    b"\n\n",
+    *(
+        b"[]",
+        b"7",
+        b"null",
+        b'"x"',
+        b"{}",
+        b"{",
+        b"\xff\xfe",
+        b"[" * 200_000,
+        b'{"format": "imagepivot", "version": 2}',
+        b"\n\n",
+    ),
 ]
 
 

@@ -279,16 +279,7 @@ def test_weights_in_a_bucket(store, pictures, checkpoints, imagepivot, tmp_path,
         (tmp_path / f"{seed}.pth").write_bytes(data)
         bucket.write("w.pth", data)
         for output, weights in (("file", tmp_path / f"{seed}.pth"), ("bucket", bucket.path_of("w.pth")), ("again", None)):
-            extract = (
-                "--extractor",
-                SMALL[1],
-                "--weights",
-                weights or bucket.path_of("w.pth"),
-                "--device",
-                "cpu",
-                "--shards",
-                "1",
-            )
+            extract = (*SMALL[:2], "--weights", weights or bucket.path_of("w.pth"), *SMALL[4:], "--shards", "1")
             imagepivot("features", pictures / "photos", tmp_path / f"{output}{seed}", *extract, "--workers", "1")
         assert bytes_of(tmp_path / f"bucket{seed}") == bytes_of(tmp_path / f"file{seed}")
         cached = [path for path in (tmp_path / "cache/hub/checkpoints").iterdir() if path.suffix == ".pth"]

@@ -33,6 +33,7 @@ def commands(*options: str, at: str = "") -> list[tuple[str, ...]]:
         at: what stands before each location, such as ``gs://bucket/``; by default they are relative.
     """
     captions = ("--format", "table", "--shards", "2", *options)
+    weights = ("--extractor", MODEL, "--weights", f"{at}w.pth")
     truecased = (*captions, "--recipe", "moses-truecase")
     return [
         ("captions", f"{at}captions.tsv", f"{at}plain", *captions),
@@ -40,18 +41,7 @@ def commands(*options: str, at: str = "") -> list[tuple[str, ...]]:
         ("captions", f"{at}captions.tsv", f"{at}given", *truecased, "--truecaser", f"{at}true"),
         ("vocabulary", f"{at}true", f"{at}vocabulary", "--min-count", "1", *options),
         ("encode", f"{at}true", f"{at}vocabulary", f"{at}encoded", *options),
-        (
-            "features",
-            f"{at}photos",
-            f"{at}features",
-            "--extractor",
-            MODEL,
-            "--weights",
-            f"{at}w.pth",
-            "--shards",
-            "2",
-            *options,
-        ),
+        ("features", f"{at}photos", f"{at}features", *weights, "--shards", "2", *options),
     ]
 
 
