@@ -244,8 +244,8 @@ def test_a_detached_job_on_flink_names_its_page_and_the_command_that_cancels_it(
 @pytest.mark.parametrize("name", ["flink", "spark", "prism"])
 def test_a_users_mistake_on_a_worker_is_one_line(name, request, imagepivot, tell, tmp_path):
     held = request.getfixturevalue(name)
-    (tmp_path / "captions.tsv").write_text("image_id\ttext\na\tx\ny\n")
+    (tmp_path / "captions.tsv").write_text("image_id\tindex\ttext\na\t0\tx\na\t0\ty\n")  # Found when they are sorted.
     done = imagepivot(*held.words(*commands("--shared-disk")[0]), cwd=tmp_path, code=1)
-    assert "captions.tsv', row 2 (line 3): 1 columns, expected the 2 of the header" in one_line(done)
+    assert "caption key 'a/en/comparable/0' (image_id/language/portion/index) occurs twice" in one_line(done)
     assert not list((tmp_path / "plain").glob("part-*"))
-    tell(f"{name}: a row that lacks a column is one line, and nothing is published")
+    tell(f"{name}: a key that occurs twice is one line, and nothing is published")

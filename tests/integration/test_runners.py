@@ -161,11 +161,11 @@ def test_addresses_on_dataflow(dataflow, local, local_features, imagepivot):
 def test_a_users_mistake_on_a_worker_is_one_line(kind, request, imagepivot, tmp_path):
     cluster = request.getfixturevalue(kind)
     root = f"{STORE}mistake/" if kind == "dataflow" else f"{tmp_path}/"
-    Folder(root).write("captions.tsv", b"image_id\ttext\na\tx\ny\n")
+    Folder(root).write("captions.tsv", b"image_id\tindex\ttext\na\t0\tx\na\t0\ty\n")  # Found when they are sorted.
     done = imagepivot(*commands("--shared-disk", at=root)[0], "--", *cluster.flags, code=1)
     line = one_line(done)
     assert line.startswith("Error: ")
-    assert "captions.tsv', row 2 (line 3): 1 columns, expected the 2 of the header" in line
+    assert "caption key 'a/en/comparable/0' (image_id/language/portion/index) occurs twice" in line
     assert [name for name in Folder(f"{root}plain").names() if name != LOCK_NAME] == []
 
 

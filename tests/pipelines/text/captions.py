@@ -12,8 +12,6 @@ from pipelines.inputs.captions.base import tables_of
 from pipelines.text.caption_shards import BLOCK, blocks_of
 from pipelines.text.merge_sort import cut, first_key, merge, number_captions
 
-__all__ = ["block", "caption", "random_captions", "sort_captions"]
-
 
 def caption(image_id="a", language="en", portion="translation", index=-1, split="train", text="x") -> RawCaption:
     return RawCaption(image_id, language, portion, index, split, text)
