@@ -153,15 +153,6 @@ def test_huggingface_reads_a_folder(full, huggingface, kind):
     assert in_order(loaded.to_list()) == in_order(toy.rows)
 
 
-@pytest.mark.slow
-def test_huggingface_reads_the_folder_of_a_vocabulary_without_its_maps(full, huggingface):
-    from datasets import Features, Value
-
-    columns = Features({"id": Value("int32"), "token": Value("string"), "count": Value("int64")})
-    loaded = huggingface(full["vocabulary"], folder=True, features=columns, columns=list(columns))
-    assert loaded.to_list() == [{name: row[name] for name in columns} for row in full["vocabulary"].rows]
-
-
 # --- pyarrow ---------------------------------------------------------------------------------------------------------
 
 
@@ -189,22 +180,6 @@ def test_pyarrow_joins_captions_and_features(toys):
 
 
 # --- polars ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_polars(toys, kind):
-    toy = toys[kind]
-    frame = pl.read_parquet(toy.glob)
-    assert frame.columns == toy.schema.names
-    assert frame.height == len(toy.rows)
-    columns = [name for name in frame.columns if name != "counts"]
-    keys = [name for name in ("image_id", "language", "portion", "index", "id") if name in columns]
-    found = frame.select(columns).with_columns(pl.col(pl.Categorical).cast(pl.String)).sort(keys)
-    expected = sorted(
-        ({name: row[name] for name in columns} for row in plain(toy.rows)),
-        key=lambda row: tuple(row[name] for name in keys),
-    )
-    assert found.to_dicts() == expected
 
 
 @pytest.mark.parametrize(
@@ -242,16 +217,6 @@ def test_polars_takes_a_table(toys):
 
 
 # --- DuckDB ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_duckdb(toys, kind):
-    toy = toys[kind]
-    columns = [name for name in toy.schema.names if name != "counts"]
-    quoted = ", ".join(f'"{name}"' for name in columns)
-    rows = duckdb.sql(f"select {quoted} from '{toy.glob}'").fetchall()
-    found = [dict(zip(columns, (list(v) if isinstance(v, tuple) else v for v in row), strict=True)) for row in rows]
-    assert found == [{name: row[name] for name in columns} for row in plain(toy.rows)]
 
 
 @pytest.mark.parametrize(("kind", "column", "length"), [("features", "feature", 2048), ("features16", "feature", 4096)])
@@ -312,13 +277,14 @@ def test_huggingface_gives_our_array(toys, huggingface):
     assert list(loaded["image_id"]) == open_dataset(toys["features"].path).image_ids()
 
 
-def test_huggingface_has_no_maps_and_reads_a_vocabulary_without_them(toys, huggingface):
+@pytest.mark.parametrize("folder", [False, True])
+def test_huggingface_has_no_maps_and_reads_a_vocabulary_without_them(full, huggingface, folder):
     from datasets import Features, Value
 
-    toy = toys["vocabulary"]
+    toy = full["vocabulary"]
     # The columns alone are not enough: without `features` it translates the types of all columns first.
     columns = Features({"id": Value("int32"), "token": Value("string"), "count": Value("int64")})
-    loaded = huggingface(toy, features=columns, columns=list(columns))
+    loaded = huggingface(toy, folder=folder, features=columns, columns=list(columns))
     assert loaded.column_names == ["id", "token", "count"]
     assert loaded.to_list() == [{name: row[name] for name in ("id", "token", "count")} for row in toy.rows]
     assert tuple(loaded["token"][:4]) == SPECIALS

@@ -18,6 +18,7 @@ from schemas.writing.output_state import OutputState
 from schemas.writing.repair import repair
 from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.validation import validate
+from tests.builders import tree
 from tests.schemas.conftest import prepare
 from tests.version1 import as_version_1
 
@@ -35,10 +36,6 @@ def old_toy(copy_toy):
     return copy
 
 
-def names(toy):
-    return sorted(path.relative_to(toy.path).as_posix() for path in toy.path.rglob("*") if path.is_file())
-
-
 def plain(rows):
     return [{name: v.ravel().tolist() if isinstance(v, np.ndarray) else v for name, v in row.items()} for row in rows]
 
@@ -46,7 +43,7 @@ def plain(rows):
 def test_the_helper_writes_what_version_1_wrote(old_toy):
     toy = old_toy("features")
     failed = sorted({f"failures/part-0000{toy.failure_shard(failure)}-of-00003.parquet" for failure in toy.failures})
-    assert names(toy) == [*failed, "manifest.json", *(f"part-0000{n}-of-00003.parquet" for n in range(3))]
+    assert list(tree(toy.path)) == [*failed, "manifest.json", *(f"part-0000{n}-of-00003.parquet" for n in range(3))]
     footer = read_footer(Folder(str(toy.path)), SHARD)
     assert (footer.version, footer.fingerprint, footer.statistics) == (
         1,
@@ -106,14 +103,14 @@ def test_damage_is_found(old_toy, name):
 
 
 def write(toy, **options):
-    return write_dataset(toy.output, lambda number, shard: shard.write(toy.table(toy.shard(number))), ReusePolicy(**options))
+    return write_dataset(toy.output, toy.fill, ReusePolicy(**options))
 
 
 @pytest.mark.parametrize("lost", ["nothing", "manifest.json"])
 def test_a_run_does_not_go_on_with_it(old_toy, lost):
     toy = old_toy("features")
     (toy.path / lost).unlink(missing_ok=True)
-    before = {path: path.read_bytes() for path in toy.path.rglob("*") if path.is_file()}
+    before = tree(toy.path)
     with pytest.raises(
         DatasetError,
         match=r"'.*/features' holds this dataset in version 1 of the format, which can be read but not continued: nothing was "
@@ -122,7 +119,7 @@ def test_a_run_does_not_go_on_with_it(old_toy, lost):
         write(toy)
     assert OutputState(toy.output).committed_manifest() is None
     assert OutputState(toy.output).finished() == set()
-    assert {path: path.read_bytes() for path in toy.path.rglob("*") if path.is_file()} == before
+    assert tree(toy.path) == before
 
 
 def test_another_dataset_is_refused_by_its_difference(old_toy):
@@ -136,11 +133,11 @@ def test_another_dataset_is_refused_by_its_difference(old_toy):
 def test_overwriting_leaves_nothing_of_it(old_toy, toys, kind):
     toy = old_toy(kind)
     prepare(toy.output, overwrite=True)
-    assert [name for name in names(toy) if name != "vocabulary.txt"] == []
+    assert [name for name in tree(toy.path) if name != "vocabulary.txt"] == []
     for number in range(toy.output.shards):
         toy.write_shard(number)
     toy.commit()
-    assert names(toy) == names(toys[kind])
+    assert tree(toy.path).keys() == tree(toys[kind].path).keys()
     assert validate(toy.path) == []
     assert open_dataset(toy.path).manifest == open_dataset(toys[kind].path).manifest
 
@@ -174,9 +171,9 @@ def test_a_shard_of_a_newer_version_is_not_touched(copy_toy, monkeypatch):
 
 def test_repair_leaves_a_whole_dataset_alone_and_refuses_a_damaged_one(old_toy):
     toy = old_toy("captions")
-    before = {name: (toy.path / name).read_bytes() for name in names(toy)}
+    before = tree(toy.path)
     assert repair(toy.path).missing == ()
-    assert {name: (toy.path / name).read_bytes() for name in before} == before
+    assert before.items() <= tree(toy.path).items()
     (toy.path / SHARD).write_bytes(b"damaged")
     with pytest.raises(DatasetError, match="is damaged and has version 1 of the format, which cannot be continued"):
         repair(toy.path)

@@ -45,7 +45,6 @@ def test_a_module_within_no_package_is_not_installed():
 @pytest.fixture
 def answers(monkeypatch):
     """A client whose every write gets the next of some answers: a status, or none for success."""
-    from botocore.exceptions import ClientError
 
     class Client:
         def __init__(self):
@@ -57,16 +56,13 @@ def answers(monkeypatch):
             if status:
                 self.writer = asked["Metadata"]["imagepivot-writer"] if status == "lost" else ""
                 self.is_gone = status == 404
-                raise refused(412 if status == "lost" else status)
+                raise answer_of_s3(412 if status == "lost" else status)
             return {"ETag": "new"}
 
         def head_object(self, **asked):
             if self.is_gone:
-                raise refused(404)
+                raise answer_of_s3(404)
             return {"ETag": "there", "Metadata": {"imagepivot-writer": self.writer}}
-
-    def refused(status: int) -> ClientError:
-        return ClientError({"Error": {"Code": "X", "Message": ""}, "ResponseMetadata": {"HTTPStatusCode": status}}, "Write")
 
     client = Client()
     monkeypatch.setattr(s3, "_connect", lambda address: client)
@@ -98,6 +94,12 @@ def test_a_write_that_is_denied_is_an_error(answers):
         object_store.put(S3Bucket("s3://b"), "a", b"1", None)
 
 
+def answer_of_s3(status: int, code: str = "X"):
+    from botocore.exceptions import ClientError
+
+    return ClientError({"Error": {"Code": code, "Message": ""}, "ResponseMetadata": {"HTTPStatusCode": status}}, "Write")
+
+
 @pytest.mark.parametrize(
     ("status", "code", "kind"),
     [
@@ -112,25 +114,17 @@ def test_a_write_that_is_denied_is_an_error(answers):
     ],
 )
 def test_answers_of_s3_are_errors_by_class(status, code, kind):
-    from botocore.exceptions import ClientError
-
-    answer = ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}, "PutObject")
     with pytest.raises(kind, match=code) as caught, s3._store_errors():
-        raise answer
+        raise answer_of_s3(status, code)
     assert type(caught.value) is kind
 
 
 def test_expected_answers_of_s3_are_no_errors_but_a_missing_bucket_is():
-    from botocore.exceptions import ClientError
-
-    def answer(status: int, code: str) -> ClientError:
-        return ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}, "GetObject")
-
     with s3._store_errors(404, 412):
-        raise answer(404, "NoSuchKey")
+        raise answer_of_s3(404, "NoSuchKey")
     for status, code, kind in ((404, "NoSuchBucket", NoSuchBucketError), (409, "Conflict", StoreError)):
         with pytest.raises(kind, match=code), s3._store_errors(404, 412):
-            raise answer(status, code)
+            raise answer_of_s3(status, code)
 
 
 def test_failures_of_botocore_are_errors_by_class():
@@ -181,9 +175,9 @@ def test_a_store_that_stays_busy_is_given_up(monkeypatch):
     def put_object(**asked):
         assert asked == {"Bucket": "b", "Key": "a"}
         calls.append(now[0])
-        raise ClientError({"Error": {}, "ResponseMetadata": {"HTTPStatusCode": 503}}, "PutObject")
+        raise answer_of_s3(503)
 
-    with pytest.raises(ClientError, match="PutObject"):
+    with pytest.raises(ClientError, match="Write"):
         s3._BucketClient(SimpleNamespace(put_object=put_object), "b").put_object(Key="a")
     assert calls[:4] == [0.0, 0.25, 0.75, 1.75]
     assert 15 <= calls[-1] <= 19
@@ -271,24 +265,17 @@ def test_what_becomes_of_parts_that_another_command_deletes(google, monkeypatch,
 
 @pytest.fixture
 def no_settings(monkeypatch, tmp_path):
-    for name in (
-        "AWS_ACCESS_KEY_ID",
-        "AWS_SECRET_ACCESS_KEY",
-        "AWS_SESSION_TOKEN",
-        "AWS_PROFILE",
-        "AWS_REGION",
-        "AWS_DEFAULT_REGION",
-    ):
-        monkeypatch.delenv(name, raising=False)
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN", "PROFILE", "REGION", "DEFAULT_REGION"):
+        monkeypatch.delenv(f"AWS_{name}", raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    schemas.storage.filesystems._connect.cache_clear()
-    s3._obstore.cache_clear()
+    for clear in (caches := (schemas.storage.filesystems._connect.cache_clear, s3._obstore.cache_clear)):
+        clear()
     yield
-    schemas.storage.filesystems._connect.cache_clear()
-    s3._obstore.cache_clear()
+    for clear in caches:
+        clear()
 
 
 def test_endpoint_and_region_are_those_of_pyarrow(no_settings, monkeypatch):

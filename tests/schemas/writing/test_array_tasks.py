@@ -19,7 +19,7 @@ from schemas.writing.reuse_policy import ArrayTask, ReusePolicy
 from schemas.writing.shard_writer import open_shard
 from schemas.writing.validation import validate
 from tests.builders import tree
-from tests.schemas.conftest import flip, prepare
+from tests.schemas.conftest import flip
 
 SHARD = "part-{:05d}-of-00003.parquet".format
 FAILURE = {"key": "lost-01", "uri": "lost-01.jpg", "stage": "decode", "reason": "empty", "message": "0 bytes"}
@@ -146,17 +146,6 @@ def test_a_task_that_is_given_again_continues(toy, plain):
     assert tree(toy.path) == plain
 
 
-def test_the_last_task_deletes_what_killed_ones_left(toy, plain):
-    left = [f".{SHARD(1)}.tmp-7", f"_failures/.{SHARD(1)[:-8]}.jsonl.tmp-8"]
-    run(toy, 0)
-    for name in left:
-        toy.output.folder.write(name, b"half")
-    run(toy, 1)
-    assert set(left) <= set(tree(toy.path))
-    run(toy, 2)
-    assert tree(toy.path) == plain
-
-
 def test_a_copy_of_a_task_that_still_writes_when_another_one_commits(toy, plain):
     """The commit deletes its temporary file; its shard is there, and it says so as a task does that comes late."""
     run(toy, 0)
@@ -171,14 +160,6 @@ def test_a_copy_of_a_task_that_still_writes_when_another_one_commits(toy, plain)
 
     manifest = complete_dataset(toy.output, write_missing, task=ArrayTask(2, 3), libraries=("pillow",))
     assert others == [manifest]
-    assert tree(toy.path) == plain
-
-
-def test_tasks_go_on_where_a_plain_run_stopped(toy, plain):
-    prepare(toy.output, overwrite=False)
-    for number in range(3):
-        toy.write_shard(number)
-    assert run(toy, 1, during=nothing).rows == len(toy.rows)
     assert tree(toy.path) == plain
 
 
@@ -217,20 +198,6 @@ def test_a_task_with_something_to_write_deletes_nothing_but_the_manifest(committ
     assert made == [1]
     assert seen == [set(before) - {"_manifest.json"} | {".lock"}]
     assert tree(committed.path) == before
-
-
-def test_failures_are_tried_again_by_tasks_that_run_at_the_same_time(committed, plain):
-    """The first one to end commits; the other one finds its own failures again, and commits once more."""
-    number, made = committed.failure_shard(FAILURE), []
-
-    def meanwhile():
-        if not made:
-            made.append(-1)
-            run(committed, number, retry_failed=True, made=made)
-
-    run(committed, number, retry_failed=True, made=made, during=meanwhile)
-    assert made == [-1, number, number]
-    assert tree(committed.path) == plain
 
 
 # --- what is missing or damaged --------------------------------------------------------------------------------------

@@ -57,6 +57,16 @@ def many_captions(count):
     ]
 
 
+POOL = FeatureSpec(name="pool", shape=(2048,))
+
+
+def features(spec, count):
+    schema = schema_of("features", spec)
+    values = np.random.default_rng(3).standard_normal((count, spec.width), dtype=np.float32).astype(spec.dtype)
+    feature = pa.FixedSizeListArray.from_arrays(values.ravel(), type=schema.field("feature").type)
+    return pa.table({"image_id": [f"{n:06d}" for n in range(count)], "feature": feature}, schema=schema)
+
+
 # --- what a shard holds ----------------------------------------------------------------------------------------------
 
 
@@ -150,16 +160,7 @@ def test_what_cannot_be_stored_writes_nothing(folder, rows, more, error, match):
 )
 def test_row_groups_of_features_hold_4_mib(folder, width, dtype, group_rows):
     spec = FeatureSpec(name="pool", shape=(width,), dtype=dtype)
-    schema = schema_of("features", spec)
-    count = 2 * group_rows + 100
-    values = np.random.default_rng(3).standard_normal((count, width), dtype=np.float32).astype(dtype)
-    table = pa.table(
-        {
-            "image_id": [f"{n:06d}" for n in range(count)],
-            "feature": pa.FixedSizeListArray.from_arrays(values.ravel(), type=schema.field("feature").type),
-        },
-        schema=schema,
-    )
+    table = features(spec, 2 * group_rows + 100)
     write(folder, table.to_batches(max_chunksize=96), "features", {"feature": spec.to_json()})
     metadata = pq.read_metadata(folder.local_path / NAME)
     assert [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)] == [group_rows, group_rows, 100]
@@ -207,14 +208,10 @@ def test_bytes_do_not_depend_on_nullability_of_what_arrives(folder):
 
 @pytest.mark.parametrize("size", [1, 33, 512, 513, 1023])
 def test_bytes_of_features_do_not_depend_on_batches(folder, size):
-    spec = FeatureSpec(name="pool", shape=(2048,))
-    schema = schema_of("features", spec)
-    values = np.random.default_rng(5).standard_normal((1100, 2048), dtype=np.float32)
-    feature = pa.FixedSizeListArray.from_arrays(values.ravel(), type=schema.field("feature").type)
-    table = pa.table({"image_id": [f"{n:06d}" for n in range(1100)], "feature": feature}, schema=schema)
-    write(folder, [table], "features", {"feature": spec.to_json()})
+    table, parameters = features(POOL, 1100), {"feature": POOL.to_json()}
+    write(folder, [table], "features", parameters)
     whole = folder.read(NAME)
-    write(folder, table.to_batches(max_chunksize=size), "features", {"feature": spec.to_json()})
+    write(folder, table.to_batches(max_chunksize=size), "features", parameters)
     assert folder.read(NAME) == whole
 
 
@@ -241,17 +238,14 @@ def test_bytes_of_text_do_not_depend_on_batches_over_several_row_groups(folder):
 
 def test_memory_holds_one_row_group(folder):
     # The rows are taken as they are written: when the last ones are asked for, most of the others are in the file.
-    spec = FeatureSpec(name="pool", shape=(2048,))
-    schema = schema_of("features", spec)
-    sizes = []
+    table, sizes = features(POOL, 2560), []
 
     def tables():
-        for n in range(0, 2560, 128):
-            feature = pa.FixedSizeListArray.from_arrays(np.zeros(128 * 2048, np.float32), type=schema.field("feature").type)
+        for start in range(0, 2560, 128):
             sizes.append(sum(size for _, size in folder.files()))
-            yield pa.table({"image_id": [f"{i:06d}" for i in range(n, n + 128)], "feature": feature}, schema=schema)
+            yield table[start : start + 128]
 
-    write(folder, tables(), "features", {"feature": spec.to_json()})
+    write(folder, tables(), "features", {"feature": POOL.to_json()})
     for taken, size in enumerate(sizes):
         assert size >= taken // 4 * (4 << 20)
 
