@@ -69,11 +69,11 @@ class Store:
 def use(environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Give this process the settings of a store; forget those of another."""
     import schemas.storage.filesystems  # Here, since the proxy is a process that needs none of it.
-    import schemas.storage.object_store
+    import schemas.storage.folder
     import schemas.storage.s3
 
     schemas.storage.filesystems._connect.cache_clear()
-    schemas.storage.object_store._open.cache_clear()
+    schemas.storage.folder._open_bucket.cache_clear()
     schemas.storage.s3._obstore.cache_clear()
     for name in SETTINGS:
         monkeypatch.delenv(name, raising=False)

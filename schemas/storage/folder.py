@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeVar
 
@@ -90,7 +91,7 @@ class Folder:
 
     @property
     def _bucket(self) -> Bucket:
-        return object_store.open_bucket(self.location)
+        return _open_bucket(object_store.bucket_of(self.location))
 
     def _key(self, name: str) -> str:
         return f"{filesystem_of(self.location)[1]}/{name}".partition("/")[2]
@@ -427,6 +428,17 @@ class _Ranges(io.RawIOBase):
         buffer[: len(data)] = data
         self._position += len(data)
         return len(data)
+
+
+@lru_cache(maxsize=64)
+def _open_bucket(address: str) -> Bucket:
+    if address.startswith("s3://"):
+        from schemas.storage.s3 import S3Bucket
+
+        return S3Bucket(address)
+    from schemas.storage.google_storage import GoogleBucket
+
+    return GoogleBucket(address)
 
 
 def _entry(info: fs.FileInfo, name: str) -> Entry:

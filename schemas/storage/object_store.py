@@ -236,26 +236,10 @@ def _is_installed(name: str) -> bool:
         return False
 
 
-def open_bucket(location: str) -> Bucket:
-    """Return the bucket of a location."""
-    return _open(bucket_of(location))
-
-
 def bucket_of(location: str) -> str:
     """Return the address of the bucket of a location, with the options behind it."""
     scheme, bucket, _, options = cast("re.Match[str]", STORE.fullmatch(location)).groups(default="")
     return f"{scheme}://{bucket}{options}"
-
-
-@lru_cache(maxsize=64)
-def _open(address: str) -> Bucket:
-    if address.startswith("s3://"):
-        from schemas.storage.s3 import S3Bucket
-
-        return S3Bucket(address)
-    from schemas.storage.google_storage import GoogleBucket
-
-    return GoogleBucket(address)
 
 
 def list_objects(bucket: Bucket, prefix: str) -> Iterator[Entry]:
