@@ -17,7 +17,7 @@ from schemas.storage.folder import Folder
 from schemas.vocabulary import Vocabulary
 from tests.builders import write_rows
 from tests.integration.processes import ForkedSteps
-from tests.train.trainings import CONFIG
+from tests.train.trainings import CONFIG, region_row
 from train.config.sections import from_toml
 from train.data.captions import Captions
 from train.data.splits import open_data
@@ -258,11 +258,7 @@ def write_regions(toy: Corpus) -> Callable[..., Corpus]:
             values = (np.array(image["feature"]) + rng.standard_normal(REGIONS.shape)).astype(REGIONS.dtype)
             used = int(rng.integers(1, 5)) * (image["image_id"] not in without)
             values[used:] = padding
-            row = {"image_id": image["image_id"], "width": 640, "height": 480, "num_regions": used, "features": values}
-            row["boxes"] = np.zeros((4, 4), np.float32)
-            for name in ("class", "attribute"):
-                row |= {f"{name}_ids": np.zeros(4, np.int16), f"{name}_scores": np.zeros(4, np.float32)}
-            rows += [row] if image["image_id"] not in lacking else []
+            rows += [region_row(image["image_id"], used, values)] if image["image_id"] not in lacking else []
         write_dataset(folder / "regions", "regions", rows, parameters={"extractor_fingerprint": "toy"}, spec=REGIONS)
         return Corpus(toy.captions, str(folder / "regions"), toy.vocabulary)
 

@@ -171,14 +171,7 @@ def score(model, a, b):
 
 def by_hand(model, a, b, images, hinges="sum"):
     """Compute the ranking loss of pairs (a, b) in both directions, one hinge at a time."""
-    total = 0.0
-    for r in range(len(a)):
-        true = score(model, a[r], b[r])
-        others = [other for other in range(len(a)) if images[other] != images[r]]
-        rows = [max(0.0, MARGIN - true + score(model, a[r], b[c])) for c in others]
-        columns = [max(0.0, MARGIN - true + score(model, a[c], b[r])) for c in others]
-        total += sum(rows) + sum(columns) if hinges == "sum" else max(rows, default=0.0) + max(columns, default=0.0)
-    return total
+    return brute_force([[score(model, x, y) for y in b] for x in a], images, images, MARGIN, hinges)
 
 
 def embed(model, data, rows):

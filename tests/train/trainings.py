@@ -8,6 +8,7 @@ import sys
 from functools import reduce
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from schemas.storage.folder import Folder
@@ -84,6 +85,15 @@ def train_in_two_processes(corpus: Corpus, output: Path, text: str) -> list[str]
     printed = [process.communicate(timeout=300)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     return printed
+
+
+def region_row(image_id: str, num_regions: int, features: np.ndarray) -> dict:
+    """Return the row of an image with regions ``[R, D]`` that nothing but their features tells apart."""
+    row = {"image_id": image_id, "width": 640, "height": 480, "num_regions": num_regions, "features": features}
+    row["boxes"] = np.zeros((len(features), 4), np.float32)
+    for name in ("class", "attribute"):
+        row |= {f"{name}_ids": np.zeros(len(features), np.int16), f"{name}_scores": np.zeros(len(features), np.float32)}
+    return row
 
 
 def settings_of(overrides: dict[str, str]) -> tuple[str, ...]:

@@ -275,15 +275,7 @@ def test_without_a_second_language_there_are_no_pairs(captions, languages):
 
 
 def keys(captions: Captions) -> list[tuple[str, str, str, int]]:
-    return [
-        (
-            captions.image_ids[captions.images[n]],
-            captions.language_names[captions.languages[n]],
-            captions.portion_names[captions.portions[n]],
-            int(captions.indices[n]),
-        )
-        for n in range(len(captions))
-    ]
+    return [tuple(row[name] for name in KEY) for row in found_rows(captions)]
 
 
 def images_of(captions: Captions, language: str) -> set[str]:

@@ -12,6 +12,7 @@ import pytest
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
+from tests.train.trainings import region_row
 from train.data.feature_checks import find_feature_outliers
 from train.data.features import (
     extractor_fingerprint,
@@ -185,11 +186,7 @@ def write(new_dataset, tmp_path):
             values *= np.float16(dict(factors).get(number, 1))
             by_id[image_id] = values[: used[number]].astype(np.float64)
             values[used[number] :] = padding
-            row = {"image_id": image_id, "width": 1, "height": 1, "num_regions": used[number], "features": values}
-            row["boxes"] = np.zeros((3, 4), np.float32)
-            for kind in ("class", "attribute"):
-                row |= {f"{kind}_ids": np.zeros(3, np.int16), f"{kind}_scores": np.zeros(3, np.float32)}
-            rows.append(row)
+            rows.append(region_row(image_id, used[number], values))
         new_dataset(tmp_path / name, "regions", rows, parameters={}, spec=SPEC)
         return open_dataset(tmp_path / name), by_id
 

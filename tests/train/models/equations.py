@@ -82,6 +82,19 @@ def drawn(rng: np.random.Generator, count: int) -> list[list[int]]:
     return [[1, *rng.integers(3, 9, rng.integers(0, 7)).tolist(), 2] for _ in range(count)]
 
 
+class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
+    """Records the sizes of all arrays that are made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        self.sizes.extend(t.numel() for t in (result if isinstance(result, tuple) else (result,)) if torch.is_tensor(t))
+        return result
+
+
 def gradcheck_model(model: nn.Module, function: Callable[..., Tensor], *inputs: Tensor) -> bool:
     """Compare gradients of a function of a model, for its inputs and the parameters that it uses, with finite differences."""
     model.zero_grad()

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.fake_gpu import fake_gpu
+from tests.train.models.equations import Sizes
 from tests.train.trainings import assert_equal
 from train.config.models import ScanConfig
 from train.data.batches import CaptionBatch
@@ -87,10 +88,6 @@ def test_scores_equal_the_equations(choices, tiles):
     scores = cross_attention(together(queries), together(contexts), choices)
     assert scores.shape == (5, 4)
     np.testing.assert_allclose(scores, by_the_equations(queries, contexts, choices), rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize("choices", CHOICES)
-def test_scores_equal_the_equations_without_masks(choices, tiles):
     queries, contexts = units([4] * 3, 7, 0), units([6] * 5, 7, 1)
     scores = cross_attention(*(Encoded(torch.from_numpy(np.stack(sets))) for sets in (queries, contexts)), choices)
     np.testing.assert_allclose(scores, by_the_equations(queries, contexts, choices), rtol=0, atol=1e-9)
@@ -202,26 +199,12 @@ def test_vectors_of_zeros_and_sets_of_none_spoil_nothing(choices):
         assert all(value.grad.isfinite().all() for value in values)
 
 
-class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-    """Records the sizes of all arrays that are made."""
-
-    def __init__(self):
-        super().__init__()
-        self.sizes = []
-
-    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        result = function(*arguments, **(keywords or {}))
-        made = result if isinstance(result, tuple) else (result,)
-        self.sizes.extend(each.numel() for each in made if torch.is_tensor(each))
-        return result
-
-
 def test_the_products_of_all_pairs_are_never_held(monkeypatch):
     """The largest array that either pass makes is a tile or an input."""
     monkeypatch.setitem(module._NUMBERS_AT_ONCE, "cpu", 6000)
     monkeypatch.setattr(module, "_QUERIES_OF_A_TILE", 8)
     queries, contexts = torch.randn(60, 7, 16).requires_grad_(), torch.randn(50, 9, 16).requires_grad_()
-    with Watch() as watch:
+    with Sizes() as watch:
         scores = cross_attention(Encoded(queries), Encoded(contexts), CrossAttention(9.0, 6.0))
         scores.sum().backward()
     assert max(watch.sizes) <= max(6000, queries.numel(), contexts.numel()) < scores.numel() * 7 * 9 / 20
@@ -305,7 +288,7 @@ def test_the_pairs_that_are_gathered_at_once_are_bounded(monkeypatch):
     values = torch.randn(60, 7, 16), torch.randn(50, 9, 16)
     both = [module._Both(value, None, torch.zeros_like(value)) for value in values]
     pairs = torch.ones(60, 50).nonzero()
-    with Watch() as watch:
+    with Sizes() as watch:
         module._add_gradients_of_pairs(*both, torch.ones(60, 50), pairs, CrossAttention(9.0, 6.0))
     assert max(watch.sizes) <= max(6000, *(value.numel() for value in values)) < len(pairs) * 9 * 16 / 20
 

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from tests.train.models.equations import Sizes
 from train.models import similarity
 from train.models.similarity import inner_product, order, unit
 
@@ -63,18 +64,10 @@ def test_nothing_to_compare(rows, columns):
 
 def test_order_holds_a_few_blocks_rather_than_all_differences():
     """The largest tensor created in either pass is one block."""
-    sizes = []
-
-    class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            result = function(*args, **(kwargs or {}))
-            sizes.extend(t.numel() for t in (result if isinstance(result, tuple) else (result,)) if torch.is_tensor(t))
-            return result
-
     a, b = positive(300, 64).requires_grad_(), positive(200, 64, seed=1).requires_grad_()
-    with Sizes():
+    with Sizes() as watch:
         order(a, b).sum().backward()
-    assert max(sizes) <= similarity._NUMBERS_AT_ONCE["cpu"] < 300 * 200 * 64 / 7
+    assert max(watch.sizes) <= similarity._NUMBERS_AT_ONCE["cpu"] < 300 * 200 * 64 / 7
 
 
 def test_cosine_of_unit_vectors():
