@@ -1,0 +1,350 @@
+"""Trainings that begin with pretrained vectors of words, or that read vectors of tokens in place of words."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from schemas.dataset import open_dataset
+from schemas.errors import DatasetError, UsageError
+from tests.train.models.test_encoders import batch_with
+from tests.train.trainings import CONFIG, MHA_D, SMALL, assert_equal, reproduce_job, weights
+from train.config.sections import from_toml
+from train.data.word_vectors import open_word_vectors
+from train.evaluation.embedding import embed
+from train.evaluation.scores import evaluate_run
+from train.evaluation.search import search
+from train.evaluation.sts import sts
+from train.jobs import EmbedJob, EvaluateJob, FiguresJob, ReproduceJob, SearchJob, StsJob, TrainJob
+from train.loop import train
+from train.reports.figures import draw_figures
+from train.reports.reproduce import reproduce
+from train.reports.reproduce_report import read_report
+from train.reports.row_datasets import corpora_of, left_out
+from train.reports.row_results import read_result
+from train.runs.run import open_run
+from train.training_data import open_material
+
+TABLE = "sentences.0.words.weight"
+
+
+def begins(text: str, how: str = "finetuned", steps: int = 44) -> str:
+    return text.replace("word_dim = 4", f'word_dim = 4\nword_vectors = "{how}"').replace(
+        "max_steps = 44", f"max_steps = {steps}"
+    )
+
+
+def stored(corpus) -> dict[int, list[float]]:
+    return {row["id"]: row["vector"] for row in open_dataset(corpus.word_vectors).table().to_pylist()}
+
+
+HUANG = {**SMALL, "model.num_heads": "2", "model.attention_dim": "5", "model.context_dim": "7", "schedule.max_epochs": "0"}
+
+
+def reads(text: str, steps: int = 44) -> str:
+    text = text.replace("word_dim = 4", 'word_dim = 4\nword_vectors = "precomputed"')
+    return text.replace("max_steps = 44", f"max_steps = {steps}")
+
+
+@pytest.fixture(scope="session")
+def region_tokens(toy_regions, toy_tokens):
+    """Several features for each image, and vectors of the tokens."""
+    return replace(toy_regions, token_features=toy_tokens.token_features)
+
+
+def huang(corpus, output, *rows, seeds=1) -> ReproduceJob:
+    return reproduce_job("huang2019", str(output), corpus, rows=rows, seeds=seeds, overrides=HUANG, workers=1, device="cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("text", "corpus"),
+    [
+        *((begins(CONFIG, how), "toy_words") for how in ("finetuned", "frozen")),
+        (reads(CONFIG), "toy_tokens"),
+        (reads(MHA_D), "region_tokens"),
+    ],
+    ids=["finetuned", "frozen", "vse", "mha-d"],
+)
+def test_it_resumes_bit_for_bit(train_toy, request, tmp_path, text, corpus):
+    corpus = request.getfixturevalue(corpus)
+    train_toy(text, "whole", corpus=corpus)
+    train_toy(text.replace("= 44", "= 20"), "parts", corpus=corpus, memory_map=str(tmp_path / "maps"))
+    train_toy(text, "parts", corpus=corpus, resume=True)
+    assert_equal(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
+
+
+@pytest.mark.slow
+def test_a_run_is_not_resumed_with_other_vectors(train_toy, toy_words, toy_tokens, write_words, write_tokens, tmp_path):
+    other = {
+        "word_vectors": (begins, toy_words, write_words(tmp_path / "other", seed=9)),
+        "token_features": (reads, toy_tokens, write_tokens(tmp_path, seed=9)),
+    }
+    for name, (takes, corpus, location) in other.items():
+        train_toy(takes(CONFIG, steps=20), name, corpus=corpus)
+        with pytest.raises(DatasetError, match=rf"holds another run \({name}: was [0-9a-f]{{12}}\.\.\., now"):
+            train_toy(takes(CONFIG), name, corpus=replace(corpus, **{name: location}), resume=True)
+    with pytest.raises(DatasetError, match=r"model\.word_vectors: was \"finetuned\", now \"random\""):
+        train_toy(CONFIG, "word_vectors", resume=True)
+
+
+def test_vectors_and_configuration_must_agree_before_anything_is_read(toy, toy_words, toy_tokens):
+    for text, corpus, message in (
+        (begins(CONFIG), toy, "no word vectors are given: give --word-vectors FOLDER"),
+        (CONFIG, toy_words, "model.word_vectors is 'random', so that no word would begin with them"),
+        (reads(CONFIG), toy, "no vectors of tokens are given: give --token-features FOLDER"),
+        (CONFIG, toy_tokens, "is given, but the model has vectors of words of its own"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            open_material(from_toml(text, "test"), replace(corpus, captions="nowhere"), seed=0)
+    with pytest.raises(UsageError, match=r"model\.word_dim is 5, but the vectors in .* have 4 numbers"):
+        open_material(from_toml(reads(CONFIG).replace("word_dim = 4", "word_dim = 5"), "test"), toy_tokens, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("row", "field", "lacking", "unread"),
+    [
+        (
+            "mha-d-fasttext",
+            "word_vectors",
+            "pretrained word vectors (--word-vectors FOLDER, which imagepivot word-vectors makes)",
+            "begins with word vectors",
+        ),
+        (
+            "mha-d-bert",
+            "token_features",
+            "vectors of tokens (--token-features FOLDER, which imagepivot token-features makes)",
+            "reads vectors of tokens",
+        ),
+    ],
+)
+def test_rows_that_need_vectors_are_trained_where_these_are_given(
+    toy_regions, toy_words, toy_tokens, tmp_path, row, field, lacking, unread
+):
+    location = getattr(toy_words if field == "word_vectors" else toy_tokens, field)
+    toy, vectors = toy_regions, replace(toy_regions, **{field: location})
+    without, given = (huang(corpus, tmp_path / "o", "mha-d", row) for corpus in (toy, vectors))
+    assert list(corpora_of(without)) == ["huang2019/mha-d"]
+    assert left_out(without) == [f"left out for want of {lacking}: huang2019/{row}"]
+    assert (list(corpora_of(given)), left_out(given)) == (["huang2019/mha-d", f"huang2019/{row}"], [])
+    assert [getattr(corpus, field) for corpus in corpora_of(given).values()] == ["", location]
+    with pytest.raises(UsageError, match=rf"nothing to train: left out for want of {re.escape(lacking)}"):
+        corpora_of(huang(toy, tmp_path / "o", row))
+    with pytest.raises(UsageError, match=f"is given, but no row that is chosen {unread}"):
+        corpora_of(huang(vectors, tmp_path / "o", "mha-d"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["finetuned", "frozen"])
+def test_words_begin_with_their_vectors(train_toy, toy_words, tmp_path, how):
+    remarks = []
+    job = TrainJob(from_toml(begins(CONFIG, how), "test"), toy_words, str(tmp_path / "run"), device="cpu", curves=False)
+    train(job, remark=remarks.append)
+    train_toy(CONFIG, "drawn")
+    begun, drawn = weights(tmp_path / "run")[TABLE], weights(tmp_path / "drawn")[TABLE]
+    vectors = stored(toy_words)
+    known = sorted(vectors)
+    moved = (begun[known] - torch.tensor([vectors[number] for number in known])).abs().max()
+    assert (float(moved) == 0) == (how == "frozen")
+    assert not torch.allclose(begun[known], drawn[known], atol=0.3)
+    if how == "frozen":  # A word without a vector stays as it was drawn, too.
+        again = replace(job, config=from_toml(begins(CONFIG, "frozen", 1), "test"), output=str(tmp_path / "again"))
+        train(again)
+        assert torch.equal(weights(tmp_path / "again")[TABLE], begun)
+    (said,) = remarks
+    size = len(open_dataset(toy_words.vocabulary).vocabulary())
+    assert f"began with the vectors of words in {toy_words.word_vectors!r}: {len(known)} of {size} in en, de" in said
+    run = open_run(tmp_path / "run")
+    assert run.fingerprints["word_vectors"] == open_dataset(toy_words.word_vectors).fingerprint
+    assert evaluate_run(EvaluateJob(str(tmp_path / "run"), toy_words.captions, toy_words.features, ("val",)))
+
+
+def test_words_that_begin_with_a_vector_are_counted(toy_words):
+    words = open_word_vectors(
+        toy_words.word_vectors, vocabulary=open_dataset(toy_words.vocabulary).fingerprint, languages=("en", "de"), width=4
+    )
+    rows = open_dataset(toy_words.word_vectors).table().to_pylist()
+    for languages in (("en",), ("de",), ("en", "de")):
+        expected = {row["id"] for row in rows if row["language"] in languages}
+        assert words.known(languages, range(1000)) == len(expected)
+        assert words.known(languages, (0, 1, *sorted(expected)[:5])) == 5
+
+
+@pytest.mark.slow
+def test_words_of_another_run_come_before_pretrained_ones(train_toy, toy_words, tmp_path):
+    train_toy(CONFIG.replace(', de = ["comparable"]', "").replace("c2c_probability = 0.5", ""), "english")
+    job = TrainJob(
+        from_toml(begins(CONFIG, "frozen", 1), "test"),
+        toy_words,
+        str(tmp_path / "run"),
+        device="cpu",
+        curves=False,
+        init_from=str(tmp_path / "english"),
+    )
+    remarks = []
+    train(job, remark=remarks.append)
+    assert [remark.partition(" ")[0] for remark in remarks] == ["began", "started"]
+    assert_equal(weights(tmp_path / "run")[TABLE], weights(tmp_path / "english", "best.pt")[TABLE])
+
+
+@pytest.mark.parametrize("how", ["finetuned", "frozen"])
+def test_a_model_of_heads_begins_with_the_words_of_each_language(train_toy, toy_regions, toy_words, tmp_path, how):
+    corpus = replace(toy_regions, word_vectors=toy_words.word_vectors)
+    train_toy(begins(MHA_D, how, 3), corpus=corpus)
+    rows = open_dataset(toy_words.word_vectors).table().to_pylist()
+    model = open_run(tmp_path / "run").model
+    for language, encoder in zip(("en", "de"), model.sentences, strict=True):
+        of_language = [row for row in rows if row["language"] == language]
+        ids = torch.tensor([row["id"] for row in of_language])
+        gap = (encoder.words(ids) - torch.tensor([row["vector"] for row in of_language])).abs().max()
+        assert float(gap.detach()) <= (0 if how == "frozen" else 0.1)
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.cluster
+def test_a_row_with_vectors_keeps_the_results_of_the_others(four_languages_regions, write_words, tmp_path):
+    remarks = []
+    rows = ("mha-d", "mha-d-fasttext")
+    assert reproduce(huang(four_languages_regions, tmp_path / "o", *rows), remark=remarks.append) == ()
+    assert any(
+        remark.startswith("left out for want of") and remark.endswith(": huang2019/mha-d-fasttext") for remark in remarks
+    )
+    vectors = write_words(tmp_path / "words", vocabulary=four_languages_regions.vocabulary)
+    ended = []
+    job = huang(replace(four_languages_regions, word_vectors=vectors), tmp_path / "o", *rows)
+    assert reproduce(job, lambda done: ended.append(done.task.preset)) == ()
+    assert ended == ["huang2019/mha-d", "huang2019/mha-d-fasttext"]
+    random, pretrained = (read_result(tmp_path / "o" / "results" / "huang2019" / name / "seed-0.json") for name in rows)
+    assert set(pretrained["fingerprints"]) - set(random["fingerprints"]) == {"word_vectors"}
+    known = Counter(row["language"] for row in open_dataset(vectors).table().to_pylist())
+    words = pretrained["words"]
+    assert all(0 < pretrained["pretrained"][language] <= min(known[language], words[language]) for language in ("en", "de"))
+    assert "pretrained" not in random
+    report = read_report(str(tmp_path / "o"), "huang2019").to_markdown()
+    (line,) = (line for line in report.splitlines() if line.startswith("| huang2019/mha-d-fasttext | "))
+    numbers = pretrained["pretrained"]
+    assert f"| en {words['en']}, de {words['de']} | en {numbers['en']}, de {numbers['de']} |" in line
+
+
+@pytest.mark.slow
+def test_a_training_reads_them(train_toy, toy_tokens, tmp_path):
+    result = train_toy(reads(CONFIG), corpus=toy_tokens)
+    chance = train_toy(reads(CONFIG, 1), "chance", corpus=toy_tokens)
+    assert result.progress.best_score > 1.5 * chance.progress.best_score
+    run = open_run(tmp_path / "run")
+    assert run.fingerprints["token_features"] == open_dataset(toy_tokens.token_features).fingerprint
+    assert run.fingerprints["token_model"] == "f" * 64
+    assert not any("words" in name for name in weights(tmp_path / "run"))
+    assert run.language_ids == {}
+
+
+@pytest.mark.slow
+def test_a_run_can_start_from_another(train_toy, toy_tokens, tmp_path):
+    train_toy(reads(CONFIG), "first", corpus=toy_tokens)
+    job = TrainJob(
+        from_toml(reads(CONFIG, 1), "test"),
+        *(toy_tokens, str(tmp_path / "second")),
+        device="cpu",
+        curves=False,
+        init_from=str(tmp_path / "first"),
+    )
+    remarks = []
+    train(job, remark=remarks.append)
+    assert remarks[0].startswith("started from")
+    assert "words" not in remarks[0]
+
+
+# --- commands over runs ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def run(toy_tokens, tmp_path_factory):
+    """A run that reads vectors of tokens; read-only."""
+    folder = tmp_path_factory.mktemp("reads") / "run"
+    train(TrainJob(from_toml(reads(CONFIG), "test"), toy_tokens, str(folder), device="cpu", curves=False))
+    return str(folder)
+
+
+@pytest.mark.slow
+def test_evaluate(run, toy_tokens, finished_run, write_tokens, tmp_path):
+    job = EvaluateJob(run, toy_tokens.captions, toy_tokens.features, ("test",), token_features=toy_tokens.token_features)
+    scores = evaluate_run(job)
+    assert {score.language for score in scores} == {"en", "de"}
+    mapped = evaluate_run(replace(job, memory_map=str(tmp_path / "maps"), cross_lingual=True))
+    assert [score.retrieval for score in mapped] == [score.retrieval for score in scores]
+    with pytest.raises(UsageError, match="give --token-features FOLDER"):
+        evaluate_run(replace(job, token_features=""))
+    with pytest.raises(UsageError, match="is given, but the model has vectors of words of its own"):
+        evaluate_run(replace(job, run=str(finished_run[0])))
+    # An ensemble may have members of both sorts.
+    assert evaluate_run(replace(job, run=(run, str(finished_run[0]))))
+    other = write_tokens(tmp_path, model="0" * 64)
+    with pytest.raises(DatasetError, match="the vectors of tokens were made by another model"):
+        evaluate_run(replace(job, token_features=other))
+
+
+@pytest.mark.slow
+def test_embed(run, toy_tokens, tmp_path):
+    job = EmbedJob(run, str(tmp_path / "out"), toy_tokens.features, toy_tokens.captions, "cpu")
+    with pytest.raises(UsageError, match="give --token-features FOLDER"):
+        embed(job)
+    manifest = embed(replace(job, token_features=toy_tokens.token_features))[1]
+    assert {source["name"] for source in manifest.inputs} == {"encoded", "token-features"}
+    opened, tokens = open_run(run), {}
+    for row in open_dataset(toy_tokens.token_features):
+        tokens[row["image_id"], row["language"], row["portion"], row["index"]] = row["vectors"]
+    for row in list(open_dataset(tmp_path / "out" / "captions"))[::17]:
+        vectors = torch.from_numpy(tokens[row["image_id"], row["language"], row["portion"], row["index"]].copy())
+        expected = opened.model.encode_captions(batch_with([vectors]), row["language"]).values[0].detach().numpy()
+        np.testing.assert_allclose(row["embedding"], expected, atol=1e-6)
+    assert len(embed(replace(job, captions="", output=str(tmp_path / "images")))) == 1
+
+
+def test_a_text_has_no_vectors(run, toy_tokens, tmp_path):
+    with pytest.raises(UsageError, match=r"of a text there are none\. evaluate, embed and figures take them"):
+        search(SearchJob(run, "en1", "en", toy_tokens.features, device="cpu", tokenized=True))
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("score\tsentence1\tsentence2\n1\ten1\ten2\n2\ten3\ten2\n")
+    with pytest.raises(UsageError, match="of a text there are none"):
+        sts(StsJob((str(pairs), run), tokenized=True))
+
+
+@pytest.mark.cluster
+def test_figures(toy_tokens, region_tokens, train_toy, tmp_path):
+    train_toy(reads(MHA_D, 2), corpus=region_tokens)
+    job = FiguresJob(
+        *(str(tmp_path / "run"), str(tmp_path / "figures"), region_tokens.captions, region_tokens.features),
+        split="test",
+        points=6,
+        device="cpu",
+        token_features=region_tokens.token_features,
+    )
+    assert set(draw_figures(job).names) >= {"retrieval.png", "map.png", "attention-1.png"}
+    shown = json.loads((tmp_path / "figures" / "figures.json").read_text())["attention"][0]["captions"][0]
+    assert all(len(head) == len(shown["tokens"]) + 2 or len(head) == len(shown["tokens"]) for head in shown["words"])
+    with pytest.raises(UsageError, match="give --token-features FOLDER"):
+        draw_figures(replace(job, token_features=""))
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.cluster
+def test_the_row_of_bert_is_trained(four_languages_regions, write_tokens, tmp_path):
+    """The preset in both languages, small, beside the row with words."""
+    tokens = write_tokens(tmp_path, corpus=four_languages_regions)
+    rows = ("mha-d", "mha-d-bert")
+    job = huang(replace(four_languages_regions, token_features=tokens), tmp_path / "o", *rows)
+    assert reproduce(job) == ()
+    random, read = (read_result(tmp_path / "o" / "results" / "huang2019" / name / "seed-0.json") for name in rows)
+    assert set(read["fingerprints"]) - set(random["fingerprints"]) == {"token_features"}
+    assert {score["language"] for score in read["scores"]} == {"en", "de"}
