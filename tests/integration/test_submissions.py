@@ -243,7 +243,7 @@ def test_what_is_submitted_does_not_grow_with_the_images(submitted):
 def test_what_is_submitted_hardly_grows_with_the_shards(submitted):
     """The message not at all, the graph by the digest of each shard's list of images."""
     list_images(10_000)
-    for arguments, each in ((features("--shards"), 64), (captions("out")[:-3], 8)):
+    for arguments, each in ((features("--shards"), 64), (captions("out")[:-1], 8)):
         few, many = (sizes(submitted(*arguments, shards)) for shards in (2, 1024))
         assert many[0] == pytest.approx(few[0], abs=50)
         assert many[1] - few[1] < each * 1024
