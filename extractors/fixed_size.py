@@ -140,7 +140,9 @@ class CenterCropExtractor(FixedSizeExtractor):
         self._normalize = preprocessing.normalizer(device)
         graph = trace_and_fold(trunk.eval().requires_grad_(False))
         self._dtype = cast_layers(graph, settings.precision)
-        self._trunk = optimize_for_inference(graph, (forward_images, *self._input_shape), device, compile=settings.compile)
+        self._trunk = optimize_for_inference(
+            graph, (forward_images, *self._input_shape), device, precision=settings.precision, compile=settings.compile
+        )
         self.warm_up_compile(enabled=settings.compile)
 
     @abstractmethod

@@ -66,6 +66,7 @@ _ONE_KERNEL = {_aten.scaled_dot_product_attention}
 _MIXED = {*_INDEXED, _aten._pack_padded_sequence}
 _TAKES_NUMBERS = {_aten.masked_fill, _aten.masked_fill_, _aten.fill, _aten.fill_, _aten._fused_adam_, _aten._fused_adamw_}
 _DIVISIONS = {_aten.div, _aten.div_}
+_FUSED_CONVOLUTIONS = {_aten.cudnn_convolution_relu, _aten.cudnn_convolution_add_relu}
 
 
 class DeviceMismatchError(AssertionError):
@@ -252,6 +253,8 @@ class FakeGPU(TorchDispatchMode):
             return True  # A loop that goes on until nothing changes ends.
         if packet is _aten.cudnn_batch_norm:
             return (*_aten.native_batch_norm(*args), args[0].new_empty(0, dtype=torch.uint8))  # The last is cuDNN's own.
+        if packet in _FUSED_CONVOLUTIONS:
+            return _fused_convolution(*args)
         if divides_by_number and args[0].is_floating_point():
             wide = torch.float64 if args[0].dtype == torch.float64 else torch.float32
             reciprocal = torch.ones((), dtype=wide) / torch.as_tensor(args[1], dtype=wide)
@@ -305,6 +308,16 @@ class FakeGPU(TorchDispatchMode):
         """Choose a GPU, and return which one was chosen before; -1 stands for none."""
         before, self.device = self.device, None if number < 0 else number
         return -1 if before is None else before
+
+
+def _fused_convolution(values: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    """Return what cuDNN's convolution with a ReLU makes, as torch computes it layer by layer."""
+    *added, bias, stride, padding, dilation, groups = rest
+    found = _aten.convolution(values, weight, bias, stride, padding, dilation, False, [0] * len(padding), groups)
+    if added:
+        other, alpha = added
+        found.add_(other, alpha=1 if alpha is None else alpha)
+    return found.relu_()
 
 
 def _unchanged(memory: Tensor, line: str) -> Callable[[], None]:

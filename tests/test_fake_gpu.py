@@ -292,3 +292,22 @@ def test_page_locked_memory_must_not_change_before_its_copy_has_ended():
         torch.cuda.synchronize()
         memory.fill_(2)
         torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_what_cudnn_fuses_is_one_launch_with_the_values_of_its_parts(has_bias):
+    generator = torch.Generator().manual_seed(0)
+    values, weight, bias, other = (
+        torch.randn(shape, generator=generator) for shape in ((2, 4, 9, 7), (6, 2, 3, 3), (6,), (2, 6, 5, 4))
+    )
+    bias = bias if has_bias else None
+    numbers = (2, 2), (1, 1), (1, 1), 2
+    convolved = torch.conv2d(values, weight, bias, *numbers)
+    with fake_gpu() as gpu:
+        there = [tensor if tensor is None else tensor.to("cuda") for tensor in (values, weight, bias, other)]
+        gpu.reset()
+        cut = torch.cudnn_convolution_relu(*there[:3], *numbers)
+        summed = torch.cudnn_convolution_add_relu(*there[:2], there[3], 0.5, there[2], *numbers)
+        assert gpu.launches == {"cudnn_convolution_relu": 1, "cudnn_convolution_add_relu": 1}
+        torch.testing.assert_close(cut.cpu(), convolved.relu())
+        torch.testing.assert_close(summed.cpu(), (convolved + 0.5 * other).relu())

@@ -3,8 +3,8 @@
 A batch norm in evaluation only scales and shifts, so its numbers go into the weights of the convolution before it. On a CPU,
 oneDNN also adds a residual and applies the ReLU while it writes the result, and wants the weights in a layout of its own, which
 torch would make again in each forward: with the few images of one forward that costs as much as the norms. Here it is made once.
-These are the operations that ``torch.compile`` chooses, without a compiler. Winograd convolutions, on a CPU, are in
-`extractors.computing.winograd`.
+These are the operations that ``torch.compile`` chooses, without a compiler. On a GPU cuDNN does the same, see
+`extractors.computing.cudnn`. Winograd convolutions, on a CPU, are in `extractors.computing.winograd`.
 
 On a CPU, features move by about 5e-7 of the largest value where norms are folded; fusion alone keeps the bits of most
 convolutions, and of all 3×3 ones that were tried.
@@ -29,6 +29,7 @@ from torch.nn.modules.utils import _pair
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from extractors.computing.compile import compile_model
+from extractors.computing.cudnn import CudnnFusedConv2d, disable_mismatching_layers
 from extractors.computing.onednn import FusedConv2d, can_fuse_in
 from extractors.computing.winograd import make_winograd
 
@@ -100,6 +101,7 @@ def optimize_for_inference(
     shape: tuple[int, ...],
     device: torch.device,
     *,
+    precision: str,
     compile: bool,  # noqa: A002
 ) -> nn.Module:
     """Return a network for its forwards on a device: compiled if that is asked for, or else with merged layers.
@@ -108,12 +110,19 @@ def optimize_for_inference(
         graph: from `trace_and_fold`, or `trace`, cast already.
         shape: ``[B, C, H, W]`` of the input of every forward on a CPU.
         device: where it will run.
+        precision: one of `extractors.computing.devices.PRECISIONS`.
         compile: see `extractors.computing.compile.compile_model`.
 
     Raises:
         UsageError: likewise.
+        ImagepivotError: see `extractors.computing.cudnn.disable_mismatching_layers`.
     """
+    shape_of_one = (1, *shape[1:])
+    is_fused = device.type == "cuda" and not compile
+    graph = fuse_cudnn(graph, shape) if is_fused else graph
     graph = graph.to(device).to(memory_format=torch.channels_last)
+    if is_fused:
+        disable_mismatching_layers(graph, shape_of_one, precision, device)
     if device.type == "cpu":
         shapes = infer_shapes(graph, shape, next(graph.parameters()).dtype)
         replace_with_winograd(graph, shapes, compile=compile)
@@ -149,12 +158,29 @@ def fuse_onednn(graph: fx.GraphModule, shapes: dict[str, torch.Size], dtype: tor
         dtype: type of the block of autocast that the network will run in, to which nothing has been cast yet; None for no such
             block.
     """
-    for group in _groups(graph, shapes):
+    for group in _groups(graph, shapes, overwrite=True):
         if not can_fuse_in(dtype or group.layer.weight.dtype):
             continue
         values: Any = group.conv.args[0]
         shape, relu = list(shapes[values.name]), group.relu is not None
         group.replace(graph, FusedConv2d(group.layer, shape, relu=relu, dtype=dtype), shapes)
+    return recompile(graph)
+
+
+def fuse_cudnn(graph: fx.GraphModule, shape: tuple[int, ...]) -> fx.GraphModule:
+    """Fuse each convolution with the following residual add and ReLU, in place, into one layer of cuDNN.
+
+    Args:
+        graph: from `trace_and_fold`, cast already; `extractors.computing.cudnn.disable_mismatching_layers` has to follow.
+        shape: ``[B, C, H, W]`` of an input. Others must have sums of maps of one size where this one has.
+    """
+    # Batch size 2: with one image, a broadcast tensor would look like a feature map.
+    shapes = infer_shapes(graph, (2, *shape[1:]), next(graph.parameters()).dtype)
+    for group in _groups(graph, shapes):
+        if group.addition is not None and group.addition.target is operator.iadd and group.addition.args[0] is group.other:
+            continue  # Later readers of the residual expect the sum.
+        if group.relu is not None:
+            group.replace(graph, CudnnFusedConv2d(group.layer), shapes)
     return recompile(graph)
 
 
@@ -188,15 +214,23 @@ class _Group(NamedTuple):
             graph.graph.erase_node(node)
 
 
-def _groups(graph: fx.GraphModule, shapes: dict[str, torch.Size] | None = None) -> Iterator[_Group]:
-    """Yield each convolution with what follows it; with the shapes of what nodes make, also a sum that it can compute."""
+def _groups(graph: fx.GraphModule, shapes: dict[str, torch.Size] | None = None, *, overwrite: bool = False) -> Iterator[_Group]:
+    """Yield each convolution with the ReLU that follows it, and with inferred shapes also the residual add in between.
+
+    Args:
+        graph: the network.
+        shapes: from `infer_shapes`; None to leave additions alone.
+        overwrite: take only residuals whose memory the sum may take.
+    """
     layers = dict(graph.named_modules())
     for node in list(graph.graph.nodes):
         conv = _layer(node, layers)
         if type(conv) is not nn.Conv2d or conv.padding_mode != "zeros" or isinstance(conv.padding, str):
             continue
         behind, addition = _only_user(node), None
-        other = None if shapes is None or behind is None else _residual(graph, behind, node, shapes)
+        other = None if shapes is None or behind is None else _residual(behind, node, shapes)
+        if other is not None and behind is not None and overwrite and not _can_overwrite(graph, other, behind):
+            other = None
         if other is not None:
             addition, behind = behind, _only_user(behind)  # type: ignore[arg-type]
         is_relu = behind is not None and (isinstance(_layer(behind, layers), nn.ReLU) or behind.target in _RELUS)
@@ -211,21 +245,24 @@ def _only_user(node: fx.Node) -> fx.Node | None:
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
-def _residual(graph: fx.GraphModule, addition: fx.Node, conv: fx.Node, shapes: dict[str, torch.Size]) -> fx.Node | None:
-    """Return what a node adds to a convolution, if the sum may take its place: it is as large, and is not read afterwards."""
+def _residual(addition: fx.Node, conv: fx.Node, shapes: dict[str, torch.Size]) -> fx.Node | None:
+    """Return the feature map that a node adds to a convolution; None if it does anything else."""
     others = [argument for argument in addition.args if argument is not conv]
     if addition.op != "call_function" or addition.target not in _ADDITIONS or addition.kwargs or len(addition.args) != 2:
         return None
     if len(others) != 1 or not isinstance(others[0], fx.Node):
         return None
     other = others[0]
-    if other is conv.args[0] or shapes.get(other.name) != shapes[conv.name]:
-        return None
+    return other if other is not conv.args[0] and shapes.get(other.name) == shapes[conv.name] else None
+
+
+def _can_overwrite(graph: fx.GraphModule, other: fx.Node, addition: fx.Node) -> bool:
+    """Return whether a sum may take the memory of a residual: it has no later readers, and nothing shares its memory."""
     layers = dict(graph.named_modules())
     places = {node: place for place, node in enumerate(graph.graph.nodes)}
     # Not the input, which is the caller's, nor what may share its memory with something else.
     is_fresh = type(_layer(other, layers)) in (nn.Conv2d, FusedConv2d, nn.MaxPool2d)
-    return other if is_fresh and all(places[user] <= places[addition] for user in other.users) else None
+    return is_fresh and all(places[user] <= places[addition] for user in other.users)
 
 
 def infer_shapes(graph: fx.GraphModule, shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, torch.Size]:

@@ -26,6 +26,7 @@ from torch.nn import functional as F  # noqa: N812
 from extractors.base import Description, RegionExtractor
 from extractors.computing.cpu_parallel import run_single_threaded
 from extractors.computing.devices import cast_layers, precision_context
+from extractors.computing.fusion import optimize_for_inference, trace
 from extractors.computing.onednn import can_fuse_in
 from extractors.computing.oom import BatchLimits, release_unused_memory, run_with_oom_retry
 from extractors.computing.winograd import prefers_onednn
@@ -53,6 +54,8 @@ _BATCH = 2  # Images; more take memory and do not make a CPU faster.
 _REGIONS = 10  # Regions of one pass of the last stage on a CPU; more are hardly faster and take memory in every thread.
 _BINS = _REGIONS * POOLED**2  # Distinct bins of one pass of what regions share.
 _SHARED_BINS = 20_000  # Distinct bins whose results are held at once, 0.2 GB of them in float32.
+_COMPARED = (1, 3, 224, 224)  # Shape of the noise on which cuDNN's backbone is compared with torch's; images have any.
+_REGION = (1024, 14, 14)  # Shape of a pooled region.
 
 ARCHITECTURE = Architecture(
     build=build,
@@ -85,11 +88,21 @@ class FasterRCNNRegions(RegionExtractor):
         # Products and convolutions differ in their last bits, so the precision decides, not a measurement.
         is_product = settings.precision == "fp32"
         if device.type == "cuda":
+            if not settings.compile:
+                self._fuse(is_product)
             head: Callable[[Tensor], Tensor] = ProductStage(self._model.head.layer4) if is_product else self._model.head
             self._head = torch.compile(head) if settings.compile else head
         else:
             self._head = self._stage = self._stage_on_cpu(is_product)
             release_unused_memory()
+
+    def _fuse(self, is_product: bool) -> None:
+        """Let convolutions on a GPU compute what follows them, but for those of the last stage if that is matrix products."""
+        model, device, precision = self._model, self._device, self._precision
+        model.backbone = optimize_for_inference(trace(model.backbone), _COMPARED, device, precision=precision, compile=False)
+        if not is_product:
+            stage = trace(model.head.layer4)
+            model.head.layer4 = optimize_for_inference(stage, (_REGIONS, *_REGION), device, precision=precision, compile=False)
 
     def _stage_on_cpu(self, is_product: bool) -> LastStage:
         """Choose the form of the last stage.

@@ -86,7 +86,7 @@ class TimmModel(FixedSizeExtractor):
         graph, dtype = fold_timm_norms(network), AUTOCAST_DTYPES.get(settings.precision)
         shape = (self._forward_images, *self._input_shape)
         if graph is not None and dtype is None:
-            return optimize_for_inference(graph, shape, device, compile=settings.compile)
+            return optimize_for_inference(graph, shape, device, precision=settings.precision, compile=settings.compile)
         if graph is not None and device.type == "cpu" and not settings.compile:
             fuse_onednn(graph, infer_shapes(graph, shape, torch.float32), dtype)
         network = graph or network

@@ -174,7 +174,7 @@ class VGG19TenCrop(Extractor):
         self._dtype = cast_layers(model, settings.precision)
         shape = (FORWARD_CROPS, 3, self._variant.preprocessing.crop, self._variant.preprocessing.crop)
         self._convolutions: Any = optimize_for_inference(
-            trace_and_fold(model.features), shape, device, compile=settings.compile
+            trace_and_fold(model.features), shape, device, precision=settings.precision, compile=settings.compile
         )
         self._connected: Any = model.classifier.to(device)
         if settings.compile and device.type == "cpu":

@@ -26,12 +26,12 @@ from tests.tiny_bert import make_tiny_bert
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 # Launches of a batch whatever its size and of each image, in float32 and in 16 bits, where layers or values are cast.
 DENSE = {
-    "resnet50-pool": ((125, 127), 0),
-    "vgg19-10crop": ((61, 62), 6),
-    "vgg19-10crop-caffe": ((62, 63), 6),
-    "vgg19-grid": ((42, 44), 0),
-    "resnet152-grid": ((362, 364), 0),
-    "timm:resnet18": ((52, 54), 0),
+    "resnet50-pool": ((60, 62), 0),
+    "vgg19-10crop": ((45, 46), 6),
+    "vgg19-10crop-caffe": ((46, 47), 6),
+    "vgg19-grid": ((26, 28), 0),
+    "resnet152-grid": ((161, 163), 0),
+    "timm:resnet18": ((27, 54), 0),
     "timm:vit_tiny_patch16_224": ((141, 166), 0),
 }
 QUICK = ("resnet50-pool", "vgg19-10crop-caffe", "vgg19-grid", "timm:resnet18")
@@ -42,7 +42,7 @@ SIDES_HW = {
     "resnet152-grid": (448, 448),
 }
 # Launches and waits of a batch of two images of two sizes, one of twelve proposals and one of none.
-REGIONS = ({"fp32": 958, "tf32": 946, "bf16": 947, "fp16": 947}, 3)
+REGIONS = ({"fp32": 716, "tf32": 692, "bf16": 693, "fp16": 693}, 3)
 THIN = (2000, 20)
 
 
