@@ -187,8 +187,8 @@ def precision_context(precision: str, device: torch.device) -> Iterator[None]:
     """Make a GPU compute in a precision inside the block, and restore every switch afterwards. It is this thread's GPU meanwhile.
 
     By default torch lets convolutions on a GPU round to TF32; ``fp32`` switches this off. Algorithms that may differ from run to
-    run are switched off too, where torch passes that on (see `extractors.computing.cudnn`). Threads that need other switches wait;
-    those that need the same are inside together, say one per GPU.
+    run are switched off too, where torch passes that on (see `extractors.computing.fused_conv2d`). Threads that need other switches
+    wait; those that need the same are inside together, say one per GPU.
     """
     if device.type != "cuda":
         yield

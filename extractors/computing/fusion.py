@@ -4,7 +4,7 @@ A batch norm in evaluation only scales and shifts, so its numbers go into the we
 oneDNN also adds a residual and applies the ReLU while it writes the result, and wants the weights in a layout of its own, which
 torch would make again in each forward: with the few images of one forward that costs as much as the norms. Here it is made once.
 These are the operations that ``torch.compile`` chooses, without a compiler. On a GPU cuDNN does the same, see
-`extractors.computing.cudnn`. Winograd convolutions, on a CPU, are in `extractors.computing.winograd`.
+`extractors.computing.fused_conv2d`. Winograd convolutions, on a CPU, are in `extractors.computing.winograd`.
 
 On a CPU, features move by about 5e-7 of the largest value where norms are folded; fusion alone keeps the bits of most
 convolutions, and of all 3×3 ones that were tried.
@@ -29,8 +29,7 @@ from torch.nn.modules.utils import _pair
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from extractors.computing.compile import compile_model
-from extractors.computing.cudnn import CudnnFusedConv2d, disable_mismatching_layers
-from extractors.computing.onednn import FusedConv2d, can_fuse_in
+from extractors.computing.fused_conv2d import CudnnFusedConv2d, FusedConv2d, can_fuse_in, disable_mismatching_layers
 from extractors.computing.winograd import make_winograd
 
 _ADDITIONS = (operator.add, operator.iadd, torch.add)
@@ -115,7 +114,7 @@ def optimize_for_inference(
 
     Raises:
         UsageError: likewise.
-        ImagepivotError: see `extractors.computing.cudnn.disable_mismatching_layers`.
+        ImagepivotError: see `extractors.computing.fused_conv2d.disable_mismatching_layers`.
     """
     shape_of_one = (1, *shape[1:])
     is_fused = device.type == "cuda" and not compile
@@ -171,7 +170,7 @@ def fuse_cudnn(graph: fx.GraphModule, shape: tuple[int, ...]) -> fx.GraphModule:
     """Fuse each convolution with the following residual add and ReLU, in place, into one layer of cuDNN.
 
     Args:
-        graph: from `trace_and_fold`, cast already; `extractors.computing.cudnn.disable_mismatching_layers` has to follow.
+        graph: from `trace_and_fold`, cast already; `extractors.computing.fused_conv2d.disable_mismatching_layers` has to follow.
         shape: ``[B, C, H, W]`` of an input. Others must have sums of maps of one size where this one has.
     """
     # Batch size 2: with one image, a broadcast tensor would look like a feature map.

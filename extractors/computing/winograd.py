@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from extractors.computing.onednn import FusedConv2d, can_fuse_in, pointwise
+from extractors.computing.fused_conv2d import FusedConv2d, can_fuse_in, pointwise
 
 KERNEL_SIZE = 3
 """Side of a filter."""

@@ -26,8 +26,8 @@ from torch.nn import functional as F  # noqa: N812
 from extractors.base import Description, RegionExtractor
 from extractors.computing.cpu_parallel import run_single_threaded
 from extractors.computing.devices import cast_layers, precision_context
+from extractors.computing.fused_conv2d import can_fuse_in
 from extractors.computing.fusion import optimize_for_inference, trace
-from extractors.computing.onednn import can_fuse_in
 from extractors.computing.oom import BatchLimits, release_unused_memory, run_with_oom_retry
 from extractors.computing.winograd import prefers_onednn
 from extractors.images.preprocessing import check_resized

@@ -7,7 +7,7 @@ import torch
 from processor import machine
 
 from extractors.computing.devices import cast_layers
-from extractors.computing.onednn import can_fuse_in
+from extractors.computing.fused_conv2d import can_fuse_in
 from extractors.regions.bottom_up.network import build, fold_norms
 from extractors.regions.bottom_up.res5_head import GroupedStage, LastStage, MergedStage, PlainStage, ProductStage
 from extractors.regions.faster_rcnn import _REGION, _REGIONS

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from extractors.computing.onednn import FusedConv2d, pointwise
+from extractors.computing.fused_conv2d import FusedConv2d, pointwise
 from extractors.computing.winograd import KERNEL_SIZE, winograd_matrices
 
 _SIDE = 7  # Positions of a field of one parity along one axis.
@@ -83,7 +83,7 @@ class PlainStage(LastStage):
 
 
 class MergedStage(LastStage):
-    """The stage as convolutions merged with what follows them, see `extractors.computing.onednn`, on the CPU.
+    """The stage as convolutions merged with what follows them, see `extractors.computing.fused_conv2d`, on the CPU.
 
     Args:
         layer4: the three blocks of the stage, with norms folded, of a type of which convolutions are merged on this processor.

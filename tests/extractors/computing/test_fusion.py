@@ -10,8 +10,8 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F  # noqa: N812
 
 from extractors.computing import fusion
+from extractors.computing.fused_conv2d import FusedConv2d
 from extractors.computing.fusion import fuse_onednn, infer_shapes, trace, trace_and_fold
-from extractors.computing.onednn import FusedConv2d
 
 SHAPE = (2, 8, 9, 7)
 

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from extractors.computing import winograd
+from extractors.computing.fused_conv2d import FusedConv2d
 from extractors.computing.fusion import fuse_onednn, infer_shapes, replace_with_winograd, trace
-from extractors.computing.onednn import FusedConv2d
 from extractors.computing.winograd import GroupedWinogradConv2d, WinogradConv2d, make_winograd, winograd_matrices, winograd_tile
 from tests.extractors.computing.test_fusion import seeded
 

@@ -10,12 +10,12 @@ from timm.layers import BatchNormAct2d  # noqa: E402
 
 import extractors  # noqa: E402
 from extractors import ExtractorRequest  # noqa: E402
+from extractors.computing.fused_conv2d import FusedConv2d  # noqa: E402
 from extractors.computing.fusion import (  # noqa: E402
     fuse_onednn,
     infer_shapes,
     optimize_for_inference,
 )
-from extractors.computing.onednn import FusedConv2d  # noqa: E402
 from extractors.computing.winograd import WinogradConv2d  # noqa: E402
 from extractors.whole_image.timm_models import MapModel, fold_timm_norms  # noqa: E402
 from tests.extractors.computing import test_fusion  # noqa: E402

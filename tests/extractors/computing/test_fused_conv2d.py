@@ -9,7 +9,7 @@ import torch
 import torchvision
 from torch import nn
 
-from extractors.computing import cudnn
+from extractors.computing import fused_conv2d
 from extractors.computing.devices import cast_layers
 from extractors.computing.fusion import fuse_cudnn, optimize_for_inference, trace_and_fold
 from schemas.errors import ImagepivotError
@@ -28,7 +28,7 @@ RELU, ADD_RELU = torch.cudnn_convolution_relu, torch.cudnn_convolution_add_relu
 
 @pytest.fixture(autouse=True)
 def _everything_is_told_anew():
-    cudnn._tell.cache_clear()
+    fused_conv2d._tell.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -229,7 +229,7 @@ def test_what_is_added_to_in_place_is_not_fused(is_other_first):
     graph = trace_and_fold(Block((lambda left, right: right + left) if is_other_first else operator.add, later=True))
     next(node for node in graph.graph.nodes if node.target is operator.add).target = operator.iadd
     layers = list(fuse_cudnn(graph, SHAPE).modules())
-    assert any(isinstance(layer, cudnn.CudnnFusedConv2d) for layer in layers) != is_other_first
+    assert any(isinstance(layer, fused_conv2d.CudnnFusedConv2d) for layer in layers) != is_other_first
 
 
 def test_a_sum_that_is_spread_over_pixels_is_not_fused():
@@ -242,11 +242,11 @@ def test_a_sum_that_is_spread_over_pixels_is_not_fused():
             return self.relu(self.conv(values) + self.whole(values))
 
     graph = fuse_cudnn(trace_and_fold(Spread()), SHAPE)
-    assert not any(isinstance(layer, cudnn.CudnnFusedConv2d) for layer in graph.modules())
+    assert not any(isinstance(layer, fused_conv2d.CudnnFusedConv2d) for layer in graph.modules())
 
 
 def test_a_network_that_is_compiled_is_left_to_the_compiler(copies, monkeypatch):
     with fake_gpu():
         monkeypatch.setattr(nn.Module, "compile", lambda *arguments, **options: None)
         network = optimize_for_inference(trace_and_fold(copies()), SHAPE, GPU, precision="fp32", compile=True)
-    assert not any(isinstance(layer, cudnn.CudnnFusedConv2d) for layer in network.modules())
+    assert not any(isinstance(layer, fused_conv2d.CudnnFusedConv2d) for layer in network.modules())
