@@ -50,9 +50,6 @@ for module in pkgutil.walk_packages(train.__path__, "train."):
 
 from train.config.sections import resolve
 from train.data.splits import open_data
-from train.evaluation import evaluate
-from train.config import resolve
-from train.data import open_data
 from train.evaluation.evaluation import evaluate
 from train.jobs import Corpus, TrainJob
 from train.loop import train
