@@ -78,9 +78,7 @@ def check_members(runs: Sequence[Run]) -> list[str]:
 def check_tokens(runs: Sequence[Run], token_features: str) -> int:
     """Check that there are vectors of tokens exactly if runs read them.
 
-    Args:
-        runs: a run, or those of an ensemble, of which some may have words of their own.
-        token_features: folder of the vectors; empty if there are none.
+    Of an ensemble, some runs may have words of their own. An empty folder is none.
 
     Returns:
         The width of the vectors; 0 where no run reads any.

@@ -22,12 +22,7 @@ from train.models.retrieval_model import RetrievalModel
 
 @dataclass(frozen=True)
 class CrossLingual:
-    """How well captions find those of their images in another language.
-
-    Attributes:
-        direction: recalls and median rank.
-        chance: recalls, in percent, of a random order.
-    """
+    """How well captions find those of their images in another language; ``chance`` are those of a random order."""
 
     direction: Direction
     chance: tuple[float, ...]
@@ -46,10 +41,7 @@ def evaluate_cross_lingual(
     part, so that two languages are measured as if there were no others. Scores are computed once for both directions, in the order
     of the model's languages, as where captions are trained against captions: the order similarity is not symmetric.
 
-    Args:
-        members: a model, or those of an ensemble, each with the captions of a split, as `train.evaluation.evaluate_together` takes
-            them.
-        count: counts captions.
+    Members are as `train.evaluation.evaluate_together` takes them.
 
     Returns:
         Results by language of the queries and language of those that they are ranked among; languages without a common image are

@@ -71,10 +71,7 @@ def embed(job: EmbedJob, count: Count = count_nothing, remark: Remark = logger.w
     same fingerprints or not, are replaced only by ``overwrite``. Captions in languages that the model does not know are left
     out and counted, as is what was not selected. Another selection makes another dataset, with another fingerprint.
 
-    Args:
-        job: what to embed.
-        count: counts the images and captions, for a display of progress.
-        remark: receives a sentence about the images that lack features, for each split that has such.
+    ``remark`` receives a sentence about the images that lack features, for each split that has such.
 
     Returns:
         Manifests of the datasets: kind ``features`` in ``images``, kind ``embeddings`` in ``captions``.

@@ -66,14 +66,8 @@ def encode_images(
 ) -> Encoded:
     """Encode images, a batch at a time, since their features may be mapped from a file.
 
-    Args:
-        model: the model.
-        features: ``[I, D]``, or ``[I, R, D]``.
-        batch_size: images that the model takes at once, fewer where their features take much memory; changes speed, not results.
-        count: counts the images.
-
-    Returns:
-        The images, in their order, on the model's device.
+    Features are ``[I, D]`` or ``[I, R, D]``. Batches are smaller where features take much memory; their size changes speed, not
+    results. Images are returned in their order, on the model's device.
     """
     parts = []
     # Vectors of the usual widths are far from the bound; regions would take as much again in each layer of the model.
@@ -97,15 +91,7 @@ def encode_captions(
 
     Captions of similar length go through the model together: a batch takes as many time steps as its longest caption has tokens.
 
-    Args:
-        model: the model.
-        captions: the captions.
-        language: their language.
-        batch_size: captions that the model takes at once; changes speed, not results.
-        count: counts the captions.
-
-    Returns:
-        The captions, in their order, on the model's device.
+    The size of a batch changes speed, not results. They are returned in their order, on the model's device.
     """
     by_length = np.argsort(captions.lengths, kind="stable")
     parts = []
@@ -151,12 +137,7 @@ def evaluate_together(
 
 @dataclass(frozen=True)
 class EncodedSplit:
-    """A split as a model encodes it.
-
-    Attributes:
-        images: the images, in the order of the features.
-        captions: the captions, in the order of `Captions`.
-    """
+    """A split as a model encodes it: images in the order of its features, captions in that of `Captions`."""
 
     images: Encoded
     captions: Encoded
@@ -182,11 +163,8 @@ def _by_language(
 ) -> dict[str, Retrieval]:
     """Measure retrieval for each language, with the mean of the models' scores.
 
-    Args:
-        models: the models.
-        captions: captions of the split.
-        images: the images, as each model encodes them.
-        captions_of: from the number of a model, a language and rows of ``captions`` to these captions as the model encodes them.
+    ``captions_of`` returns, from the number of a model, a language and rows of ``captions``, these captions as the model
+    encodes them; ``images`` are as each model encodes them.
     """
     results = {}
     for language in captions.language_names:
@@ -250,7 +228,6 @@ class Validation:
     """A measurement on the validation split.
 
     Attributes:
-        retrieval: recalls and median ranks, by language.
         loss: the objective, per query; None if it was not measured.
         terms: the losses that it is the weighted sum of, by name, per query.
     """
@@ -265,12 +242,6 @@ def validate(model: RetrievalModel, data: TrainingData, config: Config, terms: S
 
     The losses are those of `train.data.sampling`, with the hinges of the configuration also while ``loss.sum_warmup_steps``
     trains on others, so that the values of a run can be compared.
-
-    Args:
-        model: the model.
-        data: the split.
-        config: configuration of the run.
-        terms: terms of its objective.
     """
     encoded = _encode_split(model, data)
     retrieval = _by_language(
@@ -301,10 +272,7 @@ def evaluate_folds(
 
     A language's images are cut in the order of their ids; if their number cannot be divided, the first folds have one more.
 
-    Args:
-        members: as in `evaluate_together`.
-        folds: number of folds; 1 ranks all images together.
-        count: counts captions and images.
+    One fold ranks all images together.
 
     Returns:
         Retrieval by language: means of recalls and of median ranks, and the number of all queries.

@@ -123,12 +123,7 @@ def ranks_of(
 ) -> Ranks:
     """Rank all queries in both directions; see `ranks_between`, of which this is the case of one row per image.
 
-    Args:
-        scores: see `Scores`.
-        images: I.
-        image_of_caption: int64 ``[C]``, row of the image that each caption belongs to.
-        device: see `ranks_between`.
-        scores_at_once: maximum number of scores to hold; more only where the captions of a single image are more.
+    ``image_of_caption`` is int64 ``[C]``, the row of the image that each caption belongs to.
 
     Raises:
         ValueError: a caption belongs to no image.

@@ -34,10 +34,6 @@ class Score:
     """Retrieval with the captions of one language and portion.
 
     Attributes:
-        language: language of the captions.
-        portion: portion of the captions.
-        split: split of the captions.
-        retrieval: recalls and median ranks.
         chance: recalls that a random order reaches, by direction; see `train.evaluation.chance`.
         missing_features: the images of the split that lack features and were left out; None if there are none.
         folds: number of folds that the images were ranked in, and that the numbers are means over.
@@ -71,10 +67,7 @@ class Score:
 def evaluate_run(job: EvaluateJob, count: Count = count_nothing, remark: Remark = logger.warning) -> list[Score]:
     """Open runs and evaluate them; takes, returns and raises what `score_together` does, and raises what `open_run` does.
 
-    Args:
-        job: what to evaluate.
-        count: counts captions and images.
-        remark: receives a sentence about evaluated images that a run was trained on.
+    ``remark`` receives a sentence about evaluated images that a run was trained on.
     """
     device = resolve_device(job.device)
     runs = [open_run(run, device=device) for run in job.runs]
@@ -113,19 +106,7 @@ def score_together(
 
     The captions of each split and portion are a test of their own and are never mixed.
 
-    Args:
-        runs: the runs, one or several; on the same device.
-        captions: folder of encoded captions.
-        features: folder of image features.
-        splits: as in `EvaluateJob`.
-        languages: as in `EvaluateJob`; of an ensemble, those that all runs know if empty.
-        portion: as in `EvaluateJob`.
-        memory_map: folder for a copy of the features that is mapped into memory, and that all runs with this folder share.
-        count: counts the captions and images that are embedded, for a display of progress.
-        allow_missing_features: as in `EvaluateJob`.
-        folds: as in `EvaluateJob`.
-        cross_lingual: as in `EvaluateJob`.
-        token_features: as in `EvaluateJob`.
+    The runs are on one device. Arguments are as in `EvaluateJob`; without languages, those that all runs know are scored.
 
     Returns:
         One score per split, language and portion.
@@ -185,11 +166,7 @@ def portions_in(
 ) -> dict[str, tuple[str, ...]]:
     """Return the portions of each language in a split, without languages that have none.
 
-    Args:
-        labels: split, language and portion of all captions; see `train.data.labels_of`.
-        split: the split.
-        languages: the languages to look for, in this order.
-        portion: the portion to look for; any if empty.
+    The labels are those of all captions, see `train.data.labels_of`. Languages keep their order; an empty portion is any.
     """
     pairs = sorted((language, name) for other, language, name in labels if other == split and portion in ("", name))
     portions = {language: tuple(name for other, name in pairs if other == language) for language in languages}

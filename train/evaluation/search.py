@@ -33,12 +33,7 @@ Tokenize = Callable[[str, str, TextRecipe | None, str], Sequence[str]]
 
 @dataclass(frozen=True)
 class Gallery:
-    """Images to search.
-
-    Attributes:
-        image_ids: ids of the images.
-        embeddings: ``[I, E]``, on the model's device.
-    """
+    """Images to search, and their embeddings ``[I, E]`` on the model's device."""
 
     image_ids: Sequence[str]
     embeddings: Tensor
@@ -60,11 +55,8 @@ def search(
 ) -> list[Hit]:
     """Open a run and search images with it.
 
-    Args:
-        job: what to search for, and where.
-        tokenize: turns text into tokens as the run's captions were; not needed if the query is tokens.
-        report_unknown: receives the tokens that are not in the vocabulary, if there are any.
-        count: counts the images that are embedded, for a display of progress.
+    ``tokenize`` turns text into tokens as the run's captions were; a query of tokens needs none. ``report_unknown`` receives
+    the tokens that are not in the vocabulary, if there are any.
 
     Returns:
         The best images, best first.
@@ -94,11 +86,6 @@ def search(
 def embed_gallery(run: Run, features: str, count: Count = count_nothing) -> Gallery:
     """Embed all images of a dataset of features or regions; those in which no region was found are left out.
 
-    Args:
-        run: the run.
-        features: folder of the features.
-        count: counts the images, for a display of progress.
-
     Raises:
         UsageError: the run's model makes no vectors.
         DatasetError: the folder holds neither features nor regions, or those of another extractor than the run was trained on.
@@ -113,9 +100,7 @@ def embed_gallery(run: Run, features: str, count: Count = count_nothing) -> Gall
 def read_gallery(run: Run, folder: str) -> Gallery:
     """Read images that ``imagepivot embed`` embedded.
 
-    Args:
-        run: the run that searches.
-        folder: the folder of ``images`` and ``captions``, or that of the images.
+    The folder is that of ``images`` and ``captions``, or that of the images.
 
     Raises:
         UsageError: the run's model makes no vectors.
@@ -138,12 +123,7 @@ def read_gallery(run: Run, folder: str) -> Gallery:
 def search_gallery(run: Run, tokens: Sequence[str], language: str, gallery: Gallery, *, top: int = 10) -> list[Hit]:
     """Return the best images for a sentence, best first; images with the same score keep the order of the gallery.
 
-    Args:
-        run: the run.
-        tokens: tokens of the sentence, made like those of the run's captions. Unknown ones are read as ``<unk>``.
-        language: language of the sentence.
-        gallery: the images to search.
-        top: number of images to return, at most.
+    Tokens are made like those of the run's captions. Unknown ones are read as ``<unk>``.
 
     Raises:
         UsageError: the model does not know the language or any of the tokens, or ``top`` is less than 1.

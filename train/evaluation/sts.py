@@ -125,10 +125,7 @@ class StsResult:
 def sts(job: StsJob, tokenize: Tokenize | None = None, count: Count = count_nothing) -> StsResult:
     """Read sentence pairs, and measure the word-overlap baseline, runs and vectors on them.
 
-    Args:
-        job: what to measure on what.
-        tokenize: turns text into tokens as a run's captions were; not needed without runs, or if the sentences are tokens.
-        count: counts the sentences that are embedded, for a display of progress.
+    ``tokenize`` turns text into tokens as a run's captions were; it is not needed without runs, or if the sentences are tokens.
 
     Raises:
         UsageError: a run's model makes no vectors, does not know the language, or there is no way to tokenize the sentences.
@@ -172,14 +169,8 @@ def score_sts(
 ) -> StsSystem:
     """Measure an open run on data sets.
 
-    Args:
-        run: the run.
-        data: what `read_sts` returns.
-        tokenize: as for `sts`; None if the sentences are tokens already, separated by spaces.
-        name: what the run is called; its folder if empty.
-        language: as in `StsJob`.
-        truecaser: as in `StsJob`.
-        count: counts the sentences.
+    Without ``tokenize`` the sentences are tokens, separated by spaces. An empty name is that of the run's folder; the others
+    are as in `StsJob`.
 
     Raises:
         UsageError: as for `sts`.

@@ -58,11 +58,8 @@ class StsPairs:
     """Sentence pairs with their scores.
 
     Attributes:
-        name: name of the data set.
         location: the file of the sentences.
         scores: how alike people found the sentences, mostly 0 to 5.
-        first: the first sentence of each pair, as written.
-        second: the second one.
         lines: the line of each pair in the file, from 1.
         unscored: number of pairs without a score, which are left out.
     """
@@ -244,7 +241,6 @@ class Coverage:
 
     Attributes:
         words: words of the different sentences, each as often as it occurs.
-        known: those that are known.
         blind: sentences of which no word is known.
         unknown: words that are not known and how often they occur, the most frequent first.
     """
@@ -341,12 +337,7 @@ _RESOLUTION = 1e-6
 
 @dataclass(frozen=True)
 class Correlation:
-    """How two series go together, times 100 as papers print it; None where one of them is constant.
-
-    Attributes:
-        pearson: Pearson's r, -100 to 100.
-        spearman: Spearman's rho, -100 to 100.
-    """
+    """How two series go together, times 100 as papers print it; None where one of them is constant."""
 
     pearson: float | None
     spearman: float | None

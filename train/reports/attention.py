@@ -39,7 +39,6 @@ class AttendedCaption:
     """A caption with the attention to it, or between it and its image.
 
     Attributes:
-        caption: the caption.
         words: of each head to each token, ``[K, T]``; None where no head attends to words.
         pairs: between tokens and regions, ``[T, R]``; None where heads attend.
         words_attend: whether in ``pairs`` words attend to regions, or regions to words.
@@ -56,12 +55,9 @@ class AttendedImage:
     """An image with the attention to it.
 
     Attributes:
-        number: number of the example.
-        image_id: its id.
         boxes: corners of the regions in its pixels, x1, y1, x2, y2, ``[R, 4]``; None where the features have no boxes.
         size_wh: its width and height in pixels; None where they are not known.
         regions: of each head to each region, ``[K, R]``; None where no head attends to regions.
-        captions: its captions.
         grid_hw: rows and columns, where the features are the cells of a grid; otherwise None.
     """
 
@@ -91,12 +87,6 @@ class AttendedImage:
 
 def attend(run: Run, data: TrainingData, features: Dataset, example: Example) -> AttendedImage:
     """Return the attention of a run's model to an example.
-
-    Args:
-        run: the run.
-        data: the split.
-        features: the dataset of its features; regions have boxes.
-        example: the example.
 
     Raises:
         UsageError: the model of the run attends to nothing.
@@ -165,11 +155,7 @@ _CHARACTER, _LINE = 0.045, 0.1  # Inches that a label's characters take.
 def plot_attention(shown: AttendedImage, picture: Picture | None, folder: Folder, name: str) -> None:
     """Draw what a model attends to in an image and its captions.
 
-    Args:
-        shown: the attention.
-        picture: the picture; None draws boxes on an empty field.
-        folder: where to write.
-        name: name of the file.
+    Without a picture, boxes are drawn on an empty field.
 
     Raises:
         DatasetError: the picture cannot be written.
@@ -279,11 +265,8 @@ def _draw_boxes(
 def placed_labels(boxes: np.ndarray, labels: Mapping[int, str], width: float, height: float) -> list[tuple[str, float, float]]:
     """Return labels with their upper left corners: each in the first free corner of its box, or left out if none is free.
 
-    Args:
-        boxes: ``[R, 4]``.
-        labels: by region, the most important first.
-        width: width of the picture, in the units of the boxes.
-        height: its height.
+    Boxes are ``[R, 4]``; labels are by region, the most important first; width and height are those of the picture, in the
+    units of the boxes.
     """
     inch = width / (_WIDTH / _ACROSS)
     placed: list[tuple[str, float, float, float, float]] = []

@@ -37,12 +37,10 @@ class ComparedRun:
 
     Attributes:
         name: the end of its path that tells it from the others.
-        folder: its path.
         settings: its configuration by dotted key, with ``seed``, ``precision``, the images that were left out, and the first digits
             of the fingerprints (``data: captions``) and of the content of its data (``content: captions``); without these, and the
             seed, where it has no checkpoint yet.
         state: why it ended (``patience``, ``epochs`` or ``steps``); ``unfinished`` where it is still training or was stopped.
-        history: its log.
     """
 
     name: str
@@ -100,10 +98,8 @@ class Comparison:
     """Runs side by side.
 
     Attributes:
-        runs: the runs.
         differences: by key the settings of the runs, in their order, where they are not all the same; None where a run has none.
         groups: runs of which several differ in their seeds alone.
-        notes: what to mind in comparing them.
     """
 
     runs: tuple[ComparedRun, ...]
@@ -148,9 +144,6 @@ class Comparison:
 
 def compare_runs(folders: Sequence[str | os.PathLike[str]]) -> Comparison:
     """Put runs side by side, whatever their kinds of model and languages, and also while they train.
-
-    Args:
-        folders: folders that ``imagepivot train`` wrote.
 
     Raises:
         UsageError: no folder is given, or one twice.

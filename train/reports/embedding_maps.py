@@ -32,11 +32,8 @@ class EmbeddingMap:
     """Images and a caption of each in each language, in a plane.
 
     Attributes:
-        image_ids: the images.
-        languages: the languages.
         points: float32 ``[1 + L, I, 2]``: the images, then their captions in each language.
         numbers: by position in ``image_ids``, the number of an example.
-        perplexity: that of the t-SNE.
         seed: seed of the draw and of the t-SNE.
     """
 
@@ -66,14 +63,8 @@ def map_embeddings(
 ) -> EmbeddingMap:
     """Map the images of the examples, and others that are drawn, with the first caption of each in each language.
 
-    Args:
-        model: a model of vectors.
-        captions: captions of the split.
-        images: its images, as the model encodes them.
-        examples: the examples; those that lack a language are left out.
-        most: number of images, if there are so many with captions in all languages.
-        seed: seed of the draw and of the t-SNE.
-        count: counts the captions that are encoded.
+    Images are as the model encodes them; ``most`` of them are mapped, if so many have captions in all languages. Examples that
+    lack a language are left out. The seed is that of the draw and of the t-SNE.
 
     Raises:
         UsageError: fewer than two images have captions in all languages, or all vectors are alike, or no numbers.

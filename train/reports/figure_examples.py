@@ -21,7 +21,6 @@ class ShownCaption:
 
     Attributes:
         row: its row in `Captions`.
-        key: its key.
         tokens: what the model reads, ``<start>`` and ``<end>`` included.
     """
 
@@ -59,13 +58,9 @@ def choose_examples(
 ) -> tuple[tuple[Example, ...], str]:
     """Choose images and captions.
 
-    Args:
-        captions: captions of a split.
-        words: the tokens of the vocabulary.
-        count: images to draw, from those with captions in all languages; all of these if they are fewer. Each is shown with its
-            first caption in each language.
-        seed: seed of the draw.
-        caption_ids: captions to show instead, as ``image/language/portion/index``; those of one image are one example.
+    ``count`` images are drawn from those with captions in all languages, or all of these if they are fewer; each is shown with
+    its first caption in each language. ``caption_ids`` names captions to show instead, as ``image/language/portion/index``;
+    those of one image are one example. ``words`` are the tokens of the vocabulary.
 
     Returns:
         The examples, and in words how they were chosen.

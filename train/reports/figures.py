@@ -31,15 +31,11 @@ _DATA = "figures.json"
 
 @dataclass(frozen=True)
 class Figures:
-    """What was drawn.
+    """What was drawn; empty or None are figures that were not asked for, or refused.
 
     Attributes:
-        names: the files that were written, in their folder.
         refused: by name of a figure, why it cannot be drawn of this run.
         rule: how the examples were chosen.
-        rankings: what each caption of the examples finds; empty if it was not asked for.
-        map: the map of images and captions; None if it was not asked for, or refused.
-        attention: the attention to each example; likewise empty.
     """
 
     names: tuple[str, ...]
@@ -62,11 +58,8 @@ def draw_figures(
 
     The same run, data and options give the same bytes on the same machine, as long as torch computes with as many threads.
 
-    Args:
-        job: what to draw.
-        read_pictures: reads the pictures of ``job.images``, e.g. ``imagepivot.read_pictures``; not needed without them.
-        count: counts the captions and images that are encoded, for a display of progress.
-        made_from: result of ``job.made_from()`` where it is known; it reads every input.
+    ``read_pictures`` reads the pictures of ``job.images``, e.g. ``imagepivot.read_pictures``. ``made_from`` is the result of
+    ``job.made_from()`` where it is known, since that reads every input.
 
     Raises:
         UsageError: the run does not know a language, there are no such captions, or a figure of ``job.only`` cannot be drawn.

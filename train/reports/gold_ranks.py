@@ -47,8 +47,6 @@ class RankedCaption:
     """A caption as query.
 
     Attributes:
-        image_id: its image.
-        language: its language.
         index: its index among the comparable captions of its image.
         text: the caption; as the paper prints it, or its tokens.
         ranks: by column, the rank of its image under each run.
@@ -76,12 +74,9 @@ class Tally:
     """How a column compares with OE over all captions of a language.
 
     Attributes:
-        language: the language.
-        column: the column.
         median_rank: median of the ranks.
         better: share of the captions with a smaller rank than under OE, in percent; None for OE itself, or without it.
         worse: share of those with a greater one, likewise.
-        captions: number of captions.
     """
 
     language: str
@@ -119,12 +114,7 @@ def gold_ranks(
 ) -> GoldRanks:
     """Rank the images of the test captions of 2016 under the trained rows of table 3 in an output folder of ``reproduce``.
 
-    Args:
-        output: folder that ``imagepivot reproduce gella2017`` wrote; rows without a result are left out.
-        corpus: the captions and features that they were trained on.
-        device: a name that `train.devices.resolve_device` knows.
-        allow_missing_features: leave out images that lack features.
-        count: counts the captions and images that are encoded.
+    Rows without a result are left out. The corpus is the one that they were trained on.
 
     Raises:
         DatasetError: no row of the table is trained, or the data is not what the rows were trained on.
@@ -164,11 +154,6 @@ def gold_ranks(
 
 def ranks_of_captions(run: Run, data: TrainingData, *, count: Count = count_nothing) -> dict[str, np.ndarray]:
     """Return, by language, the rank of each caption's image among the images that have captions in the language.
-
-    Args:
-        run: the run.
-        data: a split, in languages that the run knows.
-        count: counts captions and images.
 
     Returns:
         int64 arrays in the order of ``data.captions.rows_of(language)``.

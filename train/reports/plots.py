@@ -112,9 +112,7 @@ def picture_place(output: str | os.PathLike[str]) -> tuple[Folder, str]:
 def plot_comparison(comparison: Comparison, output: str | os.PathLike[str]) -> str:
     """Draw runs side by side. Runs that differ in their seeds alone look alike.
 
-    Args:
-        comparison: the runs.
-        output: path of the picture, ``.png``, ``.pdf`` or ``.svg``; or a folder, for ``comparison.png`` in it.
+    The output is the path of the picture, ``.png``, ``.pdf`` or ``.svg``; or a folder, for ``comparison.png`` in it.
 
     Returns:
         Location of the picture.

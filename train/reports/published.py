@@ -24,14 +24,7 @@ _TOLERANCE = 0.2  # The baseline is printed with one decimal; this leaves room f
 
 @dataclass(frozen=True)
 class Measures:
-    """The numbers reported for one direction; None if the paper does not report one.
-
-    Attributes:
-        recall_at_1: in percent.
-        recall_at_5: in percent.
-        recall_at_10: in percent.
-        median_rank: median rank of the right item.
-    """
+    """The numbers reported for one direction, recalls in percent; None if the paper does not report one."""
 
     recall_at_1: float | None = None
     recall_at_5: float | None = None
@@ -47,10 +40,6 @@ class PublishedRow:
         table: name of the table in the paper, e.g. ``table 2``.
         name: name of the row in the paper; a quoted one with its source.
         preset: the preset that trains it, for a quoted row mostly that of another paper; or a name in `ENSEMBLES`.
-        language: language of the test captions.
-        portion: portion of the test captions.
-        image_to_text: numbers with images as queries.
-        text_to_image: numbers with captions as queries.
     """
 
     table: str
@@ -67,7 +56,6 @@ class PublishedSts:
     """A row of a table of textual similarity.
 
     Attributes:
-        name: name of the row.
         numbers: its numbers, for each of ``tasks``.
         tasks: the data sets that the paper has numbers for.
         quoted: whether the paper quotes it from other work.
@@ -103,9 +91,7 @@ class GoldRank:
 
     Attributes:
         image_id: the image, which the paper shows.
-        language: language of the caption.
         index: index of the caption among the comparable ones of its image: the number of its file in Multi30K, less one.
-        text: the caption, as printed.
         ranks: rank of the image, by column of the table.
     """
 
@@ -212,9 +198,7 @@ def task_of(pairs: StsPairs, baseline: float | None) -> int | None:
 
     Files are called alike (``STS.input.images.txt`` in 2014 and in 2015), and the files of the training data as those of the test.
 
-    Args:
-        pairs: the data set.
-        baseline: Pearson's r of word overlap on it, times 100.
+    The baseline is Pearson's r of word overlap on it, times 100.
     """
     if baseline is None or len(pairs) != _PAIRS:
         return None

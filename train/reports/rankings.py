@@ -32,12 +32,9 @@ class Ranking:
     """What a caption finds.
 
     Attributes:
-        example: number of the example that the caption belongs to.
-        caption: the caption.
         hits: the best images, best first.
         rank: rank of the right image, from 1; equal scores count against it.
         right: the right image with its score.
-        images: number of images that were ranked.
     """
 
     example: int
@@ -64,16 +61,7 @@ def rank_examples(
 ) -> tuple[Ranking, ...]:
     """Rank, for each caption of the examples, the images that have a caption in its language, as an evaluation does.
 
-    Args:
-        model: the model.
-        captions: captions of the split.
-        images: its images, as the model encodes them.
-        examples: the examples.
-        top: number of images to keep.
-        count: counts the captions that are encoded.
-
-    Returns:
-        A ranking for each caption, in the order of the examples.
+    Of each ranking, the ``top`` best images are kept.
     """
     rankings = {}
     shown = [(example, caption) for example in examples for caption in example.captions]
@@ -118,12 +106,7 @@ def plot_rankings(
 ) -> None:
     """Draw a row for each caption: its text and rank, the best images, and behind a gap the right one if it is not among them.
 
-    Args:
-        rankings: the captions; those of one example stand together.
-        pictures: by image id; an image that has none is drawn as a field with its id.
-        folder: where to write.
-        name: name of the file.
-        note: what stands below, such as how the captions were chosen.
+    Captions of one example stand together; an image without a picture is drawn as a field with its id; the note stands below.
 
     Raises:
         DatasetError: the picture cannot be written.
@@ -153,14 +136,7 @@ def plot_rankings(
 
 
 def draw_picture(panel: Axes, picture: Picture | None, image_id: str, size_wh: tuple[int, int] | None = None) -> None:
-    """Draw a picture whole, in the coordinates of its pixels; where there is none, a field with the id of the image.
-
-    Args:
-        panel: where.
-        picture: the picture.
-        image_id: id of the image.
-        size_wh: width and height where there is no picture.
-    """
+    """Draw a picture whole, in the coordinates of its pixels; where there is none, a field with the id of the image."""
     if picture is None:
         width, height = size_wh or (1, 1)
         panel.add_patch(Rectangle((0, 0), width, height, facecolor="0.92", edgecolor="none", zorder=0))

@@ -77,12 +77,6 @@ class Task:
     """One run of one row.
 
     Attributes:
-        preset: the preset to train.
-        seed: seed of the run.
-        config: configuration of the run.
-        job: the job that the task belongs to.
-        corpus: what the run is trained on.
-        fingerprints: fingerprints of what it is trained on.
         contents: content of what it is trained on, see `train.training_data.contents_of`.
         members: of an ensemble, the tasks whose runs are scored together; then ``config`` is that of the first.
     """
@@ -188,12 +182,9 @@ def reproduce(
 
     A run that has failed is tried again by the next call, from its last checkpoint; one that has diverged, from its beginning.
 
-    Args:
-        job: the rows, and how to train them.
-        watch: is called for every run that has ended; those that had ended before come first.
-        remark: receives a sentence about a precision that is emulated, about the captions that are left out, for each split that
-            lacks features, about features of zeros or of unusual norms, and about results that do not tell the content of their
-            datasets.
+    ``watch`` is called for every run that has ended; those that had ended before come first. ``remark`` receives a sentence
+    about a precision that is emulated, about the captions that are left out, for each split that lacks features, and about
+    features of zeros or of unusual norms.
 
     Returns:
         The runs that failed.
@@ -369,10 +360,7 @@ def _run_command(words: Sequence[str], variables: Mapping[str, str]) -> Failure 
 def failure_of(error: str, message: str, traceback: str = "") -> Failure:
     """Say by kind, and in a line, why an error ended a run.
 
-    Args:
-        error: name of its class.
-        message: its message.
-        traceback: its traceback, if nobody expected it.
+    The error is the name of its class; it has a traceback if nobody expected it.
     """
     message = " ".join(message.split())
     if error == "DivergedError":

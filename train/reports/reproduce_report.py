@@ -17,12 +17,7 @@ _SHORT = {"recall_at_1": "R@1", "recall_at_5": "R@5", "recall_at_10": "R@10", "m
 
 @dataclass(frozen=True)
 class Measurement:
-    """One measure of a row.
-
-    Attributes:
-        published: the paper's number; None if it has none.
-        values: the measurement of each run.
-    """
+    """One measure of a row: the number of the paper, None if it has none, and that of each run."""
 
     published: float | None
     values: tuple[float, ...]
@@ -103,9 +98,6 @@ class Report:
     """All tables of a paper.
 
     Attributes:
-        paper: name of the paper.
-        notes: remarks about the runs.
-        sections: the tables.
         further: what the same rows measure in languages and portions for which the paper has no numbers.
         rows: what the rows were trained on, without rows of which no run has ended.
     """
@@ -182,12 +174,7 @@ def _in_words(row: RowStatement) -> str:
 def read_report(output: str, paper: str) -> Report:
     """Read the results in a folder and put them beside the numbers of a paper.
 
-    Args:
-        output: output folder of ``imagepivot reproduce``.
-        paper: one of `train.reports.published.PAPERS`.
-
-    Returns:
-        The report; a row without results has only the published numbers.
+    A row without results has only the published numbers.
 
     Raises:
         UsageError: the paper is unknown.

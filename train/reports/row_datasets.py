@@ -146,10 +146,7 @@ def _chosen(job: ReproduceJob) -> list[str]:
 def features_for(preset: str, config: Config, given: Mapping[str, Dataset]) -> tuple[str, str]:
     """Choose the features for a row.
 
-    Args:
-        preset: the preset of the row.
-        config: its configuration.
-        given: datasets of features by folder, the preferred ones first.
+    Datasets of features are given by folder, the preferred ones first.
 
     Returns:
         The folder of the features, and what is lacking, with the option that brings it; one of both is empty.

@@ -126,14 +126,8 @@ def sts_rows(
 ) -> StsRows:
     """Measure the finished runs in an output folder of ``reproduce`` on sentence pairs.
 
-    Args:
-        paper: a paper with such a table, ``gella2017`` or ``huang2019``.
-        output: folder that ``imagepivot reproduce`` wrote; rows without a result have only the published numbers.
-        data: the pairs, see `read_sts`.
-        tokenize: turns text into tokens as a run's captions were; None if the sentences are tokens, separated by spaces.
-        truecaser: folder of the truecasers, for runs whose recipe truecases.
-        device: a name that `train.devices.resolve_device` knows.
-        count: counts the sentences that are embedded.
+    Rows without a result have only the published numbers. Without ``tokenize`` the sentences are tokens, separated by spaces;
+    the truecasers are for runs whose recipe truecases.
 
     Raises:
         UsageError: the paper has no such table.

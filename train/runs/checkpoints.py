@@ -47,10 +47,7 @@ class TrainingProgress:
     """How far a run has come.
 
     Attributes:
-        step: number of steps done.
         best_score: greatest sum of recalls so far, 0 to 600 for each language; -1 before the first evaluation.
-        best_step: step at which it was reached.
-        evals_since_best: number of evaluations since then.
         stop_reason: why the run is over: ``patience``, ``epochs`` or ``steps``; empty while it is not.
     """
 
@@ -73,15 +70,10 @@ class Checkpoint:
 
     Attributes:
         config: the run's configuration, as TOML.
-        dimensions: languages and sizes of the model.
-        model: parameters of the model.
         tokens: tokens of the vocabulary, by id.
         fingerprints: fingerprints of what it was trained on: ``captions``, ``features``, ``vocabulary`` and ``extractor``, and
             ``word_vectors`` if it began with some, or ``token_features`` and ``token_model`` if it read vectors of tokens.
         captions: parameters of the encoded captions, including the text recipe.
-        seed: seed for initial weights, order and sampling.
-        precision: precision of the training.
-        progress: how far the run has come.
         optimizer: state of the optimizer; None in ``best.pt``.
         sampler: state of the sampler; None in ``best.pt``.
         missing_features: by split, the images that lacked features and were left out; see `train.data.splits.MissingFeatures`.
@@ -245,11 +237,6 @@ class _Restorable(Protocol):
 
 def stored_model(config: ModelConfig, checkpoint: Checkpoint, source: str) -> RetrievalModel:
     """Build the model of a checkpoint, with its weights.
-
-    Args:
-        config: the section ``model`` of its configuration.
-        checkpoint: the checkpoint.
-        source: its file, for messages.
 
     Raises:
         DatasetError: its weights are not those of such a model, or are not finite.

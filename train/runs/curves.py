@@ -23,11 +23,6 @@ _CUTOFFS: dict[int, Any] = {10: "-", 5: (0, (5, 1.5)), 1: (0, (1.2, 1.2))}
 def draw_curves(history: History, folder: Folder, name: str) -> None:
     """Draw what a run has logged.
 
-    Args:
-        history: the log.
-        folder: where to write the picture.
-        name: name of the file, which says its format.
-
     Raises:
         DatasetError: the picture cannot be written.
     """
@@ -132,12 +127,7 @@ def new_figure(
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure, and its panels row by row.
 
-    Args:
-        rows: rows of panels.
-        columns: columns of panels.
-        width: width of the figure, in inches; 7.2 are two columns of a paper.
-        height: height of a row, in inches.
-        options: passed on to ``Figure.subplots``.
+    Width and height of a row are in inches; 7.2 are two columns of a paper. Options go to ``Figure.subplots``.
     """
     figure = Figure(figsize=(width, height * rows), layout="constrained")
     panels = list(figure.subplots(rows, columns, squeeze=False, **options).flat)
@@ -166,15 +156,8 @@ def draw_series(
 ) -> None:
     """Draw a line with a few markers; nothing where there are no values.
 
-    Args:
-        panel: where.
-        steps: the steps.
-        values: the values at them.
-        style: its style.
-        smooth: draw the running mean, if there are many values.
-        pale: and what it is the mean of, pale behind it.
-        offset: number of the line, by which markers are shifted so that those of several lines do not meet.
-        options: for ``Axes.plot``, such as the label.
+    With ``smooth`` many values become their running mean, with ``pale`` drawn over themselves. Lines with another ``offset``,
+    their number, have their markers at other places. Options, such as the label, go to ``Axes.plot``.
     """
     if not values:
         return

@@ -49,8 +49,7 @@ class History:
     def losses(self, event: str = "step") -> dict[str, Series]:
         """Return the terms of the objective, per query, by name.
 
-        Args:
-            event: ``step``, or ``validation`` for those on the validation split, where they were measured.
+        The event ``validation`` has those on the validation split, where they were measured.
         """
         terms = sorted({name for entry in self.of(event) for name in _mapping(entry, "terms")})
         return {name: self._series(event, "terms", name) for name in terms}
@@ -138,10 +137,6 @@ def read_history(folder: Folder) -> History:
 
 def parse_entries(data: bytes, source: str) -> list[tuple[bytes, dict[str, Any]]]:
     """Parse a log. A killed process may leave half a line at the end, which is dropped.
-
-    Args:
-        data: the bytes of ``log.jsonl``.
-        source: its location, for messages.
 
     Returns:
         Each line, as it is, and its content.

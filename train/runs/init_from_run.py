@@ -28,9 +28,6 @@ class Start:
     """What a model took from another run.
 
     Attributes:
-        source: where from, see `provenance`.
-        taken: names of the parameters that were taken.
-        drawn: names of the others, which stay as drawn.
         words: by parameter, the number of words whose vectors were taken, and of all words.
         modules: the modules that stay as drawn, each with its languages.
     """
@@ -70,11 +67,6 @@ def provenance(run: Run) -> dict[str, Any]:
 
 def start_model(model: RetrievalModel, tokens: Sequence[str], run: Run) -> Start:
     """Replace the drawn weights of a model by those of another run, as far as it has them.
-
-    Args:
-        model: the model.
-        tokens: tokens of its vocabulary, by id.
-        run: the run.
 
     Raises:
         UsageError: the models differ in their parameters, or it is not clear which ones to take; the model is as it was.

@@ -47,12 +47,9 @@ class RunLog:
     `refresh`.
 
     Args:
-        folder: folder of the run.
         step: step from which the run continues; lines of later steps are dropped, since those steps will be done again.
         tensorboard: also write events for TensorBoard into ``tensorboard``.
         curves: also draw ``curves.png``.
-        config: configuration of the run, as TOML, for TensorBoard.
-        more: further hyper-parameters for TensorBoard, such as the seed.
 
     Raises:
         UsageError: TensorBoard or the picture was requested and what it needs is not installed.
@@ -107,10 +104,7 @@ class RunLog:
     def write(self, event: str, step: int, values: Mapping[str, Any]) -> None:
         """Write a line; numbers in ``values`` become curves in TensorBoard.
 
-        Args:
-            event: as in the docstring of this module.
-            step: the step of the event.
-            values: plain values, for JSON; may be nested.
+        The event is one of those in the docstring of this module; values are plain, for JSON, and may be nested.
 
         Raises:
             ValueError: a number is not finite, which JSON cannot hold.

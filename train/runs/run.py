@@ -23,21 +23,11 @@ from train.runs.log import CONFIG, CURVES, METRICS
 
 @dataclass(frozen=True)
 class Run:
-    """A trained model.
+    """A trained model; fields that `Checkpoint` has, too, are those of the checkpoint.
 
     Attributes:
-        folder: folder of the run.
-        config: configuration of the run.
         model: the model with the checkpoint's weights, in evaluation mode.
         vocabulary: the vocabulary that its captions were encoded with, without counts.
-        fingerprints: fingerprints of what it was trained on: ``captions``, ``features``, ``vocabulary`` and ``extractor``, and
-            ``word_vectors`` if it began with some, or ``token_features`` and ``token_model`` if it read vectors of tokens.
-        captions: parameters of the encoded captions, including the text recipe.
-        seed: seed of the run.
-        precision: precision that it was trained in.
-        progress: how far it was trained.
-        missing_features: by split, the images that lacked features and that it was trained and chosen without.
-        started_from: the run that its initial weights came from, see `train.runs.init_from_run.Start`; empty if they were drawn.
         language_ids: by language, the ids of the tokens that its model has vectors of; a language without an entry has all.
     """
 
@@ -74,10 +64,7 @@ def is_run(folder: str | os.PathLike[str]) -> bool:
 def open_run(folder: str | os.PathLike[str], *, checkpoint: str = "best", device: str | torch.device = "cpu") -> Run:
     """Open a run.
 
-    Args:
-        folder: a folder that ``imagepivot train`` wrote.
-        checkpoint: ``best`` on the validation split, or ``last``.
-        device: the device to load the model onto.
+    The checkpoint is ``best``, on the validation split, or ``last``.
 
     Raises:
         DatasetError: the folder holds no run, or a damaged one.
@@ -117,9 +104,7 @@ def open_run(folder: str | os.PathLike[str], *, checkpoint: str = "best", device
 def checkpoint_to_resume(folder: Folder, *, resume: bool) -> Checkpoint | None:
     """Return the last checkpoint in a folder; None if there is no run.
 
-    Args:
-        folder: folder of the run.
-        resume: whether a run that is not finished may be resumed.
+    Only with ``resume`` may it be that of a run that is not finished.
 
     Raises:
         UsageError: there is a run that may not be resumed, a model without a checkpoint to resume from, or a dataset.
@@ -154,14 +139,7 @@ def holds_a_run(folder: Folder) -> UsageError:
 
 
 def is_finished(old: Checkpoint, new: Checkpoint, folder: Folder, *, curves: bool) -> bool:
-    """Return whether a run that may not train any further is complete, and of the same content.
-
-    Args:
-        old: last checkpoint of the run in the folder.
-        new: checkpoint of the run that would continue it.
-        folder: folder of the run.
-        curves: whether the picture of its curves belongs to it.
-    """
+    """Return whether a run that may not train any further is complete, and of the same content."""
     if old.contents != new.contents or folder.size(BEST) is None or (curves and folder.size(CURVES) is None):
         return False
     history = read_history(folder)
@@ -190,11 +168,7 @@ def _threads_remark(folder: Folder) -> str:
 def check_same_run(old: Checkpoint, new: Checkpoint, folder: Folder, *, allow_changed_content: bool = False) -> list[str]:
     """Check that a run was begun with the same configuration, seed, precision and data as it would be resumed with.
 
-    Args:
-        old: checkpoint of the run in the folder.
-        new: checkpoint of the run that would continue it.
-        folder: folder of the run.
-        allow_changed_content: datasets may hold other content than before, if their fingerprints are the same.
+    With ``allow_changed_content`` datasets may hold other content than before, if their fingerprints are the same.
 
     Returns:
         Sentences about another number of threads, and about content that has changed, or of which that is not known.

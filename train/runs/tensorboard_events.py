@@ -57,10 +57,7 @@ class EventFile:
     def describe(self, config: str, more: Mapping[str, Any], step: int) -> None:
         """Write a configuration, as text and as hyper-parameters.
 
-        Args:
-            config: the configuration, as TOML.
-            more: further hyper-parameters: numbers, text, or true or false.
-            step: the step at which this process begins.
+        Further hyper-parameters are numbers, text, or true or false.
         """
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
         from tensorboard.plugins.text.summary_v2 import text_pb
