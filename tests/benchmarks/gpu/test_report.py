@@ -4,19 +4,15 @@ import json
 import sys
 import warnings
 from collections import Counter
-from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 import torch
 
 from tests.benchmarks.gpu import commands, extraction, training
 from tests.benchmarks.gpu.__main__ import PARTS, main
-from tests.benchmarks.gpu.clocks import busy_share, covered, nothing_waits, rate, waits_of
+from tests.benchmarks.gpu.clocks import nothing_waits, waits_of
 from tests.benchmarks.gpu.reporting import Part, Settings, UnmeasurableError, load_report, markdown, run_parts
-from tests.benchmarks.gpu.subjects import SUBJECTS
 from tests.fake_gpu import fake_gpu
 
 ROOT = Path(__file__).parents[3]
@@ -81,25 +77,6 @@ def test_files_with_gpu_tests_are_found():
     assert "tests/test_docs.py" not in found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("import no_such_package", {"reason": "No module named 'no_such_package'"}),
-        (
-            "pytestmark = getattr(pytest.mark, 'gpu')\ndef test_a(): pass\ndef test_b(): assert 0",
-            {"passed": 1, "failed": 1, "skipped": 0},
-        ),
-    ],
-)
-def test_the_outcome_of_a_file(source, expected, tmp_path):
-    """A package that is missing is a reason, not a failure."""
-    (tmp_path / "test_it.py").write_text(f"import pytest\n{source}\n", encoding="utf-8")
-    found = commands._run_tests(ON_GPU, str(tmp_path / "test_it.py"))
-    assert ("assert 0" in found.pop("error", "")) == ("failed" in expected)
-    assert found == expected
-
-
 # --- the report ------------------------------------------------------------------------------------------------------
 
 
@@ -149,31 +126,6 @@ def test_reasons(tmp_path):
 # --- what only a GPU has ---------------------------------------------------------------------------------------------
 
 
-def test_the_union_of_intervals():
-    assert covered([]) == 0
-    assert covered([(5, 6), (0, 2), (1, 3), (1, 2), (3, 4)]) == 5
-
-
-def test_the_busy_share_is_that_of_the_kernels(monkeypatch):
-    """A clock that runs 10 seconds, and kernels of two streams that take 4 of them."""
-    from torch.autograd import DeviceType
-
-    kernels = [(1e6, 3e6), (2e6, 4e6), (6e6, 7e6)]
-    events = [
-        SimpleNamespace(device_type=kind, time_range=SimpleNamespace(start=start, end=end))
-        for kind, start, end in [*((DeviceType.CUDA, *kernel) for kernel in kernels), (DeviceType.CPU, 0, 1e7)]
-    ]
-
-    @contextmanager
-    def profile(activities):
-        yield SimpleNamespace(events=lambda: events)
-
-    ticks = iter((100.0, 110.0))
-    monkeypatch.setattr("torch.profiler.profile", profile)
-    monkeypatch.setattr("tests.benchmarks.gpu.clocks.time.perf_counter", lambda: next(ticks))
-    assert busy_share(ON_CPU, lambda: None, 3) == (0.4, 1)
-
-
 @pytest.fixture
 def debug_modes(monkeypatch):
     """What ``set_sync_debug_mode`` was set to."""
@@ -202,25 +154,13 @@ def test_only_results_may_be_waited_for(debug_modes, monkeypatch):
     assert debug_modes[-1] == "default"
 
 
-def test_a_rate_counts_items():
-    calls = []
-    assert rate(ON_CPU, lambda: calls.append(1), 100) > 0
-    assert len(calls) == 2  # One to warm up.
-    rate(Settings(torch.device("cpu")), lambda: calls.append(1), 100, seconds=0)
-    assert len(calls) == 2 + 2 + 3
-
-
 @pytest.fixture
 def gpu(monkeypatch, debug_modes):
-    """A fake GPU with memory: 1,000 bytes, of which the weights take 100 and a batch 500."""
-    fractions = []
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
+    """A fake GPU with memory, of which a batch takes 600 bytes."""
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 600)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=1000))
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda fraction, device: fractions.append(fraction))
-    with fake_gpu() as gpu, mock.patch.object(gpu, "fractions", fractions, create=True):
-        yield gpu
+    with fake_gpu():
+        yield
 
 
 @pytest.mark.cluster
@@ -233,39 +173,6 @@ def test_the_parts_of_a_gpu_run(gpu):
     assert found["repeats_bit_for_bit"]
     assert 0 < found["difference"] < 0.05
     assert 0.999 < found["cosine"] < 1
-
-
-@pytest.mark.cluster
-def test_memory_that_is_taken_away_halves_the_batch(gpu, monkeypatch):
-    """The batch needs 500 bytes, and 300 are left above the weights."""
-    subject = next(subject for subject in SUBJECTS if subject.name == "timm:resnet18")
-    monkeypatch.setitem(extraction._BY_NAME, subject.name, SimpleNamespace(batches=(4,)))
-    extractor, load = None, extraction._load
-
-    def loaded(*arguments):
-        nonlocal extractor
-        extractor = load(*arguments)
-        forward = extractor.forward
-
-        def limited(pixels):
-            if gpu.fractions and gpu.fractions[-1] < 1 and len(pixels) > 2:
-                raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-            return forward(pixels)
-
-        extractor.forward = limited
-        return extractor
-
-    monkeypatch.setattr(extraction, "_load", loaded)
-    found = extraction._measure_memory(ON_GPU, subject.name)
-    assert gpu.fractions == [pytest.approx(0.3), 1.0]
-    assert found.pop("difference") < 1e-6
-    assert found == {
-        "batch": 4,
-        "weight_bytes": 100,
-        "peak_bytes": 600,
-        "message": "out of device memory with 4 images at once; going on with 2",
-        "same_boxes": "no regions",
-    }
 
 
 # --- training --------------------------------------------------------------------------------------------------------
