@@ -42,8 +42,6 @@ class Check:
     """Result of one check.
 
     Attributes:
-        name: checked item, e.g. ``torch`` or ``output``.
-        status: ``ok``, ``warning`` or ``failed``.
         result: measured or found state in words. Keys in addresses are replaced by ``***``.
         advice: remedy; empty for status ``ok``.
     """
@@ -142,13 +140,7 @@ def check_device(device: str = "auto") -> Iterator[Check]:
 
 
 def compare_with_cpu(device: str, title: str, compute: Callable[[str, str], np.ndarray] | None = None) -> Check:
-    """Compare a network in float32 on a device with float64 on the CPU.
-
-    Args:
-        device: ``cpu`` or ``cuda:N``.
-        title: name of the device.
-        compute: network, called with a device and a dtype; by default one of two layers with fixed weights.
-    """
+    """Compare a network, called with a device and a dtype, in float32 on a device with float64 on the CPU."""
     import numpy as np
 
     compute = compute or _run_network
@@ -167,11 +159,7 @@ def compare_with_cpu(device: str, title: str, compute: Callable[[str, str], np.n
 
 
 def check_weights(request: ExtractorRequest, device: str | None = "auto") -> Iterator[Check]:
-    """Download, verify and load the weights of an extractor, and run it on one image.
-
-    Args:
-        request: extractor and weights.
-        device: device of the run; None to load nothing.
+    """Download and verify the weights of an extractor; with a device load them, too, and run it on one image.
 
     Raises:
         ImagepivotError: the extractor or its weights are missing, damaged or of another model.

@@ -14,7 +14,6 @@ from schemas.options import Device, Opt
 from schemas.writing.reuse_policy import ArrayTask, Overwrite, ReusePolicy, Verify
 
 if TYPE_CHECKING:
-    from extractors.base import Description
     from extractors.tokens.request import TokenRequest
     from extractors.tokens.transformer import TokenExtractor
     from pipelines.inputs.captions import CaptionSource, Selection
@@ -251,14 +250,6 @@ class TokenFeaturesJob:
 
         return (self.model,) if is_folder(self.model) else ()
 
-    def describe(self, device: str) -> Description:
-        """Describe what the model makes; it is loaded, onto a device, only if this machine has not described it before.
-
-        Raises:
-            ImagepivotError: as the request and its ``load`` raise it.
-        """
-        return self.request().describe(device)
-
     def check_device(self) -> None:
         """Check that this machine has the device, and that it computes in the precision.
 
@@ -450,10 +441,6 @@ class ViewJob:
     max_regions: Annotated[int, Opt("Draw at most this many regions, the best by score; 0: all.", least=0)] = 0
     reading: ImageOptions = field(default_factory=ImageOptions)
     overwrite: Annotated[bool, Opt("Replace an existing file.")] = False
-
-    def open_images(self) -> ImageSource:
-        """Return the images; the errors are those of `FeaturesJob.open_images`."""
-        return self.reading.open(self.images)
 
 
 @dataclass(frozen=True)

@@ -34,14 +34,7 @@ _MOST = 8  # Longest list of choices in the column of types.
 
 @dataclass(frozen=True)
 class Option:
-    """An option or argument of a command.
-
-    Attributes:
-        key: name of the parameter.
-        hint: type of the value.
-        opt: its declaration.
-        default: its default; ``MISSING`` where the command needs it.
-    """
+    """An option or argument of a command; its default is ``MISSING`` where the command needs it."""
 
     key: str
     hint: Any

@@ -11,6 +11,7 @@ from pipelines.commands.binding import command
 from pipelines.commands.results import AsJson, LogJson, MaxFailures, console, finish, notes, remark
 from pipelines.jobs import CaptionsJob, EncodeJob, FeaturesJob, TokenFeaturesJob, VocabularyJob, WordVectorsJob
 from pipelines.running.execution import Accelerator, Execution
+from pipelines.running.meter import show_progress
 from schemas.console.tables import Table, render_tables
 from schemas.escapes import to_json
 from schemas.options import Opt
@@ -35,7 +36,6 @@ def captions(
 
     An empty caption becomes a failure row. Flags behind -- go to Beam: -- --runner=DataflowRunner --project=...
     """
-    from pipelines.running.meter import show_progress
     from pipelines.text.captions import prepare_captions
     from schemas.dataset import open_dataset
     from schemas.overlaps import find_overlap
@@ -59,7 +59,6 @@ def vocabulary(
     Writes a Parquet shard (id, token, count, counts by language) and _vocabulary.txt, and prints how the languages' own
     vocabularies overlap.
     """
-    from pipelines.running.meter import show_progress
     from pipelines.text.vocabulary import build_vocabulary
     from schemas.dataset import open_dataset
 
@@ -77,7 +76,6 @@ def encode(
     execution: Execution = Execution(),
 ) -> None:
     """Turn the tokens of captions into ids of a vocabulary."""
-    from pipelines.running.meter import show_progress
     from pipelines.text.encoding import encode_captions
     from schemas.dataset import open_dataset
 
@@ -101,7 +99,6 @@ def word_vectors(
 
     Prints how many of the words have a vector, by language.
     """
-    from pipelines.running.meter import show_progress
     from pipelines.text.word_vectors import import_word_vectors
 
     with show_progress(notes, "word-vectors", unit="words", log_json=log_json) as meter:
@@ -122,7 +119,6 @@ def token_features(
     A token gets the mean of the vectors of its sub-words. <start> and <end> get those of [CLS] and [SEP], so that a caption has as
     many vectors as encode makes ids. Nothing is downloaded. Needs the extra bert.
     """
-    from pipelines.running.meter import show_progress
     from pipelines.text.token_features import extract_token_features
     from schemas.dataset import open_dataset
 
@@ -157,7 +153,6 @@ def features(
     same command is given again. Flags behind -- go to Beam: -- --runner=DataflowRunner --project=...
     """
     from pipelines.features.extraction import extract_features, list_images
-    from pipelines.running.meter import show_progress
 
     execution = replace(execution, accelerator=accelerator)
     job = job.opened()

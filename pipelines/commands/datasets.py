@@ -11,6 +11,7 @@ from pipelines.commands.binding import command
 from pipelines.commands.results import AsJson, LogJson, console, finish, notes, print_line, remark
 from pipelines.exchange.jobs import ExportJob, ImportJob
 from pipelines.jobs import DiffJob, ViewJob
+from pipelines.running.meter import show_progress
 from schemas.console import events
 from schemas.console.tables import render_tables
 from schemas.errors import DatasetError
@@ -132,7 +133,6 @@ def import_(job: ImportJob, log_json: LogJson = False) -> None:
     with different values. Identical copies of a row become one.
     """
     from pipelines.exchange.importing import import_features
-    from pipelines.running.meter import show_progress
 
     with show_progress(notes, "import", unit="images", log_json=log_json) as meter:
         manifest = import_features(job, meter)
@@ -151,7 +151,6 @@ def export(job: ExportJob, log_json: LogJson = False) -> None:
     per shard; [b]npy[/b]: features.npy and ids.txt.
     """
     from pipelines.exchange.exporting import export_dataset
-    from pipelines.running.meter import show_progress
 
     remarks: list[str] = []
     with show_progress(notes, "export", unit="images", log_json=log_json) as meter:
@@ -171,8 +170,6 @@ def diff(job: DiffJob, log_json: LogJson = False) -> None:
     key is missing or a value differs by more than the tolerance. Parameters that differ are shown and do not count.
     """
     from pipelines.datasets.comparison import compare_datasets, comparison_tables
-    from pipelines.running.meter import show_progress
-    from schemas.console.tables import render_tables
 
     with show_progress(notes, "diff", unit="rows", log_json=log_json) as meter:
         comparison = compare_datasets(job, meter)

@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from pipelines.commands.binding import command
 from pipelines.commands.results import console, notes, print_line, remark
+from pipelines.running.meter import show_progress
 from schemas.options import Opt
 
 
@@ -33,7 +34,6 @@ def demo(
     folder = target_path(output)
     if only == "scenes":
         from pipelines.demo.run import write_scenes
-        from pipelines.running.meter import show_progress
 
         with storage_errors(output), show_progress(notes, "demo", unit="scenes", total=scenes) as meter:
             write_scenes(folder, count=scenes, seed=seed, meter=meter)

@@ -19,6 +19,7 @@ from schemas.escapes import escape_text, to_json
 from schemas.options import Opt
 from schemas.process.shutdown import shutdown_notice
 from train.jobs import EmbedJob, EvaluateJob, FiguresJob, ReproduceJob, SearchJob, StsJob, TrainJob
+from train.progress import CountDisplay, TrainingDisplay
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,7 +60,6 @@ def train(
         return
 
     from train import loop
-    from train.progress import TrainingDisplay
 
     with (
         shutdown_notice("stopped before training began; nothing was changed"),
@@ -88,7 +88,6 @@ def evaluate(
     The file of --output names what it was made from: where that is the same, nothing is measured again.
     """
     from train.evaluation.scores import evaluate_run, evaluation_report
-    from train.progress import CountDisplay
     from train.reports.tables import check_report, current_report, score_tables, write_report
 
     made_from = job.made_from() if output else {}
@@ -154,7 +153,6 @@ def embed(job: EmbedJob, log_json: LogJson = False) -> None:
     """
     from schemas.dataset import open_dataset
     from train.evaluation import embedding
-    from train.progress import CountDisplay
 
     total = sum(open_dataset(source).manifest.rows for source in (job.features, job.captions) if source)
     with CountDisplay(notes, "embed", unit="vectors", total=total, log_json=log_json) as count:
@@ -176,7 +174,6 @@ def search(job: SearchJob, as_json: AsJson = False, log_json: LogJson = False) -
     from pipelines.text.queries import tokenize_query
     from schemas.dataset import open_dataset
     from train.evaluation.search import search as search_images
-    from train.progress import CountDisplay
 
     def report_unknown(tokens: Sequence[str]) -> None:
         remark(f"not in the vocabulary: {' '.join(tokens)}")
@@ -218,7 +215,6 @@ def sts(
     from pipelines.text.queries import tokenize_query
     from schemas.made_from import is_current, write_made_from
     from train.evaluation import sts as work
-    from train.progress import CountDisplay
     from train.reports.tables import sts_report, sts_tables, write_sts
 
     made_from = work.sts_made_from(job) if output else {}
@@ -259,7 +255,6 @@ def figures(job: FiguresJob, reading: ImageOptions = ImageOptions(), log_json: L
 
     from schemas.made_from import is_current
     from schemas.storage.folder import Folder
-    from train.progress import CountDisplay
     from train.reports.figures import draw_figures
 
     def read(location: str, image_ids: Sequence[str]) -> Mapping[str, Picture]:
@@ -308,7 +303,6 @@ def reproduce(
         from train.reports.plots import plot_report
     from pipelines.text.queries import tokenize_query
     from schemas.storage.folder import Folder
-    from train.progress import CountDisplay
     from train.reports import reproduce as work
     from train.reports.reproduce_report import read_report
     from train.reports.row_datasets import corpora_of
@@ -375,7 +369,6 @@ def _report_gold_ranks(job: ReproduceJob) -> None:
 
 def _report_sts(job: ReproduceJob, pairs: Sequence[StsPairs], *, log_json: bool) -> None:
     from pipelines.text.queries import tokenize_query
-    from train.progress import CountDisplay
     from train.reports.sts_rows import sts_rows
     from train.reports.tables import sts_row_tables, write_sts_rows
 

@@ -11,6 +11,7 @@ import heapq
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -41,12 +42,7 @@ class ParameterDifference(NamedTuple):
 
 @dataclass
 class KeySample:
-    """A number of rows, and the keys of the first few.
-
-    Attributes:
-        count: number of rows.
-        first: keys of the first rows, as text.
-    """
+    """A number of rows, and the keys of the first few as text."""
 
     count: int = 0
     first: tuple[str, ...] = ()
@@ -63,13 +59,10 @@ class VectorDifference:
     """The differences of a column of real numbers over the rows that both datasets have.
 
     Attributes:
-        column: name of the column.
         has_cosine: whether its values are features, whose cosines are computed (of regions: region by region).
         rows: number of rows that differ at all.
-        largest: largest absolute difference.
-        largest_key: key of the row with the largest difference; empty if nothing differs.
+        largest: largest absolute difference; its key is empty if nothing differs.
         cosine_least: the smallest cosine; None without any.
-        cosine_least_key: key of the row with the smallest cosine.
     """
 
     column: str
@@ -128,9 +121,6 @@ class Comparison:
     """The differences between datasets A and B.
 
     Attributes:
-        kind: kind of both datasets.
-        rows_a: number of rows of A.
-        rows_b: number of rows of B.
         common: number of keys that both have.
         parameters: parameters and inputs that differ.
         missing_in_a: keys that only B has.
@@ -269,34 +259,22 @@ def _joined(
     """Yield all keys in sorted groups, with the row of each side or None."""
     groups = math.gcd(a.num_shards, b.num_shards)
     for group in range(groups):
-        left, right = _sorted_rows(a, group, groups, columns), _sorted_rows(b, group, groups, columns)
-        row_a, row_b = next(left, None), next(right, None)
-        while row_a is not None or row_b is not None:
-            if row_b is None or (row_a is not None and row_a[0] < row_b[0]):
-                yield row_a[0], row_a[1], None  # type: ignore[index]
-                row_a = next(left, None)
-            elif row_a is None or row_b[0] < row_a[0]:
-                yield row_b[0], None, row_b[1]
-                row_b = next(right, None)
-            else:
-                yield row_a[0], row_a[1], row_b[1]
-                row_a, row_b = next(left, None), next(right, None)
+        shards = [_rows(side, number, columns) for side in (a, b) for number in range(group, side.num_shards, groups)]
+        for key, rows in groupby(heapq.merge(*shards, key=itemgetter(0)), key=itemgetter(0)):
+            found = {side is a: row for _, side, row in rows}
+            yield key, found.get(True), found.get(False)
 
 
-def _sorted_rows(
-    dataset: Dataset, group: int, groups: int, columns: Sequence[str]
-) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    shards = range(group, dataset.num_shards, groups)
-    return heapq.merge(*(_rows(dataset, number, columns) for number in shards), key=itemgetter(0))
-
-
-def _rows(dataset: Dataset, number: int, columns: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+def _rows(
+    dataset: Dataset, number: int, columns: Sequence[str]
+) -> Iterator[tuple[tuple[Any, ...], Dataset, Mapping[str, Any]]]:
+    """Yield the rows of a shard with their key, and the dataset that they are from."""
     key = KEY_COLUMNS[dataset.kind]
     for batch in dataset.shard_batches(number, columns):
         values = [_values(batch.column(name)) for name in columns]
         for row in zip(*values, strict=True):
             named = dict(zip(columns, row, strict=True))
-            yield tuple(named[name] for name in key), named
+            yield tuple(named[name] for name in key), dataset, named
 
 
 def _values(column: pa.Array) -> Sequence[Any]:

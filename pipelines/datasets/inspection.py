@@ -26,12 +26,7 @@ _KEY_OF_CAPTION = ("image_id", "language", "portion", "index", "split")
 
 
 def describe(dataset: Dataset, *, rows: int = 5) -> list[Table]:
-    """Describe a dataset: parameters, columns, statistics, failures and sample rows.
-
-    Args:
-        dataset: the dataset.
-        rows: number of sample rows, from the first shards that have any.
-    """
+    """Describe a dataset: parameters, columns, statistics, failures and sample rows, from the first shards that have any."""
     columns = [tuple(column.values()) for column in _columns(dataset)]
     sample = _sample_regions if dataset.kind == "regions" else _sample
     return [
@@ -82,13 +77,7 @@ def _overview(dataset: Dataset) -> Iterator[Row]:
 
 
 def value_rows(values: Mapping[str, Any], *, empty: str = "none", depth: int = 0) -> Iterator[Row]:
-    """Yield a row for each of named JSON values; those of a mapping follow its name, indented.
-
-    Args:
-        values: the values by name.
-        empty: text for an empty list.
-        depth: depth of the indentation.
-    """
+    """Yield a row for each of named JSON values, with a text for an empty list; those of a mapping follow its name, indented."""
     for name, value in values.items():
         label = _name("  " * depth + name)
         if isinstance(value, Mapping):

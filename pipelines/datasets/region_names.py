@@ -35,10 +35,6 @@ def read_names(path: Path, expected: int) -> tuple[str, ...]:
 
     A line with synonyms, ``gray,grey``, is one name and stays as it is.
 
-    Args:
-        path: the file.
-        expected: number of names that the file must have, e.g. `CLASSES`.
-
     Returns:
         The names in the order of the file. The first is that of id 1, because 0 is the background, or no attribute.
 
@@ -61,12 +57,7 @@ def read_names(path: Path, expected: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class RegionNames:
-    """Names by id, as far as a dataset has them.
-
-    Attributes:
-        classes: names of the ids 1, 2, ...; empty if they have no names.
-        attributes: likewise.
-    """
+    """Names of the ids 1, 2, ... as far as a dataset has them."""
 
     classes: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
@@ -98,7 +89,6 @@ class NamedRegion(NamedTuple):
 
     Attributes:
         text: label and score, e.g. ``blue sky 0.93``.
-        class_id: id of its class.
         xyxy: its corners, in pixels of the picture.
     """
 
@@ -108,12 +98,7 @@ class NamedRegion(NamedTuple):
 
 
 def named_regions(row: Mapping[str, Any], names: RegionNames) -> list[NamedRegion]:
-    """Return the regions of an image, the best class score first.
-
-    Args:
-        row: a row of a dataset of kind ``regions``.
-        names: names of its classes and attributes.
-    """
+    """Return the regions of a row of a dataset of kind ``regions``, the best class score first."""
     used = int(row["num_regions"])
     columns = (row["class_scores"], row["class_ids"], row["attribute_ids"], np.reshape(row["boxes"], (-1, 4)))
     scores, classes, attributes, boxes = (np.asarray(values)[:used] for values in columns)
@@ -137,14 +122,7 @@ def _lines(data: bytes) -> tuple[str, ...]:
 
 
 def names_files(options: RegionOptions | None, description: Description) -> dict[str, bytes]:
-    """Read the files with names that a user gave.
-
-    Args:
-        options: locations of the files.
-        description: description of the extractor, which has the numbers of classes and attributes.
-
-    Returns:
-        Content of the files that the dataset gets, by name.
+    """Return the content of the files that a dataset gets, by name, from those with names that a user gave.
 
     Raises:
         UsageError: the extractor has no classes or attributes to name.

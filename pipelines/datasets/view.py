@@ -40,13 +40,7 @@ _GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
 def draw_view(job: ViewJob) -> str:
-    """Draw what the features of an image come from: its regions, or the crops that the model saw.
-
-    Args:
-        job: the image and the drawing.
-
-    Returns:
-        A description of the drawing.
+    """Draw what the features of an image come from, its regions, or the crops that the model saw; return it in words.
 
     Raises:
         UsageError: the file exists, or its name does not tell the format.
@@ -63,7 +57,7 @@ def draw_view(job: ViewJob) -> str:
     if dataset.kind not in ("regions", "features"):
         raise DatasetError(f"{dataset.folder.location!r} holds {dataset.kind}, expected regions or features")
     row = _row(dataset, job.image_id)
-    picture = decoded_pictures(job.open_images(), [job.image_id])[job.image_id]
+    picture = decoded_pictures(job.reading.open(job.images), [job.image_id])[job.image_id]
     if dataset.kind == "regions":
         drawing, description = _draw_regions(dataset, row, picture, job.max_regions or None)
     else:
@@ -77,11 +71,6 @@ def center_crop_box(
     size_wh: tuple[int, int], *, resize_short: float, crop_wh: tuple[int, int]
 ) -> tuple[float, float, float, float]:
     """Return the box of a resized image's centre crop in the original image, accurate to about a pixel.
-
-    Args:
-        size_wh: width and height of the image.
-        resize_short: pixels of its shorter side after resizing.
-        crop_wh: width and height of the crop.
 
     Example:
         >>> center_crop_box((512, 600), resize_short=256, crop_wh=(224, 224))
@@ -170,13 +159,7 @@ def _draw_ten_crops(transform: Mapping[str, Any], picture: Image.Image) -> tuple
 
 
 class LabelledBox(NamedTuple):
-    """A box to draw.
-
-    Attributes:
-        xyxy: corners of the box, in pixels of the picture.
-        label: text at its upper left corner; may be empty.
-        group: boxes of one group have one colour.
-    """
+    """A box to draw, in pixels of the picture, with a text at its upper left corner; boxes of one group have one colour."""
 
     xyxy: tuple[float, float, float, float]
     label: str
@@ -273,12 +256,7 @@ def _place_of(label_wh: tuple[int, int], box: _Place, taken: Sequence[_Place], s
 
 
 class Picture(NamedTuple):
-    """A picture for a figure.
-
-    Attributes:
-        pixels: RGB, uint8 ``[height, width, 3]``, maybe reduced.
-        size_wh: width and height before that, in pixels.
-    """
+    """A picture for a figure: RGB, uint8 ``[height, width, 3]``, maybe reduced, and its width and height before that."""
 
     pixels: np.ndarray
     size_wh: tuple[int, int]
@@ -287,12 +265,7 @@ class Picture(NamedTuple):
 def read_pictures(
     images: str | os.PathLike[str] | ImageSource, image_ids: Sequence[str], *, longer_side: int = _LONGER_SIDE
 ) -> dict[str, Picture]:
-    """Read pictures for a figure, by image id.
-
-    Args:
-        images: a location, as `open_images` takes it, or what that returns.
-        image_ids: the pictures.
-        longer_side: larger pictures are reduced to this many pixels on their longer side.
+    """Read pictures for a figure, by image id; larger ones are reduced to a number of pixels on their longer side.
 
     Raises:
         InputError: the location does not exist, has no image of an id, or one cannot be read.

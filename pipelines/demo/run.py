@@ -35,12 +35,6 @@ def write_scenes(folder: Path, count: int = 300, seed: int = 0, meter: Meter = M
     The table is UTF-8 with the columns image_id, language, portion, index, split and text. Files of an earlier run with the
     same names are replaced where they differ.
 
-    Args:
-        folder: the folder to write to; it is created if it does not exist.
-        count: number of scenes, up to 100,000.
-        seed: another seed gives other scenes.
-        meter: counts scenes, for the display of progress.
-
     Raises:
         UsageError: the count is out of range, the folder is a file, or ``images`` contains other files.
     """

@@ -22,7 +22,6 @@ _COMPARABLE_LANGUAGES = ("en", "de")
 _COMPARABLE_CAPTIONS = 5
 _SIZE_SHARE = 0.6  # Share of the comparable captions that mention sizes.
 
-
 _Table: TypeAlias = dict[str, dict[str, str]]
 
 
@@ -81,14 +80,7 @@ LANGUAGES = _read_languages()
 
 @dataclass(frozen=True)
 class Caption:
-    """One sentence about one scene, without the image id.
-
-    Attributes:
-        language: ``en``, ``de``, ``fr`` or ``cs``.
-        portion: ``comparable`` or ``translation``.
-        index: number of the sentence within language and portion.
-        text: the sentence.
-    """
+    """One sentence about one scene, without the image id; the index is its number within language and portion."""
 
     language: str
     portion: str
@@ -114,14 +106,9 @@ def captions(scene: Scene) -> list[Caption]:
 
 
 def caption(scene: Scene, language: str, template: int, *, with_size: bool = True) -> str:
-    """Describe a scene in one sentence.
+    """Describe a scene in one sentence, by the pattern of a number below ``template_count``.
 
-    Args:
-        scene: the scene to describe.
-        language: ``en``, ``de``, ``fr`` or ``cs``.
-        template: number of the sentence pattern, below ``template_count``. The first five mention everything and mean
-            the same in each language.
-        with_size: whether to say how large the shapes are.
+    The first five mention everything and mean the same in each language.
     """
     grammar = LANGUAGES[language]
     text = _templates(grammar, scene)[template].format_map(_parts(grammar, scene, with_size))

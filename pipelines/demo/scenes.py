@@ -66,15 +66,7 @@ _Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Group:
-    """One to four equal shapes close to each other.
-
-    Attributes:
-        shape: one of ``SHAPES``.
-        colour: one of ``COLOURS``.
-        size: one of ``SIZES``.
-        count: 1 to 4.
-        position: one of ``POSITIONS``.
-    """
+    """One to four equal shapes close to each other: of ``SHAPES``, ``COLOURS``, ``SIZES`` and ``POSITIONS``."""
 
     shape: str
     colour: str
@@ -88,7 +80,6 @@ class Scene:
     """The content of a picture, as captions can describe it.
 
     Attributes:
-        background: one of ``BACKGROUNDS``.
         groups: one group, or two of different colours on opposite sides.
         variant: determines everything that captions do not mention: picture size, exact positions, wording.
     """
@@ -103,7 +94,6 @@ class Placed:
     """One shape and its position.
 
     Attributes:
-        group: the group that the shape belongs to.
         centre_xy: middle of the circle around the shape, in pixels of the picture.
         radius: radius of that circle, in pixels; the shape stays inside it.
         tilt: rotation in degrees.

@@ -55,11 +55,7 @@ _NAMED = {"weights": r"default|[^/]*:.*", "model": r"[\w.-]+(/[\w.-]+)?"}
 
 
 class StepError(ImagepivotError):
-    """The command of a step failed.
-
-    Attributes:
-        code: its exit code.
-    """
+    """The command of a step failed, with an exit code."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -85,11 +81,8 @@ class Step:
     """A step of a plan.
 
     Attributes:
-        name: its name.
-        command: name of the command.
         values: values of the command's parameters, with locations in place of names of steps and paths.
         needs: names of the steps whose results it reads.
-        output: location of the result.
         environment: variables for the process.
     """
 
@@ -103,13 +96,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan.
-
-    Attributes:
-        name: its name.
-        output: folder for the results.
-        steps: all steps by name, each after those that it needs.
-    """
+    """A plan: all steps by name, each after those that it needs."""
 
     name: str
     output: str
@@ -160,11 +147,7 @@ def build(
 ) -> None:
     """Run the commands of steps in order, up to the first that fails.
 
-    Args:
-        steps: the steps.
-        commands: the words of their commands.
-        run: runs a command, given its words and its variables, and returns its exit code; see `schemas.process.steps.run_command`.
-        tell: receives each command before it runs.
+    `schemas.process.steps.run_command` runs one, given its words and its variables, and returns its exit code.
 
     Raises:
         StepError: a command failed.

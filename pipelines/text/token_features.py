@@ -64,7 +64,7 @@ def extract_token_features(job: TokenFeaturesJob, execution: Execution = Executi
     captions = open_dataset(job.captions, kind="captions")
     if captions.manifest.rows == 0:
         raise DatasetError(f"{job.captions!r} holds no captions, so there is nothing to read: prepare the captions again")
-    description = job.describe(job.device if execution.runs_here else "cpu")
+    description = job.request().describe(job.device if execution.runs_here else "cpu")
     if files and not execution.runs_here:
         job = replace(job, model=absolute_location(job.model))
     output = OutputDataset(
