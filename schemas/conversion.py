@@ -42,11 +42,7 @@ class Tagged:
 
     @classmethod
     def choose(cls, table: Mapping[str, Any], prefix: str) -> tuple[type[Any], Mapping[str, Any]]:
-        """Return the dataclass that a table names, and the table without the key that names it.
-
-        Args:
-            table: table of a TOML file.
-            prefix: prefix of keys in messages.
+        """Return the dataclass that a table names, and the table without the key that names it; ``prefix`` is that of messages.
 
         Raises:
             UsageError: there is none of that name.
@@ -187,12 +183,7 @@ def parse_value(text: str) -> Any:
 
 
 def override(table: dict[str, Any], key: str, text: str) -> None:
-    """Set one value in a table.
-
-    Args:
-        table: changed in place.
-        key: dotted, e.g. ``optimizer.learning_rate``.
-        text: the value, see `parse_value`.
+    """Set one value in a table, in place, by a dotted key, e.g. ``optimizer.learning_rate``; see `parse_value`.
 
     Raises:
         UsageError: a part of the key is not a section.
@@ -215,11 +206,7 @@ def dump(value: Any) -> str:
 
 
 def key_value_pairs(settings: Sequence[str], example: str) -> dict[str, str]:
-    """Split settings of the form ``KEY=VALUE``.
-
-    Args:
-        settings: the values of the option ``--set``.
-        example: one for the message.
+    """Split values of the option ``--set``, of the form ``KEY=VALUE``.
 
     Raises:
         UsageError: a setting has another form.

@@ -120,12 +120,7 @@ class Dataset:
     def shard_batches(
         self, number: int, columns: Sequence[str] | None = None, batch_size: int | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Read the rows of one shard in batches, sorted by key; memory holds one.
-
-        Args:
-            number: number of the shard.
-            columns: columns to read; all when None.
-            batch_size: rows of a batch; as many as take about four MiB when None.
+        """Read the rows of one shard in batches, sorted by key; memory holds one, of about four MiB without a size.
 
         Raises:
             DatasetError: the shard is missing or damaged.
@@ -212,15 +207,10 @@ class Dataset:
             yield {name: column[number] for name, column in columns.items()}
 
     def values(self, column: pa.ChunkedArray, name: str) -> np.ndarray | list[object]:
-        """Return the values of a column that was read.
+        """Return the values of a column that was read, by its name.
 
-        Args:
-            column: rows of the column.
-            name: name of the column.
-
-        Returns:
-            Array ``(rows, *shape)`` for a column of vectors, read-only; a list of arrays ``(vectors, *shape)`` where their number
-            differs from row to row; for any other column a list.
+        Array ``(rows, *shape)`` for a column of vectors, read-only; a list of arrays ``(vectors, *shape)`` where their number
+        differs from row to row; for any other column a list.
         """
         if pa.types.is_fixed_size_list(column.type):
             return column.combine_chunks().flatten().to_numpy(zero_copy_only=True).reshape(self._shape(name, len(column)))

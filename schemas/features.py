@@ -45,14 +45,10 @@ class FeatureSpec:
         return prod(self.shape)
 
     def rounded(self, values: np.ndarray) -> np.ndarray:
-        """Round values to the stored type: to the nearest number that it has, ties to the one whose last bit is 0.
+        """Round float32 values to the stored type: to the nearest number that it has, ties to the one whose last bit is 0.
 
-        Args:
-            values: float32, of any shape.
-
-        Returns:
-            The values in the stored type. What lies beyond its range, for float16 from 65,520 on, becomes infinite; what lies below
-            its smallest number, 6e-8, becomes that or zero.
+        What lies beyond its range, for float16 from 65,520 on, becomes infinite; what lies below its smallest number, 6e-8, becomes
+        that or zero.
         """
         import numpy as np  # here alone: completion in a shell reads specs, too
 

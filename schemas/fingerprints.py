@@ -46,17 +46,7 @@ def sum_digests(digests: Iterable[str]) -> str:
 def fingerprint_of(kind: str, parameters: Mapping[str, Any], inputs: Sequence[Mapping[str, Any]], shards: int) -> str:
     """Return the SHA-256 of the canonical JSON of everything that determines a dataset's content, hexadecimal.
 
-    Args:
-        kind: one of `schemas.kinds.KEY_COLUMNS`.
-        parameters: every parameter that changes content; JSON values only.
-        inputs: one entry per input: its name, and its fingerprint (a dataset) or digest (anything else).
-        shards: number of shards.
+    The arguments are those of `schemas.writing.output.OutputDataset`.
     """
-    content = {
-        "kind": kind,
-        "schema_version": SCHEMA_VERSION,
-        "parameters": parameters,
-        "inputs": list(inputs),
-        "shards": shards,
-    }
-    return sha256_of_json(content)
+    content = {"kind": kind, "parameters": parameters, "inputs": list(inputs), "shards": shards}
+    return sha256_of_json({"schema_version": SCHEMA_VERSION, **content})

@@ -61,11 +61,7 @@ def check_image_id(image_id: object, *, place: str, advice: str = "take it out o
 
     Everything else may be in an id and is kept as it is: slashes, dots, spaces at its ends, any script, case, normalisation form
     and length. Control characters end lines and columns of lists and tables; half a surrogate pair cannot be written as UTF-8.
-
-    Args:
-        image_id: the value as read.
-        place: file and row, for the message.
-        advice: remedy for a control character, for the message.
+    A message begins with ``place``, e.g. a file and a row, and ends with ``advice`` for a control character.
 
     Raises:
         InputError: it is anything else.
@@ -90,10 +86,6 @@ def normalization_hint(missing: Iterable[str], present: Iterable[str]) -> str:
 
     >>> normalization_hint(["b", "caf\xe9"], ["cafe\u0301"]).partition(".")[0]
     "Unicode normalization differs: 'caf\\xe9' (NFC) is 'cafe\\u0301' (NFD) there"
-
-    Args:
-        missing: ids that were looked for and not found.
-        present: the ids among which they were looked for.
     """
     sought = {unicodedata.normalize("NFC", image_id): image_id for image_id in missing if not image_id.isascii()}
     if not sought:

@@ -100,9 +100,8 @@ FAILURES = pa.schema(
 )
 
 
-def _vector(name: str, dtype: str | pa.DataType, width: int, description: str) -> pa.Field:
-    value = pa.type_for_alias(dtype) if isinstance(dtype, str) else dtype
-    return _field(name, pa.list_(_field("item", value, "one value"), width), description)
+def _vector(name: str, dtype: str, width: int, description: str) -> pa.Field:
+    return _field(name, pa.list_(_field("item", pa.type_for_alias(dtype), "one value"), width), description)
 
 
 def _features(spec: FeatureSpec) -> list[pa.Field]:

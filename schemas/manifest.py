@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -139,11 +139,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str, location: str) -> Manifest:
-        """Read and check a manifest.
-
-        Args:
-            text: content of the file.
-            location: the file, for messages.
+        """Read and check a manifest; messages name its location.
 
         Raises:
             DatasetError: it is not a manifest, has a newer version, was changed, or contradicts itself.
@@ -184,7 +180,7 @@ class Manifest:
                 return cls.from_json(data.decode(), folder.path_of(name))
             except UnicodeDecodeError as error:
                 raise DatasetError(f"{folder.path_of(name)} is damaged ({error}): {_ADVICE}") from error
-        raise DatasetError(diagnose(folder, MANIFEST_NAMES))
+        raise DatasetError(diagnose(folder))
 
 
 def newer(version: int) -> str:
@@ -263,40 +259,37 @@ _RUN_FILES = frozenset({"best.pt", "last.pt", "log.jsonl"})
 _MOST_NAMED = 5
 
 
-def diagnose(folder: Folder, manifest_names: Sequence[str]) -> str:
+def diagnose(folder: Folder) -> str:
     """Say why a folder without a manifest is not a dataset, and what to do: the message of an error.
 
-    Args:
-        folder: the folder; it is listed, and so are the folders in it.
-        manifest_names: file names of a manifest, the current one first.
+    The folder is listed, and so are the folders in it.
 
     Raises:
         DatasetError: the folder cannot be listed.
     """
-    manifest_name = manifest_names[0]
     start = f"{folder.location!r} is not a dataset"
     kind = folder.kind()
     if kind == "file":
         return f"{start} but a file: give the folder of a dataset"
     if kind == "nothing":
-        return f"{start}: it holds no {manifest_name}, because it does not exist. Check the path"
+        return f"{start}: it holds no {MANIFEST_NAME}, because it does not exist. Check the path"
     files = set(folder.children())
     if "config.toml" in files and files & _RUN_FILES:
         return (
             f"{start} but a run of imagepivot train, which imagepivot evaluate, embed and search take: give the folder of one of "
             "the datasets that it was trained on"
         )
-    datasets = [name for name in folder.folders() if not set(folder.children(name)).isdisjoint(manifest_names)]
+    datasets = [name for name in folder.folders() if not set(folder.children(name)).isdisjoint(MANIFEST_NAMES)]
     if datasets:
         named = ", ".join(repr(folder.path_of(name)) for name in datasets[:_MOST_NAMED])
         more = f" or another of its {len(datasets)}" if len(datasets) > _MOST_NAMED else ""
         return f"{start} but a folder of datasets: give {'one of ' if len(datasets) > 1 else ''}{named}{more}"
     if any(name.startswith("part-") for name in files):
         return (
-            f"{start}: it holds no {manifest_name}, which is written last, but shards. Run the command that writes it again to "
+            f"{start}: it holds no {MANIFEST_NAME}, which is written last, but shards. Run the command that writes it again to "
             "finish it, or copy the whole folder again"
         )
     return (
-        f"{start}: it holds no {manifest_name}. Either the path is wrong or the run that writes it has not ended; run its command "
+        f"{start}: it holds no {MANIFEST_NAME}. Either the path is wrong or the run that writes it has not ended; run its command "
         "again to finish it"
     )

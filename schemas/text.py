@@ -78,12 +78,8 @@ def decode_line(line: bytes, number: int, location: str) -> str:
 def decode_text(data: bytes, location: str) -> str:
     r"""Return the text of a whole file, its lines ending in ``\n``.
 
-    Args:
-        data: content of the file.
-        location: the file, for the message.
-
     Raises:
-        InputError: it is not UTF-8.
+        InputError: it is not UTF-8; the message names the location.
     """
     lines = data[mark_length(data[:HEAD], location) :].split(b"\n")
     ended = [decode_line(line + b"\n", number, location) for number, line in enumerate(lines[:-1], start=1)]

@@ -209,12 +209,7 @@ def _numbers(values: Sequence[bytes]) -> np.ndarray | None:
 def open_user_file(location: str, expected: str) -> Iterator[tuple[BinaryIO, FileDigest]]:
     """Open a file of a user's, local or in a store, to be read from start to end; what its name says is gzip is decompressed.
 
-    Args:
-        location: the file.
-        expected: what may be given in its place, a sentence for messages.
-
-    Yields:
-        The content, and the digest of the file as it is stored.
+    Yields content and digest of the file as it is stored; messages end with what is ``expected``.
 
     Raises:
         InputError: there is no such file, or it cannot be read.

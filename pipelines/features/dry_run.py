@@ -21,7 +21,6 @@ class ShardPlan:
     """The work that is left of one shard.
 
     Attributes:
-        number: number of the shard.
         images: images to extract.
         kept: stored rows that stay.
         dropped: stored rows and failures that do not, because their images are gone or have changed.
@@ -59,12 +58,7 @@ class DryRunReport:
 
 
 def plan_dry_run(job: FeaturesJob, listing: Listing, remark: Remark = warn_once) -> DryRunReport:
-    """Count the images and bytes that a run would write; nothing is written.
-
-    Args:
-        job: what to make.
-        listing: its images.
-        remark: receives a sentence about a file of weights that holds several sets of them.
+    """Count the images and bytes that a run would write; nothing is written. ``remark`` is that of `plan_features`.
 
     Raises:
         ImagepivotError: the images, weights or device are missing, or the run would refuse the folder.

@@ -85,15 +85,8 @@ def extract_features(
 ) -> Manifest:
     """Write a dataset of kind ``features``, or ``regions`` if the extractor makes those.
 
-    Args:
-        job: what to make.
-        execution: where and how to run. Without a number of workers, one per GPU, or one whose model uses all cores.
-        meter: counts images, to show progress.
-        listing: the result of `list_images`, if the caller has it: listing a large source takes long.
-        remark: receives a sentence about a file of weights that holds several sets of them.
-
-    Returns:
-        The manifest of the committed dataset.
+    Without a number of workers there is one per GPU, or one whose model uses all cores. ``listing`` is the result of `list_images`,
+    if the caller has it: listing a large source takes long. ``remark`` is that of `plan_features`.
 
     Raises:
         UsageError: the job is a task of an array job, and the execution names another runner.
@@ -165,11 +158,9 @@ def _extract_in_process(
 
 
 def list_images(job: FeaturesJob, *, keep: bool = False) -> Listing:
-    """List the images of a job once, by the shards that it will have. A listing of a store is kept, so that nobody lists it again.
+    """List the images of a job once, by the shards that it will have.
 
-    Args:
-        job: what to make.
-        keep: keep any listing, for workers on other machines.
+    A listing of a store is kept, so that nobody lists it again; with ``keep`` any is, for workers on other machines.
 
     Raises:
         UsageError: the shards would be too large.

@@ -90,14 +90,9 @@ def statistics_of(sources: Iterable[Source], *, images: int, failed: int) -> dic
 
 
 def reusable_rows(output: OutputDataset, number: int, refs: Sequence[ImageRef], policy: ReusePolicy, *, read: Read) -> Reuse:
-    """Decide what stays of a shard.
+    """Decide what stays of a shard whose images, sorted by image id, are these now.
 
-    Args:
-        output: the dataset.
-        number: number of the shard.
-        refs: the images of the shard as they are now, sorted by image id.
-        policy: treatment of images that have changed or failed.
-        read: returns the bytes of an image, or raises OSError; called where digests have to be compared.
+    ``read`` returns the bytes of an image, or raises OSError; it is called where digests have to be compared.
     """
     stored = _read_stored(output, number)
     if stored is None:
@@ -222,18 +217,7 @@ def write_feature_shard(
 
     If the shard exists, from an earlier run of the same fingerprint, what `reusable_rows` lets stay is kept and only the rest is
     extracted: the result is the same as if all had been extracted at once. If everything stays, the shard is left alone.
-
-    Args:
-        output: the dataset.
-        number: number of the shard.
-        refs: the images of the shard, in any order.
-        policy: what stays of the shard.
-        images: reads them.
-        loaded: the extractor.
-        on_batch: is called after each batch with the tally of that batch.
-
-    Returns:
-        The tally of the shard.
+    References come in any order. ``on_batch`` gets the tally of each batch after it; that of the shard is returned.
 
     Raises:
         InputError: two images have the same id, the list of images has changed since the run began, or the source is gone.

@@ -189,9 +189,7 @@ def extract_rows(
 def merge_rows(old: Iterable[pa.RecordBatch], new: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Merge rows of two sources, each sorted by image id; no id is in both.
 
-    Args:
-        old: stored rows, in batches that are not empty.
-        new: rows to add, likewise. Memory holds one batch of each side.
+    Neither holds empty batches or tables, and memory holds one of each side.
     """
     sides: list[Iterator[pa.Table]] = [(pa.Table.from_batches([batch]) for batch in old), iter(new)]
     heads: list[Any] = [next(side, None) for side in sides]

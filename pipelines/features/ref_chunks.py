@@ -56,16 +56,9 @@ def listed_refs(images: ImageSource, kept: Kept | Listing) -> Iterator[ImageRef]
 def chunk_refs(
     refs: Iterable[ImageRef], shards: int, *, skip_shards: frozenset[int] = frozenset(), folder: str | None = None
 ) -> Iterator[tuple[int, RefChunk]]:
-    """Gather references and cut them into pieces.
+    """Gather references and cut them into pieces; yield the number of a shard, and some of its references.
 
-    Args:
-        refs: the references.
-        shards: number of shards.
-        skip_shards: shards whose references are dropped.
-        folder: local folder for the pieces of a long listing; None to pass their bytes on.
-
-    Yields:
-        The number of a shard, and some of its references.
+    References of ``skip_shards`` are dropped. Pieces of a long listing go into the local folder; None passes their bytes on.
 
     Raises:
         DatasetError: the folder cannot be written.

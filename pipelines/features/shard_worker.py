@@ -56,11 +56,7 @@ def devices_of_worker(job: FeaturesJob, worker_id: str, gpus: int = 0) -> tuple[
 def decoding_threads(job: FeaturesJob, cores: int = 0) -> int:
     """Return the number of threads that decode in a worker; others read, as many as the source of the images says.
 
-    On a CPU the model needs most of the cores.
-
-    Args:
-        job: the job.
-        cores: cores of the worker; 0 for all that this process may use, by its affinity and its control group.
+    On a CPU the model needs most of the cores. They are all that this process may use where 0 are named.
     """
     import torch
 
@@ -69,12 +65,7 @@ def decoding_threads(job: FeaturesJob, cores: int = 0) -> int:
 
 
 def decoding_processes(extractor: Extractor, threads: int) -> DecodingProcesses | None:
-    """Return processes that decode for an extractor; None where threads of the worker do.
-
-    Args:
-        extractor: the loaded extractor.
-        threads: from `decoding_threads`.
-    """
+    """Return processes that decode for an extractor; None where threads of the worker do. See `decoding_threads`."""
     if not extractor.on_gpu or threads < PROCESSES_FROM or extractor.preprocessor is None:
         return None
     return DecodingProcesses(extractor.preprocessor, threads)
@@ -88,10 +79,7 @@ def planned_fingerprint(output: OutputDataset) -> str | None:
 def check_worker(job: FeaturesJob, planned: str | None, gpus: int) -> None:
     """Check, without building the network, that this process has the devices, the precision and the weights of a job.
 
-    Args:
-        job: the job.
-        planned: from `planned_fingerprint`; not the dataset itself, since this travels in the graph.
-        gpus: as `devices_of_worker` takes it.
+    ``planned`` is from `planned_fingerprint`, and not the dataset itself, since this travels in the graph.
 
     Raises:
         ImagepivotError: it has not.
@@ -117,12 +105,7 @@ def check_fingerprint(job: FeaturesJob, planned: str | None, fingerprint: str) -
 class ExtractorPool:
     """The extractors of a process, one on each of its devices; each extracts one shard at a time, in any thread.
 
-    Beam's ``Shared`` keeps weak references, which need a class that allows them.
-
-    Args:
-        networks: the extractors.
-        batch_size: see `FeaturesJob`.
-        threads: from `decoding_threads`.
+    Beam's ``Shared`` keeps weak references, which need a class that allows them. Threads are those of `decoding_threads`.
     """
 
     def __init__(self, networks: Sequence[Extractor], batch_size: int | None = None, threads: int = 1) -> None:
@@ -173,10 +156,7 @@ class ShardExtractor:
         self._copies = copies
 
     def set_up(self, share: Callable[[Callable[[], ExtractorPool]], ExtractorPool] = lambda load: load()) -> None:
-        """Load the extractors, or take those that another `ShardExtractor` of this process has loaded.
-
-        Args:
-            share: returns what its argument makes, or what it has made before.
+        """Load the extractors, or take those that another `ShardExtractor` of this process has loaded, as ``share`` says.
 
         Raises:
             ImagepivotError: the weights or the device are missing, or are not those that were planned.
@@ -196,9 +176,7 @@ class ShardExtractor:
     def extract(self, shard: int, pieces: Iterable[RefChunk]) -> dict[str, int]:
         """Write one shard, and return the counts of `COUNTERS`.
 
-        Args:
-            shard: its number.
-            pieces: references to its images, and to the places of their copies; those that are empty count for nothing.
+        Pieces hold references to its images, and the places of their copies; those that are empty count for nothing.
 
         Raises:
             InputError: see `pipelines.features.feature_shards.write_feature_shard`.

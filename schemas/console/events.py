@@ -61,15 +61,7 @@ def started() -> bool:
 
 
 def emit(event: str, **fields: Any) -> bool:
-    """Write an event, if standard error is lines of JSON.
-
-    Args:
-        event: ``progress``, ``remark``, ``warning`` or ``error``.
-        fields: values that JSON knows.
-
-    Returns:
-        Whether it was written: if not, people are watching.
-    """
+    """Write a ``progress``, ``remark``, ``warning`` or ``error``, and return True, if standard error is lines of JSON."""
     if _log is None:
         return False
     _log.write(line(event, **fields))
@@ -99,9 +91,7 @@ def record(**fields: Any) -> None:
 def finish(exit_code: int, message: str | None = None) -> None:
     """Write the last event, if standard error is lines of JSON; nothing reaches standard error after it.
 
-    Args:
-        exit_code: the exit code of the command.
-        message: the reason why it did not end well, or what others still have to do.
+    The message is the reason why the command did not end well, or what others still have to do.
     """
     global _log
     if _log is not None:

@@ -23,7 +23,6 @@ class Cell:
     """Value of a `Table` with a reference value or a style.
 
     Attributes:
-        value: the value.
         reference: another value in brackets, e.g. that of chance. JSON and CSV leave it out.
         style: style on a terminal, e.g. ``dim``.
     """
@@ -75,8 +74,6 @@ class Table:
 
     Attributes:
         columns: the columns, or only the headings of columns of text.
-        rows: the rows.
-        title: title; empty for none.
         notes: explanations, a line each.
         has_borders: whether lines separate the cells on a terminal, which long text needs.
     """

@@ -75,12 +75,7 @@ def usable_cores() -> int:
 
 
 def memory_limit(groups: Path = _GROUPS, mount: Path = _MOUNT) -> int:
-    """Return the memory that this process may use, in bytes.
-
-    Args:
-        groups: file that names the control groups of the process, see cgroups(7).
-        mount: where they are mounted: version 2, or version 1 with one folder per controller.
-    """
+    """Return the memory that this process may use, in bytes; the arguments are those of `core_quota`."""
     limits = (_limit(version, folder) for version, folder in _folders("memory", groups, mount))
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([machine, *(limit for limit in limits if limit is not None)])

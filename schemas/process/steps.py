@@ -82,12 +82,7 @@ def environment_of(command: str, variables: Mapping[str, str]) -> dict[str, str]
 def run_side_by_side(work: Callable[[T, str], R], tasks: Sequence[T], devices: Sequence[str]) -> Iterator[tuple[T, R]]:
     """Work on as many tasks at a time as there are devices, and yield each with its result when it has ended.
 
-    Where the caller stops, running commands are stopped, and waited for.
-
-    Args:
-        work: runs the commands of a task on a device.
-        tasks: the tasks, which are begun in this order.
-        devices: one device for each task at a time.
+    Tasks are begun in their order. Where the caller stops, running commands are stopped, and waited for.
     """
     free = SimpleQueue[str]()
     for device in devices:

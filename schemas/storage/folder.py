@@ -111,8 +111,7 @@ class Folder:
     def entries(self, on_link: Callable[[str], None] = lambda name: None) -> Iterator[Entry]:
         """Yield every file below the folder, in no particular order.
 
-        Args:
-            on_link: gets the name of each link to a folder: such links are not followed, because they may lead back.
+        Links to folders are not followed, because they may lead back: ``on_link`` gets their names.
         """
         filesystem, root = filesystem_of(self.location)
         if self.has_tags:
@@ -131,11 +130,7 @@ class Folder:
         return {entry.name: entry._replace(version="") for entry in self.entries()}
 
     def children(self, below: str = "") -> list[str]:
-        """Return the sorted names of the files directly in this folder; none if the folder does not exist.
-
-        Args:
-            below: look into this subfolder instead; the names are relative to it.
-        """
+        """Return the sorted names of the files directly in this folder or a subfolder of it; none if that does not exist."""
         # A pipe or socket (Unknown) is listed, so that reading it fails with its name.
         return self._children(below, fs.FileType.File, fs.FileType.Unknown)
 

@@ -22,6 +22,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from datetime import datetime
 from functools import lru_cache
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple, TypeVar, cast
 
@@ -191,22 +192,10 @@ def version_of(modified: datetime) -> str:
 
 
 def in_parts(data: bytes | Path, part_bytes: int, send: Callable[[int, bytes], _T]) -> list[_T]:
-    """Send what is to be written in parts, some at once.
-
-    Args:
-        data: the content, or a file that holds it.
-        part_bytes: size of a part.
-        send: sends the part of a number, counted from 1.
-
-    Returns:
-        What it returned for the parts, in order.
-    """
-
-    def parts() -> Iterator[tuple[int, int]]:
-        yield from enumerate(range(0, size_of(data), part_bytes), start=1)
-
+    """Send what is to be written in parts, numbered from 1 and some at once, and return the results in order."""
+    starts = range(0, size_of(data), part_bytes)
     with ThreadPoolExecutor(_PARALLEL_PARTS, thread_name_prefix="upload") as pool:
-        return list(pool.map(lambda part: send(part[0], _read(data, part[1], part_bytes)), parts()))
+        return list(pool.map(lambda number, start: send(number, _read(data, start, part_bytes)), count(1), starts))
 
 
 def _read(data: bytes | Path, start: int, size: int) -> bytes:
@@ -279,17 +268,9 @@ def _listed(bucket: Bucket, prefix: str, after: str) -> tuple[Page, list[tuple[s
 
 
 def put(bucket: Bucket, key: str, data: bytes | Path, replaces: str | None = ANY) -> str | None:
-    """Write an object, if the one that it replaces is still there.
+    """Write an object as `Bucket.write` does, and return its tag; None if another object than the one that it replaces is there.
 
-    Args:
-        bucket: the bucket.
-        key: key of the object.
-        data: the content, or a file that holds it.
-        replaces: tag of the object that is replaced; None to write a new one, `ANY` to replace whatever is there. Where an object
-            with the tag has been deleted, a new one is written.
-
-    Returns:
-        The tag of what was written; None if something else is there.
+    Where an object with the tag has been deleted, a new one is written.
     """
     writer = uuid.uuid4().hex
     while True:

@@ -39,15 +39,7 @@ _MOST_NAMED = 20
 def write_shards(
     output: OutputDataset, numbers: Iterable[int], write_shard: Callable[[int, ShardWriter], object]
 ) -> Iterator[int]:
-    """Write shards one after the other.
-
-    Args:
-        output: the dataset.
-        numbers: numbers of the shards.
-        write_shard: writes the rows of the shard of a number.
-
-    Yields:
-        The number of each shard when it is published.
+    """Write shards one after the other, and yield the number of each when it is published.
 
     Raises:
         DatasetError: the dataset is committed, or the folder cannot be written.
@@ -69,19 +61,8 @@ def write_dataset(
 ) -> Manifest:
     """Write a dataset in this process, or what an earlier run left of it to do.
 
-    Args:
-        output: the dataset.
-        write_shard: writes the rows of the shard of a number; called for those that are missing, in order.
-        policy: what the run keeps.
-        check: see `complete_dataset`, as for the other arguments.
-        libraries: distributions whose versions matter to the content.
-        statistics: makes the manifest's statistics.
-
-    Returns:
-        The manifest of the committed dataset.
-
-    Raises:
-        DatasetError: the folder is in use, or holds something that must not be lost.
+    ``write_shard`` is called for the shards that are missing, in order; other arguments, result and errors are those of
+    `complete_dataset`.
     """
 
     def write_missing(finished: frozenset[int]) -> None:
@@ -283,15 +264,10 @@ def _add(total: dict[str, Any], more: Mapping[str, Any]) -> None:
             total[key] = total.get(key, 0) + value
 
 
-def library_versions(names: Iterable[str]) -> dict[str, str]:
-    """Return the versions of distributions that are installed here, and of those that write every dataset."""
-    return {name: metadata.version(name) for name in ("imagepivot", "numpy", "pyarrow", *names)}
-
-
 def commit(
     output: OutputDataset,
     *,
-    libraries: tuple[str, ...] | Mapping[str, str] = (),
+    libraries: tuple[str, ...] = (),
     files: tuple[str, ...] = (),
     statistics: Statistics | None = None,
 ) -> Manifest:
@@ -302,7 +278,7 @@ def commit(
 
     Args:
         output: the folder, with all its shards. What they were made from is not compared.
-        libraries: distributions whose versions matter to the content, or what `library_versions` said of them elsewhere.
+        libraries: distributions whose versions matter to the content, besides those that write every dataset.
         files: paths of other files that belong to the dataset, besides those that the output knows.
         statistics: makes the manifest's statistics from the footers of all shards; `sum_statistics` when None.
 
@@ -310,11 +286,10 @@ def commit(
         DatasetError: a shard is missing or of another dataset; or damaged, and is then deleted.
     """
     with publishing(output.folder):
-        versions = libraries if isinstance(libraries, Mapping) else library_versions(libraries)
-        return _commit(output, versions, (*files, *output.files), statistics or sum_statistics)
+        return _commit(output, libraries, (*files, *output.files), statistics or sum_statistics)
 
 
-def _commit(output: OutputDataset, libraries: Mapping[str, str], files: tuple[str, ...], statistics: Statistics) -> Manifest:
+def _commit(output: OutputDataset, libraries: tuple[str, ...], files: tuple[str, ...], statistics: Statistics) -> Manifest:
     folder = output.folder
     state = OutputState(replace(output, listings=None, states=None), ReusePolicy(verify=folder.is_local))
     states = list(state.shards().values())
@@ -329,7 +304,7 @@ def _commit(output: OutputDataset, libraries: Mapping[str, str], files: tuple[st
         fingerprint=output.fingerprint,
         parameters=output.parameters,
         inputs=tuple(output.inputs),
-        libraries=libraries,
+        libraries={name: metadata.version(name) for name in ("imagepivot", "numpy", "pyarrow", *libraries)},
         shards=tuple(entry for entry in shards if entry is not None),
         failures=tuple(shard.failures for shard in states if shard.failures is not None),
         failure_reasons=dict(reasons),

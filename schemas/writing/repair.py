@@ -46,9 +46,6 @@ def repair(path: str | os.PathLike[str]) -> Repair:
     Records and the plain text of a vocabulary are written anew. Damaged shards are deleted together with the manifest: the same
     command as before then makes them again, and only them.
 
-    Args:
-        path: the dataset's folder.
-
     Raises:
         DatasetError: the folder holds nothing of a dataset, is in use, or holds a damaged dataset in version 1 of the format.
     """

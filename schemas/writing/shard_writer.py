@@ -379,10 +379,6 @@ def open_shard(output: OutputDataset, number: int) -> Iterator[ShardWriter]:
     It takes its name when the block ends well, and leaves nothing behind when it does not. Where another attempt has published the
     shard since the block began, that one stays; see this module.
 
-    Args:
-        output: the dataset.
-        number: number of the shard.
-
     Raises:
         DatasetError: the dataset is committed, or the folder cannot be written.
 

@@ -169,7 +169,7 @@ def test_two_commits_at_once_say_the_same(store):
         made = list(pool.map(lambda _: commit(output).to_json(), range(4)))
     assert set(made) == {Manifest.read(output.folder).to_json()}
     with pytest.raises(DatasetError, match=r"was committed by another run meanwhile: run the same command again"):
-        commit(output, libraries={"imagepivot": "another"})
+        commit(output, libraries=("pytest",))
 
 
 def test_of_many_that_create_a_file_one_does(store):

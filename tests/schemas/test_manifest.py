@@ -12,7 +12,7 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
 from schemas.fingerprints import fingerprint_of
-from schemas.manifest import MANIFEST_NAME, MANIFEST_NAMES, FileEntry, Manifest, ShardEntry, diagnose
+from schemas.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry, diagnose
 from schemas.storage.folder import Folder
 from tests.builders import sign, write_rows
 
@@ -334,7 +334,7 @@ SPEC = FeatureSpec("toy", (2,))
 def refused(folder) -> str:
     with pytest.raises(DatasetError, match=re.escape(f"'{folder}' is not a dataset")) as caught:
         open_dataset(folder)
-    assert str(caught.value) == diagnose(Folder(str(folder)), MANIFEST_NAMES)
+    assert str(caught.value) == diagnose(Folder(str(folder)))
     return str(caught.value).partition("is not a dataset")[2]
 
 
@@ -368,4 +368,4 @@ def test_nothing_a_file_and_anything_else(tmp_path):
     assert refused(tmp_path / "none").endswith("because it does not exist. Check the path")
     (tmp_path / "photo.jpg").touch()
     assert refused(tmp_path).startswith(f": it holds no {MANIFEST_NAME}. Either the path is wrong or the run")
-    assert diagnose(Folder(str(tmp_path / "photo.jpg")), MANIFEST_NAMES).endswith("but a file: give the folder of a dataset")
+    assert diagnose(Folder(str(tmp_path / "photo.jpg"))).endswith("but a file: give the folder of a dataset")
