@@ -146,15 +146,7 @@ class Material:
 def open_material(
     config: Config, corpus: Corpus, *, seed: int, memory_map: str | None = None, allow_missing_features: bool = False
 ) -> Material:
-    """Read and check everything that a training needs.
-
-    Args:
-        config: the configuration.
-        corpus: folders of captions, features, vocabulary, and of word vectors if the model begins with them, or of vectors of
-            tokens if it reads these.
-        seed: seed of the run, which reduced training splits depend on.
-        memory_map: folder for a copy of the features that is mapped into memory, see `train.data.features.read_features`.
-        allow_missing_features: leave out the captions of images that lack features.
+    """Read and check everything that a training needs; arguments as in `train.data.splits.open_data`.
 
     Raises:
         UsageError: the configuration does not fit the data, or the features do not fit into memory.
@@ -256,11 +248,8 @@ def overlap_remark(config: Config, corpus: Corpus | None) -> str:
 def tokens_of(vocabulary: Vocabulary, language: str, parameters: VocabularyParameters) -> tuple[int, ...]:
     """Return the ids that one language uses in a joint vocabulary: the specials, and the tokens frequent enough in it.
 
-    Args:
-        vocabulary: the joint vocabulary.
-        language: the language.
-        parameters: parameters of the vocabulary. If its threshold applied to each language, it applies here too; if it applied to
-            the joint count, a token belongs to every language in which it occurs at all.
+    If the threshold of the vocabulary applied to each language, it applies here too; if it applied to the joint count, a token
+    belongs to every language in which it occurs at all.
     """
     least = parameters.min_count if parameters.count_scope == "language" else 1
     return tuple(

@@ -22,7 +22,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def check_choices(section: str, values: Any) -> None:
-    """Check that each value whose annotation is a `Literal` is one of its choices; arguments and errors as those of `positive`."""
+    """Check that each value of a section whose annotation is a `Literal` is one of its choices."""
     cls: Any = type(values)
     for key, hint in hints_of(cls).items():
         value, choices = getattr(values, key), get_args(hint)
@@ -31,23 +31,14 @@ def check_choices(section: str, values: Any) -> None:
 
 
 def positive(section: str, values: Any, *keys: str) -> None:
-    """Check that values are finite and more than 0.
-
-    Args:
-        section: name of the section, for messages.
-        values: the section.
-        keys: names of the values.
-
-    Raises:
-        UsageError: one is not.
-    """
+    """Check that values of a section are finite and more than 0."""
     for key in keys:
         value = getattr(values, key)
         require(0 < value < math.inf, f"{section}.{key} is {value}, expected more than 0")
 
 
 def not_negative(section: str, values: Any, *keys: str) -> None:
-    """Check that values are finite and not less than 0; arguments and errors as those of `positive`."""
+    """Check that values of a section are finite and not less than 0."""
     for key in keys:
         value = getattr(values, key)
         require(0 <= value < math.inf, f"{section}.{key} is {value}, expected 0 or more")
@@ -115,7 +106,13 @@ WordStart: TypeAlias = Literal["random", "finetuned", "frozen", "precomputed"]
 
 
 class _Words(ModelConfig):
-    """Keys and checks of the kinds of this package: word embeddings, and one or several vectors of an image."""
+    """Keys and checks of the kinds of this package: word embeddings, and one or several vectors of an image.
+
+    Attributes:
+        word_dim: width of the word embeddings.
+        word_vectors: initial word embeddings: ``random``; or pretrained where a word has a vector, and ``finetuned`` like the
+            others, or all ``frozen``. ``precomputed`` replaces them by given vectors of tokens, such as those of BERT.
+    """
 
     embed_dim: int
     word_dim: int
@@ -163,9 +160,6 @@ class VseConfig(_Words):
 
     Attributes:
         embed_dim: width of the joint space, and number of GRU units.
-        word_dim: width of the word embeddings.
-        word_vectors: initial word embeddings: ``random``; or pretrained where a word has a vector, and ``finetuned`` like the
-            others, or all ``frozen``. ``precomputed`` replaces them by given vectors of tokens, such as those of BERT.
         shared_encoder: one text encoder over the joint vocabulary for all languages (Kádár et al. 2018); otherwise one per
             language (Gella et al. 2017).
         similarity: ``cosine``, or ``order`` (Vendrov et al. 2016).
@@ -198,9 +192,6 @@ class MhaDConfig(_Words):
 
     Attributes:
         embed_dim: H, width of a region and of a word in the joint space, and of each direction of the LSTM.
-        word_dim: width of the word embeddings.
-        word_vectors: initial word embeddings: ``random``; or pretrained where a word has a vector, and ``finetuned`` like the
-            others, or all ``frozen``. ``precomputed`` replaces them by given vectors of tokens, such as those of BERT.
         num_heads: K, the number of heads.
         attention_dim: H_attn, width in which contexts are compared with regions and words.
         context_dim: H_c, width of the contexts.
@@ -226,9 +217,6 @@ class ScanConfig(_Words):
 
     Attributes:
         embed_dim: width of regions and words in the joint space, and number of units of the text encoder in each direction.
-        word_dim: width of the word embeddings.
-        word_vectors: initial word embeddings: ``random``; or pretrained where a word has a vector, and ``finetuned`` like the
-            others, or all ``frozen``. ``precomputed`` replaces them by given vectors of tokens, such as those of BERT.
         shared_encoder: one text encoder over the joint vocabulary for all languages; otherwise one per language.
         text_encoder: a GRU or LSTM in both directions: ``bigru`` or ``bilstm``.
         attention: ``t2i``, words attend to regions (text-image in the paper); or ``i2t``, regions attend to words (image-text).
@@ -273,9 +261,6 @@ class DanConfig(_Words):
 
     Attributes:
         embed_dim: H, width of a context vector and of a word, and of each direction of the LSTM.
-        word_dim: width of the word embeddings.
-        word_vectors: initial word embeddings: ``random``; or pretrained where a word has a vector, and ``finetuned`` like the
-            others, or all ``frozen``. ``precomputed`` replaces them by given vectors of tokens, such as those of BERT.
         attention_steps: K, the number of steps of attention.
         attention_dim: width in which memories are compared with regions and words.
         dropout: ratio of dropout; 0 means none.
@@ -302,9 +287,6 @@ class MlmmeConfig(_Words):
 
     Attributes:
         embed_dim: width of the joint space.
-        word_dim: width of the word embeddings.
-        word_vectors: initial word embeddings: ``random``; or pretrained where a word has a vector, and ``finetuned`` like the
-            others, or all ``frozen``. ``precomputed`` replaces them by given vectors of tokens, such as those of BERT.
         hidden_size: number of GRU units.
         scoring: ``dot``, the cosine; or ``general``, a learned bilinear form for every two views, the images and each language.
     """

@@ -53,23 +53,12 @@ def read_table(source: str) -> dict[str, Any]:
 
 
 def extended(text: str, source: str) -> dict[str, Any]:
-    """Do the same with the text of a configuration; paths in it start at the current folder.
-
-    Args:
-        text: TOML.
-        source: name of the source, for messages.
-    """
+    """Do the same with the text of a configuration; paths in it start at the current folder."""
     return _extended(text, Path(), (source,))
 
 
 def _read(source: str, folder: Path, chain: tuple[str, ...]) -> dict[str, Any]:
-    """Read a configuration.
-
-    Args:
-        source: as in `read_table`.
-        folder: where a relative path starts.
-        chain: what extends it, the first one first.
-    """
+    """Read a configuration; relative paths start at ``folder``, and ``chain`` holds what extends it, the first one first."""
     by = f"{chain[-1]} extends {source!r}, but " if chain else ""
     if not source.endswith(".toml"):
         try:

@@ -212,16 +212,7 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that defines a model and its training.
-
-    Attributes:
-        data: what to train on.
-        model: the kind of model, and its choices.
-        loss: what to minimise.
-        optimizer: the optimizer.
-        schedule: batches, evaluations, and when to stop.
-        description: a line for people, e.g. the row of a paper's table.
-    """
+    """Everything that defines a model and its training, and a line for people, e.g. the row of a paper's table."""
 
     data: DataConfig
     model: ModelConfig = field(default_factory=VseConfig)

@@ -12,7 +12,6 @@ import logging
 import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
@@ -67,39 +66,20 @@ class CaptionRows:
         return row
 
 
-@dataclass(frozen=True)
 class PairSource:
-    """The two datasets, and what is read of them.
+    """The two datasets, and what is read of them: arguments and errors of `PairDataset`.
 
-    Attributes:
-        captions: captions, encoded or not.
-        features: features or regions.
-        labels: the selected values of each label; all of a label that is not there.
-        columns: the columns of the images.
-        l2: whether to divide the vectors by their norms.
+    ``labels`` are the selected values of each label, in the order of `_LABELS`.
     """
 
-    captions: Dataset
-    features: Dataset
-    labels: Mapping[str, tuple[str, ...]]
-    columns: tuple[str, ...]
-    l2: bool
-
-    @classmethod
-    def open(
-        cls,
+    def __init__(
+        self,
         captions: str | os.PathLike[str],
         features: str | os.PathLike[str],
         labels: tuple[Sequence[str], ...],
         columns: Sequence[str],
         l2: bool,
-    ) -> PairSource:
-        """Open both datasets and check the selection; arguments as in `train.data.torch_datasets.PairDataset`.
-
-        Raises:
-            UsageError: a selection is no list, or there is no such column.
-            DatasetError: a dataset is missing or of another kind, or there are no such captions.
-        """
+    ) -> None:
         for name, values in (*zip(("splits", "languages", "portions"), labels, strict=True), ("columns", columns)):
             if isinstance(values, str):
                 raise UsageError(f"{name} is {values!r}, expected a list, e.g. [{values!r}]")
@@ -111,14 +91,11 @@ class PairSource:
         available = [name for name in images.schema.names if name != "image_id"]
         if unknown := [name for name in columns if name not in available]:
             raise UsageError(f"{images.folder.location!r} has no column {unknown[0]!r}. It has: {', '.join(available)}")
-        chosen = {label: tuple(values) for label, values in zip(_LABELS, labels, strict=True) if values}
-        _check_labels(texts, chosen)
-        return cls(texts, images, chosen, tuple(columns) or tuple(available), l2)
-
-    @property
-    def vectors(self) -> str:
-        """Name of the column with the features."""
-        return VECTORS[self.features.kind]
+        self.captions, self.features, self.l2 = texts, images, l2
+        self.columns = tuple(columns) or tuple(available)
+        self.vectors = VECTORS[images.kind]  # Name of the column with the features.
+        self.labels = {label: tuple(values) for label, values in zip(_LABELS, labels, strict=True) if values}
+        _check_labels(texts, self.labels)
 
     def captions_of(self, number: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Read the selected captions of a shard: their keys and splits, and these columns (by default their content)."""
@@ -275,7 +252,7 @@ class PairDataset(MapDataset[Pair]):
         memory_map: str | os.PathLike[str] | None = None,
         allow_missing_features: bool = False,
     ) -> None:
-        self._source = source = PairSource.open(captions, features, (splits, languages, portions), columns, l2)
+        self._source = source = PairSource(captions, features, (splits, languages, portions), columns, l2)
         table = pa.concat_tables(source.captions_of(number) for number in range(source.captions.num_shards))
         self.missing_features, kept = source.without_missing(table, allow_missing_features)
         self._rows = CaptionRows(kept.sort_by([(name, "ascending") for name in KEY]))
@@ -351,7 +328,7 @@ class PairStream(IterableDataset[Pair]):
             raise UsageError(f"rank is {rank} of {world_size} processes, expected 0 to {world_size - 1}")
         if seed < 0:
             raise UsageError(f"seed is {seed}, expected 0 or more")
-        self._source = source = PairSource.open(captions, features, (splits, languages, portions), columns, l2)
+        self._source = source = PairSource(captions, features, (splits, languages, portions), columns, l2)
         shards = (source.captions_of(number, ()) for number in range(source.captions.num_shards))
         self.missing_features, kept = source.without_missing(pa.concat_tables(shards), allow_missing_features)
         self.num_pairs = len(kept)

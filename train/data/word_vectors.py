@@ -17,12 +17,9 @@ from train.config.models import ModelConfig
 
 @dataclass(frozen=True)
 class WordVectors:
-    """Vectors of a vocabulary's words, by language.
+    """Vectors of a vocabulary's words, by language, of a dataset.
 
     Attributes:
-        location: folder of the dataset.
-        fingerprint: fingerprint of the dataset.
-        width: W.
         ids: token ids int64 ``[N]`` of each language, ascending.
         vectors: their vectors, float32 ``[N, W]``.
     """

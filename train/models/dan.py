@@ -185,11 +185,7 @@ class Dan(SentenceEncoderModel):
         return Encoded(widen_bfloat16(self.sentences.of(language).pooling(_words(read))))
 
     def attention_weights(self, images: ImageBatch, captions: CaptionBatch, language: str) -> AttentionWeights:
-        """Return how much each step attends to the regions of an image, and to the tokens of a caption.
-
-        Raises:
-            ValueError: the model does not read the language.
-        """
+        """Return how much each step attends to the regions of an image, and to the tokens of a caption."""
         regions, words = Encoded(images.features, images.mask), _words(self.token_states(captions, language))
         return weights_of_heads(self.attention, regions, self.sentences.of(language).pooling, words)
 

@@ -409,11 +409,7 @@ class SentenceEncoderModel(RetrievalModel):
         self.languages = dimensions.languages
 
     def token_states(self, captions: CaptionBatch, language: str) -> Encoded:
-        """Return the states of the reader, ``[B, T, H]``, or ``[B, H]`` where there is only the last one.
-
-        Raises:
-            ValueError: the model does not read the language.
-        """
+        """Return the states of the reader, ``[B, T, H]``, or ``[B, H]`` where there is only the last one."""
         return self.sentences.of(language).states(captions)
 
     @abstractmethod
@@ -421,11 +417,7 @@ class SentenceEncoderModel(RetrievalModel):
         """Encode captions in one language from their states, in their order."""
 
     def encode_captions(self, captions: CaptionBatch, language: str) -> Encoded:
-        """Encode captions in one language, in their order.
-
-        Raises:
-            ValueError: the model does not read the language.
-        """
+        """Encode captions in one language, in their order."""
         return self.pool_states(self.token_states(captions, language), language)
 
     def scores(self, a: Encoded, b: Encoded) -> Tensor:

@@ -117,11 +117,7 @@ class MhaD(SentenceEncoderModel):
         return _embedding(self.sentences.of(language).pooling(read))
 
     def attention_weights(self, images: ImageBatch, captions: CaptionBatch, language: str) -> AttentionWeights:
-        """Return how much each head attends to the regions of an image, and to the tokens of a caption.
-
-        Raises:
-            ValueError: the model does not read the language.
-        """
+        """Return how much each head attends to the regions of an image, and to the tokens of a caption."""
         regions, words = self._regions(images), self.token_states(captions, language)
         return weights_of_heads(self.attention, regions, self.sentences.of(language).pooling, words)
 

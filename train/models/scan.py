@@ -392,11 +392,7 @@ class Scan(SentenceEncoderModel):
         return cross_attention(b, a, self._attention).T if self._words_attend else cross_attention(a, b, self._attention)
 
     def attention_weights(self, images: ImageBatch, captions: CaptionBatch, language: str) -> AttentionWeights:
-        """Return how much the words of a caption attend to the regions of an image, or these to those.
-
-        Raises:
-            ValueError: the model does not read the language.
-        """
+        """Return how much the words of a caption attend to the regions of an image, or these to those."""
         regions, words = self.encode_images(images), self.encode_captions(captions, language)
         if self._words_attend:
             return AttentionWeights(pairs=attention_of_pair(words, regions, self._attention))
