@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from schemas.dataset import open_dataset
-from schemas.errors import UsageError
 from tests.train.trainings import CONFIG, DAN, MHA_D, MLMME, SCAN, events, weights
 from train.evaluation.embedding import embed
 from train.evaluation.scores import evaluate_run
@@ -151,24 +150,6 @@ def test_it_trains_in_bfloat16(train_kind, tmp_path):
     assert all(values.dtype == full[name].dtype for name, values in low.items())
     name = "sentences.0.words.weight"
     assert 0 < (low[name] - full[name]).norm() < 0.2 * full[name].norm()
-
-
-@pytest.mark.parametrize("kind", ["scan-t2i"])
-def test_runs_of_models_without_vectors_are_neither_embedded_nor_searched(train_kind, corpus, tmp_path):
-    train_kind("run", ("max_steps = 44", "max_steps = 1"))
-    for use in (
-        lambda: embed(EmbedJob(str(tmp_path / "run"), str(tmp_path / "embedded"), features=corpus.features)),
-        lambda: search(SearchJob(str(tmp_path / "run"), "a", "en", corpus.features, tokenized=True)),
-    ):
-        with pytest.raises(UsageError, match=r"a model of the kind 'scan', .* imagepivot evaluate scores it"):
-            use()
-
-
-@pytest.mark.parametrize("kind", ["mha-d"])
-def test_several_batches_a_step(train_kind, tmp_path):
-    changes = ("batch_size = 9", "batch_size = 3\ngrad_accum_steps = 3"), ("max_steps = 44", "max_steps = 20")
-    assert train_kind("run", *changes).progress.step == 20
-    assert [set(line["terms"]) for line in events(tmp_path / "run", "step")] == [{"c2i/en", "c2i/de"} | TERMS["mha-d"]] * 2
 
 
 @pytest.mark.parametrize("kind", ["mha-d"])

@@ -117,7 +117,7 @@ def _array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
-MEMORY_SHARE = 0.5
+_MEMORY_SHARE = 0.5
 """Share of the memory that features may occupy; larger ones must be mapped from a file."""
 
 _BATCH_BYTES = 32 << 20
@@ -191,7 +191,7 @@ class ImageFeatures:
 
     def __getstate__(self) -> dict[str, Any]:
         mapped = {name: value for name, value in vars(self).items() if isinstance(value, np.memmap)}
-        return {**vars(self), **{name: MappedField.of(value, name) for name, value in mapped.items()}}
+        return {**vars(self), **{name: MappedField(str(value.filename), name) for name, value in mapped.items()}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         opened = {name: value.open() if isinstance(value, MappedField) else value for name, value in state.items()}
@@ -232,7 +232,6 @@ def read_features(
     *,
     l2: bool = False,
     memory_map: str | os.PathLike[str] | None = None,
-    memory_share: float = MEMORY_SHARE,
     advice: str = "name a folder on a fast disk with --memory-map",
 ) -> ImageFeatures:
     """Read the features of images.
@@ -243,7 +242,6 @@ def read_features(
         l2: divide each feature by its Euclidean norm; a feature of zeros stays as it is.
         memory_map: folder for a copy of the whole dataset, in its stored type, which is mapped instead of read into memory. Any
             later call uses it, whatever the images and ``l2``, and processes share its memory.
-        memory_share: share of the memory that the features may occupy without it.
         advice: what to do if they do not fit, for the message.
 
     Raises:
@@ -260,7 +258,7 @@ def read_features(
     if memory_map is not None:
         return _mapped(dataset, image_ids, l2, memory_map)
     record = _record(dataset)
-    check_memory(record.itemsize * len(image_ids), len(image_ids), advice, memory_share)
+    check_memory(record.itemsize * len(image_ids), len(image_ids), advice)
     records = np.empty(len(image_ids), record)
     requested = pa.array(image_ids, pa.string())
     for batch in dataset.batches(["image_id", *vector_columns(dataset)], batch_size=_batch_size(spec)):
@@ -347,22 +345,21 @@ def _mapped(dataset: Dataset, image_ids: Sequence[str], l2: bool, folder: str | 
     return features
 
 
-def check_memory(size: int, count: int, advice: str, memory_share: float = MEMORY_SHARE, *, of: str = "images") -> None:
+def check_memory(size: int, count: int, advice: str, *, of: str = "images") -> None:
     """Check that features fit into memory: the machine's, or what a container or batch job may use of it.
 
     Args:
         size: their size in bytes.
         count: number of images.
         advice: what to do if they do not.
-        memory_share: share of the memory that they may occupy.
         of: what they are features of, if not of images.
 
     Raises:
         UsageError: they do not fit.
     """
-    if size > memory_share * memory_limit():
+    if size > _MEMORY_SHARE * memory_limit():
         raise UsageError(
-            f"the features of {count:,} {of} take {size / 1e9:.1f} GB, more than {memory_share:.0%} of the "
+            f"the features of {count:,} {of} take {size / 1e9:.1f} GB, more than {_MEMORY_SHARE:.0%} of the "
             f"{memory_limit() / 1e9:.1f} GB of memory that this process may use: {advice} for a copy that is mapped into memory"
         )
 

@@ -86,11 +86,6 @@ class MappedField:
     path: str
     name: str
 
-    @classmethod
-    def of(cls, array: np.memmap, name: str) -> MappedField:
-        """Return what stands for a field of an array that `mapped_array` returned."""
-        return cls(str(array.filename), name)
-
     def open(self) -> np.ndarray:
         """Map the array again."""
         return np.lib.format.open_memmap(self.path, mode="r")[self.name]

@@ -16,7 +16,7 @@ distinct tokens, ``W`` word width, ``H`` units. The gates have torch's order: re
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +26,6 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
 from train.data.batches import CaptionBatch
-from train.devices import upload
 
 
 @dataclass(frozen=True)
@@ -47,18 +46,9 @@ class PrefixTrie:
     ends: Tensor
     level_sizes: tuple[int, ...]
 
-    def __len__(self) -> int:
-        return len(self.ends)
-
     def steps(self, of_prefixes: Tensor) -> tuple[Tensor, ...]:
         """Split ``[P, ...]`` into the prefixes of one token, of two tokens, and so on."""
         return of_prefixes.split(self.level_sizes)
-
-    def to(self, device: torch.device | str) -> PrefixTrie:
-        """Return the same captions on a device; ``level_sizes`` stay Python numbers."""
-        names = ("tokens", "last_tokens", "parents", "ends")
-        moved: dict[str, Any] = {name: upload(getattr(self, name), torch.device(device)) for name in names}
-        return replace(self, **moved)
 
 
 def build_trie(captions: CaptionBatch) -> PrefixTrie:

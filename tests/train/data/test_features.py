@@ -45,7 +45,7 @@ def features(new_dataset, tmp_path):
 def test_rows_come_in_the_requested_order(features, tmp_path, dtype, l2, mapped):
     dataset, by_id = features(spec=FeatureSpec("toy", (6,), dtype))
     ids = [IDS[n] for n in np.random.default_rng(1).permutation(len(IDS))[:17]]
-    arguments = {"memory_map": tmp_path / "cache", "memory_share": 0} if mapped else {}
+    arguments = {"memory_map": tmp_path / "cache"} if mapped else {}
     result = read_features(dataset, ids, l2=l2, **arguments)
     assert isinstance(result.stored, np.memmap) == mapped
     assert result.stored.dtype == dtype  # Nothing is held twice as wide as it is stored.
@@ -73,15 +73,6 @@ def test_a_batch_has_the_bits_that_all_at_once_have(new_dataset, tmp_path, width
         assert features[np.arange(7, 39)].tobytes() == expected[7:39].tobytes()
 
 
-def test_several_features_of_an_image_stay_apart(features):
-    dataset, by_id = features(spec=FeatureSpec("toy", (2, 3)))
-    result = read_features(dataset, IDS[:3], l2=True)
-    assert result.array.shape == (3, 2, 3)
-    for row, image_id in zip(result.array, IDS, strict=False):
-        values = by_id[image_id].reshape(2, 3)
-        np.testing.assert_allclose(row, values / np.linalg.norm(values, axis=1, keepdims=True), rtol=2e-7)
-
-
 def test_no_images(features, tmp_path):
     dataset, _ = features()
     for arguments in ({}, {"memory_map": tmp_path / "cache"}):
@@ -90,7 +81,7 @@ def test_no_images(features, tmp_path):
 
 def test_a_mapped_file_is_used_again(features, tmp_path):
     dataset, _ = features()
-    arguments = {"memory_map": tmp_path / "cache", "memory_share": 0}
+    arguments = {"memory_map": tmp_path / "cache"}
     first = read_features(dataset, IDS[:5], **arguments)
     [path] = (tmp_path / "cache").iterdir()
     before = path.stat()
@@ -119,16 +110,17 @@ def test_a_torn_mapped_file_never_appears(features, tmp_path, monkeypatch):
 
     monkeypatch.setattr("train.data.features.norms_of", fail)
     with pytest.raises(KeyboardInterrupt):
-        read_features(dataset, IDS[:5], memory_map=tmp_path / "cache", memory_share=0)
+        read_features(dataset, IDS[:5], memory_map=tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_features_too_large_for_memory(features):
+def test_features_too_large_for_memory(features, tmp_path, monkeypatch):
     dataset, _ = features()
-    with pytest.raises(
-        UsageError, match=r"27 images take 0\.0 GB, more than 0% of the .* GB of memory .*: name a folder .*--memory-map"
-    ):
-        read_features(dataset, IDS, memory_share=0)
+    monkeypatch.setattr("train.data.features.memory_limit", lambda: 1)
+    message = r"27 images take 0\.0 GB, more than 50% of the .* GB of memory .*: name a folder .*--memory-map"
+    with pytest.raises(UsageError, match=message):
+        read_features(dataset, IDS)
+    assert len(read_features(dataset, IDS, memory_map=tmp_path / "cache")) == len(IDS)
 
 
 def test_missing_images(features):
@@ -209,7 +201,7 @@ def file_pages(folder: Path) -> int:
 @pytest.mark.parametrize("mapped", [False, True])
 def test_padding_is_zeros_and_masked(write, tmp_path, padding, l2, mapped):
     dataset, by_id = write(padding)
-    arguments = {"memory_map": tmp_path / "cache", "memory_share": 0} if mapped else {}
+    arguments = {"memory_map": tmp_path / "cache"} if mapped else {}
     ids = FULL[::-1]
     read = read_features(dataset, ids, l2=l2, **arguments)
     assert (read.stored.dtype, isinstance(read.stored, np.memmap)) == (np.float16, mapped)
@@ -289,14 +281,6 @@ def test_impossible_numbers_of_regions_are_refused(write):
             DatasetError, match=rf"says that between {low} and {high} regions .*, expected 0 to 3: run 'imagepivot"
         ):
             vectors_of(dataset, dataset.table(["features", "num_regions"]))
-
-
-def test_what_is_not_finite_is_refused_where_it_is_in_use(write, tmp_path):
-    dataset, _ = write(np.nan, factors={7: np.nan})
-    for arguments in ({}, {"memory_map": tmp_path / "cache"}):
-        with pytest.raises(DatasetError, match="features that are not finite numbers, among them that of image 'image-07'"):
-            read_features(dataset, FULL, **arguments)
-        assert len(read_features(dataset, FULL[:5], **arguments)) == 5
 
 
 @pytest.mark.parametrize("mapped", [False, True])

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from schemas.dataset import open_dataset
-from schemas.errors import DatasetError, UsageError
+from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
 from train.data.captions import disjoint_halves, half_of_images, one_caption_per_image, read_captions
 from train.data.splits import MissingFeatures, check_fingerprints, open_data
@@ -60,14 +59,6 @@ def test_regimes(toy, arguments, regime):
     assert same_captions(data.captions, regime(captions, 4).compact())
     # Only the training data is read.
     assert len(data.features) == len(data.captions.image_ids) == (20 if arguments.get("images") == "half" else 40)
-
-
-def test_features_may_be_mapped(toy, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("os.sysconf", lambda name: 1)
-    with pytest.raises(UsageError, match=r"12 images take 0\.0 GB, more than 50%"):
-        open_data(toy.captions, toy.features, split="val")
-    data = open_data(toy.captions, toy.features, split="val", memory_map=tmp_path)
-    assert isinstance(data.features.stored, np.memmap)
 
 
 # --- refused ---------------------------------------------------------------------------------------------------------
@@ -180,16 +171,6 @@ def test_captions_without_features_are_left_out(toy, gappy):
     rows = [row for row in range(len(whole.captions)) if whole.captions.image_ids[whole.captions.images[row]] not in lacking]
     expected = whole.captions.select(np.array(rows))
     assert data.captions.token_ids.tolist() == expected.token_ids.tolist()
-
-
-def test_nothing_is_left_out_where_nothing_lacks(toy):
-    data = open_data(toy.captions, toy.features, split="val", allow_missing_features=True)
-    assert data.missing_features is None
-
-
-def test_the_error_names_the_option(gappy):
-    with pytest.raises(DatasetError, match=r"lacks the features of 2 of 12 images .*or leave .* with --allow-missing-features"):
-        open_data(gappy.captions, gappy.features, split="val")
 
 
 def test_a_draw_is_that_of_all_images(toy, gappy):

@@ -10,11 +10,10 @@ import pytest
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from tests.builders import write_rows
-from train.config.models import MhaDConfig, ModelConfig, VseConfig
 from train.data import features
 from train.data.batches import CaptionBatch
 from train.data.splits import open_data
-from train.data.token_features import check_token_features, open_token_features
+from train.data.token_features import open_token_features
 
 
 def opened(corpus, split="val", **options):
@@ -152,14 +151,3 @@ def test_vectors_that_memory_does_not_hold(toy_tokens, monkeypatch):
     monkeypatch.setattr(features, "memory_limit", lambda: 30_000)
     with pytest.raises(UsageError, match=r"the features of \d+ captions take 0\.0 GB, .* --memory-map"):
         opened(toy_tokens, "train")
-
-
-def test_vectors_are_given_exactly_to_models_that_read_them():
-    reads, has = MhaDConfig(word_vectors="precomputed", word_dim=4), VseConfig()
-    assert (reads.token_width, reads.pretrained_width, has.token_width, ModelConfig().token_width) == (4, 0, 0, 0)
-    check_token_features(reads, "tokens")
-    check_token_features(has, "")
-    with pytest.raises(UsageError, match="no vectors of tokens are given: give --token-features FOLDER"):
-        check_token_features(reads, "")
-    with pytest.raises(UsageError, match=r"--token-features 'tokens' is given, but the model has vectors of words of its own"):
-        check_token_features(has, "tokens")

@@ -73,8 +73,13 @@ def diversity(a, b, margin):
 
 def batch_of(captions: list[list[int]], rows=None) -> CaptionBatch:
     """Return captions in the order of ``rows``, or in their own."""
-    rows = np.arange(len(captions)) if rows is None else np.array(rows)
-    return CaptionBatch(np.concatenate(captions), np.cumsum([0, *map(len, captions)]), rows)
+    rows = np.array(range(len(captions)) if rows is None else rows, np.int64)
+    return CaptionBatch(np.concatenate([np.zeros(0, int), *captions]), np.cumsum([0, *map(len, captions)]), rows)
+
+
+def parameters_of(module: nn.Module) -> dict[str, np.ndarray]:
+    """Return the parameters of a module."""
+    return {name: value.detach().numpy() for name, value in module.named_parameters()}
 
 
 def drawn(rng: np.random.Generator, count: int) -> list[list[int]]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.train.models.equations import batch_of, both_ways, drawn
+from tests.train.models.equations import batch_of, both_ways, drawn, parameters_of
 from train.config.models import DanConfig
 from train.models.catalogue import build_model
 from train.models.dan import AttentionSteps, Dan, Dropout
@@ -61,16 +61,6 @@ def test_a_state_without_a_seed_and_one_too_many_are_refused():
         module.load_state_dict({})
     with pytest.raises(RuntimeError, match=r"Unexpected key.*next_seed"):
         none.load_state_dict(module.state_dict())
-
-
-def test_the_seed_in_a_state_is_one_number():
-    state = dropout(0.5).state_dict()
-    assert list(state) == ["next_seed"]
-    assert (state["next_seed"].dtype, state["next_seed"].shape) == (torch.int64, ())
-
-
-def parameters_of(module: torch.nn.Module) -> dict[str, np.ndarray]:
-    return {name: value.detach().numpy() for name, value in module.named_parameters()}
 
 
 def steps_by_hand(items: np.ndarray, parameters: dict[str, np.ndarray], steps: int) -> tuple[np.ndarray, np.ndarray]:

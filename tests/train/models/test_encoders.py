@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from schemas.errors import UsageError
+from tests.train.models.equations import batch_of
 from train.config.models import MhaDConfig, ScanConfig, VseConfig
 from train.data.batches import CaptionBatch, TokenVectors
 from train.data.word_vectors import WordVectors
@@ -31,17 +32,11 @@ from train.models.encoders import (
     load_pretrained_embeddings,
     orthogonalize,
     pooled,
-    words_of,
 )
 from train.models.mha_d import MultiHeadAttention
 from train.models.retrieval_model import Dimensions, Encoded, ImageBatch
 
 CAPTIONS = [[1, 4, 2], [1, 4, 5, 6, 2], [1, 2], [1, 4, 2]]
-
-
-def batch_of(captions: list[list[int]]) -> CaptionBatch:
-    token_ids = np.concatenate([np.zeros(0, int), *captions])
-    return CaptionBatch(token_ids, np.cumsum([0, *map(len, captions)]), np.arange(len(captions)))
 
 
 def sentence_encoder(vocabulary_size: int, words: int, width: int, *, ids: list[int] | None = None) -> SentenceEncoder:
@@ -365,14 +360,3 @@ def test_models_read_them_in_any_batch(config):
     scores.sum().backward()
     gradients = [parameter.grad for name, parameter in model.named_parameters() if name.startswith("sentences")]
     assert any(gradient is not None and gradient.abs().sum() > 0 for gradient in gradients)
-
-
-def test_captions_need_vectors():
-    model = build_model(MODELS[0], Dimensions(("en",), 9, (8,), token_width=5), seed=0)
-    with pytest.raises(ValueError, match="the captions have no vectors of their tokens"):
-        model.encode_captions(CaptionBatch(np.array([1, 2]), np.array([0, 2]), np.array([0])), "en")
-
-
-def test_words_are_a_table_where_none_are_given():
-    assert isinstance(words_of(Dimensions(("en",), 9, (8,)), 5), WordEmbedding)
-    assert isinstance(words_of(Dimensions(("en",), 9, (8,), token_width=5), 5), PrecomputedTokens)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.train.models.equations import attended, batch_of, both_ways, drawn
+from tests.train.models.equations import attended, batch_of, both_ways, drawn, parameters_of
 from train.config.models import MhaDConfig
 from train.data.batches import CaptionBatch
 from train.models.catalogue import build_model
@@ -61,10 +61,6 @@ def model() -> MhaD:
             if "contexts" in name or "words" in name:
                 parameter.mul_(10)
     return model
-
-
-def parameters_of(module: torch.nn.Module) -> dict[str, np.ndarray]:
-    return {name: value.detach().numpy() for name, value in module.named_parameters()}
 
 
 def heads_of(items: np.ndarray, attention: torch.nn.Module) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import exp, log, sqrt
 
 import numpy as np
@@ -9,10 +10,9 @@ import pytest
 import torch
 
 from tests.fake_gpu import fake_gpu
-from tests.train.models.equations import Sizes
+from tests.train.models.equations import Sizes, batch_of
 from tests.train.trainings import assert_equal
 from train.config.models import ScanConfig
-from train.data.batches import CaptionBatch
 from train.evaluation import evaluation
 from train.losses import ranking_loss
 from train.models import scan as module
@@ -293,17 +293,13 @@ def test_the_pairs_that_are_gathered_at_once_are_bounded(monkeypatch):
     assert max(watch.sizes) <= max(6000, *(value.numel() for value in values)) < len(pairs) * 9 * 16 / 20
 
 
-CAPTIONS = [[1, 4, 2], [1, 4, 5, 6, 2], [1, 2], [1, 7, 2]]
+batch = partial(batch_of, [[1, 4, 2], [1, 4, 5, 6, 2], [1, 2], [1, 7, 2]])
 
 
 def build(*, languages=("en", "de"), feature_shape=(3, 7), **choices) -> Scan:
     model = build_model(ScanConfig(**{"embed_dim": 6, "word_dim": 5} | choices), Dimensions(languages, 9, feature_shape), 0)
     assert isinstance(model, Scan)
     return model
-
-
-def batch(rows=range(4)) -> CaptionBatch:
-    return CaptionBatch(np.concatenate(CAPTIONS), np.cumsum([0, *map(len, CAPTIONS)]), np.array(rows, dtype=np.int64))
 
 
 @pytest.fixture
