@@ -36,14 +36,15 @@ def test_importing_the_package_loads_neither_torch_nor_pillow():
 
 
 @pytest.mark.slow
-def test_missing_extra_says_what_to_install():
-    code = "import sys; sys.modules['torchvision'] = None\nimport extractors\ntry: "
-    code += (
-        "extractors.load('faster-rcnn-36', weights='random:0')\nexcept Exception as error: print(type(error).__name__, error)"
-    )
+@pytest.mark.parametrize(
+    ("name", "package", "extra"), [("faster-rcnn-36", "torchvision", "extractors"), ("timm:resnet18", "timm", "timm")]
+)
+def test_missing_extra_says_what_to_install(name, package, extra):
+    code = f"import sys; sys.modules[{package!r}] = None\nimport extractors\ntry: "
+    code += f"extractors.load({name!r}, weights='random:0')\nexcept Exception as error: print(type(error).__name__, error)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("UsageError extractor 'faster-rcnn-36' needs the package 'torchvision'")
-    assert "pip install 'imagepivot[extractors]'" in done.stdout
+    assert done.stdout.startswith(f"UsageError extractor '{name}' needs the package '{package}'")
+    assert f"pip install 'imagepivot[{extra}]'" in done.stdout
 
 
 def test_fingerprint_is_of_the_parameters_alone_and_not_of_their_order():

@@ -89,8 +89,28 @@ def test_a_batch_keeps_its_budget(name, precision):
             assert sum(gpu.waits.values()) == 1, gpu.report()
             assert not any("pageable" in copy.operation for copy in gpu.copies), gpu.report()
         gpu.reset()
-        assert len(extractor.extract(batch[:0])) == 0
+        empty = extractor.extract(batch[:0])
+        assert (empty.shape, empty.dtype) == ((0, *extractor.spec.shape), np.float32)
         assert not gpu.launches
+
+
+@pytest.mark.parametrize(("name", "forward"), [("resnet50-pool", "forward"), ("vgg19-10crop-caffe", "_forward")])
+def test_out_of_memory_halves_the_images(name, forward, monkeypatch):
+    sizes = []
+    with fake_gpu(hollow=True):
+        extractor = load(name, "fp32", GPU)
+        run = getattr(extractor, forward)
+
+        def run_out(images):
+            sizes.append(len(images))
+            if len(images) > 1:
+                raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+            return run(images)
+
+        monkeypatch.setattr(extractor, forward, run_out)
+        batch = extractor.collate(list(pixels(2, *SIDES_HW.get(name, (224, 224)))))
+        assert len(extractor.extract(batch)) == 2
+    assert sizes == [2, 1, 1]
 
 
 @pytest.mark.slow

@@ -1,7 +1,11 @@
-import importlib
+import pickle
+from importlib import import_module
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import extractors
 from extractors import ExtractorRequest
@@ -37,7 +41,7 @@ def test_without_options_fingerprints_are_what_they_were(name):
     assert described(name).fingerprint == BEFORE[name]
     assert described(name, dtype="float32", unpooled=False, keep_crops=False) == described(name)
     entry = entry_of(name)
-    assert importlib.import_module(entry.module).describe(ExtractorOptions(entry.spec), Weights(state={})) == described(name)
+    assert import_module(entry.module).describe(ExtractorOptions(entry.spec), Weights(state={})) == described(name)
 
 
 @pytest.mark.parametrize("name", [*ENTRIES])
@@ -99,3 +103,60 @@ def test_separate_crops_are_part_of_the_spec_and_of_the_fingerprint(name):
 def test_options_that_an_extractor_does_not_have_are_refused(method, name, options, message):
     with pytest.raises(UsageError, match=message):
         method(ExtractorRequest(name, **options))
+
+
+# --- what holds for extractors of whole images --------------------------------------------------------------------------
+
+
+def batch_of(extractor: extractors.Extractor, count: int) -> Any:
+    noise = np.random.default_rng(3).integers(0, 256, (count, 90, 300, 3), dtype=np.uint8)
+    return extractor.collate([extractor.preprocess(Image.fromarray(image)) for image in noise])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "distance", "tolerance"),
+    [
+        ("resnet50-pool", np.max, 0.05),
+        pytest.param("resnet152-grid", np.mean, 0.05, marks=pytest.mark.cluster),
+        ("timm:test_vit", np.max, 0.1),
+        ("timm:test_resnet", np.max, 0.1),
+    ],
+)
+def test_describe_equals_load_and_bf16_is_close(name, distance, tolerance):
+    if name.startswith("timm:"):
+        pytest.importorskip("timm", reason="needs timm: pip install 'imagepivot[timm]'")
+    whole, half = (extractors.load(name, weights="random:0", precision=precision) for precision in ("fp32", "bf16"))
+    described = ExtractorRequest(name, weights="random:0").describe()
+    assert pickle.loads(pickle.dumps(described)) == whole.description
+    assert ExtractorRequest(whole.spec.name, weights="random:0").describe() == described
+    others = [half.fingerprint, ExtractorRequest(name, weights="random:1").describe().fingerprint]
+    assert whole.fingerprint not in others
+    batch = batch_of(whole, 2)
+    expected, found = whole.extract(batch), half.extract(batch)
+    assert found.dtype == np.float32
+    assert 0 < distance(np.abs(found - expected)) < tolerance * np.abs(expected).max()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("tf32", 1e-2), ("bf16", 5e-2), ("fp16", 1e-2)])
+@pytest.mark.parametrize(
+    "name",
+    [*(name for name in ENTRIES if name != "faster-rcnn-36"), "timm:test_vit", "timm:test_resnet", "timm:resnet18.a1_in1k"],
+)
+def test_gpu_agrees_with_cpu(name, precision, tolerance, tmp_path):
+    if name.startswith("timm:"):
+        pytest.importorskip("timm", reason="needs timm: pip install 'imagepivot[timm]'")
+    state = import_module(entry_of(name).module).find_weights(ExtractorRequest(name).spec(), "random:0").state
+    for key, values in state.items():
+        if name == "resnet152-grid" and key.endswith("bn3.weight"):
+            values *= 0.2  # Else the sums of 50 blocks are beyond what fp16 holds.
+    torch.save(state, tmp_path / "w.pth")
+    on_cpu, on_gpu = (
+        extractors.load(name, weights=str(tmp_path / "w.pth"), device=device, precision=of)
+        for device, of in (("cpu", "fp32"), ("cuda", precision))
+    )
+    batch = batch_of(on_cpu, 2)
+    expected = on_cpu.extract(batch)
+    assert np.abs(on_gpu.extract(batch) - expected).max() < tolerance * np.abs(expected).max()

@@ -11,13 +11,10 @@ from torchvision import transforms
 
 from extractors.images.decoding import DecodeError, decode
 from extractors.images.preprocessing import (
-    Preprocessing,
-    View,
     check_resized,
     resize,
     resize_and_crop,
     ten_crop,
-    ten_crop_views,
 )
 from extractors.whole_image.resnet50 import PREPROCESSING
 
@@ -86,22 +83,6 @@ def test_layout_in_memory_does_not_change_what_normalizing_makes(size_hw, order)
         before = laid_out.clone()
         np.testing.assert_array_equal(normalize(laid_out).numpy(), expected)
         assert torch.equal(laid_out, before)
-
-
-def test_channel_order_divisor_and_mean_have_an_effect():
-    caffe = Preprocessing(
-        resize_short=256, crop=224, mean=(103.939, 116.779, 123.68), std=(1.0, 1.0, 1.0), divisor=1.0, channel_order="BGR"
-    )
-    red = torch.tensor([255, 0, 10], dtype=torch.uint8).view(1, 3, 1, 1)
-    expected = torch.tensor([10 - 103.939, 0 - 116.779, 255 - 123.68]).view(1, 3, 1, 1)
-    torch.testing.assert_close(caffe.normalizer(CPU)(red), expected, rtol=0, atol=1e-4)
-
-
-def test_pure_red_is_red_in_the_first_channel():
-    crop = resize_and_crop(Image.new("RGB", (300, 300), (255, 0, 0)), PREPROCESSING)
-    assert crop.float().mean(dim=(1, 2)).tolist() == [255.0, 0.0, 0.0]
-    values = PREPROCESSING.normalizer(CPU)(crop[None]).mean(dim=(0, 2, 3)).tolist()
-    assert values == pytest.approx([(1 - 0.485) / 0.229, -0.456 / 0.224, -0.406 / 0.225], abs=1e-4)
 
 
 def test_pixels_are_copied_not_shared():
@@ -211,31 +192,8 @@ def test_without_a_shorter_side_both_are_resized_as_torchvision_does(size_wh):
     }
 
 
-SIZES_HW = [(224, 224), (256, 256), (224, 225), (225, 224), (227, 226), (256, 384), (341, 256), (256, 25600), (3413, 256)]
-
-
-def starts(views: tuple[View, ...]) -> list[tuple[int, int]]:
-    return [(view.top, view.left) for view in views]
-
-
-@pytest.mark.parametrize("center", ["nearest", "floor"])
-def test_order_and_places_by_hand(center):
-    views = ten_crop_views(256, 340, crop=224, center=center)
-    assert starts(views)[:5] == [(0, 0), (0, 116), (32, 0), (32, 116), (16, 58)]
-    assert starts(views)[5:] == starts(views)[:5]
-    assert [view.mirrored for view in views] == [False] * 5 + [True] * 5
-
-
-@pytest.mark.parametrize(
-    ("width", "nearest", "mirrored_nearest", "floor"),
-    [(224, 0, 0, 0), (225, 0, 1, 0), (226, 1, 1, 1), (227, 2, 1, 1), (228, 2, 2, 2), (229, 2, 3, 2), (231, 4, 3, 3)],
-)
-def test_rounding_of_the_centre_by_hand(width, nearest, mirrored_nearest, floor):
-    views = ten_crop_views(224, width, crop=224, center="nearest")
-    assert (views[4].left, views[9].left) == (nearest, mirrored_nearest)
-    views = ten_crop_views(224, width, crop=224, center="floor")
-    assert (views[4].left, views[9].left) == (floor, floor)
-    assert ten_crop_views(width, 224, crop=224, center="nearest")[4].top == nearest
+SIZES_HW = [(224, 224), (256, 256), (224, 225), (225, 224), (227, 226), (229, 228), (224, 231), (256, 384), (341, 256)]
+SIZES_HW += [(256, 25600), (3413, 256)]
 
 
 def numbered(height: int, width: int) -> torch.Tensor:
@@ -264,11 +222,3 @@ def test_floor_is_caffes_oversample(size_hw):
     crops = [image[i : i + 224, j : j + 224] for i, j in first]
     crops += [crop[:, ::-1] for crop in crops]
     np.testing.assert_array_equal(ten_crop(pixels, crop=224, center="floor").numpy(), np.stack(crops).transpose(0, 3, 1, 2))
-
-
-def test_image_of_one_crop_gives_it_ten_times():
-    pixels = numbered(224, 224)
-    for center in ("nearest", "floor"):
-        crops = ten_crop(pixels, crop=224, center=center)
-        assert all(torch.equal(crop, pixels) for crop in crops[:5])
-        assert all(torch.equal(crop, pixels.flip(2)) for crop in crops[5:])

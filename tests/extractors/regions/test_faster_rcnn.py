@@ -85,7 +85,7 @@ def proposed(extractor, pixels):
     return boxes[0, : int(are_kept.sum())], maps
 
 
-def check_agrees(found, expected, *, image=0):
+def check_agrees(found, expected, *, image=0, tolerance=1e-5):
     """Check that the boxes are the same set, and that matched boxes have the same features and classes."""
     count = int(found["num_regions"][image])
     assert count == len(expected["boxes"])
@@ -98,7 +98,7 @@ def check_agrees(found, expected, *, image=0):
     assert sorted(match) == list(range(count))
     assert overlaps.max(axis=1).min() > 0.999
     size = expected["features"].max()
-    np.testing.assert_allclose(found["features"][image, :count], expected["features"][match], rtol=0, atol=1e-5 * size)
+    np.testing.assert_allclose(found["features"][image, :count], expected["features"][match], rtol=0, atol=tolerance * size)
     for label in ("class", "attribute"):
         np.testing.assert_array_equal(found[f"{label}_ids"][image, :count], expected[f"{label}_ids"][match])
         np.testing.assert_allclose(found[f"{label}_scores"][image, :count], expected[f"{label}_scores"][match], atol=1e-4)

@@ -46,8 +46,10 @@ def test_an_adapter_is_loaded_each_time_because_it_names_a_model_elsewhere(model
 def test_mistakes_are_those_of_the_request(model, loads):
     with pytest.raises(UsageError, match="--model is missing"):
         TokenRequest("").describe()
-    with pytest.raises(UsageError, match="--sub-words is 'last'"):
-        TokenRequest(model, "last").describe()
-    with pytest.raises(InputError, match="lies in a store"):
+    with pytest.raises(UsageError, match="--sub-words is 'last', expected one of mean, first"):
+        TokenRequest(model, "last")
+    with pytest.raises(UsageError, match="--dtype is 'int8', expected one of float32, float16"):
+        TokenRequest(model, dtype="int8")
+    with pytest.raises(InputError, match="'gs://bucket/bert' lies in a store"):
         TokenRequest("gs://bucket/bert").describe()
     assert loads == []

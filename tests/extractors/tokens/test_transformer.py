@@ -164,11 +164,6 @@ def test_a_name_that_is_not_in_the_cache(no_network, monkeypatch, tmp_path):
         TokenRequest("no such/folder/at all").load()
 
 
-def test_a_model_in_a_store():
-    with pytest.raises(InputError, match="'gs://bucket/bert' lies in a store"):
-        TokenRequest("gs://bucket/bert").load()
-
-
 def test_a_folder_that_is_no_model(tmp_path):
     with pytest.raises(InputError, match=r"holds no config\.json, expected a model as transformers saves it"):
         TokenRequest(str(tmp_path)).load()
@@ -206,19 +201,6 @@ def test_a_model_of_another_kind(tmp_path):
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(tmp_path)
     with pytest.raises(InputError, match=r"\(gpt2\) is no model like BERT"):
         TokenRequest(str(tmp_path)).load()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"model": ""}, "--model is missing"),
-        ({"pooling": "last"}, "--sub-words is 'last', expected one of mean, first"),
-        ({"dtype": "int8"}, "--dtype is 'int8', expected one of float32, float16"),
-    ],
-)
-def test_values_that_are_none(options, message):
-    with pytest.raises(UsageError, match=message):
-        TokenRequest(**{"model": "bert", **options})
 
 
 def test_transformers_is_not_installed(monkeypatch, tmp_path):

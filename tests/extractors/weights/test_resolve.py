@@ -289,6 +289,9 @@ def test_other_files_are_refused(tmp_path):
     (tmp_path / "w.h5").write_bytes(b"\x00")
     with pytest.raises(InputError, match=r"w\.h5' is of an unknown format, expected one of torch\.save"):
         resolve_weights(str(tmp_path / "w.h5"), ARCHITECTURE)
+    (tmp_path / "e.pth").touch()
+    with pytest.raises(InputError, match=r"e\.pth' is empty; fetch it again"):
+        resolve_weights(str(tmp_path / "e.pth"), ARCHITECTURE)
     with pytest.raises(InputError, match=r"holds a list, expected names and tensors"):
         resolve_weights(saved(tmp_path / "w.pth", [1]), ARCHITECTURE)
     with pytest.raises(InputError, match=r"holds a dict with 'epoch', expected names and tensors"):

@@ -146,32 +146,3 @@ def test_defaults_are_torchvisions_of_the_papers_time_and_others_are_refused():
     newer = torchvision.models.ResNet152_Weights.IMAGENET1K_V2.url
     assert [f"resnet152-{prefix}.pth" in newer for prefix in VARIANTS["resnet152-grid"].architecture.refused] == [True]
     assert "Oxford's VGG19 weights" in VARIANTS["vgg19-grid"].architecture.refused["d01eb7cb"]
-
-
-@pytest.mark.cluster
-def test_bf16_is_close_and_another_fingerprint(images):
-    whole, half = (extractors.load("resnet152-grid", weights="random:0", precision=precision) for precision in ("fp32", "bf16"))
-    batch = whole.preprocess(images[0])[None]
-    expected, found = whole.extract(batch), half.extract(batch)
-    assert found.dtype == np.float32
-    assert 0 < np.abs(found - expected).mean() < 0.05 * expected.max()
-    assert half.fingerprint != whole.fingerprint
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("tf32", 1e-2), ("bf16", 5e-2), ("fp16", 1e-2)])
-@pytest.mark.parametrize("name", NAMES)
-def test_gpu_agrees_with_cpu(name, images, precision, tolerance, tmp_path):
-    state = seeded(name).state_dict()
-    for key, values in state.items():
-        if key.endswith("bn3.weight"):
-            values *= 0.2  # Else the sums of 50 blocks are beyond what fp16 holds.
-    torch.save(state, tmp_path / "w.pth")
-    on_cpu, on_gpu = (
-        extractors.load(name, weights=str(tmp_path / "w.pth"), device=device, precision=of)
-        for device, of in (("cpu", "fp32"), ("cuda", precision))
-    )
-    batch = on_cpu.collate([on_cpu.preprocess(image) for image in images])
-    expected = on_cpu.extract(batch)
-    assert np.abs(on_gpu.extract(batch) - expected).max() < tolerance * expected.max()

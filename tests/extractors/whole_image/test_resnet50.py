@@ -1,4 +1,3 @@
-import pickle
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,11 +9,9 @@ from PIL import Image
 from torchvision import transforms
 
 import extractors
-from extractors import ExtractorRequest
 from extractors.options import ExtractorOptions
 from extractors.weights.resolve import Weights, resolve_weights
 from extractors.whole_image import resnet50
-from schemas.errors import InputError, UsageError
 from tests.threads import threads_of_torch
 
 
@@ -105,18 +102,6 @@ def test_no_global_state_of_torch_changes(extractor, crops):
     assert torch.equal(torch.random.get_rng_state(), generator)
 
 
-@pytest.mark.slow
-def test_columns_are_those_of_a_shard(extractor, crops, features):
-    columns = extractor.extract_columns(crops[:1])
-    assert list(columns) == ["feature"]
-    assert columns["feature"].tobytes() == features[:1].tobytes()
-
-
-def test_no_images(extractor, crops):
-    empty = extractor.extract(crops[:0])
-    assert (empty.shape, empty.dtype) == ((0, 2048), np.float32)
-
-
 @pytest.mark.parametrize("batch", [torch.zeros(1, 3, 224, 224), torch.zeros(1, 3, 256, 256, dtype=torch.uint8)])
 def test_other_batches_are_refused(extractor, batch):
     with pytest.raises(ValueError, match=r"expected torch.uint8 \[B, 3, 224, 224\]"):
@@ -138,43 +123,6 @@ def test_channels_are_red_green_blue(extractor):
     assert np.abs(on_red - on_black).max() > 1
 
 
-@pytest.mark.slow
-def test_bf16_is_close_and_another_fingerprint(extractor, crops, features):
-    half = extractors.load("resnet50-pool", weights="random:0", precision="bf16")
-    found = half.extract(crops[:2])
-    assert found.dtype == np.float32
-    difference = np.abs(found - features[:2]).max() / features[:2].max()
-    assert 0 < difference < 0.05
-    assert half.fingerprint != extractor.fingerprint
-
-
-@pytest.mark.slow
-def test_describe_equals_load_and_is_picklable(extractor):
-    description = ExtractorRequest("resnet50-pool", weights="random:0").describe()
-    assert pickle.loads(pickle.dumps(description)) == extractor.description
-    assert description.fingerprint == extractor.fingerprint
-    assert ExtractorRequest("resnet50-pool", weights="random:1").describe().fingerprint != extractor.fingerprint
-    with pytest.raises(UsageError, match="precision is 'half'"):
-        ExtractorRequest("resnet50-pool", weights="random:0", precision="half").describe()
-
-
-@pytest.mark.slow
-def test_weights_from_a_file_give_the_same_features(extractor, crops, features, tmp_path):
-    state = resolve_weights("random:0", resnet50.ARCHITECTURE).state
-    torch.save(state, tmp_path / "w.pth")
-    from_file = extractors.load("resnet50-pool", weights=str(tmp_path / "w.pth"))
-    assert from_file.extract(crops[:2]).tobytes() == features[:2].tobytes()
-    assert from_file.parameters["untrained"] is False
-    assert from_file.parameters["weights"] == {"sha256": extractor.parameters["weights"]["sha256"]}
-
-
-@pytest.mark.slow
-def test_weights_of_a_smaller_resnet_are_named(tmp_path):
-    torch.save(torchvision.models.resnet18(weights=None).state_dict(), tmp_path / "w.pth")
-    with pytest.raises(InputError, match="These look like ResNet18 weights"):
-        extractors.load("resnet50-pool", weights=str(tmp_path / "w.pth"))
-
-
 def test_default_is_the_file_of_2017_and_the_one_of_2021_is_refused():
     assert resnet50.ARCHITECTURE.file_name == "resnet50-0676ba61.pth"
     assert resnet50.ARCHITECTURE.hash_prefix == "0676ba61"
@@ -182,12 +130,3 @@ def test_default_is_the_file_of_2017_and_the_one_of_2021_is_refused():
     other = torchvision.models.ResNet50_Weights.IMAGENET1K_V2.url
     assert [f"resnet50-{prefix}.pth" in other for prefix in resnet50.ARCHITECTURE.refused] == [True]
     assert "IMAGENET1K_V2" in resnet50.ARCHITECTURE.refused["11ad3fa6"]
-
-
-@pytest.mark.slow
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("tf32", 1e-2), ("bf16", 5e-2), ("fp16", 1e-2)])
-def test_gpu_agrees_with_cpu(crops, features, precision, tolerance):
-    on_gpu = extractors.load("resnet50-pool", weights="random:0", device="cuda", precision=precision).extract(crops)
-    assert np.abs(on_gpu - features).max() < tolerance * features.max()

@@ -6,7 +6,6 @@ from PIL import Image
 import extractors
 from extractors import ExtractorRequest
 from schemas.errors import UsageError
-from tests.threads import threads_of_torch
 
 timm = pytest.importorskip("timm", reason="needs timm: pip install 'imagepivot[timm]'")
 
@@ -81,18 +80,6 @@ def test_maps_whose_channels_are_last_go_row_by_row(images):
     found, expected = cells(name, images[:1]), unpooled(name, images[:1]).numpy()
     assert expected.shape == (1, 7, 7, 768)
     assert np.abs(found - expected.reshape(1, 49, 768)).max() < 1e-5 * np.abs(expected).max()
-
-
-@pytest.mark.parametrize("name", [CONVOLUTIONAL, TRANSFORMER])
-def test_maps_are_the_same_bytes_whatever_the_threads_and_the_batch(name, images):
-    extractor = extractors.load(f"timm:{name}", weights="random:0", unpooled=True)
-    batch = extractor.collate([extractor.preprocess(image) for image in images])
-    expected = extractor.extract(batch)
-    for threads, size in ((1, 3), (2, 2), (3, 1)):
-        with threads_of_torch(threads):
-            found = np.concatenate([extractor.extract(part) for part in batch.split(size)])
-        assert found.tobytes() == expected.tobytes(), (threads, size)
-    assert extractor.extract(batch[:0]).shape == (0, *extractor.spec.shape)
 
 
 def test_the_grid_is_part_of_the_spec_and_of_the_fingerprint():

@@ -1,6 +1,4 @@
 import functools
-from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,9 +10,8 @@ from torchvision import transforms
 
 import extractors
 from extractors import ExtractorRequest
-from extractors.computing.cpu_parallel import run_single_threaded
 from extractors.options import ExtractorOptions
-from extractors.weights.resolve import Weights, resolve_weights, state_sha256
+from extractors.weights.resolve import Weights
 from extractors.whole_image import vgg19
 from extractors.whole_image.vgg19 import VARIANTS, VGG19TenCrop
 from schemas.errors import InputError
@@ -177,16 +174,6 @@ def test_crops_equal_an_independent_reference(name, model, images, first_crops):
 
 
 @pytest.mark.slow
-def test_convolutions_give_the_same_bytes_whatever_the_threads(loaded, pixels):
-    extractor = loaded["vgg19-10crop-caffe"]
-    crops = extractor._crops(pixels["vgg19-10crop-caffe"][0])[:3].split(vgg19.FORWARD_CROPS)
-    one = run_single_threaded(extractor._convolve, crops)
-    with threads_of_torch(3):
-        three = run_single_threaded(extractor._convolve, crops)
-    assert [maps.numpy().tobytes() for maps in three] == [maps.numpy().tobytes() for maps in one]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 3])
 def test_fully_connected_layers_give_the_same_bytes_whatever_the_threads_and_the_batch(loaded, monkeypatch, pixels, threads):
     extractor = loaded["vgg19-10crop"]
@@ -282,13 +269,6 @@ def test_pure_red_reaches_the_channel_that_the_weights_expect(name, expected, lo
 
 
 @pytest.mark.slow
-def test_the_two_are_different_features(first_crops, loaded):
-    first, second = (first_crops[name] for name in NAMES)
-    assert (first - second).abs().max() > 0.1 * first.max()
-    assert len({extractor.fingerprint for extractor in loaded.values()}) == 2
-
-
-@pytest.mark.slow
 def test_relu_is_taken_per_crop_before_the_mean(loaded):
     extractor = loaded["vgg19-10crop"]
     maps = torch.randn(20, 512 * 49, generator=torch.Generator().manual_seed(0))
@@ -313,13 +293,6 @@ def test_batches_hold_images_of_any_size(name, loaded, pixels, recorded):
 
 
 @pytest.mark.slow
-def test_no_images(loaded):
-    for extractor in loaded.values():
-        empty = extractor.extract(extractor.collate([]))
-        assert (empty.shape, empty.dtype) == ((0, 4096), np.float32)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "image",
     [torch.zeros(3, 256, 300), torch.zeros(3, 224, 224, dtype=torch.uint8), torch.zeros(256, 256, 3, dtype=torch.uint8)],
@@ -327,34 +300,6 @@ def test_no_images(loaded):
 def test_other_batches_are_refused(loaded, image):
     with pytest.raises(ValueError, match=r"expected torch.uint8 \[3, H, W\] with the smaller of H and W 256"):
         loaded["vgg19-10crop"].extract([image])
-
-
-@pytest.mark.slow
-def test_out_of_memory_on_a_device_halves_the_images(loaded, pixels, monkeypatch):
-    """Run the code for GPUs on a CPU: the features of the halves equal those of the code for CPUs."""
-    name, sizes = "vgg19-10crop-caffe", []
-    extractor = loaded[name]
-    monkeypatch.setattr(extractor, "_convolutions", PoolOnly())
-    expected = extractor.extract(pixels[name])
-    forward = extractor._forward
-
-    def short_of_memory(images):
-        sizes.append(len(images))
-        if len(images) > 1:
-            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-        return forward(images)
-
-    monkeypatch.setattr(extractor, "_forward", short_of_memory)
-    monkeypatch.setattr(extractor, "_extract_on_cpu", lambda batch: on_device(batch))
-
-    def on_device(batch):
-        with torch.inference_mode():
-            return vgg19.run_with_oom_retry(
-                lambda numbers: extractor._forward([batch[i] for i in numbers]), torch.arange(len(batch))
-            )
-
-    np.testing.assert_allclose(extractor.extract(pixels[name]), expected, rtol=1e-4, atol=1e-5)
-    assert sizes == [2, 1, 1]
 
 
 # --- description -------------------------------------------------------------------------------------------------------
@@ -433,20 +378,6 @@ def test_caffemodel_is_refused_for_torchvisions_extractor(tmp_path):
         ExtractorRequest("vgg19-10crop", weights=str(tmp_path / "w.caffemodel")).describe()
 
 
-def test_caffemodel_and_state_dict_give_the_same_weights(tmp_path):
-    state = without_last(tiny_state())
-    model = SimpleNamespace(state_dict=lambda: state)
-    architecture = replace(VARIANTS["vgg19-10crop-caffe"].architecture, build=lambda: model)
-    values = iter(state.values())
-    layers = {name: [next(values).numpy(), next(values).numpy()] for name in CAFFE_NAMES[:-1]}
-    (tmp_path / "w.caffemodel").write_bytes(net(layers, old=True))
-    torch.save(state, tmp_path / "w.pth")
-    for file in ("w.caffemodel", "w.pth"):
-        found = resolve_weights(str(tmp_path / file), architecture)
-        assert_same(found.state, state)
-        assert found.parameters() == {"weights": {"sha256": state_sha256(state)}, "untrained": False}
-
-
 def test_the_caffe_extractor_has_no_default_and_says_what_there_is():
     with pytest.raises(
         InputError, match=r"no default weights .*VGG_ILSVRC_19_layers\.caffemodel .*vgg19-d01eb7cb\.pth .*random:0"
@@ -462,13 +393,6 @@ def test_the_default_is_torchvisions_and_known_files_of_the_other_are_refused():
     assert "Use the extractor vgg19-10crop-caffe with them" in ours.refused["d01eb7cb"]
 
 
-def test_weights_of_another_vgg_are_named(tmp_path):
-    names = ("features.1.running_mean", "features.34.weight")
-    torch.save({name: torch.zeros(1) for name in names}, tmp_path / "w.pth")
-    with pytest.raises(InputError, match="These look like VGG with batch norm weights"):
-        ExtractorRequest("vgg19-10crop", weights=str(tmp_path / "w.pth")).describe()
-
-
 @pytest.mark.slow
 def test_bf16_is_close_and_another_fingerprint(weights, loaded, pixels):
     name = "vgg19-10crop"
@@ -480,14 +404,3 @@ def test_bf16_is_close_and_another_fingerprint(weights, loaded, pixels):
     assert (maps[0].dtype, found.dtype) == (torch.bfloat16, torch.float32)
     assert 0 < (found - expected).abs().max() < 0.05 * expected.max()
     assert half.fingerprint != loaded[name].fingerprint
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("tf32", 1e-2), ("bf16", 5e-2), ("fp16", 1e-2)])
-@pytest.mark.parametrize("name", NAMES)
-def test_gpu_agrees_with_cpu(name, pixels, features, precision, tolerance, tmp_path, weights):
-    torch.save(weights.state, tmp_path / "w.pth")
-    on_gpu = extractors.load(name, weights=str(tmp_path / "w.pth"), device="cuda", precision=precision)
-    found = on_gpu.extract(pixels[name])[:1]
-    assert np.abs(found - features(name)).max() < tolerance * features(name).max()

@@ -8,6 +8,7 @@ from extractors import ExtractorRequest
 from extractors.options import RegionOptions
 from extractors.regions.bottom_up.network import build
 from schemas.errors import UsageError
+from tests.extractors.regions.test_faster_rcnn import check_agrees, used
 
 pytest.importorskip("detectron2", reason="needs detectron2: extractors.catalogue says how to install it")
 
@@ -36,29 +37,11 @@ def columns(extractor, *images: Image.Image) -> dict[str, np.ndarray]:
     return extractor.extract_columns(extractor.collate([extractor.preprocess(image) for image in images]))
 
 
-def overlaps(boxes: np.ndarray, others: np.ndarray) -> np.ndarray:
-    near = np.maximum(boxes[:, None, :2], others[None, :, :2])
-    far = np.minimum(boxes[:, None, 2:], others[None, :, 2:])
-    shared = np.clip(far - near + 1, 0, None).prod(axis=2)
-    areas = [(some[:, 2:] - some[:, :2] + 1).prod(axis=1) for some in (boxes, others)]
-    return shared / (areas[0][:, None] + areas[1][None] - shared)
-
-
 def check_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
     """Check that the regions of one image are the same, in any order."""
-    count = int(expected["num_regions"][0])
-    assert {column: array[0] for column, array in found.items() if array.ndim == 1} == {
-        column: array[0] for column, array in expected.items() if array.ndim == 1
-    }
-    found, expected = ({key: array[0, :count] for key, array in some.items() if array.ndim > 1} for some in (found, expected))
-    iou = overlaps(found["boxes"], expected["boxes"])
-    match = iou.argmax(axis=0)
-    assert sorted(match) == list(range(count))
-    assert iou.max(axis=0).min() > 0.999
-    assert np.abs(found["features"][match] - expected["features"]).max() < 1e-4 * expected["features"].max()
-    for ids, scores in (("class_ids", "class_scores"), ("attribute_ids", "attribute_scores")):
-        assert found[ids][match].tolist() == expected[ids].tolist()
-        np.testing.assert_allclose(found[scores][match], expected[scores], atol=1e-4)
+    for name in ("width", "height"):
+        assert found[name].tolist() == expected[name].tolist()
+    check_agrees(found, used(expected, 0), tolerance=1e-4)
 
 
 def test_the_model_has_the_weights_of_the_other_one_by_milvlgs_names():

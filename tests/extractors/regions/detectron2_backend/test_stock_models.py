@@ -11,6 +11,7 @@ import extractors
 from extractors import ExtractorRequest
 from extractors.options import RegionOptions
 from schemas.errors import InputError, UsageError
+from tests.extractors.regions import reference_detector
 from tests.threads import threads_of_torch
 
 pytest.importorskip("detectron2", reason="needs detectron2: extractors.catalogue says how to install it")
@@ -18,6 +19,8 @@ pytest.importorskip("detectron2", reason="needs detectron2: extractors.catalogue
 from detectron2.config import get_cfg
 from detectron2.engine import DefaultPredictor
 from detectron2.modeling import build_model
+
+from tests.extractors.regions.detectron2_backend.test_extractor import noise
 
 # A ResNet C4 with few channels, so that a forward pass takes milliseconds.
 BASE = """
@@ -38,11 +41,6 @@ INPUT: {FORMAT: %s, MIN_SIZE_TEST: 90, MAX_SIZE_TEST: 150}
 OUTPUT_DIR: /somewhere
 """
 KEPT = RegionOptions(min_regions=4, max_regions=20)
-
-
-def noise(width: int, height: int) -> Image.Image:
-    coarse = np.random.default_rng(width).integers(0, 256, (height // 9 + 1, width // 9 + 1, 3), dtype=np.uint8)
-    return Image.fromarray(coarse).resize((width, height))
 
 
 @pytest.fixture(params=["BGR", "RGB"])
@@ -95,35 +93,11 @@ def predicted(config: Path, checkpoint: Path, image: Image.Image) -> tuple[np.nd
     return boxes, seen["features"].numpy(), np.concatenate([classes[:, -1:], classes[:, :-1]], axis=1)
 
 
-def chosen(boxes: np.ndarray, classes: np.ndarray, options: RegionOptions) -> list[int]:
-    """Choose regions by the rule of bottom-up attention, box by box."""
-
-    def covers(a: np.ndarray, b: np.ndarray) -> bool:
-        width = min(a[2], b[2]) - max(a[0], b[0]) + 1
-        height = min(a[3], b[3]) - max(a[1], b[1]) + 1
-        shared = max(width, 0) * max(height, 0)
-        areas = [(box[2] - box[0] + 1) * (box[3] - box[1] + 1) for box in (a, b)]
-        return shared / (sum(areas) - shared) >= 0.3
-
-    best = np.zeros(len(boxes))
-    for scores in classes.T[1:]:
-        kept: list[int] = []
-        for i in np.argsort(-scores, kind="stable"):
-            if not any(covers(boxes[j], boxes[i]) for j in kept):
-                kept.append(int(i))
-                best[i] = max(best[i], scores[i])
-    above = [i for i in range(len(boxes)) if best[i] >= options.score_threshold]
-    if options.min_regions <= len(above) <= options.max_regions:
-        return above
-    limit = options.min_regions if len(above) < options.min_regions else options.max_regions
-    return [int(i) for i in np.argsort(-best, kind="stable")[:limit]]
-
-
 @pytest.mark.parametrize("size", [(200, 120), (71, 100), (40, 400)])
 def test_regions_are_those_of_detectron2s_own_predictor(config, checkpoint, size):
     image = noise(*size)
     boxes, features, classes = predicted(config, checkpoint, image)
-    rows = chosen(boxes, classes, KEPT)
+    rows = reference_detector.choose(boxes, classes, KEPT.min_regions, KEPT.max_regions, KEPT.score_threshold)
     extractor = extractors.load(name(config, checkpoint), regions=KEPT)
     found = extractor.extract_columns(extractor.collate([extractor.preprocess(image)]))
     count = found["num_regions"][0]
