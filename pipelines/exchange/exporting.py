@@ -32,11 +32,6 @@ _WRITERS: dict[str, Writer] = {
 def export_dataset(job: ExportJob, meter: Meter = Meter(), *, note: Note = lambda text: None) -> list[Path]:
     """Write a dataset in a layout, unless ``_made_from.json`` says that the folder holds this export of the same content.
 
-    Args:
-        job: the dataset and the layout.
-        meter: counts images, for the display of progress.
-        note: takes sentences that users of the files should read.
-
     Returns:
         The files.
 

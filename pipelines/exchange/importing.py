@@ -64,13 +64,6 @@ def format_of(location: str) -> ImportFormat:
 def import_features(job: ImportJob, meter: Meter = Meter()) -> Manifest:
     """Make a dataset of kind ``features`` or ``regions`` from features that other tools made.
 
-    Args:
-        job: the files and the dataset.
-        meter: counts images, for the display of progress.
-
-    Returns:
-        The manifest of the dataset.
-
     Raises:
         ImagepivotError: the files are missing, damaged or contradict each other, or the folder cannot be written.
     """

@@ -118,11 +118,6 @@ def input_errors(location: str) -> Iterator[None]:
         raise InputError(str(error)) from error
 
 
-def without_gz(name: str) -> str:
-    """Return a file name without a final ``.gz``."""
-    return name.removesuffix(".gz")
-
-
 def read_lines(folder: Folder, name: str, *, start: int = 0, stop: int | None = None) -> Iterator[str]:
     """Yield the lines of a UTF-8 text file, plain or ``.gz``, without the LF or CR LF at their ends.
 

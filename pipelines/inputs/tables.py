@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.inputs.dialects import AUTO_DIALECT, Dialect, find_delimiter, header_lines, split_rows
-from pipelines.inputs.files import open_input, open_seekable, read_lines, without_gz
+from pipelines.inputs.files import open_input, open_seekable, read_lines
 from schemas.errors import InputError, UsageError
 from schemas.storage.folder import Folder
 from schemas.text import LONE_CR
@@ -56,9 +56,7 @@ class Batch:
     """Some rows of a table, which follow one another.
 
     Attributes:
-        location: the table.
         columns: those of our columns that the table has.
-        rows: number of rows.
         place: the place of one of the rows, counted from 0, for messages.
         names: the names that the columns have in the table.
     """
@@ -105,8 +103,6 @@ class Table:
     """A table of a user's.
 
     Attributes:
-        folder: the folder of the table.
-        name: its file name.
         columns: the columns to read if the table has them, by our names.
         required: the columns that it must have.
         renamed: pairs (our name, the table's name) of columns, where they differ.
@@ -207,10 +203,8 @@ class Table:
                 if len(row) != len(header):
                     advice = "a delimiter or line end inside a value needs quotes around the value"
                     if quoting == "none":
-                        advice = (
-                            "without quoting, no value can hold a delimiter or line end: leave out --quoting none if values "
-                        )
-                        advice += "are quoted"
+                        advice = "without quoting, no value can hold a delimiter or line end: "
+                        advice += "leave out --quoting none if values are quoted"
                     raise InputError(
                         f"{location!r}, {_ROW.format(number, line)}: {len(row)} columns, expected the {len(header)} of the header, "
                         f"with {delimiter!r} as the delimiter; {advice}"
@@ -363,7 +357,7 @@ def type_of(name: str) -> str:
     Raises:
         UsageError: the extension is unknown.
     """
-    stem = without_gz(name)
+    stem = name.removesuffix(".gz")
     kind = stem.rpartition(".")[2].lower() if "." in stem else ""
     if kind not in (*_TEXT_TYPES, "parquet") or (kind == "parquet" and stem != name):
         raise UsageError(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -155,14 +154,9 @@ def write_array(
 ) -> None:
     """Write vectors of images as an npy array, each to its rows.
 
-    Args:
-        path: the file.
-        dataset: features or regions.
-        column: a column of vectors, or ``sizes`` for width and height.
-        rows: rows of the array by image id, as `rows_of` returns them; together they cover the array.
-        dtype: type of the values in the file.
-        l2: divide each vector by its Euclidean norm (over the last axis; a zero vector stays zero).
-        meter: counts images, for the display of progress.
+    The column is one of vectors, or ``sizes`` for width and height. The rows of the array are by image id, as `rows_of` returns
+    them; together they cover the array. With `l2` each vector is divided by its Euclidean norm, over the last axis; a zero vector
+    stays zero.
 
     Raises:
         DatasetError: a value is too large for the type.
@@ -184,15 +178,11 @@ def write_array(
                 values = np.stack([array.to_numpy(zero_copy_only=False) for array in flat], axis=-1)
                 values = values.reshape(len(wanted), *shape)
                 converted = _convert(values, dtype, l2=l2, image_ids=[image_ids[number] for number in wanted])
-                for number, row in zip(wanted, converted, strict=True):
-                    _put(file, row.tobytes(), start, row_bytes, rows[image_ids[number]])
+                for number, values_of_row in zip(wanted, converted, strict=True):
+                    for row in rows[image_ids[number]]:
+                        file.seek(start + row * row_bytes)
+                        file.write(values_of_row.tobytes())
             meter.add(images=len(wanted))
-
-
-def _put(file: BinaryIO, data: bytes, start: int, row_bytes: int, rows: Sequence[int]) -> None:
-    for row in rows:
-        file.seek(start + row * row_bytes)
-        file.write(data)
 
 
 def _convert(values: np.ndarray, dtype: str, *, l2: bool, image_ids: Sequence[str]) -> np.ndarray:

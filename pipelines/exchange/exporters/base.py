@@ -44,8 +44,6 @@ class Staging:
 
     Attributes:
         made_from: description of the work, see `schemas.made_from`; it is stored beside the files.
-        meter: counts images, for the display of progress.
-        note: takes sentences that users of the files should read.
     """
 
     location: str

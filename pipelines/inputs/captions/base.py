@@ -113,11 +113,7 @@ EVERYTHING = Selection()
 
 
 class CaptionSource(ABC):
-    """A collection of raw captions: a frozen, picklable value.
-
-    Attributes:
-        folder: the folder of its files.
-    """
+    """A collection of raw captions, in the files of a folder: a frozen, picklable value."""
 
     folder: Folder
 
@@ -178,11 +174,7 @@ class CaptionSource(ABC):
 
 
 class PathSource(CaptionSource):
-    """A source whose image ids are made from file names.
-
-    Attributes:
-        ids: how they are made.
-    """
+    """A source whose image ids are made from file names."""
 
     ids: IdRule
 
@@ -206,11 +198,6 @@ class Tally:
     def __init__(self, location: str) -> None:
         self._location = location
         self._seen: set[tuple[str, str, str]] = set()
-
-    @property
-    def is_empty(self) -> bool:
-        """Return whether no kind was recorded yet."""
-        return not self._seen
 
     def add(self, kind: tuple[str, str, str]) -> None:
         """Record one kind.

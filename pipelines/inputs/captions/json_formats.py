@@ -27,7 +27,7 @@ from pipelines.inputs.captions.base import (
     find_files,
     require_selected,
 )
-from pipelines.inputs.files import iter_json, without_gz
+from pipelines.inputs.files import iter_json
 from pipelines.inputs.ids import IdRule, KeyHashes, id_of_path, image_id_of
 from schemas.errors import InputError
 from schemas.keys import check_image_id
@@ -236,5 +236,5 @@ class CocoSource(PathSource):
 
 def _split_of(name: str) -> str:
     """Return ``train2014`` for ``captions_train2014.json``, and an empty string for names of another form."""
-    stem = without_gz(name).removesuffix(".json")
+    stem = name.removesuffix(".gz").removesuffix(".json")
     return stem.removeprefix("captions_") if stem.startswith("captions_") else ""

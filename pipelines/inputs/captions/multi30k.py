@@ -19,7 +19,7 @@ from pipelines.inputs.captions.base import (
     RawCaption,
     Selection,
 )
-from pipelines.inputs.files import count_lines, kind_of, list_files, read_lines, without_gz
+from pipelines.inputs.files import count_lines, kind_of, list_files, read_lines
 from pipelines.inputs.ids import IdRule, image_id_of
 from schemas.errors import InputError, UsageError
 from schemas.keys import check_language
@@ -105,7 +105,7 @@ class Multi30kSource(PathSource):
 
     def _part(self, task: str, file_name: str) -> Part:
         name = f"{task}/raw/{file_name}"
-        match = _NAMES[task].fullmatch(without_gz(file_name))
+        match = _NAMES[task].fullmatch(file_name.removesuffix(".gz"))
         if match is None:
             raise InputError(
                 f"{self.folder.path_of(name)!r} is not named {_FORMS[task]!r}, so split and language are unknown: "

@@ -23,7 +23,7 @@ from pipelines.inputs.captions.base import (
     check_label,
     find_files,
 )
-from pipelines.inputs.files import count_lines, list_files, read_lines, without_gz
+from pipelines.inputs.files import count_lines, list_files, read_lines
 from schemas.errors import InputError
 from schemas.keys import check_image_id
 from schemas.storage.folder import Folder
@@ -60,7 +60,7 @@ class ScanSource(CaptionSource):
         lists = []
         for name in names:
             place = repr(folder.path_of(name))
-            if not without_gz(name).endswith(_ENDING):
+            if not name.removesuffix(".gz").endswith(_ENDING):
                 raise InputError(f"{place} is not named 'SPLIT{_ENDING}', so its split is unknown: rename it")
             split = check_label(_split_of(name), ours="split", place=place, advice=f"rename it 'SPLIT{_ENDING}'")
             if splits.setdefault(split, name) != name:
@@ -128,4 +128,4 @@ class ScanSource(CaptionSource):
 
 
 def _split_of(name: str) -> str:
-    return without_gz(name).removesuffix(_ENDING)
+    return name.removesuffix(".gz").removesuffix(_ENDING)

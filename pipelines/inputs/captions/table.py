@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -116,11 +115,14 @@ class TableSource(CaptionSource):
     def _tables(self, part: Part, selection: Selection) -> Iterator[pa.Table]:
         tally = Tally(self.folder.path_of(part.name))
         start, stop = part.range or (0, 0)
+        is_first = not start
         for batch in self._rows.batches((start, stop) if part.range else None):
             whole = self._table(batch)
-            for table in tables_of(self._captions(batch)) if whole is None else (whole,):
-                if tally.is_empty and not start:
+            captions = (self._caption(values, place=f"{batch.location!r}, {row}") for row, values in batch)
+            for table in tables_of(captions) if whole is None else (whole,):
+                if is_first:
                     _check_lists(table["text"].drop_null(), batch)
+                    is_first = not table.num_rows
                 for kind in _kinds(table):
                     tally.add(kind)
                 yield _selected(table, selection)
@@ -133,20 +135,13 @@ class TableSource(CaptionSource):
         columns = {"image_id": _image_ids(given["image_id"]), "text": _texts(given["text"], nullable=True)}
         for ours, default in (("language", self.language), ("portion", COMPARABLE), ("split", _SPLIT)):
             if ours in given:
-                columns[ours] = _labels(given[ours], partial(_check_kind, ours=ours))
+                columns[ours] = _labels(given[ours], ours)
             else:
                 columns[ours] = pa.repeat(pa.scalar(default), batch.rows)
-        columns["index"] = (
-            _indices(given["index"], _MAX_INDEX) if "index" in given else pa.repeat(pa.scalar(-1, pa.int16()), batch.rows)
-        )
+        columns["index"] = _indices(given["index"]) if "index" in given else pa.repeat(pa.scalar(-1, pa.int16()), batch.rows)
         if any(column is None for column in columns.values()):
             return None
         return pa.table({name: columns[name] for name in CAPTION_COLUMNS.names}, schema=CAPTION_COLUMNS)
-
-    def _captions(self, batch: Batch) -> Iterator[RawCaption]:
-        """Yield the captions of some rows; an error names the first row that is wrong."""
-        for row, values in batch:
-            yield self._caption(values, place=f"{batch.location!r}, {row}")
 
     def _caption(self, values: dict[str, Any], *, place: str) -> RawCaption:
         """Check the values of one row."""
@@ -245,21 +240,21 @@ def _image_ids(column: Column) -> pa.Array | None:
     return None if ids is None or pc.any(pc.match_substring_regex(ids, _NO_ID)).as_py() else ids
 
 
-def _labels(column: Column, check: Callable[[str], str]) -> pa.Array | None:
-    """Return languages, portions or splits in their usual form, as `check` gives it; None if one is missing or refused."""
+def _labels(column: Column, ours: str) -> pa.Array | None:
+    """Return languages, portions or splits in their usual form; None if one is missing or refused."""
     values = _texts(column)
     if values is None:
         return None
     encoded = values.dictionary_encode()
     try:
-        checked = [check(value) for value in encoded.dictionary.to_pylist()]
+        checked = [_check_kind(value, ours=ours) for value in encoded.dictionary.to_pylist()]
     except (InputError, UsageError):
         return None
     return pa.array(checked, pa.string()).take(encoded.indices)
 
 
-def _indices(column: Column, greatest: int) -> pa.Array | None:
-    """Return indices as int16; None if one is missing, no integer, or not from 0 to `greatest`. Text has them in digits."""
+def _indices(column: Column) -> pa.Array | None:
+    """Return indices as int16; None if one is missing, no integer, or not from 0 to 32767. Text has them in digits."""
     values: Sequence[Any] | pa.Array = column
     if isinstance(column, pa.Array):
         if column.null_count or not pa.types.is_integer(column.type):
@@ -273,7 +268,7 @@ def _indices(column: Column, greatest: int) -> pa.Array | None:
         return None
     try:
         numbers = values if isinstance(values, pa.Array) else pa.array(values, pa.int64())
-        if len(numbers) and not 0 <= np.min(numbers.to_numpy()) <= np.max(numbers.to_numpy()) <= greatest:
+        if len(numbers) and not 0 <= np.min(numbers.to_numpy()) <= np.max(numbers.to_numpy()) <= _MAX_INDEX:
             return None
         return numbers.cast(pa.int16())
     except (OverflowError, pa.ArrowException):

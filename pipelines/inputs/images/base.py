@@ -216,18 +216,12 @@ class ImageSource(ABC):
 
     @property
     def tells_versions(self) -> bool:
-        """Whether listing tells the version of every image; if not, `versions` asks for them, at the cost of a request each."""
+        """Whether listing tells the version of every image; if not, `with_versions` asks for them, a request for each."""
         return True
 
-    def versions(self, refs: Sequence[ImageRef]) -> Sequence[str]:
-        """Return the versions of images as they are now; an empty string where nothing tells."""
-        return [ref.version for ref in refs]
-
     def with_versions(self, refs: Sequence[ImageRef]) -> list[ImageRef]:
-        """Return the references with the versions of their images, which listing may have told."""
-        if self.tells_versions:
-            return list(refs)
-        return [ref._replace(version=version) for ref, version in zip(refs, self.versions(refs), strict=True)]
+        """Return the references with the versions of their images, empty where nothing tells; listing may have told them."""
+        return list(refs)
 
     @property
     def parallel_reads(self) -> int:

@@ -141,12 +141,12 @@ class ImageTable(ImageSource):
             image_id = str(image_id) if type(image_id) is int else image_id
             yield ImageRef(check_image_id(image_id, place=f"{self.location!r}, {place}"), uri, size, version=version)
 
-    def versions(self, refs: Sequence[ImageRef]) -> Sequence[str]:
+    def with_versions(self, refs: Sequence[ImageRef]) -> list[ImageRef]:
         """Ask web servers for ETags, stores and disks for sizes and modification times, many at once."""
         if self.tells_versions:
-            return [ref.version for ref in refs]
+            return list(refs)
         with ThreadPoolExecutor(PARALLEL_READS, thread_name_prefix="versions") as pool:
-            return list(pool.map(self._version, refs))
+            return [ref._replace(version=version) for ref, version in zip(refs, pool.map(self._version, refs), strict=True)]
 
     def _version(self, ref: ImageRef) -> str:
         if is_web_address(ref.uri):

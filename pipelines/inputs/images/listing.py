@@ -96,11 +96,7 @@ def _hexadecimal(number: int) -> str:
 
 
 class KeptRefs:
-    """References in a temporary file, compressed: some 20 bytes for an image. The file is deleted with this object.
-
-    Attributes:
-        path: the file, for `kept_refs`.
-    """
+    """References in a temporary file, compressed: some 20 bytes for an image. The file is deleted with this object."""
 
     def __init__(self) -> None:
         with storage_errors(tempfile.gettempdir()):
