@@ -178,15 +178,8 @@ def test_one_caption_an_image_and_the_first_of_several(tmp_path, features):
 
 
 def test_scan_needs_one_language_and_portion(tmp_path, features):
-    row = {
-        "image_id": "30",
-        "language": "en",
-        "portion": "comparable",
-        "index": 0,
-        "split": "train",
-        "text": "a",
-        "tokens": ["a"],
-    }
+    row = {"image_id": "30", "language": "en", "portion": "comparable", "index": 0, "split": "train"}
+    row |= {"text": "a", "tokens": ["a"]}
     extra = [row, {**row, "portion": "translation"}]
     captions = make_captions(tmp_path / "two", extra=extra)
     with pytest.raises(UsageError, match=r"several values of language \(de, en\): choose one with --language"):
@@ -258,14 +251,6 @@ def test_npy_goes_back_to_the_same_dataset(tmp_path, dtype):
     import_features(ImportJob((str(written[0]),), output=str(tmp_path / "back"), name="toy", shards=SHARDS))
     for shard in range(SHARDS):
         assert open_dataset(tmp_path / "back").shard(shard).equals(open_dataset(path).shard(shard))
-
-
-def test_npy_in_the_order_of_a_list_whatever_the_batches(tmp_path, features, monkeypatch):
-    path, values = features
-    monkeypatch.setattr(arrays, "_BATCH_BYTES", 1)
-    (tmp_path / "order.txt").write_text("猫\n30\n", encoding="utf-8")
-    written = export(tmp_path, path, "npy", lists=(str(tmp_path / "order.txt"),))
-    np.testing.assert_array_equal(np.load(written[0]), np.stack([values["猫"], values["30"]]))
 
 
 def test_regions_as_npy_go_back(tmp_path, regions):
@@ -478,7 +463,8 @@ def test_sidecars_are_written_where_the_defaults_of_import_do_not_do(tmp_path, f
     }
 
 
-def test_a_list_names_images_by_id_path_or_file(tmp_path):
+def test_a_list_names_images_by_id_path_or_file_whatever_the_batches(tmp_path, monkeypatch):
+    monkeypatch.setattr(arrays, "_BATCH_BYTES", 1)
     path, values = make_features(tmp_path / "features", images=["train/a", "b", "c.jpg"])
     (tmp_path / "order.txt").write_text("photos/b.png\nc.jpg\ntrain/a.jpg#0\ntrain/a.jpg#1\n")
     array, *_ = export(tmp_path, path, "npy", lists=(str(tmp_path / "order.txt"),))
@@ -506,11 +492,7 @@ def test_other_kinds_and_places_are_refused(tmp_path, features, captions):
         ("scan", {}, "give their dataset with --captions"),
         ("scan", {"captions": "c", "text": "raw"}, "--text is 'raw', expected one of 'text', 'tokens'"),
         ("scan", {"captions": "c", "captions_per_image": -1}, "--captions-per-image is -1"),
-        (
-            "scan",
-            {"captions": "c", "split_names": {"val": "a/b"}},
-            "--split-names calls 'val' 'a/b', expected a part of a file",
-        ),
+        ("scan", {"captions": "c", "split_names": {"val": "a/b"}}, "--split-names calls 'val' 'a/b', expected a part of a"),
         ("tsv", {"columns": "all"}, "--columns is 'all', expected one of 'bottom-up', 'lxmert'"),
         ("webdataset", {"language": "de"}, "--language, --portion and --splits choose captions"),
         ("webdataset", {"l2": True}, "--l2 is for scan and mulisera and npy, not for webdataset"),

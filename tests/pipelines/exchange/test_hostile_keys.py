@@ -78,16 +78,9 @@ def write_regions(path, values):
 
 
 def write_captions(path, keys):
+    same = {"language": "en", "portion": "comparable", "index": 0, "tokens": []}
     rows = [
-        {
-            "image_id": key,
-            "language": "en",
-            "portion": "comparable",
-            "index": 0,
-            "split": split,
-            "text": f"of {key}",
-            "tokens": [],
-        }
+        {"image_id": key, "split": split, "text": f"of {key}", **same}
         for key, split in zip(keys, ["train", "val"] * len(keys), strict=False)
     ]
     write_rows(path, "captions", rows, shards=2)

@@ -102,15 +102,6 @@ def test_other_layouts_of_numbers_become_float32(tmp_path, dtype, order):
     np.testing.assert_array_equal(stored.get(IDS[2])["feature"], values[2].astype(np.float32))
 
 
-def test_several_arrays_become_one_dataset(tmp_path):
-    first, second = make_rows(4, WIDTH, seed=1), make_rows(6, WIDTH, seed=2)
-    pairs = [write_pair(tmp_path, "train", first, IDS[:4]), write_pair(tmp_path, "val", second, IDS[4:])]
-    arrays, lists = zip(*pairs, strict=True)
-    dataset = imported(ImportJob(arrays, output=str(tmp_path / "out"), name="toy", shards=2, ids=lists))
-    for image_id, row in zip(IDS, [*first, *second], strict=True):
-        np.testing.assert_array_equal(dataset.get(image_id)["feature"], row)
-
-
 @pytest.mark.parametrize(
     ("array", "list_"),
     [

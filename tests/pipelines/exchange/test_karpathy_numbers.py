@@ -92,12 +92,6 @@ def test_hdf5_files_with_an_array_of_ids_and_with_an_array_per_image(tmp_path, k
         import_features(job_of(tmp_path / "f.h5", array="x", id_array="ids", karpathy=karpathy, karpathy_key="sentid"))
 
 
-def test_without_a_file_numbers_stay_as_they_are(tmp_path):
-    found, manifest = stored(npy(tmp_path, [7, 8, 9]))
-    assert sorted(found) == ["7", "8", "9"]
-    assert manifest.parameters["imported"].keys() == {"format", "name", "dtype", "id_rule"}
-
-
 def test_another_file_or_key_makes_another_dataset(tmp_path, karpathy):
     fingerprints = set()
     for key in ("imgid", "sentid"):

@@ -107,6 +107,7 @@ def test_karpathy_broken_content(tmp_path, images, message):
     ("change", "message"),
     [
         ({"filename": 7}, r"image number 1: the image id is 7, expected a string"),
+        ({"filename": "folder/"}, r"image number 1: the image id is empty"),
         ({"filename": "a\n.jpg"}, r"image number 1: the image id 'a\\n.jpg' has the control character '\\n'"),
         ({"split": None}, r"image number 1 \('a'\): 'split' is None, expected a name .*; write the split of the image$"),
         ({"sentences": "a"}, r"image number 1 \('a'\): 'sentences' is 'a', expected a list"),

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from pipelines.inputs.captions import EVERYTHING, Part, RawCaption, Selection, open_source
+from pipelines.inputs.captions import EVERYTHING, RawCaption, Selection, open_source
 from schemas.errors import InputError
 from tests.pipelines.inputs.reading import read, write
 
@@ -181,15 +181,3 @@ def test_real_rows(multi30k):
     assert [row.image_id for row in rows[:2]] == ["1007129816", "1009434119"]
     assert len({row[:5] for row in rows}) == len(rows) == 5_000
     assert Counter(row.index for row in rows) == dict.fromkeys(range(5), 1_000)
-
-
-def test_real_inputs(multi30k):
-    source = open_source("multi30k", multi30k)
-    rows = source.inputs(Selection(portions=("translation",), splits=("val",)))
-    assert [row["name"] for row in rows] == [
-        "task1/image_splits/val.txt",
-        *(f"task1/raw/val.{x}.gz" for x in ("cs", "de", "en", "fr")),
-    ]
-    assert source.parts(Selection(languages=("en",), portions=("translation",), splits=("val",))) == [
-        Part("task1/raw/val.en.gz", "task1/image_splits/val.txt", "en", "translation", "val", 0)
-    ]

@@ -7,13 +7,8 @@ import pickle
 
 import pytest
 
-from pipelines.exchange.exporting import export_dataset
-from pipelines.exchange.jobs import ExportJob
 from pipelines.inputs.captions import RawCaption, Selection, open_source
-from schemas.dataset import open_dataset
 from schemas.errors import InputError
-from schemas.features import FeatureSpec
-from tests.builders import write_rows
 from tests.pipelines.inputs.reading import read, write
 
 
@@ -78,12 +73,6 @@ def test_one_file_plain_or_compressed(precomp):
         open_source("scan", precomp)
 
 
-def test_texts_are_kept_as_they_are(tmp_path):
-    texts = [" Two  dogs . ", "", "\u2028", '"quoted"\t\'', "中"]
-    folder = write_files(tmp_path / "p", dev_caps="\n".join(texts), dev_ids="1")
-    assert [row.text for row in read(open_source("scan", folder))] == texts
-
-
 def test_selections_and_inputs(precomp):
     source = open_source("scan", precomp)
     assert pickle.loads(pickle.dumps(source)) == source
@@ -131,22 +120,3 @@ def test_files_without_a_split_are_refused(tmp_path):
         open_source("scan", folder / "_caps.txt")
     with pytest.raises(InputError, match=r"is not named 'SPLIT_caps.txt', so its split is unknown: rename it"):
         open_source("scan", folder / "train_ids.txt")
-
-
-@pytest.mark.parametrize("per_image", [5, 1])
-def test_what_is_exported_is_read_again(tmp_path, per_image):
-    images = {"30": "train", "9": "dev", "a.b/c": "train", "bild-ä": "dev", "猫": "test"}
-    rows = [
-        {"image_id": image_id, "language": "de", "portion": "comparable", "index": index, "split": split}
-        | {"text": f" Ein Hund, {image_id} {index} ", "tokens": ["ein"]}
-        for image_id, split in images.items()
-        for index in range(per_image)
-    ]
-    write_rows(tmp_path / "captions", "captions", rows)
-    vectors = [{"image_id": image_id, "feature": [1.0]} for image_id in images]
-    write_rows(tmp_path / "features", "features", vectors, FeatureSpec("toy", (1,)))
-    features, output, captions = (str(tmp_path / name) for name in ("features", "precomp", "captions"))
-    export_dataset(ExportJob(features, output, "scan", captions=captions))
-    found = read(open_source("scan", tmp_path / "precomp", language="de"))
-    stored = open_dataset(tmp_path / "captions").table(list(RawCaption._fields)).to_pylist()
-    assert sorted(found) == sorted(RawCaption(**row) for row in stored)

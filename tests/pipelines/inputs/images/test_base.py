@@ -18,7 +18,7 @@ from PIL import Image
 
 from extractors.images.decoding import FORMATS
 from pipelines.inputs.images import CopiedImages, ImageRef, ImageSource, open_images
-from pipelines.inputs.images.base import EXTENSIONS, SkippedFiles, crosses_folders, is_image
+from pipelines.inputs.images.base import EXTENSIONS, SkippedFiles, is_image
 from pipelines.inputs.images.folders import ImageTable
 from schemas.errors import DatasetError, InputError
 from schemas.storage.folder import Folder
@@ -126,17 +126,6 @@ def test_tars_unpacked_as_advised_keep_images_apart(tmp_path):
     assert sorted(ref.image_id for ref in images.refs()) == ["t/a", "u/a"]
 
 
-def test_case_unicode_forms_and_spaces_keep_images_apart(tmp_path):
-    names = ["a", "A", "\u00e9", "e\u0301", " a", "a ", "a.b", "\u212b", "\u00c5"]
-    for location in (
-        _files(tmp_path / "f", *(f"{name}.jpg" for name in names)),
-        _tar(tmp_path / "t/t.tar", *(f"{n}.jpg" for n in names)),
-    ):
-        images = open_images(location)
-        _check(images)
-        assert {ref.image_id for ref in images.refs()} == set(names)
-
-
 def skipped(location) -> SkippedFiles:
     source = open_images(location)
     assert source.skipped is None
@@ -211,14 +200,6 @@ def test_a_pattern_leaves_out_what_it_does_not_match_and_links_that_it_crosses(t
 
 
 @pytest.mark.parametrize(
-    ("pattern", "crosses"),
-    [(None, True), (r"[^/]*\.jpg", False), (r"(?:.*/)?a", True), ("[^/]*/a", True), (".*", True), ("a", False)],
-)
-def test_patterns_that_cross_folders(pattern, crosses):
-    assert crosses_folders(pattern) is crosses
-
-
-@pytest.mark.parametrize(
     ("names", "message"),
     [
         ((), "check the path; it holds no files at all"),
@@ -290,15 +271,6 @@ def test_members_of_tars_and_files_beside_them_are_counted_too(tmp_path):
     assert found.remark == "beside the images: 4 files (.json 3, .txt 1)"
     one = skipped(tmp_path / "a.tar")
     assert one.warning == "skipped: 3 files (.psd 1, hidden 1, no extension 1), e.g. 'a.tar/.4.jpg'"
-
-
-def test_a_tar_without_images_says_what_it_holds(tmp_path):
-    _tar(tmp_path / "a.tar", "1.psd", "1.json")
-    _files(tmp_path, "other.zip")
-    with pytest.raises(
-        InputError, match=r"no images found in .*; it holds 2 files \(\.json 1, \.psd 1\), and images are known by"
-    ):
-        list(open_images(tmp_path / "a.tar").refs())
 
 
 def test_files_beside_parquet_are_counted_too(tmp_path):

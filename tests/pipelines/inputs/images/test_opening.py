@@ -7,7 +7,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.inputs.images import ImageRef, ImagesInFolder, open_images
-from pipelines.inputs.images.base import EXTENSIONS
 from pipelines.inputs.images.folders import ImageTable
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.storage.folder import Folder
@@ -45,13 +44,6 @@ def test_a_folder_is_searched_to_every_depth(tree):
         assert source.read(ref) == ref.uri.encode()
         assert ref.bytes == len(ref.uri.encode())
     assert pickle.loads(pickle.dumps(source)) == source
-
-
-def test_every_known_extension_is_taken_in_any_case(tmp_path):
-    for extension in EXTENSIONS:
-        (tmp_path / f"lower{extension[1:]}{extension}").touch()
-        (tmp_path / f"upper{extension[1:]}{extension.upper()}").touch()
-    assert len(listed(tmp_path)) == 2 * len(EXTENSIONS)
 
 
 @pytest.mark.parametrize(
