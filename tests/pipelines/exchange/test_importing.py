@@ -18,17 +18,10 @@ from pipelines.exchange.jobs import ImportJob
 from schemas.dataset import open_dataset
 from schemas.errors import InputError, UsageError
 from schemas.writing.validation import validate
+from tests.builders import shard_by_hand, tree
 
 IDS = ["1000092795", "bild-ä", "猫", "a.b", "x1", "x2", "x3", "x4", "x5", "x6"]
 WIDTH = 6
-
-
-def files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
-def shard_by_hand(image_id: str, shards: int) -> int:
-    return int(hashlib.blake2b(image_id.encode()).hexdigest(), 16) % shards
 
 
 def make_rows(rows: int, *shape: int, dtype="float32", seed=0) -> np.ndarray:
@@ -151,7 +144,7 @@ def test_blocks_do_not_change_a_byte(tmp_path, monkeypatch):
     import_features(npy_job(tmp_path, values, IDS))
     monkeypatch.setattr(importing, "_BLOCK_BYTES", 1)
     import_features(npy_job(tmp_path, values, IDS, output=str(tmp_path / "again")))
-    assert [path.read_bytes() for path in files(tmp_path / "again")] == [path.read_bytes() for path in files(tmp_path / "out")]
+    assert tree(tmp_path / "again") == tree(tmp_path / "out")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ where two records would get one id, an id is empty or holds what the rule for id
 from __future__ import annotations
 
 import csv
-import io
 import json
 import random
 import tarfile
@@ -27,7 +26,7 @@ from pipelines.inputs.captions import EVERYTHING, open_source
 from pipelines.inputs.images import open_images
 from pipelines.text.caption_shards import blocks_of
 from schemas.errors import InputError
-from tests.pipelines.inputs.reading import write
+from tests.pipelines.inputs.reading import write, write_structs, write_tar
 from tests.pipelines.text.captions import sort_captions
 
 SEEDS = range(12)
@@ -152,12 +151,8 @@ def _folder(folder: Path, keys: list[str], ids: str) -> list[tuple[str, str]]:
 
 def _tar(folder: Path, keys: list[str], ids: str) -> list[tuple[str, str]]:
     form = (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)[len(keys) % 2]
-    with tarfile.open(folder / "t.tar", "w", format=form) as tar:
-        for number, key in enumerate(keys):
-            info = tarfile.TarInfo(f"{key}.jpg")
-            info.size = len(str(number))
-            tar.addfile(info, io.BytesIO(str(number).encode()))
-    return _images(folder / "t.tar", id_rule=ids)
+    members = [(f"{key}.jpg", str(number).encode()) for number, key in enumerate(keys)]
+    return _images(write_tar(folder / "t.tar", members, form), id_rule=ids)
 
 
 def _parquet_keys(folder: Path, keys: list[str], ids: str) -> list[tuple[str, str]]:
@@ -166,10 +161,8 @@ def _parquet_keys(folder: Path, keys: list[str], ids: str) -> list[tuple[str, st
 
 
 def _parquet_paths(folder: Path, keys: list[str], ids: str) -> list[tuple[str, str]]:
-    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    values = [{"bytes": str(number).encode(), "path": f"{key}.jpg"} for number, key in enumerate(keys)]
-    pq.write_table(pa.table({"image": pa.array(values, kind)}), folder / "p.parquet")
-    return _images(folder / "p.parquet", id_rule=ids)
+    rows = [(str(number).encode(), f"{key}.jpg") for number, key in enumerate(keys)]
+    return _images(write_structs(folder / "p.parquet", rows), id_rule=ids)
 
 
 SOURCES = {

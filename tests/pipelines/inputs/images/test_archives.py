@@ -8,10 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 from PIL import Image
 
-from extractors import Description, Extractor, ExtractorRequest
 from pipelines.features.extraction import extract_features
 from pipelines.inputs.images import ImageRef, ImagesInFolder, Listing, open_images
 from pipelines.inputs.images.archives import ImagesInParquet, ImagesInTars, archive_kind
@@ -20,28 +18,18 @@ from pipelines.inputs.images.row_groups import RowGroups
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from schemas.errors import InputError
-from schemas.features import FeatureSpec
 from schemas.storage.folder import Folder
-from tests.fake_extractors import use_colours
+from tests.fake_extractors import ColourExtractor, use_colours
+from tests.pipelines.inputs.reading import write_structs, write_tar
 
 IMAGES = {f"{number:06d}": bytes([number]) * (number * 997 % 3000) for number in range(1, 40)}
-
-
-def write_tar(path, members, form=tarfile.USTAR_FORMAT):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w", format=form) as tar:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    return path
 
 
 def webdataset(images):
     members = {}
     for key, data in images.items():
         members |= {f"{key}.jpg": data, f"{key}.txt": b"a caption", f"{key}.json": b"{}"}
-    return members
+    return members.items()
 
 
 @pytest.fixture
@@ -133,13 +121,13 @@ def test_the_kind_of_a_folder_is_that_of_its_files(shards):
 def test_ids_are_names_or_paths_of_members(tmp_path):
     members = {"./a/x.y.jpg": b"1", "b/x.PNG": b"22", "b/._x.jpg": b"", "b/é.webp": b"3" * 5000, "b/notes.txt": b""}
     members["long/" * 40 + "name.jpg"] = b"4"
-    path = write_tar(tmp_path / "a.tar", members, tarfile.PAX_FORMAT)
+    path = write_tar(tmp_path / "a.tar", members.items(), tarfile.PAX_FORMAT)
     assert contents(open_images(path)) == {"x.y": b"1", "x": b"22", "é": b"3" * 5000, "name": b"4"}
     assert set(contents(open_images(path, id_rule="path"))) == {"a/x.y", "b/x", "b/é", "long/" * 40 + "name"}
 
 
 def test_listing_holds_no_members_and_reads_no_data(tmp_path, monkeypatch):
-    path = write_tar(tmp_path / "a.tar", {f"{number}.jpg": bytes(50_000) for number in range(50)})
+    path = write_tar(tmp_path / "a.tar", {f"{number}.jpg": bytes(50_000) for number in range(50)}.items())
     held, read = [], []
     following, opened = tarfile.TarFile.next, Folder.open
 
@@ -171,7 +159,7 @@ def test_kinds_of_archives():
 
 
 def test_a_tar_that_was_cut_short_is_refused_wherever_it_ends(tmp_path):
-    path = write_tar(tmp_path / "a.tar", {"a.jpg": b"1" * 700, "b.jpg": b"2" * 100, "c.jpg": b"3" * 5})
+    path = write_tar(tmp_path / "a.tar", {"a.jpg": b"1" * 700, "b.jpg": b"2" * 100, "c.jpg": b"3" * 5}.items())
     whole = path.read_bytes()
     with tarfile.open(path) as tar:
         end = tar.getmembers()[-1].offset_data + 512
@@ -207,13 +195,13 @@ def test_links_and_other_names_than_utf8_in_tars_are_refused(tmp_path, name, kin
 
 
 def test_a_folder_named_as_a_tar_is_refused(tmp_path):
-    write_tar(tmp_path / "x.tar" / "a.tar", {"a.jpg": b"1"})
+    write_tar(tmp_path / "x.tar" / "a.tar", [("a.jpg", b"1")])
     with pytest.raises(InputError, match=r"is in a folder whose name ends in '.tar': rename the folder"):
         list(open_images(tmp_path).refs())
 
 
 def test_a_member_that_is_no_longer_whole_cannot_be_read(tmp_path):
-    path = write_tar(tmp_path / "a.tar", {"a.jpg": b"1" * 700})
+    path = write_tar(tmp_path / "a.tar", [("a.jpg", b"1" * 700)])
     source = open_images(path)
     (ref,) = source.refs()
     path.write_bytes(path.read_bytes()[:900])
@@ -266,17 +254,6 @@ def test_paths_of_huggingface_make_ids(tmp_path):
     path = write_parquet(tmp_path / "a.parquet", IMAGES, ids="", struct=True)
     assert contents(open_images(path)) == IMAGES
     assert set(contents(open_images(path, id_rule="path"))) == {f"some/{key}" for key in IMAGES}
-
-
-def write_structs(path, rows):
-    """Hugging Face's column of images, without a column of ids."""
-    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    table = pa.table(
-        {"image": pa.array([{"bytes": data, "path": place} for data, place in rows], kind), "label": [0] * len(rows)}
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, path, row_group_size=2)
-    return path
 
 
 def test_without_paths_file_and_row_make_ids(tmp_path):
@@ -396,21 +373,6 @@ def test_many_threads_read_many_rows(tmp_path, monkeypatch):
 # --- through the pipeline --------------------------------------------------------------------------------------------
 
 
-class Thumbnails(Extractor):
-    """The feature of an image is the 4 by 4 pixels of its thumbnail."""
-
-    spec_of_all = FeatureSpec("thumbnail", (48,))
-
-    def __init__(self) -> None:
-        super().__init__(Description(self.spec_of_all, {"name": "thumbnail"}))
-
-    def preprocess(self, image):
-        return torch.tensor(np.asarray(image.resize((4, 4))).astype(np.float32).ravel())
-
-    def extract(self, batch):
-        return batch.numpy()
-
-
 @pytest.mark.cluster
 @pytest.mark.parametrize("shards", [2, 64])
 @pytest.mark.parametrize("kind", ["tars", "parquet"])
@@ -449,9 +411,9 @@ def test_archives_are_read_about_once_whatever_the_number_of_shards(tmp_path, mo
 
 @pytest.mark.slow
 def test_features_do_not_depend_on_how_the_images_are_packed(photos, tmp_path, monkeypatch):
-    description = Description(Thumbnails.spec_of_all, {"name": "thumbnail"})
-    monkeypatch.setattr(ExtractorRequest, "describe", lambda request: description)
-    monkeypatch.setattr(ExtractorRequest, "load", lambda request, device: Thumbnails())
+    use_colours(monkeypatch)
+    first_pixel = ColourExtractor.preprocess
+    monkeypatch.setattr(ColourExtractor, "preprocess", lambda self, image: first_pixel(self, image.resize((1, 1))))
     images = {path.stem: path.read_bytes() for path in sorted((photos / "images").iterdir(), reverse=True)}
     images["broken"] = b"no image"
     for key, data in images.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
 import random
@@ -22,7 +21,7 @@ from pipelines.inputs.images.base import EXTENSIONS, SkippedFiles, is_image
 from pipelines.inputs.images.folders import ImageTable
 from schemas.errors import DatasetError, InputError
 from schemas.storage.folder import Folder
-from tests.pipelines.inputs.reading import write
+from tests.pipelines.inputs.reading import write, write_structs, write_tar
 
 PATHS = "make ids of whole paths with --id-rule path"
 
@@ -34,21 +33,11 @@ def _files(folder: Path, *names: str) -> Path:
 
 
 def _tar(path: Path, *names: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as tar:
-        for name in names:
-            info = tarfile.TarInfo(name)
-            info.type = tarfile.DIRTYPE if name.endswith("/") else tarfile.REGTYPE
-            info.size = len(name) if info.isreg() else 0
-            tar.addfile(info, io.BytesIO(name.encode()))
-    return path.parent
+    return write_tar(path, [(name, name.encode()) for name in names]).parent
 
 
 def _structs(path: Path, *names: str | None) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    pq.write_table(pa.table({"image": pa.array([{"bytes": b"x", "path": name} for name in names], kind)}), path)
-    return path.parent
+    return write_structs(path, [(b"x", name) for name in names]).parent
 
 
 def _keys(path: Path, *keys: str | int) -> Path:
