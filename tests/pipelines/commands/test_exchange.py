@@ -37,20 +37,3 @@ def test_import_export_and_diff_go_round(tmp_path, call):
     assert call("import", str(tmp_path / "arrays" / "features.npy"), other, "--name", "surrogate")[0] == 0
     assert call("diff", out, other)[0] == 1
     assert call("diff", out, other, "--tolerance", "0.6")[0] == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("import x.tsv out --name toy --ids a", "--ids is for npy and hdf5, these files are tsv"),
-        ("import x.npy out --name toy --format hdf5 --sizes a", "--sizes is for npy, these files are hdf5"),
-        ("import x.h5 y.h5 out --name toy", "import one HDF5 file at a time"),
-        ("import x.bin out --name toy", "cannot tell the format of 'x.bin'"),
-        ("export data out --format npy --captions c", "--captions is for scan and webdataset, not for npy"),
-        ("export data out --format scan", "give their dataset with --captions"),
-    ],
-)
-def test_options_that_do_not_go_with_the_format_are_refused(call, arguments, message):
-    code, _, err = call(*arguments.split())
-    assert code == 2
-    assert message in err

@@ -1,4 +1,3 @@
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from tests.builders import write_rows
 
 IMAGES = [f"image-{number:02d}" for number in range(20)]
 WIDTH, REGIONS = 6, 4
+KEY = {"language": "de", "portion": "comparable", "index": 0, "split": "train"}
 
 
 def write(
@@ -29,10 +29,6 @@ def write(
 ) -> Dataset:
     write_rows(path, kind, rows, spec, parameters=parameters, inputs=inputs, shards=shards)
     return open_dataset(path)
-
-
-def shard_of(image_id: str, shards: int) -> int:
-    return int(hashlib.blake2b(image_id.encode()).hexdigest(), 16) % shards
 
 
 def vectors(images=IMAGES, width: int = WIDTH, seed: int = 0) -> dict[str, np.ndarray]:
@@ -64,15 +60,7 @@ def regions_dataset(path: Path, rows: list[dict], regions: int = REGIONS, **opti
 
 def caption_rows() -> list[dict]:
     return [
-        {
-            "image_id": image_id,
-            "language": "de",
-            "portion": "comparable",
-            "index": n,
-            "split": "train",
-            "text": f"{image_id} {n}",
-            "tokens": [image_id],
-        }
+        {"image_id": image_id, **KEY, "index": n, "text": f"{image_id} {n}", "tokens": [image_id]}
         for image_id in IMAGES
         for n in range(2)
     ]
@@ -249,8 +237,7 @@ def test_captions_that_differ_are_counted(tmp_path):
 @pytest.mark.parametrize("kind", ["encoded", "vocabulary"])
 def test_encoded_captions_and_vocabularies(tmp_path, kind):
     if kind == "encoded":
-        key = {"language": "de", "portion": "comparable", "index": 0, "split": "train"}
-        rows = [{"image_id": image_id, **key, "token_ids": [1, 5, 2], "length": 3} for image_id in IMAGES]
+        rows = [{"image_id": image_id, **KEY, "token_ids": [1, 5, 2], "length": 3} for image_id in IMAGES]
         change: dict[str, Any] = {"token_ids": [1, 6, 2]}
     else:
         tokens = ["<pad>", "<start>", "<end>", "<unk>", "hund", "dog"]

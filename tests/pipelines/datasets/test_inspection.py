@@ -6,7 +6,6 @@ import pytest
 from pipelines.datasets.inspection import describe, describe_json, failures_table, statistics_table
 from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec
-from schemas.keys import shard_of
 from schemas.manifest import Manifest
 from tests.builders import write_rows
 
@@ -14,15 +13,10 @@ SPEC = FeatureSpec("fake", (6,))
 
 
 def make_features(folder, *, untrained=False, failures=(), names=("b", "a", "c"), statistics=None):
-    rows = []
-    for number in range(2):
-        ids = sorted(name for name in names if shard_of(name, 2) == number)
-        values = np.arange(6 * len(ids), dtype=np.float32).reshape(-1, 6) / 8
-        rows += [{"image_id": name, "feature": vector} for name, vector in zip(ids, values, strict=True)]
     write_rows(
         folder,
         "features",
-        rows,
+        [{"image_id": name, "feature": np.arange(6, dtype=np.float32) / 8} for name in names],
         SPEC,
         parameters={"extractor": {"name": "fake", "weights": {"name": "random:0", "sha256": "0" * 64}, "untrained": untrained}},
         inputs=[{"name": f"file{n}", "bytes": n} for n in range(8)],
