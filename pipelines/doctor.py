@@ -112,8 +112,7 @@ def check_versions() -> Iterator[Check]:
 def check_device(device: str = "auto") -> Iterator[Check]:
     """Compute a small network on a device, and compare the result with the CPU's.
 
-    Args:
-        device: ``cpu``, ``cuda:N``, ``cuda`` (every GPU), or ``auto`` (every GPU, else the CPU).
+    ``cuda`` is every GPU, ``auto`` every GPU, else the CPU.
 
     Raises:
         UsageError: the device or torch is missing.

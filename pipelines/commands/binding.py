@@ -441,11 +441,7 @@ class Command(TyperCommand):
         return {name: build(converted) for name, build in builders.items()}
 
     def convert(self, table: Mapping[str, Any], place: str) -> dict[str, Any]:
-        """Check a table of TOML, and return its values by the keys of their options.
-
-        Args:
-            table: the values by the names of their options.
-            place: the file and the section, for messages.
+        """Check a table of TOML, and return its values by the keys of their options; messages name its place.
 
         Raises:
             UsageError: a name is unknown or given twice, or a value has another type.

@@ -77,8 +77,10 @@ def _ending(error: BaseException) -> tuple[int, str | None] | None:
         return (error.code if isinstance(error.code, int) else int(error.code is not None)), None
     if isinstance(error, KeyboardInterrupt):
         return _INTERRUPTED, None
-    if isinstance(error, DetachedError):
-        _report_detached(error)
+    if isinstance(error, DetachedError):  # What goes on elsewhere is what the command was asked for.
+        if error.job:
+            events.record(status="detached", job=error.job)
+        console.print(str(error), highlight=False, markup=False, soft_wrap=True)
         return 0, str(error)
     if isinstance(error, ImagepivotError):
         return _report(error, str(error), code=2 if isinstance(error, UsageError) else 1)
@@ -89,7 +91,10 @@ def _ending(error: BaseException) -> tuple[int, str | None] | None:
         return _report(error, f"cannot write the output: {error.strerror}")
     if hasattr(error, "format_message"):  # An error of typer's, about the words of the command.
         message = error.format_message() or None
-        _report_usage(error, message)
+        if not events.emit("error", message=message, kind="UsageError"):
+            from typer import rich_utils
+
+            rich_utils.rich_format_error(error)  # type: ignore[arg-type]
         return error.exit_code, message  # type: ignore[attr-defined]
     if stop_signal():
         return 128 + stop_signal(), None
@@ -99,24 +104,10 @@ def _ending(error: BaseException) -> tuple[int, str | None] | None:
     return None
 
 
-def _report_detached(error: DetachedError) -> None:
-    """Say what goes on elsewhere: it is what the command was asked for."""
-    if error.job:
-        events.record(status="detached", job=error.job)
-    console.print(str(error), highlight=False, markup=False, soft_wrap=True)
-
-
 def _report(error: BaseException, message: str, *, code: int = 1) -> tuple[int, str]:
     if not events.emit("error", message=message, kind=type(error).__name__):
         notes.print(f"[bold red]Error:[/bold red] {escape(message)}", highlight=False, soft_wrap=True)
     return code, message
-
-
-def _report_usage(error: Any, message: str | None) -> None:
-    if not events.emit("error", message=message, kind="UsageError"):
-        from typer import rich_utils
-
-        rich_utils.rich_format_error(error)
 
 
 def _is_of_output(error: OSError) -> bool:

@@ -36,10 +36,7 @@ def parameters_of(command: str) -> Mapping[str, Option]:
 
 
 def command_line(arguments: Sequence[str]) -> list[str]:
-    """Return the words of the command that a launch means.
-
-    Args:
-        arguments: arguments of the launcher, ``--NAME=VALUE`` each.
+    """Return the words of the command that the arguments of a launch mean.
 
     Raises:
         UsageError: the command is missing or has no such parameter; an argument stands alone; a parameter is missing, given

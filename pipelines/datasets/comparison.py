@@ -173,10 +173,6 @@ def compare_datasets(job: DiffJob, meter: Meter = Meter()) -> Comparison:
 
     Regions are compared one by one as far as both sides use them; rows whose ``num_regions`` differ are counted.
 
-    Args:
-        job: the datasets and the tolerance.
-        meter: counts rows, for the display of progress.
-
     Raises:
         UsageError: the datasets are of different kinds.
         DatasetError: a dataset or shard is missing.

@@ -178,12 +178,8 @@ def draw_boxes(image: Image.Image, boxes: Sequence[LabelledBox]) -> Image.Image:
     Line width and label height depend on the size of the picture. A label that would cover an earlier one moves down, or to the
     first free place above, and is omitted if there is none, so that the others remain readable.
 
-    Args:
-        image: mode ``RGB``; a small one is enlarged first.
-        boxes: the most important first: it is drawn on top of the others, and its label is placed first.
-
-    Returns:
-        The drawing, mode ``RGB``.
+    The picture and the drawing have the mode ``RGB``; a small one is enlarged first. The most important box comes first: it is
+    drawn on top of the others, and its label is placed first.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -200,13 +196,14 @@ def draw_boxes(image: Image.Image, boxes: Sequence[LabelledBox]) -> Image.Image:
     labels = []
     for box in reversed(boxes):
         colour = colour_of(box.group)
+        paint = tuple(value / 255 for value in colour)
         left, top, right, bottom = place = _within((value * scale for value in box.xyxy), size)
         sides = max(0, right + 1 - left - line), max(0, bottom + 1 - top - line)
-        pen: dict[str, Any] = {"lw": line, "ec": _hex(colour), "fill": False, "joinstyle": "miter", "aa": False, "snap": False}
+        pen: dict[str, Any] = {"lw": line, "ec": paint, "fill": False, "joinstyle": "miter", "aa": False, "snap": False}
         figure.add_artist(Rectangle((left + line / 2, top + line / 2), *sides, transform=pixels, **pen))
         # Channel weights for brightness from ITU-R BT.601.
         ink = "black" if 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] > 140 else "white"
-        ground = {"fc": _hex(colour), "ec": "none", "lw": 0, "pad": _PAD, "aa": False}
+        ground = {"fc": paint, "ec": "none", "lw": 0, "pad": _PAD, "aa": False}
         text: dict[str, Any] = {"size": 0.8 * height, "color": ink, "va": "top", "bbox": ground, "parse_math": False}
         labels.append((figure.text(0, 0, escape_text(box.label), transform=pixels, **text), place))
 
@@ -226,10 +223,6 @@ def draw_boxes(image: Image.Image, boxes: Sequence[LabelledBox]) -> Image.Image:
 
     draw_with_fonts(figure, draw)
     return Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3])
-
-
-def _hex(colour: tuple[int, int, int]) -> str:
-    return "#{:02x}{:02x}{:02x}".format(*colour)
 
 
 def _within(xyxy: Iterable[float], size_wh: tuple[int, int]) -> _Place:

@@ -108,10 +108,6 @@ class Placed:
 def make_scenes(count: int, seed: int = 0) -> Iterator[tuple[str, Scene]]:
     """Make scenes with their image ids ``scene-00000``, ``scene-00001`` ...; no two have the same content.
 
-    Args:
-        count: number of scenes, up to 100,000.
-        seed: another seed gives other scenes.
-
     Raises:
         UsageError: the count is out of range.
     """
