@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -97,23 +96,20 @@ def embed(job: EmbedJob, count: Count = count_nothing, remark: Remark = logger.w
             _check_images(images, encoded, split, job.allow_missing_features, remark)
     if images is not None and not splits:
         _mention_empty(images, remark)
-    tasks = []
+    write = partial(_write, run, weights_digest(run.model.state_dict()), job)
+    manifests = []
     if images is not None:
         chosen = _images_of(encoded, splits) if encoded is not None and splits else None
         sources = (images,) if chosen is None or encoded is None else (images, encoded)
         selection = {"splits": tuple(sorted(splits))} if chosen is not None else {}
-        tasks.append(
-            _Task("features", f"{job.output}/images", sources, selection, partial(_image_rows, run, images, chosen, count))
-        )
+        manifests.append(write("features", "images", sources, selection, partial(_image_rows, run, images, chosen, count)))
     if encoded is not None:
         given = {"splits": splits, "languages": languages}
         selection = {label: tuple(sorted(values)) for label, values in given.items() if values}
         rows = partial(_caption_rows, run, encoded, tokens, splits, languages or run.model.languages, count)
         sources = (encoded,) if tokens is None else (encoded, tokens)
-        tasks.append(_Task("embeddings", f"{job.output}/captions", sources, selection, rows))
-    digest = weights_digest(run.model.state_dict())
-    policy = ReusePolicy(overwrite=job.overwrite, verify=job.verify)
-    return [_write(run, digest, task, name=job.name, policy=policy) for task in tasks]
+        manifests.append(write("embeddings", "captions", sources, selection, rows))
+    return manifests
 
 
 def _open_tokens(run: Run, captions: Dataset, location: str) -> Dataset | None:
@@ -182,41 +178,37 @@ def _is_in(labels: pa.ChunkedArray, values: Sequence[str]) -> pa.ChunkedArray:
     return pc.is_in(labels.cast(pa.string()), pa.array(values, pa.string()))
 
 
-@dataclass(frozen=True)
-class _Task:
-    """One dataset to write: kind, folder, the datasets that it is made of, what was selected, and what makes a shard."""
-
-    kind: str
-    location: str
-    sources: tuple[Dataset, ...]
-    selection: Mapping[str, tuple[str, ...]]
-    rows: _Rows
-
-
-def _write(run: Run, digest: str, task: _Task, *, name: str, policy: ReusePolicy) -> Manifest:
-    """Write a dataset with as many shards as its source, or complete it; the digest is that of the weights."""
-    spec = FeatureSpec(name=name, shape=(run.model.width,), source=run.config.description)
-    model = EmbeddingModel(
-        weights_sha256=digest,
-        similarity=run.model.similarity,
-        languages=run.model.languages if task.kind == "embeddings" else None,
-    )
-    listings = _listings(task.sources)
+def _write(
+    run: Run,
+    digest: str,
+    job: EmbedJob,
+    kind: str,
+    folder: str,
+    sources: tuple[Dataset, ...],
+    selection: Mapping[str, tuple[str, ...]],
+    rows: _Rows,
+) -> Manifest:
+    """Write a dataset with as many shards as the first of its sources, or complete it; the digest is that of the weights."""
+    spec = FeatureSpec(name=job.name, shape=(run.model.width,), source=run.config.description)
+    languages = run.model.languages if kind == "embeddings" else None
+    model = EmbeddingModel(weights_sha256=digest, similarity=run.model.similarity, languages=languages)
+    listings = _listings(sources)
     output = OutputDataset(
-        folder=Folder(task.location),
-        kind=task.kind,
-        parameters=FeaturesParameters(feature=spec, model=model, selection=dict(task.selection) or None).to_json(),
-        inputs=tuple({"name": source.kind, "fingerprint": source.fingerprint} for source in task.sources),
-        shards=task.sources[0].num_shards,
+        folder=Folder(f"{job.output}/{folder}"),
+        kind=kind,
+        parameters=FeaturesParameters(feature=spec, model=model, selection=dict(selection) or None).to_json(),
+        inputs=tuple({"name": source.kind, "fingerprint": source.fingerprint} for source in sources),
+        shards=sources[0].num_shards,
         listings=listings,
-        sources=tuple(source.folder.location for source in task.sources),
+        sources=tuple(source.folder.location for source in sources),
     )
 
     def make_shard(number: int, shard: ShardWriter) -> None:
-        columns, statistics = task.rows(number)
+        columns, statistics = rows(number)
         shard.statistics = {**statistics, "listing": listings[number]}
         shard.write(pa.table(columns, schema=output.schema))
 
+    policy = ReusePolicy(overwrite=job.overwrite, verify=job.verify)
     return write_dataset(output, make_shard, policy, libraries=("torch",))
 
 

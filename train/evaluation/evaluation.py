@@ -28,7 +28,7 @@ from train.data.features import ImageFeatures
 from train.data.sampling import Batch, fixed_batches
 from train.data.splits import TrainingData
 from train.devices import computing, upload
-from train.evaluation.metrics import CUTOFFS, Direction, Retrieval, Scores, chance_recall, retrieval
+from train.evaluation.metrics import CUTOFFS, Direction, Ranks, Retrieval, Scores, chance_recall, ranks_of
 from train.losses import Term, Views, named_losses, per_query
 from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
 
@@ -125,12 +125,16 @@ def evaluate_together(
     Returns:
         Retrieval by language, in the order of ``data.captions.language_names``; a language without captions is left out.
     """
+    return {language: Retrieval.of(ranks) for language, ranks in ranks_together(members, count=count).items()}
+
+
+def ranks_together(members: Sequence[tuple[RetrievalModel, TrainingData]], *, count: Count = count_nothing) -> dict[str, Ranks]:
+    """Rank the images and captions of each language; arguments as those of `evaluate_together`."""
     images = [encode_images(model, data.features, count=count) for model, data in members]
 
     def captions_of(number: int, language: str, rows: np.ndarray) -> Encoded:
         model, data = members[number]
-        batch = data.captions.batch(rows)
-        return encode_captions(model, batch, language, count=count)
+        return encode_captions(model, data.captions.batch(rows), language, count=count)
 
     return _by_language([model for model, _ in members], members[0][1].captions, images, captions_of)
 
@@ -160,8 +164,8 @@ def _by_language(
     captions: Captions,
     images: Sequence[Encoded],
     captions_of: Callable[[int, str, np.ndarray], Encoded],
-) -> dict[str, Retrieval]:
-    """Measure retrieval for each language, with the mean of the models' scores.
+) -> dict[str, Ranks]:
+    """Rank for each language, with the mean of the models' scores.
 
     ``captions_of`` returns, from the number of a model, a language and rows of ``captions``, these captions as the model
     encodes them; ``images`` are as each model encodes them.
@@ -179,7 +183,7 @@ def _by_language(
             for number, (model, encoded) in enumerate(zip(models, images, strict=True))
         ]
         owners = torch.from_numpy(image_of_caption).long()
-        results[language] = retrieval(mean_scores(sources), len(chosen), owners, device=models[0].device)
+        results[language] = ranks_of(mean_scores(sources), len(chosen), owners, device=models[0].device)
     return results
 
 
@@ -206,11 +210,6 @@ def mean_scores(sources: Sequence[Scores]) -> Scores:
         return total / len(sources) if len(sources) > 1 else total
 
     return scores
-
-
-def sum_of_recalls(results: Mapping[str, Retrieval]) -> float:
-    """Add up the recalls of all languages in both directions: early stopping maximises this (Kádár et al. 2018, section 4)."""
-    return sum(result.sum_of_recalls for result in results.values())
 
 
 def chance(captions: Captions, language: str) -> dict[str, tuple[float, ...]]:
@@ -244,12 +243,13 @@ def validate(model: RetrievalModel, data: TrainingData, config: Config, terms: S
     trains on others, so that the values of a run can be compared.
     """
     encoded = _encode_split(model, data)
-    retrieval = _by_language(
+    ranks = _by_language(
         [model],
         data.captions,
         [encoded.images],
         lambda number, language, rows: encoded.captions[upload(torch.from_numpy(rows), model.device)],
     )
+    retrieval = {language: Retrieval.of(of_language) for language, of_language in ranks.items()}
     batches = fixed_batches(data.captions, config.schedule, config.loss)
     if not batches:
         return Validation(retrieval)

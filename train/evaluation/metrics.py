@@ -79,11 +79,29 @@ class Direction:
 
 
 @dataclass(frozen=True)
+class Ranks:
+    """Ranks of all queries, from 1, on the CPU.
+
+    Attributes:
+        image_to_text: int64 ``[I]``, rank of the best-ranked caption of each image; 0 for an image without captions.
+        text_to_image: int64 ``[C]``, rank of the image of each caption.
+    """
+
+    image_to_text: Tensor
+    text_to_image: Tensor
+
+
+@dataclass(frozen=True)
 class Retrieval:
     """Retrieval in both directions; the first word of a direction names the queries."""
 
     image_to_text: Direction
     text_to_image: Direction
+
+    @classmethod
+    def of(cls, ranks: Ranks) -> Retrieval:
+        """Summarize ranks; an image without captions is not a query, but it is a candidate for captions."""
+        return cls(Direction.of(ranks.image_to_text[ranks.image_to_text > 0]), Direction.of(ranks.text_to_image))
 
     @property
     def sum_of_recalls(self) -> float:
@@ -98,19 +116,6 @@ class Retrieval:
     def to_dict(self) -> dict[str, object]:
         """Return plain values, for JSON."""
         return {**asdict(self), "mean_recall": self.mean_recall, "sum_of_recalls": self.sum_of_recalls}
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """Ranks of all queries, from 1, on the CPU.
-
-    Attributes:
-        image_to_text: int64 ``[I]``, rank of the best-ranked caption of each image; 0 for an image without captions.
-        text_to_image: int64 ``[C]``, rank of the image of each caption.
-    """
-
-    image_to_text: Tensor
-    text_to_image: Tensor
 
 
 def ranks_of(
@@ -234,25 +239,6 @@ def _strips(rows: Sequence[int], columns: Sequence[int], scores_at_once: int) ->
             row, column, height, width = row + height, column + width, 0, 0
         height, width = height + more_rows, width + more_columns
     return [*strips, (slice(row, row + height), slice(column, column + width))] if height + width else strips
-
-
-def retrieval(
-    scores: Scores,
-    images: int,
-    image_of_caption: Tensor,
-    *,
-    device: torch.device | None = None,
-    scores_at_once: int = _SCORES_AT_ONCE,
-) -> Retrieval:
-    """Measure recall and median rank in both directions; arguments as in `ranks_of`.
-
-    An image without captions is not a query, but it is a candidate for captions.
-    """
-    ranks = ranks_of(scores, images, image_of_caption, device=device, scores_at_once=scores_at_once)
-    return Retrieval(
-        image_to_text=Direction.of(ranks.image_to_text[ranks.image_to_text > 0]),
-        text_to_image=Direction.of(ranks.text_to_image),
-    )
 
 
 def chance_recall(cutoff: int, right: int, items: int) -> float:

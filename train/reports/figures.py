@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
-from schemas.dataset import Dataset, open_dataset
+from schemas.dataset import open_dataset
 from schemas.errors import UsageError
 from schemas.escapes import to_json
 from schemas.made_from import write_made_from
@@ -22,7 +23,7 @@ from train.jobs import FIGURES, FiguresJob
 from train.models.retrieval_model import Encoded
 from train.reports.attention import AttendedImage, attend, plot_attention
 from train.reports.embedding_maps import EmbeddingMap, map_embeddings, plot_map
-from train.reports.figure_examples import Example, Picture, ReadPictures, check_sizes, choose_examples, pictures_of
+from train.reports.figure_examples import Picture, ReadPictures, check_sizes, choose_examples, pictures_of
 from train.reports.rankings import Ranking, plot_rankings, rank_examples
 from train.runs.run import Run, open_run
 
@@ -74,12 +75,25 @@ def draw_figures(
     examples, rule = choose_examples(
         data.captions, run.vocabulary.tokens, count=job.examples, seed=job.seed, caption_ids=job.caption_ids
     )
-    work = _Work(job, run, data, features, examples, count)
+
+    @cache
+    def images() -> Encoded:
+        return encode_images(run.model, data.features, count=count)
+
+    def embedding_map() -> EmbeddingMap:
+        check_vectors(run)
+        return map_embeddings(run.model, data.captions, images(), examples, most=job.points, seed=job.seed, count=count)
+
+    makers: dict[str, Callable[[], Any]] = {
+        "retrieval": lambda: rank_examples(run.model, data.captions, images(), examples, top=job.top, count=count),
+        "map": embedding_map,
+        "attention": lambda: tuple(attend(run, data, features, example) for example in examples),
+    }
     found: dict[str, Any] = {}
     refused = {}
     for name in job.only or FIGURES:
         try:
-            found[name] = getattr(work, name)()
+            found[name] = makers[name]()
         except UsageError as error:
             if job.only:
                 raise
@@ -90,33 +104,6 @@ def draw_figures(
     pictures = pictures_of(job.images, shown | attended, read_pictures)
     check_sizes(features, pictures, attended)
     return _write(figures, run, job, data, pictures, folder, now)
-
-
-class _Work:
-    """What each figure shows."""
-
-    def __init__(
-        self, job: FiguresJob, run: Run, data: TrainingData, features: Dataset, examples: tuple[Example, ...], count: Count
-    ) -> None:
-        self.job, self.run, self.data, self.features, self.examples, self.count = job, run, data, features, examples, count
-        self._encoded: Encoded | None = None
-
-    def retrieval(self) -> tuple[Ranking, ...]:
-        model, captions = self.run.model, self.data.captions
-        return rank_examples(model, captions, self._images(), self.examples, top=self.job.top, count=self.count)
-
-    def map(self) -> EmbeddingMap:
-        check_vectors(self.run)
-        model, captions, job = self.run.model, self.data.captions, self.job
-        return map_embeddings(model, captions, self._images(), self.examples, most=job.points, seed=job.seed, count=self.count)
-
-    def attention(self) -> tuple[AttendedImage, ...]:
-        return tuple(attend(self.run, self.data, self.features, example) for example in self.examples)
-
-    def _images(self) -> Encoded:
-        if self._encoded is None:
-            self._encoded = encode_images(self.run.model, self.data.features, count=self.count)
-        return self._encoded
 
 
 def _write(

@@ -20,15 +20,12 @@ from statistics import median
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 
 from schemas.errors import DatasetError
-from train.data.batches import CaptionBatch
 from train.data.captions import Captions
 from train.data.splits import TEST_SPLITS, TrainingData, open_data
 from train.devices import resolve_device
-from train.evaluation.evaluation import Count, count_nothing, encode_captions, encode_images, scores_between
-from train.evaluation.metrics import ranks_of
+from train.evaluation.evaluation import Count, count_nothing, ranks_together
 from train.jobs import Corpus
 from train.reports.published import GOLD_COLUMNS, GOLD_RANKS
 from train.reports.row_results import finished_runs
@@ -158,19 +155,8 @@ def ranks_of_captions(run: Run, data: TrainingData, *, count: Count = count_noth
     Returns:
         int64 arrays in the order of ``data.captions.rows_of(language)``.
     """
-    model, images = run.model, encode_images(run.model, data.features, count=count)
-    results = {}
-    for language in data.captions.language_names:
-        rows = data.captions.rows_of(language)
-        chosen, owners = np.unique(data.captions.images[rows], return_inverse=True)
-        batch = CaptionBatch(data.captions.token_ids, data.captions.offsets, rows)
-        captions = encode_captions(model, batch, language, count=count)
-        candidates = images[torch.from_numpy(chosen).long().to(model.device)]
-        ranks = ranks_of(
-            scores_between(model, candidates, captions), len(chosen), torch.from_numpy(owners).long(), device=model.device
-        )
-        results[language] = ranks.text_to_image.cpu().numpy()
-    return results
+    ranks = ranks_together([(run.model, data)], count=count)
+    return {language: of_language.text_to_image.cpu().numpy() for language, of_language in ranks.items()}
 
 
 def _test_data(run: Run, corpus: Corpus, allow_missing_features: bool) -> TrainingData:

@@ -65,11 +65,6 @@ class History:
         return self._series("step", "learning_rate")
 
     @property
-    def scores(self) -> Series:
-        """The sum of recalls of the monitored languages on the validation split, which the run maximises."""
-        return self._series("evaluation", "score")
-
-    @property
     def languages(self) -> tuple[str, ...]:
         """Names of what was evaluated in both directions: the languages, in the order of the log."""
         return tuple(dict.fromkeys(name for entry in self.of("evaluation") for name in entry if _is_retrieval(entry[name])))

@@ -74,7 +74,6 @@ def test_series():
     assert HISTORY.losses("validation") == {"c2i/en": Series((40,), (1.5,))}
     assert HISTORY.loss == Series((10, 20, 30), (3.0, 2.0, 1.0))
     assert HISTORY.learning_rate == Series((10, 20, 30), (0.1, 0.2, 0.3))
-    assert HISTORY.scores == Series((20, 40), (50.0, 50.0))
     assert HISTORY.languages == ("en", "de")
     assert HISTORY.recall("en", "text_to_image", 10) == Series((20, 40), (3.0, 4.0))
     assert HISTORY.recall("de", "image_to_text", 1) == Series((40,), (4.0,))
