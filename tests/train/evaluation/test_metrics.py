@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import permutations
 from statistics import median
 
@@ -27,21 +27,18 @@ def between(
     return lambda rows, columns: similarity(images[rows], captions[columns])
 
 
-def plain_ranks(scores: list[list[float]], image_of_caption: list[int]) -> tuple[list[int], list[int]]:
-    """Compute ranks by the definition, one comparison at a time."""
-    image_to_text = []
-    for image, row in enumerate(scores):
-        places = []
-        for right, owner in enumerate(image_of_caption):
-            if owner == image:
-                wrong = [score for score, other in zip(row, image_of_caption, strict=True) if other != image]
-                places.append(1 + sum(not score < row[right] for score in wrong))
-        image_to_text.append(min(places, default=0))
-    text_to_image = []
-    for caption, owner in enumerate(image_of_caption):
-        wrong = [row[caption] for image, row in enumerate(scores) if image != owner]
-        text_to_image.append(1 + sum(not score < scores[owner][caption] for score in wrong))
-    return image_to_text, text_to_image
+def plain_ranks_between(scores: list[list[float]], rows: Sequence[int], columns: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Compute ranks by the definition: of each right item by itself, then the best of them."""
+
+    def ranks(scores: list[list[float]], queries: Sequence[int], items: Sequence[int]) -> list[int]:
+        found = []
+        for query, row in zip(queries, scores, strict=True):
+            wrong = [score for score, image in zip(row, items, strict=True) if image != query]
+            right = [score for score, image in zip(row, items, strict=True) if image == query]
+            found.append(min((1 + sum(not other < score for other in wrong) for score in right), default=0))
+        return found
+
+    return ranks(scores, rows, columns), ranks([list(column) for column in zip(*scores, strict=True)], columns, rows)
 
 
 # Small whole numbers: every product is exact and most scores are tied.
@@ -56,7 +53,7 @@ def test_ranks_equal_the_definition(similarity, scores_at_once, images, captions
     right = torch.randint(values, (captions, 3), generator=generator).float()
     owner = torch.randint(images, (captions,), generator=generator)
     ranks = ranks_of(between(left, right, similarity), images, owner, scores_at_once=scores_at_once)
-    expected = plain_ranks(similarity(left, right).tolist(), owner.tolist())
+    expected = plain_ranks_between(similarity(left, right).tolist(), range(images), owner.tolist())
     assert (ranks.image_to_text.tolist(), ranks.text_to_image.tolist()) == expected
 
 
@@ -72,13 +69,6 @@ def test_random_real_scores_give_the_ranks_of_a_full_sort():
     assert ranks.image_to_text.tolist() == [place[i, 5 * i : 5 * i + 5].min() + 1 for i in range(40)]
     place = np.argsort(np.argsort(-scores, axis=0), axis=0)
     assert ranks.text_to_image.tolist() == [place[c // 5, c] + 1 for c in range(200)]
-
-
-def test_a_model_with_equal_scores_ranks_last():
-    images, captions, owner = torch.ones(6, 2), torch.ones(12, 2), torch.arange(12) // 2
-    ranks = ranks_of(between(images, captions), len(images), owner)
-    assert ranks.image_to_text.tolist() == [11] * 6  # Ten captions of other images come first.
-    assert ranks.text_to_image.tolist() == [6] * 12
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -115,7 +105,9 @@ def test_rounding_of_scores_changes_no_rank(scores_at_once, scale):
         return scale * (tile + noise * (2 * torch.rand(tile.shape, generator=generator) - 1) * tile.abs().clamp(min=0.1))
 
     ranks = ranks_of(scores, 20, owner, scores_at_once=scores_at_once)
-    assert (ranks.image_to_text.tolist(), ranks.text_to_image.tolist()) == plain_ranks((scale * exact).tolist(), owner.tolist())
+    assert (ranks.image_to_text.tolist(), ranks.text_to_image.tolist()) == plain_ranks_between(
+        (scale * exact).tolist(), range(20), owner.tolist()
+    )
 
 
 def test_infinite_scores_are_equal_to_their_like_only():
@@ -131,18 +123,6 @@ def test_scores_that_are_not_numbers_rank_last(scores_at_once):
     ranks = ranks_of(between(images, captions), len(images), torch.arange(3), scores_at_once=scores_at_once)
     assert ranks.text_to_image.tolist() == [1, 3, 1]
     assert ranks.image_to_text.tolist() == [2, 3, 2]
-
-
-def test_the_order_of_the_captions_does_not_matter():
-    generator = torch.Generator().manual_seed(2)
-    images, captions = torch.randn(4, 3, generator=generator), torch.randn(5, 3, generator=generator)
-    owner = torch.tensor([2, 0, 3, 0, 1])
-    straight = ranks_of(between(images, captions), len(images), owner)
-    for order_of_captions in list(permutations(range(5)))[::17]:
-        chosen = torch.tensor(order_of_captions)
-        shuffled = ranks_of(between(images, captions[chosen]), len(images), owner[chosen], scores_at_once=6)
-        assert torch.equal(shuffled.image_to_text, straight.image_to_text)
-        assert torch.equal(shuffled.text_to_image, straight.text_to_image[chosen])
 
 
 def test_an_image_without_captions_is_a_candidate_but_not_a_query():
@@ -230,28 +210,14 @@ def test_uneven_numbers_of_captions_are_ranked_in_tiles_of_bounded_size():
         return found
 
     ranks = ranks_of(watched, 12, owner, scores_at_once=16)
-    assert (ranks.image_to_text.tolist(), ranks.text_to_image.tolist()) == plain_ranks(
-        dot(left, right).tolist(), owner.tolist()
+    assert (ranks.image_to_text.tolist(), ranks.text_to_image.tolist()) == plain_ranks_between(
+        dot(left, right).tolist(), range(12), owner.tolist()
     )
     assert max(sizes) <= 4 * 40  # Strips of four images or four captions, or one image with all of its captions.
     assert sum(sizes) == 12 * len(owner)
 
 
 # --- items of the same images on both sides ----------------------------------------------------------------------------
-
-
-def plain_ranks_between(scores: list[list[float]], rows: list[int], columns: list[int]) -> tuple[list[int], list[int]]:
-    """Compute ranks by the definition: of each right item by itself, then the best of them."""
-
-    def ranks(scores: list[list[float]], queries: list[int], items: list[int]) -> list[int]:
-        found = []
-        for query, row in zip(queries, scores, strict=True):
-            wrong = [score for score, image in zip(row, items, strict=True) if image != query]
-            right = [score for score, image in zip(row, items, strict=True) if image == query]
-            found.append(min((1 + sum(not other < score for other in wrong) for score in right), default=0))
-        return found
-
-    return ranks(scores, rows, columns), ranks([list(column) for column in zip(*scores, strict=True)], columns, rows)
 
 
 @pytest.mark.parametrize("similarity", [dot, order])

@@ -46,14 +46,6 @@ def test_a_job_opens_the_run(write_run, toy):
         evaluate_run(replace(job, device="gpu"))
 
 
-def test_features_are_normalised_as_in_training(write_run, toy):
-    plain, unit = (open_run(write_run(f"run-{l2}", l2=l2)) for l2 in (False, True))
-    scores = score_run(unit, captions=toy.captions, features=toy.features, splits=["test"], portion="comparable")
-    expected = open_data(toy.captions, toy.features, split="test", languages=["de"], portions=["comparable"], l2=True)
-    assert scores[0].language == "de"
-    assert scores[0].retrieval == evaluate(plain.model, expected)["de"]
-
-
 def test_a_language_and_a_portion(run, write_run, toy):
     arguments = {"captions": toy.captions, "features": toy.features, "splits": ["val"]}
     chosen = score_run(run, **arguments, languages=["en"], portion="translation")

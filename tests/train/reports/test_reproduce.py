@@ -426,16 +426,6 @@ def test_a_damaged_result_is_an_error(finished, toy_2016, tmp_path, change):
         run(job_of(toy_2016, tmp_path / "o"))
 
 
-@pytest.mark.slow
-def test_a_result_that_is_a_folder(finished, toy_2016, tmp_path):
-    shutil.copytree(finished, tmp_path / "o")
-    path = tmp_path / "o/results/gella2017/vse-en/seed-1.json"
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(DatasetError, match=r"seed-1\.json': the path is a folder, expected a file"):
-        run(job_of(toy_2016, tmp_path / "o"))
-
-
 @pytest.mark.parametrize(
     ("device", "workers", "expected"),
     [

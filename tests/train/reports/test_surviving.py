@@ -45,24 +45,8 @@ def command(toy_2016, capfd, monkeypatch):
 
         monkeypatch.setattr(running, "resolve", resolved)
         monkeypatch.setattr(Task, "train_words", words)
-        arguments = [
-            "reproduce",
-            "gella2017",
-            str(output),
-            "--seeds",
-            "1",
-            "--workers",
-            str(workers),
-            "--device",
-            "cpu",
-            "--no-plot",
-        ]
-        for name, value in (
-            ("captions", toy_2016.captions),
-            ("features", toy_2016.features),
-            ("vocabulary", toy_2016.vocabulary),
-        ):
-            arguments += [f"--{name}", value]
+        arguments = ["reproduce", "gella2017", str(output), "--seeds=1", f"--workers={workers}", "--device=cpu", "--no-plot"]
+        arguments += [f"--{name}={getattr(toy_2016, name)}" for name in ("captions", "features", "vocabulary")]
         for row in rows:
             arguments += ["--rows", row]
         for key, value in LONGER.items():

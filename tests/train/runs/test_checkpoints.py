@@ -45,20 +45,7 @@ def folder(tmp_path):
 def test_a_checkpoint_survives_a_round_trip(folder):
     write_checkpoint(folder, LAST, CHECKPOINT)
     stored = read_checkpoint(folder, LAST)
-    for name in (
-        "config",
-        "tokens",
-        "fingerprints",
-        "captions",
-        "seed",
-        "precision",
-        "progress",
-        "sampler",
-        "dimensions",
-        "missing_features",
-        "started_from",
-        "contents",
-    ):
+    for name in CHECKPOINT.__dataclass_fields__.keys() - {"model", "optimizer"}:
         assert getattr(stored, name) == getattr(CHECKPOINT, name), name
     assert stored.model["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert stored.model["b"].view(torch.int32).tolist() == CHECKPOINT.model["b"].view(torch.int32).tolist()
@@ -161,6 +148,10 @@ def test_a_flipped_bit_is_found(folder, parts, part, bit):
         ({"dimensions": {"languages": ("en",), "vocabulary_size": 5, "feature_shape": ()}}, r"feature_shape is \(\)"),
         ({"missing_features": {"train": 3}}, "missing_features.train is 3, expected an object"),
         ({"contents": {"features": 3}}, "contents.features is 3, expected text"),
+        ({"started_from": 7}, "started_from is "),
+        ({"started_from": "a run"}, "started_from is "),
+        ({"started_from": {"run": "x"}}, "started_from is "),
+        ({"started_from": {"run": "x", "weights_sha256": 3}}, "started_from is "),
         ({"more": 1}, "'more' is unknown"),
         ({"version": "1"}, "version is '1'"),
     ],
@@ -175,20 +166,13 @@ def test_content_of_another_type_is_refused(folder, change, message):
         read_checkpoint(folder, BEST)
 
 
-def test_no_message_advises_to_read_without_protection(folder):
+def test_code_in_a_checkpoint_does_not_run_and_no_message_advises_to_let_it(folder, capfd):
     with folder.replace(BEST) as file:
         torch.save({"format": "imagepivot run", "version": 1, "model": Evil()}, file)
-    with pytest.raises(DatasetError) as caught:
+    with pytest.raises(DatasetError, match="damaged, or not a checkpoint") as caught:
         read_checkpoint(folder, BEST)
+    assert "pwned" not in "".join(capfd.readouterr())
     assert not re.search("weights_only|add_safe_globals|allowlist|trust", str(caught.value))
-
-
-@pytest.mark.parametrize("cut", [1, 400, 1000])
-def test_a_torn_checkpoint_is_refused(folder, cut):
-    write_checkpoint(folder, BEST, CHECKPOINT)
-    folder.write(BEST, folder.read(BEST)[:-cut])
-    with pytest.raises(DatasetError, match=r"best\.pt is damaged, or not a checkpoint"):
-        read_checkpoint(folder, BEST)
 
 
 def test_a_part_that_a_flipped_bit_marks_as_a_folder_is_found(folder):
@@ -201,14 +185,6 @@ def test_a_part_that_a_flipped_bit_marks_as_a_folder_is_found(folder):
     folder.write(BEST, bytes(data))
     with pytest.raises(DatasetError, match=r"best\.pt is damaged, .*\(its part '.*/data/0' is not as it was written"):
         read_checkpoint(folder, BEST)
-
-
-def test_code_in_a_checkpoint_does_not_run(folder, capfd):
-    with folder.replace(BEST) as file:
-        torch.save({"format": "imagepivot run", "version": 1, "model": Evil()}, file)
-    with pytest.raises(DatasetError, match="damaged, or not a checkpoint"):
-        read_checkpoint(folder, BEST)
-    assert "pwned" not in "".join(capfd.readouterr())
 
 
 @pytest.mark.parametrize(
@@ -265,13 +241,6 @@ def test_what_ends_a_write_is_not_hidden(folder, monkeypatch, error, number):
     assert folder.names() == [LAST]
 
 
-@pytest.mark.parametrize("start", [7, "a run", {"run": "x"}, {"run": "x", "weights_sha256": 3}])
-def test_a_source_that_is_none_is_damage(folder, start):
-    write_checkpoint(folder, LAST, replace(CHECKPOINT, started_from=start))
-    with pytest.raises(DatasetError, match=r"last\.pt is damaged, or not a checkpoint \(started_from is "):
-        read_checkpoint(folder, LAST)
-
-
 def test_weights_on_a_gpu_have_the_digest_of_those_on_a_cpu_and_are_waited_for_once():
     weights = {
         "b": torch.randn(5, 3),
@@ -318,18 +287,13 @@ def with_weights(name, values):
         ({"config": DEEP}, "nested too deeply"),
         ({"tokens": ("<pad>", "<start>", "<end>", "<unk>")}, "the vocabulary 4"),
         ({"tokens": lambda tokens: ("x", *tokens[1:])}, "a vocabulary begins with"),
+        ({"dimensions": lambda dimensions: replace(dimensions, feature_shape=(2**50,))}, "no model has its dimensions"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
 def test_a_run_whose_checkpoint_does_not_fit_together_is_refused(copied_run, change, message):
     changed(copied_run, BEST, **change)
     with pytest.raises(DatasetError, match=rf"best\.pt is damaged, or not a checkpoint \(.*{message}"):
-        open_run(copied_run)
-
-
-def test_dimensions_that_no_memory_holds_are_refused(copied_run):
-    changed(copied_run, BEST, dimensions=lambda dimensions: replace(dimensions, feature_shape=(2**50,)))
-    with pytest.raises(DatasetError, match=r"best\.pt is damaged, .*\(no model has its dimensions"):
         open_run(copied_run)
 
 

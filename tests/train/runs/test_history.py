@@ -15,55 +15,25 @@ def retrieval(recall: float) -> dict:
     return {**directions, "sum_of_recalls": 6 * recall + 6}
 
 
+def step(number: int, loss: float, term: str, languages: list, rate: float) -> dict:
+    losses = {"loss": loss, "terms": {term: loss}, "task": term[:3], "languages": languages}
+    return {"event": "step", "step": number, **losses, "learning_rate": rate}
+
+
+def timing(number: int, pairs: int, seconds: float, steps_per_second: float) -> dict:
+    speed = {"steps_per_second": steps_per_second, "pairs_per_second": pairs / 20 * steps_per_second}
+    return {"event": "timing", "step": number, "steps": 20, "pairs": pairs, "seconds": seconds, **speed}
+
+
 ENTRIES = (
     {"event": "missing_features", "step": 0, "images": 3},
-    {
-        "event": "step",
-        "step": 10,
-        "loss": 3.0,
-        "terms": {"c2c": 3.0},
-        "task": "c2c",
-        "languages": [None, "de"],
-        "learning_rate": 0.1,
-    },
-    {
-        "event": "step",
-        "step": 20,
-        "loss": 2.0,
-        "terms": {"c2i/en": 2.0},
-        "task": "c2i",
-        "languages": ["en"],
-        "learning_rate": 0.2,
-    },
+    step(10, 3.0, "c2c", [None, "de"], 0.1),
+    step(20, 2.0, "c2i/en", ["en"], 0.2),
     {"event": "evaluation", "step": 20, "score": 50.0, "en": retrieval(1.0)},
-    {
-        "event": "timing",
-        "step": 20,
-        "steps": 20,
-        "pairs": 200,
-        "seconds": 3.0,
-        "steps_per_second": 10.0,
-        "pairs_per_second": 100.0,
-    },
-    {
-        "event": "step",
-        "step": 30,
-        "loss": 1.0,
-        "terms": {"c2c": 1.0},
-        "task": "c2c",
-        "languages": [None, None],
-        "learning_rate": 0.3,
-    },
+    timing(20, 200, 3.0, 10.0),
+    step(30, 1.0, "c2c", [None, None], 0.3),
     {"event": "evaluation", "step": 40, "score": 50.0, "en": retrieval(2.0), "de": retrieval(4.0)},
-    {
-        "event": "timing",
-        "step": 40,
-        "steps": 20,
-        "pairs": 100,
-        "seconds": 5.0,
-        "steps_per_second": 5.0,
-        "pairs_per_second": 25.0,
-    },
+    timing(40, 100, 5.0, 5.0),
     {"event": "validation", "step": 40, "loss": 1.5, "terms": {"c2i/en": 1.5}},
 )
 HISTORY = History(ENTRIES)

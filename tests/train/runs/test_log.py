@@ -31,28 +31,19 @@ def test_lines(tmp_path):
     ) == "event,step,loss,score,en.é\nstep,10,1.5,,\nevaluation,20,,3.0,1 mixed\n"
 
 
-def test_lines_of_steps_to_be_repeated_are_dropped(tmp_path):
+def test_lines_of_steps_to_be_repeated_are_dropped_before_anything_is_written(tmp_path):
     with RunLog(tmp_path, step=0, tensorboard=False) as log:
         for step in (10, 20, 30):
             log.write("step", step, {})
     with (tmp_path / LOG).open("a") as file:
         file.write('{"event": "st')  # Killed here.
-    with RunLog(tmp_path, step=20, tensorboard=False) as log:
-        log.write("step", 30, {"again": True})
-    assert steps(tmp_path) == [10, 20, 30]
-    assert (tmp_path / LOG).read_text().count("again") == 1
-
-
-def test_kept_lines_are_on_disk_before_anything_is_written(tmp_path):
-    with RunLog(tmp_path, step=0, tensorboard=False) as log:
-        for step in (10, 20, 30):
-            log.write("step", step, {})
     for _ in range(2):
         with RunLog(tmp_path, step=20, tensorboard=False):
             assert steps(tmp_path) == [10, 20]  # These lines are left if the process is killed here.
     with RunLog(tmp_path, step=20, tensorboard=False) as log:
-        log.write("step", 30, {})
+        log.write("step", 30, {"again": True})
     assert steps(tmp_path) == [10, 20, 30]
+    assert (tmp_path / LOG).read_text().count("again") == 1
     assert {path.name for path in tmp_path.iterdir()} == {LOG, METRICS}
 
 
@@ -74,27 +65,36 @@ def test_a_line_may_hold_unicode_line_separators(tmp_path):
         assert (tmp_path / LOG).read_bytes() == before
 
 
-def test_events_for_tensorboard(tmp_path):
+@pytest.fixture
+def events_of():
+    """Read the events of a folder."""
     reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    with RunLog(tmp_path, step=0, tensorboard=True) as log:
-        log.write("step", 10, {"loss": 1.5, "name": "no curve"})
-        log.write("evaluation", 10, {"en": {"text_to_image": {"recall_at_1": 12.0}}})
-    events = reading.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert set(events.Tags()["scalars"]) == {"step/loss", "evaluation/en/text_to_image/recall_at_1"}  # No score, no best one.
-    assert [(scalar.step, scalar.value) for scalar in events.Scalars("step/loss")] == [(10, 1.5)]
+    return lambda folder: reading.EventAccumulator(str(folder / "tensorboard")).Reload()
 
 
-def test_missing_tensorboard_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto", None)
-    with pytest.raises(UsageError, match=r"pip install 'imagepivot\[train\]', or leave its events out with --no-tensorboard"):
-        RunLog(tmp_path, step=0, tensorboard=True)
+def status_of(events):
+    """The status of the end of a session."""
+    from tensorboard.plugins.hparams import metadata
+
+    end = events.SummaryMetadata("_hparams_/session_end_info").plugin_data.content
+    return metadata.parse_session_end_info_plugin_data(end).status
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "advice"),
+    [
+        ("tensorboard.compat.proto", {"tensorboard": True}, "leave its events out with --no-tensorboard"),
+        ("matplotlib", {"tensorboard": False, "curves": True}, "leave the picture out with --no-curves"),
+    ],
+)
+def test_a_missing_library_is_an_error_before_anything_is_trained(tmp_path, monkeypatch, module, options, advice):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UsageError, match=rf"pip install 'imagepivot\[train\]', or {advice}"):
+        RunLog(tmp_path, step=0, **options)
     assert not (tmp_path / LOG).exists()
 
 
-def test_configuration_and_best_scores_for_tensorboard(tmp_path):
-    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    from tensorboard.plugins.hparams import api_pb2, metadata
-
+def test_configuration_numbers_and_best_scores_for_tensorboard(tmp_path, events_of):
     config = """
 description = "left out"
 [data]
@@ -106,13 +106,16 @@ hinges = "max"
 bucket_by_length = true
 """
     with RunLog(tmp_path, step=0, tensorboard=True, config=config, more={"seed": 3}) as log:
+        log.write("step", 10, {"loss": 1.5, "name": "no curve"})
         for step, score in ((10, 100.0), (20, 300.0), (30, 300.0)):
             log.write("evaluation", step, {"score": score, "en": {"sum_of_recalls": score}})
-    events = reading.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    from tensorboard.plugins.hparams import api_pb2, metadata
+
+    events = events_of(tmp_path)
     (text,) = events.Tensors("config")
     (shown,) = text.tensor_proto.string_val
     assert '    hinges = "max"\n' in shown.decode()  # A block of code.
-    start, end = (events.SummaryMetadata(f"_hparams_/session_{name}_info").plugin_data.content for name in ("start", "end"))
+    start = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
     found = metadata.parse_session_start_info_plugin_data(start).hparams
     values = {name: getattr(value, value.WhichOneof("kind")) for name, value in found.items()}
     assert values == {
@@ -122,21 +125,25 @@ bucket_by_length = true
         "schedule.bucket_by_length": True,
         "seed": 3,
     }
-    assert metadata.parse_session_end_info_plugin_data(end).status == api_pb2.STATUS_SUCCESS
-    best = {tag: [(scalar.step, scalar.value) for scalar in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-    assert best["best/score"] == best["best/en/sum_of_recalls"] == [(20, 300.0)]  # Of equal ones the first.
-    assert best["best/step"] == [(20, 20.0)]
+    assert status_of(events) == api_pb2.STATUS_SUCCESS
+    points = {tag: [(scalar.step, scalar.value) for scalar in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    measured = [(10, 100.0), (20, 300.0), (30, 300.0)]
+    assert points == {
+        "step/loss": [(10, 1.5)],
+        **dict.fromkeys(("evaluation/score", "evaluation/en/sum_of_recalls"), measured),
+        **{name: [(20, 300.0)] for name in ("best/score", "best/en/sum_of_recalls")},  # Of equal ones the first.
+        "best/step": [(20, 20.0)],
+    }
 
 
-def test_a_process_that_fails_says_so_to_tensorboard(tmp_path):
-    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    from tensorboard.plugins.hparams import api_pb2, metadata
-
+def test_a_process_that_fails_says_so_to_tensorboard(tmp_path, events_of):
     with pytest.raises(KeyboardInterrupt), RunLog(tmp_path, step=0, tensorboard=True):
         raise KeyboardInterrupt
-    events = reading.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    end = events.SummaryMetadata("_hparams_/session_end_info").plugin_data.content
-    assert metadata.parse_session_end_info_plugin_data(end).status == api_pb2.STATUS_FAILURE
+    from tensorboard.plugins.hparams import api_pb2
+
+    events = events_of(tmp_path)
+    assert events.Tags()["scalars"] == []  # No score, no best one.
+    assert status_of(events) == api_pb2.STATUS_FAILURE
 
 
 # --- table and picture -----------------------------------------------------------------------------------------------
@@ -184,13 +191,6 @@ def test_pictures_take_a_hundredth_of_the_time(tmp_path, monkeypatch):
             log.refresh()
     # Two seconds are expected of the first one, three measured from then on; the last one is that of the end.
     assert drawn == [200.0, 503.0, 806.0, 1009.0]
-
-
-def test_missing_matplotlib_is_an_error_before_anything_is_trained(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UsageError, match=r"pip install 'imagepivot\[train\]', or leave the picture out with --no-curves"):
-        RunLog(tmp_path, step=0, tensorboard=False, curves=True)
-    assert not (tmp_path / LOG).exists()
 
 
 @pytest.mark.cluster

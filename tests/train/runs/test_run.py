@@ -127,12 +127,6 @@ def test_a_killed_run_resumes_to_the_same_weights(request, train_toy, tmp_path, 
     assert {path.name for path in output.iterdir()} == files  # Nothing half-written.
 
 
-def test_a_finished_run_stays_unchanged(train_toy, finished_run, copied_run):
-    before = contents(copied_run)
-    assert train_toy(resume=True).progress == finished_run[1].progress
-    assert contents(copied_run) == before
-
-
 @pytest.mark.slow
 def test_a_run_resumes_with_a_greater_budget(train_toy, finished_run, tmp_path):
     train_toy(CONFIG.replace("max_steps = 44", "max_steps = 20"))
@@ -145,10 +139,12 @@ def test_resume_without_a_run_begins_one(train_toy):
     assert train_toy(CONFIG.replace("max_steps = 44", "max_steps = 3"), resume=True).progress.step == 3
 
 
-def test_a_finished_run_is_up_to_date_without_resume(train_toy, finished_run, copied_run):
-    before = {path: path.stat().st_mtime_ns for path in copied_run.iterdir()}
-    assert train_toy().progress == finished_run[1].progress
-    assert {path: path.stat().st_mtime_ns for path in copied_run.iterdir()} == before
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_finished_run_is_up_to_date(train_toy, finished_run, copied_run, resume):
+    before, stamps = contents(copied_run), {path: path.stat().st_mtime_ns for path in copied_run.iterdir()}
+    assert train_toy(resume=resume).progress == finished_run[1].progress
+    assert contents(copied_run) == before
+    assert resume or {path: path.stat().st_mtime_ns for path in copied_run.iterdir()} == stamps
 
 
 @pytest.mark.parametrize("name", [BEST, "metrics.csv", "config.toml"])
