@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from schemas.storage.folder import Folder
+from train.data.batches import CaptionBatch
 from train.jobs import Corpus, ReproduceJob
 from train.runs.checkpoints import BEST, LAST, read_checkpoint
 
@@ -153,3 +154,15 @@ def events(folder: Path, event: str) -> list[dict]:
     """Return the lines of a run's log with an event."""
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     return [line for line in lines if line["event"] == event]
+
+
+def encode_row(model, captions, row: int, language: str):
+    """Encode one caption by itself."""
+    with torch.no_grad():
+        return model.encode_captions(CaptionBatch(captions.token_ids, captions.offsets, np.array([row])), language)
+
+
+def encode_ids(model, ids: list[int], language: str) -> torch.Tensor:
+    """Encode the token ids of one caption by themselves, as ``[E]``."""
+    with torch.no_grad():
+        return model.encode_captions(CaptionBatch(np.array(ids), np.array([0, len(ids)]), np.array([0])), language).values[0]

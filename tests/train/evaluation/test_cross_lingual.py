@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from schemas.errors import UsageError
-from train.data.batches import CaptionBatch
+from tests.train.trainings import encode_row
 from train.data.splits import open_data
 from train.evaluation.cross_lingual import CrossLingual, evaluate_cross_lingual
 from train.evaluation.metrics import Direction
@@ -34,17 +34,13 @@ def by_hand(models, data, query: str, other: str) -> CrossLingual:
     common = set(images[query]) & set(images[other])
     rows = {name: [row for row in captions.rows_of(name).tolist() if captions.images[row] in common] for name in images}
 
-    def caption(model, row, language):
-        with torch.no_grad():
-            return model.encode_captions(CaptionBatch(captions.token_ids, captions.offsets, np.array([row])), language)
-
     ranks, at_random = [], [[], [], []]
     for row in rows[query]:
         wrong, right = [], []
         for candidate in rows[other]:
             total = 0.0
             for model in models:
-                pair = caption(model, row, query), caption(model, candidate, other)
+                pair = encode_row(model, captions, row, query), encode_row(model, captions, candidate, other)
                 with torch.no_grad():
                     total += float(model.scores(*(reversed(pair) if turned else pair)))
             (right if captions.images[candidate] == captions.images[row] else wrong).append(total / len(models))

@@ -17,7 +17,7 @@ from schemas.fingerprints import sha256_of_json
 from schemas.manifest import MANIFEST_NAME
 from schemas.writing.validation import validate
 from tests.train.conftest import write_dataset
-from train.data.batches import CaptionBatch
+from tests.train.trainings import encode_ids
 from train.evaluation.embedding import embed
 from train.evaluation.search import embed_gallery, read_gallery
 from train.jobs import EmbedJob
@@ -40,6 +40,16 @@ def listing_of(source: Dataset) -> str:
     """The sum of the digests of the source's files, modulo 2**256."""
     files = sorted(Path(source.folder.location).glob("part-*.parquet"))
     return f"{sum(int(hashlib.sha256(path.read_bytes()).hexdigest(), 16) for path in files) % (1 << 256):064x}"
+
+
+def key_of(row) -> tuple:
+    return tuple(row[name] for name in ("image_id", "language", "portion", "index"))
+
+
+def vectors_of(run, features: Dataset, **options) -> np.ndarray:
+    """The embeddings of all images, in one batch."""
+    with torch.no_grad():
+        return run.model.encode_images(ImageBatch(torch.from_numpy(features.numpy(**options)))).values.numpy()
 
 
 @pytest.fixture
@@ -65,9 +75,7 @@ def test_every_image_has_its_embedding(run, toy, job):
     assert validate(f"{job.output}/images") == []
     assert written.image_ids() == features.image_ids()
     assert (written.spec.name, written.spec.shape) == ("run", (6,))
-    with torch.no_grad():
-        expected = run.model.encode_images(ImageBatch(torch.from_numpy(features.numpy()))).values
-    np.testing.assert_allclose(written.numpy(), expected.numpy(), atol=1e-6)
+    np.testing.assert_allclose(written.numpy(), vectors_of(run, features), atol=1e-6)
 
 
 @pytest.mark.slow
@@ -75,22 +83,14 @@ def test_every_caption_of_a_known_language_has_its_embedding(run, toy, job):
     manifest = embed(job)[1]
     written = open_dataset(f"{job.output}/captions", kind="embeddings")
     assert validate(f"{job.output}/captions") == []
-    rows = {
-        (row["image_id"], row["language"], row["portion"], row["index"]): row
-        for row in open_dataset(toy.captions).table().to_pylist()
-    }
+    rows = {key_of(row): row for row in open_dataset(toy.captions).table().to_pylist()}
     known = {key: row for key, row in rows.items() if key[1] in ("en", "de")}
     keys = written.table().drop_columns("embedding").to_pylist()
-    assert {(row["image_id"], row["language"], row["portion"], row["index"]): row["split"] for row in keys} == {
-        key: row["split"] for key, row in known.items()
-    }
+    assert {key_of(row): row["split"] for row in keys} == {key: row["split"] for key, row in known.items()}
     listing = listing_of(open_dataset(toy.captions))
     assert manifest.statistics == {"captions": len(known), "captions_left_out": len(rows) - len(known), "listing": listing}
     for row, embedding in zip(keys, written.numpy("embedding"), strict=True):
-        ids = np.array(known[row["image_id"], row["language"], row["portion"], row["index"]]["token_ids"])
-        with torch.no_grad():
-            batch = CaptionBatch(ids, np.array([0, len(ids)]), np.array([0]))
-            expected = run.model.encode_captions(batch, row["language"]).values[0]
+        expected = encode_ids(run.model, known[key_of(row)]["token_ids"], row["language"])
         np.testing.assert_allclose(embedding, expected.numpy(), atol=1e-6)
 
 
@@ -146,9 +146,7 @@ def test_embeddings_of_content_that_changed_are_not_kept(run, job, changed):
     embed(replace(job, features=changed, overwrite=True))
     written, features = open_dataset(f"{job.output}/images"), open_dataset(changed)
     assert written.image_ids() == features.image_ids() != before
-    with torch.no_grad():
-        expected = run.model.encode_images(ImageBatch(torch.from_numpy(features.numpy()))).values
-    np.testing.assert_allclose(written.numpy(), expected.numpy(), atol=1e-6)
+    np.testing.assert_allclose(written.numpy(), vectors_of(run, features), atol=1e-6)
 
 
 def test_a_stopped_embedding_does_not_go_on_with_other_content(job, changed):
@@ -215,9 +213,8 @@ def test_data_that_does_not_belong_to_the_run_is_refused(run, toy, other_toy, tm
 def test_features_are_normalised_as_in_training(write_run, toy, tmp_path):
     run = open_run(write_run(l2=True))
     embed(EmbedJob(run.folder.location, str(tmp_path / "o"), features=toy.features))
-    with torch.no_grad():
-        expected = run.model.encode_images(ImageBatch(torch.from_numpy(open_dataset(toy.features).numpy(l2=True)))).values
-    np.testing.assert_allclose(open_dataset(tmp_path / "o" / "images").numpy(), expected.numpy(), atol=1e-6)
+    expected = vectors_of(run, open_dataset(toy.features), l2=True)
+    np.testing.assert_allclose(open_dataset(tmp_path / "o" / "images").numpy(), expected, atol=1e-6)
 
 
 def test_other_tools_read_the_captions(job):
@@ -253,8 +250,7 @@ def test_a_shard_without_captions_has_no_embeddings(run, toy, new_dataset, tmp_p
 
 
 def rows_of(folder):
-    dataset = open_dataset(folder)
-    return {tuple(row[name] for name in ("image_id", "language", "portion", "index")): row["embedding"] for row in dataset}
+    return {key_of(row): row["embedding"] for row in open_dataset(folder)}
 
 
 @pytest.mark.slow
@@ -266,11 +262,7 @@ def test_only_some_splits_and_languages(run, toy, job, tmp_path):
     for name in ("images", "captions"):
         assert validate(f"{chosen.output}/{name}") == []
     source = open_dataset(toy.captions).table().to_pylist()
-    expected = {
-        (row["image_id"], row["language"], row["portion"], row["index"])
-        for row in source
-        if row["split"] in ("val", "test") and row["language"] == "de"
-    }
+    expected = {key_of(row) for row in source if row["split"] in ("val", "test") and row["language"] == "de"}
     found = rows_of(f"{chosen.output}/captions")
     assert set(found) == expected
     for key, embedding in found.items():

@@ -7,13 +7,11 @@ from math import sqrt
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from pipelines.text.moses import recipe
 from pipelines.text.queries import tokenize_query
 from schemas.errors import InputError, UsageError
-from tests.train.trainings import CONFIG
-from train.data.batches import CaptionBatch
+from tests.train.trainings import CONFIG, encode_ids
 from train.evaluation.sts import OVERLAP, score_sts, sts, word_overlap
 from train.evaluation.sts_data import Correlation, StsPairs, read_sts
 from train.jobs import StsJob
@@ -43,9 +41,7 @@ def tokenize(text, language, recipe, truecaser) -> list[str]:
 
 def vector_of(run, tokens: list[str], language: str = "en") -> np.ndarray:
     """The vector of one sentence, by itself."""
-    ids = np.array(run.vocabulary.encode(tokens))
-    with torch.no_grad():
-        return run.model.encode_captions(CaptionBatch(ids, np.array([0, len(ids)]), np.array([0])), language).values[0].numpy()
+    return encode_ids(run.model, run.vocabulary.encode(tokens), language).numpy()
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> float:

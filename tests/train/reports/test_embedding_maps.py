@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from schemas.errors import UsageError
-from train.data.batches import CaptionBatch
+from tests.train.trainings import encode_row
 from train.data.splits import open_data
 from train.evaluation.evaluation import encode_images
 from train.reports import embedding_maps
@@ -36,15 +35,13 @@ def test_points_are_those_of_images_and_their_first_captions(mapped):
     assert found.image_ids == captions.image_ids
     assert found.languages == captions.language_names
     assert found.points.shape == (3, 9, 2)
-    with torch.no_grad():
-        np.testing.assert_allclose(found.points[0], encode_images(run.model, data.features).values[:, :2])
-        for image in range(9):
-            for number, language in enumerate(captions.language_names, start=1):
-                rows = [n for n in captions.rows_of(language).tolist() if captions.images[n] == image]
-                row = min(rows, key=lambda n: captions.indices[n])
-                batch = CaptionBatch(captions.token_ids, captions.offsets, np.array([row]))
-                vector = run.model.encode_captions(batch, language).values[0, :2]
-                np.testing.assert_allclose(found.points[number, image], vector, atol=1e-6)
+    np.testing.assert_allclose(found.points[0], encode_images(run.model, data.features).values[:, :2])
+    for image in range(9):
+        for number, language in enumerate(captions.language_names, start=1):
+            rows = [n for n in captions.rows_of(language).tolist() if captions.images[n] == image]
+            row = min(rows, key=lambda n: captions.indices[n])
+            vector = encode_row(run.model, captions, row, language).values[0, :2]
+            np.testing.assert_allclose(found.points[number, image], vector, atol=1e-6)
 
 
 def test_the_examples_are_among_the_images_and_numbered(mapped):

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
-from train.data.batches import CaptionBatch
+from tests.train.trainings import encode_row
 from train.data.splits import open_data
 from train.evaluation.evaluation import encode_images
 from train.reports.figure_examples import choose_examples
@@ -49,9 +48,7 @@ def test_images_are_ranked_as_an_evaluation_does(toy, write_run, similarity):
         assert ranking.images == 9
         assert len(ranking.hits) == 3
         # Each score once more, from one caption at a time.
-        with torch.no_grad():
-            caption = run.model.encode_captions(CaptionBatch(captions.token_ids, captions.offsets, np.array([row])), language)
-            scores = run.model.scores(images, caption)[:, 0].tolist()
+        scores = run.model.scores(images, encode_row(run.model, captions, row, language))[:, 0].tolist()
         best = sorted(range(9), key=lambda n: -scores[n])[:3]
         assert [hit.image_id for hit in ranking.hits] == [captions.image_ids[n] for n in best]
         assert [hit.score for hit in ranking.hits] == pytest.approx([scores[n] for n in best], abs=1e-5)

@@ -153,28 +153,14 @@ def test_the_report_holds_everything(tmp_path):
     assert [(row["quoted"], row["scores"]) for row in gran] == [(True, {"data-0": 84.5})] * 2
     with (tmp_path / "sts.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert rows[3] == {
-        "kind": "run",
-        "name": "runs/c2c",
-        "language": "en",
-        "data": "data-1",
-        "pairs": "750",
-        "pearson": "76.34",
-        "spearman": "22.5",
-    }
+    assert list(rows[3]) == ["kind", "name", "language", "data", "pairs", "pearson", "spearman"]
+    assert list(rows[3].values()) == ["run", "runs/c2c", "en", "data-1", "750", "76.34", "22.5"]
     assert [row["kind"] for row in rows] == ["baseline"] * 2 + ["run"] * 2 + ["published"] * 22
     with (tmp_path / "sts-pairs.csv").open(newline="") as file:
         pairs = list(csv.DictReader(file))
     assert len(pairs) == 1500
-    assert pairs[751] == {
-        "data": "data-1",
-        "line": "1",
-        "score": "1.0",
-        OVERLAP: "0.1",
-        "runs/c2c": "1.1",
-        "sentence1": "a, b",
-        "sentence2": "c",
-    }
+    assert list(pairs[751]) == ["data", "line", "score", OVERLAP, "runs/c2c", "sentence1", "sentence2"]
+    assert list(pairs[751].values()) == ["data-1", "1", "1.0", "0.1", "1.1", "a, b", "c"]
 
 
 @pytest.mark.parametrize("count", [1, pytest.param(3, marks=pytest.mark.slow)])

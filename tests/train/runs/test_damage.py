@@ -174,14 +174,8 @@ def test_a_damaged_copy_of_features(toy, write_run, tmp_path, monkeypatch, capfd
     """The header is checked, and the copy made again; its values are those of the disk."""
     folder = write_run()
     monkeypatch.setattr("train.data.features.memory_limit", lambda: 1)
-    job = EvaluateJob(
-        run=folder,
-        captions=toy.captions,
-        features=toy.features,
-        splits=("test",),
-        device="cpu",
-        memory_map=str(tmp_path / "map"),
-    )
+    where = {"device": "cpu", "memory_map": str(tmp_path / "map")}
+    job = EvaluateJob(folder, toy.captions, toy.features, splits=("test",), **where)
     expected = evaluate_run(job)
     [path] = (tmp_path / "map").iterdir()
     values = np.load(path, mmap_mode="r").offset
