@@ -34,10 +34,6 @@ def find_batch_size(extractor: Extractor, clock: Callable[[], float] = time.perf
     each twice as large as the one before, up to 256 images: until one is not a twentieth faster, or the next would take more than
     half of the free memory of the GPU, or 64 MiB of the host's for pixels and features. What is found is kept in the cache, by the
     GPU's name and memory, the extractor's name and shape, the precision, and the versions of the libraries.
-
-    Args:
-        extractor: the loaded extractor.
-        clock: tells the time, in seconds.
     """
     size = extractor.description.batch_size
     if not extractor.on_gpu or extractor.description.kind != "features" or extractor.parameters.get("compiled"):

@@ -48,8 +48,6 @@ class Entry:
     Attributes:
         spec: name, shape and type of the feature that it makes without options.
         module: the `ExtractorModule` that makes it.
-        weights: the weights that it takes, in words.
-        makes_regions: whether it makes regions.
         detectron2_module: the module for the backend detectron2, if it has one.
         crops: number of crops whose features can be kept apart; 0 if there are none.
     """
@@ -132,14 +130,12 @@ ENTRIES = {
 
 @dataclass(frozen=True)
 class CatalogueEntry:
-    """An extractor as it is listed, without its weights.
+    """An extractor, or a family of them, as it is listed, without its weights.
 
     Attributes:
-        name: its name, or the form of the names of a family.
         kind: kind of dataset that it fills, ``features`` or ``regions``.
         shape: shape of the feature of one image; None if it depends on the model.
         dtype: type of its values, unless another one is asked for.
-        source: what it reproduces.
         weights: the weights that it takes, in words; besides these ``random:SEED``, untrained.
         preprocessing: the steps from an RGB image to the model's input; None if they depend on the model.
     """

@@ -26,15 +26,7 @@ from extractors.options import ExtractorOptions
 
 
 class FixedSizeExtractor(Extractor):
-    """An extractor whose images all have one size.
-
-    Args:
-        description: what the extractor makes.
-        size_hw: H and W.
-        settings: what is asked of the extractor.
-        device: from `extractors.computing.devices.resolve_device`.
-        forward_images: images of one pass on a CPU.
-    """
+    """An extractor whose images all have one size, ``size_hw``; one pass on a CPU takes ``forward_images`` of them."""
 
     def __init__(
         self,
@@ -115,16 +107,7 @@ class FixedSizeExtractor(Extractor):
 
 
 class CenterCropExtractor(FixedSizeExtractor):
-    """A network of convolutions up to its last map, of one crop of an image.
-
-    Args:
-        description: what the extractor makes.
-        trunk: the network, on the CPU, from normalised pixels to the map.
-        preprocessing: how an image becomes pixels.
-        settings: what is asked of the extractor.
-        device: from `extractors.computing.devices.resolve_device`.
-        forward_images: images of one pass on a CPU.
-    """
+    """A network of convolutions up to its last map, ``trunk``, on the CPU, of one crop of an image."""
 
     def __init__(
         self,

@@ -20,13 +20,7 @@ _CLASSES = 1000
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions, 1×1, 3×3 and 1×1, and a shortcut around them.
-
-    Args:
-        channels: C of the input.
-        width: channels of the 3×3 convolution.
-        stride: of that convolution.
-    """
+    """Three convolutions, 1×1, 3×3 with ``width`` channels and the stride, and 1×1, and a shortcut around them."""
 
     def __init__(self, channels: int, width: int, stride: int = 1) -> None:
         super().__init__()
@@ -54,11 +48,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A residual network of bottlenecks with its classifier.
-
-    Args:
-        blocks: number of blocks of each of the four stages.
-    """
+    """A residual network of bottlenecks with its classifier; ``blocks`` are the numbers of those of the four stages."""
 
     def __init__(self, blocks: Sequence[int]) -> None:
         super().__init__()
@@ -155,12 +145,7 @@ def init_weights(model: nn.Module, *, linear_std: float | None = None) -> None:
 
 
 class PretrainedWeights(NamedTuple):
-    """Weights that torchvision publishes.
-
-    Attributes:
-        name: torchvision's, enumeration and member.
-        url: of the file, whose name has the first digits of its SHA-256.
-    """
+    """Weights that torchvision publishes: its name for them, and the file, whose name has the first digits of its SHA-256."""
 
     name: str
     url: str

@@ -88,11 +88,7 @@ def single_threaded_pool(threads: int, name: str) -> ThreadPoolExecutor:
     """Start threads in which torch uses a single thread each; all of them run when this returns.
 
     ``torch.set_num_threads`` sets the number for the calling thread, and also for threads that first use torch later. The second
-    is restored at once, from a thread that has that number already.
-
-    Args:
-        threads: number of threads.
-        name: what their names begin with.
+    is restored at once, from a thread that has that number already. The names of the threads begin with ``name``.
     """
     started = Barrier(threads + 1)
 

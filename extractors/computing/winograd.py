@@ -66,12 +66,7 @@ def prefers_onednn() -> bool:
 
 
 def winograd_tile(conv: nn.Conv2d, shape: Sequence[int]) -> int | None:
-    """Return the side of the tiles with which a convolution in float32 on a CPU is faster; None where it is not.
-
-    Args:
-        conv: the convolution.
-        shape: ``[B, C, H, W]`` of its input.
-    """
+    """Return the side of the tiles with which a convolution of an input ``[B, C, H, W]`` is faster; None where it is not."""
     is_plain = (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups, conv.padding_mode) == (
         (KERNEL_SIZE, KERNEL_SIZE),
         (1, 1),
@@ -94,13 +89,9 @@ def make_winograd(
     relu: bool,
     compile: bool,  # noqa: A002
 ) -> WinogradConv2d | None:
-    """Return a convolution as Winograd's; None where that is not faster.
+    """Return a convolution of an input ``[B, C, H, W]``, with a ReLU if one follows, as Winograd's; None where it is not faster.
 
-    Args:
-        conv: the convolution.
-        shape: ``[B, C, H, W]`` of its input.
-        relu: whether a ReLU follows.
-        compile: whether it will be compiled; the compiler lays out weights itself.
+    The weights are not laid out if it will be compiled: the compiler does that itself.
     """
     side = winograd_tile(conv, shape)
     if side is None:

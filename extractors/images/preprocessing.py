@@ -19,7 +19,6 @@ from torch import Tensor
 
 from extractors.images.decoding import MAX_PIXELS, DecodeError
 
-_INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 _STRIP_VALUES = 2**16  # size of the float64 arrays of `_bilinear`: small enough to stay in the cache of a processor
 
 
@@ -66,7 +65,7 @@ def resize_and_crop(image: Image.Image, preprocessing: Preprocessing, *, single_
 
     Args:
         image: mode ``RGB``, any size from 1×1.
-        preprocessing: sizes and interpolation.
+        preprocessing: its steps.
         single_threaded: whether no other thread does so at the same time; see `extractors.Extractor.preprocess_single_threaded`.
 
     Returns:
@@ -118,7 +117,7 @@ def resize(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
     if size_wh == image.size:
         return image
     if preprocessing.antialias:
-        return image.resize(size_wh, _INTERPOLATIONS[preprocessing.interpolation])
+        return image.resize(size_wh, Image.Resampling[preprocessing.interpolation.upper()])
     return Image.fromarray(_bilinear(np.asarray(image), size_wh))
 
 
@@ -156,8 +155,6 @@ class Normalizer:
     All numbers lie on the device. So they are copied once, and a division gives the same bits on every device: dividing by a number
     of the host, CUDA's kernels multiply by its reciprocal, which may differ in the last bit
     (``aten/src/ATen/native/cuda/BinaryDivTrueKernel.cu`` in github.com/pytorch/pytorch).
-
-    Args are those of `Preprocessing`, and the device of the pixels.
     """
 
     def __init__(
@@ -286,16 +283,7 @@ def ten_crop_views(height: int, width: int, *, crop: int, center: str) -> tuple[
 
 
 def ten_crop(pixels: Tensor, *, crop: int, center: str) -> Tensor:
-    """Cut the ten crops out of an image, on the device that holds it.
-
-    Args:
-        pixels: ``[3, H, W]``, of any type.
-        crop: width and height of a crop in pixels.
-        center: as `ten_crop_views` takes it.
-
-    Returns:
-        ``[K, 3, crop, crop]`` in the order of `ten_crop_views`, of the type of ``pixels``.
-    """
+    """Cut the crops of `ten_crop_views` out of an image ``[3, H, W]``, on its device: ``[K, 3, crop, crop]`` of its type."""
     views = ten_crop_views(pixels.shape[1], pixels.shape[2], crop=crop, center=center)
     cuts = [pixels[:, view.top : view.top + crop, view.left : view.left + crop] for view in views]
     return torch.stack([cut.flip(2) if view.mirrored else cut for cut, view in zip(cuts, views, strict=True)])

@@ -57,12 +57,7 @@ def cell_anchors() -> Tensor:
 
 
 def anchor_grid(anchors: Tensor, rows: int, columns: int) -> Tensor:
-    """Return the anchors of every cell of a feature map.
-
-    Args:
-        anchors: ``[A, 4]``, anchors of the cell at 0, 0.
-        rows: rows of the map.
-        columns: columns of the map.
+    """Return the anchors of every cell of a feature map, given those of the cell at 0, 0, ``[A, 4]``.
 
     Returns:
         ``[rows * columns * A, 4]``: row by row, within a row column by column, within a cell anchor by anchor.
@@ -94,13 +89,7 @@ def decode(anchors: Tensor, deltas: Tensor) -> Tensor:
 
 
 def clip(boxes: Tensor, width: int, height: int) -> Tensor:
-    """Move corners outside of an image to its outermost pixels, ``width - 1`` and ``height - 1``.
-
-    Args:
-        boxes: ``[..., 4]``.
-        width: width of the image in pixels.
-        height: height of the image in pixels.
-    """
+    """Move corners ``[..., 4]`` outside of an image to its outermost pixels, ``width - 1`` and ``height - 1``."""
     limit = boxes.new_empty(4)  # Filled on its device: a tensor of numbers would be copied there.
     limit[0::2].fill_(width - 1)
     limit[1::2].fill_(height - 1)
@@ -124,15 +113,7 @@ def is_larger(boxes: Tensor, side: float | Tensor) -> Tensor:
 
 
 def iou(boxes: Tensor, others: Tensor) -> Tensor:
-    """Return the intersection over union of all pairs of boxes and others.
-
-    Args:
-        boxes: ``[..., N, 4]``.
-        others: ``[..., M, 4]``.
-
-    Returns:
-        ``[..., N, M]``, in 0…1.
-    """
+    """Return the intersection over union of all pairs: ``[..., N, 4]`` and ``[..., M, 4]`` to ``[..., N, M]``, in 0…1."""
     shared = _common_length(boxes, others, 0) * _common_length(boxes, others, 1)
     return shared / (_areas(boxes)[..., None] + _areas(others)[..., None, :] - shared)
 

@@ -51,10 +51,6 @@ class Detections:
 def select_indices(found: Detections, options: RegionOptions) -> tuple[Tensor, Tensor]:
     """Choose the regions of images.
 
-    Args:
-        found: the proposals.
-        options: limits of the number of regions, and the threshold of the score.
-
     Returns:
         int64 ``[B, min(P, R)]``, positions of the regions and behind them of others; and int64 ``[B]``, how many of these are
         regions. If the number of those that reach the threshold is within the limits, they are in the order of the proposals;

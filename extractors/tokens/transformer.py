@@ -61,11 +61,7 @@ class Part:
 
 
 class TokenExtractor:
-    """A loaded model of text.
-
-    Attributes:
-        description: what it makes, and everything that decides the values.
-    """
+    """A loaded model of text."""
 
     def __init__(self, folder: Path, name: str, pooling: str, dtype: str, precision: str, device: str) -> None:
         self._device = check_request(device, precision)
@@ -270,10 +266,7 @@ def parts_of(tokens: Sequence[Sequence[int]], *, begin: int, end: int, positions
 def vectors_of(parts: Sequence[Part], states: Sequence[np.ndarray], pooling: str) -> np.ndarray:
     """Return a vector for the beginning of a caption, for each of its tokens and for its end, float32 ``[T + 2, D]``.
 
-    Args:
-        parts: the parts of the caption.
-        states: what the model makes of each part, float32 ``[S, D]``.
-        pooling: what a token gets of its sub-words.
+    The ``states`` are the model's of each part, float32 ``[S, D]``.
     """
     tokens = [_pooled(part.starts, state[1:-1], pooling) for part, state in zip(parts, states, strict=True)]
     return np.concatenate([states[0][:1], *tokens, states[-1][-1:]])

@@ -91,11 +91,7 @@ def read_state(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
     """Read names and tensors from a file of ``torch.save``, a ``.safetensors`` file or a pickle of arrays, by its content.
 
     ``{"state_dict": ...}`` or ``{"model": ...}`` around them, and ``module.`` before every name, as training scripts write them,
-    are removed.
-
-    Args:
-        path: the file.
-        choice: the set of weights to take, if the file holds several.
+    are removed. Of several sets of weights in the file one is chosen.
 
     Raises:
         InputError: the file is of another kind, is damaged, could run code when read, or does not hold the set of weights.
@@ -107,12 +103,7 @@ def read_state(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
 
 
 def read_entries(path: Path, choice: Choice | None = None, *, arrays: bool = False) -> dict[str, Any]:
-    """Read names and tensors or arrays as `read_state` does.
-
-    Args:
-        path: the file.
-        choice: the set of weights to take, if the file holds several.
-        arrays: whether a file of ``torch.save`` may hold numpy arrays, too.
+    """Read names and tensors or arrays as `read_state` does; with ``arrays`` a file of ``torch.save`` may hold numpy's, too.
 
     Raises:
         InputError: as for `read_state`.
@@ -136,12 +127,7 @@ def read_entries(path: Path, choice: Choice | None = None, *, arrays: bool = Fal
 
 
 def unwrapped(content: Any, path: Path, choice: Choice | None = None) -> dict[str, Any]:
-    """Remove what training scripts write around a state dict.
-
-    Args:
-        content: the object that the file holds.
-        path: the file, for messages.
-        choice: the set of weights to take; its remark is filled in where there are several.
+    """Remove what training scripts write around a state dict, and fill in the remark of a choice of several.
 
     Raises:
         InputError: the content does not map names to tensors or arrays, or does not hold the set of weights.
@@ -285,11 +271,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_torch(path: Path, functions: Mapping[str, Any] | None = None) -> Any:
-    """Read a file that ``torch.save`` wrote, in its old format too.
-
-    Args:
-        path: the file.
-        functions: functions that the file may call besides torch's own, by the names that it has for them.
+    """Read a file that ``torch.save`` wrote, in its old format too. Besides torch's own it may call ``functions``, by their names.
 
     Raises:
         InputError: the file is damaged, of another kind, or could run code when read.

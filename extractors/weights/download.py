@@ -37,8 +37,7 @@ class _Object(NamedTuple):
     Attributes:
         name: last part of its name.
         version: what the server calls this version of it; empty if it says nothing.
-        size: its size in bytes; -1 if it is not known.
-        stream: its bytes.
+        size: in bytes; -1 if it is not known.
     """
 
     name: str

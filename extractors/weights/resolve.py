@@ -240,12 +240,7 @@ _stored: dict[Hashable, tuple[Weights, Timer]] = {}
 
 
 def store_weights(key: Hashable, weights: Weights) -> None:
-    """Keep weights for `pop_weights`, in the place of any that are kept already.
-
-    Args:
-        key: what decides which weights are found.
-        weights: the weights found.
-    """
+    """Keep weights for `pop_weights` under what decides which are found, in the place of any that are kept already."""
     # The timer knows the key and not the weights, which its thread would hold for a moment longer than anyone else.
     timer = Timer(STORED_SECONDS, lambda: _drop(key, timer))
     timer.daemon = True

@@ -78,36 +78,24 @@ class RegionProposals(nn.Module):
         self.scores = nn.Conv2d(512, 2 * len(self.anchors), kernel_size=1)
         self.deltas = nn.Conv2d(512, 4 * len(self.anchors), kernel_size=1)
 
-    def forward(self, maps: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the layers.
-
-        Args:
-            maps: float32 ``[B, 1024, h, w]``.
-
-        Returns:
-            Scores ``[B, 2 * A, h, w]``, those of background before those of objects, and deltas ``[B, A * 4, h, w]``.
-        """
-        hidden = F.relu(self.conv(maps.to(self.conv.weight.dtype)), inplace=True).to(torch.float32)
-        return self.scores(hidden), self.deltas(hidden)
-
     def propose(self, maps: Tensor, width: int, height: int, scale: Tensor) -> tuple[Tensor, Tensor]:
         """Return the boxes of images of one size that look most like objects, before suppression.
 
         Args:
             maps: float32 ``[B, 1024, h, w]``.
-            width: width of the detector's input in pixels.
-            height: height of the detector's input in pixels.
+            width: of the detector's input, in pixels.
+            height: likewise.
             scale: float32 ``[B]``, pixels of the input per pixel of the original images.
 
         Returns:
             float32 ``[B, Q, 4]``, the best first, x1 y1 x2 y2 in pixels of the input, and bool ``[B, Q]``, False for boxes that do
             not have both sides of more than 16 pixels of the original image; these stand behind all others. Q is at most 6,000.
         """
-        scores, deltas = self(maps)
-        rows, columns = maps.shape[2:]
-        objects = scores.unflatten(1, (2, -1)).softmax(dim=1)[:, 1]  # [B, A, h, w]
-        shifts = deltas.unflatten(1, (-1, 4))  # [B, A, 4, h, w]
-        boxes = decode(anchor_grid(self.anchors, rows, columns), shifts.permute(0, 3, 4, 1, 2).reshape(len(maps), -1, 4))
+        hidden = F.relu(self.conv(maps.to(self.conv.weight.dtype)), inplace=True).to(torch.float32)
+        objects = self.scores(hidden).unflatten(1, (2, -1)).softmax(dim=1)[:, 1]  # [B, A, h, w]; background is first.
+        shifts = self.deltas(hidden).unflatten(1, (-1, 4))  # [B, A, 4, h, w]
+        anchors = anchor_grid(self.anchors, *maps.shape[2:])
+        boxes = decode(anchors, shifts.permute(0, 3, 4, 1, 2).reshape(len(maps), -1, 4))
         boxes = clip(boxes, width, height)
         large = is_larger(boxes, _SMALLEST * scale[:, None])
         probabilities = torch.where(large, objects.permute(0, 2, 3, 1).flatten(1), -1)
@@ -116,11 +104,7 @@ class RegionProposals(nn.Module):
 
 
 def suppress(boxes: Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:
-    """Keep the best boxes of images that overlap little.
-
-    Args:
-        boxes: float32 ``[B, Q, 4]``, from `RegionProposals.propose`.
-        usable: bool ``[B, Q]``, likewise.
+    """Keep the best boxes of images that overlap little, of those from `RegionProposals.propose`.
 
     Returns:
         The proposals: float32 ``[B, P, 4]``, the best first, and bool ``[B, P]``, False for rows that are no proposals, which
@@ -228,17 +212,17 @@ _SPREADS = {"rpn.scores": 1.0, "rpn.deltas": 0.3, "head.classes": 6.0, "head.att
 
 
 def initialize(detector: nn.Module) -> None:
-    """Draw all weights, in place, in the order of the modules, from torch's global generator.
-
-    Args:
-        detector: an `extractors.regions.bottom_up.network.Detector`; its present values do not matter.
-    """
+    """Draw all weights, in place, in the order of the modules, from torch's global generator."""
     with torch.no_grad():
         for name, module in detector.named_modules():
             _initialise(name, module)
         for module in detector.modules():
             if isinstance(module, Bottleneck):
-                _damp(module)
+                block: Any = module
+                block.bn3.weight.fill_(_DAMPING)
+                block.bn3.bias.zero_()
+                if block.downsample is not None:
+                    block.downsample[1].weight.fill_(_SHORTCUT_SCALE)
         detector.get_buffer("backbone.bn1.weight").fill_(_STEM_SCALE)
 
 
@@ -255,10 +239,3 @@ def _initialise(name: str, module: nn.Module) -> None:
     elif isinstance(module, FrozenBatchNorm2d):
         for tensor, value in ((module.weight, 1), (module.bias, _SHIFT), (module.running_mean, 0), (module.running_var, 1)):
             tensor.fill_(value)
-
-
-def _damp(block: Any) -> None:
-    block.bn3.weight.fill_(_DAMPING)
-    block.bn3.bias.zero_()
-    if block.downsample is not None:
-        block.downsample[1].weight.fill_(_SHORTCUT_SCALE)

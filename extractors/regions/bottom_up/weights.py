@@ -91,14 +91,10 @@ class _Convolution(NamedTuple):
 
 
 def read_detector(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
-    """Read the weights of the detector from any of its releases.
+    """Read the weights of the detector from any of its releases, or the set of them that is chosen.
 
     Formats are Caffe's, that of safetensors, that of ``torch.save`` and pickles of arrays, told by the content. None is allowed
     to run anything.
-
-    Args:
-        path: the file.
-        choice: the set of weights to take, if the file holds several.
 
     Returns:
         All tensors by this project's names. Shapes are left for the caller to check. ``rpn.anchors`` ``[A, 4]`` are the anchors in

@@ -63,12 +63,6 @@ class Detectron2Regions(RegionExtractor):
     """A detectron2 network and the choice of its regions.
 
     In the 16-bit precisions only the last stage computes in 16 bits, as in `extractors.regions.faster_rcnn`.
-
-    Args:
-        description: what the extractor makes.
-        settings: what is asked of the extractor.
-        network: the network with its weights, on the CPU.
-        device: from `extractors.computing.devices.resolve_device`.
     """
 
     def __init__(self, description: Description, settings: ExtractorOptions, network: Network, device: torch.device) -> None:
@@ -83,10 +77,7 @@ class Detectron2Regions(RegionExtractor):
         model.to(device).to(memory_format=torch.channels_last)
 
     def preprocess(self, image: Image.Image) -> Any:
-        """Return the pixels that go to the device, resized where the network has the host do that.
-
-        Returns:
-            A `Sized`.
+        """Return the pixels that go to the device, resized where the network has the host do that, as a `Sized`.
 
         Raises:
             DecodeError: the image is so thin that its shorter side would be less than `LEAST_SIDE`.

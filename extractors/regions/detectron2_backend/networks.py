@@ -49,13 +49,7 @@ _FAR_CORNER = (0.0, 0.0, 1.0, 1.0)
 
 
 class InputSize(NamedTuple):
-    """Size of the detector's input, where detectron2 has only height and width.
-
-    Attributes:
-        height: height in pixels.
-        width: width in pixels.
-        scale: pixels of the input per pixel of the original image.
-    """
+    """Pixels of the detector's input, and those per pixel of the original image; detectron2 has only height and width."""
 
     height: int
     width: int
@@ -221,11 +215,7 @@ def build(cfg: Any) -> nn.Module:
 
 
 class VisualGenomeNetwork:
-    """The detector of bottom-up attention, in steps from an image to its regions.
-
-    Args:
-        model: detectron2's ``GeneralizedRCNN``, made by `build` of `CONFIG`.
-    """
+    """The detector of bottom-up attention, made by `build` of `CONFIG`, in steps from an image to its regions."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -258,12 +248,7 @@ class VisualGenomeNetwork:
 
 
 class StockNetwork:
-    """A model from detectron2's own classes: its config says how images are resized and normalised.
-
-    Args:
-        model: detectron2's ``GeneralizedRCNN``, made by `build`.
-        inputs: the section ``INPUT`` of its config.
-    """
+    """A model from detectron2's own classes: ``INPUT`` of its config says how images are resized and normalised."""
 
     def __init__(self, model: Any, inputs: Any) -> None:
         self.model = model
