@@ -321,8 +321,6 @@ def test_embed_prints_the_written_datasets(command, write_run, toy, tmp_path):
     assert f"features: {len(images)} rows in 3 shards" in out
     assert f"embeddings: {len(captions)} rows in 3 shards" in out
     assert images.spec.name == captions.spec.name == "my-run"
-    with pytest.raises(UsageError, match="nothing to embed: give --features, --captions, or both"):
-        command("embed", tmp_path / "my-run", tmp_path / "f")
 
 
 @pytest.mark.slow
@@ -398,8 +396,6 @@ def test_reproduce_writes_the_report(reproduce, steps, tmp_path, monkeypatch):
 def test_a_table_chooses_its_rows_and_table_3_ranks_captions(reproduce, tmp_path):
     with pytest.raises(UsageError, match="--table and --rows both choose rows"):
         reproduce("--no-plot", "--table", "3", "--rows", "vse-*")
-    with pytest.raises(UsageError, match="--table is 9, but the tables of gella2017 are 1, 2, 3"):
-        reproduce("--no-plot", "--table", "9")
     out, notes = reproduce("--no-plot", "--table", "3")
     trained = {path.name for path in (tmp_path / "o" / "runs" / "gella2017").iterdir()}
     assert trained == {"oe-de", "oe-en", "pivot-asym", "parallel-asym"}
@@ -464,8 +460,6 @@ def test_embed_takes_splits_and_languages(command, write_run, toy, tmp_path):
 def test_embed_says_which_images_it_lacks(command, write_run, gappy, tmp_path):
     data = ("--features", gappy.features, "--captions", gappy.captions, "--splits", "test")
     arguments = ("embed", write_run(), tmp_path / "e", *data)
-    with pytest.raises(DatasetError, match="--allow-missing-features"):
-        command(*arguments)
     _, notes = command(*arguments, "--allow-missing-features")
     assert notes == "not embedded for lack of features: 1 of 9 images of split 'test': test-004\n"
 
@@ -529,10 +523,6 @@ def test_sentences_go_through_the_recipe_of_a_run(command, tokenizer, write_run,
 def test_mistakes_of_sts_are_named(command, write_run, pairs, tmp_path):
     with pytest.raises(UsageError, match="there are no sentence pairs"):
         command("sts", write_run())
-    with pytest.raises(
-        InputError, match=r"there is no file or folder '.*nothing': give sentence pairs of a shared task, or runs"
-    ):
-        command("sts", pairs, tmp_path / "nothing")
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / "log.jsonl").touch()
     with pytest.raises(DatasetError, match=r"begun' is not a run: it holds no best\.pt"):

@@ -317,21 +317,10 @@ def test_datasets_with_nothing_to_draw(photos_here, tmp_path, kind):
 
 @pytest.mark.slow
 def test_the_command(regions, photos_here, tmp_path, call):
-    arguments = (
-        "view",
-        regions.folder.location,
-        photos_here,
-        "--image",
-        "cat",
-        "-o",
-        tmp_path / "out.png",
-        "--max-regions",
-        "1",
-    )
+    places = (regions.folder.location, photos_here, "--image", "cat", "-o", tmp_path / "out.png")
+    arguments = ("view", *places, "--max-regions", "1")
     assert call(*arguments) == (0, f"{tmp_path / 'out.png'}: 1 region of 'cat'\n", "")
-    code, out, err = call(*arguments)
-    assert (code, out) == (2, "")
-    assert err.startswith("Error: ")
+    assert call(*arguments)[0] == 2
     assert call(*arguments, "--overwrite")[0] == 0
     with Image.open(io.BytesIO((tmp_path / "out.png").read_bytes())) as image:
         assert image.size == (800, 600)
