@@ -68,7 +68,6 @@ class LoadedExtractor:
     """An extractor on its device, and how images reach it.
 
     Attributes:
-        extractor: the extractor.
         batch_size: images that the model takes at once; the last batch of a shard may be smaller.
         threads: decoding threads; without ``processes``.
         processes: what decodes, in one thread for each of them; None for threads of this process alone.

@@ -97,7 +97,7 @@ def from_chunks(pieces: Iterable[RefChunk]) -> tuple[list[ImageRef], list[Copy]]
     refs: list[ImageRef] = []
     copies: list[Copy] = []
     for piece in pieces:
-        table = _table(piece)
+        table = from_ipc(piece) if isinstance(piece, bytes) else read_place(piece)
         rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
         if table.schema.names == REFS_SCHEMA.names:
             refs += (ImageRef(*row) for row in rows)
@@ -109,7 +109,3 @@ def from_chunks(pieces: Iterable[RefChunk]) -> tuple[list[ImageRef], list[Copy]]
 def _packed(rows: Sequence[tuple[object, ...]], schema: pa.Schema) -> bytes:
     columns = zip(*rows, strict=True)
     return to_ipc(pa.table([pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema))
-
-
-def _table(piece: RefChunk) -> pa.Table:
-    return from_ipc(piece) if isinstance(piece, bytes) else read_place(piece)

@@ -87,8 +87,6 @@ class CopyImages(beam.PTransform):
     """Copies the images of portions, and yields the places of the copies by the numbers of their shards.
 
     Attributes:
-        job: the job.
-        output: the dataset.
         copies: where the copies go.
         folder: where all workers see the same local disk, a folder on it for the places.
     """

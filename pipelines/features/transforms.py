@@ -65,7 +65,6 @@ class ExtractFeatures(beam.PTransform):
 
     Attributes:
         job: images, extractor and how to run it.
-        output: the dataset.
         finished: numbers of the shards that an earlier run finished.
         meter: counts images.
         threads: torch's threads in each worker; 0 for torch's own number.

@@ -109,10 +109,6 @@ class Snapshot:
             **self.more,
         }
 
-    def emit(self) -> bool:
-        """Write the event, see `schemas.console.events.emit`."""
-        return emit("progress", **self.to_fields())
-
     @property
     def details(self) -> str:
         """Rate, failures and bottleneck, in words."""
@@ -177,7 +173,7 @@ class ProgressDisplay:
     def _write(self, snapshot: Snapshot) -> None:
         if not self._log_json:
             self._print(snapshot.to_line())
-        elif not snapshot.emit():
+        elif not emit("progress", **snapshot.to_fields()):
             self._print(line("progress", **snapshot.to_fields()))
 
     def _print(self, text: str) -> None:

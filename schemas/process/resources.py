@@ -76,14 +76,10 @@ def usable_cores() -> int:
 
 def memory_limit(groups: Path = _GROUPS, mount: Path = _MOUNT) -> int:
     """Return the memory that this process may use, in bytes; the arguments are those of `core_quota`."""
-    limits = (_limit(version, folder) for version, folder in _folders("memory", groups, mount))
+    names = {1: "memory.limit_in_bytes", 2: "memory.max"}
+    limits = (_numbers(folder / names[version]) for version, folder in _folders("memory", groups, mount))
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([machine, *(limit for limit in limits if limit is not None)])
-
-
-def _limit(version: int, folder: Path) -> int | None:
-    numbers = _numbers(folder / ("memory.max" if version == 2 else "memory.limit_in_bytes"))
-    return numbers[0] if numbers else None
+    return min([machine, *(numbers[0] for numbers in limits if numbers)])
 
 
 def _numbers(path: Path) -> list[int] | None:

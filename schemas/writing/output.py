@@ -38,7 +38,6 @@ class OutputDataset:
         kind: one of `schemas.kinds.KEY_COLUMNS`.
         parameters: every parameter that changes content; JSON values only.
         inputs: one entry per input: its name, and its fingerprint (a dataset) or digest (anything else).
-        shards: number of shards.
         listings: for a kind whose inputs may change, a digest of what each shard is made from. A shard counts as finished only
             where the statistics in its footer name the same ``listing``.
         states: likewise, a digest of what listing the inputs tells about their content; see `schemas.writing.records`.

@@ -60,7 +60,6 @@ class ShardState:
     """A shard's status, and what is known of it.
 
     Attributes:
-        name: file name of the shard.
         status: see the table of this module.
         problem: what is wrong with its bytes, a sentence; empty if nothing is.
         failures_problem: likewise for the failures beside it.

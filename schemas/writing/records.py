@@ -33,7 +33,6 @@ class Source(NamedTuple):
     """What one row or failure of a shard was made from.
 
     Attributes:
-        image_id: key of the image.
         uri: address of the image as the source names it.
         bytes: size in bytes; -1 if listing did not tell.
         version: modification time, ETag or the like; empty if listing did not tell.

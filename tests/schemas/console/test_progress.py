@@ -54,11 +54,6 @@ def test_what_was_done_earlier_does_not_count_as_speed():
     assert (snapshot.done, snapshot.rate, snapshot.seconds_left) == (30, 1.0, 10.0)
 
 
-def test_without_an_event_log_nothing_is_written(capsys):
-    assert Snapshot("x", "images", {}, 1.0).emit() is False
-    assert capsys.readouterr() == ("", "")
-
-
 def test_a_runner_that_says_nothing_has_not_done_nothing():
     snapshot = Snapshot("captions", "captions", {}, 75.0, 40, is_known=False)
     assert snapshot.to_line() == "captions: running for 1 min 15 s, the runner does not say how far it is"
