@@ -12,11 +12,10 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ from schemas.writing.output import OutputDataset
 from schemas.writing.output_state import OutputState
 from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.shard_writer import ShardWriter, open_shard
-from tests.builders import sign
+from tests.builders import shard_by_hand, sign
 
 ROOT = Path(__file__).parent.parent.parent
 KEYS = {
@@ -63,8 +62,9 @@ TOKENS16 = FeatureSpec(name="bert", shape=(6,), dtype="float16")
 JOINT = FeatureSpec(name="bilingual-c2c", shape=(16,), source="a joint space")
 
 
-def shard_by_hand(image_id: str, shards: int) -> int:
-    return int(hashlib.blake2b(image_id.encode()).hexdigest(), 16) % shards
+def plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows as Python values, vectors flat."""
+    return [{name: v.ravel().tolist() if isinstance(v, np.ndarray) else v for name, v in row.items()} for row in rows]
 
 
 # What the pipelines of these kinds may write besides shards.
@@ -264,37 +264,30 @@ def make_word_vectors(path: Path, captions: Toy, vocabulary: Toy, **kwargs: Any)
     return make_toy(path, "word-vectors", rows, spec=WORDS, parameters=parameters, shards=1, **kwargs)
 
 
+def rows_of(captions: Toy, columns: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each caption, with its key and these columns."""
+    keys = ({name: row[name] for name in CAPTION_KEY} for row in captions.rows)
+    return [{**key, **more} for key, more in zip(keys, columns, strict=True)]
+
+
 def make_encoded(path: Path, captions: Toy, vocabulary: Toy, **kwargs: Any) -> Toy:
     ids = {row["token"]: row["id"] for row in vocabulary.rows}
-    rows = []
-    for row in captions.rows:
-        token_ids = [1, *(ids[token] for token in row["tokens"]), 2]
-        rows.append({**{name: row[name] for name in CAPTION_KEY}, "token_ids": token_ids, "length": len(token_ids)})
+    encoded = [[1, *(ids[token] for token in row["tokens"]), 2] for row in captions.rows]
+    rows = rows_of(captions, ({"token_ids": token_ids, "length": len(token_ids)} for token_ids in encoded))
     return make_toy(path, "encoded", rows, parameters={"vocabulary_size": len(vocabulary.rows)}, **kwargs)
 
 
 def make_embeddings(path: Path, captions: Toy, **kwargs: Any) -> Toy:
     rng = np.random.default_rng(17)
-    rows = [
-        {
-            **{name: row[name] for name in CAPTION_KEY},
-            "embedding": rng.standard_normal(JOINT.shape, dtype=np.float32),
-        }
-        for row in captions.rows
-    ]
+    rows = rows_of(captions, ({"embedding": rng.standard_normal(JOINT.shape, dtype=np.float32)} for _ in captions.rows))
     return make_toy(path, "embeddings", rows, spec=JOINT, **kwargs)
 
 
 def make_token_features(path: Path, captions: Toy, spec: FeatureSpec = TOKENS, **kwargs: Any) -> Toy:
     rng = np.random.default_rng(23)
-    rows = [
-        {
-            **{name: row[name] for name in CAPTION_KEY},
-            "length": len(row["tokens"]) + 2,
-            "vectors": rng.standard_normal((len(row["tokens"]) + 2, *spec.shape), dtype=np.float32).astype(spec.dtype),
-        }
-        for row in captions.rows
-    ]
+    lengths = [len(row["tokens"]) + 2 for row in captions.rows]
+    vectors = (rng.standard_normal((length, *spec.shape), dtype=np.float32).astype(spec.dtype) for length in lengths)
+    rows = rows_of(captions, ({"length": length, "vectors": each} for length, each in zip(lengths, vectors, strict=True)))
     return make_toy(path, "token-features", rows, spec=spec, **kwargs)
 
 
@@ -369,21 +362,6 @@ def copy_toy(toys: dict[str, Toy], tmp_path: Path) -> Callable[[str], Toy]:
 def new_features(tmp_path: Path) -> Callable[..., Toy]:
     """Describes a dataset of features that is not written yet."""
     return lambda name="new", **kwargs: make_features(tmp_path / name, **kwargs)
-
-
-@pytest.fixture(scope="session")
-def by_hand() -> SimpleNamespace:
-    """The makers of this file, for tests that need other rows."""
-    return SimpleNamespace(
-        shard_of=shard_by_hand,
-        toy=make_toy,
-        features=make_features,
-        captions=make_captions,
-        count_tokens=count_tokens,
-        image_ids=IMAGE_IDS,
-        failed_images=FAILED_IMAGES,
-        pool=POOL,
-    )
 
 
 # --- tools that break datasets ---------------------------------------------------------------------------------------

@@ -8,10 +8,9 @@ import pytest
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
-from schemas.keys import shard_of
 from schemas.kinds import FAILURES
 from schemas.vocabulary import Vocabulary
-from tests.schemas.conftest import KINDS
+from tests.schemas.conftest import KINDS, count_tokens, make_features, make_toy
 
 IMAGE_KINDS = ["captions", "encoded", "features", "features16", "regions", "embeddings"]
 
@@ -161,16 +160,8 @@ def test_a_column_as_one_array(toys, kind, column, shape, dtype):
     assert dataset.image_ids() == [row["image_id"] for row in toys[kind].rows]
 
 
-@pytest.mark.slow
-def test_features_over_several_row_groups(by_hand, tmp_path):
-    toy = by_hand.features(tmp_path / "many", image_ids=[f"{n:05d}" for n in range(1400)], shards=2)
-    toy.write()
-    assert {pq.read_metadata(path).num_row_groups for path in toy.path.glob("part-*")} == {2}
-    np.testing.assert_array_equal(open_dataset(toy.path).numpy(), np.stack([row["feature"] for row in toy.rows]))
-
-
-def test_a_dataset_without_rows(by_hand, tmp_path):
-    by_hand.features(tmp_path / "none", image_ids=[], shards=2).write()
+def test_a_dataset_without_rows(tmp_path):
+    make_features(tmp_path / "none", image_ids=[], shards=2).write()
     dataset = open_dataset(tmp_path / "none")
     assert dataset.numpy().shape == (0, 2048)
     assert dataset.numpy(l2=True).shape == (0, 2048)
@@ -191,13 +182,13 @@ def test_l2_norms_are_one(toys, kind, column):
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 300.0])
-def test_l2_norms_of_half_precision_do_not_overflow(by_hand, tmp_path, scale):
+def test_l2_norms_of_half_precision_do_not_overflow(tmp_path, scale):
     spec = FeatureSpec(name="half", shape=(4096,), dtype="float16")
     rng = np.random.default_rng(17)
     vectors = (rng.standard_normal((4, 4096)) * scale).astype(np.float16)
     vectors[2] = 0
     rows = [{"image_id": f"{n}", "feature": vector} for n, vector in enumerate(vectors)]
-    by_hand.toy(tmp_path / "half", "features", rows, spec=spec, shards=1).write()
+    make_toy(tmp_path / "half", "features", rows, spec=spec, shards=1).write()
     found = open_dataset(tmp_path / "half").numpy(l2=True)
     assert found.dtype == np.float16
     lengths = np.linalg.norm(found.astype(np.float64), axis=1)
@@ -256,8 +247,8 @@ def test_failures(toys):
     assert open_dataset(toys["encoded"].path).failures().equals(FAILURES.empty_table())
 
 
-def test_the_vocabulary(toys, by_hand):
-    counts = by_hand.count_tokens(toys["captions"])
+def test_the_vocabulary(toys):
+    counts = count_tokens(toys["captions"])
     vocabulary = open_dataset(toys["vocabulary"].path).vocabulary()
     assert vocabulary == Vocabulary.from_counts(counts, min_count=1)
     assert (toys["vocabulary"].path / "_vocabulary.txt").read_text(encoding="utf-8") == vocabulary.to_text()
@@ -279,26 +270,6 @@ def test_datasets_are_pickled(toys):
     again = pickle.loads(pickle.dumps(dataset))
     assert again == dataset
     np.testing.assert_array_equal(again.numpy(), dataset.numpy())
-
-
-READS = {
-    "shard": lambda d: d.shard(1),
-    "table": lambda d: d.table(),
-    "batches": lambda d: list(d.batches()),
-    "numpy": lambda d: d.numpy(),
-    "image_ids": lambda d: d.image_ids(),
-    "get": lambda d: d.get(next(name for name in map(str, range(99)) if shard_of(name, 3) == 1)),
-    "failures": lambda d: d.failures(),
-}
-
-
-@pytest.mark.parametrize("read", READS)
-def test_a_missing_file_is_named(copy_toy, read):
-    toy = copy_toy("features")
-    path = next(toy.path.glob("_failures/*" if read == "failures" else "part-00001-of-00003.parquet"))
-    path.unlink()
-    with pytest.raises(DatasetError, match=rf"{path} is listed in the manifest but missing: copy"):
-        READS[read](open_dataset(toy.path))
 
 
 def test_a_shard_with_fewer_rows_than_listed_is_no_array(copy_toy, forge):
@@ -359,11 +330,12 @@ def test_vectors_of_a_row_have_their_own_shape(toys):
     assert [row["feature"].shape for row in open_dataset(toys["features16"].path)[:2]] == [(4096,)] * 2
 
 
-def test_rows_by_number_over_several_row_groups(by_hand, tmp_path, monkeypatch):
-    toy = by_hand.features(tmp_path / "many", image_ids=[f"{n:05d}" for n in range(1400)], shards=2)
+def test_features_and_rows_by_number_over_several_row_groups(tmp_path, monkeypatch):
+    toy = make_features(tmp_path / "many", image_ids=[f"{n:05d}" for n in range(1400)], shards=2)
     toy.write()
     dataset = open_dataset(toy.path)
-    assert pq.ParquetFile(toy.path / dataset.manifest.shards[0].path).num_row_groups > 1
+    assert {pq.read_metadata(path).num_row_groups for path in toy.path.glob("part-*")} == {2}
+    np.testing.assert_array_equal(dataset.numpy(), np.stack([row["feature"] for row in toy.rows]))
     chosen = np.random.default_rng(0).integers(0, 1400, 12).tolist()
     assert same([dataset[number] for number in chosen], [toy.rows[number] for number in chosen])
     assert same(dataset[500:720], toy.rows[500:720])

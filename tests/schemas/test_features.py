@@ -23,11 +23,6 @@ def test_other_types_are_refused(dtype):
         FeatureSpec(name="pool", shape=(4,), dtype=dtype)
 
 
-def test_specs_are_values():
-    assert FeatureSpec(name="pool", shape=(4,)) == FeatureSpec("pool", (4,), "float32", "")
-    assert len({FeatureSpec(name="pool", shape=(4,)), FeatureSpec(name="pool", shape=(4,), dtype="float16")}) == 2
-
-
 # --- rounding --------------------------------------------------------------------------------------------------------
 
 HALF = FeatureSpec("pool", (4,), "float16")

@@ -15,14 +15,9 @@ from schemas.dataset import open_dataset
 from schemas.vocabulary import SPECIALS
 from schemas.writing.dataset_writer import commit
 from schemas.writing.validation import validate
-from tests.schemas.conftest import KINDS
+from tests.schemas.conftest import KINDS, make_toy, plain
 
 VECTORS = [("features", "feature"), ("features16", "feature"), ("regions", "features"), ("regions", "boxes")]
-
-
-def plain(rows):
-    """Rows as Python values, vectors flat, languages of a vocabulary as pairs."""
-    return [{name: v.ravel().tolist() if isinstance(v, np.ndarray) else v for name, v in row.items()} for row in rows]
 
 
 def stacked(toy, column):
@@ -67,7 +62,7 @@ def failures(images):
 
 
 @pytest.fixture(scope="module", params=[1, 3, 16])
-def full(request, toys, by_hand, tmp_path_factory):
+def full(request, toys, tmp_path_factory):
     """Every kind with all that may lie beside the shards: failures in each of them, records, side files."""
     root = tmp_path_factory.mktemp("full")
     datasets = {}
@@ -75,7 +70,7 @@ def full(request, toys, by_hand, tmp_path_factory):
         toy = toys[kind]
         shards = 1 if kind in ("vocabulary", "word-vectors") else request.param
         failed = failures(200) if kind in ("captions", "features", "features16", "regions") else []
-        toy = by_hand.toy(
+        toy = make_toy(
             root / kind, toy.kind, toy.rows, spec=toy.spec, parameters=toy.output.parameters, failures=failed, shards=shards
         )
         toy.write()

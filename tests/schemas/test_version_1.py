@@ -19,7 +19,7 @@ from schemas.writing.repair import repair
 from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.validation import validate
 from tests.builders import tree
-from tests.schemas.conftest import prepare
+from tests.schemas.conftest import plain, prepare
 from tests.version1 import as_version_1
 
 KINDS = ["captions", "encoded", "vocabulary", "features", "features16", "regions", "embeddings"]
@@ -34,10 +34,6 @@ def old_toy(copy_toy):
         return toy
 
     return copy
-
-
-def plain(rows):
-    return [{name: v.ravel().tolist() if isinstance(v, np.ndarray) else v for name, v in row.items()} for row in rows]
 
 
 def test_the_helper_writes_what_version_1_wrote(old_toy):

@@ -102,6 +102,20 @@ def extracted(images, shared, tmp_path) -> Path:
     return shutil.copytree(shared, tmp_path / "f")
 
 
+def fresh(images: Path, tmp_path: Path) -> dict[str, bytes]:
+    """The files of a run into a new folder."""
+    extract_features(job_of(images, tmp_path / "g"), ONE)
+    return tree(tmp_path / "g")
+
+
+@pytest.fixture
+def seen(monkeypatch) -> list[int]:
+    """The sizes of the batches that go through the model."""
+    sizes, extract = [], FakeExtractor.extract
+    monkeypatch.setattr(FakeExtractor, "extract", lambda self, batch: sizes.append(len(batch)) or extract(self, batch))
+    return sizes
+
+
 def test_each_image_has_its_feature_in_the_shard_of_its_id_and_the_model_is_loaded_once(images, colours, tmp_path):
     manifest = extract_features(job_of(images, tmp_path / "f", batch_size=3), ONE)
     assert FakeExtractor.loaded == 1
@@ -237,8 +251,7 @@ def test_a_picture_that_was_replaced_is_noticed_though_its_size_is_the_same(imag
     assert tree(extracted) == before
     extract_features(job_of(images, tmp_path / "f", update=True), ONE)
     assert open_dataset(extracted).get("image000")["feature"].tolist() == [1, 2, 3]
-    extract_features(job_of(images, tmp_path / "g"), ONE)
-    assert tree(extracted) == tree(tmp_path / "g")
+    assert tree(extracted) == fresh(images, tmp_path)
 
 
 def test_overwrite_makes_everything_again_though_nothing_seems_to_have_changed(images, extracted, tmp_path):
@@ -252,10 +265,7 @@ def test_overwrite_makes_everything_again_though_nothing_seems_to_have_changed(i
 
 
 @pytest.mark.parametrize("record", [True, False])
-def test_content_is_compared_on_request(images, extracted, tmp_path, monkeypatch, record):
-    seen = []
-    original = FakeExtractor.extract
-    monkeypatch.setattr(FakeExtractor, "extract", lambda self, batch: seen.append(len(batch)) or original(self, batch))
+def test_content_is_compared_on_request(images, extracted, tmp_path, seen, record):
     if not record:
         shutil.rmtree(extracted / ".records")
     for path in images.rglob("*.png"):
@@ -270,8 +280,7 @@ def test_content_is_compared_on_request(images, extracted, tmp_path, monkeypatch
     assert seen == [], "nothing but the bytes has changed"
     extract_features(job_of(images, tmp_path / "f", update=True, check_content=True), ONE)
     assert seen == [1]
-    extract_features(job_of(images, tmp_path / "g"), ONE)
-    assert tree(extracted) == tree(tmp_path / "g")
+    assert tree(extracted) == fresh(images, tmp_path)
 
 
 def test_without_records_images_are_told_by_their_sizes(images, extracted, tmp_path):
@@ -280,7 +289,7 @@ def test_without_records_images_are_told_by_their_sizes(images, extracted, tmp_p
         os.utime(path, ns=(STAMP + 5, STAMP + 5))
     before = open_dataset(extracted).manifest
     assert extract_features(job_of(images, tmp_path / "f"), ONE) == before
-    (images / "new.png").write_bytes(picture(*(1, 2, 3)))
+    (images / "new.png").write_bytes(picture(1, 2, 3))
     extract_features(job_of(images, tmp_path / "f", update=True), ONE)
     extract_features(job_of(images, tmp_path / "g"), ONE)
     for folder in (extracted, tmp_path / "g"):
@@ -295,7 +304,7 @@ def test_rows_of_images_that_are_gone_stay_on_request(images, extracted, tmp_pat
     expected = {image_id: old.get(image_id)["feature"].tolist() for image_id in old.image_ids()}
     (images / "image000.png").unlink()
     replace_image(images / "image003.png", (1, 2, 3))
-    (images / "new.png").write_bytes(picture(*(4, 5, 6)))
+    (images / "new.png").write_bytes(picture(4, 5, 6))
     manifest = extract_features(job_of(images, tmp_path / "f", update=True, **update), ONE)
     expected["new"] = [4, 5, 6]
     if "only_add" not in update:
@@ -307,8 +316,7 @@ def test_rows_of_images_that_are_gone_stay_on_request(images, extracted, tmp_pat
     assert extract_features(job_of(images, tmp_path / "f", update=True, **update), ONE) == manifest
     assert tree(extracted) == before
     extract_features(job_of(images, tmp_path / "f", update=True), ONE)
-    extract_features(job_of(images, tmp_path / "g"), ONE)
-    assert tree(extracted) == tree(tmp_path / "g")
+    assert tree(extracted) == fresh(images, tmp_path)
 
 
 def test_an_image_that_could_not_be_read_is_tried_by_an_update(images, tmp_path, monkeypatch):
@@ -323,32 +331,28 @@ def test_an_image_that_could_not_be_read_is_tried_by_an_update(images, tmp_path,
     assert extract_features(job_of(images, tmp_path / "f"), ONE).failure_reasons == {"unreadable": 1}
     monkeypatch.setattr(ImagesInFolder, "read", read)
     extract_features(job_of(images, tmp_path / "f", update=True), ONE)
-    extract_features(job_of(images, tmp_path / "g"), ONE)
-    assert tree(tmp_path / "f") == tree(tmp_path / "g")
+    assert tree(tmp_path / "f") == fresh(images, tmp_path)
 
 
 def test_rows_of_a_damaged_shard_are_not_copied(images, extracted, tmp_path):
     new = next(f"new{n}" for n in range(99) if shard_of(f"new{n}", 4) == 2)
-    (images / f"{new}.png").write_bytes(picture(*(1, 2, 3)))
+    (images / f"{new}.png").write_bytes(picture(1, 2, 3))
     path = extracted / "part-00002-of-00004.parquet"
     data = bytearray(path.read_bytes())
     data[data.index(np.array(pq.read_table(path)["feature"][0].as_py(), np.float32).tobytes())] ^= 1
     path.write_bytes(data)
     extract_features(job_of(images, tmp_path / "f", update=True), ONE)
-    extract_features(job_of(images, tmp_path / "g"), ONE)
-    assert tree(extracted) == tree(tmp_path / "g")
+    assert tree(extracted) == fresh(images, tmp_path)
 
 
-def test_update_extracts_what_is_new_and_gives_what_a_fresh_run_gives(images, colours, tmp_path, monkeypatch):
+def test_update_extracts_what_is_new_and_gives_what_a_fresh_run_gives(images, colours, tmp_path, seen):
     (images / "bad.png").write_bytes(b"")
     extract_features(job_of(images, tmp_path / "f", batch_size=3), ONE)
     inodes = {path.name: path.stat().st_ino for path in (tmp_path / "f").glob("part-*")}
     added = {"aaa": (1, 2, 3), "image0205": (4, 5, 6), "zzz": (7, 8, 9)}
     for name, colour in added.items():
         (images / f"{name}.png").write_bytes(picture(*colour))
-    seen = []
-    original = FakeExtractor.extract
-    monkeypatch.setattr(FakeExtractor, "extract", lambda self, batch: seen.append(len(batch)) or original(self, batch))
+    seen.clear()
     manifest = extract_features(job_of(images, tmp_path / "f", update=True), ONE)
     assert sum(seen) == 3, "only the new ones went through the model"
     assert (manifest.rows, manifest.failed) == (43, 1)
@@ -356,8 +360,7 @@ def test_update_extracts_what_is_new_and_gives_what_a_fresh_run_gives(images, co
     kept = {path.name for path in (tmp_path / "f").glob("part-*") if path.stat().st_ino == inodes[path.name]}
     assert kept == set(inodes) - touched
     assert kept, "a finished shard without new images stays as it is"
-    extract_features(job_of(images, tmp_path / "g"), ONE)
-    assert tree(tmp_path / "f") == tree(tmp_path / "g")
+    assert tree(tmp_path / "f") == fresh(images, tmp_path)
     assert validate(tmp_path / "f") == []
 
 
@@ -365,7 +368,7 @@ def test_retry_failed_tries_only_what_failed(images, tmp_path, monkeypatch):
     for name in ("bad", "worse"):
         (images / f"{name}.png").write_bytes(b"")
     assert extract_features(job_of(images, tmp_path / "f"), ONE).failed == 2
-    good = picture(*(9, 8, 7))
+    good = picture(9, 8, 7)
     monkeypatch.setattr("pipelines.inputs.images.ImagesInFolder.read", lambda self, ref: good if ref.image_id == "bad" else b"")
     assert extract_features(job_of(images, tmp_path / "f"), ONE).failed == 2, "without the option nothing is tried again"
     manifest = extract_features(job_of(images, tmp_path / "f", retry_failed=True), ONE)
@@ -389,7 +392,7 @@ def test_other_weights_replace_every_shard(images, colours, extracted):
 
 
 def test_two_files_with_one_id_are_an_error_and_ids_of_paths_tell_them_apart(images, tmp_path):
-    (images / "image001.jpg").write_bytes(picture(*(0, 0, 0)))
+    (images / "image001.jpg").write_bytes(picture(0, 0, 0))
     message = r"'image001' belongs to two files, 'image001.jpg' and 'more/image001.png': rename one"
     with pytest.raises(InputError, match=message):
         extract_features(job_of(images, tmp_path / "f"), ONE)
@@ -524,10 +527,9 @@ def test_a_changed_failure_is_not_copied(images, tmp_path):
     path = next((tmp_path / "f" / "_failures").iterdir())
     path.write_bytes(path.read_bytes().replace(b"bytes", b"bites"))
     new = next(f"new{n}" for n in range(99) if shard_of(f"new{n}", 4) == shard_of("bad", 4))
-    (images / f"{new}.png").write_bytes(picture(*(1, 2, 3)))
+    (images / f"{new}.png").write_bytes(picture(1, 2, 3))
     extract_features(job_of(images, tmp_path / "f", update=True), ONE)
-    extract_features(job_of(images, tmp_path / "g"), ONE)
-    assert tree(tmp_path / "f") == tree(tmp_path / "g")
+    assert tree(tmp_path / "f") == fresh(images, tmp_path)
 
 
 # --- the number of shards --------------------------------------------------------------------------------------------
@@ -567,7 +569,7 @@ def test_a_run_that_goes_on_and_an_update_keep_the_number(images, extracted, tmp
     (extracted / "_manifest.json").unlink()
     next(extracted.glob("part-*")).unlink()
     assert len(extract_features(job_of(images, extracted, shards="auto"), ONE).shards) == 4
-    (images / "new.png").write_bytes(picture(*(1, 2, 3)))
+    (images / "new.png").write_bytes(picture(1, 2, 3))
     assert len(extract_features(job_of(images, extracted, shards="auto", update=True), ONE).shards) == 4
     like = extract_features(job_of(images, tmp_path / "g", shards=f"like:{extracted}"), ONE)
     assert like == open_dataset(extracted).manifest

@@ -435,24 +435,13 @@ def test_an_image_beyond_the_range_of_float16_is_a_failure_and_the_others_are_st
     assert set(tally.digests) == {f"image{n:02d}" for n in range(9)}
 
 
-def test_float32_holds_them():
-    rows, tally = stored([255, 251], "float32", 256.0)
-    assert (len(rows), tally.failures) == (2, [])
-
-
-def test_infinities_and_nans_are_failures_in_float32_too():
-    for scale in (np.inf, np.nan):
-        rows, tally = stored([1, 2], "float32", scale)
+def test_infinities_and_nans_are_failures_in_float32_too_and_the_message_says_what_to_do():
+    assert len(stored([255, 251], "float32", 256.0)[0]) == 2
+    advice = ": the model computes in fp16, whose largest number is 65,504; --precision bf16 has the range of fp32"
+    for scale, precision, more in ((np.inf, "fp32", ""), (np.nan, "fp32", ""), (np.inf, "fp16", advice)):
+        rows, tally = stored([1, 2], "float32", scale, precision=precision)
         assert (rows, tally.images) == ({}, 0)
-        assert tally.failures[0]["message"] == "6 values of the feature are infinite or no numbers in float32"
-
-
-def test_the_message_of_an_overflow_in_the_model_says_what_to_do():
-    _, tally = stored([1], "float32", np.inf, precision="fp16")
-    assert tally.failures[0]["message"] == (
-        "6 values of the feature are infinite or no numbers in float32: the model computes in fp16, whose largest number is "
-        "65,504; --precision bf16 has the range of fp32"
-    )
+        assert tally.failures[0]["message"] == f"6 values of the feature are infinite or no numbers in float32{more}"
 
 
 def test_features_of_float32_are_rounded_for_a_dataset_of_float16():

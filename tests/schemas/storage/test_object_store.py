@@ -230,36 +230,26 @@ def google(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("replaces", "failures", "tag", "conditions"),
+    ("data", "replaces", "failures", "tag", "conditions"),
     [
-        ("", [], "9", [None]),
-        (None, [], "9", [0]),
-        (None, ["there"], None, [0]),
-        ("7", [], "9", [7]),
-        ("6", ["there"], None, [6]),
-        ("7", ["lost"], "8", [7]),  # Our own write, whose answer was lost.
-        ("7", ["deleted"], "9", [7, 0]),  # What it replaces was deleted.
+        (b"1", "", [], "9", [None]),
+        (b"1", None, [], "9", [0]),
+        (b"1", None, ["there"], None, [0]),
+        (b"1", "7", [], "9", [7]),
+        (b"1", "6", ["there"], None, [6]),
+        (b"1", "7", ["lost"], "8", [7]),  # Our own write, whose answer was lost.
+        (b"1", "7", ["deleted"], "9", [7, 0]),  # What it replaces was deleted.
+        # In parts, which another command may delete.
+        (b"123", "6", [], "9", [None, None, 6]),
+        (b"123", "6", ["", "", "no parts"], None, [None, None, 6]),  # Something else is there: it is looked at first.
+        (b"123", None, ["", "", "no parts"], None, [None, None, 0]),
+        (b"123", "", ["", "", "no parts"], "9", [None, None, None] * 2),
     ],
 )
-def test_what_becomes_of_a_write_to_google(google, replaces, failures, tag, conditions):
-    google.failures = list(failures)
-    assert object_store.put(google.front, "a", b"1", replaces) == tag
-    assert google.conditions == conditions
-
-
-@pytest.mark.parametrize(
-    ("replaces", "failures", "tag", "conditions"),
-    [
-        ("6", [], "9", [None, None, 6]),
-        ("6", ["", "", "no parts"], None, [None, None, 6]),  # Something else is there: it is looked at first.
-        (None, ["", "", "no parts"], None, [None, None, 0]),
-        ("", ["", "", "no parts"], "9", [None, None, None] * 2),
-    ],
-)
-def test_what_becomes_of_parts_that_another_command_deletes(google, monkeypatch, replaces, failures, tag, conditions):
+def test_what_becomes_of_a_write_to_google(google, monkeypatch, data, replaces, failures, tag, conditions):
     monkeypatch.setattr("schemas.storage.google_storage.PART_BYTES", 2)
     google.failures = list(failures)
-    assert object_store.put(google.front, "a", b"123", replaces) == tag
+    assert object_store.put(google.front, "a", data, replaces) == tag
     assert google.conditions == conditions
 
 

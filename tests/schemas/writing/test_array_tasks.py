@@ -19,7 +19,7 @@ from schemas.writing.reuse_policy import ArrayTask, ReusePolicy
 from schemas.writing.shard_writer import open_shard
 from schemas.writing.validation import validate
 from tests.builders import tree
-from tests.schemas.conftest import flip
+from tests.schemas.conftest import flip, make_features
 
 SHARD = "part-{:05d}-of-00003.parquet".format
 FAILURE = {"key": "lost-01", "uri": "lost-01.jpg", "stage": "decode", "reason": "empty", "message": "0 bytes"}
@@ -203,8 +203,8 @@ def test_a_task_with_something_to_write_deletes_nothing_but_the_manifest(committ
 # --- what is missing or damaged --------------------------------------------------------------------------------------
 
 
-def test_each_task_names_those_to_give_again(by_hand, tmp_path):
-    toy = by_hand.features(tmp_path / "many", shards=40)
+def test_each_task_names_those_to_give_again(tmp_path):
+    toy = make_features(tmp_path / "many", shards=40)
     for index in (0, 1, 2, 6):
         told = run(toy, index, 8)
     assert told == ("20 of 40 shards are done; missing 3-5,7,11-13,15,19-21,23,27-29,31,35-37,39: give tasks 3-5,7 of 8 again")

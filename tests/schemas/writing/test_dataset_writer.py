@@ -5,6 +5,7 @@ import re
 import signal
 from collections import Counter
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 
@@ -37,7 +38,7 @@ def test_there_is_no_manifest_before_the_commit(new_features):
     assert validate(toy.path) == []
 
 
-def test_the_manifest_is_written_after_everything_else(toys, tmp_path, monkeypatch):
+def test_failures_come_before_their_shard_its_record_after_it_and_the_manifest_last(toys, tmp_path, monkeypatch):
     published = []
     publish = Folder._publish
 
@@ -49,6 +50,16 @@ def test_the_manifest_is_written_after_everything_else(toys, tmp_path, monkeypat
     toys["vocabulary"].at(tmp_path / "vocabulary").write()
     shard = "part-00000-of-00001"
     assert published == [f"{shard}.parquet", f".records/{shard}.jsonl", "_vocabulary.txt", "_manifest.json"]
+    published.clear()
+    toy = toys["captions"].at(tmp_path / "captions")
+    toy.write()
+    failed = set(map(toy.failure_shard, toy.failures))
+    shards = [f"part-0000{number}-of-00003" for number in range(3)]
+    expected = [
+        (*([f"_failures/{shard}.jsonl"] * (number in failed)), f"{shard}.parquet", f".records/{shard}.jsonl")
+        for number, shard in enumerate(shards)
+    ]
+    assert published == [*chain(*expected), "_manifest.json"]
 
 
 def test_two_runs_give_the_same_bytes(toys, tmp_path):

@@ -171,11 +171,6 @@ def test_row_groups_of_features_hold_4_mib(folder, width, dtype, group_rows):
     assert pq.ParquetFile(folder.local_path / NAME).read().equals(table)
 
 
-def test_row_groups_of_regions_hold_64_images_at_least(toys):
-    toy = toys["regions"]
-    assert {pq.read_metadata(path).num_row_groups for path in toy.path.glob("part-*.parquet")} == {1}
-
-
 @pytest.mark.parametrize("size", [1, 7, 100, 333, 999])
 def test_bytes_of_captions_do_not_depend_on_batches(folder, size):
     rows = many_captions(1000)
@@ -186,24 +181,17 @@ def test_bytes_of_captions_do_not_depend_on_batches(folder, size):
     assert pq.ParquetFile(folder.local_path / NAME).read().to_pylist() == rows
 
 
-def test_bytes_do_not_depend_on_dictionaries(folder):
+def test_bytes_do_not_depend_on_dictionaries_and_nullability_of_what_arrives(folder):
     # Rows cut from a larger table bring its dictionary along, in the order in which that table met the labels.
     rows = many_captions(1000)
     larger = pa.Table.from_pylist([*reversed(rows), *rows], schema=CAPTIONS)
     assert larger["split"].chunk(0).dictionary.to_pylist() == ["val", "train"]
-    write(folder, [larger.slice(1000)])
-    cut = folder.read(NAME)
-    write_captions(folder, rows)
-    assert cut == folder.read(NAME)
-
-
-def test_bytes_do_not_depend_on_nullability_of_what_arrives(folder):
-    rows = many_captions(10)
-    loose = pa.schema([pa.field(f.name, f.type) for f in CAPTIONS])
-    write(folder, [pa.Table.from_pylist(rows, schema=loose)])
-    nullable = folder.read(NAME)
-    write_captions(folder, rows)
-    assert nullable == folder.read(NAME)
+    loose = pa.Table.from_pylist(rows, schema=pa.schema([pa.field(f.name, f.type) for f in CAPTIONS]))
+    written = set()
+    for table in (larger.slice(1000), loose, pa.Table.from_pylist(rows, schema=CAPTIONS)):
+        write(folder, [table])
+        written.add(folder.read(NAME))
+    assert len(written) == 1
 
 
 @pytest.mark.parametrize("size", [1, 33, 512, 513, 1023])
@@ -280,8 +268,9 @@ def failure(key, reason="truncated"):
     return {"key": key, "uri": f"{key}.jpg", "stage": "decode", "reason": reason, "message": f"«{key}»"}
 
 
-def test_failures_lie_beside_their_shard(folder):
-    failures = [failure("c"), failure("a", "empty"), failure("b")]
+@pytest.mark.parametrize("order", ["cab", "bac", "abc"])
+def test_failures_lie_sorted_beside_their_shard(folder, order):
+    failures = [failure(key, "empty" if key == "a" else "truncated") for key in order]
     write_captions(folder, many_captions(3), failures=failures)
     assert folder.names() == [RECORD, FAILED, NAME]
     assert failures_name(NAME) == FAILED
@@ -291,28 +280,6 @@ def test_failures_lie_beside_their_shard(folder):
     data = folder.read(FAILED)
     entry = FailuresEntry(3, len(data), hashlib.sha256(data).hexdigest(), {"truncated": 2, "empty": 1})
     assert read_footer(folder, NAME).failures == entry
-
-
-def test_bytes_of_failures_do_not_depend_on_their_order(folder):
-    failures = [failure("c"), failure("a", "empty"), failure("b")]
-    written = set()
-    for order in (failures, failures[::-1], failures[1:] + failures[:1]):
-        write_captions(folder, many_captions(3), failures=order)
-        written.add(folder.read(FAILED))
-    assert len(written) == 1
-
-
-def test_failures_are_published_before_their_shard_and_its_record_after_it(folder, monkeypatch):
-    published = []
-    publish = Folder._publish
-
-    def record(self, temporary, name):
-        published.append(name)
-        publish(self, temporary, name)
-
-    monkeypatch.setattr(Folder, "_publish", record)
-    write_captions(folder, many_captions(3), failures=[failure("a")])
-    assert published == [FAILED, NAME, RECORD]
 
 
 def test_a_retry_without_failures_removes_those_of_the_first_try(folder):
