@@ -55,11 +55,7 @@ def read_failures(folder: Folder, name: str) -> pa.Table:
 
 
 def parse_failures(data: bytes, path: str) -> pa.Table:
-    """Return the rows of a file of failures.
-
-    Args:
-        data: its content.
-        path: the file, for messages; its extension says what the content is.
+    """Return the rows of a file of failures; the extension of its path says what the content is.
 
     Raises:
         DatasetError: it is damaged.

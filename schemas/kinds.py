@@ -162,11 +162,7 @@ _OF_FEATURES = {
 
 
 def schema_of(kind: str, spec: FeatureSpec | None = None) -> pa.Schema:
-    """Return the Arrow schema of a kind.
-
-    Args:
-        kind: a key of ``KEY_COLUMNS``.
-        spec: the feature; needed for all kinds with vectors.
+    """Return the Arrow schema of a kind, one of ``KEY_COLUMNS``.
 
     Raises:
         ValueError: the kind is unknown, or has vectors and no spec is given.

@@ -34,9 +34,7 @@ _MARKS = (
 def mark_length(head: bytes, location: str) -> int:
     """Return the length of the byte order mark at the start of a text file: 3, or 0 if there is none.
 
-    Args:
-        head: the first `HEAD` bytes of the file, or all if it has fewer.
-        location: the file, for the message.
+    ``head`` is its first `HEAD` bytes, or all if it has fewer.
 
     Raises:
         InputError: the file is UTF-16 or UTF-32. Without a mark, these are known by a zero among the first two bytes.
@@ -53,12 +51,9 @@ def mark_length(head: bytes, location: str) -> int:
 
 
 def decode_line(line: bytes, number: int, location: str) -> str:
-    """Return a line of a text file without the LF or CR LF at its end.
+    """Return a line of a text file, as stored but for the byte order mark of the file, without the LF or CR LF at its end.
 
-    Args:
-        line: the line as stored, without the byte order mark of the file.
-        number: number of the line, from 1, for the message.
-        location: the file, for the message.
+    Lines are numbered from 1.
 
     Raises:
         InputError: the line is not UTF-8.

@@ -49,9 +49,6 @@ class GoogleBucket(Bucket):
 
     A large file goes up in parts, which are objects of their own under temporary names, side by side. The store then puts them
     together under the name that is meant, and to that the condition belongs: its uploads in parts after S3's manner take none.
-
-    Args:
-        address: its address, with pyarrow's options.
     """
 
     def __init__(self, address: str) -> None:

@@ -72,11 +72,7 @@ def settings_of(address: str) -> Settings:
 
 
 class S3Bucket(Bucket):
-    """A bucket of S3; tags are ETags.
-
-    Args:
-        address: its address, with pyarrow's options.
-    """
+    """A bucket of S3; tags are ETags. Its address may have pyarrow's options."""
 
     def __init__(self, address: str) -> None:
         self._address = address

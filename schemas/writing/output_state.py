@@ -224,10 +224,7 @@ def _teller(manifest: Manifest | None) -> str:
 class OutputState:
     """What an output's folder holds. It is listed once, at first; the manifest and each shard are read once, when asked for.
 
-    Args:
-        output: the dataset that is to be written.
-        policy: what the run keeps.
-        numbers: the shards that the run writes; None for all.
+    ``numbers`` are those of the shards that the run writes; None for all.
     """
 
     def __init__(

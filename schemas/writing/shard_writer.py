@@ -52,10 +52,7 @@ def lock_folder(folder: Folder, *, shared: bool = False) -> Iterator[None]:
 
     A folder in an object store is not held: what a killed run leaves there would keep out the one that continues it, or
     expire while its owner is only slow. Shards and manifest are safe from others without it; see this module.
-
-    Args:
-        folder: the folder; it is made if it does not exist.
-        shared: let others who share it in at the same time, and keep out everybody else.
+    A local folder that does not exist is made. Those who share it hold it at the same time, and keep out everybody else.
 
     Raises:
         DatasetError: another run holds it, or the folder cannot be made.
@@ -211,11 +208,7 @@ class Attempt:
 
         Failures are published before the shard, which names their digest, and the record after it: no record lies beside a shard
         that it does not describe. Where there are tags, a claim stands for it meanwhile.
-
-        Args:
-            file: a temporary file of the shard's folder, which holds the shard.
-            record: the record of the shard.
-            failures: content of the file of failures; empty without any.
+        The shard is in a temporary file of its folder; ``failures`` is the content of their file, empty without any.
 
         Raises:
             LostRaceError: another attempt has published the shard.
