@@ -154,11 +154,7 @@ class Result:
 
 @dataclass(frozen=True)
 class EvaluateJob:
-    """Job of ``imagepivot evaluate``. Several runs are an ensemble, whose scores are the means of theirs.
-
-    Raises:
-        UsageError: the number of folds is impossible, or no run is given, or one twice.
-    """
+    """Job of ``imagepivot evaluate``. Several runs are an ensemble, whose scores are the means of theirs."""
 
     run: Annotated[tuple[str, ...] | str, Opt("Folder of a run; of several, an ensemble.")]
     captions: Captions
@@ -194,11 +190,7 @@ class EvaluateJob:
 
 @dataclass(frozen=True)
 class EmbedJob:
-    """Job of ``imagepivot embed``.
-
-    Raises:
-        UsageError: there is nothing to embed, or a selection has no captions to choose from.
-    """
+    """Job of ``imagepivot embed``."""
 
     run: RunFolder
     output: Annotated[str, Opt("Folder; the datasets are written to its folders images and captions.")]
@@ -226,11 +218,7 @@ class EmbedJob:
 
 @dataclass(frozen=True)
 class SearchJob:
-    """Job of ``imagepivot search``.
-
-    Raises:
-        UsageError: a value is impossible, or there is not exactly one folder of images.
-    """
+    """Job of ``imagepivot search``."""
 
     run: RunFolder
     query: Annotated[str, Opt("What to look for.")]
@@ -318,11 +306,7 @@ class FiguresJob:
 
 @dataclass(frozen=True)
 class ReproduceJob:
-    """Job of ``imagepivot reproduce``. The folder of its output is kept as an absolute path.
-
-    Raises:
-        UsageError: a value is impossible, or two options contradict each other.
-    """
+    """Job of ``imagepivot reproduce``. The folder of its output is kept as an absolute path."""
 
     paper: Annotated[Literal["gella2017", "kadar2018", "huang2019"], Opt("The paper.")]
     output: Annotated[str, Opt("Folder for runs, results and report.")]

@@ -272,6 +272,12 @@ def regions(write_regions: Callable[..., Corpus], tmp_path_factory: pytest.TempP
 
 
 @pytest.fixture
+def corpus_of(toy: Corpus, regions: Corpus) -> Callable[[str], Corpus]:
+    """Return what a kind of model is trained on: the toy, or its regions."""
+    return lambda kind: toy if kind in ("vse", "mlmme") else regions
+
+
+@pytest.fixture
 def write_run(toy: Corpus, tmp_path: Path) -> Callable[..., str]:
     """Write the best checkpoint of an untrained model for the toy."""
 
@@ -314,11 +320,12 @@ def write_run(toy: Corpus, tmp_path: Path) -> Callable[..., str]:
 
 @pytest.fixture
 def train_toy(toy: Corpus, tmp_path: Path) -> Callable[..., Result]:
-    """Train on the toy; keyword arguments are fields of `TrainJob`."""
+    """Train on the toy; keyword arguments are fields of `TrainJob`, and ``watch`` and ``remark`` those of `train`."""
 
     def run(text: str = CONFIG, name: str = "run", *, corpus: Corpus = toy, **fields) -> Result:
+        calls = {call: fields.pop(call) for call in ("watch", "remark") if call in fields}
         fields = {"curves": False, **fields}  # Drawing takes longer than such a training.
-        return train(TrainJob(from_toml(text, "test"), corpus, str(tmp_path / name), device="cpu", **fields))
+        return train(TrainJob(from_toml(text, "test"), corpus, str(tmp_path / name), device="cpu", **fields), **calls)
 
     return run
 

@@ -145,8 +145,7 @@ def test_rows_that_need_vectors_are_trained_where_these_are_given(
 @pytest.mark.parametrize("how", ["finetuned", "frozen"])
 def test_words_begin_with_their_vectors(train_toy, toy_words, tmp_path, how):
     remarks = []
-    job = TrainJob(from_toml(begins(CONFIG, how), "test"), toy_words, str(tmp_path / "run"), device="cpu", curves=False)
-    train(job, remark=remarks.append)
+    train_toy(begins(CONFIG, how), corpus=toy_words, remark=remarks.append)
     train_toy(CONFIG, "drawn")
     begun, drawn = weights(tmp_path / "run")[TABLE], weights(tmp_path / "drawn")[TABLE]
     vectors = stored(toy_words)
@@ -155,8 +154,7 @@ def test_words_begin_with_their_vectors(train_toy, toy_words, tmp_path, how):
     assert (float(moved) == 0) == (how == "frozen")
     assert not torch.allclose(begun[known], drawn[known], atol=0.3)
     if how == "frozen":  # A word without a vector stays as it was drawn, too.
-        again = replace(job, config=from_toml(begins(CONFIG, "frozen", 1), "test"), output=str(tmp_path / "again"))
-        train(again)
+        train_toy(begins(CONFIG, "frozen", 1), "again", corpus=toy_words)
         assert torch.equal(weights(tmp_path / "again")[TABLE], begun)
     (said,) = remarks
     size = len(open_dataset(toy_words.vocabulary).vocabulary())
@@ -180,16 +178,8 @@ def test_words_that_begin_with_a_vector_are_counted(toy_words):
 @pytest.mark.slow
 def test_words_of_another_run_come_before_pretrained_ones(train_toy, toy_words, tmp_path):
     train_toy(CONFIG.replace(', de = ["comparable"]', "").replace("c2c_probability = 0.5", ""), "english")
-    job = TrainJob(
-        from_toml(begins(CONFIG, "frozen", 1), "test"),
-        toy_words,
-        str(tmp_path / "run"),
-        device="cpu",
-        curves=False,
-        init_from=str(tmp_path / "english"),
-    )
     remarks = []
-    train(job, remark=remarks.append)
+    train_toy(begins(CONFIG, "frozen", 1), corpus=toy_words, init_from=str(tmp_path / "english"), remark=remarks.append)
     assert [remark.partition(" ")[0] for remark in remarks] == ["began", "started"]
     assert_equal(weights(tmp_path / "run")[TABLE], weights(tmp_path / "english", "best.pt")[TABLE])
 
@@ -250,15 +240,8 @@ def test_a_training_reads_them(train_toy, toy_tokens, tmp_path):
 @pytest.mark.slow
 def test_a_run_can_start_from_another(train_toy, toy_tokens, tmp_path):
     train_toy(reads(CONFIG), "first", corpus=toy_tokens)
-    job = TrainJob(
-        from_toml(reads(CONFIG, 1), "test"),
-        *(toy_tokens, str(tmp_path / "second")),
-        device="cpu",
-        curves=False,
-        init_from=str(tmp_path / "first"),
-    )
     remarks = []
-    train(job, remark=remarks.append)
+    train_toy(reads(CONFIG, 1), "second", corpus=toy_tokens, init_from=str(tmp_path / "first"), remark=remarks.append)
     assert remarks[0].startswith("started from")
     assert "words" not in remarks[0]
 

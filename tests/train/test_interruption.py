@@ -10,13 +10,11 @@ import pytest
 
 from schemas.storage.folder import Folder
 from tests.integration.processes import start, wait_for
-from tests.train.trainings import CONFIG, assert_equal, contents, lasting_log
+from tests.train.trainings import CONFIG, FOREVER, assert_same_checkpoints, contents, lasting_log
 from train.config.sections import from_toml
 from train.jobs import TrainJob
 from train.loop import train
 from train.runs.checkpoints import LAST, read_checkpoint
-
-FOREVER = CONFIG.replace("max_steps = 44", "max_steps = 1000000").replace("eval_every_steps = 17", "eval_every_steps = 1000000")
 
 # --- a training ------------------------------------------------------------------------------------------------------
 
@@ -37,9 +35,7 @@ def test_ctrl_c_saves_the_step(toy, train_toy, finished_run, tmp_path, step):
     train(replace(job, resume=True))
     whole = finished_run[0]
     assert lasting_log(tmp_path / "run") == lasting_log(whole)
-    for name in ("last.pt", "best.pt"):
-        one, two = (read_checkpoint(Folder(str(folder)), name) for folder in (tmp_path / "run", whole))
-        assert_equal(vars(one), vars(two))
+    assert_same_checkpoints(tmp_path / "run", whole)
 
 
 @pytest.mark.slow

@@ -163,14 +163,13 @@ def test_times_are_lines_of_their_own(train_toy, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_shows_how_far_it_came(toy, tmp_path):
+def test_an_interrupted_run_shows_how_far_it_came(train_toy, tmp_path):
     def watch(report):
         if report.step == 40:
             raise KeyboardInterrupt
 
-    job = TrainJob(from_toml(CONFIG, "test"), toy, str(tmp_path / "run"), device="cpu")
     with pytest.raises(KeyboardInterrupt):
-        train(job, watch)
+        train_toy(watch=watch, curves=True)
     rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
     assert [row.split(",")[:2] for row in rows[1:]] == [
         *(["step", "10"], ["evaluation", "17"], ["validation", "17"], ["step", "20"]),
@@ -270,16 +269,16 @@ def test_a_validation_loss_that_is_not_finite_ends_the_run(toy, tmp_path):
     assert events(tmp_path / "run", "validation") == []
 
 
-def test_another_number_of_threads_is_reported_where_a_run_is_resumed(copied_run, toy):
+def test_another_number_of_threads_is_reported_where_a_run_is_resumed(copied_run, train_toy):
     path = copied_run / "log.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    job, remarks = TrainJob(from_toml(CONFIG, "test"), toy, str(copied_run), device="cpu", resume=True, curves=False), []
-    train(job, remark=remarks.append)
+    remarks = []
+    train_toy(resume=True, remark=remarks.append)
     assert remarks == []
     other = torch.get_num_threads() + 1
     lines = [line | ({"threads": other} if line["event"] == "timing" else {}) for line in lines]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    train(job, remark=remarks.append)
+    train_toy(resume=True, remark=remarks.append)
     (remark,) = remarks
     assert remark.startswith(f"the run was trained with {other} threads and goes on with {other - 1}: ")
     assert f"OMP_NUM_THREADS={other} continues it to the same weights" in remark
@@ -293,8 +292,7 @@ def test_captions_without_features_are_left_out(train_toy, gappy, tmp_path, capl
     with pytest.raises(DatasetError, match=r"2 of 12 images of split 'val'.*--allow-missing-features"):
         train_toy(corpus=gappy)
     remarks = []
-    job = TrainJob(from_toml(CONFIG, "test"), gappy, str(tmp_path / "run"), device="cpu", allow_missing_features=True)
-    result = train(job, remark=remarks.append)
+    result = train_toy(corpus=gappy, allow_missing_features=True, remark=remarks.append)
     assert [(missing.split, missing.images) for missing in result.missing_features] == [("train", 7), ("val", 2)]
     assert remarks == [missing.remark for missing in result.missing_features]
     run = open_run(tmp_path / "run")
@@ -332,15 +330,14 @@ def test_a_run_without_some_features_is_resumed_without_the_same(train_toy, toy,
 
 
 @pytest.mark.slow
-def test_features_of_zeros_are_reported_and_spoil_nothing(toy, new_dataset, tmp_path):
+def test_features_of_zeros_are_reported_and_spoil_nothing(toy, train_toy, new_dataset, tmp_path):
     rows = open_dataset(toy.features).table().to_pylist()
     for row in rows:
         if row["image_id"] in ("train-004", "train-009", "val-001"):
             row["feature"] = [0.0 if row["image_id"] != "val-001" else 1e5] * 8
     new_dataset(tmp_path / "odd", "features", rows, parameters={}, spec=open_dataset(toy.features).spec)
     remarks = []
-    job = TrainJob(from_toml(CONFIG, "test"), replace(toy, features=str(tmp_path / "odd")), str(tmp_path / "run"), device="cpu")
-    train(job, remark=remarks.append)
+    train_toy(corpus=replace(toy, features=str(tmp_path / "odd")), remark=remarks.append)
     assert len(remarks) == 2
     assert remarks[0].startswith(
         "feature outliers in split 'train': of 40 images 2 have a feature of zeros, for example train-004;"

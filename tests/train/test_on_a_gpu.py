@@ -4,13 +4,11 @@ The budgets are what is reached now: operations that start kernels, and waits of
 exceeded, the message names the operations and lines.
 """
 
-import numpy as np
 import pytest
 import torch
 
-from schemas.dataset import open_dataset
 from tests.fake_gpu import fake_gpu
-from tests.train.trainings import CONFIG, DAN, MHA_D, MLMME, events, weights
+from tests.train.trainings import CONFIG, DAN, MHA_D, MLMME, assert_same_embeddings, events, weights
 from train.config.sections import from_toml
 from train.evaluation.embedding import embed
 from train.evaluation.scores import evaluate_run
@@ -45,11 +43,6 @@ EMBEDDING = (85, 14)
 def config_of(kind):
     text = KINDS[kind].replace("max_steps = 44", "max_steps = 4").replace("eval_every_steps = 17", "eval_every_steps = 4")
     return from_toml(text, kind)
-
-
-@pytest.fixture
-def corpus_of(toy, regions):
-    return lambda kind: toy if kind in ("vse", "mlmme") else regions
 
 
 def steps_of(gpu, monkeypatch):
@@ -108,8 +101,4 @@ def test_evaluation_and_embedding_on_a_gpu_give_what_a_cpu_gives(toy, finished_r
         score.to_dict() for score in evaluate_run(EvaluateJob(**evaluation, device="cpu"))
     ]
     embed(EmbedJob(**embedding, output=str(tmp_path / "cpu"), device="cpu"))
-    for kind, column in (("images", "feature"), ("captions", "embedding")):
-        found, expected = (open_dataset(str(tmp_path / device / kind)).table() for device in ("gpu", "cpu"))
-        assert found.drop_columns([column]) == expected.drop_columns([column])
-        one, other = (np.stack(table[column].to_numpy()) for table in (found, expected))
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+    assert_same_embeddings(tmp_path / "gpu", tmp_path / "cpu", atol=1e-6)

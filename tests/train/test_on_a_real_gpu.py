@@ -5,13 +5,11 @@ Each test also runs with the CPU in place of the GPU, where the same must come o
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
-from schemas.dataset import open_dataset
 from tests.train.test_on_a_gpu import KINDS
-from tests.train.trainings import events, weights
+from tests.train.trainings import assert_same_embeddings, events, weights
 from train.config.sections import from_toml
 from train.evaluation.embedding import embed
 from train.evaluation.scores import evaluate_run
@@ -21,11 +19,6 @@ from train.loop import train
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NEEDS_GPU])]
 RATE, STEPS = 0.01, 4
-
-
-@pytest.fixture
-def corpus_of(toy, regions):
-    return lambda kind: toy if kind in ("vse", "mlmme") else regions
 
 
 def trained(kind, corpus, output, device, *, steps=STEPS, **more):
@@ -77,29 +70,11 @@ def test_a_run_that_was_stopped_goes_on(kind, device, corpus_of, tmp_path):
 def test_a_run_of_the_gpu_is_evaluated_and_embedded_as_on_the_cpu(device, toy, tmp_path):
     """The checkpoint that a device writes, read by either."""
     trained("vse", toy, tmp_path / "run", device)
-    job = EvaluateJob(
-        run=str(tmp_path / "run"),
-        captions=toy.captions,
-        features=toy.features,
-        splits=("test",),
-        cross_lingual=True,
-        device="cpu",
-    )
+    data = {"run": str(tmp_path / "run"), "captions": toy.captions, "features": toy.features}
+    job = EvaluateJob(**data, splits=("test",), cross_lingual=True, device="cpu")
     expected = [score.to_dict() for score in evaluate_run(job)]
     assert expected
     assert [score.to_dict() for score in evaluate_run(replace(job, device=device))] == expected
     for name in {"cpu", device}:
-        embed(
-            EmbedJob(
-                run=str(tmp_path / "run"),
-                captions=toy.captions,
-                features=toy.features,
-                output=str(tmp_path / name),
-                device=name,
-            )
-        )
-    for kind, column in (("images", "feature"), ("captions", "embedding")):
-        found, wanted = (open_dataset(str(tmp_path / name / kind)).table() for name in (device, "cpu"))
-        assert found.drop_columns([column]) == wanted.drop_columns([column])
-        one, other = (np.stack(table[column].to_numpy()) for table in (found, wanted))
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+        embed(EmbedJob(**data, output=str(tmp_path / name), device=name))
+    assert_same_embeddings(tmp_path / device, tmp_path / "cpu", atol=1e-5)

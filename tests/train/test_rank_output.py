@@ -14,12 +14,11 @@ import pytest
 
 from schemas.storage.folder import Folder
 from tests.integration.processes import wait_for
-from tests.train.trainings import CONFIG, events
+from tests.train.trainings import CONFIG, FOREVER, events
 from train.runs.checkpoints import LAST, read_checkpoint
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
-FOREVER = CONFIG.replace("max_steps = 44", "max_steps = 1000000").replace("eval_every_steps = 17", "eval_every_steps = 1000000")
 # The command; the second process reads other features.
 COMMAND = """
 import os, sys

@@ -69,16 +69,14 @@ def test_mapped_regions_train_the_same_model(train_toy, regions, whole, tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [10, 30])
 def test_a_killed_training_goes_on_bit_for_bit(train_toy, regions, whole, tmp_path, step):
-    job = TrainJob(from_toml(REGION_CONFIG, "test"), regions, str(tmp_path / "run"), device="cpu", curves=False, save_every=7)
-
     def kill(report):
         if report.step == step:
             raise SystemExit("killed")
 
     with pytest.raises(SystemExit, match="killed"):
-        train(job, kill)
+        train_toy(REGION_CONFIG, corpus=regions, save_every=7, watch=kill)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetching")]
-    train(replace(job, resume=True))
+    train_toy(REGION_CONFIG, corpus=regions, save_every=7, resume=True)
     assert_same_run(tmp_path / "run", whole)
 
 

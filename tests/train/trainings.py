@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from schemas.dataset import open_dataset
 from schemas.storage.folder import Folder
 from train.data.batches import CaptionBatch
 from train.jobs import Corpus, ReproduceJob
@@ -41,6 +42,7 @@ def _text(model: str, loss: str, schedule: str = 'batches = "images"\nbatch_size
 CONFIG = _text("embed_dim = 6, word_dim = 4", "c2c_probability = 0.5", "batch_size = 9")
 ENGLISH = CONFIG.replace("c2c_probability = 0.5", "").replace(', de = ["comparable"]', "")
 ORDER = CONFIG.replace("word_dim = 4", 'word_dim = 4\nshared_encoder = false\nsimilarity = "order"')
+FOREVER = CONFIG.replace("max_steps = 44", "max_steps = 1000000").replace("eval_every_steps = 17", "eval_every_steps = 1000000")
 MHA_D = _text(
     'kind = "mha-d", embed_dim = 6, word_dim = 4, num_heads = 2, attention_dim = 5, context_dim = 7',
     "caption_weight = 0.6, diversity_weight = 0.5, diversity_margin = 0.4",
@@ -142,6 +144,15 @@ def assert_same_checkpoints(one: Path, other: Path) -> None:
         ours, expected = (read_checkpoint(Folder(str(folder)), name) for folder in (one, other))
         for key in ours.__dataclass_fields__:
             assert_equal(getattr(ours, key), getattr(expected, key))
+
+
+def assert_same_embeddings(one: Path, other: Path, atol: float) -> None:
+    """Check that two folders of embeddings hold the same rows, up to rounding."""
+    for kind, column in (("images", "feature"), ("captions", "embedding")):
+        found, expected = (open_dataset(folder / kind).table() for folder in (one, other))
+        assert found.drop_columns([column]) == expected.drop_columns([column])
+        ours, theirs = (np.stack(table[column].to_numpy()) for table in (found, expected))
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=atol)
 
 
 def lasting_log(folder: Path) -> bytes:

@@ -341,17 +341,7 @@ def _values(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def settings_of(text: str) -> dict[str, Any]:
-    """Return the settings in a configuration, without its description.
-
-    Args:
-        text: TOML, as `train.config.sections.to_toml` writes it.
-
-    Returns:
-        Plain values by dotted key, such as ``optimizer.learning_rate``, in the order of the text.
-
-    Raises:
-        UsageError: the text is not TOML.
-    """
+    """Return the plain values that `to_toml` has written, by dotted key, in their order; without the description."""
     table = parse_toml(text)
     table.pop("description", None)
     settings: dict[str, Any] = {}

@@ -77,13 +77,9 @@ def token_fingerprints(dataset: Dataset) -> dict[str, str]:
 
 
 def with_token_features(captions: Captions, dataset: Dataset, *, memory_map: str | os.PathLike[str] | None = None) -> Captions:
-    """Return captions with the vectors of their tokens.
+    """Return captions with the vectors of their tokens, of a dataset that `open_token_features` has opened.
 
-    Args:
-        captions: encoded captions.
-        dataset: from `open_token_features`.
-        memory_map: folder for a copy of the whole dataset, which is mapped instead of read into memory, as in
-            `train.data.features.read_features`. Any later call uses it, whatever the captions, and processes share its memory.
+    With ``memory_map`` they are mapped from a copy of the whole dataset in that folder, as in `train.data.features.read_features`.
 
     Raises:
         DatasetError: the dataset lacks captions, has them with other tokens, or with vectors that are not finite.

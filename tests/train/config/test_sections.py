@@ -29,62 +29,19 @@ def test_missing_values_have_defaults():
     assert config.data.languages == ("en",)
 
 
-def test_every_key_is_read_and_written():
+def test_a_configuration_is_written_as_it_is_read():
     text = """
     description = "ein Test: \\"é\\""
     [data]
     portions = { de = ["a", "b"], pt-BR = ["c"] }
-    captions_per_image = "one"
-    images = "half"
     split = ["s", "t"]
-    validation_split = "v"
-    l2_features = true
-    min_count = 3
-    [model]
-    embed_dim = 7
-    word_dim = 5
-    word_vectors = "frozen"
-    shared_encoder = false
-    similarity = "order"
-    kind = "vse"
-    text_encoder = "bilstm"
-    pooling = "max"
-    initialization = "orthogonal"
-    [loss]
-    caption_weight = 0.5
-    margin = 0.05
-    hinges = "max"
-    sum_warmup_steps = 3
-    diversity_weight = 0.5
-    diversity_margin = 0.2
     [optimizer]
     learning_rate = 1
     betas = [0, 0.5]
-    epsilon = 1e-3
-    weight_decay = 1e-5
-    name = "adamw"
-    max_grad_norm = 0
     [schedule]
-    batches = "images"
-    batch_size = 4
-    grad_accum_steps = 2
-    eval_every_steps = 6
-    patience = 0
     monitor_languages = ["pt-BR"]
-    max_epochs = 2
-    max_steps = 9
-    lr_step_epochs = 8
-    lr_step_factor = 0.5
-    lr_warmup_steps = 2
     """
     config = from_toml(text, "a.toml")
-    default = dict(leaves(from_toml(SMALL, "a.toml")))
-    same = {key for key, value in leaves(config) if value == default[key]}
-    assert same == {
-        "loss.c2c_probability",
-        "schedule.bucket_by_length",
-        "schedule.lr_schedule",
-    }  # They do not go with the others; every other key was read.
     assert config.data.languages == ("de", "pt-BR")
     assert config.optimizer.learning_rate == 1.0
     assert type(config.optimizer.learning_rate) is float
@@ -136,9 +93,6 @@ def test_a_file_extends_a_preset(tmp_path):
             "[optimizer]\nlearning_rat = 1",
             r"mine: unknown key optimizer.learning_rat: did you mean 'optimizer.learning_rate'\?",
         ),
-        ("[optimiser]\nlearning_rate = 1", r"unknown key optimiser: did you mean 'optimizer'\?"),
-        ("[loss]\nzzz = 1", "unknown key loss.zzz: there are 'caption_weight', 'c2c_probability', 'margin'"),
-        ("[loss]\nmargin = true", "loss.margin is True, expected a number"),
         ("[loss]\nhinges = 'mean'", "loss.hinges is 'mean', expected one of 'sum', 'max'"),
         ("[loss]\nmargin = 0", "loss.margin is 0.0, expected more than 0"),
         ("[loss]\nmargin = nan", "loss.margin is nan, expected more than 0"),
@@ -147,18 +101,12 @@ def test_a_file_extends_a_preset(tmp_path):
         ("[loss]\ndiversity_margin = 0", "loss.diversity_margin is 0.0, expected more than 0"),
         ("[loss]\ndiversity_margin = 2.5", "loss.diversity_margin is 2.5, expected at most 2, the greatest distance"),
         ("[model]\nkind = 'mha-d'\nnum_heads = 0", "model.num_heads is 0, expected more than 0"),
-        (
-            "[model]\nkind = 'mha-d'\nshared_encoder = true",
-            "unknown key model.shared_encoder: there are 'embed_dim', 'word_dim', 'word_vectors', 'num_heads'",
-        ),
         ("[loss]\nsum_warmup_steps = 4", "loss.sum_warmup_steps belongs to the hinges 'max'"),
         ("[loss]\nc2c_probability = 0.5", "data.portions names one language"),
         ("[loss]\nc2c_probability = 1.5", "loss.c2c_probability is 1.5, expected 0 to 1"),
         ("[loss]\nc2c_probability = 0.5\n[schedule]\nbatches = 'images'", "belongs to batches of 'tasks'"),
         ("[loss]\ncaption_weight = 0\nc2c_probability = 0.5", "such steps would learn nothing"),
-        ("[loss]\nobjective = 'vse'", "unknown key loss.objective"),
         ("[model]\nkind = 'vsa'", "model.kind is 'vsa', expected one of .*'vse'"),
-        ("[model]\nkind = 'scan'\nattention = 'both'", "model.attention is 'both', expected one of 't2i', 'i2t'"),
         ("[model]\nkind = 'scan'\nlambda_lse = 0", "model.lambda_lse is 0.0, expected more than 0"),
         *(
             (
@@ -169,7 +117,6 @@ def test_a_file_extends_a_preset(tmp_path):
         ),
         ("[model]\nkind = 'dan'\nattention_steps = 0", "model.attention_steps is 0, expected more than 0"),
         ("[model]\nkind = 'dan'\ndropout = 1.0", "model.dropout is 1.0, expected 0 to less than 1"),
-        ("[model]\nkind = 'mlmme'\nscoring = 'order'", "model.scoring is 'order', expected one of 'dot', 'general'"),
         ("[model]\nkind = 'scan'\nnegative_slope = -1", "model.negative_slope is -1.0, expected 0 or more"),
         ("[schedule]\nbatches = 'images'\nbucket_by_length = true", "schedule.bucket_by_length belongs to batches of 'tasks'"),
         ("[optimizer]\nname = 'sgd'", "optimizer.name is 'sgd', expected one of 'adam', 'adamw'"),
@@ -200,12 +147,10 @@ def test_an_impossible_value_is_refused(text, message):
             "[data]\nportions = { en = ['a'], de = ['a'] }\n[model]\nshared_encoder = false\n[loss]\nc2c_probability = 0.5",
             r"loss.c2c_probability needs one encoder for all languages \(model.shared_encoder = true\)",
         ),
-        ("loss = 3\n" + SMALL, "loss is 3, expected a table"),
         ("", "data is missing"),
         ("[data]", "data.portions is missing"),
         ("[data]\nportions = {}", "data.portions names no language"),
         ("[data]\nportions = { en = [] }", "data.portions.en is empty"),
-        ("[data]\nportions = { en = 'comparable' }", "data.portions.en is 'comparable', expected a list"),
         ("[data]\nportions = { en = ['a'] }\nimages = 'disjoint'", "divides the images between two languages"),
         (
             "[data]\nportions = { en = ['a'], de = ['a'] }\nimages = 'disjoint'\n[loss]\nc2c_probability = 0.5",
@@ -469,14 +414,4 @@ def test_numbers_of_the_papers(name):
 def test_a_binary_file_is_refused(tmp_path):
     (tmp_path / "x.toml").write_bytes(b"[data]\n\xff\xfe")
     with pytest.raises(UsageError, match=r"x\.toml' is not UTF-8: line 2, column 1"):
-        resolve(str(tmp_path / "x.toml"))
-
-
-def test_an_unreadable_file_is_refused(tmp_path, monkeypatch):
-    def denied(*arguments, **keywords):
-        raise PermissionError(13, "Permission denied")
-
-    (tmp_path / "x.toml").write_text("[data]")
-    monkeypatch.setattr("pathlib.Path.read_bytes", denied)
-    with pytest.raises(UsageError, match=r"x\.toml' cannot be read \(Permission denied\)"):
         resolve(str(tmp_path / "x.toml"))
