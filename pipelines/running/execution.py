@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -77,15 +77,20 @@ class Accelerator:
         Raises:
             UsageError: they do.
         """
-        from apache_beam.options.pipeline_options import DebugOptions
+        from apache_beam.options.pipeline_options import DebugOptions, GoogleCloudOptions, StandardOptions
 
         experiments = options.view_as(DebugOptions).experiments or []
-        for name, option in _settings(options):
-            if option.startswith(("worker_accelerator", "accelerator")):
-                raise UsageError(
-                    f"--gpu is {self.type!r}, and behind -- stands {name}={option}: Dataflow takes GPUs for some steps or for the "
-                    "whole job, not both. Leave the flag out"
-                )
+        for name, values in (
+            ("--dataflow_service_options", options.view_as(GoogleCloudOptions).dataflow_service_options),
+            ("--experiments", experiments),
+            ("--resource_hints", options.view_as(StandardOptions).resource_hints),
+        ):
+            for value in values or ():
+                if value.startswith(("worker_accelerator", "accelerator")):
+                    raise UsageError(
+                        f"--gpu is {self.type!r}, and behind -- stands {name}={value}: Dataflow takes GPUs for some steps or for "
+                        "the whole job, not both. Leave the flag out"
+                    )
         if _SEVERAL_PROCESSES in experiments:
             raise UsageError(
                 f"--gpu is {self.type!r}, and behind -- stands --experiments={_SEVERAL_PROCESSES}: then every core of a worker "
@@ -93,28 +98,12 @@ class Accelerator:
             )
 
     def configure(self, options: PipelineOptions) -> None:
-        """Make each worker one process with a thread for each GPU, unless the flags name another number of threads.
-
-        Args:
-            options: Beam's options, which are changed.
-        """
+        """Make each worker one process with a thread for each GPU, unless the flags name another number of threads."""
         from apache_beam.options.pipeline_options import DebugOptions
 
         debug = options.view_as(DebugOptions)
         debug.add_experiment(_ONE_PROCESS)
         debug.number_of_worker_harness_threads = debug.number_of_worker_harness_threads or self.count
-
-
-def _settings(options: PipelineOptions) -> Iterator[tuple[str, str]]:
-    """Yield the flags in which GPUs may be asked for, and each of their values."""
-    from apache_beam.options.pipeline_options import DebugOptions, GoogleCloudOptions, StandardOptions
-
-    for name, values in (
-        ("--dataflow_service_options", options.view_as(GoogleCloudOptions).dataflow_service_options),
-        ("--experiments", options.view_as(DebugOptions).experiments),
-        ("--resource_hints", options.view_as(StandardOptions).resource_hints),
-    ):
-        yield from ((name, value) for value in values or ())
 
 
 START_SECONDS = 1200.0
@@ -238,10 +227,7 @@ class Execution:
         return self.options.view_as(StandardOptions).runner or ""
 
     def check_locations(self, locations: Iterable[tuple[str, str]]) -> None:
-        """Check that the workers can reach what they read and write, before anything starts.
-
-        Args:
-            locations: pairs of what a location is, in words, and the location.
+        """Check that the workers can reach what they read and write: pairs of what a location is, in words, and the location.
 
         Raises:
             UsageError: a location is on this machine's disk, and the workers are elsewhere.
@@ -256,12 +242,7 @@ class Execution:
                 )
 
     def for_text(self, size: int, least: int) -> Execution:
-        """Return these settings with one worker by default for less text than pays for the start of several.
-
-        Args:
-            size: bytes of the text.
-            least: bytes from which several workers are faster.
-        """
+        """Return these settings with one worker by default for less text than ``least`` bytes, from which several are faster."""
         return self if size >= least else replace(self, default_workers=lambda: 1)
 
     @property
@@ -286,9 +267,6 @@ _WITH_JOB_SERVICE = ("flink", "portable", "prism", "spark")
 
 def _check_flags(flags: Sequence[str]) -> None:
     """Refuse misspelled flags, and remark on others that Beam does not know.
-
-    Args:
-        flags: the flags behind ``--``.
 
     Raises:
         UsageError: a flag resembles one of Beam's, or a value is of the wrong type.

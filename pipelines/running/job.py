@@ -150,11 +150,7 @@ def run_per_shard(
 
 def _job_name(output: OutputDataset, policy: ReusePolicy) -> str:
     """Return a name that jobs of the same work share: Dataflow refuses a second one while the first is active."""
-    work = {
-        "dataset": output.fingerprint,
-        "listings": output.listings,
-        "policy": asdict(policy),
-    }
+    work = {"dataset": output.fingerprint, "listings": output.listings, "policy": asdict(policy)}
     return f"imagepivot-{output.kind.replace('_', '-')}-{sha256_of_json(work)[:12]}"
 
 

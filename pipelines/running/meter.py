@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,18 +32,17 @@ NAMESPACE = "imagepivot"
 _RUNNERS = "runner.json"
 _WRITE_SECONDS = 0.2
 
-_counts: dict[str, dict[str, int]] = {}
+_counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
 _written: dict[str, float] = {}
 _lock = threading.Lock()
 
 
 def counts_of(metrics: Iterable[Any]) -> dict[str, int]:
     """Return the sums of our counters of several steps: committed values, or attempted ones where the runner has no others."""
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for metric in metrics:
         if metric.key.metric.namespace == NAMESPACE:
-            name = metric.key.metric.name
-            counts[name] = counts.get(name, 0) + (metric.committed or metric.attempted or 0)
+            counts[metric.key.metric.name] += metric.committed or metric.attempted or 0
     return counts
 
 
@@ -74,9 +74,8 @@ class Meter:
         if self.folder is None:
             return
         with _lock:
-            totals = _counts.setdefault(self.folder, {})
-            for name, count in counts.items():
-                totals[name] = totals.get(name, 0) + count
+            totals = _counts[self.folder]
+            totals.update(counts)
             now = time.monotonic()
             # The first counts are written at once; the monotonic clock may start anywhere, even close to zero.
             if now - _written.get(self.folder, -math.inf) >= _WRITE_SECONDS:
@@ -115,18 +114,17 @@ class Meter:
         with _lock:
             for path in Path(self.folder).glob("*.json"):
                 path.unlink()
-            _counts[self.folder] = {**total, **counts, **earlier}
+            _counts[self.folder] = Counter({**total, **counts, **earlier})
             _write(self.folder, _counts[self.folder])
 
     def total(self) -> dict[str, int]:
         """Return the counts of all processes so far; those of the runner, if it is asked for them."""
-        total: dict[str, int] = {}
+        total: Counter[str] = Counter()
         paths = list(Path(self.folder).glob("*.json")) if self.folder else []
         runners = [path for path in paths if path.name == _RUNNERS]
         for path in runners or paths:
             with contextlib.suppress(OSError, ValueError):
-                for name, count in json.loads(path.read_text()).items():
-                    total[name] = total.get(name, 0) + count
+                total.update(json.loads(path.read_text()))
         return total
 
 

@@ -23,9 +23,7 @@ DISTRIBUTION = "imagepivot"
 _PACKAGES = ("schemas", "extractors", "pipelines", "train")
 _ROOT = Path(__file__).resolve().parents[2]
 _DATE = (1980, 1, 1, 0, 0, 0)  # The first that a zip can hold: equal code gives equal bytes.
-_LAUNCHERS = frozenset(
-    {"apache-beam"}
-)  # The workers' environment brings its own, which must be there before anything is installed.
+_LAUNCHER = "apache-beam"  # The workers' environment brings its own, which must be there before anything is installed.
 
 
 def stage(options: PipelineOptions, folder: Path, extras: Iterable[str]) -> None:
@@ -65,23 +63,16 @@ def source_files() -> Iterator[tuple[str, bytes]]:
     for package in _PACKAGES:
         for path in sorted((_ROOT / package).rglob("*")):
             name = path.relative_to(_ROOT)
-            if (
-                path.is_file()
-                and path.suffix != ".pyc"
-                and not any(part.startswith((".", "__pycache__")) for part in name.parts)
+            if path.is_file() and not any(
+                part.startswith((".", "__pycache__")) or part.endswith(".pyc") for part in name.parts
             ):
                 yield name.as_posix(), path.read_bytes()
 
 
 def build_wheel(folder: Path, extras: Iterable[str]) -> Path:
-    """Write a wheel of the code that runs in this process.
+    """Write a wheel of the code that runs in this process into a folder, and return its path.
 
-    Args:
-        folder: the folder to write it to.
-        extras: names of extras whose requirements it has besides our own, in the versions that are installed here.
-
-    Returns:
-        The path of the wheel.
+    It has the requirements of the extras besides our own, in the versions that are installed here.
     """
     installed = distribution(DISTRIBUTION)
     information = f"{DISTRIBUTION}-{installed.version}.dist-info"
@@ -116,7 +107,7 @@ def _requirements(installed: Distribution, extras: Iterable[str]) -> list[str]:
     chosen = ["", *extras]
     for line in installed.requires or ():
         requirement = Requirement(line)
-        if requirement.name in (DISTRIBUTION, *_LAUNCHERS):
+        if requirement.name in (DISTRIBUTION, _LAUNCHER):
             continue
         if requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in chosen):
             try:

@@ -34,7 +34,6 @@ class FirstWorker:
     """What the first worker checks; made by the launcher, called by the worker.
 
     Attributes:
-        output: folder of the dataset.
         also: checks what only this kind of work needs.
         version: version of our package.
         code: digest of its files.

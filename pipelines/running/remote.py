@@ -81,13 +81,11 @@ def check_job_service(options: PipelineOptions, flags: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True)
 class RemoteJob:
-    """A job that a runner has accepted.
+    """A job that a runner has accepted; what is not known is empty.
 
     Attributes:
-        runner: name of the runner.
-        id: the job's id; empty if the runner does not say it.
-        page: web page of the job, or of its cluster; empty if none is known.
-        cancel: shell command that cancels the job; empty if none does.
+        page: web page of the job, or of its cluster.
+        cancel: shell command that cancels the job.
     """
 
     runner: str
@@ -162,13 +160,7 @@ def watch(result: Any, *, execution: Execution, output: Folder, meter: Meter) ->
 
 
 def wait(result: Any, job: RemoteJob, *, has_started: Callable[[], bool], seconds: float) -> None:
-    """Wait until a run ends.
-
-    Args:
-        result: of Beam's ``Pipeline.run``.
-        job: the job.
-        has_started: tells whether a worker has done something.
-        seconds: time in which one must have.
+    """Wait until a run ends, of which a worker must have started within some seconds.
 
     Raises:
         TimeoutError: none has; the runner was asked to cancel the job.

@@ -111,7 +111,7 @@ def _refuse_large(pipeline: beam.Pipeline, runner: str) -> None:
         )
 
 
-def _user_error(error: Exception, *, is_local: bool = False) -> Exception:
+def _user_error(error: Exception, *, is_local: bool) -> Exception:
     """Return the error of ours that Beam's error carries, or the same error if it carries none."""
     if isinstance(error, errors.ImagepivotError):
         return type(error)(_without_label(str(error)))
@@ -128,8 +128,7 @@ def _user_error(error: Exception, *, is_local: bool = False) -> Exception:
 def _interrupts(running: str) -> Iterator[list[int]]:
     """Record the signals that interrupt Python code, which otherwise act as usual: after one, the yielded list is not empty.
 
-    Args:
-        running: a folder, deleted with the first signal, so that the workers end and Beam does not wait for them.
+    The folder is deleted with the first signal, so that the workers end and Beam does not wait for them.
     """
     signals: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -183,7 +182,9 @@ def _local_runner(options: PipelineOptions, workers: int, running: str) -> FnApi
         return FnApiRunner()
     # Not Beam's running mode 'multi_processing': it starts workers with `python -m`, which puts the user's current folder
     # first on the path.
-    return FnApiRunner(default_environment=WorkerProcesses.of_run(running))
+    command = shlex.join([sys.executable, "-c", f"{_START}main({os.getpid()}, {running!r})"])
+    command = f"exec 3>&2 2>/dev/null; exec env {_WORKER_ENVIRONMENT} {command}"
+    return FnApiRunner(default_environment=WorkerProcesses.from_command_string(command))
 
 
 def _without_label(message: str) -> str:
@@ -191,18 +192,16 @@ def _without_label(message: str) -> str:
 
 
 def _carried(text: str) -> errors.ImagepivotError | None:
-    matches = _CARRIED_ERROR.findall(text)
-    if not matches:
+    if not (matches := _CARRIED_ERROR.findall(text)):
         return None
     name, message = matches[-1]
-    error_class = getattr(errors, name, errors.ImagepivotError)
-    return error_class(message)
+    return getattr(errors, name, errors.ImagepivotError)(message)
 
 
 _URN = "imagepivot:env:worker_process:v1"
 
 # Arrow's own pool would hold on to memory besides malloc's. That of malloc itself is set where the worker begins.
-_WORKER_ENVIRONMENT = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
+_WORKER_ENVIRONMENT = "ARROW_DEFAULT_MEMORY_POOL=${ARROW_DEFAULT_MEMORY_POOL:-system}"
 
 # Importing `imagepivot` makes the names of our packages mean ours. `-c` puts the user's current folder first on the path, where any
 # module may hide another: the folder of our packages takes that place for the one import, and is then removed.
@@ -217,17 +216,6 @@ _START = (
 @Environment.register_urn(_URN, bytes)
 class WorkerProcesses(SubprocessSDKEnvironment):
     """Beam's environment of processes, the end of each of which ends the run with an error."""
-
-    @classmethod
-    def of_run(cls, running: str) -> WorkerProcesses:
-        """Return the environment of a run of this process.
-
-        Args:
-            running: folder that exists as long as the run.
-        """
-        command = shlex.join([sys.executable, "-c", f"{_START}main({os.getpid()}, {running!r})"])
-        settings = " ".join(f"{name}=${{{name}:-{value}}}" for name, value in _WORKER_ENVIRONMENT.items())
-        return cls.from_command_string(f"exec 3>&2 2>/dev/null; exec env {settings} {command}")
 
     def to_runner_api_parameter(self, context: Any) -> tuple[str, bytes]:
         """Return what Beam keeps of this environment."""

@@ -69,11 +69,7 @@ def read_place(place: Place) -> pa.Table:
 
 @contextmanager
 def staging(folder: Folder) -> Iterator[str]:
-    """Yield the local folder for what workers of a local run pass on: the dataset's own, or for one in a store a temporary one.
-
-    Args:
-        folder: the folder of the dataset.
-    """
+    """Yield the local folder for what workers of a local run pass on: the dataset's own, or for one in a store a temporary one."""
     if folder.is_local:
         yield str(folder.local_path)
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 import apache_beam as beam
@@ -15,26 +15,25 @@ from schemas.writing.dataset_writer import Statistics, commit, write_shards
 from schemas.writing.output import OutputDataset
 
 
+@dataclass(eq=False)  # Not frozen: Beam sets the label.
 class Begin(beam.PTransform):
     """The values that a pipeline begins with, once the first worker has passed its check.
 
-    Args:
-        values: the values.
+    Attributes:
         check: the check; None for a run on this machine.
         hints: Beam's resource hints for the check, e.g. the GPU that it looks for.
     """
 
-    def __init__(self, values: Iterable[Any], check: FirstWorker | None, hints: Mapping[str, str] | None = None) -> None:
-        super().__init__()
-        self._hints = hints or {}
-        self._values = list(values)
-        self._check = check
+    values: Iterable[Any]
+    check: FirstWorker | None
+    hints: Mapping[str, str] = field(default_factory=dict)
 
     def expand(self, begin: beam.pvalue.PBegin) -> beam.PCollection:
         """Check and yield in one function, so that nothing goes on without the check."""
-        if self._check is None:
-            return begin | "Values" >> beam.Create(self._values)
-        checked = beam.FlatMap(_checked, values=self._values, check=self._check).with_resource_hints(**self._hints)
+        values = list(self.values)
+        if self.check is None:
+            return begin | "Values" >> beam.Create(values)
+        checked = beam.FlatMap(_checked, values=values, check=self.check).with_resource_hints(**self.hints)
         return begin | "Once" >> beam.Create([b""]) | "FirstWorker" >> checked
 
 
@@ -61,44 +60,40 @@ class _WriteShardFn(beam.DoFn):
         yield from write_shards(self._output, [shard], self._work.write)
 
 
+@dataclass(eq=False)
 class WriteShards(beam.PTransform):
-    """Shard indices to shards on disk; the output holds the index of each shard once it is written.
+    """Shard indices to shards on disk, written by ``work``; the output holds the index of each shard once it is written."""
 
-    Args:
-        output: the dataset to write.
-        work: writes the rows of a shard; it is set up once per process and thread.
-    """
-
-    def __init__(self, output: OutputDataset, work: ShardWork) -> None:
-        super().__init__()
-        self._function = _WriteShardFn(output, work)
+    output: OutputDataset
+    work: ShardWork
 
     def expand(self, shards: beam.PCollection) -> beam.PCollection:
         """Write each shard on its own: those of inputs and output hold the same keys, so nothing is shuffled."""
-        return shards | "WriteShard" >> beam.ParDo(self._function)
+        return shards | "WriteShard" >> beam.ParDo(_WriteShardFn(self.output, self.work))
 
 
+@dataclass(eq=False)
 class CommitDataset(beam.PTransform):
     """Last step of a pipeline: writes the manifest once its input is complete.
 
     An input element is the index of a finished shard, or a tuple of paths of other files that belong to the dataset, whose names
     are known only at run time, such as one truecaser per language.
 
-    Args:
-        output: the dataset.
+    Attributes:
         libraries: distributions whose versions affect the content.
         statistics: as `schemas.writing.dataset_writer.commit` takes it.
     """
 
-    def __init__(self, output: OutputDataset, *, libraries: tuple[str, ...], statistics: Statistics | None = None) -> None:
-        super().__init__()
-        output = replace(output, listings=None, states=None)  # Only the launcher compares them, and the graph stays small.
-        self._arguments = output, libraries, statistics
+    output: OutputDataset
+    _: KW_ONLY
+    libraries: tuple[str, ...]
+    statistics: Statistics | None = None
 
     def expand(self, results: beam.PCollection) -> beam.PCollection:
         """Wait for all shards, which arrive as a side input of one small element each, and commit."""
+        output = replace(self.output, listings=None, states=None)  # Only the launcher compares them, and the graph stays small.
         once = results.pipeline | "Once" >> beam.Create([b""])
-        return once | "Commit" >> beam.Map(_commit, beam.pvalue.AsList(results), *self._arguments)
+        return once | "Commit" >> beam.Map(_commit, beam.pvalue.AsList(results), output, self.libraries, self.statistics)
 
 
 def _commit(

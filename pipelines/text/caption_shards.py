@@ -37,15 +37,7 @@ _REPORT_ROWS = 2000
 
 
 def blocks_of(tables: Iterable[pa.Table], part: int) -> Iterator[pa.Table]:
-    """Turn the captions of a part of a source into blocks.
-
-    Args:
-        tables: captions in the order of the source, see `pipelines.inputs.captions.CaptionSource.tables`.
-        part: number of the part.
-
-    Yields:
-        Tables with the columns `BLOCK`.
-    """
+    """Yield the captions of a numbered part, in the order of `CaptionSource.tables`, as blocks, which have the columns `BLOCK`."""
     start = part * _PART
     for table in tables:
         position = pa.array(np.arange(start, start + table.num_rows))
@@ -62,19 +54,7 @@ def read_pieces(
     left_out: frozenset[int],
     folder: str | None,
 ) -> Iterator[tuple[int, Piece]]:
-    """Read parts of a source and cut their captions into pieces.
-
-    Args:
-        parts: the parts with their numbers.
-        source: the raw captions.
-        selection: the captions to keep.
-        shards: number of shards.
-        left_out: shards whose captions are dropped.
-        folder: as `pipelines.text.merge_sort.make_pieces` takes it.
-
-    Yields:
-        The index of a shard and a sorted piece of it.
-    """
+    """Read numbered parts of a source, and yield the index of a shard and a sorted piece of it, as `make_pieces` makes them."""
     blocks = (block for number, part in parts for block in blocks_of(source.tables(part, selection), number))
     yield from make_pieces(blocks, shards, left_out=left_out, folder=folder)
 
@@ -92,16 +72,13 @@ def write_caption_shard(
     """Merge, number, tokenize and write the captions of a shard.
 
     Args:
-        shard: index of the shard.
+        shard: index of the shard, which is returned.
         pieces: its pieces, in any order; None is none.
         models: texts of truecasers by language, for a recipe that truecases.
         output: the dataset.
         recipe: the steps from text to tokens.
         advice: what to do about a key that occurs twice.
         meter: counts captions.
-
-    Returns:
-        The index of the shard.
     """
     truecasers = {language: parse_truecaser(text) for language, text in models.items()}
     statistics = CaptionStatistics()
@@ -142,12 +119,7 @@ def block_forms(block: pa.Table, recipe: Recipe, splits: frozenset[str]) -> dict
 def tokenize_captions(
     table: pa.Table, recipe: Recipe, models: Mapping[str, TruecaseModel] | None = None
 ) -> tuple[pa.Table, list[dict[str, str]]]:
-    """Tokenize captions.
-
-    Args:
-        table: captions with the columns of a block.
-        recipe: the steps from text to tokens.
-        models: truecasers by language, for a recipe that truecases.
+    """Tokenize the captions of a block; a recipe that truecases needs truecasers by language.
 
     Returns:
         The captions that hold a token, in the same order and with the column ``tokens``, and one failure for each of the others.
@@ -202,8 +174,7 @@ class CaptionStatistics:
     def __init__(self) -> None:
         self._captions: dict[str, Counter[str]] = {}
         self._images: Counter[str] = Counter()
-        self._last_image = ""
-        self._last_splits: set[str] = set()
+        self._last: set[tuple[str, str]] = set()  # The last image with each of its splits, which are counted.
 
     def add(self, rows: pa.Table) -> None:
         """Add rows of kind ``captions``, which follow those added before: the captions of an image stand together."""
@@ -215,13 +186,11 @@ class CaptionStatistics:
         for row in counts.to_pylist():
             counter = self._captions.setdefault(f"{row['portion']}/{row['split']}/{row['language']}", Counter())
             counter.update(captions=row["tokens_count"], tokens=row["tokens_sum"])
-        images = rows.group_by(["image_id", "split"], use_threads=False).aggregate([])
-        self._images.update(images["split"].to_pylist())
-        counted_before = self._last_splits & _splits_of(images, self._last_image)
-        self._images.subtract(counted_before)
+        grouped_images = rows.group_by(["image_id", "split"], use_threads=False).aggregate([])
+        images = list(zip(*(grouped_images[name].to_pylist() for name in ("image_id", "split")), strict=True))
+        self._images.update(image[1] for image in images if image not in self._last)
         last = rows["image_id"][-1].as_py()
-        self._last_splits = _splits_of(images, last) | (self._last_splits if last == self._last_image else set())
-        self._last_image = last
+        self._last = {image for image in (*images, *self._last) if image[0] == last}
 
     def to_json(self) -> dict[str, Any]:
         """Return the counts as the footer of the shard has them; nothing if there were no rows."""
@@ -229,7 +198,3 @@ class CaptionStatistics:
             return {}
         captions = {group: dict(counter) for group, counter in self._captions.items()}
         return {"captions": captions, "images": dict(self._images)}
-
-
-def _splits_of(images: pa.Table, image_id: str) -> set[str]:
-    return set(images.filter(pc.equal(images["image_id"], image_id))["split"].to_pylist())

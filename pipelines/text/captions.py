@@ -18,6 +18,7 @@ from pipelines.jobs import CaptionsJob
 from pipelines.running.execution import Execution
 from pipelines.running.job import run_job
 from pipelines.running.meter import Meter
+from pipelines.running.per_shard import missing_shards
 from pipelines.running.spill_files import staging
 from pipelines.text.caption_shards import LIBRARIES, learn_truecasers, read_pieces, write_caption_shard
 from pipelines.text.merge_sort import Piece
@@ -45,15 +46,7 @@ _SEVERAL_WORKERS_BYTES = 16 << 20
 
 
 def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter: Meter = Meter()) -> Manifest:
-    """Make a dataset of kind ``captions``.
-
-    Args:
-        job: what to make.
-        execution: where and how to run.
-        meter: counts captions, for a progress display.
-
-    Returns:
-        The manifest of the committed dataset.
+    """Make a dataset of kind ``captions``, and return its manifest.
 
     Raises:
         UsageError: truecasers are given to a recipe that does not truecase.
@@ -76,7 +69,23 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
 
             build_captions(pipeline, finished, check, job=job, output=output, models=models, staged=staged, meter=meter)
 
-        here = partial(_prepare_here, job, source, output, models, staged, meter)
+        def here(finished: frozenset[int]) -> bool:
+            steps = recipe(job.recipe)
+            left_out = frozenset() if steps.truecase and models is None else finished  # Truecasers learn from all captions.
+            numbered = enumerate(parts)
+            pieces: defaultdict[int, list[Piece]] = defaultdict(list)
+            for shard, piece in read_pieces(numbered, source, job.selection, output.shards, left_out=left_out, folder=staged):
+                pieces[shard].append(piece)
+            texts: Mapping[str, str] = {}
+            if steps.truecase:
+                texts = models if models is not None else learn_truecasers(chain(*pieces.values()), steps, job.train_splits)
+            files = tuple(write_truecaser(language, text, output.folder) for language, text in texts.items())
+            write = partial(write_caption_shard, output=output, recipe=steps, advice=source.repeat_advice, meter=meter)
+            for shard in missing_shards(output, finished):
+                write(shard, pieces.pop(shard, ()), texts)
+            commit(output, libraries=LIBRARIES, files=files)
+            return True
+
         policy = ReusePolicy(overwrite=job.overwrite, verify=job.verify)
         ready = None if execution.is_one_process else partial(_read_first, source, parts)
         return run_job(output, build, policy, execution=execution, ready=ready, here=here, meter=meter)
@@ -88,42 +97,8 @@ def _read_first(source: CaptionSource, parts: list[Part]) -> None:
         next(iter(source.tables(part, Selection())), None)
 
 
-def _prepare_here(
-    job: CaptionsJob,
-    source: CaptionSource,
-    output: OutputDataset,
-    models: Mapping[str, str] | None,
-    staged: str | None,
-    meter: Meter,
-    finished: frozenset[int],
-) -> bool:
-    """Write the shards that are not finished in this process, and commit the dataset."""
-    steps = recipe(job.recipe)
-    pieces: defaultdict[int, list[Piece]] = defaultdict(list)
-    parts = enumerate(source.parts(job.selection))
-    left_out = frozenset() if steps.truecase and models is None else finished  # Truecasers learn from all captions.
-    for shard, piece in read_pieces(parts, source, job.selection, output.shards, left_out=left_out, folder=staged):
-        pieces[shard].append(piece)
-    texts: Mapping[str, str] = {}
-    if steps.truecase:
-        texts = models if models is not None else learn_truecasers(chain(*pieces.values()), steps, job.train_splits)
-    files = tuple(write_truecaser(language, text, output.folder) for language, text in texts.items())
-    for shard in range(output.shards):
-        if shard not in finished:
-            of_shard = pieces.pop(shard, ())
-            write_caption_shard(shard, of_shard, texts, output=output, recipe=steps, advice=source.repeat_advice, meter=meter)
-    commit(output, libraries=LIBRARIES, files=files)
-    return True
-
-
 def plan_captions(job: CaptionsJob, inputs: list[dict[str, Any]], models: Mapping[str, str] | None = None) -> OutputDataset:
-    """Return the dataset that a job writes.
-
-    Args:
-        job: what to make.
-        inputs: the files of its source, as `pipelines.inputs.captions.CaptionSource.inputs` returns them.
-        models: texts of truecasers by language, if they are given.
-    """
+    """Return the dataset that a job writes, of the files of its source and texts of given truecasers by language."""
     steps = recipe(job.recipe)
     selection = job.selection
     parameters = CaptionsParameters(
@@ -134,25 +109,18 @@ def plan_captions(job: CaptionsJob, inputs: list[dict[str, Any]], models: Mappin
         train_splits=tuple(sorted(job.train_splits)) if steps.truecase and models is None else None,
         source=job.open_source().parameters(),
     )
-    folder = Folder(job.output)
-    shards = _shards(job, folder, inputs)
-    inputs = inputs + (truecaser_inputs(models or {}))
+    folder, size = Folder(job.output), _text_bytes(inputs)
+    # By the bytes of the files: how many captions they hold only reading them would tell.
+    shards = known_shards(job.shards, folder, overwrite=job.overwrite) or choose_shards(size, TEXT_SHARD_BYTES)
+    check_shard_bytes(shards, size, folder)
     return OutputDataset(
         folder=folder,
         kind="captions",
         parameters=parameters.to_json(),
-        inputs=tuple(inputs),
+        inputs=(*inputs, *truecaser_inputs(models or {})),
         shards=shards,
         other_files=TRUECASER_FILES,
     )
-
-
-def _shards(job: CaptionsJob, folder: Folder, inputs: Iterable[Mapping[str, Any]]) -> int:
-    """Return the number of shards of a job, by the bytes of its files: how many captions they hold only reading them would tell."""
-    size = _text_bytes(inputs)
-    shards = known_shards(job.shards, folder, overwrite=job.overwrite) or choose_shards(size, TEXT_SHARD_BYTES)
-    check_shard_bytes(shards, size, folder)
-    return shards
 
 
 def _text_bytes(inputs: Iterable[Mapping[str, Any]]) -> int:

@@ -28,15 +28,7 @@ from schemas.writing.shard_writer import ShardWriter
 
 
 def encode_captions(job: EncodeJob, execution: Execution = Execution(), meter: Meter = Meter()) -> Manifest:
-    """Make a dataset of kind ``encoded`` with as many shards as the captions have.
-
-    Args:
-        job: what to make.
-        execution: where and how to run.
-        meter: counts captions, for a progress display.
-
-    Returns:
-        The manifest of the committed dataset.
+    """Make a dataset of kind ``encoded`` with as many shards as the captions have, and return its manifest.
 
     Raises:
         DatasetError: an input is not a dataset of the expected kind.
@@ -73,14 +65,7 @@ def plan_encoding(job: EncodeJob, captions: Dataset, vocabulary: Dataset) -> Out
 
 
 class ShardEncoder:
-    """Encodes the captions of one shard after the other: a `pipelines.running.per_shard.ShardWork`.
-
-    Args:
-        captions: the captions dataset.
-        vocabulary: the vocabulary dataset.
-        max_length: number of tokens after which a caption is cut.
-        meter: counts captions.
-    """
+    """Encodes the captions of one shard after the other: a `pipelines.running.per_shard.ShardWork`."""
 
     def __init__(self, captions: Dataset, vocabulary: Dataset, max_length: int, meter: Meter = Meter()) -> None:
         self._captions = captions
@@ -106,12 +91,7 @@ class ShardEncoder:
 
 
 def encode_table(captions: pa.Table, vocabulary: Vocabulary, max_length: int) -> tuple[pa.Table, dict[str, int]]:
-    """Encode rows of kind ``captions``.
-
-    Args:
-        captions: rows of kind ``captions``.
-        vocabulary: the vocabulary whose ids are used.
-        max_length: number of tokens after which a caption is cut.
+    """Encode rows of kind ``captions``, each cut after ``max_length`` tokens.
 
     Returns:
         Rows of kind ``encoded`` in the same order, and statistics: captions, tokens kept, ``<unk>`` among these, captions that

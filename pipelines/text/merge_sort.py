@@ -58,12 +58,7 @@ _Place = TypeVar("_Place")
 
 
 def cut(table: pa.Table, shards: int, left_out: frozenset[int] = frozenset()) -> Iterator[tuple[int, pa.Table]]:
-    """Cut rows into sorted pieces of at most about 128 KiB.
-
-    Args:
-        table: rows with the columns of a block, in any order.
-        shards: number of shards.
-        left_out: shards whose rows are dropped.
+    """Cut the rows of a block, in any order, into sorted pieces of at most about 128 KiB.
 
     Yields:
         The number of a shard, in ascending order, and some of its rows, in the order of the shard.
@@ -76,7 +71,8 @@ def cut(table: pa.Table, shards: int, left_out: frozenset[int] = frozenset()) ->
         order = order[~np.isin(shard_of_row[order], list(left_out))]
     rows = table.take(order)
     piece_rows = max(1, PIECE_BYTES * rows.num_rows // max(1, rows.nbytes))
-    for number, start, count in zip(*_runs(shard_of_row[order]), strict=True):
+    runs = np.unique(shard_of_row[order], return_index=True, return_counts=True)
+    for number, start, count in zip(*(array.tolist() for array in runs), strict=True):
         for first in range(start, start + count, piece_rows):
             yield number, rows.slice(first, min(piece_rows, start + count - first))
 
@@ -169,11 +165,6 @@ def _ranks(column: pa.ChunkedArray) -> np.ndarray:
     return ranks[encoded.indices.to_numpy()]
 
 
-def _runs(values: np.ndarray) -> tuple[list[int], ...]:
-    """Return each of some sorted values once, where its first is, and how many there are."""
-    return tuple(array.tolist() for array in np.unique(values, return_index=True, return_counts=True))
-
-
 def _rows_below(rows: pa.Table, bound: RowKey) -> int:
     """Return how many of some sorted rows have a key below a bound."""
     columns = [rows[name] for name in _ORDER]
@@ -217,16 +208,13 @@ def _refuse_duplicates(rows: pa.Table, advice: str) -> None:
 def make_pieces(
     blocks: Iterable[pa.Table], shards: int, *, left_out: frozenset[int] = frozenset(), folder: str | None = None
 ) -> Iterator[tuple[int, Piece]]:
-    """Gather blocks and cut them into pieces.
+    """Gather blocks, in any order, cut them, and yield the number of a shard and a piece of it.
 
     Args:
-        blocks: captions in any order.
+        blocks: the blocks.
         shards: number of shards.
         left_out: shards whose captions are dropped.
         folder: local folder for the pieces; None to pass their bytes on.
-
-    Yields:
-        The number of a shard and a piece of it.
 
     Raises:
         DatasetError: the folder cannot be written.

@@ -63,9 +63,6 @@ class Recipe:
     """Steps from text to tokens; they run in the order of the fields.
 
     Attributes:
-        name: name on the command line.
-        lowercase: whether text is lower-cased.
-        normalize: whether punctuation is normalized.
         tokenizer: ``moses``, with special characters escaped (``&apos;``), or ``whitespace``, which only splits.
         truecase: whether tokens are truecased with a model learned from the training split.
     """
@@ -116,13 +113,7 @@ def recipe(name: str) -> Recipe:
 
 
 def prepare(text: str, language: str, recipe: Recipe) -> list[str]:
-    """Return the tokens of a caption after every step of the recipe but truecasing, which needs a model.
-
-    Args:
-        text: the caption, without its line end.
-        language: BCP 47 tag.
-        recipe: the steps.
-    """
+    """Return the tokens of a caption after every step of the recipe but truecasing, which needs a model."""
     if recipe.lowercase:
         text = lower(text)
     if recipe.normalize:
@@ -174,19 +165,14 @@ def tokenize(text: str, language: str) -> str:
     """Return what ``tokenizer.perl -l LANGUAGE`` prints for a line, without the line end.
 
     Single spaces join the tokens, and ``& | < > ' " [ ]`` become entities. A line that ends in ``.'`` gets a space at its end. A
-    blank line comes back unchanged.
-
-    Args:
-        text: the caption, without its line end.
-        language: BCP 47 tag; see `prefix_language` for languages without abbreviations of their own.
+    blank line comes back unchanged. See `prefix_language` for languages without abbreviations of their own.
     """
     if _BLANK.fullmatch(text):
         return text
     if not text.isprintable():
         text = _JUNK.sub("", text)
     bound = _bound(text)
-    rules = _tokenizer_rules(_primary(language), bound)
-    return _escape(rules.tokenize(" ".join(_split_words(text, bound))))
+    return _escape(_tokenizer(_primary(language), bound).tokenize(" ".join(_split_words(text, bound))))
 
 
 def split_tokens(line: str) -> list[str]:
@@ -243,34 +229,6 @@ def _normalizer_rules(language: str) -> tuple[_Rule, ...]:
     return tuple((re.compile(pattern, re.ASCII), replacement) for pattern, replacement in rules)
 
 
-@functools.cache
-def _tokenizer_rules(language: str, bound: str) -> "_TokenizerRules":
-    """Collect the rules for a primary subtag and for text within a bound, once per process."""
-    from sacremoses.corpus import NonbreakingPrefixes
-
-    letter, digit, number, lower_case = (_within(bound, content) for content in (ALPHABETIC, DECIMAL, NUMERIC, LOWER_CASE))
-    prefixes: set[str] = set()
-    numeric: set[str] = set()
-    for entry in NonbreakingPrefixes().words(prefix_language(language)):
-        prefix, marker, _ = entry.partition(" #NUMERIC_ONLY#")
-        (numeric if marker else prefixes).add(prefix)
-    if prefix_language(language) == "en":
-        prefixes.discard("Rs")  # added to Moses after the commit
-    return _TokenizerRules(
-        special=re.compile(rf"([^{letter}{digit} .'`,\-])"),
-        commas=(
-            (re.compile(f"([^{number}]),"), r"\1 , "),
-            (re.compile(f",([^{number}])"), r" , \1"),
-            (re.compile(f"([{number}]),$"), r"\1 , "),
-        ),
-        apostrophes=_apostrophe_rules(language, letter, number),
-        prefixes=frozenset(prefixes - numeric),
-        numeric_prefixes=frozenset(numeric),
-        letter=re.compile(f"[{letter}]"),
-        lower_case=re.compile(f"[{lower_case}]"),
-    )
-
-
 def _within(bound: str, content: str) -> str:
     """Cut the content of a character class at a bound: `re` tests non-BMP ranges one by one."""
     cut = re.sub(f"[^\0-{bound}].*", "", content)
@@ -299,27 +257,31 @@ def _apostrophe_rules(language: str, letter: str, number: str) -> tuple[_Rule, .
     return tuple((re.compile(pattern), replacement) for pattern, replacement in rules)
 
 
-@dataclass(frozen=True)
-class _TokenizerRules:
-    """Tokenizer of one language, which applies each rule only if it can match.
+class _Tokenizer:
+    """Tokenizer of a primary subtag, for text within a bound, which applies each rule only if it can match."""
 
-    Attributes:
-        special: a character that becomes a token of its own, as a group.
-        commas: substitutions around commas, in order.
-        apostrophes: substitutions around apostrophes, in order.
-        prefixes: words that keep their full stop.
-        numeric_prefixes: words that keep their full stop before a number.
-        letter: an alphabetic character.
-        lower_case: a lower-case character.
-    """
+    def __init__(self, language: str, bound: str) -> None:
+        from sacremoses.corpus import NonbreakingPrefixes
 
-    special: re.Pattern[str]
-    commas: tuple[_Rule, ...]
-    apostrophes: tuple[_Rule, ...]
-    prefixes: frozenset[str]
-    numeric_prefixes: frozenset[str]
-    letter: re.Pattern[str]
-    lower_case: re.Pattern[str]
+        letter, digit, number, lower_case = (_within(bound, content) for content in (ALPHABETIC, DECIMAL, NUMERIC, LOWER_CASE))
+        prefixes: set[str] = set()
+        numeric: set[str] = set()
+        for entry in NonbreakingPrefixes().words(prefix_language(language)):
+            prefix, marker, _ = entry.partition(" #NUMERIC_ONLY#")
+            (numeric if marker else prefixes).add(prefix)
+        if prefix_language(language) == "en":
+            prefixes.discard("Rs")  # added to Moses after the commit
+        self.special = re.compile(rf"([^{letter}{digit} .'`,\-])")
+        self.commas = (
+            (re.compile(f"([^{number}]),"), r"\1 , "),
+            (re.compile(f",([^{number}])"), r" , \1"),
+            (re.compile(f"([{number}]),$"), r"\1 , "),
+        )
+        self.apostrophes = _apostrophe_rules(language, letter, number)
+        self.prefixes = prefixes - numeric  # These words keep their full stop, the others only before a number.
+        self.numeric_prefixes = numeric
+        self.letter = re.compile(f"[{letter}]")
+        self.lower_case = re.compile(f"[{lower_case}]")
 
     def tokenize(self, text: str) -> str:
         """Return the tokenized line, not escaped, for a text whose only white space is single spaces between words."""
@@ -355,3 +317,9 @@ class _TokenizerRules:
             ):
                 continue
             words[i] = stem + " ."
+
+
+@functools.cache
+def _tokenizer(language: str, bound: str) -> _Tokenizer:
+    """Compile the rules once per process."""
+    return _Tokenizer(language, bound)

@@ -13,7 +13,7 @@ def tokenize_query(text: str, language: str, steps: TextRecipe | None, truecaser
 
     Args:
         text: the query.
-        language: language of the query, a BCP 47 tag.
+        language: its language, a BCP 47 tag.
         steps: the recipe of the captions, from the manifest of the encoded captions; None if it states none.
         truecaser: folder of the truecasers that the captions were made with, for a recipe that truecases.
 

@@ -100,7 +100,7 @@ def vocabulary_statistics(
 
     Args:
         vocabulary: the joint vocabulary.
-        counts: counts of tokens by (portion, split, language), over all captions.
+        counts: counts of tokens over all captions.
         trained: counts of tokens by language, over the captions that the vocabulary was made from.
         min_count: threshold of the vocabulary.
         count_scope: scope of the threshold.
@@ -148,11 +148,7 @@ def vocabulary_statistics(
 
 
 def chosen_vocabulary(job: VocabularyJob, counts: Mapping[Group, Mapping[str, int]]) -> tuple[Vocabulary, dict[str, Any]]:
-    """Return the vocabulary that a job asks for, and its statistics.
-
-    Args:
-        job: threshold, scope and the captions that count.
-        counts: counts of tokens by (portion, split, language), over all captions.
+    """Return the vocabulary that a job asks for, and its statistics, by the counts of tokens over all captions.
 
     Raises:
         InputError: no token reaches the threshold.
@@ -179,20 +175,15 @@ def _no_token(trained: Mapping[str, Mapping[str, int]], job: VocabularyJob) -> s
     for tokens in trained.values():
         for token, count in tokens.items():
             counts[token] = counts[token] + count if job.count_scope == "joint" else max(counts[token], count)
-    token, count = min(
-        ((token, count) for token, count in counts.items() if token not in SPECIALS), key=_by_count, default=("", 0)
-    )
+    candidates = [(-count, token) for token, count in counts.items() if token not in SPECIALS]
+    count, token = min(candidates, default=(0, ""))
     if not count:
         return f"the selected captions of {job.captions!r} hold no tokens: prepare the captions again, or select others"
     scope = "all languages together" if job.count_scope == "joint" else "one language"
     return (
         f"no token reaches --min-count {job.min_count}, so the vocabulary would be empty: the most frequent in {scope}, {token!r}, "
-        f"occurs {count:,} times. Give --min-count {count} or less, or count more captions with --splits"
+        f"occurs {-count:,} times. Give --min-count {-count} or less, or count more captions with --splits"
     )
-
-
-def _by_count(item: tuple[str, int]) -> tuple[int, str]:
-    return -item[1], item[0]
 
 
 def selects(job: VocabularyJob, portion: str, language: str) -> bool:

@@ -44,15 +44,9 @@ _KEY = tuple(CAPTIONS.names[:5])
 
 
 def extract_token_features(job: TokenFeaturesJob, execution: Execution = Execution(), meter: Meter = Meter()) -> Manifest:
-    """Make a dataset of kind ``token-features`` with as many shards as the captions have.
+    """Make a dataset of kind ``token-features`` with as many shards as the captions have, and return its manifest.
 
-    Args:
-        job: what to make.
-        execution: where and how to run. Without a number of workers, one that uses all cores.
-        meter: counts captions, for a progress display.
-
-    Returns:
-        The manifest of the committed dataset.
+    Without a number of workers, one uses all cores.
 
     Raises:
         DatasetError: ``job.captions`` is not a captions dataset, or holds none.
@@ -154,13 +148,7 @@ class TokenFeatureExtractor:
 def token_feature_rows(
     captions: pa.Table, extractor: TokenExtractor, max_length: int, batch_size: int = 64
 ) -> tuple[pa.Table, list[dict[str, str]], dict[str, Any]]:
-    """Return the vectors of captions.
-
-    Args:
-        captions: rows of kind ``captions``.
-        extractor: the model.
-        max_length: number of tokens after which a caption is cut.
-        batch_size: captions that a GPU takes at once.
+    """Return the vectors of captions, each cut after ``max_length`` tokens; a GPU takes ``batch_size`` of them at once.
 
     Returns:
         Rows of kind ``token-features`` in the same order; captions whose vectors are not finite in the type that is stored, as
@@ -170,22 +158,19 @@ def token_feature_rows(
     lists = pc.list_slice(captions["tokens"].combine_chunks(), 0, max_length).to_pylist()
     tokens = [[unescape(token) for token in of_caption] for of_caption in lists]
     languages = captions["language"].to_pylist()
+    cuts = pc.greater(pc.list_value_length(captions["tokens"]), max_length).to_pylist()
     statistics: dict[str, Counter[str]] = {}
     every = []
-    for language, of_caption, cut in zip(languages, tokens, _cut(captions, max_length), strict=True):
+    for language, of_caption, cut in zip(languages, tokens, cuts, strict=True):
         parts, counts = extractor.read([of_caption])
         every += parts
-        counts.update(captions=1, tokens=len(of_caption), captions_cut=cut)
+        counts.update(captions=1, tokens=len(of_caption), captions_cut=int(cut))
         statistics.setdefault(language, Counter()).update(counts)
     vectors = extractor.extract(every, batch_size)
     kept = np.array([bool(np.isfinite(of_caption).all()) for of_caption in vectors], bool)
     failures = [_failure(captions, row, spec.dtype) for row in np.flatnonzero(~kept).tolist()]
     rows = captions.filter(pa.array(kept)) if failures else captions
     return _table(rows, [vectors[row] for row in np.flatnonzero(kept).tolist()], extractor), failures, statistics
-
-
-def _cut(captions: pa.Table, max_length: int) -> Sequence[int]:
-    return [int(length > max_length) for length in pc.list_value_length(captions["tokens"]).to_pylist()]
 
 
 def _table(captions: pa.Table, vectors: Sequence[np.ndarray], extractor: TokenExtractor) -> pa.Table:

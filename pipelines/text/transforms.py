@@ -37,9 +37,6 @@ class ReadCaptions(beam.PTransform):
     """A source to pairs (index of a shard, sorted piece of it): the root of a pipeline.
 
     Attributes:
-        source: the raw captions.
-        shards: number of shards.
-        selection: the captions to keep.
         left_out: shards whose captions are dropped.
         folder: where all workers see the same local disk, a folder on it for the pieces, see `pipelines.text.merge_sort`.
         check: what the first worker on another machine checks; None on this one.
@@ -67,12 +64,7 @@ class ReadCaptions(beam.PTransform):
 
 @dataclass(eq=False)
 class TrainTruecasers(beam.PTransform):
-    """Pieces of captions, as of `ReadCaptions`, to pairs (language, text of a model): one truecaser per language.
-
-    Attributes:
-        recipe: the steps before truecasing.
-        splits: splits to learn from.
-    """
+    """Pieces of captions, as of `ReadCaptions`, to pairs (language, text of a model): one per language, learned from the splits."""
 
     recipe: Recipe
     splits: tuple[str, ...] = ("train",)
@@ -101,12 +93,9 @@ class TokenizeCaptions(beam.PTransform):
     """Pieces of captions, as of `ReadCaptions`, to shards on disk; the output holds the indices of the shards written.
 
     Attributes:
-        output: the dataset.
-        recipe: the steps from text to tokens.
         truecasers: pairs (language, text of a model), for a recipe that truecases.
         finished: shards that an earlier run finished.
         advice: what to do about a key that occurs twice.
-        meter: counts captions.
     """
 
     output: OutputDataset
@@ -182,12 +171,7 @@ def build_captions(
 
 @dataclass(eq=False)
 class CountTokens(beam.PTransform):
-    """Shard indices to pairs ((portion, split, language), counts of tokens).
-
-    Attributes:
-        captions: the captions dataset.
-        meter: counts captions.
-    """
+    """Shard indices to pairs ((portion, split, language), counts of tokens)."""
 
     captions: Dataset
     meter: Meter = Meter()
@@ -203,12 +187,7 @@ class CountTokens(beam.PTransform):
 
 @dataclass(eq=False)
 class BuildVocabulary(beam.PTransform):
-    """Pairs ((portion, split, language), counts) to one vocabulary, written with its statistics.
-
-    Attributes:
-        job: threshold, scope and the captions that count.
-        output: the dataset.
-    """
+    """Pairs ((portion, split, language), counts) to one vocabulary, written with its statistics."""
 
     job: VocabularyJob
     output: OutputDataset
@@ -252,15 +231,7 @@ def build_counts(
 
 
 class EncodeCaptions(WriteShards):
-    """Shard indices to encoded shards on disk; the output holds the index of each shard once it is written.
-
-    Args:
-        captions: the captions dataset.
-        vocabulary: the vocabulary dataset.
-        max_length: number of tokens after which a caption is cut.
-        output: the dataset to write.
-        meter: counts captions.
-    """
+    """Shard indices to encoded shards on disk; the output holds the index of each shard once it is written."""
 
     def __init__(
         self, captions: Dataset, vocabulary: Dataset, max_length: int, output: OutputDataset, meter: Meter = Meter()
@@ -271,12 +242,7 @@ class EncodeCaptions(WriteShards):
 class ExtractTokenFeatures(WriteShards):
     """Shard indices to shards of token features on disk; the output holds the index of each shard once it is written.
 
-    Args:
-        job: the model and how to run it.
-        captions: the captions dataset.
-        output: the dataset to write.
-        meter: counts captions.
-        threads: torch's threads in each worker; 0 for torch's own number.
+    The arguments are those of `pipelines.text.token_features.TokenFeatureExtractor`.
     """
 
     def __init__(

@@ -59,10 +59,9 @@ class TruecaseModel:
 
     @classmethod
     def from_counts(cls, counts: Mapping[str, int]) -> TruecaseModel:
-        """Build the model from summed counts: the best form has the highest count, then the smallest code points.
+        """Build the model from the sum of `count_forms` over all captions.
 
-        Args:
-            counts: weight of each form, in tenths: the sum of `count_forms` over all captions.
+        The best form has the highest count, then the smallest code points.
         """
         best: dict[str, str] = {}
         for form, count in counts.items():
@@ -125,9 +124,6 @@ def count_forms(tokens: Sequence[str]) -> Iterator[tuple[str, int]]:
     """Yield each word of a caption whose case is evidence, with its weight in tenths; a word may occur more than once.
 
     The first word of a sentence is no evidence, since its capital may be due to its position.
-
-    Args:
-        tokens: tokens of one caption, not lower-cased.
     """
     line = " ".join(tokens)
     words = _split_tags(line, factors=False)[0] if "<" in line or ">" in line else tokens
@@ -150,10 +146,6 @@ def truecase(tokens: Sequence[str], model: TruecaseModel) -> list[str]:
 
     The first word of a sentence takes the best form of its type; any other word keeps a known form and else takes the best.
     An XML tag is joined to the word before it, as the Perl prints it, so only tags can change the number of tokens.
-
-    Args:
-        tokens: tokens of one caption, not lower-cased.
-        model: model learned from the training captions.
     """
     line = " ".join(tokens)
     if "<" in line or ">" in line or "|" in line:

@@ -63,15 +63,7 @@ def _check_selected(job: VocabularyJob, captions: Dataset) -> None:
 
 
 def build_vocabulary(job: VocabularyJob, execution: Execution = Execution(), meter: Meter = Meter()) -> Manifest:
-    """Make a dataset of kind ``vocabulary`` and its plain text file.
-
-    Args:
-        job: what to make.
-        execution: where and how to run.
-        meter: counts captions, for a progress display.
-
-    Returns:
-        The manifest of the committed dataset.
+    """Make a dataset of kind ``vocabulary`` and its plain text file, and return its manifest.
 
     Raises:
         DatasetError: ``job.captions`` is not a captions dataset, or holds no captions.

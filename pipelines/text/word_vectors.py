@@ -10,7 +10,7 @@ gensim holds everything: several gigabytes for those that were trained on Common
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,8 @@ _LOOKUP = "without Moses escapes; then in lower case"
 _SUB_WORDS = "; then, of a .bin, by sub-words"
 _EXPECTED = "FILE takes word vectors as text (.vec, .txt, also .gz), or a model of fastText (.bin)"
 _LISTED = 10
+_MODEL_SUFFIX = ".bin"
+_UNREADABLE = (ValueError, AssertionError, EOFError, NotImplementedError, LookupError, MemoryError, OSError, struct.error)
 
 
 @dataclass(frozen=True)
@@ -53,13 +55,9 @@ class _Found:
 def import_word_vectors(job: WordVectorsJob, meter: Meter = Meter()) -> Manifest:
     """Make a dataset of kind ``word-vectors``.
 
-    Args:
-        job: what to make.
-        meter: counts the words of the files, for the display of progress.
-
     Returns:
-        The manifest of the committed dataset. Its statistics say how many words of each language have a vector, of the different
-        words and of their occurrences, and which of the others are the most frequent.
+        Its manifest, whose statistics say how many words of each language have a vector, of the different words and of their
+        occurrences, and which of the others are the most frequent.
 
     Raises:
         DatasetError: ``job.vocabulary`` is not a vocabulary, or the folder cannot be written.
@@ -75,13 +73,10 @@ def import_word_vectors(job: WordVectorsJob, meter: Meter = Meter()) -> Manifest
                 f"{job.vocabulary!r} has no words of language {language!r}: it has {', '.join(counted) or 'none'}. Choose with "
                 "--languages"
             )
-    found = {
-        language: _look_up(vocabulary, language, location, meter)
-        for language, location in sorted(zip(job.languages, job.files, strict=True))
-    }
-    locations = dict(zip(job.languages, job.files, strict=True))
+    locations = dict(sorted(zip(job.languages, job.files, strict=True)))
+    found = {language: _look_up(vocabulary, language, location, meter) for language, location in locations.items()}
     spec = FeatureSpec(name="word-vectors", shape=(_common_width(found, locations),))
-    has_models = any(location.endswith(MODEL_SUFFIX) for location in job.files)
+    has_models = any(location.endswith(_MODEL_SUFFIX) for location in job.files)
     output = OutputDataset(
         folder=Folder(job.output),
         kind="word-vectors",
@@ -123,8 +118,8 @@ def _look_up(vocabulary: Vocabulary, language: str, location: str, meter: Meter)
         if number >= len(SPECIALS) and language in vocabulary.counts[number]
     }
     wanted = {form for word in words.values() for form in (word, word.lower())}
-    if location.endswith(MODEL_SUFFIX):
-        file = read_model_file(location, wanted, set(words.values()), expected=_EXPECTED)
+    if location.endswith(_MODEL_SUFFIX):
+        file = _read_model_file(location, wanted, words.values())
     else:
         file = read_vector_file(location, wanted, expected=_EXPECTED, watch=lambda count: meter.add(words=count))
     vectors: dict[int, np.ndarray] = {}
@@ -182,12 +177,7 @@ def _rows(vocabulary: Vocabulary, language: str, vectors: Mapping[int, np.ndarra
     )
 
 
-MODEL_SUFFIX = ".bin"
-
-_UNREADABLE = (ValueError, AssertionError, EOFError, NotImplementedError, LookupError, MemoryError, OSError, struct.error)
-
-
-def read_model_file(location: str, wanted: Collection[str], composed: Collection[str], *, expected: str) -> VectorFile:
+def _read_model_file(location: str, wanted: Iterable[str], composed: Iterable[str]) -> VectorFile:
     """Read the vectors of words from a model of fastText.
 
     Args:
@@ -195,22 +185,27 @@ def read_model_file(location: str, wanted: Collection[str], composed: Collection
         wanted: the words, exactly as the model would have them.
         composed: the words that are made of their sub-words if the model has none of their forms in ``wanted``, in lower case or
             not. A word that has no sub-word there has no vector.
-        expected: what may be given in its place, a sentence for messages.
 
     Raises:
         InputError: the file cannot be read, or holds no model.
         UsageError: gensim is not installed.
     """
-    load = _loader()
+    try:
+        from gensim.models.fasttext import load_facebook_vectors
+    except ImportError:
+        raise UsageError(
+            "reading a model of fastText needs gensim, which is not installed: pip install 'imagepivot[fasttext]' (on Python 3.11 "
+            "to 3.13: gensim has no wheels for 3.14), or give vectors as text (.vec)"
+        ) from None
     if is_remote(location):
         raise InputError(f"{location!r} lies in a store: a model of fastText is read from this machine, so copy it here first")
-    with open_user_file(location, expected) as (_, digest):
+    with open_user_file(location, _EXPECTED) as (_, digest):
         sha256 = digest.sha256()
     try:
-        model = load(str(local_path(location)))
+        model = load_facebook_vectors(str(local_path(location)))
     except _UNREADABLE as error:
         raise InputError(
-            f"{location!r} is not a model of fastText, or is cut off ({type(error).__name__}: {error}): fetch it again. {expected}"
+            f"{location!r} is not a model of fastText, or is cut off ({type(error).__name__}: {error}): fetch it again. {_EXPECTED}"
         ) from error
     vectors = {word: model.get_vector(word) for word in wanted if word in model.key_to_index}
     for word in composed:
@@ -226,14 +221,3 @@ def read_model_file(location: str, wanted: Collection[str], composed: Collection
         bytes=digest.bytes,
         sha256=sha256,
     )
-
-
-def _loader() -> Callable[[str], Any]:
-    try:
-        from gensim.models.fasttext import load_facebook_vectors
-    except ImportError:
-        raise UsageError(
-            "reading a model of fastText needs gensim, which is not installed: pip install 'imagepivot[fasttext]' (on Python 3.11 "
-            "to 3.13: gensim has no wheels for 3.14), or give vectors as text (.vec)"
-        ) from None
-    return load_facebook_vectors
