@@ -48,7 +48,7 @@ def main() -> None:
 
         def command() -> float:
             with tempfile.TemporaryDirectory() as output:
-                words = ["imagepivot", "captions", str(two), output, "--format", "table", "--workers", "1"]
+                words = ["imagepivot", "captions", str(two), output, "--format", "table"]
                 return _rate(f"import sys; sys.argv = {words!r}; from imagepivot import main; main()")
 
         ratio(

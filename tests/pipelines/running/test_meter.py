@@ -3,7 +3,6 @@ import json
 import multiprocessing
 import re
 import threading
-import time
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 
@@ -13,19 +12,13 @@ from rich.console import Console
 from pipelines.running import meter as meters
 from pipelines.running.meter import Meter, counts_of, show_progress
 from schemas.console import progress
+from tests.integration.processes import wait_for
 
 
 @pytest.fixture
 def always(monkeypatch):
     """Let a meter write at every call instead of five times a second."""
     monkeypatch.setattr(meters, "_WRITE_SECONDS", -1.0)
-
-
-def wait_for(condition, seconds=20.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never became true"
-        time.sleep(0.01)
 
 
 def test_a_meter_without_a_folder_counts_nothing():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -46,11 +47,8 @@ def test_the_wheel_holds_our_packages_and_nothing_else(tmp_path):
     tracked = subprocess.run(["git", "ls-files", "--others", "--cached", "--exclude-standard"], cwd=ROOT, capture_output=True)
     if tracked.returncode:
         pytest.skip("not a checkout of git")
-    ours = [
-        name
-        for name in tracked.stdout.decode().split()
-        if name.partition("/")[0] in ("schemas", "extractors", "pipelines", "train")
-    ]
+    packages = ("schemas/", "extractors/", "pipelines/", "train/")
+    ours = [name for name in tracked.stdout.decode().split() if name.startswith(packages)]
     information = f"imagepivot-{version('imagepivot')}.dist-info"
     described = [f"{information}/{name}" for name in ("METADATA", "WHEEL", "entry_points.txt", "RECORD")]
     assert sorted(names) == sorted(["imagepivot.py", *ours, *described])
@@ -66,10 +64,7 @@ def test_equal_code_gives_equal_bytes(tmp_path):
 def requirements(folder: Path, *extras: str) -> dict[str, str]:
     wheel = zipfile.ZipFile(build_wheel(folder, extras))
     metadata = wheel.read(f"imagepivot-{version('imagepivot')}.dist-info/METADATA").decode()
-    pairs = [
-        line.removeprefix("Requires-Dist: ").split("==") for line in metadata.splitlines() if line.startswith("Requires-Dist")
-    ]
-    return dict(pairs)
+    return dict(re.findall("^Requires-Dist: (.*)==(.*)$", metadata, re.MULTILINE))
 
 
 def test_workers_get_the_versions_that_are_installed_here_and_only_what_they_need(tmp_path):
@@ -86,19 +81,8 @@ def test_workers_get_the_versions_that_are_installed_here_and_only_what_they_nee
 def test_a_worker_that_has_only_the_wheel(tmp_path):
     """In a folder where other modules have our names, as Beam's own worker starts there: with that folder first on its path."""
     wheel = build_wheel(tmp_path, ("pipelines",))
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        "--target",
-        tmp_path / "installed",
-        wheel,
-    ]
-    subprocess.run(pip, check=True)
+    pip = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target"]
+    subprocess.run([sys.executable, *pip, tmp_path / "installed", wheel], check=True)
     for name in ("schemas", "pipelines"):
         (tmp_path / "here" / name).mkdir(parents=True)
         (tmp_path / "here" / name / "__init__.py").write_text("raise RuntimeError('not ours')\n")
@@ -120,9 +104,5 @@ def test_a_worker_that_has_only_the_wheel(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert [Path(path).relative_to(tmp_path / "installed").parts[0] for path in done.stdout.split()] == [
-        "pipelines",
-        "schemas",
-        "train",
-        "imagepivot.py",
-    ]
+    found = [Path(path).relative_to(tmp_path / "installed").parts[0] for path in done.stdout.split()]
+    assert found == ["pipelines", "schemas", "train", "imagepivot.py"]

@@ -36,11 +36,7 @@ def test_a_worker_like_the_launcher_leaves_a_sign(folder):
 @pytest.mark.parametrize(
     ("place", "value", "says"),
     [
-        (
-            "version",
-            lambda name: "9.9",
-            rf"^the first worker cannot do the work: .* '9\.9', expected '{version('imagepivot')}'",
-        ),
+        ("version", lambda name: "9.9", rf"^the first worker cannot do .* '9\.9', expected '{version('imagepivot')}'"),
         ("_code", lambda: "0" * 64, r"it has imagepivot '.*' with other code in it"),
     ],
 )

@@ -4,7 +4,6 @@ import re
 import tempfile
 import threading
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +20,7 @@ from schemas.process import shutdown
 from schemas.process.shutdown import DetachedError
 from schemas.storage.folder import Folder
 from tests.stores import free_port
+from tests.web_server import serve
 
 JOB = RemoteJob("FlinkRunner", "job-1", "http://page", "curl -X PATCH http://page/cancel")
 
@@ -142,29 +142,14 @@ def test_a_job_that_would_end_with_the_launcher_cannot_be_detached():
             check_detach(Execution(beam_flags=flags, detach=True))
 
 
-class Overview(BaseHTTPRequestHandler):
-    """Flink's list of jobs."""
-
-    def do_GET(self) -> None:
-        jobs = [("old", "captions-1", 1), ("new", "captions-1", 5), ("other", "captions-2", 9)]
-        listed = [{"jid": jid, "name": name, "start-time": since, "state": "RUNNING"} for jid, name, since in jobs]
-        body = json.dumps({"jobs": listed if self.path == "/jobs/overview" else []}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture
 def flink():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Overview)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    """Address of a cluster that lists its jobs."""
+    jobs = [("old", "captions-1", 1), ("new", "captions-1", 5), ("other", "captions-2", 9)]
+    listed = [{"jid": jid, "name": name, "start-time": since, "state": "RUNNING"} for jid, name, since in jobs]
+    with serve() as site:
+        site.pages["/jobs/overview"] = json.dumps({"jobs": listed}).encode()
+        yield f"127.0.0.1:{site.port}"
 
 
 def run_on_flink(name: str, master: str) -> SimpleNamespace:

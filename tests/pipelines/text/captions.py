@@ -1,7 +1,8 @@
-"""Captions made at random, and the steps from blocks to the rows of a shard in one call."""
+"""Captions made at random or of given tokens, and the steps from blocks to the rows of a shard in one call."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterable
 
@@ -11,6 +12,7 @@ from pipelines.inputs.captions import RawCaption
 from pipelines.inputs.captions.base import tables_of
 from pipelines.text.caption_shards import BLOCK, blocks_of
 from pipelines.text.merge_sort import cut, first_key, merge, number_captions
+from schemas.kinds import CAPTIONS
 
 
 def caption(image_id="a", language="en", portion="translation", index=-1, split="train", text="x") -> RawCaption:
@@ -34,6 +36,15 @@ def random_captions(seed: int, count: int = 300) -> list[RawCaption]:
         )
         for _ in range(count)
     ]
+
+
+def tokenized(*captions: list[str]) -> pa.Table:
+    """Return rows of kind ``captions`` with these tokens, in English and German by turns."""
+    languages = itertools.cycle(("en", "de"))
+    keys = [(f"img{n:03d}", language, "translation", n) for n, language in zip(range(len(captions)), languages, strict=False)]
+    rows = [(*key, "train", " ".join(tokens), tokens) for key, tokens in zip(keys, captions, strict=True)]
+    plain = pa.schema([pa.field(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in CAPTIONS])
+    return pa.Table.from_pylist([dict(zip(plain.names, row, strict=True)) for row in rows], schema=plain).cast(CAPTIONS)
 
 
 def sort_captions(blocks: Iterable[pa.Table]) -> pa.Table:

@@ -11,17 +11,14 @@ import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.testing.util import assert_that, equal_to
 
-from pipelines.inputs.captions import RawCaption, open_source
-from pipelines.inputs.captions.base import tables_of
+from pipelines.inputs.captions import open_source
 from pipelines.running.execution import Execution
 from pipelines.running.meter import Meter
 from pipelines.text import merge_sort
-from pipelines.text.caption_shards import blocks_of
 from pipelines.text.captions import CaptionsJob, prepare_captions
 from pipelines.text.merge_sort import make_pieces
 from pipelines.text.moses import RECIPES, prepare
-from pipelines.text.transforms import ReadCaptions, TokenizeCaptions, TrainTruecasers
-from pipelines.text.truecasing import TruecaseModel, count_forms
+from pipelines.text.transforms import ReadCaptions, TokenizeCaptions
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.footers import Footer
@@ -30,6 +27,7 @@ from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import sum_statistics
 from schemas.writing.output import OutputDataset
 from schemas.writing.validation import validate
+from tests.builders import tree
 
 ONE = Execution(workers=1)
 HEADER = ("image_id", "language", "portion", "split", "text")
@@ -77,10 +75,6 @@ def job_of(table: Path, output: Path, **more) -> CaptionsJob:
     return CaptionsJob(source=open_source("table", table), output=str(output), **{"shards": 4, **more})
 
 
-def snapshot(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def brute(rows, *, shard: int, shards: int = 4, recipe: str = "multi30k-lc") -> list[dict]:
     seen: Counter = Counter()
     expected = []
@@ -117,18 +111,6 @@ def test_statistics_in_the_manifest_are_those_of_a_plain_loop(rows, prepared):
         assert counts == {"captions": len(texts), "tokens": tokens}
     assert sum(counts["captions"] for counts in statistics["captions"].values()) == 200
     assert statistics["images"] == {split: len({row[0] for row in rows if row[3] == split}) for split in ("train", "val")}
-
-
-@pytest.mark.slow
-def test_letters_beyond_those_of_sacremoses_stay_in_words(tmp_path):
-    # Moses' Perl scripts print these lines as they are.
-    texts = ["𝐀 𝐛𝐢𝐠 𝐝𝐨𝐠 runs", "𝓱𝓮𝓵𝓵𝓸 there", "ꟑꟑ ꟶꟶ", "ᲀᲁᲂ", "ꭠꭡ"]
-    lines = [json.dumps({"image_id": f"i{number}", "text": text}) + "\n" for number, text in enumerate(texts)]
-    (tmp_path / "letters.jsonl").write_text("".join(lines))
-    source = open_source("table", str(tmp_path / "letters.jsonl"))
-    prepare_captions(CaptionsJob(source=source, output=str(tmp_path / "captions"), shards=1), ONE)
-    table = open_dataset(str(tmp_path / "captions")).table().sort_by("image_id")
-    assert table["tokens"].to_pylist() == [text.split(" ") for text in texts]
 
 
 @pytest.mark.slow
@@ -178,13 +160,13 @@ def test_null_captions_are_failures_and_nothing_after_them_is_lost(tmp_path, rec
 @pytest.mark.slow
 def test_finished_shards_are_kept(table, prepared, tmp_path):
     shutil.copytree(prepared, tmp_path / "c")
-    before = snapshot(tmp_path / "c")
+    before = tree(tmp_path / "c")
     kept = tmp_path / "c" / "part-00002-of-00004.parquet"
     stamp = kept.stat()
     for name in ("_manifest.json", "part-00000-of-00004.parquet"):
         (tmp_path / "c" / name).unlink()
     prepare_captions(job_of(table, tmp_path / "c"), ONE)
-    assert snapshot(tmp_path / "c") == before
+    assert tree(tmp_path / "c") == before
     assert (kept.stat().st_mtime_ns, kept.stat().st_ino) == (stamp.st_mtime_ns, stamp.st_ino)
 
 
@@ -195,13 +177,6 @@ def test_an_error_leaves_nothing(tmp_path):
     with pytest.raises(InputError, match=r"^caption key 'a/en/comparable/0' .* occurs twice: .* numbered in their order$"):
         prepare_captions(job_of(table, tmp_path / "c", shards=1), ONE)
     assert not (tmp_path / "c").exists()
-
-
-@pytest.mark.slow
-def test_a_broken_row_is_named(tmp_path):
-    (tmp_path / "t.tsv").write_text("image_id\ttext\na\tone\nb\n")
-    with pytest.raises(InputError, match=r"t\.tsv', row 2 \(line 3\): 1 columns, expected the 2 of the header"):
-        prepare_captions(job_of(tmp_path / "t.tsv", tmp_path / "c"), ONE)
 
 
 # --- pieces ----------------------------------------------------------------------------------------------------------
@@ -232,7 +207,7 @@ def test_pieces_of_any_size_make_the_same_dataset(table, prepared, tmp_path, mon
     prepare_captions(job_of(table, tmp_path / "c"), execution)
     assert len(made) > 7 * 4
     assert {isinstance(content, bytes) for _, (_, content) in made} == {execution is SHUFFLING}
-    assert snapshot(tmp_path / "c") == snapshot(prepared)
+    assert tree(tmp_path / "c") == tree(prepared)
 
 
 @pytest.mark.slow
@@ -240,11 +215,11 @@ def test_pieces_of_any_size_make_the_same_dataset(table, prepared, tmp_path, mon
 @pytest.mark.parametrize("execution", [ONE, SHUFFLING], ids=["places", "bytes"])
 def test_truecasers_learn_from_all_captions_when_a_run_goes_on(rows, table, tmp_path, execution):
     prepare_captions(job_of(table, tmp_path / "c", recipe="moses-truecase"), execution)
-    before = snapshot(tmp_path / "c")
+    before = tree(tmp_path / "c")
     for name in ("_manifest.json", "part-00001-of-00004.parquet", "_truecaser/en.model"):
         (tmp_path / "c" / name).unlink()
     prepare_captions(job_of(table, tmp_path / "c", recipe="moses-truecase"), execution)
-    assert snapshot(tmp_path / "c") == before
+    assert tree(tmp_path / "c") == before
 
 
 @pytest.mark.slow
@@ -252,7 +227,7 @@ def test_the_pieces_of_a_killed_run_are_deleted(table, prepared, tmp_path):
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / ".captions-0a.tmp-1").write_bytes(b"left")
     prepare_captions(job_of(table, tmp_path / "c"), ONE)
-    assert snapshot(tmp_path / "c") == snapshot(prepared)
+    assert tree(tmp_path / "c") == tree(prepared)
 
 
 @pytest.mark.slow
@@ -291,26 +266,6 @@ def test_changed_captions_are_another_dataset(rows, table, prepared, tmp_path):
         prepare_captions(job_of(table, tmp_path / "c"), ONE)
     assert prepare_captions(job_of(table, tmp_path / "c", overwrite=True), ONE).rows == 199
     assert validate(tmp_path / "c") == []
-
-
-@pytest.mark.slow
-def test_truecasers_learn_from_the_named_splits(rows):
-    recipe = RECIPES["moses-truecase"]
-    captions = [RawCaption(image_id, language, portion, -1, split, text) for image_id, language, portion, split, text in rows]
-    blocks = [block for start in range(0, 200, 30) for block in blocks_of(tables_of(captions[start : start + 30]), start)]
-    with beam.Pipeline(runner=FnApiRunner()) as pipeline:
-        source = pipeline | beam.Create(list(make_pieces(blocks, 3)))
-        for splits in (("train",), ("train", "val")):
-            expected = []
-            for language in ("de", "en"):
-                counts: Counter = Counter()
-                for caption in captions:
-                    if caption.language == language and caption.split in splits:
-                        for form, weight in count_forms(prepare(caption.text, language, recipe)):
-                            counts[form] += weight
-                expected.append((language, TruecaseModel.from_counts(counts).to_text()))
-            models = source | f"Train{len(splits)}" >> TrainTruecasers(recipe, splits)
-            assert_that(models, equal_to(expected), label=f"Check{len(splits)}")
 
 
 def test_statistics_of_shards_add_up():

@@ -3,7 +3,6 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from pipelines.inputs.captions import open_source
@@ -16,28 +15,11 @@ from schemas.errors import DatasetError
 from schemas.kinds import CAPTIONS, ENCODED
 from schemas.vocabulary import Vocabulary
 from schemas.writing.validation import validate
-from tests.builders import write_rows
+from tests.builders import tree, write_rows
+from tests.pipelines.text.captions import tokenized
 
 ONE = Execution(workers=1)
 WORDS = ["a", "b", "c", "d", "e"]
-
-
-def files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
-def table_of(captions: list[list[str]]) -> pa.Table:
-    columns = {
-        "image_id": [f"img{n:03d}" for n in range(len(captions))],
-        "language": ["en", "de"] * (len(captions) // 2) + ["en"] * (len(captions) % 2),
-        "portion": ["translation"] * len(captions),
-        "index": list(range(len(captions))),
-        "split": ["train"] * len(captions),
-        "text": [" ".join(tokens) for tokens in captions],
-        "tokens": captions,
-    }
-    plain = pa.schema([pa.field(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in CAPTIONS])
-    return pa.table(columns, schema=plain).cast(CAPTIONS)
 
 
 def brute(tokens: list[str], known: list[str], max_length: int) -> list[int]:
@@ -52,7 +34,8 @@ def test_ids_are_those_of_a_plain_loop(max_length):
     generator = random.Random(11)
     captions = [generator.choices(WORDS, k=generator.randrange(1, 9)) for _ in range(101)]
     vocabulary = Vocabulary.from_counts({"en": {"a": 9, "b": 8, "d": 7}}, min_count=1)
-    table, statistics = encode_table(table_of(captions), vocabulary, max_length)
+    rows = tokenized(*captions)
+    table, statistics = encode_table(rows, vocabulary, max_length)
     expected = [brute(tokens, ["a", "b", "d"], max_length) for tokens in captions]
     assert table.schema.equals(ENCODED, check_metadata=True)
     assert table["token_ids"].to_pylist() == expected
@@ -64,7 +47,7 @@ def test_ids_are_those_of_a_plain_loop(max_length):
         "captions_cut": sum(len(tokens) > max_length for tokens in captions),
     }
     for name in ("image_id", "language", "portion", "index", "split"):
-        assert table[name].to_pylist() == table_of(captions)[name].to_pylist()
+        assert table[name].to_pylist() == rows[name].to_pylist()
 
 
 @pytest.mark.slow
@@ -162,13 +145,13 @@ def test_the_pipeline_encodes_each_caption_in_its_place(inputs, tmp_path):
 @pytest.mark.slow
 def test_finished_shards_are_kept(inputs, encoded, tmp_path):
     shutil.copytree(encoded, tmp_path / "e")
-    before = {path.name: path.read_bytes() for path in files(tmp_path / "e")}
+    before = tree(tmp_path / "e")
     kept = tmp_path / "e" / "part-00001-of-00005.parquet"
     stamp = kept.stat()
     for name in ("_manifest.json", "part-00000-of-00005.parquet", "part-00004-of-00005.parquet"):
         (tmp_path / "e" / name).unlink()
     encode_captions(job_of(inputs, tmp_path / "e"), ONE)
-    assert {path.name: path.read_bytes() for path in files(tmp_path / "e")} == before
+    assert tree(tmp_path / "e") == before
     assert (kept.stat().st_mtime_ns, kept.stat().st_ino) == (stamp.st_mtime_ns, stamp.st_ino)
 
 
@@ -180,9 +163,8 @@ def test_captions_whose_content_has_changed_are_encoded_again_only_when_asked(in
     more = {"parameters": captions.manifest.parameters, "inputs": captions.manifest.inputs, "shards": 5}
     assert write_rows(tmp_path / "captions", "captions", rows, **more).fingerprint == captions.fingerprint
     job = replace(job_of(inputs, tmp_path / "e"), captions=str(tmp_path / "captions"))
-    with pytest.raises(
-        DatasetError, match=r"was not made from what '.*captions' and '.*vocabulary' holds now: of 5 of 5 shards"
-    ):
+    message = r"was not made from what '.*captions' and '.*vocabulary' holds now: of 5 of 5 shards"
+    with pytest.raises(DatasetError, match=message):
         encode_captions(job, ONE)
     assert open_dataset(tmp_path / "e").manifest == open_dataset(encoded).manifest
     shutil.rmtree(tmp_path / "e" / ".records")  # As a copy without them, or of an earlier version, which noted no content.
@@ -199,9 +181,7 @@ def test_shards_are_read_in_batches_of_any_size(inputs, encoded, tmp_path, monke
     whole = []
     monkeypatch.setattr(Dataset, "shard", lambda self, *more: whole.append(self.kind) or read(self, *more))
     encode_captions(job_of(inputs, tmp_path / "e"), ONE)
-    assert {path.name: path.read_bytes() for path in files(tmp_path / "e")} == {
-        path.name: path.read_bytes() for path in files(encoded)
-    }
+    assert tree(tmp_path / "e") == tree(encoded)
     assert set(whole) == {"vocabulary"}
 
 

@@ -148,12 +148,8 @@ def test_numbers_go_on_from_table_to_table(step):
 
 def test_given_indices_are_kept():
     captions = [caption(index=index, text=str(index)) for index in (7, 0, 32767)]
-    table = sort_captions([block(*captions)])
-    assert list(zip(table["index"].to_pylist(), table["text"].to_pylist(), strict=True)) == [
-        (0, "0"),
-        (7, "7"),
-        (32767, "32767"),
-    ]
+    table = sort_captions([block(*captions)]).select(["index", "text"])
+    assert [tuple(row.values()) for row in table.to_pylist()] == [(0, "0"), (7, "7"), (32767, "32767")]
 
 
 def test_keys_are_ordered_by_code_point(monkeypatch):
@@ -191,9 +187,8 @@ def test_the_same_index_in_another_language_portion_or_image_is_no_duplicate():
 @pytest.mark.parametrize("size", [1, 1 << 20])
 def test_numbers_and_given_indices_do_not_mix(monkeypatch, size):
     monkeypatch.setattr(merge_sort, "MERGED_BYTES", size)
-    with pytest.raises(
-        InputError, match="some captions have an index and some have none: give every caption an index, or none"
-    ):
+    message = "some captions have an index and some have none: give every caption an index, or none"
+    with pytest.raises(InputError, match=message):
         sort_captions([block(caption(), caption()), block(caption(image_id="b", index=0), part=1)])
 
 
@@ -301,10 +296,8 @@ def test_pieces_of_a_dataset_in_a_store_lie_in_a_temporary_folder(blocks, tmp_pa
         assert Path(folder).parent == Path(other).parent == tmp_path
         assert folder != other
         list(make_pieces(blocks, 2, folder=folder))
-        with (
-            pytest.raises(DatasetError, match="is in use: another run is writing it"),
-            staging(Folder("s3://bucket/a")),
-        ):
+        refused = pytest.raises(DatasetError, match="is in use: another run is writing it")
+        with refused, staging(Folder("s3://bucket/a")):
             pass
         assert len(list(Path(folder).glob(".captions-*"))) == 1
     assert list(tmp_path.iterdir()) == []

@@ -2,16 +2,16 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from pipelines.running.execution import Execution
 from pipelines.text.token_features import TokenFeaturesJob, extract_token_features, token_feature_rows
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
-from schemas.kinds import CAPTIONS, schema_of
+from schemas.kinds import schema_of
 from schemas.writing.validation import validate
-from tests.builders import write_rows
+from tests.builders import tree, write_rows
+from tests.pipelines.text.captions import tokenized
 from tests.tiny_bert import make_tiny_bert
 
 pytestmark = pytest.mark.slow  # Importing transformers alone takes seconds.
@@ -43,10 +43,6 @@ def captions(tmp_path_factory):
 @pytest.fixture
 def job(captions, model, tmp_path):
     return TokenFeaturesJob(captions, str(tmp_path / "bert"), str(model), device="cpu")
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir()) if path.is_file()}
 
 
 def test_each_caption_has_the_vectors_of_its_tokens(job):
@@ -85,52 +81,40 @@ def test_bytes_do_not_depend_on_workers_and_batches(job, tmp_path):
     extract_token_features(job, ONE)
     other = TokenFeaturesJob(job.captions, str(tmp_path / "other"), job.model, device="cpu", batch_size=1)
     extract_token_features(other, Execution(workers=2))
-    assert contents(job.output) == contents(other.output)
+    assert tree(Path(job.output)) == tree(Path(other.output))
 
 
 def test_a_run_goes_on_where_it_was_killed(job):
     extract_token_features(job, ONE)
-    before = contents(job.output)
+    before = tree(Path(job.output))
     kept = Path(job.output, "part-00001-of-00004.parquet")
     for name in ("_manifest.json", "part-00002-of-00004.parquet"):
         Path(job.output, name).unlink()
     stamp = kept.stat().st_mtime_ns
     extract_token_features(job, ONE)
-    assert contents(job.output) == before
+    assert tree(Path(job.output)) == before
     assert kept.stat().st_mtime_ns == stamp
 
 
 def test_another_rule_is_another_dataset(job, captions, model):
     extract_token_features(job, ONE)
     first = TokenFeaturesJob(captions, job.output, str(model), sub_words="first", device="cpu")
-    with pytest.raises(
-        DatasetError, match=r"feature\.source: there \"last of 2 layers, mean of .*model\.sub_words: there 'mean', now 'first'"
-    ):
+    message = r"feature\.source: there \"last of 2 layers, mean of .*model\.sub_words: there 'mean', now 'first'"
+    with pytest.raises(DatasetError, match=message):
         extract_token_features(first, ONE)
     extract_token_features(TokenFeaturesJob(**{**vars(first), "overwrite": True}), ONE)
     assert "first sub-word" in open_dataset(job.output).spec.source
 
 
-def rows_of(captions):
-    columns = {
-        "image_id": [f"img{number}" for number in range(len(captions))],
-        **{name: [value] * len(captions) for name, value in (("language", "en"), ("portion", "comparable"), ("split", "val"))},
-        "index": [0] * len(captions),
-        "text": [""] * len(captions),
-        "tokens": captions,
-    }
-    plain = [pa.field(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in CAPTIONS]
-    return pa.table({name: columns[name] for name in CAPTIONS.names}, schema=pa.schema(plain)).cast(CAPTIONS)
-
-
 def test_captions_are_cut_like_those_of_encode(job):
     extractor = job.request().load()
-    table, failures, statistics = token_feature_rows(rows_of([["a", "dog", "runs", "."], ["dog"], []]), extractor, 3)
+    table, failures, statistics = token_feature_rows(tokenized(["a", "dog", "runs", "."], ["dog"], []), extractor, 3)
     assert table.schema.equals(schema_of("token-features", extractor.description.spec), check_metadata=True)
     assert table["length"].to_pylist() == [5, 3, 2]
     assert [len(values) for values in table["vectors"].to_pylist()] == [80, 48, 32]
     assert failures == []
-    assert (statistics["en"]["tokens"], statistics["en"]["captions_cut"]) == (4, 1)
+    assert (statistics["en"]["tokens"], statistics["en"]["captions_cut"]) == (3, 1)
+    assert (statistics["de"]["tokens"], statistics["de"]["captions_cut"]) == (1, 0)
 
 
 def test_vectors_beyond_float16_are_failures(captions, model, tmp_path):
@@ -140,11 +124,11 @@ def test_vectors_beyond_float16_are_failures(captions, model, tmp_path):
     extractor = job.request().load()
     with torch.no_grad():  # What follows the last product is a norm with a bias.
         extractor._model.encoder.layer[-1].output.LayerNorm.bias.fill_(70_000.0)
-    table, failures, _ = token_feature_rows(rows_of([["a"], ["dog"]]), extractor, 100)
+    table, failures, _ = token_feature_rows(tokenized(["a"], ["dog"]), extractor, 100)
     assert table.num_rows == 0
     assert [(failure["key"], failure["reason"]) for failure in failures] == [
-        ("img0/en/comparable/0", "not_finite"),
-        ("img1/en/comparable/0", "not_finite"),
+        ("img000/en/translation/0", "not_finite"),
+        ("img001/de/translation/1", "not_finite"),
     ]
 
 

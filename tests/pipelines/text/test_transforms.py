@@ -14,6 +14,7 @@ from pipelines.text.captions import prepare_captions
 from pipelines.text.encoding import encode_captions
 from pipelines.text.token_counts import sum_by_key, sum_counters
 from pipelines.text.vocabulary import build_vocabulary
+from tests.builders import tree
 from tests.pipelines.text.captions import random_captions
 
 RUNNER = "--runner=apache_beam.runners.portability.fn_api_runner.FnApiRunner"
@@ -30,11 +31,6 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def contents(folder: str) -> dict[str, bytes]:
-    root = Path(folder)
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
-
-
 @pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize("beam", [TWO, SHUFFLING], ids=["two workers", "another runner"])
@@ -45,10 +41,11 @@ def test_every_file_is_the_same_in_process_and_with_beam(table, tmp_path, beam):
     def write(execution: Execution, output: Path) -> dict[str, dict[str, bytes]]:
         lower, true, words, ids = (str(output / name) for name in ("lower", "true", "words", "ids"))
         prepare_captions(CaptionsJob(str(table), lower, "table", shards=3), execution)
-        prepare_captions(CaptionsJob(str(table), true, "table", recipe="moses-truecase", shards=3), execution)
+        truecased = CaptionsJob(str(table), true, "table", recipe="moses-truecase", train_splits=("train", "val"), shards=3)
+        prepare_captions(truecased, execution)
         build_vocabulary(VocabularyJob(lower, words, min_count=2), execution)
         encode_captions(EncodeJob(lower, words, ids), execution)
-        return {folder.name: contents(str(folder)) for folder in output.iterdir()}
+        return {folder.name: tree(folder) for folder in output.iterdir()}
 
     alone, shared = write(IN_PROCESS, tmp_path / "in_process"), write(beam, tmp_path / "beam")
     assert [len(alone[name]) for name in ("lower", "true", "words", "ids")] == [8, 10, 4, 7]

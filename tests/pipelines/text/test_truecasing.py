@@ -121,12 +121,6 @@ def test_count_forms(caption: str, expected: dict[str, int]) -> None:
     assert _sum([caption.split()]) == expected
 
 
-def test_weights_are_integers() -> None:
-    pairs = list(count_forms(["a", "Dog", "a"]))
-    assert pairs == [("Dog", 10), ("a", 10)]
-    assert all(type(weight) is int for _, weight in pairs)
-
-
 @pytest.mark.parametrize(("caption", "expected"), TRUECASED)
 def test_truecase(caption: str, expected: str) -> None:
     assert truecase(caption.split(" ") if caption else [], MODEL) == expected.split()
@@ -149,22 +143,6 @@ def test_best_form_has_the_highest_count_then_the_smallest_code_points() -> None
         model = TruecaseModel.from_counts({form: counts[form] for form in order})
         assert model.best == expected
         assert model.to_text() == "coke (13/25.9) Coke (12.9)\nUS (33/99) Us (33) us (33)\nÉlan (1/2) élan (1)\n"
-
-
-def test_sharded_training_equals_unsharded() -> None:
-    rng = random.Random(5)
-    captions = [rng.choices(["a", "A", "Dog", "dog", "DOG", ".", '"', "3pm"], k=rng.randint(1, 8)) for _ in range(2000)]
-    whole = TruecaseModel.from_counts(_sum(captions))
-    rng.shuffle(captions)
-    shards: list[list[list[str]]] = [[] for _ in range(7)]
-    for caption in captions:
-        rng.choice(shards).append(caption)
-    merged: Counter[str] = Counter()
-    for shard in shards:
-        merged.update(_sum(shard))
-    sharded = TruecaseModel.from_counts(merged)
-    assert sharded == whole
-    assert sharded.to_text() == whole.to_text()
 
 
 def test_model_file_is_sorted_and_holds_what_the_perl_trainer_writes() -> None:

@@ -18,13 +18,10 @@ from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.vocabulary import SPECIALS, Vocabulary
 from schemas.writing.validation import validate
+from tests.builders import tree
 
 ONE = Execution(workers=1)
 LANGUAGES = {"en": "abcdefgh", "de": "efghijkl", "fr": "hmnopqrs"}
-
-
-def files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def random_rows(seed: int = 3) -> list[tuple[str, str, str, str, str]]:
@@ -218,28 +215,21 @@ def test_statistics_in_the_manifest_are_those_of_a_plain_loop(rows, built):
 @pytest.mark.slow
 def test_a_second_run_changes_nothing(captions, built, tmp_path):
     shutil.copytree(built(), tmp_path / "v")
-    before = {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in files(tmp_path / "v")}
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "v").rglob("*")}
     assert build_vocabulary(VocabularyJob(captions, str(tmp_path / "v")), ONE) == open_dataset(built()).manifest
-    assert {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in files(tmp_path / "v")} == before
-
-
-def test_a_run_that_lost_its_manifest_commits_the_finished_files(captions, built, tmp_path):
-    shutil.copytree(built(), tmp_path / "v")
-    before = {path.name: path.read_bytes() for path in files(tmp_path / "v")}
-    (tmp_path / "v" / "_manifest.json").unlink()
-    build_vocabulary(VocabularyJob(captions, str(tmp_path / "v")), ONE)
-    assert {path.name: path.read_bytes() for path in files(tmp_path / "v")} == before
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "v").rglob("*")} == before
+    assert tree(tmp_path / "v") == tree(built())
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_before_its_shard_starts_again(captions, built, tmp_path):
+@pytest.mark.parametrize("lost", [["_manifest.json"], ["_manifest.json", "part-00000-of-00001.parquet"]])
+def test_a_run_goes_on_from_the_finished_shard_or_starts_again(captions, built, tmp_path, lost):
     shutil.copytree(built(), tmp_path / "v")
-    before = {path.name: path.read_bytes() for path in files(tmp_path / "v")}
-    for name in ("_manifest.json", "part-00000-of-00001.parquet"):
+    for name in lost:
         (tmp_path / "v" / name).unlink()
     (tmp_path / "v" / "_vocabulary.txt").write_text("half")
     build_vocabulary(VocabularyJob(captions, str(tmp_path / "v")), ONE)
-    assert {path.name: path.read_bytes() for path in files(tmp_path / "v")} == before
+    assert tree(tmp_path / "v") == tree(built())
 
 
 @pytest.mark.parametrize(

@@ -196,12 +196,18 @@ def model_file(tmp_path_factory) -> Path:
     return path
 
 
-def test_a_model_makes_other_words_of_their_sub_words(vocabulary, model_file, tmp_path):
+@pytest.fixture
+def read(vocabulary, tmp_path):
+    """Function that makes English word vectors of a file."""
+    return lambda file: import_word_vectors(
+        WordVectorsJob(str(tmp_path / "vocabulary"), (str(file),), str(tmp_path / "out"), ("en",))
+    )
+
+
+def test_a_model_makes_other_words_of_their_sub_words(read, model_file, tmp_path):
     from gensim.models.fasttext import load_facebook_vectors
 
-    manifest = import_word_vectors(
-        WordVectorsJob(str(tmp_path / "vocabulary"), (str(model_file),), str(tmp_path / "out"), ("en",))
-    )
+    manifest = read(model_file)
     model = load_facebook_vectors(str(model_file))
     found = {row["token"]: row["vector"] for row in open_dataset(tmp_path / "out").table().to_pylist()}
     assert {"a", "dog", "zzz", "Bank"} <= set(found)
@@ -214,22 +220,19 @@ def test_a_model_makes_other_words_of_their_sub_words(vocabulary, model_file, tm
 
 
 @pytest.mark.parametrize("size", [0, 3, 40, -100])
-def test_what_is_no_model_is_refused(vocabulary, model_file, tmp_path, size):
+def test_what_is_no_model_is_refused(read, model_file, tmp_path, size):
     (tmp_path / "cut.bin").write_bytes(model_file.read_bytes()[:size])
     with pytest.raises(InputError, match=r"cut\.bin' is not a model of fastText, or is cut off .*fetch it again"):
-        import_word_vectors(
-            WordVectorsJob(str(tmp_path / "vocabulary"), (str(tmp_path / "cut.bin"),), str(tmp_path / "out"), ("en",))
-        )
+        read(tmp_path / "cut.bin")
 
 
-def test_gensim_is_an_extra(vocabulary, model_file, tmp_path, monkeypatch):
+def test_gensim_is_an_extra(read, model_file, monkeypatch):
     monkeypatch.setitem(sys.modules, "gensim.models.fasttext", None)
     with pytest.raises(UsageError, match=r"needs gensim, which is not installed: pip install 'imagepivot\[fasttext\]'"):
-        import_word_vectors(WordVectorsJob(str(tmp_path / "vocabulary"), (str(model_file),), str(tmp_path / "out"), ("en",)))
+        read(model_file)
 
 
-def test_a_model_is_not_read_from_a_store(vocabulary, model_file, tmp_path):
+@pytest.mark.usefixtures("model_file")
+def test_a_model_is_not_read_from_a_store(read):
     with pytest.raises(InputError, match=r"'s3://bucket/cc\.en\.300\.bin' lies in a store: .*copy it here first"):
-        import_word_vectors(
-            WordVectorsJob(str(tmp_path / "vocabulary"), ("s3://bucket/cc.en.300.bin",), str(tmp_path / "out"), ("en",))
-        )
+        read("s3://bucket/cc.en.300.bin")
