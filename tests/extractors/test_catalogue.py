@@ -9,6 +9,7 @@ import pytest
 import extractors
 from extractors import ExtractorRequest
 from extractors.base import Description
+from extractors.catalogue import ENTRIES
 from schemas.errors import UsageError
 from schemas.features import FeatureSpec
 
@@ -63,14 +64,7 @@ def test_the_catalogue_says_what_the_extractor_does(name):
     assert (entry.kind, entry.shape, entry.dtype) == (description.kind, description.spec.shape, description.spec.dtype)
     assert entry.preprocessing == description.parameters["transform"]
     assert entry.source == description.spec.source
-    module = importlib.import_module(
-        {
-            "resnet50-pool": "extractors.whole_image.resnet50",
-            "faster-rcnn-36": "extractors.regions.faster_rcnn",
-            "vgg19-grid": "extractors.whole_image.conv_grids",
-            "resnet152-grid": "extractors.whole_image.conv_grids",
-        }.get(name, "extractors.whole_image.vgg19")
-    )
+    module = importlib.import_module(ENTRIES[name].module)
     architecture = module.VARIANTS[name].architecture if hasattr(module, "VARIANTS") else module.ARCHITECTURE
     assert entry.weights.startswith("default: ") == (architecture.default is not None)
     if architecture.default is not None:

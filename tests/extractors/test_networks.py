@@ -12,12 +12,6 @@ from torch import Tensor, nn
 
 from extractors.networks import RESNET50_WEIGHTS, RESNET152_WEIGHTS, VGG19, VGG19_WEIGHTS, ResNet, resnet50, resnet152
 
-PAIRS = [
-    pytest.param(resnet50, torchvision.models.resnet50, id="resnet50", marks=[pytest.mark.slow, pytest.mark.cluster]),
-    pytest.param(resnet152, torchvision.models.resnet152, id="resnet152", marks=[pytest.mark.slow, pytest.mark.cluster]),
-    pytest.param(VGG19, torchvision.models.vgg19, id="vgg19", marks=[pytest.mark.slow, pytest.mark.cluster]),
-]
-
 
 def built(build: Callable[..., nn.Module], seed: int = 3) -> tuple[nn.Module, Tensor]:
     """Return a network, and the state of torch's generator after its weights were drawn."""
@@ -38,9 +32,10 @@ def test_small_residual_networks_equal_torchvisions():
         assert torch.equal(after, expected)
 
 
-@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
-def test_networks_equal_torchvisions(ours, theirs):
-    (ours, after), (theirs, expected) = built(ours), built(theirs)
+@pytest.mark.cluster
+@pytest.mark.parametrize(("build", "name"), [(resnet50, "resnet50"), (resnet152, "resnet152"), (VGG19, "vgg19")])
+def test_networks_equal_torchvisions(build, name):
+    (ours, after), (theirs, expected) = built(build), built(getattr(torchvision.models, name))
     assert_equal(ours, theirs, (1, 3, 64, 64))
     assert torch.equal(after, expected)
 

@@ -13,7 +13,7 @@ from extractors.computing import fused_conv2d
 from extractors.computing.devices import cast_layers
 from extractors.computing.fusion import fuse_cudnn, optimize_for_inference, trace_and_fold
 from schemas.errors import ImagepivotError
-from tests.extractors.computing.test_fusion import with_statistics
+from tests.extractors.computing.test_fusion import Spread, with_statistics
 from tests.fake_gpu import fake_gpu
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -233,15 +233,7 @@ def test_what_is_added_to_in_place_is_not_fused(is_other_first):
 
 
 def test_a_sum_that_is_spread_over_pixels_is_not_fused():
-    class Spread(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.whole, self.conv, self.relu = nn.Conv2d(3, 3, (40, 32)), nn.Conv2d(3, 3, 1), nn.ReLU()
-
-        def forward(self, values):
-            return self.relu(self.conv(values) + self.whole(values))
-
-    graph = fuse_cudnn(trace_and_fold(Spread()), SHAPE)
+    graph = fuse_cudnn(trace_and_fold(Spread(3, (40, 32))), SHAPE)
     assert not any(isinstance(layer, fused_conv2d.CudnnFusedConv2d) for layer in graph.modules())
 
 

@@ -10,17 +10,13 @@ from extractors.computing import winograd
 from extractors.computing.fused_conv2d import FusedConv2d
 from extractors.computing.fusion import fuse_onednn, infer_shapes, replace_with_winograd, trace
 from extractors.computing.winograd import GroupedWinogradConv2d, WinogradConv2d, make_winograd, winograd_matrices, winograd_tile
-from tests.extractors.computing.test_fusion import seeded
+from tests.extractors.computing.test_fusion import images
 
 
 def convolution(inputs: int, outputs: int, *, bias: bool = True, **options) -> nn.Conv2d:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return nn.Conv2d(inputs, outputs, 3, bias=bias, **{"padding": 1} | options).requires_grad_(False)
-
-
-def maps(shape: tuple[int, ...]) -> Tensor:
-    return torch.randn(shape, generator=seeded()).contiguous(memory_format=torch.channels_last)
 
 
 def exactly(conv: nn.Conv2d, values: Tensor) -> Tensor:
@@ -56,20 +52,20 @@ KINDS = [WinogradConv2d, grouped, grouped_and_laid_out]
 @pytest.mark.parametrize("side", [2, 3, 4])
 @pytest.mark.parametrize("shape", [(2, 9, 7, 7), (1, 64, 14, 14), (3, 5, 1, 13), (1, 8, 6, 4)])
 def test_it_is_the_convolution(shape, side, relu, bias, kind):
-    conv, values = convolution(shape[1], 11, bias=bias), maps(shape)
+    conv, values = convolution(shape[1], 11, bias=bias), images(shape)
     expected = exactly(conv, values)
     expected = expected.relu() if relu else expected
     with torch.inference_mode():
         found = kind(conv, side, relu=relu)(values)
     assert found.shape == expected.shape
     assert (found - expected).abs().max() < 5e-6 * expected.abs().max()
-    assert torch.equal(values, maps(shape))
+    assert torch.equal(values, images(shape))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_map_of_several_strips_has_no_seams(kind):
-    conv, values = convolution(64, 64), maps((1, 64, 190, 66))  # 4 MB of inputs of tiles are 24 of the 48 rows of tiles.
+    conv, values = convolution(64, 64), images((1, 64, 190, 66))  # 4 MB of inputs of tiles are 24 of the 48 rows of tiles.
     with torch.inference_mode():
         found = kind(conv, 4, relu=False)(values)
     expected = exactly(conv, values)
@@ -159,14 +155,14 @@ def test_a_network_keeps_its_results_and_its_input(capabilities, kind, processor
     processor(capabilities)
     block, shape = Block().eval().requires_grad_(False), (2, 128, 28, 28)
     with torch.inference_mode():
-        expected = block.double()(maps(shape).double())
+        expected = block.double()(images(shape).double())
         graph = trace(block.float()).to(memory_format=torch.channels_last)
         shapes = infer_shapes(graph, shape, torch.float32)
         replace_with_winograd(graph, shapes, compile=False)
         fuse_onednn(graph, shapes)
-        values = maps(shape)
+        values = images(shape)
         found = graph(values)
     assert (found - expected).abs().max() < 1e-6 * expected.abs().max()
     assert [type(layer) for layer in graph.children()].count(kind) == 2
     assert [type(layer) for layer in graph.children()].count(FusedConv2d) == 1
-    assert torch.equal(values, maps(shape))
+    assert torch.equal(values, images(shape))

@@ -138,9 +138,7 @@ def best(boxes, scores, threshold, device):
 def random_case(generator, *, boxes, classes):
     """Draw boxes and scores, sometimes on a grid and from few levels, so that overlaps and scores tie."""
     step = generator.choice([0, 4, 16])
-    corners = generator.uniform(0, 120, (boxes, 2, 2))
-    corners = np.round(corners / step) * step if step else corners
-    found = np.concatenate((corners.min(axis=1), corners.max(axis=1)), axis=1).astype(np.float32)
+    found = random_boxes(generator, boxes, most=120, step=step).numpy()
     levels = generator.choice([0, 2, 5])
     scores = generator.random((boxes, classes), dtype=np.float32)
     return found, (np.round(scores * levels) / levels).astype(np.float32) if levels else scores
@@ -239,9 +237,7 @@ def test_of_equal_scores_the_earlier_box_goes_first(device):
 
 
 def test_without_ties_it_is_torchvisions(device):
-    generator = np.random.default_rng(7)
-    corners = generator.uniform(0, 300, (400, 2, 2))
-    boxes = torch.from_numpy(np.concatenate((corners.min(axis=1), corners.max(axis=1)), axis=1).astype(np.float32))
+    boxes = random_boxes(np.random.default_rng(7), 400, most=300)
     expected = torchvision.ops.nms(boxes + torch.tensor([0, 0, 1, 1]), torch.arange(400, 0, -1.0), 0.7)
     assert keep(boxes, 0.7, 400, device) == expected.tolist()
 

@@ -13,6 +13,7 @@ from extractors.regions.selection import Detections, columns, empty_regions, gat
 from schemas.features import FeatureSpec
 from schemas.kinds import schema_of
 from tests.extractors.regions import reference_detector
+from tests.extractors.regions.test_boxes import random_boxes
 from tests.fake_gpu import fake_gpu
 
 SPEC = FeatureSpec("test", (5, 3))
@@ -89,12 +90,11 @@ def test_a_box_counts_by_the_best_class_that_keeps_it():
 @pytest.mark.parametrize("seed", range(20))
 def test_equals_the_reference(seed):
     generator = np.random.default_rng(seed)
-    corners = generator.uniform(0, 100, (40, 2, 2))
-    boxes = np.concatenate((corners.min(axis=1), corners.max(axis=1)), axis=1).astype(np.float32)
+    boxes = random_boxes(generator, 40, most=100)
     classes = torch.from_numpy(generator.normal(size=(40, 30)).astype(np.float32) * 2).softmax(dim=1)
     for least, most in ((3, 30), (30, 40), (2, 5), (36, 36)):
-        found = select_indices(torch.from_numpy(boxes), classes, RegionOptions(least, most))
-        assert found.tolist() == reference_detector.choose(boxes, classes.numpy(), least, most, 0.2).tolist()
+        found = select_indices(boxes, classes, RegionOptions(least, most))
+        assert found.tolist() == reference_detector.choose(boxes.numpy(), classes.numpy(), least, most, 0.2).tolist()
 
 
 def detections(count):
@@ -155,8 +155,7 @@ def test_images_of_a_batch_do_not_act_on_one_another():
     generator = np.random.default_rng(8)
     images = []
     for count in (40, 7, 0, 23):
-        corners = torch.from_numpy(generator.uniform(0, 100, (count, 2, 2)).astype(np.float32))
-        boxes = torch.cat((corners.amin(dim=1), corners.amax(dim=1)), dim=1)
+        boxes = random_boxes(generator, count, most=100)
         classes, attributes = (torch.from_numpy(generator.random((count, width), dtype=np.float32)) for width in (30, 5))
         images.append(Detections(boxes, torch.ones(count, dtype=torch.bool), torch.rand(count, 3), classes, attributes))
     for options in (RegionOptions(3, 30, 0.9), RegionOptions(5, 5), RegionOptions(30, 40)):

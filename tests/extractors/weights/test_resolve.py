@@ -123,7 +123,7 @@ def test_the_content_decides_and_not_the_extension(tmp_path, state, name, write)
     assert found.remark == ""
 
 
-@pytest.mark.parametrize("content", [b"PK\x05\x06", b"\x1f\x8b" + bytes(30), b"\x89HDF\r\n\x1a\n" + bytes(9)])
+@pytest.mark.parametrize("content", [b"\x00", b"PK\x05\x06", b"\x1f\x8b" + bytes(30), b"\x89HDF\r\n\x1a\n" + bytes(9)])
 def test_a_checkpoint_of_no_known_format_says_so(tmp_path, content):
     (tmp_path / "w.pth.tar").write_bytes(content)
     with pytest.raises(InputError, match=r"w\.pth\.tar' is of an unknown format, expected one of torch\.save \(such as \.pth"):
@@ -200,14 +200,8 @@ def test_sets_of_weights_without_a_usual_one_have_to_be_named(tmp_path, state):
         resolve_weights(f"{plain}#model", ARCHITECTURE)
 
 
-def test_a_compiled_model_that_was_distributed_loses_both_prefixes(tmp_path, state):
-    for prefix in ("_orig_mod.module.", "module._orig_mod.", "_orig_mod."):
-        content = {prefix + name: value for name, value in state.items()}
-        assert_same(resolve_weights(saved(tmp_path / "w.pth", content), ARCHITECTURE), state)
-
-
 @pytest.mark.parametrize("wrap", [lambda s: {"state_dict": s, "epoch": 3}, lambda s: {"model": s}, lambda s: OrderedDict(s)])
-@pytest.mark.parametrize("prefix", ["", "module."])
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "_orig_mod.module.", "module._orig_mod."])
 def test_wrappings_of_training_scripts_are_taken_off(tmp_path, state, wrap, prefix):
     content = wrap({prefix + name: value for name, value in state.items()})
     assert_same(resolve_weights(saved(tmp_path / "w.pth", content), ARCHITECTURE), state)
@@ -286,9 +280,6 @@ def test_damaged_files_are_refused(tmp_path, state, suffix, kind, part):
 
 
 def test_other_files_are_refused(tmp_path):
-    (tmp_path / "w.h5").write_bytes(b"\x00")
-    with pytest.raises(InputError, match=r"w\.h5' is of an unknown format, expected one of torch\.save"):
-        resolve_weights(str(tmp_path / "w.h5"), ARCHITECTURE)
     (tmp_path / "e.pth").touch()
     with pytest.raises(InputError, match=r"e\.pth' is empty; fetch it again"):
         resolve_weights(str(tmp_path / "e.pth"), ARCHITECTURE)

@@ -5,7 +5,7 @@ import pickle
 import sys
 import time
 import weakref
-from collections import Counter, OrderedDict
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -21,13 +21,10 @@ from extractors.weights import checkpoints, resolve
 from extractors.weights.resolve import Architecture, resolve_weights
 from schemas.errors import InputError, UsageError
 from schemas.features import FeatureSpec
+from tests.extractors.weights.test_resolve import build
 
 NAME = "tiny"
 KINDS = ("w.pth", "old.pth", "w.safetensors", "random:3")
-
-
-def build() -> nn.Module:
-    return nn.Sequential(OrderedDict(conv1=nn.Conv2d(3, 4, 3), bn1=nn.BatchNorm2d(4)))
 
 
 class Tiny(extractors.Extractor):

@@ -53,7 +53,7 @@ def assert_as_exact_as_timms_own(model: nn.Module) -> nn.Module:
         exact, own = deepcopy(model).double()(images().double()), model(images())
         graph = fold_timm_norms(model)
         assert graph is not None
-        fused = optimize_for_inference(graph, SHAPE, CPU, compile=False)
+        fused = optimize_for_inference(graph, SHAPE, CPU, precision="fp32", compile=False)
         assert error(fused(images()), exact) <= max(1e-6, 2 * error(own, exact))
     return fused
 

@@ -242,18 +242,6 @@ def test_inputs_of_the_model_equal_the_references(name, size_wh, loaded, recorde
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_very_thin_images_are_cut_from_their_ends(name, loaded, recorded):
-    ends = np.zeros((20, 2000, 3), dtype=np.uint8)
-    ends[:, :1000] = 255
-    pixels = loaded[name].preprocess(Image.fromarray(ends))
-    assert pixels.shape == (3, 256, 25600)
-    bright = recorded(name, [pixels]).mean(dim=(1, 2, 3)) > 0
-    assert bright[[0, 2, 5, 7]].all()
-    assert not bright[[1, 3, 6, 8]].any()
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -300,9 +288,6 @@ def test_batches_hold_images_of_any_size(name, loaded, pixels, recorded):
 def test_other_batches_are_refused(loaded, image):
     with pytest.raises(ValueError, match=r"expected torch.uint8 \[3, H, W\] with the smaller of H and W 256"):
         loaded["vgg19-10crop"].extract([image])
-
-
-# --- description -------------------------------------------------------------------------------------------------------
 
 
 # --- weights -----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@ import pytest
 import torch
 from torchvision.ops import FrozenBatchNorm2d
 
-from extractors.regions.bottom_up.network import Backbone, Detector, RegionProposals, build, fold_norms, pool, suppress
+from extractors.regions.bottom_up.network import Backbone, RegionProposals, build, fold_norms, pool, suppress
 from extractors.regions.boxes import cell_anchors
 from tests.extractors.regions import reference_detector
 
@@ -18,26 +18,6 @@ def proposals(rpn, maps, width, height, scale):
     """Return the proposals of one image, [P, 4]."""
     boxes, are_kept = suppress(*rpn.propose(maps, width, height, torch.tensor([scale])))
     return boxes[0, : int(are_kept.sum())]
-
-
-def test_names_and_shapes_of_the_state():
-    with torch.device("meta"):
-        state = {name: tuple(tensor.shape) for name, tensor in Detector().state_dict().items()}
-    assert state["backbone.conv1.weight"] == (64, 3, 7, 7)
-    assert state["backbone.layer3.22.bn3.running_var"] == (1024,)
-    assert state["backbone.layer2.0.downsample.1.bias"] == (512,)
-    assert state["rpn.conv.weight"] == (512, 1024, 3, 3)
-    assert state["rpn.scores.weight"] == (24, 512, 1, 1)
-    assert state["rpn.deltas.bias"] == (48,)
-    assert state["rpn.anchors"] == (12, 4)
-    assert state["head.layer4.2.conv2.weight"] == (512, 512, 3, 3)
-    assert state["head.classes.weight"] == (1601, 2048)
-    assert state["head.attribute_embedding.weight"] == (1601, 256)
-    assert state["head.attribute_hidden.weight"] == (512, 2304)
-    assert state["head.attributes.bias"] == (401,)
-    norms, convolutions = 104, 104  # 1 + 3 * 33 blocks + 4 shortcuts
-    assert len(state) == 4 * norms + convolutions + 6 + 1 + 7
-    assert not any("num_batches_tracked" in name for name in state)
 
 
 @pytest.mark.slow
