@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from schemas.features import FeatureSpec
 from schemas.kinds import KEY_COLUMNS
 from schemas.manifest import Manifest
 from schemas.storage.folder import Folder
+from schemas.vocabulary import Vocabulary
 from schemas.writing.dataset_writer import write_dataset
-from schemas.writing.output import OutputDataset
+from schemas.writing.output import LOCK_NAME, OutputDataset
 
 
 def shard_by_hand(image_id: str, shards: int) -> int:
@@ -24,6 +26,12 @@ def shard_by_hand(image_id: str, shards: int) -> int:
 def tree(path: Path) -> dict[str, bytes]:
     """Every file below a folder."""
     return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+def stored(location: str | Path) -> dict[str, bytes]:
+    """Every file of a dataset on a disk or in a store, without the lock."""
+    folder = Folder(str(location))
+    return {name: folder.read(name) for name in folder.names() if name != LOCK_NAME}
 
 
 def sign(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -63,3 +71,20 @@ def write_rows(
         shard.add_failures(row for row in failures if shard_by_hand(row["key"].split("/")[0], shards) == number)
 
     return write_dataset(output, write_feature_shard, statistics=lambda footers: statistics or {})
+
+
+def write_encoded(folder: Path, captions: Sequence[Mapping[str, Any]]) -> None:
+    """Write ``vocabulary``, of all tokens of captions, and ``encoded``, the captions as ids of it."""
+    counts: dict[str, Counter[str]] = {row["language"]: Counter() for row in captions}
+    for row in captions:
+        counts[row["language"]].update(row["tokens"])
+    vocabulary = Vocabulary.from_counts(counts, min_count=1)
+    words = write_rows(folder / "vocabulary", "vocabulary", vocabulary.to_table().to_pylist(), parameters={"seed": 0})
+    encoded = []
+    for row in captions:
+        ids = vocabulary.encode(row["tokens"])
+        kept = {name: value for name, value in row.items() if name not in ("text", "tokens")}
+        encoded.append({**kept, "token_ids": ids, "length": len(ids)})
+    parameters = {"vocabulary_size": len(vocabulary), "text": {"recipe": "raw"}}
+    inputs = ({"name": "captions", "fingerprint": "c" * 64}, {"name": "vocabulary", "fingerprint": words.fingerprint})
+    write_rows(folder / "encoded", "encoded", encoded, parameters=parameters, inputs=inputs)

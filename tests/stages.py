@@ -17,6 +17,7 @@ from schemas.storage.folder import Folder
 from schemas.writing import shard_writer
 from schemas.writing.output import OutputDataset
 from schemas.writing.shard_writer import open_shard
+from tests.builders import tree
 
 Choose = Callable[[list[str], str], str]
 
@@ -25,10 +26,6 @@ SPEC = FeatureSpec("x", (2,))
 
 def output_in(location: Path | str) -> OutputDataset:
     return OutputDataset(Folder(str(location)), "features", {"feature": SPEC.to_json()})
-
-
-def bytes_of(path: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
 
 
 def attempt(output: OutputDataset, name: str) -> None:
@@ -107,7 +104,7 @@ class Stage:
         for name in self._turns:
             self.start(name, output)
         while choices := self.can_go():
-            self.go(choose(choices, repr((bytes_of(output.folder.local_path), self.seen))))
+            self.go(choose(choices, repr((tree(output.folder.local_path), self.seen))))
             yield
 
     def can_go(self) -> list[str]:

@@ -59,12 +59,6 @@ class Store:
     def address(self, path: str) -> str:
         return f"{self.scheme}://bucket/{path}"
 
-    def web_address(self, path: str) -> str:
-        """The address under which the store serves an object to anybody; the path must need no quoting."""
-        if self.scheme == "s3":
-            return f"{self.url}/bucket/{path}"
-        return f"{self.url}/storage/v1/b/bucket/o/{path.replace('/', '%2F')}?alt=media"
-
 
 def use(environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Give this process the settings of a store; forget those of another."""
@@ -131,10 +125,9 @@ def emulator(scheme: str, environment: Mapping[str, str] = {}) -> Iterator[Store
 
 
 def _make_bucket(store: Store) -> None:
-    place, data, method = {
-        "s3": ("/bucket", b"", "PUT"),
-        "gs": ("/storage/v1/b?project=test", b'{"name": "bucket"}', "POST"),
-    }[store.scheme]
+    place, data, method = {"s3": ("/bucket", b"", "PUT"), "gs": ("/storage/v1/b?project=test", b'{"name": "bucket"}', "POST")}[
+        store.scheme
+    ]
     request = urllib.request.Request(store.url + place, data=data, method=method, headers={"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=30) as answer:
         assert answer.status == 200

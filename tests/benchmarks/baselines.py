@@ -59,10 +59,10 @@ def bare(extractor: str, dtype: torch.dtype = torch.float32) -> nn.Module:
     return model.eval().requires_grad_(False).to(memory_format=torch.channels_last).to(dtype)
 
 
-def inputs(extractor: str, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return a batch of noise for the model of an extractor: ``[B * crops, 3, side, side]``, channels last."""
+def inputs(extractor: str, dtype: torch.dtype = torch.float32, images: int | None = None) -> Tensor:
+    """Return a batch of noise for the model of an extractor, ``[B * crops, 3, side, side]``, channels last; B is of `BATCH`."""
     side = _SIDES.get(extractor, _SIDE)
-    batch = torch.randn(BATCH[extractor] * CROPS.get(extractor, 1), 3, side, side)
+    batch = torch.randn((images or BATCH[extractor]) * CROPS.get(extractor, 1), 3, side, side)
     return batch.contiguous(memory_format=torch.channels_last).to(dtype)
 
 

@@ -18,13 +18,12 @@ from tests.builders import tree
 from tests.cluster import engines
 from tests.integration.gate import GATE, at_work
 from tests.integration.processes import start, wait_for
-from tests.integration.workload import OUTPUTS, commands, make_inputs, one_line
+from tests.integration.workload import CODES, OUTPUTS, commands, make_inputs, one_line, run_locally
 
 pytest.importorskip("timm", reason="the extra dev installs it")
 
 pytestmark = [pytest.mark.slow, pytest.mark.engines, pytest.mark.timeout(1200)]
 
-CODES = (0, 0, 0, 0, 0, 3)  # A photo is broken.
 SECONDS = 300.0
 
 
@@ -47,11 +46,7 @@ def inputs(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def local(inputs, imagepivot, tmp_path_factory) -> dict[str, bytes]:
-    """The truth: all files after local runs of the commands, with what they read."""
-    folder = shutil.copytree(inputs, tmp_path_factory.mktemp("local") / "here")
-    for command, code in zip(commands("--workers", "1"), CODES, strict=True):
-        imagepivot(*command, cwd=folder, code=code)
-    return tree(folder)
+    return run_locally(imagepivot, inputs, tmp_path_factory.mktemp("local") / "here")
 
 
 @contextmanager

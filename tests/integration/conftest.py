@@ -13,7 +13,7 @@ import pytest
 
 from pipelines.commands import app, results
 from tests.integration.processes import start
-from tests.stores import PACKAGES, Store, emulator, is_installed
+from tests.stores import PACKAGES, FarStore, Store, emulator, far_away, is_installed, use
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -109,3 +109,17 @@ def near(request: pytest.FixtureRequest) -> Iterator[Store]:
         pytest.skip(f"no emulator: pip install '{PACKAGES[request.param]}'")
     with emulator(request.param) as store:
         yield store
+
+
+@pytest.fixture
+def store(near: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """The emulator that this process uses."""
+    use(near.environment, monkeypatch)
+    return near
+
+
+@pytest.fixture(scope="module")
+def stores(near: Store) -> Iterator[tuple[Store, FarStore]]:
+    """An emulator, and the same behind a proxy that counts requests and can cut the network."""
+    with far_away(near, 0.0) as far:
+        yield near, far

@@ -5,15 +5,8 @@ import json
 import pytest
 
 from schemas.storage.folder import Folder
-from tests.stores import use
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
-
-
-@pytest.fixture
-def store(near, monkeypatch):
-    use(near.environment, monkeypatch)
-    return near
 
 
 def test_an_existing_bucket_is_left_as_it_was(store, imagepivot):

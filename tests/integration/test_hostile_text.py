@@ -15,8 +15,7 @@ from PIL import Image
 
 from pipelines.commands.app import app
 from schemas.features import FeatureSpec
-from schemas.vocabulary import Vocabulary
-from tests.builders import write_rows
+from tests.builders import write_encoded, write_rows
 
 EVIL = "\x1b[31mred\x1b[0m\x1b]0;owned\x07\x9b1m\u202eexe\u2066[bold]x[/bold][/nope]{$\\frac{$\x7f"
 TEXT = f"{EVIL} line\rover\u2028\t\n[red]end"
@@ -58,21 +57,7 @@ def hostile(tmp_path_factory) -> Path:
     write_rows(folder / "captions", "captions", captions, parameters=parameters, statistics=statistics, inputs=inputs)
     other = [{**row, "tokens": ["dog", TEXT]} for row in captions[:-1]]
     write_rows(folder / "other", "captions", other, parameters={"text": {"recipe": TEXT}})
-    vocabulary = Vocabulary.from_counts({"en": {EVIL: 12, "dog": 12}}, min_count=1)
-    words = write_rows(folder / "vocabulary", "vocabulary", vocabulary.to_table().to_pylist(), parameters={"seed": 0})
-    encoded = [
-        {**{name: row[name] for name in ("image_id", *key, "split")}, "token_ids": ids, "length": len(ids)}
-        for row in captions
-        for ids in [vocabulary.encode(row["tokens"])]
-    ]
-    made_of = ({"name": "captions", "fingerprint": "c" * 64}, {"name": "vocabulary", "fingerprint": words.fingerprint})
-    write_rows(
-        folder / "encoded",
-        "encoded",
-        encoded,
-        parameters={"vocabulary_size": len(vocabulary), "text": {"recipe": "raw"}},
-        inputs=made_of,
-    )
+    write_encoded(folder, captions)
     spec = FeatureSpec(f"toy{TEXT}", (4,), source=TEXT)
     rows = [{"image_id": image_id, "feature": rng.standard_normal(4).astype(np.float32)} for image_id in IDS]
     write_rows(folder / "features", "features", rows, spec, parameters={"transform": {TEXT: TEXT}}, failures=[failure])

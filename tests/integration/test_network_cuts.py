@@ -7,8 +7,9 @@ from PIL import Image
 
 from schemas.storage.folder import Folder
 from schemas.writing.validation import validate
+from tests.builders import stored
 from tests.fake_extractors import use_colours
-from tests.stores import far_away, use
+from tests.stores import use
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -16,22 +17,15 @@ SECONDS = 4
 CUTS = ("drop", "busy", "stall", "torn")
 
 
-@pytest.fixture(scope="module")
-def running(near):
-    with far_away(near, 0.0) as far:
-        yield near, far
-
-
 @pytest.fixture
-def far(running, monkeypatch):
-    use(running[1].environment, monkeypatch)
+def far(stores, monkeypatch):
+    use(stores[1].environment, monkeypatch)
     use_colours(monkeypatch)
-    return running[1]
+    return stores[1]
 
 
 def bytes_of(location: str) -> dict[str, bytes]:
-    folder = Folder(location)
-    return {name: folder.read(name) for name in folder.names() if name.startswith(("_", "part-"))}
+    return {name: data for name, data in stored(location).items() if name.startswith(("_", "part-"))}
 
 
 def photos(location: str) -> str:

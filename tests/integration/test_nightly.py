@@ -23,9 +23,10 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.storage.folder import Folder
 from schemas.writing.validation import validate
-from tests.fake_extractors import use_colours
+from tests.builders import stored
+from tests.fake_extractors import colours, use_colours
 from tests.integration.processes import ForkedSteps, Started, start, wait_for
-from tests.stores import FarStore, Store, far_away, untagged, use
+from tests.stores import FarStore, untagged, use
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
@@ -64,11 +65,6 @@ sys.stderr.write(err)
 sys.exit(code)
 """
 """In place of a program: the test does what it is asked for, and need not import anything anew."""
-
-
-def colours() -> None:
-    """Use an extractor without a model."""
-    use_colours(pytest.MonkeyPatch())
 
 
 @dataclass
@@ -244,13 +240,8 @@ def upload(photos: Folder, numbers: range, make: Callable[[int], bytes] = photo,
         photos.write(f"{number:03d}.jpg", make(number + other))
 
 
-def files_of(location: str) -> dict[str, bytes]:
-    folder = Folder(location)
-    return {name: folder.read(name) for name in folder.names()}
-
-
 def dataset_in(location: str) -> dict[str, bytes]:
-    return {name: data for name, data in files_of(location).items() if not name.startswith(".")}
+    return {name: data for name, data in stored(location).items() if not name.startswith(".")}
 
 
 def images_read(far: FarStore) -> tuple[list[str], int]:
@@ -258,12 +249,6 @@ def images_read(far: FarStore) -> tuple[list[str], int]:
     asked = far.asked()
     names = re.findall(r"photos(?:/|%2F)(\d+\.jpg)", " ".join(request.path for request in asked.all))
     return sorted(names), len(asked)
-
-
-@pytest.fixture(scope="module")
-def stores(near) -> Iterator[tuple[Store, FarStore]]:
-    with far_away(near, 0.0) as far:
-        yield near, far
 
 
 @pytest.fixture
@@ -525,9 +510,9 @@ def test_the_same_as_a_plan(stores, tmp_path, imagepivot, monkeypatch):
     imagepivot("vocabulary", tmp_path / "captions", near.address("vocabulary"), "--min-count", "1")
 
     run()
-    before = files_of(output)
+    before = stored(output)
     run(words="imagepivot build nightly.toml")
-    assert files_of(output) == before
+    assert stored(output) == before
 
     # New images and captions; of one photo nothing can be read.
     upload(photos, range(20, 30))

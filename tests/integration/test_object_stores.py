@@ -18,7 +18,7 @@ from schemas.features import FeatureSpec
 from schemas.storage.filesystems import filesystem_of
 from schemas.storage.folder import Folder
 from schemas.writing.validation import validate
-from tests.builders import write_rows
+from tests.builders import stored, write_rows
 from tests.integration.processes import start, wait_for
 from tests.stores import emulator, free_port, is_installed, untagged, use
 
@@ -29,21 +29,10 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 GIVE_UP_SECONDS = 30  # Idle cores need less than ten.
 
 
-@pytest.fixture
-def store(near, monkeypatch):
-    use(near.environment, monkeypatch)
-    return near
-
-
 def upload(folder: Path, location: str) -> None:
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             Folder(location).write(str(path.relative_to(folder)), path.read_bytes())
-
-
-def bytes_of(location) -> dict[str, bytes]:
-    folder = Folder(str(location))
-    return {name: folder.read(name) for name in folder.names()}
 
 
 ROWS = [(f"image{number}", language, text) for number in range(8) for language, text in (("en", "A dog."), ("de", "Ein Hund."))]
@@ -78,8 +67,7 @@ def test_text_is_the_same_as_in_local_folders(store, table, local, imagepivot):
     upload(table.parent, f"{folder}/raw")
     text(imagepivot, f"{folder}/raw/captions.csv", folder, workers="2")
     for kind in ("captions", "vocabulary", "encoded"):
-        stored = bytes_of(f"{folder}/{kind}")
-        assert untagged(stored) == untagged({k: v for k, v in bytes_of(local / kind).items() if k != ".lock"})
+        assert untagged(stored(f"{folder}/{kind}")) == untagged(stored(local / kind))
         assert validate(f"{folder}/{kind}") == []
     assert open_dataset(f"{folder}/captions").manifest == open_dataset(local / "captions").manifest
     assert "16" in imagepivot("inspect", f"{folder}/captions", "--rows", "1").stdout
@@ -109,7 +97,7 @@ SMALL = ("--extractor", "timm:test_resnet.r160_in1k", "--weights", "random:0", "
 
 def dataset_in(location) -> dict[str, bytes]:
     """Return the files of a dataset. Records name the modification times of the images, which differ from place to place."""
-    return {name: data for name, data in bytes_of(location).items() if name.startswith(("_", "part-"))}
+    return {name: data for name, data in stored(location).items() if name.startswith(("_", "part-"))}
 
 
 def records_of(names) -> list[str]:
@@ -150,7 +138,7 @@ def test_tasks_of_an_array_job(store, pictures, imagepivot, tmp_path):
     assert told == {(0, "1 of 2 shards are done; missing 1: give task 1 of 2 again\n")}
     for index in (1, 1, 0):
         assert "features: 6 rows in 2 shards" in imagepivot(*task, f"{index}/2").stdout
-        assert untagged(bytes_of(output)) == untagged(bytes_of(tmp_path / "local"))
+        assert untagged(stored(output)) == untagged(stored(tmp_path / "local"))
     assert validate(output) == []
 
 
@@ -281,7 +269,7 @@ def test_weights_in_a_bucket(store, pictures, checkpoints, imagepivot, tmp_path,
         for output, weights in (("file", tmp_path / f"{seed}.pth"), ("bucket", bucket.path_of("w.pth")), ("again", None)):
             extract = (*SMALL[:2], "--weights", weights or bucket.path_of("w.pth"), *SMALL[4:], "--shards", "1")
             imagepivot("features", pictures / "photos", tmp_path / f"{output}{seed}", *extract, "--workers", "1")
-        assert bytes_of(tmp_path / f"bucket{seed}") == bytes_of(tmp_path / f"file{seed}")
+        assert stored(tmp_path / f"bucket{seed}") == stored(tmp_path / f"file{seed}")
         cached = [path for path in (tmp_path / "cache/hub/checkpoints").iterdir() if path.suffix == ".pth"]
         assert sorted(path.read_bytes() for path in cached) == sorted(checkpoints[n] for n in range(1, seed + 1))
     assert open_dataset(tmp_path / "file1").fingerprint != open_dataset(tmp_path / "file2").fingerprint
@@ -309,7 +297,7 @@ def test_a_drawing_is_stored_as_it_is_locally(store, regions, imagepivot, empty,
     address = store.address("drawings of wörkers")
     done = imagepivot(*arguments, f"{address}/cat.png")
     assert done.stdout == f"{address}/cat.png: 1 region of 'cat'\n"
-    assert bytes_of(address) == {"cat.png": (tmp_path / "cat.png").read_bytes()}
+    assert stored(address) == {"cat.png": (tmp_path / "cat.png").read_bytes()}
     assert list(empty.iterdir()) == []  # The working folder: nothing lies in a local folder "s3:" or "gs:".
     assert "already exists: give --overwrite" in imagepivot(*arguments, f"{address}/cat.png", code=2).stderr
     imagepivot(*arguments, f"{address}/cat.png", "--overwrite")

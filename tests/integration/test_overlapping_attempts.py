@@ -19,23 +19,13 @@ from schemas.writing.dataset_writer import commit
 from schemas.writing.output_state import OutputState
 from schemas.writing.records import record_name
 from schemas.writing.validation import validate
+from tests.builders import stored
 from tests.stages import attempt, output_in, staged
-from tests.stores import untagged, use
+from tests.stores import untagged
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 NAME = "part-00000-of-00001.parquet"
-
-
-@pytest.fixture
-def store(near, monkeypatch):
-    use(near.environment, monkeypatch)
-    return near
-
-
-def bytes_of(location: str) -> dict[str, bytes]:
-    folder = Folder(location)
-    return {name: folder.read(name) for name in folder.names()}
 
 
 @pytest.fixture
@@ -47,7 +37,7 @@ def alone(store) -> dict[str, dict[str, bytes]]:
         if OutputState(output).committed_manifest() is None:
             attempt(output, name)
             commit(output)
-        made[name] = bytes_of(output.folder.location)
+        made[name] = stored(output.folder.location)
     return made
 
 
@@ -61,10 +51,10 @@ def test_two_attempts_at_once_publish_one_of_them(monkeypatch, store, alone, nam
         for _ in stage.steps(output, lambda choices, state: chance.choice(choices)):
             if commits and stage.ended() and committed is None and OutputState(output).whole():
                 commit(output)
-                committed = bytes_of(output.folder.location)
+                committed = stored(output.folder.location)
     assert stage.unforeseen == []
     commit(output)  # A second one changes nothing.
-    result = bytes_of(output.folder.location)
+    result = stored(output.folder.location)
     assert committed in (None, result)
     assert validate(output.folder.location) == []
     kept = untagged if store.scheme == "gs" else dict  # Tags of S3 are of the content, of Google of the write.

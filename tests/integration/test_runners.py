@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from schemas.dataset import open_dataset
 from schemas.storage.folder import Folder
 from schemas.writing.output import LOCK_NAME
 from schemas.writing.validation import validate
-from tests.builders import tree
+from tests.builders import stored, tree
 from tests.integration import clusters
-from tests.integration.workload import OUTPUTS, commands, make_inputs, one_line
+from tests.integration.workload import CODES, OUTPUTS, commands, make_inputs, one_line, run_locally
+from tests.stores import untagged
 
 for package in ("distributed", "gcp_storage_emulator", "google.cloud.dataflow", "timm"):
     pytest.importorskip(package, reason="the extra dev installs it")
@@ -22,7 +22,6 @@ for package in ("distributed", "gcp_storage_emulator", "google.cloud.dataflow", 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 STORE = "gs://bucket/"
-CODES = (0, 0, 0, 0, 0, 3)  # A photo is broken.
 DIES_ONCE = """
 import os
 import signal
@@ -53,12 +52,7 @@ def inputs(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def local(inputs, imagepivot, tmp_path_factory) -> dict[str, bytes]:
-    """The truth: all files after local runs of the commands, with what they read."""
-    folder = shutil.copytree(inputs, tmp_path_factory.mktemp("local") / "here")
-    for command, code in zip(commands("--workers", "1"), CODES, strict=True):
-        imagepivot(*command, cwd=folder, code=code)
-    assert open_dataset(folder / "features").manifest.rows == 5
-    return tree(folder)
+    return run_locally(imagepivot, inputs, tmp_path_factory.mktemp("local") / "here")
 
 
 # --- the cluster of each kind, and the bytes of what it makes ----------------------------------------------------------
@@ -91,25 +85,7 @@ def local_features(dataflow, imagepivot, tmp_path_factory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("features") / "features"
     command = [str(folder) if word == STORE + "features" else word for word in commands("--workers", "1", at=STORE)[-1]]
     imagepivot(*command, code=CODES[-1])
-    return stored(str(folder))
-
-
-def stored(location: str) -> dict[str, bytes]:
-    """Return the files of a dataset, but for those that only a store or a local folder has."""
-    folder = Folder(location)
-    return without_tags({name: folder.read(name) for name in folder.names() if name != LOCK_NAME})
-
-
-def without_tags(found: dict[str, bytes]) -> dict[str, bytes]:
-    """Return files with the records of shards as they are where there are no tags: a store makes another one at every write."""
-    for name, data in found.items():
-        if ".records/" in name:
-            head, _, rows = data.partition(b"\n")
-            record = json.loads(head)
-            for differing in ("tags", "record_sha256"):
-                record.pop(differing, None)
-            found[name] = json.dumps(record, sort_keys=True).encode() + rows
-    return found
+    return untagged(stored(folder))
 
 
 @contextmanager
@@ -145,8 +121,10 @@ def test_addresses_on_dataflow(dataflow, local, local_features, imagepivot):
         assert "Traceback" not in done.stderr
     for output in OUTPUTS[:-1]:
         expected = {name.partition("/")[2]: data for name, data in local.items() if name.startswith(f"{output}/")}
-        assert stored(STORE + output) == without_tags({name: data for name, data in expected.items() if name != LOCK_NAME})
-    assert stored(f"{STORE}features") == local_features
+        assert untagged(stored(STORE + output)) == untagged(
+            {name: data for name, data in expected.items() if name != LOCK_NAME}
+        )
+    assert untagged(stored(f"{STORE}features")) == local_features
     assert {name: local_features[name] for name in local_features if name.endswith(".parquet")} == {
         name.partition("/")[2]: local[name] for name in local if name.startswith("features/") and name.endswith(".parquet")
     }
@@ -195,7 +173,7 @@ def test_dataflow_repeats_what_a_killed_worker_did(dataflow, local_features, ima
     with image(dataflow, path=str(tmp_path)):
         imagepivot(*command, "--", *dataflow.flags, "--beam_plugins=dies_once", code=CODES[-1])
     assert (tmp_path / "died").exists()
-    assert stored(location) == local_features
+    assert untagged(stored(location)) == local_features
     assert validate(location) == []
 
 

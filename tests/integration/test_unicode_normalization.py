@@ -8,8 +8,7 @@ from PIL import Image
 
 from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
-from schemas.vocabulary import Vocabulary
-from tests.builders import write_rows
+from tests.builders import write_encoded, write_rows
 from train.data.splits import open_data
 from train.evaluation import embedding
 
@@ -25,17 +24,7 @@ def unlike(tmp_path_factory):
     key = {"language": "en", "portion": "comparable", "index": 0, "split": "train"}
     captions = [{"image_id": name, **key, "text": "a", "tokens": ["a"]} for name in NAMES]
     write_rows(folder / "captions", "captions", captions, parameters={"text": {"recipe": "raw"}})
-    vocabulary = Vocabulary.from_counts({"en": {"a": 3}}, min_count=1)
-    words = write_rows(folder / "vocabulary", "vocabulary", vocabulary.to_table().to_pylist(), parameters={})
-    ids = vocabulary.encode(["a"])
-    encoded = [{"image_id": name, **key, "token_ids": ids, "length": len(ids)} for name in NAMES]
-    write_rows(
-        folder / "encoded",
-        "encoded",
-        encoded,
-        parameters={"vocabulary_size": len(vocabulary), "text": {"recipe": "raw"}},
-        inputs=({"name": "vocabulary", "fingerprint": words.fingerprint},),
-    )
+    write_encoded(folder, captions)
     for name, image_ids in {"features": NFD, "composed": NAMES}.items():
         rows = [{"image_id": image_id, "feature": np.zeros(4, np.float32)} for image_id in image_ids]
         write_rows(folder / name, "features", rows, FeatureSpec("toy", (4,)))
@@ -78,16 +67,3 @@ def test_embed_names_unicode_normalization(unlike):
     remarks = []
     embedding._check_images(features, captions, "train", True, remarks.append)
     assert CAUSE in remarks[0]
-
-
-def test_the_advice_works(imagepivot, unlike, tmp_path):
-    """Renamed as the message says, the pictures are found."""
-    (tmp_path / "photos").mkdir()
-    for path in (unlike / "photos").iterdir():
-        (tmp_path / "photos" / unicodedata.normalize("NFC", path.name)).write_bytes(path.read_bytes())
-    message = imagepivot("view", "composed", "photos", "--image", NAMES[0], "-o", tmp_path / "a.png", cwd=unlike, code=1).stderr
-    assert CAUSE in message
-    message = imagepivot(
-        "view", "composed", tmp_path / "photos", "--image", NAMES[0], "-o", tmp_path / "a.png", cwd=unlike, code=1
-    ).stderr
-    assert "does not say what its features were made of" in message

@@ -110,14 +110,7 @@ class _Utilization:
     def __enter__(self) -> _Utilization:
         if self._settings.is_gpu:
             number = self._settings.device.index or 0
-            command = [
-                "nvidia-smi",
-                f"--id={number}",
-                "--query-gpu=utilization.gpu",
-                "--format=csv,noheader,nounits",
-                "-lms",
-                "200",
-            ]
+            command = f"nvidia-smi --id={number} --query-gpu=utilization.gpu --format=csv,noheader,nounits -lms 200".split()
             try:
                 self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
             except OSError:

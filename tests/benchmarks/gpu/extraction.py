@@ -188,10 +188,7 @@ def _measure_agreement(settings: Settings, name: str, precision: str) -> Row:
 def _compare(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> Row:
     if "features" not in found:
         return {"difference": _difference(found["feature"], expected["feature"]), "same_boxes": "no regions"}
-    return {
-        "same_boxes": _same_boxes(found, expected),
-        "reason": "regions may be others, or in another order: see same_boxes",
-    }
+    return {"same_boxes": _same_boxes(found, expected), "reason": "regions may be others, or in another order: see same_boxes"}
 
 
 def _least_cosine(found: np.ndarray, expected: np.ndarray) -> float:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torchvision
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from pipelines.demo.scenes import draw, make_scenes
+from tests.benchmarks.baselines import bare, inputs
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -63,31 +63,12 @@ def bare_model(
 
     None for the detector of regions, of which no package has a model.
     """
-    torch.manual_seed(0)
-    crops, side = 1, 224
-    if name == "resnet50-pool":
-        model: Any = torchvision.models.resnet50(weights=None)
-        model.fc = nn.Identity()
-    elif name.startswith("vgg19-10crop"):
-        model, crops = torchvision.models.vgg19(weights=None), 10
-        model.classifier = model.classifier[:5]
-    elif name == "vgg19-grid":
-        model, side = torchvision.models.vgg19(weights=None).features, 448
-    elif name == "resnet152-grid":
-        whole, side = torchvision.models.resnet152(weights=None), 448
-        model = nn.Sequential(*(layer for key, layer in whole.named_children() if key not in ("avgpool", "fc")))
-    elif name.startswith("timm:"):
-        import timm
-
-        model = timm.create_model(name.removeprefix("timm:"), num_classes=0)
-    else:
+    if name == "faster-rcnn-36":
         return None
-    dtype = DTYPES[precision]
-    model = model.eval().requires_grad_(False).to(device, dtype).to(memory_format=torch.channels_last)
+    model = bare(name, DTYPES[precision]).to(device)
 
     def make_batch(images: int) -> Tensor:
-        batch = torch.randn(images * crops, 3, side, side, device=device, dtype=dtype)
-        return batch.contiguous(memory_format=torch.channels_last)
+        return inputs(name, DTYPES[precision], images).to(device)
 
     return model, make_batch
 

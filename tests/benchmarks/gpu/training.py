@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from schemas.features import FeatureSpec
-from schemas.vocabulary import Vocabulary
 from tests.benchmarks.gpu.clocks import waits_of
 from tests.benchmarks.gpu.reporting import Part, Row, Settings
-from tests.builders import write_rows
+from tests.builders import write_encoded, write_rows
 from train.config.sections import resolve
 from train.jobs import Corpus, TrainJob
 from train.loop import train
@@ -31,15 +31,8 @@ PRESETS = {
 _SMALL = {"model.embed_dim": "8", "model.word_dim": "8", "schedule.batch_size": "8"}
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes of an invented corpus.
-
-    Attributes:
-        images: images that are trained on, besides a few to validate.
-        words: words of each language.
-        tokens: tokens of a caption, on average.
-    """
+class Sizes(NamedTuple):
+    """An invented corpus: images to train on, words of each language, and tokens of a caption on average."""
 
     images: int
     words: int
@@ -57,31 +50,15 @@ def write_corpus(folder: Path, sizes: Sizes, shape: tuple[int, ...]) -> Corpus:
     """Write captions in English and German, five of each image, and features of a shape; words are as frequent as in a language."""
     rng = np.random.default_rng(0)
     splits = {**{f"train-{n:05d}": "train" for n in range(sizes.images)}, **{f"val-{n:05d}": "val" for n in range(8)}}
-    counts: dict[str, dict[str, int]] = {"en": {}, "de": {}}
     captions = []
     for image_id, split in splits.items():
-        for language, counted in counts.items():
+        for language in ("en", "de"):
             for index in range(5):
                 numbers = rng.zipf(1.3, size=max(1, int(rng.poisson(sizes.tokens)))) % sizes.words
                 tokens = [f"{language}{number}" for number in numbers]
-                for token in tokens:
-                    counted[token] = counted.get(token, 0) + 1
                 key = {"image_id": image_id, "language": language, "portion": "comparable", "index": index, "split": split}
                 captions.append({**key, "tokens": tokens})
-    vocabulary = Vocabulary.from_counts(counts, min_count=1)
-    fingerprint = write_rows(
-        folder / "vocabulary", "vocabulary", vocabulary.to_table().to_pylist(), parameters={"seed": 0}
-    ).fingerprint
-    for row in captions:
-        row["token_ids"] = vocabulary.encode(row.pop("tokens"))
-        row["length"] = len(row["token_ids"])
-    write_rows(
-        folder / "encoded",
-        "encoded",
-        captions,
-        parameters={"vocabulary_size": len(vocabulary), "text": {"recipe": "raw"}},
-        inputs=({"name": "captions", "fingerprint": "c" * 64}, {"name": "vocabulary", "fingerprint": fingerprint}),
-    )
+    write_encoded(folder, captions)
     features = [{"image_id": image_id, "feature": rng.random(shape, dtype=np.float32)} for image_id in splits]
     write_rows(folder / "features", "features", features, spec=FeatureSpec("invented", shape))
     return Corpus(str(folder / "encoded"), str(folder / "features"), str(folder / "vocabulary"))

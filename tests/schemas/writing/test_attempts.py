@@ -15,7 +15,8 @@ from schemas.storage.folder import Folder
 from schemas.writing import shard_writer
 from schemas.writing.dataset_writer import commit
 from schemas.writing.validation import validate
-from tests.stages import Choose, attempt, bytes_of, every_order, output_in, staged
+from tests.builders import tree
+from tests.stages import Choose, attempt, every_order, output_in, staged
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def alone(tmp_path_factory) -> dict[str, dict[str, bytes]]:
         path = tmp_path_factory.mktemp(name) / "x"
         attempt(output_in(path), name)
         commit(output_in(path))
-        made[name] = bytes_of(path)
+        made[name] = tree(path)
     return made
 
 
@@ -43,10 +44,10 @@ def test_two_attempts_at_once_publish_one_of_them(monkeypatch, tmp_path, alone, 
             for _ in stage.steps(output, choose):
                 if commits == "after the first" and stage.ended() and committed is None and stage._publishing is None:
                     commit(output)
-                    committed = bytes_of(output.folder.local_path)
+                    committed = tree(output.folder.local_path)
         if commits == "after both":
             commit(output)
-        result = bytes_of(output.folder.local_path)
+        result = tree(output.folder.local_path)
         assert committed in (None, result)
         assert validate(output.folder.local_path) == []
         [winner] = [name for name in names if alone[name] == result]
@@ -80,7 +81,7 @@ def test_a_committed_dataset_is_not_written_to(tmp_path):
     output = output_in(tmp_path / "x")
     attempt(output, "A")
     commit(output)
-    before = bytes_of(tmp_path / "x")
+    before = tree(tmp_path / "x")
     with pytest.raises(DatasetError, match=r"x' is committed: part-00000-of-00001\.parquet was not written"):
         attempt(output, "B")
-    assert bytes_of(tmp_path / "x") == before
+    assert tree(tmp_path / "x") == before
