@@ -90,12 +90,7 @@ class OnGPU(Tensor):
     def __new__(cls, value: Tensor) -> OnGPU:
         with torch.inference_mode(value.is_inference()):  # Views of parameters are ordinary tensors in inference mode, too.
             made = Tensor._make_wrapper_subclass(
-                cls,
-                value.size(),
-                strides=value.stride(),
-                storage_offset=value.storage_offset(),
-                dtype=value.dtype,
-                device=_GPU,
+                cls, value.size(), strides=value.stride(), storage_offset=value.storage_offset(), dtype=value.dtype, device=_GPU
             )
         made.value = value
         return made

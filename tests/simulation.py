@@ -46,12 +46,10 @@ _SENTENCES, _WORDS, _LENGTH = 20_000, 200_000, 8
 
 
 class Cost(NamedTuple):
-    """Cost of a phase.
+    """Cost of a phase over some images, captions, counts or types.
 
     Attributes:
-        phase: its name.
-        items: number of images, captions, counts or types.
-        bytes: bytes of the files that it leaves; 0 if it leaves none.
+        bytes: bytes of the files that it leaves.
         calls: calls of functions, Python's and those of compiled modules.
         passed: bytes that travel between workers in the local runner, whose launcher holds them.
     """

@@ -213,7 +213,7 @@ def test_files_of_values_are_accepted(tmp_path: Path, monkeypatch: pytest.Monkey
                 patch.setenv(*words.pop(0).split("=", 1))
             parsed.append(COMMANDS[words[1]].make_context(words[1], words[2:], parent=parent).params)
     assert [params["output"] for params in parsed] == [
-        *("captions", "features", "features", "captions", "features", "gs://bucket/captions"),
+        *("captions", "features", "features", "captions", "features", "gs://bucket/captions")
     ]
     assert [params.get("device") for params in parsed] == [None, "auto", "cpu", None, "auto", None]
     assert [params.get("dry_run") for params in parsed] == [None, True, False, None, False, None]

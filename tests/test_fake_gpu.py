@@ -24,17 +24,6 @@ def waits_of(function):
     return Counter({operation: count for (operation, _), count in gpu.waits.items()}), gpu.launches.total()
 
 
-def test_torch_finds_the_gpu_inside_the_block_only():
-    before = torch.cuda.is_available()
-    with fake_gpu():
-        assert torch.cuda.is_available()
-        assert torch.zeros(2, device="cuda").is_cuda
-        assert random(2).cuda().device == GPU
-        assert torch.tensor([1, 2], device="cuda").device == GPU
-        assert torch.zeros(2).device == torch.device("cpu")
-    assert torch.cuda.is_available() == before
-
-
 @pytest.mark.parametrize(
     ("function", "operation"),
     [
@@ -163,15 +152,6 @@ def test_a_hollow_gpu_counts_and_computes_nothing():
             assert (found.cpu() != 0).all() == (not hollow)
         counts.append(gpu.launches)
     assert counts[0] == counts[1]
-
-
-def test_the_gpu_that_is_chosen_is_noted():
-    with fake_gpu() as gpu:
-        with torch.cuda.device(torch.device("cuda", 2)):
-            assert gpu.device == torch.cuda.current_device() == 2
-        assert gpu.device is None
-        torch.cuda.set_device(torch.device("cuda", 1))
-        assert gpu.device == 1
 
 
 def test_copies_that_nobody_waits_for_end_when_somebody_waits_behind_them():

@@ -147,10 +147,7 @@ class ForkedSteps:
         self.started: list[list[str]] = []
 
     def __call__(
-        self,
-        words: Sequence[str],
-        variables: Mapping[str, str] | None = None,
-        read: Callable[[str], object] | None = None,
+        self, words: Sequence[str], variables: Mapping[str, str] | None = None, read: Callable[[str], object] | None = None
     ) -> int:
         self.started.append(list(words))
         with tempfile.TemporaryDirectory() as folder, start(*words, folder=Path(folder), before=self.before) as process:

@@ -44,20 +44,8 @@ def images(tmp_path_factory) -> Path:
 
 
 def features_of(images: Path, output: Path, task: str = "", *more: object) -> list[object]:
-    arguments = [
-        "features",
-        images,
-        output,
-        "--weights",
-        "random:0",
-        "--device",
-        "cpu",
-        "--shards",
-        SHARDS,
-        "--batch-size",
-        "2",
-    ]
-    return [*arguments, "--max-failures", "2", *(["--task", task] if task else []), *more]
+    options = f"--weights random:0 --device cpu --shards {SHARDS} --batch-size 2 --max-failures 2".split()
+    return ["features", images, output, *options, *(["--task", task] if task else []), *more]
 
 
 def times_of(folder: Path) -> dict[str, int]:
@@ -295,11 +283,7 @@ def texts(value: object) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     ("section", "variable"),
-    [
-        ("Kubernetes", "JOB_COMPLETION_INDEX"),
-        ("AWS Batch", "AWS_BATCH_JOB_ARRAY_INDEX"),
-        ("Google Batch", "BATCH_TASK_INDEX"),
-    ],
+    [("Kubernetes", "JOB_COMPLETION_INDEX"), ("AWS Batch", "AWS_BATCH_JOB_ARRAY_INDEX"), ("Google Batch", "BATCH_TASK_INDEX")],
 )
 def test_files_for_schedulers_hold_commands_that_the_program_takes(section, variable, imagepivot, tmp_path):
     """The variables are replaced, and the images are missing: everything else about the lines is right."""

@@ -76,8 +76,7 @@ def test_no_source(fails, tmp_path):
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(
-    ("kind", "says"),
-    [("multi30k", "is not Multi30K"), ("karpathy", "is not well-formed JSON"), ("coco", "Error: ")],
+    ("kind", "says"), [("multi30k", "is not Multi30K"), ("karpathy", "is not well-formed JSON"), ("coco", "Error: ")]
 )
 def test_another_format_than_that_of_the_source(fails, made, tmp_path, kind, says):
     one_line(fails("captions", made / "table.tsv", tmp_path / "o", "--format", kind, says=says))
@@ -305,9 +304,3 @@ def test_another_dataset_in_the_folder(fails, made, imagepivot, tmp_path):
     assert open_dataset(tmp_path / "c").fingerprint == open_dataset(made / "captions").fingerprint
     imagepivot(*arguments, "--overwrite")
     assert open_dataset(tmp_path / "c").manifest.parameters["recipe"] == "raw"
-
-
-@pytest.mark.slow
-def test_the_same_command_twice(made, imagepivot, tmp_path):
-    first = imagepivot(*captions(made / "table.tsv", tmp_path / "c"))
-    assert imagepivot(*captions(made / "table.tsv", tmp_path / "c")).stdout == first.stdout

@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 
 from pipelines.demo.scenes import draw, make_scenes
-from schemas.dataset import open_dataset
-from schemas.writing.validation import validate
 from tests.builders import tree
 from tests.integration.processes import start, wait_for
 
@@ -184,29 +182,9 @@ def test_images_that_vanish_during_the_run(arguments, undisturbed, imagepivot, s
             if away.exists():
                 away.rename(scenes)
     assert done.returncode == 1
-    says(
-        done,
-        "were there when the run began and are gone",
-        "run the same command again; finished shards are kept",
-    )
+    says(done, "were there when the run began and are gone", "run the same command again; finished shards are kept")
     left = tree(output)
     assert 0 < len(left) < len(undisturbed)
     assert all(undisturbed[name] == data for name, data in left.items())
     imagepivot(*arguments(output))
     assert tree(output) == undisturbed
-
-
-def test_single_images_that_are_missing_are_failures(imagepivot, scenes: Path, tmp_path: Path) -> None:
-    """While their folder exists, images fail one by one and can be tried again."""
-    table, missing = tmp_path / "table.csv", tmp_path / "scene.jpg"
-    paths = sorted(scenes.glob("*.jpg"))[:6]
-    table.write_text("image_id,uri\n" + "".join(f"{path.stem},{path}\n" for path in paths) + f"gone,{missing}\n")
-    arguments = ("features", table, tmp_path / "features", "--shards", "2", *SMALL)
-    done = imagepivot(*arguments, code=3)
-    assert "1 inputs failed: 1 unreadable" in done.stderr
-    assert "Traceback" not in done.stderr
-    missing.write_bytes(paths[0].read_bytes())
-    assert "Give --update" in imagepivot(*arguments, "--retry-failed", code=1).stderr, "its size is known now: it has changed"
-    imagepivot(*arguments, "--update")
-    assert len(open_dataset(tmp_path / "features")) == 7
-    assert validate(tmp_path / "features") == []

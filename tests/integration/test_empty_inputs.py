@@ -1,6 +1,7 @@
 """Inputs that hold nothing are errors, and leave nothing behind."""
 
 import gzip
+import io
 import json
 
 import numpy as np
@@ -26,40 +27,42 @@ def fails(imagepivot, tmp_path):
     return run
 
 
-def captions(source, output, kind, *arguments):
-    return ("captions", source, output, "--format", kind, "--workers", "1", "--shards", "2", *arguments)
+def parquet_without_rows() -> bytes:
+    data = io.BytesIO()
+    pq.write_table(pa.table({"image_id": pa.array([], pa.string()), "text": pa.array([], pa.string())}), data)
+    return data.getvalue()
+
+
+def hdf5_without_images() -> bytes:
+    data = io.BytesIO()
+    with pytest.importorskip("h5py").File(data, "w") as file:
+        file.create_dataset("x", data=np.zeros((0, 4), np.float32))
+        file.create_dataset("ids", data=np.array([], dtype="S4"))
+    return data.getvalue()
+
+
+COCO = {"images": [{"id": 1, "file_name": "a.jpg"}], "annotations": []}
+KARPATHY = {"images": [{"filename": "a.jpg", "split": "train", "sentences": []}]}
+CAPTIONS = "--workers 1 --shards 2 --format"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
-def test_a_table_with_a_header_alone(fails, tmp_path, name):
-    (tmp_path / name).write_text("image_id,text\n".replace(",", "," if name == "a.csv" else "\t"))
-    fails(*captions(tmp_path / name, tmp_path / "out", "table"), says=f"{name}' has no rows below its header")
-
-
-@pytest.mark.slow
-def test_a_parquet_table_without_rows(fails, tmp_path):
-    pq.write_table(pa.table({"image_id": pa.array([], pa.string()), "text": pa.array([], pa.string())}), tmp_path / "a.parquet")
-    fails(*captions(tmp_path / "a.parquet", tmp_path / "out", "table"), says="a.parquet' has no rows")
-
-
-def test_a_table_of_images_with_a_header_alone(fails, tmp_path):
-    (tmp_path / "a.csv").write_text("image_id,uri\n")
-    fails("features", tmp_path / "a.csv", tmp_path / "out", "--weights", "random:0", says="a.csv' has no rows below its header")
-
-
-@pytest.mark.slow
-def test_coco_without_annotations(fails, tmp_path):
-    path = tmp_path / "captions_train.json"
-    path.write_text(json.dumps({"images": [{"id": 1, "file_name": "a.jpg"}], "annotations": []}))
-    fails(*captions(path, tmp_path / "out", "coco"), says="captions_train.json' has no 'annotations'")
-
-
-@pytest.mark.slow
-def test_karpathy_without_sentences(fails, tmp_path):
-    path = tmp_path / "dataset_x.json"
-    path.write_text(json.dumps({"images": [{"filename": "a.jpg", "split": "train", "sentences": []}]}))
-    fails(*captions(path, tmp_path / "out", "karpathy"), says="dataset_x.json' holds no captions")
+@pytest.mark.parametrize(
+    ("command", "name", "content", "options", "says"),
+    [
+        ("captions", "a.csv", b"image_id,text\n", f"{CAPTIONS} table", "a.csv' has no rows below its header"),
+        ("captions", "a.tsv", b"image_id\ttext\n", f"{CAPTIONS} table", "a.tsv' has no rows below its header"),
+        ("captions", "a.parquet", parquet_without_rows, f"{CAPTIONS} table", "a.parquet' has no rows"),
+        ("captions", "captions_train.json", json.dumps(COCO).encode(), f"{CAPTIONS} coco", "train.json' has no 'annotations'"),
+        ("captions", "dataset_x.json", json.dumps(KARPATHY).encode(), f"{CAPTIONS} karpathy", "_x.json' holds no captions"),
+        ("features", "a.csv", b"image_id,uri\n", "--weights random:0", "a.csv' has no rows below its header"),
+        ("import", "x.h5", hdf5_without_images, "--name x --array x --id-array ids", "x.h5"),
+        ("import", "x.tsv", b"", "--name x", "x.tsv"),
+    ],
+)
+def test_a_file_without_rows(fails, tmp_path, command, name, content, options, says):
+    (tmp_path / name).write_bytes(content() if callable(content) else content)
+    fails(command, tmp_path / name, tmp_path / "out", *options.split(), says=says)
 
 
 @pytest.mark.slow
@@ -68,22 +71,8 @@ def test_multi30k_without_lines(fails, tmp_path):
     (tmp_path / "m" / "task1" / "image_splits").mkdir()
     (tmp_path / "m" / "task1" / "raw" / "train.en.gz").write_bytes(gzip.compress(b""))
     (tmp_path / "m" / "task1" / "image_splits" / "train.txt").write_text("")
-    fails(*captions(tmp_path / "m", tmp_path / "out", "multi30k"), says="train.en.gz' holds no captions")
-
-
-def test_hdf5_without_images(fails, tmp_path):
-    h5py = pytest.importorskip("h5py")
-    with h5py.File(tmp_path / "x.h5", "w") as file:
-        file.create_dataset("x", data=np.zeros((0, 4), np.float32))
-        file.create_dataset("ids", data=np.array([], dtype="S4"))
-    arguments = ("--name", "x", "--array", "x", "--id-array", "ids")
-    imported = ("import", tmp_path / "x.h5", tmp_path / "out", *arguments)
-    fails(*imported, says="x.h5")
-
-
-def test_tsv_without_lines(fails, tmp_path):
-    (tmp_path / "x.tsv").write_text("")
-    fails("import", tmp_path / "x.tsv", tmp_path / "out", "--name", "x", says="x.tsv")
+    options = f"{CAPTIONS} multi30k".split()
+    fails("captions", tmp_path / "m", tmp_path / "out", *options, says="train.en.gz' holds no captions")
 
 
 def caption(image_id: str, text: str) -> dict:

@@ -1,6 +1,5 @@
 """resnet50-pool through the whole pipeline, on photographs, against torchvision alone; and images that cannot be used."""
 
-import os
 import shutil
 import struct
 import zlib
@@ -13,10 +12,6 @@ import torchvision
 from PIL import Image
 from torchvision import transforms
 
-from extractors import ExtractorRequest
-from pipelines.features.extraction import extract_features
-from pipelines.inputs.images import open_images
-from pipelines.jobs import FeaturesJob
 from schemas.dataset import open_dataset
 from schemas.process import resources
 from schemas.writing.validation import validate
@@ -165,13 +160,6 @@ def test_every_bad_image_is_one_failure_and_stops_nothing(mixed, dataset, imagep
     features(imagepivot, mixed, tmp_path / "f", "--max-failures", "5", code=0)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
-def test_a_file_that_may_not_be_read_is_a_failure(mixed, imagepivot, tmp_path):
-    (mixed / "cat.jpg").chmod(0)
-    features(imagepivot, mixed, tmp_path / "f", code=3)
-    assert failures_of(tmp_path / "f") == {**EXPECTED, "cat": ("cat.jpg", "read", "unreadable")}
-
-
 def test_an_address_that_no_user_can_read_is_a_failure(photos, imagepivot, tmp_path):
     shutil.copy(photos / "images" / "cat.jpg", tmp_path / "cat.jpg")
     (tmp_path / "folder.jpg").mkdir()
@@ -180,45 +168,3 @@ def test_an_address_that_no_user_can_read_is_a_failure(photos, imagepivot, tmp_p
     features(imagepivot, tmp_path / "t.tsv", tmp_path / "f", code=3)
     assert failures_of(tmp_path / "f") == {name: (uri, "read", "unreadable") for name, uri in rows[1:]}
     assert open_dataset(tmp_path / "f").image_ids() == ["cat"]
-
-
-# --- sources of images -----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def nested(photos, tmp_path) -> Path:
-    folder = tmp_path / "nested"
-    (folder / "a" / "b").mkdir(parents=True)
-    for name, parent in (("cat.jpg", ""), ("rocket.jpg", "a"), ("flower.jpg", "a/b"), ("camera.png", "a/b")):
-        shutil.copy(photos / "images" / name, folder / parent / name)
-    (folder / "a" / "notes.txt").write_text("no image")
-    return folder
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize(
-    ("pattern", "ids", "expected"),
-    [
-        ("", "path", {"cat", "a/rocket", "a/b/flower", "a/b/camera"}),
-        ("**/*.jpg", "name", {"cat", "rocket", "flower"}),
-    ],
-    ids=["folder", "pattern"],
-)
-def test_images_of_folders_and_patterns(nested, dataset, tmp_path, pattern, ids, expected):
-    images = open_images(f"{nested}/{pattern}", id_rule=ids)
-    extract_features(
-        FeaturesJob(images, str(tmp_path / "f"), ExtractorRequest("resnet50-pool", weights="random:0"), device="cpu", shards=2)
-    )
-    extracted = open_dataset(tmp_path / "f")
-    assert set(extracted.image_ids()) == expected
-    for image_id in expected:
-        same = dataset.get(image_id.rpartition("/")[2])["feature"]
-        assert np.array_equal(extracted.get(image_id)["feature"], same)
-
-
-def test_a_table_names_images_relative_to_itself(nested, dataset, imagepivot, tmp_path):
-    (nested / "list.csv").write_text(f'image_id,uri,more\n"7, the cat",cat.jpg,x\nflower,{nested}/a/b/flower.jpg,y\n')
-    features(imagepivot, "list.csv", tmp_path / "f", cwd=nested)
-    extracted = open_dataset(tmp_path / "f")
-    assert set(extracted.image_ids()) == {"7, the cat", "flower"}
-    assert np.array_equal(extracted.get("7, the cat")["feature"], dataset.get("cat")["feature"])

@@ -206,44 +206,14 @@ def reads(kind: str, corpus: Corpus, damaged: Path) -> dict[str, Callable[[Path]
 # --- damage ----------------------------------------------------------------------------------------------------------
 
 VALUES: list[Any] = [
-    *(
-        None,
-        True,
-        False,
-        0,
-        1,
-        -1,
-        3,
-        2**40,
-        10**30,
-        1.5,
-        -0.0,
-        1e300,
-        "",
-        "x",
-        "3",
-        "../x",
-        "/etc/passwd",
-        ".",
-        "a\nb",
-        "\u2028",
-    ),
+    *(None, True, False, 0, 1, -1, 3, 2**40, 10**30, 1.5, -0.0, 1e300),
+    *("", "x", "3", "../x", "/etc/passwd", ".", "a\nb", "\u2028"),
     *([], {}, [None], [[]], {"": None}, {"a": {"b": [1]}}, [1, "2"], "0" * 64, "part-00000-of-00002.parquet", "features", [-1]),
     [2, 2],
 ]
 TEXTS = [
-    *(
-        b"[]",
-        b"7",
-        b"null",
-        b'"x"',
-        b"{}",
-        b"{",
-        b"\xff\xfe",
-        b"[" * 200_000,
-        b'{"format": "imagepivot", "version": 2}',
-        b"\n\n",
-    ),
+    *(b"[]", b"7", b"null", b'"x"', b"{}", b"{", b"\xff\xfe", b"[" * 200_000),
+    *(b'{"format": "imagepivot", "version": 2}', b"\n\n"),
 ]
 
 

@@ -69,20 +69,8 @@ OPTIONS = {
     "output": "sts pairs.tsv --output LOCATION",
 }
 NAMES = (
-    *(
-        "table.tsv",
-        "pairs.tsv",
-        "array.npy",
-        "words.vec",
-        "photos",
-        "captions",
-        "vocabulary",
-        "encoded",
-        "features",
-        "run",
-        "OUT",
-    ),
-    *("drawing.png", "demo"),
+    *("table.tsv", "pairs.tsv", "array.npy", "words.vec", "photos", "captions", "vocabulary", "encoded", "features", "run"),
+    *("OUT", "drawing.png", "demo"),
 )
 
 

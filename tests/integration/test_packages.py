@@ -80,18 +80,8 @@ def test_a_wheel_holds_every_file_of_the_packages(tmp_path):
     for name in (*ours, "pyproject.toml", "README.md", "LICENSE"):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes((root / name).read_bytes())
-    words = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--wheel-dir",
-        tmp_path,
-        source,
-    ]
+    options = ("--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path)
+    words = [sys.executable, "-m", "pip", "wheel", *options, source]
     subprocess.run(words, check=True)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as file:

@@ -67,12 +67,6 @@ def test_a_run_without_names_agrees(extracted, imagepivot):
     assert again.stdout == done.stdout
 
 
-def test_other_options_are_another_dataset(extracted, imagepivot):
-    _, arguments, _ = extracted
-    done = imagepivot(*arguments, "--min-regions", "10", "--max-regions", "100", code=1)
-    assert "holds another dataset" in done.stderr
-
-
 def test_the_regions_are_drawn(extracted, imagepivot, photos):
     folder, _, _ = extracted
     done = imagepivot("view", folder / "named", photos / "images", "--image", PHOTO, "-o", folder / "cat.png")

@@ -61,10 +61,7 @@ def test_the_cost_of_an_image_is_flat(tmp_path):
     for count, shards in ((20_000, 4), (200_000, 40)):
         folder = tmp_path / str(count)
         folder.mkdir()
-        costs[count] = [
-            *images(count, shards, folder),
-            *features(count, shards, folder),
-        ]
+        costs[count] = [*images(count, shards, folder), *features(count, shards, folder)]
         assert all(cost.passed <= PASSED_BYTES["image"] * count for cost in costs[count])
         assert costs[count][0].bytes <= KEPT_BYTES * count
     compare(*costs.values())

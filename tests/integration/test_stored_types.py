@@ -65,15 +65,6 @@ def test_a_job_from_python_and_a_file_of_values_make_the_same_dataset(imagepivot
     assert features(imagepivot, photos, folder / "file", "--config", folder / "run.toml").manifest == half.manifest
 
 
-def test_another_type_is_another_dataset(imagepivot, photos, folder, whole, half):
-    done = imagepivot(
-        *("features", photos / "images", folder / "half", "--extractor", NAME, "--weights", "random:0", "--device", "cpu"),
-        code=(1, 2),
-    )
-    assert "dtype" in done.stderr
-    assert open_dataset(folder / "half").manifest == half.manifest
-
-
 def test_commands_take_it(imagepivot, folder, whole, half):
     assert "halffloat[96]" in imagepivot("inspect", folder / "half").stdout
     imagepivot("validate", folder / "half")
