@@ -340,7 +340,7 @@ def test_half_of_the_backbone_moves_the_proposals_a_little(extractor, weights):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("stage", ["backbone", "propose", "suppress", "pool", "head", "choose"])
+@pytest.mark.parametrize("stage", ["backbone", "propose", "suppress", "pool", "head", "gather_regions"])
 def test_every_stage_goes_on_with_half_the_images(extractor, monkeypatch, stage):
     """Run the code for GPUs on the CPU, with a stage that runs out of memory as soon as it gets several images."""
     images = [extractor.preprocess(picture(*THIN, seed=seed)) for seed in range(3)]
@@ -353,7 +353,7 @@ def test_every_stage_goes_on_with_half_the_images(extractor, monkeypatch, stage)
     run, most = getattr(holder, name), PROPOSALS if stage == "head" else 1
 
     def runs_out(first, *rest):
-        if len(first.boxes if stage == "choose" else first) > most:
+        if len(first.boxes if stage == "gather_regions" else first) > most:
             raise torch.cuda.OutOfMemoryError("out of memory")
         return run(first, *rest)
 
