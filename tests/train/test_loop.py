@@ -69,6 +69,12 @@ def test_the_last_step_is_evaluated(finished_run):
     assert [line["step"] for line in events(finished_run[0], "evaluation")] == [17, 34, 44]
 
 
+def test_an_epoch_ends_with_an_evaluation(train_toy, tmp_path):
+    train_toy(ENGLISH.replace("eval_every_steps = 17", "").replace("max_steps = 44", "max_epochs = 3"))
+    # 40 images with three English captions, nine per batch: 14 batches, the last one short.
+    assert [line["step"] for line in events(tmp_path / "run", "evaluation")] == [14, 28, 42]
+
+
 @pytest.mark.slow
 def test_gradients_are_clipped_and_their_norm_is_written_down(finished_run, tmp_path, train_toy):
     train_toy(CONFIG.replace("learning_rate = 0.01", "learning_rate = 0.01\nmax_grad_norm = 0.0"), "free")
@@ -143,6 +149,13 @@ def test_an_equal_score_does_not_count_as_better():
     assert (later.best_score, later.best_step, later.evals_since_best) == (100.0, 5, 1)
     assert replace(later, step=11).evaluated(100.5) == TrainingProgress(step=11, best_score=100.5, best_step=11)
     assert TrainingProgress(step=1).evaluated(0.0).best_step == 1  # Even a model without a single hit is better than none.
+
+
+def test_the_rate_of_each_epoch_is_used(train_toy, tmp_path):
+    train_toy(ENGLISH + "lr_step_epochs = 1\nlr_step_factor = 0.5")
+    # 14 steps per epoch: step 10 is in the first, 20 in the second, 30 in the third, 40 too.
+    rates = [line["learning_rate"] for line in events(tmp_path / "run", "step")]
+    assert rates == pytest.approx([0.01, 0.005, 0.0025, 0.0025])
 
 
 # --- what is seen of it ----------------------------------------------------------------------------------------------

@@ -372,3 +372,43 @@ def test_no_captions(bilingual, regime):
 
 
 # --- the counts of the papers ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def multi30k_training() -> Captions:
+    """As many images and captions as the training split of Multi30K: comparable English and German, translated French and Czech."""
+    images, counts = 29_000, {"en": 5, "de": 5, "fr": 1, "cs": 1}
+    languages = np.repeat(np.arange(4), list(counts.values()))
+    return Captions(
+        token_ids=np.tile(np.array([1, 2], np.int32), images * 12),
+        offsets=2 * np.arange(images * 12 + 1),
+        images=np.repeat(np.arange(images, dtype=np.int32), 12),
+        languages=np.tile(languages.astype(np.int8), images),
+        portions=np.tile((languages > 1).astype(np.int8), images),
+        indices=np.tile(np.array([0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 0], np.int16), images),
+        image_ids=tuple(f"{image:05d}" for image in range(images)),
+        language_names=tuple(counts),
+        portion_names=("comparable", "translation"),
+        split="train",
+    )
+
+
+@pytest.mark.slow
+def test_counts_of_kadar_2018(multi30k_training):
+    """Sections 4 to 6 of the paper."""
+    everything = multi30k_training
+    bilingual = replace(everything.select(everything.languages < 2), language_names=("en", "de"))
+    # Section 4: five English and five German descriptions of 29K images.
+    assert [len(bilingual.rows_of(language)) for language in ("en", "de")] == [145_000, 145_000]
+    assert len(caption_pairs(bilingual)) == 725_000
+    # Section 5.2: 29K pairs.
+    assert len(one_caption_per_image(bilingual, 0)) == 2 * 29_000
+    assert len(caption_pairs(one_caption_per_image(bilingual, 0))) == 29_000
+    # Section 5.3: 72.5K captions over 14.5K images; 145K bilingual captions on 14.5K and on 29K images.
+    half, disjoint = half_of_images(bilingual, 0), disjoint_halves(bilingual, 0)
+    assert [len(half.rows_of(language)) for language in ("en", "de")] == [72_500, 72_500]
+    assert (len(half), len(half.compact().image_ids)) == (145_000, 14_500)
+    assert (len(disjoint), len(disjoint.compact().image_ids), len(caption_pairs(disjoint))) == (145_000, 29_000, 0)
+    # Section 6.1: one caption of each language; section 6.2: 46 possible caption pairs.
+    assert len(one_caption_per_image(everything, 0)) == 4 * 29_000
+    assert len(caption_pairs(everything)) == 46 * 29_000

@@ -73,6 +73,15 @@ def test_a_batch_has_the_bits_that_all_at_once_have(new_dataset, tmp_path, width
         assert features[np.arange(7, 39)].tobytes() == expected[7:39].tobytes()
 
 
+def test_several_features_of_an_image_stay_apart(features):
+    dataset, by_id = features(spec=FeatureSpec("toy", (2, 3)))
+    result = read_features(dataset, IDS[:3], l2=True)
+    assert result.array.shape == (3, 2, 3)
+    for row, image_id in zip(result.array, IDS, strict=False):
+        values = by_id[image_id].reshape(2, 3)
+        np.testing.assert_allclose(row, values / np.linalg.norm(values, axis=1, keepdims=True), rtol=2e-7)
+
+
 def test_no_images(features, tmp_path):
     dataset, _ = features()
     for arguments in ({}, {"memory_map": tmp_path / "cache"}):
@@ -281,6 +290,14 @@ def test_impossible_numbers_of_regions_are_refused(write):
             DatasetError, match=rf"says that between {low} and {high} regions .*, expected 0 to 3: run 'imagepivot"
         ):
             vectors_of(dataset, dataset.table(["features", "num_regions"]))
+
+
+def test_what_is_not_finite_is_refused_where_it_is_in_use(write, tmp_path):
+    dataset, _ = write(np.nan, factors={7: np.nan})
+    for arguments in ({}, {"memory_map": tmp_path / "cache"}):
+        with pytest.raises(DatasetError, match="features that are not finite numbers, among them that of image 'image-07'"):
+            read_features(dataset, FULL, **arguments)
+        assert len(read_features(dataset, FULL[:5], **arguments)) == 5
 
 
 @pytest.mark.parametrize("mapped", [False, True])
