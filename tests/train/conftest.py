@@ -35,7 +35,7 @@ LACKING = {*(f"train-{n:03d}" for n in (3, 5, 7, 11, 13, 17, 19)), "val-002", "v
 SHARDS = 3
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)  # A package without a file __init__ is the session.
 def forked_steps() -> Iterator[None]:
     """Fork the processes of rows; their imports take longer than their trainings."""
     with pytest.MonkeyPatch.context() as patch:
