@@ -73,7 +73,7 @@ def test_the_page_names_every_part():
 
 def test_files_with_gpu_tests_are_found():
     found = commands.files_with_gpu_tests()
-    assert "tests/extractors/whole_image/test_resnet50.py" in found
+    assert "tests/extractors/test_request.py" in found
     assert "tests/test_docs.py" not in found
 
 
