@@ -130,7 +130,7 @@ def check_shards(shards: int) -> int:
         UsageError: it is not between 1 and 99,999.
     """
     if not 1 <= shards <= MAX_SHARDS:
-        raise UsageError(f"the number of shards is {shards!r}, expected 1 to {MAX_SHARDS:,}")
+        raise UsageError(f"--shards is {shards!r}, expected 1 to {MAX_SHARDS:,}")
     return shards
 
 
@@ -144,7 +144,7 @@ def check_shards_request(shards: ShardsRequest) -> None:
         check_shards(shards)
     elif shards != AUTO and not (shards.startswith(LIKE) and shards != LIKE):
         raise UsageError(
-            f"the number of shards is {shards!r}, expected a number such as 64, {AUTO!r}, or '{LIKE}DATASET' with the folder of one"
+            f"--shards is {shards!r}, expected a number such as 64, {AUTO!r}, or '{LIKE}DATASET' with the folder of one"
         )
 
 

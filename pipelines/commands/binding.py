@@ -504,7 +504,10 @@ def _origins(context: typer.Context, options: Mapping[str, Option], message: str
     """Return the end of a message about options whose values the command line does not show."""
     places: dict[str, None] = {}
     for key, option in options.items():
-        if not re.search(rf"(?<![\w-]){re.escape(option.label)}(?![\w-])", message):
+        value = context.params.get(key)
+        values = value if isinstance(value, (list, tuple)) else (value,)
+        is_named = re.search(rf"(?<![\w-]){re.escape(option.label)}(?![\w-])", message)
+        if not is_named and not any(isinstance(item, str) and repr(item) in message for item in values):
             continue
         source = getattr(context.get_parameter_source(key), "name", "")
         if source == "ENVIRONMENT":

@@ -156,7 +156,7 @@ def test_empty_captions_are_failures(imagepivot, tmp_path):
         (("--columns", "image_id"), 2, "--columns has 'image_id', expected OURS=THEIRS"),
         (("--columns", "picture=image_id"), 2, "unknown column 'picture'"),
         (("--truecaser", "models"), 2, "recipe 'multi30k-lc' does not truecase"),
-        (("--shards", "many"), 2, "the number of shards is 'many'"),
+        (("--shards", "many"), 2, "--shards is 'many'"),
         (("--max-failures", "-1"), 2, "--max-failures is -1, expected 0 or more"),
         (("extra",), 2, "unexpected argument 'extra': flags for Beam stand behind -- and begin with --"),
         (("--unknown", "1"), 2, "No such option: --unknown"),

@@ -205,7 +205,7 @@ def test_completing_refuses_no_empty_value():
         ("features", "workers", -1, "--workers is -1, expected 0 or more"),
         ("features", "min_regions", 50, "--min-regions is 50 and --max-regions 36, expected 1 <= min <= max <= 300"),
         ("features", "task", "4/4", "--task is '4/4', expected I/N with I from 0 to N - 1"),
-        ("captions", "shards", 0, "the number of shards is 0, expected 1 to 99,999"),
+        ("captions", "shards", 0, "--shards is 0, expected 1 to 99,999"),
         ("inspect", "rows", -1, "--rows is -1, expected 0 or more"),
         ("train", "seed", -1, "--seed is -1, expected 0 or more"),
         ("train", "max_steps", 0, "--max-steps is 0, expected 1 or more"),
@@ -238,6 +238,9 @@ def test_a_refusal_names_the_place_of_the_value(tmp_path, monkeypatch):
     Path("run.toml").write_text("min-count = 0\n", encoding="utf-8")
     with pytest.raises(UsageError, match=r"^--min-count is 0, expected 1 or more \(in 'run\.toml'\)$"):
         cli.app(["vocabulary", "c", "o", "--config", "run.toml"], standalone_mode=False)
+    Path("run.toml").write_text('languages = ["en", "e n"]\n', encoding="utf-8")  # The message names the value alone.
+    with pytest.raises(UsageError, match=r"^'e n' is not a language tag: .* \(in 'run\.toml'\)$"):
+        cli.app(["captions", "c.tsv", "o", "--format", "table", "--config", "run.toml"], standalone_mode=False)
     monkeypatch.setenv("IMAGEPIVOT_VOCABULARY_MIN_COUNT", "few")
     expected = (
         r"^--min-count is 'few', expected a whole number, written 20 \(in the environment: IMAGEPIVOT_VOCABULARY_MIN_COUNT"

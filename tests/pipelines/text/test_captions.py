@@ -281,7 +281,7 @@ def test_statistics_of_shards_add_up():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"shards": 0}, "number of shards is 0"),
+        ({"shards": 0}, "--shards is 0"),
         ({"truecaser": "models"}, "recipe 'multi30k-lc' does not truecase: leave --truecaser out"),
         ({"truecaser": "models", "recipe": "nonsense"}, "nonsense"),
         ({"recipe": "nonsense"}, r"nonsense.*multi30k-lc"),

@@ -61,15 +61,13 @@ def test_what_may_be_asked_for(shards):
 
 @pytest.mark.parametrize("shards", ["", "many", "like:", "like", "64", "AUTO"])
 def test_what_may_not_be_asked_for(shards):
-    with pytest.raises(
-        UsageError, match=f"the number of shards is '{shards}', expected a number such as 64, 'auto', or 'like:D"
-    ):
+    with pytest.raises(UsageError, match=f"--shards is '{shards}', expected a number such as 64, 'auto', or 'like:D"):
         check_shards_request(shards)
 
 
 @pytest.mark.parametrize("shards", [0, 100_000])
 def test_numbers_that_cannot_be(shards):
-    with pytest.raises(UsageError, match=f"the number of shards is {shards}, expected 1 to 99,999"):
+    with pytest.raises(UsageError, match=f"--shards is {shards}, expected 1 to 99,999"):
         check_shards_request(shards)
 
 
