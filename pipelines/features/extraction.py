@@ -153,7 +153,7 @@ def _extract_in_process(
             chunks[shard].append(chunk)
         extractor = ShardExtractor(job, output, meter)
         extractor.set_up()
-        for shard in sorted(set(range(output.shards)) - finished):
+        for shard in output.missing(finished):
             extractor.extract(shard, chunks.pop(shard, ()))
 
 

@@ -94,7 +94,7 @@ class ExtractFeatures(beam.PTransform):
         output = replace(self.output, states=None)
         extract = beam.ParDo(_ExtractShardFn(ShardExtractor(self.job, output, self.meter, self.threads, gpus, self.copies)))
         # An empty piece stands for the shard itself, so that shards without images are written, too.
-        todo = [(shard, b"") for shard in range(shards) if shard not in self.finished]
+        todo = [(shard, b"") for shard in self.output.missing(self.finished)]
         start = begin | "Start" >> Begin([b""], self.check, hints)
         listing = self.job.open_images(), self.kept, shards, self.finished, self.folder
         if self.copies is None:

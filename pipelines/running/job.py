@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from pipelines.running.execution import Execution
 from pipelines.running.meter import Meter
-from pipelines.running.per_shard import ShardWork, missing_shards, write_missing
+from pipelines.running.per_shard import ShardWork, write_missing
 from schemas.errors import CommittedError, DatasetError, ImagepivotError, LostJobError, UsageError
 from schemas.fingerprints import sha256_of_json
 from schemas.manifest import Manifest
@@ -129,7 +129,7 @@ def run_per_shard(
     def build(pipeline: beam.Pipeline, finished: frozenset[int], first: FirstWorker | None) -> None:
         from pipelines.running.transforms import CommitDataset, WriteShards, spread_shards
 
-        shards = spread_shards(pipeline, missing_shards(output, finished), first)
+        shards = spread_shards(pipeline, output.missing(finished), first)
         written = shards | "WriteShards" >> WriteShards(output, work)
         _ = written | "CommitDataset" >> CommitDataset(output, libraries=libraries)
 

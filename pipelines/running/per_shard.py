@@ -27,13 +27,8 @@ class ShardWork(Protocol):
         """Write the rows of a shard, and set its statistics."""
 
 
-def missing_shards(output: OutputDataset, finished: frozenset[int]) -> list[int]:
-    """Return the shards of a dataset that are not finished."""
-    return [shard for shard in range(output.shards) if shard not in finished]
-
-
 def write_missing(output: OutputDataset, work: ShardWork, finished: frozenset[int]) -> None:
     """Write the shards that are not finished in this process."""
     work.set_up(lambda load: load())
-    for _ in write_shards(output, missing_shards(output, finished), work.write):
+    for _ in write_shards(output, output.missing(finished), work.write):
         pass

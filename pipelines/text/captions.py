@@ -18,7 +18,6 @@ from pipelines.jobs import CaptionsJob
 from pipelines.running.execution import Execution
 from pipelines.running.job import run_job
 from pipelines.running.meter import Meter
-from pipelines.running.per_shard import missing_shards
 from pipelines.running.spill_files import staging
 from pipelines.text.caption_shards import LIBRARIES, learn_truecasers, read_pieces, write_caption_shard
 from pipelines.text.merge_sort import Piece
@@ -81,7 +80,7 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
                 texts = models if models is not None else learn_truecasers(chain(*pieces.values()), steps, job.train_splits)
             files = tuple(write_truecaser(language, text, output.folder) for language, text in texts.items())
             write = partial(write_caption_shard, output=output, recipe=steps, advice=source.repeat_advice, meter=meter)
-            for shard in missing_shards(output, finished):
+            for shard in output.missing(finished):
                 write(shard, pieces.pop(shard, ()), texts)
             commit(output, libraries=LIBRARIES, files=files)
             return True

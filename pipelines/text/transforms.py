@@ -107,7 +107,7 @@ class TokenizeCaptions(beam.PTransform):
 
     def expand(self, pieces: beam.PCollection) -> beam.PCollection:
         """Group the pieces by shard; one call tokenizes and writes a shard. Empty shards are written as well."""
-        missing = [(shard, None) for shard in range(self.output.shards) if shard not in self.finished]
+        missing = [(shard, None) for shard in self.output.missing(self.finished)]
         write = beam.Map(
             _write_shard,
             models=beam.pvalue.AsDict(self.truecasers) if self.truecasers is not None else {},

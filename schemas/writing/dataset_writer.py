@@ -66,7 +66,7 @@ def write_dataset(
     """
 
     def write_missing(finished: frozenset[int]) -> None:
-        for _ in write_shards(output, (number for number in range(output.shards) if number not in finished), write_shard):
+        for _ in write_shards(output, output.missing(finished), write_shard):
             pass
 
     return complete_dataset(output, write_missing, policy, check=check, libraries=libraries, statistics=statistics)

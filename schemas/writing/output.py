@@ -8,7 +8,7 @@ that take a whole folder would take it for data.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -79,6 +79,10 @@ class OutputDataset:
     def name(self, number: int) -> str:
         """Return the file name of a shard."""
         return shard_name(number, self.shards)
+
+    def missing(self, finished: Collection[int]) -> list[int]:
+        """Return the indices of the shards that are not finished, ascending."""
+        return [shard for shard in range(self.shards) if shard not in finished]
 
     def is_other_file(self, name: str) -> bool:
         """Whether a file is one that a run of this kind may write besides the shards."""
