@@ -86,7 +86,12 @@ def warm_up_compile(forward: Callable[[Tensor], Any], example: Tensor) -> None:
     try:
         run_single_threaded(compile_and_run, [example])
     except (RuntimeError, OSError) as error:
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
+        reason = first_line(error)[:300]
         raise UsageError(
             f"--compile: torch cannot compile the model on this machine ({reason}): leave --compile out"
         ) from error
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message that is not blank, or else its type."""
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

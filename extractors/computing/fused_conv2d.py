@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from extractors.computing.compile import first_line
 from extractors.computing.cpu_parallel import run_single_threaded
 from extractors.computing.devices import precision_context
 from extractors.computing.oom import run_with_oom_retry
@@ -115,7 +116,7 @@ class CudnnFusedConv2d(nn.Module):
             # If the reason is another one, such as too little memory, torch's layers raise an error, too.
             found = self._by_torch(values, other)
             self._without.add(tuple(values.shape))
-            _tell(_first_line(error))
+            _tell(first_line(error)[:200])
             return found
 
     def compare(self, values: Tensor, other: Tensor | None, tolerance: float) -> Tensor:
@@ -126,7 +127,7 @@ class CudnnFusedConv2d(nn.Module):
         except torch.cuda.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            differs = _first_line(error)
+            differs = first_line(error)[:200]
         if differs:
             self._is_fused = False
             _tell(differs)
@@ -183,10 +184,6 @@ class _Comparison(fx.Interpreter):
         if isinstance(layer, CudnnFusedConv2d):
             return layer.compare(args[0], args[1] if len(args) > 1 else None, self._tolerance)
         return super().call_module(target, args, kwargs)
-
-
-def _first_line(error: RuntimeError) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
 
 
 @lru_cache(maxsize=32)  # Once, however many layers there are.
