@@ -6,7 +6,7 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --progress-bar off
 REQUIREMENTS = --constraint constraints.txt --editable '.[dev]'
 
-.PHONY: help setup lock demo test cluster cluster-test container-test quick check format same-bytes benchmarks speed gpu letters clean
+.PHONY: help setup lock demo docs test cluster cluster-test container-test quick check format same-bytes benchmarks speed gpu letters clean
 
 help:  ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -27,6 +27,9 @@ lock: $(STAMP)  ## Pin the whole closure of the requirements in constraints.txt 
 demo: $(STAMP)  ## Run the main job on scenes that are drawn here.
 	$(BIN)/imagepivot demo build/demo
 
+docs: $(STAMP)  ## Build the documentation as a site in build/docs; a broken link or anchor is an error.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 test: check  ## Run all checks and all tests but those of the targets cluster, cluster-test and container-test.
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not cluster and not engines and not containers' --durations=10
 
@@ -36,13 +39,13 @@ cluster: $(STAMP)  ## Run the long tests: stores, full disks, damage, many or ki
 cluster-test: $(STAMP)  ## Run every pipeline command on Flink, Spark and Prism, which Maven and Go fetch into build/engines; without them it skips.
 	$(BIN)/python -m pytest -p no:xdist tests/cluster --durations=30
 
-container-test: $(STAMP)  ## Build the images of docker/ and run them, as root; docs/containers.md names what it needs.
+container-test: $(STAMP)  ## Build the images of docker/ and run them, as root; docs/how-to/containers.md names what it needs.
 	$(BIN)/python -m pytest tests/containers --durations=10
 
 quick: $(STAMP)  ## Run the tests that take a fifth of a second or less: two minutes on two idle cores.
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
 
-check: $(STAMP)  ## Run the linter, the formatter's check and the type checker, and count modules and lines.
+check: $(STAMP) docs  ## Run the linter, the formatter's check and the type checker, count modules and lines, and build the documentation.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -61,8 +64,8 @@ benchmarks: $(STAMP)  ## Measure the ratios of speed and memory; takes an hour o
 gpu: $(STAMP)  ## Measure what only a GPU can tell, in at most an hour; without a GPU it fails and says so.
 	$(BIN)/python -m tests.benchmarks.gpu
 
-speed: $(STAMP)  ## Measure every extractor on this processor for the table of docs/speed.md, on an idle machine.
-	$(BIN)/python tests/benchmarks/bench_speed.py --write docs/speed.md
+speed: $(STAMP)  ## Measure every extractor on this processor for the table of docs/internals/performance.md, on an idle machine.
+	$(BIN)/python tests/benchmarks/bench_speed.py --write docs/internals/performance.md
 
 letters:  ## Write pipelines/text/letter_table.py again; needs Perl 5.36, which has Unicode 14.0.
 	perl pipelines/text/letter_table.pl

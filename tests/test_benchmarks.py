@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "tests" / "benchmarks"
 FLOORS = json.loads((FOLDER / "floors.json").read_text(encoding="utf-8"))
 FIELDS = {"name", "bound", "ratio", "unit", "baseline", "processor", "commit", "script"}
-PAGE = ROOT / "docs" / "speed.md"
+PAGE = ROOT / "docs" / "internals" / "performance.md"
 
 
 def test_each_floor_has_all_fields_and_a_script_here_or_at_its_commit() -> None:

@@ -29,8 +29,9 @@ from tests.test_messages import SOURCES, literals
 ROOT = Path(__file__).parent.parent
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
-    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md")))
 }
+SITE = [f"docs/{page}" for page in re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2])]
 README_LINES = 150
 TREE_COLUMN = 25  # Of CONTRIBUTING's tree: what follows is about the folder.
 
@@ -93,9 +94,9 @@ def folder(demo: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_pages_with_snippets() -> None:
     assert {page: len(blocks(page, "python")) for page in WITH_SNIPPETS} == {
         "README.md": 2,
-        "docs/datasets.md": 7,
-        "docs/python.md": 11,
-        "docs/troubleshooting.md": 1,
+        "docs/reference/datasets.md": 7,
+        "docs/reference/python.md": 11,
+        "docs/how-to/troubleshooting.md": 1,
     }
 
 
@@ -128,7 +129,7 @@ def test_every_name_of_the_front_door_is_documented() -> None:
 
 
 def test_names_on_the_python_page_exist() -> None:
-    table = [line for line in PAGES["docs/python.md"].splitlines() if line.startswith("| `")]
+    table = [line for line in PAGES["docs/reference/python.md"].splitlines() if line.startswith("| `")]
     named = {name for line in table for name in CODE.findall(line.split("|", 2)[2])}
     assert len(table) == 18
     assert named - set(dir(imagepivot)) == set()
@@ -177,11 +178,8 @@ FREE = {"device", "workers", "resume", "batch_size", "config", "dry_run", "log_j
 
 
 def test_folders_fit_each_other_from_page_to_page() -> None:
-    """Who follows the pages in the README's order meets no folder that is missing or holds another dataset."""
-    pages = [
-        "README.md",
-        *(link for link in LINK.findall(PAGES["README.md"].partition("## Documentation")[2]) if link in PAGES),
-    ]
+    """Following the pages in the order of the site, no folder is missing or holds another dataset."""
+    pages = ["README.md", *(page for page in SITE if page in PAGES)]
     lines = [(page, line) for page in pages for line in shell_lines(page) if line.startswith("imagepivot ")]
     made: dict[str, tuple[str, str]] = {}
     for page, line in lines:
@@ -201,12 +199,12 @@ def test_folders_fit_each_other_from_page_to_page() -> None:
 def test_files_of_values_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first block has sections, the second the keys of one command; the lines of the page are run with the first."""
     monkeypatch.chdir(tmp_path)
-    for text, name in zip(blocks("docs/configuration.md", "toml"), ("run.toml", "captions.toml"), strict=True):
+    for text, name in zip(blocks("docs/reference/configuration.md", "toml"), ("run.toml", "captions.toml"), strict=True):
         assert text.startswith(f"# {name}")
         Path(name).write_text(text, encoding="utf-8")
     group = typer.main.get_command(app)
     parsed = []
-    for line in [*shell_lines("docs/configuration.md"), "imagepivot captions --config captions.toml"]:
+    for line in [*shell_lines("docs/reference/configuration.md"), "imagepivot captions --config captions.toml"]:
         words = shlex.split(line)
         with pytest.MonkeyPatch.context() as patch, typer.Context(group, info_name="imagepivot") as parent:
             while "=" in words[0]:
@@ -254,12 +252,9 @@ def test_from_raw_files_to_a_trained_model(folder: Path, tmp_path: Path) -> None
     assert re.search(r"(train|val|test_2016)-\d+", done.stdout)  # What the search has found.
 
 
-def test_every_command_is_documented() -> None:
-    assert [name for name in COMMANDS if f"`imagepivot {name}`" not in PAGES["README.md"]] == []
-
-
-def test_the_reference_lists_every_option_and_key_as_it_is() -> None:
-    assert PAGES["docs/reference.md"] == reference.page(), "python -m tests.reference writes the page"
+@pytest.mark.parametrize(("path", "text"), reference.pages().items())
+def test_reference_pages_are_current(path: str, text: str) -> None:
+    assert PAGES[f"docs/reference/{path}"] == text, "python -m tests.reference writes the pages"
 
 
 def test_keys_of_configurations_in_the_text_exist() -> None:
@@ -307,7 +302,7 @@ def test_disk_that_features_take(row: int, request_: ExtractorRequest) -> None:
     if name == "faster-rcnn-36":
         kind, spec = "regions", replace(spec, shape=((request_.regions or RegionOptions()).max_regions, *spec.shape[1:]))
     size = vector_bytes(schema_of(kind, spec))
-    extractor, arithmetic, *totals = rows_of("docs/features.md", "Time and disk")[row]
+    extractor, arithmetic, *totals = rows_of("docs/reference/features.md", "Time and disk")[row]
     assert extractor.startswith(f"`{name}")
     assert ("float16" in extractor, "--keep-crops" in extractor) == (request_.dtype == "float16", request_.keep_crops)
     expression, _, result = arithmetic.replace("×", "*").replace(",", "").partition("=")
@@ -316,10 +311,10 @@ def test_disk_that_features_take(row: int, request_: ExtractorRequest) -> None:
 
 
 def test_exit_codes() -> None:
-    codes = {int(row[0]) for row in rows_of("docs/scale.md", "Exit codes")}
+    codes = {int(row[0]) for row in rows_of("docs/how-to/running.md", "Exit codes")}
     stopped = {128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     assert codes == {0, 1, 2, 3, BROKEN_PIPE} | stopped
-    [line] = [text for text in PAGES["docs/scale.md"].split("\n- ") if text.startswith("`status` is")]
+    [line] = [text for text in PAGES["docs/how-to/running.md"].split("\n- ") if text.startswith("`status` is")]
     said = {
         int(code): status
         for status, numbers in re.findall(r"`(\w+)` \((?:exit code )?([\d, ]+)\)", line)
@@ -331,10 +326,12 @@ def test_exit_codes() -> None:
 @pytest.mark.slow
 def test_messages_in_troubleshooting_are_those_of_the_program() -> None:
     written = [text for source in SOURCES.values() for _, text in literals(source)]
-    headings = re.findall(r"^### `(.+)`$", PAGES["docs/troubleshooting.md"], flags=re.MULTILINE)
+    headings = re.findall(r"^### `(.+)`$", PAGES["docs/how-to/troubleshooting.md"], flags=re.MULTILINE)
     assert len(headings) > 30
     spans = [
-        span for span in code_spans("docs/troubleshooting.md") if span.count(" ") > 1 and not span.startswith("imagepivot ")
+        span
+        for span in code_spans("docs/how-to/troubleshooting.md")
+        if span.count(" ") > 1 and not span.startswith("imagepivot ")
     ]
     assert {text for text in [*headings, *spans] if not any(text in message for message in written)} == set()
 
@@ -392,8 +389,8 @@ def test_links_lead_somewhere(page: str) -> None:
             assert anchor in anchors(str(target.resolve().relative_to(ROOT))), link
 
 
-def test_the_readme_links_every_page() -> None:
-    assert [page for page in PAGES if page != "README.md" and f"({page})" not in PAGES["README.md"]] == []
+def test_the_site_has_every_page() -> None:
+    assert {page for page in PAGES if page.startswith("docs/")} == {page for page in SITE if page in PAGES}
 
 
 def test_the_readme_is_short() -> None:

@@ -58,7 +58,8 @@ _LIMITS, _LIMITS_OF_GROUPED = _Limits(64, 32, (4, 2)), _Limits(128, 16, (4,))
 def prefers_onednn() -> bool:
     """Tell whether matrix products, by MKL, have about half the rate of convolutions, by oneDNN.
 
-    It was so on an AMD EPYC with AVX-512, and neither on Intel's processor with it nor with AVX2, see ``docs/speed.md``.
+    It was so on an AMD EPYC with AVX-512, and neither on Intel's processor with it nor with AVX2
+    (``docs/internals/performance.md``).
     """
     # Versions of torch before this function do not name the processor.
     known: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()

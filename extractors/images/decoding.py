@@ -19,7 +19,7 @@ PGM, PPM                    scaled so that the file's maximum becomes 255; grey 
 JPEG 2000, not 8 bits       grey of 9…16 bits is shifted to 16 bits, then as 16-bit grey; everything else is ``unsupported``
 AVIF, HEIC, not 8 bits      what libavif and libheif make of them: colours of 8 bits, grey of 16 bits
 12-bit TIFF, floats, Lab    ``unsupported``: there is no agreed way to 8 bits
-tags that Pillow ignores    ``unsupported``, see `extractors.images.tiff`; docs/image-files.md lists all kinds of files
+tags that Pillow ignores    ``unsupported``, see `extractors.images.tiff`; docs/reference/image-files.md lists all kinds of files
 several frames or images    the first; the primary image of HEIC, the largest of an icon
 ==========================  ===============================================================================================
 

@@ -1,6 +1,6 @@
 """Decoding and preprocessing in processes of their own, for a worker with more cores than the threads of one process can use.
 
-A thread that decodes holds Python's lock for 16 to 27 % of its processor time (``docs/speed.md``), so that the
+A thread that decodes holds Python's lock for 16 to 27 % of its processor time (``docs/internals/performance.md``), so that the
 threads of a process together never do more than four to six cores' work, however many they are. Here each of them hands the bytes
 of an image to a process, and waits for its pixels without the lock.
 

@@ -24,7 +24,7 @@ from schemas.writing.output import OutputDataset
 
 PROCESSES_FROM = 12
 """Cores of a worker with a GPU from which processes decode. Threads, by the time that they hold Python's lock, do the work of four
-to six cores at most (``docs/speed.md``); with a dozen cores half of them would be idle, and not before is that
+to six cores at most (``docs/internals/performance.md``); with a dozen cores half of them would be idle, and not before is that
 worth the memory that the processes take."""
 
 

@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--clock", choices=Rate._fields, default="clock")
     parser.add_argument("--only", nargs="+", choices=speed_table.COLUMNS, default=list(speed_table.COLUMNS))
-    parser.add_argument("--write", type=Path, help="page with the table, e.g. docs/speed.md")
+    parser.add_argument("--write", type=Path, help="page with the table, e.g. docs/internals/performance.md")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     print(machine(), f"torch {torch.__version__}, {arguments.threads} threads", flush=True)

@@ -1,4 +1,4 @@
-"""The table of ``docs/speed.md``: rows by extractor, processor and precision, of which a run replaces what it has measured."""
+"""The speed table of ``docs/internals/performance.md``: a run replaces the rows that it has measured."""
 
 from collections.abc import Mapping
 from pathlib import Path

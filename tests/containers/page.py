@@ -1,10 +1,10 @@
-"""The command lines of docs/containers.md, which the tests run as they stand."""
+"""The command lines of docs/how-to/containers.md, which the tests run as they stand."""
 
 import shlex
 
 from tests.containers.images import ROOT
 
-_PAGE = (ROOT / "docs" / "containers.md").read_text(encoding="utf-8")
+_PAGE = (ROOT / "docs" / "how-to" / "containers.md").read_text(encoding="utf-8")
 
 
 def line_of(start: str, having: str = "", **variables: str) -> list[str]:

@@ -24,7 +24,7 @@ from tests.fake_extractors import colours, colours_until_a_shard, use_colours
 from tests.integration.processes import Started, group_of, start, wait_for
 
 SHARDS = 6
-PAGE = (Path(__file__).parents[2] / "docs" / "array-jobs.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "array-jobs.md").read_text(encoding="utf-8")
 DONE = "features: 24 rows in 6 shards"
 MISSING = re.compile(r"[0-5] of 6 shards are done; missing [0-5,-]+: give tasks? [0-2,-]+ of [23] again\n")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The story of docs/nightly.md, night by night as the page tells it, on emulators of both stores."""
+"""The story of docs/how-to/nightly.md, night by night as the page tells it, on emulators of both stores."""
 
 import contextlib
 import io
@@ -31,7 +31,7 @@ from tests.stores import FarStore, untagged, use
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "nightly.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "nightly.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 NIGHTS = ["2026-11-20", "2026-11-21", "2026-11-22", "2026-11-23", "2026-11-24", "2026-11-25"]
 

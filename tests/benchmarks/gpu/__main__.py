@@ -5,7 +5,7 @@
     python -m tests.benchmarks.gpu --device cpu --quick     # try the code where there is no GPU; the numbers say nothing
 
 Without a GPU nothing is measured, no report is written, and the exit code is 1; so it is where something failed that could have
-been measured. docs/gpus.md describes the parts.
+been measured. docs/internals/gpus.md describes the parts.
 """
 
 from __future__ import annotations

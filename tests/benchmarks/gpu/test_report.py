@@ -67,7 +67,7 @@ def test_without_a_gpu_nothing_is_claimed(monkeypatch, tmp_path, capsys):
 
 
 def test_the_page_names_every_part():
-    lines = (ROOT / "docs/gpus.md").read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / "docs/internals/gpus.md").read_text(encoding="utf-8").splitlines()
     assert [name for name in PARTS if sum(line.startswith(f"| `{name}` |") for line in lines) != 1] == []
 
 

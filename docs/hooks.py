@@ -1,0 +1,49 @@
+"""MkDocs hooks: pages of the site that are files at the root, and links from docs/ to files outside it."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).parent.parent
+ROOT_PAGES = {"CONTRIBUTING.md": "docs/internals/contributing.md", "CHANGELOG.md": "docs/internals/changelog.md"}
+SITE_PAGES = {"README.md": "docs/index.md", **ROOT_PAGES}  # A link to the README leads to the home page.
+LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
+
+
+def on_files(files: Any, config: Any) -> None:
+    """Add the pages at the root to the site."""
+    for name, page in ROOT_PAGES.items():
+        text = _with_site_links((ROOT / name).read_text(encoding="utf-8"), name, page)
+        files.append(File.generated(config, page.removeprefix("docs/"), content=text))
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Return the text of a page with links that work on the site."""
+    path = f"docs/{page.file.src_uri}"
+    return markdown if path in ROOT_PAGES.values() else _with_site_links(markdown, path, path)
+
+
+def _with_site_links(text: str, source: str, page: str) -> str:
+    """Return a text whose relative links start at `page`; links to files that are not in the site become plain text.
+
+    Args:
+        text: Markdown whose links are relative to `source`.
+        source: path of the file, from the root.
+        page: path of the file as a page of the site, from the root.
+    """
+
+    def replace(match: re.Match[str]) -> str:
+        label, link = match.groups()
+        name, hash_, anchor = link.partition("#")
+        if not name or re.match(r"[a-z]+:", name):
+            return match[0]
+        target = os.path.normpath(Path(source).parent / name)
+        target = SITE_PAGES.get(target, target)
+        if not target.startswith("docs/"):
+            return label
+        return f"[{label}]({os.path.relpath(target, Path(page).parent)}{hash_}{anchor})"
+
+    return LINK.sub(replace, text)
