@@ -45,7 +45,7 @@ class DistributedContext:
     def _gather_rows(self, part: Encoded, count: int) -> Encoded:
         rows = self.rows(count)
         if part.values.dim() == 3:
-            part = part.widened(self._most(part.values.shape[1], part.values.device))
+            part = part.padded_to(self._most(part.values.shape[1], part.values.device))
         # All processes compute the whole loss, and the gradient of the sum adds up over them; DDP, which averages the gradients of
         # the parameters, takes that factor out again.
         values = all_reduce(_scatter_rows(part.values, rows, count))

@@ -28,7 +28,7 @@ from train.config.sections import LossConfig
 from train.data.batches import CaptionBatch
 from train.data.sampling import Batch
 from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
-from train.models.similarity import unit
+from train.models.similarity import l2_normalize
 
 
 def ranking_loss(scores: Tensor, row_images: Tensor, column_images: Tensor, *, margin: float, hinges: str = "sum") -> Tensor:
@@ -82,7 +82,7 @@ def diversity_loss(a: Tensor, b: Tensor, *, margin: float) -> Tensor:
     """
     heads = a.shape[1]
     with torch.autocast(a.device.type, enabled=False):
-        first, second = (unit(heads_of.flatten(0, 1)).unflatten(0, (-1, heads)) for heads_of in (a, b))
+        first, second = (l2_normalize(heads_of.flatten(0, 1)).unflatten(0, (-1, heads)) for heads_of in (a, b))
         hinges = (margin - 1 + first @ second.transpose(1, 2)).relu()  # [B, K, K]
     return hinges.masked_fill(torch.eye(heads, dtype=torch.bool, device=a.device), 0).sum()
 

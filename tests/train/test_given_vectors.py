@@ -158,7 +158,7 @@ def test_words_begin_with_their_vectors(train_toy, toy_words, tmp_path, how):
         assert torch.equal(weights(tmp_path / "again")[TABLE], begun)
     (said,) = remarks
     size = len(open_dataset(toy_words.vocabulary).vocabulary())
-    assert f"began with the vectors of words in {toy_words.word_vectors!r}: {len(known)} of {size} in en, de" in said
+    assert f"word vectors loaded from {toy_words.word_vectors!r}: {len(known)} of {size} in en, de" in said
     run = open_run(tmp_path / "run")
     assert run.fingerprints["word_vectors"] == open_dataset(toy_words.word_vectors).fingerprint
     assert evaluate_run(EvaluateJob(str(tmp_path / "run"), toy_words.captions, toy_words.features, ("val",)))

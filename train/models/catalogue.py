@@ -1,4 +1,4 @@
-"""The kinds of models: what is built from the section ``model`` of a configuration."""
+"""Registry of model kinds, which builds a model from the section ``model`` of a configuration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from train.models.scan import Scan
 from train.models.vse import JointEmbedding
 
 Builder = Callable[[Any, Dimensions], RetrievalModel]
-"""From the section of a configuration and the dimensions of the data to a new model."""
+"""Function from the section of a configuration and the dimensions of the data to a new model."""
 
 _BUILDERS: dict[str, Builder] = {
     VseConfig.kind: JointEmbedding,
@@ -29,30 +29,30 @@ _BUILDERS: dict[str, Builder] = {
 
 
 def register_model(section: type[ModelConfig], builder: Builder) -> None:
-    """Add a kind of model, which configurations then name as ``[model] kind = "..."``.
+    """Register a model kind, which configurations name as ``[model] kind = "..."``.
 
-    A run is opened by the same name, so that a program which uses it has to register the kind, too. A distribution that names the
-    module which does so as an entry point of the group ``imagepivot.models`` makes the command know the kind.
+    A program that opens a run of this kind must register it, too. For the command, a distribution names the module that registers
+    the kind as an entry point of the group ``imagepivot.models``.
 
     Args:
-        section: a frozen dataclass with the choices of the model; its ``kind`` is the name.
-        builder: makes the model, mostly its class.
+        section: a frozen dataclass with the hyper-parameters; its ``kind`` is the name.
+        builder: builds the model; usually its class.
 
     Raises:
-        UsageError: there is another kind of this name.
+        UsageError: the name belongs to another kind.
     """
     register_section(section)
     _BUILDERS[section.kind] = builder
 
 
 def build_model(config: ModelConfig, dimensions: Dimensions, seed: int) -> RetrievalModel:
-    """Build a model with the initial weights of a seed, the same on every device; torch's global generator stays untouched.
+    """Build a model with seeded initial weights, equal on all devices; torch's global generator is unchanged.
 
     Raises:
-        UsageError: the model cannot be built for such data.
+        UsageError: the kind has no builder, or does not fit the data.
     """
     if config.kind not in _BUILDERS:
-        raise UsageError(f"nothing builds models of the kind {config.kind!r}: register them with imagepivot.register_model")
+        raise UsageError(f"model kind {config.kind!r} has no builder: register it with imagepivot.register_model")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return _BUILDERS[config.kind](config, dimensions)

@@ -1,13 +1,12 @@
-"""Dual attention networks for matching (m-DAN): the kind of model ``dan``.
+"""Dual attention networks for matching (m-DAN): the model kind ``dan``.
 
-Nam, Ha, Kim (2017): Dual Attention Networks for Multimodal Reasoning and Matching (arXiv 1611.00471); in detail as in the
-reimplementation github.com/JunweiLiang/DualAttentionNetwork (``model.py``), which had the first author's advice and reaches the
-paper's recalls. Where dropout takes place is simpler here, see `AttentionSteps`.
+Nam, Ha, Kim (2017): Dual Attention Networks for Multimodal Reasoning and Matching (arXiv 1611.00471). Details follow the
+reimplementation github.com/JunweiLiang/DualAttentionNetwork (``model.py``), which reaches the paper's recalls. Only the placement
+of dropout is simpler, see `AttentionSteps`.
 
-Letters in shapes: ``N`` images or captions of a batch, ``A`` and ``B`` those that are compared, ``M`` regions or tokens of the one
-with the most, ``R`` regions, ``D`` feature width, ``T`` tokens, ``H`` width of a context vector, ``K`` steps, ``E`` = (K + 1) * H
-width of an embedding; of `AttentionSteps`, ``W`` width of a region or token, ``A`` width in which they are compared with the
-memory, ``E`` width of a context.
+Shapes: ``N`` images or captions, ``M`` regions or tokens, ``R`` regions, ``D`` feature width, ``T`` tokens, ``H`` width of a
+context vector, ``K`` steps, ``E`` = (K + 1) * H embedding width. In `AttentionSteps`, ``W`` is the width of a region or token,
+``A`` that of the attention space, ``E`` that of a context vector.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ from train.models.encoders import (
     BidirectionalLSTM,
     SentenceEncoderModel,
     SentenceEncoders,
-    weights_of_heads,
-    where_present,
+    apply_where_present,
+    compute_head_weights,
     widen_bfloat16,
 )
 from train.models.retrieval_model import AttentionWeights, Dimensions, Encoded, ImageBatch
 
 
 class Dropout(nn.Module):
-    """Zeros in place of some numbers while training; the others grow, so that their mean stays what it is.
+    """Dropout with a resumable random state.
 
-    The seed of the next mask is drawn with the initial weights, grows by one with each mask, and stands in checkpoints, as
-    ``next_seed``: a training that goes on from one draws the masks that it would have drawn. It is a number of the host, whatever
-    the device of the model, so that nobody waits for a GPU to read it.
+    The seed of the next mask is sampled with the initial weights, and grows by one with each mask. Checkpoints store it as
+    ``next_seed``, so that a resumed run samples the same masks as an uninterrupted one. It stays on the CPU: reading it from a GPU
+    would synchronise.
 
     Args:
-        ratio: the share of the numbers that become zeros, 0 to less than 1; without one there is no state.
+        ratio: share of the values that become zeros, 0 to less than 1; with 0 the module has no state.
     """
 
     def __init__(self, ratio: float) -> None:
@@ -47,11 +46,11 @@ class Dropout(nn.Module):
         self.next_seed = torch.randint(2**31, ()) if ratio else None
 
     def forward(self, values: Tensor) -> Tensor:
-        """Return values, some of them zeros in training mode."""
+        """Zero some values in training mode, and scale the others by 1 / (1 - ratio)."""
         if self.next_seed is None or not self.training:
             return values
-        draw = _draw_as_one if torch.compiler.is_compiling() else _draw
-        return values * draw(values.detach(), self.next_seed, self.ratio) / (1 - self.ratio)
+        sample = _sample_mask_op if torch.compiler.is_compiling() else _sample_mask
+        return values * sample(values.detach(), self.next_seed, self.ratio) / (1 - self.ratio)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -70,44 +69,43 @@ class Dropout(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *rest)
 
 
-def _draw(values: Tensor, next_seed: Tensor, ratio: float) -> Tensor:
-    """Draw which values are kept, a bool for each, and let the seed grow by one."""
+def _sample_mask(values: Tensor, next_seed: Tensor, ratio: float) -> Tensor:
+    """Sample a bool mask of the kept values, and increment the seed."""
     generator = torch.Generator(values.device).manual_seed(int(next_seed))
     next_seed += 1
     return torch.rand(values.shape, generator=generator, device=values.device) >= ratio
 
 
 @torch.library.custom_op("imagepivot::draw", mutates_args={"next_seed"})
-def _draw_as_one(values: Tensor, next_seed: Tensor, ratio: float) -> Tensor:
-    """Do the same as one operation: a compiled graph would end at a generator."""
-    return _draw(values, next_seed, ratio)
+def _sample_mask_op(values: Tensor, next_seed: Tensor, ratio: float) -> Tensor:
+    """Run `_sample_mask` as one operation: a generator would break a compiled graph."""
+    return _sample_mask(values, next_seed, ratio)
 
 
-@_draw_as_one.register_fake
+@_sample_mask_op.register_fake
 def _(values: Tensor, next_seed: Tensor, ratio: float) -> Tensor:
     return values.new_empty(values.shape, dtype=torch.bool)
 
 
 class AttentionSteps(nn.Module):
-    """Context vectors of images or sentences: that of their mean, and one for each of K steps of attention.
+    """Context vectors of images or sentences: one of the mean, and one for each of K attention steps.
 
-    With v_n the regions of an image, or the words of a sentence, and ⊙ the product number by number::
+    With the regions v_n of an image, or the words of a sentence, and ⊙ the element-wise product::
 
         c_0 = f_0(mean over n of v_n)                       m_0 = c_0
         h_n = tanh(W_k v_n) ⊙ tanh(W'_k m_k-1)              a_n = softmax over n of w_k · h_n
         c_k = f_k(sum over n of a_n v_n)                    m_k = m_k-1 + c_k
 
-    The contexts of images are mapped into the space of those of sentences, f_k(x) = tanh(P_k x); those of sentences stay as they
-    are. Every step has matrices of its own; there are no biases. Where there is no region or token at all, all contexts are zeros.
+    Contexts of images are mapped into the space of those of sentences, f_k(x) = tanh(P_k x); for sentences f_k is the identity.
+    Each step has its own matrices, without biases. Without regions or tokens, all contexts are zeros.
 
     Args:
         width: W.
         embed_dim: E.
         steps: K.
         attention_dim: A.
-        mapped: whether contexts are mapped; otherwise E is W.
-        dropout: ratio of dropout. Of what enters a matrix: the words of a sentence, what the contexts of an image are mapped from,
-            and h.
+        mapped: map the contexts; otherwise E is W.
+        dropout: dropout ratio of the words of a sentence, the inputs of P_k, and h.
     """
 
     def __init__(self, width: int, embed_dim: int, *, steps: int, attention_dim: int, mapped: bool, dropout: float) -> None:
@@ -119,48 +117,47 @@ class AttentionSteps(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, items: Encoded) -> Tensor:
-        """Return the contexts of ``[N, M, W]``, one after the other, ``[N, (K + 1) * E]``."""
+        """Return the concatenated contexts of ``[N, M, W]``, ``[N, (K + 1) * E]``."""
         return self._attend(items)[0]
 
     def weights(self, items: Encoded) -> Tensor:
-        """Return how much each step attends to each region or token, ``[N, K, M]``; 0 where there is none."""
+        """Return the attention weights of each step, ``[N, K, M]``; 0 outside the mask."""
         return self._attend(items)[1]
 
     def _attend(self, items: Encoded) -> tuple[Tensor, Tensor]:
         values = items.values if items.mask is None else items.values.masked_fill(~items.mask[..., None], 0)
         if self.maps is None:
             values = self.dropout(values)
-        number = items.present.sum(1, keepdim=True).clamp(min=1)  # [N, 1]
-        memory = self._context(0, values.sum(1) / number)
+        outside = ~items.mask_or_ones
+        counts = items.mask_or_ones.sum(1, keepdim=True).clamp(min=1)  # [N, 1]
+        memory = self._context(0, values.sum(1) / counts)
         contexts, weights = [memory], []
-        for step, of_items in enumerate(self.of_items):
-            keys = where_present(of_items, values, items.mask).tanh()  # [N, M, A]
+        for step, project in enumerate(self.of_items):
+            keys = apply_where_present(project, values, items.mask).tanh()  # [N, M, A]
             hidden = self.dropout(keys * self.of_memories[step](memory).tanh()[:, None])
             logits = self.of_hidden[step](hidden).squeeze(2)  # [N, M]
-            shares = logits.masked_fill(~items.present, -torch.inf).softmax(dim=1).masked_fill(~items.present, 0)
-            contexts.append(self._context(step + 1, (shares[:, None] @ values).squeeze(1)))
-            weights.append(shares)
+            weights.append(logits.masked_fill(outside, -torch.inf).softmax(dim=1).masked_fill(outside, 0))
+            contexts.append(self._context(step + 1, (weights[-1][:, None] @ values).squeeze(1)))
             memory = memory + contexts[-1]
         return torch.cat(contexts, dim=1), torch.stack(weights, dim=1)
 
-    def _context(self, number: int, pooled: Tensor) -> Tensor:
-        """Return the context ``[N, E]`` of means ``[N, W]``."""
-        return pooled if self.maps is None else self.maps[number](self.dropout(pooled)).tanh()
+    def _context(self, index: int, pooled: Tensor) -> Tensor:
+        """Return the context ``[N, E]`` of pooled vectors ``[N, W]``."""
+        return pooled if self.maps is None else self.maps[index](self.dropout(pooled)).tanh()
 
 
 def _matrix(width: int, outputs: int) -> nn.Linear:
-    """Return a matrix, drawn as that of images is (Xavier)."""
+    """Return a linear layer without bias, initialized by Xavier like the image encoder."""
     matrix = nn.Linear(width, outputs, bias=False)
     nn.init.xavier_uniform_(matrix.weight)
     return matrix
 
 
 class Dan(SentenceEncoderModel):
-    """Images and sentences attend to themselves, step by step; an embedding is the context vectors of all steps.
+    """Images and sentences pooled by `AttentionSteps`; an embedding is the concatenation of their contexts.
 
-    The similarity of an image and a sentence is the sum over the steps of the inner products of their contexts, which is the inner
-    product of their embeddings. Neither depends on the other, so that each item is embedded once. A word is the sum of the states
-    of both directions of an LSTM. Each language has a table of words, an LSTM and an attention of its own.
+    The similarity of an image and a sentence is the inner product of their embeddings: the sum of those of their contexts over the
+    steps. A word is the sum of the states of both directions of an LSTM. Each language has its own sentence encoder.
     """
 
     similarity = "inner-product"
@@ -180,14 +177,14 @@ class Dan(SentenceEncoderModel):
         """Return embeddings ``[N, E]`` of images with the features ``[N, R, D]``."""
         return Encoded(widen_bfloat16(self.attention(Encoded(images.features, images.mask))))
 
-    def pool_states(self, read: Encoded, language: str) -> Encoded:
-        """Return embeddings ``[N, E]`` of captions that were read, in their order."""
-        return Encoded(widen_bfloat16(self.sentences.of(language).pooling(_words(read))))
+    def pool_states(self, states: Encoded, language: str) -> Encoded:
+        """Return the embeddings ``[N, E]`` of captions, in their order."""
+        return Encoded(widen_bfloat16(self.sentences.of(language).pooling(_sum_directions(states))))
 
     def attention_weights(self, images: ImageBatch, captions: CaptionBatch, language: str) -> AttentionWeights:
-        """Return how much each step attends to the regions of an image, and to the tokens of a caption."""
-        regions, words = Encoded(images.features, images.mask), _words(self.token_states(captions, language))
-        return weights_of_heads(self.attention, regions, self.sentences.of(language).pooling, words)
+        """Return the attention weights of each step over the regions of an image and the tokens of a caption."""
+        regions, words = Encoded(images.features, images.mask), _sum_directions(self.token_states(captions, language))
+        return compute_head_weights(self.attention, regions, self.sentences.of(language).pooling, words)
 
 
 def _attention(width: int, config: DanConfig, *, mapped: bool) -> AttentionSteps:
@@ -201,6 +198,6 @@ def _attention(width: int, config: DanConfig, *, mapped: bool) -> AttentionSteps
     )
 
 
-def _words(read: Encoded) -> Encoded:
-    """Return the words of captions ``[N, T, H]``, of states that are the means of both directions."""
-    return Encoded(2 * read.values, read.mask)
+def _sum_directions(states: Encoded) -> Encoded:
+    """Convert the mean of both directions ``[N, T, H]`` to their sum."""
+    return Encoded(2 * states.values, states.mask)

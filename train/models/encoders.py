@@ -1,18 +1,22 @@
-"""Encoders of images and sentences into the joint space, and models with such encoders.
+"""Encoders of images and sentences into the joint space, and the base class of models with such encoders.
 
-A sentence encoder is composed: a table of word vectors, a reader that goes through them, and a pooling that makes one vector of
-what it returns.
+A sentence passes through three stages::
 
-Letters in shapes: ``B`` images or captions, ``T`` tokens of the longest caption, ``P`` tokens of all, ``D`` feature width, ``W``
-word width, ``E`` joint embedding width.
+    token ids --word embedding--> vectors --text encoder--> states --pooling--> one vector
+              `WordEmbedding`               `TEXT_ENCODERS`           `pool`, or an attention
+
+`RetrievalModel.token_states` returns the states, and is never compiled; `RetrievalModel.pool_states` is the pooling, and can be
+compiled. In checkpoints the text encoder is the submodule ``reader``.
+
+Shapes: ``B`` images or captions, ``T`` tokens of the longest caption, ``P`` tokens of all, ``D`` feature width, ``W`` width of a
+word vector, ``E`` width of the joint space.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -33,11 +37,11 @@ from train.models.similarity import inner_product
 class ImageEncoder(nn.Linear):
     """Affine map of image features, ``[B, D]`` to ``[B, E]``."""
 
-    def __init__(self, feature_width: int, embedding: int) -> None:
-        super().__init__(feature_width, embedding)
+    def __init__(self, feature_width: int, embed_dim: int) -> None:
+        super().__init__(feature_width, embed_dim)
 
     def reset_parameters(self) -> None:
-        """Draw weights uniformly from ±sqrt(6 / (D + E)) and set the bias to 0.
+        """Sample weights uniformly from ±sqrt(6 / (D + E)) and set the bias to 0.
 
         This is Xavier initialization, as in VSE++ (``model.py``, ``EncoderImagePrecomp``).
         """
@@ -46,19 +50,25 @@ class ImageEncoder(nn.Linear):
 
 
 class WordEmbedding(nn.Embedding):
-    """A learned vector for each word, from token ids to ``[..., W]``.
+    """Learned word vectors, from token ids to ``[..., W]``.
 
     Args:
         vocabulary_size: number of token ids.
         width: W.
-        ids: the token ids that have a vector, ascending; all others are read as ``<unk>``. None means every id.
+        ids: token ids with a vector, ascending; all others get the vector of ``<unk>``. None means all ids.
     """
 
     def __init__(self, vocabulary_size: int, width: int, *, ids: Sequence[int] | None = None) -> None:
         super().__init__(vocabulary_size if ids is None else len(ids), width)
         self.ids = range(vocabulary_size) if ids is None else tuple(ids)
+        rows = None
+        if ids is not None:
+            if UNK not in ids:
+                raise ValueError(f"the ids of a language lack <unk> ({UNK})")
+            rows = torch.full((vocabulary_size,), list(ids).index(UNK))
+            rows[torch.tensor(ids)] = torch.arange(len(ids))
         self.rows: Tensor | None
-        self.register_buffer("rows", None if ids is None else _rows(vocabulary_size, ids), persistent=False)
+        self.register_buffer("rows", rows, persistent=False)
         # VSE++ (`model.py`, `EncoderText`).
         nn.init.uniform_(self.weight, -0.1, 0.1)
 
@@ -66,101 +76,85 @@ class WordEmbedding(nn.Embedding):
         """Return the vectors of token ids."""
         return super().forward(token_ids if self.rows is None else self.rows[token_ids])
 
-    def prepare(self, captions: CaptionBatch) -> tuple[WordEmbedding, CaptionBatch]:
-        """Return what a reader reads: this table, and the captions."""
+    def prepare(self, captions: CaptionBatch) -> tuple[nn.Embedding, CaptionBatch]:
+        """Return the inputs of a text encoder: this embedding and the captions."""
         return self, captions
 
 
-@dataclass(frozen=True)
-class PrecomputedEmbeddings:
-    """The given vectors of the tokens of a batch, ``[P, W]``, in the place of a `WordEmbedding`: an id is the number of a token."""
-
-    weight: Tensor
-
-    def __call__(self, token_ids: Tensor) -> Tensor:
-        """Return the vectors of tokens."""
-        return self.weight[token_ids]
-
-
 class PrecomputedTokens(nn.Module):
-    """Vectors of tokens that captions bring along, such as those of BERT, in the place of a `WordEmbedding`; nothing is learned."""
+    """Token vectors that the captions contain, such as those of BERT, in place of a `WordEmbedding`. It has no parameters."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("_place", torch.empty(0), persistent=False)  # Says which device the model is on.
+        self.register_buffer("_place", torch.empty(0), persistent=False)  # On the device of the model.
         self._place: Tensor
 
-    def prepare(self, captions: CaptionBatch) -> tuple[PrecomputedEmbeddings, CaptionBatch]:
-        """Return what a reader reads: the vectors of a batch, and its captions with the number of each token as its id.
+    def prepare(self, captions: CaptionBatch) -> tuple[nn.Embedding, CaptionBatch]:
+        """Return the inputs of a text encoder: the vectors of a batch, and its captions with token positions as ids.
 
         Raises:
             ValueError: the captions have no vectors.
         """
         vectors = upload(torch.from_numpy(captions.token_vectors()), self._place.device)
         offsets = np.concatenate([[0], np.cumsum(captions.lengths)])
-        return PrecomputedEmbeddings(vectors), CaptionBatch(np.arange(len(vectors)), offsets, np.arange(len(captions)))
-
-
-Words: TypeAlias = WordEmbedding | PrecomputedEmbeddings
-"""From token ids to their vectors ``[..., W]``, which are in ``weight``."""
-
-
-def words_of(dimensions: Dimensions, width: int, ids: Sequence[int] | None = None) -> WordEmbedding | PrecomputedTokens:
-    """Return the words of a new sentence encoder: given ones where the data has vectors of tokens, otherwise a new table."""
-    return PrecomputedTokens() if dimensions.token_width else WordEmbedding(dimensions.vocabulary_size, width, ids=ids)
+        positions = CaptionBatch(np.arange(len(vectors)), offsets, np.arange(len(captions)))
+        return nn.Embedding.from_pretrained(vectors), positions
 
 
 class FinalStateGRU(nn.Module):
-    """Reader whose result is its state after the last token, ``[B, E]``. Prefixes that captions share are read once."""
+    """Text encoder that returns its state after the last token, ``[B, E]``. On a CPU, shared prefixes are processed only once."""
 
-    def __init__(self, word_width: int, units: int) -> None:
+    def __init__(self, word_dim: int, hidden_size: int) -> None:
         super().__init__()
-        self.gru = nn.GRU(word_width, units, batch_first=True)
+        self.gru = nn.GRU(word_dim, hidden_size, batch_first=True)
 
-    def forward(self, words: Words, captions: CaptionBatch) -> Encoded:
-        """Read captions."""
+    def forward(self, words: nn.Embedding, captions: CaptionBatch) -> Encoded:
+        """Encode captions."""
         if uses_packed_rnn(words.weight.device):
-            packed = build_trie(captions)
-            return Encoded(gru_over_trie(self.gru, words(packed.tokens), packed))
-        return Encoded(read_last_with_torch(self.gru, words, captions))
+            trie = build_trie(captions)
+            return Encoded(gru_over_trie(self.gru, words(trie.tokens), trie))
+        if not len(captions):
+            return Encoded(words.weight.new_zeros(0, self.gru.hidden_size))
+        sequence, positions = _pack(words, captions)
+        (last,) = self.gru(sequence)[1]
+        return Encoded(last.index_select(0, positions))
 
 
 class BidirectionalLSTM(nn.Module):
-    """Reader whose result is a state for each token, ``[B, T, E]``: the mean of both directions', as in SCAN (``model.py``)."""
+    """Text encoder that returns a state per token, ``[B, T, E]``: the mean of both directions, as in SCAN (``model.py``)."""
 
-    def __init__(self, word_width: int, units: int) -> None:
+    def __init__(self, word_dim: int, hidden_size: int) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(word_width, units, batch_first=True, bidirectional=True)
+        self.lstm = nn.LSTM(word_dim, hidden_size, batch_first=True, bidirectional=True)
 
-    def forward(self, words: Words, captions: CaptionBatch) -> Encoded:
-        """Read captions."""
-        read = bilstm_over_trie if uses_packed_rnn(words.weight.device) else read_with_torch
-        return _both_ways(read, self.lstm, words, captions)
+    def forward(self, words: nn.Embedding, captions: CaptionBatch) -> Encoded:
+        """Encode captions."""
+        run = bilstm_over_trie if uses_packed_rnn(words.weight.device) else _run_torch
+        return _average_directions(run, self.lstm, words, captions)
 
 
 class BidirectionalGRU(nn.Module):
-    """Reader with the result of a `BidirectionalLSTM`, of a GRU: that of SCAN (Lee et al. 2018, section 3.2)."""
+    """The GRU counterpart of `BidirectionalLSTM` (Lee et al. 2018, section 3.2)."""
 
-    def __init__(self, word_width: int, units: int) -> None:
+    def __init__(self, word_dim: int, hidden_size: int) -> None:
         super().__init__()
-        self.gru = nn.GRU(word_width, units, batch_first=True, bidirectional=True)
+        self.gru = nn.GRU(word_dim, hidden_size, batch_first=True, bidirectional=True)
 
-    def forward(self, words: Words, captions: CaptionBatch) -> Encoded:
-        """Read captions."""
-        return _both_ways(read_with_torch, self.gru, words, captions)
+    def forward(self, words: nn.Embedding, captions: CaptionBatch) -> Encoded:
+        """Encode captions."""
+        return _average_directions(_run_torch, self.gru, words, captions)
 
 
 TEXT_ENCODERS = {"gru": FinalStateGRU, "bilstm": BidirectionalLSTM, "bigru": BidirectionalGRU}
 
 
-def orthogonalize(reader: nn.Module) -> None:
-    """Draw new weights of a recurrent reader whose parameters have torch's names.
+def orthogonalize(text_encoder: nn.Module) -> None:
+    """Initialize a recurrent text encoder with orthogonal matrices; its parameters have torch's names.
 
-    The recurrent weights of each gate become an orthogonal matrix, the weights of the words are drawn uniformly from ±0.1, and the
-    biases are 0, as in github.com/ivendrov/order-embedding (``layers.py``, ``utils.py``). An orthogonal matrix keeps the length of
-    what it multiplies, so that neither states nor gradients vanish over the words of a sentence.
+    The recurrent weights of each gate become an orthogonal matrix, the input weights are uniform in ±0.1, and the biases are 0, as
+    in github.com/ivendrov/order-embedding (``layers.py``, ``utils.py``).
     """
-    for name, parameter in reader.named_parameters():
+    for name, parameter in text_encoder.named_parameters():
         if "weight_hh" in name:
             for gate in parameter.data.split(parameter.shape[1]):
                 nn.init.orthogonal_(gate)
@@ -170,27 +164,29 @@ def orthogonalize(reader: nn.Module) -> None:
             nn.init.zeros_(parameter)
 
 
-def pooled(encoded: Encoded, pooling: Literal["mean", "max"] = "mean") -> Tensor:
-    """Return one vector ``[B, E]`` for each item: the mean or the greatest value of its vectors, or the only one that it has."""
+def pool(encoded: Encoded, pooling: Literal["mean", "max"] = "mean") -> Tensor:
+    """Return one vector per item, ``[B, E]``: the mean or the maximum of its vectors, or its only vector."""
     if encoded.values.dim() == 2:
         return encoded.values
-    outside = ~encoded.present[..., None]
+    outside = ~encoded.mask_or_ones[..., None]
     if pooling == "mean":
-        return encoded.values.masked_fill(outside, 0).sum(1) / encoded.present.sum(1, keepdim=True)
+        return encoded.values.masked_fill(outside, 0).sum(1) / encoded.mask_or_ones.sum(1, keepdim=True)
     return encoded.values.masked_fill(outside, -torch.inf).amax(1)
 
 
-def where_present(function: Callable[[Tensor], Tensor], values: Tensor, mask: Tensor | None, *, absent: float = 0.0) -> Tensor:
-    """Apply a function of rows to those that are there: what stands in the others changes nothing.
+def apply_where_present(
+    function: Callable[[Tensor], Tensor], values: Tensor, mask: Tensor | None, *, absent: float = 0.0
+) -> Tensor:
+    """Apply a function to the rows inside a mask; values outside it have no effect.
 
-    On a CPU the others take no time. A GPU would have to tell how many there are, which the host would wait for, and a compiled
-    graph would end there; then the function is applied to all rows, and its results are replaced.
+    On a CPU, rows outside the mask are skipped. On a GPU, counting them would synchronise with the host, and a graph break would
+    end a compiled graph: the function is applied to all rows, and the results outside the mask are replaced.
 
     Args:
-        function: from ``[P, F]`` to ``[P, G]``, or with more dimensions in front; of zeros something finite.
+        function: from ``[..., F]`` to ``[..., G]``; finite for zeros.
         values: ``[N, M, F]``.
-        mask: bool ``[N, M]``, true where there is a row; None if they are all there.
-        absent: what the others become.
+        mask: bool ``[N, M]``, true for present rows; None if all are present.
+        absent: result outside the mask.
 
     Returns:
         ``[N, M, G]``.
@@ -202,36 +198,35 @@ def where_present(function: Callable[[Tensor], Tensor], values: Tensor, mask: Te
         return function(values.masked_fill(outside, 0)).masked_fill(outside, absent)
     rows = mask.flatten().nonzero().squeeze(1)
     result = function(values.flatten(0, 1).index_select(0, rows))  # [P, G]
-    everywhere = result.new_full((mask.numel(), result.shape[1]), absent)
-    return everywhere.index_copy(0, rows, result).unflatten(0, mask.shape)
+    padded = result.new_full((mask.numel(), result.shape[1]), absent)
+    return padded.index_copy(0, rows, result).unflatten(0, mask.shape)
 
 
 class SentenceEncoder(nn.Module):
-    """Words, a reader, and a pooling.
+    """Word embedding, text encoder, and pooling.
 
     Args:
-        words: vectors of words.
+        words: the word embedding.
         reader: one of `TEXT_ENCODERS`.
-        pooling: what makes one vector of a reader's states ``[B, T, E]``, or takes the only one ``[B, E]``: `pooled` with a choice,
-            or a module.
+        pooling: from the states ``[B, T, E]`` or ``[B, E]`` to a vector per caption, e.g. `pool`.
     """
 
     def __init__(
-        self, words: WordEmbedding | PrecomputedTokens, reader: nn.Module, pooling: Callable[[Encoded], Tensor] = pooled
+        self, words: WordEmbedding | PrecomputedTokens, reader: nn.Module, pooling: Callable[[Encoded], Tensor] = pool
     ) -> None:
         super().__init__()
         self.words = words
         self.reader = reader
         self.pooling = pooling
 
-    @torch.compiler.disable  # The number of tokens, and that of time steps, changes with each batch: each would be compiled anew.
+    @torch.compiler.disable  # The numbers of tokens and time steps change with each batch, which would be compiled each time.
     def states(self, captions: CaptionBatch) -> Encoded:
-        """Return what the reader does, in the order of the captions."""
+        """Return the states of the text encoder, in the order of the captions."""
         states: Encoded = self.reader(*self.words.prepare(captions))
         return states
 
     def forward(self, captions: CaptionBatch) -> Tensor:
-        """Return a vector for each caption, in their order."""
+        """Return a vector per caption, in their order."""
         return self.pooling(self.states(captions))
 
 
@@ -239,32 +234,40 @@ class SentenceEncoders(nn.ModuleList):
     """The sentence encoders of a model: one for each language, or one for all.
 
     Args:
-        dimensions: languages, size of the vocabulary, and the ids that have a vector.
-        word_width: W.
-        reader: makes a new reader.
-        pooling: makes the pooling of a new encoder.
-        shared: whether one encoder reads all languages.
+        dimensions: languages, vocabulary size, and token ids with a vector.
+        word_dim: W.
+        build_reader: builds a text encoder.
+        build_pooling: builds the pooling of an encoder.
+        shared: use one encoder for all languages.
     """
 
     def __init__(
         self,
         dimensions: Dimensions,
-        word_width: int,
-        reader: Callable[[], nn.Module],
-        pooling: Callable[[], Callable[[Encoded], Tensor]] = lambda: pooled,
+        word_dim: int,
+        build_reader: Callable[[], nn.Module],
+        build_pooling: Callable[[], Callable[[Encoded], Tensor]] = lambda: pool,
         *,
         shared: bool = False,
     ) -> None:
         self.languages = dimensions.languages
         self.shared = shared
-        ids_of_encoders = [dimensions.language_ids.get(language) for language in self.languages[: 1 if shared else None]]
-        super().__init__(SentenceEncoder(words_of(dimensions, word_width, ids), reader(), pooling()) for ids in ids_of_encoders)
+
+        def build_words(language: str) -> WordEmbedding | PrecomputedTokens:
+            if dimensions.token_width:
+                return PrecomputedTokens()
+            return WordEmbedding(dimensions.vocabulary_size, word_dim, ids=dimensions.language_ids.get(language))
+
+        super().__init__(
+            SentenceEncoder(build_words(language), build_reader(), build_pooling())
+            for language in self.languages[: 1 if shared else None]
+        )
 
     def of(self, language: str) -> SentenceEncoder:
-        """Return the encoder that reads a language.
+        """Return the encoder of a language.
 
         Raises:
-            ValueError: none does.
+            ValueError: the language is unknown.
         """
         if language not in self.languages:
             raise ValueError(f"language is {language!r}, expected one of {self.languages}")
@@ -272,122 +275,95 @@ class SentenceEncoders(nn.ModuleList):
         assert isinstance(encoder, SentenceEncoder)
         return encoder
 
-    def by_language(self, name: str) -> Mapping[str, Sequence[str]]:
-        """Return the languages of each encoder, for `RetrievalModel.modules_by_language`."""
-        if self.shared:
-            return {f"{name}.0": self.languages}
-        return {f"{name}.{number}": (language,) for number, language in enumerate(self.languages)}
-
 
 def uses_packed_rnn(device: torch.device) -> bool:
-    """Return whether GRU and LSTM of `train.models.packed_rnn` read on a device; torch's do on the others.
+    """Return whether `train.models.packed_rnn` runs GRU and LSTM on a device, rather than torch.
 
-    On a CPU ours are faster (``tests/benchmarks/bench_training.py``). On a GPU torch's are cuDNN's, one operation for all time
-    steps, of which ours start some twenty each, forward and backward. Both have the same parameters.
+    It is faster on a CPU (``tests/benchmarks/bench_training.py``). On a GPU, cuDNN runs all time steps in one kernel.
     """
     return device.type == "cpu"
 
 
-def read_with_torch(network: nn.LSTM | nn.GRU, words: Words, captions: CaptionBatch) -> tuple[Tensor, ...]:
-    """Read captions, one or more, with torch's own network; arguments and result as of `bilstm_over_trie`."""
-    sequence, back = _sequence(words, captions)
+def _run_torch(network: nn.LSTM | nn.GRU, words: nn.Embedding, captions: CaptionBatch) -> tuple[Tensor, ...]:
+    """Run torch's bidirectional network; arguments and result as of `bilstm_over_trie`."""
+    sequence, positions = _pack(words, captions)
     states, _ = pad_packed_sequence(network(sequence)[0], batch_first=True)  # [B, T, 2E]
-    return states.index_select(0, back).chunk(2, dim=2)
+    return states.index_select(0, positions).chunk(2, dim=2)
 
 
-def read_last_with_torch(gru: nn.GRU, words: Words, captions: CaptionBatch) -> Tensor:
-    """Read captions with torch's own GRU of one direction, and return the state of each after its last token, ``[B, E]``."""
-    if not len(captions):
-        return words.weight.new_zeros(0, gru.hidden_size)
-    sequence, back = _sequence(words, captions)
-    (last,) = gru(sequence)[1]
-    return last.index_select(0, back)
-
-
-def _sequence(words: Words, captions: CaptionBatch) -> tuple[PackedSequence, Tensor]:
-    """Return the vectors of the words of captions, the longest first, and int64 ``[B]``, the place of each caption there."""
+def _pack(words: nn.Embedding, captions: CaptionBatch) -> tuple[PackedSequence, Tensor]:
+    """Return the word vectors of captions, the longest first, and int64 ``[B]``, the position of each caption in them."""
     device = words.weight.device
     vectors = words(upload(torch.from_numpy(captions.padded(PAD)), device))  # [B, T, W]
-    # Sorted here, since torch would read the order back from the GPU, and wait for it.
+    # Sorted on the CPU: torch would copy the order back from the GPU, which synchronises.
     lengths, order = torch.from_numpy(captions.lengths).sort(descending=True)
     sequence = pack_padded_sequence(vectors.index_select(0, upload(order, device)), lengths, batch_first=True)
     return sequence, upload(order.argsort(), device)
 
 
-def _both_ways(
-    read: Callable[..., tuple[Tensor, ...]], network: nn.LSTM | nn.GRU, words: Words, captions: CaptionBatch
+def _average_directions(
+    run: Callable[..., tuple[Tensor, ...]], network: nn.LSTM | nn.GRU, words: nn.Embedding, captions: CaptionBatch
 ) -> Encoded:
-    """Return the mean of the states of both directions for each token."""
     if not len(captions):
         return Encoded(words.weight.new_zeros(0, 1, network.hidden_size))
-    forward, backward = read(network, words, captions)  # [B, T, E]
+    forward, backward = run(network, words, captions)  # [B, T, E]
     lengths = upload(torch.from_numpy(captions.lengths), forward.device)
     return Encoded((forward + backward) / 2, torch.arange(forward.shape[1], device=forward.device) < lengths[:, None])
 
 
-def _rows(vocabulary_size: int, ids: Sequence[int]) -> Tensor:
-    """Return the row of each token id in a table of ``ids`` only, int64 ``[vocabulary_size]``."""
-    if UNK not in ids:
-        raise ValueError(f"the ids of a language must have <unk> ({UNK}) among them")
-    rows = torch.full((vocabulary_size,), list(ids).index(UNK))
-    rows[torch.tensor(ids)] = torch.arange(len(ids))
-    return rows
-
-
 def embedding_parameters(model: nn.Module, vocabulary_size: int) -> dict[str, Sequence[int]]:
-    """Return, by parameter, the token id of each row of the tables of word vectors.
+    """Return the token id of each row of the word embeddings, by parameter name.
 
-    These are each `WordEmbedding`, and torch's own embeddings that have as many rows as there are tokens.
+    Word embeddings are each `WordEmbedding`, and torch's own embeddings with as many rows as tokens.
     """
-    tables: dict[str, Sequence[int]] = {}
+    ids_by_name: dict[str, Sequence[int]] = {}
     for name, module in model.named_modules():
         if isinstance(module, WordEmbedding):
-            tables[f"{name}.weight"] = module.ids
+            ids_by_name[f"{name}.weight"] = module.ids
         elif isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.num_embeddings == vocabulary_size:
-            tables[f"{name}.weight"] = range(vocabulary_size)
-    return tables
+            ids_by_name[f"{name}.weight"] = range(vocabulary_size)
+    return ids_by_name
 
 
 def load_pretrained_embeddings(model: RetrievalModel, words: WordVectors, counts: Sequence[Mapping[str, int]]) -> str:
-    """Replace the drawn vectors of words by pretrained ones; a word that has none stays as drawn.
+    """Replace randomly initialized word vectors by pretrained ones; words without one keep theirs.
 
     Returns:
-        What was replaced, in one sentence.
+        A sentence about the replaced vectors.
 
     Raises:
-        UsageError: the model has no table of such words.
+        UsageError: the model has no word embedding of this width.
     """
     parameters = dict(model.named_parameters())
-    said = []
+    replaced = []
     for name, ids in embedding_parameters(model, len(counts)).items():
         weight = parameters[name]
         if weight.shape[1] != words.width:
             raise UsageError(
-                f"{name} has {weight.shape[1]} numbers a word, but the vectors in {words.location!r} have {words.width}: choose "
-                "other vectors, or another width"
+                f"{name} has word vectors of width {weight.shape[1]}, but {words.location!r} has width {words.width}: choose other "
+                "vectors, or another width"
             )
         languages = _languages_of(model, name)
-        rows_of = {number: row for row, number in enumerate(ids)}
-        numbers, vectors = words.of_languages(languages, counts)
-        known = [place for place, number in enumerate(numbers.tolist()) if number in rows_of]
-        rows = torch.tensor([rows_of[numbers[place]] for place in known], dtype=torch.int64, device=weight.device)
+        rows_by_id = {token_id: row for row, token_id in enumerate(ids)}
+        token_ids, vectors = words.of_languages(languages, counts)
+        positions = [position for position, token_id in enumerate(token_ids.tolist()) if token_id in rows_by_id]
+        rows = torch.tensor([rows_by_id[token_ids[n]] for n in positions], dtype=torch.int64, device=weight.device)
         with torch.no_grad():
-            weight[rows] = torch.from_numpy(vectors[known]).to(weight)
-        said.append(f"{len(known):,} of {len(rows_of):,} in {', '.join(languages)}")
-    if not said:
-        raise UsageError("the model has no table of words, so that it cannot begin with word vectors: leave --word-vectors out")
-    return f"began with the vectors of words in {words.location!r}: {'; '.join(said)}; the others as drawn"
+            weight[rows] = torch.from_numpy(vectors[positions]).to(weight)
+        replaced.append(f"{len(positions):,} of {len(rows_by_id):,} in {', '.join(languages)}")
+    if not replaced:
+        raise UsageError("the model has no word embedding to load word vectors into: leave --word-vectors out")
+    return f"word vectors loaded from {words.location!r}: {'; '.join(replaced)}; the others are random"
 
 
 def freeze_word_embeddings(model: nn.Module, vocabulary_size: int) -> None:
-    """Keep the tables of words as they are: training changes them no more."""
-    parameters: Mapping[str, Tensor] = dict(model.named_parameters())
+    """Exclude word embeddings from training."""
     for name in embedding_parameters(model, vocabulary_size):
-        parameters[name].requires_grad_(False)
+        model.get_parameter(name).requires_grad_(False)
 
 
 def _languages_of(model: RetrievalModel, name: str) -> Sequence[str]:
-    """Return the languages whose words a parameter holds."""
+    """Return the languages of a parameter."""
     for module, languages in model.modules_by_language().items():
         if name.startswith(f"{module}."):
             return tuple(languages)
@@ -395,10 +371,10 @@ def _languages_of(model: RetrievalModel, name: str) -> Sequence[str]:
 
 
 class SentenceEncoderModel(RetrievalModel):
-    """A model that reads captions, and then makes of the states of the reader what it compares.
+    """A model with `SentenceEncoders`.
 
     Raises:
-        UsageError: the model takes no images with features of this shape.
+        UsageError: the model does not accept image features of this shape.
     """
 
     sentences: SentenceEncoders
@@ -409,11 +385,11 @@ class SentenceEncoderModel(RetrievalModel):
         self.languages = dimensions.languages
 
     def token_states(self, captions: CaptionBatch, language: str) -> Encoded:
-        """Return the states of the reader, ``[B, T, H]``, or ``[B, H]`` where there is only the last one."""
+        """Return the states of the text encoder, ``[B, T, H]``, or ``[B, H]`` if it returns only the last."""
         return self.sentences.of(language).states(captions)
 
     @abstractmethod
-    def pool_states(self, read: Encoded, language: str) -> Encoded:
+    def pool_states(self, states: Encoded, language: str) -> Encoded:
         """Encode captions in one language from their states, in their order."""
 
     def encode_captions(self, captions: CaptionBatch, language: str) -> Encoded:
@@ -423,7 +399,7 @@ class SentenceEncoderModel(RetrievalModel):
     def scores(self, a: Encoded, b: Encoded) -> Tensor:
         """Return the scores of all pairs; by default the inner products of embeddings ``[A, E]`` and ``[B, E]``, ``[A, B]``.
 
-        Always computed in float32 or better: the margins of the losses are not far above the rounding of bfloat16.
+        Autocast is off: bfloat16 rounding is nearly as large as the margins of the losses.
         """
         with torch.autocast(a.values.device.type, enabled=False):
             return self._compare(a, b)
@@ -433,17 +409,19 @@ class SentenceEncoderModel(RetrievalModel):
 
     def modules_by_language(self) -> Mapping[str, Sequence[str]]:
         """Return the languages of each sentence encoder."""
-        return self.sentences.by_language("sentences")
+        if self.sentences.shared:
+            return {"sentences.0": self.languages}
+        return {f"sentences.{index}": (language,) for index, language in enumerate(self.languages)}
 
 
 def widen_bfloat16(values: Tensor) -> Tensor:
-    """Return float32 values in place of bfloat16."""
+    """Convert bfloat16 to float32; other types stay."""
     return values.float() if values.dtype == torch.bfloat16 else values
 
 
-def weights_of_heads(image_heads: Any, regions: Encoded, word_heads: Any, words: Encoded) -> AttentionWeights:
-    """Return how much the heads of an image attend to its regions, and those of a caption to its words."""
+def compute_head_weights(image_heads: Any, regions: Encoded, word_heads: Any, words: Encoded) -> AttentionWeights:
+    """Return the attention weights of the heads over the regions of an image and the tokens of a caption."""
     return AttentionWeights(
-        regions=image_heads.weights(regions)[0, :, regions.present[0]],
-        words=word_heads.weights(words)[0, :, words.present[0]],
+        regions=image_heads.weights(regions)[0, :, regions.mask_or_ones[0]],
+        words=word_heads.weights(words)[0, :, words.mask_or_ones[0]],
     )

@@ -1,8 +1,7 @@
-"""Multi-head attention with diversity (Huang et al. 2019): the kind of model ``mha-d``.
+"""Multi-head attention with diversity (Huang et al. 2019): the model kind ``mha-d``.
 
-Letters in shapes: ``N`` images or captions of a batch, ``A`` and ``B`` those that are compared, ``M`` regions or tokens of the one
-with the most, ``R`` regions, ``D`` feature width, ``H`` width of a region or token in the joint space, ``K`` heads, ``E`` = K * H
-width of an embedding.
+Shapes: ``N`` images or captions, ``M`` regions or tokens, ``R`` regions, ``D`` feature width, ``H`` width of a region or token in
+the joint space, ``K`` heads, ``E`` = K * H embedding width.
 """
 
 from __future__ import annotations
@@ -18,24 +17,24 @@ from train.models.encoders import (
     ImageEncoder,
     SentenceEncoderModel,
     SentenceEncoders,
-    weights_of_heads,
-    where_present,
+    apply_where_present,
+    compute_head_weights,
     widen_bfloat16,
 )
 from train.models.retrieval_model import AttentionWeights, Dimensions, Encoded, ImageBatch
-from train.models.similarity import unit
+from train.models.similarity import l2_normalize
 
 
 class MultiHeadAttention(nn.Module):
-    """Pooling of regions or tokens into K vectors: each is their mean, weighted as one head attends to them.
+    """Attention pooling of regions or tokens into K vectors, one per head.
 
-    With g_i the tokens of a sentence, and for the head k a learned context c_k and two learned matrices (equations 1 and 2; the
-    same for the regions of an image)::
+    With the tokens g_i of a sentence, or the regions of an image, and for head k a learned context c_k and two learned matrices
+    (equations 1 and 2)::
 
         a_i^k = softmax over i of tanh(W_c^k c_k)^T tanh(W^k g_i)
         g^k = sum over i of a_i^k g_i
 
-    The result is their concatenation. Where there is no region or token at all, it is zeros.
+    The result is the concatenation of the heads; zeros without regions or tokens.
 
     Args:
         width: H.
@@ -52,10 +51,9 @@ class MultiHeadAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw contexts uniformly from ±0.1, as the vectors of words are, and each matrix as that of images is (Xavier).
+        """Initialize contexts uniformly in ±0.1, like word vectors, and matrices by Xavier, like the image encoder.
 
-        The paper is silent. So the attention begins near the mean, though the heads differ; with contexts ten times as large it
-        would begin near a single region.
+        The paper does not say how. This attention starts near the mean, with different heads.
         """
         nn.init.uniform_(self.contexts, -0.1, 0.1)
         for matrices in (self.of_contexts, self.of_items):
@@ -63,12 +61,12 @@ class MultiHeadAttention(nn.Module):
                 nn.init.xavier_uniform_(matrix)
 
     def forward(self, items: Encoded) -> Tensor:
-        """Return the heads of ``[N, M, H]``, one after the other, ``[N, K * H]``."""
+        """Return the concatenated heads of ``[N, M, H]``, ``[N, K * H]``."""
         return (self.weights(items) @ items.values).flatten(1)
 
     def weights(self, items: Encoded) -> Tensor:
-        """Return how much each head attends to each region or token, ``[N, K, M]``; 0 where there is none."""
-        logits = where_present(self._logits, items.values, items.mask, absent=-torch.inf).transpose(1, 2)  # [N, K, M]
+        """Return the attention weights of each head, ``[N, K, M]``; 0 outside the mask."""
+        logits = apply_where_present(self._logits, items.values, items.mask, absent=-torch.inf).transpose(1, 2)  # [N, K, M]
         weights = logits.softmax(dim=2)
         return weights if items.mask is None else weights.masked_fill(~items.mask[:, None], 0)
 
@@ -81,15 +79,14 @@ class MultiHeadAttention(nn.Module):
 
 
 class MhaD(SentenceEncoderModel):
-    """Regions and words in one space, pooled by heads that attend within an image or a sentence; an embedding is all heads.
+    """Regions and words in one space, pooled by the heads of `MultiHeadAttention`; an embedding is their concatenation.
 
-    An affine map takes the features of an image into the joint space, and a bidirectional LSTM for each language the words of a
-    sentence; images and each language have an attention of their own. All embeddings have length 1, but for an image without
-    regions, which is zeros and has no gradient. The diversity of the heads (equations 5 and 6) is a term of the objective, see
-    `train.losses.diversity_loss`.
+    An affine map encodes regions, and one bidirectional LSTM per language encodes words. Images and each language have their own
+    attention. Embeddings are normalized, see `l2_normalize`. The diversity of the heads (equations 5 and 6) is a term of the
+    objective, see `train.losses.diversity_loss`.
 
-    Where the paper is silent: the map of regions has no activation, as in SCAN (``model.py``, ``EncoderImagePrecomp``); a token is
-    the mean of both directions of the LSTM, H units each, as there; the matrices of the attention have no biases, as in equation 1.
+    Choices that the paper leaves open: regions have no activation, and a token is the mean of both directions of the LSTM, H units
+    each, as in SCAN (``model.py``); the matrices of the attention have no biases, as in equation 1.
     """
 
     similarity = "cosine"
@@ -112,20 +109,19 @@ class MhaD(SentenceEncoderModel):
         """Return embeddings ``[N, E]`` of images with the features ``[N, R, D]``."""
         return _embedding(self.attention(self._regions(images)))
 
-    def pool_states(self, read: Encoded, language: str) -> Encoded:
-        """Return embeddings ``[N, E]`` of captions that were read, in their order."""
-        return _embedding(self.sentences.of(language).pooling(read))
+    def pool_states(self, states: Encoded, language: str) -> Encoded:
+        """Return the embeddings ``[N, E]`` of captions, in their order."""
+        return _embedding(self.sentences.of(language).pooling(states))
 
     def attention_weights(self, images: ImageBatch, captions: CaptionBatch, language: str) -> AttentionWeights:
-        """Return how much each head attends to the regions of an image, and to the tokens of a caption."""
+        """Return the attention weights of each head over the regions of an image and the tokens of a caption."""
         regions, words = self._regions(images), self.token_states(captions, language)
-        return weights_of_heads(self.attention, regions, self.sentences.of(language).pooling, words)
+        return compute_head_weights(self.attention, regions, self.sentences.of(language).pooling, words)
 
     def _regions(self, images: ImageBatch) -> Encoded:
         """Return the regions of images in the joint space, ``[N, R, H]``."""
-        return Encoded(where_present(self.regions, images.features, images.mask), images.mask)
+        return Encoded(apply_where_present(self.regions, images.features, images.mask), images.mask)
 
 
 def _embedding(heads: Tensor) -> Encoded:
-    """Place concatenated heads ``[N, E]`` on the unit sphere; bfloat16 becomes float32."""
-    return Encoded(unit(widen_bfloat16(heads)))
+    return Encoded(l2_normalize(widen_bfloat16(heads)))

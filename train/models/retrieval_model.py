@@ -1,7 +1,7 @@
 """The interface of models to training and evaluation.
 
-Letters in shapes: ``N`` images or captions, ``A`` and ``B`` those that are compared, ``D`` feature width, ``R`` regions, ``T``
-tokens, ``K`` parts of an image or caption, ``E`` width of a vector.
+Shapes: ``N`` images or captions, ``A`` and ``B`` the two sides of a comparison, ``D`` feature width, ``R`` regions, ``T`` tokens,
+``K`` vectors of an image or caption, ``E`` width of a vector.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from train.devices import upload
 
 @dataclass(frozen=True)
 class Dimensions:
-    """Languages and sizes; everything else about a model is in the section ``model`` of its configuration.
+    """Languages and sizes from the data; all hyper-parameters are in the section ``model`` of the configuration.
 
     Attributes:
-        languages: the languages that the model reads, in its order.
+        languages: languages of the model, in its order.
         vocabulary_size: number of tokens in the joint vocabulary.
-        feature_shape: shape of an image's features: ``[D]``, or ``[R, D]`` where an image has several.
-        language_ids: the ids of the joint vocabulary that each language uses, ascending and with ``<unk>`` among them: only these
-            get word vectors. A language without an entry gets all of them. Languages that share an encoder have the same ids.
-        token_width: width of the given vectors of tokens that the model reads in place of words; 0 if it has words of its own.
+        feature_shape: shape of an image's features: ``[D]``, or ``[R, D]`` for several per image.
+        language_ids: token ids with a word vector, by language: ascending, ``<unk>`` included. A language without an entry uses all
+            ids. Languages with a shared encoder have the same ids.
+        token_width: width of precomputed token vectors; 0 for a model with a word embedding.
     """
 
     languages: tuple[str, ...]
@@ -53,9 +53,8 @@ class ImageBatch:
     """Features of images.
 
     Attributes:
-        features: float32 ``[N, D]``, or ``[N, R, D]`` where an image has several.
-        mask: bool ``[N, R]``, true where there is a feature; None if there are as many as there is room for. Where there is none,
-            the data that we read holds zeros; each image has at least one.
+        features: float32 ``[N, D]``, or ``[N, R, D]`` for several per image; zeros outside the mask.
+        mask: bool ``[N, R]``, true for features and false for padding; None without padding. Each image has at least one feature.
     """
 
     features: Tensor
@@ -66,18 +65,18 @@ class ImageBatch:
 
     @classmethod
     def of(cls, features: ImageFeatures, images: np.ndarray | slice, device: torch.device) -> ImageBatch:
-        """Read the features of images, by their positions, onto a device."""
+        """Copy the features of images, by position, to a device."""
         values, mask = features[images], features.mask(images)
         return cls(upload(torch.from_numpy(values), device), None if mask is None else upload(torch.from_numpy(mask), device))
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """Images or captions as a model encodes them.
+    """Encoded images or captions.
 
     Attributes:
-        values: ``[N, E]``, or ``[N, K, E]`` where each has several vectors, such as those of regions or words.
-        mask: bool ``[N, K]``, true where there is a vector; None if there are as many as there is room for.
+        values: ``[N, E]``, or ``[N, K, E]`` for several vectors each, e.g. one per region or word.
+        mask: bool ``[N, K]``, true for vectors and false for padding; None without padding.
     """
 
     values: Tensor
@@ -90,39 +89,39 @@ class Encoded:
         return Encoded(self.values[rows], None if self.mask is None else self.mask[rows])
 
     @property
-    def present(self) -> Tensor:
-        """Where there is a vector, bool ``[N, K]``, of images or captions with several vectors each."""
+    def mask_or_ones(self) -> Tensor:
+        """The mask, bool ``[N, K]``, also without padding."""
         return torch.ones_like(self.values[..., 0], dtype=torch.bool) if self.mask is None else self.mask
 
-    def widened(self, parts: int) -> Encoded:
-        """Return the same with room for so many vectors each, where each has several."""
-        missing = parts - self.values.shape[1]
-        return Encoded(pad(self.values, (0, 0, 0, missing)), pad(self.present, (0, missing))) if missing else self
+    def padded_to(self, size: int) -> Encoded:
+        """Pad ``[N, K, E]`` to K = ``size``."""
+        missing = size - self.values.shape[1]
+        return Encoded(pad(self.values, (0, 0, 0, missing)), pad(self.mask_or_ones, (0, missing))) if missing else self
 
     @staticmethod
     def concatenate(batches: Sequence[Encoded]) -> Encoded:
-        """Join one or more batches; a single one is itself the result."""
+        """Join one or more batches; a single one is returned without a copy."""
         if len(batches) == 1:
             return batches[0]
         if batches[0].values.dim() == 2:
             return Encoded(torch.cat([batch.values for batch in batches]))
-        most = max(batch.values.shape[1] for batch in batches)
-        wide = [batch.widened(most) for batch in batches]
-        mask = None if all(batch.mask is None for batch in wide) else torch.cat([batch.present for batch in wide])
-        return Encoded(torch.cat([batch.values for batch in wide]), mask)
+        max_size = max(batch.values.shape[1] for batch in batches)
+        padded = [batch.padded_to(max_size) for batch in batches]
+        mask = None if all(batch.mask is None for batch in padded) else torch.cat([batch.mask_or_ones for batch in padded])
+        return Encoded(torch.cat([batch.values for batch in padded]), mask)
 
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """How much a model attends to the regions of one image and the words of one caption, each without its padding.
+    """Attention weights for one image and one caption, without padding.
 
-    A model has either heads, which attend to regions or words by themselves, or attention between words and regions.
+    A model has self-attention heads (``regions``, ``words``), or cross attention (``pairs``); all else is None.
 
     Attributes:
-        regions: of each head to each region, ``[heads, R]``; each row sums to 1. None if no head attends to regions.
-        words: of each head to each token, ``<start>`` and ``<end>`` included, ``[heads, T]``; likewise.
-        pairs: between each token and each region, ``[T, R]``; each row sums to 1 if words attend to regions, or else each column.
-        words_attend: whether in ``pairs`` words attend to regions, or regions to words.
+        regions: weights of each head over the regions, ``[heads, R]``; each row sums to 1.
+        words: weights of each head over the tokens, ``<start>`` and ``<end>`` included, ``[heads, T]``; each row sums to 1.
+        pairs: weights between tokens and regions, ``[T, R]``; rows sum to 1 if words attend to regions, otherwise columns.
+        words_attend: direction of ``pairs``: words attend to regions, or regions to words.
     """
 
     regions: Tensor | None = None
@@ -132,16 +131,18 @@ class AttentionWeights:
 
 
 class RetrievalModel(nn.Module):
-    """A model that says how alike images and captions are. All state that training changes is in its parameters and buffers.
+    """Interface of a model that scores the similarity of images and captions.
+
+    All state that training changes is in its parameters and buffers.
 
     Attributes:
-        languages: the languages that it reads.
+        languages: languages of the model.
         width: E.
-        similarity: name of what `scores` computes, e.g. ``cosine``.
-        heads: K, the number of attention heads of which the vector of an image or caption is made, one after the other; 1 where it
-            is not made of any. The diversity of heads is a term of the objective, ``loss.diversity_weight``.
-        vectors: whether each image and caption is one vector, whatever it is compared with. Where it is not, as with attention
-            from words to regions, there is nothing to embed and to search in.
+        similarity: name of the similarity that `scores` computes, e.g. ``cosine``.
+        heads: number of attention heads in an embedding, their concatenation; 1 without attention heads. Used by
+            ``loss.diversity_weight``.
+        vectors: whether an image or caption has one embedding. A model with cross attention has none, so that ``embed`` and
+            ``search`` do not support it.
     """
 
     languages: tuple[str, ...]
@@ -159,38 +160,35 @@ class RetrievalModel(nn.Module):
         """Encode captions in one language, in their order.
 
         Raises:
-            ValueError: the model does not read the language.
+            ValueError: the model does not support the language.
         """
 
     def token_states(self, captions: CaptionBatch, language: str) -> Any:
-        """Return what `pool_states` goes on from: what of `encode_captions` no compiler covers, by default nothing.
+        """Return the input of `pool_states`: the part of `encode_captions` that ``torch.compile`` cannot trace, by default nothing.
 
-        A compiled objective begins with it for all captions of a batch, so that what follows is one graph.
+        A compiled objective calls it for all captions of a batch first; the remainder is one graph.
 
         Raises:
-            ValueError: the model does not read the language.
+            ValueError: the model does not support the language.
         """
         return captions
 
-    def pool_states(self, read: Any, language: str) -> Encoded:
-        """Return what `encode_captions` does, from what `token_states` has returned."""
-        return self.encode_captions(read, language)
+    def pool_states(self, states: Any, language: str) -> Encoded:
+        """Return the result of `encode_captions` from that of `token_states`."""
+        return self.encode_captions(states, language)
 
     @abstractmethod
     def scores(self, a: Encoded, b: Encoded) -> Tensor:
-        """Return how alike images and captions, or captions and captions, are: ``[A, B]``, float32; more is more alike."""
+        """Return the similarities of images and captions, or captions and captions: ``[A, B]``, float32, higher is more similar."""
 
     def attention_weights(self, images: ImageBatch, captions: CaptionBatch, language: str) -> AttentionWeights | None:
-        """Return how much the model attends to the regions of an image and the words of a caption; None if it does not attend.
-
-        Figures show it; neither training nor evaluation asks for it.
-        """
+        """Return the attention weights for one image and one caption, for figures; None for a model without attention."""
         return None
 
     def modules_by_language(self) -> Mapping[str, Sequence[str]]:
-        """Return the languages that a module reads, by its name, for modules that read captions and not those of every language.
+        """Return the languages of modules that encode captions of some languages only, by module name.
 
-        A training that starts from another run looks for the modules of its languages there; by default none are told apart.
+        A run that starts from another run matches such modules by language; by default, all modules serve all languages.
         """
         return {}
 

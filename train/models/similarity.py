@@ -1,6 +1,6 @@
 """Similarities of all pairs from two sets of embeddings.
 
-Letters in shapes: ``A`` and ``B`` embeddings, ``E`` embedding width.
+Shapes: ``A`` and ``B`` embeddings, ``E`` embedding width.
 """
 
 from __future__ import annotations
@@ -12,23 +12,21 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_NUMBERS_AT_ONCE = {"cpu": 2**19, "cuda": 2**24}
-"""Number of differences held at once, by kind of device. On a CPU they should stay in its caches: among 2^17 to 2^22 this was the
-fastest, 20 times as fast as all of 128 x 128 x 1024 at once. On a GPU the number of kernels should stay small."""
+_TILE_ELEMENTS = {"cpu": 2**19, "cuda": 2**24}
+"""Differences in memory, by kind of device. A tile fits into the caches of a CPU; a GPU needs few kernels."""
+
+_MIN_NORM = 1e-12
+"""Norm up to which a vector counts as zeros, as in ``torch.nn.functional.normalize``."""
 
 
-_SHORTEST = 1e-12
-"""Norm up to which a vector has no direction, as in ``torch.nn.functional.normalize``."""
+def l2_normalize(vectors: Tensor) -> Tensor:
+    """Divide vectors ``[..., E]`` by their Euclidean norms; zeros stay zeros and have no gradient.
 
-
-def unit(vectors: Tensor) -> Tensor:
-    """Return vectors ``[..., E]`` divided by their Euclidean norms; of one without a direction zeros, and it has no gradient.
-
-    Bit for bit ``torch.nn.functional.normalize``, but for vectors of (nearly) zeros: there that function multiplies the gradient by
-    10^12, and clipping then leaves nothing of everybody else's.
+    Bit for bit ``torch.nn.functional.normalize``, except for zeros: that function multiplies their gradient by 10^12, so that
+    clipping the gradient erases all others.
     """
     norms = vectors.norm(dim=-1, keepdim=True)
-    return vectors / norms.masked_fill(norms <= _SHORTEST, torch.inf)
+    return vectors / norms.masked_fill(norms <= _MIN_NORM, torch.inf)
 
 
 def inner_product(a: Tensor, b: Tensor) -> Tensor:
@@ -37,18 +35,17 @@ def inner_product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def order(a: Tensor, b: Tensor) -> Tensor:
-    """Return how nearly a is above b in every dimension: S(a, b) = -||max(0, b - a)||^2, which is at most 0.
+    """Return the order similarity S(a, b) = -||max(0, b - a)||^2, at most 0.
 
     Vendrov et al. 2016, equation 2, and Gella et al. 2017, equation 3, where a is an image and b a caption. VSE++ takes the root.
-    The A x B x E differences are never held together: both passes use a few megabytes, however large A and B are, and the backward
-    pass computes the differences again. A compiled backward pass may hold them: 64 MiB for 128 x 128 x 1024.
+    The A x B x E differences are computed in tiles in both passes, unless the pass is compiled.
 
     Args:
-        a: ``[A, E]``, non-negative if S is to be an order.
-        b: ``[B, E]``, likewise.
+        a: ``[A, E]``, non-negative for a partial order.
+        b: ``[B, E]``, non-negative for a partial order.
 
     Returns:
-        ``[A, B]``. It is not symmetric. A dimension in which a and b are equal has no gradient.
+        ``[A, B]``, not symmetric. A dimension in which a and b are equal has no gradient.
     """
     if torch.compiler.is_compiling():
         return -(b - a[:, None]).relu().square().sum(2)
@@ -77,10 +74,10 @@ class _Order(torch.autograd.Function):
 
 
 def _excesses(a: Tensor, b: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Yield blocks of max(0, b - a): rows of a, rows of b, and ``[rows, columns, E]``, which the next block overwrites."""
-    numbers = _NUMBERS_AT_ONCE[a.device.type]
-    width = min(len(b), max(1, numbers // max(1, a.shape[1])))
-    height = min(len(a), max(1, numbers // max(1, width * a.shape[1])))
+    """Yield tiles of max(0, b - a): rows of a, rows of b, and ``[rows, columns, E]``, which the next tile overwrites."""
+    elements = _TILE_ELEMENTS[a.device.type]
+    width = min(len(b), max(1, elements // max(1, a.shape[1])))
+    height = min(len(a), max(1, elements // max(1, width * a.shape[1])))
     buffer = a.new_empty(height, width, a.shape[1])
     for top in range(0, len(a), max(1, height)):
         for left in range(0, len(b), max(1, width)):

@@ -1,7 +1,6 @@
-"""The joint embedding of images and sentences in any number of languages: the kind of model ``vse``.
+"""Joint embedding of images and sentences in any number of languages: the model kind ``vse``.
 
-Letters in shapes: ``B`` images or captions of a batch, ``A`` and ``C`` those that are compared, ``D`` feature width, ``E`` joint
-embedding width.
+Shapes: ``B`` images or captions, ``A`` and ``C`` the two sides of a comparison, ``D`` feature width, ``E`` embedding width.
 """
 
 from __future__ import annotations
@@ -12,19 +11,19 @@ from functools import partial
 from torch import Tensor
 
 from train.config.models import VseConfig
-from train.models.encoders import TEXT_ENCODERS, ImageEncoder, SentenceEncoderModel, SentenceEncoders, orthogonalize, pooled
+from train.models.encoders import TEXT_ENCODERS, ImageEncoder, SentenceEncoderModel, SentenceEncoders, orthogonalize, pool
 from train.models.retrieval_model import Dimensions, Encoded, ImageBatch
-from train.models.similarity import inner_product, order, unit
+from train.models.similarity import inner_product, l2_normalize, order
 
 SIMILARITIES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"cosine": inner_product, "order": order}
-"""Functions by name, from embeddings ``[A, E]`` and ``[C, E]`` to scores ``[A, C]``."""
+"""Functions from embeddings ``[A, E]`` and ``[C, E]`` to scores ``[A, C]``, by name."""
 
 
 class JointEmbedding(SentenceEncoderModel):
     """Images and captions as vectors ``[B, E]`` in one space.
 
-    All embeddings have length 1, but for vectors of zeros, which stay zeros and have no gradient. The order similarity takes their
-    absolute values (Gella et al. 2017, footnote 1), as Vendrov's code and VSE++ (``--use_abs``) do.
+    All embeddings are normalized, see `l2_normalize`. The order similarity takes their absolute values (Gella et al. 2017,
+    footnote 1), as Vendrov's code and VSE++ (``--use_abs``) do.
     """
 
     def __init__(self, config: VseConfig, dimensions: Dimensions) -> None:
@@ -36,7 +35,7 @@ class JointEmbedding(SentenceEncoderModel):
             dimensions,
             config.word_dim,
             lambda: TEXT_ENCODERS[config.text_encoder](config.word_dim, config.embed_dim),
-            lambda: partial(pooled, pooling=config.pooling),
+            lambda: partial(pool, pooling=config.pooling),
             shared=config.shared_encoder,
         )
         if config.initialization == "orthogonal":
@@ -47,14 +46,13 @@ class JointEmbedding(SentenceEncoderModel):
         """Map features ``[B, D]`` to embeddings ``[B, E]``."""
         return self._embedding(self.images(images.features))
 
-    def pool_states(self, read: Encoded, language: str) -> Encoded:
-        """Return embeddings ``[B, E]`` of captions that were read, in their order."""
-        return self._embedding(self.sentences.of(language).pooling(read))
+    def pool_states(self, states: Encoded, language: str) -> Encoded:
+        """Return the embeddings ``[B, E]`` of captions, in their order."""
+        return self._embedding(self.sentences.of(language).pooling(states))
 
     def _compare(self, a: Encoded, b: Encoded) -> Tensor:
         return SIMILARITIES[self.similarity](a.values, b.values)
 
     def _embedding(self, encoded: Tensor) -> Encoded:
-        """Place encoder outputs ``[B, E]`` in the joint space."""
-        vectors = unit(encoded.float())
+        vectors = l2_normalize(encoded.float())
         return Encoded(vectors.abs() if self.similarity == "order" else vectors)

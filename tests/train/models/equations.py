@@ -1,4 +1,4 @@
-"""Huang et al. 2019, written from its equations in numpy: loops over single numbers and vectors, float64."""
+"""The equations of Huang et al. 2019 in numpy float64, as loops over vectors."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ def sigmoid(x):
 
 
 def lstm(words, w_ih, w_hh, b_ih, b_hh):
-    """Return the state after each word ``[T, W]`` of one direction; the gates are input, forget, cell, output."""
+    """Return the state after each word ``[T, W]``; the gates are input, forget, cell, output."""
     units = w_hh.shape[1]
     state, cell, states = np.zeros(units), np.zeros(units), []
     for word in words:
@@ -78,7 +78,6 @@ def batch_of(captions: list[list[int]], rows=None) -> CaptionBatch:
 
 
 def parameters_of(module: nn.Module) -> dict[str, np.ndarray]:
-    """Return the parameters of a module."""
     return {name: value.detach().numpy() for name, value in module.named_parameters()}
 
 
@@ -88,7 +87,7 @@ def drawn(rng: np.random.Generator, count: int) -> list[list[int]]:
 
 
 class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
-    """Records the sizes of all arrays that are made."""
+    """Record of the sizes of all tensors that operations return."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +100,7 @@ class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
 
 
 def gradcheck_model(model: nn.Module, function: Callable[..., Tensor], *inputs: Tensor) -> bool:
-    """Compare gradients of a function of a model, for its inputs and the parameters that it uses, with finite differences."""
+    """Compare the gradients of inputs and parameters with finite differences."""
     model.zero_grad()
     function(*inputs).sum().backward()
     names = [name for name, parameter in model.named_parameters() if parameter.grad is not None]

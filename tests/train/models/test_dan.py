@@ -19,21 +19,21 @@ def dropout(ratio: float, seed: int = 0) -> Dropout:
 
 
 @pytest.mark.parametrize("ratio", [0.2, 0.5, 0.9])
-def test_so_many_numbers_become_zeros_and_the_mean_stays(ratio):
+def test_dropout_ratio_and_mean(ratio):
     values = dropout(ratio)(torch.ones(200, 1000, dtype=torch.float64))
     assert float((values == 0).double().mean()) == pytest.approx(ratio, abs=0.01)
     assert float(values.mean()) == pytest.approx(1, rel=0.02)
     assert sorted(values.unique().tolist()) == pytest.approx([0, 1 / (1 - ratio)])
 
 
-def test_a_zero_has_no_gradient():
+def test_dropout_gradient():
     values = torch.ones(100, requires_grad=True)
     dropped = dropout(0.5)(values)
     dropped.sum().backward()
     assert torch.equal(values.grad, dropped.detach())
 
 
-def test_masks_go_on_from_a_state():
+def test_dropout_resumes_from_state():
     values, module = torch.randn(50, 50), dropout(0.5)
     module(values)
     state = {name: value.clone() for name, value in module.state_dict().items()}
@@ -46,7 +46,7 @@ def test_masks_go_on_from_a_state():
     assert all(torch.equal(other(values), expected) for expected in following)
 
 
-def test_nothing_is_drawn_in_evaluation_mode_or_without_a_ratio():
+def test_dropout_in_evaluation_mode_or_without_ratio():
     values, module, none = torch.randn(50), dropout(0.5).eval(), dropout(0.0)
     before = module.state_dict()["next_seed"].clone()
     assert module(values) is values
@@ -55,7 +55,7 @@ def test_nothing_is_drawn_in_evaluation_mode_or_without_a_ratio():
     assert not none.state_dict()
 
 
-def test_a_state_without_a_seed_and_one_too_many_are_refused():
+def test_dropout_wrong_state_keys_are_refused():
     module, none = dropout(0.5), dropout(0.0)
     with pytest.raises(RuntimeError, match=r"Missing key.*next_seed"):
         module.load_state_dict({})
@@ -100,7 +100,7 @@ def attention(*, mapped: bool, steps: int = 2, width: int = 5, dropout: float = 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
 @pytest.mark.parametrize("mapped", [True, False])
-def test_steps_are_those_of_the_equations(mapped, steps):
+def test_attention_steps_equal_equations(mapped, steps):
     module, items = attention(mapped=mapped, steps=steps), torch.randn(7, 6, 5, dtype=torch.float64)
     contexts, weights = module(Encoded(items)), module.weights(Encoded(items))
     assert weights.shape == (7, steps, 6)
@@ -111,7 +111,7 @@ def test_steps_are_those_of_the_equations(mapped, steps):
         np.testing.assert_allclose(weights[row].detach(), shares, rtol=0, atol=1e-12)
 
 
-def test_dropout_is_for_training_alone():
+def test_attention_steps_dropout_in_training_only():
     module, items = attention(mapped=True, dropout=0.5), Encoded(torch.randn(7, 6, 5, dtype=torch.float64))
     first, second = module(items), module(items)
     assert not torch.equal(first, second)
@@ -133,7 +133,7 @@ def model() -> Dan:
     return model
 
 
-def test_an_image_is_its_contexts(model):
+def test_dan_image_embedding_equals_equations(model):
     features = torch.randn(5, 6, 8, dtype=torch.float64)
     encoded = model.encode_images(ImageBatch(features))
     assert (encoded.mask, encoded.values.shape, model.width, model.heads) == (None, (5, 12), 12, 1)
@@ -143,7 +143,7 @@ def test_an_image_is_its_contexts(model):
 
 
 @pytest.mark.parametrize("language", ["en", "de"])
-def test_a_caption_is_its_contexts(model, language):
+def test_dan_caption_embedding_equals_equations(model, language):
     encoder, captions = model.sentences.of(language), drawn(np.random.default_rng(0), 8)
     encoded = model.encode_captions(batch_of(captions), language)
     table, parameters = encoder.words.weight.detach().numpy(), parameters_of(encoder.reader.lstm)
@@ -155,7 +155,7 @@ def test_a_caption_is_its_contexts(model, language):
         np.testing.assert_allclose(encoded.values[row].detach(), wanted.ravel(), rtol=0, atol=1e-12)
 
 
-def test_a_score_is_the_sum_over_the_steps(model):
+def test_dan_score_is_sum_over_steps(model):
     images = model.encode_images(ImageBatch(torch.randn(5, 6, 8, dtype=torch.float64)))
     captions = model.encode_captions(batch_of(drawn(np.random.default_rng(1), 3)), "en")
     scores = model.scores(images, captions)
@@ -167,8 +167,7 @@ def test_a_score_is_the_sum_over_the_steps(model):
     assert (model.similarity, model.vectors) == ("inner-product", True)
 
 
-def test_attention_weights_make_the_embeddings(model):
-    """The contexts of a caption are means of its words under the weights that are shown, those of an image are made of such."""
+def test_dan_attention_weights_reproduce_embeddings(model):
     features = torch.randn(1, 6, 8, dtype=torch.float64)
     images = ImageBatch(features, torch.tensor([[True, True, False, True, True, False]]))
     captions = batch_of([[1, 5, 4, 6, 2]])

@@ -1,4 +1,4 @@
-"""Encoders of words and sentences, pretrained and precomputed vectors, against torch's own networks over padded sentences."""
+"""Word embeddings and text encoders, against torch's own networks over padded sentences."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from train.models.encoders import (
     freeze_word_embeddings,
     load_pretrained_embeddings,
     orthogonalize,
-    pooled,
+    pool,
 )
 from train.models.mha_d import MultiHeadAttention
 from train.models.retrieval_model import Dimensions, Encoded, ImageBatch
@@ -41,11 +41,11 @@ CAPTIONS = [[1, 4, 2], [1, 4, 5, 6, 2], [1, 2], [1, 4, 2]]
 
 def sentence_encoder(vocabulary_size: int, words: int, width: int, *, ids: list[int] | None = None) -> SentenceEncoder:
     return SentenceEncoder(
-        WordEmbedding(vocabulary_size, words, ids=ids), FinalStateGRU(words, width), partial(pooled, pooling="mean")
+        WordEmbedding(vocabulary_size, words, ids=ids), FinalStateGRU(words, width), partial(pool, pooling="mean")
     )
 
 
-def test_images_are_mapped_affinely_and_initialized_as_in_vsepp():
+def test_image_encoder_is_affine_with_xavier_weights():
     torch.manual_seed(0)
     encoder = ImageEncoder(200, 100)
     bound = (6 / 300) ** 0.5
@@ -57,7 +57,7 @@ def test_images_are_mapped_affinely_and_initialized_as_in_vsepp():
     torch.testing.assert_close(encoder(features), features @ encoder.weight.T + encoder.bias)
 
 
-def test_words_start_uniform_in_a_tenth():
+def test_word_embedding_initial_weights_are_uniform():
     torch.manual_seed(0)
     words = WordEmbedding(500, 30).weight
     assert words.shape == (500, 30)
@@ -65,7 +65,7 @@ def test_words_start_uniform_in_a_tenth():
     assert words.mean().abs() < 0.002
 
 
-def test_an_unshared_encoder_has_only_the_words_of_its_language():
+def test_word_embedding_replaces_foreign_ids_by_unknown():
     torch.manual_seed(0)
     encoder = sentence_encoder(9, 5, 6, ids=[0, 1, 2, 3, 5, 7])
     assert encoder.words.weight.shape == (6, 5)
@@ -79,11 +79,10 @@ def test_an_unshared_encoder_has_only_the_words_of_its_language():
 
 
 @pytest.mark.parametrize("kind", [FinalStateGRU, BidirectionalLSTM])
-def test_a_gpu_reads_and_learns_the_same_from_the_same_parameters(kind, monkeypatch):
-    """Torch's own networks on the CPU stand for cuDNN's; the state of either reader loads into the other."""
+def test_text_encoders_equal_torch_networks(kind, monkeypatch):
     captions, results, states = batch_of([*CAPTIONS, [3], [1, 2, 2, 2, 2, 2, 2, 5]]), [], []
-    for by_itself in (True, False):
-        monkeypatch.setattr(encoders_module, "uses_packed_rnn", lambda device, by_itself=by_itself: by_itself)
+    for packed in (True, False):
+        monkeypatch.setattr(encoders_module, "uses_packed_rnn", lambda device, packed=packed: packed)
         torch.manual_seed(len(states))
         words, reader = WordEmbedding(9, 5).double(), kind(5, 6).double()
         for module, state in zip((words, reader), states[0] if states else (), strict=False):
@@ -97,23 +96,20 @@ def test_a_gpu_reads_and_learns_the_same_from_the_same_parameters(kind, monkeypa
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("by_itself", [True, False])
-def test_no_captions_have_no_states(by_itself, monkeypatch):
-    monkeypatch.setattr(encoders_module, "uses_packed_rnn", lambda device: by_itself)
+@pytest.mark.parametrize("packed", [True, False])
+def test_gru_encoder_without_captions(packed, monkeypatch):
+    monkeypatch.setattr(encoders_module, "uses_packed_rnn", lambda device: packed)
     empty = replace(batch_of(CAPTIONS), rows=np.zeros(0, int))
     assert FinalStateGRU(5, 6)(WordEmbedding(9, 5), empty).values.shape == (0, 6)
 
 
-def test_ids_without_unknown_are_refused():
-    with pytest.raises(ValueError, match="must have <unk>"):
+def test_word_embedding_ids_without_unknown_are_refused():
+    with pytest.raises(ValueError, match="the ids of a language lack <unk>"):
         sentence_encoder(9, 5, 6, ids=[0, 1, 2, 5])
 
 
-# --- bidirectional readers ---------------------------------------------------------------------------------------------
-
-
 def alone(reader: BidirectionalLSTM | BidirectionalGRU, words: WordEmbedding, caption: list[int]) -> torch.Tensor:
-    """Read one caption in both directions, a cell at a time."""
+    """Encode one caption in both directions, a cell at a time."""
     states = []
     (network,) = reader.children()
     for suffix, tokens in (("", caption), ("_reverse", caption[::-1])):
@@ -128,7 +124,7 @@ def alone(reader: BidirectionalLSTM | BidirectionalGRU, words: WordEmbedding, ca
 
 
 @pytest.mark.parametrize("kind", [BidirectionalLSTM, BidirectionalGRU])
-def test_a_bidirectional_reader_has_a_state_for_each_token_in_any_batch(kind):
+def test_bidirectional_encoders_equal_single_captions(kind):
     torch.manual_seed(0)
     words, reader = WordEmbedding(9, 5), kind(5, 6)
     encoded = reader(words, batch_of(CAPTIONS))
@@ -140,24 +136,21 @@ def test_a_bidirectional_reader_has_a_state_for_each_token_in_any_batch(kind):
     assert reader(words, batch_of([])).values.shape[::2] == (0, 6)
 
 
-def test_pooling_counts_only_the_tokens_that_are_there():
+def test_pool_ignores_padding():
     torch.manual_seed(0)
     words, reader = WordEmbedding(9, 5), BidirectionalLSTM(5, 6)
     for pooling, of in (("mean", lambda states: states.mean(0)), ("max", lambda states: states.max(0).values)):
-        encoder = SentenceEncoder(words, reader, partial(pooled, pooling=pooling))
+        encoder = SentenceEncoder(words, reader, partial(pool, pooling=pooling))
         together = encoder(batch_of(CAPTIONS))
         for row, caption in enumerate(CAPTIONS):
             torch.testing.assert_close(together[row], of(alone(reader, words, caption)))
         assert encoder(batch_of([])).shape == (0, 6)
         whole = Encoded(torch.arange(12.0).reshape(2, 2, 3))
-        torch.testing.assert_close(pooled(whole, pooling), torch.stack([of(item) for item in whole.values]))
-
-
-# --- initial weights ---------------------------------------------------------------------------------------------------
+        torch.testing.assert_close(pool(whole, pooling), torch.stack([of(item) for item in whole.values]))
 
 
 @pytest.mark.parametrize(("name", "gates", "recurrent"), [("gru", 3, 1), ("bilstm", 4, 2), ("bigru", 3, 2)])
-def test_recurrent_weights_of_each_gate_are_orthogonal(name, gates, recurrent):
+def test_orthogonalize_each_gate(name, gates, recurrent):
     torch.manual_seed(0)
     reader = TEXT_ENCODERS[name](20, 30)
     orthogonalize(reader)
@@ -177,13 +170,9 @@ def test_recurrent_weights_of_each_gate_are_orthogonal(name, gates, recurrent):
     assert all(not bias.any() for bias in of_kind["bias"])
 
 
-# --- the encoders of a model -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("kind", ["vse", "scan", "mha-d"])
-def test_encoders_of_every_kind_keep_their_names_and_initial_weights(kind, shared):
-    """A model is its map of images, its pooling of them, and then words, reader and pooling of each encoder in turn."""
+def test_model_parameters_keep_names_and_initial_weights(kind, shared):
     ids = (0, 1, 2, 3, 5, 7)
     several = Dimensions(("en", "de"), 9, (3, 7), {"en": ids, "de": ids})
     sizes = {"num_heads": 2, "attention_dim": 5, "context_dim": 8}
@@ -236,51 +225,51 @@ def model(*, shared: bool, words: int = 2, ids=None):
     return build_model(VseConfig(embed_dim=4, word_dim=words, shared_encoder=shared), dimensions, 0)
 
 
-def test_one_table_of_all_languages():
+def test_load_pretrained_embeddings_shared_encoder():
     built, drawn = model(shared=True), model(shared=True)
-    said = load_pretrained_embeddings(built, WORDS, COUNTS)
+    remark = load_pretrained_embeddings(built, WORDS, COUNTS)
     table, before = built.sentences[0].words.weight, drawn.sentences[0].words.weight
     assert table[4:7].tolist() == [[0.75, 0.25], [5, 5], [7, 7]]
     assert torch.equal(table[[0, 1, 2, 3, 7]], before[[0, 1, 2, 3, 7]])  # As drawn: specials, and a word without a vector.
     assert table.requires_grad
-    assert said == "began with the vectors of words in 'w': 3 of 8 in en, de; the others as drawn"
+    assert remark == "word vectors loaded from 'w': 3 of 8 in en, de; the others are random"
     others = {name: value for name, value in drawn.state_dict().items() if "words" not in name}
     assert all(torch.equal(built.state_dict()[name], value) for name, value in others.items())
 
 
-def test_a_table_for_each_language_holds_its_ids_only():
+def test_load_pretrained_embeddings_by_language():
     ids = {"en": (0, 1, 2, 3, 4, 7), "de": (0, 1, 2, 3, 4, 5, 7)}
     built = model(shared=False, ids=ids)
-    said = load_pretrained_embeddings(built, WORDS, COUNTS)
+    remark = load_pretrained_embeddings(built, WORDS, COUNTS)
     english, german = (encoder.words for encoder in built.sentences)
     assert english(torch.tensor([4])).tolist() == [[1, 0]]
     assert german(torch.tensor([4, 5])).tolist() == [[0, 1], [5, 5]]
     assert torch.equal(english(torch.tensor([6])), english(torch.tensor([3])))  # Too rare here: read as <unk>.
-    assert "1 of 6 in en; 2 of 7 in de" in said
+    assert "1 of 6 in en; 2 of 7 in de" in remark
 
 
-def test_frozen_words_have_no_gradient():
+def test_freeze_word_embeddings():
     built = model(shared=False)
     freeze_word_embeddings(built, 8)
     fixed = [name for name, parameter in built.named_parameters() if not parameter.requires_grad]
     assert fixed == ["sentences.0.words.weight", "sentences.1.words.weight"]
 
 
-def test_tables_are_found_in_any_model():
+def test_embedding_parameters_of_torch_modules():
     other = nn.ModuleDict({"a": nn.Embedding(8, 2), "b": nn.EmbeddingBag(8, 3), "c": nn.Embedding(5, 2)})
     assert {name: len(ids) for name, ids in embedding_parameters(other, 8).items()} == {"a.weight": 8, "b.weight": 8}
 
 
-def test_vectors_of_another_width_are_refused():
-    with pytest.raises(UsageError, match=r"sentences\.0\.words\.weight has 3 numbers a word, but the vectors in 'w' have 2"):
+def test_load_pretrained_embeddings_other_width_is_refused():
+    with pytest.raises(UsageError, match=r"sentences\.0\.words\.weight has word vectors of width 3, but 'w' has width 2"):
         load_pretrained_embeddings(model(shared=True, words=3), WORDS, COUNTS)
 
 
-def test_a_model_without_words_is_refused():
+def test_load_pretrained_embeddings_without_embedding_is_refused():
     class Wordless(nn.Module):
         languages = ("en",)
 
-    with pytest.raises(UsageError, match="has no table of words, so that it cannot begin with word vectors"):
+    with pytest.raises(UsageError, match="the model has no word embedding to load word vectors into"):
         load_pretrained_embeddings(Wordless(), WORDS, COUNTS)  # type: ignore[arg-type]
 
 
@@ -311,7 +300,7 @@ def batch_with(vectors):
 
 
 @pytest.mark.parametrize("reader", ["gru", "bilstm", "bigru"])
-def test_a_reader_reads_the_vectors(reader):
+def test_text_encoders_with_precomputed_tokens_equal_torch(reader):
     torch.manual_seed(0)
     encoder = SentenceEncoder(PrecomputedTokens(), TEXT_ENCODERS[reader](5, 4))
     captions, vectors = batch()
@@ -344,7 +333,7 @@ MODELS = [
 
 
 @pytest.mark.parametrize("config", MODELS, ids=lambda config: config.kind)
-def test_models_read_them_in_any_batch(config):
+def test_models_with_precomputed_tokens_equal_single_captions(config):
     shape = (8,) if config.kind == "vse" else (3, 8)
     model = build_model(config, Dimensions(("en", "de"), 9, shape, token_width=5), seed=0)
     assert not any("words" in name for name in model.state_dict())

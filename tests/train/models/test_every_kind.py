@@ -50,13 +50,13 @@ def images_of(config, count: int, dtype=torch.float32, width: int = 8) -> ImageB
     return ImageBatch(torch.randn(count, 6, width, dtype=dtype), torch.arange(6) < torch.tensor([[6], [2], [4], [1]])[:count])
 
 
-def test_the_contract_covers_the_catalogue():
+def test_configs_cover_the_catalogue():
     assert {config.kind for config in CONFIGS.values()} == set(model_kinds()) - {"toy-regions"}
 
 
 @every_kind
 @pytest.mark.parametrize("seed", range(10))
-def test_absent_regions_padding_and_order_change_nothing(config, seed):
+def test_padding_and_order_change_nothing(config, seed):
     rng, model, mask = np.random.default_rng(seed), build(config).double(), None
     features = torch.from_numpy(rng.standard_normal((7, 6, 8) if config.kind in SEVERAL else (7, 8)))
     if config.kind in SEVERAL:
@@ -124,7 +124,7 @@ def test_scores_are_float32_under_autocast(config):
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("name", ["vse", "scan-t2i", "mha-d", "dan"])
-def test_a_compiled_model_scores_and_learns_as_the_plain_one(name):
+def test_compiled_model_equals_plain_model(name):
     model, images = build(CONFIGS[name]), images_of(CONFIGS[name], 4)
     captions = batch_of(drawn(np.random.default_rng(0), 4))
 
@@ -148,7 +148,7 @@ def test_a_compiled_model_scores_and_learns_as_the_plain_one(name):
 
 
 @every_kind
-def test_each_language_has_an_encoder_of_its_own(config):
+def test_languages_have_separate_encoders(config):
     model, captions = build(config, language_ids={}), batch_of([[1, 4, 2]])
     assert model.modules_by_language() == {"sentences.0": ("en",), "sentences.1": ("de",)}
     english, german = (model.encode_captions(captions, language).values for language in LANGUAGES)
@@ -162,7 +162,7 @@ def test_each_language_has_an_encoder_of_its_own(config):
 
 
 @pytest.mark.parametrize("kind", ["vse", "scan-t2i"])
-def test_languages_may_share_an_encoder(kind):
+def test_shared_encoder_serves_all_languages(kind):
     model = build(replace(CONFIGS[kind], shared_encoder=True))
     assert model.modules_by_language() == {"sentences.0": ("en", "de")}
     english, german = (model.encode_captions(batch_of([[1, 4, 2]]), language).values for language in LANGUAGES)
@@ -170,7 +170,7 @@ def test_languages_may_share_an_encoder(kind):
 
 
 @every_kind
-def test_other_shapes_and_unknown_languages_are_refused(config):
+def test_wrong_shapes_and_unknown_languages_are_refused(config):
     several = config.kind in SEVERAL
     takes = "attends to several features of an image" if several else "takes one vector per image"
     for shape in ((2048,), (2048, 7, 7)) if several else ((36, 2048),):

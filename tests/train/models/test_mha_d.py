@@ -28,7 +28,7 @@ def expected(attention: MultiHeadAttention, items: torch.Tensor) -> np.ndarray:
 
 
 @pytest.mark.parametrize("heads", [1, 3])
-def test_equations_1_and_2(heads):
+def test_attention_equals_equations_1_and_2(heads):
     attention = attention_of(heads)
     items = torch.randn(5, 7, 4, dtype=torch.float64)
     result = attention(Encoded(items))
@@ -37,7 +37,7 @@ def test_equations_1_and_2(heads):
         np.testing.assert_allclose(result[row].detach(), expected(attention, of_one), rtol=0, atol=1e-12)
 
 
-def test_it_begins_near_the_mean_with_heads_that_differ():
+def test_initial_attention_is_near_uniform_with_different_heads():
     torch.manual_seed(0)
     attention = MultiHeadAttention(512, num_heads=3, attention_dim=512, context_dim=512)
     assert 0.099 < attention.contexts.abs().max() <= 0.1
@@ -72,7 +72,7 @@ def unit(vector: np.ndarray) -> np.ndarray:
     return vector / np.sqrt((vector**2).sum())
 
 
-def test_an_image_is_its_heads(model):
+def test_image_embedding_equals_equations(model):
     features = torch.randn(5, 6, 8, dtype=torch.float64)
     encoded = model.encode_images(ImageBatch(features))
     assert (encoded.mask, encoded.values.shape, model.width, model.heads) == (None, (5, 12), 12, 3)
@@ -84,7 +84,7 @@ def test_an_image_is_its_heads(model):
 
 
 @pytest.mark.parametrize("language", ["en", "de"])
-def test_a_caption_is_its_heads(model, language):
+def test_caption_embedding_equals_equations(model, language):
     encoder = model.sentences[model.languages.index(language)]
     captions = drawn(np.random.default_rng(0), 8)
     encoded = model.encode_captions(batch_of(captions), language)
@@ -105,8 +105,7 @@ def test_scores_are_cosines(model):
     assert model.vectors
 
 
-def test_attention_weights_make_the_embeddings(model):
-    """Each head is the mean of its items under the weights that are shown; what the masks leave out has none."""
+def test_attention_weights_reproduce_embeddings(model):
     features = torch.randn(1, 6, 8, dtype=torch.float64)
     images = ImageBatch(features, torch.tensor([[True, True, False, True, True, False]]))
     captions = batch_of([[1, 5, 4, 6, 2], [1, 3, 4, 5, 6, 7, 8, 2]])

@@ -24,7 +24,7 @@ def sigmoid(x):
 
 
 def sentence(model: Mlmme, language: str, caption: list[int]) -> np.ndarray:
-    """Return a sentence in the joint space, not yet normalized: a GRU over single numbers, then the map of all languages."""
+    """Return the unnormalized embedding of a sentence: a numpy GRU and the projection."""
     encoder = model.sentences.of(language)
     table, values = encoder.words.weight.detach().numpy(), {k: v.detach().numpy() for k, v in encoder.reader.named_parameters()}
     w_ih, w_hh, b_ih, b_hh = (
@@ -65,7 +65,6 @@ def test_scores_are_cosines():
 
 
 def test_general_scores_are_bilinear():
-    """Every two views have a matrix of their own, whichever of them comes first."""
     model = build("general")
     assert (model.similarity, model.width, model.vectors) == ("inner-product", 6 * 4, True)
     views = views_of(model, torch.randn(3, 7, dtype=torch.float64))
@@ -80,7 +79,7 @@ def test_general_scores_are_bilinear():
             np.testing.assert_allclose(model.scores(views[other][0], views[one][0]).detach(), wanted.T, rtol=0, atol=1e-12)
 
 
-def test_one_map_serves_all_languages_and_a_matrix_two_views():
+def test_gradients_reach_the_matrix_of_two_views():
     model = build("general")
     assert model.modules_by_language() == {f"sentences.{number}": (language,) for number, language in enumerate(LANGUAGES)}
     english, german = (model.encode_captions(batch_of(CAPTIONS), language) for language in ("en", "de"))

@@ -49,7 +49,7 @@ def check(captions: list[list[int]], rows: list[int]) -> PrefixTrie:
     return packed
 
 
-def test_a_worked_example():
+def test_build_trie_worked_example():
     packed = check([[1, 5, 2], [1, 5, 6, 2], [1, 2]], [1, 0, 2, 0])
     assert packed.level_sizes == (1, 2, 2, 1)
     assert packed.tokens.tolist() == [1, 2, 5, 6]
@@ -59,24 +59,19 @@ def test_a_worked_example():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_captions_come_back_in_the_order_of_the_request(seed):
+def test_build_trie_random_captions(seed):
     generator = np.random.default_rng(seed)
     captions = [generator.integers(0, 4, size=generator.integers(1, 9)).tolist() for _ in range(40)]
     check(captions, generator.integers(0, 40, size=generator.integers(1, 60)).tolist())
 
 
-def test_all_captions_of_few_tokens():
+def test_build_trie_all_short_captions():
     captions = [list(tokens) for length in (1, 2, 3) for tokens in product(range(3), repeat=length)]
     packed = check(captions, list(range(len(captions)))[::-1])
     assert packed.level_sizes == (3, 9, 27)
 
 
-def test_no_captions_are_an_empty_tree():
-    packed = check([[1, 2]], [])
-    assert (len(packed.ends), packed.level_sizes, packed.tokens.numel()) == (0, (), 0)
-
-
-def test_a_caption_without_tokens_is_an_error_that_names_it():
+def test_caption_without_tokens_is_refused():
     token_ids, offsets = flat([[1, 2], [], [1, 2]])
     with pytest.raises(ValueError, match="caption 1 has no tokens"):
         CaptionBatch(token_ids, offsets, np.array([0, 1, 2]))
@@ -122,7 +117,7 @@ def run(captions: list[list[int]], *, dtype: torch.dtype, words: int = WORDS, un
 
 @pytest.mark.parametrize("count", [1, 2, 33])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 1e-6)])
-def test_states_and_gradients_equal_torchs(count, dtype, tolerance):
+def test_gru_equals_torch(count, dtype, tolerance):
     theirs, ours = run(batch(count, count), dtype=dtype)
     assert list(ours) == list(theirs)
     for name, expected in theirs.items():
@@ -130,13 +125,13 @@ def test_states_and_gradients_equal_torchs(count, dtype, tolerance):
 
 
 @pytest.mark.slow
-def test_states_and_gradients_equal_torchs_at_the_size_of_the_papers():
+def test_gru_equals_torch_at_paper_size():
     theirs, ours = run(batch(0, 40), dtype=torch.float32, words=300, units=1024)
     for name, expected in theirs.items():
         assert (ours[name] - expected).abs().max() <= 1e-6 * expected.abs().max(), name
 
 
-def test_captions_of_one_token():
+def test_gru_captions_of_one_token():
     theirs, ours = run([[3], [4], [3]], dtype=torch.float64)
     assert torch.equal(ours["states"][0], ours["states"][2])
     assert ours["weight_hh_l0"].abs().max() == 0
@@ -144,16 +139,17 @@ def test_captions_of_one_token():
         torch.testing.assert_close(ours[name], expected, rtol=0, atol=1e-14, msg=name)
 
 
-def test_no_captions():
+def test_gru_without_captions():
     gru = torch.nn.GRU(WORDS, UNITS)
-    empty = build_trie(CaptionBatch(np.array([1, 2]), np.array([0, 2]), np.zeros(0, dtype=np.int64)))
+    empty = check([[1, 2]], [])
+    assert (empty.level_sizes, empty.tokens.numel()) == ((), 0)
     states = gru_over_trie(gru, torch.zeros(0, WORDS), empty)
     assert states.shape == (0, UNITS)
     states.sum().backward()
     assert all(parameter.grad.abs().sum() == 0 for parameter in gru.parameters())
 
 
-def test_gradients_equal_finite_differences():
+def test_gru_gradients_equal_finite_differences():
     torch.manual_seed(0)
     gru = torch.nn.GRU(3, 4).double()
     collected = packed(batch(3, 5, longest=4))
@@ -161,7 +157,7 @@ def test_gradients_equal_finite_differences():
     assert gradcheck_model(gru, lambda words: gru_over_trie(gru, words, collected), words)
 
 
-def test_two_batches_in_one_graph_do_not_disturb_each_other():
+def test_gru_two_batches_in_one_graph():
     torch.manual_seed(0)
     gru = torch.nn.GRU(WORDS, UNITS)
     first, second = packed(batch(1, 9)), packed(batch(2, 5))
@@ -176,7 +172,7 @@ def test_two_batches_in_one_graph_do_not_disturb_each_other():
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_the_same_bytes_from_run_to_run(threads):
+def test_gru_is_reproducible(threads):
     collected = packed(batch(5, 60))
     torch.manual_seed(0)
     gru = torch.nn.GRU(WORDS, 256)
@@ -192,7 +188,7 @@ def test_the_same_bytes_from_run_to_run(threads):
         assert results() == results()
 
 
-def test_without_gradients_the_states_are_the_same():
+def test_gru_without_gradients_equals_states():
     collected = packed(batch(5, 30))
     torch.manual_seed(0)
     gru = torch.nn.GRU(WORDS, UNITS)
@@ -203,9 +199,9 @@ def test_without_gradients_the_states_are_the_same():
     assert torch.equal(states, gru_over_trie(gru, words, collected))
 
 
-def test_without_gradients_no_step_is_kept(monkeypatch):
+def test_gru_without_gradients_frees_steps(monkeypatch):
     made, alive = [], []
-    advance = rnn_module._gru_advance
+    advance = rnn_module._gru_forward
 
     def watched(*args, **kwargs):
         alive.append(sum(reference() is not None for reference in made))
@@ -213,7 +209,7 @@ def test_without_gradients_no_step_is_kept(monkeypatch):
         made.append(weakref.ref(step.before))
         return step
 
-    monkeypatch.setattr(rnn_module, "_gru_advance", watched)
+    monkeypatch.setattr(rnn_module, "_gru_forward", watched)
     collected = packed([[1, 3, 4, 5, 6, 2]])
     gru = torch.nn.GRU(WORDS, UNITS)
     gru_over_trie(gru, torch.randn(6, WORDS), collected)
@@ -226,7 +222,7 @@ def test_without_gradients_no_step_is_kept(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_compiled_caller_does_not_compile_it():
+def test_gru_in_a_compiled_caller():
     collected = packed(batch(5, 30))
     gru = torch.nn.GRU(WORDS, UNITS)
     words = torch.randn(len(collected.tokens), WORDS)
@@ -234,7 +230,7 @@ def test_a_compiled_caller_does_not_compile_it():
     assert torch.equal(compiled(words), gru_over_trie(gru, words * 2, collected) + 1)
 
 
-def test_autocast_multiplies_in_bfloat16_and_keeps_the_rest():
+def test_gru_under_autocast():
     captions = batch(7, 20)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         torch.manual_seed(0)
@@ -254,7 +250,7 @@ def test_autocast_multiplies_in_bfloat16_and_keeps_the_rest():
 
 
 def batch_of(captions: list[list[int]]) -> CaptionBatch:
-    """Return captions as rows of a dataset that holds others before, between and after them."""
+    """Return captions as rows of a dataset with other captions before, between and after them."""
     others = [[7, 7, 8], *(caption for caption in captions for caption in (caption, [8]))]
     offsets = np.cumsum([0, *map(len, others)])
     return CaptionBatch(np.concatenate(others), offsets, np.arange(1, len(others), 2))
@@ -271,7 +267,7 @@ def drawn(seed: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("captions", [[[1]], [[1, 4, 2], [1, 4, 5, 6, 2], [1, 2], [1, 4, 2]], *map(drawn, range(12))])
-def test_each_caption_is_read_as_if_it_were_alone(captions):
+def test_bilstm_equals_numpy(captions):
     lstm, words = reader()
     parameters = {name: value.detach().numpy() for name, value in lstm.named_parameters()}
     directions = bilstm_over_trie(lstm, words, batch_of(captions))
@@ -286,7 +282,7 @@ def test_each_caption_is_read_as_if_it_were_alone(captions):
 
 
 @pytest.mark.slow
-def test_gradients():
+def test_bilstm_gradients_equal_finite_differences():
     lstm, words = reader()
     captions = batch_of([[1, 4, 2], [1, 4, 5, 2], [1, 2], [1, 4, 2]])
 
@@ -296,7 +292,7 @@ def test_gradients():
     assert gradcheck_model(lstm, states, words.weight)
 
 
-def test_products_are_computed_in_bfloat16_under_autocast():
+def test_bilstm_under_autocast():
     lstm, words = reader(torch.float32)
     captions = batch_of([[1, 4, 2], [1, 4, 5, 6, 2]])
     full = torch.stack(bilstm_over_trie(lstm, words, captions))

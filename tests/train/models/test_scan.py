@@ -36,7 +36,7 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def by_the_equations(queries: list[np.ndarray], contexts: list[np.ndarray], choices: CrossAttention) -> np.ndarray:
-    """Score one pair after another: regions that attend to words are the queries, or words that attend to regions."""
+    """Score one pair after another."""
     scores = np.zeros((len(queries), len(contexts)))
     for row, query in enumerate(queries):
         for column, context in enumerate(contexts):
@@ -56,14 +56,14 @@ def by_the_equations(queries: list[np.ndarray], contexts: list[np.ndarray], choi
 
 
 def units(counts: list[int], width: int, seed: int) -> list[np.ndarray]:
-    """Draw sets of unit vectors, with something in common, as the regions of images have."""
+    """Sample sets of unit vectors with a common mean, like regions of images."""
     generator = np.random.default_rng(seed)
     sets = [generator.standard_normal((count, width)) + 0.3 for count in counts]
     return [vectors / np.linalg.norm(vectors, axis=1, keepdims=True) for vectors in sets]
 
 
 def together(sets: list[np.ndarray], *, padding: int = 0, filled: float = 0.0, shuffled: int | None = None) -> Encoded:
-    """Put sets of vectors side by side with a mask, with room to spare, and something in it; or at any places."""
+    """Stack sets of vectors with a mask, padded with a value, or at random positions."""
     most, width = max(map(len, sets)) + padding, sets[0].shape[1]
     values, mask = np.full((len(sets), most, width), filled), np.zeros((len(sets), most), bool)
     for number, vectors in enumerate(sets):
@@ -77,13 +77,13 @@ def together(sets: list[np.ndarray], *, padding: int = 0, filled: float = 0.0, s
 @pytest.fixture(params=[(1, 1), (40, 2), (2**19, 64)], ids=["single", "small", "one"])
 def tiles(request, monkeypatch):
     """Tiles of different sizes."""
-    monkeypatch.setitem(module._NUMBERS_AT_ONCE, "cpu", request.param[0])
-    monkeypatch.setattr(module, "_QUERIES_OF_A_TILE", request.param[1])
-    monkeypatch.setattr(module, "_COPIED_AT_ONCE", request.param[0])
+    monkeypatch.setitem(module._TILE_ELEMENTS, "cpu", request.param[0])
+    monkeypatch.setattr(module, "_TILE_QUERIES", request.param[1])
+    monkeypatch.setattr(module, "_COPIED_ELEMENTS", request.param[0])
 
 
 @pytest.mark.parametrize("choices", CHOICES)
-def test_scores_equal_the_equations(choices, tiles):
+def test_cross_attention_equals_equations(choices, tiles):
     queries, contexts = units([3, 5, 1, 5, 4], 7, 0), units([6, 2, 6, 3], 7, 1)
     scores = cross_attention(together(queries), together(contexts), choices)
     assert scores.shape == (5, 4)
@@ -94,7 +94,7 @@ def test_scores_equal_the_equations(choices, tiles):
 
 
 @pytest.mark.slow
-def test_float32_is_near_at_the_sizes_of_the_paper():
+def test_cross_attention_float32_error_at_paper_size():
     queries, contexts = units([9, 14], 256, 0), units([36, 36, 20], 256, 1)
     for choices in (CrossAttention(9.0, 6.0), CrossAttention(4.0, None)):
         exact = by_the_equations(queries, contexts, choices)
@@ -105,9 +105,9 @@ def test_float32_is_near_at_the_sizes_of_the_paper():
 @pytest.mark.cluster
 @pytest.mark.parametrize("choices", CHOICES)
 @pytest.mark.parametrize("dense", [0, 1], ids=["whole tiles", "a context at a time"])
-def test_gradients_equal_finite_differences(choices, dense, monkeypatch):
-    monkeypatch.setattr(module, "_DENSE", dense)
-    monkeypatch.setattr(module, "_QUERIES_OF_A_TILE", 2)
+def test_cross_attention_gradients_equal_finite_differences(choices, dense, monkeypatch):
+    monkeypatch.setattr(module, "_DENSE_SHARE", dense)
+    monkeypatch.setattr(module, "_TILE_QUERIES", 2)
     queries, contexts = together(units([3, 1, 2], 3, 0), padding=1), together(units([2, 4], 3, 1))
 
     def scores(of_queries: torch.Tensor, of_contexts: torch.Tensor) -> torch.Tensor:
@@ -119,8 +119,7 @@ def test_gradients_equal_finite_differences(choices, dense, monkeypatch):
 
 
 @pytest.mark.parametrize("choices", [choices for choices in CHOICES if choices.values[0].negative_slope])
-def test_gradients_of_some_pairs_equal_those_of_the_plain_formula(choices, tiles):
-    """As with the hardest negatives: most scores have no gradient."""
+def test_cross_attention_sparse_gradients_equal_autograd(choices, tiles):
     queries, contexts = together(units([3, 5, 1, 5], 6, 0)), together(units([6, 2, 3, 3, 4], 6, 1))
     weights = torch.zeros(4, 5, dtype=torch.float64)
     weights[0, 1], weights[2, 4], weights[3, 1] = 0.7, -2, 1
@@ -153,8 +152,7 @@ def test_gradients_of_some_pairs_equal_those_of_the_plain_formula(choices, tiles
 
 @pytest.mark.parametrize("choices", CHOICES)
 @pytest.mark.parametrize("seed", range(12))
-def test_what_the_masks_leave_out_never_counts(choices, seed):
-    """Whatever it is, how much of it there is, and wherever; neither in scores nor in gradients."""
+def test_cross_attention_ignores_masked_values(choices, seed):
     generator = np.random.default_rng(seed)
     sets = [units(generator.integers(1, 7, generator.integers(1, 6)).tolist(), 5, seed + n) for n in (0, 100)]
     plain = [together(of) for of in sets]
@@ -173,7 +171,7 @@ def test_what_the_masks_leave_out_never_counts(choices, seed):
 
 
 @pytest.mark.parametrize("choices", CHOICES)
-def test_nothing_to_compare(choices):
+def test_cross_attention_without_items(choices):
     for rows, columns in ((0, 2), (2, 0), (0, 0)):
         queries, contexts = (torch.zeros(count, 3, 4, requires_grad=True) for count in (rows, columns))
         scores = cross_attention(Encoded(queries), Encoded(contexts), choices)
@@ -183,8 +181,7 @@ def test_nothing_to_compare(choices):
 
 
 @pytest.mark.parametrize("choices", CHOICES)
-def test_vectors_of_zeros_and_sets_of_none_spoil_nothing(choices):
-    """A region of zeros has no direction; and an image without regions is like nothing."""
+def test_cross_attention_zeros_and_empty_masks_are_finite(choices):
     queries, contexts = together(units([3, 2, 4], 5, 0)), together(units([4, 3, 4], 5, 1))
     queries.values[0, 1] = 0
     queries.mask[1] = False
@@ -199,10 +196,9 @@ def test_vectors_of_zeros_and_sets_of_none_spoil_nothing(choices):
         assert all(value.grad.isfinite().all() for value in values)
 
 
-def test_the_products_of_all_pairs_are_never_held(monkeypatch):
-    """The largest array that either pass makes is a tile or an input."""
-    monkeypatch.setitem(module._NUMBERS_AT_ONCE, "cpu", 6000)
-    monkeypatch.setattr(module, "_QUERIES_OF_A_TILE", 8)
+def test_cross_attention_memory_is_bounded_by_a_tile(monkeypatch):
+    monkeypatch.setitem(module._TILE_ELEMENTS, "cpu", 6000)
+    monkeypatch.setattr(module, "_TILE_QUERIES", 8)
     queries, contexts = torch.randn(60, 7, 16).requires_grad_(), torch.randn(50, 9, 16).requires_grad_()
     with Sizes() as watch:
         scores = cross_attention(Encoded(queries), Encoded(contexts), CrossAttention(9.0, 6.0))
@@ -211,7 +207,7 @@ def test_the_products_of_all_pairs_are_never_held(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_compiled_caller_does_not_compile_it():
+def test_cross_attention_in_a_compiled_caller():
     queries, contexts = (together(units(counts, 5, seed)) for counts, seed in (([3, 2], 0), ([4, 4, 1], 1)))
     choices = CrossAttention(9.0, 6.0)
     compiled = torch.compile(
@@ -221,8 +217,7 @@ def test_a_compiled_caller_does_not_compile_it():
 
 
 @pytest.mark.parametrize("count", [9, 30])
-def test_a_gpu_is_waited_for_as_often_however_many_pairs_have_a_gradient(count):
-    """For both masks, and for which pairs have a gradient: with the hardest negatives few have one."""
+def test_cross_attention_gpu_synchronisations_are_constant(count):
     torch.manual_seed(0)
     queries, contexts = (torch.nn.functional.normalize(torch.randn(count, parts, 8), dim=2) for parts in (5, 7))
     masks = [torch.arange(parts) < torch.randint(1, parts + 1, (count, 1)) for parts in (5, 7)]
@@ -240,9 +235,8 @@ def test_a_gpu_is_waited_for_as_often_however_many_pairs_have_a_gradient(count):
 
 @pytest.mark.parametrize("gathered", [1, 300, 2**25], ids=["a pair", "some pairs", "all pairs"])
 @pytest.mark.parametrize("choices", CHOICES)
-def test_gradients_of_pairs_on_a_gpu_are_those_of_tiles(choices, gathered, monkeypatch):
-    """What the masks leave out is no number, in both; pairs share queries and contexts."""
-    monkeypatch.setattr(module, "_GATHERED_AT_ONCE", gathered)
+def test_cross_attention_gathered_gradients_equal_tiles(choices, gathered, monkeypatch):
+    monkeypatch.setattr(module, "_GATHERED_ELEMENTS", gathered)
     sets = [
         together(units(counts, 6, seed), filled=np.nan, padding=1) for counts, seed in (([3, 5, 1, 5, 2], 0), ([6, 2, 3, 4], 1))
     ]
@@ -257,7 +251,7 @@ def test_gradients_of_pairs_on_a_gpu_are_those_of_tiles(choices, gathered, monke
         (scores * weights.to(device)).sum().backward()
         return [value.grad.cpu() for value in values]
 
-    monkeypatch.setattr(module, "_DENSE", 0.2)
+    monkeypatch.setattr(module, "_DENSE_SHARE", 0.2)
     for encoded in (sets, plain, [sets[0], plain[1]], [plain[0], sets[1]]):
         for some in (weights, torch.zeros_like(weights)):
             expected = gradients(encoded, some, "cpu")
@@ -268,7 +262,7 @@ def test_gradients_of_pairs_on_a_gpu_are_those_of_tiles(choices, gathered, monke
                 assert one.mask is None or not mine[~one.mask].any()
 
 
-def test_launches_of_a_gpu_do_not_grow_with_the_pairs():
+def test_cross_attention_gpu_launches_are_constant():
     launches = set()
     for count in (9, 30):
         values = [torch.nn.functional.normalize(torch.randn(count, parts, 8), dim=2) for parts in (5, 7)]
@@ -282,14 +276,13 @@ def test_launches_of_a_gpu_do_not_grow_with_the_pairs():
     assert found <= 66, gpu.report()
 
 
-def test_the_pairs_that_are_gathered_at_once_are_bounded(monkeypatch):
-    """The largest array is of the pairs of one turn, or an input, however many pairs there are."""
-    monkeypatch.setattr(module, "_GATHERED_AT_ONCE", 6000)
+def test_gathered_pairs_are_bounded(monkeypatch):
+    monkeypatch.setattr(module, "_GATHERED_ELEMENTS", 6000)
     values = torch.randn(60, 7, 16), torch.randn(50, 9, 16)
-    both = [module._Both(value, None, torch.zeros_like(value)) for value in values]
+    both = [module._Side(value, None, torch.zeros_like(value)) for value in values]
     pairs = torch.ones(60, 50).nonzero()
     with Sizes() as watch:
-        module._add_gradients_of_pairs(*both, torch.ones(60, 50), pairs, CrossAttention(9.0, 6.0))
+        module._add_pair_gradients(*both, torch.ones(60, 50), pairs, CrossAttention(9.0, 6.0))
     assert max(watch.sizes) <= max(6000, *(value.numel() for value in values)) < len(pairs) * 9 * 16 / 20
 
 
@@ -304,12 +297,11 @@ def build(*, languages=("en", "de"), feature_shape=(3, 7), **choices) -> Scan:
 
 @pytest.fixture
 def images() -> ImageBatch:
-    """Four images, some of whose regions are not there."""
     torch.manual_seed(1)
     return ImageBatch(torch.randn(4, 3, 7), torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 1]]).bool())
 
 
-def test_regions_and_words_are_unit_vectors(images):
+def test_scan_encodes_unit_vectors(images):
     model = build()
     regions, words = model.encode_images(images), model.encode_captions(batch(), "de")
     assert (regions.values.shape, words.values.shape) == ((4, 3, 6), (4, 5, 6))
@@ -325,7 +317,7 @@ def test_regions_and_words_are_unit_vectors(images):
 
 @pytest.mark.parametrize("attention", ["t2i", "i2t"])
 @pytest.mark.parametrize("pooling", ["lse", "avg"])
-def test_either_attends_to_the_other(attention, pooling, images):
+def test_scan_scores_by_attention_and_pooling(attention, pooling, images):
     model = build(attention=attention, pooling=pooling, lambda_softmax=7.0, lambda_lse=3.0, negative_slope=0.2)
     regions, words = model.encode_images(images), model.encode_captions(batch([1, 2, 0]), "en")
     scores = model.scores(regions, words)
@@ -336,7 +328,7 @@ def test_either_attends_to_the_other(attention, pooling, images):
     assert model.similarity == f"{attention}-{pooling}"
 
 
-def test_evaluation_copies_a_part_of_the_captions_at_a_time(images, monkeypatch):
+def test_scores_between_copies_captions_in_parts(images, monkeypatch):
     model = build()
     regions, words = model.encode_images(images), model.encode_captions(batch(), "en")
     expected, seen = model.scores(regions, words)[1:, [2, 0, 3]], []
@@ -349,8 +341,7 @@ def test_evaluation_copies_a_part_of_the_captions_at_a_time(images, monkeypatch)
 
 
 @pytest.mark.parametrize("attention", ["t2i", "i2t"])
-def test_scores_and_their_gradients_are_float32_under_autocast(attention, images):
-    """With vectors of its own width, the products of the backward pass are not rounded either."""
+def test_scan_scores_and_gradients_under_autocast(attention, images):
     model = build(attention=attention)
     regions, words = model.encode_images(images), model.encode_captions(batch(), "en")
     results = []
@@ -370,8 +361,7 @@ def test_scores_and_their_gradients_are_float32_under_autocast(attention, images
 
 
 @pytest.mark.parametrize("attention", ["t2i", "i2t"])
-def test_attention_weights_make_the_score(attention):
-    """The mean cosine of what attends with what it attends to, under the weights that are shown, is the score of the pair."""
+def test_scan_attention_weights_reproduce_score(attention):
     model = build(attention=attention, pooling="avg", lambda_softmax=7.0, negative_slope=0.2)
     torch.manual_seed(1)
     images = ImageBatch(torch.randn(1, 3, 7), torch.tensor([[True, False, True]]))

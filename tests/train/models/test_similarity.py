@@ -3,7 +3,7 @@ import torch
 
 from tests.train.models.equations import Sizes
 from train.models import similarity
-from train.models.similarity import inner_product, order, unit
+from train.models.similarity import inner_product, l2_normalize, order
 
 
 def brute_force(a: torch.Tensor, b: torch.Tensor) -> list[list[float]]:
@@ -14,16 +14,10 @@ def positive(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def test_order_by_hand():
-    a, b = torch.tensor([[0.5, 1.0]]), torch.tensor([[0.5, 0.5], [1.0, 1.0], [0.0, 3.0]])
-    assert order(a, b).tolist() == [[0, -0.25, -4]]
-    assert order(b, a).tolist() == [[-0.25], [0], [-0.25]]
-
-
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 7), (5, 3, 2), (4, 4, 0)])
 @pytest.mark.parametrize("numbers", [1, 10, 25, 2**19])
-def test_order_equals_brute_force_in_blocks_of_any_size(shape, numbers, monkeypatch):
-    monkeypatch.setitem(similarity._NUMBERS_AT_ONCE, "cpu", numbers)
+def test_order_equals_brute_force(shape, numbers, monkeypatch):
+    monkeypatch.setitem(similarity._TILE_ELEMENTS, "cpu", numbers)
     rows, columns, width = shape
     a, b = positive(rows, width), positive(columns, width, seed=1)
     torch.testing.assert_close(order(a, b), torch.tensor(brute_force(a, b), dtype=a.dtype), rtol=1e-12, atol=1e-15)
@@ -31,29 +25,19 @@ def test_order_equals_brute_force_in_blocks_of_any_size(shape, numbers, monkeypa
 
 @pytest.mark.parametrize("numbers", [1, 10, 25, 2**19])
 def test_gradients_of_order_equal_finite_differences(numbers, monkeypatch):
-    monkeypatch.setitem(similarity._NUMBERS_AT_ONCE, "cpu", numbers)
+    monkeypatch.setitem(similarity._TILE_ELEMENTS, "cpu", numbers)
     a, b = positive(4, 6).requires_grad_(), positive(5, 6, seed=1).requires_grad_()
     assert torch.autograd.gradcheck(order, (a, b))
 
 
-def test_gradients_of_order_equal_those_of_the_plain_formula():
-    a, b = positive(20, 30).float().requires_grad_(), positive(17, 30, seed=1).float().requires_grad_()
-    weights = positive(20, 17, seed=2).float()
-    (order(a, b) * weights).sum().backward()
-    ours = a.grad, b.grad
-    a.grad = b.grad = None
-    ((b[None] - a[:, None]).relu().square().sum(2).neg() * weights).sum().backward()
-    torch.testing.assert_close(ours, (a.grad, b.grad), rtol=1e-5, atol=1e-5)
-
-
-def test_equal_dimensions_have_no_gradient():
+def test_order_equal_dimensions_have_no_gradient():
     a, b = torch.tensor([[0.5, 0.2]], requires_grad=True), torch.tensor([[0.5, 0.7]], requires_grad=True)
     order(a, b).sum().backward()
     torch.testing.assert_close((a.grad, b.grad), (torch.tensor([[0.0, 1.0]]), torch.tensor([[0.0, -1.0]])))
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(0, 3), (3, 0), (0, 0)])
-def test_nothing_to_compare(rows, columns):
+def test_similarities_without_items(rows, columns):
     a, b = positive(rows, 4).requires_grad_(), positive(columns, 4).requires_grad_()
     for function in (order, inner_product):
         scores = function(a, b)
@@ -62,30 +46,26 @@ def test_nothing_to_compare(rows, columns):
     assert a.grad.abs().sum() == b.grad.abs().sum() == 0
 
 
-def test_order_holds_a_few_blocks_rather_than_all_differences():
-    """The largest tensor created in either pass is one block."""
+def test_order_memory_is_bounded_by_a_tile():
     a, b = positive(300, 64).requires_grad_(), positive(200, 64, seed=1).requires_grad_()
     with Sizes() as watch:
         order(a, b).sum().backward()
-    assert max(watch.sizes) <= similarity._NUMBERS_AT_ONCE["cpu"] < 300 * 200 * 64 / 7
+    assert max(watch.sizes) <= similarity._TILE_ELEMENTS["cpu"] < 300 * 200 * 64 / 7
 
 
-def test_cosine_of_unit_vectors():
+def test_inner_product_of_unit_vectors_is_cosine():
     a, b = positive(3, 5), positive(4, 5, seed=1)
     expected = torch.nn.functional.cosine_similarity(a[:, None], b[None], dim=2)
     scores = inner_product(torch.nn.functional.normalize(a), torch.nn.functional.normalize(b))
     torch.testing.assert_close(scores, expected)
 
 
-# --- vectors of length one -------------------------------------------------------------------------------------------
-
-
-def test_ordinary_vectors_have_the_bits_of_torch():
+def test_l2_normalize_has_the_bits_of_torch():
     vectors, weights = torch.randn(50, 33), torch.randn(50, 33)
     vectors[3] *= 1e-9
     vectors[4] *= 1e9
     results = []
-    for function in (unit, torch.nn.functional.normalize):
+    for function in (l2_normalize, torch.nn.functional.normalize):
         given = vectors.clone().requires_grad_()
         (function(given) * weights).sum().backward()
         results.append((function(given), given.grad))
@@ -94,11 +74,11 @@ def test_ordinary_vectors_have_the_bits_of_torch():
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-20])
-def test_a_vector_of_zeros_has_no_gradient(value):
+def test_l2_normalize_zeros_have_no_gradient(value):
     vectors = torch.randn(4, 5)
     vectors[2] = value
     vectors.requires_grad_()
-    units = unit(vectors)
+    units = l2_normalize(vectors)
     (units @ torch.randn(5, 6)).square().sum().backward()
     assert units[2].tolist() == [0] * 5
     assert vectors.grad[2].tolist() == [0] * 5

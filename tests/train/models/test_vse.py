@@ -7,7 +7,6 @@ from tests.train.models.equations import batch_of
 from train.config.models import VseConfig
 from train.data.batches import CaptionBatch
 from train.models.catalogue import build_model
-from train.models.encoders import ImageEncoder, WordEmbedding
 from train.models.retrieval_model import Dimensions, Encoded, ImageBatch
 from train.models.vse import JointEmbedding
 
@@ -33,20 +32,13 @@ def scores(model: JointEmbedding, a: torch.Tensor, b: torch.Tensor) -> torch.Ten
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_initial_weights_follow_from_the_seed(shared):
-    """Those of before stay what they were, bit for bit; the others differ in the reader alone."""
+def test_orthogonal_initialization_changes_text_encoders_only(shared):
     plain, orthogonal, again = (
         build_model(
             VseConfig(embed_dim=6, word_dim=5, shared_encoder=shared, initialization=name), Dimensions(("en", "de"), 9, (7,)), 3
         )
         for name in ("torch", "orthogonal", "orthogonal")
     )
-    torch.manual_seed(3)
-    parts = [ImageEncoder(7, 6)]
-    for _ in range(1 if shared else 2):
-        parts += [WordEmbedding(9, 5), torch.nn.GRU(5, 6)]
-    expected = [values for part in parts for values in part.state_dict().values()]
-    assert all(torch.equal(*pair) for pair in zip(plain.state_dict().values(), expected, strict=True))
     for (name, values), other, same in zip(
         plain.state_dict().items(), orthogonal.state_dict().values(), again.state_dict().values(), strict=True
     ):
@@ -64,32 +56,32 @@ def test_embeddings_have_length_one(similarity):
         assert (embeddings.min() >= 0) == (similarity == "order")
 
 
-def test_order_uses_absolute_values_of_the_cosine_embeddings():
+def test_order_embeddings_are_absolute_values():
     features = torch.randn(4, 7)
     cosine, order = build(), build(similarity="order")
     torch.testing.assert_close(images_of(order, features), images_of(cosine, features).abs())
     torch.testing.assert_close(captions_of(order, batch(), "en"), captions_of(cosine, batch(), "en").abs())
 
 
-def test_similarity_comes_from_the_configuration():
+def test_scores_follow_the_configured_similarity():
     images, captions = (torch.nn.functional.normalize(torch.rand(n, 6)) for n in (2, 3))
     torch.testing.assert_close(scores(build(), images, captions), images @ captions.T)
     expected = -(captions[None] - images[:, None]).clamp(min=0).pow(2).sum(2)
     torch.testing.assert_close(scores(build(similarity="order"), images, captions), expected)
 
 
-def test_no_images_and_no_captions():
+def test_model_without_images_and_captions():
     model = build()
     images, captions = images_of(model, torch.zeros(0, 7)), captions_of(model, batch([]), "en")
     assert images.shape == captions.shape == (0, 6)
     assert scores(model, images, captions).shape == (0, 0)
 
 
-def test_a_model_without_languages_is_refused():
+def test_model_without_languages_is_refused():
     with pytest.raises(ValueError, match="at least one language"):
         build(languages=())
 
 
-def test_a_model_of_vectors_attends_to_nothing():
+def test_attention_weights_are_none():
     model = build_model(VseConfig(embed_dim=6, word_dim=5), Dimensions(("en",), 9, (4,)), 0)
     assert model.attention_weights(ImageBatch(torch.ones(1, 4)), batch([0]), "en") is None
