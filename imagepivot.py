@@ -122,8 +122,8 @@ if TYPE_CHECKING:
     from train.reports.plots import plot_comparison as plot_comparison
     from train.reports.reproduce import reproduce as reproduce
     from train.runs.run import open_run as open_run
-    from train.training_data import Material as Material
-    from train.training_data import open_material as open_material
+    from train.training_data import TrainingInputs as TrainingInputs
+    from train.training_data import load_training_inputs as load_training_inputs
 
     decode_image = decode
     evaluate = evaluate_run

@@ -1,4 +1,4 @@
-"""The batches of a training with the inputs of the model, in the order of the sampler, some of them prefetched."""
+"""Batches for one process of a training, in the order of the sampler, with optional prefetching."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from torch import Tensor
 from train.data.sampling import Batch, Sampler
 from train.distributed import DistributedContext
 from train.losses import Inputs
-from train.training_data import TrainingMaterial
+from train.training_data import TrainingInputsProtocol
 
 _CPU = torch.device("cpu")
-_AHEAD = 2  # Batches that are read, or wait to be read, while the caller works on another.
+_PREFETCHED_BATCHES = 2
 
 
 @dataclass(frozen=True)
 class _Drawn:
-    """A batch, and where the sampler stands after it."""
+    """A batch, and the state and epoch of the sampler after it."""
 
     batch: Batch
     state: dict[str, Any]
@@ -31,17 +31,21 @@ class _Drawn:
 
 
 class BatchLoader:
-    """Batches for one process, and where the training stands in them.
+    """Batches with the inputs of a model, and the position of the training in them.
 
-    Where an image has several features, a thread reads the next batches into pinned memory. A batch of single vectors is read
-    faster than it is handed over. Prefetching changes neither the batches nor `state` and `epoch`, which are those of the batch
-    that was returned last.
+    `prefetching` reads the next batches in a thread, into pinned memory for a GPU, if an image has several features; reading single
+    vectors is faster than a thread. It changes neither the batches nor `state` and `epoch`, which are those of the last returned
+    batch.
     """
 
     def __init__(
-        self, material: TrainingMaterial, sampler: Sampler, processes: DistributedContext, device: torch.device
+        self,
+        training_inputs: TrainingInputsProtocol,
+        sampler: Sampler,
+        processes: DistributedContext,
+        device: torch.device,
     ) -> None:
-        self._material, self._sampler, self._processes, self._device = material, sampler, processes, device
+        self._training_inputs, self._sampler, self._processes, self._device = training_inputs, sampler, processes, device
         self._thread: ThreadPoolExecutor | None = None
         self._pending: deque[tuple[_Drawn, Future[Inputs]]] = deque()
         self._last: _Drawn | None = None
@@ -57,18 +61,18 @@ class BatchLoader:
         return self._sampler.epoch if self._last is None else self._last.epoch
 
     def state(self) -> dict[str, Any]:
-        """Return the state of the sampler, from which the training goes on."""
+        """Return the state of the sampler after the last returned batch."""
         return self._sampler.state() if self._last is None else self._last.state
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of a sampler that was built with the same arguments; not inside `prefetching`."""
+        """Restore the state of a sampler with the same arguments; not inside `prefetching`."""
         self._sampler.restore(state)
         self._last = None
 
     @contextmanager
     def prefetching(self) -> Iterator[None]:
-        """Read ahead inside the block, where that pays; leaving it waits for what is being read, and drops the rest."""
-        if len(self._material.dimensions.feature_shape) == 1:
+        """Prefetch batches inside the block. Its end waits for the batch being read, and discards the prefetched ones."""
+        if len(self._training_inputs.dimensions.feature_shape) == 1:
             yield
             return
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetching")
@@ -76,43 +80,44 @@ class BatchLoader:
             yield
         finally:
             self._thread.shutdown(cancel_futures=True)
+            self._thread = None
+            self._pending.clear()
+            self.restore(self.state())
 
     def next(self) -> tuple[Batch, Inputs]:
-        """Return the next batch, and the inputs of this process's rows of it, on the device.
+        """Return the next batch, and the inputs of this process's rows on the device.
 
-        Batches are drawn here, so that the sampler needs no lock, and the thread reads them in their order: its error is raised
-        in the turn of its batch.
+        The sampler is called here, so that it needs no lock. An error of the thread is raised for its own batch.
         """
         if self._thread is None:
             self._last = self._draw()
             inputs = self._inputs(self._last, self._device)
         else:
-            while len(self._pending) <= _AHEAD:
+            while len(self._pending) <= _PREFETCHED_BATCHES:
                 drawn = self._draw()
-                self._pending.append((drawn, self._thread.submit(self._read_ahead, drawn)))
+                self._pending.append((drawn, self._thread.submit(self._prefetch, drawn)))
             self._last, future = self._pending.popleft()
             inputs = future.result()
-        return self._last.batch, _each(inputs, lambda tensor: tensor.to(self._device, non_blocking=True))
+        return self._last.batch, _map_tensors(inputs, lambda tensor: tensor.to(self._device, non_blocking=True))
 
     def _draw(self) -> _Drawn:
         batch = self._sampler.next()
         return _Drawn(batch, self._sampler.state(), self._sampler.epoch)
 
     def _inputs(self, drawn: _Drawn, device: torch.device) -> Inputs:
-        return self._material.inputs(drawn.batch, device, self._processes.rows(len(drawn.batch.images)))
+        return self._training_inputs.inputs(drawn.batch, device, self._processes.rows(len(drawn.batch.images)))
 
-    def _read_ahead(self, drawn: _Drawn) -> Inputs:
+    def _prefetch(self, drawn: _Drawn) -> Inputs:
         inputs = self._inputs(drawn, _CPU)
         if self._device.type != "cuda":
             return inputs
-        with torch.cuda.device(self._device):  # A thread begins with the first GPU, and would open a context there.
-            return _each(inputs, Tensor.pin_memory)
+        with torch.cuda.device(self._device):  # A new thread would open a context on the first GPU.
+            return _map_tensors(inputs, Tensor.pin_memory)
 
 
-def _each(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
-    """Return inputs with each tensor changed."""
+def _map_tensors(inputs: Inputs, function: Callable[[Tensor], Tensor]) -> Inputs:
     images = inputs.images
     if images is not None:
-        mask = None if images.mask is None else change(images.mask)
-        images = replace(images, features=change(images.features), mask=mask)
-    return replace(inputs, numbers=change(inputs.numbers), images=images)
+        mask = None if images.mask is None else function(images.mask)
+        images = replace(images, features=function(images.features), mask=mask)
+    return replace(inputs, numbers=function(inputs.numbers), images=images)

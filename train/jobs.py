@@ -86,9 +86,10 @@ class Corpus:
 
 @dataclass(frozen=True)
 class TrainJob:
-    """Job of ``imagepivot train``. Its configuration may also be one that is resolved; then nothing is set beside it.
+    """Job of ``imagepivot train``.
 
-    Without a corpus, `train.loop.train` is given the material itself. A run that is resumed takes no weights of another run again.
+    The configuration may also be a resolved one, without ``settings`` and ``max_steps``. Without a corpus, `train.loop.train` needs
+    its argument ``training_inputs``. A resumed run ignores ``init_from``.
     """
 
     config: Annotated[str | Configuration, Opt("Name of a preset, or a TOML file.", completion=_presets, is_argument=True)] = ""

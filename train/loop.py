@@ -45,7 +45,7 @@ from train.runs.init_from_run import provenance, start_model
 from train.runs.log import CONFIG, CURVES, LOG, METRICS, RunLog, Stopwatch
 from train.runs.run import Run, check_same_run, checkpoint_to_resume, contents_since, holds_a_run, is_finished, open_run
 from train.schedules import learning_rate, steps_in_all, steps_per_epoch, stop_reason
-from train.training_data import Material, TrainingMaterial, open_material, overlap_remark
+from train.training_data import TrainingInputs, TrainingInputsProtocol, load_training_inputs, overlap_remark
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def train(
     watch: Watch = lambda report: None,
     remark: Remark = logger.warning,
     *,
-    material: TrainingMaterial | None = None,
+    training_inputs: TrainingInputsProtocol | None = None,
 ) -> Result:
     """Train a model.
 
@@ -116,7 +116,7 @@ def train(
         remark: receives a sentence about a precision that is emulated, about the captions that are left out, for each split that
             lacks features, about training images with captions in other splits, about features of zeros or of unusual norms, about
             the words and weights that were taken from elsewhere, and about content that has changed.
-        material: what to train on, instead of the job's corpus.
+        training_inputs: what to train on, instead of the job's corpus.
 
     Raises:
         UsageError: the job does not fit this host or its data, or ``output`` holds a run that is not finished and ``resume`` is not
@@ -128,7 +128,7 @@ def train(
             it in the same way, and then do what they did before. A second signal is not waited for.
     """
     config, device = job.resolved(), resolve_device(job.device)
-    if not job.output or (job.corpus is None and material is None):
+    if not job.output or (job.corpus is None and training_inputs is None):
         missing = "--captions, --features and --vocabulary are missing" if job.output else "OUTPUT is missing"
         raise UsageError(f"{missing}: imagepivot train CONFIG OUTPUT --captions ... --features ... --vocabulary ...")
     check_precision(job.precision, device)
@@ -144,45 +144,45 @@ def train(
         stack.enter_context(computing(job.precision, device))
         before = checkpoint_to_resume(folder, resume=job.resume)
         source = open_run(job.init_from) if job.init_from else None
-        if material is None:
+        if training_inputs is None:
             assert job.corpus is not None
             options = {name: getattr(job, name) for name in ("seed", "memory_map", "allow_missing_features")}
-            material = open_material(config, job.corpus, **options)
+            training_inputs = load_training_inputs(config, job.corpus, **options)
         start = Checkpoint(
             config=to_toml(config),
-            dimensions=material.dimensions,
+            dimensions=training_inputs.dimensions,
             model={},
-            tokens=material.vocabulary.tokens,
-            fingerprints=material.fingerprints,
-            captions=material.captions_parameters,
+            tokens=training_inputs.vocabulary.tokens,
+            fingerprints=training_inputs.fingerprints,
+            captions=training_inputs.captions_parameters,
             seed=job.seed,
             precision=job.precision,
             progress=TrainingProgress(),
-            missing_features={missing.split: missing.to_dict() for missing in material.missing_features},
+            missing_features={missing.split: missing.to_dict() for missing in training_inputs.missing_features},
             started_from={} if source is None else provenance(source),
-            contents=material.contents,
+            contents=training_inputs.contents,
         )
         remarks, is_whole = [], False
         if before is not None:
             remarks = check_same_run(before, start, folder, allow_changed_content=job.allow_changed_content)
             is_whole = is_finished(before, start, folder, curves=job.curves)
             start = replace(start, started_from=before.started_from, contents=contents_since(before, start))
-        loop = _Loop(job, config, material, start, processes, device, watch)
+        loop = _Loop(job, config, training_inputs, start, processes, device, watch)
         reason = loop.stop_reason(before.progress) if before is not None and is_whole else ""
         if before is not None and not reason and not job.resume:
             raise holds_a_run(folder)
         taken = loop.begin(before, source)
         if processes.is_rank_zero:
             remarks += [bfloat16_remark(job.precision, device.type), *taken, overlap_remark(config, job.corpus)]
-            remarks += [missing.remark for missing in material.missing_features]
-            remarks += [outliers.remark for outliers in material.feature_outliers]
+            remarks += [missing.remark for missing in training_inputs.missing_features]
+            remarks += [outliers.remark for outliers in training_inputs.feature_outliers]
             for sentence in filter(None, remarks):
                 remark(sentence)
         if before is not None and reason:
-            return Result(job.output, replace(before.progress, stop_reason=reason), material.missing_features)
+            return Result(job.output, replace(before.progress, stop_reason=reason), training_inputs.missing_features)
         with defer_signals() as interruption, loop.batches.prefetching():
             progress = loop.run(interruption)
-    return Result(job.output, progress, material.missing_features)
+    return Result(job.output, progress, training_inputs.missing_features)
 
 
 class _Loop:
@@ -192,19 +192,19 @@ class _Loop:
         self,
         job: TrainJob,
         config: Config,
-        material: TrainingMaterial,
+        training_inputs: TrainingInputsProtocol,
         start: Checkpoint,
         processes: DistributedContext,
         device: torch.device,
         watch: Watch,
     ) -> None:
-        self.job, self.config, self.material, self.start = job, config, material, start
+        self.job, self.config, self.training_inputs, self.start = job, config, training_inputs, start
         self.processes, self.device, self.watch = processes, device, watch
         self.folder = Folder(job.output)
         self.progress = TrainingProgress()
         self.kept_step = 0  # Of last.pt.
         self.stopwatch = Stopwatch()
-        self.batches = BatchLoader(material, material.sampler(config, job.seed), processes, device)
+        self.batches = BatchLoader(training_inputs, training_inputs.sampler(config, job.seed), processes, device)
         self.epoch_steps = steps_per_epoch(config.schedule, self.batches.epoch_steps)
         self.model = build_model(config.model, start.dimensions, job.seed).to(device)
         if config.model.frozen_words:
@@ -239,9 +239,9 @@ class _Loop:
             set_shutdown_notice(_kept(self.progress.step))
         else:
             set_shutdown_notice("stopped before the first checkpoint: nothing is kept")
-            if self.material.word_vectors is not None:
-                counts = self.material.vocabulary.counts
-                taken.append(load_pretrained_embeddings(self.model, self.material.word_vectors, counts))
+            if self.training_inputs.word_vectors is not None:
+                counts = self.training_inputs.vocabulary.counts
+                taken.append(load_pretrained_embeddings(self.model, self.training_inputs.word_vectors, counts))
         if before is None and other is not None:  # Words that it knows are further than pretrained ones.
             began = start_model(self.model, self.start.tokens, other)
             self.start = replace(self.start, started_from=began.to_dict())
@@ -271,11 +271,11 @@ class _Loop:
             if self.progress.step and self.progress.best_step == self.progress.step:
                 self._save(BEST)  # A process may have been killed between writing last.pt and best.pt.
             if not self.progress.step:
-                if isinstance(self.material, Material):
-                    log.write("training_data", 0, self.material.counts(self.config))
-                for missing in self.material.missing_features:
+                if isinstance(self.training_inputs, TrainingInputs):
+                    log.write("training_data", 0, self.training_inputs.counts(self.config))
+                for missing in self.training_inputs.missing_features:
                     log.write("missing_features", 0, missing.to_dict())
-                for outliers in self.material.feature_outliers:
+                for outliers in self.training_inputs.feature_outliers:
                     log.write("feature_outliers", 0, outliers.to_dict())
                 if self.start.started_from:
                     log.write("started_from", 0, self.start.started_from)
@@ -343,7 +343,7 @@ class _Loop:
         score = 0.0
         if log is not None:
             with self.stopwatch.measure("evaluation"):
-                validation = self.material.evaluate(self.model, self.config, self.terms)
+                validation = self.training_inputs.evaluate(self.model, self.config, self.terms)
             results = validation.retrieval
             monitored = self.config.schedule.monitor_languages or self.config.data.languages
             score = sum(results[language].sum_of_recalls for language in monitored)

@@ -21,7 +21,7 @@ from train.data.captions import ByImage, Captions, labels_of, no_captions
 from train.data.feature_checks import FeatureOutliers, find_feature_outliers
 from train.data.features import feature_spec
 from train.data.sampling import Batch, ImageSampler, Sampler, TaskSampler
-from train.data.splits import MissingFeatures, TrainingData, open_data
+from train.data.splits import MissingFeatures, SplitData, open_data
 from train.data.token_features import check_token_features
 from train.data.word_vectors import WordVectors, check_word_vectors, open_word_vectors
 from train.devices import upload
@@ -31,8 +31,8 @@ from train.losses import Inputs, Term
 from train.models.retrieval_model import Dimensions, ImageBatch, RetrievalModel
 
 
-class TrainingMaterial(Protocol):
-    """What `train.train` needs besides a job; `Material` is made of datasets, and a program may bring its own."""
+class TrainingInputsProtocol(Protocol):
+    """What `train.train` needs besides a job; `TrainingInputs` is made of datasets, and a program may bring its own."""
 
     @property
     def dimensions(self) -> Dimensions:
@@ -79,8 +79,8 @@ class TrainingMaterial(Protocol):
 
 
 @dataclass(frozen=True)
-class Material:
-    """`TrainingMaterial` made of datasets.
+class TrainingInputs:
+    """`TrainingInputsProtocol` made of datasets.
 
     Attributes:
         training: the training split, reduced as the configuration says.
@@ -88,8 +88,8 @@ class Material:
             there.
     """
 
-    training: TrainingData
-    validation: TrainingData
+    training: SplitData
+    validation: SplitData
     vocabulary: Vocabulary
     captions_parameters: Mapping[str, Any]
     dimensions: Dimensions
@@ -143,9 +143,9 @@ class Material:
         return validate(model, self.validation, config, terms)
 
 
-def open_material(
+def load_training_inputs(
     config: Config, corpus: Corpus, *, seed: int, memory_map: str | None = None, allow_missing_features: bool = False
-) -> Material:
+) -> TrainingInputs:
     """Read and check everything that a training needs; arguments as in `train.data.splits.open_data`.
 
     Raises:
@@ -187,7 +187,7 @@ def open_material(
         language_ids = frequent_tokens(training.captions, data.min_count, together=config.model.mixes_languages)
     elif not config.model.mixes_languages and not config.model.token_width:
         language_ids = {name: tokens_of(vocabulary, name, counting) for name in data.languages}
-    return Material(
+    return TrainingInputs(
         training=training,
         validation=validation,
         vocabulary=vocabulary,
@@ -308,7 +308,7 @@ def _check_negatives(captions: Captions, *, together: bool) -> None:
             )
 
 
-def inputs_of(data: TrainingData, batch: Batch, device: torch.device, rows: slice = slice(None)) -> Inputs:
+def inputs_of(data: SplitData, batch: Batch, device: torch.device, rows: slice = slice(None)) -> Inputs:
     """Collect the captions and features that a batch refers to."""
     captions = [data.captions.batch(chosen[rows]) for chosen in batch.captions]
     if data.captions.vectors is not None:  # Read now, where batches may be read ahead.

@@ -16,7 +16,7 @@ from schemas.writing.validation import validate
 from tests.builders import write_rows
 from train.config.sections import resolve
 from train.jobs import Corpus
-from train.training_data import open_material
+from train.training_data import load_training_inputs
 
 pytestmark = pytest.mark.slow
 
@@ -179,8 +179,8 @@ def test_a_row_keeps_the_words_that_are_frequent_in_the_captions_that_it_draws(m
     where 8,340 do so in all five captions. Counted in the same way, but on words as they stand between spaces, with the commas
     that cling to them, it is 4,751 of 11,215.
     """
-    material = open_material(resolve("kadar2018/monolingual-one-caption-en"), corpus, seed=seed)
-    drawn, vocabulary = material.training.captions, material.vocabulary
+    training_inputs = load_training_inputs(resolve("kadar2018/monolingual-one-caption-en"), corpus, seed=seed)
+    drawn, vocabulary = training_inputs.training.captions, training_inputs.vocabulary
     keys = [
         (drawn.image_ids[image], int(index)) for image, index in zip(drawn.images.tolist(), drawn.indices.tolist(), strict=True)
     ]
@@ -188,7 +188,7 @@ def test_a_row_keeps_the_words_that_are_frequent_in_the_captions_that_it_draws(m
 
     counts = Counter(token for image_id, index in keys for token in tokens[image_id, "en", "comparable", index][1].split(" "))
     frequent = {token for token, count in counts.items() if count >= 4}
-    assert {vocabulary.tokens[number] for number in material.dimensions.language_ids["en"]} == {*SPECIALS, *frequent}
+    assert {vocabulary.tokens[number] for number in training_inputs.dimensions.language_ids["en"]} == {*SPECIALS, *frequent}
     assert len(frequent) == kept
     every = Counter(
         token

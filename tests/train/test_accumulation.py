@@ -11,7 +11,7 @@ from tests.train.trainings import CONFIG, ENGLISH, assert_equal, contents, event
 from train.config.sections import from_toml
 from train.models.catalogue import build_model
 from train.runs.checkpoints import LAST, read_checkpoint
-from train.training_data import build_sampler, open_material
+from train.training_data import build_sampler, load_training_inputs
 
 RATE, EPSILON, CLIPPING = 0.01, 1e-3, 3.0
 SETTINGS = f"learning_rate = {RATE}\nepsilon = {EPSILON}\nmax_grad_norm = {CLIPPING}\n"
@@ -76,10 +76,10 @@ def test_a_step_is_that_of_a_training_by_hand(toy, train_toy, tmp_path, text, ba
     text = several(text, batches).replace("learning_rate = 0.01\n", SETTINGS).replace("max_steps = 44", "max_steps = 10")
     train_toy(text)
     config = from_toml(text, "test")
-    material = open_material(config, toy, seed=0)
-    captions, features = material.training.captions, material.training.features.array
+    training_inputs = load_training_inputs(config, toy, seed=0)
+    captions, features = training_inputs.training.captions, training_inputs.training.features.array
     sampler = build_sampler(config, captions, 0)
-    reference = Reference(dict(build_model(config.model, material.dimensions, 0).state_dict()), 6, 4)
+    reference = Reference(dict(build_model(config.model, training_inputs.dimensions, 0).state_dict()), 6, 4)
     epochs = 0
     for _ in range(10):
         losses, queries, named = [], 0, {}

@@ -1,4 +1,4 @@
-"""Prefetching, and the batches of a training against a sampler and a material that are used by hand."""
+"""Batches and prefetching, against a sampler and training inputs used by hand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.train.trainings import CONFIG
 from train.batch_loader import BatchLoader
 from train.config.sections import from_toml
 from train.distributed import DistributedContext
-from train.training_data import Material, open_material
+from train.training_data import TrainingInputs, load_training_inputs
 
 CPU = torch.device("cpu")
 
@@ -24,16 +24,19 @@ def threads() -> list[str]:
 
 @pytest.fixture(params=["regions", "vectors"])
 def data(request, toy, regions):
-    """A configuration, its material, and whether it is read ahead."""
+    """A configuration, its training inputs, and whether batches are prefetched."""
     text, corpus = (REGION_CONFIG, regions) if request.param == "regions" else (CONFIG, toy)
     config = from_toml(text, "test")
-    return config, open_material(config, corpus, seed=0), request.param == "regions"
+    return config, load_training_inputs(config, corpus, seed=0), request.param == "regions"
 
 
 @pytest.mark.parametrize("processes", [DistributedContext(), DistributedContext(1, 3)])
-def test_batches_states_and_epochs_are_those_of_the_sampler(data, processes):
-    config, material, _ = data
-    loader, sampler = BatchLoader(material, material.sampler(config, 3), processes, CPU), material.sampler(config, 3)
+def test_loader_equals_the_sampler(data, processes):
+    config, training_inputs, _ = data
+    loader, sampler = (
+        BatchLoader(training_inputs, training_inputs.sampler(config, 3), processes, CPU),
+        training_inputs.sampler(config, 3),
+    )
     assert (loader.state(), loader.epoch, loader.epoch_steps) == (sampler.state(), 0, sampler.epoch_steps)
     with loader.prefetching():
         for _ in range(2 * sampler.epoch_steps + 5):
@@ -42,7 +45,7 @@ def test_batches_states_and_epochs_are_those_of_the_sampler(data, processes):
             assert (batch.task, batch.images.tolist()) == (expected.task, expected.images.tolist())
             assert (loader.state(), loader.epoch) == (sampler.state(), sampler.epoch)
             rows = processes.rows(len(expected.images))
-            wanted = material.inputs(expected, CPU, rows)
+            wanted = training_inputs.inputs(expected, CPU, rows)
             assert inputs.numbers.tolist() == expected.images.tolist()
             assert [c.rows.tolist() for c in inputs.captions] == [c.rows.tolist() for c in wanted.captions]
             assert (inputs.images is None) == (wanted.images is None)
@@ -53,40 +56,43 @@ def test_batches_states_and_epochs_are_those_of_the_sampler(data, processes):
     assert loader.epoch == 2
 
 
-def test_it_goes_on_where_it_stood(data):
-    config, material, _ = data
+def test_loader_resumes_from_a_state_and_after_prefetching(data):
+    config, training_inputs, _ = data
+    whole, first, second = (
+        BatchLoader(training_inputs, training_inputs.sampler(config, 0), DistributedContext(), CPU) for _ in range(3)
+    )
 
     def images(loader: BatchLoader, steps: int) -> list[list[int]]:
-        with loader.prefetching():
-            return [loader.next()[0].images.tolist() for _ in range(steps)]
+        return [loader.next()[0].images.tolist() for _ in range(steps)]
 
-    whole = images(BatchLoader(material, material.sampler(config, 0), DistributedContext(), CPU), 30)
-    first = BatchLoader(material, material.sampler(config, 0), DistributedContext(), CPU)
-    begun = images(first, 11)
-    second = BatchLoader(material, material.sampler(config, 0), DistributedContext(), CPU)
+    with whole.prefetching():
+        expected = images(whole, 20)
+    expected += images(whole, 10)
+    with first.prefetching():
+        begun = images(first, 11)
     second.restore(first.state())
-    assert begun + images(second, 19) == whole
+    assert begun + images(second, 19) == begun + images(first, 19) == expected
 
 
-def test_only_several_features_an_image_are_read_by_a_thread(data, monkeypatch):
-    config, material, ahead = data
-    seen, inputs = set(), Material.inputs
+def test_loader_prefetches_several_features_only(data, monkeypatch):
+    config, training_inputs, ahead = data
+    seen, inputs = set(), TrainingInputs.inputs
 
     def look(self, *arguments):
         seen.add(threading.current_thread() is threading.main_thread())
         return inputs(self, *arguments)
 
-    monkeypatch.setattr(Material, "inputs", look)
-    loader = BatchLoader(material, material.sampler(config, 0), DistributedContext(), CPU)
+    monkeypatch.setattr(TrainingInputs, "inputs", look)
+    loader = BatchLoader(training_inputs, training_inputs.sampler(config, 0), DistributedContext(), CPU)
     with loader.prefetching():
         for _ in range(10):
             loader.next()
     assert seen == {not ahead}
 
 
-def test_a_gpu_takes_what_a_thread_has_pinned(regions, monkeypatch):
+def test_loader_copies_pinned_memory_to_a_gpu(regions, monkeypatch):
     config = from_toml(REGION_CONFIG.replace("0.5", "0"), "test")
-    material = open_material(config, regions, seed=0)
+    training_inputs = load_training_inputs(config, regions, seed=0)
     pinned, moved, moving = [], [], torch.Tensor.to
 
     def pin(self):
@@ -102,7 +108,7 @@ def test_a_gpu_takes_what_a_thread_has_pinned(regions, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
     monkeypatch.setattr(torch.Tensor, "to", to)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    loader = BatchLoader(material, material.sampler(config, 0), DistributedContext(), torch.device("cuda", 1))
+    loader = BatchLoader(training_inputs, training_inputs.sampler(config, 0), DistributedContext(), torch.device("cuda", 1))
     with loader.prefetching():
         loader.next()
     kinds = {torch.int64, torch.float32, torch.bool}
@@ -111,10 +117,11 @@ def test_a_gpu_takes_what_a_thread_has_pinned(regions, monkeypatch):
     assert all(how == {"non_blocking": True} for _, how in moved)
 
 
-def test_the_thread_reads_two_batches_ahead_and_an_error_comes_in_its_turn(regions, monkeypatch):
+def test_loader_prefetches_two_batches_and_raises_in_order(regions, monkeypatch):
     config = from_toml(REGION_CONFIG, "test")
-    material = open_material(config, regions, seed=0)
-    sampler, read, returned, inputs, go_on = material.sampler(config, 0), [], [], Material.inputs, threading.Event()
+    training_inputs = load_training_inputs(config, regions, seed=0)
+    sampler, inputs = training_inputs.sampler(config, 0), TrainingInputs.inputs
+    read, returned, go_on = [], [], threading.Event()
 
     def look(self, *arguments):
         read.append(threading.current_thread().name)
@@ -123,17 +130,17 @@ def test_the_thread_reads_two_batches_ahead_and_an_error_comes_in_its_turn(regio
             raise OSError("the disk is gone")
         return inputs(self, *arguments)
 
-    monkeypatch.setattr(Material, "inputs", look)
-    expected, drawn, draw = material.sampler(config, 0), [], sampler.next
+    monkeypatch.setattr(TrainingInputs, "inputs", look)
+    expected, drawn, draw = training_inputs.sampler(config, 0), [], sampler.next
     monkeypatch.setattr(sampler, "next", lambda: drawn.append(threading.current_thread()) or draw())
-    loader = BatchLoader(material, sampler, DistributedContext(), CPU)
+    loader = BatchLoader(training_inputs, sampler, DistributedContext(), CPU)
 
     def work() -> None:
         with loader.prefetching():
-            for number in range(1, 5):
+            for count in range(1, 5):
                 returned.append(loader.next()[0].images.tolist())
-                assert len(drawn) == number + 2
-                if number == 3:
+                assert len(drawn) == count + 2
+                if count == 3:
                     go_on.set()
 
     with pytest.raises(OSError, match="the disk is gone"):
@@ -144,10 +151,10 @@ def test_the_thread_reads_two_batches_ahead_and_an_error_comes_in_its_turn(regio
     assert threads() == []
 
 
-def test_leaving_waits_for_what_is_read_and_drops_what_waits(regions, monkeypatch):
+def test_prefetching_interrupted_waits_for_the_current_batch(regions, monkeypatch):
     config = from_toml(REGION_CONFIG, "test")
-    material = open_material(config, regions, seed=0)
-    read, started, go_on, inputs = [], threading.Event(), threading.Event(), Material.inputs
+    training_inputs = load_training_inputs(config, regions, seed=0)
+    read, started, go_on, inputs = [], threading.Event(), threading.Event(), TrainingInputs.inputs
 
     def slowly(self, *arguments):
         if len(read) == 1:
@@ -156,8 +163,8 @@ def test_leaving_waits_for_what_is_read_and_drops_what_waits(regions, monkeypatc
         read.append(threading.current_thread())
         return inputs(self, *arguments)
 
-    monkeypatch.setattr(Material, "inputs", slowly)
-    loader = BatchLoader(material, material.sampler(config, 0), DistributedContext(), CPU)
+    monkeypatch.setattr(TrainingInputs, "inputs", slowly)
+    loader = BatchLoader(training_inputs, training_inputs.sampler(config, 0), DistributedContext(), CPU)
 
     def work() -> None:
         with loader.prefetching():

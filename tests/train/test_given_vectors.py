@@ -29,7 +29,7 @@ from train.reports.reproduce_report import read_report
 from train.reports.row_datasets import corpora_of, left_out
 from train.reports.row_results import read_result
 from train.runs.run import open_run
-from train.training_data import open_material
+from train.training_data import load_training_inputs
 
 TABLE = "sentences.0.words.weight"
 
@@ -103,9 +103,9 @@ def test_vectors_and_configuration_must_agree_before_anything_is_read(toy, toy_w
         (CONFIG, toy_tokens, "is given, but the model has vectors of words of its own"),
     ):
         with pytest.raises(UsageError, match=message):
-            open_material(from_toml(text, "test"), replace(corpus, captions="nowhere"), seed=0)
+            load_training_inputs(from_toml(text, "test"), replace(corpus, captions="nowhere"), seed=0)
     with pytest.raises(UsageError, match=r"model\.word_dim is 5, but the vectors in .* have 4 numbers"):
-        open_material(from_toml(reads(CONFIG).replace("word_dim = 4", "word_dim = 5"), "test"), toy_tokens, seed=0)
+        load_training_inputs(from_toml(reads(CONFIG).replace("word_dim = 4", "word_dim = 5"), "test"), toy_tokens, seed=0)
 
 
 @pytest.mark.parametrize(

@@ -94,4 +94,4 @@ def test_before_the_first_step_nothing_is_claimed(toy, tmp_path):
 def _interrupt_the_material() -> None:
     import train.loop
 
-    train.loop.open_material = lambda *arguments, **options: os.kill(os.getpid(), signal.SIGINT)
+    train.loop.load_training_inputs = lambda *arguments, **options: os.kill(os.getpid(), signal.SIGINT)

@@ -19,7 +19,7 @@ from train.loop import train
 from train.models.catalogue import build_model
 from train.runs.checkpoints import BEST, LAST, TrainingProgress, read_checkpoint
 from train.runs.run import open_run
-from train.training_data import Material, open_material
+from train.training_data import TrainingInputs, load_training_inputs
 
 # --- learning --------------------------------------------------------------------------------------------------------
 
@@ -41,8 +41,8 @@ def test_it_learns(toy, train_toy, tmp_path):
 def test_the_best_model_is_kept(toy, finished_run):
     folder, result = finished_run
     best = open_run(folder)
-    material = open_material(best.config, toy, seed=0)
-    results = evaluate(best.model, material.validation)
+    training_inputs = load_training_inputs(best.config, toy, seed=0)
+    results = evaluate(best.model, training_inputs.validation)
     assert sum(retrieval.sum_of_recalls for retrieval in results.values()) == result.progress.best_score
     assert best.step == result.progress.best_step
 
@@ -268,16 +268,16 @@ def test_a_run_that_diverges_keeps_its_last_checkpoints_and_a_log_of_json(train_
 
 
 def test_a_validation_loss_that_is_not_finite_ends_the_run(toy, tmp_path):
-    class Spoilt(Material):
+    class Spoilt(TrainingInputs):
         def evaluate(self, model, config, terms):
             return replace(super().evaluate(model, config, terms), loss=float("inf"))
 
     config = from_toml(CONFIG, "test")
-    material = Spoilt(**vars(open_material(config, toy, seed=0)))
+    training_inputs = Spoilt(**vars(load_training_inputs(config, toy, seed=0)))
     with pytest.raises(
         DivergedError, match=r"the loss on the validation split is not finite at step 17, with a learning rate of"
     ):
-        train(TrainJob(config, None, str(tmp_path / "run"), device="cpu", curves=False), material=material)
+        train(TrainJob(config, None, str(tmp_path / "run"), device="cpu", curves=False), training_inputs=training_inputs)
     assert not list(tmp_path.glob("run/*.pt"))
     assert events(tmp_path / "run", "validation") == []
 

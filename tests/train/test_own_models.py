@@ -28,7 +28,7 @@ from train.models import catalogue
 from train.models.catalogue import register_model
 from train.models.retrieval_model import Dimensions, Encoded, ImageBatch, RetrievalModel
 from train.runs.run import open_run
-from train.training_data import open_material
+from train.training_data import load_training_inputs
 
 EDGES = """
 from dataclasses import dataclass
@@ -177,13 +177,13 @@ def test_a_run_of_a_kind_that_is_not_registered_says_so(pairwise, train_toy, mon
 def test_material_of_ones_own_takes_the_place_of_the_corpus(toy, train_toy, tmp_path):
     expected = train_toy(CONFIG, "corpus")
     config = from_toml(CONFIG, "test")
-    material = open_material(config, toy, seed=0)
-    job = TrainJob(config, None, str(tmp_path / "material"), device="cpu")
-    assert train(job, material=material).progress == expected.progress
-    assert_equal(weights(tmp_path / "material"), weights(tmp_path / "corpus"))
-    zeros = replace(material.training.features, stored=material.training.features.stored * 0)
-    other = replace(material, training=replace(material.training, features=zeros))
-    train(replace(job, output=str(tmp_path / "zeros")), material=other)
+    training_inputs = load_training_inputs(config, toy, seed=0)
+    job = TrainJob(config, None, str(tmp_path / "training_inputs"), device="cpu")
+    assert train(job, training_inputs=training_inputs).progress == expected.progress
+    assert_equal(weights(tmp_path / "training_inputs"), weights(tmp_path / "corpus"))
+    zeros = replace(training_inputs.training.features, stored=training_inputs.training.features.stored * 0)
+    other = replace(training_inputs, training=replace(training_inputs.training, features=zeros))
+    train(replace(job, output=str(tmp_path / "zeros")), training_inputs=other)
     assert not torch.equal(weights(tmp_path / "zeros")["images.bias"], weights(tmp_path / "corpus")["images.bias"])
     with pytest.raises(UsageError, match="--captions, --features and --vocabulary are missing: imagepivot train CONFIG OUTPUT"):
         train(replace(job, output=str(tmp_path / "nothing")))

@@ -18,7 +18,7 @@ from train.data.sampling import ImageSampler, TaskSampler
 from train.jobs import TrainJob
 from train.loop import train
 from train.models.catalogue import build_model
-from train.training_data import build_sampler, open_material, tokens_of
+from train.training_data import build_sampler, load_training_inputs, tokens_of
 
 COUNTS = {"en": {"a": 5, "b": 4, "c": 1}, "de": {"b": 9, "c": 4, "d": 3}}
 CONFIG = '[data]\nportions = { de = ["comparable"], en = ["comparable", "translation"] }\n'
@@ -47,61 +47,61 @@ def test_with_a_joint_threshold_a_language_has_all_tokens_that_occur_in_it():
 def test_tokens_are_counted_on_the_captions_that_are_drawn(toy, shared, drawn):
     """Kádár et al. 2018, section 4, by brute force: the tokens of each caption of the row, one at a time."""
     config = from_toml(CONFIG + f"min_count = 4\n{drawn}\n[model]\nshared_encoder = {str(shared).lower()}", "test")
-    material = open_material(config, toy, seed=3)
-    captions, counts = material.training.captions, {name: Counter() for name in config.data.languages}
+    training_inputs = load_training_inputs(config, toy, seed=3)
+    captions, counts = training_inputs.training.captions, {name: Counter() for name in config.data.languages}
     for row in range(len(captions)):
         tokens = captions.token_ids[captions.offsets[row] : captions.offsets[row + 1]].tolist()
         counts[captions.language_names[captions.languages[row]]].update(tokens)
     for language in config.data.languages:
         of_encoder = counts["de"] + counts["en"] if shared else counts[language]
         frequent = {token for token, count in of_encoder.items() if count >= 4}
-        assert material.dimensions.language_ids[language] == tuple(sorted({0, 1, 2, 3} | frequent))
-        assert len(material.dimensions.language_ids[language]) < len(material.vocabulary)
-    model = build_model(config.model, material.dimensions, 0)
+        assert training_inputs.dimensions.language_ids[language] == tuple(sorted({0, 1, 2, 3} | frequent))
+        assert len(training_inputs.dimensions.language_ids[language]) < len(training_inputs.vocabulary)
+    model = build_model(config.model, training_inputs.dimensions, 0)
     assert [len(encoder.words.weight) for encoder in model.sentences] == (
-        [len(material.dimensions.language_ids["en"])]
+        [len(training_inputs.dimensions.language_ids["en"])]
         if shared
-        else [len(material.dimensions.language_ids[language]) for language in config.data.languages]
+        else [len(training_inputs.dimensions.language_ids[language]) for language in config.data.languages]
     )
 
 
 def test_data_and_model_fit_the_configuration(toy):
     config = from_toml(CONFIG + "captions_per_image = 'one'\nimages = 'half'", "test")
-    material = open_material(config, toy, seed=0)
-    assert material.dimensions.languages == material.training.captions.language_names == ("de", "en")
-    assert material.dimensions.feature_shape == (8,)
-    assert material.dimensions.vocabulary_size == len(material.vocabulary)
-    assert material.captions_parameters["text"] == {"recipe": "raw"}
-    assert len(material.training.captions) == 2 * 20  # One caption of each language for half of 40 images.
-    assert len(material.validation.captions) == 12 * (2 + 3 + 1)  # Nothing is drawn from the validation split.
-    assert material.training.captions.split == "train"
-    assert material.validation.captions.split == "val"
+    training_inputs = load_training_inputs(config, toy, seed=0)
+    assert training_inputs.dimensions.languages == training_inputs.training.captions.language_names == ("de", "en")
+    assert training_inputs.dimensions.feature_shape == (8,)
+    assert training_inputs.dimensions.vocabulary_size == len(training_inputs.vocabulary)
+    assert training_inputs.captions_parameters["text"] == {"recipe": "raw"}
+    assert len(training_inputs.training.captions) == 2 * 20  # One caption of each language for half of 40 images.
+    assert len(training_inputs.validation.captions) == 12 * (2 + 3 + 1)  # Nothing is drawn from the validation split.
+    assert training_inputs.training.captions.split == "train"
+    assert training_inputs.validation.captions.split == "val"
 
 
 def test_features_are_normalised_if_the_configuration_says_so(toy):
     for l2 in (False, True):
         config = from_toml(CONFIG + f"l2_features = {str(l2).lower()}", "test")
-        material = open_material(config, toy, seed=0)
-        for data in (material.training, material.validation):
+        training_inputs = load_training_inputs(config, toy, seed=0)
+        for data in (training_inputs.training, training_inputs.validation):
             norms = (data.features.array**2).sum(1) ** 0.5
             assert (abs(norms - 1).max() < 1e-6) == l2
 
 
 def test_both_splits_may_be_mapped(toy, tmp_path, monkeypatch):
     monkeypatch.setattr("os.sysconf", lambda name: 1)
-    material = open_material(from_toml(CONFIG, "test"), toy, seed=0, memory_map=str(tmp_path))
-    for data in (material.training, material.validation):
+    training_inputs = load_training_inputs(from_toml(CONFIG, "test"), toy, seed=0, memory_map=str(tmp_path))
+    for data in (training_inputs.training, training_inputs.validation):
         assert isinstance(data.features.stored, np.memmap)
 
 
 def test_samplers(toy):
     ranking = from_toml(CONFIG + "[loss]\nc2c_probability = 1.0\n[schedule]\nbatch_size = 5", "test")
-    material = open_material(ranking, toy, seed=0)
-    sampler = build_sampler(ranking, material.training.captions, 0)
+    training_inputs = load_training_inputs(ranking, toy, seed=0)
+    sampler = build_sampler(ranking, training_inputs.training.captions, 0)
     assert isinstance(sampler, TaskSampler)
     assert [sampler.next().task for _ in range(9)] == ["c2c"] * 9
     pivot = from_toml(CONFIG + "[loss]\ncaption_weight = 0.0\n[schedule]\nbatches = 'images'\nbatch_size = 5", "test")
-    sampler = build_sampler(pivot, material.training.captions, 0)
+    sampler = build_sampler(pivot, training_inputs.training.captions, 0)
     assert isinstance(sampler, ImageSampler)
     assert len(sampler.next().images) == 5
 
@@ -133,8 +133,8 @@ def test_captions_of_similar_length_come_together_on_request(toy):
     spread = {}
     for bucket in (False, True):
         config = from_toml(CONFIG + f"[schedule]\nbatch_size = 12\nbucket_by_length = {str(bucket).lower()}", "test")
-        material = open_material(config, toy, seed=0)
-        captions, sampler = material.training.captions, build_sampler(config, material.training.captions, 0)
+        training_inputs = load_training_inputs(config, toy, seed=0)
+        captions, sampler = training_inputs.training.captions, build_sampler(config, training_inputs.training.captions, 0)
         lengths = [captions.lengths[sampler.next().captions[0]] for _ in range(12)]
         spread[bucket] = sum(int(tokens.max() - tokens.min()) for tokens in lengths)
     assert spread[True] < 0.7 * spread[False]
@@ -173,4 +173,4 @@ def test_a_language_without_validation_captions_that_is_monitored(unvalidated, m
     )
     have = "has no captions of split 'val', language 'de', portion 'comparable'. It has: "
     with pytest.raises(DatasetError, match=f"{re.escape(have)}.*{re.escape(advice)}$"):
-        open_material(from_toml(TRAINED + f"monitor_languages = {monitor}", "test"), unvalidated, seed=0)
+        load_training_inputs(from_toml(TRAINED + f"monitor_languages = {monitor}", "test"), unvalidated, seed=0)

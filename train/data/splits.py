@@ -69,7 +69,7 @@ class MissingFeatures:
 
 
 @dataclass(frozen=True)
-class TrainingData:
+class SplitData:
     """Captions and the features of their images.
 
     Attributes:
@@ -105,7 +105,7 @@ def open_data(
     allow_missing_features: bool = False,
     token_features: str = "",
     token_width: int = 0,
-) -> TrainingData:
+) -> SplitData:
     """Read the captions of a split, or of several, and the features of their images.
 
     Everything is checked before the features are read.
@@ -123,7 +123,7 @@ def open_data(
         l2: divide each feature by its Euclidean norm.
         memory_map: as in `read_features`.
         expected: fingerprints that the data must have, for example those of a run.
-        allow_missing_features: leave out the captions of images that lack features; ``TrainingData.missing_features`` says which.
+        allow_missing_features: leave out the captions of images that lack features; ``SplitData.missing_features`` says which.
             Random draws come before, so that they are the same as with all features.
         token_features: folder of the vectors of tokens, for a model that reads them in place of words; empty for others.
         token_width: their width.
@@ -157,7 +157,7 @@ def open_data(
     missing_features, chosen = leave_out_missing(chosen, extracted, allow_missing_features=allow_missing_features)
     if tokens is not None:
         chosen = with_token_features(chosen, tokens, memory_map=memory_map)
-    return TrainingData(
+    return SplitData(
         captions=chosen,
         features=read_features(extracted, chosen.image_ids, l2=l2, memory_map=memory_map),
         vocabulary=None if words is None else words.vocabulary(),

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from train.data.captions import Captions
-from train.data.splits import TrainingData
+from train.data.splits import SplitData
 from train.devices import upload
 from train.evaluation.evaluation import Count, count_nothing, encode_captions, mean_scores, scores_between
 from train.evaluation.metrics import CUTOFFS, Direction, chance_recall, ranks_between
@@ -33,7 +33,7 @@ class CrossLingual:
 
 
 def evaluate_cross_lingual(
-    members: Sequence[tuple[RetrievalModel, TrainingData]], *, count: Count = count_nothing
+    members: Sequence[tuple[RetrievalModel, SplitData]], *, count: Count = count_nothing
 ) -> dict[tuple[str, str], CrossLingual]:
     """Rank the captions in each language among those in each other language.
 

@@ -26,7 +26,7 @@ from train.data.batches import CaptionBatch
 from train.data.captions import Captions
 from train.data.features import ImageFeatures
 from train.data.sampling import Batch, fixed_batches
-from train.data.splits import TrainingData
+from train.data.splits import SplitData
 from train.devices import computing, upload
 from train.evaluation.metrics import CUTOFFS, Direction, Ranks, Retrieval, Scores, chance_recall, ranks_of
 from train.losses import Term, Views, named_losses, per_query
@@ -104,13 +104,13 @@ def encode_captions(
         return Encoded.concatenate(parts)[back]
 
 
-def evaluate(model: RetrievalModel, data: TrainingData, *, count: Count = count_nothing) -> dict[str, Retrieval]:
+def evaluate(model: RetrievalModel, data: SplitData, *, count: Count = count_nothing) -> dict[str, Retrieval]:
     """Measure recall and median rank for each language; arguments and result as those of `evaluate_together`, for one model."""
     return evaluate_together([(model, data)], count=count)
 
 
 def evaluate_together(
-    members: Sequence[tuple[RetrievalModel, TrainingData]], *, count: Count = count_nothing
+    members: Sequence[tuple[RetrievalModel, SplitData]], *, count: Count = count_nothing
 ) -> dict[str, Retrieval]:
     """Measure recall and median rank of an ensemble, whose scores are the means of its members', for each language.
 
@@ -128,7 +128,7 @@ def evaluate_together(
     return {language: Retrieval.of(ranks) for language, ranks in ranks_together(members, count=count).items()}
 
 
-def ranks_together(members: Sequence[tuple[RetrievalModel, TrainingData]], *, count: Count = count_nothing) -> dict[str, Ranks]:
+def ranks_together(members: Sequence[tuple[RetrievalModel, SplitData]], *, count: Count = count_nothing) -> dict[str, Ranks]:
     """Rank the images and captions of each language; arguments as those of `evaluate_together`."""
     images = [encode_images(model, data.features, count=count) for model, data in members]
 
@@ -147,7 +147,7 @@ class EncodedSplit:
     captions: Encoded
 
 
-def _encode_split(model: RetrievalModel, data: TrainingData) -> EncodedSplit:
+def _encode_split(model: RetrievalModel, data: SplitData) -> EncodedSplit:
     """Encode all images and captions of a split."""
     captions = data.captions
     rows = [captions.rows_of(language) for language in captions.language_names]
@@ -236,7 +236,7 @@ class Validation:
     terms: Mapping[str, float] = field(default_factory=dict)
 
 
-def validate(model: RetrievalModel, data: TrainingData, config: Config, terms: Sequence[Term]) -> Validation:
+def validate(model: RetrievalModel, data: SplitData, config: Config, terms: Sequence[Term]) -> Validation:
     """Measure a model on the validation split, in float32 and without changing it.
 
     The losses are those of `train.data.sampling`, with the hinges of the configuration also while ``loss.sum_warmup_steps``
@@ -266,7 +266,7 @@ def _views(encoded: EncodedSplit, batch: Batch, device: torch.device) -> Views:
 
 
 def evaluate_folds(
-    members: Sequence[tuple[RetrievalModel, TrainingData]], folds: int, *, count: Count = count_nothing
+    members: Sequence[tuple[RetrievalModel, SplitData]], folds: int, *, count: Count = count_nothing
 ) -> dict[str, Retrieval]:
     """Measure recall and median rank within each fold of the images, and return the means over the folds, for each language.
 
@@ -323,7 +323,7 @@ def _of_images(captions: Captions, language: str, images: np.ndarray) -> Caption
     return captions.select(rows[np.isin(captions.images[rows], images)]).compact()
 
 
-def _cut(data: TrainingData, language: str, images: np.ndarray) -> TrainingData:
+def _cut(data: SplitData, language: str, images: np.ndarray) -> SplitData:
     """Return the captions of some images in a language, with the features of these images alone."""
     features = replace(data.features, rows=data.features.rows[images])
     return replace(data, captions=_of_images(data.captions, language, images), features=features)

@@ -14,7 +14,7 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.overlaps import find_overlap
 from train.data.captions import Captions, labels_of
-from train.data.splits import TEST_SPLITS, MissingFeatures, TrainingData, open_data
+from train.data.splits import TEST_SPLITS, MissingFeatures, SplitData, open_data
 from train.devices import resolve_device
 from train.evaluation.compatibility import check_members, check_tokens, expected_of
 from train.evaluation.cross_lingual import CrossLingual, evaluate_cross_lingual
@@ -193,9 +193,7 @@ def _listing(labels: Collection[tuple[str, str, str]], splits: Sequence[str]) ->
     )
 
 
-def _score(
-    members: Sequence[tuple[RetrievalModel, TrainingData]], language: str, portion: str, folds: int, count: Count
-) -> Score:
+def _score(members: Sequence[tuple[RetrievalModel, SplitData]], language: str, portion: str, folds: int, count: Count) -> Score:
     data = members[0][1]
     captions = data.captions
     chosen = captions.select((captions.languages == captions.language_names.index(language)) & _of_portion(captions, portion))
@@ -212,7 +210,7 @@ def _score(
 
 
 def _ranked_cross_lingual(
-    members: Sequence[tuple[RetrievalModel, TrainingData]], scores: Sequence[Score], count: Count
+    members: Sequence[tuple[RetrievalModel, SplitData]], scores: Sequence[Score], count: Count
 ) -> list[Score]:
     """Return scores with what captions find in the other languages of their portion."""
     captions = members[0][1].captions

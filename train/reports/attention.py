@@ -25,7 +25,7 @@ from schemas.errors import UsageError
 from schemas.parameters import FeaturesParameters
 from schemas.storage.folder import Folder
 from train.data.features import feature_spec
-from train.data.splits import TrainingData
+from train.data.splits import SplitData
 from train.evaluation.evaluation import evaluating
 from train.models.retrieval_model import ImageBatch
 from train.reports.figure_examples import Example, Picture, ShownCaption
@@ -85,7 +85,7 @@ class AttendedImage:
         }
 
 
-def attend(run: Run, data: TrainingData, features: Dataset, example: Example) -> AttendedImage:
+def attend(run: Run, data: SplitData, features: Dataset, example: Example) -> AttendedImage:
     """Return the attention of a run's model to an example.
 
     Raises:

@@ -14,7 +14,7 @@ from schemas.escapes import to_json
 from schemas.made_from import write_made_from
 from schemas.storage.folder import Folder
 from train.data.captions import labels_of
-from train.data.splits import TEST_SPLITS, TrainingData, open_data
+from train.data.splits import TEST_SPLITS, SplitData, open_data
 from train.devices import resolve_device
 from train.evaluation.compatibility import check_tokens, check_vectors, expected_of
 from train.evaluation.evaluation import Count, count_nothing, encode_images
@@ -110,7 +110,7 @@ def _write(
     figures: Figures,
     run: Run,
     job: FiguresJob,
-    data: TrainingData,
+    data: SplitData,
     pictures: Mapping[str, Picture],
     folder: Folder,
     made_from: Mapping[str, Any],
@@ -152,7 +152,7 @@ def _write(
     return replace(figures, names=names)
 
 
-def _open(run: Run, job: FiguresJob) -> TrainingData:
+def _open(run: Run, job: FiguresJob) -> SplitData:
     """Open the captions of a split, of one portion where all languages share one, with the features of their images."""
     known, token_width = run.model.languages, check_tokens([run], job.token_features)
     unknown = [language for language in job.languages if language not in known]

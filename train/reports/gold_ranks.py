@@ -23,7 +23,7 @@ import numpy as np
 
 from schemas.errors import DatasetError
 from train.data.captions import Captions
-from train.data.splits import TEST_SPLITS, TrainingData, open_data
+from train.data.splits import TEST_SPLITS, SplitData, open_data
 from train.devices import resolve_device
 from train.evaluation.evaluation import Count, count_nothing, ranks_together
 from train.jobs import Corpus
@@ -149,7 +149,7 @@ def gold_ranks(
     )
 
 
-def ranks_of_captions(run: Run, data: TrainingData, *, count: Count = count_nothing) -> dict[str, np.ndarray]:
+def ranks_of_captions(run: Run, data: SplitData, *, count: Count = count_nothing) -> dict[str, np.ndarray]:
     """Return, by language, the rank of each caption's image among the images that have captions in the language.
 
     Returns:
@@ -159,7 +159,7 @@ def ranks_of_captions(run: Run, data: TrainingData, *, count: Count = count_noth
     return {language: of_language.text_to_image.cpu().numpy() for language, of_language in ranks.items()}
 
 
-def _test_data(run: Run, corpus: Corpus, allow_missing_features: bool) -> TrainingData:
+def _test_data(run: Run, corpus: Corpus, allow_missing_features: bool) -> SplitData:
     return open_data(
         corpus.captions,
         corpus.features,

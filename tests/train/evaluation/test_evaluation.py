@@ -41,7 +41,7 @@ from train.models.retrieval_model import Dimensions, ImageBatch
 from train.models.vse import JointEmbedding
 from train.progress import TrainingDisplay
 from train.runs.run import open_run
-from train.training_data import Material, open_material
+from train.training_data import TrainingInputs, load_training_inputs
 
 
 @pytest.fixture
@@ -216,14 +216,14 @@ def by_hand(model, data, batch, hinges):
 @pytest.mark.parametrize("text", [CONFIG, MAX, PARALLEL, THREE], ids=["tasks", "max", "images", "three languages"])
 def test_losses_are_those_of_the_batches_by_hand(toy, text):
     config = from_toml(text, "test")
-    material = open_material(config, toy, seed=0)
-    model = build_model(config.model, material.dimensions, 0)
-    found = validate(model, material.validation, config, terms_of(config.loss, model))
-    assert found.retrieval == evaluate(model, material.validation)
+    training_inputs = load_training_inputs(config, toy, seed=0)
+    model = build_model(config.model, training_inputs.dimensions, 0)
+    found = validate(model, training_inputs.validation, config, terms_of(config.loss, model))
+    assert found.retrieval == evaluate(model, training_inputs.validation)
     sums, queries, total, every = {}, {}, 0.0, 0
     with torch.no_grad():
-        for batch in fixed_batches(material.validation.captions, config.schedule, config.loss):
-            losses = by_hand(model, material.validation, batch, config.loss.hinges)
+        for batch in fixed_batches(training_inputs.validation.captions, config.schedule, config.loss):
+            losses = by_hand(model, training_inputs.validation, batch, config.loss.hinges)
             total, every = total + sum(losses.values()), every + 2 * len(batch.images)
             for name, loss in losses.items():
                 sums[name] = sums.get(name, 0.0) + loss
@@ -238,9 +238,9 @@ def test_losses_are_those_of_the_batches_by_hand(toy, text):
 def test_weights_of_terms_count_in_the_loss_alone(toy):
     text = PARALLEL.replace("caption_weight = 1.0", "caption_weight = 0.25")
     config = from_toml(text, "test")
-    material = open_material(config, toy, seed=0)
-    model = build_model(config.model, material.dimensions, 0)
-    found = validate(model, material.validation, config, terms_of(config.loss, model))
+    training_inputs = load_training_inputs(config, toy, seed=0)
+    model = build_model(config.model, training_inputs.dimensions, 0)
+    found = validate(model, training_inputs.validation, config, terms_of(config.loss, model))
     assert set(found.terms) == {"c2c/en-de", "c2i/en", "c2i/de"}
     expected = found.terms["c2i/en"] + found.terms["c2i/de"] + 0.25 * found.terms["c2c/en-de"]
     assert found.loss == pytest.approx(expected, rel=1e-5)
@@ -248,18 +248,18 @@ def test_weights_of_terms_count_in_the_loss_alone(toy):
 
 def test_the_model_is_left_as_it_was(toy):
     config = from_toml(CONFIG, "test")
-    material = open_material(config, toy, seed=0)
-    model = build_model(config.model, material.dimensions, 0).train()
+    training_inputs = load_training_inputs(config, toy, seed=0)
+    model = build_model(config.model, training_inputs.dimensions, 0).train()
     before, generator = {name: value.clone() for name, value in model.state_dict().items()}, torch.random.get_rng_state()
-    first, second = (validate(model, material.validation, config, terms_of(config.loss, model)) for _ in range(2))
+    first, second = (validate(model, training_inputs.validation, config, terms_of(config.loss, model)) for _ in range(2))
     assert first == second
     assert model.training
     assert_equal(dict(model.state_dict()), before)
     assert torch.equal(torch.random.get_rng_state(), generator)
 
 
-class Silent(Material):
-    """Material that measures no losses."""
+class Silent(TrainingInputs):
+    """Training inputs without losses."""
 
     def evaluate(self, model, config, terms):
         return Validation(super().evaluate(model, config, terms).retrieval)
@@ -268,8 +268,8 @@ class Silent(Material):
 @pytest.mark.slow
 def test_a_training_is_the_same_with_and_without_them(toy, finished_run, tmp_path):
     config = from_toml(CONFIG, "test")
-    material = Silent(**vars(open_material(config, toy, seed=0)))
-    result = train(TrainJob(config, None, str(tmp_path / "silent"), device="cpu"), material=material)
+    training_inputs = Silent(**vars(load_training_inputs(config, toy, seed=0)))
+    result = train(TrainJob(config, None, str(tmp_path / "silent"), device="cpu"), training_inputs=training_inputs)
     folder, expected = finished_run
     assert result.progress == expected.progress
     assert_equal(weights(tmp_path / "silent"), weights(folder))
@@ -285,10 +285,10 @@ def test_a_training_is_the_same_with_and_without_them(toy, finished_run, tmp_pat
 def test_the_logged_loss_is_that_of_the_model(toy, finished_run):
     folder, _ = finished_run
     config = from_toml(CONFIG, "test")
-    material = open_material(config, toy, seed=0)
-    model = build_model(config.model, material.dimensions, 0)
+    training_inputs = load_training_inputs(config, toy, seed=0)
+    model = build_model(config.model, training_inputs.dimensions, 0)
     model.load_state_dict(weights(folder))
-    found = validate(model, material.validation, config, terms_of(config.loss, model))
+    found = validate(model, training_inputs.validation, config, terms_of(config.loss, model))
     (line,) = (line for line in events(folder, "validation") if line["step"] == 44)
     assert (line["loss"], line["terms"]) == (found.loss, found.terms)
 
@@ -310,11 +310,11 @@ def test_images_that_lack_a_language_leave_no_loss(toy):
     config = from_toml(
         ORDER.replace("c2c_probability = 0.5", "").replace("[schedule]", '[schedule]\nbatches = "images"'), "test"
     )
-    material = open_material(config, toy, seed=0)
-    captions = material.validation.captions
+    training_inputs = load_training_inputs(config, toy, seed=0)
+    captions = training_inputs.validation.captions
     apart = captions.select((captions.languages == 0) == (captions.images < 6))
-    data = replace(material.validation, captions=apart)
-    model = build_model(config.model, material.dimensions, 0)
+    data = replace(training_inputs.validation, captions=apart)
+    model = build_model(config.model, training_inputs.dimensions, 0)
     found = validate(model, data, config, terms_of(config.loss, model))
     assert (found.loss, found.terms) == (None, {})
     assert found.retrieval == evaluate(model, data)

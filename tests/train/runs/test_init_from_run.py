@@ -25,7 +25,7 @@ from train.models.retrieval_model import Encoded, RetrievalModel
 from train.runs.checkpoints import BEST, LAST, weights_digest
 from train.runs.init_from_run import start_model
 from train.runs.run import open_run
-from train.training_data import open_material
+from train.training_data import load_training_inputs
 
 SHORT = {"max_steps = 44": "max_steps = 6", "eval_every_steps = 17": "eval_every_steps = 3"}
 UNSHARED = ORDER.replace("c2c_probability = 0.5", "")
@@ -63,9 +63,9 @@ def source(train_toy, tmp_path):
 def started(text: str, corpus: Corpus, run, seed: int = 1):
     """A new model before and after it took what it finds in a run, its tokens, and what it says of that."""
     config = from_toml(text, "test")
-    material = open_material(config, corpus, seed=seed)
-    drawn, model = (build_model(config.model, material.dimensions, seed) for _ in range(2))
-    return drawn, model, material.vocabulary.tokens, start_model(model, material.vocabulary.tokens, run)
+    training_inputs = load_training_inputs(config, corpus, seed=seed)
+    drawn, model = (build_model(config.model, training_inputs.dimensions, seed) for _ in range(2))
+    return drawn, model, training_inputs.vocabulary.tokens, start_model(model, training_inputs.vocabulary.tokens, run)
 
 
 def vectors(encoder, tokens) -> dict[str, list[float]]:
