@@ -67,8 +67,8 @@ gpu: $(STAMP)  ## Measure what only a GPU can tell, in at most an hour; without 
 speed: $(STAMP)  ## Measure every extractor on this processor for the table of docs/internals/performance.md, on an idle machine.
 	$(BIN)/python tests/benchmarks/bench_speed.py --write docs/internals/performance.md
 
-letters:  ## Write pipelines/text/letter_table.py again; needs Perl 5.36, which has Unicode 14.0.
-	perl pipelines/text/letter_table.pl
+letters:  ## Write pipelines/text/letters.toml again; needs Perl 5.36, which has Unicode 14.0.
+	perl pipelines/text/letters.pl
 
 clean:  ## Remove what was built; the virtual environment too.
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -5,9 +5,9 @@ at Moses commit 3a0631a (2017-12-12), with which the ``tok`` files of Multi30K w
 lines differently. The rules of the normalizer and the abbreviations come from sacremoses. Where the two differ, this module
 follows the Perl; and it applies only the rules that can match, since applying rules is most of the cost.
 
-Letters, digits, case and white space are those of Unicode 14.0 (Perl 5.36), from `pipelines.text.letter_table`, whatever the
-version of Python. Unlike sacremoses, the Perl splits words of Indic scripts at virama and nukta, which are not alphabetic, and
-does not split runs of Han, kana and Hangul.
+Letters, digits, case and white space are those of Unicode 14.0 (Perl 5.36) in any version of Python; ``letters.toml`` lists
+them. Unlike sacremoses, the Perl splits words of Indic scripts at virama and nukta, which are not alphabetic, and does not split
+runs of Han, kana and Hangul.
 
 The text that a function takes is one caption: a line without its line end, so split files on LF only. Language tags are
 BCP 47, and their primary subtag selects the rules: ``pt-BR`` is handled as ``pt``.
@@ -22,11 +22,12 @@ Known differences from the Perl, none of which occurs on Multi30K:
 import difflib
 import functools
 import re
+import tomllib
 from dataclasses import dataclass
 from importlib.metadata import version
+from importlib.resources import files
 from typing import Literal
 
-from pipelines.text.letter_table import ALPHABETIC, DECIMAL, LOWER_CASE, LOWER_OFFSETS, NUMERIC, WHITE_SPACE
 from schemas.errors import UsageError
 from schemas.parameters import TextRecipe
 
@@ -34,10 +35,19 @@ MOSES_COMMIT = "3a0631a"
 
 _Rule = tuple[re.Pattern[str], str]
 
-_BLANK = re.compile(f"[{WHITE_SPACE}]*")
+_TABLE = tomllib.loads(files("pipelines.text").joinpath("letters.toml").read_text())
+_LOWER_OFFSETS: list[tuple[int, int, int, int]] = _TABLE.pop("LOWER_OFFSETS")
+
+LETTERS: dict[str, str] = {
+    name: content.replace("\n", "").encode().decode("unicode_escape") for name, content in _TABLE.items()
+}
+"""Contents of character classes of `re`: ALPHABETIC, CASED, DECIMAL, LOWER_CASE, NUMERIC and WHITE_SPACE."""
+
+_WHITE_SPACE = LETTERS["WHITE_SPACE"]
+_BLANK = re.compile(f"[{_WHITE_SPACE}]*")
 # Python counts U+001C..U+001F as white space and Perl does not, so they must be removed before text is split.
 _JUNK = re.compile(r"[\x00-\x08\x0e-\x1f]")
-_WORD = re.compile(rf"[^{WHITE_SPACE}\x1c-\x1f]+")
+_WORD = re.compile(rf"[^{_WHITE_SPACE}\x1c-\x1f]+")
 _BEYOND_LATIN = re.compile("[^\0-\u024f]")
 _BEYOND_BMP = re.compile("[^\0-\uffff]")
 # Up to here, Unicode has assigned every code point, and its stability policy keeps their case: `str` may do the work.
@@ -144,7 +154,7 @@ def _bound(text: str) -> str:
 def _lower_case() -> dict[str, str]:
     """Return the lower case of each character that has one."""
     lower_case = {"İ": "i̇"}
-    for first, last, step, offset in LOWER_OFFSETS:
+    for first, last, step, offset in _LOWER_OFFSETS:
         lower_case.update((chr(code), chr(code + offset)) for code in range(first, last + 1, step))
     return lower_case
 
@@ -263,7 +273,9 @@ class _Tokenizer:
     def __init__(self, language: str, bound: str) -> None:
         from sacremoses.corpus import NonbreakingPrefixes
 
-        letter, digit, number, lower_case = (_within(bound, content) for content in (ALPHABETIC, DECIMAL, NUMERIC, LOWER_CASE))
+        letter, digit, number, lower_case = (
+            _within(bound, LETTERS[name]) for name in ("ALPHABETIC", "DECIMAL", "NUMERIC", "LOWER_CASE")
+        )
         prefixes: set[str] = set()
         numeric: set[str] = set()
         for entry in NonbreakingPrefixes().words(prefix_language(language)):

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from pipelines.text.letter_table import CASED
-from pipelines.text.moses import lower
+from pipelines.text.moses import LETTERS, lower
 from schemas.errors import InputError
 from schemas.fingerprints import sha256_of_bytes
 from schemas.keys import check_language
@@ -35,7 +34,7 @@ TENTHS = 10
 _SENTENCE_END = frozenset({".", ":", "?", "!"})
 _DELAYED_START = frozenset({"(", "[", '"', "'", "&apos;", "&quot;", "&#91;", "&#93;"})
 
-_CASED = re.compile(f"[{CASED}]")
+_CASED = re.compile(f"[{LETTERS['CASED']}]")
 _TAG = re.compile("<[^ ][^>]*>")
 # The text before a "<" or ">", else a whole word: a word that contains one outside a tag is cut before it.
 _WORD = re.compile("[^ <>]+|[^ ]+")

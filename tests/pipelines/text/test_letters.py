@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.text import letter_table
-from pipelines.text.letter_table import ALPHABETIC, CASED, DECIMAL, LOWER_CASE, NUMERIC, WHITE_SPACE
-from pipelines.text.moses import lower, tokenize
+from pipelines.text import moses
+from pipelines.text.moses import LETTERS, lower, tokenize
 
 # Latin, Greek, Cyrillic, mathematics and modifiers: all of these code points went through tokenizer.perl -l en and
 # lowercase.perl of Moses at commit 3a0631a, under Perl 5.36.
@@ -73,7 +72,7 @@ A7F9:wal A7FB-A7FF:wa AB30-AB5A:wal AB5C-AB68:wal AB69:wa FB00-FB06:wal FF10-FF1
 """
 
 PERL = shutil.which("perl")
-SCRIPT = Path(letter_table.__file__).with_suffix(".pl")
+SCRIPT = Path(moses.__file__).with_name("letters.pl")
 
 
 def _code_points(ranges: str) -> range:
@@ -118,11 +117,7 @@ def test_characters_newer_than_the_table_have_no_lower_case(character: str) -> N
 @pytest.mark.slow
 @pytest.mark.skipif(unicodedata.unidata_version != "14.0.0", reason="only Python 3.11 has Unicode 14.0")
 def test_table_equals_that_of_python() -> None:
-    classes = {
-        name: re.compile(f"[{getattr(letter_table, name)}]")
-        for name in vars(letter_table)
-        if name.isupper() and name != "LOWER_OFFSETS"
-    }
+    classes = {name: re.compile(f"[{content}]") for name, content in LETTERS.items()}
     for code in (*range(0xD800), *range(0xE000, 0x110000)):
         x = chr(code)
         category = unicodedata.category(x)
@@ -143,7 +138,7 @@ def test_table_equals_that_of_python() -> None:
         assert lower(x) == x.lower(), f"U+{code:04X}"
 
 
-@pytest.mark.parametrize("content", [ALPHABETIC, CASED, DECIMAL, LOWER_CASE, NUMERIC, WHITE_SPACE])
+@pytest.mark.parametrize("content", LETTERS.values(), ids=LETTERS)
 def test_classes_need_no_escapes(content: str) -> None:
     assert re.search(r"[\\^\[\]]|--|&&|\|\||~~", content) is None
 
@@ -160,7 +155,7 @@ def test_perl_writes_the_table_again(tmp_path: Path) -> None:
     if "expected 14.0.0" in done.stderr:
         pytest.skip("this Perl has another version of Unicode")
     assert (done.returncode, done.stderr) == (0, "")
-    assert (tmp_path / "letter_table.py").read_bytes() == Path(letter_table.__file__).read_bytes()
+    assert (tmp_path / "letters.toml").read_bytes() == SCRIPT.with_suffix(".toml").read_bytes()
 
 
 @pytest.mark.slow
@@ -174,4 +169,4 @@ def test_another_version_of_unicode_is_refused(tmp_path: Path) -> None:
         r"Perl \d+\.\d+\.\d+ has Unicode 15\.0\.0, expected 14\.0\.0: put Perl 5\.36 first in PATH\. Nothing was written\n",
         done.stderr,
     )
-    assert not (tmp_path / "letter_table.py").exists()
+    assert not (tmp_path / "letters.toml").exists()

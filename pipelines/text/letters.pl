@@ -1,4 +1,4 @@
-# Write letter_table.py beside this script: the Unicode properties by which the scripts of Moses classify characters.
+# Write letters.toml beside this script: the Unicode properties by which the scripts of Moses classify characters.
 # `make letters` runs it. It needs Perl 5.36, which has Unicode 14.0, and refuses any other version of Unicode.
 use strict;
 use warnings;
@@ -20,11 +20,8 @@ my @classes = (
     ["WHITE_SPACE", qr/\s/,                   "white space: \\s"],
 );
 
-my $text = <<"END";
-"""Properties of characters in Unicode $unicode, of which Perl 5.36 made this module: run `make letters`, do not edit it."""
-
-# fmt: off
-END
+my $text = "# Properties of characters in Unicode $unicode, written by Perl 5.36: run `make letters`, do not edit.\n"
+    . "# Except for LOWER_OFFSETS, values are contents of character classes of Python's `re`.\n";
 
 for my $class (@classes) {
     my ($name, $pattern, $description) = @$class;
@@ -34,8 +31,7 @@ for my $class (@classes) {
         if (@ranges && $ranges[-1][1] == $code - 1) { $ranges[-1][1] = $code } else { push @ranges, [$code, $code] }
     }
     my @pieces = map { escape($_->[0]) . ($_->[1] > $_->[0] ? ($_->[1] > $_->[0] + 1 ? "-" : "") . escape($_->[1]) : "") } @ranges;
-    $text .= "\n$name = (\n" . join("", map { "    \"$_\"\n" } wrapped("", 120, @pieces)) . ")\n";
-    $text .= "\"\"\"Content of a character class of `re`: " . ($description =~ s/\\/\\\\/gr) . ".\"\"\"\n";
+    $text .= "\n# $description\n$name = '''\n" . join("", map { "$_\n" } wrapped("", 124, @pieces)) . "'''\n";
 }
 
 # Runs of characters at the same distance whose lower case is equally far away.
@@ -53,13 +49,13 @@ for my $code (code_points()) {
         push @runs, [$code, $code, 0, $offset];
     }
 }
-my @pieces = map { sprintf("(0x%X, 0x%X, %d, %d),", $_->[0], $_->[1], $_->[2] || 1, $_->[3]) } @runs;
-$text .= "\nLOWER_OFFSETS = (\n" . join("", map { "    $_\n" } wrapped(" ", 122, @pieces)) . ")\n";
-$text .= "\"\"\"First and last code point, step, and the offset of the lower case; without U+0130, whose lower case has two characters.\"\"\"\n";
+my @pieces = map { sprintf("[0x%X, 0x%X, %d, %d],", $_->[0], $_->[1], $_->[2] || 1, $_->[3]) } @runs;
+$text .= "\n# First and last code point, step, and the offset of the lower case; without U+0130, whose lower case has two characters.\n"
+    . "LOWER_OFFSETS = [\n" . join("", map { "    $_\n" } wrapped(" ", 122, @pieces)) . "]\n";
 
-open(my $file, ">", "$RealBin/letter_table.py") or die "$RealBin/letter_table.py cannot be written: $!\n";
+open(my $file, ">", "$RealBin/letters.toml") or die "$RealBin/letters.toml cannot be written: $!\n";
 print $file $text;
-close($file) or die "$RealBin/letter_table.py cannot be written: $!\n";
+close($file) or die "$RealBin/letters.toml cannot be written: $!\n";
 
 sub code_points {
     return grep { $_ < 0xD800 || $_ > 0xDFFF } 0 .. 0x10FFFF;
