@@ -24,10 +24,9 @@ from pipelines.features.feature_shards import source_of, statistics_of
 from pipelines.features.ref_chunks import RefChunk, chunk_refs, refs_in
 from pipelines.inputs.images import ImageRef, ImageSource, digest_of
 from pipelines.jobs import FeaturesJob
-from pipelines.running.spill_files import read_place
-from pipelines.text.caption_shards import BLOCK, CaptionStatistics, blocks_of, caption_rows
-from pipelines.text.merge_sort import Piece as CaptionPiece
-from pipelines.text.merge_sort import make_pieces, merge, number_captions, on_disk
+from pipelines.text.caption_shards import BLOCK_SCHEMA, CaptionStatistics, blocks_of, caption_rows
+from pipelines.text.merge_sort import SortedRun as CaptionPiece
+from pipelines.text.merge_sort import make_sorted_runs, merge_runs, number_captions, spill_to_disk
 from pipelines.text.token_counts import count_tokens, sum_by_key, sum_counters
 from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec
@@ -153,15 +152,15 @@ def captions(count: int, shards: int, folder: Path) -> list[Cost]:
     pieces.mkdir()
     held: dict[int, list[CaptionPiece]] = {}
     with costs.phase("worker: deal out captions", count) as (size, passed):
-        for number, piece in make_pieces(blocks_of(_tables(count), 0), shards, folder=str(pieces)):
+        for number, piece in make_sorted_runs(blocks_of(_tables(count), 0), shards, folder=str(pieces)):
             held.setdefault(number, []).append(piece)
         size.append(sum(path.stat().st_size for path in pieces.iterdir()))
         passed.append(_bytes_passed(held))
     with costs.phase("worker: write shards", count) as (size, _):
         for number in range(shards):
             statistics = CaptionStatistics()
-            with on_disk(held.get(number, ())) as places, open_shard(output, number) as shard:
-                for table in number_captions(merge(places, read_place)):
+            with spill_to_disk(held.get(number, ())) as spilled, open_shard(output, number) as shard:
+                for table in number_captions(merge_runs(spilled)):
                     rows = caption_rows([table.append_column("tokens", pc.split_pattern(table["text"], " "))])
                     statistics.add(rows)
                     shard.write(rows)
@@ -212,7 +211,7 @@ def _tables(count: int) -> Iterator[pa.Table]:
     words = np.minimum(random.zipf(1.2, (_SENTENCES, _LENGTH)), _WORDS)
     sentences = pa.array([" ".join(f"w{word}" for word in sentence) for sentence in words.tolist()])
     languages = pa.array(["en", "de"] * (CAPTIONS_PER_IMAGE // 2) * _BLOCK_IMAGES)
-    schema = pa.schema([field for field in BLOCK if field.name != "position"])
+    schema = pa.schema([field for field in BLOCK_SCHEMA if field.name != "position"])
     for first in range(0, count // CAPTIONS_PER_IMAGE, _BLOCK_IMAGES):
         ids = [f"{number * 7919 % 9_999_999_967:010d}" for number in range(first, min(first + _BLOCK_IMAGES, count // 10))]
         rows = len(ids) * CAPTIONS_PER_IMAGE

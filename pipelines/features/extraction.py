@@ -17,7 +17,7 @@ from pipelines.datasets.region_names import NAMES_FILES, names_files, stored_nam
 from pipelines.features.ref_chunks import Kept, RefChunk, chunk_refs, folder_of_references, listed_refs
 from pipelines.features.shard_worker import ShardExtractor, check_worker, count_gpus, planned_fingerprint
 from pipelines.inputs.ids import KeyHashes
-from pipelines.inputs.images import ImageRef, KeptRefs, Listing
+from pipelines.inputs.images import CachedListing, ImageRef, Listing
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from pipelines.running.job import run_job
@@ -69,7 +69,7 @@ def plan_features(job: FeaturesJob, listing: Listing, remark: Remark = warn_once
         shards=len(listing.shards),
         listings=listing.shards,
         # Where versions cost a request each, an update asks for them; to go on with a run, the addresses are enough.
-        states=listing.states if job.open_images().tells_versions else None,
+        states=listing.states if job.open_images().has_versions else None,
         files=names,
         other_files=NAMES_FILES,
     )
@@ -109,8 +109,8 @@ def extract_features(
 
         workers = execution.local_workers if execution.is_local else 1
         kept: Kept = ""
-        if listing.kept is not None and not execution.template:  # What a template lists is its own.
-            kept = listing.kept.path if execution.is_local else listing.kept.share(output.folder)
+        if listing.cached is not None and not execution.template:  # What a template lists is its own.
+            kept = listing.cached.path if execution.is_local else listing.cached.share(output.folder)
         shards = pipeline | "ExtractFeatures" >> ExtractFeatures(
             job,
             output,
@@ -170,9 +170,9 @@ def list_images(job: FeaturesJob, *, keep: bool = False) -> Listing:
     folder = Folder(job.output)
     known = known_shards(job.shards, folder, overwrite=job.policy.overwrite)
     images = job.open_images()
-    kept = KeptRefs() if keep or is_remote(images.location) else None
-    refs = images.refs() if kept is None else kept.passing(images.refs())
-    listing = replace(Listing.of(_remember_ids(refs, ids), known or MOST_CHOSEN), kept=kept)
+    kept = CachedListing() if keep or is_remote(images.location) else None
+    refs = images.refs() if kept is None else kept.tee(images.refs())
+    listing = replace(Listing.of(_remember_ids(refs, ids), known or MOST_CHOSEN), cached=kept)
     if not listing.count:
         raise InputError(f"no images found in {images.location!r}: check the path; a folder is searched for known extensions")
     if suspects := ids.suspects():

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from pipelines.inputs.images import Copy, ImageRef, ImageSource, Listing, SharedRefs, kept_refs
+from pipelines.inputs.images import ImageRef, ImageSource, Listing, SharedListing, StagedImage, read_listing
 from pipelines.inputs.images.listing import REFS_SCHEMA
 from pipelines.running.spill_files import Place, from_ipc, read_place, to_ipc, write_places
 from schemas.keys import shard_of
@@ -24,7 +24,7 @@ from schemas.keys import shard_of
 RefChunk: TypeAlias = bytes | Place
 """References to images of one shard, or the places of their copies, as bytes or as the place of these."""
 
-Kept: TypeAlias = str | SharedRefs
+Kept: TypeAlias = str | SharedListing
 """A listing: the path of a file that all workers see, or its place beside the output; empty if there is none."""
 
 _GATHERED = 1 << 17
@@ -47,10 +47,10 @@ def folder_of_references(is_local: bool) -> Iterator[str | None]:
 def listed_refs(images: ImageSource, kept: Kept | Listing) -> Iterator[ImageRef]:
     """Yield the references of a listing that was kept, or else of the images themselves."""
     if isinstance(kept, Listing):
-        kept = "" if kept.kept is None else kept.kept.path
-    if isinstance(kept, SharedRefs):
+        kept = "" if kept.cached is None else kept.cached.path
+    if isinstance(kept, SharedListing):
         return kept.refs(images)
-    return kept_refs(kept) if kept else images.refs()
+    return read_listing(kept) if kept else images.refs()
 
 
 def chunk_refs(
@@ -92,17 +92,17 @@ def refs_in(pieces: Iterable[RefChunk]) -> list[ImageRef]:
     return from_chunks(pieces)[0]
 
 
-def from_chunks(pieces: Iterable[RefChunk]) -> tuple[list[ImageRef], list[Copy]]:
+def from_chunks(pieces: Iterable[RefChunk]) -> tuple[list[ImageRef], list[StagedImage]]:
     """Return the references in pieces, and the places of copies in others."""
     refs: list[ImageRef] = []
-    copies: list[Copy] = []
+    copies: list[StagedImage] = []
     for piece in pieces:
         table = from_ipc(piece) if isinstance(piece, bytes) else read_place(piece)
         rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
         if table.schema.names == REFS_SCHEMA.names:
             refs += (ImageRef(*row) for row in rows)
         else:
-            copies += (Copy(*row) for row in rows)
+            copies += (StagedImage(*row) for row in rows)
     return refs, copies
 
 

@@ -14,7 +14,7 @@ from pipelines.features.decoding_processes import DecodingProcesses
 from pipelines.features.feature_shards import write_feature_shard
 from pipelines.features.inference import LoadedExtractor, Tally
 from pipelines.features.ref_chunks import RefChunk, from_chunks
-from pipelines.inputs.images import CopiedImages, Copies
+from pipelines.inputs.images import StagedImages, StagingArea
 from pipelines.jobs import FeaturesJob
 from pipelines.running.meter import Meter
 from schemas.errors import InputError
@@ -146,7 +146,7 @@ class ShardExtractor:
         meter: Meter,
         threads: int = 0,
         gpus: int = 0,
-        copies: Copies | None = None,
+        copies: StagingArea | None = None,
     ) -> None:
         self._job = job
         self._output = output
@@ -184,7 +184,7 @@ class ShardExtractor:
         refs, copied = from_chunks(piece for piece in pieces if piece)
         images = self._job.open_images()
         if self._copies is not None:
-            images = CopiedImages(images, self._copies.folder, {copy.uri: copy for copy in copied})
+            images = StagedImages(images, self._copies.folder, {copy.uri: copy for copy in copied})
         with self._pool.extractor() as loaded:
             tally = write_feature_shard(self._output, shard, refs, self._job.policy, images, loaded, on_batch=self._show)
         size = self._output.folder.size(self._output.name(shard)) or 0

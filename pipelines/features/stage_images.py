@@ -16,7 +16,7 @@ import apache_beam as beam
 
 from pipelines.features.feature_shards import reusable_rows
 from pipelines.features.ref_chunks import RefChunk, partition_by_shard, refs_in, to_chunks
-from pipelines.inputs.images import COPIES_SCHEMA, Copies, Copy, ImageRef, ImageSource
+from pipelines.inputs.images import STAGED_SCHEMA, ImageRef, ImageSource, StagedImage, StagingArea
 from pipelines.inputs.images.listing import REFS_SCHEMA
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
@@ -34,21 +34,21 @@ RowGroupBatch: TypeAlias = tuple[int, RefChunk]
 
 
 @contextmanager
-def place_of_copies(job: FeaturesJob, execution: Execution, output: Folder) -> Iterator[Copies | None]:
+def place_of_copies(job: FeaturesJob, execution: Execution, output: Folder) -> Iterator[StagingArea | None]:
     """Yield where a run copies images to; None where that saves nothing, because one process reads them or each costs only itself.
 
     On other machines that is the folder of the dataset, and here one on a local disk.
     """
-    if not job.open_images().reads_groups or (execution.is_local and execution.local_workers == 1):
+    if not job.open_images().has_row_groups or (execution.is_local and execution.local_workers == 1):
         yield None
     elif not execution.is_local:
-        yield Copies.of_run(output)
+        yield StagingArea.of_run(output)
     elif job.task is not None and not output.is_local:  # Other tasks may run on this machine.
         with tempfile.TemporaryDirectory(prefix="imagepivot-images-", ignore_cleanup_errors=True) as folder:
-            yield Copies.of_run(Folder(folder))
+            yield StagingArea.of_run(Folder(folder))
     else:
         with staging(output) as folder:
-            copies = Copies.of_run(Folder(folder))
+            copies = StagingArea.of_run(Folder(folder))
             try:
                 yield copies
             finally:
@@ -84,7 +84,7 @@ def _gather(images: ImageSource, refs: Iterable[ImageRef], size: int) -> Iterato
 
 @dataclass(eq=False)
 class CopyImages(beam.PTransform):
-    """Copies the images of portions, and yields the places of the copies by the numbers of their shards.
+    """StagingArea the images of portions, and yields the places of the copies by the numbers of their shards.
 
     Attributes:
         copies: where the copies go.
@@ -93,7 +93,7 @@ class CopyImages(beam.PTransform):
 
     job: FeaturesJob
     output: OutputDataset
-    copies: Copies
+    copies: StagingArea
     folder: str | None = None
 
     def expand(self, portions: beam.PCollection) -> beam.PCollection:
@@ -127,12 +127,12 @@ def _wanted(
 
 
 def _copied(
-    element: tuple[int, Iterable[RefChunk]], images: ImageSource, copies: Copies, shards: int, folder: str | None
+    element: tuple[int, Iterable[RefChunk]], images: ImageSource, copies: StagingArea, shards: int, folder: str | None
 ) -> Iterator[tuple[int, RefChunk]]:
     """Copy the images of a portion, and yield the places of the copies by shard."""
     refs = images.in_reading_order(refs_in(element[1]))
     shard = {ref.uri: shard_of(ref.image_id, shards) for ref in refs}
-    by_shard: dict[int, list[Copy]] = {}
+    by_shard: dict[int, list[StagedImage]] = {}
     for copy in copies.write(images, refs):
         by_shard.setdefault(shard[copy.uri], []).append(copy)
-    yield from to_chunks(sorted(by_shard.items()), COPIES_SCHEMA, folder)
+    yield from to_chunks(sorted(by_shard.items()), STAGED_SCHEMA, folder)

@@ -18,7 +18,7 @@ from apache_beam.utils.shared import Shared
 from pipelines.features.ref_chunks import Kept, RefChunk, chunk_refs, listed_refs
 from pipelines.features.shard_worker import COUNTERS, ShardExtractor
 from pipelines.features.stage_images import CopyImages, RowGroupBatch, row_group_batches
-from pipelines.inputs.images import Copies, ImageSource
+from pipelines.inputs.images import ImageSource, StagingArea
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Accelerator
 from pipelines.running.meter import Meter
@@ -83,7 +83,7 @@ class ExtractFeatures(beam.PTransform):
     check: FirstWorker | None = None
     accelerator: Accelerator | None = None
     folder: str | None = None
-    copies: Copies | None = None
+    copies: StagingArea | None = None
     kept: Kept = ""
 
     def expand(self, begin: beam.pvalue.PBegin) -> beam.PCollection:

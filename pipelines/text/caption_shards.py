@@ -1,7 +1,7 @@
-"""Blocks of captions to shards: reading, tokenizing, writing and counting, without Beam.
+"""Caption shards from blocks of captions: reading, tokenizing, writing and counting, without Beam.
 
-A block is an Arrow table of a few thousand captions. Workers pass tables on, not captions, because passing an element costs Beam
-more than tokenizing a caption. Only raw text travels; each shard is tokenized by the worker that writes it.
+A block is an Arrow table of a few thousand captions: Beam takes longer to pass a caption than to tokenize it. Only raw text
+travels; the worker that writes a shard tokenizes it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import pyarrow.compute as pc
 
 from pipelines.inputs.captions import CAPTION_COLUMNS, CaptionSource, Part, Selection
 from pipelines.running.meter import Meter
-from pipelines.running.spill_files import read_place
-from pipelines.text.merge_sort import Piece, key_of, make_pieces, merge, number_captions, on_disk, read_piece
+from pipelines.text.merge_sort import SortedRun, key_of, make_sorted_runs, merge_runs, number_captions, read_run, spill_to_disk
 from pipelines.text.moses import Recipe, prepare
 from pipelines.text.token_counts import sum_by_key
 from pipelines.text.truecasing import TruecaseModel, count_forms, parse_truecaser, truecase
@@ -26,8 +25,8 @@ from schemas.kinds import CAPTIONS
 from schemas.writing.output import OutputDataset
 from schemas.writing.shard_writer import open_shard
 
-BLOCK = CAPTION_COLUMNS.append(pa.field("position", pa.int64()))
-"""Columns of a block as read. ``position`` keeps the order of the source: first the number of the part, then of the caption."""
+BLOCK_SCHEMA = CAPTION_COLUMNS.append(pa.field("position", pa.int64()))
+"""Columns of a block as read. ``position`` sorts captions in the order of the source: by part, then by place in the part."""
 
 LIBRARIES = ("apache-beam", "sacremoses")
 """Distributions whose versions the manifest of captions states."""
@@ -37,31 +36,31 @@ _REPORT_ROWS = 2000
 
 
 def blocks_of(tables: Iterable[pa.Table], part: int) -> Iterator[pa.Table]:
-    """Yield the captions of a numbered part, in the order of `CaptionSource.tables`, as blocks, which have the columns `BLOCK`."""
+    """Add the column ``position`` to the tables of the part with this index, see `CaptionSource.tables`."""
     start = part * _PART
     for table in tables:
         position = pa.array(np.arange(start, start + table.num_rows))
         start += table.num_rows
-        yield table.append_column(BLOCK.field("position"), position)
+        yield table.append_column(BLOCK_SCHEMA.field("position"), position)
 
 
-def read_pieces(
+def read_sorted_runs(
     parts: Iterable[tuple[int, Part]],
     source: CaptionSource,
     selection: Selection,
     shards: int,
     *,
-    left_out: frozenset[int],
+    skip_shards: frozenset[int],
     folder: str | None,
-) -> Iterator[tuple[int, Piece]]:
-    """Read numbered parts of a source, and yield the index of a shard and a sorted piece of it, as `make_pieces` makes them."""
-    blocks = (block for number, part in parts for block in blocks_of(source.tables(part, selection), number))
-    yield from make_pieces(blocks, shards, left_out=left_out, folder=folder)
+) -> Iterator[tuple[int, SortedRun]]:
+    """Read parts of a source, given with their indices, and yield pairs (shard index, sorted run); see `make_sorted_runs`."""
+    blocks = (block for index, part in parts for block in blocks_of(source.tables(part, selection), index))
+    yield from make_sorted_runs(blocks, shards, skip_shards=skip_shards, folder=folder)
 
 
 def write_caption_shard(
     shard: int,
-    pieces: Iterable[Piece | None],
+    runs: Iterable[SortedRun | None],
     models: Mapping[str, str],
     *,
     output: OutputDataset,
@@ -73,17 +72,17 @@ def write_caption_shard(
 
     Args:
         shard: index of the shard, which is returned.
-        pieces: its pieces, in any order; None is none.
+        runs: its sorted runs, in any order; None is skipped.
         models: texts of truecasers by language, for a recipe that truecases.
         output: the dataset.
         recipe: the steps from text to tokens.
-        advice: what to do about a key that occurs twice.
+        advice: end of the error for a duplicate key.
         meter: counts captions.
     """
     truecasers = {language: parse_truecaser(text) for language, text in models.items()}
     statistics = CaptionStatistics()
-    with on_disk(piece for piece in pieces if piece) as places, open_shard(output, shard) as writer:
-        for captions in number_captions(merge(places, read_place), advice):
+    with spill_to_disk(run for run in runs if run) as spilled, open_shard(output, shard) as writer:
+        for captions in number_captions(merge_runs(spilled), advice):
             tables = []
             for start in range(0, captions.num_rows, _REPORT_ROWS):
                 tokenized, failures = tokenize_captions(captions.slice(start, _REPORT_ROWS), recipe, truecasers)
@@ -98,14 +97,14 @@ def write_caption_shard(
     return shard
 
 
-def learn_truecasers(pieces: Iterable[Piece], recipe: Recipe, splits: Iterable[str]) -> dict[str, str]:
-    """Return the text of a truecaser for each language, learned from the captions of some splits."""
-    forms = (pair for piece in pieces for pair in block_forms(read_piece(piece), recipe, frozenset(splits)).items())
+def learn_truecasers(runs: Iterable[SortedRun], recipe: Recipe, splits: Iterable[str]) -> dict[str, str]:
+    """Return the text of a truecaser for each language, learned from the captions of these splits."""
+    forms = (pair for run in runs for pair in block_forms(read_run(run), recipe, frozenset(splits)).items())
     return {language: TruecaseModel.from_counts(counts).to_text() for language, counts in sum_by_key(forms).items()}
 
 
 def block_forms(block: pa.Table, recipe: Recipe, splits: frozenset[str]) -> dict[str, Counter[str]]:
-    """Count word forms by language, in tenths, over the captions of the training splits."""
+    """Return the counts of word forms by language, in tenths, over the captions of the training splits."""
     forms: dict[str, Counter[str]] = {}
     rows = zip(block["language"].to_pylist(), block["split"].to_pylist(), block["text"].to_pylist(), strict=True)
     for language, split, text in rows:
@@ -122,7 +121,7 @@ def tokenize_captions(
     """Tokenize the captions of a block; a recipe that truecases needs truecasers by language.
 
     Returns:
-        The captions that hold a token, in the same order and with the column ``tokens``, and one failure for each of the others.
+        The captions with at least one token, in order and with the column ``tokens``, and a failure for each other caption.
 
     Raises:
         InputError: a language has no truecaser.
@@ -130,7 +129,13 @@ def tokenize_captions(
     texts, languages = table["text"].to_pylist(), table["language"].to_pylist()
     lines = [prepare(text or "", language, recipe) for text, language in zip(texts, languages, strict=True)]
     if recipe.truecase:
-        models = _require_models(set(languages), models or {})
+        models = models or {}
+        if missing := set(languages) - set(models):
+            raise InputError(
+                f"no truecaser for language {min(missing)!r}: there are models for {', '.join(sorted(models)) or 'no language'}. "
+                "The source has no captions in that language in the training split; give a model with --truecaser, or name "
+                "the split to learn from with --train-splits"
+            )
         lines = [truecase(tokens, models[language]) for tokens, language in zip(lines, languages, strict=True)]
     table = table.append_column("tokens", pa.array(lines, pa.list_(pa.string())))
     empty = pc.equal(pc.list_value_length(table["tokens"]), 0)
@@ -139,22 +144,11 @@ def tokenize_captions(
 
 
 def caption_rows(tables: Iterable[pa.Table]) -> pa.Table:
-    """Return tokenized captions, which are in order, as rows of kind ``captions``."""
-    columns = pa.schema([*BLOCK, pa.field("tokens", pa.list_(pa.string()))])
+    """Return tokenized captions, in order, as rows of kind ``captions``."""
+    columns = pa.schema([*BLOCK_SCHEMA, pa.field("tokens", pa.list_(pa.string()))])
     # Combined before the cast, which would otherwise give each chunk a dictionary of its own.
     table = pa.concat_tables([columns.empty_table(), *tables]).combine_chunks()
     return table.select(CAPTIONS.names).cast(CAPTIONS)
-
-
-def _require_models(languages: set[str], models: Mapping[str, TruecaseModel]) -> Mapping[str, TruecaseModel]:
-    missing = languages - set(models)
-    if missing:
-        raise InputError(
-            f"no truecaser for language {min(missing)!r}: there are models for {', '.join(sorted(models)) or 'no language'}. "
-            "The source has no captions in that language in the training split; give a model with --truecaser, or name "
-            "the split to learn from with --train-splits"
-        )
-    return models
 
 
 def _empty_caption(row: Mapping[str, Any]) -> dict[str, str]:
@@ -169,15 +163,15 @@ def _empty_caption(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 class CaptionStatistics:
-    """Counts captions and tokens by portion, split and language, and images by split, over the rows of a shard in their order."""
+    """Counts of captions and tokens by portion, split and language, and of images by split, in a shard."""
 
     def __init__(self) -> None:
         self._captions: dict[str, Counter[str]] = {}
         self._images: Counter[str] = Counter()
-        self._last: set[tuple[str, str]] = set()  # The last image with each of its splits, which are counted.
+        self._last: set[tuple[str, str]] = set()  # The last image with each of its splits so far.
 
     def add(self, rows: pa.Table) -> None:
-        """Add rows of kind ``captions``, which follow those added before: the captions of an image stand together."""
+        """Add the next rows of kind ``captions``, sorted by key."""
         if not rows.num_rows:
             return
         groups = rows.select(["portion", "split", "language"]).append_column("tokens", pc.list_value_length(rows["tokens"]))
@@ -193,7 +187,7 @@ class CaptionStatistics:
         self._last = {image for image in (*images, *self._last) if image[0] == last}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the counts as the footer of the shard has them; nothing if there were no rows."""
+        """Return the counts for the footer of the shard; empty without rows."""
         if not self._captions:
             return {}
         captions = {group: dict(counter) for group, counter in self._captions.items()}

@@ -1,6 +1,6 @@
-"""``imagepivot captions``: turns raw captions into shards of tokenized captions, by an external merge sort.
+"""``imagepivot captions``: raw captions to shards of tokenized captions, by an external merge sort.
 
-`pipelines.text.transforms` does with several processes what `prepare_captions` does with one.
+`prepare_captions` runs in one process, or with Beam in several: see `pipelines.text.transforms`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pipelines.running.execution import Execution
 from pipelines.running.job import run_job
 from pipelines.running.meter import Meter
 from pipelines.running.spill_files import staging
-from pipelines.text.caption_shards import LIBRARIES, learn_truecasers, read_pieces, write_caption_shard
-from pipelines.text.merge_sort import Piece
+from pipelines.text.caption_shards import LIBRARIES, learn_truecasers, read_sorted_runs, write_caption_shard
+from pipelines.text.merge_sort import SortedRun
 from pipelines.text.moses import recipe
 from pipelines.text.truecasing import TRUECASER_FILES, load_truecasers, truecaser_inputs, write_truecaser
 from schemas.errors import UsageError
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
 
     from pipelines.running.preflight import FirstWorker
 
-_PACKED = (".gz", ".parquet")
-_UNPACKED = 4
-"""Bytes of text to a byte of a compressed file, roughly: it decides the number of shards, which doubles or not."""
+_COMPRESSED = (".gz", ".parquet")
+_COMPRESSION = 4
+"""Rough ratio of text to compressed bytes. The number of shards is a power of two, so a better estimate changes little."""
 _SEVERAL_WORKERS_BYTES = 16 << 20
-"""Bytes of text that one process tokenizes while several start: Beam is loaded in each of them."""
+"""Bytes of text that one process tokenizes while several start: each of them loads Beam."""
 
 
 def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter: Meter = Meter()) -> Manifest:
-    """Make a dataset of kind ``captions``, and return its manifest.
+    """Write a dataset of kind ``captions``, and return its manifest.
 
     Raises:
-        UsageError: truecasers are given to a recipe that does not truecase.
+        UsageError: the job has truecasers and a recipe that does not truecase.
         ImagepivotError: the source is broken, or the folder cannot be written.
     """
     if job.truecaser is not None and not recipe(job.recipe).truecase:
@@ -57,7 +57,7 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
     job = replace(job, source=source)
     execution.check_locations((("SOURCE", source.location), ("OUTPUT", job.output)))
     models = load_truecasers(job.truecaser) if job.truecaser is not None else None
-    parts = source.parts(job.selection)  # Refuses a selection that names nothing, before the files are hashed.
+    parts = source.parts(job.selection)  # Fails for an empty selection, before the files are hashed.
     inputs = source.inputs(job.selection)
     execution = execution.for_text(_text_bytes(inputs), _SEVERAL_WORKERS_BYTES)
     output = plan_captions(job, inputs, models)
@@ -70,18 +70,19 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
 
         def here(finished: frozenset[int]) -> bool:
             steps = recipe(job.recipe)
-            left_out = frozenset() if steps.truecase and models is None else finished  # Truecasers learn from all captions.
-            numbered = enumerate(parts)
-            pieces: defaultdict[int, list[Piece]] = defaultdict(list)
-            for shard, piece in read_pieces(numbered, source, job.selection, output.shards, left_out=left_out, folder=staged):
-                pieces[shard].append(piece)
+            skip_shards = frozenset() if steps.truecase and models is None else finished  # Truecasers learn from all captions.
+            runs: defaultdict[int, list[SortedRun]] = defaultdict(list)
+            for shard, run in read_sorted_runs(
+                enumerate(parts), source, job.selection, output.shards, skip_shards=skip_shards, folder=staged
+            ):
+                runs[shard].append(run)
             texts: Mapping[str, str] = {}
             if steps.truecase:
-                texts = models if models is not None else learn_truecasers(chain(*pieces.values()), steps, job.train_splits)
+                texts = models if models is not None else learn_truecasers(chain(*runs.values()), steps, job.train_splits)
             files = tuple(write_truecaser(language, text, output.folder) for language, text in texts.items())
             write = partial(write_caption_shard, output=output, recipe=steps, advice=source.repeat_advice, meter=meter)
             for shard in output.missing(finished):
-                write(shard, pieces.pop(shard, ()), texts)
+                write(shard, runs.pop(shard, ()), texts)
             commit(output, libraries=LIBRARIES, files=files)
             return True
 
@@ -91,13 +92,19 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
 
 
 def _read_first(source: CaptionSource, parts: list[Part]) -> None:
-    """Read the first captions, so that a broken table is refused before Beam is loaded."""
+    """Read the first captions, so that a broken table fails before Beam is loaded."""
     for part in parts[:1]:
         next(iter(source.tables(part, Selection())), None)
 
 
 def plan_captions(job: CaptionsJob, inputs: list[dict[str, Any]], models: Mapping[str, str] | None = None) -> OutputDataset:
-    """Return the dataset that a job writes, of the files of its source and texts of given truecasers by language."""
+    """Return the dataset that a job writes.
+
+    Args:
+        job: the job.
+        inputs: the files of its source.
+        models: texts of the truecasers of the job, by language; None if they are learned or not used.
+    """
     steps = recipe(job.recipe)
     selection = job.selection
     parameters = CaptionsParameters(
@@ -109,7 +116,7 @@ def plan_captions(job: CaptionsJob, inputs: list[dict[str, Any]], models: Mappin
         source=job.open_source().parameters(),
     )
     folder, size = Folder(job.output), _text_bytes(inputs)
-    # By the bytes of the files: how many captions they hold only reading them would tell.
+    # By the bytes of the files: counting the captions would take another pass.
     shards = known_shards(job.shards, folder, overwrite=job.overwrite) or choose_shards(size, TEXT_SHARD_BYTES)
     check_shard_bytes(shards, size, folder)
     return OutputDataset(
@@ -123,4 +130,4 @@ def plan_captions(job: CaptionsJob, inputs: list[dict[str, Any]], models: Mappin
 
 
 def _text_bytes(inputs: Iterable[Mapping[str, Any]]) -> int:
-    return sum(entry["bytes"] * (_UNPACKED if entry["name"].endswith(_PACKED) else 1) for entry in inputs)
+    return sum(entry["bytes"] * (_COMPRESSION if entry["name"].endswith(_COMPRESSED) else 1) for entry in inputs)

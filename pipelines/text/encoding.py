@@ -1,4 +1,4 @@
-"""``imagepivot encode``: turns tokens into ids of a vocabulary, shard by shard."""
+"""``imagepivot encode``: captions to token ids of a vocabulary, shard by shard."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from pipelines.running.execution import Execution
 from pipelines.running.job import run_per_shard
 from pipelines.running.meter import Meter
 from pipelines.running.per_shard import Share
-from pipelines.text.token_counts import SEVERAL_WORKERS_BYTES
+from pipelines.text.token_counts import execution_for, open_captions
 from schemas.dataset import Dataset, open_dataset
-from schemas.errors import DatasetError
 from schemas.kinds import CAPTIONS, ENCODED
 from schemas.manifest import Manifest
 from schemas.parameters import CaptionsParameters, EncodedParameters
@@ -28,17 +27,15 @@ from schemas.writing.shard_writer import ShardWriter
 
 
 def encode_captions(job: EncodeJob, execution: Execution = Execution(), meter: Meter = Meter()) -> Manifest:
-    """Make a dataset of kind ``encoded`` with as many shards as the captions have, and return its manifest.
+    """Write a dataset of kind ``encoded`` with the number of shards of the captions, and return its manifest.
 
     Raises:
-        DatasetError: an input is not a dataset of the expected kind.
+        DatasetError: an input is not a dataset of the expected kind, or has no captions.
     """
     execution.check_locations((("CAPTIONS", job.captions), ("VOCABULARY", job.vocabulary), ("OUTPUT", job.output)))
-    captions = open_dataset(job.captions, kind="captions")
+    captions = open_captions(job.captions)
     vocabulary = open_dataset(job.vocabulary, kind="vocabulary")
-    if captions.manifest.rows == 0:
-        raise DatasetError(f"{job.captions!r} holds no captions, so there is nothing to encode: prepare the captions again")
-    execution = execution.for_text(sum(shard.bytes for shard in captions.manifest.shards), SEVERAL_WORKERS_BYTES)
+    execution = execution_for(captions, execution)
     output = plan_encoding(job, captions, vocabulary)
     work = ShardEncoder(captions, vocabulary, job.max_length, meter)
     policy = ReusePolicy(overwrite=job.overwrite, verify=job.verify)
@@ -65,7 +62,7 @@ def plan_encoding(job: EncodeJob, captions: Dataset, vocabulary: Dataset) -> Out
 
 
 class ShardEncoder:
-    """Encodes the captions of one shard after the other: a `pipelines.running.per_shard.ShardWork`."""
+    """Encoder of caption shards: a `pipelines.running.per_shard.ShardWork`."""
 
     def __init__(self, captions: Dataset, vocabulary: Dataset, max_length: int, meter: Meter = Meter()) -> None:
         self._captions = captions
@@ -91,11 +88,11 @@ class ShardEncoder:
 
 
 def encode_table(captions: pa.Table, vocabulary: Vocabulary, max_length: int) -> tuple[pa.Table, dict[str, int]]:
-    """Encode rows of kind ``captions``, each cut after ``max_length`` tokens.
+    """Encode rows of kind ``captions``, each truncated to ``max_length`` tokens.
 
     Returns:
-        Rows of kind ``encoded`` in the same order, and statistics: captions, tokens kept, ``<unk>`` among these, captions that
-        were cut, and, if there are any, ``reserved_tokens``: those of ``<unk>`` that the text spells like a special.
+        Rows of kind ``encoded`` in the same order, and statistics: captions, tokens, ``<unk>`` among these, truncated captions,
+        and ``reserved_tokens``, the tokens spelled like a special, which become ``<unk>``; omitted if zero.
     """
     tokens = pc.list_slice(captions["tokens"].combine_chunks(), 0, max_length)
     encoded = tokens.flatten().dictionary_encode()

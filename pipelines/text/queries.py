@@ -1,4 +1,4 @@
-"""Tokens of a query, or of sentences to compare: the same steps that the captions a model was trained on went through."""
+"""Tokens of search queries, by the recipe of the captions that a model was trained on."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def tokenize_query(text: str, language: str, steps: TextRecipe | None, truecaser
     Args:
         text: the query.
         language: its language, a BCP 47 tag.
-        steps: the recipe of the captions, from the manifest of the encoded captions; None if it states none.
-        truecaser: folder of the truecasers that the captions were made with, for a recipe that truecases.
+        steps: the recipe of the captions, from the manifest of the encoded captions; None if the manifest has none.
+        truecaser: folder of the truecasers of the captions, for a recipe that truecases.
 
     Raises:
-        UsageError: the recipe is unknown or has changed, a truecaser is missing, or one is given to a recipe without truecasing.
+        UsageError: the recipe is unknown or has changed, a truecaser is missing, or the recipe does not truecase.
         InputError: the truecasers are missing or broken.
     """
     if steps is None:

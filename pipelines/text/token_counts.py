@@ -1,4 +1,4 @@
-"""Counts of tokens, and the vocabulary that they make."""
+"""Token counts of captions, and the vocabulary and its statistics from them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.jobs import Scope, VocabularyJob
+from pipelines.running.execution import Execution
 from pipelines.running.meter import Meter
-from schemas.dataset import Dataset
-from schemas.errors import InputError
+from schemas.dataset import Dataset, open_dataset
+from schemas.errors import DatasetError, InputError
 from schemas.storage.storage_errors import content_errors
 from schemas.vocabulary import SPECIALS, TEXT_NAMES, Vocabulary
 from schemas.writing.output import OutputDataset
@@ -27,10 +28,27 @@ Group: TypeAlias = tuple[str, str, str]
 LIBRARIES = ("apache-beam",)
 """Distributions whose versions the manifest of a vocabulary states."""
 
-SEVERAL_WORKERS_BYTES = 64 << 20
+_SEVERAL_WORKERS_BYTES = 64 << 20
 """Bytes of captions in shards that one process counts or encodes while several start."""
 
 _K = TypeVar("_K")
+
+
+def open_captions(location: str) -> Dataset:
+    """Open a captions dataset.
+
+    Raises:
+        DatasetError: it is not a captions dataset, or has no rows.
+    """
+    captions = open_dataset(location, kind="captions")
+    if captions.manifest.rows == 0:
+        raise DatasetError(f"{location!r} has no captions: check the source and the selection, and prepare the captions again")
+    return captions
+
+
+def execution_for(captions: Dataset, execution: Execution) -> Execution:
+    """Return an execution with one worker by default if the captions are few."""
+    return execution.for_text(sum(shard.bytes for shard in captions.manifest.shards), _SEVERAL_WORKERS_BYTES)
 
 
 def count_tokens(captions: Dataset, shard: int) -> dict[Group, Counter[str]]:
@@ -39,8 +57,8 @@ def count_tokens(captions: Dataset, shard: int) -> dict[Group, Counter[str]]:
     names = ["portion", "split", "language"]
     for batch in captions.shard_batches(shard, [*names, "tokens"]):
         for group in pa.table(batch.select(names)).group_by(names).aggregate([]).to_pylist():
-            of_group = reduce(pc.and_, (pc.equal(batch[name], value) for name, value in group.items()))
-            tokens, times = batch["tokens"].filter(of_group).flatten().value_counts().flatten()
+            is_in_group = reduce(pc.and_, (pc.equal(batch[name], value) for name, value in group.items()))
+            tokens, times = batch["tokens"].filter(is_in_group).flatten().value_counts().flatten()
             counter = counts.setdefault((group["portion"], group["split"], group["language"]), Counter())
             counter.update(dict(zip(tokens.to_pylist(), times.to_pylist(), strict=True)))
     return counts
@@ -54,7 +72,7 @@ def count_shard(shard: int, captions: Dataset, meter: Meter) -> Iterator[tuple[G
 
 
 def sum_counters(counters: Iterable[Mapping[str, int]]) -> Counter[str]:
-    """Return the sum of counters: memory holds their distinct items, never the corpus."""
+    """Return the sum of counters; memory holds their distinct items."""
     total: Counter[str] = Counter()
     for counter in counters:
         total.update(counter)
@@ -71,7 +89,7 @@ def sum_by_key(pairs: Iterable[tuple[_K, Mapping[str, int]]]) -> dict[_K, Counte
 
 def write_vocabulary(job: VocabularyJob, output: OutputDataset, counts: Mapping[Group, Mapping[str, int]]) -> str:
     """Write a vocabulary and its text, and return the path of the text."""
-    vocabulary, statistics = chosen_vocabulary(job, counts)
+    vocabulary, statistics = vocabulary_from_counts(job, counts)
     output.folder.write(TEXT_NAMES[0], vocabulary.to_text().encode())
     with open_shard(output, 0) as shard:
         shard.write(vocabulary.to_table())
@@ -96,27 +114,30 @@ def vocabulary_statistics(
     min_count: int,
     count_scope: Scope,
 ) -> dict[str, Any]:
-    """Return the numbers of Table 1 of Kádár et al. (2018), and others that show how well a vocabulary fits its captions.
+    """Return the numbers of Table 1 of Kádár et al. (2018), and the coverage of captions by a vocabulary.
 
     Args:
         vocabulary: the joint vocabulary.
         counts: counts of tokens over all captions.
-        trained: counts of tokens by language, over the captions that the vocabulary was made from.
+        trained: counts of tokens by language, over the captions that the vocabulary was counted on.
         min_count: threshold of the vocabulary.
         count_scope: scope of the threshold.
 
     Returns:
-        ``tokens``: by language, the size of its own vocabulary: its tokens that reach the threshold, without specials;
-        ``sum`` and ``union`` of these vocabularies; ``jaccard``: overlap of each pair of them, with the specials in both, which
-        reproduces Table 1 to two decimals (without the specials English and Czech would have 0.0146; the table prints 0.02);
-        ``singletons``: number of tokens that occur once, by language; ``types`` and ``occurrences`` by language; ``unknown``:
-        share of ``<unk>`` among the tokens, by language and split; ``reserved``, if there are any: number of tokens that are
-        spelled like specials, and hence ``<unk>``, by language and split.
+        A dictionary with
+
+        * ``tokens``: vocabulary size by language: its tokens that reach the threshold, without specials;
+        * ``sum`` and ``union`` of these vocabularies;
+        * ``jaccard``: overlap of each pair of languages, with the specials in both, as in Table 1;
+        * ``singletons``: number of tokens that occur once, by language;
+        * ``types`` and ``occurrences``, by language;
+        * ``unknown``: share of ``<unk>`` among the tokens, by language and split;
+        * ``reserved``: number of tokens spelled like specials, which become ``<unk>``, by language and split; omitted if zero.
     """
-    known = vocabulary.word_ids
+    word_ids = vocabulary.word_ids
     threshold = min_count if count_scope == "language" else 1
     own = {
-        language: {token for token, count in tokens.items() if count >= threshold and token in known}
+        language: {token for token, count in tokens.items() if count >= threshold and token in word_ids}
         for language, tokens in trained.items()
     }
     unknown: dict[str, dict[str, float]] = {}
@@ -124,7 +145,7 @@ def vocabulary_statistics(
     totals: dict[tuple[str, str], list[int]] = {}
     for (_, split, language), tokens in counts.items():
         total = totals.setdefault((language, split), [0, 0])
-        total[0] += sum(count for token, count in tokens.items() if token not in known)
+        total[0] += sum(count for token, count in tokens.items() if token not in word_ids)
         total[1] += sum(tokens.values())
         if reserved_count := sum(tokens.get(special, 0) for special in SPECIALS):
             reserved.setdefault(language, Counter())[split] += reserved_count
@@ -147,8 +168,8 @@ def vocabulary_statistics(
     }
 
 
-def chosen_vocabulary(job: VocabularyJob, counts: Mapping[Group, Mapping[str, int]]) -> tuple[Vocabulary, dict[str, Any]]:
-    """Return the vocabulary that a job asks for, and its statistics, by the counts of tokens over all captions.
+def vocabulary_from_counts(job: VocabularyJob, counts: Mapping[Group, Mapping[str, int]]) -> tuple[Vocabulary, dict[str, Any]]:
+    """Return the vocabulary of a job and its statistics, from the token counts of all captions.
 
     Raises:
         InputError: no token reaches the threshold.
@@ -170,7 +191,7 @@ def chosen_vocabulary(job: VocabularyJob, counts: Mapping[Group, Mapping[str, in
 
 
 def _no_token(trained: Mapping[str, Mapping[str, int]], job: VocabularyJob) -> str:
-    """Say that no token reaches the threshold, and which comes closest."""
+    """Return the error for an empty vocabulary, with the most frequent token."""
     counts: Counter[str] = Counter()
     for tokens in trained.values():
         for token, count in tokens.items():

@@ -1,7 +1,6 @@
-"""``imagepivot token-features``: captions in, the last layer of a model of text over their tokens out, shard by shard.
+"""``imagepivot token-features``: last hidden states of a transformer for the tokens of captions, shard by shard.
 
-A token is read without the escapes of the Moses tokenizer (``&apos;s`` as ``'s``). A shard of captions is read and extracted a few
-thousand at a time, and vectors never pass through a shuffle.
+The model reads tokens without the escapes of the Moses tokenizer (``&apos;s`` as ``'s``). Vectors never pass through a shuffle.
 """
 
 from __future__ import annotations
@@ -23,8 +22,9 @@ from pipelines.running.job import run_per_shard
 from pipelines.running.meter import Meter
 from pipelines.running.per_shard import Share
 from pipelines.text.moses import unescape
-from schemas.dataset import Dataset, open_dataset
-from schemas.errors import DatasetError
+from pipelines.text.token_counts import open_captions
+from schemas.dataset import Dataset
+from schemas.keys import CaptionKey
 from schemas.kinds import CAPTIONS, schema_of
 from schemas.manifest import Manifest
 from schemas.parameters import TokenFeaturesParameters
@@ -38,26 +38,24 @@ if TYPE_CHECKING:
     from extractors.tokens.transformer import TokenExtractor
 
 _BLOCK = 2048
-"""Captions that are sorted by length together, so that few passes of the model are not full."""
+"""Captions that are sorted by length and batched together: larger blocks have fewer partial batches."""
 
 _KEY = tuple(CAPTIONS.names[:5])
 
 
 def extract_token_features(job: TokenFeaturesJob, execution: Execution = Execution(), meter: Meter = Meter()) -> Manifest:
-    """Make a dataset of kind ``token-features`` with as many shards as the captions have, and return its manifest.
+    """Write a dataset of kind ``token-features`` with the number of shards of the captions, and return its manifest.
 
-    Without a number of workers, one uses all cores.
+    By default one worker uses all cores.
 
     Raises:
-        DatasetError: ``job.captions`` is not a captions dataset, or holds none.
-        InputError: there is no such model on this machine, or it cannot be used.
-        UsageError: the device is not on this machine, or the package transformers is not installed.
+        DatasetError: ``job.captions`` is not a captions dataset, or has no captions.
+        InputError: the model is missing or unusable.
+        UsageError: this machine lacks the device, or the package transformers.
     """
     files = [("--model", location) for location in job.files()]
     execution.check_locations((("CAPTIONS", job.captions), ("OUTPUT", job.output), *files))
-    captions = open_dataset(job.captions, kind="captions")
-    if captions.manifest.rows == 0:
-        raise DatasetError(f"{job.captions!r} holds no captions, so there is nothing to read: prepare the captions again")
+    captions = open_captions(job.captions)
     description = job.request().describe(job.device if execution.runs_here else "cpu")
     if files and not execution.runs_here:
         job = replace(job, model=absolute_location(job.model))
@@ -92,19 +90,19 @@ def extract_token_features(job: TokenFeaturesJob, execution: Execution = Executi
 
 
 def _check_worker(job: TokenFeaturesJob, output: OutputDataset) -> None:
-    """Check that this process has the device and the model of a job."""
+    """Check the device and the model of a job in this process."""
     job.check_model(output, job.request().load(job.device))
 
 
 class TokenFeatureExtractor:
-    """Extracts the token features of one shard after the other: a `pipelines.running.per_shard.ShardWork`.
+    """Extractor of token features: a `pipelines.running.per_shard.ShardWork`.
 
     Args:
         job: the model and how to run it.
         captions: the captions dataset.
         output: the dataset to write.
         meter: counts captions.
-        threads: torch's threads in each worker; 0 for torch's own number.
+        threads: torch threads in each worker; 0: torch's default.
     """
 
     def __init__(
@@ -120,7 +118,7 @@ class TokenFeatureExtractor:
         """Load the model, one for all threads of a process.
 
         Raises:
-            InputError: it is not the one that the run was planned with.
+            InputError: it differs from the model of the output's fingerprint.
         """
         import torch
 
@@ -148,35 +146,35 @@ class TokenFeatureExtractor:
 def token_feature_rows(
     captions: pa.Table, extractor: TokenExtractor, max_length: int, batch_size: int = 64
 ) -> tuple[pa.Table, list[dict[str, str]], dict[str, Any]]:
-    """Return the vectors of captions, each cut after ``max_length`` tokens; a GPU takes ``batch_size`` of them at once.
+    """Extract the vectors of captions, each truncated to ``max_length`` tokens, on a GPU in batches of ``batch_size``.
 
     Returns:
-        Rows of kind ``token-features`` in the same order; captions whose vectors are not finite in the type that is stored, as
-        rows of kind ``failures``; and statistics by language.
+        Rows of kind ``token-features`` in the same order; captions with vectors that are not finite in the stored dtype, as rows
+        of kind ``failures``; and statistics by language.
     """
     spec = extractor.description.spec
     lists = pc.list_slice(captions["tokens"].combine_chunks(), 0, max_length).to_pylist()
-    tokens = [[unescape(token) for token in of_caption] for of_caption in lists]
+    tokens = [list(map(unescape, caption)) for caption in lists]
     languages = captions["language"].to_pylist()
     cuts = pc.greater(pc.list_value_length(captions["tokens"]), max_length).to_pylist()
     statistics: dict[str, Counter[str]] = {}
-    every = []
-    for language, of_caption, cut in zip(languages, tokens, cuts, strict=True):
-        parts, counts = extractor.read([of_caption])
-        every += parts
-        counts.update(captions=1, tokens=len(of_caption), captions_cut=int(cut))
+    windows = []
+    for language, caption, is_cut in zip(languages, tokens, cuts, strict=True):
+        parts, counts = extractor.read([caption])
+        windows += parts
+        counts.update(captions=1, tokens=len(caption), captions_cut=int(is_cut))
         statistics.setdefault(language, Counter()).update(counts)
-    vectors = extractor.extract(every, batch_size)
-    kept = np.array([bool(np.isfinite(of_caption).all()) for of_caption in vectors], bool)
-    failures = [_failure(captions, row, spec.dtype) for row in np.flatnonzero(~kept).tolist()]
-    rows = captions.filter(pa.array(kept)) if failures else captions
-    return _table(rows, [vectors[row] for row in np.flatnonzero(kept).tolist()], extractor), failures, statistics
+    vectors = extractor.extract(windows, batch_size)
+    is_finite = np.array([bool(np.isfinite(caption).all()) for caption in vectors], bool)
+    failures = [_failure(captions, row, spec.dtype) for row in np.flatnonzero(~is_finite).tolist()]
+    rows = captions.filter(pa.array(is_finite)) if failures else captions
+    return _table(rows, [vectors[row] for row in np.flatnonzero(is_finite).tolist()], extractor), failures, statistics
 
 
 def _table(captions: pa.Table, vectors: Sequence[np.ndarray], extractor: TokenExtractor) -> pa.Table:
     spec = extractor.description.spec
     schema = schema_of("token-features", spec)
-    lengths = np.array([len(of_caption) for of_caption in vectors], np.int32)
+    lengths = np.array([len(caption) for caption in vectors], np.int32)
     flat = np.concatenate([np.zeros((0, spec.width), spec.dtype), *vectors]).ravel()
     offsets = np.append(0, np.cumsum(lengths, dtype=np.int64) * spec.width).astype(np.int32)
     column = pa.ListArray.from_arrays(offsets, flat).cast(schema.field("vectors").type)
@@ -184,9 +182,8 @@ def _table(captions: pa.Table, vectors: Sequence[np.ndarray], extractor: TokenEx
 
 
 def _failure(captions: pa.Table, row: int, dtype: str) -> dict[str, str]:
-    image_id, language, portion, index = (captions[name][row].as_py() for name in _KEY[:4])
     return {
-        "key": f"{image_id}/{language}/{portion}/{index}",
+        "key": str(CaptionKey(*(captions[name][row].as_py() for name in _KEY[:4]))),
         "uri": "",
         "stage": "extract",
         "reason": "not_finite",

@@ -1,4 +1,4 @@
-"""The transforms of the commands over text, for several workers: they wrap what one process does without Beam."""
+"""Beam transforms of the text commands, for several workers; they wrap the functions that one process calls without Beam."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pipelines.running.meter import Meter
 from pipelines.running.preflight import FirstWorker
 from pipelines.running.transforms import Begin, CommitDataset, WriteShards, spread_shards
 from pipelines.text import caption_shards, token_counts
-from pipelines.text.caption_shards import block_forms, read_pieces, write_caption_shard
+from pipelines.text.caption_shards import block_forms, read_sorted_runs, write_caption_shard
 from pipelines.text.encoding import ShardEncoder
-from pipelines.text.merge_sort import Piece, read_piece
+from pipelines.text.merge_sort import SortedRun, read_run
 from pipelines.text.moses import Recipe, recipe
 from pipelines.text.token_counts import Group, count_shard, restore_text, sum_counters, write_vocabulary
 from pipelines.text.token_features import TokenFeatureExtractor
@@ -27,30 +27,30 @@ from schemas.storage.folder import Folder
 from schemas.writing.output import OutputDataset
 
 _READERS = 16
-"""Number of groups of parts; the captions of a group are gathered together, so that many small files make few pieces."""
+"""Number of groups of parts. The captions of a group are gathered together, so that many small files yield few runs."""
 
 # --- captions --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)  # Not frozen: Beam sets the label.
 class ReadCaptions(beam.PTransform):
-    """A source to pairs (index of a shard, sorted piece of it): the root of a pipeline.
+    """A source to pairs (shard index, sorted run): the root of a pipeline.
 
     Attributes:
-        left_out: shards whose captions are dropped.
-        folder: where all workers see the same local disk, a folder on it for the pieces, see `pipelines.text.merge_sort`.
-        check: what the first worker on another machine checks; None on this one.
+        skip_shards: shards whose captions are dropped.
+        folder: folder for the runs, on a disk that all workers share; None to shuffle their bytes. See `merge_sort`.
+        check: preflight check of the first worker on another machine; None on this one.
     """
 
     source: CaptionSource
     shards: int
     selection: Selection = Selection()
-    left_out: frozenset[int] = frozenset()
+    skip_shards: frozenset[int] = frozenset()
     folder: str | None = None
     check: FirstWorker | None = None
 
     def expand(self, root: beam.pvalue.PBegin) -> beam.PCollection:
-        """List the parts, and read them on all workers."""
+        """List the parts here, and read them on all workers."""
         parts = list(enumerate(self.source.parts(self.selection)))
         groups = [group for start in range(_READERS) if (group := parts[start::_READERS])]
         arguments = self.source, self.selection, self.shards
@@ -58,30 +58,30 @@ class ReadCaptions(beam.PTransform):
             root
             | "ListParts" >> Begin(groups, self.check)
             | "SpreadParts" >> beam.Reshuffle()  # Fusion break: the parts are read by all workers.
-            | "ReadPieces" >> beam.FlatMap(read_pieces, *arguments, left_out=self.left_out, folder=self.folder)
+            | "ReadRuns" >> beam.FlatMap(read_sorted_runs, *arguments, skip_shards=self.skip_shards, folder=self.folder)
         )
 
 
 @dataclass(eq=False)
 class TrainTruecasers(beam.PTransform):
-    """Pieces of captions, as of `ReadCaptions`, to pairs (language, text of a model): one per language, learned from the splits."""
+    """Pairs (shard index, sorted run) to pairs (language, text of a truecaser), learned from the captions of some splits."""
 
     recipe: Recipe
     splits: tuple[str, ...] = ("train",)
 
-    def expand(self, pieces: beam.PCollection) -> beam.PCollection:
-        """Sum counts by language, so that neither order nor sharding matters."""
+    def expand(self, runs: beam.PCollection) -> beam.PCollection:
+        """Sum counts by language: independent of order and sharding."""
         return (
-            pieces
-            | "SpreadPieces" >> beam.Reshuffle()  # Fusion break after fan-out: a part is a file of any size.
+            runs
+            | "SpreadRuns" >> beam.Reshuffle()  # Fusion break after fan-out: a part is a file of any size.
             | "CountForms" >> beam.FlatMap(_forms, recipe=self.recipe, splits=frozenset(self.splits))
             | "SumForms" >> beam.CombinePerKey(sum_counters)
             | "ChooseForms" >> beam.MapTuple(_model_text)
         )
 
 
-def _forms(piece: tuple[int, Piece], recipe: Recipe, splits: frozenset[str]) -> Iterator[tuple[str, Mapping[str, int]]]:
-    yield from block_forms(read_piece(piece[1]), recipe, splits).items()
+def _forms(run: tuple[int, SortedRun], recipe: Recipe, splits: frozenset[str]) -> Iterator[tuple[str, Mapping[str, int]]]:
+    yield from block_forms(read_run(run[1]), recipe, splits).items()
 
 
 def _model_text(language: str, counts: Mapping[str, int]) -> tuple[str, str]:
@@ -90,12 +90,12 @@ def _model_text(language: str, counts: Mapping[str, int]) -> tuple[str, str]:
 
 @dataclass(eq=False)
 class TokenizeCaptions(beam.PTransform):
-    """Pieces of captions, as of `ReadCaptions`, to shards on disk; the output holds the indices of the shards written.
+    """Pairs (shard index, sorted run) to shards on disk; the output holds the indices of the shards.
 
     Attributes:
-        truecasers: pairs (language, text of a model), for a recipe that truecases.
+        truecasers: pairs (language, text of a truecaser), for a recipe that truecases.
         finished: shards that an earlier run finished.
-        advice: what to do about a key that occurs twice.
+        advice: end of the error for a duplicate key.
     """
 
     output: OutputDataset
@@ -105,8 +105,8 @@ class TokenizeCaptions(beam.PTransform):
     advice: str = INDEX_ADVICE
     meter: Meter = Meter()
 
-    def expand(self, pieces: beam.PCollection) -> beam.PCollection:
-        """Group the pieces by shard; one call tokenizes and writes a shard. Empty shards are written as well."""
+    def expand(self, runs: beam.PCollection) -> beam.PCollection:
+        """Group the runs by shard; one call tokenizes and writes a shard, also an empty one."""
         missing = [(shard, None) for shard in self.output.missing(self.finished)]
         write = beam.Map(
             _write_shard,
@@ -118,21 +118,21 @@ class TokenizeCaptions(beam.PTransform):
         )
         return (
             (
-                pieces | "LeaveOutFinished" >> beam.Filter(_is_missing, self.finished),
-                pieces.pipeline | "EveryShard" >> beam.Create(missing),
+                runs | "SkipFinished" >> beam.Filter(_is_missing, self.finished),
+                runs.pipeline | "EveryShard" >> beam.Create(missing),
             )
-            | "PiecesAndShards" >> beam.Flatten()
+            | "RunsAndShards" >> beam.Flatten()
             | "GroupByShard" >> beam.GroupByKey()
             | "WriteShard" >> write
         )
 
 
-def _write_shard(pieces: tuple[int, Iterable[Piece | None]], models: Mapping[str, str], **arguments: Any) -> int:
-    return write_caption_shard(*pieces, models, **arguments)
+def _write_shard(runs: tuple[int, Iterable[SortedRun | None]], models: Mapping[str, str], **arguments: Any) -> int:
+    return write_caption_shard(*runs, models, **arguments)
 
 
-def _is_missing(piece: tuple[int, Piece], finished: frozenset[int]) -> bool:
-    return piece[0] not in finished
+def _is_missing(run: tuple[int, SortedRun], finished: frozenset[int]) -> bool:
+    return run[0] not in finished
 
 
 def _write_truecaser(model: tuple[str, str], folder: Folder) -> tuple[str]:
@@ -150,19 +150,19 @@ def build_captions(
     staged: str | None,
     meter: Meter,
 ) -> None:
-    """Add the steps of a job to an empty pipeline, as `pipelines.running.job.run_job` asks for them."""
+    """Add the transforms of a job to an empty pipeline: `build` of `pipelines.running.job.run_job`."""
     steps, source = recipe(job.recipe), job.open_source()
-    left_out = frozenset() if steps.truecase and models is None else finished  # Truecasers learn from all captions.
-    pieces = pipeline | "ReadCaptions" >> ReadCaptions(source, output.shards, job.selection, left_out, staged, check)
+    skip_shards = frozenset() if steps.truecase and models is None else finished  # Truecasers learn from all captions.
+    runs = pipeline | "ReadCaptions" >> ReadCaptions(source, output.shards, job.selection, skip_shards, staged, check)
     truecasers, written = None, []
     if steps.truecase:
         if models is None:
-            truecasers = pieces | "TrainTruecasers" >> TrainTruecasers(steps, job.train_splits)
+            truecasers = runs | "TrainTruecasers" >> TrainTruecasers(steps, job.train_splits)
         else:
             truecasers = pipeline | "GivenTruecasers" >> beam.Create(sorted(models.items()))
         written.append(truecasers | "WriteTruecasers" >> beam.Map(_write_truecaser, output.folder))
     tokenize = TokenizeCaptions(output, steps, truecasers, finished, source.repeat_advice, meter)
-    written.append(pieces | "TokenizeCaptions" >> tokenize)
+    written.append(runs | "TokenizeCaptions" >> tokenize)
     _ = written | "AllDone" >> beam.Flatten() | "CommitDataset" >> CommitDataset(output, libraries=caption_shards.LIBRARIES)
 
 
@@ -171,7 +171,7 @@ def build_captions(
 
 @dataclass(eq=False)
 class CountTokens(beam.PTransform):
-    """Shard indices to pairs ((portion, split, language), counts of tokens)."""
+    """Shard indices to pairs ((portion, split, language), token counts)."""
 
     captions: Dataset
     meter: Meter = Meter()
@@ -187,13 +187,13 @@ class CountTokens(beam.PTransform):
 
 @dataclass(eq=False)
 class BuildVocabulary(beam.PTransform):
-    """Pairs ((portion, split, language), counts) to one vocabulary, written with its statistics."""
+    """Pairs ((portion, split, language), token counts) to a vocabulary dataset."""
 
     job: VocabularyJob
     output: OutputDataset
 
     def expand(self, counts: beam.PCollection) -> beam.PCollection:
-        """Pass all counts to one function as a side input: a vocabulary is one value and must fit in memory anyway."""
+        """Pass all counts to one function as a side input: a vocabulary must fit in memory anyway."""
         once = counts.pipeline | "Once" >> beam.Create([b""])
         return once | "Write" >> beam.Map(_write_vocabulary, beam.pvalue.AsDict(counts), job=self.job, output=self.output)
 
@@ -218,7 +218,7 @@ def build_counts(
     output: OutputDataset,
     meter: Meter,
 ) -> None:
-    """Add the steps of a job to an empty pipeline, as `pipelines.running.job.run_job` asks for them."""
+    """Add the transforms of a job to an empty pipeline: `build` of `pipelines.running.job.run_job`."""
     if finished:
         written = pipeline | "VocabularyIsThere" >> Begin([b""], check) | "WriteText" >> beam.Map(_restore_text, output)
     else:
@@ -231,7 +231,7 @@ def build_counts(
 
 
 class EncodeCaptions(WriteShards):
-    """Shard indices to encoded shards on disk; the output holds the index of each shard once it is written."""
+    """Shard indices to encoded shards on disk; the output holds their indices."""
 
     def __init__(
         self, captions: Dataset, vocabulary: Dataset, max_length: int, output: OutputDataset, meter: Meter = Meter()
@@ -240,7 +240,7 @@ class EncodeCaptions(WriteShards):
 
 
 class ExtractTokenFeatures(WriteShards):
-    """Shard indices to shards of token features on disk; the output holds the index of each shard once it is written.
+    """Shard indices to shards of token features on disk; the output holds their indices.
 
     The arguments are those of `pipelines.text.token_features.TokenFeatureExtractor`.
     """

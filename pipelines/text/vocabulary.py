@@ -1,6 +1,6 @@
-"""``imagepivot vocabulary``: counts the tokens of the training split and keeps those that reach a threshold.
+"""``imagepivot vocabulary``: the tokens of the training split that reach a threshold.
 
-`pipelines.text.transforms` counts in several processes.
+`build_vocabulary` counts in one process, or with Beam in several: see `pipelines.text.transforms`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from pipelines.running.job import run_job
 from pipelines.running.meter import Meter
 from pipelines.text.token_counts import (
     LIBRARIES,
-    SEVERAL_WORKERS_BYTES,
     count_shard,
+    execution_for,
+    open_captions,
     restore_text,
     selects,
     sum_by_key,
     write_vocabulary,
 )
-from schemas.dataset import Dataset, open_dataset
+from schemas.dataset import Dataset
 from schemas.errors import DatasetError, InputError
 from schemas.manifest import Manifest
 from schemas.parameters import VocabularyParameters
@@ -39,7 +40,12 @@ if TYPE_CHECKING:
 
 
 def _check_selected(job: VocabularyJob, captions: Dataset) -> None:
-    """Refuse a selection that no caption meets, by the statistics in the manifest of the captions."""
+    """Check a selection by the statistics in the manifest of the captions.
+
+    Raises:
+        DatasetError: the statistics do not count captions.
+        InputError: no caption is selected.
+    """
     counted = captions.manifest.statistics.get("captions", {})
     groups = [tuple(key.split("/", 2)) for key in counted] if isinstance(counted, Mapping) else [()]
     if any(len(group) != 3 for group in groups):
@@ -63,21 +69,16 @@ def _check_selected(job: VocabularyJob, captions: Dataset) -> None:
 
 
 def build_vocabulary(job: VocabularyJob, execution: Execution = Execution(), meter: Meter = Meter()) -> Manifest:
-    """Make a dataset of kind ``vocabulary`` and its plain text file, and return its manifest.
+    """Write a dataset of kind ``vocabulary`` and its plain text file, and return its manifest.
 
     Raises:
         DatasetError: ``job.captions`` is not a captions dataset, or holds no captions.
         InputError: no caption is selected, or no token reaches the threshold.
     """
     execution.check_locations((("CAPTIONS", job.captions), ("OUTPUT", job.output)))
-    captions = open_dataset(job.captions, kind="captions")
-    if captions.manifest.rows == 0:
-        raise DatasetError(
-            f"{job.captions!r} holds no captions, so there is nothing to count: check the source and the selection, and prepare "
-            "the captions again"
-        )
+    captions = open_captions(job.captions)
     _check_selected(job, captions)
-    execution = execution.for_text(sum(shard.bytes for shard in captions.manifest.shards), SEVERAL_WORKERS_BYTES)
+    execution = execution_for(captions, execution)
     output = plan_vocabulary(job, captions)
 
     def build(pipeline: beam.Pipeline, finished: frozenset[int], check: FirstWorker | None) -> None:

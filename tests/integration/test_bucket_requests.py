@@ -60,7 +60,7 @@ def test_an_image_takes_one_request_and_many_are_under_way_at_once(store):
     refs = list(source.refs())
     assert [request.method for request in store.asked().all] == ["GET"]  # The listing, which tells the versions, too.
     assert all(ref.version for ref in refs)
-    assert source.tells_versions
+    assert source.has_versions
     with ThreadPoolExecutor(source.parallel_reads) as pool:
         read = dict(zip((ref.uri for ref in refs), pool.map(source.read, refs), strict=True))
     asked = store.asked()

@@ -112,7 +112,7 @@ def test_encoding_no_captions(fails, imagepivot, tmp_path):
     write_captions(tmp_path / "captions", [])
     imagepivot("vocabulary", tmp_path / "full", tmp_path / "vocabulary")
     arguments = ("encode", tmp_path / "captions", tmp_path / "vocabulary", tmp_path / "out")
-    fails(*arguments, says="holds no captions, so there is nothing to encode")
+    fails(*arguments, says="has no captions: check the source")
 
 
 def test_a_folder_without_images(fails, tmp_path):

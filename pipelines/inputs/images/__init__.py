@@ -3,23 +3,23 @@
 from pipelines.inputs.images.archives import ImagesInParquet
 from pipelines.inputs.images.base import ImageRef, ImageSource
 from pipelines.inputs.images.folders import ImagesInFolder
-from pipelines.inputs.images.listing import KeptRefs, Listing, SharedRefs, digest_of, kept_refs
+from pipelines.inputs.images.listing import CachedListing, Listing, SharedListing, digest_of, read_listing
 from pipelines.inputs.images.opening import open_images
-from pipelines.inputs.images.staged_images import COPIES_SCHEMA, CopiedImages, Copies, Copy
+from pipelines.inputs.images.staged_images import STAGED_SCHEMA, StagedImage, StagedImages, StagingArea
 
 __all__ = [
-    "COPIES_SCHEMA",
-    "CopiedImages",
-    "Copies",
-    "Copy",
+    "STAGED_SCHEMA",
+    "CachedListing",
     "ImageRef",
     "ImageSource",
     "ImagesInFolder",
     "ImagesInParquet",
-    "KeptRefs",
     "Listing",
-    "SharedRefs",
+    "SharedListing",
+    "StagedImage",
+    "StagedImages",
+    "StagingArea",
     "digest_of",
-    "kept_refs",
     "open_images",
+    "read_listing",
 ]

@@ -267,7 +267,7 @@ class ImagesInParquet(_Archives):
         return name, group, starts[group]
 
     @property
-    def reads_groups(self) -> bool:
+    def has_row_groups(self) -> bool:
         """Yes: row groups."""
         return True
 

@@ -215,7 +215,7 @@ class ImageSource(ABC):
         """
 
     @property
-    def tells_versions(self) -> bool:
+    def has_versions(self) -> bool:
         """Whether listing tells the version of every image; if not, `with_versions` asks for them, a request for each."""
         return True
 
@@ -237,7 +237,7 @@ class ImageSource(ABC):
         return refs
 
     @property
-    def reads_groups(self) -> bool:
+    def has_row_groups(self) -> bool:
         """Whether an image costs all those in a group with it, so that workers should read the group once for all of them."""
         return False
 

@@ -109,10 +109,10 @@ class ImageTable(ImageSource):
     @property
     def parallel_reads(self) -> int:
         """Many if the first rows name web servers or stores."""
-        return 1 if self.tells_versions else PARALLEL_READS
+        return 1 if self.has_versions else PARALLEL_READS
 
     @property
-    def tells_versions(self) -> bool:
+    def has_versions(self) -> bool:
         """Not if the first rows name other machines: listing would ask them for every image."""
         return self.folder.is_local and not any(map(is_remote, self._first_addresses))
 
@@ -130,20 +130,20 @@ class ImageTable(ImageSource):
 
     def refs(self) -> Iterator[ImageRef]:
         """List the images by reading the table row by row; of local images, size and modification time are looked up."""
-        tells_versions = self.tells_versions
+        has_versions = self.has_versions
         for place, row in self._rows.rows():
             image_id, uri = row["image_id"], row["uri"]
             if not isinstance(uri, str) or not uri or image_id is None or image_id == "":
                 raise InputError(f"{self.location!r}, {place}: image_id {image_id!r} with uri {uri!r}; expected both")
             if "://" in uri:
                 self._check_address(uri, place)
-            size, version = _status(self._path_of(uri)) if tells_versions else (-1, "")
+            size, version = _status(self._path_of(uri)) if has_versions else (-1, "")
             image_id = str(image_id) if type(image_id) is int else image_id
             yield ImageRef(check_image_id(image_id, place=f"{self.location!r}, {place}"), uri, size, version=version)
 
     def with_versions(self, refs: Sequence[ImageRef]) -> list[ImageRef]:
         """Ask web servers for ETags, stores and disks for sizes and modification times, many at once."""
-        if self.tells_versions:
+        if self.has_versions:
             return list(refs)
         with ThreadPoolExecutor(PARALLEL_READS, thread_name_prefix="versions") as pool:
             return [ref._replace(version=version) for ref, version in zip(refs, pool.map(self._version, refs), strict=True)]

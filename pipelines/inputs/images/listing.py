@@ -42,13 +42,13 @@ class Listing:
         shards: digest of each shard's images by id, uri and size, 64 hexadecimal digits.
         states: the same by id, uri, size and version. It changes with modification times, so it is for comparing on one machine
             and never part of a dataset.
-        kept: the list itself, in a file of this machine; None where listing it again costs little.
+        cached: the list itself, in a file of this machine; None where listing it again costs little.
     """
 
     counts: tuple[int, ...]
     shards: tuple[str, ...]
     states: tuple[str, ...]
-    kept: KeptRefs | None = field(default=None, compare=False, repr=False)
+    cached: CachedListing | None = field(default=None, compare=False, repr=False)
 
     @property
     def count(self) -> int:
@@ -78,7 +78,7 @@ class Listing:
             tuple(sum(self.counts[number::shards]) for number in range(shards)),
             tuple(sum_digests(self.shards[number::shards]) for number in range(shards)),
             tuple(sum_digests(self.states[number::shards]) for number in range(shards)),
-            self.kept,
+            self.cached,
         )
 
 
@@ -95,7 +95,7 @@ def _hexadecimal(number: int) -> str:
     return f"{number % (1 << 256):064x}"
 
 
-class KeptRefs:
+class CachedListing:
     """References in a temporary file, compressed: some 20 bytes for an image. The file is deleted with this object."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class KeptRefs:
             self._file = tempfile.NamedTemporaryFile(prefix="imagepivot-listing-", suffix=".arrow")  # noqa: SIM115
         self.path = self._file.name
 
-    def passing(self, refs: Iterable[ImageRef]) -> Iterator[ImageRef]:
+    def tee(self, refs: Iterable[ImageRef]) -> Iterator[ImageRef]:
         """Yield references, and write them on the way; the file is complete at the end.
 
         Raises:
@@ -117,7 +117,7 @@ class KeptRefs:
                 yield from some
         self._file.flush()
 
-    def share(self, folder: Folder) -> SharedRefs:
+    def share(self, folder: Folder) -> SharedListing:
         """Copy the file to where other machines find it, under the name of a temporary file of the dataset that is made there.
 
         The commit of the dataset deletes it, or the next run into the folder.
@@ -131,11 +131,11 @@ class KeptRefs:
             file.seek(0)
             with folder.replace(name) as copy:
                 shutil.copyfileobj(file, copy, _COPIED_BYTES)
-        return SharedRefs(folder, name, digest)
+        return SharedListing(folder, name, digest)
 
 
 @dataclass(frozen=True)
-class SharedRefs:
+class SharedListing:
     """The file of references that another machine has listed, and its digest."""
 
     folder: Folder
@@ -145,7 +145,7 @@ class SharedRefs:
     def refs(self, images: ImageSource) -> Iterator[ImageRef]:
         """Yield the references; where the file is gone or another one, list the images again."""
         with self._fetched() as path:
-            yield from images.refs() if path is None else kept_refs(path)
+            yield from images.refs() if path is None else read_listing(path)
 
     @contextmanager
     def _fetched(self) -> Iterator[str | None]:
@@ -162,8 +162,8 @@ class SharedRefs:
             yield copy.name if sha256_of_file(cast("BinaryIO", copy)) == self.sha256 else None
 
 
-def kept_refs(path: str) -> Iterator[ImageRef]:
-    """Yield the references in the file of `KeptRefs`, also in another process of this machine."""
+def read_listing(path: str) -> Iterator[ImageRef]:
+    """Yield the references in the file of `CachedListing`, also in another process of this machine."""
     with storage_errors(path), pa.OSFile(path) as file, pa.ipc.open_stream(file) as reader:
         for batch in reader:
             yield from (ImageRef(*fields) for fields in zip(*(column.to_pylist() for column in batch.columns), strict=True))

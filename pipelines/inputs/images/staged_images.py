@@ -26,13 +26,13 @@ from pipelines.inputs.web import PARALLEL_READS
 from schemas.errors import DatasetError
 from schemas.storage.folder import TEMPORARY_MARK, Folder
 
-COPIES_SCHEMA = pa.schema([("uri", pa.string()), ("name", pa.string()), ("offset", pa.int64()), ("bytes", pa.int64())])
+STAGED_SCHEMA = pa.schema([("uri", pa.string()), ("name", pa.string()), ("offset", pa.int64()), ("bytes", pa.int64())])
 """Columns of copies in Arrow."""
 
 _FILE_BYTES = 64 << 20
 
 
-class Copy(NamedTuple):
+class StagedImage(NamedTuple):
     """The place of an image's copy, by its address in the source: file, position and size; -1 if there is no image there."""
 
     uri: str
@@ -42,7 +42,7 @@ class Copy(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Copies:
+class StagingArea:
     """The folder of copies, which all workers see, and the name of the run that they belong to.
 
     Of the disk of a local folder so many bytes are spared: what would take them is not copied.
@@ -53,7 +53,7 @@ class Copies:
     spared: int = 0
 
     @classmethod
-    def of_run(cls, folder: Folder) -> Copies:
+    def of_run(cls, folder: Folder) -> StagingArea:
         """Return the place of a new run's copies, which take half of the room on a local disk at most."""
         spared = 0
         if folder.is_local:
@@ -61,17 +61,17 @@ class Copies:
             spared = shutil.disk_usage(next(parent for parent in (path, *path.parents) if parent.exists())).free // 2
         return cls(folder, uuid.uuid4().hex[:16], spared)
 
-    def write(self, images: ImageSource, refs: Iterable[ImageRef]) -> Iterator[Copy]:
+    def write(self, images: ImageSource, refs: Iterable[ImageRef]) -> Iterator[StagedImage]:
         """Copy images, in the order in which their source lists them; those that cannot be read, or find no room, are left out.
 
         Raises:
             DatasetError: the folder cannot be written.
         """
-        name, data, held = self._name(), bytearray(), list[Copy]()
+        name, data, held = self._name(), bytearray(), list[StagedImage]()
         for group in images.groups(refs):
             with suppress(OSError, DatasetError):  # Whoever makes their shards will say so of each.
                 for ref, value in zip(group, images.read_group(group), strict=True):
-                    held.append(Copy(ref.uri, name, len(data), -1 if value is None else len(value)))
+                    held.append(StagedImage(ref.uri, name, len(data), -1 if value is None else len(value)))
                     data += value or b""
             if len(data) >= _FILE_BYTES:
                 if not self._write(name, data):
@@ -100,10 +100,10 @@ class Copies:
         return True
 
 
-class CopiedImages(ImageSource):
+class StagedImages(ImageSource):
     """A source of which images have been copied to a folder: the copies by the images' addresses in the source."""
 
-    def __init__(self, images: ImageSource, folder: Folder, copies: Mapping[str, Copy]) -> None:
+    def __init__(self, images: ImageSource, folder: Folder, copies: Mapping[str, StagedImage]) -> None:
         self._images = images
         self._folder = folder
         self._copies = copies

@@ -17,7 +17,15 @@ from pipelines.features import stage_images
 from pipelines.features.extraction import extract_features, list_images
 from pipelines.features.ref_chunks import RefChunk, from_chunks, refs_in
 from pipelines.features.stage_images import place_of_copies, row_group_batches
-from pipelines.inputs.images import Copies, Copy, ImageRef, ImagesInParquet, KeptRefs, kept_refs, open_images
+from pipelines.inputs.images import (
+    CachedListing,
+    ImageRef,
+    ImagesInParquet,
+    StagedImage,
+    StagingArea,
+    open_images,
+    read_listing,
+)
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from schemas.keys import shard_of
@@ -130,7 +138,7 @@ def test_a_run_that_goes_on_reads_what_it_lacks(images, tmp_path, read):
 def test_what_is_lost_on_the_way_is_made_up_for(images, tmp_path, monkeypatch, lost):
     """As if another launcher had cleared the folder."""
     extract_features(job_of(images, tmp_path / "here"), HERE)
-    for module, name in ((stage_images, "_copied"), (KeptRefs, "share")):
+    for module, name in ((stage_images, "_copied"), (CachedListing, "share")):
         made = getattr(module, name)
 
         def losing(*arguments, made=made):
@@ -197,9 +205,9 @@ def test_copies_are_made_where_several_processes_read(images, tmp_path, monkeypa
 @pytest.mark.slow
 def test_the_listing_of_a_run_elsewhere_is_kept(images, tmp_path):
     job = job_of(images, tmp_path / "f")
-    assert list_images(job).kept is None
+    assert list_images(job).cached is None
     listing = list_images(job, keep=True)
-    assert list(kept_refs(listing.kept.path)) == list(job.images.refs())
+    assert list(read_listing(listing.cached.path)) == list(job.images.refs())
     extract_features(job, ELSEWHERE, listing=listing)
     assert validate(tmp_path / "f") == []
 
@@ -212,11 +220,11 @@ class Alone(ImagesInParquet):
 
 
 @dataclass(frozen=True)
-class Nowhere(Copies):
+class Nowhere(StagingArea):
     """Writes no copies, and says that it did."""
 
     def write(self, images, refs):
-        yield from (Copy(ref.uri, f".images-{'0' * 49}.tmp-0", number * 10**5, 10**5) for number, ref in enumerate(refs))
+        yield from (StagedImage(ref.uri, f".images-{'0' * 49}.tmp-0", number * 10**5, 10**5) for number, ref in enumerate(refs))
 
 
 @pytest.mark.slow

@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from pipelines.inputs.captions import RawCaption
 from pipelines.inputs.captions.base import tables_of
-from pipelines.text.caption_shards import BLOCK, blocks_of
-from pipelines.text.merge_sort import cut, first_key, merge, number_captions
+from pipelines.running.spill_files import to_ipc
+from pipelines.text.caption_shards import BLOCK_SCHEMA, blocks_of
+from pipelines.text.merge_sort import SortedRun, first_key, merge_runs, number_captions, partition_by_shard
 from schemas.kinds import CAPTIONS
 
 
@@ -48,6 +49,9 @@ def tokenized(*captions: list[str]) -> pa.Table:
 
 
 def sort_captions(blocks: Iterable[pa.Table]) -> pa.Table:
-    """Return all rows of blocks as those of a single shard; each block is cut by itself."""
-    pieces = [(first_key(rows), rows) for block in blocks for _, rows in cut(block, 1)]
-    return pa.concat_tables([BLOCK.empty_table(), *number_captions(merge(pieces, lambda rows: rows))])
+    """Return all rows of blocks as those of a single shard; each block is sorted by itself."""
+    return pa.concat_tables([BLOCK_SCHEMA.empty_table(), *number_captions(merge_runs(runs_of(blocks)))])
+
+
+def runs_of(blocks: Iterable[pa.Table]) -> list[SortedRun]:
+    return [(first_key(rows), to_ipc(rows)) for block in blocks for _, rows in partition_by_shard(block, 1)]

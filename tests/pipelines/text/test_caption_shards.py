@@ -5,7 +5,14 @@ from collections import Counter, defaultdict
 import pytest
 
 from pipelines.inputs.captions import base
-from pipelines.text.caption_shards import BLOCK, CaptionStatistics, block_forms, blocks_of, caption_rows, tokenize_captions
+from pipelines.text.caption_shards import (
+    BLOCK_SCHEMA,
+    CaptionStatistics,
+    block_forms,
+    blocks_of,
+    caption_rows,
+    tokenize_captions,
+)
 from pipelines.text.moses import RECIPES, prepare
 from pipelines.text.truecasing import TruecaseModel, count_forms, truecase
 from schemas.errors import InputError
@@ -24,9 +31,9 @@ def test_blocks_hold_all_captions_in_order(monkeypatch, count):
     captions = random_captions(1, count)
     blocks = list(blocks_of(base.tables_of(iter(captions)), 3))
     assert [table.num_rows for table in blocks] == [7] * (count // 7) + [count % 7] * (count % 7 > 0)
-    assert all(table.schema.equals(BLOCK) for table in blocks)
+    assert all(table.schema.equals(BLOCK_SCHEMA) for table in blocks)
     rows = [row for table in blocks for row in table.to_pylist()]
-    assert [tuple(row[name] for name in BLOCK.names[:-1]) for row in rows] == captions
+    assert [tuple(row[name] for name in BLOCK_SCHEMA.names[:-1]) for row in rows] == captions
     positions = [row["position"] for row in rows]
     assert positions == sorted(set(positions))
 

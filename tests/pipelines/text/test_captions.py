@@ -16,7 +16,7 @@ from pipelines.running.execution import Execution
 from pipelines.running.meter import Meter
 from pipelines.text import merge_sort
 from pipelines.text.captions import CaptionsJob, prepare_captions
-from pipelines.text.merge_sort import make_pieces
+from pipelines.text.merge_sort import make_sorted_runs
 from pipelines.text.moses import RECIPES, prepare
 from pipelines.text.transforms import ReadCaptions, TokenizeCaptions
 from schemas.dataset import open_dataset
@@ -190,7 +190,7 @@ def tiny(monkeypatch):
     """Limits so small that each block is a gathering of its own, cut into many pieces."""
     monkeypatch.setattr("pipelines.inputs.tables._BATCH_ROWS", 30)
     monkeypatch.setattr(merge_sort, "GATHERED_BYTES", 1)
-    monkeypatch.setattr(merge_sort, "PIECE_BYTES", 500)
+    monkeypatch.setattr(merge_sort, "RUN_BYTES", 500)
     monkeypatch.setattr(merge_sort, "MERGED_BYTES", 1)
     monkeypatch.setattr("pipelines.text.caption_shards._REPORT_ROWS", 3)
 
@@ -201,8 +201,8 @@ def tiny(monkeypatch):
 def test_pieces_of_any_size_make_the_same_dataset(table, prepared, tmp_path, monkeypatch, execution):
     made = []
     monkeypatch.setattr(
-        "pipelines.text.caption_shards.make_pieces",
-        lambda *args, **more: (made.append(piece) or piece for piece in make_pieces(*args, **more)),
+        "pipelines.text.caption_shards.make_sorted_runs",
+        lambda *args, **more: (made.append(piece) or piece for piece in make_sorted_runs(*args, **more)),
     )
     prepare_captions(job_of(table, tmp_path / "c"), execution)
     assert len(made) > 7 * 4

@@ -10,34 +10,42 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipelines.running.spill_files import from_ipc, read_place, staging, to_ipc
+from pipelines.running.spill_files import from_ipc, staging, to_ipc
 from pipelines.text import merge_sort
-from pipelines.text.caption_shards import BLOCK
-from pipelines.text.merge_sort import cut, first_key, make_pieces, merge, number_captions, on_disk, read_piece
+from pipelines.text.caption_shards import BLOCK_SCHEMA
+from pipelines.text.merge_sort import (
+    first_key,
+    make_sorted_runs,
+    merge_runs,
+    number_captions,
+    partition_by_shard,
+    read_run,
+    spill_to_disk,
+)
 from schemas.errors import DatasetError, InputError
 from schemas.keys import shard_of
 from schemas.storage.folder import Folder
-from tests.pipelines.text.captions import block, caption, random_captions, sort_captions
+from tests.pipelines.text.captions import block, caption, random_captions, runs_of, sort_captions
 
 
 def key(row: dict) -> tuple:
     return tuple(row[name] for name in ("image_id", "language", "portion", "index", "position"))
 
 
-# --- cutting ---------------------------------------------------------------------------------------------------------
+# --- partitions ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shards", [1, 3, 50])
 @pytest.mark.parametrize("size", [1, 1000, 1 << 20])
-def test_rows_are_cut_by_the_shard_of_the_image_and_sorted(monkeypatch, shards, size):
-    monkeypatch.setattr(merge_sort, "PIECE_BYTES", size)
+def test_partition_by_shard_equals_a_plain_loop(monkeypatch, shards, size):
+    monkeypatch.setattr(merge_sort, "RUN_BYTES", size)
     table = block(*random_captions(3))
     expected: dict[int, list[dict]] = defaultdict(list)
     for row in sorted(table.to_pylist(), key=key):
         expected[shard_of(row["image_id"], shards)].append(row)
     found: dict[int, list[dict]] = defaultdict(list)
     numbers = []
-    for number, rows in cut(table, shards):
+    for number, rows in partition_by_shard(table, shards):
         assert rows.num_rows == 1 or rows.nbytes <= 1.5 * size
         assert first_key(rows) == key(rows.to_pylist()[0])
         found[number] += rows.to_pylist()
@@ -47,20 +55,20 @@ def test_rows_are_cut_by_the_shard_of_the_image_and_sorted(monkeypatch, shards, 
     assert len(numbers) == {1: 300, 1 << 20: len(expected)}.get(size, len(numbers))
 
 
-def test_the_number_of_pieces_hardly_grows_with_that_of_shards(monkeypatch):
-    monkeypatch.setattr(merge_sort, "PIECE_BYTES", 1000)
+def test_partition_by_shard_into_more_shards_adds_few_runs(monkeypatch):
+    monkeypatch.setattr(merge_sort, "RUN_BYTES", 1000)
     table = block(*(caption(image_id=f"img{n}", text="a dog runs " * 3) for n in range(3000)))
-    few, many = (len(list(cut(table, shards))) for shards in (1, 50))
+    few, many = (len(list(partition_by_shard(table, shards))) for shards in (1, 50))
     assert few > 100
     assert many <= few + 50
 
 
-def test_shards_that_are_left_out_have_no_pieces():
+def test_partition_by_shard_drops_skipped_shards():
     table = block(*random_captions(4))
-    numbers = {number for number, _ in cut(table, 5)}
-    assert {number for number, _ in cut(table, 5, frozenset({0, 3}))} == numbers - {0, 3}
-    assert list(cut(table, 5, frozenset(range(5)))) == []
-    assert list(cut(BLOCK.empty_table(), 5)) == []
+    numbers = {number for number, _ in partition_by_shard(table, 5)}
+    assert {number for number, _ in partition_by_shard(table, 5, frozenset({0, 3}))} == numbers - {0, 3}
+    assert list(partition_by_shard(table, 5, frozenset(range(5)))) == []
+    assert list(partition_by_shard(BLOCK_SCHEMA.empty_table(), 5)) == []
 
 
 # --- merging ---------------------------------------------------------------------------------------------------------
@@ -68,47 +76,46 @@ def test_shards_that_are_left_out_have_no_pieces():
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("size", [1, 2000, 1 << 20])
-def test_pieces_in_any_order_are_merged(monkeypatch, seed, size):
-    monkeypatch.setattr(merge_sort, "PIECE_BYTES", 700)
+def test_merge_runs_in_any_order(monkeypatch, seed, size):
+    monkeypatch.setattr(merge_sort, "RUN_BYTES", 700)
     monkeypatch.setattr(merge_sort, "MERGED_BYTES", size)
     blocks = [block(*random_captions(10 * seed + part, 60), part=part) for part in range(6)]
-    pieces = [(first_key(rows), rows) for table in blocks for _, rows in cut(table, 1)]
-    random.Random(seed).shuffle(pieces)
-    tables = list(merge(pieces, lambda rows: rows))
+    runs = runs_of(blocks)
+    random.Random(seed).shuffle(runs)
+    tables = list(merge_runs(runs))
     expected = sorted((row for table in blocks for row in table.to_pylist()), key=key)
     assert pa.concat_tables(tables).to_pylist() == expected
     assert all(table.num_rows for table in tables)
     assert (len(tables) > 20) == (size == 1)
 
 
-def test_only_pieces_that_overlap_are_in_memory(monkeypatch):
-    """Ten runs of forty pieces: whatever the merge has read and not yet yielded is about one piece of each run."""
-    monkeypatch.setattr(merge_sort, "PIECE_BYTES", 1000)
+def test_merge_runs_holds_overlapping_runs_only(monkeypatch):
+    """Rows that were read and not yet yielded: of ten gatherings of forty runs, about one run each."""
+    monkeypatch.setattr(merge_sort, "RUN_BYTES", 1000)
     monkeypatch.setattr(merge_sort, "MERGED_BYTES", 1000)
-    generator = random.Random(5)
     ids = [f"img{n:05d}" for n in range(4000)]
-    generator.shuffle(ids)
-    runs = [block(*(caption(image_id=name) for name in ids[start::10]), part=start) for start in range(10)]
-    pieces = [(first_key(rows), rows) for table in runs for _, rows in cut(table, 1)]
-    assert len(pieces) >= 200
-    read = yielded = most = 0
+    random.Random(5).shuffle(ids)
+    runs = runs_of(block(*(caption(image_id=name) for name in ids[start::10]), part=start) for start in range(10))
+    assert len(runs) >= 200
+    num_read = num_yielded = max_held = 0
 
-    def reading(rows: pa.Table) -> pa.Table:
-        nonlocal read, most
-        read += rows.num_rows
-        most = max(most, read - yielded)
+    def counting_read(run) -> pa.Table:
+        nonlocal num_read, max_held
+        rows = read_run(run)
+        num_read += rows.num_rows
+        max_held = max(max_held, num_read - num_yielded)
         return rows
 
-    for table in merge(pieces, reading):
-        yielded += table.num_rows
-    largest = max(rows.num_rows for _, rows in pieces)
-    assert yielded == 4000
-    assert most <= 12 * largest < 4000 / 8 * 2
+    monkeypatch.setattr(merge_sort, "read_run", counting_read)
+    for table in merge_runs(runs):
+        num_yielded += table.num_rows
+    largest = max(read_run(run).num_rows for run in runs)
+    assert num_yielded == 4000
+    assert max_held <= 12 * largest < 4000 / 8 * 2
 
 
-def test_no_pieces_give_no_rows():
-    assert list(merge([], lambda rows: rows)) == []
-    assert list(number_captions([])) == []
+def test_merge_runs_without_runs():
+    assert list(number_captions(merge_runs([]))) == []
 
 
 # --- order and numbers -----------------------------------------------------------------------------------------------
@@ -128,7 +135,7 @@ def brute_sort(blocks: list[pa.Table]) -> list[dict]:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("size", [1, 2000, 1 << 20])
-def test_captions_are_numbered_in_the_order_of_the_source_whatever_the_order_of_the_blocks(monkeypatch, seed, size):
+def test_number_captions_follows_source_order_for_any_block_order(monkeypatch, seed, size):
     monkeypatch.setattr(merge_sort, "MERGED_BYTES", size)
     generator = random.Random(seed)
     captions = random_captions(seed)
@@ -139,20 +146,20 @@ def test_captions_are_numbered_in_the_order_of_the_source_whatever_the_order_of_
 
 
 @pytest.mark.parametrize("step", [1, 2, 7, 299])
-def test_numbers_go_on_from_table_to_table(step):
+def test_number_captions_continues_across_tables(step):
     table = block(*random_captions(8))
-    rows = pa.Table.from_pylist(sorted(table.to_pylist(), key=key), schema=BLOCK)
+    rows = pa.Table.from_pylist(sorted(table.to_pylist(), key=key), schema=BLOCK_SCHEMA)
     numbered = number_captions(rows.slice(start, step) for start in range(0, 300, step))
     assert pa.concat_tables(numbered).to_pylist() == brute_sort([table])
 
 
-def test_given_indices_are_kept():
+def test_number_captions_keeps_indices_of_the_source():
     captions = [caption(index=index, text=str(index)) for index in (7, 0, 32767)]
     table = sort_captions([block(*captions)]).select(["index", "text"])
     assert [tuple(row.values()) for row in table.to_pylist()] == [(0, "0"), (7, "7"), (32767, "32767")]
 
 
-def test_keys_are_ordered_by_code_point(monkeypatch):
+def test_merge_runs_orders_keys_by_code_point(monkeypatch):
     monkeypatch.setattr(merge_sort, "MERGED_BYTES", 1)
     names = ["é", "z", "Z", "a", "ab", "a-b", "\U0001f600", "\uffff", "10", "9"]
     table = sort_captions([block(*(caption(image_id=name) for name in names[part::3]), part=part) for part in range(3)])
@@ -161,7 +168,7 @@ def test_keys_are_ordered_by_code_point(monkeypatch):
 
 @pytest.mark.parametrize("size", [1, 1 << 20])
 @pytest.mark.parametrize("apart", [False, True])
-def test_a_key_that_occurs_twice_is_named_with_both_captions(monkeypatch, apart, size):
+def test_number_captions_names_both_captions_of_a_duplicate_key(monkeypatch, apart, size):
     monkeypatch.setattr(merge_sort, "MERGED_BYTES", size)
     first, second = caption(index=4, text="one"), caption(index=4, text="two", split="val")
     blocks = [block(first, part=0), block(second, part=1)] if apart else [block(first, second)]
@@ -173,7 +180,7 @@ def test_a_key_that_occurs_twice_is_named_with_both_captions(monkeypatch, apart,
         sort_captions([block(caption(image_id="b", index=0), part=2), *blocks])
 
 
-def test_the_same_index_in_another_language_portion_or_image_is_no_duplicate():
+def test_number_captions_accepts_an_index_once_per_language_portion_and_image():
     captions = [
         caption(index=0),
         caption(index=0, language="de"),
@@ -185,7 +192,7 @@ def test_the_same_index_in_another_language_portion_or_image_is_no_duplicate():
 
 
 @pytest.mark.parametrize("size", [1, 1 << 20])
-def test_numbers_and_given_indices_do_not_mix(monkeypatch, size):
+def test_number_captions_refuses_partial_indices(monkeypatch, size):
     monkeypatch.setattr(merge_sort, "MERGED_BYTES", size)
     message = "some captions have an index and some have none: give every caption an index, or none"
     with pytest.raises(InputError, match=message):
@@ -193,10 +200,10 @@ def test_numbers_and_given_indices_do_not_mix(monkeypatch, size):
 
 
 @pytest.mark.parametrize("step", [1000, 40_000])
-def test_too_many_captions_of_one_image_are_refused(step):
+def test_number_captions_refuses_more_captions_than_int16(step):
     many = 32_769
     columns = [["a"] * many, ["en"] * many, ["p"] * many, [-1] * many, ["s"] * many, ["t"] * many, range(many)]
-    table = pa.table(dict(zip(BLOCK.names, columns, strict=True)), schema=BLOCK)
+    table = pa.table(dict(zip(BLOCK_SCHEMA.names, columns, strict=True)), schema=BLOCK_SCHEMA)
     tables = [table.slice(start, step) for start in range(0, many, step)]
     message = r"^image 'a' has more than 32,768 captions of portion 'p' in language 'en': .*16-bit.* Remove some of them$"
     with pytest.raises(InputError, match=message):
@@ -214,16 +221,16 @@ def blocks() -> list[pa.Table]:
 def rows_by_shard(made) -> dict[int, list[dict]]:
     found = defaultdict(list)
     for number, piece in made:
-        rows = read_piece(piece)
+        rows = read_run(piece)
         assert piece[0] == first_key(rows)
         found[number] += rows.to_pylist()
     return {number: sorted(rows, key=lambda row: row["position"]) for number, rows in found.items()}
 
 
-def test_a_table_survives_serialization():
+def test_ipc_round_trip():
     table = block(*random_captions(2))
     assert from_ipc(to_ipc(table)).equals(table)
-    assert from_ipc(to_ipc(BLOCK.empty_table())).equals(BLOCK.empty_table())
+    assert from_ipc(to_ipc(BLOCK_SCHEMA.empty_table())).equals(BLOCK_SCHEMA.empty_table())
     sliced = table.slice(5, 10)
     assert from_ipc(to_ipc(sliced)).equals(sliced)
     assert len(to_ipc(sliced)) < len(to_ipc(table))
@@ -231,10 +238,10 @@ def test_a_table_survives_serialization():
 
 @pytest.mark.parametrize("on_a_disk", [False, True])
 @pytest.mark.parametrize(("gathered", "files"), [(1, 6), (1 << 20, 1)])
-def test_pieces_hold_all_captions_of_their_shards(blocks, monkeypatch, tmp_path, on_a_disk, gathered, files):
+def test_make_sorted_runs_equals_a_plain_loop(blocks, monkeypatch, tmp_path, on_a_disk, gathered, files):
     monkeypatch.setattr(merge_sort, "GATHERED_BYTES", gathered)
-    monkeypatch.setattr(merge_sort, "PIECE_BYTES", 600)
-    made = list(make_pieces(iter(blocks), 3, left_out=frozenset({1}), folder=str(tmp_path) if on_a_disk else None))
+    monkeypatch.setattr(merge_sort, "RUN_BYTES", 600)
+    made = list(make_sorted_runs(iter(blocks), 3, skip_shards=frozenset({1}), folder=str(tmp_path) if on_a_disk else None))
     expected = defaultdict(list)
     for table in blocks:
         for row in table.to_pylist():
@@ -245,14 +252,7 @@ def test_pieces_hold_all_captions_of_their_shards(blocks, monkeypatch, tmp_path,
     assert all(re.fullmatch(r"\.captions-[0-9a-f]+\.tmp-\d+", path.name) for path in tmp_path.iterdir())
 
 
-def test_only_places_travel_where_the_pieces_are_on_a_disk(blocks, tmp_path):
-    for _, (_, place) in make_pieces(blocks, 3, folder=str(tmp_path)):
-        path, offset, length = place
-        assert Path(path).parent == tmp_path
-        assert 0 <= offset < offset + length <= Path(path).stat().st_size
-
-
-def test_blocks_are_gathered_as_a_stream(monkeypatch, tmp_path):
+def test_make_sorted_runs_streams(monkeypatch, tmp_path):
     monkeypatch.setattr(merge_sort, "GATHERED_BYTES", 1000)
 
     def endless():
@@ -260,42 +260,37 @@ def test_blocks_are_gathered_as_a_stream(monkeypatch, tmp_path):
             yield block(*random_captions(1, 20))
 
     for folder in (None, str(tmp_path)):
-        assert read_piece(next(make_pieces(endless(), 2, folder=folder))[1]).num_rows > 0
+        assert read_run(next(make_sorted_runs(endless(), 2, folder=folder))[1]).num_rows > 0
 
 
-def test_a_folder_that_cannot_be_written_is_an_error(blocks, tmp_path):
+def test_make_sorted_runs_into_unwritable_folder_fails(blocks, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(DatasetError, match=r"file/\.captions-.*a part of the path is a file"):
-        list(make_pieces(blocks, 2, folder=str(tmp_path / "file")))
+        list(make_sorted_runs(blocks, 2, folder=str(tmp_path / "file")))
 
 
-def test_bytes_are_put_on_disk_as_long_as_they_are_needed(blocks, tmp_path, monkeypatch):
+def test_spill_to_disk_deletes_its_file(blocks, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "p").mkdir()
-    passed = [piece for _, piece in make_pieces(blocks[:3], 1)]
-    placed = [piece for _, piece in make_pieces(blocks[3:], 1, folder=str(tmp_path / "p"))]
-    with on_disk(iter([*passed, *placed])) as places:
-        assert [first for first, _ in places] == [first for first, _ in (*passed, *placed)]
-        assert [read_place(place) for _, place in places] == [read_piece(piece) for piece in (*passed, *placed)]
-        assert [place for _, place in places[len(passed) :]] == [place for _, place in placed]
+    in_memory = [run for _, run in make_sorted_runs(blocks[:3], 1)]
+    in_files = [run for _, run in make_sorted_runs(blocks[3:], 1, folder=str(tmp_path / "p"))]
+    with spill_to_disk(iter([*in_memory, *in_files])) as spilled:
+        assert [first for first, _ in spilled] == [first for first, _ in (*in_memory, *in_files)]
+        assert not any(isinstance(content, bytes) for _, content in spilled)
+        assert list(map(read_run, spilled)) == [read_run(run) for run in (*in_memory, *in_files)]
+        assert spilled[len(in_memory) :] == in_files
     assert [path.name for path in tmp_path.iterdir()] == ["p"]
 
 
-# --- where pieces are put ----------------------------------------------------------------------------------------------
+# --- staging ----------------------------------------------------------------------------------------------------------
 
 
-def test_pieces_of_a_local_dataset_lie_beside_its_shards(tmp_path):
-    with staging(Folder(str(tmp_path))) as folder:
-        assert Path(folder) == tmp_path
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_pieces_of_a_dataset_in_a_store_lie_in_a_temporary_folder(blocks, tmp_path, monkeypatch):
+def test_staging_for_a_store_uses_a_locked_temporary_folder(blocks, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with staging(Folder("s3://bucket/a")) as folder, staging(Folder("s3://bucket/b")) as other:
         assert Path(folder).parent == Path(other).parent == tmp_path
         assert folder != other
-        list(make_pieces(blocks, 2, folder=folder))
+        list(make_sorted_runs(blocks, 2, folder=folder))
         refused = pytest.raises(DatasetError, match="is in use: another run is writing it")
         with refused, staging(Folder("s3://bucket/a")):
             pass
@@ -303,7 +298,7 @@ def test_pieces_of_a_dataset_in_a_store_lie_in_a_temporary_folder(blocks, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_pieces_that_a_killed_run_left_are_deleted_by_the_next(tmp_path, monkeypatch):
+def test_staging_deletes_files_of_a_killed_run(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with staging(Folder("s3://bucket/a")) as folder:
         name = folder
@@ -320,7 +315,7 @@ def test_pieces_that_a_killed_run_left_are_deleted_by_the_next(tmp_path, monkeyp
 
 @pytest.fixture
 def arrow_peak():
-    """Returns the most bytes that Arrow has held at once since the test began."""
+    """Function for the peak of Arrow's memory since the test began, in bytes."""
     old, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
     pa.set_memory_pool(pool)
     yield pool.max_memory
@@ -328,9 +323,9 @@ def arrow_peak():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("passed_on", [True, False], ids=["bytes", "places"])
-def test_a_shard_that_is_larger_than_memory_is_sorted_on_disk(tmp_path, monkeypatch, arrow_peak, passed_on):
-    """48 MiB of captions in random order become one shard, and memory holds a quarter of them at most."""
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_merge_sort_of_a_large_shard_bounds_memory(tmp_path, monkeypatch, arrow_peak, in_memory):
+    """48 MiB of captions in one shard: Arrow's peak is below a quarter."""
     monkeypatch.setattr(merge_sort, "GATHERED_BYTES", 2 << 20)
     monkeypatch.setattr(merge_sort, "MERGED_BYTES", 1 << 20)
     generator = np.random.default_rng(3)
@@ -345,10 +340,10 @@ def test_a_shard_that_is_larger_than_memory_is_sorted_on_disk(tmp_path, monkeypa
             size += table.nbytes
             yield table
 
-    made = (piece for _, piece in make_pieces(unsorted(), 1, folder=None if passed_on else str(tmp_path)))
+    runs = (run for _, run in make_sorted_runs(unsorted(), 1, folder=None if in_memory else str(tmp_path)))
     last, count = "", 0
-    with on_disk(made) as places:
-        for table in number_captions(merge(places, read_place)):
+    with spill_to_disk(runs) as spilled:
+        for table in number_captions(merge_runs(spilled)):
             ids = table["image_id"].to_pylist()
             assert ids == sorted(ids)
             assert last <= ids[0]

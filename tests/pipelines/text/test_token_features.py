@@ -142,7 +142,7 @@ def test_mistakes(job, captions, model, tmp_path):
         extract_token_features(TokenFeaturesJob(job.output, str(tmp_path / "x"), str(model)))
     empty = tmp_path / "empty"
     write_rows(empty, "captions", [], shards=1)
-    with pytest.raises(DatasetError, match="holds no captions, so there is nothing to read"):
+    with pytest.raises(DatasetError, match="has no captions: check the source"):
         extract_token_features(TokenFeaturesJob(str(empty), str(tmp_path / "x"), str(model)))
     elsewhere = Execution(beam_flags=("--runner=DataflowRunner", "--project=p", "--region=r", "--temp_location=gs://b/t"))
     with pytest.raises(UsageError, match=r"is a path on this machine"):

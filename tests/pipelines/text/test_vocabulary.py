@@ -256,7 +256,7 @@ def test_captions_without_rows_are_an_error(tmp_path):
     (tmp_path / "captions.tsv").write_text("image_id\ttext\na\t \n")
     source = open_source("table", tmp_path / "captions.tsv")
     prepare_captions(CaptionsJob(source=source, output=str(tmp_path / "c"), shards=1), ONE)
-    with pytest.raises(DatasetError, match=r"holds no captions, so there is nothing to count: .* prepare the captions again$"):
+    with pytest.raises(DatasetError, match=r"has no captions: .* prepare the captions again$"):
         build_vocabulary(VocabularyJob(str(tmp_path / "c"), str(tmp_path / "v")), ONE)
 
 

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from extractors.images.decoding import FORMATS
-from pipelines.inputs.images import CopiedImages, ImageRef, ImageSource, open_images
+from pipelines.inputs.images import ImageRef, ImageSource, StagedImages, open_images
 from pipelines.inputs.images.base import EXTENSIONS, SkippedFiles, is_image
 from pipelines.inputs.images.folders import ImageTable
 from schemas.errors import DatasetError, InputError
@@ -94,7 +94,7 @@ def test_two_images_of_one_id_are_refused_and_the_option_is_named_where_it_helps
         _check(images)
     assert re.search(PATHS, str(refusal.value)) or not paths_help
     with pytest.raises(InputError, match=re.escape(message)):
-        _check(CopiedImages(images, Folder(str(tmp_path)), {}))
+        _check(StagedImages(images, Folder(str(tmp_path)), {}))
     by_path = open_images(location, id_rule="path")
     if paths_help:
         _check(by_path)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipelines.inputs.images import ImageRef, KeptRefs, Listing, SharedRefs, kept_refs
+from pipelines.inputs.images import CachedListing, ImageRef, Listing, SharedListing, read_listing
 from pipelines.inputs.images.listing import sum_digests
 from schemas.storage.folder import Folder
 
@@ -60,16 +60,16 @@ REFS = [ImageRef(f"ü{number}", f"a b/{number}.jpg", number, number % 3 - 1, str
 
 
 def test_references_come_back_as_they_were():
-    kept = KeptRefs()
-    assert list(kept.passing(REFS)) == REFS
-    assert list(kept_refs(kept.path)) == REFS
+    kept = CachedListing()
+    assert list(kept.tee(REFS)) == REFS
+    assert list(read_listing(kept.path)) == REFS
     assert Path(kept.path).stat().st_size < 30 * len(REFS)
 
 
 def test_the_file_is_deleted_with_its_last_use():
-    kept = KeptRefs()
-    list(kept.passing([]))
-    assert list(kept_refs(kept.path)) == []
+    kept = CachedListing()
+    list(kept.tee([]))
+    assert list(read_listing(kept.path)) == []
     listing = Listing(("1",), ("2",), ("3",), kept).folded(1)
     path = Path(kept.path)
     del kept
@@ -79,10 +79,10 @@ def test_the_file_is_deleted_with_its_last_use():
 
 
 @pytest.fixture
-def shared(tmp_path) -> SharedRefs:
+def shared(tmp_path) -> SharedListing:
     """A listing in a folder of other files, when the machine that made it is gone."""
-    kept = KeptRefs()
-    list(kept.passing(REFS))
+    kept = CachedListing()
+    list(kept.tee(REFS))
     return pickle.loads(pickle.dumps(kept.share(Folder(str(tmp_path)))))
 
 
@@ -95,7 +95,7 @@ def test_another_machine_takes_the_listing(shared, tmp_path):
     assert list(shared.refs(SOURCE)) == REFS
     (path,) = tmp_path.iterdir()
     assert re.fullmatch(r"\.listing-[0-9a-f]{16}\.tmp-0", path.name)
-    assert shared == SharedRefs(Folder(str(tmp_path)), path.name, shared.sha256)
+    assert shared == SharedListing(Folder(str(tmp_path)), path.name, shared.sha256)
 
 
 @pytest.mark.parametrize("damage", [lambda data: None, lambda data: data[:-1], lambda data: b"x" + data[1:], lambda data: b""])

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.inputs.images import CopiedImages, Copies, open_images, staged_images
+from pipelines.inputs.images import StagedImages, StagingArea, open_images, staged_images
 from schemas.storage.folder import Folder
 
 ROWS = 35
@@ -31,8 +31,8 @@ def source(tmp_path):
     return open_images(tmp_path / "in")
 
 
-def copied(source, place) -> CopiedImages:
-    return CopiedImages(source, place.folder, {copy.uri: copy for copy in place.write(source, source.refs())})
+def copied(source, place) -> StagedImages:
+    return StagedImages(source, place.folder, {copy.uri: copy for copy in place.write(source, source.refs())})
 
 
 def values_of(images) -> dict[str, bytes | None]:
@@ -47,7 +47,7 @@ def values_of(images) -> dict[str, bytes | None]:
 
 def test_groups_are_row_groups(source):
     groups = list(source.groups(source.refs()))
-    assert source.reads_groups
+    assert source.has_row_groups
     assert [[ref.image_id for ref in group] for group in groups] == [
         [f"{name}{row:02d}" for row in range(start, min(start + 10, ROWS))] for name in "ab" for start in range(0, ROWS, 10)
     ]
@@ -57,7 +57,7 @@ def test_groups_are_row_groups(source):
 @pytest.mark.parametrize("size", [1, 4000, 1 << 20])
 def test_each_group_is_read_once_and_each_image_is_its_own(source, read, tmp_path, monkeypatch, size):
     monkeypatch.setattr(staged_images, "_FILE_BYTES", size)
-    place = Copies.of_run(Folder(str(tmp_path / "out")))
+    place = StagingArea.of_run(Folder(str(tmp_path / "out")))
     images = copied(source, place)
     assert values_of(images) == values_of(source) == VALUES
     refs = list(source.refs())
@@ -69,7 +69,7 @@ def test_each_group_is_read_once_and_each_image_is_its_own(source, read, tmp_pat
     files = sorted((tmp_path / "out").iterdir())
     assert len(files) == {1: 8, 4000: 3, 1 << 20: 1}[size]
     assert sum(file.stat().st_size for file in files) == sum(len(value or b"") for value in VALUES.values())
-    Copies.of_run(place.folder).delete()
+    StagingArea.of_run(place.folder).delete()
     assert sorted((tmp_path / "out").iterdir()) == files
     place.delete()
     assert list((tmp_path / "out").iterdir()) == []
@@ -77,7 +77,7 @@ def test_each_group_is_read_once_and_each_image_is_its_own(source, read, tmp_pat
 
 @pytest.mark.parametrize("damage", ["gone", "short"])
 def test_a_copy_that_is_gone_or_short_is_not_needed(source, tmp_path, damage):
-    place = Copies.of_run(Folder(str(tmp_path / "out")))
+    place = StagingArea.of_run(Folder(str(tmp_path / "out")))
     images = copied(source, place)
     for file in (tmp_path / "out").iterdir():
         if damage == "gone":
@@ -93,10 +93,10 @@ def test_images_that_cannot_be_read_are_not_copied(source, tmp_path):
     source.refs()  # Drops what is known of the files.
     path = tmp_path / "in" / "a.parquet"
     path.write_bytes(path.read_bytes()[:-20] + bytes(20))
-    place = Copies.of_run(Folder(str(tmp_path / "out")))
+    place = StagingArea.of_run(Folder(str(tmp_path / "out")))
     places = {copy.uri: copy for copy in place.write(source, refs)}
     assert {uri[:9] for uri in places} == {"b.parquet"}
-    images = CopiedImages(source, place.folder, places)
+    images = StagedImages(source, place.folder, places)
     assert images.read(refs[-1]) == VALUES["b34"]
     assert [ref.uri for ref in images.in_reading_order(refs[::-1])] == [ref.uri for ref in refs]
     with pytest.raises(OSError, match="the Parquet file is broken, or was changed"):
@@ -111,7 +111,7 @@ def test_half_of_the_room_on_the_disk_is_left(source, tmp_path, monkeypatch):
         return SimpleNamespace(free=size - sum(file.stat().st_size for file in (tmp_path / "out").glob(".images-*.tmp-0")))
 
     monkeypatch.setattr(shutil, "disk_usage", room)
-    place = Copies.of_run(Folder(str(tmp_path / "out")))
+    place = StagingArea.of_run(Folder(str(tmp_path / "out")))
     images = copied(source, place)
     written = [file.stat().st_size for file in (tmp_path / "out").iterdir()]
     assert size * 0.3 < sum(written) <= size / 2
