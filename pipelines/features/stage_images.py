@@ -84,7 +84,7 @@ def _gather(images: ImageSource, refs: Iterable[ImageRef], size: int) -> Iterato
 
 @dataclass(eq=False)
 class CopyImages(beam.PTransform):
-    """StagingArea the images of portions, and yields the places of the copies by the numbers of their shards.
+    """Copies the images of portions, and yields the places of the copies by the numbers of their shards.
 
     Attributes:
         copies: where the copies go.
