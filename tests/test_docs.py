@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import typer
+from PIL import Image
 
 import imagepivot
 from extractors import ExtractorRequest, RegionOptions
@@ -32,6 +33,7 @@ PAGES = {
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md")))
 }
 SITE = [f"docs/{page}" for page in re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2])]
+TUTORIAL = "docs/tutorial/index.md"
 README_LINES = 150
 TREE_COLUMN = 25  # Of CONTRIBUTING's tree: what follows is about the folder.
 
@@ -94,6 +96,7 @@ def folder(demo: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_pages_with_snippets() -> None:
     assert {page: len(blocks(page, "python")) for page in WITH_SNIPPETS} == {
         "README.md": 2,
+        TUTORIAL: 1,
         "docs/reference/datasets.md": 7,
         "docs/reference/python.md": 11,
         "docs/how-to/troubleshooting.md": 1,
@@ -101,7 +104,7 @@ def test_pages_with_snippets() -> None:
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("page", WITH_SNIPPETS)
+@pytest.mark.parametrize("page", [page for page in WITH_SNIPPETS if page != TUTORIAL])
 def test_snippets_run(page: str, folder: Path) -> None:
     paths = []
     for number, block in enumerate(blocks(page, "python"), 1):
@@ -179,7 +182,7 @@ FREE = {"device", "workers", "resume", "batch_size", "config", "dry_run", "log_j
 
 def test_folders_fit_each_other_from_page_to_page() -> None:
     """Following the pages in the order of the site, no folder is missing or holds another dataset."""
-    pages = ["README.md", *(page for page in SITE if page in PAGES)]
+    pages = ["README.md", *(page for page in SITE if page in PAGES and page != TUTORIAL)]
     lines = [(page, line) for page in pages for line in shell_lines(page) if line.startswith("imagepivot ")]
     made: dict[str, tuple[str, str]] = {}
     for page, line in lines:
@@ -245,11 +248,51 @@ def test_from_raw_files_to_a_trained_model(folder: Path, tmp_path: Path) -> None
     section = PAGES["README.md"].partition("## From raw files to a trained model")[2]
     [(_, block), *_] = BLOCK.findall(section)
     for line in block.splitlines():
-        command = [sys.executable, "-c", "import imagepivot; imagepivot.command()", *shlex.split(line)[1:]]
-        environment = {**os.environ, **QUICKLY, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, (line, done.stderr)
-    assert re.search(r"(train|val|test_2016)-\d+", done.stdout)  # What the search has found.
+        output = run_quickly(line, tmp_path)
+    assert re.search(r"(train|val|test_2016)-\d+", output)  # An image that the search has found.
+
+
+def run_quickly(line: str, folder: Path) -> str:
+    """Run a command line in a folder with random weights and a short training, and return its standard output."""
+    command = [sys.executable, "-c", "import imagepivot; imagepivot.command()", *shlex.split(line)[1:]]
+    environment = {**os.environ, **QUICKLY, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, (line, done.stderr)
+    return done.stdout
+
+
+@pytest.mark.cluster
+def test_tutorial_commands_run_and_print_its_tables(tmp_path: Path) -> None:
+    shutil.copyfile(ROOT / "docs/tutorial/captions.csv", tmp_path / "captions.csv")
+    [configuration] = blocks(TUTORIAL, "toml")
+    assert configuration == (ROOT / "docs/tutorial/photos.toml").read_text(encoding="utf-8")
+    (tmp_path / "photos.toml").write_text(configuration, encoding="utf-8")
+    (tmp_path / "photos").mkdir()
+    ids = {line.partition(",")[0] for line in (tmp_path / "captions.csv").read_text(encoding="utf-8").splitlines()[1:]}
+    for index, image_id in enumerate(sorted(ids)):
+        Image.effect_noise((120 + index, 90), 60).convert("RGB").save(tmp_path / f"photos/{image_id}.jpg")
+    outputs = {line.split()[1]: run_quickly(line, tmp_path) for line in shell_lines(TUTORIAL)}
+    for command in ("captions", "vocabulary", "encode"):
+        cells = [line for line in outputs[command].splitlines() if line.startswith(("│", "┃"))]
+        assert cells
+        assert [line for line in cells if line not in PAGES[TUTORIAL]] == []
+    assert re.search(r"^1 +\w", outputs["search"], flags=re.MULTILINE)
+    [snippet] = blocks(TUTORIAL, "python")
+    done = subprocess.run(
+        [sys.executable, "-c", snippet],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert f"```text\n{done.stdout}```" in PAGES[TUTORIAL]
+
+
+@pytest.mark.slow
+def test_glossary_modules_exist() -> None:
+    paths = [span for span in code_spans("docs/glossary.md") if span.endswith(".py")]
+    assert len(paths) > 40
+    assert [path for path in paths if not (ROOT / path).is_file()] == []
 
 
 @pytest.mark.parametrize(("path", "text"), reference.pages().items())
@@ -398,4 +441,4 @@ def test_the_readme_is_short() -> None:
 
 
 def test_pictures_are_small() -> None:
-    assert [path.name for path in (ROOT / "docs/images").iterdir() if path.stat().st_size > 150_000] == []
+    assert [path.name for path in (ROOT / "docs").rglob("*.png") if path.stat().st_size > 150_000] == []
