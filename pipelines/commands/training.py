@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from train.evaluation.sts_data import StsPairs
     from train.reports.figure_examples import Picture
-    from train.reports.reproduce import Done
+    from train.reports.reproduce import FinishedRun
     from train.reports.row_results import FailedRun
 
 
@@ -312,7 +312,7 @@ def reproduce(
     total = len(corpora_of(job)) * job.seeds
     with CountDisplay(notes, "reproduce", unit="runs", total=total, log_json=log_json) as count:
 
-        def report_done(done: Done) -> None:
+        def report_done(done: FinishedRun) -> None:
             count(1, failed=int(done.failure is not None))
             if not log_json:
                 how = f": failed ({done.failure.kind})" if done.failure else ""

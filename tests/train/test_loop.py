@@ -13,7 +13,7 @@ from schemas.storage.folder import Folder
 from tests.train.trainings import CONFIG, ENGLISH, PARALLEL, assert_equal, events, lasting_log, weights
 from train import loop, schedules
 from train.config.sections import from_toml
-from train.evaluation.evaluation import evaluate
+from train.evaluation.evaluation import evaluate_ensemble
 from train.jobs import DivergedError, TrainJob
 from train.loop import train
 from train.models.catalogue import build_model
@@ -42,7 +42,7 @@ def test_the_best_model_is_kept(toy, finished_run):
     folder, result = finished_run
     best = open_run(folder)
     training_inputs = load_training_inputs(best.config, toy, seed=0)
-    results = evaluate(best.model, training_inputs.validation)
+    results = evaluate_ensemble([(best.model, training_inputs.validation)])
     assert sum(retrieval.sum_of_recalls for retrieval in results.values()) == result.progress.best_score
     assert best.step == result.progress.best_step
 

@@ -1,8 +1,9 @@
-"""What a run can be used for: captions in the ids of its vocabulary, features from its extractor, and vectors if it has them."""
+"""Compatibility of a run with captions, features and languages, and of runs as members of an ensemble."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError, UsageError
@@ -11,30 +12,33 @@ from train.data.splits import check_fingerprints
 from train.data.token_features import check_token_features
 from train.runs.run import Run
 
-
-def check_captions(run: Run, captions: Dataset) -> None:
-    """Check that encoded captions are in the ids of a run's vocabulary.
-
-    Raises:
-        DatasetError: they were encoded with another vocabulary.
-    """
-    _check(run, "vocabulary", captions.manifest.input_fingerprint("vocabulary") or "none", captions)
+_DATASETS = {
+    "vocabulary": "captions in the ids of another vocabulary",
+    "extractor": "features of another extractor",
+    "token_model": "vectors of tokens of another model",
+}
+"""Datasets that all runs of an ensemble share, by fingerprint, and how a message names other ones."""
 
 
-def check_features(run: Run, features: Dataset) -> None:
-    """Check that features come from the extractor that a run was trained on; they may be of any images.
+def check_dataset(run: Run, dataset: Dataset, name: Literal["vocabulary", "extractor"]) -> None:
+    """Check that encoded captions have a run's vocabulary, or that features, of any images, come from its extractor.
 
     Raises:
-        DatasetError: they come from another extractor.
+        DatasetError: they come from another vocabulary or extractor.
     """
-    _check(run, "extractor", extractor_fingerprint(features), features)
+    if name == "vocabulary":
+        fingerprint = dataset.manifest.input_fingerprint("vocabulary") or "none"
+    else:
+        fingerprint = extractor_fingerprint(dataset)
+    location = dataset.folder.location
+    check_fingerprints({name: fingerprint}, {name: run.fingerprints[name]}, captions=location, features=location)
 
 
 def check_vectors(run: Run) -> None:
-    """Check that a run's model makes one vector of an image or caption, whatever it is compared with.
+    """Check that a run's model embeds images and captions as single vectors.
 
     Raises:
-        UsageError: it does not.
+        UsageError: it compares an image with a caption part by part.
     """
     if not run.model.vectors:
         raise UsageError(
@@ -44,24 +48,31 @@ def check_vectors(run: Run) -> None:
         )
 
 
+def check_languages(languages: Sequence[str], known: Sequence[str], subject: str = "this run") -> None:
+    """Check that a run or an ensemble knows the languages of ``--languages``.
+
+    Raises:
+        UsageError: it does not know one of them.
+    """
+    if unknown := [language for language in languages if language not in known]:
+        raise UsageError(
+            f"--languages names {', '.join(unknown)}, but {subject} knows only {', '.join(known)}: give some of these"
+        )
+
+
 def check_members(runs: Sequence[Run]) -> list[str]:
-    """Check that runs can be one ensemble: they read the same captions and features, in a language that all know.
+    """Check that runs can form an ensemble: they read the same captions and features, and share a language.
 
     Returns:
-        The languages that all know, in the order of the first run.
+        The languages that all runs know, in the order of the first run.
 
     Raises:
         DatasetError: a run was trained with another vocabulary or extractor than the first one.
-        UsageError: no language is known to all.
+        UsageError: the runs share no language.
     """
     first = runs[0]
-    meanings = {
-        "vocabulary": "captions in the ids of another vocabulary",
-        "extractor": "features of another extractor",
-        "token_model": "vectors of tokens of another model",
-    }
     for run in runs[1:]:
-        for name, meaning in meanings.items():
+        for name, meaning in _DATASETS.items():
             if name in first.fingerprints and name in run.fingerprints and run.fingerprints[name] != first.fingerprints[name]:
                 raise DatasetError(
                     f"{run.folder.location!r} was trained with {meaning} than {first.folder.location!r} (fingerprint "
@@ -70,21 +81,19 @@ def check_members(runs: Sequence[Run]) -> list[str]:
                 )
     common = [language for language in first.model.languages if all(language in run.model.languages for run in runs)]
     if not common:
-        known = "; ".join(f"{run.folder.location!r} knows {', '.join(run.model.languages)}" for run in runs)
-        raise UsageError(f"no language is known to all runs of the ensemble: {known}. Give runs that share one")
+        languages = "; ".join(f"{run.folder.location!r} knows {', '.join(run.model.languages)}" for run in runs)
+        raise UsageError(f"no language is known to all runs of the ensemble: {languages}. Give runs that share one")
     return common
 
 
 def check_tokens(runs: Sequence[Run], token_features: str) -> int:
-    """Check that there are vectors of tokens exactly if runs read them.
-
-    Of an ensemble, some runs may have words of their own. An empty folder is none.
+    """Check that vectors of tokens are given exactly if a run reads them; other members may have words of their own.
 
     Returns:
-        The width of the vectors; 0 where no run reads any.
+        The width of the vectors; 0 if no run reads any.
 
     Raises:
-        UsageError: there are none, or no run reads them.
+        UsageError: the folder is empty although a run reads vectors of tokens, or is given although none does.
     """
     model = max((run.config.model for run in runs), key=lambda model: model.token_width)
     check_token_features(model, token_features)
@@ -92,24 +101,18 @@ def check_tokens(runs: Sequence[Run], token_features: str) -> int:
 
 
 def check_reads_text(run: Run) -> None:
-    """Check that a run's model reads any text, and not only captions of which there are vectors.
+    """Check that a run's model reads any text, not only captions with precomputed vectors of tokens.
 
     Raises:
-        UsageError: it does not.
+        UsageError: it reads precomputed vectors of tokens.
     """
     if run.config.model.token_width:
         raise UsageError(
-            f"{run.folder.location!r} reads vectors of tokens (model.word_vectors is 'precomputed'), which are made of captions, "
-            "and of a text there are none. evaluate, embed and figures take them with --token-features"
+            f"{run.folder.location!r} reads vectors of tokens (model.word_vectors is 'precomputed'), which exist for captions "
+            "only: it cannot read other text. evaluate, embed and figures take them with --token-features"
         )
 
 
-def expected_of(runs: Sequence[Run]) -> dict[str, str]:
-    """Return the fingerprints that captions and features of other images must have for runs that can be an ensemble."""
-    names = ("vocabulary", "extractor", "token_model")
-    return {name: run.fingerprints[name] for run in runs for name in names if name in run.fingerprints}
-
-
-def _check(run: Run, name: str, fingerprint: str, dataset: Dataset) -> None:
-    location = dataset.folder.location
-    check_fingerprints({name: fingerprint}, {name: run.fingerprints[name]}, captions=location, features=location)
+def expected_fingerprints(runs: Sequence[Run]) -> dict[str, str]:
+    """Return the fingerprints that captions and features must have to be read by all runs of an ensemble."""
+    return {name: run.fingerprints[name] for run in runs for name in _DATASETS if name in run.fingerprints}

@@ -1,30 +1,27 @@
-"""Captions ranked among those of the same images in another language: what a pivot is for (Gella et al. 2017; Kádár et al. 2018).
+"""Cross-lingual retrieval: captions as queries for captions of the same images in another language.
+
+The image is the pivot between the languages (Gella et al. 2017; Kádár et al. 2018).
 
 Letters: ``C`` captions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 
 import numpy as np
 import torch
 
-from train.data.captions import Captions
-from train.data.splits import SplitData
-from train.devices import upload
-from train.evaluation.evaluation import Count, count_nothing, encode_captions, mean_scores, scores_between
-from train.evaluation.metrics import CUTOFFS, Direction, chance_recall, ranks_between
-from train.models.retrieval_model import RetrievalModel
+from train.evaluation.evaluation import Count, Members, encode_captions, mean_scores, no_progress, scores_between, take_rows
+from train.evaluation.metrics import CUTOFFS, RecallMetrics, bidirectional_ranks, chance_recall
 
 
 @dataclass(frozen=True)
-class CrossLingual:
-    """How well captions find those of their images in another language; ``chance`` are those of a random order."""
+class CrossLingualRetrieval:
+    """Metrics of captions as queries for those of their images in another language, and the recalls of a random order."""
 
-    direction: Direction
+    direction: RecallMetrics
     chance: tuple[float, ...]
 
     def to_dict(self) -> dict[str, object]:
@@ -32,58 +29,51 @@ class CrossLingual:
         return {**asdict(self.direction), "chance": list(self.chance)}
 
 
-def evaluate_cross_lingual(
-    members: Sequence[tuple[RetrievalModel, SplitData]], *, count: Count = count_nothing
-) -> dict[tuple[str, str], CrossLingual]:
+def evaluate_cross_lingual(members: Members, *, count: Count = no_progress) -> dict[tuple[str, str], CrossLingualRetrieval]:
     """Rank the captions in each language among those in each other language.
 
-    Right are all captions of the same image, of which the best-ranked counts. Images without captions in both languages take no
-    part, so that two languages are measured as if there were no others. Scores are computed once for both directions, in the order
-    of the model's languages, as where captions are trained against captions: the order similarity is not symmetric.
-
-    Members are as `train.evaluation.evaluate_together` takes them.
+    All captions of the same image are right, and the best-ranked counts. Images without captions in both languages take no part, so
+    that two languages are measured as if they were the only ones. Scores are computed once for both directions, in the order of the
+    model's languages, as captions are trained against captions: the order similarity is not symmetric.
 
     Returns:
-        Results by language of the queries and language of those that they are ranked among; languages without a common image are
-        left out.
+        Results by language of the queries and language of the candidates; pairs without a common image are left out.
     """
     captions = members[0][1].captions
-    spoken = [name for name in members[0][0].languages if len(captions.rows_of(name))]
-    rows = {name: _by_image(captions, captions.rows_of(name)) for name in spoken}
+    languages = [name for name in members[0][0].languages if len(captions.rows_of(name))]
+    rows = {name: captions.rows_of(name) for name in languages}
+    rows = {name: indices[np.argsort(captions.images[indices], kind="stable")] for name, indices in rows.items()}
     encoded = {
         name: [encode_captions(model, data.captions.batch(rows[name]), name, count=count) for model, data in members]
-        for name in spoken
+        for name in languages
     }
-    device = members[0][0].device
     results = {}
-    for pair in combinations(spoken, 2):
+    for pair in combinations(languages, 2):
         common = np.intersect1d(*(captions.images[rows[name]] for name in pair))
         if not len(common):
             continue
-        chosen = [np.flatnonzero(np.isin(captions.images[rows[name]], common)) for name in pair]
-        images = [np.searchsorted(common, captions.images[rows[name][of]]) for name, of in zip(pair, chosen, strict=True)]
+        candidates = [np.flatnonzero(np.isin(captions.images[rows[name]], common)) for name in pair]
+        images = [
+            np.searchsorted(common, captions.images[rows[name][indices]])
+            for name, indices in zip(pair, candidates, strict=True)
+        ]
         sources = [
             scores_between(
-                model,
-                *(encoded[name][n][upload(torch.from_numpy(of), model.device)] for name, of in zip(pair, chosen, strict=True)),
+                model, *(take_rows(encoded[name][member], indices) for name, indices in zip(pair, candidates, strict=True))
             )
-            for n, (model, _) in enumerate(members)
+            for member, (model, _) in enumerate(members)
         ]
-        numbers = (torch.from_numpy(of).long() for of in images)
-        ranks = ranks_between(mean_scores(sources), *numbers, device=device)
-        for turn in (1, -1):
-            (query, other), (of_queries, of_others) = pair[::turn], images[::turn]
-            results[query, other] = CrossLingual(Direction.of(ranks[pair.index(query)]), _chance(of_queries, of_others))
+        image_tensors = (torch.from_numpy(indices).long() for indices in images)
+        ranks = bidirectional_ranks(mean_scores(sources), *image_tensors, device=members[0][0].device)
+        for query, other in ((0, 1), (1, 0)):
+            chance = _chance(images[query], images[other])
+            results[pair[query], pair[other]] = CrossLingualRetrieval(RecallMetrics.of(ranks[query]), chance)
     return results
 
 
-def _by_image(captions: Captions, rows: np.ndarray) -> np.ndarray:
-    return rows[np.argsort(captions.images[rows], kind="stable")]
-
-
-def _chance(of_queries: np.ndarray, of_others: np.ndarray) -> tuple[float, ...]:
-    """Return the recalls of a random order; the arguments are the image of each caption."""
-    right, queries = np.bincount(of_others), np.bincount(of_queries)
+def _chance(query_images: np.ndarray, other_images: np.ndarray) -> tuple[float, ...]:
+    """Return the recalls of a random order, from the image of each caption."""
+    right, weights = np.bincount(other_images), np.bincount(query_images)
     return tuple(
-        float(np.average([chance_recall(cutoff, int(n), len(of_others)) for n in right], weights=queries)) for cutoff in CUTOFFS
+        float(np.average([chance_recall(k, int(n), len(other_images)) for n in right], weights=weights)) for k in CUTOFFS
     )

@@ -1,8 +1,8 @@
-"""How well a model retrieves: recall and median rank on a split, by language; within folds of its images, and during a training.
+"""Retrieval metrics of models on a split, by language: recall and median rank, also within folds of the images and during training.
 
 VSE++ (``evaluation.py``, ``evalrank``) and SCAN report COCO's "1K": the mean over five folds of 1,000 of its 5,000 test images with
-their five captions. Their folds are cut in the order of the files of Karpathy's split, ours in the order of the image ids, the
-only one that a dataset keeps. They are other thousands of the same images.
+their five captions. Their folds follow the order of files in Karpathy's split. Ours follow the image ids, the only order that a
+dataset keeps, so that they hold other thousands of the same images.
 
 Letters: ``I`` images, ``D`` feature width, ``R`` features of an image.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from statistics import mean
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -28,29 +28,32 @@ from train.data.features import ImageFeatures
 from train.data.sampling import Batch, fixed_batches
 from train.data.splits import SplitData
 from train.devices import computing, upload
-from train.evaluation.metrics import CUTOFFS, Direction, Ranks, Retrieval, Scores, chance_recall, ranks_of
+from train.evaluation.metrics import CUTOFFS, Ranks, RecallMetrics, RetrievalMetrics, Scores, chance_recall, retrieval_ranks
 from train.losses import Term, Views, named_losses, per_query
 from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
 
 _BATCH = 512
-_MOST_BYTES = 32 << 20
+_MAX_BATCH_BYTES = 32 << 20
 
-_COPIED_AT_ONCE = 1024
+_COLUMNS_AT_ONCE = 1024
 
 Count: TypeAlias = Callable[[int], object]
-"""Takes the number of images or captions that were encoded since it was last called, for a display of progress."""
+"""Progress callback: takes the number of images or captions encoded since its last call."""
+
+Members: TypeAlias = Sequence[tuple[RetrievalModel, SplitData]]
+"""Models of an ensemble, each with the split to evaluate on: the same captions and images, with the features that it takes."""
 
 
-def count_nothing(done: int) -> None:
-    """Take a number, and do nothing with it."""
+def no_progress(done: int) -> None:
+    """Ignore progress."""
 
 
 @contextmanager
-def evaluating(model: RetrievalModel) -> Iterator[torch.device]:
+def eval_mode(model: RetrievalModel) -> Iterator[torch.device]:
     """Put a model into evaluation mode without gradients inside the block, and yield its device.
 
-    It computes in float32, whatever the precision of a training around it: in bfloat16 so many scores are equal that ranks would
-    say little, and those of TF32 differ from the scores of a CPU by as much as scores that lie close differ from one another.
+    It computes in float32, whatever the training precision: bfloat16 rounds too many scores to equal values for ranks, and TF32
+    differs from a CPU by as much as close scores differ from one another.
     """
     training, device = model.training, model.device
     model.eval()
@@ -62,17 +65,17 @@ def evaluating(model: RetrievalModel) -> Iterator[torch.device]:
 
 
 def encode_images(
-    model: RetrievalModel, features: np.ndarray | ImageFeatures, *, batch_size: int = _BATCH, count: Count = count_nothing
+    model: RetrievalModel, features: np.ndarray | ImageFeatures, *, batch_size: int = _BATCH, count: Count = no_progress
 ) -> Encoded:
-    """Encode images, a batch at a time, since their features may be mapped from a file.
+    """Encode images in batches, since their features may be memory-mapped.
 
-    Features are ``[I, D]`` or ``[I, R, D]``. Batches are smaller where features take much memory; their size changes speed, not
-    results. Images are returned in their order, on the model's device.
+    Features are ``[I, D]`` or ``[I, R, D]``. Batches shrink where features take much memory; their size affects speed, not results.
+    The result keeps the order of the images and is on the model's device.
     """
     parts = []
-    # Vectors of the usual widths are far from the bound; regions would take as much again in each layer of the model.
-    batch_size = max(1, min(batch_size, _MOST_BYTES // (4 * math.prod(features.shape[1:]))))
-    with evaluating(model) as device:
+    # Vectors of the usual widths are far from the bound; regions take as much again in each layer of the model.
+    batch_size = max(1, min(batch_size, _MAX_BATCH_BYTES // (4 * math.prod(features.shape[1:]))))
+    with eval_mode(model) as device:
         for start in range(0, max(len(features), 1), batch_size):  # No images have a shape, too.
             rows = slice(start, start + batch_size)
             if isinstance(features, ImageFeatures):
@@ -85,117 +88,102 @@ def encode_images(
 
 
 def encode_captions(
-    model: RetrievalModel, captions: CaptionBatch, language: str, *, batch_size: int = _BATCH, count: Count = count_nothing
+    model: RetrievalModel, captions: CaptionBatch, language: str, *, batch_size: int = _BATCH, count: Count = no_progress
 ) -> Encoded:
-    """Encode captions in one language, however many they are.
+    """Encode captions in one language, bucketed by length: a batch takes as many time steps as its longest caption has tokens.
 
-    Captions of similar length go through the model together: a batch takes as many time steps as its longest caption has tokens.
-
-    The size of a batch changes speed, not results. They are returned in their order, on the model's device.
+    The batch size affects speed, not results. The result keeps the order of the captions and is on the model's device.
     """
     by_length = np.argsort(captions.lengths, kind="stable")
     parts = []
-    with evaluating(model) as device:
+    with eval_mode(model):
         for start in range(0, max(len(captions), 1), batch_size):
             batch = replace(captions, rows=captions.rows[by_length[start : start + batch_size]])
             parts.append(model.encode_captions(batch, language))
             count(len(batch))
-        back = upload(torch.from_numpy(np.argsort(by_length, kind="stable")), device)
-        return Encoded.concatenate(parts)[back]
+        return take_rows(Encoded.concatenate(parts), np.argsort(by_length, kind="stable"))
 
 
-def evaluate(model: RetrievalModel, data: SplitData, *, count: Count = count_nothing) -> dict[str, Retrieval]:
-    """Measure recall and median rank for each language; arguments and result as those of `evaluate_together`, for one model."""
-    return evaluate_together([(model, data)], count=count)
+def take_rows(encoded: Encoded, rows: np.ndarray) -> Encoded:
+    """Return rows of encoded items, in the order of their indices."""
+    return encoded[upload(torch.from_numpy(rows).long(), encoded.values.device)]
 
 
-def evaluate_together(
-    members: Sequence[tuple[RetrievalModel, SplitData]], *, count: Count = count_nothing
-) -> dict[str, Retrieval]:
-    """Measure recall and median rank of an ensemble, whose scores are the means of its members', for each language.
+def evaluate_ensemble(members: Members, *, count: Count = no_progress) -> dict[str, RetrievalMetrics]:
+    """Measure recall and median rank of an ensemble by language; its scores are the means of its members' scores.
 
-    The candidates of a language are its captions and the images that have any: an image without a caption in the language is
-    neither query nor candidate, so that a language is scored as if there were no others.
-
-    Args:
-        members: models, each with the split to evaluate on: the same captions and images, with the features that it takes. The
-            models are put back into their previous modes afterwards.
-        count: counts captions and images.
+    The candidates of a language are its captions and the images that have any: other images are neither query nor candidate. A
+    language is thus scored as if it were the only one. The models return to their previous modes.
 
     Returns:
-        Retrieval by language, in the order of ``data.captions.language_names``; a language without captions is left out.
+        Metrics by language, in the order of ``captions.language_names``; languages without captions are left out.
     """
-    return {language: Retrieval.of(ranks) for language, ranks in ranks_together(members, count=count).items()}
+    return {language: RetrievalMetrics.of(ranks) for language, ranks in ensemble_ranks(members, count=count).items()}
 
 
-def ranks_together(members: Sequence[tuple[RetrievalModel, SplitData]], *, count: Count = count_nothing) -> dict[str, Ranks]:
-    """Rank the images and captions of each language; arguments as those of `evaluate_together`."""
+def ensemble_ranks(members: Members, *, count: Count = no_progress) -> dict[str, Ranks]:
+    """Rank the images and captions of each language by the mean scores of an ensemble, as in `evaluate_ensemble`."""
+    models = [model for model, _ in members]
     images = [encode_images(model, data.features, count=count) for model, data in members]
 
-    def captions_of(number: int, language: str, rows: np.ndarray) -> Encoded:
-        model, data = members[number]
-        return encode_captions(model, data.captions.batch(rows), language, count=count)
+    def encode(language: str, rows: np.ndarray) -> list[Encoded]:
+        return [encode_captions(model, data.captions.batch(rows), language, count=count) for model, data in members]
 
-    return _by_language([model for model, _ in members], members[0][1].captions, images, captions_of)
+    return _ranks_by_language(models, members[0][1].captions, images, encode)
 
 
-@dataclass(frozen=True)
-class EncodedSplit:
-    """A split as a model encodes it: images in the order of its features, captions in that of `Captions`."""
+class _EncodedSplit(NamedTuple):
+    """Images in the order of their features, and captions in that of `Captions`."""
 
     images: Encoded
     captions: Encoded
 
 
-def _encode_split(model: RetrievalModel, data: SplitData) -> EncodedSplit:
-    """Encode all images and captions of a split."""
+def _encode_split(model: RetrievalModel, data: SplitData) -> _EncodedSplit:
     captions = data.captions
     rows = [captions.rows_of(language) for language in captions.language_names]
-    batches = [captions.batch(of_language) for of_language in rows]
-    encoded = Encoded.concatenate(
-        [encode_captions(model, *each) for each in zip(batches, captions.language_names, strict=True)]
-    )
-    back = upload(torch.from_numpy(np.argsort(np.concatenate(rows), kind="stable")), model.device)
-    return EncodedSplit(encode_images(model, data.features), encoded[back])
+    parts = [
+        encode_captions(model, captions.batch(language_rows), language)
+        for language_rows, language in zip(rows, captions.language_names, strict=True)
+    ]
+    encoded = take_rows(Encoded.concatenate(parts), np.argsort(np.concatenate(rows), kind="stable"))
+    return _EncodedSplit(encode_images(model, data.features), encoded)
 
 
-def _by_language(
+def _ranks_by_language(
     models: Sequence[RetrievalModel],
     captions: Captions,
     images: Sequence[Encoded],
-    captions_of: Callable[[int, str, np.ndarray], Encoded],
+    encode: Callable[[str, np.ndarray], Sequence[Encoded]],
 ) -> dict[str, Ranks]:
-    """Rank for each language, with the mean of the models' scores.
+    """Rank images and captions by the mean score of models.
 
-    ``captions_of`` returns, from the number of a model, a language and rows of ``captions``, these captions as the model
-    encodes them; ``images`` are as each model encodes them.
+    ``images`` are encoded by each model, and ``encode`` encodes rows of ``captions`` in a language with each.
     """
     results = {}
     for language in captions.language_names:
         rows = captions.rows_of(language)
         if not len(rows):
             continue
-        chosen, image_of_caption = np.unique(captions.images[rows], return_inverse=True)
+        candidates, image_of_caption = np.unique(captions.images[rows], return_inverse=True)
         sources = [
-            scores_between(
-                model, encoded[upload(torch.from_numpy(chosen).long(), model.device)], captions_of(number, language, rows)
-            )
-            for number, (model, encoded) in enumerate(zip(models, images, strict=True))
+            scores_between(model, take_rows(encoded, candidates), encoded_captions)
+            for model, encoded, encoded_captions in zip(models, images, encode(language, rows), strict=True)
         ]
         owners = torch.from_numpy(image_of_caption).long()
-        results[language] = ranks_of(mean_scores(sources), len(chosen), owners, device=models[0].device)
+        results[language] = retrieval_ranks(mean_scores(sources), len(candidates), owners, device=models[0].device)
     return results
 
 
 def scores_between(model: RetrievalModel, first: Encoded, second: Encoded) -> Scores:
-    """Return the scores of a model as a source for `train.evaluation.ranks_of`."""
+    """Return the scores of a model as a source for `train.evaluation.metrics.bidirectional_ranks`."""
 
     def scores(rows: slice, columns: Tensor) -> Tensor:
-        with evaluating(model):
+        with eval_mode(model):
             if second.values.dim() == 2:
                 return model.scores(first[rows], second[columns])
-            # Words and regions take many times the memory of vectors: a part of them is copied at a time.
-            return torch.cat([model.scores(first[rows], second[part]) for part in columns.split(_COPIED_AT_ONCE)], dim=1)
+            # Words and regions take many times the memory of vectors: copy a part of them at a time.
+            return torch.cat([model.scores(first[rows], second[part]) for part in columns.split(_COLUMNS_AT_ONCE)], dim=1)
 
     return scores
 
@@ -213,7 +201,7 @@ def mean_scores(sources: Sequence[Scores]) -> Scores:
 
 
 def chance(captions: Captions, language: str) -> dict[str, tuple[float, ...]]:
-    """Return the recalls, in percent, of a random order, by direction; `evaluate` says what the candidates are."""
+    """Return the recalls of a random order, in percent, by direction; candidates are those of `evaluate_ensemble`."""
     counts = np.unique(captions.images[captions.rows_of(language)], return_counts=True)[1]
     total = int(counts.sum())
     return {
@@ -224,14 +212,15 @@ def chance(captions: Captions, language: str) -> dict[str, tuple[float, ...]]:
 
 @dataclass(frozen=True)
 class Validation:
-    """A measurement on the validation split.
+    """Metrics and losses on the validation split.
 
     Attributes:
+        retrieval: retrieval metrics by language.
         loss: the objective, per query; None if it was not measured.
-        terms: the losses that it is the weighted sum of, by name, per query.
+        terms: losses by name, per query; the objective is their weighted sum.
     """
 
-    retrieval: Mapping[str, Retrieval]
+    retrieval: Mapping[str, RetrievalMetrics]
     loss: float | None = None
     terms: Mapping[str, float] = field(default_factory=dict)
 
@@ -239,76 +228,67 @@ class Validation:
 def validate(model: RetrievalModel, data: SplitData, config: Config, terms: Sequence[Term]) -> Validation:
     """Measure a model on the validation split, in float32 and without changing it.
 
-    The losses are those of `train.data.sampling`, with the hinges of the configuration also while ``loss.sum_warmup_steps``
-    trains on others, so that the values of a run can be compared.
+    Losses are those of `train.data.sampling` with the configured hinges, also during ``loss.sum_warmup_steps``, so that values of a
+    run can be compared.
     """
     encoded = _encode_split(model, data)
-    ranks = _by_language(
-        [model],
-        data.captions,
-        [encoded.images],
-        lambda number, language, rows: encoded.captions[upload(torch.from_numpy(rows), model.device)],
+    ranks = _ranks_by_language(
+        [model], data.captions, [encoded.images], lambda language, rows: [take_rows(encoded.captions, rows)]
     )
-    retrieval = {language: Retrieval.of(of_language) for language, of_language in ranks.items()}
+    retrieval = {language: RetrievalMetrics.of(language_ranks) for language, language_ranks in ranks.items()}
     batches = fixed_batches(data.captions, config.schedule, config.loss)
     if not batches:
         return Validation(retrieval)
-    with evaluating(model) as device:
+    with eval_mode(model) as device:
         losses = [(batch, *named_losses(terms, _views(encoded, batch, device), config.loss.hinges)) for batch in batches]
         return Validation(retrieval, *per_query(losses))
 
 
-def _views(encoded: EncodedSplit, batch: Batch, device: torch.device) -> Views:
-    numbers = upload(torch.from_numpy(batch.images).long(), device)
-    captions = (encoded.captions[upload(torch.from_numpy(rows).long(), device)] for rows in batch.captions)
-    images = None if batch.task == "c2c" else encoded.images[numbers]
-    return Views(numbers, images, tuple(zip(batch.languages, captions, strict=True)))
+def _views(encoded: _EncodedSplit, batch: Batch, device: torch.device) -> Views:
+    indices = upload(torch.from_numpy(batch.images).long(), device)
+    captions = (take_rows(encoded.captions, rows) for rows in batch.captions)
+    images = None if batch.task == "c2c" else encoded.images[indices]
+    return Views(indices, images, tuple(zip(batch.languages, captions, strict=True)))
 
 
-def evaluate_folds(
-    members: Sequence[tuple[RetrievalModel, SplitData]], folds: int, *, count: Count = count_nothing
-) -> dict[str, Retrieval]:
-    """Measure recall and median rank within each fold of the images, and return the means over the folds, for each language.
+def evaluate_folds(members: Members, folds: int, *, count: Count = no_progress) -> dict[str, RetrievalMetrics]:
+    """Measure recall and median rank within each fold of the images, and return the means over the folds by language.
 
-    A language's images are cut in the order of their ids; if their number cannot be divided, the first folds have one more.
-
-    One fold ranks all images together.
+    A language's images are cut in the order of their ids; the first folds may have one more. One fold ranks all images together.
 
     Returns:
-        Retrieval by language: means of recalls and of median ranks, and the number of all queries.
+        Metrics by language: means of recalls and median ranks, and the number of all queries.
 
     Raises:
-        UsageError: a language has fewer images than there are folds.
+        UsageError: a language has fewer images than folds.
     """
     if folds == 1:
-        return evaluate_together(members, count=count)
+        return evaluate_ensemble(members, count=count)
     captions = members[0][1].captions
     results = {}
     for language in captions.language_names:
         if len(captions.rows_of(language)):
-            of_folds = [
-                evaluate_together([(model, _cut(data, language, images)) for model, data in members], count=count)[language]
+            metrics = [
+                evaluate_ensemble([(model, _select_images(data, language, images)) for model, data in members], count=count)
                 for images in _folds(captions, language, folds)
             ]
-            results[language] = Retrieval(
-                _mean([result.image_to_text for result in of_folds]), _mean([result.text_to_image for result in of_folds])
+            directions = ("image_to_text", "text_to_image")
+            results[language] = RetrievalMetrics(
+                *(_mean_metrics([getattr(fold[language], direction) for fold in metrics]) for direction in directions)
             )
     return results
 
 
 def chance_in_folds(captions: Captions, language: str, folds: int) -> Mapping[str, tuple[float, ...]]:
-    """Return the recalls of a random order, see `chance`; the means over the folds of `evaluate_folds`."""
+    """Return the means over the folds of `evaluate_folds` of `chance`."""
     if folds == 1:
         return chance(captions, language)
-    of_folds = [chance(_of_images(captions, language, images), language) for images in _folds(captions, language, folds)]
-    return {
-        direction: tuple(mean(values) for values in zip(*(recalls[direction] for recalls in of_folds), strict=True))
-        for direction in of_folds[0]
-    }
+    recalls = [chance(_captions_of(captions, language, images), language) for images in _folds(captions, language, folds)]
+    return {direction: tuple(map(mean, zip(*(fold[direction] for fold in recalls), strict=True))) for direction in recalls[0]}
 
 
 def _folds(captions: Captions, language: str, folds: int) -> list[np.ndarray]:
-    """Return the images of each fold: positions in ``captions.image_ids``, ascending."""
+    """Return the images of each fold: indices of ``captions.image_ids``, ascending."""
     images = np.unique(captions.images[captions.rows_of(language)])
     if len(images) < folds:
         raise UsageError(
@@ -318,18 +298,17 @@ def _folds(captions: Captions, language: str, folds: int) -> list[np.ndarray]:
     return np.array_split(images, folds)
 
 
-def _of_images(captions: Captions, language: str, images: np.ndarray) -> Captions:
+def _captions_of(captions: Captions, language: str, images: np.ndarray) -> Captions:
     rows = captions.rows_of(language)
     return captions.select(rows[np.isin(captions.images[rows], images)]).compact()
 
 
-def _cut(data: SplitData, language: str, images: np.ndarray) -> SplitData:
-    """Return the captions of some images in a language, with the features of these images alone."""
+def _select_images(data: SplitData, language: str, images: np.ndarray) -> SplitData:
     features = replace(data.features, rows=data.features.rows[images])
-    return replace(data, captions=_of_images(data.captions, language, images), features=features)
+    return replace(data, captions=_captions_of(data.captions, language, images), features=features)
 
 
-def _mean(directions: Sequence[Direction]) -> Direction:
-    first, fifth, tenth = (mean(values) for values in zip(*(direction.recalls for direction in directions), strict=True))
-    median = mean(direction.median_rank for direction in directions)
-    return Direction(first, fifth, tenth, median_rank=median, queries=sum(direction.queries for direction in directions))
+def _mean_metrics(folds: Sequence[RecallMetrics]) -> RecallMetrics:
+    first, fifth, tenth = map(mean, zip(*(fold.recalls for fold in folds), strict=True))
+    median = mean(fold.median_rank for fold in folds)
+    return RecallMetrics(first, fifth, tenth, median_rank=median, queries=sum(fold.queries for fold in folds))

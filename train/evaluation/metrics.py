@@ -1,17 +1,16 @@
 """Recall and median rank of image-sentence retrieval, in both directions.
 
+A rank is one plus the number of wrong items before the right one. Ties are broken pessimistically: a wrong item with an equal score
+comes before the right one, so that a model with equal scores for everything ranks last. NaN scores count like ties.
+
+Scores are equal if they differ by at most `EQUAL_WITHIN` times the greater of 1 and the right score. Sums
+depend on tile shape and thread count, so that scores of equal captions differ in the last bits. Float32 scores of unit vectors then
+agree to 1e-7; scores of other models are further apart.
+
+Image to text: the best-ranked of an image's captions counts, as in Karpathy and Fei-Fei 2015 and later work; its others are neither
+right nor wrong. Text to image: each caption is a query of its own.
+
 Letters: ``I`` images, ``C`` captions, ``K`` captions of one image.
-
-A rank is the number of wrong items before the right one, plus one. Equal scores count against the model: a wrong item with the
-same score comes before the right one, so that a model with equal scores for everything ranks last rather than, by the order of the
-rows, first. A score that is not a number counts in the same way.
-
-Scores count as equal if they differ by rounding only: by at most `EQUAL_WITHIN` times the greater of 1 and the right score. The sum
-of a product depends on the shape of a tile and on the number of threads, so that equal captions differ in the last bits. Float32
-scores of unit vectors are within 1e-7 of one another then; scores of other models are further apart.
-
-Image to text: an image has one or more captions, of which the best-ranked counts, as in Karpathy and Fei-Fei 2015 and later work;
-the others are neither right nor wrong. Text to image: each caption is a query of its own.
 """
 
 from __future__ import annotations
@@ -27,28 +26,29 @@ from torch import Tensor
 from train.devices import upload
 
 Scores = Callable[[slice, Tensor], Tensor]
-"""A source of scores: from rows, a slice of the images, and columns, int64 numbers of captions, to their scores
-``[rows, columns]``; a higher score means more alike. It is asked for each score once."""
+"""A source of scores: from a slice of rows (images) and int64 indices of columns (captions) to scores ``[rows, columns]``.
+
+A higher score means more alike. Each score is requested once.
+"""
 
 CUTOFFS = (1, 5, 10)
 
 EQUAL_WITHIN = 8 * torch.finfo(torch.float32).eps
-"""Difference up to which scores are equal, 9.5e-7: eight times the distance of neighbouring float32 values at 1."""
+"""Maximum difference of equal scores, 9.5e-7: eight times the distance of neighbouring float32 values at 1."""
 
 _SCORES_AT_ONCE = 1 << 26  # 256 MiB in float32.
 
 
 @dataclass(frozen=True)
-class Direction:
-    """How well queries of one modality find items of the other.
+class RecallMetrics:
+    """Recall and median rank of queries of one modality.
 
     Attributes:
-        recall_at_1: share of queries whose right item has rank 1, in percent.
-        recall_at_5: likewise, up to rank 5.
-        recall_at_10: likewise, up to rank 10.
-        median_rank: median of the ranks; for an even number of queries, the mean of the middle two, rounded down as in the
-            published code of Kiros et al. 2015, Vendrov et al. 2016 and Faghri et al. 2018. A whole number, but for the mean over
-            folds.
+        recall_at_1: share of queries with a right item at rank 1, in percent.
+        recall_at_5: share with a right item up to rank 5.
+        recall_at_10: share with a right item up to rank 10.
+        median_rank: median of the ranks. For an even number of queries, the mean of the middle two is rounded down, as in the
+            published code of Kiros et al. 2015, Vendrov et al. 2016 and Faghri et al. 2018. Means over folds are not rounded.
         queries: number of queries.
     """
 
@@ -64,15 +64,15 @@ class Direction:
         return self.recall_at_1, self.recall_at_5, self.recall_at_10
 
     @classmethod
-    def of(cls, ranks: Tensor) -> Direction:
+    def of(cls, ranks: Tensor) -> RecallMetrics:
         """Summarize ranks ``[queries]``, which count from 1.
 
         Raises:
             ValueError: there are no queries.
         """
         if not len(ranks):
-            raise ValueError("recall of no queries is not defined: there are no captions to evaluate on")
-        ranks = ranks.cpu()  # Once: each number that is read from a GPU is waited for.
+            raise ValueError("recall of no queries is undefined: there are no captions to evaluate on")
+        ranks = ranks.cpu()  # One synchronization for all numbers.
         first, fifth, tenth = (100 * int((ranks <= cutoff).sum()) / len(ranks) for cutoff in CUTOFFS)
         middle = ranks.sort().values[[(len(ranks) - 1) // 2, len(ranks) // 2]]
         return cls(first, fifth, tenth, median_rank=floor(int(middle.sum()) / 2), queries=len(ranks))
@@ -92,16 +92,16 @@ class Ranks:
 
 
 @dataclass(frozen=True)
-class Retrieval:
-    """Retrieval in both directions; the first word of a direction names the queries."""
+class RetrievalMetrics:
+    """Metrics of both directions; the first word of a direction names the queries."""
 
-    image_to_text: Direction
-    text_to_image: Direction
+    image_to_text: RecallMetrics
+    text_to_image: RecallMetrics
 
     @classmethod
-    def of(cls, ranks: Ranks) -> Retrieval:
-        """Summarize ranks; an image without captions is not a query, but it is a candidate for captions."""
-        return cls(Direction.of(ranks.image_to_text[ranks.image_to_text > 0]), Direction.of(ranks.text_to_image))
+    def of(cls, ranks: Ranks) -> RetrievalMetrics:
+        """Summarize ranks; an image without captions is a candidate, but no query."""
+        return cls(RecallMetrics.of(ranks.image_to_text[ranks.image_to_text > 0]), RecallMetrics.of(ranks.text_to_image))
 
     @property
     def sum_of_recalls(self) -> float:
@@ -110,7 +110,7 @@ class Retrieval:
 
     @property
     def mean_recall(self) -> float:
-        """Mean of the six recalls, 0 to 100, which papers call mR."""
+        """Mean of the six recalls, 0 to 100, mR in papers."""
         return self.sum_of_recalls / 6
 
     def to_dict(self) -> dict[str, object]:
@@ -118,15 +118,15 @@ class Retrieval:
         return {**asdict(self), "mean_recall": self.mean_recall, "sum_of_recalls": self.sum_of_recalls}
 
 
-def ranks_of(
+def retrieval_ranks(
     scores: Scores,
-    images: int,
+    num_images: int,
     image_of_caption: Tensor,
     *,
     device: torch.device | None = None,
     scores_at_once: int = _SCORES_AT_ONCE,
 ) -> Ranks:
-    """Rank all queries in both directions; see `ranks_between`, of which this is the case of one row per image.
+    """Rank all queries in both directions: `bidirectional_ranks` with one row per image.
 
     ``image_of_caption`` is int64 ``[C]``, the row of the image that each caption belongs to.
 
@@ -134,14 +134,15 @@ def ranks_of(
         ValueError: a caption belongs to no image.
     """
     device, image_of_caption = device or image_of_caption.device, image_of_caption.cpu()
-    if len(image_of_caption) and not 0 <= int(image_of_caption.min()) <= int(image_of_caption.max()) < images:
+    if len(image_of_caption) and not 0 <= int(image_of_caption.min()) <= int(image_of_caption.max()) < num_images:
         raise ValueError(
-            f"captions belong to images {int(image_of_caption.min())} to {int(image_of_caption.max())} of {images}"
+            f"captions belong to images {int(image_of_caption.min())} to {int(image_of_caption.max())} of {num_images}"
         )
-    return Ranks(*ranks_between(scores, torch.arange(images), image_of_caption, device=device, scores_at_once=scores_at_once))
+    rows = torch.arange(num_images)
+    return Ranks(*bidirectional_ranks(scores, rows, image_of_caption, device=device, scores_at_once=scores_at_once))
 
 
-def ranks_between(
+def bidirectional_ranks(
     scores: Scores,
     row_images: Tensor,
     column_images: Tensor,
@@ -149,22 +150,21 @@ def ranks_between(
     device: torch.device | None = None,
     scores_at_once: int = _SCORES_AT_ONCE,
 ) -> tuple[Tensor, Tensor]:
-    """Rank items among others, in both directions; right are all that belong to the same image.
+    """Rank rows among columns and columns among rows; right are all items of the same image, of which the best-ranked counts.
 
-    The best-ranked right item counts; the others are neither right nor wrong. The score matrix is cut into tiles: strips of images,
-    and what belongs to the images of a strip. Those in which items meet their own images come first, since other scores are
-    compared with theirs. So each score is computed once, however many there are, and memory holds one tile.
+    Tiled: one tile of the O(N²) scores is in memory, and each score is computed once. A tile has the rows of one strip of images
+    and the columns of another. Diagonal tiles come first: they hold the right scores that all others are compared with.
 
     Args:
-        scores: see `Scores`; rows are captions, too, where captions are ranked among captions.
+        scores: source of scores; its rows are captions, too, where captions are ranked among captions.
         row_images: int64, the image of each row, from 0 and ascending.
         column_images: int64, the image of each column, from 0.
-        device: where the scores are; that of ``row_images`` if None.
-        scores_at_once: maximum number of scores to hold; more only where those of a single image are more.
+        device: device of the scores; that of ``row_images`` if None.
+        scores_at_once: maximum number of scores in a tile, unless those of a single image are more.
 
     Returns:
-        int64 on the CPU, the rank of each row and of each column; 0 where nothing belongs to the same image. A GPU is waited for
-        once, for both, if the images are on the CPU.
+        int64 on the CPU, the rank of each row and of each column; 0 for an item without a right one. The host waits for a GPU only
+        once if the images are on the CPU.
 
     Raises:
         ValueError: the images of the rows do not ascend.
@@ -172,59 +172,60 @@ def ranks_between(
     device, row_images, column_images = device or row_images.device, row_images.cpu(), column_images.cpu()
     if len(row_images) and bool((row_images.diff() < 0).any()):
         raise ValueError("the images of the rows do not ascend")
-    owner, order = column_images.sort(stable=True)  # The columns of a strip of images are adjacent.
-    images = 1 + max((int(numbers.max()) for numbers in (row_images, column_images) if len(numbers)), default=-1)
-    in_rows, in_columns = (torch.bincount(numbers, minlength=images) for numbers in (row_images, column_images))
-    first_row = in_rows.cumsum(0) - in_rows
+    owners, order = column_images.sort(stable=True)  # The columns of a strip of images are adjacent.
+    num_images = 1 + max((int(images.max()) for images in (row_images, column_images) if len(images)), default=-1)
+    in_rows, in_columns = (torch.bincount(images, minlength=num_images) for images in (row_images, column_images))
     strips = _strips(in_rows.tolist(), in_columns.tolist(), scores_at_once)
-    here = upload(order, device)
-    sizes = len(row_images), len(owner)
-    ranks = torch.zeros(sum(sizes), dtype=torch.int64, device=device)  # From 0, and of columns in the order of their images.
-    row_ranks, column_ranks = ranks.split(sizes)
-    # By strip: the least score that counts as equal to the greatest of each row, or column, with its own image.
-    bounds_of_rows: list[Tensor] = []
-    bounds_of_columns: list[Tensor] = []
-
-    def compare(a: int, b: int, tile: Tensor) -> None:
-        row_ranks[strips[a][0]] += (~(tile < bounds_of_rows[a][:, None])).sum(1)
-        column_ranks[strips[b][1]] += (~(tile < bounds_of_columns[b])).sum(0)
-
-    for number, (rows, columns) in enumerate(strips):
-        tile = scores(rows, here[columns])
-        # The scores of items of the same image, one after the other, with their places in the tile.
-        partners = in_rows[owner[columns]]
-        right = torch.repeat_interleave(torch.arange(len(partners)), partners)
-        number_of_partner = torch.arange(len(right)) - (partners.cumsum(0) - partners)[right]
-        left = first_row[owner[columns]][right] - rows.start + number_of_partner
-        left, right = upload(left, device), upload(right, device)
-        own = tile[left, right]
-        for places, size, bounds, of_part, part in (
-            (left, tile.shape[0], bounds_of_rows, row_ranks, rows),
-            (right, tile.shape[1], bounds_of_columns, column_ranks, columns),
-        ):
-            # A score that is not a number loses against every other.
-            worst = tile.new_full((size,), -torch.inf)
-            best = worst.scatter_reduce(0, places, own.nan_to_num(-torch.inf, torch.inf, -torch.inf), "amax")
-            bounds.append(_least_equal(best))
-            # Items of the same image do not count against each other.
-            of_part[part] -= torch.zeros(size, dtype=torch.int64, device=device).index_add(
-                0, places, (~(own < bounds[number][places])).long()
-            )
-        compare(number, number, tile)
+    order_on_device = upload(order, device)
+    sizes = len(row_images), len(owners)
+    better = torch.zeros(sum(sizes), dtype=torch.int64, device=device)  # Of columns in the order of their images.
+    row_better, column_better = better.split(sizes)
+    bounds: list[tuple[Tensor, Tensor]] = []
+    for rows, columns in strips:
+        tile = scores(rows, order_on_device[columns])
+        pair_rows, pair_columns = _right_pairs(in_rows, owners[columns])
+        pairs = upload(pair_rows - rows.start, device), upload(pair_columns, device)
+        right = tile[pairs]
+        bounds.append((_own_best_scores(right, pairs[0], tile.shape[0]), _own_best_scores(right, pairs[1], tile.shape[1])))
+        _count_better(tile, *bounds[-1], row_better[rows], column_better[columns])
+        # Items of the same image do not count against each other.
+        for counts, indices, bound in zip((row_better[rows], column_better[columns]), pairs, bounds[-1], strict=True):
+            counts.index_add_(0, indices, (right < bound[indices]).long() - 1)
     for a, b in permutations(range(len(strips)), 2):
-        compare(a, b, scores(strips[a][0], here[strips[b][1]]))
-    row_ranks, column_ranks = (ranks.cpu() + 1).mul_(torch.cat((in_columns[row_images] > 0, in_rows[owner] > 0))).split(sizes)
+        rows, columns = strips[a][0], strips[b][1]
+        tile_bounds = bounds[a][0], bounds[b][1]
+        _count_better(scores(rows, order_on_device[columns]), *tile_bounds, row_better[rows], column_better[columns])
+    has_right = torch.cat((in_columns[row_images] > 0, in_rows[owners] > 0))
+    row_ranks, column_ranks = (better.cpu() + 1).mul_(has_right).split(sizes)
     return row_ranks, torch.empty_like(column_ranks).index_copy(0, order, column_ranks)
 
 
-def _least_equal(scores: Tensor) -> Tensor:
-    """Return the least score that is equal to each score but for rounding."""
-    # The greatest float stands for infinity, which less itself would be no number.
-    return scores.sub(scores.abs().clamp(1, torch.finfo(scores.dtype).max), alpha=EQUAL_WITHIN)
+def _right_pairs(in_rows: Tensor, column_images: Tensor) -> tuple[Tensor, Tensor]:
+    """Return row and column of all pairs of items of the same image, from the number of rows of each image."""
+    first_row = in_rows.cumsum(0) - in_rows
+    num_partners = in_rows[column_images]
+    columns = torch.repeat_interleave(num_partners)
+    nth_partner = torch.arange(len(columns)) - (num_partners.cumsum(0) - num_partners)[columns]
+    return first_row[column_images][columns] + nth_partner, columns
+
+
+def _own_best_scores(right: Tensor, indices: Tensor, size: int) -> Tensor:
+    """Return the least score that equals the best right score of each of ``size`` items, whose indices go with ``right``."""
+    # NaN loses against every other score.
+    best = right.new_full((size,), -torch.inf)
+    best = best.scatter_reduce(0, indices, right.nan_to_num(-torch.inf, torch.inf, -torch.inf), "amax")
+    # Clamped, since infinity minus infinity is NaN.
+    return best.sub(best.abs().clamp(1, torch.finfo(best.dtype).max), alpha=EQUAL_WITHIN)
+
+
+def _count_better(tile: Tensor, row_bounds: Tensor, column_bounds: Tensor, row_better: Tensor, column_better: Tensor) -> None:
+    """Add to the counts of rows and columns the scores that are not below their bounds; NaN is not below."""
+    row_better += (~(tile < row_bounds[:, None])).sum(1)
+    column_better += (~(tile < column_bounds)).sum(0)
 
 
 def _strips(rows: Sequence[int], columns: Sequence[int], scores_at_once: int) -> list[tuple[slice, slice]]:
-    """Cut images into strips, and return for each its rows and its columns, as slices.
+    """Cut images into strips, and return the rows and columns of each.
 
     Args:
         rows: number of rows of each image.
@@ -233,16 +234,16 @@ def _strips(rows: Sequence[int], columns: Sequence[int], scores_at_once: int) ->
     """
     side = isqrt(scores_at_once) if sum(rows) * sum(columns) > scores_at_once else max(sum(rows), sum(columns))
     strips, row, column, height, width = [], 0, 0, 0, 0
-    for more_rows, more_columns in zip(rows, columns, strict=True):
-        if height + width and max(height + more_rows, width + more_columns) > side:
+    for num_rows, num_columns in zip(rows, columns, strict=True):
+        if height + width and max(height + num_rows, width + num_columns) > side:
             strips.append((slice(row, row + height), slice(column, column + width)))
             row, column, height, width = row + height, column + width, 0, 0
-        height, width = height + more_rows, width + more_columns
+        height, width = height + num_rows, width + num_columns
     return [*strips, (slice(row, row + height), slice(column, column + width))] if height + width else strips
 
 
 def chance_recall(cutoff: int, right: int, items: int) -> float:
-    """Return the recall, in percent, at a cutoff in a random order of items of which ``right`` are right (hypergeometric).
+    """Return the recall in percent at a cutoff in a random order with ``right`` right items (hypergeometric).
 
     >>> chance_recall(10, 1, 1000)
     1.0

@@ -1,4 +1,4 @@
-"""Searching images with a sentence in any language of a model.
+"""Text-to-image search: rank images by their similarity with a sentence in any language of a model.
 
 Letters: ``I`` images, ``E`` embedding width.
 """
@@ -19,16 +19,16 @@ from schemas.storage.folder import Folder
 from schemas.vocabulary import UNK
 from train.data.batches import CaptionBatch
 from train.devices import resolve_device
-from train.evaluation.compatibility import check_features, check_reads_text, check_vectors
+from train.evaluation.compatibility import check_dataset, check_reads_text, check_vectors
 from train.evaluation.embedding import embed_shard
-from train.evaluation.evaluation import Count, count_nothing, encode_captions, evaluating
+from train.evaluation.evaluation import Count, encode_captions, eval_mode, no_progress
 from train.jobs import SearchJob
 from train.models.retrieval_model import Encoded
 from train.runs.checkpoints import weights_digest
 from train.runs.run import Run, open_run
 
 Tokenize = Callable[[str, str, TextRecipe | None, str], Sequence[str]]
-"""From text, language, recipe of the run's captions (None if unknown) and folder of truecasers to tokens."""
+"""Tokenizer: takes text, language, text recipe of the run's captions (None if unknown) and folder of truecasers."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Gallery:
 
 @dataclass(frozen=True)
 class Hit:
-    """An image in the result of a search, and its similarity with the query; a higher score means more alike."""
+    """An image in the result of a search, with its similarity to the query; higher is more alike."""
 
     image_id: str
     score: float
@@ -51,19 +51,19 @@ def search(
     job: SearchJob,
     tokenize: Tokenize | None = None,
     report_unknown: Callable[[Sequence[str]], None] = lambda tokens: None,
-    count: Count = count_nothing,
+    count: Count = no_progress,
 ) -> list[Hit]:
     """Open a run and search images with it.
 
-    ``tokenize`` turns text into tokens as the run's captions were; a query of tokens needs none. ``report_unknown`` receives
-    the tokens that are not in the vocabulary, if there are any.
+    ``tokenize`` follows the text recipe of the run's captions; a query of tokens needs none. ``report_unknown`` receives the tokens
+    that are not in the vocabulary, if any.
 
     Returns:
         The best images, best first.
 
     Raises:
-        UsageError: the run does not know the language or any token, or there is no way to tokenize the query.
-        DatasetError: the folder holds no run, or the images do not belong to it.
+        UsageError: the run does not know the language or any token, or the query needs ``tokenize``.
+        DatasetError: the folder holds no run, or the images are from another extractor or model.
     """
     if not job.tokenized and tokenize is None:
         raise UsageError(
@@ -72,8 +72,8 @@ def search(
         )
     run = open_run(job.run, device=resolve_device(job.device))
     check_reads_text(run)
-    known = run.model.languages
-    language = job.language or (known[0] if len(known) == 1 else "")
+    languages = run.model.languages
+    language = job.language or (languages[0] if len(languages) == 1 else "")
     _check_language(run, language)
     tokens = job.query.split() if job.tokenized or tokenize is None else tokenize(job.query, language, run.text, job.truecaser)
     gallery = embed_gallery(run, job.features, count) if job.features else read_gallery(run, job.embeddings)
@@ -83,32 +83,30 @@ def search(
     return hits
 
 
-def embed_gallery(run: Run, features: str, count: Count = count_nothing) -> Gallery:
-    """Embed all images of a dataset of features or regions; those in which no region was found are left out.
+def embed_gallery(run: Run, features: str, count: Count = no_progress) -> Gallery:
+    """Embed all images of a dataset of features or regions, except images without regions.
 
     Raises:
-        UsageError: the run's model makes no vectors.
-        DatasetError: the folder holds neither features nor regions, or those of another extractor than the run was trained on.
+        UsageError: the run's model has no vectors.
+        DatasetError: the folder holds neither features nor regions, or has another extractor than the run.
     """
     check_vectors(run)
     dataset = open_dataset(features)
-    check_features(run, dataset)
-    shards = [embed_shard(run, dataset, number, count=count) for number in range(dataset.num_shards)]
+    check_dataset(run, dataset, "extractor")
+    shards = [embed_shard(run, dataset, shard, count=count) for shard in range(dataset.num_shards)]
     return Gallery([image_id for ids, _ in shards for image_id in ids], torch.cat([embeddings for _, embeddings in shards]))
 
 
 def read_gallery(run: Run, folder: str) -> Gallery:
-    """Read images that ``imagepivot embed`` embedded.
-
-    The folder is that of ``images`` and ``captions``, or that of the images.
+    """Read image embeddings from the output folder of ``imagepivot embed``, or from its subfolder ``images``.
 
     Raises:
-        UsageError: the run's model makes no vectors.
+        UsageError: the run's model has no vectors.
         DatasetError: the folder holds no embeddings, or another model's.
     """
     check_vectors(run)
     images = f"{folder.rstrip('/')}/images"
-    # Told apart by whether there is anything: what is damaged there must not be taken for something that is not there.
+    # Any content counts, so that a damaged subfolder is reported as such.
     dataset = open_dataset(images if Folder(images).children() else folder, kind="features")
     model = FeaturesParameters.from_json(dataset.manifest.parameters).model
     if model is None or model.weights_sha256 != weights_digest(run.model.state_dict()):
@@ -121,9 +119,9 @@ def read_gallery(run: Run, folder: str) -> Gallery:
 
 
 def search_gallery(run: Run, tokens: Sequence[str], language: str, gallery: Gallery, *, top: int = 10) -> list[Hit]:
-    """Return the best images for a sentence, best first; images with the same score keep the order of the gallery.
+    """Return the best images for a sentence, best first; ties keep the order of the gallery.
 
-    Tokens are made like those of the run's captions. Unknown ones are read as ``<unk>``.
+    Tokens follow the text recipe of the run's captions; unknown ones are read as ``<unk>``.
 
     Raises:
         UsageError: the model does not know the language or any of the tokens, or ``top`` is less than 1.
@@ -134,19 +132,18 @@ def search_gallery(run: Run, tokens: Sequence[str], language: str, gallery: Gall
         raise UsageError(f"--top is {top}, expected 1 or more")
     ids = run.vocabulary.encode(tokens)
     if all(token == UNK for token in ids[1:-1]):
-        sentence = " ".join(tokens)
         raise UsageError(
-            f"the model knows no word of {sentence!r}: its vocabulary has none of them, so every image would do as well"
+            f"the model knows no word of {' '.join(tokens)!r}: its vocabulary has none of them, so every image would do as well"
         )
     flat, offsets = np.array(ids, np.int32), np.array([0, len(ids)], np.int64)
     query = encode_captions(run.model, CaptionBatch(flat, offsets, np.zeros(1, np.int64)), language)
-    with evaluating(run.model):
+    with eval_mode(run.model):
         scores = run.model.scores(Encoded(gallery.embeddings), query)[:, 0]
     best = torch.argsort(scores, descending=True, stable=True)[:top]
     return [Hit(gallery.image_ids[row], score) for row, score in zip(best.tolist(), scores[best].tolist(), strict=True)]
 
 
 def _check_language(run: Run, language: str) -> None:
-    known = run.model.languages
-    if language not in known:
-        raise UsageError(f"--language is {language!r}, but this run knows only {', '.join(known)}: give one of these")
+    if language not in run.model.languages:
+        known = ", ".join(run.model.languages)
+        raise UsageError(f"--language is {language!r}, but this run knows only {known}: give one of these")

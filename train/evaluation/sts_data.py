@@ -1,18 +1,18 @@
-"""What textual similarity is measured with: sentence pairs that people scored, vectors of sentences from files, and correlations.
+"""Data of semantic textual similarity: sentence pairs with human scores, vectors of sentences from files, and correlations.
 
-Three layouts of pairs are read, as the shared tasks publish them, all UTF-8 with tabs between the columns and no quoting:
+Sentence pairs are UTF-8 with tabs between the columns and no quoting, in one of the layouts of the shared tasks:
 
-* ``STS.input.X.txt`` with two sentences a line, and more columns or none, beside ``STS.gs.X.txt`` with the score of each line: the
+* ``STS.input.X.txt`` with two sentences a line, further columns allowed, and ``STS.gs.X.txt`` with the score of each line: the
   shared tasks since 2012 (Agirre et al.);
-* a table with a header that names ``score``, ``sentence1`` and ``sentence2``, or without a header these three in this order;
-* the STS benchmark (``sts-train.csv``): genre, file, year, number, score, two sentences, and more columns or none.
+* a table with a header that names ``score``, ``sentence1`` and ``sentence2``, or with these three columns and no header;
+* the STS benchmark (``sts-train.csv``): genre, file, year, number, score, two sentences, further columns allowed.
 
-A pair without a score is left out, as the shared task of 2015 does: it published 1,500 pairs of images and scored 750.
+Pairs without a score are left out, as in the shared task of 2015, which published 1,500 pairs of images and scored 750.
 
-Word vectors are text, see `schemas.vector_files`. The vector of a sentence is the mean of those of its words, each as often as it
-occurs. A word is a run of letters and digits; it is looked up as it is written, then in lower case. Other words count for nothing,
-and a sentence that has none but these has a vector of zeros. Vectors of sentences are ``.npz`` with the arrays ``sentences``, the
-texts, and ``vectors``, a row for each: ``numpy.savez("vectors.npz", sentences=sentences, vectors=vectors)``.
+Word vectors are text, see `schemas.vector_files`. The vector of a sentence is the mean over its words. A word is a run of letters
+and digits, looked up as written, then in lower case. Unknown words are skipped, and a sentence without known words has a zero
+vector. Vectors of sentences are ``.npz`` with a row of ``vectors`` for each text of ``sentences``, written by
+``numpy.savez("vectors.npz", sentences=sentences, vectors=vectors)``.
 
 Letters: ``S`` sentences, ``N`` values, ``E`` width of vectors.
 """
@@ -58,10 +58,13 @@ class StsPairs:
     """Sentence pairs with their scores.
 
     Attributes:
-        location: the file of the sentences.
-        scores: how alike people found the sentences, mostly 0 to 5.
-        lines: the line of each pair in the file, from 1.
-        unscored: number of pairs without a score, which are left out.
+        name: name of the data set.
+        location: file of the sentences.
+        scores: human scores of similarity, mostly 0 to 5.
+        first: first sentence of each pair.
+        second: second sentence of each pair.
+        lines: line of each pair in the file, from 1.
+        unscored: number of pairs that were left out for lack of a score.
     """
 
     name: str
@@ -77,40 +80,40 @@ class StsPairs:
 
     @cached_property
     def sentences(self) -> tuple[str, ...]:
-        """The different sentences, in the order in which they first occur."""
+        """The distinct sentences, in order of first occurrence."""
         return tuple(dict.fromkeys(sentence for pair in zip(self.first, self.second, strict=True) for sentence in pair))
 
     def correlation(self, similarities: ArrayLike) -> Correlation:
         """Return the correlations, times 100, of the scores with similarities of the pairs ``[N]``.
 
         Raises:
-            ValueError: there are more or fewer similarities than pairs.
+            ValueError: the numbers of similarities and pairs differ.
         """
-        return correlation(np.array(self.scores), similarities)
+        pair = pearson(self.scores, similarities), spearman(self.scores, similarities)
+        return Correlation(*(None if value is None else 100 * value for value in pair))
 
 
 def read_sts(locations: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[StsPairs]:
-    """Read sentence pairs; the module says in which layouts.
+    """Read sentence pairs.
 
     Args:
-        locations: files, and folders: of these all files in the first layout, and those whose names end in ``.tsv`` or ``.csv``.
-            In the first layout either file stands for both.
+        locations: files and folders. A folder contributes its files in the first layout, ``.tsv`` and ``.csv``. In the first layout
+            the path of either file will do.
 
     Returns:
-        The data sets in the order of ``locations``, each once, those of a folder sorted by name. One is called after its file,
-        ``images`` for ``STS.input.images.txt`` and ``images-2014`` for ``images-2014.tsv``; where several would have the same
-        name, after its folder, too.
+        The distinct data sets in the order of ``locations``, those of a folder sorted by name. The name is that of the file, e.g.
+        ``images`` for ``STS.input.images.txt`` and ``images-2014`` for ``images-2014.tsv``, with folders if names are equal.
 
     Raises:
-        InputError: there is no such file or folder, or it does not hold such pairs; the message names file and line.
+        InputError: a file or folder is missing, or has another layout; the message names file and line.
     """
-    given = [locations] if isinstance(locations, (str, os.PathLike)) else locations
-    files = list(dict.fromkeys(file for location in given for file in _files_at(os.fspath(location))))
+    paths = [locations] if isinstance(locations, (str, os.PathLike)) else locations
+    files = list(dict.fromkeys(file for path in paths for file in _files_at(os.fspath(path))))
     return [_read(file, label) for file, label in zip(files, _labels(files), strict=True)]
 
 
 def _files_at(location: str) -> Iterator[str]:
-    """Yield the files of pairs at a location; in the first layout those of the sentences."""
+    """Yield the files of sentences at a location."""
     check_location(location)
     location = absolute_location(location)
     with _input_errors(location):
@@ -129,18 +132,17 @@ def _files_at(location: str) -> Iterator[str]:
 
 
 def _labels(files: Sequence[str]) -> list[str]:
-    """Return a name for each file: its own, with those of as many folders above it as tell all apart."""
+    """Return a name for each file: its stem, with as many parent folders as make names unique."""
     parts = [file.split("/") for file in files]
     names = [_INPUT.sub(r"\2", path[-1]) for path in parts]
     names = [os.path.splitext(name)[0] if name.endswith((*_TABLES, ".txt")) else name for name in names]  # noqa: PTH122
-    labels, above = list(names), 1
-    while len(set(labels)) < len(labels) and above < max(map(len, parts)):
-        again = {label for label in labels if labels.count(label) > 1}
+    labels = list(names)
+    for num_parents in range(1, max(map(len, parts), default=0)):
+        repeated = {label for label in labels if labels.count(label) > 1}
         labels = [
-            "/".join([*path[-1 - above : -1], name]) if label in again else label
+            "/".join([*path[-1 - num_parents : -1], name]) if label in repeated else label
             for path, name, label in zip(parts, names, labels, strict=True)
         ]
-        above += 1
     return labels
 
 
@@ -162,28 +164,28 @@ def _from_inputs(location: str) -> Iterator[_Row]:
             f"{location!r} has {len(sentences):,} lines and {gold!r} has {len(scores):,}: expected one score, or an empty line, "
             "for each pair of sentences; fetch both files again"
         )
-    for number, (pair, score) in enumerate(zip(sentences, scores, strict=True), start=1):
+    for line, (pair, score) in enumerate(zip(sentences, scores, strict=True), start=1):
         cells = pair.split("\t")
         if len(cells) < 2:
-            raise InputError(f"{location!r}, line {number}: expected two sentences with a tab between them, found {pair!r}")
-        yield _row(number, score.split("\t")[0], *cells[:2], places=(gold, location))
+            raise InputError(f"{location!r}, line {line}: expected two sentences with a tab between them, found {pair!r}")
+        yield _row(line, score.split("\t")[0], *cells[:2], files=(gold, location))
 
 
 def _from_table(location: str) -> Iterator[_Row]:
     lines = _lines(location)
-    columns, begin = _columns(lines[0] if lines else "", location)
-    for number, line in enumerate(lines[begin:], start=begin + 1):
+    columns, num_headers = _columns(lines[0] if lines else "", location)
+    for number, line in enumerate(lines[num_headers:], start=num_headers + 1):
         cells = line.split("\t")
         if len(cells) <= max(columns):
             raise InputError(
                 f"{location!r}, line {number}: expected {max(columns) + 1} columns with tabs between them, found {len(cells)}: "
                 f"{line!r}"
             )
-        yield _row(number, *(cells[column] for column in columns), places=(location, location))
+        yield _row(number, *(cells[column] for column in columns), files=(location, location))
 
 
 def _columns(line: str, location: str) -> tuple[tuple[int, ...], int]:
-    """Return the columns of the score and the two sentences, and the number of lines before the first pair."""
+    """Return the columns of the score and the two sentences, and the number of header lines."""
     cells = [cell.strip() for cell in line.split("\t")]
     header = [cell.lower() for cell in cells]
     if set(_HEADER) <= set(header):
@@ -195,15 +197,14 @@ def _columns(line: str, location: str) -> tuple[tuple[int, ...], int]:
     raise InputError(f"{location!r}, line 1: {_LAYOUTS}; found {line!r}")
 
 
-def _row(line: int, score: str, first: str, second: str, *, places: tuple[str, str]) -> _Row:
-    """Check a pair; ``places`` are the files of the score and of the sentences."""
-    score = score.strip()
+def _row(line: int, score: str, first: str, second: str, *, files: tuple[str, str]) -> _Row:
+    """Check a pair; ``files`` are those of the score and of the sentences."""
+    score, first, second = score.strip(), first.strip(), second.strip()
     if not _is_score(score):
-        raise InputError(f"{places[0]!r}, line {line}: expected a number as the score, or nothing, found {score!r}")
-    for sentence in (first, second):
-        if not sentence.strip():
-            raise InputError(f"{places[1]!r}, line {line}: expected two sentences, found an empty one")
-    return line, score, first.strip(), second.strip()
+        raise InputError(f"{files[0]!r}, line {line}: expected a number as the score, or nothing, found {score!r}")
+    if not (first and second):
+        raise InputError(f"{files[1]!r}, line {line}: expected two sentences, found an empty one")
+    return line, score, first, second
 
 
 def _is_score(text: str) -> bool:
@@ -237,12 +238,13 @@ _EXPECTED = "--vectors takes word vectors as text, or vectors of sentences as .n
 
 @dataclass(frozen=True)
 class Coverage:
-    """How much of some sentences is known.
+    """Coverage of the words of the distinct sentences.
 
     Attributes:
-        words: words of the different sentences, each as often as it occurs.
-        blind: sentences of which no word is known.
-        unknown: words that are not known and how often they occur, the most frequent first.
+        words: number of words, repeated ones included.
+        known: number of known words.
+        blind: number of sentences without a known word.
+        unknown: count of each unknown word, the most frequent first.
     """
 
     words: int
@@ -252,7 +254,7 @@ class Coverage:
 
 
 def coverage_of(sentences: Sequence[Sequence[str]], known: Collection[str]) -> Coverage:
-    """Count the words of sentences that are known."""
+    """Count the known and unknown words of sentences."""
     unknown = Counter(word for words in sentences for word in words if word not in known)
     total = sum(map(len, sentences))
     return Coverage(
@@ -264,41 +266,37 @@ def coverage_of(sentences: Sequence[Sequence[str]], known: Collection[str]) -> C
 
 
 def words_of(sentence: str) -> list[str]:
-    """Return the runs of letters and digits in a sentence, as they are looked up among word vectors."""
+    """Return the runs of letters and digits in a sentence."""
     return _WORD.findall(sentence)
 
 
 def mean_vectors(sentences: Sequence[Sequence[str]], vectors: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the mean of the vectors of each sentence's words, float64 ``[S, E]``; zeros where there are none."""
+    """Return the mean vector of each sentence's known words, float64 ``[S, E]``; zeros for sentences without any."""
     width = len(next(iter(vectors.values()), ()))
     means = np.zeros((len(sentences), width))
     for row, words in zip(means, sentences, strict=True):
-        found = [vectors[word] for word in words if word in vectors]
-        if found:
-            row[:] = np.mean(found, axis=0)
+        if known := [vectors[word] for word in words if word in vectors]:
+            row[:] = np.mean(known, axis=0)
     return means
 
 
 def read_word_vectors(location: str, words: Collection[str]) -> dict[str, np.ndarray]:
-    """Read the vectors of words from text, compressed if its name ends in ``.gz``; the rest of the file takes no memory.
-
-    Args:
-        location: the file.
-        words: the words to look for, as they are written; each is also looked for in lower case.
+    """Read the vectors of some words, looked up as written, then in lower case, from text or ``.gz``.
 
     Returns:
-        Float64 ``[E]`` by word, for those that are there.
+        Float64 ``[E]`` by word, for words with a vector.
 
     Raises:
         InputError: the file cannot be read, or holds no word vectors.
     """
-    found = read_vector_file(location, {form for word in words for form in (word, word.lower())}, expected=_EXPECTED).vectors
-    forms = {word: next((form for form in (word, word.lower()) if form in found), None) for word in words}
-    return {word: found[form] for word, form in forms.items() if form is not None}
+    forms = {word: (word, word.lower()) for word in words}
+    vectors = read_vector_file(location, {form for pair in forms.values() for form in pair}, expected=_EXPECTED).vectors
+    # Of both forms the one as written comes last and wins.
+    return {word: vectors[form] for word, pair in forms.items() for form in pair[::-1] if form in vectors}
 
 
 def read_sentence_vectors(location: str, sentences: Sequence[str]) -> np.ndarray:
-    """Read vectors of sentences from ``.npz``, float64 ``[S, E]``, in the order of ``sentences``.
+    """Read vectors of sentences from ``.npz``: float64 ``[S, E]``, in the order of ``sentences``.
 
     Raises:
         InputError: the file cannot be read, lacks an array, or lacks one of the sentences.
@@ -325,39 +323,29 @@ def read_sentence_vectors(location: str, sentences: Sequence[str]) -> np.ndarray
     missing = [sentence for sentence in sentences if sentence not in rows]
     if missing:
         raise InputError(
-            f"{location!r} lacks {len(missing):,} of {len(sentences):,} sentences, such as {missing[0]!r}: 'sentences' holds each "
-            "as it stands in the data"
+            f"{location!r} lacks {len(missing):,} of {len(sentences):,} sentences, such as {missing[0]!r}: add them to "
+            "'sentences', spelled as in the data"
         )
     return vectors[[rows[sentence] for sentence in sentences]].astype(np.float64)
 
 
-# Values that differ by less than float32 resolves say nothing, such as the cosines of a model that has collapsed.
+# Differences below the resolution of float32 are noise, e.g. between the cosines of a collapsed model.
 _RESOLUTION = 1e-6
 
 
 @dataclass(frozen=True)
 class Correlation:
-    """How two series go together, times 100 as papers print it; None where one of them is constant."""
+    """Pearson's r and Spearman's rho, times 100 as papers print them; None if a series is constant."""
 
     pearson: float | None
     spearman: float | None
 
 
-def correlation(first: ArrayLike, second: ArrayLike) -> Correlation:
-    """Return both correlations of two series ``[N]``, times 100.
-
-    Raises:
-        ValueError: they differ in length.
-    """
-    pair = pearson(first, second), spearman(first, second)
-    return Correlation(*(None if value is None else 100 * value for value in pair))
-
-
 def pearson(first: ArrayLike, second: ArrayLike) -> float | None:
-    """Return Pearson's r of two series ``[N]``, -1 to 1; None if one of them is constant.
+    """Return Pearson's r of two series ``[N]``, -1 to 1; None if one is constant.
 
     Raises:
-        ValueError: they differ in length.
+        ValueError: the series differ in length.
     """
     x, y = np.asarray(first, np.float64), np.asarray(second, np.float64)
     if x.shape != y.shape or x.ndim != 1:
@@ -368,27 +356,23 @@ def pearson(first: ArrayLike, second: ArrayLike) -> float | None:
 
 
 def spearman(first: ArrayLike, second: ArrayLike) -> float | None:
-    """Return Spearman's rho of two series ``[N]``, -1 to 1: Pearson's r of their ranks; None if one of them is constant."""
+    """Return Spearman's rho of two series ``[N]``, Pearson's r of their ranks; None if one is constant."""
     x, y = np.asarray(first, np.float64), np.asarray(second, np.float64)
     return None if _constant(x) or _constant(y) else pearson(ranks_with_ties(x), ranks_with_ties(y))
 
 
 def ranks_with_ties(values: ArrayLike) -> np.ndarray:
-    """Return the ranks of values ``[N]`` from 1, least first; equal values share the mean of their ranks."""
-    _, places, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[places]
+    """Return the ranks of values ``[N]`` from 1, ascending; equal values share their mean rank."""
+    _, indices, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[indices]
 
 
 def cosines(first: ArrayLike, second: ArrayLike) -> np.ndarray:
-    """Return the cosine of each row of ``[N, E]`` with the same row of another array, float64 ``[N]``.
-
-    The cosine with a vector of zeros is 0.
-    """
+    """Return the row-wise cosines of two arrays ``[N, E]``, float64 ``[N]``; 0 for zero vectors."""
     x, y = np.asarray(first, np.float64), np.asarray(second, np.float64)
     lengths = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
     products = np.einsum("ne,ne->n", x, y)
-    found = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
-    return np.clip(found, -1.0, 1.0)
+    return np.clip(np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0), -1.0, 1.0)
 
 
 def _constant(values: np.ndarray) -> bool:

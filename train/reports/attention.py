@@ -26,7 +26,7 @@ from schemas.parameters import FeaturesParameters
 from schemas.storage.folder import Folder
 from train.data.features import feature_spec
 from train.data.splits import SplitData
-from train.evaluation.evaluation import evaluating
+from train.evaluation.evaluation import eval_mode
 from train.models.retrieval_model import ImageBatch
 from train.reports.figure_examples import Example, Picture, ShownCaption
 from train.reports.rankings import draw_picture
@@ -92,7 +92,7 @@ def attend(run: Run, data: SplitData, features: Dataset, example: Example) -> At
         UsageError: the model of the run attends to nothing.
     """
     regions, captions = None, []
-    with evaluating(run.model) as device:
+    with eval_mode(run.model) as device:
         images = ImageBatch.of(data.features, np.array([example.image]), device)
         for caption in example.captions:
             batch = data.captions.batch(np.array([caption.row]))

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from schemas.errors import UsageError
 from schemas.storage.folder import Folder
 from train.data.captions import Captions
-from train.evaluation.evaluation import Count, count_nothing, encode_captions
+from train.evaluation.evaluation import Count, encode_captions, no_progress
 from train.models.retrieval_model import Encoded, RetrievalModel
 from train.reports.figure_examples import Example, first_captions, images_in_all_languages
 from train.runs.curves import SMALL, TINY, plain, save, style_of
@@ -59,7 +59,7 @@ def map_embeddings(
     *,
     most: int,
     seed: int,
-    count: Count = count_nothing,
+    count: Count = no_progress,
 ) -> EmbeddingMap:
     """Map the images of the examples, and others that are drawn, with the first caption of each in each language.
 

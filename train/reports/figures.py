@@ -16,8 +16,8 @@ from schemas.storage.folder import Folder
 from train.data.captions import labels_of
 from train.data.splits import TEST_SPLITS, SplitData, open_data
 from train.devices import resolve_device
-from train.evaluation.compatibility import check_tokens, check_vectors, expected_of
-from train.evaluation.evaluation import Count, count_nothing, encode_images
+from train.evaluation.compatibility import check_tokens, check_vectors, expected_fingerprints
+from train.evaluation.evaluation import Count, encode_images, no_progress
 from train.evaluation.scores import portions_in
 from train.jobs import FIGURES, FiguresJob
 from train.models.retrieval_model import Encoded
@@ -50,7 +50,7 @@ class Figures:
 def draw_figures(
     job: FiguresJob,
     read_pictures: ReadPictures | None = None,
-    count: Count = count_nothing,
+    count: Count = no_progress,
     *,
     made_from: Mapping[str, Any] | None = None,
 ) -> Figures:
@@ -182,7 +182,7 @@ def _open(run: Run, job: FiguresJob) -> SplitData:
         portions=portions,
         l2=run.config.data.l2_features,
         memory_map=job.memory_map,
-        expected=expected_of([run]),
+        expected=expected_fingerprints([run]),
         allow_missing_features=job.allow_missing_features,
         token_features=job.token_features,
         token_width=token_width,

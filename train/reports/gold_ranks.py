@@ -25,7 +25,7 @@ from schemas.errors import DatasetError
 from train.data.captions import Captions
 from train.data.splits import TEST_SPLITS, SplitData, open_data
 from train.devices import resolve_device
-from train.evaluation.evaluation import Count, count_nothing, ranks_together
+from train.evaluation.evaluation import Count, ensemble_ranks, no_progress
 from train.jobs import Corpus
 from train.reports.published import GOLD_COLUMNS, GOLD_RANKS
 from train.reports.row_results import finished_runs
@@ -107,7 +107,7 @@ def gold_ranks(
     *,
     device: str = "cpu",
     allow_missing_features: bool = False,
-    count: Count = count_nothing,
+    count: Count = no_progress,
 ) -> GoldRanks:
     """Rank the images of the test captions of 2016 under the trained rows of table 3 in an output folder of ``reproduce``.
 
@@ -149,13 +149,13 @@ def gold_ranks(
     )
 
 
-def ranks_of_captions(run: Run, data: SplitData, *, count: Count = count_nothing) -> dict[str, np.ndarray]:
+def ranks_of_captions(run: Run, data: SplitData, *, count: Count = no_progress) -> dict[str, np.ndarray]:
     """Return, by language, the rank of each caption's image among the images that have captions in the language.
 
     Returns:
         int64 arrays in the order of ``data.captions.rows_of(language)``.
     """
-    ranks = ranks_together([(run.model, data)], count=count)
+    ranks = ensemble_ranks([(run.model, data)], count=count)
     return {language: of_language.text_to_image.cpu().numpy() for language, of_language in ranks.items()}
 
 

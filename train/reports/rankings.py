@@ -20,7 +20,7 @@ from matplotlib.patches import Rectangle
 
 from schemas.storage.folder import Folder
 from train.data.captions import Captions
-from train.evaluation.evaluation import Count, count_nothing, encode_captions, scores_between
+from train.evaluation.evaluation import Count, encode_captions, no_progress, scores_between
 from train.evaluation.search import Hit
 from train.models.retrieval_model import Encoded, RetrievalModel
 from train.reports.figure_examples import Example, Picture, ShownCaption
@@ -57,7 +57,7 @@ def rank_examples(
     examples: Sequence[Example],
     *,
     top: int,
-    count: Count = count_nothing,
+    count: Count = no_progress,
 ) -> tuple[Ranking, ...]:
     """Rank, for each caption of the examples, the images that have a caption in its language, as an evaluation does.
 

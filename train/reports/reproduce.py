@@ -44,7 +44,7 @@ from train.evaluation.scores import portions_in
 from train.jobs import Corpus, ReproduceJob
 from train.loop import Remark
 from train.reports.published import ENSEMBLES, rows_of_paper
-from train.reports.row_datasets import FURTHER, corpora_of, left_out
+from train.reports.row_datasets import OPTIONAL_DATASETS, corpora_of, left_out
 from train.reports.row_results import (
     FailedRun,
     Failure,
@@ -166,7 +166,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Done:
+class FinishedRun:
     """A run that has ended, as the ``count``-th of ``total``; with its failure where it has no result."""
 
     task: Task
@@ -176,7 +176,7 @@ class Done:
 
 
 def reproduce(
-    job: ReproduceJob, watch: Callable[[Done], None] = lambda done: None, remark: Remark = logger.warning
+    job: ReproduceJob, watch: Callable[[FinishedRun], None] = lambda done: None, remark: Remark = logger.warning
 ) -> tuple[FailedRun, ...]:
     """Train and measure every row that has no result yet. A run that fails, or whose process is killed, does not end the others.
 
@@ -204,7 +204,7 @@ def reproduce(
         failed = []
         for count, (task, failure) in enumerate(_run_all(tasks, job), start=1):
             task.end(failure)
-            watch(Done(task, count, len(tasks), failure))
+            watch(FinishedRun(task, count, len(tasks), failure))
             if failure is not None:
                 failed.append(FailedRun(task.preset, task.seed, failure))
         return tuple(failed)
@@ -226,11 +226,11 @@ def _tasks(job: ReproduceJob) -> Iterator[Task]:
 
 def _fingerprints(corpus: Corpus, job: ReproduceJob) -> dict[str, str]:
     """Return the fingerprints of what a row is trained on."""
-    kinds = {"captions": "encoded", "features": None} | {name: name.replace("_", "-") for name in FURTHER}
+    kinds = {"captions": "encoded", "features": None} | {name: name.replace("_", "-") for name in OPTIONAL_DATASETS}
     fingerprints = {
         name: open_dataset(location, kind=kinds.get(name, name)).fingerprint
         for name, location in vars(corpus).items()
-        if location or name not in FURTHER
+        if location or name not in OPTIONAL_DATASETS
     }
     if job.allow_missing_features:
         # Features may grow; with fewer images the results are others.

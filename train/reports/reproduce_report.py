@@ -9,7 +9,7 @@ from statistics import mean, stdev
 
 from schemas.console.tables import Cell, Row, Table, markdown_document, number_columns
 from train.reports.published import Measures, PublishedRow, presets_of_paper, rows_of_paper
-from train.reports.row_results import ABSENT, DIRECTIONS, MEASURES, FailedRun, RowStatement, read_row
+from train.reports.row_results import ABSENT, DIRECTIONS, MEASURES, FailedRun, RowSummary, read_row
 
 _RECALLS = MEASURES[:3]
 _SHORT = {"recall_at_1": "R@1", "recall_at_5": "R@5", "recall_at_10": "R@10", "median_rank": "median rank"}
@@ -106,7 +106,7 @@ class Report:
     notes: tuple[str, ...]
     sections: tuple[Section, ...]
     further: tuple[Section, ...] = ()
-    rows: tuple[RowStatement, ...] = ()
+    rows: tuple[RowSummary, ...] = ()
 
     @property
     def failed(self) -> tuple[FailedRun, ...]:
@@ -143,24 +143,24 @@ _STATED = (
 )
 
 
-def _stated(row: RowStatement) -> Row:
+def _stated(row: RowSummary) -> Row:
     numbers = (row.vocabulary, row.words, row.pretrained, row.captions, row.steps, row.best, row.seeds)
     made_of = f" ({_made_of(row)})" if row.members else ""
     return f"{row.preset}{made_of}", row.feature, row.recipe, *numbers
 
 
-def _made_of(row: RowStatement) -> str:
+def _made_of(row: RowSummary) -> str:
     return f"means of the scores of {' and '.join(row.members)}"
 
 
-def _data(row: RowStatement) -> str:
+def _data(row: RowSummary) -> str:
     named = ((row.feature, f"features {row.feature}"), (row.recipe, f"captions {row.recipe}"))
     texts = (*named, (row.vocabulary, f"{row.vocabulary} words"))
     data = "; ".join(text for value, text in texts if value != ABSENT)
     return f" on {data}" if data else ""
 
 
-def _in_words(row: RowStatement) -> str:
+def _in_words(row: RowSummary) -> str:
     if not row.results:
         return f"seeds: {row.seeds}"
     if row.members:
@@ -204,7 +204,7 @@ def read_report(output: str, paper: str) -> Report:
     return Report(paper, _notes(begun), tuple(sections), tuple(further), begun)
 
 
-def _unpublished(row: PublishedRow, stated: RowStatement, seen: set[tuple[str, str, str]]) -> list[PublishedRow]:
+def _unpublished(row: PublishedRow, stated: RowSummary, seen: set[tuple[str, str, str]]) -> list[PublishedRow]:
     """Return a row for each language and portion that its runs measure and that no row before has."""
     found = []
     for language, portion in sorted({(score["language"], score["portion"]) for r in stated.results for score in r["scores"]}):
@@ -214,7 +214,7 @@ def _unpublished(row: PublishedRow, stated: RowStatement, seen: set[tuple[str, s
     return found
 
 
-def _line(row: PublishedRow, stated: RowStatement) -> Line:
+def _line(row: PublishedRow, stated: RowSummary) -> Line:
     scores = [
         score
         for result in stated.results
@@ -232,7 +232,7 @@ def _line(row: PublishedRow, stated: RowStatement) -> Line:
     return Line(row, len(scores), cells, len(stated.failed))
 
 
-def _notes(rows: Sequence[RowStatement]) -> tuple[str, ...]:
+def _notes(rows: Sequence[RowSummary]) -> tuple[str, ...]:
     notes = ["Each number is the mean of the runs ± their standard deviation; beside or below it stands the published one."]
     results = [result for row in rows for result in row.results]
     failed = sum(len(row.failed) for row in rows)

@@ -22,7 +22,7 @@ from train.reports.published import ENSEMBLES, presets_of_paper, presets_of_tabl
 
 
 @dataclass(frozen=True)
-class Further:
+class OptionalDataset:
     """A dataset that only some presets take.
 
     Attributes:
@@ -36,13 +36,13 @@ class Further:
     taking: str
 
 
-FURTHER: Mapping[str, Further] = {
-    "word_vectors": Further(
+OPTIONAL_DATASETS: Mapping[str, OptionalDataset] = {
+    "word_vectors": OptionalDataset(
         "pretrained_width",
         "pretrained word vectors (--word-vectors FOLDER, which imagepivot word-vectors makes)",
         "begins with word vectors",
     ),
-    "token_features": Further(
+    "token_features": OptionalDataset(
         "token_width",
         "vectors of tokens (--token-features FOLDER, which imagepivot token-features makes)",
         "reads vectors of tokens",
@@ -73,7 +73,7 @@ def corpora_of(job: ReproduceJob) -> dict[str, Corpus]:
     kept, lacking = _divided(job)
     if not kept:
         raise UsageError(f"there is nothing to train: {'; '.join(_sentences(lacking))}")
-    for name, further in FURTHER.items():
+    for name, further in OPTIONAL_DATASETS.items():
         given = getattr(job, name)
         if given and not any(getattr(corpus, name) for corpus in kept.values()):
             raise UsageError(
@@ -113,8 +113,8 @@ def _divided(job: ReproduceJob) -> tuple[dict[str, Corpus], dict[str, str]]:
         elif name in preset_names():
             config = resolve(name, job.overrides)
             features, lacking = features_for(name, config, given)
-            taken = {field: further for field, further in FURTHER.items() if getattr(config.model, further.asked)}
-            folders = {field: getattr(job, field) if field in taken else "" for field in FURTHER}
+            taken = {field: further for field, further in OPTIONAL_DATASETS.items() if getattr(config.model, further.asked)}
+            folders = {field: getattr(job, field) if field in taken else "" for field in OPTIONAL_DATASETS}
             lacking = lacking or next((taken[field].lacking for field in taken if not folders[field]), "")
             corpus = replace(job.corpus, features=features, **folders)
         else:

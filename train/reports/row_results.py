@@ -148,7 +148,7 @@ def causes_of(failed: Iterable[FailedRun]) -> list[tuple[FailedRun, ...]]:
 
 
 @dataclass(frozen=True)
-class RowStatement:
+class RowSummary:
     """What the runs of a row were trained on; ``failed`` are those without results."""
 
     preset: str
@@ -217,7 +217,7 @@ class RowStatement:
         return ", ".join(f"{language} {number}" for language, number in ranges.items())
 
 
-def read_row(output: str, preset: str) -> RowStatement:
+def read_row(output: str, preset: str) -> RowSummary:
     """Read the results of a row, and why runs of it have none.
 
     Raises:
@@ -230,7 +230,7 @@ def read_row(output: str, preset: str) -> RowStatement:
         stored = read_failure(path)
         if stored is not None and path.stem.removeprefix("failed-") not in results:
             failed.append(FailedRun(preset, _seed(path), stored))
-    return RowStatement(preset, tuple(results.values()), tuple(failed))
+    return RowSummary(preset, tuple(results.values()), tuple(failed))
 
 
 def _seed(path: Path) -> int:

@@ -11,7 +11,7 @@ from schemas.dataset import open_dataset
 from schemas.errors import UsageError
 from schemas.parameters import EncodedParameters
 from train.devices import resolve_device
-from train.evaluation.evaluation import Count, count_nothing
+from train.evaluation.evaluation import Count, no_progress
 from train.evaluation.search import Tokenize
 from train.evaluation.sts import StsSystem, score_overlap, score_sts
 from train.evaluation.sts_data import StsPairs, read_sts
@@ -122,7 +122,7 @@ def sts_rows(
     *,
     truecaser: str = "",
     device: str = "cpu",
-    count: Count = count_nothing,
+    count: Count = no_progress,
 ) -> StsRows:
     """Measure the finished runs in an output folder of ``reproduce`` on sentence pairs.
 

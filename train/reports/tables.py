@@ -13,7 +13,7 @@ from schemas.errors import DatasetError, UsageError
 from schemas.escapes import to_json
 from schemas.made_from import read_made_from
 from schemas.storage.folder import Folder, file_at
-from train.evaluation.metrics import Retrieval
+from train.evaluation.metrics import RetrievalMetrics
 from train.evaluation.scores import Average, Score, averages
 from train.evaluation.sts import StsResult
 from train.evaluation.sts_data import Correlation, StsPairs
@@ -68,7 +68,7 @@ def _average_table(scores: Sequence[Score]) -> Table:
     return Table(["captions", *columns], rows, notes=notes)
 
 
-def _means(recalls: Sequence[Sequence[float]], whole: Retrieval | Average) -> list[float]:
+def _means(recalls: Sequence[Sequence[float]], whole: RetrievalMetrics | Average) -> list[float]:
     return [*map(mean, recalls), whole.mean_recall, whole.sum_of_recalls]
 
 

@@ -24,7 +24,7 @@ from tests.train.trainings import CONFIG
 from train.config.presets import preset_names
 from train.config.sections import from_toml, resolve
 from train.data.splits import open_data
-from train.evaluation.scores import averages, evaluation_report, score_run, score_together
+from train.evaluation.scores import averages, evaluation_report, score_ensemble, score_run
 from train.evaluation.search import embed_gallery, search_gallery
 from train.evaluation.sts import sts
 from train.jobs import StsJob
@@ -223,7 +223,7 @@ def test_evaluate_in_folds(command, write_run, toy):
 def test_evaluate_takes_an_ensemble(command, write_run, toy):
     folders = [write_run("a", seed=0), write_run("b", seed=1)]
     arguments = (*data_of(toy), "--split", "test")
-    scores = score_together([open_run(run) for run in folders], captions=toy.captions, features=toy.features, splits=["test"])
+    scores = score_ensemble([open_run(run) for run in folders], captions=toy.captions, features=toy.features, splits=["test"])
     assert json.loads(command("evaluate", *folders, *arguments, "--json")[0]) == evaluation_report(scores)
     table, _ = command("evaluate", *folders, *arguments)
     assert f"mean scores of {folders[0]}, {folders[1]}".replace(" ", "") in "".join(table.split())

@@ -12,8 +12,8 @@ import torch
 from schemas.errors import UsageError
 from tests.train.trainings import encode_row
 from train.data.splits import open_data
-from train.evaluation.cross_lingual import CrossLingual, evaluate_cross_lingual
-from train.evaluation.metrics import Direction
+from train.evaluation.cross_lingual import CrossLingualRetrieval, evaluate_cross_lingual
+from train.evaluation.metrics import RecallMetrics
 from train.evaluation.scores import evaluate_run, score_run
 from train.jobs import EvaluateJob
 from train.models.retrieval_model import Encoded
@@ -27,7 +27,7 @@ def data(toy):
     return open_data(toy.captions, toy.features, split="test", portions=PORTIONS)
 
 
-def by_hand(models, data, query: str, other: str) -> CrossLingual:
+def by_hand(models, data, query: str, other: str) -> CrossLingualRetrieval:
     """Rank each caption by itself; the model's scores go from the language that comes first in it to the other."""
     captions, turned = data.captions, models[0].languages.index(query) > models[0].languages.index(other)
     images = {name: captions.images[captions.rows_of(name)].tolist() for name in (query, other)}
@@ -53,7 +53,7 @@ def by_hand(models, data, query: str, other: str) -> CrossLingual:
     recalls = [100 * sum(rank <= cutoff for rank in ranks) / len(ranks) for cutoff in (1, 5, 10)]
     middle = sorted(ranks)[(len(ranks) - 1) // 2], sorted(ranks)[len(ranks) // 2]
     chance = tuple(sum(hits) / len(hits) for hits in at_random)
-    return CrossLingual(Direction(*recalls, median_rank=sum(middle) // 2, queries=len(ranks)), chance)
+    return CrossLingualRetrieval(RecallMetrics(*recalls, median_rank=sum(middle) // 2, queries=len(ranks)), chance)
 
 
 @pytest.mark.cluster

@@ -26,12 +26,11 @@ from train.evaluation.evaluation import (
     chance_in_folds,
     encode_captions,
     encode_images,
-    evaluate,
+    evaluate_ensemble,
     evaluate_folds,
-    evaluate_together,
     validate,
 )
-from train.evaluation.metrics import ranks_of
+from train.evaluation.metrics import retrieval_ranks
 from train.evaluation.scores import score_run
 from train.jobs import EvaluateJob, TrainJob
 from train.loop import train
@@ -82,7 +81,7 @@ def test_embeddings_are_those_of_each_caption_alone(model, data, batch_size):
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_each_language_is_ranked_by_itself_by_the_mean_score(write_run, data, seeds):
     models = [open_run(write_run(f"run-{seed}", languages=("en", "de", "fr"), seed=seed)).model for seed in range(seeds)]
-    results = evaluate_together([(model, data) for model in models])
+    results = evaluate_ensemble([(model, data) for model in models])
     assert list(results) == list(data.captions.language_names)
     for language, result in results.items():
         batch = rows_of(data, language)
@@ -90,11 +89,11 @@ def test_each_language_is_ranked_by_itself_by_the_mean_score(write_run, data, se
             model.scores(encode_images(model, data.features.array), encode_captions(model, batch, language)) for model in models
         ]
         owner, mean = torch.from_numpy(data.captions.images[batch.rows]).long(), sum(every) / seeds
-        ranks = ranks_of(lambda rows, columns, mean=mean: mean[rows][:, columns], 9, owner)
+        ranks = retrieval_ranks(lambda rows, columns, mean=mean: mean[rows][:, columns], 9, owner)
         assert result.text_to_image.recall_at_1 == pytest.approx(100 * np.mean(ranks.text_to_image.numpy() == 1))
         assert result.image_to_text.recall_at_5 == pytest.approx(100 * np.mean(ranks.image_to_text.numpy() <= 5))
         assert (result.image_to_text.queries, result.text_to_image.queries) == (9, len(owner))
-    assert (results == evaluate(models[0], data)) is (seeds == 1)
+    assert (results == evaluate_ensemble([(models[0], data)])) is (seeds == 1)
 
 
 def test_images_without_a_caption_in_the_language_take_no_part(model, data):
@@ -102,7 +101,7 @@ def test_images_without_a_caption_in_the_language_take_no_part(model, data):
     english = captions.language_names.index("en")
     # All images have German and French captions, three have English ones.
     few = captions.select((captions.languages != english) | (captions.images < 3))
-    english_result = evaluate(model, replace(data, captions=few))["en"]
+    english_result = evaluate_ensemble([(model, replace(data, captions=few))])["en"]
     assert english_result.image_to_text.queries == 3
     assert english_result.text_to_image.queries == 12
     assert english_result.text_to_image.recall_at_5 == 100  # Three candidates only.
@@ -111,14 +110,14 @@ def test_images_without_a_caption_in_the_language_take_no_part(model, data):
 def test_a_language_without_captions_is_left_out(model, data):
     captions = data.captions
     german = captions.select(captions.languages == captions.language_names.index("de"))
-    assert list(evaluate(model, replace(data, captions=german))) == ["de"]
+    assert list(evaluate_ensemble([(model, replace(data, captions=german))])) == ["de"]
 
 
 def test_the_model_is_left_unchanged(model, data):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     for training in (True, False):
         model.train(training)
-        evaluate(model, data)
+        evaluate_ensemble([(model, data)])
         assert model.training is training
         assert torch.is_grad_enabled()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -134,7 +133,7 @@ def test_chance_equals_random_scores(data):
     rounds = 400
     for _ in range(rounds):
         scores = torch.rand(9, len(rows), generator=generator)
-        ranks = ranks_of(lambda rows, columns, scores=scores: scores[rows][:, columns], 9, owner)
+        ranks = retrieval_ranks(lambda rows, columns, scores=scores: scores[rows][:, columns], 9, owner)
         hits += (ranks.image_to_text <= 5).float().mean().item(), (ranks.text_to_image <= 5).float().mean().item()
     recalls = 100 * hits / rounds
     assert recalls[0] == pytest.approx(expected["image_to_text"][1], abs=2)
@@ -167,7 +166,7 @@ def test_a_gpu_evaluates_in_float32_whatever_it_trains_in(model, data, precision
         model.scores = lambda *args: (look(), scores(*args))[1]
         before = torch.backends.cudnn.rnn.fp32_precision
         with nullcontext() if precision is None else computing(precision, model.device):
-            found = evaluate(model, data)
+            found = evaluate_ensemble([(model, data)])
         assert torch.backends.cudnn.rnn.fp32_precision == before
     assert seen
     assert all(each == ({"ieee"}, False, 0) for each in seen)
@@ -219,7 +218,7 @@ def test_losses_are_those_of_the_batches_by_hand(toy, text):
     training_inputs = load_training_inputs(config, toy, seed=0)
     model = build_model(config.model, training_inputs.dimensions, 0)
     found = validate(model, training_inputs.validation, config, terms_of(config.loss, model))
-    assert found.retrieval == evaluate(model, training_inputs.validation)
+    assert found.retrieval == evaluate_ensemble([(model, training_inputs.validation)])
     sums, queries, total, every = {}, {}, 0.0, 0
     with torch.no_grad():
         for batch in fixed_batches(training_inputs.validation.captions, config.schedule, config.loss):
@@ -317,7 +316,7 @@ def test_images_that_lack_a_language_leave_no_loss(toy):
     model = build_model(config.model, training_inputs.dimensions, 0)
     found = validate(model, data, config, terms_of(config.loss, model))
     assert (found.loss, found.terms) == (None, {})
-    assert found.retrieval == evaluate(model, data)
+    assert found.retrieval == evaluate_ensemble([(model, data)])
 
 
 @pytest.fixture
@@ -371,12 +370,12 @@ def test_folds_are_ranked_each_by_itself_and_averaged(model, comparable, folds):
             expected = [mean(values) for values in zip(*(summary(ranks[name]) for ranks in of_folds), strict=True)]
             assert [*direction.recalls, direction.median_rank] == pytest.approx(expected)
             assert direction.queries == sum(len(ranks[name]) for ranks in of_folds)
-    together = evaluate_together([(model, comparable)])
+    together = evaluate_ensemble([(model, comparable)])
     assert all(results[name].image_to_text.recall_at_5 > together[name].image_to_text.recall_at_5 for name in results)
 
 
 def test_one_fold_is_the_usual_evaluation(model, comparable):
-    assert evaluate_folds([(model, comparable)], 1) == evaluate_together([(model, comparable)])
+    assert evaluate_folds([(model, comparable)], 1) == evaluate_ensemble([(model, comparable)])
     assert chance_in_folds(comparable.captions, "en", 1) == chance(comparable.captions, "en")
 
 

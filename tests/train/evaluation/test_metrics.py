@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from tests.threads import threads_of_torch
-from train.evaluation.metrics import Direction, Retrieval, Scores, chance_recall, ranks_between, ranks_of
+from train.evaluation.metrics import (
+    RecallMetrics,
+    RetrievalMetrics,
+    Scores,
+    bidirectional_ranks,
+    chance_recall,
+    retrieval_ranks,
+)
 
 
 def dot(images: torch.Tensor, captions: torch.Tensor) -> torch.Tensor:
@@ -52,7 +59,7 @@ def test_ranks_equal_the_definition(similarity, scores_at_once, images, captions
     left = torch.randint(values, (images, 3), generator=generator).float()
     right = torch.randint(values, (captions, 3), generator=generator).float()
     owner = torch.randint(images, (captions,), generator=generator)
-    ranks = ranks_of(between(left, right, similarity), images, owner, scores_at_once=scores_at_once)
+    ranks = retrieval_ranks(between(left, right, similarity), images, owner, scores_at_once=scores_at_once)
     expected = plain_ranks_between(similarity(left, right).tolist(), range(images), owner.tolist())
     assert (ranks.image_to_text.tolist(), ranks.text_to_image.tolist()) == expected
 
@@ -61,7 +68,7 @@ def test_random_real_scores_give_the_ranks_of_a_full_sort():
     generator = torch.Generator().manual_seed(1)
     images, captions = torch.randn(40, 16, generator=generator), torch.randn(200, 16, generator=generator)
     owner = torch.arange(200) // 5
-    ranks = ranks_of(between(images, captions), len(images), owner, scores_at_once=999)
+    ranks = retrieval_ranks(between(images, captions), len(images), owner, scores_at_once=999)
     scores = (images.double() @ captions.double().T).numpy()
     place = np.empty_like(scores, dtype=int)
     np.put_along_axis(place, np.argsort(-scores, axis=1), np.arange(200)[None], axis=1)
@@ -84,7 +91,7 @@ def test_equal_inputs_rank_last_for_any_tiles_and_threads(alike, images, caption
     left, right = (vectors * (1 + 2e-7 * torch.rand(len(vectors), 1, generator=generator)) for vectors in (left, right))
     owner = torch.arange(len(right)) // captions_each
     with threads_of_torch(threads):
-        ranks = ranks_of(between(left, right), images, owner, scores_at_once=scores_at_once)
+        ranks = retrieval_ranks(between(left, right), images, owner, scores_at_once=scores_at_once)
     if alike == "texts":
         assert ranks.image_to_text.tolist() == [(images - 1) * captions_each + 1] * images
     else:
@@ -104,7 +111,7 @@ def test_rounding_of_scores_changes_no_rank(scores_at_once, scale):
         tile = exact[rows][:, columns]
         return scale * (tile + noise * (2 * torch.rand(tile.shape, generator=generator) - 1) * tile.abs().clamp(min=0.1))
 
-    ranks = ranks_of(scores, 20, owner, scores_at_once=scores_at_once)
+    ranks = retrieval_ranks(scores, 20, owner, scores_at_once=scores_at_once)
     assert (ranks.image_to_text.tolist(), ranks.text_to_image.tolist()) == plain_ranks_between(
         (scale * exact).tolist(), range(20), owner.tolist()
     )
@@ -112,7 +119,7 @@ def test_rounding_of_scores_changes_no_rank(scores_at_once, scale):
 
 def test_infinite_scores_are_equal_to_their_like_only():
     scores = torch.tensor([[torch.inf, 1.0, -torch.inf], [torch.inf, 2.0, -torch.inf], [0.0, 1.0, -torch.inf]])
-    ranks = ranks_of(lambda rows, columns: scores[rows][:, columns], 3, torch.arange(3))
+    ranks = retrieval_ranks(lambda rows, columns: scores[rows][:, columns], 3, torch.arange(3))
     assert (ranks.image_to_text.tolist(), ranks.text_to_image.tolist()) == ([1, 2, 3], [2, 1, 3])
 
 
@@ -120,15 +127,15 @@ def test_infinite_scores_are_equal_to_their_like_only():
 def test_scores_that_are_not_numbers_rank_last(scores_at_once):
     images, captions = torch.eye(3), torch.eye(3)
     captions[1, 1] = torch.nan
-    ranks = ranks_of(between(images, captions), len(images), torch.arange(3), scores_at_once=scores_at_once)
+    ranks = retrieval_ranks(between(images, captions), len(images), torch.arange(3), scores_at_once=scores_at_once)
     assert ranks.text_to_image.tolist() == [1, 3, 1]
     assert ranks.image_to_text.tolist() == [2, 3, 2]
 
 
 def test_an_image_without_captions_is_a_candidate_but_not_a_query():
     images = torch.tensor([[1.0], [5.0], [0.0]])
-    ranks = ranks_of(between(images, torch.tensor([[1.0], [1.0]])), 3, torch.tensor([0, 2]))
-    assert Retrieval.of(ranks).image_to_text.queries == 2
+    ranks = retrieval_ranks(between(images, torch.tensor([[1.0], [1.0]])), 3, torch.tensor([0, 2]))
+    assert RetrievalMetrics.of(ranks).image_to_text.queries == 2
     assert ranks.text_to_image.tolist() == [2, 3]
 
 
@@ -143,7 +150,7 @@ def test_an_image_without_captions_is_a_candidate_but_not_a_query():
     ],
 )
 def test_recalls_and_median(ranks, expected):
-    direction = Direction.of(torch.tensor(ranks))
+    direction = RecallMetrics.of(torch.tensor(ranks))
     assert direction.recalls == expected
     assert direction.median_rank == int(np.floor(np.median(np.array(ranks) - 1))) + 1  # as the published code writes it
     assert direction.median_rank == int(median(ranks))
@@ -152,13 +159,13 @@ def test_recalls_and_median(ranks, expected):
 
 def test_recall_of_nothing_is_an_error():
     with pytest.raises(ValueError, match="there are no captions to evaluate on"):
-        Direction.of(torch.zeros(0, dtype=torch.int64))
+        RecallMetrics.of(torch.zeros(0, dtype=torch.int64))
 
 
 def test_the_sum_of_recalls_has_six_terms():
-    one = Direction(recall_at_1=1, recall_at_5=2, recall_at_10=3, median_rank=50, queries=7)
-    two = Direction(recall_at_1=10, recall_at_5=20, recall_at_10=30, median_rank=5, queries=7)
-    both = Retrieval(image_to_text=one, text_to_image=two)
+    one = RecallMetrics(recall_at_1=1, recall_at_5=2, recall_at_10=3, median_rank=50, queries=7)
+    two = RecallMetrics(recall_at_1=10, recall_at_5=20, recall_at_10=30, median_rank=5, queries=7)
+    both = RetrievalMetrics(image_to_text=one, text_to_image=two)
     assert both.sum_of_recalls == 66
     assert both.mean_recall == 66 / 6 == both.to_dict()["mean_recall"]
     assert both.to_dict()["text_to_image"]["recall_at_5"] == 20
@@ -166,7 +173,7 @@ def test_the_sum_of_recalls_has_six_terms():
 
 def test_rows_that_do_not_match_are_refused():
     with pytest.raises(ValueError, match="images 0 to 3 of 3"):
-        ranks_of(between(torch.ones(3, 1), torch.ones(2, 1)), 3, torch.tensor([0, 3]))
+        retrieval_ranks(between(torch.ones(3, 1), torch.ones(2, 1)), 3, torch.tensor([0, 3]))
 
 
 @pytest.mark.parametrize(("cutoff", "right", "items"), [(1, 1, 4), (2, 1, 4), (2, 2, 5), (3, 3, 5), (5, 2, 5), (10, 1, 4)])
@@ -191,7 +198,7 @@ def test_each_score_is_computed_once_and_few_are_held(per_image, scores_at_once)
         return found
 
     owner = torch.arange(50).repeat(per_image)  # The captions of an image do not stand together.
-    ranks_of(watched, 50, owner, scores_at_once=scores_at_once)
+    retrieval_ranks(watched, 50, owner, scores_at_once=scores_at_once)
     assert (asked == 1).all()
     assert largest <= max(scores_at_once, per_image)
     assert scores_at_once < 10**6 or largest == 50 * 50 * per_image
@@ -209,7 +216,7 @@ def test_uneven_numbers_of_captions_are_ranked_in_tiles_of_bounded_size():
         sizes.append(found.numel())
         return found
 
-    ranks = ranks_of(watched, 12, owner, scores_at_once=16)
+    ranks = retrieval_ranks(watched, 12, owner, scores_at_once=16)
     assert (ranks.image_to_text.tolist(), ranks.text_to_image.tolist()) == plain_ranks_between(
         dot(left, right).tolist(), range(12), owner.tolist()
     )
@@ -239,7 +246,7 @@ def test_ranks_between_captions_equal_the_definition(similarity, scores_at_once,
         asked[chosen, others] += 1
         return similarity(left[chosen], right[others])
 
-    found = ranks_between(watched, of_rows, of_columns, scores_at_once=scores_at_once)
+    found = bidirectional_ranks(watched, of_rows, of_columns, scores_at_once=scores_at_once)
     expected = plain_ranks_between(similarity(left, right).tolist(), of_rows.tolist(), of_columns.tolist())
     assert tuple(ranks.tolist() for ranks in found) == expected
     assert (asked == 1).all()
@@ -247,4 +254,4 @@ def test_ranks_between_captions_equal_the_definition(similarity, scores_at_once,
 
 def test_rows_must_stand_in_the_order_of_their_images():
     with pytest.raises(ValueError, match="the images of the rows do not ascend"):
-        ranks_between(between(torch.ones(2, 1), torch.ones(1, 1)), torch.tensor([1, 0]), torch.tensor([0]))
+        bidirectional_ranks(between(torch.ones(2, 1), torch.ones(1, 1)), torch.tensor([1, 0]), torch.tensor([0]))

@@ -7,8 +7,8 @@ import pytest
 
 from schemas.errors import DatasetError, UsageError
 from train.data.splits import open_data
-from train.evaluation.evaluation import evaluate, evaluate_together
-from train.evaluation.scores import averages, evaluate_run, evaluation_report, score_run, score_together
+from train.evaluation.evaluation import evaluate_ensemble
+from train.evaluation.scores import averages, evaluate_run, evaluation_report, score_ensemble, score_run
 from train.jobs import EvaluateJob
 from train.runs.run import open_run
 
@@ -28,7 +28,7 @@ def test_each_portion_is_a_test_of_its_own(run, toy):
     ]
     for score in scores:
         data = open_data(toy.captions, toy.features, split="test", languages=[score.language], portions=[score.portion])
-        assert score.retrieval == evaluate(run.model, data)[score.language]
+        assert score.retrieval == evaluate_ensemble([(run.model, data)])[score.language]
         assert score.split == "test"
         assert json.loads(json.dumps(score.to_dict()))["text_to_image"]["queries"] == len(data.captions)
 
@@ -152,7 +152,7 @@ def pair(write_run):
 
 def test_an_ensemble_has_the_mean_of_the_scores(pair, toy):
     data = {"captions": toy.captions, "features": toy.features, "splits": ["test"]}
-    scores = score_together(pair, **data)
+    scores = score_ensemble(pair, **data)
     assert scores != score_run(pair[0], **data)
     assert scores != score_run(pair[1], **data)
     for score in scores:
@@ -161,13 +161,13 @@ def test_an_ensemble_has_the_mean_of_the_scores(pair, toy):
             (run.model, open_data(toy.captions, toy.features, **chosen, l2=l2))
             for run, l2 in zip(pair, (False, True), strict=True)
         ]
-        assert score.retrieval == evaluate_together(members)[score.language]
+        assert score.retrieval == evaluate_ensemble(members)[score.language]
 
 
 def test_a_job_takes_several_runs(pair, toy):
     folders = tuple(run.folder.location for run in pair)
     job = EvaluateJob(folders, toy.captions, toy.features, splits=("val",), device="cpu")
-    assert evaluate_run(job) == score_together(pair, captions=toy.captions, features=toy.features, splits=["val"])
+    assert evaluate_run(job) == score_ensemble(pair, captions=toy.captions, features=toy.features, splits=["val"])
     with pytest.raises(UsageError, match="there is no run to evaluate"):
         replace(job, run=())
     with pytest.raises(UsageError, match="is given twice: its scores would count twice"):
@@ -177,12 +177,12 @@ def test_a_job_takes_several_runs(pair, toy):
 def test_an_ensemble_is_scored_in_the_languages_that_all_know(pair, write_run, toy):
     data = {"captions": toy.captions, "features": toy.features, "splits": ["test"]}
     german = open_run(write_run("german", languages=("de",)))
-    assert {score.language for score in score_together([*pair, german], **data)} == {"de"}
+    assert {score.language for score in score_ensemble([*pair, german], **data)} == {"de"}
     with pytest.raises(UsageError, match="--languages names en, but the ensemble knows only de: give some of these"):
-        score_together([*pair, german], **data, languages=["de", "en"])
+        score_ensemble([*pair, german], **data, languages=["de", "en"])
     french = open_run(write_run("french", languages=("fr",)))
     with pytest.raises(UsageError, match=r"no language is known to all runs .*/german' knows de; .*/french' knows fr"):
-        score_together([german, french], **data)
+        score_ensemble([german, french], **data)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_an_ensemble_is_scored_in_the_languages_that_all_know(pair, write_run, t
 def test_runs_that_read_other_data_are_no_ensemble(pair, toy, name, meaning):
     other = replace(pair[1], fingerprints={**pair[1].fingerprints, name: "0" * 64})
     with pytest.raises(DatasetError, match=rf"/b' was trained with {meaning} than '.*/a' \(fingerprint 000000000000"):
-        score_together([pair[0], other], captions=toy.captions, features=toy.features, splits=["test"])
+        score_ensemble([pair[0], other], captions=toy.captions, features=toy.features, splits=["test"])
 
 
 @pytest.fixture

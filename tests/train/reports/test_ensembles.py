@@ -10,7 +10,7 @@ import pytest
 
 from schemas.errors import DatasetError
 from tests.train.trainings import SMALL, reproduce_job, settings_of
-from train.evaluation.scores import score_together
+from train.evaluation.scores import score_ensemble
 from train.jobs import ReproduceJob
 from train.reports.reproduce import reproduce
 from train.reports.reproduce_report import read_report
@@ -45,7 +45,7 @@ def result(output: Path, preset: str) -> dict:
 def test_the_result_is_that_of_both_runs_evaluated_as_one(finished, four_languages_regions):
     runs = [open_run(finished / "runs" / member / "seed-0") for member in MEMBERS]
     corpus = four_languages_regions
-    scores = score_together(runs, captions=corpus.captions, features=corpus.features)
+    scores = score_ensemble(runs, captions=corpus.captions, features=corpus.features)
     together = result(finished, ENSEMBLE)
     assert together["scores"] == [score.to_dict() for score in scores]
     assert list(together["members"]) == MEMBERS

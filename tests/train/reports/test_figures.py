@@ -24,7 +24,7 @@ from tests.train.trainings import DAN, MHA_D
 from train.config.sections import from_toml
 from train.data.batches import CaptionBatch
 from train.data.splits import open_data
-from train.evaluation.evaluation import evaluating
+from train.evaluation.evaluation import eval_mode
 from train.jobs import Corpus, FiguresJob, TrainJob
 from train.loop import train
 from train.models.mha_d import MhaD
@@ -187,7 +187,7 @@ def test_attention_is_the_models(attending, boxed, tmp_path, name):
         assert [shown.caption.key.language for shown in image.captions] == list(data.captions.language_names)
         for shown, plain_caption in zip(image.captions, plain["captions"], strict=True):
             batch = CaptionBatch(data.captions.token_ids, data.captions.offsets, np.array([shown.caption.row]))
-            with evaluating(run.model) as device:
+            with eval_mode(run.model) as device:
                 images = ImageBatch.of(data.features, np.array([place]), device)
                 weights = run.model.attention_weights(images, batch, shown.caption.key.language)
             if name in ("mha-d", "dan"):
