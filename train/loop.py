@@ -41,7 +41,7 @@ from train.runs.checkpoints import (
     restore_sampler,
     write_checkpoint,
 )
-from train.runs.init_from_run import provenance, start_model
+from train.runs.init_from_run import init_from_run, provenance
 from train.runs.log import CONFIG, CURVES, LOG, METRICS, RunLog, Stopwatch
 from train.runs.run import Run, check_same_run, checkpoint_to_resume, contents_since, holds_a_run, is_finished, open_run
 from train.schedules import learning_rate, steps_in_all, steps_per_epoch, stop_reason
@@ -243,7 +243,7 @@ class _Loop:
                 counts = self.training_inputs.vocabulary.counts
                 taken.append(load_pretrained_embeddings(self.model, self.training_inputs.word_vectors, counts))
         if before is None and other is not None:  # Words that it knows are further than pretrained ones.
-            began = start_model(self.model, self.start.tokens, other)
+            began = init_from_run(self.model, self.start.tokens, other)
             self.start = replace(self.start, started_from=began.to_dict())
             taken.append(began.remark)
         objective = Objective(self.model, self.terms, gather_rows=self.processes.gather_rows)
@@ -265,7 +265,7 @@ class _Loop:
             tensorboard=self.job.tensorboard,
             curves=self.job.curves,
             config=self.start.config,
-            more={"seed": self.start.seed, "precision": self.start.precision},
+            hparams={"seed": self.start.seed, "precision": self.start.precision},
         ) as log:
             self.folder.write(CONFIG, self.start.config.encode())
             if self.progress.step and self.progress.best_step == self.progress.step:

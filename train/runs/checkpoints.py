@@ -1,21 +1,21 @@
-"""Checkpoints of a run: ``last.pt`` to resume from, ``best.pt`` to use; and their content put back into models and optimizers.
+"""Checkpoints of a run: ``last.pt`` to resume from, ``best.pt`` to use; and restoring models, optimizers and samplers from them.
 
-Both hold the model and everything needed to use it: configuration, vocabulary, and the fingerprints of the data that it was
-trained on. ``last.pt`` also holds the state of the training. They are written whole or not at all, and read with
-``weights_only``, so that a checkpoint from a stranger runs no code. They are zip archives with a CRC-32 of every part, which torch
-writes and does not compare: that is done here, so that a flipped bit is found.
+Both hold the model and everything needed to use it: configuration, vocabulary, and fingerprints of the training data. ``last.pt``
+also holds the state of the training. Writes are atomic. Reads use ``weights_only``, so that a checkpoint from an unknown source
+runs no code, and compare the CRC-32 of every part of the zip archive, which torch writes but does not check.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import pickle
 import struct
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, Protocol
 
 import pyarrow as pa
 import torch
@@ -33,7 +33,7 @@ BEST, LAST = "best.pt", "last.pt"
 
 _FORMAT, _VERSION = "imagepivot run", 4
 
-# Errors of zipfile and torch.load on bytes that are not a checkpoint: an unpickler takes them for instructions, one by one.
+# Errors of zipfile and torch.load on arbitrary bytes, which an unpickler executes as instructions.
 _UNREADABLE = (
     *(zipfile.BadZipFile, zlib.error, pickle.UnpicklingError, struct.error, RuntimeError, EOFError, OSError, MemoryError),
     *(LookupError, ValueError, TypeError, AttributeError, AssertionError, ArithmeticError),
@@ -44,11 +44,14 @@ _OPTIONAL = {"word_vectors", "token_features", "token_model"}
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """How far a run has come.
+    """Progress of a run.
 
     Attributes:
-        best_score: greatest sum of recalls so far, 0 to 600 for each language; -1 before the first evaluation.
-        stop_reason: why the run is over: ``patience``, ``epochs`` or ``steps``; empty while it is not.
+        step: number of completed steps.
+        best_score: maximum sum of recalls, 0 to 600 for each language; -1 before the first evaluation.
+        best_step: step of the maximum.
+        evals_since_best: number of evaluations after that step.
+        stop_reason: ``patience``, ``epochs`` or ``steps`` if the run has ended; else empty.
     """
 
     step: int = 0
@@ -58,7 +61,7 @@ class TrainingProgress:
     stop_reason: str = ""
 
     def evaluated(self, score: float) -> TrainingProgress:
-        """Return the progress after an evaluation at this step. If scores are equal, the earlier model stays the best."""
+        """Return the progress after an evaluation at this step; of equal scores the earlier is best."""
         if score > self.best_score:
             return replace(self, best_score=score, best_step=self.step, evals_since_best=0)
         return replace(self, evals_since_best=self.evals_since_best + 1)
@@ -71,15 +74,15 @@ class Checkpoint:
     Attributes:
         config: the run's configuration, as TOML.
         tokens: tokens of the vocabulary, by id.
-        fingerprints: fingerprints of what it was trained on: ``captions``, ``features``, ``vocabulary`` and ``extractor``, and
-            ``word_vectors`` if it began with some, or ``token_features`` and ``token_model`` if it read vectors of tokens.
+        fingerprints: fingerprints of the training data: ``captions``, ``features``, ``vocabulary`` and ``extractor``;
+            ``word_vectors`` of pretrained word vectors; ``token_features`` and ``token_model`` of vectors of tokens.
         captions: parameters of the encoded captions, including the text recipe.
         optimizer: state of the optimizer; None in ``best.pt``.
         sampler: state of the sampler; None in ``best.pt``.
-        missing_features: by split, the images that lacked features and were left out; see `train.data.splits.MissingFeatures`.
-        started_from: the run that its initial weights come from, see `train.runs.init_from_run.Start`; empty if they were drawn.
-        contents: `schemas.manifest.Manifest.content_sha256` of the datasets that it was trained on, by name, with those until a
-            step where they have changed.
+        missing_features: images that were left out, by split, see `train.data.splits.MissingFeatures`.
+        started_from: provenance of its initial weights, see `train.runs.init_from_run.WeightInit`; empty if they are random.
+        contents: `schemas.manifest.Manifest.content_sha256` of the training datasets, by name; of datasets that changed, also the
+            former ones, with the step of the change.
     """
 
     config: str
@@ -99,7 +102,7 @@ class Checkpoint:
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256, hexadecimal, of parameters in the order of their names."""
+    """Return the SHA-256, hexadecimal, of parameters sorted by name."""
     names = sorted(weights)
     digest = hashlib.sha256()
     for name, values in zip(names, _on_cpu([weights[name].detach().contiguous() for name in names]), strict=True):
@@ -109,37 +112,37 @@ def weights_digest(weights: Mapping[str, Tensor]) -> str:
 
 
 def _on_cpu(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Yield tensors, or the bytes of those on a GPU: these come in one copy, since the host waits for each."""
-    elsewhere = [tensor.flatten().view(torch.uint8) for tensor in tensors if tensor.device.type != "cpu"]
-    copied = iter(torch.cat(elsewhere).cpu().split([len(values) for values in elsewhere]) if elsewhere else ())
+    """Yield tensors; those on a GPU as bytes, all copied in one transfer."""
+    on_gpu = [tensor.flatten().view(torch.uint8) for tensor in tensors if tensor.device.type != "cpu"]
+    copies = iter(torch.cat(on_gpu).cpu().split([len(values) for values in on_gpu]) if on_gpu else ())
     for tensor in tensors:
-        yield tensor if tensor.device.type == "cpu" else next(copied)
+        yield tensor if tensor.device.type == "cpu" else next(copies)
 
 
 def write_checkpoint(folder: Folder, name: str, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint, whole or not at all."""
-    content = {item: getattr(checkpoint, item) for item in checkpoint.__dataclass_fields__}
+    """Write a checkpoint atomically.
+
+    Raises:
+        DatasetError: the file cannot be written.
+    """
+    content = {"format": _FORMAT, "version": _VERSION, **vars(checkpoint)}
     content |= {"dimensions": asdict(checkpoint.dimensions), "progress": asdict(checkpoint.progress)}
+    data = io.BytesIO()  # Given a file, torch replaces the errors of its writes, e.g. of a full disk, by one of its own.
+    torch.save(content, data)
     with folder.replace(name) as file:
-        sink = _Sink(file)
-        try:
-            torch.save({"format": _FORMAT, "version": _VERSION, **content}, cast(BinaryIO, sink))
-        except RuntimeError:
-            if sink.error is None:
-                raise
-            raise sink.error from None
+        file.write(data.getbuffer())
 
 
 def read_checkpoint(folder: Folder, name: str) -> Checkpoint:
     """Read a checkpoint, with its tensors on the CPU.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: the file does not exist.
         DatasetError: the file is not a checkpoint of a run, is damaged, or has another version.
     """
     location = folder.path_of(name)
     with folder.open(name) as file:
-        content = _loaded(file, location)
+        content = _load(file, location)
     if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
         raise DatasetError(f"{location} is not a checkpoint of a run: give the folder that imagepivot train wrote")
     version = content.pop("version", 0)
@@ -159,29 +162,11 @@ def damaged(location: str, reason: str) -> DatasetError:
     )
 
 
-class _Sink:
-    """A file for ``torch.save``, which hides what ends a write, a full disk or Ctrl-C, behind an error of its own."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.error: BaseException | None = None
-        self._file = file
-
-    def write(self, data: bytes) -> int:
-        try:
-            return self._file.write(data)
-        except BaseException as error:
-            self.error = error
-            raise
-
-    def flush(self) -> None:
-        self._file.flush()
-
-
-def _loaded(file: pa.NativeFile, location: str) -> Any:
-    """Return what a file of ``torch.save`` holds, after its checksums were compared."""
+def _load(file: pa.NativeFile, location: str) -> Any:
+    """Check the checksums of a file of ``torch.save``, and return its content."""
     try:
         with zipfile.ZipFile(file) as archive:
-            # Of a part that is marked as a folder torch reads nothing, and leaves its tensor to chance.
+            # Torch does not read parts that are marked as folders, and leaves their tensors uninitialized.
             part = archive.testzip() or next((info.filename for info in archive.infolist() if info.external_attr), None)
     except _UNREADABLE as error:
         raise damaged(location, "the file is empty" if file.size() == 0 else "it is not a whole zip archive") from error
@@ -191,12 +176,12 @@ def _loaded(file: pa.NativeFile, location: str) -> Any:
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except _UNREADABLE as error:
-        # What torch says here is advice to switch its protection off.
+        # Torch's own message advises to disable ``weights_only``.
         raise damaged(location, "it holds something else than numbers, text and tensors, or parts of it are missing") from error
 
 
 def _checkpoint(content: dict[str, Any], location: str) -> Checkpoint:
-    """Check the types of everything in a checkpoint, and return it."""
+    """Check the types of all content of a checkpoint, and return it."""
     known = {item.name for item in fields(Checkpoint)}
     if missing := sorted(known - content.keys()):
         raise damaged(location, f"{missing[0]} is missing")
@@ -226,9 +211,9 @@ def _checkpoint(content: dict[str, Any], location: str) -> Checkpoint:
     return Checkpoint(**content)
 
 
-_LISTED = 3
+_MAX_PROBLEMS = 3
 _PER_PARAMETER = ("exp_avg", "exp_avg_sq")
-_WRONG = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
+_MISMATCH_ERRORS = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
 
 
 class _Restorable(Protocol):
@@ -239,68 +224,68 @@ def stored_model(config: ModelConfig, checkpoint: Checkpoint, source: str) -> Re
     """Build the model of a checkpoint, with its weights.
 
     Raises:
-        DatasetError: its weights are not those of such a model, or are not finite.
+        DatasetError: the weights do not fit the configuration, or are not finite.
     """
     size = checkpoint.dimensions.vocabulary_size
     if size != len(checkpoint.tokens):
         raise damaged(source, f"the model has {size:,} tokens, the vocabulary {len(checkpoint.tokens):,}")
     try:
         model = build_model(config, checkpoint.dimensions, checkpoint.seed)
-    except (*_WRONG, UsageError, MemoryError) as error:
+    except (*_MISMATCH_ERRORS, UsageError, MemoryError) as error:
         raise damaged(source, "no model has its dimensions") from error
     restore_model(model, checkpoint.model, source)
     return model
 
 
 def restore_model(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
-    """Put weights into a model.
+    """Load weights into a model.
 
     Raises:
-        DatasetError: names, shapes or types are not those of the model, or values are not finite.
+        DatasetError: names, shapes or types differ from the model's, or values are not finite.
     """
     expected = model.state_dict()
     problems = [f"{name} is missing" for name in expected if name not in state]
     problems += [f"{name} is unknown" for name in state if name not in expected]
     for name, values in state.items():
         if name in expected and (values.shape, values.dtype) != (expected[name].shape, expected[name].dtype):
-            problems.append(f"{name} is {_kind(values)}, expected {_kind(expected[name])}")
+            problems.append(f"{name} is {_dtype_and_shape(values)}, expected {_dtype_and_shape(expected[name])}")
         elif not torch.isfinite(values).all():
             problems.append(f"{name} holds values that are not finite")
     if problems:
-        raise damaged(source, "; ".join(problems[:_LISTED]))
+        raise damaged(source, "; ".join(problems[:_MAX_PROBLEMS]))
     model.load_state_dict(state)
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], source: str) -> None:
-    """Put the state of Adam back into a new optimizer.
+    """Load the state of Adam into a new optimizer.
 
     Raises:
-        DatasetError: the state is not that of an optimizer of these parameters, or is not finite.
+        DatasetError: the state does not fit the parameters, or is not finite.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     try:
-        for number, values in state["state"].items():
+        for index, values in state["state"].items():
             for name in _PER_PARAMETER:
-                if values[name].shape != parameters[number].shape or not torch.isfinite(values[name]).all():
-                    raise ValueError(f"{name} of parameter {number} is {_kind(values[name])} or not finite")
+                if values[name].shape != parameters[index].shape or not torch.isfinite(values[name]).all():
+                    raise ValueError(f"{name} of parameter {index} is {_dtype_and_shape(values[name])} or not finite")
             if not float(values["step"]) >= 0:
-                raise ValueError(f"step of parameter {number} is {values['step']!r}")
+                raise ValueError(f"step of parameter {index} is {values['step']!r}")
         optimizer.load_state_dict(dict(state))
-    except _WRONG as error:
+    except _MISMATCH_ERRORS as error:
         raise damaged(source, f"the state of its optimizer does not fit the model: {error}") from error
 
 
 def restore_sampler(sampler: _Restorable, state: Mapping[str, Any], source: str) -> None:
-    """Put a sampler back to its position.
+    """Restore the position of a sampler.
 
     Raises:
-        DatasetError: the state is not that of such a sampler.
+        DatasetError: the state does not fit the sampler.
     """
     try:
         sampler.restore(state)
-    except _WRONG as error:
+    except _MISMATCH_ERRORS as error:
         raise damaged(source, f"the state of its sampler does not fit the data: {type(error).__name__}: {error}") from error
 
 
-def _kind(values: Tensor) -> str:
+def _dtype_and_shape(values: Tensor) -> str:
     return f"{str(values.dtype).removeprefix('torch.')} {list(values.shape)}"

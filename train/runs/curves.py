@@ -1,9 +1,10 @@
-"""Curves of a run as a picture, and the look of all pictures: lines differ by colour, and in grey print by dashes and markers."""
+"""Training curves of a run, and the style of all figures: lines differ by colour, and in grey print by dashes and markers."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
@@ -21,7 +22,7 @@ _CUTOFFS: dict[int, Any] = {10: "-", 5: (0, (5, 1.5)), 1: (0, (1.2, 1.2))}
 
 
 def draw_curves(history: History, folder: Folder, name: str) -> None:
-    """Draw what a run has logged.
+    """Draw the log of a run.
 
     Raises:
         DatasetError: the picture cannot be written.
@@ -34,12 +35,10 @@ def draw_curves(history: History, folder: Folder, name: str) -> None:
     rate.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
     rate.yaxis.get_offset_text().set_fontsize(TINY)
     for panel, (direction, words) in zip(recalls, _DIRECTIONS.items(), strict=True):
-        for number, language in enumerate(history.languages):
-            style = style_of(number)
+        for index, language in enumerate(history.languages):
             for cutoff, dashes in _CUTOFFS.items():
-                draw_series(
-                    panel, *history.recall(language, direction, cutoff), style._replace(linestyle=dashes), offset=number
-                )
+                style = style_of(index)._replace(linestyle=dashes)
+                draw_series(panel, *history.recall(language, direction, cutoff), style, offset=index)
         panel.set_ylabel(f"validation recall, {words} (%)")
         panel.set_xlabel("step")
         fit_percent(panel)
@@ -54,39 +53,32 @@ def draw_curves(history: History, folder: Folder, name: str) -> None:
 
 
 def _draw_losses(panel: Axes, history: History) -> None:
-    # A language looks the same in all panels; what belongs to none, or to two, comes after them.
+    # A language has one style in all panels; terms of no language, or of two, follow.
     training, validation = history.losses(), history.losses("validation")
-    looks = {name: name.removeprefix("c2i/") for name in {**training, **validation}}
-    order = list(dict.fromkeys([*history.languages, *looks.values()]))
-    for name in sorted(looks, key=lambda name: order.index(looks[name])):
-        number, label = order.index(looks[name]), plain(name.replace("/", ", "))
+    languages = {name: name.removeprefix("c2i/") for name in {**training, **validation}}
+    order = list(dict.fromkeys([*history.languages, *languages.values()]))
+    for name in sorted(languages, key=lambda name: order.index(languages[name])):
+        index, label = order.index(languages[name]), plain(name.replace("/", ", "))
         if name in training:
-            draw_series(panel, *training[name], style_of(number), smooth=True, pale=True, offset=number, label=label)
+            draw_series(panel, *training[name], style_of(index), smooth=True, pale=True, offset=index, label=label)
         if name in validation:
-            draw_series(
-                panel,
-                *validation[name],
-                style_of(number),
-                offset=number,
-                label=f"{label}, validation",
-                mfc="white",
-                linewidth=0.7,
-            )
+            options: dict[str, Any] = {"label": f"{label}, validation", "mfc": "white", "linewidth": 0.7}
+            draw_series(panel, *validation[name], style_of(index), offset=index, **options)
     panel.set_ylabel("loss per query")
     panel.set_ylim(bottom=0)
     if panel.lines:
         smoothed = any(is_smoothed(series.values) for series in training.values())
         title = "running means; pale: each batch" if smoothed else None
-        # Above the panel, where it hides no line.
+        # Above the panel, to hide no line.
         place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2, "alignment": "left"}
         panel.legend(fontsize=TINY, frameon=False, title=title, title_fontsize=TINY, ncols=2, **place)
 
 
 def _handles(history: History) -> list[Line2D]:
-    """Return the lines of a legend for both panels of recalls: languages, cutoffs, and the step of the best model."""
+    """Return the legend of both panels of recalls: languages, cutoffs, and the step of the best model."""
     languages = [
-        Line2D([], [], color=style.color, marker=style.marker, markersize=4, linewidth=1.2, label=plain(language))
-        for language, style in ((language, style_of(number)) for number, language in enumerate(history.languages))
+        Line2D([], [], **(style_of(index)._asdict() | {"linestyle": "-"}), markersize=4, linewidth=1.2, label=plain(language))
+        for index, language in enumerate(history.languages)
     ]
     cutoffs = [Line2D([], [], color=GREY, linestyle=dashes, linewidth=1.2, label=f"R@{k}") for k, dashes in _CUTOFFS.items()]
     assert history.best is not None
@@ -97,11 +89,11 @@ def _handles(history: History) -> list[Line2D]:
 
 
 SMALL, TINY = 8, 7
-"""Sizes of text, in points: of labels, and of what stands inside a panel."""
+"""Font sizes in points: of labels, and of text inside a panel."""
 
 GREY = "0.45"
 
-# The colours of Okabe and Ito 2008, which the colour-blind tell apart, without the yellow that is lost on white.
+# The colour-blind safe palette of Okabe and Ito 2008, without yellow, which is illegible on white.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#000000", "#E69F00")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.2, 1.2, 1.2)), (0, (8, 2)))
@@ -110,24 +102,29 @@ _POINTS_TO_SMOOTH = 60
 
 
 class Style(NamedTuple):
-    """How a line is drawn: its colour, its dashes, its marker."""
+    """Style of a line."""
 
     color: str
     linestyle: Any
     marker: str
 
 
-def style_of(number: int) -> Style:
-    """Return the style of a line; all three repeat after different numbers of lines, so that none looks like another."""
-    return Style(*(choices[number % len(choices)] for choices in (_COLOURS, _DASHES, _MARKERS)))
+def style_of(index: int) -> Style:
+    """Return the style of a line; colours, dashes and markers repeat with different periods, so that styles are unique."""
+    return Style(*(choices[index % len(choices)] for choices in (_COLOURS, _DASHES, _MARKERS)))
 
 
 def new_figure(
     rows: int, columns: int, *, width: float = 7.2, height: float = 2.5, **options: Any
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure, and its panels row by row.
+    """Return a figure and its panels, row by row.
 
-    Width and height of a row are in inches; 7.2 are two columns of a paper. Options go to ``Figure.subplots``.
+    Args:
+        rows: number of rows.
+        columns: number of columns.
+        width: width in inches; the default is two columns of a paper.
+        height: height of a row in inches.
+        options: options of ``Figure.subplots``.
     """
     figure = Figure(figsize=(width, height * rows), layout="constrained")
     panels = list(figure.subplots(rows, columns, squeeze=False, **options).flat)
@@ -154,10 +151,17 @@ def draw_series(
     offset: int = 0,
     **options: Any,
 ) -> None:
-    """Draw a line with a few markers; nothing where there are no values.
+    """Draw a line with a few markers, if it has values.
 
-    With ``smooth`` many values become their running mean, with ``pale`` drawn over themselves. Lines with another ``offset``,
-    their number, have their markers at other places. Options, such as the label, go to ``Axes.plot``.
+    Args:
+        panel: the panel to draw on.
+        steps: steps of the values.
+        values: values at the steps.
+        style: style of the line.
+        smooth: replace many values by their running mean.
+        pale: draw the values below their running mean.
+        offset: index of the line, which shifts its markers.
+        options: options of ``Axes.plot``, e.g. the label.
     """
     if not values:
         return
@@ -172,47 +176,42 @@ def draw_series(
 
 
 def is_smoothed(values: Sequence[float]) -> bool:
-    """Tell whether `draw_series` smooths a line, if it may."""
+    """Return whether `draw_series` with ``smooth`` smooths these values."""
     return len(values) > _POINTS_TO_SMOOTH
 
 
 def running_mean(values: Sequence[float]) -> list[float]:
-    """Return the means over a window around each value, a thirtieth of the series wide and narrower at its ends."""
-    reach = max(1, len(values) // _POINTS_TO_SMOOTH)
-    sums = [0.0]
-    for value in values:
-        sums.append(sums[-1] + value)
-    means = []
-    for place in range(len(values)):
-        near = min(reach, place, len(values) - 1 - place)
-        means.append((sums[place + near + 1] - sums[place - near]) / (2 * near + 1))
-    return means
+    """Return the mean over a centred window at each value, a thirtieth of the series wide and narrower at its ends."""
+    max_radius = max(1, len(values) // _POINTS_TO_SMOOTH)
+    sums = [0.0, *accumulate(values)]
+    radii = [min(max_radius, index, len(values) - 1 - index) for index in range(len(values))]
+    return [(sums[index + r + 1] - sums[index - r]) / (2 * r + 1) for index, r in enumerate(radii)]
 
 
 def plain(text: str) -> str:
-    """Return a label for matplotlib, which takes dollars for mathematics, and hides what begins with an underscore.
+    """Escape a label for matplotlib, for which dollars begin mathematics and a leading underscore hides the label.
 
-    Control characters are escapes; line feeds stay.
+    Control characters except line feeds become escape sequences.
     """
     return (" " if text.startswith("_") else "") + escape_text(text, lines=True).replace("$", r"\$")
 
 
 def mark_empty(panel: Axes) -> None:
-    """Say in a panel without lines that it has none."""
+    """Write a note into a panel without lines."""
     if not panel.lines:
         panel.text(0.5, 0.5, "nothing logged yet", ha="center", transform=panel.transAxes, fontsize=SMALL, color=GREY)
 
 
 def fit_percent(panel: Axes) -> None:
-    """Let an axis of percentages begin at 0 and end no later than a marker's height above 100."""
+    """Limit an axis of percentages to 0 to 100 and the height of a marker."""
     panel.set_ylim(0, min(103.0, panel.get_ylim()[1]) if panel.lines else 100.0)
 
 
 def save(figure: Figure, folder: Folder, name: str) -> None:
-    """Write a figure, whole or not at all, in the format of its name: ``.png``, ``.pdf`` or ``.svg``.
+    """Write a figure atomically in the format of its name: ``.png``, ``.pdf`` or ``.svg``.
 
-    The same figure gives the same bytes: without the date, and the version of matplotlib, that PDF and SVG files name. Characters
-    that matplotlib's font lacks are drawn with fonts of this machine.
+    Equal figures give equal bytes, since dates and the version of matplotlib are left out. Characters that matplotlib's font lacks
+    are drawn with fonts of this machine.
     """
     kind = name.rpartition(".")[2]
     metadata = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}[kind]

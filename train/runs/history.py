@@ -1,4 +1,4 @@
-"""The log of a run, read: the series that pictures and tables show, and the table ``metrics.csv``."""
+"""Parsed log of a run: series for pictures and tables, and the table ``metrics.csv``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WITHOUT_CLOCK = ("step", "evaluation", "validation")
 
 
 class Series(NamedTuple):
-    """A quantity over a training: ascending steps at which it was logged, and its values."""
+    """A quantity over a training: its values at ascending steps."""
 
     steps: tuple[int, ...]
     values: tuple[float, ...]
@@ -37,20 +37,17 @@ class History:
 
     @property
     def last_step(self) -> int:
-        """The last step that was logged; 0 if there is none."""
+        """The last logged step; 0 for an empty log."""
         return max((entry["step"] for entry in self.entries), default=0)
 
     @property
     def best(self) -> Mapping[str, Any] | None:
-        """The evaluation with the greatest score, of equal ones the first, as the run chooses; None if there is none."""
+        """The first evaluation with the maximum score; None before the first evaluation."""
         evaluations = [entry for entry in self.of("evaluation") if _is_number(entry.get("score"))]
         return max(evaluations, key=lambda entry: entry["score"], default=None)
 
     def losses(self, event: str = "step") -> dict[str, Series]:
-        """Return the terms of the objective, per query, by name.
-
-        The event ``validation`` has those on the validation split, where they were measured.
-        """
+        """Return the terms of the objective, per query, by name; on the validation split with the event ``validation``."""
         terms = sorted({name for entry in self.of(event) for name in _mapping(entry, "terms")})
         return {name: self._series(event, "terms", name) for name in terms}
 
@@ -66,7 +63,7 @@ class History:
 
     @property
     def languages(self) -> tuple[str, ...]:
-        """Names of what was evaluated in both directions: the languages, in the order of the log."""
+        """Languages that were evaluated in both directions, in the order of the log."""
         return tuple(dict.fromkeys(name for entry in self.of("evaluation") for name in entry if _is_retrieval(entry[name])))
 
     def recall(self, language: str, direction: str, cutoff: int) -> Series:
@@ -79,30 +76,28 @@ class History:
 
     @property
     def speed(self) -> dict[str, float]:
-        """Steps and pairs per second while training, over all that was timed; empty if nothing was."""
+        """Steps and pairs per second over all timed laps; empty without any."""
         timed = [entry for entry in self.of("timing") if _is_number(entry.get("steps_per_second"))]
-        laps = [(entry, entry["steps"] / entry["steps_per_second"]) for entry in timed if entry["steps_per_second"] > 0]
-        seconds = sum(time for _, time in laps)
-        return (
-            {f"{name}_per_second": sum(lap[name] for lap, _ in laps) / seconds for name in ("steps", "pairs")} if laps else {}
-        )
+        laps = [entry for entry in timed if entry["steps_per_second"] > 0]
+        seconds = sum(lap["steps"] / lap["steps_per_second"] for lap in laps)
+        return {f"{name}_per_second": sum(lap[name] for lap in laps) / seconds for name in ("steps", "pairs") if laps}
 
     def to_csv(self) -> str:
-        """Return what was logged of steps and evaluations as a table with a row for each.
+        """Return steps and evaluations as a table with a row for each.
 
-        Times are left out: the tables of two runs of the same configuration and seed are equal.
+        Times are left out, so that runs with the same configuration and seed have equal tables.
         """
         rows = []
-        # Columns of a section, such as the terms, stand together, in the order in which they were first logged.
+        # Columns of a section, e.g. the terms, are adjacent, in order of first occurrence.
         sections: dict[str, dict[str, None]] = {"event": {"event": None}, "step": {"step": None}}
         for entry in self.entries:
             if entry["event"] in _WITHOUT_CLOCK:
                 row = {}
                 for path, value in _leaves(entry):
                     name = ".".join(path)
-                    # The language of captions in several is null.
-                    texts = ["mixed" if item is None else str(item) for item in value] if isinstance(value, list) else []
-                    row[name] = " ".join(texts) if isinstance(value, list) else value
+                    if isinstance(value, list):  # The language of captions in several languages is null.
+                        value = " ".join("mixed" if item is None else str(item) for item in value)
+                    row[name] = value
                     sections.setdefault(path[0], {})[name] = None
                 rows.append(row)
         columns = [name for section in sections.values() for name in section]
@@ -120,7 +115,7 @@ class History:
 
 
 def read_history(folder: Folder) -> History:
-    """Read the log of a run, also of one that is still training; without a log there is nothing in it.
+    """Read the log of a run, which may still be training; a missing log is empty.
 
     Raises:
         DatasetError: a line is damaged, or the file cannot be read.
@@ -131,16 +126,13 @@ def read_history(folder: Folder) -> History:
 
 
 def parse_entries(data: bytes, source: str) -> list[tuple[bytes, dict[str, Any]]]:
-    """Parse a log. A killed process may leave half a line at the end, which is dropped.
-
-    Returns:
-        Each line, as it is, and its content.
+    """Parse a log into its lines and their content, without an unfinished last line of a killed process.
 
     Raises:
         DatasetError: a line is damaged.
     """
-    found = []
-    # Bytes rather than text, whose lines also end at characters that a name may hold.
+    entries = []
+    # Lines of text would also end at Unicode line separators in names.
     for number, line in enumerate(data.split(b"\n")[:-1], start=1):
         try:
             entry = json.loads(line)
@@ -151,12 +143,12 @@ def parse_entries(data: bytes, source: str) -> list[tuple[bytes, dict[str, Any]]
                 f"{source}, line {number}, is damaged ({type(error).__name__}: {error}): delete this line, or the whole file, "
                 "which is only for people, and give the same command again"
             ) from error
-        found.append((line + b"\n", entry))
-    return found
+        entries.append((line + b"\n", entry))
+    return entries
 
 
 def numbers_in(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers in nested values, by their paths, such as ``en/text_to_image/recall_at_1``."""
+    """Return the numbers in nested values by path, e.g. ``en/text_to_image/recall_at_1``."""
     return {"/".join(path): float(value) for path, value in _leaves(values) if isinstance(value, (int, float))}
 
 

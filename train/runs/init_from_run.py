@@ -1,8 +1,8 @@
-"""Starting a training from the weights of another run instead of drawn ones.
+"""Initial weights from another run instead of random ones.
 
-Parameters are taken by name. Modules that read captions of some languages are looked for by these languages, and vectors of words
-by token, so that vocabularies and languages of the two runs may differ: words and languages that only the new one has stay as
-drawn. Everything else must be there, with the same shape.
+Parameters are matched by name, modules that read captions by their languages, and word vectors by token. Vocabularies and languages
+of the two runs may therefore differ: words and languages that only the new run has keep their random initialization. All other
+parameters must exist with the same shape.
 """
 
 from __future__ import annotations
@@ -20,16 +20,19 @@ from train.models.retrieval_model import RetrievalModel
 from train.runs.checkpoints import BEST, weights_digest
 from train.runs.run import Run
 
-_LISTED = 3
+_MAX_PROBLEMS = 3
 
 
 @dataclass(frozen=True)
-class Start:
-    """What a model took from another run.
+class WeightInit:
+    """Weights that a model took from another run.
 
     Attributes:
-        words: by parameter, the number of words whose vectors were taken, and of all words.
-        modules: the modules that stay as drawn, each with its languages.
+        source: provenance of the other run, see `provenance`.
+        taken: names of the parameters that were taken.
+        drawn: names of the parameters that keep their random initialization.
+        words: number of word vectors taken and of all words, by parameter.
+        modules: languages of the modules that keep their random initialization, by module.
     """
 
     source: Mapping[str, Any]
@@ -40,9 +43,9 @@ class Start:
 
     @property
     def remark(self) -> str:
-        """What was taken, in one sentence."""
-        found, every = (sum(counts[n] for counts in self.words.values()) for n in (0, 1))
-        words = f", with the vectors of {found:,} of {every:,} words" if self.words else ""
+        """Summary in one sentence."""
+        num_taken, num_words = (sum(counts[index] for counts in self.words.values()) for index in (0, 1))
+        words = f", with the vectors of {num_taken:,} of {num_words:,} words" if self.words else ""
         modules = "; ".join(f"{module} ({', '.join(languages)})" for module, languages in self.modules.items())
         return (
             f"started from {self.source['run']!r} ({BEST}, step {self.source['step']:,}): {len(self.taken)} of "
@@ -56,7 +59,7 @@ class Start:
 
 
 def provenance(run: Run) -> dict[str, Any]:
-    """Return what tells a run from others: folder, step, digest of its weights, fingerprints of its data."""
+    """Return folder, step, digest of the weights and fingerprints of the data of a run."""
     return {
         "run": run.folder.location,
         "step": run.step,
@@ -65,11 +68,11 @@ def provenance(run: Run) -> dict[str, Any]:
     }
 
 
-def start_model(model: RetrievalModel, tokens: Sequence[str], run: Run) -> Start:
-    """Replace the drawn weights of a model by those of another run, as far as it has them.
+def init_from_run(model: RetrievalModel, tokens: Sequence[str], run: Run) -> WeightInit:
+    """Replace the random weights of a model by those of another run, as far as it has them.
 
     Raises:
-        UsageError: the models differ in their parameters, or it is not clear which ones to take; the model is as it was.
+        UsageError: the parameters do not match, or match ambiguously; the model is unchanged.
     """
     ours, theirs = model.state_dict(), run.model.state_dict()
     tables, other_tables = _word_tables(model, tokens), _word_tables(run.model, run.vocabulary.tokens)
@@ -88,49 +91,49 @@ def start_model(model: RetrievalModel, tokens: Sequence[str], run: Run) -> Start
     ]
     if problems:
         raise UsageError(
-            f"--init-from {run.folder.location!r}: its model has other parameters ({'; '.join(problems[:_LISTED])}"
-            f"{f'; and {len(problems) - _LISTED} more' if len(problems) > _LISTED else ''}), so that its weights cannot be taken: "
-            "give a run whose section [model] and features are alike, or leave --init-from out"
+            f"--init-from {run.folder.location!r}: its model has other parameters ({'; '.join(problems[:_MAX_PROBLEMS])}"
+            f"{f'; and {len(problems) - _MAX_PROBLEMS} more' if len(problems) > _MAX_PROBLEMS else ''}), so that its weights "
+            "cannot be taken: give a run whose section [model] and features are alike, or leave --init-from out"
         )
     words = {}
     for name, source in sources.items():
         if source is not None and name in tables:
             rows = {token: row for row, token in enumerate(other_tables[source])}
-            known = [(row, rows[token]) for row, token in enumerate(tables[name]) if token in rows]
-            into, out = (torch.tensor(numbers, dtype=torch.int64) for numbers in zip(*known, strict=True))
-            ours[name][into.to(ours[name].device)] = theirs[source][out].to(ours[name].device)
-            words[name] = len(known), len(tables[name])
+            pairs = [(row, rows[token]) for row, token in enumerate(tables[name]) if token in rows]
+            target_rows, source_rows = torch.tensor(pairs, dtype=torch.int64).T
+            ours[name][target_rows.to(ours[name].device)] = theirs[source][source_rows].to(ours[name].device)
+            words[name] = len(pairs), len(tables[name])
         elif source is not None:
             ours[name].copy_(theirs[source])
-    model.load_state_dict(ours)  # Part of a state may be numbers in the model, such as the seeds of dropout.
-    spoken = model.modules_by_language()
-    return Start(
+    model.load_state_dict(ours)  # Part of a state may be Python numbers in the model, e.g. seeds of dropout.
+    languages = model.modules_by_language()
+    return WeightInit(
         source=provenance(run),
         taken=tuple(name for name, source in sources.items() if source is not None),
         drawn=tuple(name for name, source in sources.items() if source is None),
         words=words,
-        modules={module: tuple(spoken[module]) for module, source in modules.items() if source is None},
+        modules={module: tuple(languages[module]) for module, source in modules.items() if source is None},
     )
 
 
 def _counterparts(model: RetrievalModel, run: Run) -> dict[str, str | None]:
-    """Return, for each module that reads some languages, the one that reads any of these in a run; None if there is none."""
-    found: dict[str, str | None] = {}
+    """Return, by language-specific module, the module of a run with a common language; None if the run has none."""
+    counterparts: dict[str, str | None] = {}
     for module, languages in model.modules_by_language().items():
-        spoken = {name: set(other) & set(languages) for name, other in run.model.modules_by_language().items()}
-        names = [name for name, common in spoken.items() if common]
+        common = {name: set(other) & set(languages) for name, other in run.model.modules_by_language().items()}
+        names = [name for name in common if common[name]]
         if len(names) > 1:
-            common = ", ".join(language for language in languages if any(language in spoken[name] for name in names))
+            separate = ", ".join(language for language in languages if any(language in common[name] for name in names))
             raise UsageError(
-                f"--init-from {run.folder.location!r}: it reads {common} with an encoder each, of which this model has one for all "
-                f"({module}), so that there is no saying which to take: give a run with one encoder, or one of fewer languages"
+                f"--init-from {run.folder.location!r}: it reads {separate} with an encoder each, of which this model has one for "
+                f"all ({module}), so that it is unclear which to take: give a run with one encoder, or one of fewer languages"
             )
-        found[module] = names[0] if names else None
-    return found
+        counterparts[module] = names[0] if names else None
+    return counterparts
 
 
 def _source(name: str, modules: Mapping[str, str | None]) -> str | None:
-    """Return the name under which a parameter is looked for; None where it stays as drawn."""
+    """Return the name of a parameter's counterpart; None if it keeps its random initialization."""
     for module, source in modules.items():
         if _within(name, module):
             return None if source is None else source + name.removeprefix(module)
@@ -142,11 +145,11 @@ def _within(name: str, module: str) -> bool:
 
 
 def _shape(name: str, weights: Mapping[str, Tensor], tables: Mapping[str, Sequence[str]]) -> tuple[object, ...]:
-    """Return what must be the same: type and shape, of tables of words without their number."""
+    """Return dtype and shape of a parameter, without the number of words of a table of word vectors."""
     values = weights[name]
     return values.dtype, name in tables, *values.shape[1 if name in tables else 0 :]
 
 
 def _word_tables(model: nn.Module, tokens: Sequence[str]) -> dict[str, list[str]]:
-    """Return, by parameter, the token of each row of the tables of word vectors."""
-    return {name: [tokens[number] for number in ids] for name, ids in embedding_parameters(model, len(tokens)).items()}
+    """Return the token of each row of the tables of word vectors, by parameter."""
+    return {name: [tokens[token_id] for token_id in ids] for name, ids in embedding_parameters(model, len(tokens)).items()}

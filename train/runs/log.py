@@ -1,18 +1,17 @@
-"""The log that a run writes while it trains, ``log.jsonl``, and what is made of it: a table, a picture, events for TensorBoard.
+"""Log of a training, ``log.jsonl``, and the table, picture and TensorBoard events derived from it.
 
-Each line of ``log.jsonl`` is an object with a ``step``, whose ``event`` is
+Each line of ``log.jsonl`` is an object with a ``step`` and one of these values of ``event``:
 
-* ``step``, every few steps: the loss and the terms that it consists of, per query; task and languages of the batch; norm of the
-  gradient before clipping; learning rate,
-* ``evaluation``: recalls on the validation split,
-* ``validation``: loss and terms there, per query,
-* ``timing``, after each evaluation: speed, and where the time went, see `Stopwatch`, and the number of threads,
-* before the first step ``training_data``: numbers of captions and words, ``missing_features``: images without features,
-  ``feature_outliers``: images with features of zeros or of unusual norms, and ``started_from``: what was taken from another run.
+* ``step``, every few steps: loss and its terms, per query; task and languages of the batch; norm of the gradient before clipping;
+  learning rate.
+* ``evaluation``: recalls on the validation split.
+* ``validation``: loss and terms on the validation split, per query.
+* ``timing``, after each evaluation: speed and shares of time, see `Stopwatch`, and the number of threads.
+* Before the first step: ``training_data``, numbers of captions and words; ``missing_features``, images without features;
+  ``feature_outliers``, features of zeros or of unusual norms; ``started_from``, initial weights from another run.
 
-Lines of ``timing`` are the only ones that depend on a clock: without them, a run that was killed and resumed leaves the same
-lines as an uninterrupted one. ``metrics.csv`` and ``curves.png`` are made of the other lines alone, and can be made again at any
-time.
+Only ``timing`` depends on a clock. The other lines of a killed and resumed run are those of an uninterrupted one; ``metrics.csv``
+and ``curves.png`` derive from them.
 """
 
 from __future__ import annotations
@@ -35,25 +34,27 @@ from train.runs.tensorboard_events import EventFile, write_all
 CONFIG, METRICS, CURVES = "config.toml", "metrics.csv", "curves.png"
 
 _SHARE = 0.01
-"""Share of a training's time that goes into drawing it while it runs."""
+"""Maximum share of a training's time for drawing its curves."""
 _FIRST_SECONDS = 2.0
-"""What drawing is taken to cost before it was measured; importing matplotlib is part of the first time."""
+"""Estimated time of the first drawing, with the import of matplotlib."""
 
 
 class RunLog:
     """Open log of a run; a context manager.
 
-    At the end, also where an error or an interrupt ends the block, the table and the picture are written, and in between by
-    `refresh`.
+    `refresh` writes table and picture, and so does the end of the block, even after an error or an interrupt.
 
     Args:
-        step: step from which the run continues; lines of later steps are dropped, since those steps will be done again.
-        tensorboard: also write events for TensorBoard into ``tensorboard``.
+        folder: folder of the run.
+        step: step from which the run continues; lines of later steps are dropped, since these steps are repeated.
+        tensorboard: also write TensorBoard events.
         curves: also draw ``curves.png``.
+        config: the run's configuration as TOML, for TensorBoard.
+        hparams: further hyper-parameters, for TensorBoard.
 
     Raises:
-        UsageError: TensorBoard or the picture was requested and what it needs is not installed.
-        DatasetError: a line of the log is damaged, or the folder cannot be written to.
+        UsageError: TensorBoard or matplotlib is requested, but not installed.
+        DatasetError: a line of the log is damaged, or the folder is not writable.
     """
 
     def __init__(
@@ -64,29 +65,27 @@ class RunLog:
         tensorboard: bool,
         curves: bool = False,
         config: str = "",
-        more: Mapping[str, Any] | None = None,
+        hparams: Mapping[str, Any] | None = None,
     ) -> None:
         path = folder / LOG
         self._path = str(path)
         self._folder = Folder(str(folder))
         self._curves = curves
         self._drawn, self._cost = time.monotonic(), _FIRST_SECONDS
-        # Only looked for: it is imported when there is something to draw.
+        # The import itself takes a second, and waits until the first drawing.
         if curves and find_spec("matplotlib") is None:
             raise UsageError(
                 "matplotlib is not installed: pip install 'imagepivot[train]', or leave the picture out with --no-curves"
             )
         with storage_errors(self._path):
             data = path.read_bytes() if step and path.exists() else b""
-        kept = [line for line, entry in parse_entries(data, self._path) if entry["step"] <= step]
+        lines = [line for line, entry in parse_entries(data, self._path) if entry["step"] <= step]
         self._events = EventFile(folder, step) if tensorboard else None
         if self._events is not None:
-            self._events.describe(config, more or {}, step)
-        # Written whole or not at all: a process that is killed here leaves the lines of earlier ones.
-        self._folder.write(LOG, b"".join(kept))
+            self._events.describe(config, hparams or {}, step)
+        self._folder.write(LOG, b"".join(lines))  # Atomic: a process that is killed here leaves the old lines.
         with storage_errors(self._path):
-            # Without a buffer, nothing is left to be written when it is closed.
-            self._file = path.open("ab", buffering=0)
+            self._file = path.open("ab", buffering=0)  # Unbuffered, so that closing it cannot fail.
 
     def __enter__(self) -> RunLog:
         return self
@@ -94,7 +93,7 @@ class RunLog:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._file.close()
         try:
-            # An error that ends the training is the one to tell of, even if after it nothing else can be written either.
+            # The error that ends the training must not be hidden by a later one.
             with suppress(*(ImagepivotError,) if error is not None else ()):
                 self._finish(succeeded=error is None)
         finally:
@@ -102,13 +101,16 @@ class RunLog:
                 self._events.close()
 
     def write(self, event: str, step: int, values: Mapping[str, Any]) -> None:
-        """Write a line; numbers in ``values`` become curves in TensorBoard.
+        """Write a line; numbers become curves in TensorBoard.
 
-        The event is one of those in the docstring of this module; values are plain, for JSON, and may be nested.
+        Args:
+            event: one of the events in the docstring of this module.
+            step: the step.
+            values: plain values, for JSON; may be nested.
 
         Raises:
-            ValueError: a number is not finite, which JSON cannot hold.
-            DatasetError: the disk is full, or something else keeps the file from being written.
+            ValueError: a number is not finite.
+            DatasetError: the file cannot be written, e.g. because the disk is full.
         """
         line = to_json({"event": event, "step": step, **values}, allow_nan=False) + "\n"
         with storage_errors(self._path):
@@ -117,7 +119,7 @@ class RunLog:
             self._events.write({f"{event}/{name}": value for name, value in numbers_in(values).items()}, step)
 
     def refresh(self) -> None:
-        """Write table and picture anew if that takes less than a hundredth of the time since they were last written."""
+        """Rewrite table and picture if that takes at most a hundredth of the time since the last time."""
         if time.monotonic() - self._drawn >= self._cost / _SHARE:
             self._draw()
 
@@ -143,17 +145,17 @@ class RunLog:
 
 
 class Stopwatch:
-    """Measures a training, a lap at a time; a lap ends with each evaluation.
+    """Stopwatch of a training; a lap ends with each evaluation.
 
-    On a GPU, which computes while the program goes on, what waits for it is charged for the wait: ``data``, where features are
-    copied to it, or ``training``. A lap as a whole is exact, since an evaluation begins when the last step has ended.
+    A GPU computes asynchronously, and the part that synchronizes is charged for the wait: ``data``, which copies features to it, or
+    ``training``. A lap is exact as a whole, since an evaluation begins after the last step has ended.
     """
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
-        """Begin the first lap, or begin the lap again."""
+        """Begin a lap."""
         self._started = time.perf_counter()
         self._spent = {"data": 0.0, "evaluation": 0.0, "checkpoints": 0.0, "curves": 0.0}
         self._steps = self._pairs = 0
@@ -168,16 +170,16 @@ class Stopwatch:
             self._spent[part] += time.perf_counter() - started
 
     def count(self, pairs: int) -> None:
-        """Count a step, and the pairs in its batches."""
+        """Count a step with the pairs of its batches."""
         self._steps += 1
         self._pairs += pairs
 
     def lap(self) -> dict[str, Any]:
-        """Return what was measured since the last lap, as plain values, and begin the next.
+        """Return the measurements of the lap as plain values, and begin the next.
 
         Returns:
-            ``steps`` and ``pairs`` done in ``seconds``; ``steps_per_second`` and ``pairs_per_second`` while training, that is
-            without evaluations, checkpoints and curves; and the ``shares`` of time, which add up to 1.
+            ``steps`` and ``pairs`` done in ``seconds``; ``steps_per_second`` and ``pairs_per_second`` without the time of
+            evaluations, checkpoints and curves; ``shares`` of time, which add up to 1.
         """
         seconds = time.perf_counter() - self._started
         spent = {"training": seconds - sum(self._spent.values()), **self._spent}

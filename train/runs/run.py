@@ -1,4 +1,4 @@
-"""A trained run: its model and everything needed to use it; and resuming one, where all that determines its weights is equal."""
+"""Trained runs: opening a model with everything needed to use it, and checks before a run is resumed."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from train.runs.log import CONFIG, CURVES, METRICS
 
 @dataclass(frozen=True)
 class Run:
-    """A trained model; fields that `Checkpoint` has, too, are those of the checkpoint.
+    """A trained model. Fields of `Checkpoint` are described there.
 
     Attributes:
         model: the model with the checkpoint's weights, in evaluation mode.
-        vocabulary: the vocabulary that its captions were encoded with, without counts.
-        language_ids: by language, the ids of the tokens that its model has vectors of; a language without an entry has all.
+        vocabulary: vocabulary of its captions, without counts.
+        language_ids: ids of the tokens that the model has vectors of, by language; all tokens of a language without an entry.
     """
 
     folder: Folder
@@ -46,25 +46,23 @@ class Run:
 
     @property
     def text(self) -> TextRecipe | None:
-        """How the text of the captions became tokens; None if that is not known."""
+        """Text recipe of the captions; None if unknown."""
         return EncodedParameters.from_json(self.captions).text
 
     @property
     def step(self) -> int:
-        """Steps that the model was trained for."""
+        """Number of steps that the model was trained for."""
         return self.progress.step
 
 
 def is_run(folder: str | os.PathLike[str]) -> bool:
-    """Return whether a folder is that of a run, finished or not."""
+    """Return whether a folder holds a run, finished or not."""
     run_folder = Folder(os.fspath(folder))
     return any(run_folder.size(name) is not None for name in (BEST, LAST, LOG))
 
 
 def open_run(folder: str | os.PathLike[str], *, checkpoint: str = "best", device: str | torch.device = "cpu") -> Run:
-    """Open a run.
-
-    The checkpoint is ``best``, on the validation split, or ``last``.
+    """Open a run at its checkpoint ``best`` (on the validation split) or ``last``.
 
     Raises:
         DatasetError: the folder holds no run, or a damaged one.
@@ -102,13 +100,11 @@ def open_run(folder: str | os.PathLike[str], *, checkpoint: str = "best", device
 
 
 def checkpoint_to_resume(folder: Folder, *, resume: bool) -> Checkpoint | None:
-    """Return the last checkpoint in a folder; None if there is no run.
-
-    Only with ``resume`` may it be that of a run that is not finished.
+    """Return the last checkpoint in a folder; None if the folder holds no run.
 
     Raises:
-        UsageError: there is a run that may not be resumed, a model without a checkpoint to resume from, or a dataset.
-        DatasetError: the checkpoint is damaged, or holds no state of the training.
+        UsageError: the folder holds an unfinished run without ``resume``, a run without its last checkpoint, or a dataset.
+        DatasetError: the checkpoint is damaged, or has no state of the training.
     """
     if folder.size(LAST) is None:
         if folder.size(MANIFEST_NAME) is not None:
@@ -132,14 +128,14 @@ def checkpoint_to_resume(folder: Folder, *, resume: bool) -> Checkpoint | None:
 
 
 def holds_a_run(folder: Folder) -> UsageError:
-    """Return the error about a folder with a run that only ``--resume`` continues."""
+    """Return the error about an existing run without ``--resume``."""
     return UsageError(
         f"{folder.location!r} holds a run: give --resume to continue it, or choose another folder; nothing was changed"
     )
 
 
 def is_finished(old: Checkpoint, new: Checkpoint, folder: Folder, *, curves: bool) -> bool:
-    """Return whether a run that may not train any further is complete, and of the same content."""
+    """Return whether a run that has reached its end is complete, and was trained on the same content."""
     if old.contents != new.contents or folder.size(BEST) is None or (curves and folder.size(CURVES) is None):
         return False
     history = read_history(folder)
@@ -154,7 +150,7 @@ def is_finished(old: Checkpoint, new: Checkpoint, folder: Folder, *, curves: boo
 
 
 def _threads_remark(folder: Folder) -> str:
-    """Return a sentence where a run goes on with another number of threads; an empty string where it does not."""
+    """Return a warning about another number of threads than before; else an empty string."""
     before = [entry["threads"] for entry in read_history(folder).of("timing") if "threads" in entry][-1:]
     now = torch.get_num_threads()
     if before in ([], [now]):
@@ -166,12 +162,12 @@ def _threads_remark(folder: Folder) -> str:
 
 
 def check_same_run(old: Checkpoint, new: Checkpoint, folder: Folder, *, allow_changed_content: bool = False) -> list[str]:
-    """Check that a run was begun with the same configuration, seed, precision and data as it would be resumed with.
+    """Check that a run is resumed with the configuration, seed, precision and data of its start.
 
-    With ``allow_changed_content`` datasets may hold other content than before, if their fingerprints are the same.
+    With ``allow_changed_content`` the content of datasets may have changed, but not their fingerprints.
 
     Returns:
-        Sentences about another number of threads, and about content that has changed, or of which that is not known.
+        Warnings about another number of threads, and about changed content.
 
     Raises:
         DatasetError: something differs, which the message names.
@@ -193,7 +189,7 @@ def check_same_run(old: Checkpoint, new: Checkpoint, folder: Folder, *, allow_ch
         if old.missing_features.get(split) != new.missing_features.get(split):
             changes.append(f"images without features in split {split!r}: were {was}, now {now if now != was else 'others'}")
     starts = old.started_from, new.started_from
-    # Left out, it is that of the run: nothing is taken again.
+    # A resumed run may omit it.
     if starts[1] and starts[0].get("weights_sha256") != starts[1]["weights_sha256"]:
         names = [f"{start['run']} ({start['weights_sha256'][:12]}...)" if start else "nothing" for start in starts]
         changes.append("--init-from: was {}, now {}".format(*names))
@@ -206,15 +202,15 @@ def check_same_run(old: Checkpoint, new: Checkpoint, folder: Folder, *, allow_ch
 
 
 def contents_since(old: Checkpoint, new: Checkpoint) -> dict[str, str]:
-    """Return the contents of a run that is resumed: those of now, and those until then that have changed since."""
+    """Return the contents of a resumed run: the present ones, and former ones that have changed."""
     before = {f"{name} until step {old.progress.step}": digest for name, (digest, _) in _changed(old, new).items()}
     return {**old.contents, **before, **new.contents}
 
 
 def _changed(old: Checkpoint, new: Checkpoint) -> dict[str, tuple[str, str]]:
-    """Return by name the datasets whose content has changed: the digest that it had, and the one that it has."""
-    both = sorted(old.contents.keys() & new.contents.keys())
-    return {name: (old.contents[name], new.contents[name]) for name in both if old.contents[name] != new.contents[name]}
+    """Return the old and new digests of datasets with changed content, by name."""
+    common = sorted(old.contents.keys() & new.contents.keys())
+    return {name: (old.contents[name], new.contents[name]) for name in common if old.contents[name] != new.contents[name]}
 
 
 def _check_content(old: Checkpoint, new: Checkpoint, folder: Folder, allow_changed: bool) -> list[str]:

@@ -1,10 +1,12 @@
-"""Events for TensorBoard: configuration as text, hyper-parameters, the numbers of the log as curves, and the best scores.
+"""TensorBoard events of a run: configuration as text, hyper-parameters, the numbers of the log as curves, and the best scores.
 
-Written here rather than by torch's ``SummaryWriter``, whose thread would print its own traceback when the disk is full.
+Events are written synchronously by the package's own ``RecordWriter``. The writer thread of torch's ``SummaryWriter`` loses events
+of a killed process, and prints a traceback when the disk is full.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 import time
@@ -19,15 +21,15 @@ from schemas.storage.storage_errors import storage_errors
 from train.config.sections import settings_of
 
 EVENTS = "tensorboard"
-"""The folder of the events, in that of the run."""
+"""Subfolder of the events in the folder of a run."""
 
 
 class EventFile:
-    """A file of events, of one process; TensorBoard shows all those of a run together.
+    """Event file of one process; TensorBoard merges those of a run.
 
     Args:
         folder: folder of the run.
-        step: step from which the run continues; events of later steps in other files are not shown any more.
+        step: step from which the run continues; TensorBoard hides later steps of earlier files.
 
     Raises:
         UsageError: TensorBoard is not installed.
@@ -42,32 +44,27 @@ class EventFile:
             raise UsageError(
                 "TensorBoard is not installed: pip install 'imagepivot[train]', or leave its events out with --no-tensorboard"
             ) from error
-        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        self._event, self._summary, self._record_writer = event_pb2.Event, summary_pb2.Summary, RecordWriter
         # TensorBoard reads the files in the order of their names.
         path = folder / EVENTS / f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"
         self._path = str(path)
         with storage_errors(self._path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("xb", buffering=0)
-        self._records = RecordWriter(_Whole(self._file))
-        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._add(file_version="brain.Event:2")
-        self._add(step=step + 1, session_log=start)
+        self._add(step=step + 1, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
 
-    def describe(self, config: str, more: Mapping[str, Any], step: int) -> None:
-        """Write a configuration, as text and as hyper-parameters.
-
-        Further hyper-parameters are numbers, text, or true or false.
-        """
+    def describe(self, config: str, hparams: Mapping[str, Any], step: int) -> None:
+        """Write a configuration as text and as hyper-parameters, with further ones (numbers, text or bool)."""
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
         from tensorboard.plugins.text.summary_v2 import text_pb
 
-        block = "".join(f"    {line}\n" for line in config.splitlines())  # Markdown of a block of code.
-        self._add(step=step, summary=text_pb("config", block))
+        code_block = "".join(f"    {line}\n" for line in config.splitlines())
+        self._add(step=step, summary=text_pb("config", code_block))
         settings = {
             name: dump(value) if isinstance(value, (dict, list)) else value for name, value in settings_of(config).items()
         }
-        self._add(step=step, summary=hparams_pb({**settings, **more}))
+        self._add(step=step, summary=hparams_pb({**settings, **hparams}))
 
     def write(self, numbers: Mapping[str, float], step: int) -> None:
         """Write a point of each curve."""
@@ -75,7 +72,7 @@ class EventFile:
         self._add(step=step, summary=self._summary(value=values))
 
     def finish(self, *, succeeded: bool) -> None:
-        """Write, for the table of hyper-parameters, how the process ended."""
+        """Write the status of the session for the table of hyper-parameters."""
         from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 
         status = api_pb2.STATUS_SUCCESS if succeeded else api_pb2.STATUS_FAILURE
@@ -89,21 +86,13 @@ class EventFile:
         self._file.close()
 
     def _add(self, **content: Any) -> None:
+        record = io.BytesIO()
+        self._record_writer(record).write(self._event(wall_time=time.time(), **content).SerializeToString())
         with storage_errors(self._path):
-            self._records.write(self._event(wall_time=time.time(), **content).SerializeToString())
-
-
-class _Whole:
-    """A file without a buffer that writes all of what it is given."""
-
-    def __init__(self, file: FileIO) -> None:
-        self._file = file
-
-    def write(self, data: bytes) -> None:
-        write_all(self._file, data)
+            write_all(self._file, record.getvalue())
 
 
 def write_all(file: FileIO, data: bytes) -> None:
-    """Write all bytes; a file without a buffer may take fewer at a time, the last before the disk is full."""
+    """Write all bytes to an unbuffered file, which may take fewer at a time."""
     while data:
         data = data[file.write(data) or 0 :]

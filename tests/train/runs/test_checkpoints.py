@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import errno
 import io
 import pickle
 import re
@@ -15,7 +14,6 @@ from schemas.errors import DatasetError
 from schemas.storage.folder import Folder
 from tests.fake_gpu import fake_gpu
 from train.models.retrieval_model import Dimensions
-from train.runs import checkpoints
 from train.runs.checkpoints import BEST, LAST, Checkpoint, TrainingProgress, read_checkpoint, weights_digest, write_checkpoint
 from train.runs.run import open_run
 
@@ -208,37 +206,6 @@ def test_other_content_is_refused(folder, content, message):
         torch.save(content, file)
     with pytest.raises(DatasetError, match=message):
         read_checkpoint(folder, BEST)
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")], ids=repr)
-@pytest.mark.parametrize("number", [1, 2, 5, 9])
-def test_what_ends_a_write_is_not_hidden(folder, monkeypatch, error, number):
-    """Torch turns it into an error of its own, in most places."""
-    write_checkpoint(folder, LAST, CHECKPOINT)
-    before, calls = folder.read(LAST), iter(range(1, 1000))
-
-    class File:
-        def __init__(self, file):
-            self.file = file
-
-        def write(self, data):
-            if next(calls) == number:
-                raise error
-            return self.file.write(data)
-
-        def flush(self):
-            self.file.flush()
-
-    class Sink(checkpoints._Sink):
-        def __init__(self, file):
-            super().__init__(File(file))
-
-    monkeypatch.setattr(checkpoints, "_Sink", Sink)
-    expected, message = (DatasetError, "the disk is full") if isinstance(error, OSError) else (KeyboardInterrupt, "^$")
-    with pytest.raises(expected, match=message):
-        write_checkpoint(folder, LAST, CHECKPOINT)
-    assert folder.read(LAST) == before
-    assert folder.names() == [LAST]
 
 
 def test_weights_on_a_gpu_have_the_digest_of_those_on_a_cpu_and_are_waited_for_once():

@@ -23,7 +23,7 @@ from train.models import catalogue
 from train.models.catalogue import build_model, register_model
 from train.models.retrieval_model import Encoded, RetrievalModel
 from train.runs.checkpoints import BEST, LAST, weights_digest
-from train.runs.init_from_run import start_model
+from train.runs.init_from_run import init_from_run
 from train.runs.run import open_run
 from train.training_data import load_training_inputs
 
@@ -65,7 +65,7 @@ def started(text: str, corpus: Corpus, run, seed: int = 1):
     config = from_toml(text, "test")
     training_inputs = load_training_inputs(config, corpus, seed=seed)
     drawn, model = (build_model(config.model, training_inputs.dimensions, seed) for _ in range(2))
-    return drawn, model, training_inputs.vocabulary.tokens, start_model(model, training_inputs.vocabulary.tokens, run)
+    return drawn, model, training_inputs.vocabulary.tokens, init_from_run(model, training_inputs.vocabulary.tokens, run)
 
 
 def vectors(encoder, tokens) -> dict[str, list[float]]:

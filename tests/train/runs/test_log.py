@@ -105,7 +105,7 @@ hinges = "max"
 [schedule]
 bucket_by_length = true
 """
-    with RunLog(tmp_path, step=0, tensorboard=True, config=config, more={"seed": 3}) as log:
+    with RunLog(tmp_path, step=0, tensorboard=True, config=config, hparams={"seed": 3}) as log:
         log.write("step", 10, {"loss": 1.5, "name": "no curve"})
         for step, score in ((10, 100.0), (20, 300.0), (30, 300.0)):
             log.write("evaluation", step, {"score": score, "en": {"sum_of_recalls": score}})
