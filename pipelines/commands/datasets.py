@@ -87,7 +87,8 @@ def validate(
         damaged = sum(not problem.endswith(STRAY) for problem in problems)
         advice = "copy it again, mend it with --repair, or make it again with --overwrite"
         advice = advice if damaged else "delete these files, or move them elsewhere"
-        raise DatasetError(f"{dataset!r} breaks {len(problems)} promises of the format: {advice}")
+        count = "the problem" if len(problems) == 1 else f"the {len(problems)} problems"
+        raise DatasetError(f"{dataset!r} is not a valid dataset, see {count} above: {advice}")
     print_line(f"{escape(dataset)}: everything holds")
 
 

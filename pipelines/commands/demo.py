@@ -29,7 +29,7 @@ def demo(
     demo of imagepivot build, with the results shown.
     """
     from schemas.storage.locations import target_path
-    from schemas.storage.storage_errors import storage_errors
+    from schemas.storage.storage_errors import create_folder, storage_errors
 
     folder = target_path(output)
     if only == "scenes":
@@ -44,8 +44,7 @@ def demo(
     from pipelines.text.queries import tokenize_query
     from train.demo import LEAST_SCENES, show_run
 
-    with storage_errors(output):
-        folder.mkdir(parents=True, exist_ok=True)
+    create_folder(folder)
     is_trained = scenes >= LEAST_SCENES
     targets = () if is_trained else ("encoded", "features", "picture")
     settings = {"steps.scenes.scenes": str(scenes), "steps.scenes.seed": str(seed)}

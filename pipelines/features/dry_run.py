@@ -13,7 +13,7 @@ from pipelines.jobs import FeaturesJob
 from schemas.console.tables import Row, Table, number_columns
 from schemas.keys import shard_of
 from schemas.kinds import vector_bytes
-from schemas.writing.dataset_writer import look_before
+from schemas.writing.dataset_writer import read_compatible
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ def plan_dry_run(job: FeaturesJob, listing: Listing, remark: Remark = warn_once)
     output = plan_features(job, listing, remark)
     job.check_device()
     output.folder.check_writable()
-    state = look_before(output, job.policy, job.task)
-    finished = state.finished()
-    stored = state.whole() - finished
+    state = read_compatible(output, job.policy, job.task)
+    finished = state.finished_shards()
+    stored = state.intact_shards() - finished
     wanted = range(output.shards) if job.task is None else job.task.shards(output.shards)
     refs: dict[int, list[ImageRef]] = {number: [] for number in stored}
     images = job.open_images()

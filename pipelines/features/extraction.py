@@ -29,7 +29,7 @@ from schemas.process.resources import usable_cores
 from schemas.storage.folder import Folder
 from schemas.storage.locations import is_remote
 from schemas.writing.output import OutputDataset
-from schemas.writing.shard_count import MOST_CHOSEN, VECTOR_SHARD_BYTES, check_shard_bytes, choose_shards, known_shards
+from schemas.writing.shard_count import MAX_CHOSEN, VECTOR_SHARD_BYTES, check_shard_bytes, choose_shards, known_shards
 
 if TYPE_CHECKING:
     import apache_beam as beam
@@ -172,7 +172,7 @@ def list_images(job: FeaturesJob, *, keep: bool = False) -> Listing:
     images = job.open_images()
     kept = CachedListing() if keep or is_remote(images.location) else None
     refs = images.refs() if kept is None else kept.tee(images.refs())
-    listing = replace(Listing.of(_remember_ids(refs, ids), known or MOST_CHOSEN), cached=kept)
+    listing = replace(Listing.of(_remember_ids(refs, ids), known or MAX_CHOSEN), cached=kept)
     if not listing.count:
         raise InputError(f"no images found in {images.location!r}: check the path; a folder is searched for known extensions")
     if suspects := ids.suspects():

@@ -28,7 +28,7 @@ from schemas.kinds import batch_rows
 from schemas.storage.locations import is_remote
 from schemas.storage.storage_errors import content_errors
 from schemas.writing.output import OutputDataset
-from schemas.writing.output_state import look_at
+from schemas.writing.output_state import read_state
 from schemas.writing.records import Record, Source, read_record, write_record
 from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.shard_writer import open_shard
@@ -122,8 +122,8 @@ def reusable_rows(output: OutputDataset, number: int, refs: Sequence[ImageRef], 
 def _read_stored(output: OutputDataset, number: int) -> _Stored | None:
     """Read what an earlier run of the same fingerprint wrote; None if it wrote nothing, or what is there is damaged."""
     folder, name = output.folder, output.name(number)
-    shard = look_at(output, number)
-    record = read_record(folder, name, whole=True) if shard.is_whole else None
+    shard = read_state(output, number)
+    record = read_record(folder, name, whole=True) if shard.is_intact else None
     if shard.footer is None or record is None:
         return None
     try:
@@ -227,7 +227,7 @@ def write_feature_shard(
     _refuse_other_list(output, number, refs, images)
     refs = images.with_versions(refs)
     reuse = reusable_rows(output, number, refs, policy, read=images.read)
-    if (reuse.rows or reuse.failures) and not look_at(output, number, read_all=True).is_whole:
+    if (reuse.rows or reuse.failures) and not read_state(output, number, read_all=True).is_intact:
         reuse = Reuse(todo=refs)
     tally = Tally(failures=list(reuse.failures))
     if _is_left_alone(output, number, reuse):

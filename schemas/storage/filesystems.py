@@ -18,15 +18,14 @@ from schemas.storage.storage_errors import storage_errors
 
 
 def filesystem_of(location: str) -> tuple[fs.FileSystem, str]:
-    """Return the file system of a location, in any form that `plain_location` takes, and the path within it.
+    """Return the file system of a location (see `plain_location`) and the path within it.
 
-    An address consists of a scheme, a bucket and a key. The key is taken literally: nothing in it is unquoted. pyarrow options
-    such as ``?region=eu-west-1`` may follow. Environment variables choose endpoints other than the clouds' own:
-    ``AWS_ENDPOINT_URL_S3`` or ``AWS_ENDPOINT_URL``, and ``STORAGE_EMULATOR_HOST`` (used without credentials, as Google's
-    clients do).
+    An address has a scheme, a bucket, a literal key (without percent-encoding) and perhaps pyarrow options such as
+    ``?region=eu-west-1``. Environment variables override the endpoints: ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL`` and
+    ``STORAGE_EMULATOR_HOST``, which is accessed without credentials.
 
     Raises:
-        UsageError: the location cannot exist, or the scheme of the address is unknown.
+        UsageError: the location is invalid, or the scheme of the address is unknown.
         DatasetError: the object store cannot be reached.
     """
     check_location(location)
@@ -46,7 +45,7 @@ def filesystem_of(location: str) -> tuple[fs.FileSystem, str]:
 
 
 def store_settings(address: str) -> tuple[str, dict[str, Any]]:
-    """Return the name of the bucket of an address, and pyarrow's settings for it, which only a pickle would hold."""
+    """Return the bucket name of an address, and pyarrow's connection settings, which only its pickles contain."""
     filesystem, bucket = filesystem_of(address)
     return bucket.rstrip("/"), filesystem.__reduce__()[1][0]
 

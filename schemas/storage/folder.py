@@ -1,8 +1,7 @@
-"""A folder of files, local or in an object store, in which every file is written completely or not at all.
+"""A folder of files on a local disk or in an object store, with atomic writes.
 
-`schemas.storage.object_store` lists and writes to stores where their clients are installed; ``pyarrow.fs`` does all else. A file is
-always written to a temporary name first: locally beside its target and then renamed; for an object store in the local temporary
-folder and then uploaded whole.
+Local files are written beside their target and renamed; objects are written in the local temporary folder and uploaded whole.
+`schemas.storage.object_store` lists and writes objects if a client of the store is installed; ``pyarrow.fs`` does the rest.
 """
 
 from __future__ import annotations
@@ -29,7 +28,13 @@ from schemas.storage import object_store
 from schemas.storage.filesystems import filesystem_of
 from schemas.storage.locations import absolute_location, check_regular, is_remote, local_path, plain_location
 from schemas.storage.object_store import ANY, PART_BYTES, TEMPORARY_MARK, Bucket, Entry
-from schemas.storage.storage_errors import NoSuchBucketError, StoreAccessError, storage_errors, store_error_of
+from schemas.storage.storage_errors import (
+    NoSuchBucketError,
+    StoreAccessError,
+    create_folder,
+    storage_errors,
+    store_error_of,
+)
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -37,14 +42,14 @@ _R = TypeVar("_R")
 PathKind = Literal["file", "folder", "nothing"]
 
 _PARALLEL_READS = 32
-"""Files of a store that are read at once: they wait for the network, not for this machine."""
+"""Threads that read objects: they wait for the network."""
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder, local or in an object store. Cheap to create and to pickle: nothing is opened before it is needed.
+    """A folder on a local disk or in an object store. Cheap to create and to pickle.
 
-    Files are named relative to the folder, with ``/`` between the parts.
+    File names are relative to the folder, with ``/`` between the parts.
 
     Attributes:
         location: local path, ``gs://...`` or ``s3://...``; ``file://...`` and ``~`` become plain paths.
@@ -56,7 +61,7 @@ class Folder:
         object.__setattr__(self, "location", plain_location(self.location))
 
     def __reduce__(self) -> tuple[type[Folder], tuple[str]]:
-        # A process that unpickles it may have another working folder.
+        # The process that unpickles it may have another working folder.
         return type(self), (absolute_location(self.location),)
 
     @property
@@ -66,17 +71,17 @@ class Folder:
 
     @property
     def has_tags(self) -> bool:
-        """Whether objects are written under conditions here; see `schemas.storage.object_store`."""
+        """Whether conditional writes are possible; see `schemas.storage.object_store`."""
         return object_store.has_tags(self.location)
 
     @property
     def is_google(self) -> bool:
-        """Whether the folder is in Google Cloud Storage, of which a stream takes one request, and random access two or more."""
+        """Whether the folder is in Google Cloud Storage, where a stream takes one request and random access at least two."""
         return self.location.startswith(("gs://", "gcs://"))
 
     @property
     def _takes_ranges(self) -> bool:
-        """Whether a file is read by requests of ours for ranges: pyarrow's files in S3 give up where an answer breaks off."""
+        """Whether to read by range requests of our own: pyarrow's files in S3 do not retry a response that is cut off."""
         return self.location.startswith("s3://") and self.has_tags
 
     @property
@@ -85,7 +90,7 @@ class Folder:
         return Path(filesystem_of(self.location)[1])
 
     def _find(self, name: str) -> tuple[fs.FileSystem, str]:
-        """Return the file system of the folder, and the path of a file in it; of the folder if the name is empty."""
+        """Return the file system, and the path of a file, or of the folder for an empty name."""
         filesystem, root = filesystem_of(self.location)
         return filesystem, f"{root.rstrip('/')}/{name}" if name else root
 
@@ -101,17 +106,17 @@ class Folder:
         return f"{self.location.rstrip('/')}/{name}"
 
     def names(self) -> list[str]:
-        """Return the sorted names of all files below the folder; none if the folder does not exist."""
+        """Return the sorted names of all files below the folder, recursively; empty if it does not exist."""
         return sorted(name for name, _ in self.files())
 
     def files(self) -> Iterator[tuple[str, int]]:
-        """Yield name and size in bytes of every file below the folder, in no particular order; a dangling link has size -1."""
+        """Yield name and size in bytes of all files below the folder, in no particular order; a dangling link has size -1."""
         yield from ((entry.name, entry.size) for entry in self.entries())
 
     def entries(self, on_link: Callable[[str], None] = lambda name: None) -> Iterator[Entry]:
-        """Yield every file below the folder, in no particular order.
+        """Yield all files below the folder, in no particular order.
 
-        Links to folders are not followed, because they may lead back: ``on_link`` gets their names.
+        Links to folders are not followed, since they may form cycles: ``on_link`` receives their names.
         """
         filesystem, root = filesystem_of(self.location)
         if self.has_tags:
@@ -126,16 +131,16 @@ class Folder:
             yield from (_entry(info, info.path.removeprefix(prefix)) for info in infos if info.type == fs.FileType.File)
 
     def tagged(self) -> dict[str, Entry]:
-        """Return every file below the folder by name, without its time: an object of the same content is the same."""
+        """Return all files below the folder by name, without modification times: objects with equal content are equal."""
         return {entry.name: entry._replace(version="") for entry in self.entries()}
 
     def children(self, below: str = "") -> list[str]:
-        """Return the sorted names of the files directly in this folder or a subfolder of it; none if that does not exist."""
-        # A pipe or socket (Unknown) is listed, so that reading it fails with its name.
+        """Return the sorted names of the files directly in this folder or in a subfolder; empty if it does not exist."""
+        # Pipes and sockets (Unknown) are listed, so that reading them fails with their name.
         return self._children(below, fs.FileType.File, fs.FileType.Unknown)
 
     def folders(self) -> list[str]:
-        """Return the sorted names of the folders directly in this folder; none if the folder does not exist."""
+        """Return the sorted names of the folders directly in this folder; empty if it does not exist."""
         return self._children("", fs.FileType.Directory)
 
     def _children(self, below: str, *types: fs.FileType) -> list[str]:
@@ -145,44 +150,44 @@ class Folder:
         return sorted(info.base_name for info in infos if info.type in types)
 
     def kind(self) -> PathKind:
-        """Return whether the location of the folder holds a folder, a file or nothing.
+        """Return whether the location of the folder is a folder, a file or nothing.
 
         Raises:
             DatasetError: it is a pipe, a socket or a device.
         """
         filesystem, path = filesystem_of(self.location)
         with storage_errors(self.location):
-            found = filesystem.get_file_info(path).type
-            if found == fs.FileType.Unknown:
+            file_type = filesystem.get_file_info(path).type
+            if file_type == fs.FileType.Unknown:
                 check_regular(path)
         kinds: dict[fs.FileType, PathKind] = {fs.FileType.File: "file", fs.FileType.Directory: "folder"}
-        return kinds.get(found, "nothing")
+        return kinds.get(file_type, "nothing")
 
     def entry(self, name: str) -> Entry | None:
-        """Return size and time of a file, without its tag; None if there is no such file."""
+        """Return size and modification time of a file, without its tag; None if it does not exist."""
         filesystem, path = self._find(name)
         with storage_errors(self.path_of(name)):
             info = filesystem.get_file_info(path)
         return _entry(info, name) if info.type == fs.FileType.File else None
 
     def size(self, name: str) -> int | None:
-        """Return the size of a file in bytes, or None if there is no such file."""
+        """Return the size of a file in bytes; None if it does not exist."""
         entry = self.entry(name)
         return None if entry is None else entry.size
 
     def tag(self, name: str) -> str | None:
-        """Return the tag of a file where there are tags; None if there is no such file."""
+        """Return the tag of an object; None if it does not exist."""
         with storage_errors(self.path_of(name)):
-            found = self._bucket.head(self._key(name))
-        return None if found is None else found.tag
+            head = self._bucket.head(self._key(name))
+        return None if head is None else head.tag
 
     def read_tagged(self, name: str) -> tuple[bytes, str] | None:
-        """Return content and tag of a file where there are tags; None if there is no such file."""
+        """Return content and tag of an object; None if it does not exist."""
         with storage_errors(self.path_of(name)):
             return self._bucket.get(self._key(name))
 
     def state(self, name: str) -> tuple[int, ...] | None:
-        """Return what changes when another file takes this name: size, time and, if it is local, inode; None if there is none."""
+        """Return size, modification time and, of a local file, inode, to detect replacement; None if it does not exist."""
         if not self.is_local:
             entry = self.entry(name)
             return None if entry is None else (entry.size, int(entry.version or 0))
@@ -197,7 +202,7 @@ class Folder:
         """Open a file for random access; a local file is memory-mapped.
 
         Raises:
-            FileNotFoundError: there is no such file.
+            FileNotFoundError: the file does not exist.
             DatasetError: the file cannot be opened, or is a pipe, a socket or a device.
         """
         filesystem, path = self._find(name)
@@ -209,24 +214,14 @@ class Folder:
             return filesystem.open_input_file(path)
 
     def open_ranges(self, name: str) -> pa.NativeFile:
-        """Open a file for random access; in S3 each read is a request of its own, which is repeated alone if it breaks off.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            DatasetError: the file cannot be opened, or is a pipe, a socket or a device.
-        """
+        """Open a file for random access as `open` does; in S3 each read is one range request with retries."""
         return pa.PythonFile(self.stream(name), mode="r") if self._takes_ranges else self.open(name)
 
     def stream(self, name: str) -> Any:
-        """Open a file for reading from start to end, byte by byte as it is stored.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            DatasetError: the file cannot be opened, or is a pipe, a socket or a device.
-        """
+        """Open a file for sequential reading, without decompression; errors are those of `open`."""
         if self._takes_ranges:
             size = self.size(name)
-            if size == 0:  # So says an answer, too, that breaks off among its headers; reading notices.
+            if size == 0:  # Perhaps a response whose headers were cut off, which reading detects.
                 size = len(self.read_object(name))
             if size is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
@@ -239,29 +234,29 @@ class Folder:
 
     def read(self, name: str) -> bytes:
         """Return all bytes of a file."""
-        # From S3 a stream takes a request for every 256 KiB. Random access to Google's store lets one thread read at a time.
+        # In S3 a stream takes a request per 256 KiB. In Google's store, files with random access are read by one thread at a time.
         with storage_errors(self.path_of(name)), (self.stream if self.is_google else self.open)(name) as file:
             return file.read()
 
     def read_object(self, name: str) -> bytes:
-        """Return all bytes of a file; of a store in one request, by any number of threads.
+        """Return all bytes of a file, from a store in one request and in parallel with other threads.
 
         Raises:
-            FileNotFoundError: there is no such file. The error of a store does not name it: failures of images quote the error.
+            FileNotFoundError: the file does not exist; the error of a store has no path, since failures of images quote it.
             DatasetError: it cannot be read.
         """
         try:
-            found = self.read_tagged(name) if self._takes_ranges else (self.read(name), "")
+            content = self.read_tagged(name) if self._takes_ranges else (self.read(name), "")
         except FileNotFoundError:
             if self.is_local:
                 raise
-            found = None
-        if found is None:
+            content = None
+        if content is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        return found[0]
+        return content[0]
 
     def read_part(self, name: str, start: int, size: int) -> bytes:
-        """Return bytes of a file from a place on; fewer where it ends before."""
+        """Return up to ``size`` bytes of a file from ``start``; fewer at its end."""
         if size and self.has_tags:
             with storage_errors(self.path_of(name)):
                 part = self._bucket.part(self._key(name), start, start + size)
@@ -272,22 +267,18 @@ class Folder:
             return bytes(file.read_at(size, start))
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file completely or not at all."""
+        """Write a file atomically."""
         with self.replace(name) as file:
             file.write(data)
 
     def swap(self, name: str, data: bytes | Path, replaces: str | None) -> str | None:
-        """Write a file where there are tags, if what it replaces is still there; see `schemas.storage.object_store.put`.
-
-        Returns:
-            The tag of the new content; None if nothing was written.
-        """
+        """Write an object if the one to replace is unchanged, and return its tag, else None; see `object_store.put`."""
         with storage_errors(self.path_of(name)):
             return object_store.put(self._bucket, self._key(name), data, replaces)
 
     @contextmanager
     def replace(self, name: str) -> Iterator[BinaryIO]:
-        """Open a temporary file that is renamed to ``name`` when the block succeeds and deleted when it fails."""
+        """Open a temporary file that is renamed to ``name`` if the block succeeds, and deleted if it fails."""
         with storage_errors(self.path_of(name)), self.temporary(name) as file:
             yield file
             file.flush()
@@ -295,13 +286,13 @@ class Folder:
             self._publish(Path(file.name), name)
 
     def rename(self, temporary: Path, name: str) -> None:
-        """Give the file of `temporary` its name, or upload it."""
+        """Rename or upload a file opened by `temporary`."""
         with storage_errors(self.path_of(name)):
             self._publish(temporary, name)
 
     @contextmanager
     def temporary(self, name: str) -> Iterator[BinaryIO]:
-        """Open a temporary file, for reading, too, where it can be renamed to ``name``; it is deleted at the end."""
+        """Open a temporary file for writing and reading that `rename` can move to ``name``; it is deleted after the block."""
         with storage_errors(self.path_of(name)):
             temporary = self._temporary_path(name)
             try:
@@ -311,17 +302,17 @@ class Folder:
                 temporary.unlink(missing_ok=True)
 
     def map(self, function: Callable[[_T], _R], values: Iterable[_T]) -> list[_R]:
-        """Return what a function that reads from the folder returns for values, in order; from a store many are read at once."""
+        """Apply a function that reads from the folder to values, in parallel for a store, and return its results in order."""
         if self.is_local:
             return [function(value) for value in values]
         with ThreadPoolExecutor(_PARALLEL_READS, thread_name_prefix="store") as pool:
             return list(pool.map(function, values))
 
     def check_bucket(self) -> None:
-        """Check that the bucket exists, before anything is computed that could not be stored in it.
+        """Check that the bucket of the folder exists; nothing to check for a local folder.
 
         Raises:
-            DatasetError: there is no such bucket, or the store cannot be reached.
+            DatasetError: the bucket does not exist, or the store cannot be reached.
         """
         if self.is_local:
             return
@@ -335,17 +326,17 @@ class Folder:
             except OSError as error:
                 if store_error_of(error) is not StoreAccessError:
                     raise
-                exists = True  # Permission to write objects does not include permission to look at the bucket itself.
+                exists = True  # Permission to write objects does not imply permission to query the bucket.
         if not exists:
             raise DatasetError(
                 f"cannot use {self.location!r}: there is no bucket {bucket!r}: check its name, or create it first"
             )
 
     def check_writable(self) -> None:
-        """Check, without writing, that files can be made here: permissions of a local folder, existence of a bucket.
+        """Check without writing that files can be written: permissions of a local folder, existence of a bucket.
 
         Raises:
-            DatasetError: they cannot.
+            DatasetError: files cannot be written.
         """
         if not self.is_local:
             self.check_bucket()
@@ -361,14 +352,12 @@ class Folder:
                 raise OSError(code, os.strerror(code), str(existing))
 
     def delete(self, name: str, tag: str = ANY) -> None:
-        """Delete a file if it exists; with a tag only if it is what the file has."""
-        if tag != ANY:
-            with storage_errors(self.path_of(name)):
-                self._bucket.delete(self._key(name), tag)
-            return
+        """Delete a file if it exists, and has the given tag."""
         filesystem, path = self._find(name)
         with storage_errors(self.path_of(name)):
-            if self.size(name) is not None:
+            if tag != ANY:
+                self._bucket.delete(self._key(name), tag)
+            elif self.size(name) is not None:
                 with suppress(FileNotFoundError):  # Another process has deleted it since.
                     filesystem.delete_file(path)
 
@@ -378,8 +367,8 @@ class Folder:
             os.close(handle)
             return Path(path)
         target = self.local_path / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # Any number of attempts may write the file, on any number of machines that share the disk.
+        create_folder(target.parent)
+        # Unique: several attempts may write the file, also on other machines that share the disk.
         return target.with_name(f".{target.name}{TEMPORARY_MARK}{uuid.uuid4().int >> 64}")
 
     def _publish(self, temporary: Path, name: str) -> None:
@@ -393,7 +382,7 @@ class Folder:
 
 
 class _Ranges(io.RawIOBase):
-    """A file in S3 that is read by a request for each range."""
+    """A file in S3 read by range requests."""
 
     def __init__(self, folder: Folder, name: str, size: int) -> None:
         self._folder = folder
@@ -443,7 +432,6 @@ def _entry(info: fs.FileInfo, name: str) -> Entry:
 
 
 def _walk(folder: str, prefix: str, on_link: Callable[[str], None]) -> Iterator[Entry]:
-    """Yield the files below a local folder without following links to folders, which `on_link` gets."""
     try:
         with storage_errors(folder):
             entries = os.scandir(folder)
@@ -456,7 +444,7 @@ def _walk(folder: str, prefix: str, on_link: Callable[[str], None]) -> Iterator[
                 continue
             try:
                 status = None if entry.is_dir() else entry.stat()
-            except OSError:  # A link to nothing, to itself, or to what must not be seen.
+            except OSError:  # A link to nothing, to itself, or without permission.
                 yield Entry(prefix + entry.name, -1)
                 continue
             if status is None:
@@ -466,7 +454,7 @@ def _walk(folder: str, prefix: str, on_link: Callable[[str], None]) -> Iterator[
 
 
 def file_at(location: str) -> tuple[Folder, str]:
-    """Return the folder and the name of a file; options of a store's address go with the folder."""
+    """Return folder and name of a file; the folder gets the options of a store's address."""
     if is_remote(location):
         address, options = re.fullmatch(r"(.*?)(\?\w+=[^/?]*)?", location, re.DOTALL).groups(default="")  # type: ignore[union-attr]
         folder, _, name = address.rpartition("/")

@@ -1,4 +1,4 @@
-"""Buckets of Google Cloud Storage, through Google's own client; see `schemas.storage.object_store`."""
+"""Buckets in Google Cloud Storage through google-cloud-storage; see `schemas.storage.object_store`."""
 
 from __future__ import annotations
 
@@ -10,23 +10,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from schemas.storage import object_store
 from schemas.storage.filesystems import store_settings
-from schemas.storage.object_store import (
-    ANY,
-    PAGE_OBJECTS,
-    PART_BYTES,
-    RETRIES,
-    TEMPORARY_MARK,
-    WRITER,
-    Bucket,
-    Entry,
-    Page,
-    RefusedError,
-    Written,
-    in_parts,
-    size_of,
-    version_of,
-)
+from schemas.storage.object_store import ANY, PART_BYTES, RETRIES, WRITER, Bucket, Entry, Page, RefusedError, Written
 from schemas.storage.storage_errors import (
     NoSuchBucketError,
     StoreAccessError,
@@ -35,8 +21,8 @@ from schemas.storage.storage_errors import (
     StoreUnreachableError,
 )
 
-_MOST_SOURCES = 32
-"""Objects that the store puts together in one request."""
+_MAX_SOURCES = 32
+"""Maximum number of objects in one compose request."""
 
 _FIELDS = "items(name,size,generation,updated),prefixes,nextPageToken"
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
@@ -45,65 +31,60 @@ _PARALLEL_DELETES = 8
 
 
 class GoogleBucket(Bucket):
-    """A bucket of Google Cloud Storage; tags are generations.
+    """A bucket in Google Cloud Storage with generations as tags.
 
-    A large file goes up in parts, which are objects of their own under temporary names, side by side. The store then puts them
-    together under the name that is meant, and to that the condition belongs: its uploads in parts after S3's manner take none.
+    Large files are uploaded in parallel parts, which are temporary objects. One conditional compose request then creates the
+    target: the XML API's multipart uploads have no conditions.
     """
 
     def __init__(self, address: str) -> None:
         with _store_errors():
             self._client, self._bucket = _client(address)
-        self._patient = {"timeout": (RETRIES.connect_seconds, RETRIES.read_seconds), "retry": _retry()}
+        self._options = {"timeout": (RETRIES.connect_seconds, RETRIES.read_seconds), "retry": _retry()}
 
     def exists(self) -> bool:
-        """Whether there is such a bucket."""
+        """Return whether the bucket exists."""
         with _store_errors():
-            return self._bucket.exists(**self._patient)
+            return self._bucket.exists(**self._options)
 
     def page(self, prefix: str, *, after: str, by_folder: bool) -> Page:
-        """Return a page of a listing, see `Bucket.page`."""
+        """List a page, see `Bucket.page`."""
         with _store_errors():
-            found = self._client.list_blobs(
+            listing = self._client.list_blobs(
                 self._bucket,
                 prefix=prefix,
                 delimiter="/" if by_folder else None,
                 page_token=after or None,
-                page_size=PAGE_OBJECTS,
+                page_size=object_store.PAGE_OBJECTS,
                 fields=_FIELDS,
-                **self._patient,
+                **self._options,
             )
-            blobs = list(next(found.pages, ()))
-        objects = [Entry(blob.name, blob.size, version_of(blob.updated), str(blob.generation)) for blob in blobs]
-        return Page(objects, sorted(found.prefixes), found.next_page_token or "")
+            blobs = list(next(listing.pages, ()))
+        objects = [Entry(blob.name, blob.size, object_store.version_of(blob.updated), str(blob.generation)) for blob in blobs]
+        return Page(objects, sorted(listing.prefixes), listing.next_page_token or "")
 
     def head(self, key: str) -> Written | None:
-        """Return what an object is; None if there is none."""
+        """Return tag and writer of an object; None if it does not exist."""
         with _store_errors():
-            blob = self._bucket.get_blob(key, **self._patient)
+            blob = self._bucket.get_blob(key, **self._options)
         return None if blob is None else Written(str(blob.generation), (blob.metadata or {}).get(WRITER, ""))
 
     def get(self, key: str) -> tuple[bytes, str] | None:
-        """Return content and tag of an object; None if there is none."""
+        """Return content and tag of an object; None if it does not exist."""
         from google.api_core.exceptions import NotFound
 
-        while (found := self.head(key)) is not None:
-            with _store_errors():
-                try:
-                    return self._bucket.blob(key, generation=int(found.tag)).download_as_bytes(**self._patient), found.tag
-                except NotFound:
-                    continue  # Replaced or deleted since.
+        while (head := self.head(key)) is not None:
+            with _store_errors(), suppress(NotFound):  # Replaced or deleted since.
+                return self._bucket.blob(key, generation=int(head.tag)).download_as_bytes(**self._options), head.tag
         return None
 
     def part(self, key: str, start: int, stop: int) -> bytes | None:
-        """Return a range of the bytes of an object; None if there is no object."""
+        """Return a range of the bytes of an object; None if it does not exist."""
         from google.api_core.exceptions import NotFound
 
-        with _store_errors():
-            try:
-                return self._bucket.blob(key).download_as_bytes(start=start, end=stop - 1, **self._patient)
-            except NotFound:
-                return None
+        with _store_errors(), suppress(NotFound):
+            return self._bucket.blob(key).download_as_bytes(start=start, end=stop - 1, **self._options)
+        return None
 
     def write(self, key: str, data: bytes | Path, replaces: str | None, writer: str) -> str:
         """Write an object, see `Bucket.write`."""
@@ -114,8 +95,8 @@ class GoogleBucket(Bucket):
         blob.metadata = {WRITER: writer}
         with _store_errors():
             try:
-                if size_of(data) <= PART_BYTES:
-                    self._send(blob, data if isinstance(data, bytes) else data.read_bytes(), condition)
+                if object_store.size_of(data) <= PART_BYTES:
+                    self._send(blob, object_store.read_part(data), condition)
                 else:
                     self._send_parts(blob, data, condition)
             except PreconditionFailed as error:
@@ -123,11 +104,11 @@ class GoogleBucket(Bucket):
         return str(blob.generation)
 
     def delete(self, key: str, tag: str) -> None:
-        """Delete an object if it still has a tag."""
+        """Delete an object if it has this tag."""
         from google.api_core.exceptions import NotFound, PreconditionFailed
 
         with _store_errors(), suppress(NotFound, PreconditionFailed):
-            self._bucket.delete_blob(key, if_generation_match=int(tag), **self._patient)
+            self._bucket.delete_blob(key, if_generation_match=int(tag), **self._options)
 
     def _blob(self, key: str) -> Any:
         blob = self._bucket.blob(key)
@@ -135,40 +116,40 @@ class GoogleBucket(Bucket):
         return blob
 
     def _send(self, blob: Any, data: bytes, condition: dict[str, int]) -> None:
-        blob.upload_from_file(io.BytesIO(data), size=len(data), checksum="crc32c", **condition, **self._patient)
+        blob.upload_from_file(io.BytesIO(data), size=len(data), checksum="crc32c", **condition, **self._options)
 
     def _send_parts(self, blob: Any, data: bytes | Path, condition: dict[str, int]) -> None:
-        folder, _, name = blob.name.rpartition("/")
-        stem = f"{folder}{'/' if folder else ''}.{name}{TEMPORARY_MARK}{uuid.uuid4().int >> 64}"
-        made: list[Any] = []
+        folder, slash, name = blob.name.rpartition("/")
+        stem = f"{folder}{slash}.{name}{object_store.TEMPORARY_MARK}{uuid.uuid4().int >> 64}"
+        temporaries: list[Any] = []
 
         def temporary() -> Any:
-            made.append(self._blob(f"{stem}{len(made):05d}"))
-            return made[-1]
+            temporaries.append(self._blob(f"{stem}{len(temporaries):05d}"))
+            return temporaries[-1]
 
         try:
-            parts = [temporary() for _ in range(-(-size_of(data) // PART_BYTES))]
-            in_parts(data, PART_BYTES, lambda number, part: self._send(parts[number - 1], part, {}))
-            while len(parts) > _MOST_SOURCES:
-                groups = [parts[start : start + _MOST_SOURCES] for start in range(0, len(parts), _MOST_SOURCES)]
-                parts = [self._join(temporary(), group, {}) for group in groups]
-            self._join(blob, parts, condition)
+            parts = [temporary() for _ in range(-(-object_store.size_of(data) // PART_BYTES))]
+            object_store.upload_parts(data, PART_BYTES, lambda number, part: self._send(parts[number - 1], part, {}))
+            while len(parts) > _MAX_SOURCES:
+                groups = [parts[start : start + _MAX_SOURCES] for start in range(0, len(parts), _MAX_SOURCES)]
+                parts = [self._compose(temporary(), group, {}) for group in groups]
+            self._compose(blob, parts, condition)
         finally:
             with ThreadPoolExecutor(_PARALLEL_DELETES, thread_name_prefix="upload") as pool:
-                list(pool.map(self._discard, made))
+                list(pool.map(self._discard, temporaries))
 
-    def _join(self, blob: Any, parts: Sequence[Any], condition: dict[str, int]) -> Any:
+    def _compose(self, blob: Any, parts: Sequence[Any], condition: dict[str, int]) -> Any:
         from google.api_core.exceptions import NotFound
 
         try:
-            blob.compose(list(parts), **condition, **self._patient)
-        except NotFound as error:  # Another command clears the folder, or has committed it.
+            blob.compose(list(parts), **condition, **self._options)
+        except NotFound as error:  # Another run has cleared the folder or committed.
             raise RefusedError(404) from error
         return blob
 
     def _discard(self, part: Any) -> None:
-        with suppress(Exception):  # What counts is what became of the upload; the next run deletes what is left.
-            part.delete(**self._patient)
+        with suppress(Exception):  # The next run deletes leftovers.
+            part.delete(**self._options)
 
 
 def _client(address: str) -> tuple[Any, Any]:
@@ -180,40 +161,39 @@ def _client(address: str) -> tuple[Any, Any]:
     from requests.adapters import HTTPAdapter
 
     class Adapter(HTTPAdapter):
-        """Takes no answer whose headers broke off: it would count as an empty one."""
+        """Rejects a response whose headers are cut off; requests would return it as empty."""
 
         def send(self, *arguments: Any, **options: Any) -> Any:
-            answer = super().send(*arguments, **options)
-            if answer.status_code in (200, 206) and not {"content-length", "transfer-encoding"} & {
-                *map(str.lower, answer.headers)
-            }:
-                raise exceptions.ConnectionError("the answer broke off", request=answer.request)
-            return answer
+            response = super().send(*arguments, **options)
+            headers = {name.lower() for name in response.headers}
+            if response.status_code in (200, 206) and headers.isdisjoint({"content-length", "transfer-encoding"}):
+                raise exceptions.ConnectionError("the answer broke off", request=response.request)
+            return response
 
     name, settings = store_settings(address)
     endpoint = settings["endpoint_override"]
     options = {"api_endpoint": f"{settings['scheme']}://{endpoint}"} if endpoint else None
     credentials = AnonymousCredentials() if settings["anonymous"] else google.auth.default(scopes=[_SCOPE])[0]
-    client = storage.Client(project="none", credentials=credentials, client_options=options)  # No object is in a project.
-    client._bucket_metadata_cache = None  # It asks for the bucket in the background, for the sake of traces.
+    client = storage.Client(project="none", credentials=credentials, client_options=options)  # Objects need no project.
+    client._bucket_metadata_cache = None  # It requests the bucket in the background, for tracing.
     for scheme in ("http://", "https://"):
         client._http.mount(scheme, Adapter(pool_connections=_CONNECTIONS, pool_maxsize=_CONNECTIONS))
     return client, client.bucket(name)
 
 
 def _retry() -> Any:
-    """Return when and how often a request is sent again: what Google's client says, and whenever an answer breaks off."""
+    """Return the client's default retry policy within our limits, extended to responses that are cut off."""
     from google.cloud.storage.retry import DEFAULT_RETRY
     from requests.exceptions import RequestException
 
-    known = DEFAULT_RETRY._predicate
-    patient = DEFAULT_RETRY.with_predicate(lambda error: known(error) or isinstance(error, RequestException))
-    return patient.with_delay(RETRIES.first_pause, RETRIES.longest_pause, 2.0).with_timeout(RETRIES.seconds)
+    is_retryable = DEFAULT_RETRY._predicate
+    policy = DEFAULT_RETRY.with_predicate(lambda error: is_retryable(error) or isinstance(error, RequestException))
+    return policy.with_delay(RETRIES.first_pause, RETRIES.longest_pause, 2.0).with_timeout(RETRIES.seconds)
 
 
 @contextmanager
 def _store_errors() -> Iterator[None]:
-    """Turn errors of Google's client into ours."""
+    """Convert errors of Google's client."""
     from google.api_core.exceptions import Forbidden, GoogleAPICallError, NotFound, RetryError, Unauthorized
     from google.auth.exceptions import GoogleAuthError, TransportError
     from requests.exceptions import RequestException
@@ -221,7 +201,7 @@ def _store_errors() -> Iterator[None]:
     try:
         yield
     except (RequestException, RetryError, TransportError) as error:
-        is_busy = isinstance(getattr(error, "cause", None), GoogleAPICallError)  # Of the last try: else there was no answer.
+        is_busy = isinstance(getattr(error, "cause", None), GoogleAPICallError)  # The last attempt got a response.
         raise (StoreBusyError if is_busy else StoreUnreachableError)(str(error)) from error
     except (Forbidden, Unauthorized, GoogleAuthError) as error:
         raise StoreAccessError(str(error)) from error

@@ -1,4 +1,4 @@
-"""Locations as people give them: local paths, ``file://`` addresses, addresses of stores and servers. Loads nothing."""
+"""Locations from users: local paths, ``file://`` addresses, and addresses of stores and servers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from schemas.errors import DatasetError, UsageError
 _FILE_ADDRESS = re.compile(r"file://([^/]*)(/.*)?", re.DOTALL | re.IGNORECASE)
 
 STORE = re.compile(r"(s3|gs|gcs)://([^/?]+)(/.*?)?(\?\w+=[^/?]*)?", re.DOTALL)
-"""An address of a store: scheme, bucket (perhaps with credentials and "@" in front), key, pyarrow options."""
+"""An address of a store: scheme, bucket (perhaps after credentials and "@"), key, pyarrow options."""
 
 _SPECIAL = (
     (stat.S_ISFIFO, "a named pipe"),
@@ -30,10 +30,10 @@ def is_remote(location: str) -> bool:
 
 
 def check_location(location: str) -> None:
-    """Check that something can be at a location at all.
+    """Check that a location is a possible path or address.
 
     Raises:
-        UsageError: it is empty, names no bucket, or holds what no path holds.
+        UsageError: it is empty, has no bucket, or has characters that paths cannot have.
     """
     fault = ""
     if not location:
@@ -51,13 +51,13 @@ def check_location(location: str) -> None:
 
 
 def plain_location(location: str | os.PathLike[str]) -> str:
-    """Return a location as everything below expects it: a local path as such, an address of a store unchanged.
+    """Convert ``file://`` addresses and ``~`` to plain paths; addresses of stores stay unchanged.
 
-    ``file:///a%20b`` and ``file://localhost/a%20b`` mean the path ``/a b``; ``~`` and ``~user`` at the start of a path mean a home
-    folder, if there is such a user.
+    ``file:///a%20b`` and ``file://localhost/a%20b`` are the path ``/a b``. ``~`` and ``~user`` at the start of a path are home
+    folders, if the user exists.
 
     Raises:
-        UsageError: a ``file://`` address names another machine, or no path.
+        UsageError: a ``file://`` address has another host, or no path.
 
     Example:
         >>> plain_location("file:///photos/a%20b.jpg")
@@ -66,7 +66,7 @@ def plain_location(location: str | os.PathLike[str]) -> str:
     text = os.fspath(location)
     address = _FILE_ADDRESS.fullmatch(text)
     if address is None:
-        return text if "://" in text else os.path.expanduser(text)  # noqa: PTH111 -- a path that is unknown stays as it is
+        return text if "://" in text else os.path.expanduser(text)  # noqa: PTH111 -- pathlib fails for unknown users
     host, path = address.groups(default="")
     if host.lower() not in ("", "localhost") or not path or "%00" in path:
         raise UsageError(
@@ -77,22 +77,22 @@ def plain_location(location: str | os.PathLike[str]) -> str:
 
 
 def absolute_location(location: str | os.PathLike[str]) -> str:
-    """Return a location as it means the same in every folder: an absolute path, or an address unchanged."""
+    """Convert a location to an absolute path; addresses stay unchanged."""
     text = plain_location(location)
-    # Not `Path.resolve`: messages should show the path that the user knows, not the target of a link.
+    # Not `Path.resolve`: messages show the user's path, not the target of a link.
     return text if is_remote(text) else os.path.abspath(text)  # noqa: PTH100
 
 
 def local_path(location: str | os.PathLike[str]) -> Path:
-    """Return the path that a local location means, see `plain_location`."""
+    """Return the path of a local location, see `plain_location`."""
     return Path(plain_location(location))
 
 
 def target_path(location: str) -> Path:
-    """Return the path of a location that must be on this machine, for what cannot be written elsewhere.
+    """Return the path of an output location, which must be on this machine.
 
     Raises:
-        UsageError: it is an address elsewhere, or cannot exist.
+        UsageError: it is an address of a store, or invalid.
     """
     check_location(location)
     if is_remote(location):
@@ -101,15 +101,15 @@ def target_path(location: str) -> Path:
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:
-    """Check that a local path is not a pipe, a socket or a device, which could keep a reader waiting for ever.
+    """Check that a local path is not a pipe, socket or device, on which a reader could wait forever.
 
     Raises:
-        DatasetError: it is one of these; its cause is an OSError, as for everything that cannot be read.
-        OSError: there is no such file.
+        DatasetError: it is a pipe, socket or device; caused by an OSError, like all read errors.
+        OSError: the file does not exist.
     """
     mode = os.stat(path).st_mode  # noqa: PTH116
     kind = next((kind for is_kind, kind in _SPECIAL if is_kind(mode)), None)
     if kind is not None:
         raise DatasetError(
-            f"cannot use {os.fspath(path)!r}: it is {kind}, expected a file; save in a file what can be read from it"
+            f"cannot use {os.fspath(path)!r}: it is {kind}, expected a file: write its content to a file first"
         ) from OSError(errno.EINVAL, f"{kind}, not a file")

@@ -1,12 +1,12 @@
-"""Object stores: the interface of a bucket, the retry policy of all clients, listing and conditional writes.
+"""Object stores: the interface of a bucket, the retry policy of all clients, parallel listings and conditional writes.
 
-``pyarrow.fs`` lacks the last two. A store gives every object a tag, which no other content gets: S3 its ETag, Google's store its
-generation. A write may name the tag of the object that it replaces: of any number of concurrent writers that replace the same
-object, or create it, exactly one succeeds. Large files are uploaded in parallel parts, and the condition is checked when the last
-one has arrived.
+``pyarrow.fs`` lacks the last two. A store gives every object a tag that changes with its content: the ETag in S3, the generation
+in Google Cloud Storage. A conditional write is a compare-and-swap: it names the tag of the object that it replaces, and exactly
+one of several concurrent writers succeeds. Large files are uploaded in parallel parts; the store checks the condition when it
+completes the upload.
 
-Tags take botocore and obstore, or google-cloud-storage, which the extra ``pipelines`` installs; `schemas.storage.s3` and
-`schemas.storage.google_storage` load them. Without them there are no tags.
+Tags need botocore and obstore, or google-cloud-storage (extra ``pipelines``); `schemas.storage.s3` and
+`schemas.storage.google_storage` load them.
 """
 
 from __future__ import annotations
@@ -29,34 +29,36 @@ from typing import NamedTuple, TypeVar, cast
 from schemas.storage.locations import STORE
 
 ANY = ""
-"""In place of the tag of what a write replaces: whatever is there."""
+"""Replaces any object, in place of the tag of a conditional write."""
 
 PAGE_OBJECTS = 1000
-"""Objects of a page of a listing: the most that stores send."""
+"""Objects on a page of a listing, the maximum of the stores."""
 
 PART_BYTES = 16 << 20
-"""What one request of an upload holds at least."""
+"""Minimum size of a part of an upload."""
 
 TEMPORARY_MARK = ".tmp-"
-"""Marks the names of files that are not complete yet."""
+"""Part of the names of temporary files."""
 
 WRITER = "imagepivot-writer"
-"""Key of an object's metadata that says which write it is from: the answer to a write may be lost."""
+"""Metadata key of the id of a write. A writer that loses the response finds its own id in the object."""
 
 _PARALLEL_PARTS = 4
+_PARALLEL_LISTINGS = 8
+_FEW_FOLDERS = 10  # A folder then has at least a hundred of the objects on a page.
 _T = TypeVar("_T")
 
 
 class RetryPolicy(NamedTuple):
-    """The repetition of requests to stores while the network is cut or a store is busy.
+    """The retry policy for requests that fail because of the network or a busy store.
 
     Attributes:
-        seconds: a request that fails is repeated until so much time has passed.
-        first_pause: pause before the first repetition, in seconds; each further one is twice as long.
-        longest_pause: limit of the pauses, in seconds.
-        attempts: limit for clients that count attempts, not seconds.
-        connect_seconds: limit of the wait for a connection.
-        read_seconds: limit of the wait for the next bytes of an answer.
+        seconds: time limit for retries.
+        first_pause: pause before the first retry, in seconds; each further pause is twice as long.
+        longest_pause: maximum pause, in seconds.
+        attempts: maximum number of attempts, for clients that count attempts instead of seconds.
+        connect_seconds: connection timeout.
+        read_seconds: timeout for the next bytes of a response.
     """
 
     seconds: int = 15
@@ -67,7 +69,7 @@ class RetryPolicy(NamedTuple):
     read_seconds: int = 60
 
     def repeat(self, request: Callable[[], _T], is_transient: Callable[[Exception], bool]) -> _T:
-        """Send a request, again while its error is transient, for clients that do not repeat by themselves."""
+        """Send a request and retry transient errors, for clients without retries of their own."""
         until, pause = time.monotonic() + self.seconds, self.first_pause
         while True:
             try:
@@ -80,17 +82,17 @@ class RetryPolicy(NamedTuple):
 
 
 RETRIES = RetryPolicy()
-"""The policy that all clients are given."""
+"""The policy of all clients."""
 
 
 class Entry(NamedTuple):
-    """A file as a listing describes it.
+    """A file in a listing.
 
     Attributes:
-        name: path relative to the folder that is listed; of a `Page` the key.
+        name: path relative to the listed folder; the key of the object on a `Page`.
         size: size in bytes; -1 for a dangling link.
-        version: modification time in nanoseconds; empty if it is not known.
-        tag: see `schemas.storage.object_store`; empty where there are no tags.
+        version: modification time in nanoseconds; empty if unknown.
+        tag: tag of the object, see `schemas.storage.object_store`; empty if unknown.
     """
 
     name: str
@@ -103,9 +105,8 @@ class Page(NamedTuple):
     """A page of a listing.
 
     Attributes:
-        objects: some of the objects.
-        folders: what the keys of others begin with, up to the next ``/``, where that was asked for.
-        next: what to ask for the next page with; empty for the last one.
+        folders: common prefixes of the keys up to the next ``/``, in a listing by folder.
+        next: token of the next page; empty on the last page.
     """
 
     objects: list[Entry]
@@ -114,18 +115,18 @@ class Page(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What an object is: its tag, and the `WRITER` of its metadata; empty for what others have written."""
+    """The tag of an object, and its `WRITER` id, which is empty for objects of other tools."""
 
     tag: str
     writer: str
 
 
 class RefusedError(Exception):
-    """A write was refused.
+    """A conditional write was refused.
 
     Args:
-        status: the store's answer: 404 where nothing is there, or what was being sent is lost; 409 while another write is under
-            way; 412 where something else is there than what was to be replaced; 501 where the store knows no conditions.
+        status: HTTP status. 404: the object, or a part of the upload, does not exist. 409: another write is under way. 412: the
+            object has another tag. 501: the store does not support conditional writes.
     """
 
     def __init__(self, status: int) -> None:
@@ -134,71 +135,60 @@ class RefusedError(Exception):
 
 
 class Bucket(ABC):
-    """A bucket; any number of threads may ask it at once. What fails is tried again, up to a limit, and is then an OSError."""
+    """A bucket, for use from several threads. Failed requests are retried and finally raise a ``StoreError``."""
 
     @abstractmethod
     def exists(self) -> bool:
-        """Whether there is such a bucket."""
+        """Return whether the bucket exists."""
 
     @abstractmethod
     def page(self, prefix: str, *, after: str, by_folder: bool) -> Page:
-        """Return a page of the objects whose keys begin with a prefix.
+        """List a page of the objects below a prefix.
 
         Args:
-            prefix: the prefix; if it is not empty, it ends in ``/``.
-            after: the `Page.next` of the page before; empty for the first one.
-            by_folder: return what lies in deeper folders as these folders.
+            prefix: empty, or a prefix of keys that ends in ``/``.
+            after: the `Page.next` of the previous page; empty for the first page.
+            by_folder: list only objects directly below the prefix, and the folders beside them.
         """
 
     @abstractmethod
     def head(self, key: str) -> Written | None:
-        """Return what an object is; None if there is none."""
+        """Return tag and writer of an object; None if it does not exist."""
 
     @abstractmethod
     def get(self, key: str) -> tuple[bytes, str] | None:
-        """Return content and tag of an object; None if there is none."""
+        """Return content and tag of an object; None if it does not exist."""
 
     @abstractmethod
     def part(self, key: str, start: int, stop: int) -> bytes | None:
-        """Return a range of the bytes of an object, which has some there; None if there is no object."""
+        """Return the bytes of an object from ``start`` to ``stop``; None if it does not exist."""
 
     @abstractmethod
     def write(self, key: str, data: bytes | Path, replaces: str | None, writer: str) -> str:
-        """Write an object, and return its tag.
+        """Write an object and return its tag.
 
         Args:
             key: the key.
-            data: the content, or a file that holds it.
-            replaces: tag of the object that is replaced; None to write a new one, `ANY` to replace whatever is there.
-            writer: see `WRITER`.
+            data: the content, or the path of a file with it.
+            replaces: tag of the object to replace; None to create a new object, `ANY` to replace any.
+            writer: id of this write, see `WRITER`.
 
         Raises:
-            RefusedError: the object was not written, or the answer to that was lost.
+            RefusedError: the write was refused, perhaps by a retry after a response was lost.
         """
 
     @abstractmethod
     def delete(self, key: str, tag: str) -> None:
-        """Delete an object if it still has a tag."""
+        """Delete an object if it has this tag."""
 
 
 def size_of(data: bytes | Path) -> int:
-    """Return the size of what is to be written."""
+    """Return the size of the content of an upload in bytes."""
     return len(data) if isinstance(data, bytes) else data.stat().st_size
 
 
-def version_of(modified: datetime) -> str:
-    """Return a modification time, in UTC, as nanoseconds."""
-    return str((calendar.timegm(modified.utctimetuple()) * 10**6 + modified.microsecond) * 1000)
-
-
-def in_parts(data: bytes | Path, part_bytes: int, send: Callable[[int, bytes], _T]) -> list[_T]:
-    """Send what is to be written in parts, numbered from 1 and some at once, and return the results in order."""
-    starts = range(0, size_of(data), part_bytes)
-    with ThreadPoolExecutor(_PARALLEL_PARTS, thread_name_prefix="upload") as pool:
-        return list(pool.map(lambda number, start: send(number, _read(data, start, part_bytes)), count(1), starts))
-
-
-def _read(data: bytes | Path, start: int, size: int) -> bytes:
+def read_part(data: bytes | Path, start: int = 0, size: int = PART_BYTES) -> bytes:
+    """Return a part of the content of an upload."""
     if isinstance(data, bytes):
         return data[start : start + size]
     with data.open("rb") as file:
@@ -206,12 +196,20 @@ def _read(data: bytes | Path, start: int, size: int) -> bytes:
         return file.read(size)
 
 
-_PARALLEL_LISTINGS = 8
-_FEW_FOLDERS = 10  # Of the thousand objects of a page, then, a folder holds a hundred or more.
+def version_of(modified: datetime) -> str:
+    """Return a modification time in UTC as nanoseconds."""
+    return str((calendar.timegm(modified.utctimetuple()) * 10**6 + modified.microsecond) * 1000)
+
+
+def upload_parts(data: bytes | Path, part_bytes: int, send: Callable[[int, bytes], _T]) -> list[_T]:
+    """Send the content of an upload in parallel parts, counted from 1, and return the results in order."""
+    starts = range(0, size_of(data), part_bytes)
+    with ThreadPoolExecutor(_PARALLEL_PARTS, thread_name_prefix="upload") as pool:
+        return list(pool.map(lambda part, start: send(part, read_part(data, start, part_bytes)), count(1), starts))
 
 
 def has_tags(location: str) -> bool:
-    """Return whether objects of a store have tags here, and can be written under a condition."""
+    """Return whether a location is in a store whose client is installed."""
     if location.startswith("s3://"):
         return _is_installed("botocore") and _is_installed("obstore")
     return location.startswith(("gs://", "gcs://")) and _is_installed("google.cloud.storage")
@@ -221,56 +219,52 @@ def has_tags(location: str) -> bool:
 def _is_installed(name: str) -> bool:
     try:
         return find_spec(name) is not None
-    except ModuleNotFoundError:  # A package that it is part of.
+    except ModuleNotFoundError:  # The parent package is missing.
         return False
 
 
 def bucket_of(location: str) -> str:
-    """Return the address of the bucket of a location, with the options behind it."""
+    """Return the address of the bucket of a location, with the options of the address."""
     scheme, bucket, _, options = cast("re.Match[str]", STORE.fullmatch(location)).groups(default="")
     return f"{scheme}://{bucket}{options}"
 
 
 def list_objects(bucket: Bucket, prefix: str) -> Iterator[Entry]:
-    """Yield the objects whose keys begin with a prefix, in no particular order, page by page; a few pages are in memory.
+    """Yield the objects below a prefix in no particular order, with names relative to it; memory holds a few pages.
 
-    The names of the entries lack the prefix. A store sends a page after the other. Where the first one is full, and what is in it
-    lies in a few folders, the folders are listed side by side. Many small folders are not: each would take a request of its own.
+    Stores send the pages of one listing sequentially. If the first page is full and covers few folders, the folders are listed
+    in parallel. Many small folders are not: each takes a request.
     """
     todo, running = deque([(prefix, "")]), set[Future[tuple[Page, list[tuple[str, str]]]]]()
     with ThreadPoolExecutor(_PARALLEL_LISTINGS, thread_name_prefix="listing") as pool:
         while todo or running:
             while todo and len(running) < _PARALLEL_LISTINGS:
-                running.add(pool.submit(_listed, bucket, *todo.popleft()))
+                running.add(pool.submit(_list_page, bucket, *todo.popleft()))
             done, running = wait(running, return_when=FIRST_COMPLETED)
-            pages = [future.result() for future in done]
-            for _, more in pages:
-                todo.extend(more)
-            for page, _ in pages:
-                for found in page.objects:
-                    if not found.name.endswith("/"):  # Which some tools write in place of a folder.
-                        yield found._replace(name=found.name.removeprefix(prefix))
+            for page, following in [future.result() for future in done]:
+                todo.extend(following)
+                for entry in page.objects:
+                    if not entry.name.endswith("/"):  # A placeholder that some tools write for a folder.
+                        yield entry._replace(name=entry.name.removeprefix(prefix))
 
 
-def _listed(bucket: Bucket, prefix: str, after: str) -> tuple[Page, list[tuple[str, str]]]:
-    """Return a page of a listing, and where it goes on: in what prefixes, after what."""
+def _list_page(bucket: Bucket, prefix: str, after: str) -> tuple[Page, list[tuple[str, str]]]:
+    """Return a page of a listing, and prefix and token of the pages that follow it."""
     page = bucket.page(prefix, after=after, by_folder=False)
     if not page.next:
         return page, []
-    seen = {
-        found.name.removeprefix(prefix).partition("/")[0] for found in page.objects if "/" in found.name.removeprefix(prefix)
-    }
-    if not after and 1 <= len(seen) <= _FEW_FOLDERS:
-        folders = bucket.page(prefix, after="", by_folder=True)
-        if not folders.next:
-            return folders, [(folder, "") for folder in folders.folders]
+    names = (entry.name.removeprefix(prefix) for entry in page.objects)
+    if not after and 1 <= len({name.partition("/")[0] for name in names if "/" in name}) <= _FEW_FOLDERS:
+        by_folder = bucket.page(prefix, after="", by_folder=True)
+        if not by_folder.next:
+            return by_folder, [(folder, "") for folder in by_folder.folders]
     return page, [(prefix, page.next)]
 
 
 def put(bucket: Bucket, key: str, data: bytes | Path, replaces: str | None = ANY) -> str | None:
-    """Write an object as `Bucket.write` does, and return its tag; None if another object than the one that it replaces is there.
+    """Write an object by `Bucket.write` and return its tag; None if the object has another tag than ``replaces``.
 
-    Where an object with the tag has been deleted, a new one is written.
+    If the object with this tag was deleted, a new one is written.
     """
     writer = uuid.uuid4().hex
     while True:
@@ -278,17 +272,17 @@ def put(bucket: Bucket, key: str, data: bytes | Path, replaces: str | None = ANY
             return bucket.write(key, data, replaces, writer)
         except RefusedError as error:
             status = error.status
-        # The answer to a write of our own may have been lost, and its repetition refused.
-        found = bucket.head(key)
-        if found is not None and found.writer == writer:
-            return found.tag
-        if status == 412 and (found is not None or replaces is None):
+        # The store may have refused only the retry of a write whose response was lost.
+        stored = bucket.head(key)
+        if stored is not None and stored.writer == writer:
+            return stored.tag
+        if status == 412 and (stored is not None or replaces is None):
             return None
-        if status == 404 and found is not None and replaces != ANY:
-            return None  # Large files are not sent again before somebody has looked at what is there.
+        if status == 404 and stored is not None and replaces != ANY:
+            return None  # The caller checks the object before a large file is uploaded again.
         if status == 501:
-            replaces = ANY  # A store of another maker, which knows no conditions.
+            replaces = ANY  # An S3-compatible store without conditional writes.
         elif status == 409:
-            time.sleep(RETRIES.first_pause)  # Another write was under way: its outcome decides.
+            time.sleep(RETRIES.first_pause)
         elif replaces != ANY:
             replaces = None

@@ -1,4 +1,4 @@
-"""Buckets of S3 through botocore; whole objects are read through obstore."""
+"""Buckets in S3 through botocore; whole objects are read through obstore."""
 
 from __future__ import annotations
 
@@ -13,22 +13,9 @@ from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from schemas.storage import object_store
 from schemas.storage.filesystems import store_settings
-from schemas.storage.object_store import (
-    ANY,
-    PAGE_OBJECTS,
-    PART_BYTES,
-    RETRIES,
-    WRITER,
-    Bucket,
-    Entry,
-    Page,
-    RefusedError,
-    Written,
-    in_parts,
-    size_of,
-    version_of,
-)
+from schemas.storage.object_store import ANY, PART_BYTES, RETRIES, WRITER, Bucket, Entry, Page, RefusedError, Written
 from schemas.storage.storage_errors import (
     NoSuchBucketError,
     StoreAccessError,
@@ -37,20 +24,20 @@ from schemas.storage.storage_errors import (
     StoreUnreachableError,
 )
 
-_MOST_PARTS = 10_000
-_CREDENTIALS_SECONDS = 300  # botocore renews its own; it is asked again after this time.
+_MAX_PARTS = 10_000
+_CREDENTIALS_SECONDS = 300  # botocore refreshes its credentials; obstore asks for them again after this time.
 _REFUSALS = (404, 409, 412, 501)
 _BUSY = (429, 500, 502, 503, 504)
-_REGION = "us-east-1"  # What AWS's own tools take where nothing names a region, as for endpoints of other makers.
+_REGION = "us-east-1"  # Default of the AWS tools; other stores ignore it.
 
 
 class Settings(NamedTuple):
-    """How a bucket of S3 is reached, as pyarrow finds it in an address and the environment.
+    """The connection settings of a bucket in S3, as pyarrow reads them from an address and the environment.
 
     Attributes:
-        endpoint: another address than the cloud's own; empty for that.
+        endpoint: URL of the store; empty for AWS.
         anonymous: whether requests are not signed.
-        keys: access key and secret key, where the address holds them.
+        keys: access key and secret key in the address.
     """
 
     bucket: str
@@ -61,79 +48,79 @@ class Settings(NamedTuple):
 
 
 def settings_of(address: str) -> Settings:
-    """Return how the bucket of S3 with an address is reached."""
-    bucket, found = store_settings(address)
-    endpoint = found["endpoint_override"]
+    """Return the connection settings of the bucket at an address."""
+    bucket, stored = store_settings(address)
+    endpoint = stored["endpoint_override"]
     if endpoint and "://" not in endpoint:
-        endpoint = f"{found['scheme']}://{endpoint}"
-    region = found["region"] or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or _REGION
-    keys = (found["access_key"], found["secret_key"]) if found["access_key"] else None
-    return Settings(bucket, endpoint, region, found["anonymous"], keys)
+        endpoint = f"{stored['scheme']}://{endpoint}"
+    region = stored["region"] or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or _REGION
+    keys = (stored["access_key"], stored["secret_key"]) if stored["access_key"] else None
+    return Settings(bucket, endpoint, region, stored["anonymous"], keys)
 
 
 class S3Bucket(Bucket):
-    """A bucket of S3; tags are ETags. Its address may have pyarrow's options."""
+    """A bucket in S3 with ETags as tags; the address may have pyarrow's options."""
 
     def __init__(self, address: str) -> None:
         self._address = address
 
     @cached_property
-    def _client(self) -> Any:  # Reading whole objects takes none.
+    def _client(self) -> Any:  # Not needed to read whole objects.
         return _connect(self._address)
 
     def exists(self) -> bool:
-        """Whether there is such a bucket."""
+        """Return whether the bucket exists."""
         with _store_errors(404):
             self._client.head_bucket()
             return True
         return False
 
     def page(self, prefix: str, *, after: str, by_folder: bool) -> Page:
-        """Return a page of a listing, see `Bucket.page`."""
-        asked: dict[str, Any] = {"Prefix": prefix, "MaxKeys": PAGE_OBJECTS}
+        """List a page, see `Bucket.page`."""
+        options: dict[str, Any] = {"Prefix": prefix, "MaxKeys": object_store.PAGE_OBJECTS}
         if after:
-            asked["ContinuationToken"] = after
+            options["ContinuationToken"] = after
         if by_folder:
-            asked["Delimiter"] = "/"
+            options["Delimiter"] = "/"
         with _store_errors():
-            page = self._client.list_objects_v2(**asked)
+            page = self._client.list_objects_v2(**options)
         objects = [
-            Entry(found["Key"], found["Size"], version_of(found["LastModified"]), found["ETag"])
-            for found in page.get("Contents", ())
+            Entry(item["Key"], item["Size"], object_store.version_of(item["LastModified"]), item["ETag"])
+            for item in page.get("Contents", ())
         ]
-        folders = [found["Prefix"] for found in page.get("CommonPrefixes", ())]
+        folders = [item["Prefix"] for item in page.get("CommonPrefixes", ())]
         return Page(objects, folders, page["NextContinuationToken"] if page["IsTruncated"] else "")
 
     def head(self, key: str) -> Written | None:
-        """Return what an object is; None if there is none."""
+        """Return tag and writer of an object; None if it does not exist."""
         with _store_errors(404):
-            found = self._client.head_object(Key=key)
-            return Written(found["ETag"], found["Metadata"].get(WRITER, ""))
+            head = self._client.head_object(Key=key)
+            return Written(head["ETag"], head["Metadata"].get(WRITER, ""))
         return None
 
     def get(self, key: str) -> tuple[bytes, str] | None:
-        """Return content and tag of an object; None if there is none."""
+        """Return content and tag of an object; None if it does not exist."""
         try:
             return _get_object(self._address, key)
-        except ValueError:  # obstore takes no control characters in keys.
+        except ValueError:  # obstore does not support control characters in keys.
             return self._get(key)
 
     def part(self, key: str, start: int, stop: int) -> bytes | None:
-        """Return a range of the bytes of an object; None if there is no object."""
-        found = self._get(key, Range=f"bytes={start}-{stop - 1}")
-        return None if found is None else found[0]
+        """Return a range of the bytes of an object; None if it does not exist."""
+        content = self._get(key, Range=f"bytes={start}-{stop - 1}")
+        return None if content is None else content[0]
 
     def _get(self, key: str, **options: str) -> tuple[bytes, str] | None:
         def get() -> tuple[bytes, str]:
-            found = self._client.get_object(Key=key, **options)
-            return found["Body"].read(), found["ETag"]
+            response = self._client.get_object(Key=key, **options)
+            return response["Body"].read(), response["ETag"]
 
         with _store_errors(404):
             return RETRIES.repeat(get, _is_transient)
         return None
 
     def write(self, key: str, data: bytes | Path, replaces: str | None, writer: str) -> str:
-        """Write an object, see `Bucket.write`; the condition of an upload in parts counts when the last one is there."""
+        """Write an object, see `Bucket.write`; S3 checks the condition of a multipart upload when it completes."""
         from botocore.exceptions import ClientError
 
         condition = {} if replaces == ANY else {"IfNoneMatch": "*"} if replaces is None else {"IfMatch": replaces}
@@ -147,25 +134,24 @@ class S3Bucket(Bucket):
                 raise RefusedError(status) from error
 
     def delete(self, key: str, tag: str) -> None:
-        """Delete an object if it still has a tag."""
+        """Delete an object if it has this tag."""
         with _store_errors(404, 409, 412):
             self._client.delete_object(Key=key, IfMatch=tag)
 
     def _upload(self, key: str, data: bytes | Path, condition: dict[str, str], writer: str) -> str:
-        client, size = self._client, size_of(data)
+        client, size, metadata = self._client, object_store.size_of(data), {WRITER: writer}
         if size <= PART_BYTES:
-            body = data if isinstance(data, bytes) else data.read_bytes()
-            return client.put_object(Key=key, **_body(body), **condition, Metadata={WRITER: writer})["ETag"]
-        upload = {"Key": key, "UploadId": client.create_multipart_upload(Key=key, Metadata={WRITER: writer})["UploadId"]}
+            return client.put_object(Key=key, **_body(object_store.read_part(data)), **condition, Metadata=metadata)["ETag"]
+        upload = {"Key": key, "UploadId": client.create_multipart_upload(Key=key, Metadata=metadata)["UploadId"]}
 
         def send(number: int, part: bytes) -> dict[str, Any]:
             return {"PartNumber": number, "ETag": client.upload_part(**upload, **_body(part), PartNumber=number)["ETag"]}
 
         try:
-            parts = in_parts(data, max(PART_BYTES, -(-size // _MOST_PARTS)), send)
+            parts = object_store.upload_parts(data, max(PART_BYTES, -(-size // _MAX_PARTS)), send)
             return client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts}, **condition)["ETag"]
         except BaseException:
-            with suppress(Exception):  # What counts is why the upload failed.
+            with suppress(Exception):  # The first error counts.
                 client.abort_multipart_upload(**upload)
             raise
 
@@ -179,13 +165,11 @@ def _code_of(error: Any) -> str:
 
 
 def _body(data: bytes) -> dict[str, Any]:
-    """Return a body with the digest that the store compares it with."""
     digest = hashlib.md5(data, usedforsecurity=False).digest()
     return {"Body": data, "ContentMD5": base64.b64encode(digest).decode()}
 
 
 def _connect(address: str) -> Any:
-    """Return a client for a bucket."""
     from botocore import UNSIGNED
     from botocore.config import Config
     from botocore.session import get_session
@@ -197,9 +181,9 @@ def _connect(address: str) -> Any:
     config = Config(
         connect_timeout=RETRIES.connect_seconds,
         read_timeout=RETRIES.read_seconds,
-        retries={"mode": "standard", "total_max_attempts": 1},  # `_BucketClient` repeats.
+        retries={"mode": "standard", "total_max_attempts": 1},  # `_BucketClient` retries.
         max_pool_connections=64,
-        request_checksum_calculation="when_required",  # Stores of other makers know no others than MD5.
+        request_checksum_calculation="when_required",  # S3-compatible stores support only MD5.
         response_checksum_validation="when_required",
         **options,
     )
@@ -210,15 +194,15 @@ def _connect(address: str) -> Any:
 
 
 def _get_object(address: str, key: str) -> tuple[bytes, str] | None:
-    """Return content and tag of an object through obstore, for many threads at the same time; None if there is none."""
+    """Return content and tag of an object through obstore, which releases the GIL; None if it does not exist."""
     from obstore.exceptions import BaseError, GenericError, NotFoundError, PermissionDeniedError, UnauthenticatedError
 
     def get() -> tuple[bytes, str]:
-        found = _obstore(address).get(key)
-        return bytes(found.bytes()), found.meta["e_tag"] or ""
+        response = _obstore(address).get(key)
+        return bytes(response.bytes()), response.meta["e_tag"] or ""
 
     try:
-        # obstore itself does not repeat a request whose answer breaks off.
+        # obstore does not retry a request whose response is cut off.
         return RETRIES.repeat(get, lambda error: isinstance(error, GenericError))
     except (NotFoundError, FileNotFoundError):
         return None
@@ -230,7 +214,7 @@ def _get_object(address: str, key: str) -> tuple[bytes, str] | None:
 
 @lru_cache(maxsize=64)
 def _obstore(address: str) -> Any:
-    """Return a store of obstore for a bucket, with the settings that pyarrow finds for its address."""
+    """Return obstore's client for a bucket, with the settings that pyarrow finds for its address."""
     from obstore.store import S3Store
 
     settings = settings_of(address)
@@ -263,15 +247,15 @@ def _obstore(address: str) -> Any:
 
 
 def _credentials() -> Callable[[], dict[str, Any]]:
-    """Return a provider of the credentials that botocore finds, as the cloud's own tools do."""
+    """Return a provider of the credentials that botocore finds, in the order of the AWS tools."""
     from botocore.session import get_session
 
-    found = get_session().get_credentials()
-    if found is None:
+    credentials = get_session().get_credentials()
+    if credentials is None:
         raise StoreAccessError(errno.EACCES, os.strerror(errno.EACCES))
 
     def provide() -> dict[str, Any]:
-        keys = found.get_frozen_credentials()
+        keys = credentials.get_frozen_credentials()
         return {
             "access_key_id": keys.access_key,
             "secret_access_key": keys.secret_key,
@@ -283,7 +267,7 @@ def _credentials() -> Callable[[], dict[str, Any]]:
 
 
 class _BucketClient:
-    """A client for one bucket whose requests are repeated while the network or the store fails."""
+    """A botocore client for one bucket that retries requests."""
 
     def __init__(self, client: Any, bucket: str) -> None:
         self._client = client
@@ -295,11 +279,11 @@ class _BucketClient:
 
 
 def _is_transient(error: Exception) -> bool:
-    return _class_of(error) in (StoreBusyError, StoreUnreachableError)
+    return _error_class(error) in (StoreBusyError, StoreUnreachableError)
 
 
-def _class_of(error: Exception) -> type[StoreError] | None:
-    """Return our class of an error of botocore; None for any other error."""
+def _error_class(error: Exception) -> type[StoreError] | None:
+    """Return the class for an exception of botocore; None for any other exception."""
     from botocore import exceptions as boto
     from botocore.parsers import ResponseParserError
 
@@ -320,13 +304,13 @@ def _class_of(error: Exception) -> type[StoreError] | None:
 
 @contextmanager
 def _store_errors(*expected: int) -> Iterator[None]:
-    """Turn errors of botocore into ours; an answer with an expected status ends the block, unless there is no bucket."""
+    """Convert errors of botocore. A response with an expected status ends the block, unless the bucket does not exist."""
     from botocore.exceptions import ClientError
 
     try:
         yield
     except Exception as error:
-        store_error = _class_of(error)
+        store_error = _error_class(error)
         if store_error is None:
             raise
         is_expected = isinstance(error, ClientError) and _status_of(error) in expected

@@ -1,4 +1,4 @@
-"""Errors of disks and object stores with their advice, and errors of damaged files."""
+"""Errors of disks, object stores and damaged files, with advice."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -16,17 +17,19 @@ _LOCAL_ADVICE = {
     errno.ENOSPC: "the disk is full: free some space and run the same command again (train with --resume); finished work is kept",
     errno.EDQUOT: "the disk quota is used up: free some space and run the same command again (train with --resume)",
     errno.EEXIST: "the path is a file or a link to nothing, expected a folder: remove it, or choose another folder",
+    errno.ELOOP: "the path is a loop of links: remove the links, or choose another folder",
+    errno.ENAMETOOLONG: "a name in the path is too long, expected at most 255 bytes: choose a shorter one",
     errno.EFBIG: "the file would be larger than this account or file system allows: see ulimit -f; more shards make smaller files",
     errno.EACCES: "permission denied: check who owns the folder, or choose another one",
     errno.EPERM: "permission denied: check who owns the folder, or choose another one",
     errno.EROFS: "the file system is read-only: choose another folder",
-    errno.ENOTDIR: "a part of the path is a file, not a folder",
-    errno.EISDIR: "the path is a folder, expected a file",
+    errno.ENOTDIR: "a part of the path is a file, not a folder: remove the file, or choose another folder",
+    errno.EISDIR: "the path is a folder, expected a file: give the path of a file",
 }
 
 
 class StoreError(OSError):
-    """A failure of an object store, raised where the exception of a client is caught."""
+    """A failure of an object store, converted from an exception of its client."""
 
     advice = ""
 
@@ -38,29 +41,29 @@ class NoSuchBucketError(StoreError):
 
 
 class StoreAccessError(StoreError):
-    """The store refuses the credentials, or the client finds none."""
+    """The store rejects the credentials, or the client finds none."""
 
     advice = "access denied: check the credentials of this machine and what they allow"
 
 
 class StoreBusyError(StoreError):
-    """The store answers that it cannot serve the request now."""
+    """The store is overloaded or has an internal error."""
 
     advice = "it is busy or down: run the same command again later"
 
 
 class StoreUnreachableError(StoreError):
-    """The store does not answer."""
+    """The store does not respond."""
 
     advice = "it cannot be reached: check the network, and AWS_ENDPOINT_URL or STORAGE_EMULATOR_HOST where they are set"
 
 
 _REMOTE_ADVICE = {
-    errno.EACCES: StoreAccessError.advice,  # Of a file of credentials.
+    errno.EACCES: StoreAccessError.advice,  # Reading a file of credentials.
     errno.ENOSPC: "the disk for temporary files is full: free some space, or set TMPDIR",
 }
 
-# pyarrow passes on only the text of a store's answer. The first pattern in it counts; every such text has the last one.
+# pyarrow raises generic errors with the text of the response. The first pattern that matches decides.
 _ARROW_ERRORS: tuple[tuple[str, type[StoreError]], ...] = (
     ("NO_SUCH_BUCKET", NoSuchBucketError),
     (
@@ -77,7 +80,7 @@ _ARROW_STORE = re.compile(r"AWS Error|google::cloud::Status|\bcurl|HTTP status",
 
 @contextmanager
 def storage_errors(location: str) -> Iterator[None]:
-    """Turn errors of the operating system or the object store into a ``DatasetError`` that says what to do."""
+    """Convert errors of the operating system or the object store to a ``DatasetError`` with advice."""
     try:
         yield
     except (DatasetError, UsageError, FileNotFoundError):
@@ -85,21 +88,33 @@ def storage_errors(location: str) -> Iterator[None]:
     except (OSError, pa.ArrowException) as error:
         store_error = store_error_of(error)
         if store_error is None and not isinstance(error, OSError):
-            raise  # About the contents of a file.
+            raise  # An error in the content of a file.
         detail, code = f"{type(error).__name__}: {error}", getattr(error, "errno", None) or 0
         if is_remote(location):
             advice = store_error.advice if store_error else _REMOTE_ADVICE.get(code, "")
             detail = f"{advice} ({detail})" if advice else detail
         else:
-            detail = _LOCAL_ADVICE.get(code, detail)
+            detail = _LOCAL_ADVICE.get(code, f"{detail}: check the disk, or choose another folder")
         raise DatasetError(f"cannot use {location!r}: {detail}") from error
 
 
-def store_error_of(error: BaseException) -> type[StoreError] | None:
-    """Return the class of a failure of an object store; None for any other error.
+def create_folder(path: Path) -> None:
+    """Create a local folder with its parents, if it does not exist.
 
-    Of pyarrow's errors only the text tells the class.
+    Raises:
+        DatasetError: the folder cannot be created.
     """
+    try:
+        with storage_errors(str(path)):
+            path.mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError as error:  # Some file systems have no folders of users, e.g. /proc.
+        raise DatasetError(
+            f"cannot create the folder {str(path)!r}: its file system does not allow it: choose another folder"
+        ) from error
+
+
+def store_error_of(error: BaseException) -> type[StoreError] | None:
+    """Return the class of a failure of an object store, for pyarrow's errors by their text; None for any other error."""
     if isinstance(error, StoreError):
         return type(error)
     text = str(error)
@@ -109,18 +124,18 @@ def store_error_of(error: BaseException) -> type[StoreError] | None:
 
 
 def damaged(path: str, problem: str) -> DatasetError:
-    """Return the error about a damaged file of a dataset; the problem is a clause that follows its name."""
+    """Return the error about a damaged file of a dataset; the problem is a clause that follows its path."""
     return DatasetError(
-        f"{path} {problem}: copy the whole folder again, or run the command that made it again with --verify, which makes only "
-        "what is damaged"
+        f"{path} {problem}: copy the whole folder again, or run the command that wrote it again with --verify, which rewrites "
+        "only damaged files"
     )
 
 
 @contextmanager
 def content_errors(path: str) -> Iterator[None]:
-    """Turn whatever pyarrow and Python raise about the contents of a file into a ``DatasetError``.
+    """Convert errors of pyarrow and Python about the content of a file to a ``DatasetError``.
 
-    Nothing but reading and decoding may stand in the block: it cannot tell a damaged file from a mistake of ours.
+    The block must only read and decode: a bug in it would be reported as a damaged file.
     """
     try:
         yield
@@ -128,6 +143,6 @@ def content_errors(path: str) -> Iterator[None]:
         if store_error_of(error):
             with storage_errors(path):
                 raise
-        # Of a remote file it may be the connection that failed.
+        # The connection to a store may have failed instead.
         verb = "cannot be read" if is_remote(path) and isinstance(error, OSError) else "is damaged"
         raise damaged(path, f"{verb} ({' '.join(str(error).split()) or type(error).__name__})") from error

@@ -1,14 +1,14 @@
-"""Writing datasets: the commit protocol, in one place.
+"""Writing of datasets: the commit protocol.
 
-A run locks the folder, refuses what must not be lost, writes the shards that are not current, in any order and process, and
-commits: every shard is looked at again, and the manifest is written last. A run that is killed at any moment leaves finished shards
-and no manifest; the same command continues from there.
+A run locks the folder, refuses to replace data that must not be lost, writes the shards that are not current, in any order and
+process, and commits: every shard is checked again, and the manifest is written last. A run killed at any moment leaves finished
+shards and no manifest; the same command continues from there.
 
-A task of an array job is such a run over some of the shards, with a lock that it shares. It deletes nothing but the manifest. The
-task that finds all shards current commits, as does a run of all shards.
+An array task is such a run over some of the shards, with a shared lock. It deletes nothing but the manifest. The first task that
+finds all shards current commits.
 
-`write_dataset` does all of it in this process. A pipeline, whose shards are written by workers, uses `complete_dataset` around the
-pipeline and `commit` as its last step.
+`write_dataset` runs in this process. A pipeline with workers uses `complete_dataset` around the pipeline and `commit` as its last
+step.
 """
 
 from __future__ import annotations
@@ -33,21 +33,17 @@ from schemas.writing.shard_writer import ShardWriter, lock_folder, open_shard, p
 
 Statistics: TypeAlias = Callable[[list[Footer]], Mapping[str, Any]]
 
-_MOST_NAMED = 20
+_MAX_RANGES = 20
 
 
 def write_shards(
-    output: OutputDataset, numbers: Iterable[int], write_shard: Callable[[int, ShardWriter], object]
+    output: OutputDataset, indices: Iterable[int], write_shard: Callable[[int, ShardWriter], object]
 ) -> Iterator[int]:
-    """Write shards one after the other, and yield the number of each when it is published.
-
-    Raises:
-        DatasetError: the dataset is committed, or the folder cannot be written.
-    """
-    for number in numbers:
-        with open_shard(output, number) as shard:
-            write_shard(number, shard)
-        yield number
+    """Write shards sequentially, and yield the index of each after its publication; errors are those of `open_shard`."""
+    for index in indices:
+        with open_shard(output, index) as shard:
+            write_shard(index, shard)
+        yield index
 
 
 def write_dataset(
@@ -59,9 +55,9 @@ def write_dataset(
     libraries: tuple[str, ...] = (),
     statistics: Statistics | None = None,
 ) -> Manifest:
-    """Write a dataset in this process, or what an earlier run left of it to do.
+    """Write the missing shards of a dataset in this process, and commit it.
 
-    ``write_shard`` is called for the shards that are missing, in order; other arguments, result and errors are those of
+    ``write_shard`` receives index and writer of each missing shard, in order; other arguments, result and errors are those of
     `complete_dataset`.
     """
 
@@ -82,27 +78,23 @@ def complete_dataset(
     libraries: tuple[str, ...] = (),
     statistics: Statistics | None = None,
 ) -> Manifest:
-    """Lock the folder of a dataset while its missing shards are written, and commit it.
+    """Lock the folder of a dataset, write its missing shards, and commit it.
 
-    A shard is missing, too, if it or the failures beside it are damaged, by their sizes, or by digests if the policy verifies.
+    A shard counts as missing, too, if its size or that of its failures is wrong, or a digest if the policy verifies.
 
     Args:
         output: the dataset.
-        write_missing: writes all shards but those with the numbers that it is given; returns whether it has committed them, too.
-        policy: what the run keeps.
-        task: the task of an array job that writes only its own shards; None to write all.
-        check: raises where the run cannot succeed; called before anything is replaced, and only if there is something to do.
-        libraries: distributions whose versions matter to the content.
-        statistics: makes the manifest's statistics from the footers of all shards; `sum_statistics` when None.
-
-    Returns:
-        The manifest of the committed dataset.
+        write_missing: function that writes all shards except those with the given indices, and returns whether it committed.
+        policy: reuse of existing shards.
+        task: array task that writes only its own shards; None to write all.
+        check: function that raises if the run cannot succeed; called before anything is replaced, if shards are missing.
+        libraries: distributions whose versions determine the content.
+        statistics: function that computes the manifest's statistics from all footers; by default `sum_statistics`.
 
     Raises:
-        DetachedError: shards of other tasks are missing; the message says which tasks to give again.
-        UsageError: the task does not go with the number of shards or with the kind of update.
-        DatasetError: the folder is in use, or holds something that must not be lost; or all shards are there, and some of other
-            tasks are damaged or of another dataset.
+        DetachedError: shards of other tasks are missing; the message lists the tasks to run again.
+        UsageError: the number of tasks or the kind of update is not possible.
+        DatasetError: the folder is in use, holds data that must not be lost, or damaged shards of other tasks.
     """
     if task is not None:
         return _complete_task(output, task, write_missing, policy, check, libraries)
@@ -114,32 +106,32 @@ def complete_dataset(
         state.check_compatible()
         _probe(output.folder)
         check()
-        finished = state.finished()
+        finished = state.finished_shards()
         state.clear()
         if write_missing(finished):
             return Manifest.read(output.folder)
         return commit(output, libraries=libraries, statistics=statistics)
 
 
-def look_before(output: OutputDataset, policy: ReusePolicy, task: ArrayTask | None = None) -> OutputState:
-    """Return what the folder holds before a run; arguments and errors are those of `complete_dataset`."""
+def read_compatible(output: OutputDataset, policy: ReusePolicy, task: ArrayTask | None = None) -> OutputState:
+    """Return the state of the folder before a run, if it is compatible; arguments and errors are those of `complete_dataset`."""
     if task is None:
         state = OutputState(output, policy)
     else:
-        _refuse_update(output, policy)
-        state = OutputState(_compared(output, policy), policy, task.shards(output.shards))
+        _check_update(output, policy)
+        state = OutputState(_drop_states(output, policy), policy, task.shards(output.shards))
     state.check_compatible()
     return state
 
 
 def _probe(folder: Folder) -> None:
-    """Write and delete a file in a store: else hours may pass before the first shard turns out not to be writable."""
+    """Write and delete a file in a store, to fail before the first shard is computed."""
     if not folder.is_local:
         folder.write(PROBE_NAME, b"")
         folder.delete(PROBE_NAME)
 
 
-# --- tasks of an array job -------------------------------------------------------------------------------------------
+# --- array tasks -----------------------------------------------------------------------------------------------------
 
 
 def _complete_task(
@@ -152,8 +144,8 @@ def _complete_task(
 ) -> Manifest:
     while True:
         with lock_folder(output.folder, shared=True):
-            state = look_before(output, policy, task)
-            todo = frozenset(state.numbers) - state.finished()
+            state = read_compatible(output, policy, task)
+            todo = frozenset(state.selected) - state.finished_shards()
             try:
                 if todo or not state.is_committed():
                     _probe(output.folder)
@@ -165,63 +157,63 @@ def _complete_task(
                     write_missing(frozenset(range(output.shards)) - todo)
                 return _commit_if_done(output, task, policy, libraries)
             except CommittedError:
-                continue  # Another task found all shards there before this one had replaced its own.
+                continue  # Another task committed before this one had replaced its own shards.
 
 
 def _commit_if_done(output: OutputDataset, task: ArrayTask, policy: ReusePolicy, libraries: tuple[str, ...]) -> Manifest:
-    """Commit if the shards of all tasks are there; else say which tasks to give again."""
-    state, undone = _look_after(output, policy)
-    if not undone:
+    """Commit if all shards are current; else raise an error that lists the tasks to run again."""
+    state, unfinished = _read_after_task(output, policy)
+    if not unfinished:
         manifest = state.committed_manifest()
         if manifest is not None:
             return manifest
-        # Files that another task has written stay.
+        # Files of other tasks stay.
         files = tuple(name for name in state.entries if output.is_other_file(name) and name not in output.files)
         try:
             return commit(output, libraries=libraries, files=files)
         except DatasetError:
-            state, undone = _look_after(output, policy)
-            if not undone and (manifest := state.committed_manifest()) is not None:
+            state, unfinished = _read_after_task(output, policy)
+            if not unfinished and (manifest := state.committed_manifest()) is not None:
                 return manifest  # Another task has committed first, with other libraries.
-            if not undone:
+            if not unfinished:
                 raise
-            undone = dict.fromkeys(undone, Status.DAMAGED)  # And deleted by the commit.
-    kinds = {"missing": (Status.MISSING, Status.CLAIMED), "damaged": (Status.DAMAGED,), "out of date": (Status.STALE,)}
-    found = {kind: [number for number, status in undone.items() if status in statuses] for kind, statuses in kinds.items()}
-    told = "; ".join(f"{kind} {_ranges(numbers)}" for kind, numbers in found.items() if numbers)
-    again = sorted({number % task.count for number in undone})
+            unfinished = dict.fromkeys(unfinished, Status.DAMAGED)  # The commit has deleted them.
+    groups = {"missing": (Status.MISSING, Status.CLAIMED), "damaged": (Status.DAMAGED,), "out of date": (Status.STALE,)}
+    shards = {group: [index for index, status in unfinished.items() if status in groups[group]] for group in groups}
+    listed = "; ".join(f"{group} {_ranges(indices)}" for group, indices in shards.items() if indices)
+    tasks = sorted({index % task.count for index in unfinished})
     message = (
-        f"{output.shards - len(undone)} of {output.shards} shards are done; {told}: give {'tasks' if len(again) > 1 else 'task'} "
-        f"{_ranges(again, most=None)} of {task.count} again"
+        f"{output.shards - len(unfinished)} of {output.shards} shards are done; {listed}: "
+        f"run {'tasks' if len(tasks) > 1 else 'task'} {_ranges(tasks, limit=None)} of {task.count} again"
     )
-    if found["damaged"] and not found["missing"]:
+    if shards["damaged"] and not shards["missing"]:
         raise DatasetError(f"{output.folder.location!r} cannot be committed, {message}")
     raise DetachedError(message)
 
 
-def _look_after(output: OutputDataset, policy: ReusePolicy) -> tuple[OutputState, dict[int, Status]]:
-    """Return what the folder holds after a task, and the status of the shards that are not current.
+def _read_after_task(output: OutputDataset, policy: ReusePolicy) -> tuple[OutputState, dict[int, Status]]:
+    """Return the state of the folder, and the status of the shards that are not current.
 
-    A store is looked at again where a shard seems to be damaged: an attempt may have published it since the folder was listed.
+    A store is read again if a shard seems damaged: an attempt may have published it since the listing.
     """
     for _ in range(1 if output.folder.is_local else 2):
         with publishing(output.folder):
-            state = OutputState(_compared(output, policy), ReusePolicy(update=policy.update))
+            state = OutputState(_drop_states(output, policy), ReusePolicy(update=policy.update))
             state.check_compatible()
             statuses = {index: shard.status for index, shard in state.shards().items()}
-        undone: dict[int, Status] = {index: status for index, status in statuses.items() if status != Status.CURRENT}
-        if Status.DAMAGED not in undone.values():
+        unfinished: dict[int, Status] = {index: status for index, status in statuses.items() if status != Status.CURRENT}
+        if Status.DAMAGED not in unfinished.values():
             break
-    return state, undone
+    return state, unfinished
 
 
-def _compared(output: OutputDataset, policy: ReusePolicy) -> OutputDataset:
-    """Return the output without modification times, which may differ between machines, unless they say what to update."""
+def _drop_states(output: OutputDataset, policy: ReusePolicy) -> OutputDataset:
+    """Drop modification times, which may differ between machines, unless an update needs them."""
     return output if policy.update else replace(output, states=None)
 
 
-def _refuse_update(output: OutputDataset, policy: ReusePolicy) -> None:
-    """Refuse updates after which a shard does not show whether it is up to date: a task that never ran would go unnoticed."""
+def _check_update(output: OutputDataset, policy: ReusePolicy) -> None:
+    """Refuse updates that leave no trace in an up-to-date shard: a task that never ran would go unnoticed."""
     if not policy.update:
         return
     start = "the task that commits must see which tasks have brought their shards up to date: leave out --task"
@@ -231,31 +223,31 @@ def _refuse_update(output: OutputDataset, policy: ReusePolicy) -> None:
         raise UsageError(f"{start}. Listing these images does not tell when they changed, so that nothing shows it")
 
 
-def _ranges(numbers: Collection[int], most: int | None = _MOST_NAMED) -> str:
-    """Return sorted numbers as schedulers write them, e.g. ``0-3,7``."""
+def _ranges(indices: Collection[int], limit: int | None = _MAX_RANGES) -> str:
+    """Format sorted indices as schedulers do, e.g. ``0-3,7``."""
     ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
+    for index in indices:
+        if ranges and index == ranges[-1][1] + 1:
+            ranges[-1][1] = index
         else:
-            ranges.append([number, number])
-    named = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges[:most])
-    return named if most is None or len(ranges) <= most else f"{named} and more"
+            ranges.append([index, index])
+    text = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges[:limit])
+    return text if limit is None or len(ranges) <= limit else f"{text} and more"
 
 
-# --- the commit ------------------------------------------------------------------------------------------------------
+# --- commit ----------------------------------------------------------------------------------------------------------
 
 
 def sum_statistics(footers: list[Footer]) -> dict[str, Any]:
-    """Add up the statistics of shards: numbers, and digests of lists, at the same place of nested mappings."""
+    """Sum the statistics of shards: numbers, and digests of lists, in nested mappings."""
     total: dict[str, Any] = {}
     for footer in footers:
         _add(total, footer.statistics)
     return total
 
 
-def _add(total: dict[str, Any], more: Mapping[str, Any]) -> None:
-    for key, value in more.items():
+def _add(total: dict[str, Any], values: Mapping[str, Any]) -> None:
+    for key, value in values.items():
         if isinstance(value, Mapping):
             _add(total.setdefault(key, {}), value)
         elif isinstance(value, str):
@@ -271,80 +263,76 @@ def commit(
     files: tuple[str, ...] = (),
     statistics: Statistics | None = None,
 ) -> Manifest:
-    """Look at every shard again and write the manifest, last.
+    """Check every shard and write the manifest, last.
 
-    A shard in a local folder is read again. In a store, which keeps checksums of its own, that would take as long as writing it:
-    there its record tells the digest, and the listing the size.
+    Local shards are read completely. A store keeps checksums of its own: the digest comes from the record and the size from the
+    listing.
 
     Args:
-        output: the folder, with all its shards. What they were made from is not compared.
-        libraries: distributions whose versions matter to the content, besides those that write every dataset.
-        files: paths of other files that belong to the dataset, besides those that the output knows.
-        statistics: makes the manifest's statistics from the footers of all shards; `sum_statistics` when None.
+        output: the dataset, with all its shards; their inputs are not compared.
+        libraries: further distributions whose versions determine the content.
+        files: further files of the dataset, besides those of the output.
+        statistics: function that computes the manifest's statistics from all footers; by default `sum_statistics`.
 
     Raises:
         DatasetError: a shard is missing or of another dataset; or damaged, and is then deleted.
     """
-    with publishing(output.folder):
-        return _commit(output, libraries, (*files, *output.files), statistics or sum_statistics)
-
-
-def _commit(output: OutputDataset, libraries: tuple[str, ...], files: tuple[str, ...], statistics: Statistics) -> Manifest:
-    folder = output.folder
-    state = OutputState(replace(output, listings=None, states=None), ReusePolicy(verify=folder.is_local))
-    states = list(state.shards().values())
-    _refuse_unfinished(state, states)
-    shards = folder.map(lambda number: states[number].entry or state.read(number).entry, range(output.shards))
-    footers = [shard.footer for shard in states if shard.footer is not None]
-    reasons: Counter[str] = Counter()
-    for footer in footers:
-        reasons.update(footer.failures.reasons)
-    manifest = Manifest(
-        kind=output.kind,
-        fingerprint=output.fingerprint,
-        parameters=output.parameters,
-        inputs=tuple(output.inputs),
-        libraries={name: metadata.version(name) for name in ("imagepivot", "numpy", "pyarrow", *libraries)},
-        shards=tuple(entry for entry in shards if entry is not None),
-        failures=tuple(shard.failures for shard in states if shard.failures is not None),
-        failure_reasons=dict(reasons),
-        files=tuple(_file_entry(folder, name) for name in sorted(files)),
-        statistics=statistics(footers),
-    )
-    beside = {failures_name(shard.name) for shard in states if shard.failures is None}
-    # Left by a dataset that was overwritten, by an attempt that was killed or overtaken, or on the way between workers.
-    left = [
-        name
-        for name in sorted(state.entries)
-        if is_leftover(name) or name in beside or (output.is_other_file(name) and name not in files)
-    ]
-    folder.map(folder.delete, left)
-    publish_manifest(folder, manifest, state.entries)
+    folder, files = output.folder, (*files, *output.files)
+    with publishing(folder):
+        state = OutputState(replace(output, listings=None, states=None), ReusePolicy(verify=folder.is_local))
+        states = list(state.shards().values())
+        _check_finished(state, states)
+        shards = folder.map(lambda index: states[index].entry or state.read(index).entry, range(output.shards))
+        footers = [shard.footer for shard in states if shard.footer is not None]
+        reasons: Counter[str] = Counter()
+        for footer in footers:
+            reasons.update(footer.failures.reasons)
+        manifest = Manifest(
+            kind=output.kind,
+            fingerprint=output.fingerprint,
+            parameters=output.parameters,
+            inputs=tuple(output.inputs),
+            libraries={name: metadata.version(name) for name in ("imagepivot", "numpy", "pyarrow", *libraries)},
+            shards=tuple(entry for entry in shards if entry is not None),
+            failures=tuple(shard.failures for shard in states if shard.failures is not None),
+            failure_reasons=dict(reasons),
+            files=tuple(_file_entry(folder, name) for name in sorted(files)),
+            statistics=(statistics or sum_statistics)(footers),
+        )
+        stray_failures = {failures_name(shard.name) for shard in states if shard.failures is None}
+        # Leftovers of a replaced dataset, of killed or overtaken attempts, and of exchange between workers.
+        leftovers = [
+            name
+            for name in sorted(state.entries)
+            if is_leftover(name) or name in stray_failures or (output.is_other_file(name) and name not in files)
+        ]
+        folder.map(folder.delete, leftovers)
+        publish_manifest(folder, manifest, state.entries)
     return manifest
 
 
-def _refuse_unfinished(state: OutputState, states: list[ShardState]) -> None:
-    """Refuse to commit shards that are not there; delete those that are damaged, so that the next run makes them again.
+def _check_finished(state: OutputState, states: list[ShardState]) -> None:
+    """Check that all shards are current; delete damaged shards, so that the next run writes them again.
 
     Raises:
-        DatasetError: there is one.
+        DatasetError: a shard is not current.
     """
     folder = state.output.folder
     damaged = [shard for shard in states if shard.status is Status.DAMAGED]
     for shard in damaged:
-        folder.delete(shard.name, state.entries[shard.name].tag)  # Unless an attempt has replaced it meanwhile.
+        folder.delete(shard.name, state.entries[shard.name].tag)  # Unless an attempt has replaced it.
     if damaged:
         raise DatasetError(
             f"{folder.location!r} cannot be committed, {len(damaged)} of {len(states)} shards were damaged after they had been "
-            f"written ({damaged[0].problem or damaged[0].failures_problem}): run the same command again, which makes them again"
+            f"written ({damaged[0].problem or damaged[0].failures_problem}): run the same command again to rewrite them"
         )
     for shard in states:
         path = folder.path_of(shard.name)
         if shard.status is Status.CLAIMED:
             raise DatasetError(f"another attempt writes {path}, or was stopped: run the same command again")
         if shard.status is not Status.CURRENT:
-            wrong = "missing" if shard.status is Status.MISSING else "a file of another dataset"
-            raise DatasetError(f"{path} is {wrong} after the run: run the same command again")
+            fault = "missing" if shard.status is Status.MISSING else "a file of another dataset"
+            raise DatasetError(f"{path} is {fault} after the run: run the same command again")
 
 
 def _file_entry(folder: Folder, name: str) -> FileEntry:

@@ -1,13 +1,16 @@
-"""What is on record about a shard, in a small file beside it: the digest of its bytes, and what it was made from.
+"""Record of a shard in a small file beside it: the digest of its bytes, and the sources of its rows.
 
-With it a run tells a damaged shard before the manifest is written, and which inputs have changed since. It is not part of the
-dataset: the manifest does not list it, since the modification times of images are those of one machine. It names the shard that
-it describes, so that it is never believed about another one; where it is missing, a run knows only what manifest and footer say.
+A run uses records to detect damaged shards before the manifest exists, and changed inputs. Records are not part of the dataset and
+not in the manifest, since modification times belong to one machine. Without a record, a run knows only the manifest and the
+footer. In stores the record replaces the footer, which takes several requests to read; see `Record.as_footer`.
 
-A shard is published before its record, and the record of the shard that it replaces is deleted before it: a record that names what
-the footer of its shard says may stand for the footer, where reading one costs several requests.
+The old record is deleted before a shard is published, and the new one written after it, so a record never describes another shard.
 
-The file holds one JSON value per line: the record, then an array per image.
+The file has one JSON value per line: the record, then an array per image.
+
+    {"bytes":1311,"format":"shard record 1","sha256":"...","shard":{"path":"part-00000-of-00002.parquet",...},"state":"...",...}
+    ["0001","images/0001.jpg",31021,"1700000000000000000","<SHA-256 of the image>"]
+    ["0002","images/0002.jpg",28733,"1700000000000000000","<SHA-256 of the image>"]
 """
 
 from __future__ import annotations
@@ -30,13 +33,13 @@ _FIRST_BYTES = 1 << 16
 
 
 class Source(NamedTuple):
-    """What one row or failure of a shard was made from.
+    """Source image of one row or failure.
 
     Attributes:
-        uri: address of the image as the source names it.
-        bytes: size in bytes; -1 if listing did not tell.
-        version: modification time, ETag or the like; empty if listing did not tell.
-        sha256: SHA-256 of the image's bytes, hexadecimal; empty if they could not be read.
+        uri: address of the image, relative to the source if possible.
+        bytes: size in bytes; -1 if unknown.
+        version: modification time, ETag or similar; empty if unknown.
+        sha256: SHA-256 of the image's bytes, hexadecimal; empty if unreadable.
     """
 
     image_id: str
@@ -48,16 +51,16 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """The digest of a shard, and what the shard was made from.
+    """Digest of a shard, and its sources.
 
     Attributes:
-        statistics_sha256: digest of the statistics in its footer, which is read faster than the whole shard.
-        state: digest of the images' ids, addresses, sizes and versions, as the producer defines it; empty for a kind whose inputs
-            are part of its fingerprint.
-        sources_sha256: SHA-256 of all other lines.
-        shard: the manifest's entry for the shard, without parameters what its footer says, or nothing; see `as_footer`.
-        tags: by name the tags of the shard and its failures, where a store gives them; see `matches_tags`.
-        sources: one for each row and failure, in any order; None where only the first line was read.
+        statistics_sha256: digest of the statistics in the shard's footer.
+        state: digest of ids, addresses, sizes and versions of the images, as the producer defines it; empty if the inputs are part
+            of the fingerprint.
+        sources_sha256: SHA-256 of the lines of the sources.
+        shard: entry of the manifest and content of the footer without parameters; empty in old records. See `as_footer`.
+        tags: tags of the shard and its failures by name, in a store; see `matches_tags`.
+        sources: source of each row and failure, in any order; None if not read.
     """
 
     bytes: int
@@ -71,7 +74,7 @@ class Record:
 
     @classmethod
     def of(cls, entry: ShardEntry, footer: Footer, state: str = "", sources: Sequence[Source] = ()) -> Record:
-        """Make the record of a shard from the manifest's entry for it, its footer, and what it was made from."""
+        """Create the record of a shard."""
         shard = {
             "path": entry.path,
             "rows": entry.rows,
@@ -86,7 +89,7 @@ class Record:
         return cls(entry.bytes, entry.sha256, statistics, state, shard=shard, sources=sources)
 
     def to_json_lines(self) -> str:
-        """Return the content of the file: the record, then the sources sorted by image id."""
+        """Return the content of the file, with sources sorted by image id."""
         lines = "".join(f"{canonical_json(list(source))}\n" for source in sorted(self.sources or ()))
         content = {"format": _FORMAT, **vars(self), "sources_sha256": sha256_of_bytes(lines.encode())}
         del content["sources"]
@@ -96,27 +99,27 @@ class Record:
         return f"{first}\n{lines}"
 
     def as_footer(self, shard: str, size: int | None) -> tuple[ShardEntry, Footer] | None:
-        """Return what the shard of this name and size is and says, all but its parameters; None where the record does not tell."""
+        """Return manifest entry and footer, without parameters, of a shard with this name and size; None if unknown."""
         if self.shard.get("path") != shard or size != self.bytes:
             return None
         try:
-            said = dict(self.shard)
-            entry = ShardEntry(said.pop("path"), self.bytes, self.sha256, said["rows"], said.pop("footer_sha256"))
-            return entry, Footer(**stored_values(Footer, {**said, "parameters": {}, "failures": said["failures"]}))
+            content = dict(self.shard)
+            entry = ShardEntry(content.pop("path"), self.bytes, self.sha256, content["rows"], content.pop("footer_sha256"))
+            return entry, Footer(**stored_values(Footer, {**content, "parameters": {}, "failures": content["failures"]}))
         except (KeyError, TypeError, ValueError, DatasetError):
             return None
 
     def matches_tags(self, stored: Mapping[str, Entry]) -> bool:
-        """Whether no tag in a listing says that a file beside this record is another one than that for which it was written."""
+        """Return whether shard and failures have the recorded tags in a listing; missing files and tags match."""
         return all(name not in stored or stored[name].tag in ("", tag) for name, tag in self.tags.items())
 
     def matches_shard(self, size: int | None, statistics: Mapping[str, Any]) -> bool:
-        """Whether the shard of this size and with these statistics in its footer is the one that is meant."""
+        """Return whether a shard of this size, with these statistics in its footer, is the recorded one."""
         return size == self.bytes and sha256_of_json(statistics) == self.statistics_sha256
 
 
 def record_name(shard: str) -> str:
-    """Return the path of the record of a shard."""
+    """Return the path of a shard's record."""
     return f".records/{PurePosixPath(shard).with_suffix('.jsonl')}"
 
 
@@ -126,7 +129,7 @@ def write_record(folder: Folder, shard: str, record: Record) -> None:
 
 
 def read_record(folder: Folder, shard: str, *, whole: bool = False) -> Record | None:
-    """Return the record of a shard, with its sources if it is to be read whole, else some 64 KiB; None without a valid one."""
+    """Read the record of a shard, with its sources if ``whole``; None without a valid record."""
     try:
         if whole:
             first, _, lines = folder.read(record_name(shard)).partition(b"\n")
@@ -145,7 +148,7 @@ def read_record(folder: Folder, shard: str, *, whole: bool = False) -> Record | 
 
 
 def _first_line(file: Any) -> bytes:
-    """Return the start of a file at least up to the first line end; one read takes one request."""
+    """Return the start of a file up to at least the first line end; each read takes one request."""
     start = b""
     while b"\n" not in start and (more := file.read(_FIRST_BYTES)):
         start += more

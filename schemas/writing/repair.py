@@ -1,4 +1,4 @@
-"""Repairing a dataset: what is damaged is derived from the rest, or deleted so that the command that made it makes it again."""
+"""Repair of a dataset: derived files are rewritten, and damaged shards deleted, so that the same command rewrites them."""
 
 from __future__ import annotations
 
@@ -12,25 +12,24 @@ from schemas.errors import DatasetError
 from schemas.failures import failures_name
 from schemas.fingerprints import FORMAT_VERSION
 from schemas.keys import SHARD_NAME
-from schemas.manifest import MANIFEST_NAME, FileEntry, Manifest
+from schemas.manifest import MANIFEST_NAME, Manifest
 from schemas.storage.folder import Folder
 from schemas.vocabulary import TEXT_NAMES, Vocabulary
 from schemas.writing.output import is_like_shard, is_own, is_temporary
-from schemas.writing.output_state import ShardState, Status, matches, state_of
+from schemas.writing.output_state import ShardState, Status, file_problem, state_of
 from schemas.writing.records import Record, record_name, write_record
 from schemas.writing.shard_writer import lock_folder
 
 
 @dataclass(frozen=True)
 class Repair:
-    """What a repair has done.
+    """Result of a repair, as file names.
 
     Attributes:
-        mended: names of files that were damaged or missing and are whole again.
-        deleted: names of files that were deleted because they were damaged, or belong to a shard that was.
-        missing: names of files that have to be made again; with any, the folder is not a dataset until the command that made it
-            has run again.
-        left_alone: names of files of other tools, and of shards of other datasets, which stay.
+        mended: damaged or missing files that were rewritten.
+        deleted: files deleted because they, or the shard they belong to, were damaged.
+        missing: files to write again; with any, the folder is not a dataset until its command has run again.
+        left_alone: files of other tools and shards of other datasets, which stay.
     """
 
     mended: tuple[str, ...] = ()
@@ -40,23 +39,22 @@ class Repair:
 
 
 def repair(path: str | os.PathLike[str]) -> Repair:
-    """Mend what is damaged in a dataset, as far as the dataset itself says how.
+    """Repair a dataset from its own redundancy.
 
-    Sizes and digests are compared with the manifest, or where that is damaged, too, with what is on record beside each shard.
-    Records and the plain text of a vocabulary are written anew. Damaged shards are deleted together with the manifest: the same
-    command as before then makes them again, and only them.
+    Sizes and digests are compared with the manifest, or with the records if the manifest is damaged, too. Records and the text of
+    a vocabulary are rewritten. Damaged shards are deleted together with the manifest: the same command then rewrites only them.
 
     Raises:
-        DatasetError: the folder holds nothing of a dataset, is in use, or holds a damaged dataset in version 1 of the format.
+        DatasetError: the folder has no dataset, is in use, or has a damaged dataset in version 1 of the format.
     """
     folder = Folder(os.fspath(path))
     manifest = _read_manifest(folder)
     with lock_folder(folder):
-        return _Repairer(folder, manifest).run()
+        return _repair_locked(folder, manifest)
 
 
 def _read_manifest(folder: Folder) -> Manifest | None:
-    """Read the manifest; None if it is damaged or missing, and shards are there."""
+    """Read the manifest; None if it is damaged or missing although the folder has shards."""
     try:
         return Manifest.read(folder)
     except DatasetError:
@@ -65,79 +63,64 @@ def _read_manifest(folder: Folder) -> Manifest | None:
         return None
 
 
-class _Repairer:
-    def __init__(self, folder: Folder, manifest: Manifest | None) -> None:
-        self._folder = folder
-        self._manifest = manifest
-        self._entries = folder.tagged()
-        self._mended: list[str] = []
-        self._deleted: list[str] = []
-        self._missing: list[str] = []
+def _repair_locked(folder: Folder, manifest: Manifest | None) -> Repair:
+    entries = folder.tagged()
+    mended, deleted, missing = list[str](), list[str](), list[str]()
 
-    def run(self) -> Repair:
-        files = self._manifest.files if self._manifest is not None else ()
-        listed = {entry.path for entry in files}
-        others = [name for name in sorted(self._entries) if name not in listed and not is_own(name) and not is_like_shard(name)]
-        for name in sorted(self._entries):
-            if is_temporary(name):
-                self._delete(name)
-        shards = self._folder.map(self._look, self._shards())
-        version = FORMAT_VERSION if self._manifest is None else self._manifest.version
-        if version != FORMAT_VERSION and not all(shard.is_whole for shard in shards):
-            raise DatasetError(
-                f"{self._folder.location!r} is damaged and has version {version} of the format, which cannot be continued: make it "
-                "again in another folder"
-            )
-        for shard in shards:
-            if shard.status in (Status.OTHER, Status.FOREIGN):
-                others.append(shard.name)
-            elif not shard.is_whole:
-                self._missing.append(shard.name)
-            if shard.status in (Status.MISSING, Status.DAMAGED):
-                for part in (shard.name, failures_name(shard.name), record_name(shard.name)):
-                    self._delete(part)
-        whole = [shard for shard in shards if shard.is_whole]
-        for entry in files:
-            if matches(self._folder, self._entries, entry, "the manifest", digest=True) and not self._mend_text(entry, whole):
-                self._delete(entry.path)
-                self._missing.append(entry.path)
-        for shard in whole:
-            self._mend_record(shard)
-        if self._manifest is None or self._missing:
-            self._missing.append(MANIFEST_NAME)
-            self._delete(MANIFEST_NAME)
-        return Repair(tuple(self._mended), tuple(self._deleted), tuple(self._missing), tuple(others))
+    def delete(name: str) -> None:
+        if entries.pop(name, None) is not None:
+            folder.delete(name)
+            deleted.append(name)
 
-    def _shards(self) -> list[str]:
-        if self._manifest is not None:
-            return [shard.path for shard in self._manifest.shards]
-        return sorted(name for name in self._entries if SHARD_NAME.fullmatch(name))
+    def read(name: str) -> ShardState:
+        fingerprint = None if manifest is None else manifest.fingerprint
+        return state_of(folder, name, entries, manifest, fingerprint=fingerprint, read_all=True)
 
-    def _look(self, name: str) -> ShardState:
-        fingerprint = None if self._manifest is None else self._manifest.fingerprint
-        return state_of(self._folder, name, self._entries, self._manifest, fingerprint=fingerprint, read_all=True)
+    files = () if manifest is None else manifest.files
+    listed = {entry.path for entry in files}
+    others = [name for name in sorted(entries) if name not in listed and not is_own(name) and not is_like_shard(name)]
+    for name in filter(is_temporary, sorted(entries)):
+        delete(name)
+    names = sorted(filter(SHARD_NAME.fullmatch, entries)) if manifest is None else [shard.path for shard in manifest.shards]
+    shards = folder.map(read, names)
+    intact = [shard for shard in shards if shard.is_intact]
+    version = FORMAT_VERSION if manifest is None else manifest.version
+    if version != FORMAT_VERSION and len(intact) < len(shards):
+        raise DatasetError(
+            f"{folder.location!r} is damaged and has version {version} of the format, which cannot be continued: make it again in "
+            "another folder"
+        )
+    for shard in shards:
+        if shard.status in (Status.OTHER, Status.FOREIGN):
+            others.append(shard.name)
+        elif not shard.is_intact:
+            missing.append(shard.name)
+        if shard.status in (Status.MISSING, Status.DAMAGED):
+            for part in (shard.name, failures_name(shard.name), record_name(shard.name)):
+                delete(part)
+    for entry in files:
+        if file_problem(folder, entries, entry, "the manifest", digest=True):
+            text = _vocabulary_text(folder, intact[0]) if entry.path in TEXT_NAMES and intact else None
+            if text is not None:
+                folder.write(entry.path, text.encode())
+                mended.append(entry.path)
+            else:
+                delete(entry.path)
+                missing.append(entry.path)
+    for shard in intact:
+        if shard.record is None and shard.entry is not None and shard.footer is not None and version == FORMAT_VERSION:
+            write_record(folder, shard.name, Record.of(shard.entry, shard.footer))
+            mended.append(record_name(shard.name))
+    if manifest is None or missing:
+        missing.append(MANIFEST_NAME)
+        delete(MANIFEST_NAME)
+    return Repair(tuple(mended), tuple(deleted), tuple(missing), tuple(others))
 
-    def _mend_text(self, entry: FileEntry, whole: list[ShardState]) -> bool:
-        """Write the plain text of a vocabulary from its shard."""
-        if entry.path not in TEXT_NAMES or not whole:
-            return False
-        try:
-            with self._folder.open(whole[0].name) as file:
-                text = Vocabulary.from_table(pq.ParquetFile(file).read()).to_text()
-        except (ValueError, KeyError, OSError, pa.ArrowException):
-            return False
-        self._folder.write(entry.path, text.encode())
-        self._mended.append(entry.path)
-        return True
 
-    def _mend_record(self, shard: ShardState) -> None:
-        """Put the digest of a whole shard on record again, where the record is missing or damaged."""
-        entry, footer = shard.entry, shard.footer
-        if shard.record is None and entry is not None and footer is not None and footer.version == FORMAT_VERSION:
-            write_record(self._folder, shard.name, Record.of(entry, footer))
-            self._mended.append(record_name(shard.name))
-
-    def _delete(self, name: str) -> None:
-        if self._entries.pop(name, None) is not None:
-            self._folder.delete(name)
-            self._deleted.append(name)
+def _vocabulary_text(folder: Folder, shard: ShardState) -> str | None:
+    """Return the text of a vocabulary from its shard; None if the shard cannot be read."""
+    try:
+        with folder.open(shard.name) as file:
+            return Vocabulary.from_table(pq.ParquetFile(file).read()).to_text()
+    except (ValueError, KeyError, OSError, pa.ArrowException):
+        return None

@@ -1,4 +1,4 @@
-"""What a run keeps of the dataset in its folder, and the shards of a task of an array job. Importing this loads nothing heavy."""
+"""Reuse of an existing dataset by a run, and the shards of array tasks. Imports no heavy packages."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Annotated, TypeAlias
 from schemas.errors import UsageError
 from schemas.options import Opt
 
-Overwrite: TypeAlias = Annotated[bool, Opt("Start anew, whatever dataset OUTPUT holds.")]
-Verify: TypeAlias = Annotated[bool, Opt("Compare the digests of what OUTPUT holds, too, and make again what is damaged.")]
+Overwrite: TypeAlias = Annotated[bool, Opt("Replace any existing dataset in OUTPUT.")]
+Verify: TypeAlias = Annotated[bool, Opt("Compare the digests of all files in OUTPUT, and write damaged shards again.")]
 
 _CHANGES = "When images have changed"
 
 
 @dataclass(frozen=True)
 class ReusePolicy:
-    """What a run keeps of the dataset that its folder holds. Without ``update``, inputs must not have changed.
+    """Policy for the existing dataset in a run's folder. Without ``update``, inputs must not have changed.
 
     Raises:
         UsageError: two settings contradict each other.
@@ -25,35 +25,31 @@ class ReusePolicy:
 
     overwrite: Overwrite = False
     verify: Verify = False
-    retry_failed: Annotated[bool, Opt("Try only the images again that failed before.")] = False
-    update: Annotated[
-        bool, Opt("Bring the dataset in OUTPUT up to date with images that are new, changed or gone.", panel=_CHANGES)
-    ] = False
-    keep_removed: Annotated[bool, Opt("With --update: keep the rows of images that are gone.", panel=_CHANGES)] = False
-    only_add: Annotated[bool, Opt("With --update: add images that are new, and keep everything else.", panel=_CHANGES)] = False
+    retry_failed: Annotated[bool, Opt("Extract only the images again that failed before.")] = False
+    update: Annotated[bool, Opt("Update the dataset in OUTPUT for new, changed and removed images.", panel=_CHANGES)] = False
+    keep_removed: Annotated[bool, Opt("Keep the rows of removed images (--update only).", panel=_CHANGES)] = False
+    only_add: Annotated[bool, Opt("Add new images, and keep all existing rows (--update only).", panel=_CHANGES)] = False
     check_content: Annotated[
-        bool, Opt("With --update: read all images and compare digests instead of sizes and modification times.", panel=_CHANGES)
+        bool, Opt("Compare digests of all images instead of sizes and modification times (--update only).", panel=_CHANGES)
     ] = False
 
     def __post_init__(self) -> None:
-        chosen = {"--keep-removed": self.keep_removed, "--only-add": self.only_add, "--check-content": self.check_content}
-        given = [option for option, is_given in chosen.items() if is_given]
-        if given and not self.update:
-            raise UsageError(f"{' and '.join(given)} says how to update a dataset: give --update, too")
+        options = {"--keep-removed": self.keep_removed, "--only-add": self.only_add, "--check-content": self.check_content}
+        chosen = [option for option, is_chosen in options.items() if is_chosen]
+        if chosen and not self.update:
+            raise UsageError(f"{' and '.join(chosen)} needs --update: give --update, too")
         if self.only_add and (self.keep_removed or self.check_content):
             raise UsageError("--only-add keeps everything that is there: leave out --keep-removed and --check-content")
         if self.overwrite and (self.update or self.retry_failed):
-            raise UsageError(
-                "--overwrite starts anew, --update and --retry-failed keep what the dataset holds: give one of them"
-            )
+            raise UsageError("--overwrite replaces the dataset, --update and --retry-failed keep its rows: give one of them")
 
 
 @dataclass(frozen=True)
 class ArrayTask:
-    """Task ``index`` of an array job with tasks 0 to ``count - 1``. It makes the shards whose number modulo ``count`` is ``index``.
+    """Task ``index`` of ``count`` of an array job; it writes each shard whose index modulo ``count`` is its own.
 
     Raises:
-        UsageError: there is no such task.
+        UsageError: the index is not between 0 and ``count - 1``.
     """
 
     index: int
@@ -67,29 +63,28 @@ class ArrayTask:
 
     @classmethod
     def parse(cls, text: str) -> ArrayTask:
-        """Read a task as ``--task`` takes it, e.g. ``3/64``.
+        """Parse the value of ``--task``, e.g. ``3/64``.
 
         Raises:
-            UsageError: it is not written like that, or there is no such task.
+            UsageError: the text has another form, or the index is out of range.
         """
         if re.fullmatch(r"[0-9]+/[0-9]+", text) is None:
             raise UsageError(
-                f"--task is {text!r}, expected I/N, e.g. 0/64 for the first of 64 tasks: check the variable with the number of "
-                "the task"
+                f"--task is {text!r}, expected I/N, e.g. 0/64 for the first of 64 tasks: check the variable with the task's index"
             )
         index, _, count = text.partition("/")
         return cls(int(index), int(count))
 
     def shards(self, shards: int) -> range:
-        """Return the numbers of the task's shards, of a dataset with so many.
+        """Return the indices of the task's shards in a dataset with ``shards`` shards.
 
         Raises:
-            UsageError: there are more tasks than shards.
+            UsageError: the job has more tasks than the dataset has shards.
         """
         if self.count > shards:
             raise UsageError(
-                f"--task is '{self}', and there are {shards} shards: a task makes whole shards, so that {self.count - shards} of "
-                f"the {self.count} tasks would have nothing to do. Give all tasks --shards {self.count} or more, or make them fewer"
+                f"--task is '{self}', expected at most {shards} tasks, one per shard: give all tasks --shards {self.count} or "
+                f"more, or start {shards} tasks"
             )
         return range(self.index, shards, self.count)
 

@@ -1,16 +1,30 @@
-"""Write one shard, and publish it whole or not at all: the locks of a folder, attempts, and the Parquet file.
+"""Atomic writing of one shard: folder locks, attempts with the publishing protocol, and the Parquet file.
 
-A runner may try a shard twice, one attempt after the other or both at once, and an attempt that was given up may still run when
-the next one has ended. On GPUs two attempts need not agree in every bit, and a read that fails in one succeeds in the other. A
-shard is three files, which name each other's digests: those of two attempts must not mix, and what is committed must not change.
-So an attempt notes what lies there when it begins, and publishes only if that still lies there when it ends: the first one wins.
+A runner may attempt a shard twice, one after the other or in parallel, and an attempt that was given up may still run. Attempts
+may differ: GPU results are not bit-identical, and some reads fail. A shard consists of three files (Parquet, failures, record)
+that name each other's digests: files of two attempts must not mix, and committed files must not change. The first attempt to
+publish wins.
 
-On a disk whoever publishes holds a lock. A store has none, but writes that fail where something else lies than was seen; see
-`schemas.storage.object_store`. There an attempt first claims the shard: a claim takes the place of the record that was there when
-it began, or of none, and at the end its own record that of the claim. What it writes between, it writes only as long as the claim
-is there, in place of what it saw there meanwhile. Whoever comes to a stop in between may be overtaken, and then finds another
-claim or record. A commit takes no shard with a claim beside it. It lists the folder again after writing the manifest, and an
-attempt looks for a manifest after writing its claim: one of them sees the other.
+Publishing on a local disk:
+
+1. The attempt notes size, time and inode of the shard when it begins.
+2. It takes the lock file ``.publishing``, and fails if a manifest exists or the shard has changed since.
+3. It writes the failures, deletes the old record, and renames shard and record.
+
+Publishing in a store (see `schemas.storage.object_store`), where every write is a compare-and-swap of tags:
+
+1. The attempt reads content and tag of the record when it begins.
+2. It replaces that record, or none, by a claim. If the record has changed, another attempt has won.
+3. It fails if a manifest exists.
+4. It uploads the shard, then the failures. Before a replacement it checks that its claim is still the record.
+5. It replaces its claim by the new record. An attempt that is stopped may be overtaken, and then finds another claim.
+
+A commit in a store takes no shard with a claim:
+
+1. It lists the folder and checks all shards.
+2. It writes the manifest, if the folder has none.
+3. It lists the folder again, and deletes the manifest if a file has changed. An attempt checks for a manifest after its claim:
+   one of them sees the other.
 """
 
 from __future__ import annotations
@@ -36,26 +50,23 @@ from schemas.kinds import group_rows, holds_vectors, is_vector
 from schemas.manifest import MANIFEST_NAME, MANIFEST_NAMES, Manifest
 from schemas.process.shutdown import critical_section
 from schemas.storage.folder import Entry, Folder
-from schemas.storage.storage_errors import storage_errors
+from schemas.storage.storage_errors import create_folder, storage_errors
 from schemas.writing.output import LOCK_NAME, PUBLISHING_NAME, OutputDataset
 from schemas.writing.records import Record, Source, record_name
 
-# One of those who share a lock holds it alone for a moment while it deletes it: that must not turn away another who comes then.
-_SHARED_PATIENCE = 2.0
-
+_SHARED_PATIENCE = 2.0  # Seconds: the last of several tasks locks the folder exclusively for a moment to delete the lock file.
 _RETRY_SECONDS = 0.02
 
 
 @contextlib.contextmanager
 def lock_folder(folder: Folder, *, shared: bool = False) -> Iterator[None]:
-    """Hold a local folder for one run; the hold ends with the process, however it ends.
+    """Lock a local folder for one run, or ``shared`` for several array tasks; the lock ends with the process.
 
-    A folder in an object store is not held: what a killed run leaves there would keep out the one that continues it, or
-    expire while its owner is only slow. Shards and manifest are safe from others without it; see this module.
-    A local folder that does not exist is made. Those who share it hold it at the same time, and keep out everybody else.
+    A missing folder is created. A folder in an object store is not locked: a lock object of a killed run would block its
+    successor. The publishing protocol is safe without the lock.
 
     Raises:
-        DatasetError: another run holds it, or the folder cannot be made.
+        DatasetError: another run holds the lock, or the folder cannot be created.
     """
     if not folder.is_local:
         folder.check_bucket()
@@ -69,7 +80,7 @@ def lock_folder(folder: Folder, *, shared: bool = False) -> Iterator[None]:
 def _locked(folder: Folder, *, shared: bool) -> Iterator[None]:
     path = folder.local_path
     with storage_errors(folder.location):
-        made = [parent for parent in (path, *path.parents) if not parent.exists()]
+        created = [parent for parent in (path, *path.parents) if not parent.exists()]
         try:
             handle = lock_file(path / LOCK_NAME, shared=shared, patience=_SHARED_PATIENCE if shared else 0.0)
         except BlockingIOError:
@@ -79,19 +90,19 @@ def _locked(folder: Folder, *, shared: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        # Deleted while it is held alone, so that no other run's lock is deleted.
+        # Deleted under an exclusive lock, so that no other run's lock file is deleted.
         if not shared or _is_last(handle, path / LOCK_NAME):
             _delete_publishing(folder)
             folder.delete(LOCK_NAME)
         os.close(handle)
-        if made:  # A run that is refused or fails early leaves nothing behind: only empty folders can be removed.
-            for empty in (*path.glob("*/"), *made):
+        if created:  # A run that fails early leaves no empty folders.
+            for empty in (*path.glob("*/"), *created):
                 with contextlib.suppress(OSError):
                     empty.rmdir()
 
 
 def _delete_publishing(folder: Folder) -> None:
-    """Delete the lock of a publisher that was killed; that of a worker of a job that goes on is held."""
+    """Delete the lock file of a publisher that was killed, unless a worker of a job that still runs holds it."""
     if folder.size(PUBLISHING_NAME) is not None:
         with contextlib.suppress(BlockingIOError):
             handle = lock_file(folder.local_path / PUBLISHING_NAME)
@@ -100,24 +111,24 @@ def _delete_publishing(folder: Folder) -> None:
 
 
 def lock_file(path: Path, *, shared: bool = False, patience: float = 0.0) -> int:
-    """Lock a file, which is made if it is missing, until the descriptor that is returned is closed; its holder may delete it.
+    """Lock a file, created if missing, until the returned descriptor is closed; the holder may delete the file.
 
     Args:
-        path: the file, on a file system that has ``flock``.
-        shared: let others who share it in at the same time.
-        patience: seconds to wait while another process or thread holds it; may be infinite.
+        path: the file, on a file system with ``flock``.
+        shared: allow other shared locks at the same time.
+        patience: seconds to wait for another process or thread; may be infinite.
 
     Raises:
-        BlockingIOError: another one holds it.
+        BlockingIOError: another process or thread holds the lock.
     """
     operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     deadline = time.monotonic() + patience
     while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        create_folder(path.parent)
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         except FileNotFoundError:
-            continue  # A run that was refused has deleted the folder that it had made.
+            continue  # Another run has deleted the empty folder.
         try:
             fcntl.flock(handle, operation | fcntl.LOCK_NB)
             if os.fstat(handle).st_ino == path.stat().st_ino:
@@ -132,11 +143,11 @@ def lock_file(path: Path, *, shared: bool = False, patience: float = 0.0) -> int
         except BaseException:
             os.close(handle)
             raise
-        os.close(handle)  # Another run ended and deleted the file between our two calls: try again.
+        os.close(handle)  # Another run deleted the file between `open` and `flock`: retry.
 
 
 def _is_last(handle: int, path: Path) -> bool:
-    """Whether nobody else shares a lock, which is then held alone; otherwise it may be lost."""
+    """Turn a shared lock into an exclusive one if no other process shares it; otherwise the lock may be lost."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.fstat(handle).st_ino == path.stat().st_ino
@@ -146,10 +157,9 @@ def _is_last(handle: int, path: Path) -> bool:
 
 @contextlib.contextmanager
 def publishing(folder: Folder) -> Iterator[None]:
-    """Let nobody else publish a shard of this folder, or commit, while the block runs.
+    """Exclude other processes from publishing shards of this folder, or committing it, while the block runs.
 
-    An object store cannot be locked. Where it has no tags here either (see `schemas.storage.object_store`), shard and record of two
-    attempts that end within the same moment may still mix.
+    An object store has no lock. Without tags, too, files of two attempts that end at the same moment may mix.
     """
     if not folder.is_local:
         yield
@@ -158,15 +168,15 @@ def publishing(folder: Folder) -> Iterator[None]:
     try:
         yield
     finally:
-        folder.delete(PUBLISHING_NAME)  # Deleted while it is still held, so that nobody else's lock is deleted.
+        folder.delete(PUBLISHING_NAME)  # Under the lock, so that no other lock file is deleted.
         os.close(handle)
 
 
 def publish_manifest(folder: Folder, manifest: Manifest, stored: Mapping[str, Entry]) -> None:
-    """Write the manifest of a dataset, last, while `publishing`; the folder held ``stored`` when the manifest was made.
+    """Write the manifest of a dataset inside `publishing`; ``stored`` is the listing that the manifest describes.
 
     Raises:
-        DatasetError: another attempt has begun to write a shard meanwhile, or another commit has come first with another result.
+        DatasetError: an attempt has replaced a shard since the listing, or another run has committed another result.
     """
     content = manifest.to_json().encode()
     if not folder.has_tags:
@@ -176,10 +186,10 @@ def publish_manifest(folder: Folder, manifest: Manifest, stored: Mapping[str, En
     if tag is None:
         other = folder.read_tagged(MANIFEST_NAME)
         if other is None or other[0] != content:
-            raise DatasetError(f"{folder.location!r} was committed by another run meanwhile: run the same command again")
-    now, names = folder.tagged(), [entry.path for entry in (*manifest.shards, *manifest.failures)]
-    for name in (*names, *(record_name(entry.path) for entry in manifest.shards)):
-        if stored.get(name) != now.get(name):
+            raise DatasetError(f"{folder.location!r} was committed by another run: run the same command again")
+    present = folder.tagged()
+    for name in (*manifest.shard_entries, *(record_name(entry.path) for entry in manifest.shards)):
+        if stored.get(name) != present.get(name):
             if tag is not None:
                 folder.delete(MANIFEST_NAME, tag)
             raise DatasetError(f"{folder.path_of(name)} was replaced during the commit: run the same command again")
@@ -190,7 +200,7 @@ class LostRaceError(Exception):
 
 
 class Attempt:
-    """An attempt to make a shard, from its beginning.
+    """An attempt to write a shard, created when it begins.
 
     Raises:
         CommittedError: the dataset is committed.
@@ -199,38 +209,40 @@ class Attempt:
     def __init__(self, folder: Folder, shard: str) -> None:
         self._folder = folder
         self._shard = shard
-        self._refuse_committed()
+        self._check_not_committed()
         self._before = None if folder.has_tags else folder.state(shard)
         self._before_tagged = folder.read_tagged(record_name(shard)) if folder.has_tags else None
 
     def publish(self, file: BinaryIO, record: Record, failures: bytes) -> None:
-        """Publish what was made.
+        """Publish shard, failures and record; see this module.
 
-        Failures are published before the shard, which names their digest, and the record after it: no record lies beside a shard
-        that it does not describe. Where there are tags, a claim stands for it meanwhile.
-        The shard is in a temporary file of its folder; ``failures`` is the content of their file, empty without any.
+        Args:
+            file: temporary file with the shard, in its folder.
+            record: record of the shard.
+            failures: content of the file of failures; empty without failures.
 
         Raises:
             LostRaceError: another attempt has published the shard.
-            CommittedError: the dataset was committed meanwhile.
+            CommittedError: the dataset was committed since the attempt began.
         """
         if self._folder.has_tags:
             try:
                 self._publish_tagged(Path(file.name), record, failures)
             except LostRaceError:
-                self._refuse_committed()
+                self._check_not_committed()
                 raise
             return
         folder, shard = self._folder, self._shard
         with contextlib.ExitStack() as lock, folder.replace(record_name(shard)) as beside:
             beside.write(record.to_json_lines().encode())
-            for made in (file, beside):  # Both or none on a full disk; and while one attempt publishes, others wait.
-                made.flush()
-                os.fsync(made.fileno())
-            lock.enter_context(publishing(folder))  # Until both have their names.
-            self._refuse_committed()
-            if (now := folder.state(shard)) is not None and now != self._before:
-                raise LostRaceError  # None: another run has deleted what was damaged.
+            for written in (file, beside):  # Before the lock: a full disk fails here, and others wait for the lock.
+                written.flush()
+                os.fsync(written.fileno())
+            lock.enter_context(publishing(folder))  # Until both are renamed.
+            self._check_not_committed()
+            present = folder.state(shard)
+            if present is not None and present != self._before:  # None: another run has deleted a damaged shard.
+                raise LostRaceError
             if failures:
                 folder.write(failures_name(shard), failures)
             else:
@@ -246,7 +258,7 @@ class Attempt:
             raise LostRaceError
         tags: dict[str, str] = {}
         try:
-            self._refuse_committed()
+            self._check_not_committed()
             tags[self._shard] = self._write_claimed(self._shard, path, claim)
             name = failures_name(self._shard)
             if failures:
@@ -256,27 +268,27 @@ class Attempt:
             if folder.swap(beside, replace(record, tags=tags).to_json_lines().encode(), claim) is None:
                 raise LostRaceError
         except BaseException:
-            with contextlib.suppress(DatasetError):  # Then the claim stays, and the shard counts as unfinished.
+            with contextlib.suppress(DatasetError):  # The claim remains, and the shard counts as unfinished.
                 self._withdraw(tags, claim, before)
             raise
 
     def _write_claimed(self, name: str, data: bytes | Path, claim: str) -> str:
-        """Write a file as long as the claim is there, and return its tag."""
-        # A new shard need not look: where it has been overtaken by a shard, this fails, and what comes first is replaced.
-        seen = None if self._before_tagged is None else self._tag_claimed(name, claim)
-        while (tag := self._folder.swap(name, data, seen)) is None:
-            seen = self._tag_claimed(name, claim)
+        """Write a file while the claim is the record, and return its tag."""
+        # A new shard needs no first check: the write fails if another attempt has written the file.
+        current = None if self._before_tagged is None else self._tag_claimed(name, claim)
+        while (tag := self._folder.swap(name, data, current)) is None:
+            current = self._tag_claimed(name, claim)
         return tag
 
     def _tag_claimed(self, name: str, claim: str) -> str | None:
-        """Return the tag of a file, read before looking whether the claim is still there."""
+        """Return the tag of a file, read before checking that the claim is still the record."""
         tag = self._folder.tag(name)
         if self._folder.tag(record_name(self._shard)) != claim:
             raise LostRaceError
         return tag
 
     def _withdraw(self, tags: Mapping[str, str], claim: str, before: bytes | None) -> None:
-        """Leave no claim behind where nothing was written, and no failures where another attempt has published the shard."""
+        """Restore the record if no shard was written; delete our failures if another attempt has published the shard."""
         folder, beside, failures = self._folder, record_name(self._shard), failures_name(self._shard)
         if self._shard not in tags:
             if before is None:
@@ -290,10 +302,10 @@ class Attempt:
         """Return the error of an attempt whose dataset was committed."""
         return CommittedError(
             f"{self._folder.location!r} is committed: {self._shard} was not written. Give write_dataset or complete_dataset "
-            "ReusePolicy(overwrite=True) to make the dataset again"
+            "ReusePolicy(overwrite=True) to write the dataset again"
         )
 
-    def _refuse_committed(self) -> None:
+    def _check_not_committed(self) -> None:
         folder = self._folder
         if any((folder.tag(name) if folder.has_tags else folder.state(name)) is not None for name in MANIFEST_NAMES):
             raise self.committed()
@@ -305,14 +317,14 @@ Rows: TypeAlias = pa.Table | pa.RecordBatch
 
 
 class ShardWriter:
-    """Takes the rows of one shard, a table at a time; memory holds about one row group. Made by `open_shard`.
+    """A writer of the rows of one shard that holds about one row group in memory. Created by `open_shard`.
 
-    Row groups do not depend on how the rows are cut into tables.
+    Row groups do not depend on the sizes of the tables.
 
     Attributes:
-        statistics: numbers about the rows, for the footer; to be set before the shard ends.
-        failures: the failures so far, rows of kind ``failures``.
-        sources: what each row and failure is made from, where a later run should be able to tell what has changed.
+        statistics: statistics of the rows for the footer, set before the block ends.
+        failures: failures so far, rows of kind ``failures``.
+        sources: source of each row and failure, if later runs should detect changes.
         state: digest of the sources, see `Record`.
     """
 
@@ -330,11 +342,11 @@ class ShardWriter:
 
     @property
     def rows(self) -> int:
-        """Number of rows written so far."""
+        """Number of rows so far."""
         return self._written_rows + self._pending_rows
 
     def write(self, rows: Rows) -> None:
-        """Add rows, which follow those written before in the order of their keys."""
+        """Append rows, sorted by key and after the rows so far."""
         table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
         table = table.cast(self._output.schema) if table.schema != self._output.schema else table
         self._pending.append(table)
@@ -346,7 +358,7 @@ class ShardWriter:
             self._pending_rows -= self._group_rows
 
     def add_failures(self, failures: Iterable[Mapping[str, str]]) -> None:
-        """Add rows of kind ``failures``, in any order."""
+        """Append rows of kind ``failures``, in any order."""
         self.failures += failures
 
     def _finish(self, failures: FailuresEntry) -> Footer:
@@ -366,11 +378,10 @@ class ShardWriter:
 
 
 @contextlib.contextmanager
-def open_shard(output: OutputDataset, number: int) -> Iterator[ShardWriter]:
-    """Write one shard whole or not at all.
+def open_shard(output: OutputDataset, index: int) -> Iterator[ShardWriter]:
+    """Write one shard atomically when the block succeeds.
 
-    It takes its name when the block ends well, and leaves nothing behind when it does not. Where another attempt has published the
-    shard since the block began, that one stays; see this module.
+    If another attempt has published the shard since the block began, that one stays; see this module.
 
     Raises:
         DatasetError: the dataset is committed, or the folder cannot be written.
@@ -380,33 +391,31 @@ def open_shard(output: OutputDataset, number: int) -> Iterator[ShardWriter]:
         ...     shard.write(table)
         ...     shard.statistics = {"images": table.num_rows}
     """
-    folder, name = output.folder, output.name(number)
+    folder, name = output.folder, output.name(index)
     options, group_rows = _layout(output.schema)
     attempt = Attempt(folder, name)
     with contextlib.suppress(LostRaceError), folder.temporary(name) as file:
         with pq.ParquetWriter(file, output.schema, version="2.6", **options) as parquet:
             shard = ShardWriter(parquet, output, group_rows)
             if output.listings is None and output.states is not None:
-                shard.state = output.states[number]
+                shard.state = output.states[index]
             yield shard
-            failures, said = failures_content(shard.failures)
-            footer = shard._finish(said)
+            failures, failures_entry = failures_content(shard.failures)
+            footer = shard._finish(failures_entry)
         file.flush()
         try:
             with pa.memory_map(file.name) as written:
                 entry = entry_of(written, name, shard.rows)
             attempt.publish(file, Record.of(entry, footer, shard.state, shard.sources), failures)
-        except FileNotFoundError as error:  # A commit deletes temporary files, those of attempts that still run, too.
+        except FileNotFoundError as error:  # A commit deletes temporary files, also of running attempts.
             raise attempt.committed() from error
 
 
 def _layout(schema: pa.Schema) -> tuple[dict[str, Any], int]:
-    """Return Parquet options and the number of rows per row group for a schema.
+    """Return Parquet options and rows per row group for a schema.
 
-    Columns of vectors are stored plainly: dictionaries and statistics only cost time there, and compression halves the
-    reader's speed for a third of the bytes. Measured on two cores, 20,000 x 2048 float32, best of three: items that are
-    not nullable 1.0 to 1.75 GB/s against 0.4 to 0.9 nullable; row groups of 4 MiB 1.75 against 1.1 of 64 MiB;
-    zstd 0.44, lz4 0.78, byte-stream-split with zstd 0.45. tests/benchmarks/bench_reading.py measures it again.
+    Vectors are stored uncompressed, without dictionaries or statistics: compression halves the reading speed for a third of the
+    bytes. tests/benchmarks/bench_reading.py compares the encodings.
     """
     if not holds_vectors(schema):
         return {"compression": "zstd", "use_dictionary": True, "write_statistics": True}, _TEXT_ROW_GROUP_ROWS
@@ -416,9 +425,9 @@ def _layout(schema: pa.Schema) -> tuple[dict[str, Any], int]:
 
 
 def _canonical(group: pa.Table) -> pa.Table:
-    """Make one chunk per column, dictionaries in the order of first use: the bytes must not depend on how the rows arrived."""
-    for number, field in enumerate(group.schema):
+    """Use one chunk per column, and dictionaries in the order of first use, so that bytes do not depend on the input tables."""
+    for column, field in enumerate(group.schema):
         if pa.types.is_dictionary(field.type):
-            plain = group.column(number).cast(field.type.value_type).combine_chunks()
-            group = group.set_column(number, field, plain.dictionary_encode())
+            plain = group.column(column).cast(field.type.value_type).combine_chunks()
+            group = group.set_column(column, field, plain.dictionary_encode())
     return group.combine_chunks()

@@ -1,4 +1,4 @@
-"""Checks of every promise of the format, on the stored bytes."""
+"""Validation of a dataset against the format, on the stored bytes."""
 
 from __future__ import annotations
 
@@ -24,57 +24,53 @@ from schemas.parameters import EncodedParameters, TokenFeaturesParameters, WordV
 from schemas.storage.folder import Entry
 from schemas.vocabulary import END, SPECIALS, START, TEXT_NAMES
 from schemas.writing.output import JOB_NAME, LOCK_NAME, PUBLISHING_NAME, SUMMARY_NAME, is_like_shard, is_own, left_alone
-from schemas.writing.output_state import ShardState, Status, matches, state_of
+from schemas.writing.output_state import ShardState, Status, file_problem, state_of
 from schemas.writing.records import record_name
 
-STRAY = "lies in the folder but is not in the manifest"
-"""What `validate` says after the name of such a file."""
+STRAY = "is in the folder but not in the manifest"
+"""End of the problem that `validate` reports for such a file."""
 
 
 def validate(path: str | os.PathLike[str], *, strict: bool = False, remark: Callable[[str], None] = events.remark) -> list[str]:
-    """Check a dataset against every promise of the format.
+    """Check a dataset against the format; memory holds one shard.
 
-    The checks cover manifest and fingerprint; presence, size and digest of every file, and that the folder holds no other shard;
-    footers; schema; row counts; order and uniqueness of keys; shard assignment; values (ids within their range, finite features,
-    ...); failures and their reasons. One shard is in memory at a time.
+    The checks cover manifest and fingerprint; presence, size and digest of every file, and stray shards; footers; schema; row
+    counts; order and uniqueness of keys; shard assignment; values (ids within their range, finite features, ...); failures and
+    their reasons.
 
     Args:
         path: the dataset's folder.
-        strict: take files of other tools in the folder for broken promises, too.
-        remark: receives a sentence about files of other tools, if there are any.
+        strict: report files of other tools in the folder as problems.
+        remark: function that receives a sentence about files of other tools.
 
     Returns:
-        The broken promises, one sentence each; empty if the dataset is valid.
+        The problems, one sentence each; empty if the dataset is valid.
 
     Raises:
-        DatasetError: the folder holds no dataset, or its manifest is unusable.
+        DatasetError: the folder has no dataset, or its manifest is unusable.
     """
     dataset = open_dataset(path)
-    entries = dataset.folder.tagged()
+    folder, manifest, entries = dataset.folder, dataset.manifest, dataset.folder.tagged()
     stray = _stray_files(dataset, entries)
     others = [] if strict else [name for name in stray if not is_own(name) and not is_like_shard(name)]
     if others:
-        remark(left_alone(dataset.folder.location, others))
-    states = [_look(dataset, entry.path, entries) for entry in dataset.manifest.shards]
+        remark(left_alone(folder.location, others))
+    states = [
+        state_of(folder, entry.path, entries, manifest, fingerprint=manifest.fingerprint, read_all=True)
+        for entry in manifest.shards
+    ]
     problems = [f"{name} {STRAY}" for name in stray if name not in others]
     problems += [problem for shard in states for problem in (shard.problem, shard.failures_problem) if problem]
-    broken = (matches(dataset.folder, entries, entry, "the manifest", digest=True) for entry in dataset.manifest.files)
-    problems += filter(None, broken)
+    file_problems = (file_problem(folder, entries, entry, "the manifest", digest=True) for entry in manifest.files)
+    problems += filter(None, file_problems)
     reasons: Counter[str] = Counter()
-    for number, shard in enumerate(states):
-        if not shard.problem:  # What is known to be damaged is not even parsed.
-            shard_problems = list(_check_shard(dataset, number, shard, entries))
-            problems += shard_problems or _check_failures(dataset, number, reasons, shard)
-    if dict(reasons) != dict(dataset.manifest.failure_reasons) and not problems:
-        problems.append(
-            f"the manifest counts failures {dict(dataset.manifest.failure_reasons)}, the shards hold {dict(reasons)}"
-        )
+    for index, shard in enumerate(states):
+        if not shard.problem:  # Damaged shards are not parsed.
+            shard_problems = list(_check_shard(dataset, index, shard, entries))
+            problems += shard_problems or _check_failures(dataset, index, reasons, shard)
+    if dict(reasons) != dict(manifest.failure_reasons) and not problems:
+        problems.append(f"the manifest counts failures {dict(manifest.failure_reasons)}, the shards hold {dict(reasons)}")
     return problems
-
-
-def _look(dataset: Dataset, shard: str, entries: Mapping[str, Entry]) -> ShardState:
-    manifest = dataset.manifest
-    return state_of(dataset.folder, shard, entries, manifest, fingerprint=manifest.fingerprint, read_all=True)
 
 
 def _stray_files(dataset: Dataset, entries: Mapping[str, Entry]) -> list[str]:
@@ -86,7 +82,7 @@ def _stray_files(dataset: Dataset, entries: Mapping[str, Entry]) -> list[str]:
 
 
 def _open_table(dataset: Dataset, entry: ShardEntry, schema: pa.Schema) -> pa.Table | str:
-    """Read the rows of a shard, or return the sentence that says why they cannot be read."""
+    """Read the rows of a shard, or return the problem of reading them."""
     try:
         with dataset.folder.open(entry.path) as file:
             table = pq.ParquetFile(file).read()
@@ -101,8 +97,8 @@ def _open_table(dataset: Dataset, entry: ShardEntry, schema: pa.Schema) -> pa.Ta
     return table
 
 
-def _check_shard(dataset: Dataset, number: int, shard: ShardState, entries: Mapping[str, Entry]) -> Iterator[str]:
-    entry, footer = dataset.manifest.shards[number], shard.footer
+def _check_shard(dataset: Dataset, index: int, shard: ShardState, entries: Mapping[str, Entry]) -> Iterator[str]:
+    entry, footer = dataset.manifest.shards[index], shard.footer
     if footer is not None and shard.status is Status.OTHER:
         yield f"{entry.path} was made for fingerprint {footer.fingerprint!r}, the dataset has {dataset.fingerprint!r}"
     table = _open_table(dataset, entry, dataset.schema)
@@ -112,9 +108,7 @@ def _check_shard(dataset: Dataset, number: int, shard: ShardState, entries: Mapp
     if footer is None:
         yield f"{entry.path} does not say in its footer which dataset it was made for"
     elif shard.record is None and record_name(entry.path) in entries:
-        loss = (
-            "; changes of the images will then be told by their sizes only" if dataset.kind in ("features", "regions") else ""
-        )
+        loss = "; then updates compare sizes of images only" if dataset.kind in ("features", "regions") else ""
         yield f"{record_name(entry.path)} is damaged, or describes another shard: delete it{loss}"
     for column in table.schema.names:
         if table[column].null_count:
@@ -126,14 +120,14 @@ def _check_shard(dataset: Dataset, number: int, shard: ShardState, entries: Mapp
             yield f"{entry.path}: key {before} {problem}"
             break
     if belongs_to_images(dataset.kind):
-        stray = next((key[0] for key in keys if shard_of(key[0], dataset.num_shards) != number), None)
+        stray = next((key[0] for key in keys if shard_of(key[0], dataset.num_shards) != index), None)
         if stray is not None:
             yield f"{entry.path}: image {stray!r} belongs to shard {shard_of(stray, dataset.num_shards)}"
     for problem in _CHECKS[dataset.kind](dataset, table):
         yield f"{entry.path}: {problem}"
 
 
-def _check_failures(dataset: Dataset, number: int, reasons: Counter[str], shard: ShardState) -> list[str]:
+def _check_failures(dataset: Dataset, index: int, reasons: Counter[str], shard: ShardState) -> list[str]:
     name = failures_name(shard.name, dataset.manifest.version)
     entry = dataset.manifest.shard_entries.get(name)
     if entry is None or shard.failures_problem:
@@ -149,9 +143,9 @@ def _check_failures(dataset: Dataset, number: int, reasons: Counter[str], shard:
     unknown = sorted(set(counts) - set(FAILURE_REASONS))
     problems = [f"{name}: reason {reason!r} is not in the closed list" for reason in unknown]
     if dataset.kind in ("features", "regions"):
-        done = set(dataset.shard(number, ["image_id"])["image_id"].to_pylist())
-        both = sorted(done.intersection(table["key"].to_pylist()))
-        problems += [f"{name}: image {key!r} failed and has a row as well" for key in both[:1]]
+        extracted = set(dataset.shard(index, ["image_id"])["image_id"].to_pylist())
+        duplicates = sorted(extracted.intersection(table["key"].to_pylist()))
+        problems += [f"{name}: image {key!r} failed and has a row as well" for key in duplicates[:1]]
     return problems
 
 
@@ -172,7 +166,7 @@ def _check_encoded(dataset: Dataset, table: pa.Table) -> Iterator[str]:
     if size is None:
         yield "the manifest does not say how many tokens the vocabulary has"
     elif len(ids) and (ids.min() < 0 or ids.max() >= size):
-        yield f"ids lie between {ids.min()} and {ids.max()}, the vocabulary has {size}"
+        yield f"ids are {ids.min()} to {ids.max()}, expected 0 to {size - 1}"
     lengths = table["length"].to_numpy()
     ends = np.cumsum(lengths)
     if (lengths < 2).any() or (ids[ends - 1] != END).any() or (ids[ends - lengths] != START).any():
@@ -196,7 +190,7 @@ def _check_vocabulary(dataset: Dataset, table: pa.Table) -> Iterator[str]:
     text = "".join(f"{row['token']}\n" for row in rows).encode()
     name = TEXT_NAMES[FORMAT_VERSION - dataset.manifest.version]
     if all(entry.path != name for entry in dataset.manifest.files):
-        yield f"there is no {name} in the manifest"
+        yield f"{name} is not in the manifest"
     elif dataset.folder.size(name) is not None and dataset.folder.read(name) != text:
         yield f"{name} does not hold the same tokens"
 
@@ -213,14 +207,13 @@ def _check_word_vectors(dataset: Dataset, table: pa.Table) -> Iterator[str]:
     yield from _check_vectors(dataset, table)
     languages = WordVectorsParameters.from_json(dataset.manifest.parameters).languages
     tokens: dict[int, str] = {}
-    for language, number, token in zip(*(table[name].to_pylist() for name in ("language", "id", "token")), strict=True):
+    for language, token_id, token in zip(*(table[name].to_pylist() for name in ("language", "id", "token")), strict=True):
         if language not in languages:
             yield f"language {language!r} is not in the manifest"
             return
-        if number < len(SPECIALS) or tokens.setdefault(number, token) != token:
-            yield f"id {number} has the token {token!r}, expected " + (
-                f"{tokens[number]!r}" if number in tokens else f"an id of {len(SPECIALS)} or more"
-            )
+        if token_id < len(SPECIALS) or tokens.setdefault(token_id, token) != token:
+            expected = repr(tokens[token_id]) if token_id in tokens else f"an id of {len(SPECIALS)} or more"
+            yield f"id {token_id} has the token {token!r}, expected {expected}"
             return
 
 
@@ -230,7 +223,7 @@ def _check_token_features(dataset: Dataset, table: pa.Table) -> Iterator[str]:
     if len(lengths) and lengths.min() < 2:
         yield f"a length is {lengths.min()}, expected 2 or more: <start> and <end> have vectors, too"
     if not np.array_equal(pc.list_value_length(table["vectors"]).to_numpy(), lengths * width):
-        yield f"the vectors of a caption are not as many as its length, of {width} numbers each"
+        yield f"the number of values of a caption is not its length x {width}"
     if not np.isfinite(table["vectors"].combine_chunks().flatten().to_numpy()).all():
         yield "column 'vectors' holds values that are not finite"
 
@@ -240,7 +233,7 @@ def _check_regions(dataset: Dataset, table: pa.Table) -> Iterator[str]:
     regions = dataset.schema.field("class_ids").type.list_size
     used = table["num_regions"].to_numpy()
     if len(used) and (used.min() < 0 or used.max() > regions):
-        yield f"num_regions lies between {used.min()} and {used.max()}, expected 0 to {regions}"
+        yield f"num_regions is {used.min()} to {used.max()}, expected 0 to {regions}"
         return
     unused = np.arange(regions) >= used[:, np.newaxis]
     for column in table.schema:
@@ -249,7 +242,7 @@ def _check_regions(dataset: Dataset, table: pa.Table) -> Iterator[str]:
             wrong = np.flatnonzero((values.any(axis=2) & unused).any(axis=1))
             if len(wrong):
                 image_id = table["image_id"][wrong[0]].as_py()
-                yield f"column {column.name!r} is not zero behind num_regions of image {image_id!r}"
+                yield f"column {column.name!r} is not zero beyond num_regions of image {image_id!r}"
 
 
 _CHECKS = {

@@ -26,7 +26,7 @@ from tests.integration.processes import Started, group_of, start, wait_for
 SHARDS = 6
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "array-jobs.md").read_text(encoding="utf-8")
 DONE = "features: 24 rows in 6 shards"
-MISSING = re.compile(r"[0-5] of 6 shards are done; missing [0-5,-]+: give tasks? [0-2,-]+ of [23] again\n")
+MISSING = re.compile(r"[0-5] of 6 shards are done; missing [0-5,-]+: run tasks? [0-2,-]+ of [23] again\n")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 
 
@@ -98,7 +98,7 @@ def test_copies_of_one_task_at_the_same_time(images, plain, imagepivot, tmp_path
     output = tmp_path / "o"
     assert codes_of(images, output, ["1/2"] * 3, tmp_path) == [0, 0, 0]
     told = {(tmp_path / str(number) / "stdout").read_text() for number in range(3)}
-    assert told == {"3 of 6 shards are done; missing 0,2,4: give task 0 of 2 again\n"}
+    assert told == {"3 of 6 shards are done; missing 0,2,4: run task 0 of 2 again\n"}
     assert DONE in imagepivot(*features_of(images, output, "0/2")).stdout
     assert tree(output) == plain
 
@@ -141,7 +141,7 @@ def test_an_array_of_64_tasks_of_which_two_are_killed(imagepivot, tmp_path, monk
         return [done.stdout for done in ended]
 
     told = run([3, 17], [index for index in range(64) if index not in (3, 17)])
-    last = "62 of 64 shards are done; missing 3,17: give tasks 3,17 of 64 again\n"
+    last = "62 of 64 shards are done; missing 3,17: run tasks 3,17 of 64 again\n"
     assert last in told
     assert f"\n{last}```" in PAGE
     assert len(shards_in(output)) == 62
@@ -207,8 +207,8 @@ def test_what_a_task_says(images, plain, imagepivot, tmp_path):
     assert "2 shards to do, 0 finished" in done.stdout
     assert not output.exists()
     for index, told in (
-        (1, "2 of 6 shards are done; missing 0,2-3,5: give tasks 0,2 of 3 again\n"),
-        (0, "4 of 6 shards are done; missing 2,5: give task 2 of 3 again\n"),
+        (1, "2 of 6 shards are done; missing 0,2-3,5: run tasks 0,2 of 3 again\n"),
+        (0, "4 of 6 shards are done; missing 2,5: run task 2 of 3 again\n"),
     ):
         done = imagepivot(*features_of(images, output, f"{index}/3", "--max-failures", "0", "--log-json"))
         end = json.loads(done.stderr.splitlines()[-1])
@@ -218,7 +218,7 @@ def test_what_a_task_says(images, plain, imagepivot, tmp_path):
     damaged = shards_in(output)[0]
     damaged.write_bytes(damaged.read_bytes()[:-1])
     done = imagepivot(*features_of(images, output, "2/3"), code=1)
-    assert "cannot be committed, 5 of 6 shards are done; damaged 0: give task 0 of 3 again" in done.stderr
+    assert "cannot be committed, 5 of 6 shards are done; damaged 0: run task 0 of 3 again" in done.stderr
     done = imagepivot(*features_of(images, output, "0/3", "--max-failures", "0", "--log-json"), code=3)
     *_, remark, end = map(json.loads, done.stderr.splitlines())
     assert remark["message"].startswith("2 inputs failed: 1 empty, 1 not_an_image. ")
@@ -231,7 +231,7 @@ def test_what_a_task_says(images, plain, imagepivot, tmp_path):
     ("arguments", "message"),
     [
         (["--task", "3"], "--task is '3', expected I/N"),
-        (["--task", "/64"], "check the variable with the number of the task"),
+        (["--task", "/64"], "check the variable with the task's index"),
         (["--task", "6/6"], "tasks are numbered from 0"),
         (["--task", "0/7"], "--task is '0/7', and there are 6 shards"),
         (["--task", "0/2", "--overwrite"], "--overwrite with --task would delete the shards of the other tasks"),
@@ -355,7 +355,7 @@ def test_the_scripts_for_slurm_run_with_a_stand_in_for_the_scheduler(images, ima
         logs = run(submit)
     assert [logs[f"code-{index}"] for index in range(3)] == ["137\n", "0\n", "137\n"], logs
     [missing] = re.findall(
-        r"^2 of 6 shards are done; missing 0,2-3,5: give tasks (\S+) of 3 again$", logs["out-1"], re.MULTILINE
+        r"^2 of 6 shards are done; missing 0,2-3,5: run tasks (\S+) of 3 again$", logs["out-1"], re.MULTILINE
     )
     logs = run(again.replace("3,17", missing))
     assert [logs[f"code-{index}"] for index in range(3)] == ["0\n", "0\n", "0\n"], logs

@@ -73,8 +73,7 @@ def test_an_image_takes_one_request_and_many_are_under_way_at_once(store):
 @pytest.fixture
 def small_pages(monkeypatch):
     """Stores send a thousand objects at most; emulators would take long to hold as many."""
-    for module in ("schemas.storage.s3", "schemas.storage.google_storage"):
-        monkeypatch.setattr(f"{module}.PAGE_OBJECTS", PAGE)
+    monkeypatch.setattr("schemas.storage.object_store.PAGE_OBJECTS", PAGE)
 
 
 def listed_in(store, folders: dict[str, int]) -> tuple[list[str], list[str], Requests]:
@@ -247,7 +246,7 @@ def test_digests_are_compared_where_that_is_asked_for(undelayed):
     undelayed.folder.write(name, bytes(data))
     assert (OutputState(undelayed).committed_manifest() is None) is undelayed.folder.has_tags  # S3 tells without reading.
     assert OutputState(undelayed, ReusePolicy(verify=True)).committed_manifest() is None
-    assert OutputState(undelayed, ReusePolicy(verify=True)).finished() == set(range(SHARDS)) - {2}
+    assert OutputState(undelayed, ReusePolicy(verify=True)).finished_shards() == set(range(SHARDS)) - {2}
 
 
 def test_a_finished_shard_takes_two_requests_at_most_and_all_are_asked_at_once(dataset, store):
@@ -255,7 +254,7 @@ def test_a_finished_shard_takes_two_requests_at_most_and_all_are_asked_at_once(d
     store.asked()
     state = OutputState(dataset)
     state.check_compatible()
-    assert state.finished() == state.whole() == set(range(SHARDS))
+    assert state.finished_shards() == state.intact_shards() == set(range(SHARDS))
     asked = store.asked()
     assert len(asked) - 1 <= READING[store.scheme] * SHARDS
     assert asked.at_once >= SHARDS // 2

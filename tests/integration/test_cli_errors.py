@@ -279,7 +279,12 @@ def test_files_of_other_tools_beside_a_dataset(fails, made, imagepivot, tmp_path
     note = f"left alone in '{folder}', because it is not of the dataset: 'index.json'"
     done = imagepivot("validate", folder)
     assert ("everything holds" in done.stdout, note in done.stderr) == (True, True)
-    fails("validate", folder, "--strict", says="breaks 1 promises of the format: delete these files, or move them elsewhere")
+    fails(
+        "validate",
+        folder,
+        "--strict",
+        says="is not a valid dataset, see the problem above: delete these files, or move them elsewhere",
+    )
     assert note in imagepivot("validate", folder, "--repair").stderr
     path = next(folder.glob("part-*"))
     path.unlink()

@@ -135,7 +135,7 @@ def test_tasks_of_an_array_job(store, pictures, imagepivot, tmp_path):
     task = ("features", bucket, output, *SMALL, "--shards", "2", "--task")
     with start(*task, "0/2", folder=tmp_path / "0") as one, start(*task, "0/2", folder=tmp_path / "1") as copy:
         told = {(done.returncode, done.stdout) for done in (one.wait(), copy.wait())}
-    assert told == {(0, "1 of 2 shards are done; missing 1: give task 1 of 2 again\n")}
+    assert told == {(0, "1 of 2 shards are done; missing 1: run task 1 of 2 again\n")}
     for index in (1, 1, 0):
         assert "features: 6 rows in 2 shards" in imagepivot(*task, f"{index}/2").stdout
         assert untagged(stored(output)) == untagged(stored(tmp_path / "local"))

@@ -49,7 +49,7 @@ def test_two_attempts_at_once_publish_one_of_them(monkeypatch, store, alone, nam
     committed, chance = None, random.Random(seed)
     with staged(monkeypatch, names) as stage:
         for _ in stage.steps(output, lambda choices, state: chance.choice(choices)):
-            if commits and stage.ended() and committed is None and OutputState(output).whole():
+            if commits and stage.ended() and committed is None and OutputState(output).intact_shards():
                 commit(output)
                 committed = stored(output.folder.location)
     assert stage.unforeseen == []
@@ -69,7 +69,7 @@ def test_an_attempt_that_is_overtaken_while_it_uploads_its_shard(store, monkeypa
     if is_large and store.scheme == "s3":
         pytest.skip("what S3 keeps of an upload in parts is not in the folder")
     output = output_in(store.address(f"overtaken/{is_large}/{committed}"))
-    kind, step = (S3Bucket, "write") if store.scheme == "s3" else (GoogleBucket, "_join" if is_large else "_send")
+    kind, step = (S3Bucket, "write") if store.scheme == "s3" else (GoogleBucket, "_compose" if is_large else "_send")
     if is_large:
         monkeypatch.setattr(google_storage, "PART_BYTES", 500)
     before, others = getattr(kind, step), iter("C")
@@ -109,7 +109,7 @@ def test_a_record_of_another_attempt_is_not_believed(store):
     folder, other = outputs["A"].folder, outputs["C"].folder
     assert folder.size(NAME) == other.size(NAME)
     folder.write(record_name(NAME), other.read(record_name(NAME)))
-    assert OutputState(outputs["A"]).finished() == set()
+    assert OutputState(outputs["A"]).finished_shards() == set()
     with pytest.raises(DatasetError, match=rf"1 of 1 shards were damaged .* \({NAME} .*\): run the same command again"):
         commit(outputs["A"])
     assert folder.names() == [record_name(NAME)]
@@ -129,7 +129,7 @@ def test_a_claim_without_a_shard_or_record_is_no_finished_shard(store):
     output.folder.write(record_name(NAME), b"claimed by somebody\n")
     with pytest.raises(DatasetError, match=rf"another attempt writes .*/{NAME}, or was stopped: run the same command again"):
         commit(output)
-    assert OutputState(output).whole() == set()
+    assert OutputState(output).intact_shards() == set()
     attempt(output, "C")  # It replaces the claim.
     commit(output)
     assert validate(output.folder.location) == []
@@ -158,7 +158,7 @@ def test_two_commits_at_once_say_the_same(store):
     with ThreadPoolExecutor(4) as pool:
         made = list(pool.map(lambda _: commit(output).to_json(), range(4)))
     assert set(made) == {Manifest.read(output.folder).to_json()}
-    with pytest.raises(DatasetError, match=r"was committed by another run meanwhile: run the same command again"):
+    with pytest.raises(DatasetError, match=r"was committed by another run: run the same command again"):
         commit(output, libraries=("pytest",))
 
 

@@ -21,7 +21,7 @@ from schemas.keys import MAX_SHARDS, shard_name
 from schemas.manifest import Manifest, ShardEntry
 from schemas.parameters import CaptionsParameters
 from schemas.storage.folder import Folder
-from schemas.writing.shard_count import MOST_CHOSEN
+from schemas.writing.shard_count import MAX_CHOSEN
 from tests.simulation import Cost, Images, captions, features, images, vocabulary
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
@@ -101,7 +101,7 @@ def test_what_a_launcher_holds_of_an_image(tmp_path):
     assert (many - few) / 200_000 <= LISTED_BYTES
 
 
-@pytest.mark.parametrize("shards", [16, MOST_CHOSEN, MAX_SHARDS])
+@pytest.mark.parametrize("shards", [16, MAX_CHOSEN, MAX_SHARDS])
 def test_a_pipeline_can_be_submitted_whatever_the_number_of_shards(shards):
     job = FeaturesJob(
         ImagesInFolder(Folder("gs://bucket/photos")),

@@ -70,7 +70,5 @@ def test_what_cannot_be_read_is_an_error_that_says_why(tmp_path):
     with pytest.raises(InputError, match=r"cannot be read \(Is a directory\)"):
         read_text(tmp_path)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(
-        InputError, match=r"pipe': it is a named pipe, expected a file; save in a file what can be read from it"
-    ):
+    with pytest.raises(InputError, match=r"pipe': it is a named pipe, expected a file: write its content to a file first"):
         read_text(tmp_path / "pipe")

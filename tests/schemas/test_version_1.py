@@ -110,11 +110,11 @@ def test_a_run_does_not_go_on_with_it(old_toy, lost):
     with pytest.raises(
         DatasetError,
         match=r"'.*/features' holds this dataset in version 1 of the format, which can be read but not continued: nothing was "
-        r"written\. Keep it, or give --overwrite to make it again in version 2",
+        r"written\. Keep it, or give --overwrite to write it again in version 2",
     ):
         write(toy)
     assert OutputState(toy.output).committed_manifest() is None
-    assert OutputState(toy.output).finished() == set()
+    assert OutputState(toy.output).finished_shards() == set()
     assert tree(toy.path) == before
 
 
@@ -145,7 +145,7 @@ def test_both_manifests_never_stand_side_by_side_unnoticed(old_toy, toys):
     write(toy, overwrite=True)
     (toy.path / "manifest.json").write_bytes(old)
     assert open_dataset(toy.path).manifest.version == 2
-    assert validate(toy.path) == ["manifest.json lies in the folder but is not in the manifest"]
+    assert validate(toy.path) == ["manifest.json is in the folder but not in the manifest"]
 
 
 def test_a_shard_of_a_newer_version_is_not_touched(copy_toy, monkeypatch):

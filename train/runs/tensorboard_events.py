@@ -17,7 +17,7 @@ from typing import Any
 
 from schemas.conversion import dump
 from schemas.errors import UsageError
-from schemas.storage.storage_errors import storage_errors
+from schemas.storage.storage_errors import create_folder, storage_errors
 from train.config.sections import settings_of
 
 EVENTS = "tensorboard"
@@ -49,7 +49,7 @@ class EventFile:
         path = folder / EVENTS / f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"
         self._path = str(path)
         with storage_errors(self._path):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            create_folder(path.parent)
             self._file = path.open("xb", buffering=0)
         self._add(file_version="brain.Event:2")
         self._add(step=step + 1, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))

@@ -27,7 +27,7 @@ from schemas.kinds import REGIONS
 from schemas.made_from import differences, read_made_from, write_made_from
 from schemas.storage.folder import TEMPORARY_MARK, Folder
 from schemas.storage.locations import local_path, target_path
-from schemas.storage.storage_errors import storage_errors
+from schemas.storage.storage_errors import create_folder, storage_errors
 from schemas.text import read_text
 
 Note: TypeAlias = Callable[[str], None]
@@ -80,7 +80,7 @@ class Staging:
                     f"{self.location!r} holds {existing[0]!r} already{why}: nothing was written. Choose another folder, or give "
                     "--overwrite to replace the existing files"
                 )
-            folder.mkdir(parents=True, exist_ok=True)
+            create_folder(folder)
             temporary = {name: folder / f".{name}{TEMPORARY_MARK}{os.getpid()}" for name in named}
             try:
                 for name, values in options.items():

@@ -84,7 +84,7 @@ def image_of(images: Path, task: int) -> Path:
 
 
 def test_tasks_equal_a_plain_run(images, tmp_path):
-    assert run(images, tmp_path / "t", 1) == "2 of 5 shards are done; missing 0,2,4: give task 0 of 2 again"
+    assert run(images, tmp_path / "t", 1) == "2 of 5 shards are done; missing 0,2,4: run task 0 of 2 again"
     manifest = extract_features(job_of(images, tmp_path / "t", 0), ONE)
     assert tree(tmp_path / "t") == fresh(images, tmp_path / "plain")
     assert validate(tmp_path / "t") == []
@@ -130,7 +130,7 @@ def test_an_update_of_a_finished_dataset_by_tasks(images, tmp_path, how, tasks):
         with pytest.raises(DatasetError, match=r"was made from other images: .* nothing was written\. Give --update"):
             run(images, tmp_path / "t", 1)
     told = run(images, tmp_path / "t", 0, update=True)
-    assert re.fullmatch(r"4 of 5 shards are done; out of date [13]: give task 1 of 2 again", told)
+    assert re.fullmatch(r"4 of 5 shards are done; out of date [13]: run task 1 of 2 again", told)
     assert (tmp_path / "t" / "_manifest.json").exists() == (0 not in tasks)
     assert run(images, tmp_path / "t", 1, update=True) == ""
     assert tree(tmp_path / "t") == fresh(images, tmp_path / "plain")

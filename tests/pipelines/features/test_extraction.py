@@ -246,7 +246,7 @@ def replace_image(path: Path, colour: tuple[int, int, int]) -> None:
 def test_a_picture_that_was_replaced_is_noticed_though_its_size_is_the_same(images, extracted, tmp_path):
     before = tree(extracted)
     replace_image(images / "image000.png", (1, 2, 3))
-    with pytest.raises(DatasetError, match=r"in 1 of 4 shards some are new, gone, .* Give --update"):
+    with pytest.raises(DatasetError, match=r"in 1 of 4 shards images are new, gone, .* Give --update"):
         extract_features(job_of(images, tmp_path / "f"), ONE)
     assert tree(extracted) == before
     extract_features(job_of(images, tmp_path / "f", update=True), ONE)
@@ -379,7 +379,7 @@ def test_retry_failed_tries_only_what_failed(images, tmp_path, monkeypatch):
 
 
 def test_options_that_contradict_each_other(images, tmp_path):
-    with pytest.raises(UsageError, match=r"--overwrite starts anew.*give one of them"):
+    with pytest.raises(UsageError, match=r"--overwrite replaces the dataset.*give one of them"):
         job_of(images, tmp_path / "f", overwrite=True, update=True)
 
 

@@ -163,7 +163,7 @@ def test_captions_whose_content_has_changed_are_encoded_again_only_when_asked(in
     more = {"parameters": captions.manifest.parameters, "inputs": captions.manifest.inputs, "shards": 5}
     assert write_rows(tmp_path / "captions", "captions", rows, **more).fingerprint == captions.fingerprint
     job = replace(job_of(inputs, tmp_path / "e"), captions=str(tmp_path / "captions"))
-    message = r"was not made from what '.*captions' and '.*vocabulary' holds now: of 5 of 5 shards"
+    message = r"was made from other content than '.*captions' and '.*vocabulary' now: 5 of 5 shards"
     with pytest.raises(DatasetError, match=message):
         encode_captions(job, ONE)
     assert open_dataset(tmp_path / "e").manifest == open_dataset(encoded).manifest

@@ -23,6 +23,7 @@ from schemas.storage.storage_errors import (
     StoreBusyError,
     StoreError,
     StoreUnreachableError,
+    create_folder,
     storage_errors,
     store_error_of,
 )
@@ -244,6 +245,34 @@ def test_a_file_where_a_folder_is_expected(tmp_path):
     ):
         with pytest.raises(DatasetError, match=r"cannot use .*file"):
             action(Folder(str(tmp_path / "file" / "data")))
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "advice"),
+    [
+        ("file/data", None, "a part of the path is a file, not a folder: remove the file, or choose another folder"),
+        ("file", None, "the path is a file or a link to nothing, expected a folder: remove it, or choose another folder"),
+        ("loop/data", None, "the path is a loop of links: remove the links, or choose another folder"),
+        ("x" * 300, None, "a name in the path is too long, expected at most 255 bytes: choose a shorter one"),
+        ("denied", errno.EACCES, "permission denied: check who owns the folder, or choose another one"),
+        ("denied", errno.EPERM, "permission denied: check who owns the folder, or choose another one"),
+        ("read-only", errno.EROFS, "the file system is read-only: choose another folder"),
+        ("full", errno.ENOSPC, "the disk is full: free some space and run the same command again"),
+        ("broken", errno.EIO, r"OSError: .*Input/output error.*: check the disk, or choose another folder"),
+        ("parent/missing", errno.ENOENT, "its file system does not allow it: choose another folder"),
+    ],
+)
+def test_create_folder_failure_names_folder_and_advice(tmp_path, monkeypatch, name, code, advice):
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "loop").symlink_to("loop")
+    if code is not None:
+
+        def fail(path, *args, **kwargs):
+            raise OSError(code, os.strerror(code), str(path))
+
+        monkeypatch.setattr(os, "mkdir", fail)
+    with pytest.raises(DatasetError, match=rf"^cannot (use|create the folder) '{tmp_path / name}': {advice}"):
+        create_folder(tmp_path / name)
 
 
 def test_a_link_to_nothing_is_named(tmp_path):

@@ -24,7 +24,7 @@ VECTORS = {
     "word-vectors": "vector",
 }
 ADVICE = (
-    r": copy the whole folder again, or run the command that made it again with --verify, which makes only what is damaged$"
+    r": copy the whole folder again, or run the command that wrote it again with --verify, which rewrites only damaged files$"
 )
 READS = {
     "shard": lambda d: d.shard(0),

@@ -115,7 +115,7 @@ def test_tasks_in_any_order_make_the_bytes_of_a_plain_run(toy, plain, order):
         missing = sorted(order[done:])
         named = {(0, 1): "0-1", (1, 2): "1-2", (0, 2): "0,2"}.get(tuple(missing), str(missing[0]))
         word = "task" if len(missing) == 1 else "tasks"
-        assert run(toy, index) == f"{done} of 3 shards are done; missing {named}: give {word} {named} of 3 again"
+        assert run(toy, index) == f"{done} of 3 shards are done; missing {named}: run {word} {named} of 3 again"
         assert not (toy.path / "_manifest.json").exists()
         assert len(list(toy.path.glob("part-*"))) == done
     manifest = run(toy, order[2])
@@ -141,7 +141,7 @@ def test_a_task_that_is_given_again_continues(toy, plain):
     made = []
     run(toy, 0, 2, made=made)
     assert made == [2]
-    assert "missing 1: give task 1 of 2 again" in run(toy, 0, 2, during=nothing)
+    assert "missing 1: run task 1 of 2 again" in run(toy, 0, 2, during=nothing)
     run(toy, 1, 2)
     assert tree(toy.path) == plain
 
@@ -171,7 +171,7 @@ def test_a_task_of_a_finished_dataset_does_nothing(committed, plain):
 def test_a_damaged_shard_of_a_finished_dataset_is_made_again_by_its_task_alone(committed, plain):
     (committed.path / SHARD(1)).write_bytes(b"torn")
     before = tree(committed.path)
-    with pytest.raises(DatasetError, match=r"2 of 3 shards are done; damaged 1: give task 1 of 3 again"):
+    with pytest.raises(DatasetError, match=r"2 of 3 shards are done; damaged 1: run task 1 of 3 again"):
         run(committed, 0, during=nothing)
     assert tree(committed.path) == before
     made = []
@@ -207,15 +207,15 @@ def test_each_task_names_those_to_give_again(tmp_path):
     toy = make_features(tmp_path / "many", shards=40)
     for index in (0, 1, 2, 6):
         told = run(toy, index, 8)
-    assert told == ("20 of 40 shards are done; missing 3-5,7,11-13,15,19-21,23,27-29,31,35-37,39: give tasks 3-5,7 of 8 again")
+    assert told == ("20 of 40 shards are done; missing 3-5,7,11-13,15,19-21,23,27-29,31,35-37,39: run tasks 3-5,7 of 8 again")
 
 
 def test_damaged_shards_are_told_from_missing_ones(toy, plain):
     run(toy, 0)
     run(toy, 1)
     (toy.path / SHARD(1)).write_bytes(b"torn")
-    assert run(toy, 0) == "1 of 3 shards are done; missing 2; damaged 1: give tasks 1-2 of 3 again"
-    with pytest.raises(DatasetError, match=r"cannot be committed, 2 of 3 shards are done; damaged 1: give task 1 of 3 again"):
+    assert run(toy, 0) == "1 of 3 shards are done; missing 2; damaged 1: run tasks 1-2 of 3 again"
+    with pytest.raises(DatasetError, match=r"cannot be committed, 2 of 3 shards are done; damaged 1: run task 1 of 3 again"):
         run(toy, 2)
     run(toy, 1)
     assert tree(toy.path) == plain
@@ -227,7 +227,7 @@ def test_the_last_task_finds_every_flipped_bit_at_once(toy, plain):
     flip(toy.path / SHARD(0), 1000)
     flip(toy.path / SHARD(1), 1000)
     with pytest.raises(
-        DatasetError, match=r"cannot be committed, 1 of 3 shards are done; damaged 0-1: give tasks 0-1 of 3 again"
+        DatasetError, match=r"cannot be committed, 1 of 3 shards are done; damaged 0-1: run tasks 0-1 of 3 again"
     ):
         run(toy, 2)
     assert not (toy.path / "_manifest.json").exists()

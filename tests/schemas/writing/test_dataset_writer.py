@@ -28,11 +28,11 @@ def test_there_is_no_manifest_before_the_commit(new_features):
     toy = new_features()
     prepare(toy.output, overwrite=False)
     for number in range(3):
-        assert OutputState(toy.output).finished() == set(range(number))
+        assert OutputState(toy.output).finished_shards() == set(range(number))
         toy.write_shard(number)
         assert not (toy.path / "_manifest.json").exists()
         assert OutputState(toy.output).committed_manifest() is None
-    assert OutputState(toy.output).finished() == {0, 1, 2}
+    assert OutputState(toy.output).finished_shards() == {0, 1, 2}
     manifest = toy.commit()
     assert OutputState(toy.output).committed_manifest() == manifest == open_dataset(toy.path).manifest
     assert validate(toy.path) == []
@@ -121,14 +121,14 @@ def test_a_killed_run_is_cleaned_up_and_goes_on(tmp_path, blocked_process):
     torn = sorted(set(folder.names()) - {".lock", *finished})
     assert len(torn) == 1
     assert re.fullmatch(r"\.part-00001-of-00002\.parquet\.tmp-\d+", torn[0])
-    assert OutputState(output).finished() == {0}
+    assert OutputState(output).finished_shards() == {0}
     assert OutputState(output).committed_manifest() is None
     with pytest.raises(DatasetError, match=r"is not a dataset: it holds no _manifest.json"):
         open_dataset(folder.location)
     with lock_folder(folder):
         prepare(output, overwrite=False)
         assert folder.names() == sorted([".lock", *finished])
-        assert OutputState(output).finished() == {0}
+        assert OutputState(output).finished_shards() == {0}
     assert folder.names() == finished
 
 
@@ -162,7 +162,7 @@ def test_files_that_are_known_before_the_run_belong_to_the_dataset(copy_toy):
 def test_overwriting_leaves_nothing_of_the_old_dataset(copy_toy, toys, old):
     toy = toys["features"].at(copy_toy(old).path)
     prepare(toy.output, overwrite=True)
-    assert OutputState(toy.output).finished() == set()
+    assert OutputState(toy.output).finished_shards() == set()
     for number in range(3):
         toy.write_shard(number)
     toy.commit()

@@ -164,7 +164,7 @@ def test_what_a_shard_is(situation):
     case, _, output = situation
     shard = OutputState(output, ReusePolicy(verify=case.verify)).shards()[1]
     assert shard.status == case.status
-    assert shard.is_whole == (case.status in ("stale", "current"))
+    assert shard.is_intact == (case.status in ("stale", "current"))
     assert bool(shard.problem or shard.failures_problem) >= (case.status in ("missing", "claimed", "damaged"))
     if case.verify:
         assert OutputState(output).shards()[1].status == "current"
@@ -256,8 +256,8 @@ def test_a_whole_dataset_is_finished(copy_run, kind):
     toy = copy_run(kind)
     for verify in (False, True):
         assert (
-            OutputState(toy.output, ReusePolicy(verify=verify)).finished()
-            == OutputState(toy.output, ReusePolicy(verify=verify)).whole()
+            OutputState(toy.output, ReusePolicy(verify=verify)).finished_shards()
+            == OutputState(toy.output, ReusePolicy(verify=verify)).intact_shards()
             == all_but(toy)
         )
 
@@ -279,9 +279,9 @@ def test_a_flipped_byte_is_found_by_its_digest(copy_run, kind, what):
     toy = copy_run(kind)
     path, number = file_of(toy, what)
     flip(path, 60)
-    assert OutputState(toy.output).finished() == all_but(toy)
-    assert OutputState(toy.output, ReusePolicy(verify=True)).finished() == all_but(toy, number)
-    assert OutputState(toy.output, ReusePolicy(verify=True)).whole() == all_but(toy, number)
+    assert OutputState(toy.output).finished_shards() == all_but(toy)
+    assert OutputState(toy.output, ReusePolicy(verify=True)).finished_shards() == all_but(toy, number)
+    assert OutputState(toy.output, ReusePolicy(verify=True)).intact_shards() == all_but(toy, number)
 
 
 @pytest.mark.parametrize(("kind", "what"), [file for file in FILES if file[1] != 2])
@@ -291,7 +291,7 @@ def test_another_size_is_found_at_once(copy_run, kind, what, change):
     path, number = file_of(toy, what)
     change(path)
     for verify in (False, True):
-        assert OutputState(toy.output, ReusePolicy(verify=verify)).finished() == all_but(toy, number)
+        assert OutputState(toy.output, ReusePolicy(verify=verify)).finished_shards() == all_but(toy, number)
         assert OutputState(toy.output, ReusePolicy(verify=verify)).committed_manifest() is None
 
 
@@ -302,7 +302,7 @@ def test_failures_that_a_shard_knows_nothing_of(copy_run, kind):
     (toy.path / "_failures" / f"part-0000{number}-of-00003.jsonl").write_bytes(b"{}\n")
     # Left over by an attempt: it goes, and the shard stays.
     state = OutputState(toy.output)
-    assert (state.finished(), state.committed_manifest()) == (all_but(toy), None)
+    assert (state.finished_shards(), state.committed_manifest()) == (all_but(toy), None)
     state.clear()
     assert not (toy.path / "_failures" / f"part-0000{number}-of-00003.jsonl").exists()
 
@@ -327,7 +327,7 @@ def test_the_digests_of_the_manifest_outlive_it(copy_toy):
     state.clear()
     assert not (toy.path / "_manifest.json").exists()
     flip(toy.path / toy.output.name(0), 200)
-    assert OutputState(toy.output, ReusePolicy(verify=True)).finished() == {1}
+    assert OutputState(toy.output, ReusePolicy(verify=True)).finished_shards() == {1}
     toy.write_shard(2)
     toy.write_shard(0)
     commit(toy.output)
@@ -341,7 +341,7 @@ def test_a_damaged_record_is_written_again_where_digests_are_compared(copy_toy, 
     assert OutputState(toy.output).committed_manifest() is not None
     state = OutputState(toy.output, ReusePolicy(verify=True))
     assert state.committed_manifest() is None
-    assert state.finished() == {0, 1, 2}
+    assert state.finished_shards() == {0, 1, 2}
     state.clear()
     toy.commit()
     assert OutputState(toy.output, ReusePolicy(verify=True)).committed_manifest() is not None
@@ -411,7 +411,7 @@ def test_files_of_other_tools_beside_a_dataset_are_left_alone(copy_toy, remarks,
     elif state == "without manifest":
         (toy.path / "_manifest.json").unlink()
     prepare(toy.output, overwrite=state == "overwrite")
-    for number in set(range(3)) - OutputState(toy.output).finished():
+    for number in set(range(3)) - OutputState(toy.output).finished_shards():
         toy.write_shard(number)
     manifest = toy.commit()
     assert {name: (toy.path / name).read_bytes() for name in OTHERS} == dict.fromkeys(OTHERS, b"theirs")
@@ -447,7 +447,9 @@ def test_the_content_of_sources_is_noted_in_the_records_alone(toys, new_features
     assert both[0] == both[1]
     other = toy.output.made_from(captions)
     assert OutputState(other).committed_manifest() is None
-    with pytest.raises(DatasetError, match=rf"was not made from what '{toys['captions'].path}' holds now: of 3 of 3 shards"):
+    with pytest.raises(
+        DatasetError, match=rf"was made from other content than '{toys['captions'].path}' now: 3 of 3 shards differ"
+    ):
         OutputState(other).check_compatible()
     OutputState(other, ReusePolicy(overwrite=True)).check_compatible()
     assert (
@@ -502,12 +504,12 @@ def test_a_damaged_manifest_is_refused_and_can_be_replaced(copy_toy):
     refuse(
         toy.output,
         r"_manifest\.json is not the manifest of a dataset .*: copy it again, or delete it and run the command that made the "
-        r"dataset again, which keeps the shards that are whole; or give --overwrite to start anew\. Nothing was written",
+        r"dataset again, which keeps the shards that are whole; or give --overwrite to replace the dataset\. Nothing was written",
     )
     # The advice holds: without the manifest nothing is made again, and with --overwrite everything is.
     manifest = (toy.path / "_manifest.json").read_bytes()
     (toy.path / "_manifest.json").unlink()
-    assert OutputState(toy.output).finished() == {0, 1, 2}
+    assert OutputState(toy.output).finished_shards() == {0, 1, 2}
     (toy.path / "_manifest.json").write_bytes(manifest)
     prepare(toy.output, overwrite=True)
     assert tree(toy.path) == {}

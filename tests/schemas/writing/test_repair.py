@@ -44,7 +44,7 @@ def test_where_the_manifest_is_damaged_the_records_tell(copy_toy, toys):
     flip(toy.path / f"{SHARD.format(2)}.parquet")
     assert repair(toy.path).missing == (f"{SHARD.format(2)}.parquet", "_manifest.json")
     assert not (toy.path / "_manifest.json").exists()
-    assert OutputState(toy.output, ReusePolicy(verify=True)).finished() == {0, 1}
+    assert OutputState(toy.output, ReusePolicy(verify=True)).finished_shards() == {0, 1}
     toy.write_shard(2)
     toy.commit()
     assert tree(toy.path) == tree(toys["features"].path)

@@ -131,7 +131,7 @@ def test_a_vocabulary_file_that_is_not_listed(copy_toy, forge):
     toy = copy_toy("vocabulary")
     (toy.path / "_vocabulary.txt").unlink()
     forge.edit_manifest(toy, lambda content: content.update(files=[]))
-    assert complains(toy, rf"{VOCABULARY}: there is no _vocabulary\.txt in the manifest")
+    assert complains(toy, rf"{VOCABULARY}: _vocabulary\.txt is not in the manifest")
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_an_extra_file(copy_toy, name):
     toy = copy_toy("features")
     (toy.path / name).parent.mkdir(exist_ok=True)
     (toy.path / name).write_bytes(b"")
-    assert complains(toy, rf"{re.escape(name)} lies in the folder but is not in the manifest")
+    assert complains(toy, rf"{re.escape(name)} is in the folder but not in the manifest")
 
 
 @pytest.mark.parametrize("name", ["index.json", ".DS_Store", "_failures/notes.txt", "notes/a.txt", "_SUCCESS"])
@@ -155,7 +155,7 @@ def test_a_file_of_another_tool_is_a_remark(copy_toy, name):
     (toy.path / name).write_bytes(b"{}")
     assert validate(toy.path, remark=remarks.append) == []
     assert remarks == [f"left alone in {str(toy.path)!r}, because it is not of the dataset: {name!r}"]
-    assert validate(toy.path, strict=True) == [f"{name} lies in the folder but is not in the manifest"]
+    assert validate(toy.path, strict=True) == [f"{name} is in the folder but not in the manifest"]
 
 
 # --- footers, schema, counts -----------------------------------------------------------------------------------------
@@ -273,12 +273,12 @@ VALUES = [
         for kind in ("features", "features16")
         for value in (np.nan, np.inf, -np.inf)
     ),
-    *(("regions", (0,), {"num_regions": n}, "num_regions lies between .*, expected 0 to 36") for n in (-1, 37)),
+    *(("regions", (0,), {"num_regions": n}, "num_regions is .*, expected 0 to 36") for n in (-1, 37)),
     ("captions", (0,), {"index": -1}, "an index is negative"),
     ("captions", (0, 3), {"tokens": []}, "2 captions have no tokens"),
     *(("encoded", (row,), {"length": 99}, "a length is not the number of ids") for row in (0, -1)),
     *(  # Ten words and four specials.
-        ("encoded", (2,), {"token_ids": [1, wrong, 2], "length": 3}, r"ids lie between -?\d+ and \d+, the vocabulary has 14")
+        ("encoded", (2,), {"token_ids": [1, wrong, 2], "length": 3}, r"ids are -?\d+ to \d+, expected 0 to 13")
         for wrong in (-1, 14, 2**31 - 1)
     ),
 ]
@@ -301,7 +301,7 @@ def test_regions_behind_the_used_ones_are_zero(copy_toy, forge, column):
     values[20, ...] = 1
     name = f"part-0000{number}-of-00003.parquet"
     forge.value(toy, name, position, **{column: values.ravel()})
-    assert complains(toy, rf"{name}: column '{column}' is not zero behind num_regions of image 'image-00'")
+    assert complains(toy, rf"{name}: column '{column}' is not zero beyond num_regions of image 'image-00'")
 
 
 @pytest.mark.parametrize("row", [0, 2, -1, None])

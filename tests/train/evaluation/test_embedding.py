@@ -139,7 +139,7 @@ def test_another_model_is_another_dataset(run, write_run, job):
 def test_embeddings_of_content_that_changed_are_not_kept(run, job, changed):
     embed(job)
     before = open_dataset(f"{job.output}/images").image_ids()
-    message = r"images' was not made from what '.*changed' holds now: of 3 of 3 shards the content is another"
+    message = r"images' was made from other content than '.*changed' now: 3 of 3 shards differ"
     with pytest.raises(DatasetError, match=message):
         embed(replace(job, features=changed))
     assert open_dataset(f"{job.output}/images").image_ids() == before
@@ -164,7 +164,7 @@ def test_embeddings_chosen_by_captions_depend_on_all_captions(toy, job, tmp_path
     rows, manifest = encoded.table().to_pylist(), encoded.manifest
     rows = [row for row in rows if row["image_id"] != "test-000"]
     write_dataset(tmp_path / "fewer", "encoded", rows, parameters=manifest.parameters, inputs=manifest.inputs)
-    with pytest.raises(DatasetError, match=r"images' was not made from what '.*features' and '.*fewer' holds now: of 3 of 3"):
+    with pytest.raises(DatasetError, match=r"images' was made from other content than '.*features' and '.*fewer' now: 3 of 3"):
         embed(replace(chosen, captions=str(tmp_path / "fewer")))
 
 

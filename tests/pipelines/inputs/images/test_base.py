@@ -306,7 +306,7 @@ def test_a_pipe_is_no_source(special):
     with pytest.raises(InputError, match=r"pipe\.jpg': it is a named pipe, expected a file"):
         open_images(special / "pipe.jpg")
     os.mkfifo(special / "t.csv")
-    with pytest.raises(InputError, match=r"t\.csv': it is a named pipe, expected a file; save in a file what can be read"):
+    with pytest.raises(InputError, match=r"t\.csv': it is a named pipe, expected a file: write its content to a file first"):
         open_images(special / "t.csv")
     os.mkfifo(special / "t.tar")
     with pytest.raises(DatasetError, match=r"t\.tar': it is a named pipe, expected a file"):
