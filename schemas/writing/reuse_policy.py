@@ -83,8 +83,8 @@ class ArrayTask:
         """
         if self.count > shards:
             raise UsageError(
-                f"--task is '{self}', expected at most {shards} tasks, one per shard: give all tasks --shards {self.count} or "
-                f"more, or start {shards} tasks"
+                f"--task is '{self}', expected at most one task per shard, and the dataset has {shards}: give all tasks "
+                f"--shards {self.count} or more, or start fewer tasks"
             )
         return range(self.index, shards, self.count)
 

@@ -200,7 +200,7 @@ def test_overwriting_would_delete_the_shards_of_other_tasks(tmp_path):
 
 
 def test_more_tasks_than_shards(tmp_path):
-    with pytest.raises(UsageError, match=r"--task is '0/2', and there are 1 shards.* 1 of the 2 tasks would have nothing"):
+    with pytest.raises(UsageError, match=r"--task is '0/2', expected at most one task per shard, and the dataset has 1:"):
         job_of(tmp_path, tmp_path / "t", 0, shards=1)
 
 
@@ -226,6 +226,6 @@ def test_a_task_takes_the_number_of_the_job_that_it_joins(images, tmp_path):
 
 
 def test_more_tasks_than_shards_that_are_chosen_are_refused(images, tmp_path):
-    with pytest.raises(UsageError, match=r"--task is '0/64', and there are 16 shards.*Give all tasks --shards 64 or more"):
+    with pytest.raises(UsageError, match=r"--task is '0/64', .*the dataset has 16: give all tasks --shards 64 or more"):
         extract_features(job_of(images, tmp_path / "t", shards="auto", task=ArrayTask(0, 64)), ONE)
     assert not (tmp_path / "t").exists()
