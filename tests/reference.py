@@ -30,8 +30,8 @@ variable is `IMAGEPIVOT_COMMAND_NAME`; see [configuration](../configuration.md).
 CONFIGURATION = """\
 # Training configuration
 
-Keys of the TOML files that `imagepivot train` and `--set` take. [Training](training.md#presets-and-configurations) explains
-presets, `extends` and `--set`.
+Keys of the TOML files that `imagepivot train` and `--set` take. [Presets](presets.md) explains `extends` and
+`--set`.
 """
 API = """\
 # Python API

@@ -1,4 +1,4 @@
-"""What a command does as lines of JSON on standard error, for programs that watch it; docs/how-to/running.md lists the events.
+"""What a command does as lines of JSON on standard error, for programs that watch it; docs/reference/events.md lists the events.
 
 `start` turns standard error into such lines: from then on `emit` writes events, and whatever else reaches standard error becomes
 one, too: warnings and logs of libraries, and what C++ code and worker processes write there. `finish` writes the last line.

@@ -133,8 +133,8 @@ def test_the_extensions_are_those_of_the_formats():
 
 
 def test_the_documentation_lists_them():
-    page = (Path(__file__).parents[4] / "docs" / "reference" / "features.md").read_text(encoding="utf-8")
-    (paragraph,) = (text for text in page.split("\n\n") if text.startswith("Images are files that end in"))
+    page = (Path(__file__).parents[4] / "docs" / "reference" / "images.md").read_text(encoding="utf-8")
+    (paragraph,) = (text for text in page.split("\n\n") if text.startswith("Image files end in"))
     assert set(re.findall(r"`(\.\w+)`", paragraph)) == EXTENSIONS
 
 
