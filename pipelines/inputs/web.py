@@ -1,9 +1,8 @@
-"""Files at ``http://`` and ``https://`` addresses, over connections that keep to limits of time and size.
+"""HTTP and HTTPS downloads with limits of time and size, and protection against requests to private addresses (SSRF).
 
-The author of an address may not be allowed to reach what this machine can reach. So the host of each hop is looked up once. If any
-address of it is not a public one, nothing is sent, and the connection goes to the very address that was checked, so that a name
-server cannot answer differently the second time. Name and certificate of the host stay those of the address. Messages of errors say
-what is wrong with an address and nothing about the machine or the run: they become rows of failures.
+The host of each hop is resolved once. If any of its addresses is not public, nothing is sent. The connection goes to a checked
+address, so that a second DNS answer cannot redirect it; Host header and certificate are those of the URL. Messages of errors become
+failure rows of datasets, so they do not depend on the machine or the run.
 """
 
 from __future__ import annotations
@@ -32,26 +31,26 @@ from urllib3.exceptions import TimeoutError as UrllibTimeoutError
 from schemas.errors import UsageError
 
 PARALLEL_READS = 32
-"""Files that are fetched at once: they wait for servers, not for this machine."""
+"""Simultaneous downloads: they wait for servers, not for this machine."""
 
 _TIMED_OUT = "timed out"
 
-_HOSTS = 32  # Hosts whose connections are kept.
+_HOSTS = 32  # Connection pools.
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 @dataclass(frozen=True)
 class WebAccess:
-    """What may be fetched, and how long it may take.
+    """Limits of a download.
 
     Attributes:
-        allow_private_addresses: fetch from private, loopback, link-local and other addresses that are not public, and through the
-            proxies that the environment names; nothing is checked then.
-        max_bytes: greatest size of a file.
-        connect_seconds: time for one connection.
-        read_seconds: time that a server may be silent.
-        total_seconds: time for everything: redirects, pauses and further tries included.
-        tries: how often a file is asked for when the server is busy (429 or 5xx) or the connection fails.
+        allow_private_addresses: download from private, loopback, link-local and other addresses that are not public, and through
+            the proxies that the environment names, without any check.
+        max_bytes: maximum size of a file.
+        connect_seconds: timeout of a connection.
+        read_seconds: timeout of a read.
+        total_seconds: timeout of a download, with redirects, pauses and retries.
+        max_attempts: number of attempts if the server is busy (429 or 5xx) or the connection fails.
     """
 
     allow_private_addresses: bool = False
@@ -59,51 +58,55 @@ class WebAccess:
     connect_seconds: float = 10.0
     read_seconds: float = 30.0
     total_seconds: float = 300.0
-    tries: int = 4
+    max_attempts: int = 4
 
 
 PUBLIC_ACCESS = WebAccess()
 
 
-class _FailedError(Exception):
-    """One request failed; another may succeed, after a pause in seconds. Not an OSError, which urllib3 would take for its own."""
+class _RequestError(Exception):
+    """A failed request. Not an OSError, which urllib3 would convert.
 
-    def __init__(self, reason: str, *, may_pass: bool = False, pause: float = 0.0) -> None:
+    Attributes:
+        retryable: whether another attempt may succeed.
+        pause: seconds before it.
+    """
+
+    def __init__(self, reason: str, *, retryable: bool = False, pause: float = 0.0) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.may_pass = may_pass
+        self.retryable = retryable
         self.pause = pause
 
 
-def _too_large(access: WebAccess) -> _FailedError:
-    """Return the error for a file that is larger than allowed."""
-    return _FailedError(f"larger than {access.max_bytes:,} bytes")
+def _too_large(access: WebAccess) -> _RequestError:
+    return _RequestError(f"larger than {access.max_bytes:,} bytes")
 
 
 class _Limits(NamedTuple):
-    """What the connections and responses of one fetch must keep to."""
+    """Limits and deadline of one download."""
 
     access: WebAccess
     deadline: float
 
     def timeout(self, seconds: float) -> float:
-        """Return the seconds that one step may take.
+        """Return the timeout of one step, cut at the deadline.
 
         Raises:
-            TimeoutError: no time is left.
+            TimeoutError: the deadline has passed.
         """
-        left = self.deadline - time.monotonic()
-        if left <= 0:
+        remaining = self.deadline - time.monotonic()
+        if remaining <= 0:
             raise TimeoutError(_TIMED_OUT)
-        return min(seconds, left)
+        return min(seconds, remaining)
 
 
 _LIMITS: ContextVar[_Limits] = ContextVar("_LIMITS")
-"""The limits of the present fetch: urllib3 makes and keeps the connections, and each is used in the context of a fetch."""
+"""Limits of the current download, for the pooled connections of urllib3."""
 
 
 def is_public(address: str) -> bool:
-    """Return whether an IP address is one of the public internet; of an IPv6 address that holds an IPv4 address, whether that is.
+    """Return whether an IP address is public; an embedded IPv4 address (mapped, 6to4, NAT64) decides for IPv6.
 
     >>> is_public("93.184.215.14"), is_public("::ffff:10.0.0.1")
     (True, False)
@@ -120,7 +123,7 @@ def is_public(address: str) -> bool:
 
 
 def _proxy_of(address: str) -> str | None:
-    """Return the proxy that the environment names for an address; None for a direct connection."""
+    """Return the proxy for an address by the environment; None for a direct connection."""
     proxies = getproxies()
     try:
         parts = urlsplit(address)
@@ -128,13 +131,13 @@ def _proxy_of(address: str) -> str | None:
         if not proxy or proxy_bypass(parts.netloc.rpartition("@")[2]):
             return None
     except ValueError:
-        return None  # Not an address, as fetching it will say.
+        return None  # Invalid: the download fails with that reason.
     return proxy if "://" in proxy else f"http://{proxy}"
 
 
 @lru_cache(maxsize=8)
 def connections(access: WebAccess, proxy: str | None) -> urllib3.PoolManager:
-    """Return the connections of this process, which are kept for the next file of the same host."""
+    """Return the connection pools of this process."""
     options: dict[str, Any] = {
         "num_pools": _HOSTS,
         "maxsize": PARALLEL_READS,
@@ -154,14 +157,14 @@ def connections(access: WebAccess, proxy: str | None) -> urllib3.PoolManager:
 
 
 class _BoundedStream(io.RawIOBase):
-    """The bytes of a connection; each read keeps to the limits of the fetch that it belongs to."""
+    """Stream of a connection within the limits of the download."""
 
     def __init__(self, raw: io.RawIOBase, connection: socket.socket) -> None:
         self._raw = raw
         self._connection = connection
         self._limits = _LIMITS.get()
-        # Headers and the framing of chunks come on top of the file. This bounds what no header announces.
-        self._left = 2 * self._limits.access.max_bytes + (1 << 20)
+        # With headers and chunk framing; a server need not announce a length.
+        self._remaining_bytes = 2 * self._limits.access.max_bytes + (1 << 20)
 
     def readable(self) -> bool:
         return True
@@ -169,8 +172,8 @@ class _BoundedStream(io.RawIOBase):
     def readinto(self, buffer: Any) -> int | None:
         self._connection.settimeout(self._limits.timeout(self._limits.access.read_seconds))
         count = self._raw.readinto(buffer)
-        self._left -= count or 0
-        if self._left < 0:
+        self._remaining_bytes -= count or 0
+        if self._remaining_bytes < 0:
             raise _too_large(self._limits.access)
         return count
 
@@ -180,7 +183,7 @@ class _BoundedStream(io.RawIOBase):
 
 
 class _Response(http.client.HTTPResponse):
-    """A response whose headers and body are read within limits."""
+    """HTTP response with bounded headers and body."""
 
     def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
         super().__init__(sock, *args, **kwargs)
@@ -188,7 +191,7 @@ class _Response(http.client.HTTPResponse):
 
 
 def _checked(pool: Any, connection: Any) -> Any:
-    """Return a class of pools whose connections are checked, and whose responses are read within limits."""
+    """Return a pool class with checked connections and bounded responses."""
 
     class Connection(connection):
         response_class = _Response
@@ -200,17 +203,17 @@ def _checked(pool: Any, connection: Any) -> Any:
 
 
 def _connect(host: str, port: int) -> socket.socket:
-    """Look a host up, check all of its addresses, and connect to one of those that were checked."""
+    """Resolve a host, check all of its addresses, and connect to one of them."""
     limits = _LIMITS.get()
     try:
-        # However a host is written (127.1, 0x7f000001, 2130706433), what is checked is what it stands for.
-        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+        # Resolved forms are checked: 127.1, 0x7f000001 and 2130706433 are all 127.0.0.1.
+        resolved = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
-        raise _FailedError("its host is unknown", may_pass=error.errno == socket.EAI_AGAIN) from error
-    if not limits.access.allow_private_addresses and not all(is_public(str(place[0])) for *_, place in found):
-        raise _FailedError("its host has an address that is not public")
+        raise _RequestError("its host is unknown", retryable=error.errno == socket.EAI_AGAIN) from error
+    if not limits.access.allow_private_addresses and not all(is_public(str(place[0])) for *_, place in resolved):
+        raise _RequestError("its host has an address that is not public")
     reason = "cannot connect"
-    for family, kind, protocol, _, place in found:
+    for family, kind, protocol, _, place in resolved:
         connection = socket.socket(family, kind, protocol)
         try:
             connection.settimeout(limits.timeout(limits.access.connect_seconds))
@@ -220,19 +223,19 @@ def _connect(host: str, port: int) -> socket.socket:
         except OSError as error:
             connection.close()
             reason = _TIMED_OUT if isinstance(error, TimeoutError) else "cannot connect"
-    raise _FailedError(reason, may_pass=True)
+    raise _RequestError(reason, retryable=True)
 
 
 _MAX_REDIRECTS = 10
-_FIRST_PAUSE = 0.5  # Seconds; each further pause is twice as long.
+_FIRST_PAUSE = 0.5  # Seconds; doubles each time.
 _CHUNK = 1 << 16
-_DRAINED = 1 << 16  # Up to this size the body of an answer without a file is read, so that its connection can be used again.
+_DRAINED = 1 << 16  # Maximum size of an unneeded body that is read, so that its connection can be reused.
 
 _T = TypeVar("_T")
 
 
 class FetchError(OSError):
-    """A file could not be fetched; ``strerror`` says why, in words that do not depend on the run."""
+    """A failed download; ``strerror`` is the reason, independent of the run."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(errno.EIO, reason)
@@ -244,10 +247,10 @@ def is_web_address(location: str) -> bool:
 
 
 def check_proxy(address: str, access: WebAccess) -> None:
-    """Check that an address is reached directly: what a proxy connects to cannot be checked from here.
+    """Check that an address is reached directly, since a proxy's connections cannot be checked.
 
     Raises:
-        UsageError: the environment names a proxy for it, and either not everything is allowed, or it is not an HTTP proxy.
+        UsageError: the environment names a proxy for it, and private addresses are not allowed or it is not an HTTP proxy.
     """
     proxy = _proxy_of(address)
     if proxy is None:
@@ -255,11 +258,13 @@ def check_proxy(address: str, access: WebAccess) -> None:
     place = f"cannot fetch {address!r}: the environment names a proxy for it ({urlsplit(address).scheme}_proxy or all_proxy)"
     if not access.allow_private_addresses:
         raise UsageError(
-            f"{place}, and what a proxy connects to cannot be checked. Give --allow-private-addresses to fetch through it "
+            f"{place}, and its connections cannot be checked. Give --allow-private-addresses to fetch through it "
             "unchecked, or name the host in no_proxy to connect directly"
         )
     if not is_web_address(proxy):
-        raise UsageError(f"{place} that is not an http or https proxy: give such a one, or name the host in no_proxy")
+        raise UsageError(
+            f"{place} that is not an http or https proxy: give an http or https proxy, or name the host in no_proxy"
+        )
 
 
 def fetch(address: str, access: WebAccess = PUBLIC_ACCESS) -> bytes:
@@ -268,32 +273,32 @@ def fetch(address: str, access: WebAccess = PUBLIC_ACCESS) -> bytes:
     Raises:
         FetchError: it is missing, refused, too large or too slow, or the server cannot be reached.
     """
-    return _insist("GET", address, access, _body)
+    return _request_with_retries("GET", address, access, _body)
 
 
 def version_of(address: str, access: WebAccess = PUBLIC_ACCESS) -> str:
-    """Ask with HEAD which version of a file a server has.
+    """Return the version of a file by a HEAD request.
 
     Returns:
-        The ETag, or else the time of the last change, and behind it the number of bytes, as far as the server tells; empty if it
-        tells none of these, or cannot be asked.
+        ETag, or else Last-Modified, and Content-Length, joined by a space; empty without these headers, or if the request fails.
     """
     with contextlib.suppress(FetchError):
-        return _insist("HEAD", address, access, _version)
+        return _request_with_retries("HEAD", address, access, _version)
     return ""
 
 
-def _insist(method: str, address: str, access: WebAccess, take: Callable[[Any, WebAccess], _T]) -> _T:
-    """Make requests until one succeeds, none can succeed, or the tries or the time are used up."""
+def _request_with_retries(method: str, address: str, access: WebAccess, take: Callable[[Any, WebAccess], _T]) -> _T:
+    """Make requests until one succeeds or fails for good, or attempts or time are used up."""
     limits = _Limits(access, time.monotonic() + access.total_seconds)
     token = _LIMITS.set(limits)
     try:
-        for number in range(access.tries):
+        for attempt in range(access.max_attempts):
             try:
                 return _follow(method, address, access, take)
-            except _FailedError as error:
-                reason, pause = error.reason, max(error.pause, _FIRST_PAUSE * 2**number)
-                if not error.may_pass or number + 1 == access.tries or time.monotonic() + pause >= limits.deadline:
+            except _RequestError as error:
+                reason, pause = error.reason, max(error.pause, _FIRST_PAUSE * 2**attempt)
+                is_last = attempt + 1 == access.max_attempts or time.monotonic() + pause >= limits.deadline
+                if is_last or not error.retryable:
                     break
             time.sleep(pause)
     finally:
@@ -302,11 +307,18 @@ def _insist(method: str, address: str, access: WebAccess, take: Callable[[Any, W
 
 
 def _follow(method: str, address: str, access: WebAccess, take: Callable[[Any, WebAccess], _T]) -> _T:
-    """Make one request, and follow redirects: each hop is looked up and checked like the first."""
+    """Make one request and follow redirects; each hop is checked like the first."""
     for _ in range(_MAX_REDIRECTS + 1):
         if not is_web_address(address):
-            raise _FailedError("redirected to something other than http and https")
-        with _failures(), contextlib.closing(_request(method, address, access)) as response:
+            raise _RequestError("redirected to something other than http and https")
+        proxy = _proxy_of(address)
+        if proxy is not None and not access.allow_private_addresses:
+            raise _RequestError("cannot be checked behind a proxy")
+        options: dict[str, Any] = {"redirect": False, "retries": False, "preload_content": False}
+        with (
+            _failures(),
+            contextlib.closing(connections(access, proxy).urlopen(method, address, headers=_headers(), **options)) as response,
+        ):
             target = response.get_redirect_location()
             if not target and response.status == 200:
                 return take(response, access)
@@ -314,50 +326,42 @@ def _follow(method: str, address: str, access: WebAccess, take: Callable[[Any, W
             if not target:
                 raise _refusal(response)
             address = urljoin(address, target)
-    raise _FailedError(f"more than {_MAX_REDIRECTS} redirects")
+    raise _RequestError(f"more than {_MAX_REDIRECTS} redirects")
 
 
-def _request(method: str, address: str, access: WebAccess) -> Any:
-    proxy = _proxy_of(address)
-    if proxy is not None and not access.allow_private_addresses:
-        raise _FailedError("cannot be checked behind a proxy")
-    opened = connections(access, proxy)
-    return opened.urlopen(method, address, headers=_headers(), redirect=False, retries=False, preload_content=False)
-
-
-def _refusal(response: Any) -> _FailedError:
+def _refusal(response: Any) -> _RequestError:
     status, pause = response.status, None
     with contextlib.suppress(InvalidHeader):
         pause = urllib3.Retry().get_retry_after(response)
-    # 501: the server does not know the method, and will not learn it.
-    may_pass = status == 429 or (500 <= status <= 599 and status != 501)
-    return _FailedError(f"HTTP {status}", may_pass=may_pass, pause=pause or 0.0)
+    # 501: the server does not implement the method.
+    retryable = status == 429 or (500 <= status <= 599 and status != 501)
+    return _RequestError(f"HTTP {status}", retryable=retryable, pause=pause or 0.0)
 
 
 @contextlib.contextmanager
 def _failures() -> Iterator[None]:
-    """Turn the errors of urllib3 into ours."""
+    """Convert the errors of urllib3."""
     try:
         yield
     except SSLError as error:
         if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in error.args):
-            raise _FailedError("its certificate is not valid") from error
-        raise _FailedError("no secure connection", may_pass=True) from error
+            raise _RequestError("its certificate is not valid") from error
+        raise _RequestError("no secure connection", retryable=True) from error
     except (UrllibTimeoutError, TimeoutError) as error:
-        raise _FailedError(_TIMED_OUT, may_pass=True) from error
+        raise _RequestError(_TIMED_OUT, retryable=True) from error
     except (ValueError, http.client.InvalidURL) as error:  # urllib3 raises its own kinds of ValueError for addresses.
-        raise _FailedError("not a valid address") from error
+        raise _RequestError("not a valid address") from error
     except DecodeError as error:
-        raise _FailedError("its content encoding is broken") from error
+        raise _RequestError("its content encoding is broken") from error
     except (HTTPError, OSError, http.client.HTTPException) as error:
-        raise _FailedError("connection broken", may_pass=True) from error
+        raise _RequestError("connection broken", retryable=True) from error
 
 
 def _body(response: Any, access: WebAccess) -> bytes:
     if (_length(response) or 0) > access.max_bytes:
         raise _too_large(access)
     chunks, size = [], 0
-    for chunk in response.stream(_CHUNK):  # A server need not tell the length, or the truth about it.
+    for chunk in response.stream(_CHUNK):  # Content-Length may be missing or wrong.
         size += len(chunk)
         if size > access.max_bytes:
             raise _too_large(access)

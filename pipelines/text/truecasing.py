@@ -1,14 +1,13 @@
-"""Truecasing of tokenized captions: the trainer and the truecaser of Moses, and their models on disk.
+"""Truecasing of tokenized captions: trainer and truecaser of Moses, and their model files.
 
-Both follow ``train-truecaser.perl`` and ``truecase.perl`` of Moses (the same at commit 3a0631a and today) token by token, and
-the model files are interchangeable. One rule is our own: forms of equal count are ordered by code point, whereas the choice of
-the Perl depends on its hash seed and differs from run to run.
+Both follow ``train-truecaser.perl`` and ``truecase.perl`` of Moses (the same at commit 3a0631a and today), and the model files are
+interchangeable. One rule is ours: forms of equal count are ordered by code point; in the Perl they depend on its hash seed.
 
-Training is a sum of `count_forms` over captions, in tenths of a token as integers, so that neither the order nor the
-partition of the captions matters. `TruecaseModel.from_counts` turns the sum into a model.
+Training is a sum of `count_forms` over captions, in tenths of a token as integers, independent of order and partition.
+`TruecaseModel.from_counts` turns the sum into a model.
 
-Tokens hold no white space. XML tags (``<`` up to the next ``>``, possibly over several tokens) and factors (``|`` and the
-text after it) are handled as Moses does; tokens that the tokenizer escaped hold neither.
+Tokens hold no white space, and no ``<``, ``>`` or ``|``: the tokenizer escapes them. The Perl's XML tags and factors are therefore
+not implemented.
 
 A captions dataset has one model per language, in Moses' own format, in its folder ``_truecaser``.
 """
@@ -19,6 +18,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import dropwhile, pairwise
 from typing import Any
 
 from pipelines.text.moses import LETTERS, lower
@@ -34,11 +34,7 @@ TENTHS = 10
 _SENTENCE_END = frozenset({".", ":", "?", "!"})
 _DELAYED_START = frozenset({"(", "[", '"', "'", "&apos;", "&quot;", "&#91;", "&#93;"})
 
-_CASED = re.compile(f"[{LETTERS['CASED']}]")
-_TAG = re.compile("<[^ ][^>]*>")
-# The text before a "<" or ">", else a whole word: a word that contains one outside a tag is cut before it.
-_WORD = re.compile("[^ <>]+|[^ ]+")
-_BARS = re.compile(r"\|*")
+_CASED = re.compile(f"[{LETTERS['CASED']}]")  # The categories Lu, Ll and Lt.
 
 _BEST = re.compile(r"([^ ]+) \(([0-9]+(?:\.[0-9]+)?)/([0-9]+(?:\.[0-9]+)?)\)")
 _OTHER = re.compile(r" ([^ ]+) \(([0-9]+(?:\.[0-9]+)?)\)")
@@ -46,10 +42,10 @@ _OTHER = re.compile(r" ([^ ]+) \(([0-9]+(?:\.[0-9]+)?)\)")
 
 @dataclass(frozen=True)
 class TruecaseModel:
-    """Case of each word, as learned from the training captions.
+    """Learned case of each word.
 
     Attributes:
-        best: form to use for each type; a type is a form in lower case.
+        best: best form of each type; a type is a form in lower case.
         counts: weight of each known form, in tenths of a token.
     """
 
@@ -124,95 +120,30 @@ def count_forms(tokens: Sequence[str]) -> Iterator[tuple[str, int]]:
 
     The first word of a sentence is no evidence, since its capital may be due to its position.
     """
-    line = " ".join(tokens)
-    words = _split_tags(line, factors=False)[0] if "<" in line or ">" in line else tokens
-    start = 0
-    while start < len(words) and words[start] in _DELAYED_START:
-        start += 1
-    first = True
-    previous = ""
-    for word in words[start:]:
-        first = first or previous in _SENTENCE_END
-        previous = word
-        if not first and _CASED.search(word):  # A letter of the category Lu, Ll or Lt.
+    words = list(dropwhile(_DELAYED_START.__contains__, tokens))
+    for previous, word in pairwise(words):
+        # After a word without case as well: Moses counts the word after `. "` in full.
+        if previous not in _SENTENCE_END and _CASED.search(word):
             yield word, TENTHS
-        # This holds after a word without case as well: Moses counts the word behind `. "` in full.
-        first = False
 
 
 def truecase(tokens: Sequence[str], model: TruecaseModel) -> list[str]:
-    """Return the tokens in the case that the model has learned.
+    """Return the tokens in their learned case.
 
-    The first word of a sentence takes the best form of its type; any other word keeps a known form and else takes the best.
-    An XML tag is joined to the word before it, as the Perl prints it, so only tags can change the number of tokens.
+    The first word of a sentence takes the best form of its type. Any other word keeps a known form, else takes the best.
     """
-    line = " ".join(tokens)
-    if "<" in line or ">" in line or "|" in line:
-        return _truecase_marked(line, model)
-    return _truecase_words(tokens, model)
-
-
-def _truecase_words(words: Sequence[str], model: TruecaseModel) -> list[str]:
-    """Truecase the words of one caption without tags and factors."""
-    best, known = model.best, model.counts
+    best, counts = model.best, model.counts
     forms = []
-    start = True
-    for word in words:
-        forms.append(word if not start and word in known else best.get(lower(word), word))
-        # The word as read decides, not its new form.
-        start = word in _SENTENCE_END or (start and word in _DELAYED_START)
+    is_start = True
+    for token in tokens:
+        forms.append(token if not is_start and token in counts else best.get(lower(token), token))
+        # The token as read decides, not its new form.
+        is_start = token in _SENTENCE_END or (is_start and token in _DELAYED_START)
     return forms
 
 
-def _truecase_marked(line: str, model: TruecaseModel) -> list[str]:
-    """Truecase a line with tags or factors; the word proper is the part before the first bar."""
-    words, tags = _split_tags(line, factors=True)
-    # A word that begins with a bar has no factors.
-    heads = [word if word.startswith("|") else word.partition("|")[0] for word in words]
-    forms = _truecase_words(heads, model)
-    pieces = []
-    for i, (word, head, form) in enumerate(zip(words, heads, forms, strict=True)):
-        # The Perl prints tags instead of the space before a word.
-        pieces.append(tags[i] or (" " if i else ""))
-        pieces.append(form + word[len(head) :])
-    pieces.append(tags[-1].removesuffix(" "))
-    return [token for token in "".join(pieces).split(" ") if token]
-
-
-def _split_tags(line: str, factors: bool) -> tuple[list[str], list[str]]:
-    """Split a line into words and XML tags.
-
-    Args:
-        line: tokens joined by single spaces.
-        factors: whether a tag right behind a bar is a factor of the word, as it is for the truecaser but not for the trainer.
-
-    Returns:
-        The words, and one entry more of tags: those before each word, then those at the end of the line, each followed by a
-        space.
-    """
-    words: list[str] = []
-    tags = [""]
-    position = 0
-    while position < len(line):
-        glued = line[position] != " "
-        position += not glued
-        if tag := _TAG.match(line, position):
-            position = tag.end()
-            if factors and glued and words and words[-1].endswith("|"):
-                bars = _BARS.match(line, position)
-                position = bars.end() if bars else position
-                words[-1] += line[tag.start() : position]
-            else:
-                tags[-1] += tag[0] + " "
-        elif word := _WORD.match(line, position):
-            position = word.end()
-            words.append(word[0])
-            tags.append("")
-    return words, tags
-
-
 def _parse_line(line: str) -> dict[str, int]:
-    """Return the counts of the forms on a line of a model, in tenths and in the order of the line: the best form first.
+    """Return the counts of the forms on a line of a model, in tenths, the best form first.
 
     Raises:
         ValueError: the line does not have the format, or its counts do not add up to its total.
@@ -247,14 +178,14 @@ def _number(tenths: int) -> str:
 
 
 TRUECASER_FOLDERS = ("_truecaser", "truecaser")
-"""The folder in this version of the format of datasets, then that in version 1."""
+"""Folder of the truecasers in format 2 of datasets, then in format 1."""
 
 TRUECASER_FILES = rf"({'|'.join(TRUECASER_FOLDERS)})/[A-Za-z0-9-]+\.model"
 """Regular expression of the paths of truecasers within a captions dataset."""
 
 
 def truecaser_inputs(texts: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return what truecasers add to the inputs of a dataset: name, size in bytes and digest of each text, by language."""
+    """Return the inputs of a dataset for texts of truecasers by language: names, sizes in bytes and digests."""
     return [
         {"name": f"truecaser/{language}.model", "bytes": len(text.encode()), "sha256": sha256_of_bytes(text.encode())}
         for language, text in sorted(texts.items())
@@ -262,7 +193,7 @@ def truecaser_inputs(texts: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def load_truecasers(location: str) -> dict[str, str]:
-    """Return by language the text of every ``LANGUAGE.model`` in a folder, or in its folder ``_truecaser`` if there is one.
+    """Return the text of each ``LANGUAGE.model`` by language, in a folder or its subfolder ``_truecaser``.
 
     Raises:
         InputError: the folder holds no model, or a broken one.

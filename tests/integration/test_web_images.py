@@ -77,4 +77,4 @@ def test_a_table_of_addresses(imagepivot, tmp_path, monkeypatch):
         imagepivot("view", out, table, *drawing, "--allow-private-addresses")
         assert "is not public" in imagepivot("view", out, table, *drawing, "--overwrite", code=1).stderr
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    assert "what a proxy connects to cannot be checked" in imagepivot("features", table, out, *EXTRACT, code=2).stderr
+    assert "its connections cannot be checked" in imagepivot("features", table, out, *EXTRACT, code=2).stderr

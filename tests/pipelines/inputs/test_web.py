@@ -478,5 +478,5 @@ def test_an_untrusted_certificate_is_refused_even_where_all_addresses_are_allowe
 
 
 def test_a_server_that_speaks_no_tls(site):
-    access = WebAccess(allow_private_addresses=True, tries=1)
+    access = WebAccess(allow_private_addresses=True, max_attempts=1)
     assert reason(site.address("/a").replace("http:", "https:"), access) == "no secure connection"
