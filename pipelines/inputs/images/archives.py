@@ -1,12 +1,11 @@
-"""Images inside larger files: tar shards in WebDataset's layout, and Parquet files with a column of image bytes.
+"""Images in archives: tar shards in WebDataset's layout, and Parquet files with a column of image bytes.
 
-Cost of reading. A hash of its id assigns an image to one of our shards, so the images of a shard are scattered over all archives.
+A hash of its id assigns an image to a shard, so the images of a shard are scattered over all archives.
 
-* A tar is listed by its headers. A member is read by its offset: one range of bytes per image, in any order.
-* Parquet cannot be read row by row: any image costs its row group. Several processes first copy all images to where each can be
-  read alone (`pipelines.inputs.images.staged_images`), so that a row group is read once by one of them. A single process keeps what
-  it has read in a temporary file for all its shards (`pipelines.inputs.images.row_groups`). ``in_reading_order`` sorts a shard's
-  images by their place, so that one row group at a time is in memory; those of a few dozen MB at most keep that small.
+* tar: listing reads the headers; an image is one range of bytes.
+* Parquet: an image costs its row group. Several processes first stage all images (`pipelines.inputs.images.staged_images`), reading
+  each row group once. A single process caches row groups in a temporary file (`pipelines.inputs.images.row_groups`).
+  ``in_reading_order`` sorts the images of a shard, so that one row group at a time is in memory.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from schemas.storage.storage_errors import storage_errors
 ArchiveKind = Literal["tar", "parquet"]
 
 _COMPRESSED = re.compile(r"\.(tgz|tbz2?|txz|tzst|tar\.(gz|bz2|xz|zst|lz4?|br|z))$", re.IGNORECASE)
-# A request to an object store costs as much as reading several MB, so small members are read rather than skipped.
+# A request to an object store takes as long as several MB, so small members are read, not skipped.
 _REMOTE_BUFFER = 4 << 20
 _BLOCK = tarfile.BLOCKSIZE
 _BYTES_COLUMNS = ("bytes", "image", "image_bytes", "jpg")
@@ -62,10 +61,10 @@ def archive_kind(name: str) -> ArchiveKind | None:
 
 
 def archives_in(folder: Folder) -> ArchiveKind | None:
-    """Return the kind of the archives in a folder; None if it contains an image file, which ends the search, or no archive.
+    """Return the kind of the archives in a folder; None if it contains an image file, or no archive.
 
     Raises:
-        InputError: it contains no image file, but tars beside Parquet files, or compressed tars.
+        InputError: it contains no image file, but tars and Parquet files, or compressed tars.
     """
     examples: dict[ArchiveKind, str] = {}
     compressed = ""
@@ -103,7 +102,7 @@ class _Archives(ImageSource):
 
     Attributes:
         pattern: regular expression for the paths of archives relative to the folder; None selects all.
-        ids: ``name`` or ``path``, for ids that are made from names.
+        ids: ``name`` or ``path``, for ids from names.
     """
 
     folder: Folder
@@ -148,9 +147,6 @@ class _Archives(ImageSource):
         except FileNotFoundError as error:
             raise InputError(f"{self.folder.path_of(name)!r} no longer exists: run the command again") from error
 
-    def _image_id(self, path: str) -> str:
-        return id_of_path(path, self.ids)
-
     @abstractmethod
     def _refs_in(self, name: str, skipped: SkippedFiles) -> Iterator[ImageRef]: ...
 
@@ -169,14 +165,14 @@ class ImagesInTars(_Archives):
     _kind = "tar"
 
     def read(self, ref: ImageRef) -> bytes:
-        """Return the bytes of one member, read from its position in the tar."""
+        """Return the bytes of one member."""
         data = self.folder.read_part(_parts_of(ref.uri)[0], ref.offset, ref.bytes)
         if len(data) != ref.bytes:
             raise OSError(errno.EIO, "the archive ends before the image does")
         return data
 
     def advice_apart(self, first: ImageRef, second: ImageRef) -> str:
-        """Tell a member that a tar holds twice from members of one name, in one tar or several."""
+        """Return the advice for a duplicate member, or for members of the same name."""
         tars, paths = zip(*(_parts_of(ref.uri) for ref in (first, second)), strict=True)
         if first.uri == second.uri:
             return "the tar holds the member twice; unpack it, which keeps the last one, and pack it again"
@@ -201,7 +197,7 @@ class ImagesInTars(_Archives):
                     continue
                 if is_image(path):
                     _check_member(member, location)
-                    image_id = self._image_id(member.name)
+                    image_id = id_of_path(member.name, self.ids)
                     place = f"{location!r}, member {member.name!r}"
                     check_image_id(image_id, place=place, advice="rename it and pack it again")
                     yield ImageRef(image_id, path, member.size, member.offset_data)
@@ -218,21 +214,21 @@ class ImagesInParquet(_Archives):
 
     The column is named ``bytes``, ``image``, ``image_bytes`` or ``jpg`` and is binary, or a HuggingFace struct with the fields
     ``bytes`` and ``path``. Image ids come from the column ``image_id``, ``id``, ``key`` or ``__key__``, or else from the paths
-    in the struct; where a path is null, from file and row: row 123 of ``train-00000-of-00002.parquet`` is
-    ``train-00000-of-00002-000123``, with a ``_`` behind it if a path in that file gives this id already. ``offset`` is the row in
-    the file, counted from 0, and ``uri`` the path of the file followed by that row.
+    in the struct. If a path is null, the id consists of file and row: ``train-00000-of-00002-000123`` for row 123 of
+    ``train-00000-of-00002.parquet``, followed by ``_`` if a path in that file has this id. ``offset`` is the row in the file,
+    counted from 0, and ``uri`` the path of the file followed by that row.
     """
 
     _kind = "parquet"
     _unit = "rows"
 
     def refs(self) -> Iterator[ImageRef]:
-        """List the images, file by file, and drop whatever is cached of earlier reading."""
+        """List the images, file by file, and clear the cache."""
         _ROW_GROUPS.clear()
         return super().refs()
 
     def advice_apart(self, first: ImageRef, second: ImageRef) -> str:
-        """Name the option only where it helps: where ids come from paths, and these differ."""
+        """Return the advice; it names ``--id-rule`` only if the paths differ."""
         if self.ids == "name" and self._path_id(first) != self._path_id(second):
             return "make ids of whole paths with --id-rule path, or give each row an id of its own in a column 'image_id'"
         return "remove one of them, or give each row an id of its own in a column 'image_id'"
@@ -243,11 +239,11 @@ class ImagesInParquet(_Archives):
         return next(other.image_id for other in refs if other.offset == ref.offset)
 
     def in_reading_order(self, refs: Sequence[ImageRef]) -> Sequence[ImageRef]:
-        """Sort by file and row, so that a row group is read once."""
+        """Sort by file and row."""
         return sorted(refs, key=lambda ref: (_file_of(ref), ref.offset))
 
     def read(self, ref: ImageRef) -> bytes:
-        """Return the bytes of one row; the first of a row group reads all of it for the others, too."""
+        """Return the bytes of one row; the row group is read once and cached."""
         try:
             name, group, start = self._find(ref)
             key = (self.folder.location, name, ref.version, group)
@@ -260,7 +256,7 @@ class ImagesInParquet(_Archives):
         return value
 
     def _find(self, ref: ImageRef) -> tuple[str, int, int]:
-        """Return the file of a row, its row group and the first row of that."""
+        """Return the file of a row, its row group and the first row of the group."""
         name = _file_of(ref)
         starts = first_rows(self.folder, name, ref.version)
         group = bisect_right(starts, ref.offset) - 1
@@ -268,11 +264,11 @@ class ImagesInParquet(_Archives):
 
     @property
     def has_row_groups(self) -> bool:
-        """Yes: row groups."""
+        """True."""
         return True
 
     def groups(self, refs: Iterable[ImageRef]) -> Iterator[list[ImageRef]]:
-        """Cut images, file by file and row by row, by row groups; a file that cannot be read is one group."""
+        """Split images by row group; an unreadable file is one group."""
         for (name, version), rows in groupby(refs, key=lambda ref: (_file_of(ref), ref.version)):
             try:
                 starts = first_rows(self.folder, name, version)
@@ -313,11 +309,13 @@ class ImagesInParquet(_Archives):
                 ) from error
 
     def _refs_by_path(self, name: str, paths: Sequence[str | None]) -> Iterator[ImageRef]:
-        """Make image ids from the paths of one file, and from file and row where there is no path."""
-        stem = self._image_id(name)
-        taken = {image_id for image_id in (self._image_id(path) for path in paths if path) if image_id.startswith(f"{stem}-")}
+        """Yield references with ids from the paths of one file, or from file and row if a path is null."""
+        stem = id_of_path(name, self.ids)
+        taken = {
+            image_id for image_id in (id_of_path(path, self.ids) for path in paths if path) if image_id.startswith(f"{stem}-")
+        }
         for row, path in enumerate(paths):
-            image_id = self._image_id(path) if path else f"{stem}-{row:06}"
+            image_id = id_of_path(path, self.ids) if path else f"{stem}-{row:06}"
             while not path and image_id in taken:
                 image_id += "_"
             check_image_id(image_id, place=f"{self.folder.path_of(name)!r}, row {row + 1}")
@@ -337,21 +335,21 @@ def _changed() -> OSError:
 
 
 def _parts_of(uri: str) -> tuple[str, str]:
-    """Return the tar of a reference, the path up to the first part that is named like a tar, and the path of the member in it."""
+    """Split a URI at the first component that ends in ``.tar``: path of the tar, path of the member."""
     parts = uri.split("/")
-    end = next((number for number, part in enumerate(parts) if part.lower().endswith(".tar")), len(parts))
+    end = next((index for index, part in enumerate(parts) if part.lower().endswith(".tar")), len(parts))
     return "/".join(parts[: end + 1]), "/".join(parts[end + 1 :])
 
 
 def _members_of(file: BinaryIO, size: int, location: str) -> Iterator[tarfile.TarInfo]:
-    """Yield the members of a tar by reading its headers alone.
+    """Yield the members of a tar; only its headers are read.
 
     Raises:
-        InputError: the file does not end the way a tar must.
+        InputError: the tar is truncated or damaged.
     """
     position = 0
     try:
-        # "r:" accepts no compression. `tarfile` would keep every member in memory: they are dropped here.
+        # "r:" accepts no compression. `tarfile` keeps every member in memory unless they are dropped.
         with tarfile.open(fileobj=file, mode="r:") as tar:
             while (member := tar.next()) is not None:
                 tar.members.clear()  # type: ignore[attr-defined]
@@ -371,21 +369,17 @@ def _members_of(file: BinaryIO, size: int, location: str) -> Iterator[tarfile.Ta
 def _broken(location: str, position: int, detail: str) -> InputError:
     return InputError(
         f"{location!r} is not a whole tar: at byte {position}: {detail}. Was it cut short while it was copied or written? Copy or "
-        "make it again"
+        "write it again"
     )
 
 
 def _check_member(member: tarfile.TarInfo, location: str) -> None:
-    """Check that a member is a plain file with a name in UTF-8.
-
-    Raises:
-        InputError: it is a link, a sparse file, or has another name.
-    """
+    """Check that a member is a regular file with a UTF-8 name."""
     try:
         member.name.encode()
     except UnicodeEncodeError as error:
         raise InputError(
-            f"{location!r} holds the member {member.name!r}, whose name is not UTF-8: rename it and pack it again"
+            f"{location!r} holds the member {member.name!r}, and its name is not UTF-8: rename it and pack it again"
         ) from error
     if not member.isreg() or member.sparse is not None:
         raise InputError(
@@ -395,7 +389,7 @@ def _check_member(member: tarfile.TarInfo, location: str) -> None:
 
 
 def _read_paths(table: pq.ParquetFile, column: str) -> list[str | None]:
-    """Return the path of each row of a file; None for a row, or a whole file, without any."""
+    """Return the path of each row of a file; None for a null, or if the struct has no paths."""
     struct, _, field = column.partition(".")
     if table.schema_arrow.field(struct).type.get_field_index(field) < 0:
         return [None] * table.metadata.num_rows
@@ -404,7 +398,7 @@ def _read_paths(table: pq.ParquetFile, column: str) -> list[str | None]:
 
 
 def read_column(folder: Folder, name: str, version: str, group: int) -> pa.ChunkedArray:
-    """Return the images of a row group, null for a row without one; a broken file raises an ArrowException or OSError."""
+    """Return the images of a row group, with nulls; a broken file raises an ArrowException or OSError."""
     with folder.open(name) as file:
         table = pq.ParquetFile(file, metadata=read_metadata(folder, name, version))
         column = _bytes_column(table.schema_arrow)
@@ -415,7 +409,7 @@ def read_column(folder: Folder, name: str, version: str, group: int) -> pa.Chunk
 
 
 def _bytes_column(schema: pa.Schema) -> str | None:
-    """Return the column with the images, in Parquet's notation; None if there is none."""
+    """Return the image column in Parquet's notation; None without one."""
     for name in (name for name in _BYTES_COLUMNS if schema.names.count(name) == 1):
         kind = schema.field(name).type
         if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
@@ -426,10 +420,10 @@ def _bytes_column(schema: pa.Schema) -> str | None:
 
 
 def _ids_column(schema: pa.Schema, location: str) -> str:
-    """Return the column with the image ids, in Parquet's notation.
+    """Return the column of image ids, in Parquet's notation.
 
     Raises:
-        InputError: there is none, or none of images.
+        InputError: the file has no such column, or no image column.
     """
     images = _bytes_column(schema)
     if images is None:

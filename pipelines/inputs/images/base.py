@@ -1,7 +1,4 @@
-"""The interface of a collection of images: it lists small references and reads one image at a time.
-
-What a listing leaves out is counted, so that nothing is skipped in silence.
-"""
+"""Interface of image collections: a source lists small references, reads images one at a time, and counts skipped files."""
 
 from __future__ import annotations
 
@@ -23,13 +20,13 @@ EXTENSIONS = frozenset(
         *(".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".ico"),
     }
 )
-"""Extensions of the files of a folder that count as images. A pattern selects whatever it matches."""
+"""Extensions of images. A pattern selects files of any extension."""
 
 _OTHER = "other extensions"
-_MOST_KINDS = 1000
+_MAX_KINDS = 1000
 _SHOWN_KINDS = 8
 
-# Files that lie beside images on purpose: texts, tables, labels, arrays, and what operating systems and tools leave behind.
+# Expected beside images: texts, tables, labels, arrays, and leftovers of operating systems and tools.
 _COMPANIONS = frozenset(
     {
         *(".txt", ".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".xml", ".html", ".htm", ".md", ".rst"),
@@ -41,28 +38,28 @@ _COMPANION_NAMES = re.compile(r"(README|LICEN[CS]E|COPYING|CHANGELOG|MANIFEST)|_
 
 
 def is_image(path: str) -> bool:
-    """Return whether a file of a folder or an archive counts as an image: by its extension, unless it is hidden."""
+    """Return whether a file has the extension of an image and is not hidden."""
     pure = PurePosixPath(path)
     return pure.suffix.lower() in EXTENSIONS and not pure.name.startswith(".")
 
 
 def crosses_folders(pattern: str | None) -> bool:
-    """Return whether the regular expression that a shell pattern became can match a file of a subfolder; None matches any file."""
+    """Return whether the regular expression of a shell pattern can match files in subfolders; None matches any file."""
     return pattern is None or "/" in pattern.replace("[^/]", "") or ".*" in pattern
 
 
 @dataclass
 class SkippedFiles:
-    """Files that a listing of images skips. A kind of file is its extension in lower case, ``no extension`` or ``hidden``.
+    """Files that a listing of images skips, by kind: extension in lower case, ``no extension`` or ``hidden``.
 
     Attributes:
-        files: number of files of each kind that may be images all the same.
-        companions: number of files of each kind that lie beside images on purpose, such as texts and tables.
-        unmatched: number of files of each kind outside the pattern that was given.
-        links: number of links to folders, which are not followed, because they may lead back.
+        files: number of files of each kind, except for the following.
+        companions: number of files of each kind that are expected beside images, such as texts and tables.
+        unmatched: number of files of each kind outside the pattern.
+        links: number of links to folders, which are not followed, because they may be cyclic.
         file: the first of `files` by name.
         link: the first of `links` by name.
-        descends: whether files of subfolders are looked for at all; otherwise links to folders do not matter.
+        descends: whether the listing includes subfolders; otherwise links to folders do not count.
     """
 
     files: Counter[str] = field(default_factory=Counter)
@@ -74,7 +71,7 @@ class SkippedFiles:
     descends: bool = True
 
     def add(self, path: str) -> None:
-        """Count a file that does not count as an image."""
+        """Count a file that is not an image."""
         pure = PurePosixPath(path)
         extension = pure.suffix.lower()
         if pure.name.startswith("."):
@@ -99,30 +96,34 @@ class SkippedFiles:
 
     @property
     def warning(self) -> str:
-        """What a user should look at, as one line; empty if there is nothing."""
+        """Warning about skipped files and links, as one line; empty without any."""
         parts = []
         if self.files:
             parts.append(f"{_files(self.files)}, e.g. {self.file!r}")
         if self.links:
-            parts.append(f"{self.links:,} linked folder{'s' * (self.links > 1)}, e.g. {self.link!r} (links are not followed)")
+            parts.append(f"{self._links} (links are not followed)")
         return f"skipped: {'; '.join(parts)}" if parts else ""
 
     @property
     def remark(self) -> str:
-        """What lies beside the images as it should, as one line; empty if there is nothing."""
+        """Remark on companions, as one line; empty without any."""
         return f"beside the images: {_files(self.companions)}" if self.companions else ""
 
+    @property
+    def _links(self) -> str:
+        return f"{self.links:,} linked folder{'s' * (self.links > 1)}, e.g. {self.link!r}"
+
     def no_images(self, location: str) -> InputError:
-        """Return the error of a source that holds no images at all."""
+        """Return the error for a source without images."""
         message = f"no images found in {location!r}: check the path"
-        if found := self.files + self.companions:
-            message += f"; it holds {_files(found)}, and images are known by {', '.join(sorted(EXTENSIONS))}"
+        if others := self.files + self.companions:
+            message += f"; it holds {_files(others)}, and images are known by {', '.join(sorted(EXTENSIONS))}"
         elif self.unmatched:
             message += f"; it holds {_files(self.unmatched)}, none of which matches the pattern"
         else:
             message += "; it holds no files at all"
         if self.links:
-            message += f"; {self.links:,} linked folder{'s' * (self.links > 1)}, e.g. {self.link!r}: links are not followed"
+            message += f"; {self._links}: links are not followed"
         return InputError(message)
 
 
@@ -130,7 +131,7 @@ def _count(kinds: Counter[str], path: PurePosixPath) -> None:
     # A name that is not UTF-8 could not be printed.
     extension = path.suffix.lower().encode("utf-8", "backslashreplace").decode()
     kind = "hidden" if path.name.startswith(".") else extension or "no extension"
-    kinds[kind if kind in kinds or len(kinds) < _MOST_KINDS else _OTHER] += 1
+    kinds[kind if kind in kinds or len(kinds) < _MAX_KINDS else _OTHER] += 1
 
 
 def _files(kinds: Counter[str]) -> str:
@@ -148,10 +149,10 @@ class ImageRef(NamedTuple):
 
     Attributes:
         image_id: key of the image.
-        uri: address of the image as the source names it, relative to the source if possible.
-        bytes: size of the file in bytes; -1 if listing does not tell.
-        offset: position in an archive, in the source's own unit; -1 for a file of its own.
-        version: modification time of the file (or archive) that holds the image, or its ETag; empty if listing does not tell.
+        uri: address of the image in the source, relative to the source if possible.
+        bytes: size of the file in bytes; -1 if unknown.
+        offset: position in an archive, in a unit of the source; -1 for a separate file.
+        version: modification time of the file or archive, or its ETag; empty if unknown.
     """
 
     image_id: str
@@ -165,7 +166,7 @@ class ImageSource(ABC):
     """A collection of images: a frozen, picklable value.
 
     Attributes:
-        skipped: what the last complete listing left out; None before there was one, and if nothing can be left out (a table).
+        skipped: files that the last complete listing skipped; None before a listing, and for a table.
     """
 
     skipped: SkippedFiles | None = None
@@ -177,7 +178,7 @@ class ImageSource(ABC):
         """Location of the collection, for messages."""
 
     def listed_locations(self) -> Sequence[str]:
-        """Return where the first images are, for a source that holds only their addresses."""
+        """Return the locations of the first images, for a source of addresses."""
         return ()
 
     @abstractmethod
@@ -189,10 +190,13 @@ class ImageSource(ABC):
         """
 
     def check_ids(self, refs: Iterable[ImageRef]) -> None:
-        """Check that every image has an id of its own, given the references sorted by image id.
+        """Check that image ids are unique.
+
+        Args:
+            refs: references sorted by image id.
 
         Raises:
-            InputError: two images have one id; the message says what keeps them apart.
+            InputError: two images have the same id.
         """
         for first, second in pairwise(refs):
             if first.image_id == second.image_id:
@@ -202,7 +206,7 @@ class ImageSource(ABC):
                 )
 
     def advice_apart(self, first: ImageRef, second: ImageRef) -> str:
-        """Return what keeps two images apart that have one id, as the end of a message."""
+        """Return the advice for two images of the same id, as the end of a message."""
         return "remove one, or give each an id of its own"
 
     @abstractmethod
@@ -210,46 +214,44 @@ class ImageSource(ABC):
         """Return the bytes of one image file.
 
         Raises:
-            OSError: it cannot be read.
-            DatasetError: the same, with an OSError as its cause.
+            OSError, DatasetError: it cannot be read; a DatasetError has an OSError as its cause.
         """
 
     @property
     def has_versions(self) -> bool:
-        """Whether listing tells the version of every image; if not, `with_versions` asks for them, a request for each."""
+        """Whether references have versions; otherwise `with_versions` asks for them, one request per image."""
         return True
 
     def with_versions(self, refs: Sequence[ImageRef]) -> list[ImageRef]:
-        """Return the references with the versions of their images, empty where nothing tells; listing may have told them."""
+        """Return the references with versions; empty if unknown."""
         return list(refs)
 
     @property
     def parallel_reads(self) -> int:
-        """Number of reads that should be under way at once because they wait for other machines; 1 if they do not."""
+        """Number of simultaneous reads: more than 1 if reads wait for other machines."""
         return 1
 
     def _note(self, skipped: SkippedFiles) -> None:
-        """Note what a complete listing left out: beside the value, because it does not make two sources different."""
+        """Set `skipped`, which is not a field, since sources are frozen and compared by value."""
         object.__setattr__(self, "skipped", skipped)
 
     def in_reading_order(self, refs: Sequence[ImageRef]) -> Sequence[ImageRef]:
-        """Return images in the order in which reading them is cheapest; the same list if any order will do."""
+        """Return images in the cheapest order of reading; the list itself if the order does not matter."""
         return refs
 
     @property
     def has_row_groups(self) -> bool:
-        """Whether an image costs all those in a group with it, so that workers should read the group once for all of them."""
+        """Whether images are stored in row groups, which can only be read whole."""
         return False
 
     def groups(self, refs: Iterable[ImageRef]) -> Iterator[list[ImageRef]]:
-        """Cut images, in the order in which they are listed, into the groups in which they lie."""
+        """Split images, in the order of the listing, by row group."""
         return ([ref] for ref in refs)
 
     def read_group(self, refs: Sequence[ImageRef]) -> Iterator[bytes | None]:
-        """Yield the bytes of some images of one group, None where there is no image; the group is read once.
+        """Yield the bytes of images of one row group, None for a null; the group is read once.
 
         Raises:
-            OSError: it cannot be read.
-            DatasetError: the same, with an OSError as its cause.
+            OSError, DatasetError: it cannot be read; a DatasetError has an OSError as its cause.
         """
         return map(self.read, refs)

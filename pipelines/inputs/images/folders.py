@@ -1,4 +1,4 @@
-"""Images that are files of their own: below a folder, or listed in a table."""
+"""Images in separate files: below a folder, or listed in a table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from schemas.storage.folder import Folder, file_at
 from schemas.storage.locations import is_remote, plain_location
 
 TABLE_COLUMNS = ("image_id", "uri")
-"""Our names of the columns of a table of images; it needs both."""
+"""Our names of the required columns of a table of images."""
 _SCHEMES = ("http", "https", "s3", "gs", "gcs")
 _FIRST_ROWS = 1000
 _RENAME = "rename it, or choose the files with a pattern or a table"
@@ -65,7 +65,7 @@ class ImagesInFolder(ImageSource):
         self._note(skipped)
 
     def advice_apart(self, first: ImageRef, second: ImageRef) -> str:
-        """Name the option only where it helps: not for names that differ in the extension alone."""
+        """Return the advice; it names ``--id-rule`` only if the paths differ in more than the extension."""
         if self.ids == "name" and id_of_path(first.uri, "path") != id_of_path(second.uri, "path"):
             return "rename one, choose the files with a pattern or a table, or make ids of whole paths with --id-rule path"
         return "rename one, or choose the files with a pattern or a table"
@@ -84,13 +84,13 @@ class ImagesInFolder(ImageSource):
 class ImageTable(ImageSource):
     """The images in a table (CSV, TSV, JSON lines, Parquet) with the columns ``image_id`` and ``uri``.
 
-    An address is a path, absolute, relative to the table or below ``~``; or begins with ``file://``, ``http://``, ``https://``,
-    ``s3://`` or ``gs://``.
+    An address is a path (absolute, relative to the table, or below ``~``) or a URL with the scheme ``file``, ``http``, ``https``,
+    ``s3`` or ``gs``.
 
     Attributes:
         folder: the folder of the table; relative addresses start here.
         name: file name of the table.
-        access: what may be fetched from web servers, and how long it may take.
+        access: limits of downloads.
         columns: pairs (our name, the table's name) of columns, where they differ.
         dialect: delimiter and quoting, of CSV and TSV.
     """
@@ -108,33 +108,33 @@ class ImageTable(ImageSource):
 
     @property
     def parallel_reads(self) -> int:
-        """Many if the first rows name web servers or stores."""
+        """Many if the first addresses are remote."""
         return 1 if self.has_versions else PARALLEL_READS
 
     @property
     def has_versions(self) -> bool:
-        """Not if the first rows name other machines: listing would ask them for every image."""
-        return self.folder.is_local and not any(map(is_remote, self._first_addresses))
+        """False if the first addresses are remote: listing would send a request for each image."""
+        return self.folder.is_local and not any(map(is_remote, _first_addresses(self._rows)))
 
     def listed_locations(self) -> Sequence[str]:
-        """Return the addresses in the first rows."""
-        return [uri if is_web_address(uri) else self._path_of(uri) for uri in self._first_addresses]
-
-    @property
-    def _first_addresses(self) -> tuple[str, ...]:
-        return _first_addresses(self._rows)
+        """Return the first addresses."""
+        return [uri if is_web_address(uri) else self._path_of(uri) for uri in _first_addresses(self._rows)]
 
     @property
     def _rows(self) -> Table:
         return Table(self.folder, self.name, TABLE_COLUMNS, TABLE_COLUMNS, self.columns, self.dialect)
 
     def refs(self) -> Iterator[ImageRef]:
-        """List the images by reading the table row by row; of local images, size and modification time are looked up."""
+        """List the images row by row; local images with size and modification time."""
         has_versions = self.has_versions
         for place, row in self._rows.rows():
             image_id, uri = row["image_id"], row["uri"]
-            if not isinstance(uri, str) or not uri or image_id is None or image_id == "":
-                raise InputError(f"{self.location!r}, {place}: image_id {image_id!r} with uri {uri!r}; expected both")
+            for column, value in (("image_id", image_id), ("uri", uri)):
+                if value is None or value == "" or (column == "uri" and not isinstance(value, str)):
+                    raise InputError(
+                        f"{self.location!r}, {place}: {column!r} is {value!r}, expected an image id and an address: fill it in or "
+                        "remove the row"
+                    )
             if "://" in uri:
                 self._check_address(uri, place)
             size, version = _status(self._path_of(uri)) if has_versions else (-1, "")
@@ -142,7 +142,7 @@ class ImageTable(ImageSource):
             yield ImageRef(check_image_id(image_id, place=f"{self.location!r}, {place}"), uri, size, version=version)
 
     def with_versions(self, refs: Sequence[ImageRef]) -> list[ImageRef]:
-        """Ask web servers for ETags, stores and disks for sizes and modification times, many at once."""
+        """Look up ETags on web servers, sizes and modification times in stores and on disks, many at a time."""
         if self.has_versions:
             return list(refs)
         with ThreadPoolExecutor(PARALLEL_READS, thread_name_prefix="versions") as pool:
@@ -155,7 +155,7 @@ class ImageTable(ImageSource):
         return f"{version} {size}" if version else ""
 
     def _path_of(self, uri: str) -> str:
-        """Return the full path or address of an image that is not behind a web server."""
+        """Return the full path or address of an image that is not on a web server."""
         path = plain_location(uri)
         return path if is_remote(path) or os.path.isabs(path) else self.folder.path_of(path)  # noqa: PTH117
 
@@ -167,7 +167,7 @@ class ImageTable(ImageSource):
         return Folder(parent or "/").read_object(name)
 
     def _check_address(self, uri: str, place: str) -> None:
-        """Refuse an address that cannot be read whatever is behind it."""
+        """Check the form of an address."""
         if is_web_address(uri):
             check_proxy(uri, self.access)
         elif not is_remote(uri):
@@ -177,7 +177,7 @@ class ImageTable(ImageSource):
                 raise InputError(f"{self.location!r}, {place}: {error}") from error
         elif uri.partition("://")[0] not in _SCHEMES:
             raise InputError(
-                f"{self.location!r}, {place}: cannot read from {uri!r}, expected a path, file://, or one of "
+                f"{self.location!r}, {place}: uri is {uri!r}, expected a path, file://, or one of "
                 f"{', '.join(f'{scheme}://' for scheme in _SCHEMES)}"
             )
 
@@ -189,7 +189,7 @@ def _first_addresses(table: Table) -> tuple[str, ...]:
 
 
 def _status(location: str) -> tuple[int, str]:
-    """Return size and modification time, in nanoseconds, of a file on a disk or in a store; -1 and nothing if it cannot be told."""
+    """Return size and version of a file on a disk or in a store; -1 and empty if unknown."""
     try:
         folder, name = file_at(location)
         entry = folder.entry(name)
@@ -202,4 +202,4 @@ def _check_name(path: str, folder: Folder) -> None:
     try:
         path.encode()
     except UnicodeEncodeError as error:
-        raise InputError(f"{folder.location!r} holds the file {path!r}, whose name is not UTF-8: {_RENAME}") from error
+        raise InputError(f"{folder.location!r} holds the file {path!r}, and its name is not UTF-8: {_RENAME}") from error

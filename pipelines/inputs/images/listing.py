@@ -1,4 +1,4 @@
-"""Listings of images: counts and digests in place of the list, and the list in a file, here and beside the output."""
+"""Listings of images: counts and digests, and the references in a cache file or beside the output."""
 
 from __future__ import annotations
 
@@ -32,17 +32,16 @@ _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
 
 @dataclass(frozen=True)
 class Listing:
-    """The counts and digests of a list of images, in place of the list.
+    """Counts and digests of a list of images.
 
-    The digest of a list is the sum of the SHA-256 of each of its entries, modulo 2**256: it does not depend on the order, and the
-    sum of the shards' digests is the digest of the whole.
+    The digest of a list is the sum of the SHA-256 of its entries, modulo 2**256: independent of their order, and additive.
 
     Attributes:
         counts: number of images of each shard.
         shards: digest of each shard's images by id, uri and size, 64 hexadecimal digits.
-        states: the same by id, uri, size and version. It changes with modification times, so it is for comparing on one machine
-            and never part of a dataset.
-        cached: the list itself, in a file of this machine; None where listing it again costs little.
+        states: digest of each shard's images by id, uri, size and version. Modification times change it, so it is only compared
+            on one machine and never part of a dataset.
+        cached: the references in a file of this machine; None if listing again is cheap.
     """
 
     counts: tuple[int, ...]
@@ -57,7 +56,7 @@ class Listing:
 
     @classmethod
     def of(cls, refs: Iterable[ImageRef], shards: int) -> Listing:
-        """Make the listing in one pass, in memory that does not grow with the number of images."""
+        """Compute the listing in one pass and constant memory."""
         sums, states, counts = [0] * shards, [0] * shards, [0] * shards
         for ref in refs:
             shard = shard_of(ref.image_id, shards) if shards > 1 else 0
@@ -68,16 +67,16 @@ class Listing:
         return cls(tuple(counts), tuple(map(_hexadecimal, sums)), tuple(map(_hexadecimal, states)))
 
     def folded(self, shards: int) -> Listing:
-        """Return the listing of the same images by another number of shards, which divides the number that it has."""
+        """Return the listing for a divisor of its number of shards."""
         own = len(self.counts)
         if shards == own:
             return self
         if own % shards:
             raise ValueError(f"a listing by {own} shards cannot be folded to {shards}")
         return Listing(
-            tuple(sum(self.counts[number::shards]) for number in range(shards)),
-            tuple(sum_digests(self.shards[number::shards]) for number in range(shards)),
-            tuple(sum_digests(self.states[number::shards]) for number in range(shards)),
+            tuple(sum(self.counts[shard::shards]) for shard in range(shards)),
+            tuple(sum_digests(self.shards[shard::shards]) for shard in range(shards)),
+            tuple(sum_digests(self.states[shard::shards]) for shard in range(shards)),
             self.cached,
         )
 
@@ -96,7 +95,7 @@ def _hexadecimal(number: int) -> str:
 
 
 class CachedListing:
-    """References in a temporary file, compressed: some 20 bytes for an image. The file is deleted with this object."""
+    """References in a compressed temporary file, about 20 bytes per image; deleted with this object."""
 
     def __init__(self) -> None:
         with storage_errors(tempfile.gettempdir()):
@@ -104,23 +103,23 @@ class CachedListing:
         self.path = self._file.name
 
     def tee(self, refs: Iterable[ImageRef]) -> Iterator[ImageRef]:
-        """Yield references, and write them on the way; the file is complete at the end.
+        """Yield references, and write them to the file.
 
         Raises:
             DatasetError: the disk is full.
         """
         refs = iter(refs)
         with storage_errors(self.path), pa.ipc.new_stream(self._file, REFS_SCHEMA, options=_OPTIONS) as writer:
-            while some := list(islice(refs, _ROWS)):
-                columns = dict(zip(ImageRef._fields, zip(*some, strict=True), strict=True))
+            while rows := list(islice(refs, _ROWS)):
+                columns = dict(zip(ImageRef._fields, zip(*rows, strict=True), strict=True))
                 writer.write_batch(pa.RecordBatch.from_pydict(columns, REFS_SCHEMA))
-                yield from some
+                yield from rows
         self._file.flush()
 
     def share(self, folder: Folder) -> SharedListing:
-        """Copy the file to where other machines find it, under the name of a temporary file of the dataset that is made there.
+        """Copy the file into the output folder, for other machines.
 
-        The commit of the dataset deletes it, or the next run into the folder.
+        It has the name of a temporary file: the commit of the dataset deletes it, or the next run into the folder.
 
         Raises:
             DatasetError: the folder cannot be written.
@@ -136,20 +135,20 @@ class CachedListing:
 
 @dataclass(frozen=True)
 class SharedListing:
-    """The file of references that another machine has listed, and its digest."""
+    """A listing in the output folder, and its digest."""
 
     folder: Folder
     name: str
     sha256: str
 
     def refs(self, images: ImageSource) -> Iterator[ImageRef]:
-        """Yield the references; where the file is gone or another one, list the images again."""
+        """Yield the references; list the images again if the file is missing or has changed."""
         with self._fetched() as path:
             yield from images.refs() if path is None else read_listing(path)
 
     @contextmanager
     def _fetched(self) -> Iterator[str | None]:
-        """Yield a copy on this machine; None where there is none."""
+        """Yield the path of a local copy; None if the file is missing or has changed."""
         with tempfile.NamedTemporaryFile(prefix="imagepivot-listing-", suffix=".arrow") as copy:
             with storage_errors(copy.name):
                 for start in range(0, self.folder.size(self.name) or 0, _COPIED_BYTES):
@@ -163,7 +162,7 @@ class SharedListing:
 
 
 def read_listing(path: str) -> Iterator[ImageRef]:
-    """Yield the references in the file of `CachedListing`, also in another process of this machine."""
+    """Yield the references in the file of a `CachedListing`, in any process of this machine."""
     with storage_errors(path), pa.OSFile(path) as file, pa.ipc.open_stream(file) as reader:
         for batch in reader:
             yield from (ImageRef(*fields) for fields in zip(*(column.to_pylist() for column in batch.columns), strict=True))

@@ -34,16 +34,14 @@ def open_images(
             pattern with ``*``, ``?``, ``[...]`` or ``**`` for images, ``.tar`` or ``.parquet`` files, a table with the columns
             ``image_id`` and ``uri``, a ``.tar``, a ``.parquet`` file with image bytes, or one image file; local, ``gs://`` or
             ``s3://``.
-        id_rule: how image ids are made from paths.
+        id_rule: rule for image ids from paths.
         columns: for a table, our name of a column -> the table's name.
-        delimiter: for CSV and TSV, the character between two values; empty: found in the file.
+        delimiter: for CSV and TSV, the character between two values; empty: detected.
         quoting: for CSV and TSV, the meaning of ``"``, see `pipelines.inputs.dialects.Quoting`.
-        allow_private_addresses: for a table: fetch from web servers at private, loopback and other addresses that are not public,
-            too, and through proxies.
+        allow_private_addresses: for a table: allow downloads from addresses that are not public, and through proxies.
 
     Raises:
-        UsageError: ``id_rule`` is neither ``name`` nor ``path``, ``columns`` are not those of a table, or a dialect is stated or
-            private addresses are allowed of something that is not a table.
+        UsageError: ``id_rule`` is neither ``name`` nor ``path``, a column is unknown, or an option for tables has another location.
         InputError: the location does not exist, or is a compressed tar.
     """
     check_id_rule(id_rule)
@@ -88,9 +86,9 @@ def _open(path: str, ids: IdRule) -> ImageSource:
 
 
 def split_pattern(location: str) -> tuple[str, str]:
-    """Return the folder before the first wildcard, and the rest as a regular expression."""
+    """Split a shell pattern into the folder before the first wildcard and a regular expression."""
     parts = location.split("/")
-    first = next(number for number, part in enumerate(parts) if re.search(r"[*?\[]", part))
+    first = next(index for index, part in enumerate(parts) if re.search(r"[*?\[]", part))
     return "/".join(parts[:first]) or "/", _to_regex("/".join(parts[first:]))
 
 

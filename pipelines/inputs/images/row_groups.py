@@ -1,8 +1,7 @@
-"""Row groups of Parquet files, read once by a process: the values of all their rows go to a temporary file.
+"""Cache of Parquet row groups in a temporary file.
 
-Any row costs its whole row group, and a hash deals out the rows to shards: nearly every row group has rows of nearly every shard.
-The file has no name, so that it is gone with the process. It takes at most half of the room that is free when it is made; row
-groups beyond that stay in memory as far as they fit, and are read again for other shards.
+Any row costs its row group, and nearly every row group has rows of nearly every shard. The file is unnamed, so it vanishes with the
+process, and takes at most half of the free disk space. Further row groups stay in memory, least recently used first to go.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import pyarrow.parquet as pq
 from schemas.storage.folder import Folder
 
 CACHE_BYTES = 256 << 20
-"""Bytes of row groups that a process keeps in memory; a larger row group is kept alone."""
+"""Bytes of row groups in memory; a larger row group is cached alone."""
 
 
 class _InMemory:
@@ -41,10 +40,10 @@ class _InMemory:
 
 
 class _OnDisk:
-    """The values of a row group in a file, None for a null; eight bytes per row are in memory."""
+    """The values of a row group in a file, None for a null; memory holds eight bytes per row."""
 
     def __init__(self, file: IO[bytes], start: int) -> None:
-        self._file = file  # Open as long as there are values in it.
+        self._file = file  # Keeps it open.
         self._ends = array("q", [start])
         self._nulls: set[int] = set()
 
@@ -59,31 +58,31 @@ class _OnDisk:
 
 
 Values: TypeAlias = _InMemory | _OnDisk
-"""The values of a row group: ``value`` returns that of a row, counted from 0, or raises IndexError or OSError."""
+"""The values of a row group. ``value(row)`` raises IndexError or OSError."""
 
 
 class RowGroups:
-    """The row groups that a process has read. Threads that need the same one read it once.
+    """Row groups of this process. Threads that need the same one read it once.
 
     Args:
-        memory: bytes to keep in memory: of the row groups used last.
+        memory: bytes of row groups in memory.
     """
 
     def __init__(self, memory: int = CACHE_BYTES) -> None:
         self._memory = memory
         self._lock = threading.Lock()
-        self._on_disk: dict[Any, _OnDisk] = {}  # Never dropped for what is in memory.
+        self._on_disk: dict[Any, _OnDisk] = {}
         self._in_memory: OrderedDict[Any, _InMemory] = OrderedDict()
         self._file: IO[bytes] | None = None
         self._room = 0
 
     def get(self, key: Any, load: Callable[[], pa.ChunkedArray]) -> Values:
-        """Return the values of a row group, reading it if necessary; an error of ``load`` is raised and not kept."""
+        """Return the values of a row group, loading it if necessary; errors of ``load`` are not cached."""
         values: Values | None = self._on_disk.get(key)
         if values is not None:
             return values
         with self._lock:
-            values = self._on_disk.get(key) or self._in_memory.get(key) or self._keep(key, load())
+            values = self._on_disk.get(key) or self._in_memory.get(key) or self._store(key, load())
             if isinstance(values, _InMemory):
                 self._in_memory[key] = values
                 self._in_memory.move_to_end(key)
@@ -92,7 +91,7 @@ class RowGroups:
             return values
 
     def clear(self) -> None:
-        """Drop all row groups, and their file once nothing is read from it; what is known of Parquet files, too."""
+        """Drop all row groups, metadata, and the file once its last reader is done."""
         first_rows.cache_clear()
         read_metadata.cache_clear()
         with self._lock:
@@ -100,7 +99,7 @@ class RowGroups:
             self._on_disk.clear()
             self._file = None
 
-    def _keep(self, key: Any, column: pa.ChunkedArray) -> Values:
+    def _store(self, key: Any, column: pa.ChunkedArray) -> Values:
         try:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(prefix="imagepivot-", buffering=0)  # noqa: SIM115 -- stays open
@@ -113,16 +112,16 @@ class RowGroups:
                 data = scalar.as_py()
                 values.add(None if data is None else len(data))
                 _write(self._file, memoryview(bytes(data or b"")))
-        except OSError:  # The disk is full after all, or lets nobody write.
+        except OSError:  # The disk is full or read-only.
             self._room = 0
             return _InMemory(column)
         self._on_disk[key] = values
         return values
 
 
-@lru_cache(maxsize=16)  # Large in memory: for the row groups of a file that are read one after the other.
+@lru_cache(maxsize=16)  # Few, since footers are large.
 def read_metadata(folder: Folder, name: str, version: str) -> pq.FileMetaData:
-    """Return what the footer of a Parquet file says; a file of another version is read anew."""
+    """Return the footer of a Parquet file; the version is part of the cache key."""
     with folder.open(name) as file:
         return pq.read_metadata(file)
 

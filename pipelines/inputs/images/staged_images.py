@@ -1,11 +1,11 @@
-"""Images that lie in groups, such as the row groups of Parquet, copied to where each of them can be read alone.
+"""Staging of images from row groups into files with random access.
 
-An image costs its whole group, and a hash deals out the images to shards, so that nearly every group has images of nearly every
-shard. The workers therefore share the groups first: each group is read by one of them, and its images go to files of some dozen
-MB, in their order. Then any worker reads the images of its shard by their places, as from a tar.
+An image costs its whole row group, and nearly every group has images of nearly every shard. The workers therefore share the groups
+first: one worker reads a group once and writes its images to files of 64 MiB. Then any worker reads the images of its shard by byte
+range, as from a tar.
 
-The files are temporary files of the dataset that is made: its commit deletes them, or the next run into its folder. An image whose
-copy is missing is read from the source.
+The files are temporary files of the output dataset: its commit deletes them, or the next run into its folder. If a staged image is
+missing, the source is read.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from schemas.errors import DatasetError
 from schemas.storage.folder import TEMPORARY_MARK, Folder
 
 STAGED_SCHEMA = pa.schema([("uri", pa.string()), ("name", pa.string()), ("offset", pa.int64()), ("bytes", pa.int64())])
-"""Columns of copies in Arrow."""
+"""Columns of staged images in Arrow."""
 
 _FILE_BYTES = 64 << 20
 
 
 class StagedImage(NamedTuple):
-    """The place of an image's copy, by its address in the source: file, position and size; -1 if there is no image there."""
+    """Byte range of a staged image, by its URI in the source; ``bytes`` is -1 for a null."""
 
     uri: str
     name: str
@@ -43,46 +43,49 @@ class StagedImage(NamedTuple):
 
 @dataclass(frozen=True)
 class StagingArea:
-    """The folder of copies, which all workers see, and the name of the run that they belong to.
+    """A shared folder for the staged images of one run.
 
-    Of the disk of a local folder so many bytes are spared: what would take them is not copied.
+    Attributes:
+        folder: folder that all workers see.
+        run: random name of the run, in file names.
+        reserved_bytes: free bytes of a local disk that staging must leave.
     """
 
     folder: Folder
     run: str
-    spared: int = 0
+    reserved_bytes: int = 0
 
     @classmethod
     def of_run(cls, folder: Folder) -> StagingArea:
-        """Return the place of a new run's copies, which take half of the room on a local disk at most."""
-        spared = 0
+        """Return the staging area of a new run, which takes at most half of the free space on a local disk."""
+        reserved_bytes = 0
         if folder.is_local:
             path = folder.local_path
-            spared = shutil.disk_usage(next(parent for parent in (path, *path.parents) if parent.exists())).free // 2
-        return cls(folder, uuid.uuid4().hex[:16], spared)
+            reserved_bytes = shutil.disk_usage(next(parent for parent in (path, *path.parents) if parent.exists())).free // 2
+        return cls(folder, uuid.uuid4().hex[:16], reserved_bytes)
 
     def write(self, images: ImageSource, refs: Iterable[ImageRef]) -> Iterator[StagedImage]:
-        """Copy images, in the order in which their source lists them; those that cannot be read, or find no room, are left out.
+        """Stage images, given in the order of the listing; unreadable images, and all after the disk is full, are skipped.
 
         Raises:
             DatasetError: the folder cannot be written.
         """
-        name, data, held = self._name(), bytearray(), list[StagedImage]()
+        name, data, staged = self._name(), bytearray(), list[StagedImage]()
         for group in images.groups(refs):
-            with suppress(OSError, DatasetError):  # Whoever makes their shards will say so of each.
+            with suppress(OSError, DatasetError):  # The shard writers report each image.
                 for ref, value in zip(group, images.read_group(group), strict=True):
-                    held.append(StagedImage(ref.uri, name, len(data), -1 if value is None else len(value)))
+                    staged.append(StagedImage(ref.uri, name, len(data), -1 if value is None else len(value)))
                     data += value or b""
             if len(data) >= _FILE_BYTES:
                 if not self._write(name, data):
                     return
-                yield from held
-                name, data, held = self._name(), bytearray(), []
-        if held and self._write(name, data):
-            yield from held
+                yield from staged
+                name, data, staged = self._name(), bytearray(), []
+        if staged and self._write(name, data):
+            yield from staged
 
     def delete(self) -> None:
-        """Delete what is left of this run's copies."""
+        """Delete the staged images of this run."""
         names = [name for name in self.folder.names() if name.startswith(f".images-{self.run}-")]
         self.folder.map(self.folder.delete, names)
 
@@ -90,9 +93,9 @@ class StagingArea:
         return f".images-{self.run}-{uuid.uuid4().hex}{TEMPORARY_MARK}0"
 
     def _write(self, name: str, data: bytearray) -> bool:
-        """Write a file if there is room for it; nothing waits for the disk, because no copy is needed after a crash."""
+        """Write a file if the disk has room, without fsync: no staged image is needed after a crash."""
         with self.folder.temporary(name) as file:
-            if self.spared and shutil.disk_usage(self.folder.local_path).free - len(data) < self.spared:
+            if self.reserved_bytes and shutil.disk_usage(self.folder.local_path).free - len(data) < self.reserved_bytes:
                 return False
             file.write(data)
             file.flush()
@@ -101,12 +104,12 @@ class StagingArea:
 
 
 class StagedImages(ImageSource):
-    """A source of which images have been copied to a folder: the copies by the images' addresses in the source."""
+    """A source with staged images, by their URIs in the source."""
 
-    def __init__(self, images: ImageSource, folder: Folder, copies: Mapping[str, StagedImage]) -> None:
+    def __init__(self, images: ImageSource, folder: Folder, staged: Mapping[str, StagedImage]) -> None:
         self._images = images
         self._folder = folder
-        self._copies = copies
+        self._staged = staged
 
     @property
     def location(self) -> str:
@@ -114,34 +117,34 @@ class StagedImages(ImageSource):
         return self._images.location
 
     def refs(self) -> Iterator[ImageRef]:
-        """List the source."""
+        """List the images of the source."""
         return self._images.refs()
 
     def check_ids(self, refs: Iterable[ImageRef]) -> None:
-        """As the source."""
+        """Delegate to the source."""
         self._images.check_ids(refs)
 
     def read(self, ref: ImageRef) -> bytes:
-        """Return the bytes of one image: its copy, or if that is not what was written, from the source."""
-        copy = self._copies.get(ref.uri)
-        if copy is not None and copy.bytes < 0:
+        """Return the bytes of one staged image, or read the source if its file is missing or truncated."""
+        staged = self._staged.get(ref.uri)
+        if staged is not None and staged.bytes < 0:
             raise no_image()
-        if copy is not None:
+        if staged is not None:
             with suppress(OSError, DatasetError):
-                data = self._folder.read_part(copy.name, copy.offset, copy.bytes)
-                if len(data) == copy.bytes:
+                data = self._folder.read_part(staged.name, staged.offset, staged.bytes)
+                if len(data) == staged.bytes:
                     return data
         return self._images.read(ref)
 
     def with_versions(self, refs: Sequence[ImageRef]) -> list[ImageRef]:
-        """As the source."""
+        """Delegate to the source."""
         return self._images.with_versions(refs)
 
     @property
     def parallel_reads(self) -> int:
-        """Many if the copies are in a store."""
+        """Many if the staged images are in a store."""
         return self._images.parallel_reads if self._folder.is_local else PARALLEL_READS
 
     def in_reading_order(self, refs: Sequence[ImageRef]) -> Sequence[ImageRef]:
-        """Return the same list if there are copies of all."""
-        return refs if all(ref.uri in self._copies for ref in refs) else self._images.in_reading_order(refs)
+        """Return the list itself if all images are staged."""
+        return refs if all(ref.uri in self._staged for ref in refs) else self._images.in_reading_order(refs)

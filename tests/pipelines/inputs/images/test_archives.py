@@ -182,7 +182,7 @@ def test_a_tar_that_was_cut_short_is_refused_wherever_it_ends(tmp_path):
     ("name", "kind", "message"),
     [
         ("b.jpg", tarfile.LNKTYPE, r"'b.jpg' is a link or a sparse file.*--hard-dereference"),
-        ("é.jpg", tarfile.REGTYPE, "whose name is not UTF-8: rename it and pack it again"),
+        ("é.jpg", tarfile.REGTYPE, "and its name is not UTF-8: rename it and pack it again"),
     ],
 )
 def test_links_and_other_names_than_utf8_in_tars_are_refused(tmp_path, name, kind, message):

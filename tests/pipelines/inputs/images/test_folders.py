@@ -119,7 +119,7 @@ def test_a_proxy_is_refused_before_anything_is_fetched(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("uri", "message"),
     [
-        ("ftp://h/a.png", r"row 1 \(line 2\): cannot read from 'ftp://h/a.png', expected a path, file://, or one of http://"),
+        ("ftp://h/a.png", r"row 1 \(line 2\): uri is 'ftp://h/a.png', expected a path, file://, or one of http://"),
         ("file://other/a.png", r"row 1 \(line 2\): cannot understand the location 'file://other/a.png'"),
     ],
 )

@@ -118,7 +118,7 @@ def test_a_file_name_that_is_not_utf8_is_an_error_unless_it_is_skipped(tmp_path)
         Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)).touch()
     assert set(listed(tmp_path)) == {"a"}
     Path(os.fsdecode(os.fsencode(tmp_path / "ok") + b"\xff.jpg")).touch()
-    with pytest.raises(InputError, match=r"'ok\\udcff.jpg', whose name is not UTF-8: rename it"):
+    with pytest.raises(InputError, match=r"'ok\\udcff.jpg', and its name is not UTF-8: rename it"):
         list(open_images(tmp_path).refs())
 
 
@@ -202,12 +202,20 @@ def test_numbers_are_image_ids_as_text(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("t.csv", "image_id,uri\n,a.jpg\n", r"row 1 \(line 2\): image_id '' with uri 'a.jpg'; expected both"),
-        ("t.csv", "image_id,uri\na,b.jpg\nx,\n", r"row 2 \(line 3\): image_id 'x' with uri ''; expected both"),
+        (
+            "t.csv",
+            "image_id,uri\n,a.jpg\n",
+            r"row 1 \(line 2\): 'image_id' is '', expected an image id and an address: fill it in",
+        ),
+        (
+            "t.csv",
+            "image_id,uri\na,b.jpg\nx,\n",
+            r"row 2 \(line 3\): 'uri' is '', expected an image id and an address: fill it in",
+        ),
         ("t.csv", "image,uri\na,b\n", "has no column 'image_id'"),
         ("t.csv", "image_id,path\na,b\n", "has no column 'uri'"),
-        ("t.jsonl", '{"image_id": "a", "uri": null}\n', "line 1: image_id 'a' with uri"),
-        ("t.jsonl", '{"image_id": "a", "uri": 5}\n', "line 1: image_id 'a' with uri"),
+        ("t.jsonl", '{"image_id": "a", "uri": null}\n', "line 1: 'uri' is None"),
+        ("t.jsonl", '{"image_id": "a", "uri": 5}\n', "line 1: 'uri' is 5, expected"),
     ],
 )
 def test_a_row_that_lacks_something_is_named(tmp_path, name, text, message):
