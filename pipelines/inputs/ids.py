@@ -1,4 +1,4 @@
-"""Image ids from paths, and keys that occur twice."""
+"""Image ids from paths, and search for duplicate keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from schemas.errors import UsageError
 from schemas.keys import check_image_id
 
 IdRule = Literal["name", "path"]
-"""How image ids are made from paths: from the file name or the whole relative path, without extension."""
+"""Rule for image ids: the file name or the whole relative path, without extension."""
 
 
 def check_id_rule(ids: str) -> None:
@@ -27,31 +27,31 @@ def check_id_rule(ids: str) -> None:
 
 
 def id_of_path(path: str, ids: IdRule) -> str:
-    """Return the image id that a path stands for; empty if its last component is.
+    """Return the image id of a path; empty if its last component is.
 
     >>> id_of_path("train2014/a.b.jpg", "name"), id_of_path("train2014/a.b.jpg", "path")
     ('a.b', 'train2014/a.b')
     """
     parent, slash, name = (path if ids == "name" else str(PurePosixPath(path))).rpartition("/")
     stem = name.rpartition(".")[0]
-    stem = stem if stem.strip(".") else name  # As `os.path.splitext`: dots at the start begin no extension.
+    stem = stem if stem.strip(".") else name  # As `os.path.splitext`: leading dots begin no extension.
     return stem if ids == "name" else f"{parent}{slash}{stem}"
 
 
 def image_id_of(file_name: object, ids: IdRule = "name", *, place: str) -> str:
-    """Return the image id that a file name stands for, see `id_of_path`.
+    """Return the image id of a file name, see `id_of_path`.
 
     Raises:
-        InputError: it is not a usable file name; `place` says where it was read.
+        InputError: it is not a usable file name; the message begins with `place`.
     """
     image_id = id_of_path(check_image_id(file_name, place=place), ids)
     return image_id or check_image_id(image_id, place=place)
 
 
 class KeyHashes:
-    """The keys of all records of a source, eight bytes each, to find one that occurs twice.
+    """Hashes of the keys of a source, eight bytes each, to find a duplicate key.
 
-    Different keys may have one hash: the records are then read again, and their keys compared.
+    If two hashes are equal, the records are read again and their keys compared.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""The basis of every reader of raw captions: the row, the unit of reading, the selection and checks of values.
+"""Base of the caption readers: the row, the unit of reading, the selection and checks of values.
 
-A source is a small frozen value that travels to the workers and holds no open file. The launcher asks it for its parts, which
-only lists names; a worker reads one part as a stream. Every value is passed on exactly as it was read.
+A source is a small frozen value without open files. The launcher lists its parts by file name; a worker streams one part. Every
+value is passed on exactly as read.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ class RawCaption(NamedTuple):
         image_id: key of the image.
         language: BCP 47 tag in its usual case.
         portion: `COMPARABLE`, `TRANSLATION`, or as a table names it.
-        index: position among the image's captions of this language and portion; -1: they are numbered in order of appearance.
+        index: position among the image's captions of this language and portion; -1: numbered in order of appearance.
         split: name of the split in the source.
-        text: the sentence, exactly as it is in the file; None where a table has null.
+        text: the sentence, exactly as in the file; None for a null in a table.
     """
 
     image_id: str
     language: str
     portion: str
-    index: int  # type: ignore[assignment]  # hides `tuple.index`, which a row of captions has no use for
+    index: int  # type: ignore[assignment]  # hides `tuple.index`
     split: str
     text: str | None
 
 
 @dataclass(frozen=True, order=True)
 class Part:
-    """The unit that one worker reads. An empty string or -1 means that the file says it row by row.
+    """The unit that one worker reads.
 
     Attributes:
         name: the file with the captions, relative to the source's folder.
-        images: the file that names the image of each line, if there is one.
-        language, portion, split, index: those of all captions.
-        range: of a large file, the part that is read, see `pipelines.inputs.tables`; empty for the whole file.
+        images: the file with the image of each line; empty without one.
+        language, portion, split, index: values of all captions; an empty string or -1: values of each row.
+        range: range of a large file, see `pipelines.inputs.tables`; empty for the whole file.
     """
 
     name: str
@@ -78,7 +78,7 @@ TABLE_ROWS = 8000
 
 
 def tables_of(captions: Iterable[RawCaption]) -> Iterator[pa.Table]:
-    """Gather captions into tables with the columns `CAPTION_COLUMNS` and at most 8,000 rows."""
+    """Convert captions to tables with the columns `CAPTION_COLUMNS` and at most `TABLE_ROWS` rows."""
     remaining = iter(captions)
     while rows := list(islice(remaining, TABLE_ROWS)):
         columns = map(list, zip(*rows, strict=True))
@@ -87,7 +87,7 @@ def tables_of(captions: Iterable[RawCaption]) -> Iterator[pa.Table]:
 
 @dataclass(frozen=True)
 class Selection:
-    """The captions to read; an empty tuple selects all. Languages are converted to their usual case, splits named by the source.
+    """The captions to read; an empty tuple selects all. Languages take their usual case.
 
     Raises:
         UsageError: a language is not a BCP 47 tag.
@@ -113,7 +113,7 @@ EVERYTHING = Selection()
 
 
 class CaptionSource(ABC):
-    """A collection of raw captions, in the files of a folder: a frozen, picklable value."""
+    """A collection of raw captions in the files of a folder: a frozen, picklable value."""
 
     folder: Folder
 
@@ -124,19 +124,19 @@ class CaptionSource(ABC):
 
     @property
     def repeat_advice(self) -> str:
-        """The end of the message that a caption key occurs twice."""
+        """Advice for a duplicate caption key, as the end of a message."""
         return INDEX_ADVICE
 
     def parameters(self) -> dict[str, Any]:
-        """Return everything besides the files that determines the captions, as JSON values for a manifest."""
+        """Return the options that determine the captions, as JSON values for a manifest."""
         return {}
 
     @abstractmethod
     def parts(self, selection: Selection) -> list[Part]:
-        """List the parts to read, in a fixed order. Cheap: it looks at names, not at captions.
+        """List the parts to read, in a fixed order, by file names alone.
 
         Raises:
-            InputError: a selected value does not exist, as far as names tell.
+            InputError: by the file names, a selected value does not exist.
         """
 
     @abstractmethod
@@ -144,26 +144,20 @@ class CaptionSource(ABC):
         """Yield the captions of one of the parts of a selection, in the order of the file.
 
         Raises:
-            InputError: the file is damaged; or, at the end, a selected value did not occur and only the rows could tell.
+            InputError: the file is damaged, or a selected value did not occur.
         """
 
     def tables(self, part: Part, selection: Selection) -> Iterator[pa.Table]:
-        """Yield what `read` yields, some thousand captions at a time, as tables with the columns `CAPTION_COLUMNS`.
-
-        A source whose files hold columns yields these; others need not do anything.
-
-        Raises:
-            InputError: as `read`.
-        """
+        """Yield the captions of `read` as tables of some thousand rows with the columns `CAPTION_COLUMNS`."""
         return tables_of(self.read(part, selection))
 
     def inputs(self, selection: Selection = EVERYTHING) -> list[dict[str, Any]]:
-        """Return ``name`` (relative), ``bytes`` and ``sha256`` of every file that a selection reads, sorted by name."""
+        """Return ``name`` (relative), ``bytes`` and ``sha256`` of each file of a selection, sorted by name."""
         parts = self.parts(selection)
         return inventory(self.folder, [name for part in parts for name in (part.name, part.images) if name])
 
     def _select(self, parts: Sequence[Part], selection: Selection) -> list[Part]:
-        """Return the parts that a selection takes, of a source whose parts hold one language, portion and split each.
+        """Return the selected parts, if each part has one language, portion and split.
 
         Raises:
             InputError: a value of the selection matches no part.
@@ -174,13 +168,13 @@ class CaptionSource(ABC):
 
 
 class PathSource(CaptionSource):
-    """A source whose image ids are made from file names."""
+    """A source with image ids from file names."""
 
     ids: IdRule
 
     @property
     def repeat_advice(self) -> str:
-        """The end of the message that a caption key occurs twice."""
+        """Advice for a duplicate caption key, as the end of a message."""
         apart = "make ids of whole paths with --id-rule path, or " if self.ids == "name" else ""
         return (
             "If both describe one image, remove one of them, or read one split with --splits; if they describe two, "
@@ -188,22 +182,22 @@ class PathSource(CaptionSource):
         )
 
     def parameters(self) -> dict[str, Any]:
-        """Return another rule for image ids than the usual one."""
+        """Return the id rule, unless it is the default."""
         return {} if self.ids == "name" else {"ids": self.ids}
 
 
 class Tally:
-    """The kinds of caption (language, portion, split) that occurred while reading a file; their number is limited."""
+    """The combinations of language, portion and split in a file."""
 
     def __init__(self, location: str) -> None:
         self._location = location
         self._seen: set[tuple[str, str, str]] = set()
 
     def add(self, kind: tuple[str, str, str]) -> None:
-        """Record one kind.
+        """Record a combination.
 
         Raises:
-            InputError: there are too many kinds for them to be languages, portions and splits.
+            InputError: the file has too many for languages, portions and splits.
         """
         if kind in self._seen:
             return
@@ -215,10 +209,10 @@ class Tally:
         self._seen.add(kind)
 
     def require(self, selection: Selection) -> None:
-        """Check that there are captions, and that every selected value occurred.
+        """Check that captions and all selected values occurred.
 
         Raises:
-            InputError: there are none, or a selected value did not occur.
+            InputError: no captions occurred, or a selected value did not.
         """
         if not self._seen:
             raise InputError(f"{self._location!r} holds no captions: check the program that wrote it, or fetch it again")
@@ -226,10 +220,15 @@ class Tally:
 
 
 def require_selected(selection: Selection, kinds: Iterable[tuple[str, str, str]], *, location: str) -> None:
-    """Check that every value of a selection matches captions, given the rest of it and every (language, portion, split) there is.
+    """Check that every value of a selection matches captions, alone and together with its other values.
+
+    Args:
+        selection: the selection.
+        kinds: all combinations of language, portion and split.
+        location: location of the captions, for messages.
 
     Raises:
-        InputError: a value matches no captions; the message names the values that exist.
+        InputError: a value matches no captions; the message names the existing values.
     """
     kinds = set(kinds)
     wanted = (selection.languages, selection.portions, selection.splits)
@@ -240,16 +239,18 @@ def require_selected(selection: Selection, kinds: Iterable[tuple[str, str, str]]
             existing = {kind[field] for kind in kinds if all(kind[i] in values for i, values in others)}
             for value in wanted[field]:
                 if value not in existing:
-                    rest = "".join(f" {nouns[i]} {' or '.join(values)}" for i, values in others)
+                    others_text = "".join(f" {nouns[i]} {' or '.join(values)}" for i, values in others)
                     listed = f"there are {', '.join(sorted(existing))}" if existing else "there are none at all"
-                    raise InputError(f"no captions {noun} {value!r}{rest} in {location!r}: {listed}; change the selection")
+                    raise InputError(
+                        f"no captions {noun} {value!r}{others_text} in {location!r}: {listed}; change the selection"
+                    )
 
 
 def check_label(value: object, *, ours: str, place: str, advice: str = "fill it in, or leave the whole column out") -> str:
-    """Return the name of a portion, split or language: not empty, no control character, no ``/``, which separates keys' parts.
+    """Return the name of a portion, split or language.
 
     Raises:
-        InputError: it is anything else.
+        InputError: it is not a string, empty, or contains a control character or ``/``, the separator of keys.
     """
     if not isinstance(value, str) or not value or _NO_LABEL.search(value) is not None:
         raise InputError(f"{place}: {ours!r} is {value!r}, expected a name such as 'train', without '/'; {advice}")
@@ -257,16 +258,16 @@ def check_label(value: object, *, ours: str, place: str, advice: str = "fill it 
 
 
 def check_text(text: object, *, place: str) -> str:
-    """Return a caption that is a string and can be written as UTF-8. An empty one is accepted.
+    """Return the text of a caption; it may be empty.
 
     Raises:
-        InputError: it is missing, not a string, or contains half a surrogate pair.
+        InputError: it is not a string, or contains half a surrogate pair.
     """
     if not isinstance(text, str):
         advice = "correct the row or remove it"
         if isinstance(text, list):
             advice = "write a row for each caption of the list, e.g. with pandas: table.explode('text')"
-        raise InputError(f"{place}: the text of the caption is {text!r}, expected a string; {advice}")
+        raise InputError(f"{place}: 'text' is {text!r}, expected a string; {advice}")
     if text.isascii():
         return text
     try:
@@ -280,9 +281,12 @@ def check_text(text: object, *, place: str) -> str:
 
 
 def find_files(location: str, pattern: str, *, hint: str) -> tuple[Folder, list[str]]:
-    """Return the folder and name of an existing file, or of all files of a folder whose whole names match a regular expression.
+    """Return folder and names of one file, or of the files of a folder that match a regular expression.
 
-    The hint says what such files are called.
+    Args:
+        location: the file or folder.
+        pattern: regular expression for file names.
+        hint: description of the files, for messages.
 
     Raises:
         InputError: the folder contains no such file.

@@ -2,10 +2,10 @@
 
 Karpathy's splits of Flickr8k, Flickr30k and COCO hold images with their captions. A caption's index is its position in
 ``sentences``, its text is ``raw``; ``tokens`` are not read. Splits keep their names (``train``, ``restval``, ``val``, ``test``).
-The numbers of images and sentences, where a file has them, are only checked.
+``imgid``, ``sentid`` and ``sentids`` are optional and only checked.
 
 COCO's files hold a list of images and a list of annotations in either order, so a file is read twice. Memory holds the names and
-counts of images, not the captions. An image's captions are indexed in the order of the file.
+counts of images. An image's captions are indexed in the order of the file.
 """
 
 from __future__ import annotations
@@ -37,9 +37,17 @@ _KARPATHY_FILE = r"dataset.*\.json(\.gz)?"
 _COCO_FILE = r"captions_.+\.json(\.gz)?"
 
 
+class _JsonSource(PathSource):
+    language: str
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the language of the source, and the id rule, unless it is the default."""
+        return {"default_language": self.language, **super().parameters()}
+
+
 @dataclass(frozen=True)
-class KarpathySource(PathSource):
-    """The captions of one ``dataset_*.json``; image ids are made from ``filename`` and, where there is one, ``filepath``."""
+class KarpathySource(_JsonSource):
+    """The captions of one ``dataset_*.json``; image ids come from ``filename`` and the optional ``filepath``."""
 
     folder: Folder
     name: str
@@ -58,14 +66,10 @@ class KarpathySource(PathSource):
             raise InputError(f"{location!r} holds several files, {', '.join(map(repr, names))}: name the one to read")
         return cls(folder, names[0], language, ids)
 
-    def parameters(self) -> dict[str, Any]:
-        """Return the language, which the file does not say, and another rule for image ids than the usual one."""
-        return {"default_language": self.language, **super().parameters()}
-
     def parts(self, selection: Selection) -> list[Part]:
-        """Return one part, the file. Its splits become known only by reading it."""
-        known = Selection(selection.languages, selection.portions)
-        require_selected(known, {(self.language, COMPARABLE, "")}, location=self.folder.path_of(self.name))
+        """Return one part, the file; reading it shows its splits."""
+        without_splits = Selection(selection.languages, selection.portions)
+        require_selected(without_splits, {(self.language, COMPARABLE, "")}, location=self.folder.path_of(self.name))
         return [Part(name=self.name, language=self.language, portion=COMPARABLE)]
 
     def read(self, part: Part, selection: Selection) -> Iterator[RawCaption]:
@@ -110,7 +114,7 @@ def _parse_image(image: Any, ids: IdRule, *, place: str) -> tuple[str, str, list
 
 
 def _check_numbers(image: Mapping[str, Any], *, place: str) -> None:
-    """Check that the sentences of an image are those that it lists, as far as it lists any."""
+    """Check the optional ``imgid``, ``sentid`` and ``sentids`` of an image and its sentences."""
     sentences, listed, imgid = image["sentences"], image.get("sentids"), image.get("imgid")
     numbers = [sentence.get("sentid") for sentence in sentences]
     if imgid is not None:
@@ -122,7 +126,7 @@ def _check_numbers(image: Mapping[str, Any], *, place: str) -> None:
     for row, number in enumerate(numbers):
         if number is not None and number in numbers[:row]:
             raise InputError(
-                f"{place}: two of its sentences have the 'sentid' {number!r}: remove one of them, or number them anew"
+                f"{place}: two of its sentences have the 'sentid' {number!r}: remove one of them, or renumber them"
             )
     if isinstance(listed, list) and listed != numbers:
         numbers = [number for number in numbers if number is not None]
@@ -134,8 +138,8 @@ def _check_numbers(image: Mapping[str, Any], *, place: str) -> None:
 
 
 @dataclass(frozen=True)
-class CocoSource(PathSource):
-    """The captions of one or more ``captions_SPLIT.json``; image ids are made from ``file_name``."""
+class CocoSource(_JsonSource):
+    """The captions of one or more ``captions_SPLIT.json``; image ids come from ``file_name``."""
 
     folder: Folder
     names: tuple[str, ...]
@@ -160,10 +164,6 @@ class CocoSource(PathSource):
             if splits.setdefault(split, name) != name:
                 raise InputError(f"{splits[split]!r} and {name!r} in {location!r} are the same split: keep one")
         return cls(folder, tuple(names), language, ids)
-
-    def parameters(self) -> dict[str, Any]:
-        """Return the language, which the files do not say, and another rule for image ids than the usual one."""
-        return {"default_language": self.language, **super().parameters()}
 
     def parts(self, selection: Selection) -> list[Part]:
         """Return one part per file."""
@@ -196,7 +196,7 @@ class CocoSource(PathSource):
             counts[image_id] += 1
         if not number:
             raise InputError(f"{location!r} has no 'annotations': is it one of COCO's 'captions_*.json'? Fetch it again")
-        # Files that were joined may count annotations from the start again, but not those of one image.
+        # Joined files may repeat annotation ids, but not for one image.
         annotations = enumerate(self._items(part.name, "annotations"), start=1)
         if repeat := keys.repeat(((item["image_id"], str(item.get("id"))), number) for number, item in annotations):
             (image, own), first, second = repeat
@@ -221,7 +221,7 @@ class CocoSource(PathSource):
             image_id = image_id_of(path, self.ids, place=place)
             if paths.setdefault(key, path) != path:
                 raise InputError(
-                    f"{place}: the id {key!r} stands for {paths[key]!r} and {path!r}: number images anew, here and in 'annotations'"
+                    f"{place}: the id {key!r} belongs to {paths[key]!r} and {path!r}: renumber images, here and in 'annotations'"
                 )
             if (other := keys.setdefault(image_id, key)) != key:
                 helps = self.ids == "name" and id_of_path(paths[other], "path") != id_of_path(path, "path")
@@ -235,6 +235,6 @@ class CocoSource(PathSource):
 
 
 def _split_of(name: str) -> str:
-    """Return ``train2014`` for ``captions_train2014.json``, and an empty string for names of another form."""
+    """Return ``train2014`` for ``captions_train2014.json``, an empty string for other names."""
     stem = name.removesuffix(".gz").removesuffix(".json")
     return stem.removeprefix("captions_") if stem.startswith("captions_") else ""

@@ -1,8 +1,8 @@
-"""Multi30K as its authors publish it: one caption per line, and image lists that name the image of each line.
+"""Multi30K in its authors' layout: one caption per line, and image lists with the image of each line.
 
 ``task1`` holds translations (``raw/SPLIT.LANG.gz``, one caption per image and language), ``task2`` independent captions
-(``raw/SPLIT.N.LANG.gz``, N counts them from 1). The tasks call the same test images ``test_2016_flickr`` and ``test_2016``;
-both names are kept.
+(``raw/SPLIT.N.LANG.gz``, N from 1). The same test images are ``test_2016_flickr`` in task 1 and ``test_2016`` in
+task 2; both names are kept.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NOT_CAPTIONS = re.compile(r"\..*|(README|LICENSE).*", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Multi30kSource(PathSource):
-    """The captions of Multi30K, in the folder of ``task1`` and ``task2``; image ids are made from the lines of image lists."""
+    """The captions of Multi30K, in the folder of ``task1`` and ``task2``; image ids come from the image lists."""
 
     folder: Folder
     ids: IdRule = "name"
@@ -90,7 +90,7 @@ class Multi30kSource(PathSource):
             yield RawCaption(image_id, language, portion, index, split, text)
 
     def _parts_of(self, task: str) -> list[Part]:
-        """Return one part per text file of a task, refusing two files for one set of captions."""
+        """Return one part per text file of a task."""
         parts: dict[tuple[str, str, int], Part] = {}
         for file_name in list_files(self.folder, f"{task}/raw"):
             if _NOT_CAPTIONS.fullmatch(file_name):

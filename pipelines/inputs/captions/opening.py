@@ -35,10 +35,10 @@ def open_source(
     Args:
         format: one of `FORMATS`.
         path: local path, ``gs://`` or ``s3://`` address of the file or folder.
-        language: language of the captions if the files do not say it.
+        language: language of the captions, for formats without one.
         columns: for a table, our name of a column -> the table's name.
-        id_rule: for formats that name files of images, how image ids are made from their paths.
-        delimiter: for CSV and TSV, the character between two values; empty: found in the file.
+        id_rule: rule for image ids from paths, for formats with image files.
+        delimiter: for CSV and TSV, the character between two values; empty: detected.
         quoting: for CSV and TSV, the meaning of ``"``, see `pipelines.inputs.dialects.Quoting`.
 
     Raises:

@@ -1,9 +1,8 @@
-"""The ``*_precomp`` folders of VSE++ and SCAN: ``SPLIT_caps.txt`` with one caption per line, the captions of an image in a row.
+"""The ``*_precomp`` folders of VSE++ and SCAN: ``SPLIT_caps.txt`` with one caption per line, grouped by image.
 
-``SPLIT_ids.txt``, if it is there, names the images, exactly: one line per image, or one per caption as where VSE++ repeats each
-image. Without it five captions belong to each image, as the loaders of both assume, and image 7 of the split ``test``, counted from
-0, has the id ``test-7``. Splits keep their names (``train``, ``dev``, ``test``, ``testall``). ``imagepivot export --format scan``
-writes this layout.
+An optional ``SPLIT_ids.txt`` holds image ids: one line per image, or per caption (VSE++ repeats each image). Without it each image
+has five captions, as the loaders of both assume, and ids such as ``test-7``, counted from 0. Splits keep their names (``train``,
+``dev``, ``test``, ``testall``). ``imagepivot export --format scan`` writes this layout.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class ScanSource(CaptionSource):
 
     Attributes:
         names: the files with captions.
-        lists: for each of them the file with the ids of its images; empty if there is none.
+        lists: the file with the image ids of each; empty without one.
     """
 
     folder: Folder
@@ -70,14 +69,14 @@ class ScanSource(CaptionSource):
 
     @property
     def repeat_advice(self) -> str:
-        """What to do about an image in two splits."""
+        """Advice for an image in two splits."""
         return (
             "If both describe one image, read one split with --splits; if they describe two, give each an id of its own in "
             "'SPLIT_ids.txt'"
         )
 
     def parameters(self) -> dict[str, Any]:
-        """Return the language, which the files do not say."""
+        """Return the language of the source."""
         return {"default_language": self.language}
 
     def parts(self, selection: Selection) -> list[Part]:
@@ -102,9 +101,8 @@ class ScanSource(CaptionSource):
         if not part.images:
             if captions % _PER_IMAGE:
                 raise InputError(
-                    f"{location!r} has {captions:,} captions, which is not {_PER_IMAGE} for each image, and there is no "
-                    f"'{part.split}_ids.txt' beside it that says which images they belong to: was it cut short? Fetch it again, or "
-                    "write the list, with the id of the image for each caption"
+                    f"{location!r} has {captions:,} captions, expected {_PER_IMAGE} for each image, or their image ids in "
+                    f"'{part.split}_ids.txt': was it cut short? Fetch it again, or write the image id of each caption"
                 )
             yield from (f"{part.split}-{line // _PER_IMAGE}" for line in range(captions))
             return
@@ -115,11 +113,11 @@ class ScanSource(CaptionSource):
                 f"{location!r} has {captions:,} captions, but {list_location!r} has {images:,} ids: expected the same number of "
                 "captions for each id. One was cut short or edited; fetch both again"
             )
-        numbers: dict[str, int] = {}
+        line_of: dict[str, int] = {}
         places = f"{list_location!r}, line "
         for number, line in enumerate(read_lines(self.folder, part.images), start=1):
             image_id = check_image_id(line, place=f"{places}{number}")
-            if images < captions and (other := numbers.setdefault(image_id, number)) != number:
+            if images < captions and (other := line_of.setdefault(image_id, number)) != number:
                 raise InputError(
                     f"{list_location!r} has an id for {captions // images} captions each, but the lines {other} and {number} are "
                     f"both {image_id!r}: give each image an id of its own, or list the id of every caption"

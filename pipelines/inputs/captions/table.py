@@ -1,8 +1,7 @@
 """One table of captions: CSV, TSV or JSON lines, plain or ``.gz``, or Parquet, by the file's extension.
 
-The columns ``image_id`` and ``text`` are required; ``language``, ``portion``, ``index`` and ``split`` are optional. If the table
-calls them something else, `columns` maps our names to its names. Other columns are not read. Whole columns are checked; where a
-value is out of the ordinary, the rows are looked at one by one.
+The columns ``image_id`` and ``text`` are required; ``language``, ``portion``, ``index`` and ``split`` are optional. `columns` maps
+our names to the table's. Whole columns are checked; only for unusual values, rows are checked one by one.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class TableSource(CaptionSource):
     """The captions of one table.
 
     Attributes:
-        language: language of all captions if the table has no such column.
+        language: language of all captions without such a column.
         columns: pairs (our name, the table's name) of columns, where they differ.
         dialect: delimiter and quoting, of CSV and TSV.
     """
@@ -69,7 +68,7 @@ class TableSource(CaptionSource):
 
         Raises:
             InputError: it is a folder.
-            UsageError: its extension is unknown, or a dialect is stated of a file that has none.
+            UsageError: its extension is unknown, or it has a dialect but is neither CSV nor TSV.
         """
         if kind_of(location) == "folder":
             listed = ", ".join(map(repr, list_files(Folder(location))[:10])) or "no files"
@@ -80,15 +79,15 @@ class TableSource(CaptionSource):
         return cls(folder, name, language, tuple(sorted(columns.items())), dialect)
 
     def parameters(self) -> dict[str, Any]:
-        """Return the default language, the names of the table's columns, and what is stated of its dialect."""
-        stated = {"delimiter": self.dialect.delimiter} if self.dialect.delimiter else {}
-        stated |= {"quoting": "none"} if self.dialect.quoting == "none" else {}
-        return {"default_language": self.language, "columns": dict(self.columns), **stated}
+        """Return the default language, the names of the columns, and the explicit parts of the dialect."""
+        dialect = {"delimiter": self.dialect.delimiter} if self.dialect.delimiter else {}
+        dialect |= {"quoting": "none"} if self.dialect.quoting == "none" else {}
+        return {"default_language": self.language, "columns": dict(self.columns), **dialect}
 
     def parts(self, selection: Selection) -> list[Part]:
         """Return one part, the file, or its ranges if it is large.
 
-        What a selection names, only the whole file can tell, so that one worker reads all of it.
+        A selection is checked against the whole file, so one worker reads it.
         """
         ranges = self._rows.ranges() if selection == EVERYTHING else []
         return [Part(name=self.name, range=part) for part in ranges] or [Part(name=self.name)]
@@ -104,11 +103,11 @@ class TableSource(CaptionSource):
                 yield RawCaption(*row)
 
     def tables(self, part: Part, selection: Selection) -> Iterator[pa.Table]:
-        """Yield the captions, column by column where all values of some rows are as they should be."""
+        """Yield the captions, by column unless a value is unusual."""
         try:
             yield from self._tables(part, selection)
         except InputError:
-            if part.range:  # The places of errors count from its start: read all, up to the first one.
+            if part.range:  # Row numbers count from its start: find the error in the whole table.
                 deque(self._tables(replace(part, range=()), selection), maxlen=0)
             raise
 
@@ -130,18 +129,26 @@ class TableSource(CaptionSource):
             tally.require(selection)
 
     def _table(self, batch: Batch) -> pa.Table | None:
-        """Return the captions of some rows; None if a value is out of the ordinary."""
-        given = batch.columns
-        columns = {"image_id": _image_ids(given["image_id"]), "text": _texts(given["text"], nullable=True)}
-        for ours, default in (("language", self.language), ("portion", COMPARABLE), ("split", _SPLIT)):
-            if ours in given:
-                columns[ours] = _labels(given[ours], ours)
-            else:
-                columns[ours] = pa.repeat(pa.scalar(default), batch.rows)
-        columns["index"] = _indices(given["index"]) if "index" in given else pa.repeat(pa.scalar(-1, pa.int16()), batch.rows)
+        """Return the captions of a batch; None if a value is unusual."""
+        columns = {name: pa.repeat(value, batch.rows) for name, value in self._defaults.items()}
+        columns["index"] = pa.repeat(pa.scalar(-1, pa.int16()), batch.rows)
+        for name, values in batch.columns.items():
+            match name:
+                case "image_id":
+                    columns[name] = _image_ids(values)
+                case "text":
+                    columns[name] = _texts(values, nullable=True)
+                case "index":
+                    columns[name] = _indices(values)
+                case _:
+                    columns[name] = _labels(values, name)
         if any(column is None for column in columns.values()):
             return None
         return pa.table({name: columns[name] for name in CAPTION_COLUMNS.names}, schema=CAPTION_COLUMNS)
+
+    @property
+    def _defaults(self) -> dict[str, str]:
+        return {"language": self.language, "portion": COMPARABLE, "split": _SPLIT}
 
     def _caption(self, values: dict[str, Any], *, place: str) -> RawCaption:
         """Check the values of one row."""
@@ -149,18 +156,17 @@ class TableSource(CaptionSource):
             if value is None and ours != "text":
                 raise InputError(f"{place}: {ours!r} is missing; fill it in or remove the row")
         image_id = values["image_id"]
-        if type(image_id) is int:  # Some tables store COCO's image numbers. A bool is not one.
+        if type(image_id) is int:  # COCO's image numbers. A bool is not one.
             image_id = str(image_id)
-        language = self.language
-        if "language" in values:
-            language = _check_kind(values["language"], ours="language", place=place)
+        kinds = {
+            name: _check_kind(values[name], ours=name, place=place) if name in values else default
+            for name, default in self._defaults.items()
+        }
         return RawCaption(
             image_id=check_image_id(image_id, place=place),
-            language=language,
-            portion=_check_kind(values.get("portion", COMPARABLE), ours="portion", place=place),
             index=_check_index(values["index"], place=place) if "index" in values else -1,
-            split=_check_kind(values.get("split", _SPLIT), ours="split", place=place),
             text=None if values["text"] is None else check_text(values["text"], place=place),
+            **kinds,
         )
 
 
@@ -174,7 +180,7 @@ def _check_kind(value: object, *, ours: str, place: str = "") -> str:
 
 
 def _check_lists(texts: pa.ChunkedArray, batch: Batch) -> None:
-    """Check that the first captions of a table are not all lists, which CSV holds as text."""
+    """Check that the first captions are not all lists in the form of text, as in CSV."""
     if len(texts) and pc.all(pc.match_substring_regex(texts, _LIST)).as_py():
         name, example = batch.names["text"], texts[0].as_py()[:80]
         raise InputError(
@@ -184,8 +190,8 @@ def _check_lists(texts: pa.ChunkedArray, batch: Batch) -> None:
 
 
 def _kinds(table: pa.Table) -> list[tuple[str, str, str]]:
-    """Return each combination of language, portion and split once, in the order of first use."""
-    kinds = pc.binary_join_element_wise(table["language"], table["portion"], table["split"], "/")  # None of them has a slash.
+    """Return the combinations of language, portion and split, in the order of first use."""
+    kinds = pc.binary_join_element_wise(table["language"], table["portion"], table["split"], "/")  # They have no slash.
     return [(language, portion, split) for language, portion, split in (kind.split("/") for kind in kinds.unique().to_pylist())]
 
 
@@ -202,36 +208,26 @@ def _check_index(value: object, *, place: str) -> int:
     if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}", value):
         number = int(value)
     if type(number) is not int or not 0 <= number <= _MAX_INDEX:
-        raise InputError(f"{place}: the index is {value!r}, expected an integer from 0 to {_MAX_INDEX}")
+        raise InputError(f"{place}: 'index' is {value!r}, expected an integer from 0 to {_MAX_INDEX}")
     return number
 
 
 def _texts(column: Column, *, nullable: bool = False) -> pa.Array | None:
-    """Return the strings of a column; None if a value is no string, has half a surrogate pair, or is missing and must not be."""
-    if isinstance(column, pa.Array):
-        return None if column.null_count and not nullable else _strings(column)
-    if set(map(type, column)) - ({str, type(None)} if nullable else {str}):
-        return None
+    """Return the strings of a column; None if a value is null (unless `nullable`), not a string or not UTF-8."""
     try:
-        return pa.array(column, pa.string())
-    except (UnicodeEncodeError, pa.ArrowException):
-        return None
-
-
-def _strings(column: pa.Array) -> pa.Array | None:
-    dtype = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if not (pa.types.is_string(dtype) or pa.types.is_large_string(dtype)):
-        return None
-    try:
-        strings = column.cast(pa.string())
+        strings = column if isinstance(column, pa.Array) else pa.array(column, pa.string())
+        dtype = strings.type.value_type if pa.types.is_dictionary(strings.type) else strings.type
+        if not (pa.types.is_string(dtype) or pa.types.is_large_string(dtype)) or (strings.null_count and not nullable):
+            return None
+        strings = strings.cast(pa.string())
         strings.validate(full=True)  # Parquet may hold strings that are not UTF-8.
-    except pa.ArrowException:
+    except (UnicodeEncodeError, pa.ArrowException):
         return None
     return strings
 
 
 def _image_ids(column: Column) -> pa.Array | None:
-    """Return image ids, which may be integers; None if one is missing, empty or has a control character."""
+    """Return image ids as strings; None if one is null, empty, has a control character, or is neither string nor integer."""
     if isinstance(column, pa.Array):
         column = column.cast(pa.string()) if pa.types.is_integer(column.type) else column
     elif set(map(type, column)) == {int}:
@@ -241,7 +237,7 @@ def _image_ids(column: Column) -> pa.Array | None:
 
 
 def _labels(column: Column, ours: str) -> pa.Array | None:
-    """Return languages, portions or splits in their usual form; None if one is missing or refused."""
+    """Return languages in their usual case, portions or splits; None if one is invalid."""
     values = _texts(column)
     if values is None:
         return None
@@ -254,7 +250,7 @@ def _labels(column: Column, ours: str) -> pa.Array | None:
 
 
 def _indices(column: Column) -> pa.Array | None:
-    """Return indices as int16; None if one is missing, no integer, or not from 0 to 32767. Text has them in digits."""
+    """Return indices, integers or digits, as int16; None if one is invalid."""
     values: Sequence[Any] | pa.Array = column
     if isinstance(column, pa.Array):
         if column.null_count or not pa.types.is_integer(column.type):

@@ -95,7 +95,7 @@ def test_selections_and_inputs(precomp):
         ({"a_caps": lines(*range(5)), "a_ids": ""}, r"has 5 captions, but .* has 0 ids"),
         (
             {"a_caps": lines(*range(9))},
-            r"has 9 captions, which is not 5 for each image, and there is no 'a_ids.txt' beside it .* for each caption$",
+            r"has 9 captions, expected 5 for each image, or their image ids in 'a_ids.txt': .* of each caption$",
         ),
         ({"a_caps": lines(*range(2)), "a_ids": lines(1, "")}, r"a_ids.txt', line 2: the image id is empty"),
         (

@@ -195,7 +195,7 @@ def test_broken_csv(tmp_path, text, message):
 )
 def test_an_index_is_a_small_number(tmp_path, name, text, indices):
     for index in indices:
-        with pytest.raises(InputError, match=r"(row 1 \()?line [12]\)?: the index is .*, expected an integer from 0 to 32767"):
+        with pytest.raises(InputError, match=r"(row 1 \()?line [12]\)?: 'index' is .*, expected an integer from 0 to 32767"):
             read(_text_table(tmp_path / name, text.format(index)))
 
 
@@ -224,8 +224,8 @@ GOOD = '{"image_id": "1", "text": "a"}\n'
         (GOOD + '{"text": "b"}\n', r"line 2: lacks 'image_id', unlike the first line"),
         (GOOD + '{"image_id": "2", "text": "b", "split": "val"}\n', r"line 2: has 'split', unlike the first line"),
         (GOOD + '{"image_id": null, "text": "b"}\n', r"line 2: 'image_id' is missing"),
-        (GOOD + '{"image_id": "2", "text": ["a", "b"]}\n', r"line 2: the text of the caption is \['a', 'b'\], .*; write a row"),
-        (GOOD + '{"image_id": "2", "text": 5}\n', r"line 2: the text of the caption is 5, expected a string"),
+        (GOOD + '{"image_id": "2", "text": ["a", "b"]}\n', r"line 2: 'text' is \['a', 'b'\], .*; write a row"),
+        (GOOD + '{"image_id": "2", "text": 5}\n', r"line 2: 'text' is 5, expected a string"),
         (GOOD + '{"image_id": true, "text": "b"}\n', r"line 2: the image id is True, expected a string"),
         (GOOD + '{"image_id": 1.5, "text": "b"}\n', r"line 2: the image id is 1.5, expected a string"),
         (GOOD + '{"image_id": "2", "text": "\\ud800"}\n', r"line 2: the text '\\ud800' has half a surrogate pair"),
@@ -257,13 +257,13 @@ def test_parquet_types(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"text": [["a", "b", "c"], ["d"]]}, r"row 1: the text of the caption is \['a', 'b', 'c'\], .*explode"),
+        ({"text": [["a", "b", "c"], ["d"]]}, r"row 1: 'text' is \['a', 'b', 'c'\], .*explode"),
         ({"image_id": ["1", None]}, r"a.parquet', row 2: 'image_id' is missing"),
         ({"image_id": ["1", ""]}, r"row 2: the image id is empty"),
-        ({"text": [b"a", b"b"]}, r"row 1: the text of the caption is b'a', expected a string"),
-        ({"text": [{"raw": "a"}, {"raw": "b"}]}, r"row 1: the text of the caption is {'raw': 'a'}"),
-        ({"index": [0, 40_000]}, r"row 2: the index is 40000"),
-        ({"index": [0.0, 1.0]}, r"row 1: the index is 0.0, expected an integer"),
+        ({"text": [b"a", b"b"]}, r"row 1: 'text' is b'a', expected a string"),
+        ({"text": [{"raw": "a"}, {"raw": "b"}]}, r"row 1: 'text' is {'raw': 'a'}"),
+        ({"index": [0, 40_000]}, r"row 2: 'index' is 40000"),
+        ({"index": [0.0, 1.0]}, r"row 1: 'index' is 0.0, expected an integer"),
         ({"language": ["en", None]}, r"row 2: 'language' is missing"),
         ({"text": pa.array([b"a", b"\xff"]).view(pa.string())}, r"column 'text', row 2: not UTF-8, .*0xff"),
     ],
