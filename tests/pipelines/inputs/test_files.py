@@ -55,7 +55,7 @@ def test_utf16_is_named(tmp_path, reader):
         list(reader(*file))
 
 
-def test_a_pipe_is_refused_before_it_is_waited_for(tmp_path):
+def test_read_lines_of_a_pipe_fails_without_waiting(tmp_path):
     os.mkfifo(tmp_path / "a.csv")
     for reader in (read_lines, count):
         with pytest.raises(InputError, match=r"a\.csv': it is a named pipe, expected a file"):
@@ -143,7 +143,7 @@ def test_names_are_sorted_files(tmp_path):
     assert pickle.loads(pickle.dumps(folder)) == folder
 
 
-def test_inventory_is_of_the_bytes_as_stored(tmp_path):
+def test_inventory_hashes_stored_bytes(tmp_path):
     _write(tmp_path / "b.gz", b"text\n" * 100_000)
     _write(tmp_path / "a", b"")
     rows = inventory(Folder(str(tmp_path)), ["b.gz", "a", "b.gz"])
@@ -163,7 +163,7 @@ def test_json_items(tmp_path, name, mark, ascii_):
     assert list(iter_json(*_write(tmp_path / name, data), prefix="images.item")) == items
 
 
-def test_half_a_surrogate_pair_is_handed_over_not_replaced(tmp_path):
+def test_iter_json_keeps_lone_surrogates(tmp_path):
     for text in ("x\ud800y", "\udc00", "a\ud83d"):
         file = _write(tmp_path / "a.json", json.dumps({"images": [text]}).encode())
         assert list(iter_json(*file, prefix="images.item")) == [text]
@@ -171,7 +171,7 @@ def test_half_a_surrogate_pair_is_handed_over_not_replaced(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1, 13, 64, 1 << 18])
-def test_half_a_pair_is_found_wherever_the_chunks_end(tmp_path, monkeypatch, chunk):
+def test_scan_json_finds_lone_surrogates_at_any_chunk_end(tmp_path, monkeypatch, chunk):
     monkeypatch.setattr(files, "_CHUNK", chunk)
     rng = random.Random(chunk)
     pieces = [r"\ud83d\ude00", r"\UD83D".lower(), r"\uDE00", r"\\", r"\n", r"\u00e9", "ud83d", "é", "abcdefgh", r"\""]
@@ -191,12 +191,12 @@ def test_half_a_pair_is_found_wherever_the_chunks_end(tmp_path, monkeypatch, chu
 @pytest.mark.parametrize(
     "data", [b'{"images": [{"a": "x"},', b"", b'{"images": [1]} x', b'\xef\xbb\xbf\xef\xbb\xbf{"images": []}', b"{'a'}"]
 )
-def test_json_that_is_none(tmp_path, data):
+def test_iter_json_of_malformed_json_fails(tmp_path, data):
     with pytest.raises(InputError, match=r"a\.json' is not well-formed JSON: .* after \d items of 'images'"):
         list(iter_json(*_write(tmp_path / "a.json", data), prefix="images.item"))
 
 
-def test_json_that_is_not_utf8(tmp_path):
+def test_iter_json_of_non_utf8_fails(tmp_path):
     head = json.dumps({"a": "é" * 300_000}, ensure_ascii=False).encode()[:-1]
     file = _write(tmp_path / "a.json", head + b',\n\n"b": "caf\xe9"}')
     with pytest.raises(InputError, match=rf"is not UTF-8: line 3, byte {len(head) + 13} of the file is the byte 0xe9; convert"):

@@ -36,7 +36,7 @@ def test_check_id_rule_names_the_option():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_repeat_is_the_first_key_that_comes_again(seed):
+def test_repeat_returns_the_first_duplicate_key(seed):
     generator = random.Random(seed)
     keys = [generator.choice([str, int])(generator.randrange(60)) for _ in range(generator.randrange(40))]
     hashes = KeyHashes()

@@ -58,7 +58,7 @@ def write(path, rows, *, end="\n", start=""):
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("start", ["", "\ufeff", "\n\n"])
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.parquet"])
-def test_the_ranges_of_a_table_are_its_rows_in_their_order(tmp_path, name, start, end):
+def test_ranges_hold_all_rows_in_order(tmp_path, name, start, end):
     rows = rows_of(seed=1)
     source = open_source("table", write(tmp_path / name, rows, end=end, start=start))
     parts = source.parts(EVERYTHING)
@@ -70,7 +70,7 @@ def test_the_ranges_of_a_table_are_its_rows_in_their_order(tmp_path, name, start
 
 
 @pytest.mark.parametrize("length", [4, 5, 11, 1000])
-def test_a_line_belongs_to_the_range_that_it_begins_in(tmp_path, length):
+def test_range_holds_lines_by_their_first_byte(tmp_path, length):
     text = "\ufeffab\n\ncd\r\né" + "x" * 20 + "\nlast"
     (tmp_path / "a").write_bytes(text.encode())
     folder, size = Folder(str(tmp_path)), len(text.encode())
@@ -99,7 +99,7 @@ def test_a_quote_at_the_very_start_counts(tmp_path):
         assert ranges_of(tmp_path, "a.csv") == []
 
 
-def test_what_is_not_cut(tmp_path):
+def test_ranges_of_small_or_compressed_tables_are_empty(tmp_path):
     path = write(tmp_path / "a.tsv", rows_of(seed=4))
     (tmp_path / "a.tsv.gz").write_bytes(gzip.compress(path.read_bytes(), 0))
     write(tmp_path / "small.tsv", rows_of(seed=4, count=3))
@@ -108,7 +108,7 @@ def test_what_is_not_cut(tmp_path):
     assert ranges_of(tmp_path, "missing.tsv") == []
 
 
-def test_what_is_selected_is_looked_for_in_the_whole_table(tmp_path):
+def test_parts_with_a_selection_hold_the_whole_table(tmp_path):
     source = open_source("table", write(tmp_path / "a.tsv", rows_of(seed=5)))
     assert source.parts(Selection(languages=("de",))) == [Part("a.tsv")]
 

@@ -66,7 +66,7 @@ def found(body: bytes):
 # --- what is asked for and what comes back ---------------------------------------------------------------------------
 
 
-def test_a_file_is_fetched_whole_and_the_request_says_who_asks(site):
+def test_fetch_returns_all_bytes_and_sends_a_user_agent(site):
     site.pages["/a%20b.jpg?size=9"] = bytes(range(256)) * 5000
     assert fetch(site.address("/a b.jpg?size=9"), HERE) == bytes(range(256)) * 5000
     ((method, _, headers),) = site.requests
@@ -94,18 +94,18 @@ def test_a_body_that_is_compressed_or_chunked_is_put_together(site):
 
 
 @pytest.mark.parametrize("number", [400, 401, 403, 404, 410, 501, 204, 206, 304])
-def test_what_cannot_get_better_is_asked_for_once(site, pauses, number):
+def test_fetch_of_permanent_errors_does_not_retry(site, pauses, number):
     site.pages["/a"] = status(number)
     assert reason(site.address("/a")) == f"HTTP {number}"
     assert (len(site.requests), pauses) == (1, [])
 
 
 @pytest.mark.parametrize("address", ["http://", "http:///a.jpg", "http://[bad/a.jpg", "http://h:99999/a"])
-def test_what_is_no_address_fails_alone(address):
+def test_fetch_of_invalid_address_fails(address):
     assert reason(address) in ("not a valid address", "its host is unknown")
 
 
-def test_what_is_a_web_address():
+def test_is_web_address():
     texts = ("http://a", "HTTPS://a/b", "ftp://a", "file:///a", "a/http://b", "http:/a")
     assert [is_web_address(text) for text in texts] == [True, True, False, False, False, False]
 
@@ -114,7 +114,7 @@ def test_what_is_a_web_address():
 
 
 @pytest.mark.parametrize("number", [429, 500, 502, 503, 504])
-def test_a_busy_server_is_asked_again_after_growing_pauses(site, pauses, number):
+def test_fetch_retries_with_exponential_backoff(site, pauses, number):
     site.pages["/a"] = in_turn(status(number), status(number), found(b"a"))
     assert fetch(site.address("/a"), HERE) == b"a"
     assert pauses == [0.5, 1.0]
@@ -124,7 +124,7 @@ def test_a_busy_server_is_asked_again_after_growing_pauses(site, pauses, number)
     assert (site.paths.count("/b"), pauses) == (4, [0.5, 1.0, 2.0])
 
 
-def test_the_server_says_how_long_to_wait(site, pauses):
+def test_fetch_respects_retry_after(site, pauses):
     date = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 20))
     site.pages["/a"] = in_turn(
         status(429, Retry_After="7"), status(503, Retry_After=date), status(503, Retry_After="soon"), found(b"a")
@@ -135,13 +135,13 @@ def test_the_server_says_how_long_to_wait(site, pauses):
     assert pauses[2] == 2.0
 
 
-def test_a_wait_longer_than_the_time_left_is_not_begun(site, pauses):
+def test_fetch_does_not_wait_past_the_deadline(site, pauses):
     site.pages["/a"] = status(429, Retry_After="3600")
     assert reason(site.address("/a")) == "HTTP 429"
     assert (len(site.requests), pauses) == (1, [])
 
 
-def test_a_connection_that_breaks_is_tried_again(site, pauses):
+def test_fetch_retries_broken_connections(site, pauses):
     def breaks(handler):
         handler.answer(200, b"half", Content_Length="8")
         handler.close_connection = True
@@ -155,7 +155,7 @@ def test_a_connection_that_breaks_is_tried_again(site, pauses):
     assert reason(site.address("/b")) == "connection broken"
 
 
-def test_a_server_that_is_gone(pauses):
+def test_fetch_from_closed_port_fails(pauses):
     with serve() as site:
         address = site.address("/a")
     assert reason(address) == "cannot connect"
@@ -180,7 +180,7 @@ def endless(start: bytes, piece: bytes):
     return send
 
 
-def test_the_greatest_size_is_allowed_and_one_byte_more_is_not(site, pauses):
+def test_fetch_limits_size_exactly(site, pauses):
     site.pages |= {"/a": bytes(1000), "/b": bytes(1001)}
     assert fetch(site.address("/a"), SMALL) == bytes(1000)
     assert reason(site.address("/b"), SMALL) == TOO_LARGE
@@ -201,13 +201,13 @@ CHUNKED = HEADERS + b"Transfer-Encoding: chunked\r\n\r\n"
     ],
     ids=["no length", "wrong length", "chunks", "compressed"],
 )
-def test_what_a_server_does_not_say_about_the_size_does_not_help_it(site, pauses, page):
+def test_fetch_limits_size_without_content_length(site, pauses, page):
     site.pages["/a"] = page
     assert reason(site.address("/a"), SMALL) == TOO_LARGE
     assert len(site.requests) == 1
 
 
-def test_framing_that_never_ends_is_cut_off(site, pauses):
+def test_fetch_limits_chunk_framing(site, pauses):
     site.pages["/a"] = endless(CHUNKED, b"0" * 4096)
     assert reason(site.address("/a"), SMALL) in (TOO_LARGE, "connection broken")  # Some versions of urllib3 look for it.
 
@@ -229,7 +229,7 @@ def dripping(start: bytes):
     [b"", HEADERS + b"X: ", HEADERS + b"Content-Length: 900\r\n\r\n", CHUNKED + b"400\r\n"],
     ids=["status", "headers", "body", "chunk"],
 )
-def test_a_server_that_drips_is_cut_off(site, start):
+def test_fetch_limits_total_time(site, start):
     site.pages["/a"] = dripping(start)
     assert reason(site.address("/a"), WebAccess(allow_private_addresses=True, total_seconds=0.3)) == "timed out"
     assert len(site.requests) == 1
@@ -245,7 +245,7 @@ def test_a_silent_server_is_cut_off_and_asked_again(site, pauses):
 
 
 @pytest.mark.parametrize("number", [301, 302, 303, 307, 308])
-def test_redirects_are_followed_whatever_form_they_have(site, number):
+def test_fetch_follows_redirects_of_any_form(site, number):
     site.pages["/x/a"] = status(number, Location="../b?c")
     site.pages["/b?c"] = status(number, Location=f"//localhost:{site.port}/d")
     site.pages["/d"] = b"d"
@@ -262,7 +262,7 @@ def test_redirects_are_followed_whatever_form_they_have(site, number):
         ("/a", "more than 10 redirects"),
     ],
 )
-def test_redirects_end_and_lead_to_the_web_only(site, target, words):
+def test_fetch_refuses_redirect_loops_and_other_schemes(site, target, words):
     site.pages["/a"] = status(302, **({"Location": target} if target else {}))
     assert reason(site.address("/a")) == words
     assert len(site.requests) == (11 if target == "/a" else 1)
@@ -271,7 +271,7 @@ def test_redirects_end_and_lead_to_the_web_only(site, target, words):
 # --- proxies ---------------------------------------------------------------------------------------------------------
 
 
-def test_behind_a_proxy_nothing_can_be_checked(site, monkeypatch):
+def test_check_proxy_refuses_unchecked_proxies(site, monkeypatch):
     monkeypatch.setenv("http_proxy", site.address(""))
     with pytest.raises(UsageError, match=r"cannot fetch 'http://a.test/b': the environment names a proxy .*http_proxy"):
         check_proxy("http://a.test/b", WebAccess())
@@ -282,7 +282,7 @@ def test_behind_a_proxy_nothing_can_be_checked(site, monkeypatch):
     assert site.requests == []
 
 
-def test_a_proxy_is_used_where_everything_is_allowed(site, monkeypatch):
+def test_fetch_through_allowed_proxy(site, monkeypatch):
     monkeypatch.setenv("all_proxy", f"http://me:secret%21@127.0.0.1:{site.port}")
     site.pages["http://a.test/b"] = b"b"
     check_proxy("http://a.test/b", HERE)
@@ -298,7 +298,7 @@ def test_a_proxy_is_used_where_everything_is_allowed(site, monkeypatch):
 
 
 @pytest.mark.slow
-def test_versions_are_what_servers_tell_in_the_order_of_the_addresses(site, pauses, tmp_path):
+def test_with_versions_returns_headers_in_order(site, pauses, tmp_path):
     changed = "Wed, 21 Oct 2015 07:28:00 GMT"
     pages = {
         "/tag": lambda handler: handler.answer(200, b"abc", ETag='"5d8c"', Last_Modified=changed),
@@ -324,7 +324,7 @@ def test_versions_are_what_servers_tell_in_the_order_of_the_addresses(site, paus
     assert pauses  # One server was asked again.
 
 
-def test_a_server_that_cannot_be_asked_has_no_version(pauses):
+def test_version_of_unreachable_server_is_empty(pauses):
     with serve() as site:
         address = site.address("/a")
     assert [version_of(text, HERE) for text in (address, "http://[bad")] == ["", ""]
@@ -382,13 +382,13 @@ def test_addresses_are_public_or_not(address, public):
         *("10.0.0.1", "192.168.0.1", "169.254.169.254", "[fe80::1]", "[fd00::1]", "224.0.0.1"),
     ],
 )
-def test_nothing_is_sent_to_this_machine_or_its_network_however_it_is_written(site, host):
+def test_fetch_refuses_private_hosts_in_any_notation(site, host):
     assert reason(site.address("/a", host), PUBLIC_ACCESS) in (NOT_PUBLIC, "its host is unknown")
     assert site.connections == 0
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1", "2130706433", "0x7f.1", "[::ffff:127.0.0.1]"])
-def test_the_same_is_fetched_where_it_is_allowed(site, host):
+def test_fetch_of_allowed_private_hosts(site, host):
     assert fetch(site.address("/a", host), HERE) == b"a"
 
 
@@ -404,7 +404,7 @@ def test_a_name_is_refused_if_any_of_its_addresses_is_private(site, names, one_i
         assert site.connections == 0
 
 
-def test_the_address_that_was_checked_is_the_one_connected_to(site, names, one_is_public):
+def test_fetch_connects_to_the_checked_address(site, names, one_is_public):
     # The second answer of the name server would lead elsewhere.
     names["photos.test"] = [["127.0.0.1"], ["127.0.0.2"]]
     assert fetch(site.address("/a", "photos.test"), WebAccess()) == b"a"
@@ -420,7 +420,7 @@ def test_redirects_are_checked_like_the_first_address(site, names, one_is_public
     assert site.paths == ["/moved"]
 
 
-def test_of_several_addresses_one_that_answers_is_enough(site, names):
+def test_fetch_tries_all_addresses_of_a_host(site, names):
     assert reason("http://no-such-host.invalid/a", PUBLIC_ACCESS) == "its host is unknown"
     names["photos.test"] = [["127.0.0.2", "127.0.0.1"]]
     assert fetch(site.address("/a", "photos.test"), HERE) == b"a"
@@ -457,9 +457,7 @@ def secure(tmp_path):
         yield site, tmp_path / "cert.pem"
 
 
-def test_the_certificate_is_that_of_the_name_although_a_checked_address_is_connected_to(
-    secure, names, one_is_public, monkeypatch
-):
+def test_fetch_checks_the_certificate_of_the_host_name(secure, names, one_is_public, monkeypatch):
     site, trusted = secure
     names |= {"photos.test": [["127.0.0.1"]], "other.test": [["127.0.0.1"]]}
     monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
@@ -470,13 +468,13 @@ def test_the_certificate_is_that_of_the_name_although_a_checked_address_is_conne
     assert reason(site.address("/a", "127.0.0.1"), PUBLIC_ACCESS) == "its certificate is not valid"
 
 
-def test_an_untrusted_certificate_is_refused_even_where_all_addresses_are_allowed(secure, names):
+def test_fetch_refuses_untrusted_certificates(secure, names):
     site, _ = secure
     names["photos.test"] = [["127.0.0.1"]]
     assert reason(site.address("/a", "photos.test"), HERE) == "its certificate is not valid"
     assert site.requests == []
 
 
-def test_a_server_that_speaks_no_tls(site):
+def test_fetch_without_tls_fails(site):
     access = WebAccess(allow_private_addresses=True, max_attempts=1)
     assert reason(site.address("/a").replace("http:", "https:"), access) == "no secure connection"

@@ -73,7 +73,7 @@ def test_without_a_training_split_no_forms_are_counted():
 
 
 @pytest.mark.parametrize("recipe", [RAW, LC], ids=["raw", "lc"])
-def test_tokens_are_those_of_the_recipe(recipe):
+def test_tokenize_captions_follows_the_recipe(recipe):
     captions = random_captions(6, 50)
     table, failures = tokenize_captions(block(*captions), recipe)
     assert table["tokens"].to_pylist() == [prepare(raw.text, raw.language, recipe) for raw in captions]
@@ -129,7 +129,7 @@ def test_rows_have_the_schema_and_one_dictionary(monkeypatch):
 
 
 @pytest.mark.parametrize("step", [1, 7, 64, 300])
-def test_statistics_are_those_of_a_plain_loop_however_the_rows_are_cut(step):
+def test_statistics_equal_a_plain_loop_for_any_batch(step):
     table = sort_captions([block(*random_captions(9))])
     rows = caption_rows([tokenize_captions(table, RAW)[0]])
     counted: dict[str, dict[str, int]] = defaultdict(lambda: {"captions": 0, "tokens": 0})
@@ -145,7 +145,7 @@ def test_statistics_are_those_of_a_plain_loop_however_the_rows_are_cut(step):
     assert statistics.to_json() == {"captions": counted, "images": {split: len(ids) for split, ids in images.items()}}
 
 
-def test_no_rows_have_no_statistics():
+def test_statistics_without_rows_are_empty():
     statistics = CaptionStatistics()
     statistics.add(CAPTIONS.empty_table())
     assert statistics.to_json() == {}

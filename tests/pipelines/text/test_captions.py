@@ -20,7 +20,7 @@ from pipelines.text.merge_sort import make_sorted_runs
 from pipelines.text.moses import RECIPES, prepare
 from pipelines.text.transforms import ReadCaptions, TokenizeCaptions
 from schemas.dataset import open_dataset
-from schemas.errors import DatasetError, InputError, UsageError
+from schemas.errors import InputError, UsageError
 from schemas.footers import Footer
 from schemas.keys import shard_of
 from schemas.storage.folder import Folder
@@ -89,7 +89,7 @@ def brute(rows, *, shard: int, shards: int = 4, recipe: str = "multi30k-lc") -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["multi30k-lc", "raw"])
-def test_shards_are_those_of_a_plain_loop(rows, table, prepared, tmp_path, recipe):
+def test_prepare_captions_equals_a_plain_loop(rows, table, prepared, tmp_path, recipe):
     if recipe != "multi30k-lc":
         prepared = tmp_path / "c"
         prepare_captions(job_of(table, prepared, recipe=recipe), ONE)
@@ -114,7 +114,7 @@ def test_statistics_in_the_manifest_are_those_of_a_plain_loop(rows, prepared):
 
 
 @pytest.mark.slow
-def test_a_selection_leaves_the_rest_out(rows, table, tmp_path):
+def test_selection_filters_captions(rows, table, tmp_path):
     selected = {"languages": ("de",), "portions": ("comparable",), "splits": ("val",)}
     manifest = prepare_captions(job_of(table, tmp_path / "c", **selected), ONE)
     expected = sorted(row[4] for row in rows if row[1:4] == ("de", "comparable", "val"))
@@ -123,7 +123,7 @@ def test_a_selection_leaves_the_rest_out(rows, table, tmp_path):
 
 
 @pytest.mark.slow
-def test_captions_without_tokens_are_failures_which_the_meter_counts(rows, tmp_path, monkeypatch):
+def test_captions_without_tokens_are_counted_failures(rows, tmp_path, monkeypatch):
     monkeypatch.setattr("pipelines.running.meter._WRITE_SECONDS", -1.0)
     (tmp_path / "meter").mkdir()
     meter = Meter(str(tmp_path / "meter"))
@@ -142,7 +142,7 @@ def test_captions_without_tokens_are_failures_which_the_meter_counts(rows, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", sorted(RECIPES))
-def test_null_captions_are_failures_and_nothing_after_them_is_lost(tmp_path, recipe):
+def test_null_captions_are_failures(tmp_path, recipe):
     texts = ["a dog", None, "the cat", None, "ein Hund"]
     lines = [{"image_id": str(n), "text": text, "language": "de" if n > 2 else "en"} for n, text in enumerate(texts)]
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -198,7 +198,7 @@ def tiny(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("execution", [ONE, SHUFFLING], ids=["places", "bytes"])
-def test_pieces_of_any_size_make_the_same_dataset(table, prepared, tmp_path, monkeypatch, execution):
+def test_prepare_captions_is_independent_of_run_size(table, prepared, tmp_path, monkeypatch, execution):
     made = []
     monkeypatch.setattr(
         "pipelines.text.caption_shards.make_sorted_runs",
@@ -213,7 +213,7 @@ def test_pieces_of_any_size_make_the_same_dataset(table, prepared, tmp_path, mon
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("execution", [ONE, SHUFFLING], ids=["places", "bytes"])
-def test_truecasers_learn_from_all_captions_when_a_run_goes_on(rows, table, tmp_path, execution):
+def test_resumed_run_learns_truecasers_from_all_captions(rows, table, tmp_path, execution):
     prepare_captions(job_of(table, tmp_path / "c", recipe="moses-truecase"), execution)
     before = tree(tmp_path / "c")
     for name in ("_manifest.json", "part-00001-of-00004.parquet", "_truecaser/en.model"):
@@ -223,7 +223,7 @@ def test_truecasers_learn_from_all_captions_when_a_run_goes_on(rows, table, tmp_
 
 
 @pytest.mark.slow
-def test_the_pieces_of_a_killed_run_are_deleted(table, prepared, tmp_path):
+def test_runs_of_a_killed_run_are_deleted(table, prepared, tmp_path):
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / ".captions-0a.tmp-1").write_bytes(b"left")
     prepare_captions(job_of(table, tmp_path / "c"), ONE)
@@ -231,7 +231,7 @@ def test_the_pieces_of_a_killed_run_are_deleted(table, prepared, tmp_path):
 
 
 @pytest.mark.slow
-def test_no_pieces_are_left_when_the_manifest_is_written(table, tmp_path, monkeypatch):
+def test_runs_are_deleted_before_the_manifest(table, tmp_path, monkeypatch):
     seen = []
     replace = Folder.replace
 
@@ -246,7 +246,7 @@ def test_no_pieces_are_left_when_the_manifest_is_written(table, tmp_path, monkey
 
 
 @pytest.mark.slow
-def test_transforms_fit_into_a_pipeline_of_ones_own(table, prepared, tmp_path):
+def test_transforms_in_a_custom_pipeline(table, prepared, tmp_path):
     parameters = open_dataset(prepared).manifest.parameters
     output = OutputDataset(folder=Folder(str(tmp_path / "c")), kind="captions", parameters=parameters, shards=4)
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
@@ -256,16 +256,6 @@ def test_transforms_fit_into_a_pipeline_of_ones_own(table, prepared, tmp_path):
     for number in range(4):
         made = pq.read_table(tmp_path / "c" / output.name(number))
         assert made.equals(open_dataset(prepared).shard(number))
-
-
-@pytest.mark.slow
-def test_changed_captions_are_another_dataset(rows, table, prepared, tmp_path):
-    shutil.copytree(prepared, tmp_path / "c")
-    write_table(table, rows[1:])
-    with pytest.raises(DatasetError, match=r"holds another dataset .*--overwrite"):
-        prepare_captions(job_of(table, tmp_path / "c"), ONE)
-    assert prepare_captions(job_of(table, tmp_path / "c", overwrite=True), ONE).rows == 199
-    assert validate(tmp_path / "c") == []
 
 
 def test_statistics_of_shards_add_up():
@@ -323,7 +313,7 @@ def test_captions_keep_the_number_of_their_folder_and_follow_other_datasets(tmp_
     assert shards_of(source, tmp_path / "c", overwrite=True) == 16
 
 
-def test_shards_of_captions_that_are_too_large_are_refused(tmp_path, rows, monkeypatch):
+def test_too_large_shards_are_refused(tmp_path, rows, monkeypatch):
     monkeypatch.setattr("schemas.writing.shard_count._MOST_BYTES", 1000)
     with pytest.raises(UsageError, match=r"in 1 shards make .* expected at most .*: give --shards [0-9]+ or more, or auto"):
         shards_of(open_source("table", write_table(tmp_path / "t.tsv", rows)), tmp_path / "c", shards=1)

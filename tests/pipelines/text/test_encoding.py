@@ -30,7 +30,7 @@ def brute(tokens: list[str], known: list[str], max_length: int) -> list[int]:
 
 
 @pytest.mark.parametrize("max_length", [1, 4, 100])
-def test_ids_are_those_of_a_plain_loop(max_length):
+def test_encode_table_equals_a_plain_loop(max_length):
     generator = random.Random(11)
     captions = [generator.choices(WORDS, k=generator.randrange(1, 9)) for _ in range(101)]
     vocabulary = Vocabulary.from_counts({"en": {"a": 9, "b": 8, "d": 7}}, min_count=1)
@@ -88,7 +88,7 @@ def test_vocabulary_and_encode_agree_on_text_with_reserved_names(tmp_path):
     }
 
 
-def test_no_captions_give_no_rows():
+def test_encode_table_without_captions():
     table, statistics = encode_table(CAPTIONS.empty_table(), Vocabulary.from_counts({}, min_count=1), 5)
     assert table.equals(ENCODED.empty_table())
     assert statistics == {"captions": 0, "tokens": 0, "unknown_tokens": 0, "captions_cut": 0}
@@ -143,20 +143,7 @@ def test_the_pipeline_encodes_each_caption_in_its_place(inputs, tmp_path):
 
 
 @pytest.mark.slow
-def test_finished_shards_are_kept(inputs, encoded, tmp_path):
-    shutil.copytree(encoded, tmp_path / "e")
-    before = tree(tmp_path / "e")
-    kept = tmp_path / "e" / "part-00001-of-00005.parquet"
-    stamp = kept.stat()
-    for name in ("_manifest.json", "part-00000-of-00005.parquet", "part-00004-of-00005.parquet"):
-        (tmp_path / "e" / name).unlink()
-    encode_captions(job_of(inputs, tmp_path / "e"), ONE)
-    assert tree(tmp_path / "e") == before
-    assert (kept.stat().st_mtime_ns, kept.stat().st_ino) == (stamp.st_mtime_ns, stamp.st_ino)
-
-
-@pytest.mark.slow
-def test_captions_whose_content_has_changed_are_encoded_again_only_when_asked(inputs, encoded, tmp_path):
+def test_encode_captions_with_changed_content_needs_overwrite(inputs, encoded, tmp_path):
     shutil.copytree(encoded, tmp_path / "e")
     captions = open_dataset(inputs / "captions")
     rows = [{**row, "tokens": ["a"]} for row in captions.table().to_pylist()]  # As another version might cut the text.
@@ -183,13 +170,3 @@ def test_shards_are_read_in_batches_of_any_size(inputs, encoded, tmp_path, monke
     encode_captions(job_of(inputs, tmp_path / "e"), ONE)
     assert tree(tmp_path / "e") == tree(encoded)
     assert set(whole) == {"vocabulary"}
-
-
-@pytest.mark.slow
-def test_another_length_is_another_dataset(inputs, encoded, tmp_path):
-    shutil.copytree(encoded, tmp_path / "e")
-    with pytest.raises(DatasetError, match=r"holds another dataset \(max_length: there 100, now 5\).*--overwrite"):
-        encode_captions(job_of(inputs, tmp_path / "e", max_length=5), ONE)
-    encode_captions(job_of(inputs, tmp_path / "e", max_length=5, overwrite=True), ONE)
-    assert open_dataset(tmp_path / "e").manifest.parameters["max_length"] == 5
-    assert validate(tmp_path / "e") == []

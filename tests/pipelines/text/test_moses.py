@@ -128,7 +128,7 @@ def test_lower(text: str, expected: str) -> None:
     assert lower(text) == expected
 
 
-def test_lower_is_that_of_each_character_alone() -> None:
+def test_lower_works_character_by_character() -> None:
     letters = "".join(chr(c) for c in range(0x20, 0x2100) if unicodedata.category(chr(c))[0] == "L")
     assert lower(letters) == "".join(character.lower() for character in letters)
 
@@ -139,7 +139,7 @@ def test_normalize_punctuation(language: str, text: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize("language", ["en", "de", "fr", "cs", "es", "it"])
-def test_text_that_skips_the_normalizer_would_not_be_changed_by_it(language: str) -> None:
+def test_normalizer_skips_unchanged_text_only(language: str) -> None:
     rng = random.Random(f"normalizer {language}")
     alphabet = "ab E9 ٣ .,'`´’‘‚\"„«»…–—%:;?!()<\xa0º\r\tcmné"
     skipped = 0
@@ -248,7 +248,7 @@ def test_an_unknown_recipe_is_refused_with_the_known_names_and_the_closest() -> 
         ("raw", {"lowercase": False, "normalize": False, "truecase": False}, "whitespace"),
     ],
 )
-def test_parameters_hold_what_changes_the_tokens(name: str, steps: dict[str, bool], tokenizer: str) -> None:
+def test_parameters_hold_token_options(name: str, steps: dict[str, bool], tokenizer: str) -> None:
     parameters = recipe(name).parameters()
     of_moses = {"moses_commit": "3a0631a", "sacremoses": sacremoses.__version__, "escape": True}
     assert parameters.to_json() == {

@@ -22,7 +22,7 @@ def test_another_version_of_the_tokenizer_is_accepted():
     assert tokenize_query("A dog.", "en", steps) == ["a", "dog", "."]
 
 
-def test_a_recipe_that_truecases_takes_the_models_of_the_captions(tmp_path):
+def test_tokenize_query_uses_truecasers_of_the_captions(tmp_path):
     model = TruecaseModel.from_counts({"Berlin": 5, "hund": 1, "Hund": 3, "ein": 4})
     (tmp_path / "de.model").write_text(model.to_text(), encoding="utf-8")
     steps = recipe("moses-truecase").parameters()
@@ -35,7 +35,7 @@ def test_a_recipe_that_truecases_takes_the_models_of_the_captions(tmp_path):
         tokenize_query("ein Hund", "de", steps, str(tmp_path / "nothing"))
 
 
-def test_a_truecaser_without_a_recipe_that_truecases_is_refused():
+def test_tokenize_query_refuses_an_unused_truecaser():
     with pytest.raises(UsageError, match="'raw' does not truecase: leave --truecaser out"):
         tokenize_query("a dog", "en", RECIPES["raw"].parameters(), "somewhere")
 

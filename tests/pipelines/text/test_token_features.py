@@ -65,7 +65,7 @@ def test_each_caption_has_the_vectors_of_its_tokens(job):
     assert found["sub_words"] == found["tokens"] + sum(of_caption.count("grüner") for of_caption in tokens)
 
 
-def test_the_manifest_says_what_made_it(job):
+def test_manifest_holds_model_and_captions(job):
     manifest = extract_token_features(job, ONE)
     assert manifest.inputs == ({"name": "captions", "fingerprint": open_dataset(job.captions).fingerprint},)
     assert manifest.parameters["max_length"] == 100
@@ -84,7 +84,7 @@ def test_bytes_do_not_depend_on_workers_and_batches(job, tmp_path):
     assert tree(Path(job.output)) == tree(Path(other.output))
 
 
-def test_a_run_goes_on_where_it_was_killed(job):
+def test_resumed_run_writes_missing_shards_only(job):
     extract_token_features(job, ONE)
     before = tree(Path(job.output))
     kept = Path(job.output, "part-00001-of-00004.parquet")

@@ -131,7 +131,7 @@ def test_best_form_has_the_highest_count_then_the_smallest_code_points() -> None
         assert model.to_text() == "coke (13/25.9) Coke (12.9)\nUS (33/99) Us (33) us (33)\nÉlan (1/2) élan (1)\n"
 
 
-def test_model_file_is_sorted_and_holds_what_the_perl_trainer_writes() -> None:
+def test_to_text_equals_the_sorted_model_of_the_perl_trainer() -> None:
     assert MODEL.to_text() == SORTED_MODEL
     assert sorted(SORTED_MODEL.split("\n")) == sorted(PERL_MODEL.split("\n"))
     assert TruecaseModel.from_text(PERL_MODEL) == MODEL
@@ -150,7 +150,7 @@ def test_floating_point_noise_of_the_perl_is_rounded_to_tenths() -> None:
     assert model.counts == {"The": 34314, "the": 20400, "THE": 16476}
 
 
-def test_the_best_form_of_a_model_file_stays_whatever_the_tie_rule() -> None:
+def test_from_text_keeps_best_forms() -> None:
     text = "us (3/9) US (3) Us (3)\n"
     model = TruecaseModel.from_text(text)
     assert model.best == {"us": "us"}
@@ -326,7 +326,7 @@ def test_inputs_are_digests_in_the_order_of_languages():
         ("my_model.model", EN.encode(), UsageError, "'my_model' is not a language tag"),
     ],
 )
-def test_models_that_cannot_be_read(tmp_path, name, data, kind, message):
+def test_load_truecasers_of_broken_models_fails(tmp_path, name, data, kind, message):
     if name:
         (tmp_path / "models" / name).parent.mkdir(parents=True)
         (tmp_path / "models" / name).write_bytes(data)

@@ -93,7 +93,7 @@ def brute_vocabulary(counts, min_count, scope) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch_bytes", [1, 10_000, 4 << 20])
-def test_counts_of_all_shards_are_those_of_a_plain_loop(rows, captions, monkeypatch, batch_bytes):
+def test_count_tokens_equals_a_plain_loop(rows, captions, monkeypatch, batch_bytes):
     monkeypatch.setattr("schemas.kinds._BATCH_BYTES", batch_bytes)
     monkeypatch.setattr(Dataset, "shard", lambda *_: pytest.fail("a whole shard was read"))
     dataset = open_dataset(captions)
@@ -170,7 +170,7 @@ def test_statistics_of_one_language_have_no_pairs():
         ({"splits": ("train", "val")}, 4, "language"),
     ],
 )
-def test_a_vocabulary_is_what_a_plain_loop_finds(rows, captions, built, selection, min_count, scope):
+def test_build_vocabulary_equals_a_plain_loop(rows, captions, built, selection, min_count, scope):
     folder = built(min_count=min_count, count_scope=scope, **selection)
     manifest = open_dataset(folder).manifest
     counts = brute_counts(rows, **selection)
@@ -223,7 +223,7 @@ def test_a_second_run_changes_nothing(captions, built, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [["_manifest.json"], ["_manifest.json", "part-00000-of-00001.parquet"]])
-def test_a_run_goes_on_from_the_finished_shard_or_starts_again(captions, built, tmp_path, lost):
+def test_resumed_run_restores_lost_files(captions, built, tmp_path, lost):
     shutil.copytree(built(), tmp_path / "v")
     for name in lost:
         (tmp_path / "v" / name).unlink()
@@ -274,7 +274,7 @@ def test_invalid_arguments_are_refused(job, arguments, message):
 
 
 @pytest.mark.slow
-def test_a_portion_whose_name_has_a_slash_is_refused(tmp_path):
+def test_portion_with_slash_is_refused(tmp_path):
     (tmp_path / "captions.tsv").write_text("image_id\tportion\ttext\na\ttask1/raw\tx x x x\n")
     source = open_source("table", tmp_path / "captions.tsv")
     with pytest.raises(InputError, match=r"row 1 \(line 2\): 'portion' is 'task1/raw', expected a name .* without '/'"):

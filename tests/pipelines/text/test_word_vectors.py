@@ -51,7 +51,7 @@ def by_word(dataset: Dataset) -> dict[tuple[str, str], list[float]]:
     return {(row["language"], row["token"]): np.round(row["vector"], 6).tolist() for row in dataset.table().to_pylist()}
 
 
-def test_a_row_for_each_word_of_a_language_that_its_file_has(job, vocabulary, tmp_path):
+def test_rows_for_words_in_each_file(job, vocabulary, tmp_path):
     manifest = import_word_vectors(job)
     dataset = open_dataset(job.output, kind="word-vectors")
     assert by_word(dataset) == {
@@ -111,7 +111,7 @@ def test_coverage_counts_types_and_occurrences(job):
     }
 
 
-def test_the_fingerprint_is_that_of_the_files_whatever_their_order_and_place(job, tmp_path):
+def test_fingerprint_is_independent_of_file_order_and_place(job, tmp_path):
     first = import_word_vectors(job)
     assert import_word_vectors(job) == first
     (tmp_path / "moved").mkdir()
@@ -157,7 +157,7 @@ def test_an_unknown_language_is_named(job):
         (vec(GERMAN)[:-9], r"line 6: expected a word and its 3 numbers .*FILE takes word vectors as text"),
     ],
 )
-def test_files_that_do_not_fit_leave_nothing_behind(job, data, message):
+def test_unsuitable_files_leave_no_output(job, data, message):
     Path(job.files[1]).write_bytes(gzip.compress(data))
     with pytest.raises(InputError, match=message):
         import_word_vectors(job)
@@ -220,7 +220,7 @@ def test_a_model_makes_other_words_of_their_sub_words(read, model_file, tmp_path
 
 
 @pytest.mark.parametrize("size", [0, 3, 40, -100])
-def test_what_is_no_model_is_refused(read, model_file, tmp_path, size):
+def test_broken_models_are_refused(read, model_file, tmp_path, size):
     (tmp_path / "cut.bin").write_bytes(model_file.read_bytes()[:size])
     with pytest.raises(InputError, match=r"cut\.bin' is not a model of fastText, or is cut off .*fetch it again"):
         read(tmp_path / "cut.bin")

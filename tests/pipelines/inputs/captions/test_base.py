@@ -37,12 +37,12 @@ KINDS = [("en", "translation", "train"), ("cs", "translation", "train"), ("en", 
         (Selection((), ("comparable",), ("train", "val")), r"of split 'train' of portion comparable in 'here': there are val"),
     ],
 )
-def test_require_selected_names_what_there_is(selection, message):
+def test_require_selected_names_existing_values(selection, message):
     with pytest.raises(InputError, match=message):
         require_selected(selection, KINDS, location="here")
 
 
-def test_require_selected_accepts_what_is_there():
+def test_require_selected_accepts_existing_values():
     assert require_selected(EVERYTHING, [], location="here") is None
     every = Selection(("en", "cs"), ("translation", "comparable"), ("train", "val"))
     assert require_selected(every, KINDS, location="here") is None

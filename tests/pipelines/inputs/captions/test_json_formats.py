@@ -208,7 +208,7 @@ def test_coco_parts_and_inputs(folder):
         source.parts(Selection(splits=("test2014",)))
 
 
-def test_files_that_do_not_say_their_split(tmp_path):
+def test_files_without_a_split_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"no 'captions_\*\.json' in '.*'; it holds no files"):
         open_source("coco", tmp_path)
     path = _write(tmp_path / "train.json", _captions(1, images=1, prefix=""))

@@ -63,7 +63,7 @@ def test_reads_everything_but_marks_and_line_ends_as_it_stands(root, below):
         ("raw/train.en.gz", "", r"train.en.gz' has 0 lines, but its image list"),
     ],
 )
-def test_files_that_do_not_go_together(root, name, content, message):
+def test_inconsistent_files_are_refused(root, name, content, message):
     write(root / "data/task1" / name, content)
     with pytest.raises(InputError, match=message):
         read(open_source("multi30k", root), Selection(languages=("en",), splits=("train",)))
@@ -122,7 +122,7 @@ def test_missing_image_list(root):
         ("task1/raw/train.en", r"train.en' and '.*train.en.gz' are the same captions: keep one"),
     ],
 )
-def test_file_names_that_say_too_little(root, name, message):
+def test_invalid_file_names_are_refused(root, name, message):
     write(root / "data" / name, "a\n")
     with pytest.raises(InputError, match=message):
         open_source("multi30k", root).parts(EVERYTHING)

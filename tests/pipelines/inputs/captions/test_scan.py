@@ -43,7 +43,7 @@ def test_a_folder_of_splits_with_one_id_for_each_image(precomp):
     assert read(open_source("scan", precomp)) == expected
 
 
-def test_ids_that_are_repeated_for_each_caption(tmp_path):
+def test_ids_repeated_for_each_caption(tmp_path):
     folder = write_files(tmp_path / "p", test_caps=lines(*"abcd"), test_ids=lines("9", "9", "4", "9"))
     assert read(open_source("scan", folder, language="de")) == [
         caption("9", 0, "test", "a", "de"),
@@ -105,7 +105,7 @@ def test_selections_and_inputs(precomp):
         ({"a_caps": lines(*range(4)), "a_ids": lines("x", "x")}, r"the lines 1 and 2 are both 'x'"),
     ],
 )
-def test_files_that_do_not_belong_together(tmp_path, files, message):
+def test_inconsistent_files_are_refused(tmp_path, files, message):
     source = open_source("scan", write_files(tmp_path / "p", **files))
     with pytest.raises(InputError, match=message):
         read(source)

@@ -287,7 +287,7 @@ def test_broken_parquet_rows(tmp_path, columns, message):
     ],
 )
 @pytest.mark.parametrize("batch", [1, 2, 3, 4, 5, 100])
-def test_the_first_error_of_a_file_is_the_one_that_is_reported(tmp_path, monkeypatch, name, text, message, batch):
+def test_tables_raises_the_first_error_of_a_file(tmp_path, monkeypatch, name, text, message, batch):
     monkeypatch.setattr(tables, "_BATCH_ROWS", batch)
     source, seen = _text_table(tmp_path / name, text), []
 
@@ -301,7 +301,7 @@ def test_the_first_error_of_a_file_is_the_one_that_is_reported(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("batch", [1, 3, 100])
-def test_rows_out_of_the_ordinary_stand_among_others(tmp_path, monkeypatch, batch):
+def test_tables_with_unusual_rows_checks_rows_one_by_one(tmp_path, monkeypatch, batch):
     """A number and text as image ids make the rows of a batch be looked at one by one."""
     monkeypatch.setattr(tables, "_BATCH_ROWS", batch)
     lines = [{"image_id": n if n % 4 else str(n), "text": f"t{n}", "index": n} for n in range(10)]
@@ -312,7 +312,7 @@ def test_rows_out_of_the_ordinary_stand_among_others(tmp_path, monkeypatch, batc
     assert found["text"].to_pylist() == [f"t{n}" for n in range(10)]
 
 
-def test_a_string_that_is_not_utf8_is_placed_by_the_name_that_its_column_has(tmp_path):
+def test_non_utf8_string_names_column_and_row(tmp_path):
     """And rows are numbered over all batches."""
     captions = pa.array([b"a"] * 8_500 + [b"\xff"]).view(pa.string())
     pq.write_table(pa.table({"image_id": ["1"] * 8_501, "caption": captions}), tmp_path / "a.parquet", row_group_size=1_000)
@@ -350,7 +350,7 @@ def test_folder(tmp_path):
         open_source("table", tmp_path)
 
 
-def test_selection_of_what_is_not_there(tmp_path):
+def test_selection_without_captions_is_refused(tmp_path):
     source = _text_table(tmp_path / "a.csv", "image_id,text,language,split\n1,a,en,train\n2,b,de,val\n")
     with pytest.raises(InputError, match=r"no captions in language 'it' in '.*/a.csv': there are de, en;"):
         read(source, Selection(languages=("en", "it")))
@@ -394,16 +394,6 @@ def test_memory_does_not_grow_with_the_table(tmp_path, kind, count):
     assert _peak(large) < 1.2 * _peak(small) + 100_000
 
 
-def test_photographs(photos):
-    rows = read(open_source("table", photos / "captions.tsv"))
-    assert len(rows) == 72
-    assert rows[0] == RawCaption(
-        "astronaut", "en", "translation", 0, "train", "A smiling astronaut in an orange suit poses in front of a flag."
-    )
-    assert {row.language for row in rows} == {"cs", "de", "en", "fr"}
-    assert {row.image_id for row in rows} <= {path.stem for path in (photos / "images").iterdir()}
-
-
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
 def test_a_null_caption_is_a_row_without_text(tmp_path, name):
     texts = ["a", None, "b", None, None, "c"]
@@ -428,7 +418,7 @@ def test_a_value_may_have_any_length(tmp_path, name, text):
 
 @pytest.mark.parametrize("texts", [['["a dog", "b"]', "['c d', \"it's\"]"], ["['a',\n 'b']"]])
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
-def test_lists_of_captions_as_text_are_an_error_that_names_them(tmp_path, name, texts):
+def test_lists_as_text_are_refused(tmp_path, name, texts):
     rows = [{"image_id": str(n), "caption": text, "index": 0} for n, text in enumerate(texts)]
     path = _save(tmp_path / name, rows, ["image_id", "caption"])
     options = {"columns": {"text": "caption"}}
@@ -451,7 +441,7 @@ def _pandas(path, **options):
 
 
 @pytest.mark.parametrize("kind", ["tsv", "csv"])
-def test_a_value_that_takes_in_rows_is_an_error_that_names_the_quoting(tmp_path, kind):
+def test_quoted_value_over_rows_is_refused(tmp_path, kind):
     text = QUOTES if kind == "tsv" else QUOTES.replace("\t", ",")
     delimiter = "\t" if kind == "tsv" else ","
     path = tmp_path / f"a.{kind}"
@@ -478,7 +468,7 @@ def test_a_value_that_takes_in_rows_is_an_error_that_names_the_quoting(tmp_path,
     "value",
     ["Two dogs, a cat,\nand a bird", "a dog\nruns", "one\n\ntwo, three", "a, b\nc, d, e\nf", 'He said "hi",\nand\nleft'],
 )
-def test_prose_over_several_lines_isread(tmp_path, value):
+def test_quoted_prose_over_several_lines(tmp_path, value):
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows([("image_id", "text"), ("1", value), ("2", "b")])
     source = _text_table(tmp_path / "a.csv", text.getvalue())
@@ -526,7 +516,7 @@ def test_a_sep_line_names_the_delimiter(tmp_path, line, stated):
     assert _pairs(source) == [("1", "a; b"), ("2", "c, d")]
 
 
-def test_a_delimiter_is_found_by_columns_with_other_names(tmp_path):
+def test_delimiter_detection_uses_renamed_columns(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("img|caption\n1|a, b\n")
     with pytest.raises(InputError, match=r"has no column 'image_id'; its columns are 'img', 'caption': name them"):
@@ -547,7 +537,7 @@ def test_a_delimiter_is_found_by_columns_with_other_names(tmp_path):
         ("image_id,text\n1,a\rb\n", {"quoting": "none"}, r"row 1 \(line 2\): a CR outside quotes"),
     ],
 )
-def test_dialects_that_do_not_fit(tmp_path, text, options, message):
+def test_wrong_dialects_are_refused(tmp_path, text, options, message):
     (tmp_path / "a.csv").write_text(text, newline="")
     with pytest.raises(InputError, match=message):
         read(open_source("table", tmp_path / "a.csv", **options))
@@ -577,7 +567,7 @@ def test_only_csv_and_tsv_have_a_dialect(tmp_path, options):
         open_source("coco", tmp_path, **options)
 
 
-def test_parameters_name_a_dialect_that_changes_rows_only(tmp_path):
+def test_parameters_hold_dialects_with_an_effect(tmp_path):
     (tmp_path / "a.csv").touch()
     plain = {"default_language": "en", "columns": {}}
     assert open_source("table", tmp_path / "a.csv").parameters() == plain

@@ -19,7 +19,7 @@ from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from schemas.errors import InputError
 from schemas.storage.folder import Folder
-from tests.fake_extractors import ColourExtractor, use_colours
+from tests.fake_extractors import use_colours
 from tests.pipelines.inputs.reading import write_structs, write_tar
 
 IMAGES = {f"{number:06d}": bytes([number]) * (number * 997 % 3000) for number in range(1, 40)}
@@ -107,7 +107,7 @@ def test_one_tar(shards):
     ]
 
 
-def test_the_kind_of_a_folder_is_that_of_its_files(shards):
+def test_open_images_detects_archive_kind_of_a_folder(shards):
     write_parquet(shards / "a.parquet", IMAGES)
     with pytest.raises(InputError, match=r"holds both 'a.parquet' and 'train-.*tar': choose with a pattern such as"):
         open_images(shards)
@@ -158,7 +158,7 @@ def test_kinds_of_archives():
     assert kinds == ["tar", "tar", "parquet", None, None, None]
 
 
-def test_a_tar_that_was_cut_short_is_refused_wherever_it_ends(tmp_path):
+def test_truncated_tar_is_refused_at_any_length(tmp_path):
     path = write_tar(tmp_path / "a.tar", {"a.jpg": b"1" * 700, "b.jpg": b"2" * 100, "c.jpg": b"3" * 5}.items())
     whole = path.read_bytes()
     with tarfile.open(path) as tar:
@@ -185,7 +185,7 @@ def test_a_tar_that_was_cut_short_is_refused_wherever_it_ends(tmp_path):
         ("é.jpg", tarfile.REGTYPE, "and its name is not UTF-8: rename it and pack it again"),
     ],
 )
-def test_links_and_other_names_than_utf8_in_tars_are_refused(tmp_path, name, kind, message):
+def test_tar_with_links_or_non_utf8_names_is_refused(tmp_path, name, kind, message):
     with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.USTAR_FORMAT, encoding="latin-1") as tar:
         info = tarfile.TarInfo(name)
         info.type, info.linkname = kind, "a.jpg"
@@ -200,7 +200,7 @@ def test_a_folder_named_as_a_tar_is_refused(tmp_path):
         list(open_images(tmp_path).refs())
 
 
-def test_a_member_that_is_no_longer_whole_cannot_be_read(tmp_path):
+def test_read_of_truncated_member_fails(tmp_path):
     path = write_tar(tmp_path / "a.tar", [("a.jpg", b"1" * 700)])
     source = open_images(path)
     (ref,) = source.refs()
@@ -212,7 +212,7 @@ def test_a_member_that_is_no_longer_whole_cannot_be_read(tmp_path):
         source.read(ref)
 
 
-def test_an_offset_is_no_part_of_the_digest():
+def test_listing_digest_ignores_offsets():
     refs = [ImageRef("a", "x.tar/a.jpg", 5), ImageRef("b", "x.tar/b.jpg", 7)]
     moved = [ref._replace(offset=512) for ref in refs]
     assert Listing.of(moved, 4) == Listing.of(refs, 4)
@@ -250,13 +250,13 @@ def test_parquet_files_of_a_folder_or_a_pattern(tmp_path, pattern):
     assert contents(pickle.loads(pickle.dumps(source))) == IMAGES
 
 
-def test_paths_of_huggingface_make_ids(tmp_path):
+def test_parquet_builds_ids_of_huggingface_paths(tmp_path):
     path = write_parquet(tmp_path / "a.parquet", IMAGES, ids="", struct=True)
     assert contents(open_images(path)) == IMAGES
     assert set(contents(open_images(path, id_rule="path"))) == {f"some/{key}" for key in IMAGES}
 
 
-def test_without_paths_file_and_row_make_ids(tmp_path):
+def test_parquet_without_paths_builds_ids_of_file_and_row(tmp_path):
     for number in range(2):
         rows = [(f"{number}{row}".encode(), None) for row in range(3)]
         write_structs(tmp_path / "data" / f"train-0000{number}-of-00002.parquet", rows)
@@ -272,7 +272,7 @@ def test_without_paths_file_and_row_make_ids(tmp_path):
     assert contents(open_images(tmp_path)) == found
 
 
-def test_rows_with_and_without_paths_have_ids_of_their_own(tmp_path):
+def test_parquet_ids_with_and_without_paths_are_unique(tmp_path):
     rows = [(b"0", "x/a.jpg"), (b"1", None), (b"2", ""), (b"3", "t-000001.jpg"), (b"4", "t-000001_.png"), (b"5", "t-7.jpg")]
     path = write_structs(tmp_path / "t.parquet", rows)
     expected = {"a": b"0", "t-000001__": b"1", "t-000002": b"2", "t-000001": b"3", "t-000001_": b"4", "t-7": b"5"}
@@ -288,7 +288,7 @@ def test_a_struct_without_paths(tmp_path, row):
     assert contents(open_images(tmp_path)) == {"a-000000": b"x", "a-000001": b"y"}
 
 
-def test_a_null_in_place_of_the_struct_has_an_id_and_cannot_be_read(tmp_path):
+def test_parquet_null_struct_has_an_id_and_no_image(tmp_path):
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     pq.write_table(pa.table({"image": pa.array([None, {"bytes": b"y", "path": "y.jpg"}], kind)}), tmp_path / "a.parquet")
     source = open_images(tmp_path)
@@ -298,7 +298,7 @@ def test_a_null_in_place_of_the_struct_has_an_id_and_cannot_be_read(tmp_path):
         source.read(first)
 
 
-def test_numbers_are_ids_as_text_and_rows_are_addresses_but_not_of_a_table(tmp_path):
+def test_parquet_numeric_ids_become_text(tmp_path):
     pq.write_table(pa.table({"id": [7, 0], "image": [b"x", b"y"]}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"image_id": ["a"], "uri": ["a.jpg"], "image": [b""]}), tmp_path / "t.parquet")
     assert isinstance(open_images(tmp_path / "t.parquet"), ImageTable)
@@ -325,7 +325,7 @@ def test_numbers_are_ids_as_text_and_rows_are_addresses_but_not_of_a_table(tmp_p
         ),
     ],
 )
-def test_parquet_files_that_lack_something(tmp_path, table, message):
+def test_parquet_without_required_values_is_refused(tmp_path, table, message):
     pq.write_table(pa.table(table), tmp_path / "a.parquet")
     with pytest.raises(InputError, match=message):
         list(open_images(tmp_path / "*.parquet").refs())
@@ -342,7 +342,7 @@ def test_broken_parquet_files(tmp_path):
         source.read(ref)
 
 
-def test_the_order_of_reading_is_that_of_the_rows(tmp_path):
+def test_in_reading_order_sorts_by_row(tmp_path):
     write_parquet(tmp_path / "b.parquet", {"z": b"1", "a": b"2"})
     write_parquet(tmp_path / "a.parquet", {"y": b"3", "b": b"4"})
     source = open_images(tmp_path)
@@ -352,7 +352,7 @@ def test_the_order_of_reading_is_that_of_the_rows(tmp_path):
     assert folder.in_reading_order(refs) is refs
 
 
-def test_many_threads_read_many_rows(tmp_path, monkeypatch):
+def test_parquet_read_in_threads(tmp_path, monkeypatch):
     monkeypatch.setattr("pipelines.inputs.images.archives._ROW_GROUPS", RowGroups(memory=100))
     path = write_parquet(tmp_path / "a.parquet", IMAGES)
     source = open_images(path)
@@ -376,7 +376,7 @@ def test_many_threads_read_many_rows(tmp_path, monkeypatch):
 @pytest.mark.cluster
 @pytest.mark.parametrize("shards", [2, 64])
 @pytest.mark.parametrize("kind", ["tars", "parquet"])
-def test_archives_are_read_about_once_whatever_the_number_of_shards(tmp_path, monkeypatch, kind, shards):
+def test_extraction_reads_archives_about_once_for_any_shard_count(tmp_path, monkeypatch, kind, shards):
     """Listings read headers or ids: small images make much of them. A second run finds all shards finished, and only lists."""
     use_colours(monkeypatch)
     generator = np.random.default_rng(0)
@@ -407,38 +407,3 @@ def test_archives_are_read_about_once_whatever_the_number_of_shards(tmp_path, mo
     assert 0.6 * size < first < 1.4 * size
     extract_features(job, Execution(workers=1))
     assert sum(counts) - first < 0.2 * size
-
-
-@pytest.mark.slow
-def test_features_do_not_depend_on_how_the_images_are_packed(photos, tmp_path, monkeypatch):
-    use_colours(monkeypatch)
-    first_pixel = ColourExtractor.preprocess
-    monkeypatch.setattr(ColourExtractor, "preprocess", lambda self, image: first_pixel(self, image.resize((1, 1))))
-    images = {path.stem: path.read_bytes() for path in sorted((photos / "images").iterdir(), reverse=True)}
-    images["broken"] = b"no image"
-    for key, data in images.items():
-        (tmp_path / "folder").mkdir(exist_ok=True)
-        (tmp_path / "folder" / f"{key}.jpg").write_bytes(data)
-    write_tar(tmp_path / "tars" / "a.tar", webdataset(images))
-    write_parquet(tmp_path / "parquet" / "a.parquet", images, group=5)
-    features = {}
-    for kind in ("folder", "tars", "parquet"):
-        job = FeaturesJob(
-            images=open_images(tmp_path / kind),
-            output=str(tmp_path / "out" / kind),
-            device="cpu",
-            batch_size=4,
-            shards=2,
-        )
-        manifest = extract_features(job, Execution(workers=1))  # The fake reaches no worker process.
-        shards = [pq.read_table(tmp_path / "out" / kind / shard.path) for shard in manifest.shards]
-        assert manifest.failure_reasons == {"not_an_image": 1}
-        features[kind] = {
-            row: vector
-            for table in shards
-            for row, vector in zip(table["image_id"].to_pylist(), table["feature"].to_pylist(), strict=True)
-        }
-        assert all(table["image_id"].to_pylist() == sorted(table["image_id"].to_pylist()) for table in shards)
-    assert set(features["folder"]) == set(images) - {"broken"}
-    assert len({tuple(vector) for vector in features["folder"].values()}) == len(images) - 1
-    assert features["tars"] == features["parquet"] == features["folder"]

@@ -87,7 +87,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("make", "message", "paths_help"), CASES)
-def test_two_images_of_one_id_are_refused_and_the_option_is_named_where_it_helps(tmp_path, make, message, paths_help):
+def test_check_ids_names_both_images_and_a_helpful_option(tmp_path, make, message, paths_help):
     location = make(tmp_path)
     images = open_images(location)
     with pytest.raises(InputError, match=re.escape(message)) as refusal:
@@ -154,7 +154,7 @@ def test_skipped_files_are_counted_and_named(tmp_path):
     assert (found.remark, dict(found.companions), found.links) == ("", {}, 0)
 
 
-def test_companions_are_remarked_on_calmly_and_images_alone_not_at_all(tmp_path):
+def test_companions_yield_a_remark_only(tmp_path):
     names = ("a.jpg", "a.txt", "b.TXT", "a.json", "labels.csv", "README", "README.md", "_SUCCESS", ".DS_Store", "Thumbs.db")
     found = skipped(_files(tmp_path / "images", *names))
     assert found.warning == ""
@@ -179,7 +179,7 @@ def test_linked_folders_are_named_and_not_followed(tmp_path):
 
 
 @pytest.mark.parametrize(("pattern", "links"), [("*.jpg", 0), ("*/*.jpg", 1), ("**/*.jpg", 1), ("**", 1), ("a.jpg", 0)])
-def test_a_pattern_leaves_out_what_it_does_not_match_and_links_that_it_crosses(tmp_path, pattern, links):
+def test_skipped_of_a_pattern_counts_crossed_links(tmp_path, pattern, links):
     images = _files(tmp_path / "images", "a.jpg", "sub/b.jpg", "c.psd")
     _files(tmp_path / "more", "c.jpg")
     (images / "more").symlink_to(tmp_path / "more")
@@ -196,13 +196,13 @@ def test_a_pattern_leaves_out_what_it_does_not_match_and_links_that_it_crosses(t
         ((".a.jpg",), r"it holds 1 file \(hidden 1\), and images are known by"),
     ],
 )
-def test_a_folder_without_images_is_an_error_that_says_what_it_holds(tmp_path, names, message):
+def test_folder_without_images_lists_its_files(tmp_path, names, message):
     _files(tmp_path / "images", *names).mkdir(exist_ok=True)
     with pytest.raises(InputError, match=rf"no images found in '.*images': .*{message}"):
         list(open_images(tmp_path / "images").refs())
 
 
-def test_a_folder_of_links_says_that_they_are_not_followed(tmp_path):
+def test_folder_with_links_only_is_refused(tmp_path):
     _files(tmp_path / "more", "c.jpg")
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "more").symlink_to(tmp_path / "more")
@@ -223,7 +223,7 @@ def test_the_note_does_not_depend_on_the_order_of_the_walk(tmp_path, monkeypatch
     assert note.endswith("22 more kinds), e.g. '0/0.k0'")
 
 
-def test_a_note_is_of_a_whole_listing_and_does_not_make_sources_different(tmp_path):
+def test_skipped_needs_a_whole_listing_and_ignores_equality(tmp_path):
     images = _files(tmp_path / "images", "a.jpg", "b.psd")
     one, other = open_images(images), open_images(images)
     next(one.refs())
@@ -234,7 +234,7 @@ def test_a_note_is_of_a_whole_listing_and_does_not_make_sources_different(tmp_pa
     assert pickle.loads(pickle.dumps(one)).skipped.warning == "skipped: 1 file (.psd 1), e.g. 'b.psd'"
 
 
-def test_a_name_that_is_not_utf8_can_be_printed(tmp_path):
+def test_warning_escapes_non_utf8_names(tmp_path):
     images = _files(tmp_path / "images", "a.jpg")
     Path(os.fsdecode(os.fsencode(images / "b") + b".\xff")).touch()
     assert skipped(images).warning.encode() == rb"skipped: 1 file (.\udcff 1), e.g. 'b.\udcff'"
@@ -286,7 +286,7 @@ def special(tmp_path, monkeypatch):
         yield tmp_path / "images"
 
 
-def test_what_is_no_file_is_listed_and_cannot_be_read(special):
+def test_read_of_special_files_fails(special):
     source = open_images(special)
     assert sorted(ref.image_id for ref in source.refs()) == ["a", "pipe", "socket"]
     for name, kind in (("pipe.jpg", "a named pipe"), ("socket.jpg", "a socket")):
@@ -295,7 +295,7 @@ def test_what_is_no_file_is_listed_and_cannot_be_read(special):
         assert caught.value.__cause__.strerror == f"{kind}, not a file"
 
 
-def test_a_table_may_name_what_is_no_file(special):
+def test_table_with_special_files_fails_on_read(special):
     table = ImageTable(Folder(str(special)), "t.csv")
     for uri in ("pipe.jpg", str(special / "pipe.jpg"), "/dev/zero"):
         with pytest.raises(DatasetError, match=r"it is a (named pipe|device), expected a file"):

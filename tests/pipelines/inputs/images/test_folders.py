@@ -39,7 +39,7 @@ def extracted(source, threads: int) -> tuple[dict[str, list[float]], dict[str, t
 # --- web servers -----------------------------------------------------------------------------------------------------
 
 
-def test_a_table_of_web_addresses_gives_features_and_what_cannot_be_fetched_fails_alone(site, tmp_path):
+def test_extraction_of_web_images_records_failed_downloads(site, tmp_path):
     site.pages |= {"/red.png": picture(255, 0, 0), "/large.png": bytes(5000), "/text.png": b"<html>"}
     site.pages["/moved.png"] = lambda handler: handler.answer(301, Location="/red.png")
     (tmp_path / "local.png").write_bytes(picture(0, 0, 9))
@@ -71,7 +71,7 @@ def test_only_a_table_may_lead_to_private_addresses(tmp_path):
         open_images(tmp_path, allow_private_addresses=True)
 
 
-def test_as_many_images_are_fetched_at_once_as_the_source_says(site, tmp_path):
+def test_extraction_reads_with_parallel_reads_of_the_source(site, tmp_path):
     # Each answer waits for all others: fewer requests at once would never be answered.
     together = threading.Barrier(PARALLEL_READS)
 
@@ -90,7 +90,7 @@ def test_as_many_images_are_fetched_at_once_as_the_source_says(site, tmp_path):
     ("uris", "threads"),
     [(["a.png", "b.png"], 1), (["a.png", "HTTP://h/b.png"], PARALLEL_READS), (["s3://b/http://a"], PARALLEL_READS)],
 )
-def test_more_threads_read_where_other_machines_are_named(tmp_path, uris, threads):
+def test_parallel_reads_of_remote_addresses(tmp_path, uris, threads):
     source = open_images(table(tmp_path / "t.csv", {str(number): uri for number, uri in enumerate(uris)}))
     assert source.parallel_reads == threads
     # Threads that wait for other machines do not decode: the model needs the cores.
@@ -98,7 +98,7 @@ def test_more_threads_read_where_other_machines_are_named(tmp_path, uris, thread
     assert [decoding_threads(job, cores) for cores in (1, 2, 7, 8, 64)] == [1, 1, 1, 2, 16]
 
 
-def test_a_folder_is_read_by_as_many_threads_as_decode_unless_it_is_in_a_store(tmp_path):
+def test_parallel_reads_of_folders(tmp_path):
     assert open_images(tmp_path).parallel_reads == 1
     assert ImagesInFolder(Folder("gs://bucket/photos")).parallel_reads == PARALLEL_READS
 
@@ -123,7 +123,7 @@ def test_a_proxy_is_refused_before_anything_is_fetched(tmp_path, monkeypatch):
         ("file://other/a.png", r"row 1 \(line 2\): cannot understand the location 'file://other/a.png'"),
     ],
 )
-def test_addresses_that_no_image_can_be_read_from_are_found_while_listing(tmp_path, uri, message):
+def test_refs_refuses_unsupported_addresses(tmp_path, uri, message):
     with pytest.raises(InputError, match=message):
         list(open_images(table(tmp_path / "t.csv", {"a": uri})).refs())
 

@@ -16,7 +16,7 @@ from pipelines.inputs.images.listing import sum_digests
 from schemas.storage.folder import Folder
 
 
-def test_the_digest_of_a_listing_is_a_sum_of_digests():
+def test_listing_digest_equals_a_plain_sum():
     generator = random.Random(5)
     refs = [
         ImageRef(f"id{n}", f"uri{generator.random()}", generator.randrange(-1, 1000), version=f"v{generator.random()}")
@@ -38,7 +38,7 @@ def test_the_digest_of_a_listing_is_a_sum_of_digests():
 
 
 @pytest.mark.parametrize("change", [{"image_id": "b"}, {"uri": "y"}, {"bytes": 2}])
-def test_the_digest_tells_apart_what_differs(change):
+def test_listing_digest_depends_on_every_field(change):
     ref = ImageRef("a", "x", 1)
     assert Listing.of([ref], 1) != Listing.of([ref._replace(**change)], 1)
     assert Listing.of([ref, ref], 1).shards != Listing.of([ref], 1).shards
@@ -49,7 +49,7 @@ def test_the_digest_tells_apart_what_differs(change):
 
 
 @pytest.mark.parametrize("shards", [1, 3, 12])
-def test_a_listing_folds_to_a_number_that_divides_its_own(shards):
+def test_folded_to_a_divisor_equals_a_new_listing(shards):
     refs = [ImageRef(f"id{n}", f"uri{n}", n, version=f"v{n}") for n in range(100)]
     assert Listing.of(refs, 12).folded(shards) == Listing.of(refs, shards)
     with pytest.raises(ValueError, match="a listing by 12 shards cannot be folded to 5"):
@@ -59,14 +59,14 @@ def test_a_listing_folds_to_a_number_that_divides_its_own(shards):
 REFS = [ImageRef(f"ü{number}", f"a b/{number}.jpg", number, number % 3 - 1, str(10**18 + number)) for number in range(20_000)]
 
 
-def test_references_come_back_as_they_were():
+def test_cached_listing_round_trip():
     kept = CachedListing()
     assert list(kept.tee(REFS)) == REFS
     assert list(read_listing(kept.path)) == REFS
     assert Path(kept.path).stat().st_size < 30 * len(REFS)
 
 
-def test_the_file_is_deleted_with_its_last_use():
+def test_cached_listing_deletes_its_file():
     kept = CachedListing()
     list(kept.tee([]))
     assert list(read_listing(kept.path)) == []
@@ -91,7 +91,7 @@ SOURCE = SimpleNamespace(refs=lambda: iter(REFS[:1]))
 
 
 @pytest.mark.slow
-def test_another_machine_takes_the_listing(shared, tmp_path):
+def test_shared_listing_round_trip(shared, tmp_path):
     assert list(shared.refs(SOURCE)) == REFS
     (path,) = tmp_path.iterdir()
     assert re.fullmatch(r"\.listing-[0-9a-f]{16}\.tmp-0", path.name)
@@ -99,7 +99,7 @@ def test_another_machine_takes_the_listing(shared, tmp_path):
 
 
 @pytest.mark.parametrize("damage", [lambda data: None, lambda data: data[:-1], lambda data: b"x" + data[1:], lambda data: b""])
-def test_a_listing_that_is_gone_or_another_one_is_made_again(shared, tmp_path, damage):
+def test_shared_listing_missing_or_changed_lists_again(shared, tmp_path, damage):
     (path,) = tmp_path.iterdir()
     data = damage(path.read_bytes())
     path.unlink()

@@ -62,7 +62,7 @@ def test_a_folder_is_searched_to_every_depth(tree):
         ("*", {"b.jpg", "a.JPEG", "notes.txt", ".hidden.jpg"}),
     ],
 )
-def test_a_pattern_takes_whatever_it_matches(tree, pattern, expected):
+def test_pattern_selects_any_extension(tree, pattern, expected):
     root = tree / "x" if pattern.startswith("x/") else tree
     source = open_images(tree / pattern)
     paths = {str((root / ref.uri).relative_to(tree)) for ref in source.refs()}
@@ -70,7 +70,7 @@ def test_a_pattern_takes_whatever_it_matches(tree, pattern, expected):
 
 
 @pytest.mark.parametrize("pattern", ["[!b].jpg", "*.jp", "*+.jpg"])
-def test_a_pattern_that_matches_nothing_is_an_error_that_says_what_there_is(tree, pattern):
+def test_pattern_without_matches_lists_existing_kinds(tree, pattern):
     message = (
         r"no images found in '.*/tree': check the path; it holds 12 files \(hidden 2, \.bmp 1, \.gif 1, .*, 3 more kinds\), "
         "none of which matches the pattern"
@@ -99,7 +99,7 @@ def test_one_file_is_a_source_of_one_image(tree):
     assert source.read(ref) == b"x/d.tar.gif"
 
 
-def test_a_folder_whose_name_looks_like_a_pattern_is_a_folder(tmp_path):
+def test_folder_with_wildcards_in_its_name_is_opened(tmp_path):
     write(tmp_path / "set[1]" / "a.jpg", "")
     assert set(listed(tmp_path / "set[1]")) == {"a"}
 
@@ -113,7 +113,7 @@ def test_links_to_files_are_followed_and_broken_ones_are_listed(tmp_path):
     assert refs == [ImageRef("bad", "bad.png", -1), ref_of(tmp_path / "target.png", "good", "good.png")]
 
 
-def test_a_file_name_that_is_not_utf8_is_an_error_unless_it_is_skipped(tmp_path):
+def test_non_utf8_file_name_is_refused_unless_skipped(tmp_path):
     for name in (b"ok\xff.txt", b"a.jpg"):
         Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)).touch()
     assert set(listed(tmp_path)) == {"a"}
@@ -218,12 +218,12 @@ def test_numbers_are_image_ids_as_text(tmp_path):
         ("t.jsonl", '{"image_id": "a", "uri": 5}\n', "line 1: 'uri' is 5, expected"),
     ],
 )
-def test_a_row_that_lacks_something_is_named(tmp_path, name, text, message):
+def test_table_row_without_a_value_is_named(tmp_path, name, text, message):
     with pytest.raises(InputError, match=message):
         list(open_images(write(tmp_path / name, text)).refs())
 
 
-def test_files_that_cannot_be_read_raise_what_extraction_expects(tree):
+def test_read_of_unreadable_files_raises_oserror(tree):
     source = open_images(write_table(tree / "t.csv"))
     with pytest.raises(OSError, match="No such file"):
         source.read(ImageRef("a", "none.jpg"))

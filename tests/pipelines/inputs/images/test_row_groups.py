@@ -35,7 +35,7 @@ def test_memory_keeps_the_last_used_up_to_its_limit(monkeypatch):
     assert loads == ["a", "b", "c", "b", "large", "a"]
 
 
-def test_threads_share_one_reading():
+def test_get_in_threads_loads_once():
     groups, loads, values, barrier = RowGroups(), [], [], threading.Barrier(8)
 
     def load():
@@ -55,7 +55,7 @@ def test_threads_share_one_reading():
     assert (len(loads), len(values), len(set(map(id, values)))) == (1, 8, 1)
 
 
-def test_an_error_is_not_kept():
+def test_get_does_not_cache_errors():
     groups = RowGroups()
 
     def fail():
@@ -96,7 +96,7 @@ class Reader:
         return pa.chunked_array([values[:7], values[7:]], pa.large_binary() if name == "b" else pa.binary())
 
 
-def test_each_row_group_is_loaded_once_whatever_memory_holds():
+def test_get_loads_once_for_any_memory_limit():
     reader = Reader(memory=1)
     assert reader.read() == GROUPS
     assert reader.loads == ["a", "b", "c"]
@@ -105,7 +105,7 @@ def test_each_row_group_is_loaded_once_whatever_memory_holds():
         values.value(40)
 
 
-def test_what_is_dropped_is_loaded_again():
+def test_get_reloads_dropped_row_groups():
     reader = Reader()
     reader.read()
     held = reader.groups.get("a", lambda: reader.load("a"))
@@ -115,7 +115,7 @@ def test_what_is_dropped_is_loaded_again():
     assert reader.loads == ["a", "b", "c"] * 2
 
 
-def test_at_most_half_of_the_free_room_is_taken(monkeypatch, tmp_path):
+def test_file_takes_at_most_half_of_free_space(monkeypatch, tmp_path):
     size = sum(len(value or b"") for value in GROUPS["a"])
     asked = []
 
@@ -132,14 +132,14 @@ def test_at_most_half_of_the_free_room_is_taken(monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_room_on_disk_memory_keeps_what_fits(monkeypatch):
+def test_memory_limit_without_disk_space(monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
     reader = Reader(memory=1)
     assert reader.read() == GROUPS
     assert reader.loads == ["a", "b", "c"] * 3
 
 
-def test_a_disk_that_is_full_after_all(monkeypatch):
+def test_full_disk_falls_back_to_memory(monkeypatch):
     def full(file, data):
         file.write(data[:10])
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -45,7 +45,7 @@ def values_of(images) -> dict[str, bytes | None]:
     return found
 
 
-def test_groups_are_row_groups(source):
+def test_groups_equal_row_groups(source):
     groups = list(source.groups(source.refs()))
     assert source.has_row_groups
     assert [[ref.image_id for ref in group] for group in groups] == [
@@ -55,7 +55,7 @@ def test_groups_are_row_groups(source):
 
 
 @pytest.mark.parametrize("size", [1, 4000, 1 << 20])
-def test_each_group_is_read_once_and_each_image_is_its_own(source, read, tmp_path, monkeypatch, size):
+def test_staging_reads_each_row_group_once(source, read, tmp_path, monkeypatch, size):
     monkeypatch.setattr(staged_images, "_FILE_BYTES", size)
     place = StagingArea.of_run(Folder(str(tmp_path / "out")))
     images = copied(source, place)
@@ -76,7 +76,7 @@ def test_each_group_is_read_once_and_each_image_is_its_own(source, read, tmp_pat
 
 
 @pytest.mark.parametrize("damage", ["gone", "short"])
-def test_a_copy_that_is_gone_or_short_is_not_needed(source, tmp_path, damage):
+def test_read_without_intact_staged_file_reads_the_source(source, tmp_path, damage):
     place = StagingArea.of_run(Folder(str(tmp_path / "out")))
     images = copied(source, place)
     for file in (tmp_path / "out").iterdir():
@@ -87,7 +87,7 @@ def test_a_copy_that_is_gone_or_short_is_not_needed(source, tmp_path, damage):
     assert values_of(images) == VALUES
 
 
-def test_images_that_cannot_be_read_are_not_copied(source, tmp_path):
+def test_staging_skips_unreadable_images(source, tmp_path):
     """Each of them becomes a failure where its shard is made."""
     refs = list(source.refs())
     source.refs()  # Drops what is known of the files.
@@ -103,7 +103,7 @@ def test_images_that_cannot_be_read_are_not_copied(source, tmp_path):
         images.read(refs[0])
 
 
-def test_half_of_the_room_on_the_disk_is_left(source, tmp_path, monkeypatch):
+def test_staging_leaves_half_of_free_space(source, tmp_path, monkeypatch):
     size = sum(len(value or b"") for value in VALUES.values())
     monkeypatch.setattr(staged_images, "_FILE_BYTES", 1)
 
