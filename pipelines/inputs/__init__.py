@@ -1,1 +1,1 @@
-"""Whatever users bring: files, tables, captions and images, read without Beam."""
+"""Readers of user files: text, tables, captions and images, without Beam."""

@@ -1,7 +1,7 @@
 """Dialects of CSV and TSV: the delimiter between values, and the quoting of values.
 
-A file states neither. The delimiter is that of a ``sep=`` line (Excel writes one above the header), else the one of the file's
-extension. If the header then lacks a required column, it is the one of ``,``, tab, ``;`` and ``|`` that separates all of them.
+Files do not declare them. The delimiter is that of a ``sep=`` line (Excel writes one above the header), else that of the file's
+extension. If the header then lacks a required column, it is the one of ``,``, tab, ``;`` and ``|`` that yields all of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from schemas.errors import InputError, UsageError
 from schemas.text import LONE_CR
 
 Quoting: TypeAlias = Literal["auto", "rfc4180", "none"]
-"""``rfc4180``: a value that begins with ``"`` ends at the closing ``"``; ``auto``: the same, but a value that looks like
+"""``rfc4180``: a value that begins with ``"`` ends at the closing ``"``; ``auto``: as ``rfc4180``, but a value that looks like
 rows, by its line ends and delimiters, is an error; ``none``: a quote is an ordinary character."""
 
 _CHECKED_LINES = 100
@@ -32,7 +32,7 @@ class Dialect:
     r"""The delimiter and the quoting of a CSV or TSV file.
 
     Attributes:
-        delimiter: the character between two values, a tab also as ``tab`` or ``\t``; empty: found in the file.
+        delimiter: the character between two values, a tab also as ``tab`` or ``\t``; empty: detected.
         quoting: the meaning of ``"``, see `Quoting`.
 
     Raises:
@@ -58,7 +58,7 @@ AUTO_DIALECT = Dialect()
 
 
 def header_lines(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    """Yield the ``sep=`` line of a table, if it has one, and its header, of lines with their numbers; empty lines are skipped."""
+    """Yield the optional ``sep=`` line and the header of a table, from numbered lines; empty lines are skipped."""
     for number, line in lines:
         if line:
             yield number, line
@@ -67,7 +67,13 @@ def header_lines(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
 
 
 def find_delimiter(head: Sequence[str], default: str, wanted: Collection[str]) -> str:
-    """Return the delimiter of a table with `header_lines`, the delimiter of its extension, and columns that it must have."""
+    """Return the delimiter of a table.
+
+    Args:
+        head: the `header_lines`.
+        default: delimiter of the file's extension.
+        wanted: required columns.
+    """
     if len(head) > 1 and (match := _SEP_LINE.fullmatch(head[0])):
         return match[1]
     headers = {delimiter: _split(head[-1], delimiter) for delimiter in (default, *_DELIMITERS)} if head else {}
@@ -76,7 +82,7 @@ def find_delimiter(head: Sequence[str], default: str, wanted: Collection[str]) -
         return default
     if len(complete) == 1:
         return complete[0]
-    # A column is missing, which is an error that lists the columns: of one that is several, each by itself.
+    # A column is missing. The error lists the columns, so split a single one.
     return max(headers, key=lambda delimiter: len(headers[delimiter])) if len(headers[default]) == 1 else default
 
 
@@ -90,15 +96,13 @@ def _split(line: str, delimiter: str) -> list[str]:
 def split_rows(
     numbered: Iterable[tuple[int, str]], delimiter: str, quoting: Quoting, location: str
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows that are not empty, each with the number of the line that it begins in; the header is row 0.
-
-    The lines come with their numbers, from the header on.
+    """Yield the rows of numbered lines, from the header on, each with the number of its first line; empty rows are skipped.
 
     Raises:
-        InputError: quotes do not match, or a value in quotes looks like rows although `quoting` is ``auto``.
+        InputError: quotes do not match, or `quoting` is ``auto`` and a quoted value looks like rows.
     """
     count = width = first = 0
-    lines: list[str] = []  # Of the row that is being read.
+    lines: list[str] = []  # Of the current row.
 
     def check() -> None:
         if quoting == "auto":
@@ -131,7 +135,7 @@ def split_rows(
 
 
 def _check_lines(lines: Sequence[str], delimiter: str, width: int, *, place: str) -> None:
-    """Check that a row over several lines is not several rows: three quarters of its lines have as many values as the header."""
+    """Check that a row over several lines is not several rows, by the number of values in three quarters of its lines."""
     rows = sum(line.count(delimiter) + 1 == width for line in lines)
     if 4 * rows >= 3 * len(lines):
         raise InputError(
@@ -142,7 +146,7 @@ def _check_lines(lines: Sequence[str], delimiter: str, width: int, *, place: str
 
 
 def _csv_advice(error: str) -> str:
-    """Return what Python's reader of CSV found wrong, with advice."""
+    """Return an error of Python's CSV reader with advice."""
     if error.startswith("new-line character"):
         return f"a CR outside quotes, without the LF of a line end; {LONE_CR}"
     return (

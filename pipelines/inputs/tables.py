@@ -1,18 +1,14 @@
-"""Streaming a table, some thousand rows at a time, as columns or row by row. The extension determines the format: CSV, TSV or JSON
-lines, plain or ``.gz``, or Parquet.
+"""Tables in CSV, TSV, JSON lines (plain or ``.gz``) or Parquet, by extension, streamed in batches or row by row.
 
-* Every value is taken exactly as written: nothing is trimmed, and "NA", "None" or "null" are ordinary values. Only a byte order
-  mark at the start of the file is dropped, and CR LF counts as LF, within quoted values as well; see `schemas.text`.
-* CSV and TSV have a header line and are quoted as in RFC 4180: a value that *begins* with ``"`` ends at the closing ``"``, may
-  contain line ends and delimiters, and writes a quote as ``""``. Completely empty lines are skipped. A value that looks
-  like rows is an error unless the quoting is stated: an ordinary quote at the start of a value takes in the rows below it.
-  `pipelines.inputs.dialects` says how the delimiter is found.
-* A JSON line is an object. The first line determines which of our columns exist; a later line with others is an error.
+* Values are exact: nothing is trimmed, and "NA", "None" or "null" are ordinary values. Only a byte order mark at the start of the
+  file is dropped, and CR LF counts as LF, also in quoted values; see `schemas.text`.
+* CSV and TSV have a header line and are quoted as in RFC 4180. Empty lines are skipped. A value that looks like rows is an error
+  without an explicit quoting, since an ordinary quote at the start of a value would absorb the rows below it.
+  `pipelines.inputs.dialects` detects the delimiter.
+* A JSON line is an object. The first line determines the columns; a later line with others is an error.
 
-Several workers read ranges of a large table. A range of a text table are the lines that begin in a range of bytes, so each line has
-to be a row. JSON lines are, and so are the lines of CSV and TSV without quoting. With quoting a value may hold line ends; such a
-value begins with a quote, and a file without any is cut. A range of Parquet is a range of row groups. What is compressed as a whole
-is not cut.
+Several workers read ranges of a large table: row groups of Parquet, or lines by their first byte. Lines must be rows, so CSV and
+TSV with quoted values are not split, nor are compressed files.
 """
 
 from __future__ import annotations
@@ -34,7 +30,7 @@ from schemas.storage.folder import Folder
 from schemas.text import LONE_CR
 
 RANGE_BYTES = 32 << 20
-"""Bytes of a range: as much as a worker gathers before it sorts."""
+"""Bytes of a range: the size of a worker's gathering before it sorts."""
 
 _BATCH_ROWS = 2048
 _CHUNK = 1 << 20
@@ -45,20 +41,20 @@ _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _ROW = "row {} (line {})"
 
 Row: TypeAlias = tuple[str, dict[str, Any]]
-"""The place of a row, e.g. "row 3 (line 4)", and the values of those of our columns that the table has."""
+"""Place of a row, e.g. "row 3 (line 4)", and its values by our names of the columns."""
 
 Column: TypeAlias = Sequence[Any] | pa.Array
-"""The values of a column: Python values of a text table, an array of Parquet, which may hold strings that are not UTF-8."""
+"""Values of a column: Python values of a text table, or an array of Parquet, with strings that may be invalid UTF-8."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Some rows of a table, which follow one another.
+    """Consecutive rows of a table.
 
     Attributes:
-        columns: those of our columns that the table has.
-        place: the place of one of the rows, counted from 0, for messages.
-        names: the names that the columns have in the table.
+        columns: values by our names of the columns.
+        place: function from a row, counted from 0, to its place, for messages.
+        names: the table's names of the columns, by ours.
     """
 
     location: str
@@ -68,43 +64,43 @@ class Batch:
     names: Mapping[str, str]
 
     def __iter__(self) -> Iterator[Row]:
-        """Yield the rows one by one.
-
-        Raises:
-            InputError: a string is not UTF-8.
-        """
+        """Yield the rows one by one."""
         columns = [self._values(name) for name in self.columns]
-        for number, row in enumerate(zip(*columns, strict=True)):
-            yield self.place(number), dict(zip(self.columns, row, strict=True))
+        for index, row in enumerate(zip(*columns, strict=True)):
+            yield self.place(index), dict(zip(self.columns, row, strict=True))
 
     def _values(self, name: str) -> Sequence[Any]:
-        """Return the values of a column; an error names the row of a string that is not UTF-8."""
+        """Return the values of a column.
+
+        Raises:
+            InputError: a string is not UTF-8; the message names its row.
+        """
         column = self.columns[name]
         if not isinstance(column, pa.Array):
             return column
         try:
             return list(column.to_pylist())
         except UnicodeDecodeError:
-            for number, value in enumerate(column):
+            for row, value in enumerate(column):
                 try:
                     value.as_py()
                 except UnicodeDecodeError as error:
-                    place = f"{self.location!r}, column {self.names[name]!r}, {self.place(number)}"
+                    place = f"{self.location!r}, column {self.names[name]!r}, {self.place(row)}"
                     raise InputError(f"{place}: not UTF-8, {error}; write the table again with UTF-8 strings") from error
             raise
 
 
 Range: TypeAlias = tuple[int, int]
-"""Where a range begins and ends: bytes of a text table, row groups of Parquet."""
+"""Start and stop of a range: bytes of a text table, row groups of Parquet."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a user's.
+    """A table.
 
     Attributes:
-        columns: the columns to read if the table has them, by our names.
-        required: the columns that it must have.
+        columns: our names of the columns to read, if present.
+        required: our names of the required columns.
         renamed: pairs (our name, the table's name) of columns, where they differ.
         dialect: delimiter and quoting, of CSV and TSV.
     """
@@ -117,10 +113,10 @@ class Table:
     dialect: Dialect = AUTO_DIALECT
 
     def batches(self, part: Range | None = None) -> Iterator[Batch]:
-        """Read some thousand rows at a time. What comes before an error is yielded before the error is raised.
+        """Yield batches of some thousand rows. Rows before an error are yielded first.
 
         Args:
-            part: one of the `ranges`; None for the whole table. Places count from its start.
+            part: one of the `ranges`, from which places count; None for the whole table.
 
         Raises:
             InputError: the table lacks a column or is damaged.
@@ -132,18 +128,18 @@ class Table:
         return self._csv_batches(part) if kind in _DELIMITERS else self._json_batches(part)
 
     def rows(self) -> Iterator[Row]:
-        """Yield the rows one by one, each with its place; the errors are those of `batches`."""
+        """Yield the rows one by one, see `batches`."""
         return (row for batch in self.batches() for row in batch)
 
     def ranges(self) -> list[Range]:
-        """Cut the table into ranges; none if it is small, damaged, or cannot be cut."""
+        """Return the ranges of a large table; empty if it is small, damaged, or cannot be split."""
         state = self.folder.state(self.name)
         if state is None or state[0] <= RANGE_BYTES or self.name.endswith(".gz"):
             return []
         try:
             return list(_ranges(self, state))
         except InputError:
-            return []  # Reading it will say what is wrong.
+            return []  # Reading it fails with the reason.
 
     @property
     def _location(self) -> str:
@@ -151,11 +147,11 @@ class Table:
 
     @property
     def _names(self) -> dict[str, str]:
-        """The names that the columns have in the table, by ours."""
+        """The table's names of the columns, by ours."""
         return {ours: ours for ours in self.columns} | dict(self.renamed)
 
     def _resolve(self, header: list[str]) -> dict[str, str]:
-        """Map those of our columns that the table has to their names in it."""
+        """Return the table's names of the present columns, by ours."""
         resolved, names, renamed = {}, self._names, dict(self.renamed)
         for ours in self.columns:
             theirs = names[ours]
@@ -175,7 +171,7 @@ class Table:
         return resolved
 
     def delimiter(self, head: Iterable[tuple[int, str]]) -> str:
-        """Return the delimiter of CSV or TSV, given its `header_lines`."""
+        """Return the delimiter of CSV or TSV, by its `header_lines`."""
         names = self._names
         wanted = {names[ours] for ours in (*self.required, *dict(self.renamed))}
         return self.dialect.delimiter or find_delimiter([line for _, line in head], _DELIMITERS[type_of(self.name)], wanted)
@@ -228,7 +224,7 @@ class Table:
             raise InputError(f"{self._location!r} is empty: expected one JSON object per line")
         resolved = self._resolve(list(self._json_row(first[1], first[0])))
         names = self._names
-        is_inside = part is not None and part[0] > 0  # The first line is then the first of the table, not of the part.
+        is_inside = part is not None and part[0] > 0  # The first line is that of the table.
 
         wanted, present = set(names.values()), set(resolved.values())
 
@@ -255,7 +251,7 @@ class Table:
         names: Mapping[str, str],
         place: str,
     ) -> Iterator[Batch]:
-        """Gather rows, which come with the line that each begins in; `place` is a form for its number and line."""
+        """Yield batches of rows, given with their first lines; `place` is a format string for row and line."""
         done, failure, is_last = 1, None, False  # The header of CSV is row 0.
         while not is_last and failure is None:
             lines: list[int] = []
@@ -264,7 +260,7 @@ class Table:
                 for line, row in islice(rows, _BATCH_ROWS):
                     lines.append(line)
                     values.append(row)
-            except InputError as error:  # Quotes that do not match, a line that is not UTF-8, or the file is cut short.
+            except InputError as error:  # Unmatched quotes, invalid UTF-8, a truncated file.
                 failure = error
             if values:
                 yield Batch(self._location, columns(values), len(values), partial(_place, place, done, lines), names)
@@ -275,7 +271,7 @@ class Table:
     def _lines(
         self, head: Callable[[Iterable[tuple[int, str]]], Iterable[tuple[int, str]]], part: Range | None
     ) -> Iterator[str]:
-        """Yield the lines of the table, or of a part of it, after those at its head that say what the columns are."""
+        """Yield the lines of the table, or its header lines and those of a range."""
         if part is None:
             return read_lines(self.folder, self.name)
         start, stop = part
@@ -302,7 +298,7 @@ class Table:
         done = 0
         with open_seekable(self.folder, self.name) as stream:
             try:
-                # With a buffer, pages are read one by one; without it, whole column chunks, however large the row group is.
+                # With a buffer, pages are read one by one; without it, whole column chunks.
                 table = pq.ParquetFile(stream, buffer_size=_BUFFER_BYTES, pre_buffer=False)
                 columns = self._resolve(table.schema_arrow.names)
                 names = list(dict.fromkeys(columns.values()))
@@ -320,10 +316,10 @@ class Table:
 
 
 def check_columns(columns: Iterable[str], known: Sequence[str]) -> None:
-    """Check that columns are among those that we know.
+    """Check our names of columns.
 
     Raises:
-        UsageError: one is not.
+        UsageError: a name is unknown.
     """
     unknown = sorted(set(columns) - set(known))
     if unknown:
@@ -333,10 +329,10 @@ def check_columns(columns: Iterable[str], known: Sequence[str]) -> None:
 
 
 def check_dialect(name: str, dialect: Dialect) -> None:
-    """Check that a delimiter and a quoting are stated of CSV and TSV only.
+    """Check that only CSV and TSV have an explicit dialect.
 
     Raises:
-        UsageError: they are stated of another file.
+        UsageError: another file has one.
     """
     if dialect != AUTO_DIALECT and type_of(name) not in _DELIMITERS:
         raise UsageError(f"--delimiter and --quoting are for CSV and TSV, but the table is {name!r}: leave them out")
@@ -352,7 +348,7 @@ def is_table(name: str) -> bool:
 
 
 def type_of(name: str) -> str:
-    """Return the extension that determines how a table is read.
+    """Return the extension of a table, without ``.gz``.
 
     Raises:
         UsageError: the extension is unknown.
@@ -381,7 +377,7 @@ def _row(first: int, number: int) -> str:
 
 @lru_cache(maxsize=8)
 def _ranges(table: Table, state: tuple[int, ...]) -> tuple[Range, ...]:
-    """Cut a table that is in this state: a run asks several times."""
+    """Return the ranges of a table in this state; cached, since a run needs them several times."""
     folder, name = table.folder, table.name
     kind = type_of(name)
     if kind == "parquet":
@@ -400,15 +396,15 @@ def _row_groups(folder: Folder, name: str) -> Iterator[Range]:
         except (pa.ArrowException, OSError):
             return
         start = size = 0
-        for number in range(metadata.num_row_groups):
-            size += metadata.row_group(number).total_byte_size
-            if size >= RANGE_BYTES or number == metadata.num_row_groups - 1:
-                yield start, number + 1
-                start, size = number + 1, 0
+        for group in range(metadata.num_row_groups):
+            size += metadata.row_group(group).total_byte_size
+            if size >= RANGE_BYTES or group == metadata.num_row_groups - 1:
+                yield start, group + 1
+                start, size = group + 1, 0
 
 
 def _has_quoted_values(folder: Folder, name: str, delimiter: bytes) -> bool:
-    """Whether a quote stands at the start of the file, of a line or of a value. One behind a byte order mark counts as well."""
+    """Return whether a quote is at the start of the file, a line or a value, also after a byte order mark."""
     with open_input(folder, name) as stream:
         last = b"\n"
         while chunk := stream.read(_CHUNK):

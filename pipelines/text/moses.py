@@ -1,18 +1,18 @@
 """Moses text processing of captions: lower-casing, punctuation normalization and tokenization.
 
 The reference is the output of ``lowercase.perl``, ``normalize-punctuation.perl -l LANGUAGE`` and ``tokenizer.perl -l LANGUAGE``
-at Moses commit 3a0631a (2017-12-12), with which the ``tok`` files of Multi30K were made. Newer versions of Moses tokenize some
-lines differently. The rules of the normalizer and the abbreviations come from sacremoses. Where the two differ, this module
-follows the Perl; and it applies only the rules that can match, since applying rules is most of the cost.
+at Moses commit 3a0631a (2017-12-12), the origin of the ``tok`` files of Multi30K. Newer versions of Moses tokenize some lines
+differently. The rules of the normalizer and the abbreviations come from sacremoses; if the two differ, this module follows the
+Perl. For speed, only rules that can match are applied.
 
 Letters, digits, case and white space are those of Unicode 14.0 (Perl 5.36) in any version of Python; ``letters.toml`` lists
 them. Unlike sacremoses, the Perl splits words of Indic scripts at virama and nukta, which are not alphabetic, and does not split
 runs of Han, kana and Hangul.
 
-The text that a function takes is one caption: a line without its line end, so split files on LF only. Language tags are
-BCP 47, and their primary subtag selects the rules: ``pt-BR`` is handled as ``pt``.
+Text is one caption, a line without its line end, so split files on LF only. Language tags are BCP 47; the primary subtag selects
+the rules (``pt`` for ``pt-BR``).
 
-Known differences from the Perl, none of which occurs on Multi30K:
+Known differences from the Perl, without effect on Multi30K:
 
 * The nonbreaking prefixes of es, is, it, nl, sk, sv and ta differ in a few entries, and sacremoses has lists for some languages
   for which Moses falls back to English.
@@ -45,17 +45,17 @@ LETTERS: dict[str, str] = {
 
 _WHITE_SPACE = LETTERS["WHITE_SPACE"]
 _BLANK = re.compile(f"[{_WHITE_SPACE}]*")
-# Python counts U+001C..U+001F as white space and Perl does not, so they must be removed before text is split.
+# White space in Python, but not in Perl: U+001C..U+001F are removed before text is split.
 _JUNK = re.compile(r"[\x00-\x08\x0e-\x1f]")
 _WORD = re.compile(rf"[^{_WHITE_SPACE}\x1c-\x1f]+")
 _BEYOND_LATIN = re.compile("[^\0-\u024f]")
 _BEYOND_BMP = re.compile("[^\0-\uffff]")
-# Up to here, Unicode has assigned every code point, and its stability policy keeps their case: `str` may do the work.
+# Up to here, every code point is assigned and its case is stable, so `str` methods are exact.
 _LATIN = "\u024f"
 _DOTS = re.compile(r"\.{2,}")
 _DOTS_MARKER = re.compile("(?:DOT)+MULTI")
 
-# Every rule of the normalizer needs one of these to match; most captions contain none.
+# Every rule of the normalizer needs one of these; most captions contain none.
 _NORMALIZABLE = re.compile("[\r()%:;`\"„“”–—´‘’‚…«»\xa0]|  |''")
 
 # The ampersand comes first: later, it would escape the entities of the others.
@@ -84,7 +84,7 @@ class Recipe:
     truecase: bool
 
     def parameters(self) -> TextRecipe:
-        """Return the parts of the recipe that affect its tokens, for a manifest."""
+        """Return the parameters that affect the tokens, for a manifest."""
         uses_moses = self.normalize or self.tokenizer == "moses"
         return TextRecipe(
             recipe=self.name,
@@ -109,10 +109,10 @@ RECIPES: dict[str, Recipe] = {
 
 
 def recipe(name: str) -> Recipe:
-    """Return the recipe with this name.
+    """Return a recipe by name.
 
     Raises:
-        UsageError: no recipe has this name; the message lists the known names.
+        UsageError: the name is unknown; the message lists the recipes.
     """
     try:
         return RECIPES[name]
@@ -123,7 +123,7 @@ def recipe(name: str) -> Recipe:
 
 
 def prepare(text: str, language: str, recipe: Recipe) -> list[str]:
-    """Return the tokens of a caption after every step of the recipe but truecasing, which needs a model."""
+    """Return the tokens of a caption after all steps of the recipe except truecasing."""
     if recipe.lowercase:
         text = lower(text)
     if recipe.normalize:
@@ -134,7 +134,7 @@ def prepare(text: str, language: str, recipe: Recipe) -> list[str]:
 
 
 def lower(text: str) -> str:
-    """Return the text in lower case as Perl's ``lc`` makes it: character by character, so capital sigma becomes σ, never ς."""
+    """Return the text in lower case as Perl's ``lc``: character by character, so capital sigma becomes σ, never ς."""
     if text.isascii() or _BEYOND_LATIN.search(text) is None:
         return text.lower()
     lower_case = _lower_case()
@@ -142,7 +142,7 @@ def lower(text: str) -> str:
 
 
 def _bound(text: str) -> str:
-    """Return the last character of the smallest range that holds the text, of four, for which there are faster ways."""
+    """Return the last character of the smallest of four ranges that contains the text; smaller ranges are faster."""
     if text.isascii():
         return "\x7f"
     if _BEYOND_LATIN.search(text) is None:
@@ -160,11 +160,10 @@ def _lower_case() -> dict[str, str]:
 
 
 def normalize_punctuation(text: str, language: str) -> str:
-    """Return what ``normalize-punctuation.perl -l LANGUAGE`` prints for a line, without the line end."""
+    """Return the output of ``normalize-punctuation.perl -l LANGUAGE`` for a line, without the line end."""
     if _NORMALIZABLE.search(text) is None:
         return text
-    # The Perl sees the line with its line end, which matters: a full stop before a closing quote moves behind the quote if
-    # any character but "<" follows.
+    # The Perl sees the line end: a full stop before a closing quote moves after the quote before any character but "<".
     text += "\n"
     for pattern, replacement in _normalizer_rules(_primary(language)):
         text = pattern.sub(replacement, text)
@@ -172,10 +171,10 @@ def normalize_punctuation(text: str, language: str) -> str:
 
 
 def tokenize(text: str, language: str) -> str:
-    """Return what ``tokenizer.perl -l LANGUAGE`` prints for a line, without the line end.
+    """Return the output of ``tokenizer.perl -l LANGUAGE`` for a line, without the line end.
 
     Single spaces join the tokens, and ``& | < > ' " [ ]`` become entities. A line that ends in ``.'`` gets a space at its end. A
-    blank line comes back unchanged. See `prefix_language` for languages without abbreviations of their own.
+    blank line is unchanged. `prefix_language` selects the abbreviations.
     """
     if _BLANK.fullmatch(text):
         return text
@@ -187,7 +186,7 @@ def tokenize(text: str, language: str) -> str:
 
 def split_tokens(line: str) -> list[str]:
     """Return the tokens of a tokenized line: its non-empty parts between ASCII spaces. A blank line has none."""
-    # Only a blank line, which the tokenizer prints unchanged, can hold other white space.
+    # Only a blank line, which is unchanged, can hold other white space.
     return [] if _BLANK.fullmatch(line) else [token for token in line.split(" ") if token]
 
 
@@ -197,9 +196,9 @@ def _split_words(text: str, bound: str) -> list[str]:
 
 
 def prefix_language(language: str) -> str:
-    """Return the language whose nonbreaking prefixes apply: words such as ``Mr`` that keep their full stop.
+    """Return the language of the nonbreaking prefixes, words such as ``Mr`` that keep their full stop.
 
-    This is the primary subtag if sacremoses has a list for it, else ``en``, since Moses itself falls back to English.
+    It is the primary subtag, or ``en`` without a list in sacremoses, as in Moses.
     """
     from sacremoses.corpus import NonbreakingPrefixes
 
@@ -230,7 +229,7 @@ def _normalizer_rules(language: str) -> tuple[_Rule, ...]:
     from sacremoses import MosesPunctNormalizer
 
     normalizer = MosesPunctNormalizer(lang=language, perl_parity=True)
-    # Only newer versions of Moses turn these quotes into apostrophes.
+    # Only newer versions of Moses convert these quotes to apostrophes.
     rules = [(pattern, '"' if pattern in ("‘", "‚") else replacement) for pattern, replacement in normalizer.substitutions]
     if language not in _OWN_QUOTE_RULES:
         # In all languages but English and Czech, the Perl moves commas and full stops out of quotes before its last rule.
@@ -268,7 +267,7 @@ def _apostrophe_rules(language: str, letter: str, number: str) -> tuple[_Rule, .
 
 
 class _Tokenizer:
-    """Tokenizer of a primary subtag, for text within a bound, which applies each rule only if it can match."""
+    """Tokenizer of a primary subtag, for text within a bound."""
 
     def __init__(self, language: str, bound: str) -> None:
         from sacremoses.corpus import NonbreakingPrefixes
@@ -290,13 +289,13 @@ class _Tokenizer:
             (re.compile(f"([{number}]),$"), r"\1 , "),
         )
         self.apostrophes = _apostrophe_rules(language, letter, number)
-        self.prefixes = prefixes - numeric  # These words keep their full stop, the others only before a number.
+        self.prefixes = prefixes - numeric  # Numeric prefixes keep their full stop only before a number.
         self.numeric_prefixes = numeric
         self.letter = re.compile(f"[{letter}]")
         self.lower_case = re.compile(f"[{lower_case}]")
 
     def tokenize(self, text: str) -> str:
-        """Return the tokenized line, not escaped, for a text whose only white space is single spaces between words."""
+        """Return the tokenized line, not escaped, for words joined by single spaces."""
         text = " ".join(self.special.split(text))
         if ".." in text:
             text = _DOTS.sub(lambda dots: f" {'DOT' * len(dots[0])}MULTI ", text)
@@ -315,7 +314,7 @@ class _Tokenizer:
         return _DOTS_MARKER.sub(lambda marker: "." * (len(marker[0]) // 3 - 1), text) if "MULTI" in text else text
 
     def _split_full_stops(self, words: list[str]) -> None:
-        """Split the full stop off each word that ends in one, in place, unless it belongs to the word."""
+        """Split full stops off the ends of words, in place, unless they belong to the word."""
         for i, word in enumerate(words):
             if not word.endswith(".") or word == ".":
                 continue
@@ -331,7 +330,4 @@ class _Tokenizer:
             words[i] = stem + " ."
 
 
-@functools.cache
-def _tokenizer(language: str, bound: str) -> _Tokenizer:
-    """Compile the rules once per process."""
-    return _Tokenizer(language, bound)
+_tokenizer = functools.cache(_Tokenizer)

@@ -1,10 +1,9 @@
-"""``imagepivot word-vectors``: the pretrained vectors of a vocabulary's words, of a file for each language.
+"""``imagepivot word-vectors``: pretrained vectors of a vocabulary's words, from one file for each language.
 
-A token is looked up without the escapes of the Moses tokenizer (``&apos;s`` as ``'s``), first as it is, then in lower case: a
-vocabulary of a truecasing recipe has capitals, and the files of the aligned vectors have none.
+Tokens are looked up without the escapes of the Moses tokenizer (``&apos;s`` as ``'s``), first as they are, then in lower case,
+since the files of aligned vectors have no capitals.
 
-The files are read in this process, one after the other; memory holds the vectors that are found. Of a model of fastText (``.bin``)
-gensim holds everything: several gigabytes for those that were trained on Common Crawl.
+Files are read one after the other; memory holds the vectors of the vocabulary. gensim loads a fastText model (``.bin``) whole.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ _UNREADABLE = (ValueError, AssertionError, EOFError, NotImplementedError, Lookup
 
 
 @dataclass(frozen=True)
-class _Found:
-    """The vectors of a language's tokens, by their ids, and what the statistics say of them."""
+class _LanguageVectors:
+    """The vectors of a language's tokens, by token id, and their statistics."""
 
     file: VectorFile
     vectors: Mapping[int, np.ndarray]
@@ -53,16 +52,15 @@ class _Found:
 
 
 def import_word_vectors(job: WordVectorsJob, meter: Meter = Meter()) -> Manifest:
-    """Make a dataset of kind ``word-vectors``.
+    """Write a dataset of kind ``word-vectors``.
 
     Returns:
-        Its manifest, whose statistics say how many words of each language have a vector, of the different words and of their
-        occurrences, and which of the others are the most frequent.
+        Its manifest, with the coverage of types and occurrences by language, and the most frequent missing words.
 
     Raises:
         DatasetError: ``job.vocabulary`` is not a vocabulary, or the folder cannot be written.
-        InputError: a file cannot be read or holds none of the words, the files have different widths, or the vocabulary was not
-            counted in a language.
+        InputError: a file cannot be read or has none of the words, the files have different widths, or the vocabulary lacks a
+            language.
     """
     dataset = open_dataset(job.vocabulary, kind="vocabulary")
     vocabulary = dataset.vocabulary()
@@ -74,14 +72,14 @@ def import_word_vectors(job: WordVectorsJob, meter: Meter = Meter()) -> Manifest
                 "--languages"
             )
     locations = dict(sorted(zip(job.languages, job.files, strict=True)))
-    found = {language: _look_up(vocabulary, language, location, meter) for language, location in locations.items()}
-    spec = FeatureSpec(name="word-vectors", shape=(_common_width(found, locations),))
+    looked_up = {language: _look_up(vocabulary, language, location, meter) for language, location in locations.items()}
+    spec = FeatureSpec(name="word-vectors", shape=(_common_width(looked_up, locations),))
     has_models = any(location.endswith(_MODEL_SUFFIX) for location in job.files)
     output = OutputDataset(
         folder=Folder(job.output),
         kind="word-vectors",
         parameters=WordVectorsParameters(
-            feature=spec, languages=tuple(found), lookup=_LOOKUP + (_SUB_WORDS if has_models else "")
+            feature=spec, languages=tuple(looked_up), lookup=_LOOKUP + (_SUB_WORDS if has_models else "")
         ).to_json(),
         inputs=(
             {"name": "vocabulary", "fingerprint": dataset.fingerprint},
@@ -89,28 +87,28 @@ def import_word_vectors(job: WordVectorsJob, meter: Meter = Meter()) -> Manifest
                 {
                     "name": locations[language].rstrip("/").rpartition("/")[2],
                     "language": language,
-                    "bytes": one.file.bytes,
-                    "sha256": one.file.sha256,
+                    "bytes": vectors.file.bytes,
+                    "sha256": vectors.file.sha256,
                 }
-                for language, one in found.items()
+                for language, vectors in looked_up.items()
             ),
         ),
     ).made_from(dataset)
 
-    def write_feature_shard(number: int, shard: ShardWriter) -> None:
-        for language, one in found.items():
-            shard.write(_rows(vocabulary, language, one.vectors, spec))
-        shard.statistics = {language: one.statistics for language, one in found.items()}
+    def write_shard(_index: int, shard: ShardWriter) -> None:
+        for language, vectors in looked_up.items():
+            shard.write(_rows(vocabulary, language, vectors.vectors, spec))
+        shard.statistics = {language: vectors.statistics for language, vectors in looked_up.items()}
 
     return write_dataset(
         output,
-        write_feature_shard,
+        write_shard,
         ReusePolicy(overwrite=job.overwrite, verify=job.verify),
         libraries=("gensim",) if has_models else (),
     )
 
 
-def _look_up(vocabulary: Vocabulary, language: str, location: str, meter: Meter) -> _Found:
+def _look_up(vocabulary: Vocabulary, language: str, location: str, meter: Meter) -> _LanguageVectors:
     """Find the vectors of the tokens that a vocabulary counts in a language."""
     words = {
         number: unescape(token)
@@ -136,7 +134,7 @@ def _look_up(vocabulary: Vocabulary, language: str, location: str, meter: Meter)
             "file of that language, and that the vocabulary holds whole words"
         )
     missing = sorted((number for number in words if number not in vectors), key=lambda number: (-counts[number], number))
-    return _Found(
+    return _LanguageVectors(
         file,
         vectors,
         {
@@ -151,15 +149,15 @@ def _look_up(vocabulary: Vocabulary, language: str, location: str, meter: Meter)
     )
 
 
-def _common_width(found: Mapping[str, _Found], locations: Mapping[str, str]) -> int:
-    (first, one), *others = found.items()
+def _common_width(looked_up: Mapping[str, _LanguageVectors], locations: Mapping[str, str]) -> int:
+    (first, width), *others = ((language, vectors.file.width) for language, vectors in looked_up.items())
     for language, other in others:
-        if other.file.width != one.file.width:
+        if other != width:
             raise InputError(
-                f"{locations[language]!r} has {other.file.width} numbers a word, {locations[first]!r} has {one.file.width}: the "
+                f"{locations[language]!r} has {other} numbers a word, {locations[first]!r} has {width}: the "
                 "vectors of all languages must be of one width: give the files of one model, such as fastText's aligned vectors"
             )
-    return one.file.width
+    return width
 
 
 def _rows(vocabulary: Vocabulary, language: str, vectors: Mapping[int, np.ndarray], spec: FeatureSpec) -> pa.Table:
@@ -182,12 +180,12 @@ def _read_model_file(location: str, wanted: Iterable[str], composed: Iterable[st
 
     Args:
         location: the file, on this machine.
-        wanted: the words, exactly as the model would have them.
-        composed: the words that are made of their sub-words if the model has none of their forms in ``wanted``, in lower case or
-            not. A word that has no sub-word there has no vector.
+        wanted: words to look up.
+        composed: words to compose of sub-words if the model lacks them, also in lower case. A word without known sub-words has no
+            vector.
 
     Raises:
-        InputError: the file cannot be read, or holds no model.
+        InputError: the file cannot be read, or is not a model.
         UsageError: gensim is not installed.
     """
     try:
@@ -198,7 +196,7 @@ def _read_model_file(location: str, wanted: Iterable[str], composed: Iterable[st
             "to 3.13: gensim has no wheels for 3.14), or give vectors as text (.vec)"
         ) from None
     if is_remote(location):
-        raise InputError(f"{location!r} lies in a store: a model of fastText is read from this machine, so copy it here first")
+        raise InputError(f"{location!r} is in a store, expected a local file: copy the model of fastText here first")
     with open_user_file(location, _EXPECTED) as (_, digest):
         sha256 = digest.sha256()
     try:

@@ -209,5 +209,5 @@ def test_iter_json_of_non_utf8_fails(tmp_path):
 @pytest.mark.parametrize("half", ["", "\\ud800"])
 def test_json_lines_in_place_of_a_document_are_named(tmp_path, half):
     data = f'{{"text": "a{half}"}}\n{{"text": "b"}}\n'.encode()
-    with pytest.raises(InputError, match=r"more than one document: are these JSON lines\? They are a table, in .* '\.jsonl'"):
+    with pytest.raises(InputError, match=r"more than one document: if these are JSON lines, name the file '\.jsonl' and read"):
         list(iter_json(*_write(tmp_path / "a.json", data), prefix="images.item"))

@@ -234,5 +234,5 @@ def test_gensim_is_an_extra(read, model_file, monkeypatch):
 
 @pytest.mark.usefixtures("model_file")
 def test_a_model_is_not_read_from_a_store(read):
-    with pytest.raises(InputError, match=r"'s3://bucket/cc\.en\.300\.bin' lies in a store: .*copy it here first"):
+    with pytest.raises(InputError, match=r"cc\.en\.300\.bin' is in a store, expected a local file: copy .* here first"):
         read("s3://bucket/cc.en.300.bin")
