@@ -26,7 +26,7 @@ from train.loop import train
 from train.reports.figures import draw_figures
 from train.reports.reproduce import reproduce
 from train.reports.reproduce_report import read_report
-from train.reports.row_datasets import corpora_of, left_out
+from train.reports.row_datasets import corpora_of, skip_remarks
 from train.reports.row_results import read_result
 from train.runs.run import open_run
 from train.training_data import load_training_inputs
@@ -132,10 +132,10 @@ def test_rows_that_need_vectors_are_trained_where_these_are_given(
     toy, vectors = toy_regions, replace(toy_regions, **{field: location})
     without, given = (huang(corpus, tmp_path / "o", "mha-d", row) for corpus in (toy, vectors))
     assert list(corpora_of(without)) == ["huang2019/mha-d"]
-    assert left_out(without) == [f"left out for want of {lacking}: huang2019/{row}"]
-    assert (list(corpora_of(given)), left_out(given)) == (["huang2019/mha-d", f"huang2019/{row}"], [])
+    assert skip_remarks(without) == [f"left out for lack of {lacking}: huang2019/{row}"]
+    assert (list(corpora_of(given)), skip_remarks(given)) == (["huang2019/mha-d", f"huang2019/{row}"], [])
     assert [getattr(corpus, field) for corpus in corpora_of(given).values()] == ["", location]
-    with pytest.raises(UsageError, match=rf"nothing to train: left out for want of {re.escape(lacking)}"):
+    with pytest.raises(UsageError, match=rf"nothing to train: left out for lack of {re.escape(lacking)}"):
         corpora_of(huang(toy, tmp_path / "o", row))
     with pytest.raises(UsageError, match=f"is given, but no row that is chosen {unread}"):
         corpora_of(huang(vectors, tmp_path / "o", "mha-d"))
@@ -206,7 +206,7 @@ def test_a_row_with_vectors_keeps_the_results_of_the_others(four_languages_regio
     rows = ("mha-d", "mha-d-fasttext")
     assert reproduce(huang(four_languages_regions, tmp_path / "o", *rows), remark=remarks.append) == ()
     assert any(
-        remark.startswith("left out for want of") and remark.endswith(": huang2019/mha-d-fasttext") for remark in remarks
+        remark.startswith("left out for lack of") and remark.endswith(": huang2019/mha-d-fasttext") for remark in remarks
     )
     vectors = write_words(tmp_path / "words", vocabulary=four_languages_regions.vocabulary)
     ended = []

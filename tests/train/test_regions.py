@@ -109,7 +109,7 @@ def test_one_vector_models_refuse_regions_before_anything_is_read(train_toy, reg
     with pytest.raises(UsageError, match=message):
         train_toy(CONFIG, corpus=regions, memory_map=str(tmp_path / "cache"))
     with pytest.raises(
-        UsageError, match="nothing to train: left out for want of one vector per image, such as 'resnet50-pool'"
+        UsageError, match="nothing to train: left out for lack of one vector per image, such as 'resnet50-pool'"
     ):
         reproduce(
             reproduce_job("gella2017", str(tmp_path / "tables"), multi30k_regions, overrides={}, rows=("vse-en",), device="cpu")

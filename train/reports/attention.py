@@ -1,8 +1,8 @@
-"""Attention of a model to the examples of a figure: to regions as boxes over the picture, to words as fields of grey.
+"""Attention figures: weights of regions as boxes over the picture, weights of words and grid cells as heat maps.
 
-Weights show in the width of a box and in how dark a cell is, so that grey print keeps them. Each panel has a scale of its own,
-from 0 to its greatest weight, but no less than three times the weight that all would have if they were alike: even attention is
-pale. Its title names both weights.
+Weights show in the width of a box and the darkness of a cell, also in grey print. Each panel has its own scale, from 0 to the
+maximum weight or three times the uniform weight, whichever is greater, so that uniform attention is pale. The title
+names both weights.
 
 Letters: ``K`` heads, ``R`` regions, ``T`` tokens.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -36,12 +36,13 @@ from train.runs.run import Run
 
 @dataclass(frozen=True)
 class AttendedCaption:
-    """A caption with the attention to it, or between it and its image.
+    """Attention to a caption, or between a caption and its image.
 
     Attributes:
-        words: of each head to each token, ``[K, T]``; None where no head attends to words.
-        pairs: between tokens and regions, ``[T, R]``; None where heads attend.
-        words_attend: whether in ``pairs`` words attend to regions, or regions to words.
+        caption: the caption.
+        words: weights of tokens by head, ``[K, T]``; None for models without heads over words.
+        pairs: weights between tokens and regions, ``[T, R]``; None for models with heads.
+        words_attend: whether words attend to regions in ``pairs``, rather than regions to words.
     """
 
     caption: ShownCaption
@@ -52,13 +53,16 @@ class AttendedCaption:
 
 @dataclass(frozen=True)
 class AttendedImage:
-    """An image with the attention to it.
+    """Attention to an image and its captions.
 
     Attributes:
-        boxes: corners of the regions in its pixels, x1, y1, x2, y2, ``[R, 4]``; None where the features have no boxes.
-        size_wh: its width and height in pixels; None where they are not known.
-        regions: of each head to each region, ``[K, R]``; None where no head attends to regions.
-        grid_hw: rows and columns, where the features are the cells of a grid; otherwise None.
+        number: number of the example.
+        image_id: the image.
+        boxes: corners of the regions in pixels, x1, y1, x2, y2, ``[R, 4]``; None for features without boxes.
+        size_wh: width and height in pixels; None if unknown.
+        regions: weights of regions by head, ``[K, R]``; None for models without heads over regions.
+        captions: its captions.
+        grid_hw: rows and columns of grid features; None for others.
     """
 
     number: int
@@ -86,10 +90,10 @@ class AttendedImage:
 
 
 def attend(run: Run, data: SplitData, features: Dataset, example: Example) -> AttendedImage:
-    """Return the attention of a run's model to an example.
+    """Compute the attention of a run's model to an example.
 
     Raises:
-        UsageError: the model of the run attends to nothing.
+        UsageError: the model has no attention.
     """
     regions, captions = None, []
     with eval_mode(run.model) as device:
@@ -109,17 +113,17 @@ def attend(run: Run, data: SplitData, features: Dataset, example: Example) -> At
 
 
 def grid_of(features: Dataset) -> tuple[int, int] | None:
-    """Return rows and columns of the grid whose cells are the features; None if they are something else."""
-    stated = (FeaturesParameters.from_json(features.manifest.parameters).extractor or {}).get("grid")
-    spec = feature_spec(features)
-    if not isinstance(stated, list) or len(spec.shape) != 2 or len(stated) != 2:
+    """Return rows and columns of grid features; None for others."""
+    grid = (FeaturesParameters.from_json(features.manifest.parameters).extractor or {}).get("grid")
+    shape = feature_spec(features).shape
+    if not isinstance(grid, list) or len(shape) != 2 or len(grid) != 2:
         return None
-    rows, columns = stated
-    return (rows, columns) if rows * columns == spec.shape[0] else None
+    rows, columns = grid
+    return (rows, columns) if rows * columns == shape[0] else None
 
 
 def _boxes(features: Dataset, image_id: str) -> tuple[np.ndarray | None, tuple[int, int] | None]:
-    """Return boxes and size of an image; None where they are not known."""
+    """Return boxes and size of an image; None if unknown."""
     if features.kind != "regions":
         return None, None
     row: dict[str, Any] = features.get(image_id)
@@ -136,122 +140,112 @@ def _plain(values: np.ndarray | None) -> list[Any] | None:
     return None if values is None else np.asarray(values, float).round(6).tolist()
 
 
-def strongest(weights: Sequence[float] | np.ndarray, most: int) -> list[int]:
-    """Return the positions of the greatest weights, the greatest first; equal ones in their order."""
-    return np.argsort(-np.asarray(weights), kind="stable")[:most].tolist()
+def strongest(weights: Sequence[float] | np.ndarray, count: int) -> list[int]:
+    """Return the indices of the greatest weights, in descending order; ties keep their order."""
+    return np.argsort(-np.asarray(weights), kind="stable")[:count].tolist()
 
 
 BOXES = 8
-"""Number of regions that are drawn over a picture, those with the greatest weights."""
+"""Number of regions with the greatest weights that are drawn over a picture."""
 
 _WIDTH, _ACROSS = 7.2, 3  # Inches, and pictures in a row.
-_NAMED = 3  # Boxes of a head that have a number.
+_LABELLED_BOXES = 3  # Per head.
 _COLOUR = "#D55E00"
-_CELLS_WITH_NUMBERS = 26
-_NUMBERS = 20  # Below a field, side by side; of more cells the first, the fifth and so on have theirs.
-_CHARACTER, _LINE = 0.045, 0.1  # Inches that a label's characters take.
+_MAX_COLUMNS_WITH_VALUES = 26
+_MAX_TICKS = 20  # Below a heat map; of more cells the first, the fifth and so on have ticks.
+_CHARACTER, _LINE = 0.045, 0.1  # Width and height of a label's characters in inches.
 
 
 def plot_attention(shown: AttendedImage, picture: Picture | None, folder: Folder, name: str) -> None:
-    """Draw what a model attends to in an image and its captions.
-
-    Without a picture, boxes are drawn on an empty field.
+    """Draw the attention to an image and its captions; without a picture, on an empty field.
 
     Raises:
-        DatasetError: the picture cannot be written.
+        DatasetError: the figure cannot be written.
     """
-    figure = (_of_heads if shown.captions[0].pairs is None else _of_pairs)(shown, picture)
+    figure = (_draw_heads if shown.captions[0].pairs is None else _draw_pairs)(shown, picture)
     figure.suptitle(plain(f"{shown.number}  {shown.image_id}"), fontsize=SMALL, x=0.01, ha="left", fontweight="bold")
     save(figure, folder, name)
 
 
-def _of_heads(shown: AttendedImage, picture: Picture | None) -> Figure:
-    """Draw a picture for each head, and for each caption heads over words, as far as they attend to either."""
-    heads = 0 if shown.regions is None else len(shown.regions)
-    drawn = shown.boxes is not None and (picture is not None or shown.size_wh is not None)
-    mapped = shown.grid_hw if heads and not drawn else None
-    # A map may be of a part of the picture, or stretched: the picture stands before the maps, not below them.
-    before = int(mapped is not None and picture is not None)
-    across = _ACROSS + before
-    aspect = _aspect(shown, picture) if mapped is None else min(2.0, mapped[0] / mapped[1])
-    pictures = [_WIDTH / across * aspect + 0.25] * -(-(before + heads) // across)
-    attended = pictures if drawn or mapped is not None or not heads else [0.5 + 0.16 * heads]
+def _draw_heads(shown: AttendedImage, picture: Picture | None) -> Figure:
+    """Draw a picture for each head over regions, and a heat map of heads over words for each caption."""
+    num_heads = 0 if shown.regions is None else len(shown.regions)
+    has_boxes = shown.boxes is not None and (picture is not None or shown.size_wh is not None)
+    grid_hw = shown.grid_hw if num_heads and not has_boxes else None
+    # A grid may cover a part of the picture, or be stretched: the picture precedes the maps instead of underlying them.
+    first = int(grid_hw is not None and picture is not None)
+    across = _ACROSS + first
+    aspect = _aspect(shown, picture) if grid_hw is None else min(2.0, grid_hw[0] / grid_hw[1])
+    pictures = [_WIDTH / across * aspect + 0.25] * -(-(first + num_heads) // across)
+    image_heights = pictures if has_boxes or grid_hw is not None or not num_heads else [0.5 + 0.16 * num_heads]
     captions = [(caption, caption.words) for caption in shown.captions if caption.words is not None]
-    heights = [*attended, *(0.85 + 0.2 * len(words) for _, words in captions)]
+    heights = [*image_heights, *(0.85 + 0.2 * len(words) for _, words in captions)]
     figure = Figure(figsize=(_WIDTH, sum(heights) + 0.25), layout="constrained")
     grid = figure.add_gridspec(len(heights), across, height_ratios=heights)
-    if shown.regions is None:
-        pass
-    elif drawn:
+    if first:
+        draw_picture(figure.add_subplot(grid[0, 0]), picture, shown.image_id)
+    if shown.regions is not None and (has_boxes or grid_hw is not None):
         for head, weights in enumerate(shown.regions):
-            panel = figure.add_subplot(grid[divmod(head, across)])
-            named = {region: f"{region + 1}: {_percent(weights[region])}" for region in strongest(weights, _NAMED)}
-            _draw_boxes(panel, shown, picture, weights, named, 1 / len(weights))
+            panel = figure.add_subplot(grid[divmod(first + head, across)])
+            if grid_hw is not None:
+                _draw_grid(panel, weights.reshape(grid_hw))
+            else:
+                regions = strongest(weights, _LABELLED_BOXES)
+                labels = {region: f"{region + 1}: {_percent(weights[region])}" for region in regions}
+                _draw_boxes(panel, shown, picture, weights, labels, 1 / len(weights))
             panel.set_title(f"head {head + 1}: {_scale(weights[None])}", fontsize=TINY)
-    elif mapped is not None:
-        if before:
-            draw_picture(figure.add_subplot(grid[0, 0]), picture, shown.image_id)
-        for head, weights in enumerate(shown.regions):
-            panel = figure.add_subplot(grid[divmod(before + head, across)])
-            _draw_map(panel, weights.reshape(mapped))
-            panel.set_title(f"head {head + 1}: {_scale(weights[None])}", fontsize=TINY)
-    else:
+    elif shown.regions is not None:
         panel = figure.add_subplot(grid[0, :])
-        _draw_field(panel, shown.regions, _heads(shown.regions), _numbers(shown.regions.shape[1]), 1 / shown.regions.shape[1])
+        num_regions = shown.regions.shape[1]
+        _draw_heat_map(panel, shown.regions, _heads(shown.regions), _numbers(num_regions), 1 / num_regions)
         panel.set_title(f"image: {_scale(shown.regions)}", fontsize=TINY, loc="left")
         panel.set_xlabel("region", fontsize=TINY)
-    for row, (caption, words) in enumerate(captions, start=len(attended)):
+    for row, (caption, words) in enumerate(captions, start=len(image_heights)):
         panel = figure.add_subplot(grid[row, :])
-        _draw_field(panel, words, _heads(words), caption.caption.words, 1 / words.shape[1], slanted=True)
+        _draw_heat_map(panel, words, _heads(words), caption.caption.words, 1 / words.shape[1], slanted=True)
         panel.set_title(f"{plain(caption.caption.key.language)}: {_scale(words)}", fontsize=TINY, loc="left")
     return figure
 
 
-def _of_pairs(shown: AttendedImage, picture: Picture | None) -> Figure:
-    """Draw for each caption its words over the regions, beside the picture with the regions that are in it for most."""
-    drawn = shown.boxes is not None and (picture is not None or shown.size_wh is not None)
-    least = 2.6 * _aspect(shown, picture) if drawn else 0.0
-    heights = [max(0.6 + 0.15 * len(caption.caption.words), least) for caption in shown.captions]
+def _draw_pairs(shown: AttendedImage, picture: Picture | None) -> Figure:
+    """Draw a heat map of words and regions for each caption, beside the picture with the strongest regions."""
+    has_boxes = shown.boxes is not None and (picture is not None or shown.size_wh is not None)
+    min_height = 2.6 * _aspect(shown, picture) if has_boxes else 0.0
+    heights = [max(0.6 + 0.15 * len(caption.caption.words), min_height) for caption in shown.captions]
     figure = Figure(figsize=(_WIDTH, sum(heights) + 0.25), layout="constrained")
     grid = figure.add_gridspec(len(heights), 2, width_ratios=(2.6, 4.6), height_ratios=heights)
     for row, caption in enumerate(shown.captions):
         assert caption.pairs is not None
-        panel = figure.add_subplot(grid[row, 1] if drawn else grid[row, :])
-        even = 1 / caption.pairs.shape[1 if caption.words_attend else 0]
-        _draw_field(panel, caption.pairs, caption.caption.words, _numbers(caption.pairs.shape[1]), even)
+        panel = figure.add_subplot(grid[row, 1] if has_boxes else grid[row, :])
+        uniform = 1 / caption.pairs.shape[1 if caption.words_attend else 0]
+        _draw_heat_map(panel, caption.pairs, caption.caption.words, _numbers(caption.pairs.shape[1]), uniform)
         direction = "words attend to regions" if caption.words_attend else "regions attend to words"
         scale = _scale(caption.pairs if caption.words_attend else caption.pairs.T)
         panel.set_title(f"{plain(caption.caption.key.language)}: {direction}, {scale}", fontsize=TINY, loc="left")
         panel.set_xlabel("region", fontsize=TINY)
-        if drawn:
-            weights, named = _by_region(caption)
-            _draw_boxes(figure.add_subplot(grid[row, 0]), shown, picture, weights, named, even)
+        if has_boxes:
+            weights, labels = _strongest_words(caption.pairs, caption.caption.words)
+            _draw_boxes(figure.add_subplot(grid[row, 0]), shown, picture, weights, labels, uniform)
     return figure
 
 
-def _by_region(caption: AttendedCaption) -> tuple[np.ndarray, dict[int, str]]:
-    """Return the greatest weight of each region with any word, and of the strongest regions that word."""
-    assert caption.pairs is not None
-    inside = caption.pairs[1:-1] if len(caption.pairs) > 2 else caption.pairs  # Without <start> and <end>.
-    tokens = caption.caption.words[1:-1] if len(caption.pairs) > 2 else caption.caption.words
-    weights, best = inside.max(axis=0), inside.argmax(axis=0)
-    return weights, {region: f"{region + 1}: {tokens[best[region]]}" for region in strongest(weights, BOXES)}
+def _strongest_words(pairs: np.ndarray, words: Sequence[str]) -> tuple[np.ndarray, dict[int, str]]:
+    """Return the maximum weight of each region over the words, and labels of the strongest regions with that word."""
+    if len(pairs) > 2:
+        pairs, words = pairs[1:-1], words[1:-1]  # Without <start> and <end>.
+    weights, best = pairs.max(axis=0), pairs.argmax(axis=0)
+    return weights, {region: f"{region + 1}: {words[best[region]]}" for region in strongest(weights, BOXES)}
 
 
 def _draw_boxes(
-    panel: Axes,
-    shown: AttendedImage,
-    picture: Picture | None,
-    weights: np.ndarray,
-    labels: dict[int, str],
-    even: float,
+    panel: Axes, shown: AttendedImage, picture: Picture | None, weights: np.ndarray, labels: dict[int, str], uniform: float
 ) -> None:
     """Draw the regions with the greatest weights, the greatest on top, and some labels."""
     assert shown.boxes is not None
     draw_picture(panel, picture, "" if picture is None else shown.image_id, shown.size_wh)
-    greatest = _end_of_scale(weights, even)
+    max_weight = _end_of_scale(weights, uniform)
     for region in reversed(strongest(weights, BOXES)):
-        share = float(weights[region]) / greatest
+        share = float(weights[region]) / max_weight
         left, top, right, bottom = shown.boxes[region]
         box = Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor=_COLOUR, linewidth=0.4 + 2.4 * share)
         box.set_alpha(0.25 + 0.75 * share)
@@ -263,10 +257,10 @@ def _draw_boxes(
 
 
 def placed_labels(boxes: np.ndarray, labels: Mapping[int, str], width: float, height: float) -> list[tuple[str, float, float]]:
-    """Return labels with their upper left corners: each in the first free corner of its box, or left out if none is free.
+    """Place each label in the first free corner of its box, or leave it out if none is free.
 
-    Boxes are ``[R, 4]``; labels are by region, the most important first; width and height are those of the picture, in the
-    units of the boxes.
+    Boxes are ``[R, 4]``; labels are by region, the most important first; width and height are those of the picture, in the units of
+    the boxes. Returns labels with their upper left corners.
     """
     inch = width / (_WIDTH / _ACROSS)
     placed: list[tuple[str, float, float, float, float]] = []
@@ -281,52 +275,54 @@ def placed_labels(boxes: np.ndarray, labels: Mapping[int, str], width: float, he
     return [(label, x, y) for label, x, y, _, _ in placed]
 
 
-def _draw_field(
-    panel: Axes, weights: np.ndarray, rows: Sequence[str], columns: Sequence[str], even: float, *, slanted: bool = False
+def _draw_heat_map(
+    panel: Axes, weights: np.ndarray, rows: Sequence[str], columns: Sequence[str], uniform: float, *, slanted: bool = False
 ) -> None:
-    """Draw weights as grey cells, with their values in percent where there is room."""
-    greatest = _end_of_scale(weights, even)
-    panel.imshow(weights, cmap="Greys", vmin=0, vmax=greatest, aspect="auto", interpolation="nearest")
+    """Draw weights as grey cells; with slanted labels also their values in percent, if the columns are few."""
+    _draw_cells(panel, weights, uniform, aspect="auto")
     panel.set_yticks(range(len(rows)), list(map(plain, rows)), fontsize=TINY)
-    every = next(step for step in (1, 5, 10, 20, 50, len(columns)) if len(columns) <= _NUMBERS * step)
-    places = range(len(columns)) if slanted or every == 1 else [0, *range(every - 1, len(columns), every)]
-    panel.set_xticks(places, [plain(columns[place]) for place in places], fontsize=TINY if slanted else TINY - 1.5)
+    every = next(step for step in (1, 5, 10, 20, 50, len(columns)) if len(columns) <= _MAX_TICKS * step)
+    ticks = range(len(columns)) if slanted or every == 1 else [0, *range(every - 1, len(columns), every)]
+    panel.set_xticks(ticks, [plain(columns[tick]) for tick in ticks], fontsize=TINY if slanted else TINY - 1.5)
     if slanted:
         for label in panel.get_xticklabels():
             label.set(rotation=35, ha="right", rotation_mode="anchor")
-        if len(columns) <= _CELLS_WITH_NUMBERS:
+        if len(columns) <= _MAX_COLUMNS_WITH_VALUES:
             for (row, column), weight in np.ndenumerate(weights):
-                colour = "white" if weight > 0.65 * greatest else "black"
+                colour = "white" if weight > 0.65 * _end_of_scale(weights, uniform) else "black"
                 panel.text(column, row, f"{100 * weight:.0f}", fontsize=TINY - 1, ha="center", va="center", color=colour)
     panel.tick_params(length=1.5, pad=1.5)
     panel.set_xticks(np.arange(1, len(columns)) - 0.5, minor=True)
     panel.set_yticks(np.arange(1, len(rows)) - 0.5, minor=True)
     panel.grid(which="minor", color="white", linewidth=0.6)
     panel.tick_params(which="minor", length=0)
-    for spine in panel.spines.values():
-        spine.set(color="0.7", linewidth=0.5)
 
 
-def _draw_map(panel: Axes, weights: np.ndarray) -> None:
-    """Draw the weights of the cells of a grid where they lie in the image, ``[rows, columns]``."""
-    panel.imshow(weights, cmap="Greys", vmin=0, vmax=_end_of_scale(weights, 1 / weights.size), interpolation="nearest")
+def _draw_grid(panel: Axes, weights: np.ndarray) -> None:
+    """Draw the weights of grid cells, ``[rows, columns]``."""
+    _draw_cells(panel, weights, 1 / weights.size, aspect="equal")
     panel.set_xticks([])
     panel.set_yticks([])
+
+
+def _draw_cells(panel: Axes, weights: np.ndarray, uniform: float, *, aspect: Literal["auto", "equal"]) -> None:
+    scale = {"vmin": 0.0, "vmax": _end_of_scale(weights, uniform)}
+    panel.imshow(weights, cmap="Greys", aspect=aspect, interpolation="nearest", **scale)
     for spine in panel.spines.values():
         spine.set(color="0.7", linewidth=0.5)
 
 
-def _end_of_scale(weights: np.ndarray, even: float) -> float:
-    return max(float(weights.max()), min(1.0, 3 * even))
+def _end_of_scale(weights: np.ndarray, uniform: float) -> float:
+    return max(float(weights.max()), min(1.0, 3 * uniform))
 
 
 def _scale(weights: np.ndarray) -> str:
-    """Say what the greatest weight is, and what all would be if they were alike; each row sums to 1."""
+    """Describe the maximum and the uniform weight; each row sums to 1."""
     return f"up to {_percent(weights.max())}, even {_percent(1 / weights.shape[1])}"
 
 
 def _percent(weight: float) -> str:
-    """Return a weight in percent; below 10 % with a decimal, without which the even weights of many regions look alike."""
+    """Return a weight in percent, with a decimal below 10 %."""
     return f"{weight:.0%}" if weight >= 0.0995 else f"{weight:.1%}"
 
 

@@ -1,4 +1,4 @@
-"""``imagepivot compare``: runs side by side. What was set differently, how far they came, and what they retrieve."""
+"""``imagepivot compare``: settings, progress and scores of runs side by side."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import product, takewhile
 from statistics import mean, stdev
 from typing import Any
 
@@ -18,29 +18,29 @@ from train.runs.checkpoints import BEST, LAST, Checkpoint, read_checkpoint
 from train.runs.history import History, read_history
 from train.runs.log import CONFIG, LOG
 
-MEASURES = tuple(
-    (direction, measure)
-    for direction in ("image_to_text", "text_to_image")
-    for measure in ("recall_at_1", "recall_at_5", "recall_at_10", "median_rank")
-)
-"""Direction and name of each score of a language."""
+DIRECTIONS = ("image_to_text", "text_to_image")
+MEASURES = ("recall_at_1", "recall_at_5", "recall_at_10", "median_rank")
+
+SCORES = tuple(product(DIRECTIONS, MEASURES))
+"""Direction and measure of each score of a language."""
 
 SUM = ("", "sum_of_recalls")
-"""Likewise of the sum of the six recalls, which is of both directions."""
+"""Direction (none) and measure of the sum of the six recalls."""
 
 _SEED = "seed"
 
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A run, as its folder tells of it.
+    """A run in a comparison.
 
     Attributes:
-        name: the end of its path that tells it from the others.
-        settings: its configuration by dotted key, with ``seed``, ``precision``, the images that were left out, and the first digits
-            of the fingerprints (``data: captions``) and of the content of its data (``content: captions``); without these, and the
-            seed, where it has no checkpoint yet.
-        state: why it ended (``patience``, ``epochs`` or ``steps``); ``unfinished`` where it is still training or was stopped.
+        name: the distinct end of its path.
+        folder: its folder.
+        settings: configuration by dotted key. Runs with a checkpoint also have ``seed``, ``precision``, numbers of images without
+            features, and the first digits of fingerprints (``data: captions``) and content digests (``content: captions``).
+        state: stop reason (``patience``, ``epochs`` or ``steps``); ``unfinished`` for a run that is still training or was stopped.
+        history: its log.
     """
 
     name: str
@@ -50,14 +50,11 @@ class ComparedRun:
     history: History
 
     def scores(self, language: str) -> dict[tuple[str, str], float]:
-        """Return the scores of a language on the validation split at the best step, by `MEASURES` and `SUM`.
-
-        Empty where the language was not evaluated.
-        """
-        found = (self.history.best or {}).get(language)
-        if not isinstance(found, Mapping) or language not in self.history.languages:
+        """Return the validation scores of a language at the best step, by `SCORES` and `SUM`; empty if not evaluated."""
+        metrics = (self.history.best or {}).get(language)
+        if not isinstance(metrics, Mapping) or language not in self.history.languages:
             return {}
-        return {pair: found[pair[0]][pair[1]] for pair in MEASURES} | {SUM: found[SUM[1]]}
+        return {pair: metrics[pair[0]][pair[1]] for pair in SCORES} | {SUM: metrics[SUM[1]]}
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
@@ -75,17 +72,17 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class SeedGroup:
-    """Runs that differ in nothing but their seeds; ``name`` is what their names have in common."""
+    """Runs that differ only in their seeds; ``name`` is the common beginning of their names."""
 
     name: str
     runs: tuple[ComparedRun, ...]
 
     def mean(self, language: str) -> dict[tuple[str, str], float]:
-        """Return the means of the runs' scores of a language, as `ComparedRun.scores`; empty where a run has none."""
+        """Return the means of `ComparedRun.scores` over the runs; empty if a run has none."""
         return {pair: mean(values) for pair, values in self._scores(language).items()}
 
     def deviation(self, language: str) -> dict[tuple[str, str], float]:
-        """Return likewise their standard deviations, with n - 1."""
+        """Return the standard deviations (n - 1) of `ComparedRun.scores` over the runs; empty if a run has none."""
         return {pair: stdev(values) for pair, values in self._scores(language).items()}
 
     def _scores(self, language: str) -> dict[tuple[str, str], list[float]]:
@@ -98,8 +95,10 @@ class Comparison:
     """Runs side by side.
 
     Attributes:
-        differences: by key the settings of the runs, in their order, where they are not all the same; None where a run has none.
-        groups: runs of which several differ in their seeds alone.
+        runs: the runs.
+        differences: settings that differ, by key, in the order of the runs; None for a run without the setting.
+        groups: runs that differ only in their seeds.
+        notes: warnings about scores that cannot be compared.
     """
 
     runs: tuple[ComparedRun, ...]
@@ -109,7 +108,7 @@ class Comparison:
 
     @property
     def languages(self) -> tuple[str, ...]:
-        """All languages that a run was evaluated in."""
+        """All languages in which a run was evaluated."""
         return tuple(dict.fromkeys(language for run in self.runs for language in run.history.languages))
 
     def label(self, run: ComparedRun) -> str:
@@ -143,7 +142,7 @@ class Comparison:
 
 
 def compare_runs(folders: Sequence[str | os.PathLike[str]]) -> Comparison:
-    """Put runs side by side, whatever their kinds of model and languages, and also while they train.
+    """Compare runs of any kinds of model and languages, also during their training.
 
     Raises:
         UsageError: no folder is given, or one twice.
@@ -154,9 +153,9 @@ def compare_runs(folders: Sequence[str | os.PathLike[str]]) -> Comparison:
         raise UsageError("there is nothing to compare: give the folders of runs")
     opened = [Folder(location) for location in locations]
     paths = [str(folder.local_path) if folder.is_local else folder.location for folder in opened]
-    for number, path in enumerate(paths):
-        if path in paths[:number]:
-            raise UsageError(f"{locations[number]!r} is given twice: leave it out once")
+    for index, path in enumerate(paths):
+        if path in paths[:index]:
+            raise UsageError(f"{locations[index]!r} is given twice: leave it out once")
     runs = tuple(_read(*item) for item in zip(_names(locations), locations, opened, strict=True))
     keys = dict.fromkeys(key for run in runs for key in run.settings)
     columns = {key: tuple(run.settings.get(key) for run in runs) for key in keys}
@@ -169,7 +168,7 @@ def compare_runs(folders: Sequence[str | os.PathLike[str]]) -> Comparison:
 
 
 def _names(locations: Sequence[str]) -> list[str]:
-    """Return the paths without the folders that all have in common."""
+    """Return the paths without their common parent folders."""
     parts = [location.split("/") for location in locations]
     common = 0
     while all(len(names) > common + 1 for names in parts) and len({names[common] for names in parts}) == 1:
@@ -204,10 +203,10 @@ def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _differ(key: str, runs: Sequence[ComparedRun]) -> bool:
-    """Tell whether runs differ in a setting; those of which it is not known do not count."""
-    # The configuration is there from the start, the rest since the first checkpoint.
-    known = [run for run in runs if _SEED in run.settings or ("." in key and run.settings)]
-    return len({dump(run.settings[key]) if key in run.settings else "" for run in known}) > 1
+    """Return whether runs differ in a setting; runs of unknown settings do not count."""
+    # The configuration exists from the start, other settings since the first checkpoint.
+    with_setting = [run for run in runs if _SEED in run.settings or ("." in key and run.settings)]
+    return len({dump(run.settings[key]) if key in run.settings else "" for run in with_setting}) > 1
 
 
 def _groups(runs: Sequence[ComparedRun]) -> tuple[SeedGroup, ...]:
@@ -221,26 +220,24 @@ def _groups(runs: Sequence[ComparedRun]) -> tuple[SeedGroup, ...]:
 
 
 def _common_name(names: Sequence[str]) -> str:
-    """Return what names begin with, without a number, or the word seed, that it ends in."""
-    alike = takewhile(lambda characters: len(set(characters)) == 1, zip(*names, strict=False))
-    common = "".join(characters[0] for characters in alike).rstrip("0123456789/-_. ")
+    """Return the common prefix of names, without a number or the word seed at its end."""
+    equal = takewhile(lambda characters: len(set(characters)) == 1, zip(*names, strict=False))
+    common = "".join(characters[0] for characters in equal).rstrip("0123456789/-_. ")
     return common.removesuffix("seed").rstrip("/-_. ") or "all"
 
 
 def _notes(runs: Sequence[ComparedRun]) -> list[str]:
-    """Return what keeps the scores from being compared: other captions, or other numbers of them."""
+    """Return warnings about runs that were measured on different captions, or are unfinished."""
     notes = []
     for language in dict.fromkeys(language for run in runs for language in run.history.languages):
-        measured = {}
+        captions = set()
         for run in runs:
-            found = (run.history.best or {}).get(language)
-            if isinstance(found, Mapping) and language in run.history.languages:
-                portions = run.settings.get("data.portions", {}).get(language, ())
-                measured[run.name] = (
-                    *(run.settings.get(key) for key in ("data: captions", "data.validation_split")),
-                    *(tuple(portions), *(found[direction].get("queries") for direction in ("image_to_text", "text_to_image"))),
-                )
-        if len(set(measured.values())) > 1:
+            metrics = (run.history.best or {}).get(language)
+            if isinstance(metrics, Mapping) and language in run.history.languages:
+                portions = tuple(run.settings.get("data.portions", {}).get(language, ()))
+                sources = [run.settings.get(key) for key in ("data: captions", "data.validation_split")]
+                captions.add((*sources, portions, *(metrics[direction].get("queries") for direction in DIRECTIONS)))
+        if len(captions) > 1:
             notes.append(
                 f"{language}: the runs were not measured on the same captions, so that their scores cannot be compared"
             )

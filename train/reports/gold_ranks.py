@@ -1,23 +1,23 @@
-"""Table 3 of Gella et al. 2017, measured: the rank of the right image for single captions, under the rows with order similarity.
+"""Table 3 of Gella et al. 2017, measured: rank of the right image for single captions, by models with order similarity.
 
-The paper shows two images, each with a German and an English caption, as "a few examples where PIVOT-ASYM and PARALLEL-ASYM models
+The paper shows two images with a German and an English caption each, as "a few examples where PIVOT-ASYM and PARALLEL-ASYM models
 performed better on both the languages compared to baseline order embedding model". The report has
 
-* these four captions, where the captions hold them, with the published ranks;
-* examples that are chosen as the paper says, by a rule: the gain of a caption is the rank under OE over the worse one of the ranks
-  under PIVOT and PARALLEL; that of an image is the smaller one of its best German and its best English caption's. The images with
-  the greatest gains are shown, if both are above 1;
-* for all captions, how often each model is better than OE and how often worse, since such examples show only what is best.
+* these four captions, if the dataset holds them, with the published ranks;
+* examples chosen by the paper's criterion: the gain of a caption is its rank under OE over the worse of its ranks under PIVOT and
+  PARALLEL. The gain of an image is the smaller of its best German and its best English caption's. The images with the greatest
+  gains above 1 are shown;
+* for all captions, how often each model is better and worse than OE, since examples show only the best.
 
 With several runs of a row, a rank is the median over them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from schemas.errors import DatasetError
 from train.data.captions import Captions
 from train.data.splits import TEST_SPLITS, SplitData, open_data
 from train.devices import resolve_device
+from train.evaluation.compatibility import expected_fingerprints
 from train.evaluation.evaluation import Count, ensemble_ranks, no_progress
 from train.jobs import Corpus
 from train.reports.published import GOLD_COLUMNS, GOLD_RANKS
@@ -35,19 +36,18 @@ _LANGUAGES = ("de", "en")
 _BASELINE, *_OTHERS = GOLD_COLUMNS
 _EXAMPLES = 2  # As many images as in the paper.
 
-_Ranks: TypeAlias = Mapping[str, Mapping[str, np.ndarray]]
-"""By language and column: ranks ``[runs, captions]``."""
-
 
 @dataclass(frozen=True)
 class RankedCaption:
     """A caption as query.
 
     Attributes:
-        index: its index among the comparable captions of its image.
-        text: the caption; as the paper prints it, or its tokens.
-        ranks: by column, the rank of its image under each run.
-        published: by column, the rank in the paper; empty for captions that it does not show.
+        image_id: its image.
+        language: its language.
+        index: index among the comparable captions of its image.
+        text: the caption as printed in the paper, or its tokens.
+        ranks: rank of its image under each run, by column.
+        published: rank in the paper, by column; empty for other captions.
     """
 
     image_id: str
@@ -58,7 +58,7 @@ class RankedCaption:
     published: Mapping[str, int]
 
     def rank_text(self, column: str) -> str:
-        """Median of the ranks, with the least and the greatest in brackets where runs differ."""
+        """Return the median of the ranks, and their range in brackets if runs differ."""
         ranks = self.ranks.get(column, ())
         if not ranks:
             return "–"
@@ -68,12 +68,15 @@ class RankedCaption:
 
 @dataclass(frozen=True)
 class Tally:
-    """How a column compares with OE over all captions of a language.
+    """Comparison of a column with OE over all captions of a language.
 
     Attributes:
+        language: language of the captions.
+        column: column of the table.
         median_rank: median of the ranks.
-        better: share of the captions with a smaller rank than under OE, in percent; None for OE itself, or without it.
-        worse: share of those with a greater one, likewise.
+        better: share of captions with a smaller rank than under OE, in percent; None for OE itself, or without OE.
+        worse: share of captions with a greater rank than under OE, in percent; None as ``better``.
+        captions: number of captions.
     """
 
     language: str
@@ -86,7 +89,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class GoldRanks:
-    """Table 3 of Gella et al. 2017: captions of the paper, and those chosen as it says; ``runs`` counts by preset."""
+    """Table 3 of Gella et al. 2017: captions of the paper, and examples by its criterion; ``runs`` counts by preset."""
 
     images: int
     runs: Mapping[str, int]
@@ -109,54 +112,44 @@ def gold_ranks(
     allow_missing_features: bool = False,
     count: Count = no_progress,
 ) -> GoldRanks:
-    """Rank the images of the test captions of 2016 under the trained rows of table 3 in an output folder of ``reproduce``.
+    """Rank the images of the test captions of 2016 by the trained rows of table 3 in an output folder of ``reproduce``.
 
-    Rows without a result are left out. The corpus is the one that they were trained on.
+    Rows without a result are left out. The corpus is the one that the rows were trained on.
 
     Raises:
-        DatasetError: no row of the table is trained, or the data is not what the rows were trained on.
+        DatasetError: no row of the table is trained, or the rows were trained on another corpus.
     """
     ranks: dict[str, dict[str, np.ndarray]] = {language: {} for language in _LANGUAGES}
     runs: dict[str, int] = {}
     captions: dict[str, Captions] = {}
-    words: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
     for column, pattern in GOLD_COLUMNS.items():
         for preset in dict.fromkeys(pattern.format(language) for language in _LANGUAGES):
-            of_runs: dict[str, list[np.ndarray]] = {}
+            run_ranks: dict[str, list[np.ndarray]] = {}
             for folder in finished_runs(output, preset):
                 run = open_run(folder, device=resolve_device(device))
-                words = run.vocabulary.tokens
+                tokens = run.vocabulary.tokens
                 data = _test_data(run, corpus, allow_missing_features)
-                for language, found in ranks_of_captions(run, data, count=count).items():
+                for language, language_ranks in ensemble_ranks([(run.model, data)], count=count).items():
                     captions[language] = data.captions.select(data.captions.rows_of(language))
-                    of_runs.setdefault(language, []).append(found)
-            if of_runs:
-                runs[preset] = max(map(len, of_runs.values()))
-            for language, values in of_runs.items():
+                    run_ranks.setdefault(language, []).append(language_ranks.text_to_image.cpu().numpy())
+            if run_ranks:
+                runs[preset] = max(map(len, run_ranks.values()))
+            for language, values in run_ranks.items():
                 ranks[language][column] = np.stack(values)
     if not runs:
         raise DatasetError(
             f"{output!r} holds no trained row of table 3 (gella2017/oe-de, oe-en, pivot-asym, parallel-asym): train them with "
             "'imagepivot reproduce gella2017 --table 3'"
         )
-    everything = _Found(captions, ranks, words)
+    results = _Results(captions, ranks, tokens)
     return GoldRanks(
-        images=max(len(np.unique(of_language.images)) for of_language in captions.values()),
+        images=max(len(np.unique(language_captions.images)) for language_captions in captions.values()),
         runs=runs,
-        published=tuple(everything.published()),
-        examples=tuple(everything.examples()),
-        tallies=tuple(everything.tallies()),
+        published=tuple(results.published()),
+        examples=tuple(results.examples()),
+        tallies=tuple(results.tallies()),
     )
-
-
-def ranks_of_captions(run: Run, data: SplitData, *, count: Count = no_progress) -> dict[str, np.ndarray]:
-    """Return, by language, the rank of each caption's image among the images that have captions in the language.
-
-    Returns:
-        int64 arrays in the order of ``data.captions.rows_of(language)``.
-    """
-    ranks = ensemble_ranks([(run.model, data)], count=count)
-    return {language: of_language.text_to_image.cpu().numpy() for language, of_language in ranks.items()}
 
 
 def _test_data(run: Run, corpus: Corpus, allow_missing_features: bool) -> SplitData:
@@ -166,63 +159,60 @@ def _test_data(run: Run, corpus: Corpus, allow_missing_features: bool) -> SplitD
         split=TEST_SPLITS[0],
         portions={language: ("comparable",) for language in run.model.languages if language in _LANGUAGES},
         l2=run.config.data.l2_features,
-        expected={name: run.fingerprints[name] for name in ("vocabulary", "extractor")},
+        expected=expected_fingerprints([run]),
         allow_missing_features=allow_missing_features,
     )
 
 
 @dataclass(frozen=True)
-class _Found:
-    """The captions of each language, their ranks, and the words of their token ids."""
+class _Results:
+    """Captions of each language, ranks ``[runs, captions]`` by language and column, and the tokens of the vocabulary."""
 
     captions: Mapping[str, Captions]
-    ranks: _Ranks
-    words: Sequence[str]
+    ranks: Mapping[str, Mapping[str, np.ndarray]]
+    tokens: Sequence[str]
 
     def published(self) -> list[RankedCaption]:
-        """Return the captions of the paper that are there."""
+        """Return the captions of the paper that the dataset holds."""
         shown = []
         for rank in GOLD_RANKS:
             captions = self.captions.get(rank.language)
             if captions is not None and rank.image_id in captions.image_ids:
-                here = (captions.images == captions.image_ids.index(rank.image_id)) & (captions.indices == rank.index)
-                shown += [self._caption(rank.language, row, rank.text, rank.ranks) for row in np.flatnonzero(here).tolist()]
+                matches = (captions.images == captions.image_ids.index(rank.image_id)) & (captions.indices == rank.index)
+                shown += [self._caption(rank.language, row, rank.text, rank.ranks) for row in np.flatnonzero(matches).tolist()]
         return shown
 
     def examples(self) -> list[RankedCaption]:
         """Return a caption in each language of the images with the greatest gains."""
         if any(set(self.ranks[language]) < set(GOLD_COLUMNS) for language in _LANGUAGES):
             return []
-        best: list[dict[str, tuple[float, int]]] = []  # By language: the greatest gain of each image, and its row.
+        best: dict[str, dict[str, tuple[float, int]]] = {}  # By language and image: the greatest gain, and its row.
         for language in _LANGUAGES:
             captions, medians = self.captions[language], self._medians(language)
             gains = medians[_BASELINE] / np.maximum(*(medians[name] for name in _OTHERS))
-            of_images: dict[str, tuple[float, int]] = {}
+            best[language] = {}
             for row, (image, gain) in enumerate(zip(captions.images.tolist(), gains.tolist(), strict=True)):
-                name = captions.image_ids[image]
-                if gain > of_images.get(name, (1.0, 0))[0]:
-                    of_images[name] = gain, row
-            best.append(of_images)
-        both = best[0].keys() & best[1].keys()
-        chosen = sorted(both, key=lambda name: (-min(of_images[name][0] for of_images in best), name))[:_EXAMPLES]
+                image_id = captions.image_ids[image]
+                if gain > best[language].get(image_id, (1.0, 0))[0]:
+                    best[language][image_id] = gain, row
+        common = set.intersection(*(set(by_image) for by_image in best.values()))
+        chosen = sorted(common, key=lambda image_id: (-min(by_image[image_id][0] for by_image in best.values()), image_id))
         return [
-            self._caption(language, of_images[name][1])
-            for name in chosen
-            for language, of_images in zip(_LANGUAGES, best, strict=True)
+            self._caption(language, by_image[image_id][1])
+            for image_id in chosen[:_EXAMPLES]
+            for language, by_image in best.items()
         ]
 
     def tallies(self) -> list[Tally]:
-        """Compare the columns over all captions."""
+        """Compare each column with OE over all captions."""
         tallies = []
         for language in self.captions:
             medians = self._medians(language)
             for column, ranks in medians.items():
-                better, worse = (
-                    None
-                    if column == _BASELINE or _BASELINE not in medians
-                    else round(100 * float(np.mean(compare(ranks, medians[_BASELINE]))), 1)
-                    for compare in _COMPARISONS
-                )
+                better = worse = None
+                if column != _BASELINE and _BASELINE in medians:
+                    better = round(100 * float(np.mean(ranks < medians[_BASELINE])), 1)
+                    worse = round(100 * float(np.mean(ranks > medians[_BASELINE])), 1)
                 tallies.append(Tally(language, column, float(np.median(ranks)), better, worse, len(ranks)))
         return tallies
 
@@ -236,10 +226,7 @@ class _Found:
             image_id=captions.image_ids[captions.images[row]],
             language=language,
             index=int(captions.indices[row]),
-            text=text or " ".join(self.words[number] for number in ids.tolist()),
+            text=text or " ".join(self.tokens[token_id] for token_id in ids.tolist()),
             ranks={column: tuple(ranks[:, row].tolist()) for column, ranks in self.ranks[language].items()},
             published=published or {},
         )
-
-
-_COMPARISONS: tuple[Callable[[np.ndarray, np.ndarray], np.ndarray], ...] = (np.less, np.greater)

@@ -1,11 +1,11 @@
-"""``imagepivot reproduce``: train the rows of a paper's tables, several times each, and measure them.
+"""``imagepivot reproduce``: train the rows of a paper's tables with several seeds each, and measure them.
 
-A row is trained by the command ``train`` and measured by ``evaluate``, each in a process of its own, see `schemas.process.steps`;
-rows run side by side, one device each. An ensemble is evaluated on the runs of its members.
+The commands ``train`` and ``evaluate`` run in separate processes, see `schemas.process.steps`, in parallel on the devices. An
+ensemble is evaluated on the runs of its members.
 
-A run that is trained and measured leaves a file ``results/PRESET/seed-N.json`` in the output folder, one that fails
-``failed-seed-N.json``, and the others go on. Existing results are kept: the command can be stopped and given again, which also
-tries again what failed, and rows that need other data can be added by another command with the same output.
+A run leaves ``results/PRESET/seed-N.json`` in the output folder, or ``failed-seed-N.json`` if it fails, which does not affect the
+others. Existing results are kept. The same command resumes what was interrupted and retries what failed, and rows that need other
+data can be added by another command with the same output.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from train.evaluation.scores import portions_in
 from train.jobs import Corpus, ReproduceJob
 from train.loop import Remark
 from train.reports.published import ENSEMBLES, rows_of_paper
-from train.reports.row_datasets import OPTIONAL_DATASETS, corpora_of, left_out
+from train.reports.row_datasets import OPTIONAL_DATASETS, corpora_of, skip_remarks
 from train.reports.row_results import (
     FailedRun,
     Failure,
@@ -63,9 +63,9 @@ logger = logging.getLogger(__name__)
 NO_MEMORY_ADVICE = "give fewer --workers, a smaller schedule.batch_size, or --memory-map FOLDER"
 
 _TRACEBACK = "traceback.txt"
-_WIDTH = 200
-_FULL = re.compile(r"the disk is full|\[Errno (28|122)\]")
-# Torch has a class of its own for a GPU's memory, and for that of the machine only words.
+_MAX_CHARACTERS = 200
+_DISK_FULL = re.compile(r"the disk is full|\[Errno (28|122)\]")
+# Torch has an exception class for GPU memory, but not for that of the host.
 _NO_MEMORY = re.compile(
     r"MemoryError|out of ?memory|can't allocate memory|cannot allocate memory|alloc_failed|unable to find an engine",
     re.IGNORECASE,
@@ -77,8 +77,14 @@ class Task:
     """One run of one row.
 
     Attributes:
-        contents: content of what it is trained on, see `train.training_data.contents_of`.
-        members: of an ensemble, the tasks whose runs are scored together; then ``config`` is that of the first.
+        preset: preset of the row.
+        seed: seed of the run.
+        config: its configuration; of an ensemble, that of the first member.
+        job: the job that it is part of.
+        corpus: its datasets.
+        fingerprints: fingerprints of the datasets.
+        contents: digests of their content, see `train.training_data.contents_of`.
+        members: tasks of the members of an ensemble; empty for a single model.
     """
 
     preset: str
@@ -102,17 +108,17 @@ class Task:
 
     @property
     def failure(self) -> Path:
-        """File that says why the run failed, while it has no result."""
+        """File with the failure of a run without a result."""
         return self.result.with_name(f"failed-{self.result.name}")
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Everything but the machine that the result depends on."""
-        made_of: dict[str, Any] = {"config": to_toml(self.config)}
+        """Everything that the result depends on, except the machine."""
+        configs: dict[str, Any] = {"config": to_toml(self.config)}
         if self.members:
-            made_of = {"members": {member.preset: to_toml(member.config) for member in self.members}}
-        made_of |= {"fingerprints": dict(self.fingerprints), "contents": dict(self.contents)}
-        return {**made_of, "precision": self.job.precision, "seed": self.seed}
+            configs = {"members": {member.preset: to_toml(member.config) for member in self.members}}
+        data = {"fingerprints": dict(self.fingerprints), "contents": dict(self.contents)}
+        return {**configs, **data, "precision": self.job.precision, "seed": self.seed}
 
     def is_done(self) -> bool:
         """Return whether the result exists.
@@ -131,8 +137,7 @@ class Task:
         return True
 
     def end(self, failure: Failure | None) -> None:
-        """Keep why the run failed, as far as the disk allows; or forget why it did before, if it did not."""
-        trace = self.run / _TRACEBACK
+        """Write the failure of the run, as far as the disk allows, or delete that of an earlier attempt."""
         if failure is None:
             self.failure.unlink(missing_ok=True)
         else:
@@ -142,16 +147,16 @@ class Task:
             with suppress(DatasetError):
                 Folder(str(self.run)).write(_TRACEBACK, failure.traceback.encode())
         else:
-            trace.unlink(missing_ok=True)
+            (self.run / _TRACEBACK).unlink(missing_ok=True)
 
     def train_words(self, device: str) -> list[str]:
-        """Return the command that trains the run, or continues its training."""
+        """Return the command that trains the run, or resumes its training."""
         options = {"seed": self.seed, "precision": self.job.precision, "resume": True, "no_tensorboard": True}
         settings = [f"--set={key}={value}" for key, value in self.job.overrides.items()]
         return ["train", self.preset, str(self.run), *settings, *self._options(device, **vars(self.corpus), **options)]
 
     def evaluate_words(self, device: str, output: Path) -> list[str]:
-        """Return the command that measures the run, or of an ensemble those of its members together."""
+        """Return the command that measures the run, or the ensemble of its members."""
         runs = (str(task.run) for task in self.members or (self,))
         data = {name: getattr(self.corpus, name) for name in ("captions", "features", "token_features")}
         return ["evaluate", *runs, *self._options(device, **data, output=output)]
@@ -159,15 +164,14 @@ class Task:
     def _options(self, device: str, **options: Any) -> list[str]:
         options |= {"device": device, "log_json": True, "memory_map": self.job.memory_map}
         options |= {"allow_missing_features": self.job.allow_missing_features}
-        given = {
-            key.replace("_", "-"): value for key, value in options.items() if value not in (None, "") and value is not False
-        }
-        return [f"--{name}" if value is True else f"--{name}={value}" for name, value in given.items()]
+        set_options = {key: value for key, value in options.items() if value not in (None, "") and value is not False}
+        flags = {f"--{key.replace('_', '-')}": value for key, value in set_options.items()}
+        return [flag if value is True else f"{flag}={value}" for flag, value in flags.items()]
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run that has ended, as the ``count``-th of ``total``; with its failure where it has no result."""
+    """A run that has ended, as the ``count``-th of ``total``; ``failure`` is None if it has a result."""
 
     task: Task
     count: int
@@ -178,27 +182,26 @@ class FinishedRun:
 def reproduce(
     job: ReproduceJob, watch: Callable[[FinishedRun], None] = lambda done: None, remark: Remark = logger.warning
 ) -> tuple[FailedRun, ...]:
-    """Train and measure every row that has no result yet. A run that fails, or whose process is killed, does not end the others.
+    """Train and measure every row that has no result yet; a failed or killed run does not end the others.
 
-    A run that has failed is tried again by the next call, from its last checkpoint; one that has diverged, from its beginning.
+    The next call retries failed runs from their last checkpoints, and diverged ones from the beginning.
 
-    ``watch`` is called for every run that has ended; those that had ended before come first. ``remark`` receives a sentence
-    about a precision that is emulated, about the captions that are left out, for each split that lacks features, and about
-    features of zeros or of unusual norms.
+    Args:
+        job: the job.
+        watch: called for every run that has ended, first for those of earlier calls.
+        remark: receives warnings about emulated precision, skipped rows, missing features, and features of zeros or unusual norms.
 
     Returns:
         The runs that failed.
 
     Raises:
-        ImagepivotError: an argument or the data is wrong, or an existing result is from something else; nothing was trained.
+        ImagepivotError: an argument or the data is wrong, or an existing result has other data or settings; nothing was trained.
     """
     Folder(job.output).check_writable()
     device = resolve_device(job.device)
     check_precision(job.precision, device)
     tasks = list(_tasks(job))
-    emulated = bfloat16_remark(job.precision, device.type)
-    sentences = (emulated, *left_out(job), *_check_data(tasks, job))
-    for sentence in filter(None, sentences):
+    for sentence in filter(None, (bfloat16_remark(job.precision, device.type), *skip_remarks(job), *_check_data(tasks, job))):
         remark(sentence)
     with lock_folder(Folder(job.output)):
         failed = []
@@ -211,7 +214,7 @@ def reproduce(
 
 
 def _tasks(job: ReproduceJob) -> Iterator[Task]:
-    """Yield the tasks: all rows with one seed first, so that a table that is stopped early has no gaps; ensembles last."""
+    """Yield the tasks by seed, so that an interrupted table has no gaps, and ensembles last."""
     corpora = corpora_of(job)
     fingerprints = {preset: _fingerprints(corpus, job) for preset, corpus in corpora.items()}
     contents = {preset: contents_of(corpus) for preset, corpus in corpora.items()}
@@ -225,7 +228,6 @@ def _tasks(job: ReproduceJob) -> Iterator[Task]:
 
 
 def _fingerprints(corpus: Corpus, job: ReproduceJob) -> dict[str, str]:
-    """Return the fingerprints of what a row is trained on."""
     kinds = {"captions": "encoded", "features": None} | {name: name.replace("_", "-") for name in OPTIONAL_DATASETS}
     fingerprints = {
         name: open_dataset(location, kind=kinds.get(name, name)).fingerprint
@@ -233,24 +235,23 @@ def _fingerprints(corpus: Corpus, job: ReproduceJob) -> dict[str, str]:
         if location or name not in OPTIONAL_DATASETS
     }
     if job.allow_missing_features:
-        # Features may grow; with fewer images the results are others.
+        # The fingerprint of features does not depend on their images, but the results do.
         ids = sorted(open_dataset(corpus.features).image_ids())
         fingerprints["images"] = sha256_of_bytes("".join(f"{image_id}\n" for image_id in ids).encode())
     return fingerprints
 
 
 def _check_data(tasks: Sequence[Task], job: ReproduceJob) -> list[str]:
-    """Check, before anything is trained, that captions and features cover what the rows are trained and measured on.
+    """Check before training that captions and features cover the training and test data of all rows.
 
     Returns:
-        By split, what to say of images that lack features, if the job allows it, and of features that should be looked at, if
-        anything is left to train.
+        Warnings about missing features, if the job allows them, and about outliers among features that are still needed.
     """
     captions = open_dataset(job.captions, kind="encoded")
     labels = labels_of(captions)
     available = {(language, portion) for split, language, portion in labels if split in TEST_SPLITS}
-    # By features, split and language, of all rows: each split is read once.
-    portions_read: dict[str, dict[str | tuple[str, ...], dict[str, set[str]]]] = {}
+    # Portions by features, split and language, so that each split is read once for all rows.
+    needed_portions: dict[str, dict[str | tuple[str, ...], dict[str, set[str]]]] = {}
     for task in {task.preset: task for task in tasks if not task.members}.values():
         data = task.config.data
         needed = {(language, portion) for language, portions in data.portions.items() for portion in portions}
@@ -264,53 +265,52 @@ def _check_data(tasks: Sequence[Task], job: ReproduceJob) -> list[str]:
         validated = validation_portions(task.config, job.captions)
         for split, portions in ((data.split, data.portions), (data.validation_split, validated), *measured.items()):
             for language, names in portions.items():
-                by_split = portions_read.setdefault(task.corpus.features, {})
+                by_split = needed_portions.setdefault(task.corpus.features, {})
                 by_split.setdefault(split, {}).setdefault(language, set()).update(names)
-    remarks, looks = [], not all(task.result.exists() for task in tasks)
-    for location, by_split in portions_read.items():
+    remarks, trains = [], not all(task.result.exists() for task in tasks)
+    for location, by_split in needed_portions.items():
         features = open_dataset(location)
         for split, by_language in by_split.items():
-            every = {language: sorted(names) for language, names in by_language.items()}
-            chosen = read_captions(captions, split=split, portions=every)
-            lacking, chosen = leave_out_missing(chosen, features, allow_missing_features=job.allow_missing_features)
-            remarks += [lacking.remark] if lacking is not None else []
-            if looks:
-                odd = find_feature_outliers(
-                    chosen.split, read_features(features, chosen.image_ids, memory_map=job.memory_map), chosen.image_ids
-                )
-                remarks += [odd.remark] if odd is not None else []
+            portions = {language: sorted(names) for language, names in by_language.items()}
+            chosen = read_captions(captions, split=split, portions=portions)
+            missing_features, chosen = leave_out_missing(chosen, features, allow_missing_features=job.allow_missing_features)
+            remarks += [missing_features.remark] if missing_features is not None else []
+            if trains:
+                values = read_features(features, chosen.image_ids, memory_map=job.memory_map)
+                outliers = find_feature_outliers(chosen.split, values, chosen.image_ids)
+                remarks += [outliers.remark] if outliers is not None else []
     return remarks
 
 
 def _run_all(tasks: Sequence[Task], job: ReproduceJob) -> Iterator[tuple[Task, Failure | None]]:
-    """Yield the runs that ended before, then run the others, and yield each when it has ended."""
+    """Yield the finished runs of earlier calls, then run the others and yield each when it ends."""
     devices = _devices(job)[: len(tasks)]
-    # Threads that share a core wait for each other at every product; one thread per process is much faster.
+    # Oversubscribed cores slow down each matrix product.
     variables = {"OMP_NUM_THREADS": "1"} if len(devices) > 1 else {}
-    ended = [task.is_done() for task in tasks]
-    yield from ((task, None) for task, is_done in zip(tasks, ended, strict=True) if is_done)
-    remaining = [task for task, is_done in zip(tasks, ended, strict=True) if not is_done]
-    for ensembles in (False, True):  # These are measured when their members are trained.
-        due = [task for task in remaining if bool(task.members) == ensembles]
+    done = [task.is_done() for task in tasks]
+    yield from ((task, None) for task, is_done in zip(tasks, done, strict=True) if is_done)
+    remaining = [task for task, is_done in zip(tasks, done, strict=True) if not is_done]
+    for are_ensembles in (False, True):  # Members are trained before their ensembles are measured.
+        due = [task for task in remaining if bool(task.members) == are_ensembles]
         yield from steps.run_side_by_side(lambda task, device: _run(task, device, variables), due, devices)
 
 
 def _devices(job: ReproduceJob) -> list[str]:
-    """Return one device for each run at a time."""
+    """Return a device for each parallel run."""
     device = resolve_device(job.device)
     if device.type == "cpu":
         return ["cpu"] * (job.workers or os.cpu_count() or 1)
     if job.device in ("auto", "cuda"):
-        devices = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+        devices = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
     else:
         devices = [str(device)]
-    return [devices[number % len(devices)] for number in range(job.workers or len(devices))]
+    return [devices[index % len(devices)] for index in range(job.workers or len(devices))]
 
 
 def _run(task: Task, device: str, variables: Mapping[str, str]) -> Failure | None:
-    """Train and measure a row, and write its result; of an ensemble, whose members are trained, only measure it."""
+    """Train and measure a row and write its result, or only measure an ensemble."""
     stored = read_failure(task.failure)
-    if stored is not None and stored.kind == "diverged":  # From its last checkpoint it would diverge again, all the sooner.
+    if stored is not None and stored.kind == "diverged":  # Resuming its last checkpoint would diverge again.
         shutil.rmtree(task.run, ignore_errors=True)
         task.failure.unlink()
     scores = task.result.with_name(f"scores-{task.result.name}")
@@ -323,25 +323,25 @@ def _run(task: Task, device: str, variables: Mapping[str, str]) -> Failure | Non
     if failure := _run_command(task.evaluate_words(device, scores), variables):
         return failure
     try:
-        content = _common_content(task) if task.members else _trained_content(task)
+        content = _ensemble_content(task) if task.members else _trained_content(task)
         write_result(task.result, content | {"scores": json.loads(scores.read_bytes())["scores"]})
     except ImagepivotError as error:
         return failure_of(type(error).__name__, str(error))
     scores.unlink()
     if not task.members:
-        (task.run / LAST).unlink()  # The state of the optimizer is twice the size of the model, and no longer needed.
+        (task.run / LAST).unlink()  # The optimizer state is twice the size of the model, and no longer needed.
     return None
 
 
 def _run_command(words: Sequence[str], variables: Mapping[str, str]) -> Failure | None:
-    """Run a command, and return why it failed."""
+    """Run a command, and return its failure."""
     lines: list[str] = []
     errors: list[dict[str, Any]] = []
 
     def read(line: str) -> None:
         try:
             event = json.loads(line)
-        except ValueError:  # The process has crashed, or not begun yet.
+        except ValueError:  # Output of the interpreter, before logging begins or in a crash.
             lines.append(line)
         else:
             errors.extend([event] if event["event"] == "error" and "kind" in event else [])
@@ -358,32 +358,29 @@ def _run_command(words: Sequence[str], variables: Mapping[str, str]) -> Failure 
 
 
 def failure_of(error: str, message: str, traceback: str = "") -> Failure:
-    """Say by kind, and in a line, why an error ended a run.
-
-    The error is the name of its class; it has a traceback if nobody expected it.
-    """
+    """Classify an error that ended a run, from the name of its class and its message; only unexpected ones have a traceback."""
     message = " ".join(message.split())
     if error == "DivergedError":
         return Failure("diverged", message)
-    if _FULL.search(message):
+    if _DISK_FULL.search(message):
         return Failure("disk", f"the disk is full: free some space ({message})" if traceback else message)
     if traceback and _NO_MEMORY.search(f"{error} {message}"):
-        detail = shorten(message.removeprefix(f"{error}:"), _WIDTH, placeholder=" ...")
+        detail = shorten(message.removeprefix(f"{error}:"), _MAX_CHARACTERS, placeholder=" ...")
         return Failure("memory", f"memory ran out{f' ({detail})' if detail else ''}: {NO_MEMORY_ADVICE}")
     if not traceback:
         return Failure("refused", message)
-    return Failure("fault", shorten(message, _WIDTH, placeholder=" ..."), traceback)
+    return Failure("fault", shorten(message, _MAX_CHARACTERS, placeholder=" ..."), traceback)
 
 
-def _common_content(task: Task) -> dict[str, Any]:
-    """Return what the result of an ensemble says of it besides its scores: what its members have in common."""
+def _ensemble_content(task: Task) -> dict[str, Any]:
+    """Return the result of an ensemble without its scores: the properties that its members share."""
     first = read_result(task.members[0].result)
     common = {name: first[name] for name in ("feature", "untrained", "recipe", "vocabulary")}
     return task.identity | {"preset": task.preset, "overrides": _overrides(task.job)} | common
 
 
 def _trained_content(task: Task) -> dict[str, Any]:
-    """Return what the result of a run says of it besides its scores: what it was trained on, and for how many steps."""
+    """Return the result of a run without its scores: its data and numbers of steps."""
     folder = Folder(str(task.run))
     checkpoint, history = read_checkpoint(folder, LAST), read_history(folder)
     counts = {key: value for key, value in next(history.of("training_data"), {}).items() if key not in ("event", "step")}
@@ -406,5 +403,5 @@ def _trained_content(task: Task) -> dict[str, Any]:
 
 
 def _overrides(job: ReproduceJob) -> list[str]:
-    """Return the values that a job puts into configurations, as ``KEY=VALUE``, sorted."""
+    """Return the overrides of a job as ``KEY=VALUE``, sorted."""
     return [f"{key}={value}" for key, value in sorted(job.overrides.items())]

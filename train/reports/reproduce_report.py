@@ -1,15 +1,16 @@
-"""The report of ``imagepivot reproduce``, measured beside published numbers: for a terminal and as Markdown."""
+"""Report of ``imagepivot reproduce``: measured and published numbers, for a terminal and as Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, product
 from statistics import mean, stdev
 
 from schemas.console.tables import Cell, Row, Table, markdown_document, number_columns
+from train.reports.comparison import DIRECTIONS, MEASURES, SCORES
 from train.reports.published import Measures, PublishedRow, presets_of_paper, rows_of_paper
-from train.reports.row_results import ABSENT, DIRECTIONS, MEASURES, FailedRun, RowSummary, read_row
+from train.reports.row_results import ABSENT, FailedRun, RowSummary, read_row
 
 _RECALLS = MEASURES[:3]
 _SHORT = {"recall_at_1": "R@1", "recall_at_5": "R@5", "recall_at_10": "R@10", "median_rank": "median rank"}
@@ -17,14 +18,14 @@ _SHORT = {"recall_at_1": "R@1", "recall_at_5": "R@5", "recall_at_10": "R@10", "m
 
 @dataclass(frozen=True)
 class Measurement:
-    """One measure of a row: the number of the paper, None if it has none, and that of each run."""
+    """One measure of a row: the published number, if any, and the number of each run."""
 
     published: float | None
     values: tuple[float, ...]
 
     @property
     def mean(self) -> float | None:
-        """Mean over the runs; None without runs."""
+        """Mean over the runs; None if there are no runs."""
         return mean(self.values) if self.values else None
 
     @property
@@ -45,7 +46,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Line:
-    """A row of a table: its numbers of runs and failed runs, and measurements by direction and measure."""
+    """A row of a table, with measurements by direction and measure and its numbers of runs and failed runs."""
 
     row: PublishedRow
     runs: int
@@ -54,13 +55,13 @@ class Line:
 
     @property
     def runs_text(self) -> str:
-        """Number of runs, and of how many where some failed."""
+        """Number of runs, and number of all runs if any failed."""
         return f"{self.runs} of {self.runs + self.failed}" if self.failed else str(self.runs)
 
 
 @dataclass(frozen=True)
 class Section:
-    """A table of the paper; ``columns`` are the directions and measures that have numbers."""
+    """A table of the paper; ``columns`` are the published directions and measures."""
 
     title: str
     columns: tuple[tuple[str, str], ...]
@@ -76,7 +77,7 @@ class Section:
         return Table(["row", "language", *number_columns("runs", *measures)], rows, self.title)
 
     def to_narrow_table(self) -> Table:
-        """Return the table for a terminal of 80 columns: each row of the paper takes a line for each direction."""
+        """Return the table for a terminal of 80 columns, with a line for each row and direction."""
         measures = [measure for measure in MEASURES if any(measure == column for _, column in self.columns)]
         rows: list[Row] = []
         for line in self.lines:
@@ -84,9 +85,9 @@ class Section:
             rows.append((Cell(f"{line.row.name}, {line.row.language}, {runs}", style="bold"),))
             for direction in dict.fromkeys(direction for direction, _ in self.columns):
                 columns = [(direction, measure) for measure in measures]
-                found = [line.cells[column] if column in self.columns else None for column in columns]
-                rows.append((f"  {direction.replace('_', ' ')}", *(item.text if item else None for item in found)))
-                published = [item.published if item else None for item in found]
+                cells = [line.cells[column] if column in self.columns else None for column in columns]
+                rows.append((f"  {direction.replace('_', ' ')}", *(cell.text if cell else None for cell in cells)))
+                published = [cell.published if cell else None for cell in cells]
                 if any(number is not None for number in published):
                     rows.append([Cell(value, style="dim") for value in ("    published", *published)])
         headings = [_SHORT[measure].removesuffix(" rank") for measure in measures]
@@ -98,8 +99,11 @@ class Report:
     """All tables of a paper.
 
     Attributes:
-        further: what the same rows measure in languages and portions for which the paper has no numbers.
-        rows: what the rows were trained on, without rows of which no run has ended.
+        paper: the paper.
+        notes: sentences about the runs.
+        sections: tables of the paper.
+        further: measurements of the same rows in unpublished languages and portions.
+        rows: summaries of rows with a finished or failed run.
     """
 
     paper: str
@@ -124,47 +128,46 @@ class Report:
         failed = [(run.preset, run.seed, run.failure.kind, run.failure.reason) for run in self.failed]
         tables = [
             *(section.to_table() for section in (*self.sections, *self.further)),
-            *([Table(_STATED, [*map(_stated, self.rows)], "What was trained")] if self.rows else []),
+            *([Table(_SUMMARY_COLUMNS, [*map(_summary_row, self.rows)], "What was trained")] if self.rows else []),
             *([Table(("preset", "seed", "kind", "reason"), failed, "Runs that failed")] if failed else []),
         ]
         return markdown_document(f"{self.paper}: measured beside published", self.notes, tables)
 
     def to_tables(self) -> list[Table]:
-        """Return the report as tables for a terminal of 80 columns; rows that were trained on the same data share a table."""
+        """Return the report as tables for a terminal of 80 columns; rows with the same data share a table."""
         tables = [section.to_narrow_table() for section in (*self.sections, *self.further)]
         for data, rows in groupby(self.rows, key=_data):
-            tables.append(Table([""], [(f"{row.preset}: {_in_words(row)}",) for row in rows], f"trained{data}"))
+            tables.append(Table([""], [(f"{row.preset}: {_describe(row)}",) for row in rows], f"trained{data}"))
         return tables
 
 
-_STATED = (
+_SUMMARY_COLUMNS = (
     *("preset", "features", "recipe"),
     *number_columns("vocabulary", "words", "pretrained", "captions", "steps", "best after", "seeds"),
 )
 
 
-def _stated(row: RowSummary) -> Row:
+def _summary_row(row: RowSummary) -> Row:
     numbers = (row.vocabulary, row.words, row.pretrained, row.captions, row.steps, row.best, row.seeds)
-    made_of = f" ({_made_of(row)})" if row.members else ""
-    return f"{row.preset}{made_of}", row.feature, row.recipe, *numbers
+    return f"{row.preset} ({_ensemble(row)})" if row.members else row.preset, row.feature, row.recipe, *numbers
 
 
-def _made_of(row: RowSummary) -> str:
+def _ensemble(row: RowSummary) -> str:
     return f"means of the scores of {' and '.join(row.members)}"
 
 
 def _data(row: RowSummary) -> str:
-    named = ((row.feature, f"features {row.feature}"), (row.recipe, f"captions {row.recipe}"))
-    texts = (*named, (row.vocabulary, f"{row.vocabulary} words"))
+    features, captions, words = f"features {row.feature}", f"captions {row.recipe}", f"{row.vocabulary} words"
+    texts = ((row.feature, features), (row.recipe, captions), (row.vocabulary, words))
     data = "; ".join(text for value, text in texts if value != ABSENT)
     return f" on {data}" if data else ""
 
 
-def _in_words(row: RowSummary) -> str:
+def _describe(row: RowSummary) -> str:
     if not row.results:
         return f"seeds: {row.seeds}"
     if row.members:
-        return f"{_made_of(row)}; seeds: {row.seeds}"
+        return f"{_ensemble(row)}; seeds: {row.seeds}"
     steps = f"best after {row.best} of {row.steps} steps" if row.steps != ABSENT else f"best after {row.best} steps"
     named = (("words", row.words), ("pretrained", row.pretrained), ("captions", row.captions))
     parts = [f"{name}: {number}" for name, number in named if number != ABSENT]
@@ -172,9 +175,7 @@ def _in_words(row: RowSummary) -> str:
 
 
 def read_report(output: str, paper: str) -> Report:
-    """Read the results in a folder and put them beside the numbers of a paper.
-
-    A row without results has only the published numbers.
+    """Read the results in a folder, with the published numbers of a paper, also for rows without results.
 
     Raises:
         UsageError: the paper is unknown.
@@ -184,40 +185,36 @@ def read_report(output: str, paper: str) -> Report:
     rows = {preset: read_row(output, preset) for preset in presets_of_paper(paper)}
     sections, further = [], []
     seen = {(row.preset, row.language, row.portion) for row in published}
-    for table, of_table in groupby(published, key=lambda row: row.table):
-        lines = tuple(_line(row, rows[row.preset]) for row in of_table)
+    for table, table_rows in groupby(published, key=lambda row: row.table):
+        lines = tuple(_line(row, rows[row.preset]) for row in table_rows)
         columns = tuple(
-            (direction, measure)
-            for direction in DIRECTIONS
-            for measure in MEASURES
-            if any(line.cells[direction, measure].published is not None for line in lines)
-        )
-        columns = columns or tuple((direction, measure) for direction in DIRECTIONS for measure in _RECALLS)
+            column for column in SCORES if any(line.cells[column].published is not None for line in lines)
+        ) or tuple(product(DIRECTIONS, _RECALLS))
         portions = ", ".join(dict.fromkeys(line.row.portion for line in lines))
         sections.append(Section(f"{table} ({portions} captions)".capitalize(), columns, lines))
         unpublished = [row for line in lines for row in _unpublished(line.row, rows[line.row.preset], seen)]
         for portion in dict.fromkeys(row.portion for row in unpublished):
             title = f"{table} ({portion} captions), not in the paper".capitalize()
-            of_portion = tuple(_line(row, rows[row.preset]) for row in unpublished if row.portion == portion)
-            further.append(Section(title, columns, of_portion))
+            portion_lines = tuple(_line(row, rows[row.preset]) for row in unpublished if row.portion == portion)
+            further.append(Section(title, columns, portion_lines))
     begun = tuple(row for row in rows.values() if row.results or row.failed)
     return Report(paper, _notes(begun), tuple(sections), tuple(further), begun)
 
 
-def _unpublished(row: PublishedRow, stated: RowSummary, seen: set[tuple[str, str, str]]) -> list[PublishedRow]:
-    """Return a row for each language and portion that its runs measure and that no row before has."""
-    found = []
-    for language, portion in sorted({(score["language"], score["portion"]) for r in stated.results for score in r["scores"]}):
+def _unpublished(row: PublishedRow, summary: RowSummary, seen: set[tuple[str, str, str]]) -> list[PublishedRow]:
+    """Return a row for each measured language and portion that is not in ``seen``, and add it there."""
+    rows = []
+    for language, portion in sorted({(score["language"], score["portion"]) for r in summary.results for score in r["scores"]}):
         if (row.preset, language, portion) not in seen:
             seen.add((row.preset, language, portion))
-            found.append(replace(row, language=language, portion=portion, image_to_text=Measures(), text_to_image=Measures()))
-    return found
+            rows.append(replace(row, language=language, portion=portion, image_to_text=Measures(), text_to_image=Measures()))
+    return rows
 
 
-def _line(row: PublishedRow, stated: RowSummary) -> Line:
+def _line(row: PublishedRow, summary: RowSummary) -> Line:
     scores = [
         score
-        for result in stated.results
+        for result in summary.results
         for score in result["scores"]
         if (score["language"], score["portion"]) == (row.language, row.portion)
     ]
@@ -226,14 +223,13 @@ def _line(row: PublishedRow, stated: RowSummary) -> Line:
             published=getattr(getattr(row, direction), measure),
             values=tuple(float(score[direction][measure]) for score in scores),
         )
-        for direction in DIRECTIONS
-        for measure in MEASURES
+        for direction, measure in SCORES
     }
-    return Line(row, len(scores), cells, len(stated.failed))
+    return Line(row, len(scores), cells, len(summary.failed))
 
 
 def _notes(rows: Sequence[RowSummary]) -> tuple[str, ...]:
-    notes = ["Each number is the mean of the runs ± their standard deviation; beside or below it stands the published one."]
+    notes = ["Each number is the mean of the runs ± their standard deviation, with the published one beside or below it."]
     results = [result for row in rows for result in row.results]
     failed = sum(len(row.failed) for row in rows)
     if results:

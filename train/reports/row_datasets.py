@@ -1,8 +1,8 @@
-"""Rows of the papers' tables that are chosen, and the datasets that each is trained on: features of some sort, and more by preset.
+"""Choose the datasets for each selected row of the papers' tables: features, word vectors, vectors of tokens.
 
-A row is trained on the first of the given datasets of features that fits it. Models of the kind ``vse`` take one vector per image.
-Of those that attend to several, SCAN and the lines of Huang et al. attend to regions; other lines to what `_SORTS` names. Features
-whose origin is not known, such as imported ones, fit all of these.
+A row is trained on the first dataset of features that fits it. Models of the kind ``vse`` take one vector per image. Of the models
+that attend to several, SCAN and those of Huang et al. take regions, and others the sort in `_SORTS`. Features of unknown origin,
+such as imported ones, fit all of these.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class OptionalDataset:
     """A dataset that only some presets take.
 
     Attributes:
-        asked: the property of `ModelConfig` that is not 0 where a preset takes it.
-        lacking: what a preset lacks without it, and the option that brings it.
-        taking: what a preset does with it.
+        config_field: property of `ModelConfig` that is not 0 for presets that take it.
+        missing_message: the dataset and the option that gives it, for messages.
+        usage: verb phrase for a preset that takes it, for messages.
     """
 
-    asked: str
-    lacking: str
-    taking: str
+    config_field: str
+    missing_message: str
+    usage: str
 
 
 OPTIONAL_DATASETS: Mapping[str, OptionalDataset] = {
@@ -48,7 +48,7 @@ OPTIONAL_DATASETS: Mapping[str, OptionalDataset] = {
         "reads vectors of tokens",
     ),
 }
-"""Such datasets, by field of `Corpus`."""
+"""Optional datasets by field of `Corpus`."""
 
 _OPTION = "--features FOLDER, which may be repeated"
 _SORTS: Mapping[str, str] = {"huang2019/mha-d-vgg19": "crops", "dan*": "grid"}
@@ -61,73 +61,73 @@ _EXAMPLES: Mapping[str, str] = {
 
 
 def corpora_of(job: ReproduceJob) -> dict[str, Corpus]:
-    """Return the presets of the selected rows in the order of the tables, ensembles last, each with what it is trained on.
+    """Return the datasets of each selected preset, in the order of the tables, ensembles last.
 
-    Rows that need what is not given are left out: features of another sort, or word vectors. What a row does not take, such as
-    word vectors where it draws them, is not in its corpus.
+    Presets without a fitting dataset are skipped, see `skip_remarks`. A corpus holds only datasets that its preset takes.
 
     Raises:
-        UsageError: a pattern matches no row, no row is left, or no row takes some features or the word vectors.
-        DatasetError: there are no such features.
+        UsageError: a pattern matches no row, all rows are skipped, or no row takes one of the datasets.
+        DatasetError: a dataset of features does not exist.
     """
-    kept, lacking = _divided(job)
-    if not kept:
-        raise UsageError(f"there is nothing to train: {'; '.join(_sentences(lacking))}")
-    for name, further in OPTIONAL_DATASETS.items():
-        given = getattr(job, name)
-        if given and not any(getattr(corpus, name) for corpus in kept.values()):
+    corpora, missing = _assign_datasets(job)
+    if not corpora:
+        raise UsageError(f"there is nothing to train: {'; '.join(_sentences(missing))}")
+    for name, dataset in OPTIONAL_DATASETS.items():
+        location = getattr(job, name)
+        if location and not any(getattr(corpus, name) for corpus in corpora.values()):
             raise UsageError(
-                f"--{name.replace('_', '-')} {given!r} is given, but no row that is chosen {further.taking}: leave it out, or "
+                f"--{name.replace('_', '-')} {location!r} is given, but no row that is chosen {dataset.usage}: leave it out, or "
                 "choose others with --rows"
             )
-    unused = [location for location in job.features if all(corpus.features != location for corpus in kept.values())]
+    unused = [location for location in job.features if all(corpus.features != location for corpus in corpora.values())]
     if unused:
         raise UsageError(
             f"--features {unused[0]!r} is given, but no row that is chosen takes these features: leave it out, or choose "
             "others with --rows"
         )
-    return kept
+    return corpora
 
 
-def left_out(job: ReproduceJob) -> list[str]:
-    """Return a sentence for each thing that presets lack, and are left out for."""
-    return _sentences(_divided(job)[1])
+def skip_remarks(job: ReproduceJob) -> list[str]:
+    """Return a sentence for each missing dataset, with the presets that are skipped."""
+    return _sentences(_assign_datasets(job)[1])
 
 
-def _sentences(lacking: Mapping[str, str]) -> list[str]:
-    by_cause: dict[str, list[str]] = {}
-    for preset, cause in lacking.items():
-        by_cause.setdefault(cause, []).append(preset)
-    return [f"left out for want of {cause}: {', '.join(presets)}" for cause, presets in by_cause.items()]
+def _sentences(missing: Mapping[str, str]) -> list[str]:
+    presets: dict[str, list[str]] = {}
+    for preset, message in missing.items():
+        presets.setdefault(message, []).append(preset)
+    return [f"left out for lack of {message}: {', '.join(names)}" for message, names in presets.items()]
 
 
-def _divided(job: ReproduceJob) -> tuple[dict[str, Corpus], dict[str, str]]:
-    """Return the presets to train with what they are trained on, and those left out with what they lack."""
-    given = {location: open_dataset(location) for location in job.features}
-    kept: dict[str, Corpus] = {}
-    without: dict[str, str] = {}
-    for name in _chosen(job):
-        if name in ENSEMBLES:  # Its members stand before it.
-            lacking = next((without[member] for member in ENSEMBLES[name] if member in without), "")
-            corpus = kept.get(ENSEMBLES[name][0], job.corpus)
+def _assign_datasets(job: ReproduceJob) -> tuple[dict[str, Corpus], dict[str, str]]:
+    """Return the datasets of each preset, and the missing dataset of each skipped preset."""
+    features = {location: open_dataset(location) for location in job.features}
+    corpora: dict[str, Corpus] = {}
+    missing: dict[str, str] = {}
+    for name in _select_presets(job):
+        if name in ENSEMBLES:  # Members precede their ensemble.
+            message = next((missing[member] for member in ENSEMBLES[name] if member in missing), "")
+            corpus = corpora.get(ENSEMBLES[name][0], job.corpus)
         elif name in preset_names():
             config = resolve(name, job.overrides)
-            features, lacking = features_for(name, config, given)
-            taken = {field: further for field, further in OPTIONAL_DATASETS.items() if getattr(config.model, further.asked)}
+            location, message = features_for(name, config, features)
+            taken = {field for field, dataset in OPTIONAL_DATASETS.items() if getattr(config.model, dataset.config_field)}
             folders = {field: getattr(job, field) if field in taken else "" for field in OPTIONAL_DATASETS}
-            lacking = lacking or next((taken[field].lacking for field in taken if not folders[field]), "")
-            corpus = replace(job.corpus, features=features, **folders)
+            absent = (OPTIONAL_DATASETS[field].missing_message for field in folders if field in taken and not folders[field])
+            message = message or next(absent, "")
+            corpus = replace(job.corpus, features=location, **folders)
         else:
-            lacking, corpus = "a preset", job.corpus
-        if lacking:
-            without[name] = lacking
+            message, corpus = "a preset", job.corpus
+        if message:
+            missing[name] = message
         else:
-            kept[name] = corpus
-    return kept, without
+            corpora[name] = corpus
+    return corpora, missing
 
 
-def _chosen(job: ReproduceJob) -> list[str]:
-    """Return the presets of the rows that are chosen, and of the members of ensembles among them."""
+def _select_presets(job: ReproduceJob) -> list[str]:
+    """Return the presets of the selected rows, and of the members of their ensembles."""
     names = presets_of_paper(job.paper)
     if job.table is not None:
         patterns = presets_of_table(job.paper, job.table)
@@ -143,34 +143,28 @@ def _chosen(job: ReproduceJob) -> list[str]:
     return [name for name in names if name in chosen]
 
 
-def features_for(preset: str, config: Config, given: Mapping[str, Dataset]) -> tuple[str, str]:
-    """Choose the features for a row.
-
-    Datasets of features are given by folder, the preferred ones first.
+def features_for(preset: str, config: Config, datasets: Mapping[str, Dataset]) -> tuple[str, str]:
+    """Choose the features for a row from datasets by folder, in the order of preference.
 
     Returns:
-        The folder of the features, and what is lacking, with the option that brings it; one of both is empty.
+        The folder of the features and "", or "" and a message with the missing features and their option.
     """
-    wanted = _wanted(preset, config)
-    for location, dataset in given.items():
+    sorts = (sort for pattern, sort in _SORTS.items() if fnmatchcase(preset, pattern))
+    wanted = next(sorts, "vector" if _takes(config, (1,)) else "regions")
+    for location, dataset in datasets.items():
         if _sort(dataset) in (wanted, "") and _takes(config, feature_spec(dataset).shape):
             return location, ""
     return "", f"{_EXAMPLES[wanted]} ({_OPTION})"
 
 
-def _wanted(preset: str, config: Config) -> str:
-    named = (sort for pattern, sort in _SORTS.items() if fnmatchcase(preset, pattern))
-    return next(named, "vector" if _takes(config, (1,)) else "regions")
-
-
 def _sort(dataset: Dataset) -> str:
-    """Return what features are; empty for several of unknown origin."""
+    """Return the sort of features, see `_EXAMPLES`; empty for several vectors of unknown origin."""
     if len(feature_spec(dataset).shape) == 1:
         return "vector"
     if dataset.kind == "regions":
         return "regions"
     extractor = FeaturesParameters.from_json(dataset.manifest.parameters).extractor or {}
-    return next((sort for sort, stated in (("crops", "separate"), ("grid", "grid")) if extractor.get(stated)), "")
+    return next((sort for sort, key in (("crops", "separate"), ("grid", "grid")) if extractor.get(key)), "")
 
 
 def _takes(config: Config, shape: tuple[int, ...]) -> bool:

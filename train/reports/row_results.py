@@ -1,4 +1,4 @@
-"""Results of ``imagepivot reproduce``: a JSON file for each run of a row, or one that says why it failed; and what rows state."""
+"""Results of ``imagepivot reproduce``: a JSON file with the scores or the failure of each run, and summaries of rows."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import storage_errors
 from train.runs.checkpoints import BEST
 
-DIRECTIONS = ("image_to_text", "text_to_image")
-MEASURES = ("recall_at_1", "recall_at_5", "recall_at_10", "median_rank")
-
 FAILURE_KINDS = {
     "diverged": "a loss, gradient or weight is no longer finite",
     "memory": "memory ran out, that of the machine or of the GPU",
@@ -33,12 +30,12 @@ _DIGEST = "sha256"
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a run has no result.
+    """Failure of a run.
 
     Attributes:
         kind: one of `FAILURE_KINDS`.
-        reason: what happened and what to do, in one line.
-        traceback: where it happened, of a ``fault``; what a process printed that has crashed.
+        reason: description and advice in one line.
+        traceback: traceback of a ``fault``, or the output of a crashed process.
     """
 
     kind: str
@@ -47,26 +44,24 @@ class Failure:
 
 
 def results_folder(output: str, preset: str) -> Path:
-    """Return the folder of a row's results, ``seed-*.json``, and failures, ``failed-seed-*.json``."""
+    """Return the folder of ``seed-*.json`` and ``failed-seed-*.json`` of a row."""
     return Folder(output).local_path / "results" / preset
 
 
 def finished_runs(output: str, preset: str) -> list[Path]:
-    """Return the folders of the runs of a preset that were measured, in the order of their seeds.
+    """Return the folders of a preset's measured runs, sorted by seed.
 
     Raises:
         DatasetError: a result is damaged.
     """
-    names = [path.stem for path in results_folder(output, preset).glob("seed-*.json") if read_result(path)["scores"]]
-    runs = [Folder(output).local_path / "runs" / preset / name for name in sorted(names, key=lambda name: (len(name), name))]
+    results = sorted(results_folder(output, preset).glob("seed-*.json"), key=_seed)
+    runs = [Folder(output).local_path / "runs" / preset / path.stem for path in results if read_result(path)["scores"]]
     return [run for run in runs if (run / BEST).exists()]
 
 
 def write_result(path: Path, result: dict[str, Any]) -> None:
-    """Write a result, whole or not at all, with a digest of it."""
-    result = {**result, _DIGEST: sha256_of_json(result)}
-    text = to_json(result, indent=2) + "\n"
-    Folder(str(path.parent)).write(path.name, text.encode())
+    """Write a result with its digest, atomically."""
+    _write_json(path, {**result, _DIGEST: sha256_of_json(result)})
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -89,16 +84,16 @@ def read_result(path: Path) -> dict[str, Any]:
 
 
 def write_failure(path: Path, failure: Failure, context: Mapping[str, Any]) -> None:
-    """Write why a run failed, without its traceback, and what else to say, e.g. the configuration.
+    """Write a failure without its traceback, and its context, e.g. the configuration."""
+    _write_json(path, {"kind": failure.kind, "reason": failure.reason, **context})
 
-    The file is for people and for the next command, which tries the run again; it is no result, and has no digest.
-    """
-    content = {"kind": failure.kind, "reason": failure.reason, **context}
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     Folder(str(path.parent)).write(path.name, (to_json(content, indent=2) + "\n").encode())
 
 
 def read_failure(path: Path) -> Failure | None:
-    """Read why a run failed; None if there is no such file. One that is damaged says only that."""
+    """Read a failure; None if the file does not exist, and a failure of its own if the file is damaged."""
     try:
         content = json.loads(path.read_bytes())
         kind, reason = content["kind"], " ".join(content["reason"].split())
@@ -112,10 +107,10 @@ def read_failure(path: Path) -> Failure | None:
 
 
 ABSENT = "–"
-"""Text for a number that there is none of."""
+"""Text for a missing number."""
 
 _ONE_CAUSE = ("diverged", "memory", "killed", "disk")
-"""Kinds of failures of which each is one cause, whatever numbers and files its reason names."""
+"""Kinds of failures with the same cause even if their reasons differ."""
 
 
 @dataclass(frozen=True)
@@ -128,19 +123,19 @@ class FailedRun:
 
     @property
     def name(self) -> str:
-        """Preset and seed, as messages name a run."""
+        """Preset and seed, for messages."""
         return f"{self.preset}, seed {self.seed}"
 
     @property
     def cause(self) -> tuple[str, ...]:
-        """What it has in common with other runs that failed for the same cause."""
+        """Key that is equal for failures with the same cause."""
         failure = self.failure
         reason = failure.reason.replace(f"{self.preset}/seed-{self.seed}", "RUN").replace(self.preset, "ROW")
         return (failure.kind,) if failure.kind in _ONE_CAUSE else (failure.kind, reason)
 
 
 def causes_of(failed: Iterable[FailedRun]) -> list[tuple[FailedRun, ...]]:
-    """Return failed runs together with those that failed for the same cause."""
+    """Group failed runs by cause."""
     causes: dict[tuple[str, ...], list[FailedRun]] = {}
     for run in failed:
         causes.setdefault(run.cause, []).append(run)
@@ -149,7 +144,7 @@ def causes_of(failed: Iterable[FailedRun]) -> list[tuple[FailedRun, ...]]:
 
 @dataclass(frozen=True)
 class RowSummary:
-    """What the runs of a row were trained on; ``failed`` are those without results."""
+    """Summary of the runs of a row; ``failed`` are those without results."""
 
     preset: str
     results: tuple[Mapping[str, Any], ...]
@@ -157,18 +152,18 @@ class RowSummary:
 
     @property
     def seeds(self) -> str:
-        """Number of runs that were measured, of how many."""
+        """Number of measured runs and of all."""
         return f"{len(self.results)} of {len(self.results) + len(self.failed)}"
 
     @property
     def feature(self) -> str:
-        """Name and source of the feature, and that it is untrained, if it is."""
-        return self._stated(lambda result: f"{result['feature']}{', untrained' if result.get('untrained') else ''}")
+        """Name and source of the feature, marked if it is untrained."""
+        return self._texts(lambda result: f"{result['feature']}{', untrained' if result.get('untrained') else ''}")
 
     @property
     def recipe(self) -> str:
-        """How the text of the captions became tokens."""
-        return self._stated(lambda result: result.get("recipe", ""))
+        """Text recipe of the captions."""
+        return self._texts(lambda result: result.get("recipe", ""))
 
     @property
     def vocabulary(self) -> str:
@@ -177,35 +172,35 @@ class RowSummary:
 
     @property
     def words(self) -> str:
-        """Number of words that are frequent enough in the captions to have a vector, by sentence encoder if there are several."""
+        """Number of words frequent enough to have a vector, by text encoder if there are several."""
         return self._by_language("words")
 
     @property
     def pretrained(self) -> str:
-        """Number of these words that began with a pretrained vector, likewise."""
+        """Number of words with a pretrained vector, by text encoder if there are several."""
         return self._by_language("pretrained")
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Presets of an ensemble, whose scores are the means of theirs; none if it is trained itself."""
+        """Presets of the members of an ensemble; empty for a single model."""
         return next((tuple(result["members"]) for result in self.results if "members" in result), ())
 
     @property
     def captions(self) -> str:
-        """Number of captions that were trained on, by language if there are several."""
+        """Number of training captions, by language if there are several."""
         return self._by_language("captions")
 
     @property
     def steps(self) -> str:
-        """Number of steps in all."""
+        """Number of training steps."""
         return _range(result.get("steps") for result in self.results)
 
     @property
     def best(self) -> str:
-        """Number of steps after which the model that was measured was reached."""
+        """Step of the best model, which is measured."""
         return _range(result.get("step") for result in self.results)
 
-    def _stated(self, text: Callable[[Mapping[str, Any]], str]) -> str:
+    def _texts(self, text: Callable[[Mapping[str, Any]], str]) -> str:
         return "; ".join(sorted({text(result) for result in self.results} - {""})) or ABSENT
 
     def _by_language(self, name: str) -> str:
@@ -218,7 +213,7 @@ class RowSummary:
 
 
 def read_row(output: str, preset: str) -> RowSummary:
-    """Read the results of a row, and why runs of it have none.
+    """Read the results and failures of a row.
 
     Raises:
         DatasetError: a result is damaged.

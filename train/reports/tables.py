@@ -1,4 +1,4 @@
-"""Scores, runs side by side, textual similarity and ranks of captions as tables, and files of them; reports of ``evaluate``."""
+"""Tables of scores, compared runs, textual similarity and ranks of captions; files of tables, and reports of ``evaluate``."""
 
 from __future__ import annotations
 
@@ -17,46 +17,48 @@ from train.evaluation.metrics import RetrievalMetrics
 from train.evaluation.scores import Average, Score, averages
 from train.evaluation.sts import StsResult
 from train.evaluation.sts_data import Correlation, StsPairs
-from train.reports.comparison import MEASURES, SUM, Comparison
+from train.reports.comparison import SCORES, SUM, Comparison
 from train.reports.gold_ranks import GoldRanks, RankedCaption
 from train.reports.published import GOLD_COLUMNS, STS_PAPERS, TASKS, task_of
 from train.reports.reproduce_report import Measurement
 from train.reports.row_results import ABSENT
-from train.reports.sts_rows import StsRow, StsRows
+from train.reports.sts_rows import StsRows
 
 _SHORT = {"recall_at_1": "R@1", "recall_at_5": "R@5", "recall_at_10": "R@10", "median_rank": "med"}
 _RECALLS = number_columns("R@1", "R@5", "R@10", spec=".1f")
 _ARROWS = {"image_to_text": "i→t", "text_to_image": "t→i"}
-_DATA_SETS, _NAME_WIDTH = 3, 11  # Data sets side by side on 80 columns, and characters of their names on a line.
+_DATA_SETS, _NAME_WIDTH = 3, 11  # Data sets in a table of 80 columns, and characters of their names on a line.
 _QUOTED = "*"
 
 
 def score_tables(scores: Sequence[Score], *, title: str) -> list[Table]:
-    """Return the tables of `score_table`, of means, and of captions that are ranked among those of another language."""
-    return [score_table(scores, title=title), _average_table(scores), _across_table(scores)]
+    """Return the tables of `score_table`, of means, and of cross-lingual retrieval."""
+    return [score_table(scores, title=title), _average_table(scores), _cross_lingual_table(scores)]
 
 
 def score_table(scores: Sequence[Score], *, title: str) -> Table:
-    """Return a table of recalls, with those of chance in brackets, and median ranks for each language, portion and split."""
+    """Return a table of recalls, with those of chance in brackets, and median ranks by language, portion and split."""
     folds = f"; means over {scores[0].folds} folds of the images" if scores and scores[0].folds > 1 else ""
     rows: list[Row] = []
     for score in scores:
-        found, chance = score.retrieval, score.chance
-        both = (("image", found.image_to_text, "image_to_text"), ("text", found.text_to_image, "text_to_image"))
-        for name, direction, key in both:
+        retrieval = score.retrieval
+        for name, metrics, key in (
+            ("image", retrieval.image_to_text, "image_to_text"),
+            ("text", retrieval.text_to_image, "text_to_image"),
+        ):
             captions = f"{score.language} {score.portion}" if name == "image" else Cell(score.split, style="dim")
-            recalls = map(Cell, direction.recalls, chance[key])
-            rows.append((captions, f"{direction.queries:,} {name}s", *recalls, direction.median_rank))
+            recalls = map(Cell, metrics.recalls, score.chance[key])
+            rows.append((captions, f"{metrics.queries:,} {name}s", *recalls, metrics.median_rank))
     notes = [f"recalls in percent, in brackets those of chance; median: median rank{folds}"]
     return Table(["captions", "queries", *_RECALLS, *number_columns("median")], rows, title, notes)
 
 
 def _average_table(scores: Sequence[Score]) -> Table:
-    """Return a table of mean recalls and sums of recalls, also over the languages of a portion; no rows for a single score."""
+    """Return a table of means and sums of recalls, also over the languages of a portion; no rows for a single score."""
     means = {(average.split, average.portion): average for average in averages(scores)}
     rows: list[Row] = []
-    for number, score in enumerate(scores if len(scores) > 1 else ()):
-        group, following = (score.split, score.portion), [(other.split, other.portion) for other in scores[number + 1 :]]
+    for index, score in enumerate(scores if len(scores) > 1 else ()):
+        group, following = (score.split, score.portion), [(other.split, other.portion) for other in scores[index + 1 :]]
         recalls = score.retrieval.image_to_text.recalls, score.retrieval.text_to_image.recalls
         rows.append((f"{score.portion} {score.language} {score.split}", *_means(recalls, score.retrieval)))
         if group in means and group not in following:
@@ -72,17 +74,16 @@ def _means(recalls: Sequence[Sequence[float]], whole: RetrievalMetrics | Average
     return [*map(mean, recalls), whole.mean_recall, whole.sum_of_recalls]
 
 
-def _across_table(scores: Sequence[Score]) -> Table:
+def _cross_lingual_table(scores: Sequence[Score]) -> Table:
     rows: list[Row] = []
     group = None
     for score in scores:
-        for language, found in score.cross_lingual.items():
+        for language, result in score.cross_lingual.items():
             if group != (score.portion, score.split):
                 group = score.portion, score.split
                 rows.append([Cell(name, style="dim") for name in group])
-            direction = found.direction
-            recalls = map(Cell, direction.recalls, found.chance)
-            rows.append((f"  {score.language} to {language}", f"{direction.queries:,}", *recalls, direction.median_rank))
+            metrics, recalls = result.direction, map(Cell, result.direction.recalls, result.chance)
+            rows.append((f"  {score.language} to {language}", f"{metrics.queries:,}", *recalls, metrics.median_rank))
     return Table(
         ["captions", "queries", *_RECALLS, *number_columns("median")],
         rows,
@@ -92,24 +93,24 @@ def _across_table(scores: Sequence[Score]) -> Table:
 
 
 def comparison_tables(comparison: Comparison) -> list[Table]:
-    """Return the tables: what differs, how far the runs have come, and their scores."""
+    """Return tables of differences, progress and scores."""
     return [_differences(comparison), _progress(comparison), _scores(comparison)]
 
 
 def _differences(comparison: Comparison) -> Table:
-    # Runs that differ in their seeds alone share a column.
+    # Runs that differ only in their seeds share a column.
     columns: dict[str, list[int]] = {}
-    for number, run in enumerate(comparison.runs):
-        columns.setdefault(comparison.label(run), []).append(number)
+    for index, run in enumerate(comparison.runs):
+        columns.setdefault(comparison.label(run), []).append(index)
     rows: list[Row] = []
     for key, values in comparison.differences.items():
-        of_columns = (dict.fromkeys(_setting(values[number]) for number in numbers) for numbers in columns.values())
-        rows.append((key, *map(", ".join, of_columns)))
+        settings = (dict.fromkeys(_setting(values[index]) for index in indices) for indices in columns.values())
+        rows.append((key, *map(", ".join, settings)))
     return Table(["", *columns], rows, "what differs")
 
 
 def _setting(value: Any) -> str:
-    """Return a setting in as few characters as can be read."""
+    """Format a setting compactly."""
     if isinstance(value, dict):
         return "; ".join(f"{key}: {_setting(item)}" for key, item in value.items())
     if isinstance(value, list):
@@ -132,38 +133,39 @@ def _progress(comparison: Comparison) -> Table:
 
 
 def _scores(comparison: Comparison) -> Table:
-    headings = [f"{_ARROWS[direction]}\n{_SHORT[measure]}" for direction, measure in MEASURES]
+    headings = [f"{_ARROWS[direction]}\n{_SHORT[measure]}" for direction, measure in SCORES]
     rows: list[Row] = []
     for language in comparison.languages:
-        of_language: list[tuple[str | Cell, Mapping[tuple[str, str], float], int]] = [
+        lines: list[tuple[str | Cell, Mapping[tuple[str, str], float], int]] = [
             (run.name, run.scores(language), 0) for run in comparison.runs
         ]
         for group in comparison.groups:
             name = Cell(f"{group.name}, mean of {len(group.runs)}", style="italic")
-            of_language.append((name, group.mean(language), 1))
-            of_language.append((Cell("  deviation", style="italic"), group.deviation(language), 1))
-        for number, (run_name, scores, digits) in enumerate(row for row in of_language if row[1]):
-            cells = [f"{scores[pair]:.{digits if pair[1] == 'median_rank' else 1}f}" for pair in (*MEASURES, SUM)]
-            rows.append(("" if number else language, run_name, *cells))
+            lines.append((name, group.mean(language), 1))
+            lines.append((Cell("  deviation", style="italic"), group.deviation(language), 1))
+        for index, (run_name, scores, digits) in enumerate(line for line in lines if line[1]):
+            cells = [f"{scores[pair]:.{digits if pair[1] == 'median_rank' else 1}f}" for pair in (*SCORES, SUM)]
+            rows.append(("" if index else language, run_name, *cells))
     notes = ["recalls in percent; med: median rank; i→t: image to text, t→i: text to image; sum: of the six recalls"]
     return Table(["", "run", *number_columns(*headings, "sum")], rows, "validation, at the best step", notes)
 
 
 def tasks_of(result: StsResult) -> list[int | None]:
-    """Return for each data set which of `TASKS` it is; None if it is none of them."""
-    baseline = result.systems[0].correlations
-    return [task_of(pairs, found.pearson) for pairs, found in zip(result.data, baseline, strict=True)]
+    """Return the index of each data set in `TASKS`; None for others."""
+    baselines = result.systems[0].correlations
+    return [task_of(pairs, baseline.pearson) for pairs, baseline in zip(result.data, baselines, strict=True)]
 
 
 def sts_tables(result: StsResult) -> list[Table]:
-    """Return the tables: the correlations beside those published, then what each system read and how much of it it knows."""
+    """Return tables of measured and published correlations, and a table of tokenization and coverage."""
     numbers = range(len(result.data))
     tables = [_correlations(result, numbers[start : start + _DATA_SETS]) for start in numbers[::_DATA_SETS]]
     rows: list[Row] = []
     for system in result.systems:
-        coverage = system.coverage
-        known = () if coverage is None else (f"{100 * coverage.known / max(coverage.words, 1):.1f} %",)
-        rows.append((system.name, system.text, *known, *((coverage.words, coverage.blind) if coverage else ())))
+        cells: tuple[str | int, ...] = ()
+        if coverage := system.coverage:
+            cells = f"{100 * coverage.known / max(coverage.words, 1):.1f} %", coverage.words, coverage.blind
+        rows.append((system.name, system.text, *cells))
     columns = ("", "sentences became tokens by", *number_columns("known", "of words", "blind", spec=","))
     notes = ["known: words with a vector; blind: sentences without such a word"]
     return [*tables, Table(columns, rows, "what was read", notes)]
@@ -175,8 +177,8 @@ def _correlations(result: StsResult, numbers: Sequence[int]) -> Table:
     columns = [_data_column(result.data[number], tasks[number]) for number in numbers]
     rows: list[Row] = []
     for system in result.systems:
-        found = [*(system.correlations[number] for number in numbers), *([system.means] if has_means else [])]
-        rows.append((f"{system.name} {system.language}".rstrip(), *map(_correlation, found)))
+        correlations = [*(system.correlations[number] for number in numbers), *([system.means] if has_means else [])]
+        rows.append((f"{system.name} {system.language}".rstrip(), *map(_correlation_cell, correlations)))
     notes = ["Pearson's r times 100, in brackets Spearman's rho times 100"]
     if any(tasks[number] is not None for number in numbers):
         notes.append(f"{_QUOTED}: quoted in that paper from other work")
@@ -195,8 +197,8 @@ def _data_column(pairs: StsPairs, task: int | None) -> Column:
     return Column("\n".join(lines), ".1f")
 
 
-def _correlation(found: Correlation) -> Cell:
-    return Cell(ABSENT) if found.pearson is None or found.spearman is None else Cell(found.pearson, found.spearman)
+def _correlation_cell(value: Correlation) -> Cell:
+    return Cell(ABSENT) if value.pearson is None or value.spearman is None else Cell(value.pearson, value.spearman)
 
 
 def _quoted(name: str, quoted: bool) -> str:
@@ -204,7 +206,7 @@ def _quoted(name: str, quoted: bool) -> str:
 
 
 def sts_report(result: StsResult) -> dict[str, Any]:
-    """Return the result with what was published on the same data sets as plain values, for JSON."""
+    """Return the result and published scores on the same data sets as plain values, for JSON."""
     tasks = tasks_of(result)
     plain = result.to_dict()
     for entry, task in zip(plain["data"], tasks, strict=True):
@@ -226,15 +228,14 @@ def sts_report(result: StsResult) -> dict[str, Any]:
 
 
 def write_sts(result: StsResult, output: str) -> list[str]:
-    """Write the result into a folder: ``sts.json``, ``sts.csv`` with its numbers, and ``sts-pairs.csv`` with the similarity of each
-    pair under each system.
+    """Write ``sts.json``, ``sts.csv`` with its numbers, and ``sts-pairs.csv`` with the similarities of pairs into a folder.
 
     Returns:
         The names of the files.
 
     Raises:
         DatasetError: a file cannot be written.
-    """  # fmt: skip
+    """
     numbers = Table(("kind", "name", "language", "data", "pairs", "pearson", "spearman"), list(_numbers(result)))
     systems = (system.name for system in result.systems)
     pairs = Table(("data", "line", "score", *systems, "sentence1", "sentence2"), list(_pairs(result)))
@@ -244,9 +245,9 @@ def write_sts(result: StsResult, output: str) -> list[str]:
 
 def _numbers(result: StsResult) -> Iterator[Row]:
     for system in result.systems:
-        for pairs, found in zip(result.data, system.correlations, strict=True):
-            score = (None if value is None else round(value, 4) for value in (found.pearson, found.spearman))
-            yield system.kind, system.name, system.language, pairs.name, len(pairs), *score
+        for pairs, correlations in zip(result.data, system.correlations, strict=True):
+            values = (None if value is None else round(value, 4) for value in (correlations.pearson, correlations.spearman))
+            yield system.kind, system.name, system.language, pairs.name, len(pairs), *values
     for paper in STS_PAPERS:
         for row in paper.rows:
             for pairs, task in zip(result.data, tasks_of(result), strict=True):
@@ -256,15 +257,16 @@ def _numbers(result: StsResult) -> Iterator[Row]:
 
 
 def _pairs(result: StsResult) -> Iterator[Row]:
-    for number, pairs in enumerate(result.data):
-        similarities = [system.similarities[number].tolist() for system in result.systems]
-        of_pairs = zip(pairs.lines, pairs.scores, pairs.first, pairs.second, *similarities, strict=True)
-        for line, score, first, second, *found in of_pairs:
-            yield pairs.name, line, score, *(round(value, 6) for value in found), first, second
+    for index, pairs in enumerate(result.data):
+        similarities = [system.similarities[index].tolist() for system in result.systems]
+        for line, score, first, second, *values in zip(
+            pairs.lines, pairs.scores, pairs.first, pairs.second, *similarities, strict=True
+        ):
+            yield pairs.name, line, score, *(round(value, 6) for value in values), first, second
 
 
 def sts_row_tables(rows: StsRows) -> list[Table]:
-    """Return a paper's table of textual similarity, published numbers in brackets; a table for every few data sets."""
+    """Return a paper's table of textual similarity, with published numbers in brackets, split by data sets."""
     numbers = range(len(rows.data))
     return [_sts_row_table(rows, numbers[start : start + _DATA_SETS]) for start in numbers[::_DATA_SETS]]
 
@@ -276,16 +278,13 @@ def _sts_row_table(rows: StsRows, numbers: Sequence[int]) -> Table:
     for row in rows.rows:
         measured = [Measurement(rows.published(row, number), row.values(number)) for number in numbers]
         runs = len(row.measured) if row.published.preset else None
-        lines.append((_quoted(row.published.name, row.published.quoted), runs, *(found.to_cell() for found in measured)))
+        lines.append((_quoted(row.published.name, row.published.quoted), runs, *(cell.to_cell() for cell in measured)))
     is_last = numbers[-1] == len(rows.data) - 1
     title = f"Table {rows.paper.table}: semantic textual similarity"
     return Table(columns, lines, title, _sts_row_notes(rows) if is_last else ())
 
 
 def _sts_row_notes(rows: StsRows) -> list[str]:
-    def refusal(row: StsRow) -> str:
-        return f"{row.published.name} is not measured: {row.refused}"
-
     unknown = [pairs.name for pairs, task in zip(rows.data, rows.tasks, strict=True) if task is None]
     absent = [task for number, task in enumerate(TASKS) if number not in rows.tasks]
     return [
@@ -293,19 +292,19 @@ def _sts_row_notes(rows: StsRows) -> list[str]:
         f"{_QUOTED} quoted in the paper from other work.",
         *([f"Published numbers on {', '.join(absent)} are not shown: these pairs are not given."] if absent else []),
         *([f"Not a data set of the paper, by number of pairs or word overlap: {', '.join(unknown)}."] if unknown else []),
-        *(refusal(row) for row in rows.rows if row.refused),
+        *(f"{row.published.name} is not measured: {row.refused}" for row in rows.rows if row.refused),
     ]
 
 
 def write_sts_rows(rows: StsRows, output: str) -> list[str]:
-    """Write a table into a folder as ``PAPER-table-N.md`` and ``.json``, and return these names."""
+    """Write a table into a folder as ``PAPER-table-N.md`` and ``.json``, and return the file names."""
     name = f"{rows.paper.paper}-table-{rows.paper.table}"
     text = markdown_document(f"{rows.paper.paper}: measured beside published", (), sts_row_tables(rows))
     return _write(output, {f"{name}.md": text, f"{name}.json": to_json(rows.to_dict(), indent=2) + "\n"})
 
 
 def gold_rank_tables(ranks: GoldRanks) -> list[Table]:
-    """Return the ranks of single captions, published ones in brackets, and how the rows of the paper compare over all."""
+    """Return tables of ranks of single captions, with published ones in brackets, and of comparisons over all captions."""
     tallies: list[Row] = []
     for tally in ranks.tallies:
         shares = (None if share is None else f"{share:.1f} %" for share in (tally.better, tally.worse))
@@ -327,7 +326,7 @@ def _caption_table(title: str, captions: Sequence[RankedCaption]) -> Table:
 
 
 def write_gold_ranks(ranks: GoldRanks, output: str) -> list[str]:
-    """Write the ranks into a folder as ``gella2017-table-3.md`` and ``.json``, and return these names."""
+    """Write the ranks into a folder as ``gella2017-table-3.md`` and ``.json``, and return the file names."""
     notes = [
         f"Rank of the image of a caption among {ranks.images:,} test images, the published one in brackets; OE is the row of the "
         "caption's language alone.",
@@ -352,20 +351,20 @@ def check_report(location: str) -> None:
 
     Raises:
         UsageError: its name does not end in ``.json``.
-        DatasetError: a file that is not a report is there, or nothing can be written.
+        DatasetError: it holds another file than a report, or is not writable.
     """
     folder, name = file_at(location)
     if not name.endswith(".json"):
         raise UsageError(f"--output is {location!r}, expected a file that ends in .json")
     if folder.size(name) is not None and not read_made_from(folder, name):
         raise DatasetError(
-            f"{location!r} is no report of imagepivot evaluate: choose another name for the report; nothing was changed"
+            f"{location!r} is not a report of imagepivot evaluate: choose another name for the report; nothing was changed"
         )
     folder.check_writable()
 
 
 def current_report(location: str, made_from: Mapping[str, Any]) -> str | None:
-    """Return the text of a report that was made from the same; None if there is none."""
+    """Return the text of an existing report with the same ``made_from``; else None."""
     folder, name = file_at(location)
     return folder.read(name).decode() if read_made_from(folder, name) == made_from else None
 

@@ -204,7 +204,7 @@ def test_evaluate_writes_a_report_that_stays_while_its_inputs_do(command, write_
     command(*arguments, "--split", "test")
     assert json.loads(report.read_text())["made_from"]["options"]["splits"] == ["test"]
     report.write_text("{}")
-    with pytest.raises(DatasetError, match="is no report of imagepivot evaluate: choose another name"):
+    with pytest.raises(DatasetError, match="is not a report of imagepivot evaluate: choose another name"):
         command(*arguments)
     with pytest.raises(UsageError, match=r"expected a file that ends in \.json"):
         command(*arguments[:-1], tmp_path / "report")

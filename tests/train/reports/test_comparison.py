@@ -11,7 +11,7 @@ from schemas.errors import DatasetError, UsageError
 from schemas.storage.folder import Folder
 from tests.train.runs.test_history import HISTORY, retrieval
 from tests.train.trainings import CONFIG, ENGLISH, events
-from train.reports.comparison import MEASURES, SUM, ComparedRun, Comparison, SeedGroup, compare_runs
+from train.reports.comparison import SCORES, SUM, ComparedRun, Comparison, SeedGroup, compare_runs
 from train.reports.plots import picture_place, plot_comparison
 from train.reports.tables import comparison_tables
 from train.runs.checkpoints import read_checkpoint, write_checkpoint
@@ -48,7 +48,7 @@ def test_scores_are_those_of_the_best_step(runs, tmp_path):
     for run in comparison.runs:
         best = max(events(tmp_path / run.name, "evaluation"), key=lambda line: line["score"])
         scores = run.scores("en")
-        assert set(scores) == {*MEASURES, SUM}
+        assert set(scores) == {*SCORES, SUM}
         assert scores["text_to_image", "recall_at_5"] == best["en"]["text_to_image"]["recall_at_5"]
         assert scores[SUM] == best["en"]["sum_of_recalls"]
         assert run.history.speed["steps_per_second"] > 0
@@ -80,7 +80,7 @@ def test_the_tables(runs):
         *(["de", "both/seed-0"], ["", "both/seed-1"], ["", "both, mean of 2"], ["", "  deviation"]),
     ]
     found = comparison.runs[2].scores("en")
-    assert list(scores.rows[2][2:]) == [f"{found[pair]:.{0 if pair[1] == 'median_rank' else 1}f}" for pair in (*MEASURES, SUM)]
+    assert list(scores.rows[2][2:]) == [f"{found[pair]:.{0 if pair[1] == 'median_rank' else 1}f}" for pair in (*SCORES, SUM)]
 
 
 @pytest.mark.slow

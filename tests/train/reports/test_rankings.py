@@ -5,9 +5,8 @@ import pytest
 
 from tests.train.trainings import encode_row
 from train.data.splits import open_data
-from train.evaluation.evaluation import encode_images
+from train.evaluation.evaluation import encode_images, ensemble_ranks
 from train.reports.figure_examples import choose_examples
-from train.reports.gold_ranks import ranks_of_captions
 from train.reports.rankings import rank_examples, ranked
 from train.runs.run import open_run
 
@@ -41,10 +40,10 @@ def test_images_are_ranked_as_an_evaluation_does(toy, write_run, similarity):
     assert [(ranking.example, ranking.caption.key.language) for ranking in rankings] == [
         (number, language) for number in (1, 2, 3, 4) for language in captions.language_names
     ]
-    ranks = ranks_of_captions(run, data)
+    ranks = ensemble_ranks([(run.model, data)])
     for ranking in rankings:
         language, row = ranking.caption.key.language, ranking.caption.row
-        assert ranking.rank == ranks[language][captions.rows_of(language).tolist().index(row)]
+        assert ranking.rank == ranks[language].text_to_image[captions.rows_of(language).tolist().index(row)]
         assert ranking.images == 9
         assert len(ranking.hits) == 3
         # Each score once more, from one caption at a time.

@@ -11,7 +11,7 @@ from schemas.features import FeatureSpec
 from tests.train.trainings import SMALL, reproduce_job
 from train.config.sections import resolve
 from train.jobs import Corpus, ReproduceJob
-from train.reports.row_datasets import corpora_of, features_for, left_out
+from train.reports.row_datasets import corpora_of, features_for, skip_remarks
 
 SEVERAL = {
     "crops": {"extractor": {"name": "vgg19-10crop", "separate": True}},
@@ -67,13 +67,13 @@ def test_a_table_is_divided_among_the_features(given):
         "huang2019/mha-d": "regions",
         "scan/t2i-avg+i2t-lse": "regions",
     }
-    assert left_out(job) == []
+    assert skip_remarks(job) == []
     only = job_of(given, "vector", rows=rows)
     assert list(corpora_of(only)) == ["vsepp"]
-    assert sorted(left_out(only)) == [
-        "left out for want of regions, such as 'faster-rcnn-36' (--features FOLDER, which may be repeated): huang2019/mha-d, "
+    assert sorted(skip_remarks(only)) == [
+        "left out for lack of regions, such as 'faster-rcnn-36' (--features FOLDER, which may be repeated): huang2019/mha-d, "
         "scan/t2i-avg, scan/i2t-lse, scan/t2i-avg+i2t-lse",
-        "left out for want of separate crops, as those of 'vgg19-10crop' with imagepivot features --keep-crops (--features "
+        "left out for lack of separate crops, as those of 'vgg19-10crop' with imagepivot features --keep-crops (--features "
         "FOLDER, which may be repeated): huang2019/mha-d-vgg19",
     ]
 
@@ -81,7 +81,7 @@ def test_a_table_is_divided_among_the_features(given):
 def test_a_whole_table_is_never_refused_for_some_of_its_rows(given):
     job = job_of(given, "regions", rows=())
     kept = corpora_of(job)
-    lacking = [name for sentence in left_out(job) for name in sentence.rpartition(": ")[2].split(", ")]
+    lacking = [name for sentence in skip_remarks(job) for name in sentence.rpartition(": ")[2].split(", ")]
     assert {"huang2019/mha", "scan/t2i-avg+i2t-lse-de"} <= set(kept)
     assert {"gella2017/vse-en", "huang2019/mha-d-vgg19", "huang2019/mha-d-fasttext"} <= set(lacking)
     assert not set(kept) & set(lacking)
@@ -93,8 +93,8 @@ def test_features_that_no_row_takes_are_refused(given):
     with pytest.raises(UsageError, match=r"--features '.*crops' is given, but no row that is chosen takes these features"):
         corpora_of(job_of(given, "vector", "crops", rows=("vsepp",)))
     with pytest.raises(
-        UsageError, match="nothing to train: left out for want of one vector per image, such as 'resnet50-pool'"
+        UsageError, match="nothing to train: left out for lack of one vector per image, such as 'resnet50-pool'"
     ):
         corpora_of(job_of(given, "regions", paper="gella2017"))
-    with pytest.raises(UsageError, match="nothing to train: left out for want of pretrained word vectors"):
+    with pytest.raises(UsageError, match="nothing to train: left out for lack of pretrained word vectors"):
         corpora_of(job_of(given, "regions", rows=("mha-d-fasttext",)))
