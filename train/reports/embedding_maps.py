@@ -1,6 +1,4 @@
-"""Figure 3 of Huang et al. 2019: images and their captions in one plane, by t-SNE of their vectors.
-
-A thin line leads from each image to each of its captions.
+"""t-SNE map of images and their captions, as in figure 3 of Huang et al. 2019; a thin line joins an image and its captions.
 
 Letters: ``I`` images, ``L`` languages, ``E`` width of a vector.
 """
@@ -32,9 +30,12 @@ class EmbeddingMap:
     """Images and a caption of each in each language, in a plane.
 
     Attributes:
+        image_ids: the images.
+        languages: languages of the captions.
         points: float32 ``[1 + L, I, 2]``: the images, then their captions in each language.
-        numbers: by position in ``image_ids``, the number of an example.
-        seed: seed of the draw and of the t-SNE.
+        numbers: numbers of the examples, by index in ``image_ids``.
+        perplexity: perplexity of t-SNE.
+        seed: seed of the sample of images and of t-SNE.
     """
 
     image_ids: tuple[str, ...]
@@ -47,7 +48,7 @@ class EmbeddingMap:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
         names = ("image", *self.languages)
-        points = {name: of_name.round(4).tolist() for name, of_name in zip(names, self.points.astype(float), strict=True)}
+        points = {name: points.round(4).tolist() for name, points in zip(names, self.points.astype(float), strict=True)}
         return {"image_ids": list(self.image_ids), "points": points, "perplexity": self.perplexity, "seed": self.seed}
 
 
@@ -57,57 +58,56 @@ def map_embeddings(
     images: Encoded,
     examples: Sequence[Example],
     *,
-    most: int,
+    max_images: int,
     seed: int,
     count: Count = no_progress,
 ) -> EmbeddingMap:
-    """Map the images of the examples, and others that are drawn, with the first caption of each in each language.
+    """Map the images of the examples, and a sample of others, with the first caption of each in each language.
 
-    Images are as the model encodes them; ``most`` of them are mapped, if so many have captions in all languages. Examples that
-    lack a language are left out. The seed is that of the draw and of the t-SNE.
+    At most ``max_images`` encoded images are mapped. Examples without a caption in some language are left out.
 
     Raises:
-        UsageError: fewer than two images have captions in all languages, or all vectors are alike, or no numbers.
+        UsageError: fewer than two images have captions in all languages, or all vectors are equal, or some are not finite.
     """
-    known = images_in_all_languages(captions)
-    if len(known) < 2:
+    candidates = images_in_all_languages(captions)
+    if len(candidates) < 2:
         raise UsageError(f"a map needs at least two images with captions in all languages, split {captions.split!r} has one")
-    shown = [example.image for example in examples if example.image in known]
-    others = np.random.default_rng(seed).permutation(np.setdiff1d(known, shown))
-    chosen = np.sort(np.concatenate([np.array(shown, np.int64), others[: max(0, most - len(shown))]])).astype(np.int64)
+    shown = [example.image for example in examples if example.image in candidates]
+    others = np.random.default_rng(seed).permutation(np.setdiff1d(candidates, shown))
+    chosen = np.sort(np.concatenate([np.array(shown, np.int64), others[: max(0, max_images - len(shown))]])).astype(np.int64)
     rows = np.array([first_captions(captions, image) for image in chosen.tolist()])  # [I, L]
     vectors = [images.values.cpu().numpy()[chosen]]
-    for number, language in enumerate(captions.language_names):
-        batch = captions.batch(rows[:, number])
+    for language, language_rows in zip(captions.language_names, rows.T, strict=True):
+        batch = captions.batch(language_rows)
         vectors.append(encode_captions(model, batch, language, count=count).values.cpu().numpy())
     stacked = np.stack(vectors)  # [1 + L, I, E]
     perplexity = min(_PERPLEXITY, max(2.0, stacked.shape[0] * stacked.shape[1] / 10))
     points = plane_of(stacked.reshape(-1, stacked.shape[2]), perplexity=perplexity, seed=seed)
-    place = {image: number for number, image in enumerate(chosen.tolist())}
+    indices = {image: index for index, image in enumerate(chosen.tolist())}
     return EmbeddingMap(
         image_ids=tuple(captions.image_ids[image] for image in chosen.tolist()),
         languages=captions.language_names,
         points=points.reshape(*stacked.shape[:2], 2),
-        numbers={place[example.image]: example.number for example in examples if example.image in place},
+        numbers={indices[example.image]: example.number for example in examples if example.image in indices},
         perplexity=perplexity,
         seed=seed,
     )
 
 
 def plane_of(vectors: np.ndarray, *, perplexity: float, seed: int) -> np.ndarray:
-    """Return t-SNE (van der Maaten and Hinton 2008) of vectors ``[N, E]``, float32 ``[N, 2]``, by their Euclidean distances.
+    """Compute t-SNE (van der Maaten and Hinton 2008) of vectors ``[N, E]``, float32 ``[N, 2]``, by Euclidean distance.
 
-    It begins with the first two principal components. With one thread, because sums over several depend on their number: the same
-    vectors and seed give the same points, bit for bit, on the same machine.
+    Initialized by PCA. Single-threaded, since sums depend on the number of threads: equal vectors and seeds give equal bits on the
+    same machine.
 
     Raises:
-        UsageError: all vectors are alike, or no numbers.
+        UsageError: all vectors are equal, or some are not finite.
     """
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
 
     if not np.isfinite(vectors).all() or bool((vectors == vectors[0]).all()):
-        raise UsageError("the vectors are all alike, or no numbers: there is nothing to map. Has the training collapsed?")
+        raise UsageError("the vectors are all equal, or not finite: there is nothing to map. Has the training collapsed?")
     method = TSNE(2, perplexity=perplexity, init="pca", learning_rate="auto", random_state=seed)
     with threadpool_limits(limits=1):
         points: np.ndarray = method.fit_transform(vectors.astype(np.float64))
@@ -117,42 +117,33 @@ def plane_of(vectors: np.ndarray, *, perplexity: float, seed: int) -> np.ndarray
 _SIDE = 5.0  # Inches.
 
 
-def plot_map(found: EmbeddingMap, folder: Folder, name: str) -> None:
-    """Draw a map; the examples have their numbers in it.
+def plot_map(embedding_map: EmbeddingMap, folder: Folder, name: str) -> None:
+    """Draw a map, with the numbers of the examples.
 
     Raises:
         DatasetError: the picture cannot be written.
     """
     figure = Figure(figsize=(_SIDE, _SIDE), layout="constrained")
     panel = figure.subplots()
-    images, *captions = found.points
-    for of_language in captions:
-        pairs = [(image, caption) for image, caption in zip(images, of_language, strict=True)]
+    images, *captions = embedding_map.points
+    for points in captions:
+        pairs = [(image, caption) for image, caption in zip(images, points, strict=True)]
         panel.add_collection(LineCollection(pairs, colors="0.65", linewidths=0.5, zorder=1))
     dots: dict[str, Any] = {"edgecolors": "white", "linewidths": 0.4}
-    panel.scatter(images[:, 0], images[:, 1], s=26, c="black", marker="s", label="image", zorder=3, **dots)
-    for number, (language, of_language) in enumerate(zip(found.languages, captions, strict=True)):
-        style = style_of(number)
+    panel.scatter(*images.T, s=26, c="black", marker="s", label="image", zorder=3, **dots)
+    for index, (language, points) in enumerate(zip(embedding_map.languages, captions, strict=True)):
+        style = style_of(index)
         marker = style.marker if style.marker != "s" else "P"  # Squares are images.
-        panel.scatter(
-            of_language[:, 0], of_language[:, 1], s=22, c=style.color, marker=marker, label=plain(language), zorder=2, **dots
-        )
-    for place, number in found.numbers.items():
-        label = panel.annotate(
-            str(number),
-            images[place],
-            xytext=(5, 5),
-            textcoords="offset points",
-            fontsize=SMALL + 1,
-            fontweight="bold",
-            zorder=4,
-        )
+        panel.scatter(*points.T, s=22, c=style.color, marker=marker, label=plain(language), zorder=2, **dots)
+    font: dict[str, Any] = {"fontsize": SMALL + 1, "fontweight": "bold"}
+    for index, number in embedding_map.numbers.items():
+        label = panel.annotate(str(number), images[index], xytext=(5, 5), textcoords="offset points", zorder=4, **font)
         label.set_path_effects([patheffects.withStroke(linewidth=2.5, foreground="white")])
     panel.set_xticks([])
     panel.set_yticks([])
     panel.set_aspect("equal", adjustable="datalim")
-    size = f"{len(found.image_ids):,} images and a caption in each language"
-    note = f"t-SNE of {size}, perplexity {found.perplexity:.3g}, seed {found.seed}"
+    size = f"{len(embedding_map.image_ids):,} images and a caption in each language"
+    note = f"t-SNE of {size}, perplexity {embedding_map.perplexity:.3g}, seed {embedding_map.seed}"
     panel.set_xlabel(note, fontsize=TINY, color="0.35")
     figure.legend(loc="outside upper center", ncols=1 + len(captions), fontsize=SMALL, frameon=False)
     save(figure, folder, name)

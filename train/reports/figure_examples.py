@@ -1,10 +1,12 @@
-"""Images and captions that figures show, drawn with a seed, whatever the model finds for them, or named; and pictures of them."""
+"""Examples of figures: images and captions, sampled with a seed independent of the model or named by id; and their pictures."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from html import unescape
+from itertools import groupby
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,7 +23,8 @@ class ShownCaption:
 
     Attributes:
         row: its row in `Captions`.
-        tokens: what the model reads, ``<start>`` and ``<end>`` included.
+        key: its key.
+        tokens: its tokens, with ``<start>`` and ``<end>``.
     """
 
     row: int
@@ -30,12 +33,12 @@ class ShownCaption:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The tokens as one reads them: Moses writes some characters as ``&quot;`` and the like."""
+        """The tokens without the HTML entities of Moses, e.g. ``&quot;``."""
         return tuple(map(unescape, self.tokens))
 
     @property
     def text(self) -> str:
-        """The words between ``<start>`` and ``<end>``, with spaces between them."""
+        """The words without ``<start>`` and ``<end>``, joined by spaces."""
         return " ".join(self.words[1:-1])
 
     def to_dict(self) -> dict[str, Any]:
@@ -45,7 +48,7 @@ class ShownCaption:
 
 @dataclass(frozen=True)
 class Example:
-    """An image in a figure, with captions of it; ``number`` is from 1, ``image`` its position in `Captions.image_ids`."""
+    """An image in a figure with captions; ``number`` counts from 1, ``image`` is its index in `Captions.image_ids`."""
 
     number: int
     image: int
@@ -58,48 +61,51 @@ def choose_examples(
 ) -> tuple[tuple[Example, ...], str]:
     """Choose images and captions.
 
-    ``count`` images are drawn from those with captions in all languages, or all of these if they are fewer; each is shown with
-    its first caption in each language. ``caption_ids`` names captions to show instead, as ``image/language/portion/index``;
-    those of one image are one example. ``words`` are the tokens of the vocabulary.
+    By default, ``count`` images with captions in all languages are sampled, and each is shown with its first caption in each
+    language.
+
+    Args:
+        captions: captions to choose from.
+        words: tokens of the vocabulary.
+        count: maximum number of images.
+        seed: seed of the sample.
+        caption_ids: captions to show instead, as ``image/language/portion/index``; those of one image are one example.
 
     Returns:
-        The examples, and in words how they were chosen.
+        The examples, and a description of the choice.
 
     Raises:
-        UsageError: no image has captions in all languages, or there is no caption of an id.
+        UsageError: no image has captions in all languages, or an id has no caption.
     """
     if caption_ids:
         rows = dict.fromkeys(_row_of(captions, name) for name in caption_ids)
         images = list(dict.fromkeys(int(captions.images[row]) for row in rows))
-        of_images = [[row for row in rows if captions.images[row] == image] for image in images]
+        image_rows = [[row for row in rows if captions.images[row] == image] for image in images]
         rule = "captions that were named"
     else:
-        known = images_in_all_languages(captions)
-        drawn = np.random.default_rng(seed).permutation(known)[:count]
-        images = np.sort(drawn).tolist()
-        of_images = [first_captions(captions, image) for image in images]
+        candidates = images_in_all_languages(captions)
+        images = np.sort(np.random.default_rng(seed).permutation(candidates)[:count]).tolist()
+        image_rows = [first_captions(captions, image) for image in images]
         languages = ", ".join(captions.language_names)
         rule = (
-            f"{len(images)} of the {len(known):,} images of split {captions.split} with captions in {languages}, drawn with seed "
-            f"{seed} whatever the model finds; the first caption of each"
+            f"{len(images)} of the {len(candidates):,} images of split {captions.split} with captions in {languages}, drawn with "
+            f"seed {seed} whatever the model finds; the first caption of each"
         )
     examples = tuple(
-        Example(number, image, captions.image_ids[image], tuple(_shown(captions, row, words) for row in rows_of_image))
-        for number, (image, rows_of_image) in enumerate(zip(images, of_images, strict=True), start=1)
+        Example(number, image, captions.image_ids[image], tuple(_shown(captions, row, words) for row in rows))
+        for number, (image, rows) in enumerate(zip(images, image_rows, strict=True), start=1)
     )
     return examples, rule
 
 
 def images_in_all_languages(captions: Captions) -> np.ndarray:
-    """Return the positions of the images that have a caption in each language, ascending.
+    """Return the indices of the images with a caption in each language, ascending.
 
     Raises:
-        UsageError: there are none.
+        UsageError: no image has captions in all languages.
     """
-    sets = [np.unique(captions.images[captions.rows_of(language)]) for language in captions.language_names]
-    common = sets[0]
-    for images in sets[1:]:
-        common = np.intersect1d(common, images)
+    images = (captions.images[captions.rows_of(language)] for language in captions.language_names)
+    common = reduce(np.intersect1d, images, np.unique(captions.images))
     if not len(common):
         raise UsageError(
             f"no image of split {captions.split!r} has captions in all of {', '.join(captions.language_names)}: name fewer with "
@@ -109,23 +115,19 @@ def images_in_all_languages(captions: Captions) -> np.ndarray:
 
 
 def first_captions(captions: Captions, image: int) -> list[int]:
-    """Return the rows of an image's first caption in each language that it has captions in."""
-    rows = np.flatnonzero(captions.images == image)
-    of_languages = (rows[captions.languages[rows] == number] for number in range(len(captions.language_names)))
-    return [
-        min(of_language.tolist(), key=lambda row: (captions.portions[row], captions.indices[row]))
-        for of_language in of_languages
-        if len(of_language)
-    ]
+    """Return the row of an image's first caption in each of its languages."""
+    rows = np.flatnonzero(captions.images == image).tolist()
+    rows.sort(key=lambda row: (captions.languages[row], captions.portions[row], captions.indices[row]))
+    return [next(group) for _, group in groupby(rows, key=lambda row: captions.languages[row])]
 
 
 def _row_of(captions: Captions, name: str) -> int:
     image_id, language, portion, index = ("", "", "", *name.rsplit("/", 3))[-4:]
     if image_id in captions.image_ids and language in captions.language_names and portion in captions.portion_names:
-        here = captions.images == captions.image_ids.index(image_id)
-        here &= captions.languages == captions.language_names.index(language)
-        here &= captions.portions == captions.portion_names.index(portion)
-        rows = [row for row in np.flatnonzero(here).tolist() if str(captions.indices[row]) == index]
+        matches = captions.images == captions.image_ids.index(image_id)
+        matches &= captions.languages == captions.language_names.index(language)
+        matches &= captions.portions == captions.portion_names.index(portion)
+        rows = [row for row in np.flatnonzero(matches).tolist() if str(captions.indices[row]) == index]
         if rows:
             return rows[0]
     raise UsageError(
@@ -146,22 +148,22 @@ def _key(captions: Captions, row: int) -> CaptionKey:
 
 def _shown(captions: Captions, row: int, words: Sequence[str]) -> ShownCaption:
     ids = captions.token_ids[captions.offsets[row] : captions.offsets[row + 1]]
-    return ShownCaption(row, _key(captions, row), tuple(words[number] for number in ids.tolist()))
+    return ShownCaption(row, _key(captions, row), tuple(words[token_id] for token_id in ids.tolist()))
 
 
 Picture: TypeAlias = tuple[np.ndarray, tuple[int, int]]
-"""Pixels, RGB, uint8 ``[height, width, 3]``, maybe reduced; width and height before that."""
+"""RGB pixels, uint8 ``[height, width, 3]``, possibly downscaled; and the original width and height."""
 
 ReadPictures: TypeAlias = Callable[[str, Sequence[str]], Mapping[str, Picture]]
-"""From a location and image ids to the pictures by id."""
+"""Reader of pictures, by id, from a location and image ids."""
 
 
 def pictures_of(location: str, image_ids: Collection[str], read: ReadPictures | None) -> Mapping[str, Picture]:
-    """Read pictures; none without a location.
+    """Read pictures, if a location is given.
 
     Raises:
-        UsageError: there is a location, but nothing that reads it.
-        InputError: an image is not there, or cannot be read.
+        UsageError: a location is given, but no reader.
+        InputError: an image is missing or damaged.
     """
     if not location:
         return {}
@@ -174,7 +176,7 @@ def pictures_of(location: str, image_ids: Collection[str], read: ReadPictures | 
 
 
 def check_sizes(features: Dataset, pictures: Mapping[str, Picture], image_ids: Collection[str]) -> None:
-    """Check that pictures have the sizes of those in which regions were found.
+    """Check that pictures have the sizes of their regions.
 
     Raises:
         InputError: one has another size.
@@ -183,9 +185,9 @@ def check_sizes(features: Dataset, pictures: Mapping[str, Picture], image_ids: C
         return
     for image_id in sorted(pictures.keys() & set(image_ids)):
         row: dict[str, Any] = features.get(image_id)
-        found, expected = pictures[image_id][1], (row["width"], row["height"])
-        if all(expected) and found != expected:
+        (width, height), expected = pictures[image_id][1], (row["width"], row["height"])
+        if all(expected) and (width, height) != expected:
             raise InputError(
-                f"image {image_id!r} is {found[0]}×{found[1]} pixels, its regions in {features.folder.location!r} are those of a "
+                f"image {image_id!r} is {width}×{height} pixels, its regions in {features.folder.location!r} are those of a "
                 f"picture of {expected[0]}×{expected[1]}: give the images that the dataset was made of"
             )

@@ -1,4 +1,4 @@
-"""The figures of a run: what captions find, where images and captions lie, and what the model attends to."""
+"""Figures of a run: retrieved images of captions, a map of embeddings, and attention."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from schemas.storage.folder import Folder
 from train.data.captions import labels_of
 from train.data.splits import TEST_SPLITS, SplitData, open_data
 from train.devices import resolve_device
-from train.evaluation.compatibility import check_tokens, check_vectors, expected_fingerprints
+from train.evaluation.compatibility import check_languages, check_tokens, check_vectors, expected_fingerprints
 from train.evaluation.evaluation import Count, encode_images, no_progress
 from train.evaluation.scores import portions_in
 from train.jobs import FIGURES, FiguresJob
@@ -32,11 +32,15 @@ _DATA = "figures.json"
 
 @dataclass(frozen=True)
 class Figures:
-    """What was drawn; empty or None are figures that were not asked for, or refused.
+    """Figures of a run; empty or None if not requested, or refused.
 
     Attributes:
-        refused: by name of a figure, why it cannot be drawn of this run.
-        rule: how the examples were chosen.
+        names: names of the files.
+        refused: reasons for figures that cannot be drawn, by name.
+        rule: selection of the examples, in words.
+        rankings: retrieved images by caption.
+        map: map of embeddings.
+        attention: attention by example.
     """
 
     names: tuple[str, ...]
@@ -54,18 +58,20 @@ def draw_figures(
     *,
     made_from: Mapping[str, Any] | None = None,
 ) -> Figures:
-    """Draw the figures of a run into a folder: ``retrieval.png``, ``map.png``, ``attention-N.png``, and ``figures.json``;
-    ``_made_from.json`` names what they were made from.
+    """Draw ``retrieval.png``, ``map.png`` and ``attention-N.png``, and write ``figures.json`` and ``_made_from.json``.
 
-    The same run, data and options give the same bytes on the same machine, as long as torch computes with as many threads.
+    Equal runs, data and options give equal bytes on the same machine and number of threads.
 
-    ``read_pictures`` reads the pictures of ``job.images``, e.g. ``imagepivot.read_pictures``. ``made_from`` is the result of
-    ``job.made_from()`` where it is known, since that reads every input.
+    Args:
+        job: the job.
+        read_pictures: reader for the pictures of ``job.images``, e.g. ``imagepivot.read_pictures``.
+        count: progress callback.
+        made_from: result of ``job.made_from()``, which reads every input, if it is known.
 
     Raises:
-        UsageError: the run does not know a language, there are no such captions, or a figure of ``job.only`` cannot be drawn.
-        InputError: a picture is missing, damaged, or has another size than the one in which regions were found.
-        DatasetError: the folder holds no run, the data is not of the run's kind, or nothing can be written.
+        UsageError: the run does not know a language, no captions match, or a figure of ``job.only`` cannot be drawn.
+        InputError: a picture is missing, damaged, or has another size than its regions.
+        DatasetError: the folder holds no run, the data has another vocabulary or extractor, or the output is not writable.
     """
     folder = Folder(job.output)
     folder.check_writable()
@@ -82,23 +88,23 @@ def draw_figures(
 
     def embedding_map() -> EmbeddingMap:
         check_vectors(run)
-        return map_embeddings(run.model, data.captions, images(), examples, most=job.points, seed=job.seed, count=count)
+        return map_embeddings(run.model, data.captions, images(), examples, max_images=job.points, seed=job.seed, count=count)
 
-    makers: dict[str, Callable[[], Any]] = {
+    compute: dict[str, Callable[[], Any]] = {
         "retrieval": lambda: rank_examples(run.model, data.captions, images(), examples, top=job.top, count=count),
         "map": embedding_map,
         "attention": lambda: tuple(attend(run, data, features, example) for example in examples),
     }
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     refused = {}
     for name in job.only or FIGURES:
         try:
-            found[name] = makers[name]()
+            results[name] = compute[name]()
         except UsageError as error:
             if job.only:
                 raise
             refused[name] = str(error)
-    figures = Figures((), refused, rule, found.get("retrieval", ()), found.get("map"), found.get("attention", ()))
+    figures = Figures((), refused, rule, results.get("retrieval", ()), results.get("map"), results.get("attention", ()))
     shown = {hit.image_id for ranking in figures.rankings for hit in (*ranking.hits, ranking.right)}
     attended = {image.image_id for image in figures.attention}
     pictures = pictures_of(job.images, shown | attended, read_pictures)
@@ -115,23 +121,22 @@ def _write(
     folder: Folder,
     made_from: Mapping[str, Any],
 ) -> Figures:
-    """Draw what was found, and write it as JSON."""
-    drawings: dict[str, Callable[[str], None]] = {}
+    """Draw the figures, and write them as JSON."""
+    attention = {f"attention-{image.number}.png": image for image in figures.attention}
+    for name in folder.names():  # Figures of an earlier command with more examples.
+        if re.fullmatch(r"attention-\d+\.png", name) and attention and name not in attention:
+            folder.delete(name)
+    drawn = []
     if figures.rankings:
         note = f"Queries: {figures.rule}. A thick frame marks the right image."
         note += "" if pictures else " No pictures were given: ids of images stand for them."
-        drawings["retrieval.png"] = lambda name: plot_rankings(figures.rankings, pictures, folder, name, note=note)
-    if found := figures.map:
-        drawings["map.png"] = lambda name: plot_map(found, folder, name)
-    for image in figures.attention:
-        drawings[f"attention-{image.number}.png"] = lambda name, image=image: plot_attention(  # type: ignore[misc]
-            image, pictures.get(image.image_id), folder, name
-        )
-    for name in folder.names():  # Of an earlier command with more examples, which would pass for some of these.
-        if re.fullmatch(r"attention-\d+\.png", name) and figures.attention and name not in drawings:
-            folder.delete(name)
-    for name, draw in drawings.items():
-        draw(name)
+        plot_rankings(figures.rankings, pictures, folder, "retrieval.png", note=note)
+        drawn.append("retrieval.png")
+    if figures.map is not None:
+        plot_map(figures.map, folder, "map.png")
+        drawn.append("map.png")
+    for name, image in attention.items():
+        plot_attention(image, pictures.get(image.image_id), folder, name)
     content = {
         "step": run.step,
         "split": data.captions.split,
@@ -143,38 +148,34 @@ def _write(
         "retrieval": [ranking.to_dict() for ranking in figures.rankings],
         "map": figures.map.to_dict() if figures.map else None,
         "attention": [image.to_dict() for image in figures.attention],
-        # Of a run in another folder the file is the same.
-        "refused": {name: why.replace(repr(run.folder.location), "the run") for name, why in figures.refused.items()},
+        # Independent of the folder of the run.
+        "refused": {name: reason.replace(repr(run.folder.location), "the run") for name, reason in figures.refused.items()},
     }
     folder.write(_DATA, (to_json(content, indent=1) + "\n").encode())
-    names = (*drawings, _DATA)
+    names = (*drawn, *attention, _DATA)
     write_made_from(folder, made_from, {name: folder.size(name) or 0 for name in names})
     return replace(figures, names=names)
 
 
 def _open(run: Run, job: FiguresJob) -> SplitData:
-    """Open the captions of a split, of one portion where all languages share one, with the features of their images."""
+    """Open the captions of a split with their features, in one portion if all languages share one."""
     known, token_width = run.model.languages, check_tokens([run], job.token_features)
-    unknown = [language for language in job.languages if language not in known]
-    if unknown:
-        raise UsageError(
-            f"--languages names {', '.join(unknown)}, but this run knows only {', '.join(known)}: give some of these"
-        )
+    check_languages(job.languages, known)
     labels = labels_of(open_dataset(job.captions, kind="encoded"))
     splits = sorted({split for split, language, _ in labels if language in known})
     wanted = job.split or next((split for split in TEST_SPLITS if split in splits), "")
     portions = portions_in(labels, wanted, job.languages or sorted(known), job.portion)
-    lacking = [language for language in job.languages if language not in portions]
-    if not portions or lacking:
-        place = f"of split {wanted!r}" if wanted else f"of a split {' or '.join(TEST_SPLITS)}"
-        place += f", portion {job.portion!r}" if job.portion else ""
+    missing = [language for language in job.languages if language not in portions]
+    if not portions or missing:
+        selection = f"of split {wanted!r}" if wanted else f"of a split {' or '.join(TEST_SPLITS)}"
+        selection += f", portion {job.portion!r}" if job.portion else ""
         raise UsageError(
-            f"{job.captions!r} has no captions {place} in {', '.join(lacking or known)}: choose with --split of "
+            f"{job.captions!r} has no captions {selection} in {', '.join(missing or known)}: choose with --split of "
             f"{', '.join(splits)}, and with --languages and --portion"
         )
     common = set.intersection(*map(set, portions.values()))
     if common and not job.caption_ids:
-        portions = dict.fromkeys(portions, (min(common),))  # By their names, comparable comes before translation.
+        portions = dict.fromkeys(portions, (min(common),))  # Alphabetically, comparable precedes translation.
     return open_data(
         job.captions,
         job.features,

@@ -1,4 +1,4 @@
-"""Pictures of reports: rows of a paper measured and published, textual similarity, and runs side by side."""
+"""Plots of reports: measured and published rows of a paper, textual similarity, and compared runs."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def _draw(section: Section, panel: Axes) -> None:
                 panel.errorbar(cell.mean, height, xerr=cell.deviation or 0.0, marker="o", color=colour, capsize=2)
 
 
-_TITLE, _LABEL = 17, 32  # Characters that fit above a panel and along its height.
+_TITLE, _LABEL = 17, 32  # Maximum characters above a panel and along its height.
 
 
 def plot_sts(result: StsResult, output: str) -> str:
-    """Draw ``sts.png`` into a folder: a row of panels for each system, with a panel for each data set.
+    """Draw ``sts.png`` into a folder, with a row of panels for each system and a column for each data set.
 
     Returns:
         Location of the picture.
@@ -83,7 +83,7 @@ def plot_sts(result: StsResult, output: str) -> str:
 
 
 def _cut(text: str, length: int) -> str:
-    """Return a text, or its end where it is longer: what tells paths apart."""
+    """Return a text without its beginning if it is too long, since paths differ at their ends."""
     return text if len(text) <= length else f"…{text[1 - length :]}"
 
 
@@ -110,9 +110,9 @@ def picture_place(output: str | os.PathLike[str]) -> tuple[Folder, str]:
 
 
 def plot_comparison(comparison: Comparison, output: str | os.PathLike[str]) -> str:
-    """Draw runs side by side. Runs that differ in their seeds alone look alike.
+    """Draw losses and validation recalls of runs; runs that differ only in their seeds share a style.
 
-    The output is the path of the picture, ``.png``, ``.pdf`` or ``.svg``; or a folder, for ``comparison.png`` in it.
+    The output is the path of a ``.png``, ``.pdf`` or ``.svg``, or a folder for ``comparison.png``.
 
     Returns:
         Location of the picture.

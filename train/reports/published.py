@@ -1,4 +1,4 @@
-"""Numbers of the papers' tables, with the preset of each row: ``published/PAPER.toml``, which also says where they are from.
+"""Published numbers of the papers' tables with the preset of each row, from ``published/PAPER.toml``, which names their sources.
 
 Recalls, textual similarity (Pearson's r, times 100, on three data sets of the shared tasks), and ranks of single captions.
 """
@@ -24,7 +24,7 @@ _TOLERANCE = 0.2  # The baseline is printed with one decimal; this leaves room f
 
 @dataclass(frozen=True)
 class Measures:
-    """The numbers reported for one direction, recalls in percent; None if the paper does not report one."""
+    """Published numbers of one direction, recalls in percent; None if not reported."""
 
     recall_at_1: float | None = None
     recall_at_5: float | None = None
@@ -38,8 +38,12 @@ class PublishedRow:
 
     Attributes:
         table: name of the table in the paper, e.g. ``table 2``.
-        name: name of the row in the paper; a quoted one with its source.
-        preset: the preset that trains it, for a quoted row mostly that of another paper; or a name in `ENSEMBLES`.
+        name: name of the row in the paper, with the source of a quoted row.
+        preset: preset that trains it, for a quoted row mostly of another paper; or a name in `ENSEMBLES`.
+        language: language of the captions.
+        portion: portion of the captions.
+        image_to_text: published numbers with images as queries.
+        text_to_image: published numbers with captions as queries.
     """
 
     table: str
@@ -56,10 +60,11 @@ class PublishedSts:
     """A row of a table of textual similarity.
 
     Attributes:
-        numbers: its numbers, for each of ``tasks``.
-        tasks: the data sets that the paper has numbers for.
+        name: name of the row in the paper.
+        numbers: published number for each of ``tasks``.
+        tasks: data sets of the numbers.
         quoted: whether the paper quotes it from other work.
-        preset: the preset that trains it here; empty if none does.
+        preset: preset that trains it; empty if none does.
     """
 
     name: str
@@ -70,7 +75,7 @@ class PublishedSts:
 
     @property
     def values(self) -> tuple[float | None, ...]:
-        """The numbers in the order of `TASKS`; None if the paper has none."""
+        """The numbers in the order of `TASKS`; None if not reported."""
         by_task = dict(zip(self.tasks, self.numbers, strict=True))
         return tuple(map(by_task.get, TASKS))
 
@@ -90,8 +95,10 @@ class GoldRank:
     """A line of table 3 of Gella et al. 2017: a caption as query, and the rank of its image under several models.
 
     Attributes:
-        image_id: the image, which the paper shows.
-        index: index of the caption among the comparable ones of its image: the number of its file in Multi30K, less one.
+        image_id: image of the caption.
+        language: language of the caption.
+        index: index among the comparable captions of its image: the number of its file in Multi30K minus one.
+        text: the caption.
         ranks: rank of the image, by column of the table.
     """
 
@@ -138,13 +145,13 @@ def _read(paper: str) -> _Paper:
 _PAPERS: Mapping[str, _Paper] = {paper: _read(paper) for paper in PAPERS}
 
 ENSEMBLES = _PAPERS["huang2019"].ensembles
-"""Rows that are ensembles: their names, and the presets whose runs of the same seed are scored together."""
+"""Presets of the members of each ensemble; runs with the same seed are scored together."""
 
 STS_PAPERS = tuple(paper.sts for paper in _PAPERS.values() if paper.sts is not None)
 """Tables of textual similarity."""
 
 GOLD_COLUMNS, GOLD_RANKS = _PAPERS["gella2017"].gold_columns, _PAPERS["gella2017"].gold_ranks
-"""Columns of table 3 of Gella et al. 2017 with their presets, where ``{}`` stands for the language; and its lines."""
+"""Columns of table 3 of Gella et al. 2017 with their presets (``{}`` is the language), and its lines."""
 
 
 def rows_of_paper(paper: str) -> tuple[PublishedRow, ...]:
@@ -159,7 +166,7 @@ def rows_of_paper(paper: str) -> tuple[PublishedRow, ...]:
 
 
 def presets_of_paper(paper: str) -> tuple[str, ...]:
-    """Return what all rows of a paper's tables are made of, each once: presets of rows and of members, and ensembles behind these.
+    """Return the distinct presets of a paper's rows, including members of ensembles, with ensembles last.
 
     Raises:
         UsageError: the paper is unknown.
@@ -170,10 +177,10 @@ def presets_of_paper(paper: str) -> tuple[str, ...]:
 
 
 def presets_of_table(paper: str, table: int) -> tuple[str, ...]:
-    """Return the presets of a table's rows, each once, in their order.
+    """Return the distinct presets of a table's rows.
 
     Raises:
-        UsageError: the paper is unknown, or has no such table of rows that are trained here.
+        UsageError: the paper is unknown, or has no such table with presets.
     """
     presets: dict[int, list[str]] = {}
     for row in rows_of_paper(paper):
@@ -194,13 +201,12 @@ def _sts_presets(paper: str) -> dict[int, list[str]]:
 
 
 def task_of(pairs: StsPairs, baseline: float | None) -> int | None:
-    """Return which of `TASKS` a data set is, by what the papers themselves say of them; None if it is another one.
+    """Return the index of a data set in `TASKS`, by its number of pairs and its baseline; None for others.
 
-    Files are called alike (``STS.input.images.txt`` in 2014 and in 2015), and the files of the training data as those of the test.
-
-    The baseline is Pearson's r of word overlap on it, times 100.
+    File names are ambiguous: ``STS.input.images.txt`` exists for 2014 and 2015, and for training and test data. The baseline is
+    Pearson's r of word overlap, times 100.
     """
     if baseline is None or len(pairs) != _PAIRS:
         return None
     published = STS_PAPERS[0].rows[0].numbers
-    return next((number for number, value in enumerate(published) if abs(value - baseline) <= _TOLERANCE), None)
+    return next((index for index, value in enumerate(published) if abs(value - baseline) <= _TOLERANCE), None)

@@ -1,4 +1,4 @@
-"""Figure 2 of Huang et al. 2019: captions in each language with the images that they find, the right one framed, and its rank.
+"""Captions in each language with their best-ranked images and the rank of the right one, as in figure 2 of Huang et al. 2019.
 
 Letters: ``I`` images.
 """
@@ -20,7 +20,7 @@ from matplotlib.patches import Rectangle
 
 from schemas.storage.folder import Folder
 from train.data.captions import Captions
-from train.evaluation.evaluation import Count, encode_captions, no_progress, scores_between
+from train.evaluation.evaluation import Count, encode_captions, no_progress, scores_between, take_rows
 from train.evaluation.search import Hit
 from train.models.retrieval_model import Encoded, RetrievalModel
 from train.reports.figure_examples import Example, Picture, ShownCaption
@@ -29,12 +29,15 @@ from train.runs.curves import GREY, SMALL, TINY, plain, save
 
 @dataclass(frozen=True)
 class Ranking:
-    """What a caption finds.
+    """Ranking of the images for a caption.
 
     Attributes:
+        example: number of the example.
+        caption: the caption.
         hits: the best images, best first.
-        rank: rank of the right image, from 1; equal scores count against it.
+        rank: rank of the right image, from 1; ties count against it.
         right: the right image with its score.
+        images: number of ranked images.
     """
 
     example: int
@@ -59,10 +62,7 @@ def rank_examples(
     top: int,
     count: Count = no_progress,
 ) -> tuple[Ranking, ...]:
-    """Rank, for each caption of the examples, the images that have a caption in its language, as an evaluation does.
-
-    Of each ranking, the ``top`` best images are kept.
-    """
+    """Rank the images with a caption in the language of each caption, as an evaluation does, and return the ``top`` best."""
     rankings = {}
     shown = [(example, caption) for example in examples for caption in example.captions]
     for language in captions.language_names:
@@ -72,20 +72,19 @@ def rank_examples(
         chosen = np.unique(captions.images[captions.rows_of(language)])
         rows = np.array([caption.row for _, caption in queries])
         encoded = encode_captions(model, captions.batch(rows), language, count=count)
-        candidates = images[torch.from_numpy(chosen).long().to(model.device)]
         columns = torch.arange(len(rows), device=model.device)
-        scores = scores_between(model, candidates, encoded)(slice(None), columns).cpu().numpy()  # [I, captions]
-        for (example, caption), of_caption in zip(queries, scores.T, strict=True):
+        scores = scores_between(model, take_rows(images, chosen), encoded)(slice(None), columns).cpu().numpy()  # [I, captions]
+        for (example, caption), caption_scores in zip(queries, scores.T, strict=True):
             right = int(np.searchsorted(chosen, example.image))
-            order = ranked(of_caption, right)
-            hits = [Hit(captions.image_ids[chosen[place]], float(of_caption[place])) for place in order.tolist()]
-            rank = order.tolist().index(right) + 1
+            order = ranked(caption_scores, right).tolist()
+            hits = [Hit(captions.image_ids[chosen[index]], float(caption_scores[index])) for index in order]
+            rank = order.index(right) + 1
             rankings[caption.row] = Ranking(example.number, caption, tuple(hits[:top]), rank, hits[rank - 1], len(order))
     return tuple(rankings[caption.row] for _, caption in shown)
 
 
 def ranked(scores: np.ndarray, right: int) -> np.ndarray:
-    """Return the positions of scores ``[I]``, best first; what equals the right one, or is no number, comes before it."""
+    """Return the indices of scores ``[I]``, best first; ties and NaN precede the right one."""
     wrong = np.arange(len(scores)) != right
     values = np.where(np.isnan(scores), np.where(wrong, np.inf, -np.inf), scores)
     return np.lexsort((np.arange(len(scores)), ~wrong, -values))
@@ -94,7 +93,7 @@ def ranked(scores: np.ndarray, right: int) -> np.ndarray:
 FRAME = "#009E73"
 """Colour of the frame of the right image: the green of Okabe and Ito 2008."""
 
-_CELL, _STEP, _HEAD = 1.0, 1.06, 0.2  # Inches: side of a picture, from one to the next, its heading.
+_CELL, _STEP, _HEAD = 1.0, 1.06, 0.2  # Inches: side of a picture, distance of pictures, height of a heading.
 _EDGE, _INDENT, _TEXT, _APART, _LINE = 0.06, 0.26, 2.4, 0.2, 0.14
 _CHARACTERS, _LINES = 34, 5  # Of a caption.
 _CHARACTERS_PER_INCH = 17  # Of the note.
@@ -104,9 +103,9 @@ _MARKS = re.compile(r" ([^\w\s]+)(?=\s|$)")
 def plot_rankings(
     rankings: Sequence[Ranking], pictures: Mapping[str, Picture], folder: Folder, name: str, *, note: str
 ) -> None:
-    """Draw a row for each caption: its text and rank, the best images, and behind a gap the right one if it is not among them.
+    """Draw a row for each caption: text and rank, the best images, and after a gap the right one if it is not among them.
 
-    Captions of one example stand together; an image without a picture is drawn as a field with its id; the note stands below.
+    Captions of one example are adjacent. Images without a picture are fields with their ids. The note is at the bottom.
 
     Raises:
         DatasetError: the picture cannot be written.
@@ -123,10 +122,10 @@ def plot_rankings(
     for ranking, start in zip(rankings, starts, strict=True):
         y -= _HEAD + _CELL + start * _APART
         _write_query(figure, ranking, y, start=start)
-        for place, hit in enumerate(ranking.hits):
-            panel = _panel(figure, _TEXT + place * _STEP, y)
+        for index, hit in enumerate(ranking.hits):
+            panel = _panel(figure, _TEXT + index * _STEP, y)
             draw_picture(panel, pictures.get(hit.image_id), hit.image_id)
-            _finish(panel, str(place + 1), framed=hit.image_id == ranking.right.image_id)
+            _finish(panel, str(index + 1), framed=hit.image_id == ranking.right.image_id)
         if ranking.rank > len(ranking.hits):
             panel = _panel(figure, behind + _APART, y)
             draw_picture(panel, pictures.get(ranking.right.image_id), ranking.right.image_id)
@@ -136,7 +135,7 @@ def plot_rankings(
 
 
 def draw_picture(panel: Axes, picture: Picture | None, image_id: str, size_wh: tuple[int, int] | None = None) -> None:
-    """Draw a picture whole, in the coordinates of its pixels; where there is none, a field with the id of the image."""
+    """Draw a picture in the coordinates of its pixels; without a picture, a field with the id of the image."""
     if picture is None:
         width, height = size_wh or (1, 1)
         panel.add_patch(Rectangle((0, 0), width, height, facecolor="0.92", edgecolor="none", zorder=0))
@@ -155,7 +154,7 @@ def draw_picture(panel: Axes, picture: Picture | None, image_id: str, size_wh: t
 
 
 def _panel(figure: Figure, left: float, bottom: float) -> Axes:
-    """Return a square panel, placed in inches; a picture hangs from its upper edge, so that headings are on one line."""
+    """Return a square panel at a position in inches, with the picture at its upper edge to align the headings."""
     width, height = figure.get_size_inches()
     return figure.add_axes((left / width, bottom / height, _CELL / width, _CELL / height), anchor="N")
 
@@ -168,12 +167,12 @@ def _finish(panel: Axes, title: str, *, framed: bool) -> None:
 
 
 def _write_query(figure: Figure, ranking: Ranking, y: float, *, start: bool) -> None:
-    """Write the caption beside its images: number of the example where it starts, language, text, rank of the right image."""
+    """Write number of the example (in its first row), language, text, and rank of the right image."""
     top = y + _CELL
     if start:
         _write(figure, _EDGE, top, str(ranking.example), fontsize=SMALL, fontweight="bold", va="top")
     _write(figure, _INDENT, top, ranking.caption.key.language, fontsize=SMALL, fontweight="bold", va="top")
-    # A space that does not break holds marks at the word before them.
+    # No line break before punctuation.
     text = _MARKS.sub("\N{NO-BREAK SPACE}\\1", ranking.caption.text)
     lines = textwrap.wrap(text, _CHARACTERS)
     if len(lines) > _LINES:
@@ -184,6 +183,6 @@ def _write_query(figure: Figure, ranking: Ranking, y: float, *, start: bool) -> 
 
 
 def _write(figure: Figure, x: float, y: float, text: str, **style: Any) -> None:
-    """Write text at a place in inches."""
+    """Write text at a position in inches."""
     width, height = figure.get_size_inches()
     figure.text(x / width, y / height, plain(text), **style)

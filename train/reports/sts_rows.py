@@ -1,4 +1,4 @@
-"""The papers' tables of semantic textual similarity, measured: the runs of a table's rows, with the baseline, on sentence pairs."""
+"""Tables of semantic textual similarity in the papers, measured: runs of their rows and the baseline on sentence pairs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from train.reports.published import STS_PAPERS, TASKS, PublishedSts, StsPaper, t
 from train.reports.row_results import finished_runs
 from train.runs.run import open_run
 
-_LANGUAGE = "en"  # Of all pairs that the papers measure on.
+_LANGUAGE = "en"  # All pairs in the papers are English.
 
 
 @dataclass(frozen=True)
@@ -28,33 +28,33 @@ class StsRow:
     """A row of a table.
 
     Attributes:
-        published: the row as published.
-        measured: what was measured: each run of its preset, the baseline in the row of the baseline, or nothing.
-        refused: why its runs cannot be measured; empty if they can.
+        published: the published row.
+        measured: the runs of its preset, or the baseline in its row.
+        refused: reason if the runs cannot be measured; else empty.
     """
 
     published: PublishedSts
     measured: tuple[StsSystem, ...] = ()
     refused: str = ""
 
-    def values(self, number: int) -> tuple[float, ...]:
-        """Return Pearson's r times 100 of what was measured on a data set, as far as it has one."""
-        found = (system.correlations[number].pearson for system in self.measured)
-        return tuple(value for value in found if value is not None)
+    def values(self, index: int) -> tuple[float, ...]:
+        """Return the defined values of Pearson's r times 100 on a data set."""
+        values = (system.correlations[index].pearson for system in self.measured)
+        return tuple(value for value in values if value is not None)
 
 
 @dataclass(frozen=True)
 class StsRows:
-    """A table as published, measured; ``tasks`` says which of `TASKS` each data set is, None if it is none of them."""
+    """A published table with measurements; ``tasks`` are the indices of the data sets in `TASKS`, None for others."""
 
     paper: StsPaper
     data: tuple[StsPairs, ...]
     tasks: tuple[int | None, ...]
     rows: tuple[StsRow, ...]
 
-    def published(self, row: StsRow, number: int) -> float | None:
-        """Return what was published of a row on a data set; None if nothing was, or if it is not one of the paper's."""
-        task = self.tasks[number]
+    def published(self, row: StsRow, index: int) -> float | None:
+        """Return the published value of a row on a data set; None if there is none."""
+        task = self.tasks[index]
         return None if task is None else row.published.values[task]
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,33 +71,33 @@ class StsRows:
                 }
                 for pairs, task in zip(self.data, self.tasks, strict=True)
             ],
-            "rows": [self._plain(row) for row in self.rows],
+            "rows": [self._row_to_dict(row) for row in self.rows],
         }
 
-    def _plain(self, row: StsRow) -> dict[str, Any]:
+    def _row_to_dict(self, row: StsRow) -> dict[str, Any]:
         scores = {}
-        for number, pairs in enumerate(self.data):
-            values = row.values(number)
+        for index, pairs in enumerate(self.data):
+            values = row.values(index)
             scores[pairs.name] = {
-                "published": self.published(row, number),
+                "published": self.published(row, index),
                 "mean": mean(values) if values else None,
                 "measured": list(values),
             }
-        of_row = {"name": row.published.name, "preset": row.published.preset, "quoted": row.published.quoted}
-        return {**of_row, "runs": [system.name for system in row.measured], "refused": row.refused, "scores": scores}
+        names = {name: getattr(row.published, name) for name in ("name", "preset", "quoted")}
+        return {**names, "runs": [system.name for system in row.measured], "refused": row.refused, "scores": scores}
 
 
 def sts_paper(paper: str, table: int | None = None) -> StsPaper | None:
-    """Return a paper's table of textual similarity; None if it has none, or if another table is named."""
-    return next((one for one in STS_PAPERS if one.paper == paper and table in (None, one.table)), None)
+    """Return a paper's table of textual similarity; None if it has none, or ``table`` is another one."""
+    return next((sts for sts in STS_PAPERS if sts.paper == paper and table in (None, sts.table)), None)
 
 
 def open_sts(job: ReproduceJob, tokenize: Tokenize) -> list[StsPairs]:
-    """Read the sentence pairs of a job, if any, and check that they can go through the recipe of its captions.
+    """Read the sentence pairs of a job, if any, and check that the text recipe of its captions can tokenize them.
 
     Raises:
-        InputError: there are no such pairs.
-        UsageError: pairs are given for a paper or table without textual similarity, or lack for one with it.
+        InputError: pairs are missing or damaged.
+        UsageError: pairs are given for a paper without textual similarity, or missing for a table of it.
     """
     if job.sts and sts_paper(job.paper) is None:
         raise UsageError(f"--sts is given, but {job.paper} has no table of textual similarity: leave it out")
@@ -126,18 +126,17 @@ def sts_rows(
 ) -> StsRows:
     """Measure the finished runs in an output folder of ``reproduce`` on sentence pairs.
 
-    Rows without a result have only the published numbers. Without ``tokenize`` the sentences are tokens, separated by spaces;
-    the truecasers are for runs whose recipe truecases.
+    Rows without a result have only the published numbers. Without ``tokenize`` the sentences are tokens, separated by spaces.
+    ``truecaser`` is the folder of truecasers for runs with truecased captions.
 
     Raises:
-        UsageError: the paper has no such table.
+        UsageError: the paper has no table of textual similarity.
         DatasetError: a run or a result is damaged.
     """
     table = sts_paper(paper)
     if table is None:
-        raise UsageError(
-            f"{paper} has no table of textual similarity: {' and '.join(one.paper for one in STS_PAPERS)} have one"
-        )
+        papers = " and ".join(sts.paper for sts in STS_PAPERS)
+        raise UsageError(f"{paper} has no table of textual similarity: {papers} have one")
     overlap = score_overlap(data)
     rows = [StsRow(table.rows[0], (overlap,))]
     for published in table.rows[1:]:
@@ -150,5 +149,5 @@ def sts_rows(
                 refused = str(error)
                 break
         rows.append(StsRow(published, tuple(systems), refused))
-    tasks = (task_of(pairs, found.pearson) for pairs, found in zip(data, overlap.correlations, strict=True))
+    tasks = (task_of(pairs, baseline.pearson) for pairs, baseline in zip(data, overlap.correlations, strict=True))
     return StsRows(table, tuple(data), tuple(tasks), tuple(rows))

@@ -23,7 +23,7 @@ def mapped(toy, write_run, monkeypatch):
 
     def make(most: int, seed: int = 0, count: int = 2):
         examples, _ = choose_examples(data.captions, run.vocabulary.tokens, count=count, seed=seed)
-        return map_embeddings(run.model, data.captions, images, examples, most=most, seed=seed), examples
+        return map_embeddings(run.model, data.captions, images, examples, max_images=most, seed=seed), examples
 
     return make, run, data
 
@@ -74,7 +74,7 @@ def test_the_plane_keeps_neighbours_and_is_the_same_again():
 
 @pytest.mark.parametrize("value", [1.0, np.nan])
 def test_vectors_that_are_all_alike(value):
-    with pytest.raises(UsageError, match="the vectors are all alike"):
+    with pytest.raises(UsageError, match="the vectors are all equal"):
         plane_of(np.full((12, 4), value, np.float32), perplexity=2, seed=0)
 
 
@@ -82,4 +82,4 @@ def test_one_image_is_no_map(mapped):
     _, run, data = mapped
     one = data.captions.select(data.captions.images == 0).compact()
     with pytest.raises(UsageError, match="at least two images"):
-        map_embeddings(run.model, one, encode_images(run.model, data.features), (), most=3, seed=0)
+        map_embeddings(run.model, one, encode_images(run.model, data.features), (), max_images=3, seed=0)
