@@ -306,8 +306,8 @@ def _draw_grid(panel: Axes, weights: np.ndarray) -> None:
 
 
 def _draw_cells(panel: Axes, weights: np.ndarray, uniform: float, *, aspect: Literal["auto", "equal"]) -> None:
-    scale = {"vmin": 0.0, "vmax": _end_of_scale(weights, uniform)}
-    panel.imshow(weights, cmap="Greys", aspect=aspect, interpolation="nearest", **scale)
+    end = _end_of_scale(weights, uniform)
+    panel.imshow(weights, cmap="Greys", vmin=0, vmax=end, aspect=aspect, interpolation="nearest")
     for spine in panel.spines.values():
         spine.set(color="0.7", linewidth=0.5)
 

@@ -130,11 +130,11 @@ def plot_map(embedding_map: EmbeddingMap, folder: Folder, name: str) -> None:
         pairs = [(image, caption) for image, caption in zip(images, points, strict=True)]
         panel.add_collection(LineCollection(pairs, colors="0.65", linewidths=0.5, zorder=1))
     dots: dict[str, Any] = {"edgecolors": "white", "linewidths": 0.4}
-    panel.scatter(*images.T, s=26, c="black", marker="s", label="image", zorder=3, **dots)
+    panel.scatter(images[:, 0], images[:, 1], s=26, c="black", marker="s", label="image", zorder=3, **dots)
     for index, (language, points) in enumerate(zip(embedding_map.languages, captions, strict=True)):
         style = style_of(index)
         marker = style.marker if style.marker != "s" else "P"  # Squares are images.
-        panel.scatter(*points.T, s=22, c=style.color, marker=marker, label=plain(language), zorder=2, **dots)
+        panel.scatter(points[:, 0], points[:, 1], s=22, c=style.color, marker=marker, label=plain(language), zorder=2, **dots)
     font: dict[str, Any] = {"fontsize": SMALL + 1, "fontweight": "bold"}
     for index, number in embedding_map.numbers.items():
         label = panel.annotate(str(number), images[index], xytext=(5, 5), textcoords="offset points", zorder=4, **font)

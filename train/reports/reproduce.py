@@ -271,8 +271,8 @@ def _check_data(tasks: Sequence[Task], job: ReproduceJob) -> list[str]:
     for location, by_split in needed_portions.items():
         features = open_dataset(location)
         for split, by_language in by_split.items():
-            portions = {language: sorted(names) for language, names in by_language.items()}
-            chosen = read_captions(captions, split=split, portions=portions)
+            all_portions = {language: sorted(names) for language, names in by_language.items()}
+            chosen = read_captions(captions, split=split, portions=all_portions)
             missing_features, chosen = leave_out_missing(chosen, features, allow_missing_features=job.allow_missing_features)
             remarks += [missing_features.remark] if missing_features is not None else []
             if trains:
