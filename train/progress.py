@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from schemas.console.progress import ProgressDisplay, Snapshot, pace
+from schemas.console.progress import ProgressDisplay, Snapshot, format_rate
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,7 +71,7 @@ class _TrainingSnapshot(Snapshot):
 
     @property
     def details(self) -> str:
-        rate = f"{pace(self.rate).removesuffix('/s')} steps/s" if self.rate >= 1 else pace(self.rate)
+        rate = f"{format_rate(self.rate).removesuffix('/s')} steps/s" if self.rate >= 1 else format_rate(self.rate)
         return ", ".join(part for part in (self.report.line, rate) if part)
 
     def to_line(self) -> str:

@@ -1,10 +1,11 @@
-"""Progress of a run: the counts of one moment, shown as a line to people and as an event to programs."""
+"""Progress of a run: snapshots of its counts, shown as a line on a terminal or as JSON events."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from schemas.console.events import emit, line
@@ -17,21 +18,22 @@ if TYPE_CHECKING:
 _LIVE_SECONDS = 0.2
 _PLAIN_SECONDS = 10.0
 _JSON_SECONDS = 1.0
-_WIDE = 120  # Columns of a terminal on which bar and details fit into one line.
-_LONGEST_NAME = 30
+_WIDE = 120  # Columns of a terminal that fit bar and details into one line.
+_MAX_NAME = 30
+_MIN_TIME_CONSTANT = 60.0  # Seconds.
 
 
-def pace(rate: float) -> str:
-    """Return a rate in words that are never zero: ``12.5/s``, or ``2.4 s each`` if it is less than one; empty for none."""
+def format_rate(rate: float) -> str:
+    """Format a rate as ``12.5/s``, or as ``2.4 s each`` below one per second; empty for 0."""
     if rate <= 0:
         return ""
     if rate >= 1:
         return f"{rate:,.1f}/s"
-    return f"{1 / rate:.1f} s each" if rate > 1 / 60 else f"{duration(1 / rate)} each"
+    return f"{1 / rate:.1f} s each" if rate > 1 / 60 else f"{format_duration(1 / rate)} each"
 
 
-def duration(seconds: float) -> str:
-    """Return a time as ``45 s``, ``12 min 30 s`` or ``3 h 20 min``."""
+def format_duration(seconds: float) -> str:
+    """Format a time as ``45 s``, ``12 min 30 s`` or ``3 h 20 min``."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -45,13 +47,14 @@ class Snapshot:
     """Progress of a run at one moment.
 
     Attributes:
-        task: name of the work, e.g. that of the extractor.
-        unit: name of the count that is shown, e.g. ``images``.
+        task: name of the work, e.g. of the extractor.
+        unit: name of the main count, e.g. ``images``.
         counts: counts of all workers, by name.
         total: number of units in the whole run, if known.
-        earlier: number of the units that were done before the run began, or that no worker counted.
-        more: other values of the event.
-        is_known: whether the counts say how far the run is; a runner on other machines may not tell before the end.
+        earlier: number of units done before the run began, or not counted by a worker.
+        more: further fields of the event.
+        is_known: whether counts are known; some runners report them only at the end.
+        smoothed_seconds_left: time left by a smoothed rate; None to use the mean rate.
     """
 
     task: str
@@ -62,15 +65,16 @@ class Snapshot:
     earlier: int = 0
     more: Mapping[str, Any] = field(default_factory=dict)
     is_known: bool = True
+    smoothed_seconds_left: float | None = None
 
     @property
     def done(self) -> int:
-        """Number of units that are done."""
+        """Number of finished units."""
         return self.counts.get(self.unit, 0)
 
     @property
     def failed(self) -> int:
-        """Number of units that failed."""
+        """Number of failed units."""
         return self.counts.get("failed", 0)
 
     @property
@@ -80,22 +84,21 @@ class Snapshot:
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds left at this rate; None while the total is unknown or nothing is done."""
+        """Time left in seconds; None while the total is unknown or nothing is done."""
+        if self.smoothed_seconds_left is not None:
+            return self.smoothed_seconds_left
         return max(0, self.total - self.done) / self.rate if self.total and self.rate else None
 
     @property
     def bottleneck(self) -> str | None:
-        """``decoding`` if the model spends more than a tenth of its time waiting for images, else ``model``.
-
-        None if no worker reports its times.
-        """
+        """``decoding`` if the model waits for images more than a tenth of the time, else ``model``; None if unknown."""
         waiting, working = self.counts.get("wait_msec", 0), self.counts.get("forward_msec", 0)
         if not working:
             return None
         return "decoding" if waiting > 0.1 * (waiting + working) else "model"
 
     def to_fields(self) -> dict[str, Any]:
-        """Return the fields of the event ``progress``; the rate has three significant digits."""
+        """Return the fields of the event ``progress``, with three significant digits of the rate."""
         return {
             "what": self.task,
             "unit": self.unit,
@@ -111,36 +114,67 @@ class Snapshot:
 
     @property
     def details(self) -> str:
-        """Rate, failures and bottleneck, in words."""
+        """Rate, failures and bottleneck as text."""
         if not self.is_known:
             return "running"
         failed = f"{self.failed:,} failed" if self.failed else ""
         bound = f"bound by {self.bottleneck}" if self.bottleneck else ""
-        return ", ".join(part for part in (pace(self.rate), failed, bound) if part)
+        return ", ".join(part for part in (format_rate(self.rate), failed, bound) if part)
 
     @property
     def left(self) -> str:
-        """Time left, in words; empty if it is unknown."""
-        return f"{duration(self.seconds_left)} left" if self.seconds_left is not None else ""
+        """Time left as text; empty if unknown."""
+        return f"{format_duration(self.seconds_left)} left" if self.seconds_left is not None else ""
 
     def to_line(self) -> str:
-        """Return the snapshot as a line for people."""
+        """Return the snapshot as a line of text."""
         if not self.is_known:
-            return f"{self.task}: running for {duration(self.seconds)}, the runner does not say how far it is"
+            return f"{self.task}: running for {format_duration(self.seconds)}, the runner does not say how far it is"
         count = f"{self.done:,}{f' of {self.total:,}' if self.total else ''} {self.unit}"
         return f"{self.task}: {', '.join(part for part in (count, self.left, self.details) if part)}"
 
 
+class _TimeLeft:
+    """Estimate of the time left from an exponential moving average of the rate.
+
+    Units arrive in bursts (batches, shards). The average therefore has one interval per burst, which lasts since the burst
+    before, and the estimate counts down in between. Its time constant is a minute at first, later half of the elapsed time.
+    """
+
+    def __init__(self) -> None:
+        self._done, self._seconds, self._gap = 0, 0.0, 0.0
+        self._units, self._weight = 0.0, 0.0
+
+    def update(self, snapshot: Snapshot) -> float | None:
+        """Return the time left in seconds; None while it is unknown."""
+        done = snapshot.done - snapshot.earlier
+        idle = snapshot.seconds - self._seconds
+        if done > self._done and idle > 0:
+            self._units, self._weight = self._average(idle, done - self._done)
+            self._done, self._seconds, self._gap, idle = done, snapshot.seconds, idle, 0.0
+        if not snapshot.total or not self._units:
+            return None
+        units, weight = self._average(max(0.0, idle - self._gap), 0)  # A pause longer than the gap between bursts slows down.
+        return max(0.0, max(0, snapshot.total - snapshot.done) * weight / units - min(idle, self._gap))
+
+    def _average(self, seconds: float, units: int) -> tuple[float, float]:
+        """Return decayed units and decayed seconds after an interval with these units; their ratio is the average rate."""
+        time_constant = max(_MIN_TIME_CONSTANT, self._seconds / 2)
+        decay = math.exp(-seconds / time_constant)
+        added = time_constant * (1 - decay)
+        return self._units * decay + units * (added / seconds if seconds else 0), self._weight * decay + added
+
+
 class ProgressDisplay:
-    """Display of snapshots: on a terminal a live line, elsewhere a line every ten seconds; a context manager.
+    """Display of snapshots: a live line on a terminal, else a line every ten seconds; a context manager.
 
     Args:
-        console: console for people.
-        log_json: write an event every second and one at the end instead, for programs.
+        console: console for text.
+        log_json: write a JSON event every second and at the end instead.
 
     Attributes:
-        interval: seconds between two snapshots that are shown.
-        last: snapshot of the event at the end; None writes none.
+        interval: seconds between two updates.
+        last: snapshot of the last event; None writes none.
     """
 
     def __init__(self, console: Console, *, log_json: bool = False) -> None:
@@ -151,6 +185,7 @@ class ProgressDisplay:
         self._shown = time.monotonic()
         self._live: Live | None = None
         self._lines: list[Progress] = []
+        self._time_left = _TimeLeft()
 
     def __enter__(self) -> Self:
         return self
@@ -159,16 +194,20 @@ class ProgressDisplay:
         if self._live is not None:
             self._live.stop()
         if self._log_json and self.last is not None:
-            self._write(self.last)
+            self._write(self._smooth(self.last))
 
     def show(self, snapshot: Snapshot, *, immediately: bool = False) -> None:
-        """Update the live line; elsewhere write the snapshot if it is due, or immediately."""
+        """Update the live line, or write the snapshot if it is due or ``immediately``."""
         self.last = snapshot
+        snapshot = self._smooth(snapshot)
         if self._console.is_terminal and not self._log_json:
             self._draw(snapshot)
         elif immediately or time.monotonic() - self._shown >= self.interval:
             self._shown = time.monotonic()
             self._write(snapshot)
+
+    def _smooth(self, snapshot: Snapshot) -> Snapshot:
+        return replace(snapshot, smoothed_seconds_left=self._time_left.update(snapshot))
 
     def _write(self, snapshot: Snapshot) -> None:
         if not self._log_json:
@@ -180,13 +219,13 @@ class ProgressDisplay:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _draw(self, snapshot: Snapshot) -> None:
-        """Update the live line, or two lines on a terminal that is narrow."""
+        """Update the live line, or two lines on a narrow terminal."""
         if self._live is None:
             from rich.console import Group
             from rich.live import Live
             from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-            name = snapshot.task if len(snapshot.task) <= _LONGEST_NAME else f"…{snapshot.task[1 - _LONGEST_NAME :]}"
+            name = snapshot.task if len(snapshot.task) <= _MAX_NAME else f"…{snapshot.task[1 - _MAX_NAME :]}"
             label, counter = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[count]}")
             head = (SpinnerColumn(), label, BarColumn(20), counter, TextColumn(snapshot.unit))
             tail = (TextColumn("{task.fields[details]}"), TimeElapsedColumn(), TextColumn("{task.fields[left]}"))

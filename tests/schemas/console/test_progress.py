@@ -1,11 +1,14 @@
 import io
 import json
+import random
 import re
+from bisect import bisect
+from itertools import accumulate, pairwise
 
 import pytest
 from rich.console import Console
 
-from schemas.console.progress import ProgressDisplay, Snapshot, duration, pace
+from schemas.console.progress import ProgressDisplay, Snapshot, format_duration, format_rate
 
 
 @pytest.mark.parametrize(
@@ -22,7 +25,7 @@ from schemas.console.progress import ProgressDisplay, Snapshot, duration, pace
     ],
 )
 def test_a_pace_is_never_zero(rate, text):
-    assert pace(rate) == text
+    assert format_rate(rate) == text
 
 
 @pytest.mark.parametrize(
@@ -30,7 +33,7 @@ def test_a_pace_is_never_zero(rate, text):
     [(0.4, "0 s"), (59.4, "59 s"), (60, "1 min 0 s"), (754, "12 min 34 s"), (3600, "1 h 0 min"), (360000, "100 h 0 min")],
 )
 def test_durations(seconds, text):
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_a_line_of_a_slow_extractor_shows_seconds_per_image():
@@ -67,6 +70,35 @@ def test_a_runner_that_says_nothing_has_not_done_nothing():
 def test_the_bottleneck_is_named(waited, worked, expected):
     counts = {"images": 1, "wait_msec": waited, "forward_msec": worked}
     assert Snapshot("x", "images", counts, 1.0).bottleneck == expected
+
+
+@pytest.mark.parametrize("batch", [1, 16, 64])
+def test_time_left_of_batches_does_not_jump(monkeypatch, batch):
+    """Batches of a simulated run at 16 images per second take up to 60% more or less time; the estimate changes by little."""
+    clock, estimates, generator = [0.0], [], random.Random(batch)
+    monkeypatch.setattr("schemas.console.progress.time.monotonic", lambda: clock[0])
+    file = io.StringIO()
+    with ProgressDisplay(Console(file=file), log_json=True) as display:
+        arrivals = list(accumulate(batch / 16 * generator.uniform(0.4, 1.6) for _ in range(57_600 // batch)))
+        for second in range(1, 3000):
+            clock[0] = float(second)
+            done = batch * bisect(arrivals, second)
+            display.show(Snapshot("x", "images", {"images": done}, clock[0], 57_600), immediately=True)
+            estimates.append(json.loads(file.getvalue().splitlines()[-1])["seconds_left"])
+            file.seek(0)
+            file.truncate()
+    later = estimates[300:]
+    truth = [arrivals[-1] - second for second in range(301, 3000)]
+    assert all(abs(estimate - left) < 0.1 * left for estimate, left in zip(later, truth, strict=True))
+    # One second passes between two estimates: a jump is a change beside it.
+    assert max(abs(before - after - 1) / before for before, after in pairwise(later)) < 0.025
+
+
+def test_time_left_grows_during_a_long_pause():
+    display = ProgressDisplay(Console(file=io.StringIO()))
+    left = [display._smooth(Snapshot("x", "images", {"images": min(s, 50)}, float(s), 100)).seconds_left for s in range(1, 200)]
+    assert left[49] == pytest.approx(50, abs=1)
+    assert all(before < after for before, after in pairwise(left[52:]))
 
 
 @pytest.mark.parametrize("width", [80, 130])
