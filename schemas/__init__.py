@@ -1,4 +1,4 @@
-"""The contract: what datasets look like on disk, and how they are written, read and checked.
+"""The dataset format: schemas, writing, reading and validation.
 
 Needs the standard library, numpy and pyarrow only.
 """

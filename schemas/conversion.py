@@ -38,20 +38,20 @@ _SIMILAR = 3  # Number of keys that a message suggests.
 
 
 class Tagged:
-    """Base of dataclasses of which a table names the one to build."""
+    """Base of dataclasses that a table selects by a key."""
 
     @classmethod
     def choose(cls, table: Mapping[str, Any], prefix: str) -> tuple[type[Any], Mapping[str, Any]]:
-        """Return the dataclass that a table names, and the table without the key that names it; ``prefix`` is that of messages.
+        """Return the selected dataclass, and the table without the key; ``prefix`` is the place of the table in messages.
 
         Raises:
-            UsageError: there is none of that name.
+            UsageError: the table selects no known dataclass.
         """
         return cls, table
 
 
 def convert(value: Any, hint: Any, place: str = "", *, error: type[ImagepivotError] = UsageError) -> Any:
-    """Convert a value of JSON, TOML or Python to the type that an annotation names.
+    """Convert a value of JSON, TOML or Python to an annotated type.
 
     Args:
         value: a plain value; lists become tuples where the annotation has tuples.
@@ -67,11 +67,12 @@ def convert(value: Any, hint: Any, place: str = "", *, error: type[ImagepivotErr
 
 
 def _convert(value: Any, hint: Any, place: str, error: type[ImagepivotError], root: tuple[Any, Any, str]) -> Any:
-    """Convert a value inside another one, whose annotation, value and place are the root."""
+    """Convert a nested value; the root is annotation, value and place of the outermost value."""
     alternatives = alternatives_of(hint)
     hint = next((alternative for alternative in alternatives if _fits(value, alternative)), None)
     if hint is None:
-        raise error(f"{place or 'it'} is {shorten(value)}, expected {_expected(alternatives, error)}")
+        expected = f"{_expected(alternatives, error)}{_suggest(value, alternatives)}"
+        raise error(f"{place or 'it'} is {shorten(value)}, expected {expected}")
     if is_dataclass(hint) and isinstance(hint, type):
         return _build(hint, value, place, error, root)
     kind, arguments = _kind(hint), get_args(hint)
@@ -90,10 +91,10 @@ def _convert(value: Any, hint: Any, place: str, error: type[ImagepivotError], ro
 
 
 def convert_text(text: str, hint: Any, place: str = "") -> Any:
-    """Convert the text of a command line or of the environment to the type that an annotation names.
+    """Convert text from a command line or the environment to an annotated type.
 
     Args:
-        text: of a list its items, separated by commas; of a mapping pairs ``KEY=VALUE`` separated by commas.
+        text: the value; items of a list and ``KEY=VALUE`` pairs of a mapping are separated by commas.
         hint: as `convert` takes it, or a class with a classmethod ``parse`` that takes text.
         place: name of the value in messages.
 
@@ -143,15 +144,15 @@ _PARSERS: dict[Any, Any] = {
 
 
 def stored_values(cls: Any, stored: Any, *, but: Collection[str] = ()) -> dict[str, Any]:
-    """Return the stored values of a dataclass's fields, of which a damaged or edited file may hold anything.
+    """Return the values of a dataclass's fields from untrusted JSON; missing fields are left out, other keys ignored.
 
     Args:
-        cls: a dataclass, whose annotations say what the values must be.
-        stored: what a file holds in its place; fields may be missing, and there may be others.
-        but: fields that are read in another way.
+        cls: a dataclass with annotated types.
+        stored: JSON value, perhaps damaged or edited.
+        but: fields to skip.
 
     Raises:
-        DatasetError: it is no object, or a value is of another type. The message names the field alone.
+        DatasetError: it is no object, or a value has another type; the message names the field.
     """
     stored = convert(stored, dict, error=DatasetError)
     hints = {name: hint for name, hint in hints_of(cls).items() if name in stored and name not in but}
@@ -164,7 +165,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     Raises:
         UsageError: the text is not TOML.
     """
-    import tomllib  # The command line needs it only where there is a file.
+    import tomllib  # Only needed with a file.
 
     try:
         return tomllib.loads(text)
@@ -175,7 +176,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """Parse one value of TOML; anything that is not TOML is taken as text."""
+    """Parse one value of TOML; return invalid TOML as text."""
     try:
         return parse_toml(f"value = {text}")["value"]
     except UsageError:
@@ -221,13 +222,13 @@ def key_value_pairs(settings: Sequence[str], example: str) -> dict[str, str]:
 
 
 def did_you_mean(name: str, known: Collection[str], prefix: str = "", known_keys: Sequence[str] = ()) -> str:
-    """Return the end of a message about an unknown name: similar names, or all known names if there is none.
+    """Return the end of a message about an unknown name: similar names, or else all known names.
 
     Args:
         name: the unknown name.
-        known: the names that could have been meant.
-        prefix: prefix of the similar name in the message.
-        known_keys: dotted keys whose last part is compared, too, if no known name is similar.
+        known: the known names.
+        prefix: prefix of a similar name in the message.
+        known_keys: dotted keys to compare by their last part, if no known name is similar.
     """
     similar = [f"{prefix}{match}" for match in get_close_matches(name, known, n=1)]
     if not similar:
@@ -236,7 +237,7 @@ def did_you_mean(name: str, known: Collection[str], prefix: str = "", known_keys
         similar = [key for match in matches for key, part in zip(known_keys, last, strict=True) if part == match][:_SIMILAR]
     if similar:
         return f": did you mean {' or '.join(map(repr, similar))}?"
-    return f": there are {', '.join(map(repr, known))}"
+    return f": expected {', '.join(map(repr, known))}"
 
 
 def _build(cls: Any, table: Mapping[str, Any], place: str, error: type[ImagepivotError], root: tuple[Any, Any, str]) -> Any:
@@ -280,12 +281,12 @@ def default_of(field: Any) -> Any:
 
 @cache
 def hints_of(cls: Any) -> dict[str, Any]:
-    """Return the annotations of a dataclass's fields, with what ``Annotated`` adds to them; they are evaluated once."""
+    """Return the evaluated annotations of a dataclass's fields, with the extras of ``Annotated``."""
     return get_type_hints(cls, include_extras=True)
 
 
 def alternatives_of(hint: Any) -> list[Any]:
-    """Return the annotations of a union, one for any other annotation, without the marks of ``Annotated``."""
+    """Return the members of a union, or the annotation alone, without ``Annotated``."""
     if get_origin(hint) is Annotated:
         return alternatives_of(get_args(hint)[0])
     if get_origin(hint) in (Union, UnionType):
@@ -294,7 +295,7 @@ def alternatives_of(hint: Any) -> list[Any]:
 
 
 def _kind(hint: Any) -> Any:
-    """Return ``list`` or ``dict`` for annotations of lists or tables, and other annotations without their arguments."""
+    """Return ``list`` or ``dict`` for lists or tables, else the annotation without its arguments."""
     origin = get_origin(hint) or hint
     if is_dataclass(origin) or (isinstance(origin, type) and issubclass(origin, Mapping)):
         return dict
@@ -302,7 +303,7 @@ def _kind(hint: Any) -> Any:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Tell whether a value has the type that an annotation names; the items of lists and tables are not looked at."""
+    """Return whether a value has the annotated type, without checking items of lists and tables."""
     kind = _kind(hint)
     if kind is Literal:
         return any(value == choice and type(value) is type(choice) for choice in get_args(hint))
@@ -322,7 +323,17 @@ def _expected(alternatives: Sequence[Any], error: type[ImagepivotError]) -> str:
     return f"{', '.join(names)} or {last}"
 
 
+def _suggest(value: Any, alternatives: Sequence[Any]) -> str:
+    """Return the end of a message with a similar choice from a closed list; empty without one."""
+    choices = [
+        choice for hint in alternatives if _kind(hint) is Literal for choice in get_args(hint) if isinstance(choice, str)
+    ]
+    lowered = {choice.lower(): choice for choice in choices}
+    matches = get_close_matches(value.lower(), lowered, n=1) if isinstance(value, str) else []
+    return f": did you mean {lowered[matches[0]]!r}?" if matches else ""
+
+
 def shorten(value: Any) -> str:
-    """Return Python's text of a value, cut off after 60 characters."""
+    """Return the ``repr`` of a value, cut after 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

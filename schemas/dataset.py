@@ -1,4 +1,4 @@
-"""Reading a dataset: lazily, by shard, by key, as Arrow or as one contiguous array."""
+"""Reader of datasets: lazily, by shard, by key, as Arrow tables or as one contiguous array."""
 
 from __future__ import annotations
 
@@ -29,16 +29,19 @@ from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import content_errors, damaged
 from schemas.vocabulary import Vocabulary
 
+_COMMANDS = {"encoded": "encode", "regions": "features", "embeddings": "embed"}
+"""Commands that write a kind, if their names differ."""
+
 
 def open_dataset(path: str | os.PathLike[str], *, kind: str | None = None) -> Dataset:
-    """Open a dataset; only its manifest is read.
+    """Open a dataset by reading its manifest.
 
     Args:
         path: the dataset's folder: a local path, ``gs://...`` or ``s3://...``.
-        kind: the expected kind, if it matters.
+        kind: the expected kind; None for any.
 
     Raises:
-        DatasetError: the folder holds no dataset, its manifest is unusable, or it is of another kind.
+        DatasetError: the folder has no dataset, its manifest is unusable, or it has another kind.
 
     Example:
         >>> features = open_dataset("build/demo/features")  # doctest: +SKIP
@@ -48,13 +51,16 @@ def open_dataset(path: str | os.PathLike[str], *, kind: str | None = None) -> Da
     folder = Folder(os.fspath(path))
     dataset = Dataset(folder=folder, manifest=Manifest.read(folder))
     if kind is not None and dataset.kind != kind:
-        wanted = "captions that imagepivot encode made" if kind == "encoded" else kind
-        raise DatasetError(f"{folder.location!r} holds {dataset.kind}, expected {kind}: give the folder of the {wanted}")
+        expected = "encoded captions" if kind == "encoded" else kind
+        raise DatasetError(
+            f"{folder.location!r} holds {dataset.kind}, expected {expected}: give a folder that imagepivot "
+            f"{_COMMANDS.get(kind, kind)} wrote"
+        )
     return dataset
 
 
 class OpenShard(NamedTuple):
-    """A shard that is open for reading: its bytes, and the same as a Parquet file."""
+    """An open shard, as a stream and as a Parquet file."""
 
     source: pa.NativeFile
     parquet: pq.ParquetFile
@@ -62,13 +68,13 @@ class OpenShard(NamedTuple):
 
 @dataclass(frozen=True)
 class Dataset:
-    """A committed dataset. Cheap to make and to pickle; methods read what they need, when they need it."""
+    """A committed dataset. Cheap to create and to pickle; data is read on demand."""
 
     folder: Folder
     manifest: Manifest
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Without what is cached: a schema that was pickled does not equal the one that it was.
+        # Without cached properties: an unpickled schema does not equal the original.
         return type(self), (self.folder, self.manifest)
 
     def __len__(self) -> int:
@@ -76,7 +82,7 @@ class Dataset:
 
     @property
     def kind(self) -> str:
-        """Kind of the dataset."""
+        """Kind of the dataset, e.g. ``captions``."""
         return self.manifest.kind
 
     @property
@@ -91,7 +97,7 @@ class Dataset:
 
     @cached_property
     def spec(self) -> FeatureSpec | None:
-        """The feature of a dataset of a kind with vectors, else None."""
+        """Specification of the vectors; None for a kind without vectors."""
         return feature_of(self.manifest.parameters)
 
     @cached_property
@@ -99,34 +105,34 @@ class Dataset:
         """Arrow schema of the rows."""
         return schema_of(self.kind, self.spec)
 
-    def shard(self, number: int, columns: Sequence[str] | None = None) -> pa.Table:
+    def shard(self, index: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Read all rows of one shard, sorted by key."""
-        with self.open_shard(number) as shard:
+        with self.open_shard(index) as shard:
             table = shard.parquet.read(columns=None if columns is None else list(columns))
             table.validate(full=True)
             _check_rows(table.num_rows, shard)
             return table if columns is None else table.select(list(columns))
 
     def shards(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Read the shards one after the other; memory holds one."""
-        for number in range(self.num_shards):
-            yield self.shard(number, columns)
+        """Read the shards sequentially; memory holds one."""
+        for index in range(self.num_shards):
+            yield self.shard(index, columns)
 
     def batches(self, columns: Sequence[str] | None = None, batch_size: int = 4096) -> Iterator[pa.RecordBatch]:
         """Read all rows in batches; memory holds one."""
-        for number in range(self.num_shards):
-            yield from self.shard_batches(number, columns, batch_size)
+        for index in range(self.num_shards):
+            yield from self.shard_batches(index, columns, batch_size)
 
     def shard_batches(
-        self, number: int, columns: Sequence[str] | None = None, batch_size: int | None = None
+        self, index: int, columns: Sequence[str] | None = None, batch_size: int | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Read the rows of one shard in batches, sorted by key; memory holds one, of about four MiB without a size.
+        """Read the rows of one shard in batches, of about four MiB by default; memory holds one.
 
         Raises:
             DatasetError: the shard is missing or damaged.
         """
         done, batch_size = 0, batch_size or batch_rows(self.schema)
-        with self.open_shard(number) as shard:
+        with self.open_shard(index) as shard:
             for batch in shard.parquet.iter_batches(batch_size=batch_size, columns=None if columns is None else list(columns)):
                 batch.validate(full=True)
                 done += batch.num_rows
@@ -134,23 +140,23 @@ class Dataset:
             _check_rows(done, shard)
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """Read all rows; ``polars.from_arrow``, ``duckdb`` and ``pandas`` take the table as it is."""
+        """Read all rows; polars, DuckDB and pandas accept the table."""
         return pa.concat_tables(self.shards(columns), promote_options="default")
 
     def failures(self) -> pa.Table:
-        """Read the inputs that failed: key, uri, stage, reason and message."""
+        """Read the failures: key, uri, stage, reason and message."""
         tables = [parse_failures(self.read_file(entry), self.folder.path_of(entry.path)) for entry in self.manifest.failures]
         return pa.concat_tables(tables) if tables else FAILURES.empty_table()
 
     def rows(self, image_id: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """Read all rows of an image, from the row groups of one shard that can hold it.
+        """Read all rows of an image, from the row groups of its shard that may contain it.
 
         Raises:
             KeyError: the dataset has no row of this image.
             DatasetError: rows of this kind do not belong to images.
         """
         if not belongs_to_images(self.kind):
-            raise DatasetError(f"{self.folder.location!r} holds {self.kind}, whose rows do not belong to images")
+            raise DatasetError(f"{self.folder.location!r} holds {self.kind}, which have no image ids: use table()")
         with self.open_shard(shard_of(image_id, self.num_shards)) as shard:
             table = pq.read_table(shard.source, filters=pc.field("image_id") == image_id)
             table.validate(full=True)
@@ -159,7 +165,7 @@ class Dataset:
         return table if columns is None else table.select(list(columns))
 
     def get(self, image_id: str) -> dict[str, object]:
-        """Read the row of an image, in a dataset with one row per image; vectors are numpy arrays of their own shape.
+        """Read the row of an image in a dataset with one row per image; vectors are numpy arrays.
 
         Raises:
             KeyError: the dataset has no row of this image.
@@ -169,20 +175,20 @@ class Dataset:
             raise DatasetError(f"image {image_id!r} has {row.num_rows} rows of kind {self.kind}: use rows()")
         return next(self._rows_of(row))
 
-    def __getitem__(self, number: int | slice) -> dict[str, object] | list[dict[str, object]]:
-        """Read a row by its number, or those of a slice, in the order of `image_ids`; vectors as in `get`.
+    def __getitem__(self, index: int | slice) -> dict[str, object] | list[dict[str, object]]:
+        """Read a row by index, or the rows of a slice, in the order of `image_ids`; vectors as in `get`.
 
-        Reads the row groups that hold the rows; to go through all of them, iterate.
+        Each access reads row groups; iterate to read all rows.
         """
-        numbers = range(len(self))[number]
-        if isinstance(numbers, int):
-            return next(self._rows_between(numbers, numbers + 1))
-        if numbers.step == 1:
-            return list(self._rows_between(numbers.start, numbers.stop))
-        return [next(self._rows_between(number, number + 1)) for number in numbers]
+        indices = range(len(self))[index]
+        if isinstance(indices, int):
+            return next(self._rows_between(indices, indices + 1))
+        if indices.step == 1:
+            return list(self._rows_between(indices.start, indices.stop))
+        return [next(self._rows_between(row, row + 1)) for row in indices]
 
     def __iter__(self) -> Iterator[dict[str, object]]:
-        """Read all rows, one after the other; memory holds one row group."""
+        """Read all rows sequentially; memory holds one row group."""
         return self._rows_between(0, len(self))
 
     def _rows_between(self, start: int, stop: int) -> Iterator[dict[str, object]]:
@@ -201,16 +207,16 @@ class Dataset:
             first += entry.rows
 
     def _rows_of(self, table: pa.Table) -> Iterator[dict[str, object]]:
-        """Yield rows as values by column; vectors are numpy arrays of their own shape."""
         columns = {name: self.values(table[name], name) for name in table.column_names}
-        for number in range(len(table)):
-            yield {name: column[number] for name, column in columns.items()}
+        for row in range(len(table)):
+            yield {name: column[row] for name, column in columns.items()}
 
     def values(self, column: pa.ChunkedArray, name: str) -> np.ndarray | list[object]:
-        """Return the values of a column that was read, by its name.
+        """Convert a column of this name that was read.
 
-        Array ``(rows, *shape)`` for a column of vectors, read-only; a list of arrays ``(vectors, *shape)`` where their number
-        differs from row to row; for any other column a list.
+        Returns:
+            A read-only array ``(rows, *shape)`` for a column of vectors, a list of arrays ``(vectors, *shape)`` for a variable
+            number of vectors per row, and a list for any other column.
         """
         if pa.types.is_fixed_size_list(column.type):
             return column.combine_chunks().flatten().to_numpy(zero_copy_only=True).reshape(self._shape(name, len(column)))
@@ -222,7 +228,7 @@ class Dataset:
         return column.to_pylist()
 
     def shape_of(self, column: str) -> tuple[int, ...]:
-        """Return the shape of one row's value in a column: ``()`` unless it holds vectors."""
+        """Return the shape of one row of a column: ``()`` without vectors."""
         return self._shape(column, 1)[1:] if pa.types.is_fixed_size_list(self.schema.field(column).type) else ()
 
     def image_ids(self) -> list[str]:
@@ -230,12 +236,12 @@ class Dataset:
         return [value for table in self.shards(["image_id"]) for value in table["image_id"].to_pylist()]
 
     def numpy(self, column: str = "feature", *, l2: bool = False, out: np.ndarray | None = None) -> np.ndarray:
-        """Read a column of vectors into one contiguous array, on all cores.
+        """Read a column of vectors into one contiguous array in parallel.
 
         Args:
             column: name of the column.
             l2: divide each vector by its Euclidean norm (over the last axis; a zero vector stays zero).
-            out: the array to fill, e.g. a ``numpy.memmap``: contiguous, of the same shape; a new one by default.
+            out: contiguous array of the same shape to fill, e.g. a ``numpy.memmap``; a new array by default.
 
         Returns:
             Array ``(rows, *shape)`` in the stored type; rows in the order of ``image_ids()``.
@@ -248,7 +254,7 @@ class Dataset:
         if not pa.types.is_fixed_size_list(dtype):
             raise DatasetError(f"column {column!r} holds {dtype}, not vectors: use table()")
         shape = self._shape(column, len(self))
-        for entry in self.manifest.shards:  # Before memory is taken for rows that cannot be there.
+        for entry in self.manifest.shards:  # Before memory is allocated.
             if entry.rows * vector_bytes(self.schema) > entry.bytes:
                 raise damaged(self.folder.path_of(entry.path), f"cannot hold {entry.rows:,} rows in {entry.bytes:,} bytes")
         if out is None:
@@ -260,34 +266,36 @@ class Dataset:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda n: self._fill(n, column, flat[starts[n] : starts[n + 1]]), range(self.num_shards)))
         if l2:
-            # Summed in float32 at least, in which squares of float16 neither overflow nor lose their digits.
+            # At least float32: squares of float16 overflow.
             norms = np.sqrt(np.einsum("...d,...d->...", out, out, dtype=np.result_type(out, np.float32)))[..., np.newaxis]
             out /= np.where(norms > 0, norms, 1)
         return out
 
     def vocabulary(self) -> Vocabulary:
-        """Read the vocabulary of a dataset of that kind."""
+        """Read the vocabulary of a dataset of kind ``vocabulary``."""
         if self.kind != "vocabulary":
             raise DatasetError(f"{self.folder.location!r} holds {self.kind}, expected a vocabulary")
         table = self.table()
         try:
             return Vocabulary.from_table(table)
         except ValueError as error:
-            raise DatasetError(f"{self.folder.location!r} is no vocabulary: {error}. Make it again with --overwrite") from error
+            raise DatasetError(
+                f"{self.folder.location!r} is no vocabulary: {error}. Write it again with --overwrite"
+            ) from error
 
     @contextmanager
-    def open_shard(self, number: int) -> Iterator[OpenShard]:
-        """Open a shard that has the size, the rows and the columns that the manifest and the kind ask for.
+    def open_shard(self, index: int) -> Iterator[OpenShard]:
+        """Open a shard and check its size, rows and columns.
 
-        Of a shard without vectors, which is small, the digest is compared, too: nothing damaged is ever read from it. What a
-        digest would cost a shard of vectors is the speed of reading. There it is the digest of the footer, which pyarrow believes
-        whatever it says; damage of the vectors themselves is for `validate` to find.
-        What pyarrow raises in the block is raised as a ``DatasetError``: nothing but reading may stand there.
+        The digest of a small shard without vectors is compared, too. Of a shard of vectors only the digest of the footer is, since
+        a damaged footer can crash pyarrow; `validate` finds damage of the vectors. Errors of pyarrow in the block become a
+        ``DatasetError``: it must only read.
 
         Raises:
             DatasetError: the shard is missing or damaged.
         """
-        entry, path = self.manifest.shards[number], self.folder.path_of(self.manifest.shards[number].path)
+        entry = self.manifest.shards[index]
+        path = self.folder.path_of(entry.path)
         with self._open(entry) as file, content_errors(path):
             source = file
             if not holds_vectors(self.schema):
@@ -304,7 +312,7 @@ class Dataset:
             yield OpenShard(source, parquet)
 
     def read_file(self, entry: FileEntry) -> bytes:
-        """Read a file that the manifest lists whole; not for shards of vectors.
+        """Read all bytes of a file in the manifest, for files other than shards of vectors.
 
         Raises:
             DatasetError: the file is missing or damaged.
@@ -320,8 +328,8 @@ class Dataset:
             file = self.folder.open(entry.path)
         except FileNotFoundError:
             raise DatasetError(
-                f"{path} is listed in the manifest but missing: copy the whole folder again, or run the command that made it "
-                "again, which makes only what is missing"
+                f"{path} is listed in the manifest but missing: copy the whole folder again, or run the command that wrote it "
+                "again, which writes only missing shards"
             ) from None
         if file.size() != entry.bytes:
             raise damaged(path, f"has {file.size():,} bytes, the manifest says {entry.bytes:,}")
@@ -331,10 +339,10 @@ class Dataset:
         if sha256_of_bytes(data) != entry.sha256:
             raise damaged(self.folder.path_of(entry.path), "is damaged (its SHA-256 is not the one that the manifest lists)")
 
-    def _fill(self, number: int, column: str, target: np.ndarray) -> None:
-        """Copy one shard into its place, a row group at a time: what was just decoded is still in the processor's cache."""
+    def _fill(self, index: int, column: str, target: np.ndarray) -> None:
+        """Copy one shard into the array by row groups, which fit the processor's cache."""
         done = 0
-        with self.open_shard(number) as shard:
+        with self.open_shard(index) as shard:
             for group in range(shard.parquet.num_row_groups):
                 for chunk in shard.parquet.read_row_group(group, columns=[column], use_threads=False)[column].chunks:
                     values = chunk.flatten().to_numpy(zero_copy_only=True)
@@ -349,6 +357,6 @@ class Dataset:
         return (rows, width // 4, 4) if column == "boxes" else (rows, width)
 
 
-def _check_rows(found: int, shard: OpenShard) -> None:
-    if found != shard.parquet.metadata.num_rows:
-        raise ValueError(f"{found:,} rows are there, its footer says {shard.parquet.metadata.num_rows:,}")
+def _check_rows(rows: int, shard: OpenShard) -> None:
+    if rows != shard.parquet.metadata.num_rows:
+        raise ValueError(f"it has {rows:,} rows, its footer says {shard.parquet.metadata.num_rows:,}")

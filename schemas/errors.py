@@ -1,8 +1,8 @@
 """Errors that a user can fix.
 
-The command line prints their message without a traceback; every other exception is a bug and keeps its traceback. A message is
-one paragraph that says what was expected, what was found (with ``!r``), where (file, row, key) and what to do. It travels through
-Beam as text, so it never depends on attributes of the exception.
+The command line prints their message without a traceback; every other exception is a bug and keeps its traceback. A message has one
+paragraph: the place (file, row, key), the value (with ``!r``), the expected value and advice. Beam transports it as text, so it
+never depends on attributes of the exception.
 """
 
 from schemas.escapes import escape_text
@@ -17,7 +17,7 @@ class ImagepivotError(Exception):
 
 
 class UsageError(ImagepivotError):
-    """An argument or a combination of arguments makes no sense. The command ends with exit code 2."""
+    """An argument or a combination of arguments is invalid. The command ends with exit code 2."""
 
 
 class InputError(ImagepivotError):
@@ -29,12 +29,12 @@ class DatasetError(ImagepivotError):
 
 
 class CommittedError(DatasetError):
-    """Another run has committed the dataset meanwhile."""
+    """Another run has committed the dataset."""
 
 
 class LostJobError(ImagepivotError):
-    """The runner no longer says whether a job on other machines goes on."""
+    """The runner no longer reports the state of a job."""
 
 
 class OtherDatasetError(DatasetError):
-    """The folder holds another dataset than the one that would be written there."""
+    """The folder of an output has another dataset."""

@@ -1,8 +1,7 @@
-r"""Escapes for text that is shown: characters of data that command a terminal, or reorder what people read, become visible.
+r"""Escapes for terminal control characters and directional overrides in displayed text.
 
-Data may hold any text: ids, captions, tokens, names of files. What is printed, logged, raised or drawn passes through
-`escape_text`, and JSON through `to_json`, which writes the same characters as JSON's own escapes: parsed, the values are those of
-the data.
+Ids, captions, tokens and file names are untrusted. Text that is printed, logged, raised or drawn passes through `escape_text`. JSON
+passes through `to_json`, whose escapes are JSON's own: parsed values equal the data.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ def escape_text(text: str, *, lines: bool = False) -> str:
     >>> print(escape_text("a\x1b[31mb\u202ec"))
     a\x1b[31mb\u202ec
 
-    Marks that a script needs stay: joiners, variation selectors, left-to-right and right-to-left marks; ``lines`` keeps line feeds.
+    Joiners, variation selectors and left-to-right and right-to-left marks stay; ``lines`` keeps line feeds.
     """
     if text.isprintable():
         return text
@@ -32,6 +31,6 @@ def escape_text(text: str, *, lines: bool = False) -> str:
 
 
 def to_json(value: Any, **options: Any) -> str:
-    """Return a value as JSON that is safe to print, with options of `json.dumps`: other non-ASCII text stays readable."""
+    """Return a value as JSON that is safe to print, with options of `json.dumps`; other non-ASCII text stays."""
     text = json.dumps(value, **{"ensure_ascii": False, **options})
     return _UNSAFE_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

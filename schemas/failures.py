@@ -1,4 +1,4 @@
-"""Files of failures: JSON lines beside the shards, in a folder and with an extension that no tool takes for data."""
+"""Files of failures: JSON lines in a folder of their own, which other tools do not read as data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from schemas.storage.storage_errors import content_errors
 
 @dataclass(frozen=True)
 class FailuresEntry:
-    """Numbers of failures beside a shard, and size and digest of their file, for the footer; without any there is no file."""
+    """Counts of a shard's failures, and size and digest of their file, for the footer; no file without failures."""
 
     rows: int = 0
     bytes: int = 0
@@ -29,12 +29,12 @@ class FailuresEntry:
 
 
 def failures_name(shard: str, version: int = 2) -> str:
-    """Return the path of the failures that belong to a shard, in a version of the format."""
+    """Return the path of a shard's failures in a version of the format."""
     return f"failures/{shard}" if version == 1 else f"_failures/{PurePosixPath(shard).with_suffix('.jsonl')}"
 
 
 def failures_content(failures: Iterable[Mapping[str, str]]) -> tuple[bytes, FailuresEntry]:
-    """Return the content of a file of failures, sorted, and what the shard's footer says about it."""
+    """Return the sorted content of a file of failures, and its entry for the footer."""
     rows = sorted([row[column] for column in FAILURES.names] for row in failures)
     if not rows:
         return b"", FailuresEntry()
@@ -48,14 +48,14 @@ def read_failures(folder: Folder, name: str) -> pa.Table:
     """Read a file of failures: JSON lines, or Parquet as version 1 of the format has it.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: the file does not exist.
         DatasetError: it is damaged.
     """
     return parse_failures(folder.read(name), folder.path_of(name))
 
 
 def parse_failures(data: bytes, path: str) -> pa.Table:
-    """Return the rows of a file of failures; the extension of its path says what the content is.
+    """Parse a file of failures; the extension of its path decides on the format.
 
     Raises:
         DatasetError: it is damaged.

@@ -1,4 +1,4 @@
-"""What a feature is: its name, shape and stored type."""
+"""Specification of a feature: name, shape and stored type."""
 
 from __future__ import annotations
 
@@ -45,26 +45,22 @@ class FeatureSpec:
         return prod(self.shape)
 
     def rounded(self, values: np.ndarray) -> np.ndarray:
-        """Round float32 values to the stored type: to the nearest number that it has, ties to the one whose last bit is 0.
-
-        What lies beyond its range, for float16 from 65,520 on, becomes infinite; what lies below its smallest number, 6e-8, becomes
-        that or zero.
-        """
-        import numpy as np  # here alone: completion in a shell reads specs, too
+        """Round float32 values to the stored type, to nearest even; overflow becomes infinite."""
+        import numpy as np  # Lazy: shell completion reads specs.
 
         with np.errstate(over="ignore"):
             return values.astype(self.dtype, copy=False)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plain values that a manifest stores."""
+        """Return the JSON values of a manifest."""
         return {"name": self.name, "shape": list(self.shape), "dtype": self.dtype, "source": self.source}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> FeatureSpec:
-        """Read what a manifest stores.
+        """Read the values of a manifest.
 
         Raises:
-            DatasetError: it does not describe a feature.
+            DatasetError: they do not describe a feature.
         """
         values = stored_values(cls, stored)
         missing = {"name", "shape"} - values.keys()

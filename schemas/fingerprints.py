@@ -1,4 +1,4 @@
-"""Canonical JSON and digests: everything that a dataset is made of, as one short string."""
+"""Canonical JSON, digests and the fingerprint of a dataset."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCHEMA_VERSION = 1
 
 
 def canonical_json(value: object) -> str:
-    """Return JSON with sorted keys, no white space, and every character as itself: equal values give equal text."""
+    """Return JSON with sorted keys, no white space and no escapes: equal values have equal text."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
@@ -39,14 +39,11 @@ def sha256_of_file(file: BinaryIO) -> str:
 
 
 def sum_digests(digests: Iterable[str]) -> str:
-    """Return the digest of several lists together: the sum of their digests modulo 2**256, 64 hexadecimal digits."""
+    """Return the sum of digests of lists modulo 2**256, 64 hexadecimal digits."""
     return f"{sum(int(digest, 16) for digest in digests) % (1 << 256):064x}"
 
 
 def fingerprint_of(kind: str, parameters: Mapping[str, Any], inputs: Sequence[Mapping[str, Any]], shards: int) -> str:
-    """Return the SHA-256 of the canonical JSON of everything that determines a dataset's content, hexadecimal.
-
-    The arguments are those of `schemas.writing.output.OutputDataset`.
-    """
+    """Return the SHA-256 of all that determines a dataset's content; arguments as in `schemas.writing.output.OutputDataset`."""
     content = {"kind": kind, "parameters": parameters, "inputs": list(inputs), "shards": shards}
     return sha256_of_json({"schema_version": SCHEMA_VERSION, **content})

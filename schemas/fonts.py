@@ -1,4 +1,4 @@
-"""Fonts of this machine for text of data in pictures, and what to install for scripts that none of them has."""
+"""System fonts for data in pictures, and advice on fonts to install for other scripts."""
 
 from __future__ import annotations
 
@@ -45,10 +45,7 @@ def font_files() -> list[str]:
 
 
 def draw_with_fonts(figure: Figure, draw: Callable[[], T]) -> T:
-    """Return what a function draws of a figure of matplotlib's; fonts of this machine have the characters that its own lacks.
-
-    Warns once of each script that no font has.
-    """
+    """Draw a matplotlib figure with fallback to system fonts; warn once per script without a font."""
     drawing, missing = _draw(draw)
     if missing and (families := _families_of(missing)):
         from matplotlib.text import Text
@@ -61,7 +58,7 @@ def draw_with_fonts(figure: Figure, draw: Callable[[], T]) -> T:
 
 
 def _draw(draw: Callable[[], T]) -> tuple[T, set[str]]:
-    """Return a drawing, and the characters that its fonts lack, of which matplotlib warns one by one."""
+    """Return a drawing, and the missing characters, which matplotlib reports as warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", _MISSING.pattern)
         drawing = draw()

@@ -1,7 +1,6 @@
-"""What the footer of a shard says about it.
+"""Footer of a shard: fingerprint and parameters of the dataset, and statistics of the rows.
 
-A shard appears under its name only when it is complete. Its footer carries the dataset's fingerprint, its parameters and
-statistics of its rows, so that a later run recognises a finished shard from the file alone.
+A later run recognises a finished shard by its footer alone.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ _PREFIX = "imagepivot."
 
 @dataclass(frozen=True)
 class Footer:
-    """Statement of a shard about itself, and about the dataset that it belongs to.
+    """Metadata in a shard's Parquet footer.
 
     Attributes:
         statistics: numbers about the shard's rows, summed over shards for the manifest.
-        failures: the failures beside the shard. In version 1 of the format a shard does not know them.
+        failures: the shard's failures; empty in version 1 of the format.
     """
 
     kind: str
@@ -44,7 +43,7 @@ class Footer:
 
 
 FOREIGN = Footer(kind="", fingerprint="", parameters={})
-"""Stands for the footer of a whole Parquet file that another tool wrote."""
+"""Placeholder for the footer of another tool's Parquet file."""
 
 
 def footer_metadata(footer: Footer) -> dict[str, str]:
@@ -65,7 +64,7 @@ def inspect_shard(folder: Folder, name: str) -> Footer | None:
     """Read a shard's footer.
 
     Returns:
-        The footer, `FOREIGN` for a Parquet file of another tool, or None where there is no file or a damaged one.
+        The footer, `FOREIGN` for a Parquet file of another tool, or None for a missing or damaged file.
     """
     metadata = _read_metadata(folder, name)
     if metadata is None:
@@ -77,7 +76,7 @@ def inspect_shard(folder: Folder, name: str) -> Footer | None:
             return FOREIGN
         version, digest = int(content["version"]), content.pop("sha256", None)
         if digest != (None if version == 1 else sha256_of_json(content)):
-            return None  # Else a changed fingerprint or version would make it a shard of another dataset.
+            return None  # Damage, not another dataset.
         failures = _object(content["failures"]) if version > 1 else {}
         return Footer(
             kind=content["kind"],
@@ -93,7 +92,7 @@ def inspect_shard(folder: Folder, name: str) -> Footer | None:
 
 
 def read_footer(folder: Folder, name: str) -> Footer | None:
-    """Read the footer of a shard of ours; None where there is no file, or one that is damaged or another tool's."""
+    """Read the footer of a shard; None for a missing, damaged or foreign file."""
     footer = inspect_shard(folder, name)
     return None if footer is FOREIGN else footer
 
@@ -102,7 +101,7 @@ def shard_entry(folder: Folder, name: str, rows: int) -> ShardEntry:
     """Return the manifest's entry for a file of rows or failures, with the digests of its bytes as they are stored.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: the file does not exist.
     """
     with folder.open(name) as file:
         return entry_of(file, name, rows)
@@ -136,7 +135,7 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _read_metadata(folder: Folder, name: str) -> pq.FileMetaData | None:
-    """Read a shard's Parquet metadata; None where there is no file or a damaged one."""
+    """Read a shard's Parquet metadata; None for a missing or damaged file."""
     try:
         with folder.open(name) as file:
             return pq.ParquetFile(file).metadata
@@ -148,5 +147,5 @@ def _read_metadata(folder: Folder, name: str) -> pq.FileMetaData | None:
         return None
     except OSError:
         if not folder.is_local:
-            raise  # A store that does not answer says nothing about the shard.
-        return None  # A local file is mapped: it is not the disk that fails, but making sense of the bytes.
+            raise  # The store, not the shard.
+        return None  # A local file is mapped: parsing failed, not the disk.

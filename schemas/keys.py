@@ -1,7 +1,7 @@
 """Keys of rows, and the shard that a key belongs to.
 
-Shard assignment is a pure function of the image id, so two datasets with the same number of shards are co-partitioned, whatever
-made them: captions and features of an image are in shards of the same number.
+Shard assignment is a pure function of the image id, so two datasets with the same number of shards are co-partitioned: captions and
+features of an image have the same shard index.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_SHARDS = 99_999
 """The names of shards have five digits."""
 
 CONTROLS = "\x00-\x1f\x7f-\x9f"
-"""The control characters (C0, DEL and C1), as they stand between the brackets of a regular expression."""
+"""Control characters (C0, DEL and C1) as a character range of a regular expression."""
 _REFUSED = re.compile(f"[{CONTROLS}\ud800-\udfff]")
 
 # BCP 47 (RFC 5646) without extensions and grandfathered tags.
@@ -57,14 +57,13 @@ class CaptionKey:
 
 
 def check_image_id(image_id: object, *, place: str, advice: str = "take it out of the file") -> str:
-    """Return an image id, if it is one: a string that is neither empty nor holds a control character or half a surrogate pair.
+    """Check an image id, a non-empty string without control characters and surrogates, and return it.
 
-    Everything else may be in an id and is kept as it is: slashes, dots, spaces at its ends, any script, case, normalisation form
-    and length. Control characters end lines and columns of lists and tables; half a surrogate pair cannot be written as UTF-8.
-    A message begins with ``place``, e.g. a file and a row, and ends with ``advice`` for a control character.
+    Other characters are allowed and unchanged: slashes, dots, spaces, any script, case, normalization form and length. Messages
+    begin with ``place``, e.g. a file and a row, and end with ``advice`` for a control character.
 
     Raises:
-        InputError: it is anything else.
+        InputError: it is invalid.
     """
     if not isinstance(image_id, str):
         raise InputError(f"{place}: the image id is {image_id!r}, expected a string")
@@ -82,7 +81,7 @@ def check_image_id(image_id: object, *, place: str, advice: str = "take it out o
 
 
 def normalization_hint(missing: Iterable[str], present: Iterable[str]) -> str:
-    r"""Return why ids seem to be missing, if others differ from them in Unicode normalization alone; empty otherwise.
+    r"""Return a hint if missing ids differ from present ids only in Unicode normalization, else empty.
 
     >>> normalization_hint(["b", "caf\xe9"], ["cafe\u0301"]).partition(".")[0]
     "Unicode normalization differs: 'caf\\xe9' (NFC) is 'cafe\\u0301' (NFD) there"
@@ -135,7 +134,7 @@ def check_shards(shards: int) -> int:
 
 
 def check_shards_request(shards: ShardsRequest) -> None:
-    """Check what is asked for, without looking at any folder.
+    """Check a request for shards without reading any folder.
 
     Raises:
         UsageError: it is neither a possible number of shards, nor ``auto``, nor ``like:`` and a location.

@@ -1,7 +1,6 @@
 """The Arrow schema of every kind of dataset: columns, their order and their meaning.
 
-Nothing is nullable. Each field carries its meaning in the metadata key ``description``, so that a shard explains itself to whoever
-opens it with another tool.
+No column is nullable. Each field has a ``description`` in its metadata, for readers with other tools.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from schemas.features import FeatureSpec
 
 _BATCH_BYTES = 4 << 20
 _TEXT_ROW_BYTES = 512  # Rough size of a row without vectors.
-_LEAST_GROUP_ROWS = 64
-_MOST_GROUP_BYTES = 32 << 20
+_MIN_GROUP_ROWS = 64
+_MAX_GROUP_BYTES = 32 << 20
 
 REGIONS = 36
 """Most regions of an image (Anderson et al. 2018, the fixed set)."""
@@ -29,8 +28,7 @@ KEY_COLUMNS: dict[str, tuple[str, ...]] = {
     "word-vectors": ("language", "id"),
     "token-features": ("image_id", "language", "portion", "index"),
 }
-"""The columns of each kind's key; the rows of a shard are sorted by them, and no key occurs twice. Where the first is not
-``image_id``, rows do not belong to images, and there is one shard."""
+"""Key columns of each kind. Rows of a shard are sorted by key, and keys are unique. Kinds without ``image_id`` have one shard."""
 
 FAILURE_REASONS = {
     "empty_caption": "the caption holds no text",
@@ -177,46 +175,40 @@ def schema_of(kind: str, spec: FeatureSpec | None = None) -> pa.Schema:
 
 
 def belongs_to_images(kind: str) -> bool:
-    """Whether the rows of a kind belong to images, which decide on their shard."""
+    """Return whether rows of a kind have an image id, which determines their shard."""
     return KEY_COLUMNS[kind][0] == "image_id"
 
 
 def holds_vectors(schema: pa.Schema) -> bool:
-    """Whether rows hold vectors, which are stored uncompressed; their number may differ from row to row."""
+    """Return whether rows have vectors, which are stored uncompressed."""
     return any(is_vector(field.type) for field in schema)
 
 
 def is_vector(dtype: pa.DataType) -> bool:
-    """Whether a column of a type holds vectors, one or several a row."""
+    """Return whether a column of this type has vectors, one or several per row."""
     return pa.types.is_fixed_size_list(dtype) or (pa.types.is_list(dtype) and pa.types.is_floating(dtype.value_type))
 
 
 def numpy_type(dtype: pa.DataType) -> np.dtype:
-    """Return numpy's type of the values of a column, or of its vectors. Arrow's own answer needs pandas."""
+    """Return the numpy dtype of a column's values or vectors; Arrow's own conversion needs pandas."""
     return pa.array([], dtype.value_type if pa.types.is_fixed_size_list(dtype) else dtype).to_numpy(zero_copy_only=False).dtype
 
 
 def vector_bytes(schema: pa.Schema) -> int:
-    """Return the bytes that the vectors of one row take, without those whose number differs from row to row."""
+    """Return the bytes of the fixed-size vectors of one row."""
     vectors = (field.type for field in schema if pa.types.is_fixed_size_list(field.type))
     return sum(vector.list_size * vector.value_type.bit_width // 8 for vector in vectors)
 
 
 def batch_rows(schema: pa.Schema) -> int:
-    """Return the number of rows that take about four MiB.
-
-    Of rows whose vectors differ in number these are 64: captions of 16 tokens with 1,024 numbers each.
-    """
+    """Return the number of rows in about four MiB; 64 for a variable number of vectors per row."""
     if holds_vectors(schema) and not vector_bytes(schema):
-        return _LEAST_GROUP_ROWS
+        return _MIN_GROUP_ROWS
     return max(1, _BATCH_BYTES // (vector_bytes(schema) or _TEXT_ROW_BYTES))
 
 
 def group_rows(schema: pa.Schema) -> int:
-    """Return the number of rows of a Parquet row group of vectors: about four MiB, or 64 wider rows in at most 32 MiB.
-
-    36 regions make groups of 18 MiB. 64 maps of [196, 2048] would make 100 MiB, which a reader of one image would read.
-    """
+    """Return the rows per Parquet row group of vectors: about four MiB, or 64 wider rows in at most 32 MiB."""
     size = vector_bytes(schema)
-    least = min(_LEAST_GROUP_ROWS, _MOST_GROUP_BYTES // size) if size else _LEAST_GROUP_ROWS
+    least = min(_MIN_GROUP_ROWS, _MAX_GROUP_BYTES // size) if size else _MIN_GROUP_ROWS
     return max(least, batch_rows(schema))

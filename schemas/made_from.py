@@ -1,6 +1,6 @@
-"""``_made_from.json``: command, options and inputs of files that are no dataset, so that the same command has nothing to do.
+"""``_made_from.json``: command, options and input digests of exports and figures, so that an unchanged command can be skipped.
 
-Exports and figures have it beside their files; reports have the same under the key ``made_from``. It names no location and no time.
+Reports store the same under the key ``made_from``. It has no locations and no times.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from schemas.storage.storage_errors import storage_errors
 MADE_FROM_NAME = "_made_from.json"
 
 _WEIGHTS = "best.pt"
-"""The file of a run that its results depend on."""
+"""File of a training run that determines its results."""
 
 
 def made_from(
     command: str, options: Mapping[str, Any], inputs: Mapping[str, Sequence[str]], *, images: str = ""
 ) -> dict[str, Any]:
-    """Describe the work of a command by content, as it is stored.
+    """Describe a command by its options and the digests of its inputs.
 
     Args:
         command: name of the command.
-        options: values of its options that change the result.
-        inputs: locations of datasets, runs, files and folders by option; empty locations are left out.
-        images: location of images, which are described by names and sizes alone; empty if there are none.
+        options: values of options that change the result.
+        inputs: locations of datasets, runs, files and folders by option; empty locations are skipped.
+        images: location of images, described by names and sizes only; empty without images.
 
     Raises:
         DatasetError: an input is a damaged dataset, or cannot be read.
-        UsageError: nothing can be at a location.
+        UsageError: a location is invalid.
     """
     contents = {name: [_content(location) for location in locations if location] for name, locations in inputs.items()}
     if images:
@@ -45,7 +45,7 @@ def made_from(
 
 
 def read_made_from(folder: Folder, name: str = MADE_FROM_NAME) -> dict[str, Any]:
-    """Return what a file says of the files beside it, or a report of itself; an empty dictionary if there is nothing."""
+    """Read a description from ``_made_from.json`` or from a report; empty without a valid one."""
     try:
         content = json.loads(folder.read(name))
     except (FileNotFoundError, ValueError, RecursionError):
@@ -57,7 +57,7 @@ def read_made_from(folder: Folder, name: str = MADE_FROM_NAME) -> dict[str, Any]
 
 
 def is_current(folder: Folder, now: Mapping[str, Any]) -> bool:
-    """Return whether a folder holds what the same work has written, all files in their sizes."""
+    """Return whether a folder has the complete output of this description, by file sizes."""
     stored = read_made_from(folder)
     files = stored.pop("files", None)
     return stored == now and isinstance(files, dict) and all(folder.size(name) == size for name, size in files.items())
@@ -69,7 +69,7 @@ def write_made_from(folder: Folder, now: Mapping[str, Any], sizes: Mapping[str, 
 
 
 def differences(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Name what differs between two descriptions, e.g. ``l2: was False, now True``."""
+    """List the differences between two descriptions, e.g. ``l2: was False, now True``."""
     if stored["command"] != now["command"]:
         return [f"command: was {stored['command']}, now {now['command']}"]
     before, after = stored.get("options", {}), now["options"]
@@ -80,7 +80,7 @@ def differences(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _content(location: str) -> Any:
-    """Describe an input by its content: a dataset, a run, a file, or a folder of files; None where nothing is."""
+    """Describe an input (dataset, run, file or folder of files) by digests; None if it does not exist."""
     check_location(location)
     (beside, name), folder = file_at(location), Folder(location)
     if name and beside.size(name) is not None:
@@ -94,7 +94,7 @@ def _content(location: str) -> Any:
 
 
 def _listing(location: str) -> Any:
-    """Describe images by names and sizes: their content may take hours to read."""
+    """Describe images by names and sizes, since reading them may take hours."""
     check_location(location)
     beside, name = file_at(location)
     size = beside.size(name) if name else None

@@ -1,4 +1,4 @@
-"""``_manifest.json``: what a dataset is and which files belong to it. Written last; a folder without one is not a dataset."""
+"""``_manifest.json``: content and files of a dataset. Written last; a folder without a manifest is not a dataset."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from schemas.parameters import (
 from schemas.storage.folder import Folder
 
 MANIFEST_NAME = "_manifest.json"
-"""Data tools skip names with a leading underscore when they read a folder."""
+"""Data tools ignore names with a leading underscore."""
 
 MANIFEST_NAMES = (MANIFEST_NAME, "manifest.json")
 """The name in this version of the format, then that in version 1."""
@@ -47,13 +47,13 @@ _PARAMETERS: dict[str, Any] = {
     "token-features": TokenFeaturesParameters,
 }
 
-_MOST = 1 << 48
-"""More bytes or rows than any file has."""
+_MAX_SIZE = 1 << 48
+"""Upper limit for bytes and rows of a file."""
 
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file of a dataset other than a shard, e.g. ``_vocabulary.txt``: its path in the folder, size, and digest (hexadecimal)."""
+    """A file of a dataset: its path in the folder, size in bytes, and digest in hexadecimal."""
 
     path: str
     bytes: int
@@ -65,8 +65,8 @@ class ShardEntry(FileEntry):
     """A shard of rows or of failures.
 
     Attributes:
-        footer_sha256: SHA-256 of a Parquet file from its metadata to its end, which is read faster than the whole file: a footer
-            that is damaged can bring pyarrow down. Empty for failures, and in version 1 of the format.
+        footer_sha256: SHA-256 of a Parquet file from its metadata to its end, to check before parsing: a damaged footer can crash
+            pyarrow. Empty for failures, and in version 1 of the format.
     """
 
     rows: int
@@ -78,11 +78,11 @@ class Manifest:
     """Content of ``_manifest.json``.
 
     Attributes:
-        parameters: every parameter that changes content.
+        parameters: all parameters that determine the content.
         inputs: names of the inputs, with fingerprints or digests.
-        libraries: versions of the libraries that made it.
-        failures: the files of failures, in the order of their shards; empty if nothing failed.
-        statistics: numbers about the content, for people.
+        libraries: versions of libraries.
+        failures: files of failures, in the order of their shards.
+        statistics: statistics of the content.
     """
 
     kind: str
@@ -98,20 +98,19 @@ class Manifest:
     version: int = FORMAT_VERSION
 
     def input_fingerprint(self, name: str) -> str | None:
-        """Return the fingerprint of the dataset of this name that this one was made from; None where none is named."""
+        """Return the fingerprint of an input dataset by name; None if missing."""
         return next((entry.get("fingerprint") for entry in self.inputs if entry.get("name") == name), None)
 
     @cached_property
     def shard_entries(self) -> Mapping[str, ShardEntry]:
-        """The entries of shards and failures, by name."""
+        """Entries of shards and failures by name."""
         return {entry.path: entry for entry in (*self.shards, *self.failures)}
 
     @property
     def content_sha256(self) -> str:
         """Digest of the digests of all shards, hexadecimal.
 
-        The fingerprint of features and regions is that of the feature space, which stays while images are added or change. A
-        consumer that keeps or continues a result compares this digest, too.
+        Fingerprints of features and regions do not change with the images: consumers that reuse results compare this digest, too.
         """
         return sha256_of_json([shard.sha256 for shard in self.shards])
 
@@ -122,14 +121,11 @@ class Manifest:
 
     @property
     def failed(self) -> int:
-        """Number of inputs that failed."""
+        """Number of failures."""
         return sum(shard.rows for shard in self.failures)
 
     def to_json(self) -> str:
-        """Return the manifest as text: keys sorted, two spaces of indentation, so that people can read and compare it.
-
-        The text names the digest of its own content, white space aside.
-        """
+        """Return the manifest as indented JSON with sorted keys, including the digest of its canonical JSON."""
         content = json.loads(canonical_json({"format": _FORMAT, **asdict(self)}))
         for entry in (*content["shards"], *content["failures"]):
             if not entry["footer_sha256"]:
@@ -139,7 +135,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str, location: str) -> Manifest:
-        """Read and check a manifest; messages name its location.
+        """Parse and check a manifest; messages start with its location.
 
         Raises:
             DatasetError: it is not a manifest, has a newer version, was changed, or contradicts itself.
@@ -157,10 +153,10 @@ class Manifest:
             ) from error
         try:
             if version > 1 and content.pop("sha256", None) != sha256_of_json({"format": _FORMAT, **content}):
-                raise DatasetError("it was changed since it was written: its content does not have the sha256 that it names")
+                raise DatasetError("it was changed since it was written: its sha256 is not that of its content")
             if version <= FORMAT_VERSION:
                 return _checked(cls, content)
-        except (DatasetError, ValueError, RecursionError) as error:  # No number, no text: canonical JSON cannot be made of it.
+        except (DatasetError, ValueError, RecursionError) as error:  # NaN, surrogates: no canonical JSON.
             raise DatasetError(f"{location} is damaged ({error}): {_ADVICE}") from error
         raise DatasetError(f"{location} {newer(version)}")
 
@@ -184,18 +180,18 @@ class Manifest:
 
 
 def newer(version: int) -> str:
-    """Return the end of an error about a newer version of the format."""
+    """Return the end of the message about a newer version of the format."""
     return f"has format version {version}, this version of imagepivot reads up to {FORMAT_VERSION}: update imagepivot"
 
 
-_ADVICE = "copy it again, or delete it and run the command that made the dataset again, which keeps the shards that are whole"
+_ADVICE = "copy it again, or delete it and run the command that wrote the dataset again, which keeps intact shards"
 
 
 def _checked(cls: type[Manifest], content: dict[str, Any]) -> Manifest:
-    """Make a manifest of stored content, in which every value may be anything.
+    """Create a manifest from untrusted content.
 
     Raises:
-        DatasetError: what is wrong, for people.
+        DatasetError: the content is invalid.
     """
     kind = content.get("kind")
     if kind not in list(KEY_COLUMNS):  # A list: the kind may be unhashable.
@@ -222,7 +218,7 @@ def _entries(cls: type[FileEntry], stored: Any, name: str) -> Iterator[FileEntry
     for index, item in enumerate(convert(stored, list, name, error=DatasetError)):
         entry = convert(item, cls, f"{name}[{index}]", error=DatasetError)
         for key, value in item.items():
-            if (key in ("bytes", "rows") and not 0 <= value < _MOST) or (
+            if (key in ("bytes", "rows") and not 0 <= value < _MAX_SIZE) or (
                 key in ("sha256", "footer_sha256") and not re.fullmatch("[0-9a-f]{64}", value)
             ):
                 raise DatasetError(f"{name}[{index}].{key} is {value!r}")
@@ -230,7 +226,7 @@ def _entries(cls: type[FileEntry], stored: Any, name: str) -> Iterator[FileEntry
 
 
 def _check_paths(manifest: Manifest) -> None:
-    """Check that every file has the name that its place asks for, and that none lies outside the folder."""
+    """Check that every file has the expected name, inside the folder."""
     if not manifest.shards:
         raise DatasetError("it lists no shards")
     if manifest.version > 1 and not all(shard.footer_sha256 for shard in manifest.shards):
@@ -250,19 +246,17 @@ def _check_paths(manifest: Manifest) -> None:
     for path in files:
         parts = path.split("/")
         if not path.isprintable() or not {"", ".", ".."}.isdisjoint(parts) or path in (*names, *belonging, *MANIFEST_NAMES):
-            raise DatasetError(f"{path!r} is no name of a file that lies beside the shards")
+            raise DatasetError(f"{path!r} is not a valid name of a file beside the shards")
     if len(set(files)) != len(files):
         raise DatasetError("a file is listed twice")
 
 
 _RUN_FILES = frozenset({"best.pt", "last.pt", "log.jsonl"})
-_MOST_NAMED = 5
+_MAX_NAMED = 5
 
 
 def diagnose(folder: Folder) -> str:
-    """Say why a folder without a manifest is not a dataset, and what to do: the message of an error.
-
-    The folder is listed, and so are the folders in it.
+    """Return the message about a folder without a manifest, with advice from its content.
 
     Raises:
         DatasetError: the folder cannot be listed.
@@ -281,8 +275,8 @@ def diagnose(folder: Folder) -> str:
         )
     datasets = [name for name in folder.folders() if not set(folder.children(name)).isdisjoint(MANIFEST_NAMES)]
     if datasets:
-        named = ", ".join(repr(folder.path_of(name)) for name in datasets[:_MOST_NAMED])
-        more = f" or another of its {len(datasets)}" if len(datasets) > _MOST_NAMED else ""
+        named = ", ".join(repr(folder.path_of(name)) for name in datasets[:_MAX_NAMED])
+        more = f" or another of its {len(datasets)}" if len(datasets) > _MAX_NAMED else ""
         return f"{start} but a folder of datasets: give {'one of ' if len(datasets) > 1 else ''}{named}{more}"
     if any(name.startswith("part-") for name in files):
         return (

@@ -1,4 +1,4 @@
-"""Declaration of an option: what a command line, files and the documentation say of a field of a job."""
+"""Declaration of command line options as annotations of dataclass fields."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Annotated, TypeAlias
 
 @dataclass(frozen=True)
 class Opt:
-    """The annotation of a field whose value users give, e.g. ``Annotated[int, Opt("Most tokens to keep.")]``.
+    """Annotation of a field as option or argument, e.g. ``Annotated[int, Opt("Maximum number of tokens.")]``.
 
-    A field without a default is an argument; any other is an option. A tuple is written as values separated by commas, a mapping
-    as pairs ``KEY=VALUE`` separated by commas, and a class with a method ``parse`` as the text which that takes. The options of a
-    dataclass in a field are options of the whole; where it may be None, it is built if one of its options is given.
+    A field without a default is an argument, any other an option. Tuples are comma-separated values, mappings comma-separated
+    ``KEY=VALUE`` pairs; a class with a method ``parse`` parses its text. The fields of a nested dataclass are options, too; a
+    nested dataclass that may be None is built if one of its options is set.
 
     Attributes:
-        help: what the value means, in a sentence.
-        name: name of the option without dashes; that of the field if empty.
-        short: short name of the option with its dash, e.g. ``-o``.
-        panel: heading in ``--help`` under which the option is listed; empty for the general one.
-        metavar: form of the value in ``--help``; empty for that of the type.
-        completion: values that a shell completes, or a function that returns them.
-        least: least value of a number; None for any.
+        help: help text, a sentence.
+        name: name of the option without dashes; empty for the name of the field.
+        short: short name with its dash, e.g. ``-o``.
+        panel: heading in ``--help``; empty for the general one.
+        metavar: placeholder of the value in ``--help``; empty for the type's.
+        completion: values for shell completion, or a function that returns them.
+        least: minimum of a number; None for any.
         is_option: whether a field without a default is an option.
         is_argument: whether a field with a default is an argument.
-        is_required: whether the command needs the value; always true of a field without a default.
-        is_repeated: whether several values are written by repeating the option, since they may hold commas.
-        is_behind_dashes: whether the values are the words behind ``--``.
+        is_required: whether a field with a default is required.
+        is_repeated: whether the option is repeated for several values, which may contain commas.
+        is_behind_dashes: whether the values are the words after ``--``.
     """
 
     help: str
@@ -45,5 +45,5 @@ class Opt:
 
 
 Device: TypeAlias = Annotated[
-    str, Opt("cpu, cuda, cuda:N, or auto: a GPU if there is one.", completion=("auto", "cpu", "cuda", "cuda:0"))
+    str, Opt("Compute on cpu, cuda, cuda:N, or auto (a GPU if available).", completion=("auto", "cpu", "cuda", "cuda:0"))
 ]

@@ -1,4 +1,4 @@
-"""Images with captions in several splits: what a model is trained on is then also what it is measured by."""
+"""Leakage check: images with captions in several splits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class Overlap:
-    """Numbers of images by their splits, e.g. ``{("test", "train"): 3}``, and the ids of the first three, ascending."""
+    """Counts of images by their splits, e.g. ``{("test", "train"): 3}``, and the first three ids."""
 
     counts: Mapping[tuple[str, ...], int]
     first: tuple[str, ...]
@@ -38,15 +38,12 @@ def _is_leak(splits: frozenset[str]) -> bool:
 
 
 def find_overlap(dataset: Dataset, counts: Callable[[frozenset[str]], bool] = _is_leak) -> Overlap | None:
-    """Look for images with captions in several splits; only their ids and splits are read, one shard at a time.
+    """Find images with captions in several splits; memory holds ids and splits of one shard.
 
     Args:
         dataset: a dataset of kind ``captions`` or ``encoded``. All captions of an image are in one shard.
-        counts: whether images of these splits, two or more, count. By default all but those of test splits alone: Multi30K has
-            its test images of 2016 under two names.
-
-    Returns:
-        The overlap; None if there is none.
+        counts: predicate of the splits of an image. By default images of test splits only do not count: Multi30K has its test
+            images of 2016 under two names.
     """
     images: Counter[tuple[str, ...]] = Counter()
     first: list[str] = []

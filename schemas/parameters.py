@@ -1,8 +1,7 @@
-"""What datasets say about themselves, typed: the ``parameters`` of a manifest, for producers and consumers alike.
+"""Typed ``parameters`` of a manifest, one frozen dataclass per kind.
 
-One frozen dataclass per kind. ``to_json`` gives the plain values that a manifest stores and a fingerprint is made of, and
-``from_json`` reads those of any format version, and raises a `DatasetError` for a value of another type. A value that a dataset
-does not state is None.
+``to_json`` returns the JSON values of manifest and fingerprint. ``from_json`` reads any format version, and raises a `DatasetError`
+for a value of another type. Unknown values are None.
 """
 
 from __future__ import annotations
@@ -17,39 +16,39 @@ from schemas.features import FeatureSpec
 
 
 class _Stated:
-    """Base of dataclasses whose fields are stored where they are not None."""
+    """Base of dataclasses that store all fields except None."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the values that are stated, as plain JSON values."""
+        """Return all fields except None as JSON values."""
         return {name: _plain(value) for name, value in vars(self).items() if value is not None}
 
 
 class _Parameters(_Stated):
-    """Base of parameters whose fields are stored under their names; a field ``feature`` must be stored."""
+    """Base of parameters stored under their field names; a field ``feature`` is required."""
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
-        """Read what a manifest stores.
+        """Read the values of a manifest.
 
         Raises:
-            DatasetError: a value is of another type, or it does not say how wide the vectors are.
+            DatasetError: a value has another type, or the feature is missing.
         """
         own = {"feature": feature_of(stored)} if "feature" in cls.__annotations__ else {}
         if None in own.values():
-            raise DatasetError("the manifest does not say how wide the vectors are: make the dataset again")
+            raise DatasetError("the manifest does not specify the width of the vectors: write the dataset again")
         return cls(**own, **stored_values(cls, stored, but=own))
 
 
 @dataclass(frozen=True)
 class TextRecipe(_Stated):
-    """How text became tokens.
+    """Text recipe from raw text to tokens.
 
     Attributes:
         normalize: whether punctuation was normalized.
         tokenizer: ``moses`` or ``whitespace``.
-        escape: whether the tokenizer escaped special characters; None where it cannot.
-        moses_commit: the commit of Moses that the text is equal to; None where nothing of Moses was applied.
-        sacremoses: version of the library whose rules were applied; likewise.
+        escape: whether the tokenizer escaped special characters; None if not applicable.
+        moses_commit: commit of Moses that the text equals; None without Moses.
+        sacremoses: version of sacremoses; None without Moses.
     """
 
     recipe: str
@@ -63,17 +62,17 @@ class TextRecipe(_Stated):
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> TextRecipe | None:
-        """Read a recipe; None where nothing says which one it was."""
+        """Read a recipe; None if not stored."""
         return cls(**stored_values(cls, stored)) if "recipe" in stored else None
 
 
 @dataclass(frozen=True)
 class CaptionsParameters:
-    """Parameters of a dataset of kind ``captions``. What was selected is sorted; empty selects all.
+    """Parameters of kind ``captions``. Selections are sorted; empty selects all.
 
     Attributes:
-        train_splits: the splits that truecasers were learned from; None where none was learned.
-        source: what the source of the captions states of itself, e.g. ``default_language``.
+        train_splits: splits that truecasers were trained on; None without a truecaser.
+        source: parameters of the source, e.g. ``default_language``.
     """
 
     text: TextRecipe | None
@@ -84,7 +83,7 @@ class CaptionsParameters:
     source: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return recipe, source and selection side by side, as a manifest stores them."""
+        """Return recipe, source and selection as one JSON object."""
         selection = {"languages": list(self.languages), "portions": list(self.portions), "splits": list(self.splits)}
         learned = {} if self.train_splits is None else {"train_splits": list(self.train_splits)}
         return {**(self.text.to_json() if self.text else {}), **self.source, **selection, **learned}
@@ -99,10 +98,10 @@ class CaptionsParameters:
 
 @dataclass(frozen=True)
 class VocabularyParameters(_Parameters):
-    """Parameters of a dataset of kind ``vocabulary``. What was counted is sorted; empty for all languages or portions.
+    """Parameters of kind ``vocabulary``. Selections are sorted; empty selects all.
 
     Attributes:
-        min_count: a token was kept when its count reached this.
+        min_count: minimum count of a token.
         count_scope: ``language`` (the count within at least one language) or ``joint`` (the count of all together).
     """
 
@@ -115,12 +114,12 @@ class VocabularyParameters(_Parameters):
 
 @dataclass(frozen=True)
 class EncodedParameters:
-    """Parameters of a dataset of kind ``encoded``.
+    """Parameters of kind ``encoded``.
 
     Attributes:
-        max_length: most tokens of a caption that were kept.
+        max_length: maximum number of tokens per caption.
         vocabulary_size: number of tokens in the vocabulary, specials included.
-        text: how the text of the captions became tokens.
+        text: text recipe of the captions.
     """
 
     max_length: int | None = None
@@ -141,12 +140,12 @@ class EncodedParameters:
 
 @dataclass(frozen=True)
 class EmbeddingModel(_Stated):
-    """The trained model that made embeddings.
+    """Trained model behind embeddings.
 
     Attributes:
         weights_sha256: SHA-256 of its parameters.
         similarity: name of the similarity that compares its embeddings.
-        languages: the languages that it reads; None for embeddings of images.
+        languages: languages of the text encoder; None for embeddings of images.
     """
 
     weights_sha256: str
@@ -161,15 +160,15 @@ class EmbeddingModel(_Stated):
 
 @dataclass(frozen=True)
 class FeaturesParameters(_Stated):
-    """Parameters of a dataset of kind ``features``, ``regions`` or ``embeddings``.
+    """Parameters of kind ``features``, ``regions`` or ``embeddings``.
 
     Attributes:
         feature: name, shape and type of the vectors.
-        extractor: everything that decides the values of extracted features: weights, transform, precision, ...
+        extractor: parameters that determine extracted features: weights, transform, precision, ...
         extractor_fingerprint: SHA-256 of it.
-        imported: what is known of features that another tool made: format, name and type of the files, ...
-        model: the model that made embeddings.
-        selection: what was embedded, by ``splits`` and ``languages``, sorted; everything if None.
+        imported: format, name and type of imported files, ...
+        model: model behind embeddings.
+        selection: embedded ``splits`` and ``languages``, sorted; None for all.
     """
 
     feature: FeatureSpec
@@ -186,19 +185,19 @@ class FeaturesParameters(_Stated):
 
     @property
     def transform(self) -> Mapping[str, Any] | None:
-        """How images became the pixels that the extractor saw; None where it is not stated."""
+        """Preprocessing of the extractor; None if unknown."""
         return _object(self.extractor or {}, "transform")
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> FeaturesParameters:
-        """Read what a manifest stores.
+        """Read the values of a manifest.
 
         Raises:
-            DatasetError: it does not say what the feature is.
+            DatasetError: the feature is missing.
         """
         feature = feature_of(stored)
         if feature is None:
-            raise DatasetError("the manifest does not say what the feature is: make the dataset again")
+            raise DatasetError("the manifest does not specify the feature: write the dataset again")
         model = _object(stored, "model")
         values = stored_values(cls, stored, but=("feature", "model"))
         return cls(**values, feature=feature, model=EmbeddingModel.from_json(model) if model is not None else None)
@@ -206,12 +205,12 @@ class FeaturesParameters(_Stated):
 
 @dataclass(frozen=True)
 class WordVectorsParameters(_Parameters):
-    """Parameters of a dataset of kind ``word-vectors``. Its inputs are the vocabulary, then a file for each language.
+    """Parameters of kind ``word-vectors``. Its inputs are the vocabulary, then a file for each language.
 
     Attributes:
         feature: name, width and type of the vectors.
         languages: the languages, sorted.
-        lookup: how tokens were looked up in the files, in words.
+        lookup: description of the lookup of tokens in the files.
     """
 
     feature: FeatureSpec
@@ -221,13 +220,13 @@ class WordVectorsParameters(_Parameters):
 
 @dataclass(frozen=True)
 class TokenFeaturesParameters(_Parameters):
-    """Parameters of a dataset of kind ``token-features``. Its input is a dataset of captions.
+    """Parameters of kind ``token-features``. Its input is a dataset of captions.
 
     Attributes:
         feature: name, width and type of the vectors.
-        model: everything that decides the values: weights, tokenizer, how tokens get the vectors of their sub-words, ...
-        model_fingerprint: SHA-256 of it and of the feature.
-        max_length: number of tokens after which a caption is cut.
+        model: parameters that determine the values: weights, tokenizer, pooling of sub-words, ...
+        model_fingerprint: SHA-256 of model and feature.
+        max_length: maximum number of tokens per caption.
     """
 
     feature: FeatureSpec
@@ -237,10 +236,10 @@ class TokenFeaturesParameters(_Parameters):
 
 
 def feature_of(stored: Mapping[str, Any]) -> FeatureSpec | None:
-    """Return the feature that stored parameters name; None for a kind without vectors.
+    """Return the feature in stored parameters; None for a kind without vectors.
 
     Raises:
-        DatasetError: what they name is no feature.
+        DatasetError: the feature is invalid.
     """
     feature = _object(stored, "feature")
     return None if feature is None else FeatureSpec.from_json(feature)

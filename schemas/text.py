@@ -1,8 +1,7 @@
-"""Text as users' files hold it: UTF-8, with or without a byte order mark, in lines that end in LF or CR LF.
+"""Decoder of users' text files: UTF-8, with or without a byte order mark, in lines that end in LF or CR LF.
 
-A byte order mark at the start of a file is dropped and CR LF counts as LF, so that neither becomes part of a token, an id, a header
-or a name. Nothing else ends a line: a lone CR (old Macs), U+2028 and the like are text, and so is U+FEFF anywhere but at the start.
-Every text that a user brings is read through this module.
+A byte order mark at the start of a file is dropped, and CR LF counts as LF, so that neither becomes part of a token, an id, a
+header or a name. Other line ends (a lone CR of old Macs, U+2028) are text, and so is a later U+FEFF.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from schemas.errors import DatasetError, InputError
 from schemas.storage.locations import check_regular
 
 HEAD = 4
-"""Number of bytes at the start of a file that `mark_length` looks at."""
+"""Number of bytes that `mark_length` needs."""
 
 MARK = "\ufeff"
-"""The byte order mark, which is dropped at the start of a file."""
+"""Byte order mark."""
 
 LONE_CR = "if lines end in CR alone, as on old Macs, convert the file: tr '\\r' '\\n' < OLD > NEW"
-"""Advice for a CR where there must be none."""
+"""Advice for an unexpected CR."""
 
 # UTF-32 comes first: its little-endian mark begins with that of UTF-16. Name of the encoding, and iconv's name of it.
 _MARKS = (
@@ -32,12 +31,10 @@ _MARKS = (
 
 
 def mark_length(head: bytes, location: str) -> int:
-    """Return the length of the byte order mark at the start of a text file: 3, or 0 if there is none.
-
-    ``head`` is its first `HEAD` bytes, or all if it has fewer.
+    """Return the length of a text file's byte order mark, 3 or 0, from its first `HEAD` bytes.
 
     Raises:
-        InputError: the file is UTF-16 or UTF-32. Without a mark, these are known by a zero among the first two bytes.
+        InputError: the file is UTF-16 or UTF-32, by its mark or by a zero in the first two bytes.
     """
     if head.startswith(codecs.BOM_UTF8):
         return len(codecs.BOM_UTF8)
@@ -51,9 +48,7 @@ def mark_length(head: bytes, location: str) -> int:
 
 
 def decode_line(line: bytes, number: int, location: str) -> str:
-    """Return a line of a text file, as stored but for the byte order mark of the file, without the LF or CR LF at its end.
-
-    Lines are numbered from 1.
+    """Decode a line without the LF or CR LF at its end; ``number`` counts lines from 1, for messages.
 
     Raises:
         InputError: the line is not UTF-8.
@@ -74,7 +69,7 @@ def decode_text(data: bytes, location: str) -> str:
     r"""Return the text of a whole file, its lines ending in ``\n``.
 
     Raises:
-        InputError: it is not UTF-8; the message names the location.
+        InputError: it is not UTF-8.
     """
     lines = data[mark_length(data[:HEAD], location) :].split(b"\n")
     ended = [decode_line(line + b"\n", number, location) for number, line in enumerate(lines[:-1], start=1)]
@@ -85,7 +80,7 @@ def read_text(path: Path) -> str:
     r"""Read a local text file, its lines ending in ``\n``.
 
     Raises:
-        InputError: there is no such file, it cannot be read, or it is not UTF-8.
+        InputError: the file cannot be read, or is not UTF-8.
     """
     try:
         check_regular(path)
@@ -98,7 +93,7 @@ def read_text(path: Path) -> str:
 
 
 def not_utf8(location: str, *, place: str, byte: int, zipped: bool) -> InputError:
-    """Return the error of a text file with a byte that is not UTF-8; a file that begins like a gzip file gets other advice."""
+    """Return the error about a byte that is not UTF-8; a gzip file gets other advice."""
     if zipped:
         advice = "it is compressed with gzip: give it a name that ends in '.gz'"
     else:

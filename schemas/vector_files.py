@@ -1,10 +1,8 @@
-"""Files of word vectors: text, a word and its numbers a line, with spaces between them.
+"""Reader of word vectors in text files of GloVe, word2vec and fastText (``.vec``), plain or gzipped.
 
-GloVe's files are so, and those of word2vec and fastText (``.vec``), which begin with the number of words and the width; with a name
-that ends in ``.gz`` they are compressed. They hold millions of words: a file is read once, from start to end, and only the words
-that are looked for take memory.
-
-Some of fastText's words are not UTF-8, and some of GloVe's hold spaces: both are passed over.
+Each line has a word and its values with spaces between them; word2vec and fastText begin with the number of words and the width. A
+file is streamed once, and only requested words take memory. Words that are not UTF-8 (fastText) or contain spaces (GloVe) are
+skipped.
 """
 
 from __future__ import annotations
@@ -26,17 +24,13 @@ from schemas.storage.folder import Folder
 from schemas.storage.locations import absolute_location, check_location
 from schemas.text import HEAD, decode_line, mark_length
 
-_HEADER = re.compile(rb"\s*(\d+)\s+(\d+)\s*")  # Of word2vec and fastText: number of words, width.
+_HEADER = re.compile(rb"\s*(\d+)\s+(\d+)\s*")  # Number of words, width.
 _CHUNK = 1 << 20
 _REPORT_LINES = 10_000
 
 
 class FileDigest(io.RawIOBase):
-    """A stream that hashes the bytes that are read through it.
-
-    Attributes:
-        bytes: number of bytes so far.
-    """
+    """A stream that counts and hashes the bytes read through it."""
 
     def __init__(self, source: Any) -> None:
         self.bytes = 0
@@ -44,7 +38,7 @@ class FileDigest(io.RawIOBase):
         self._digest = hashlib.sha256()
 
     def readable(self) -> bool:
-        """Return that it can be read."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
@@ -56,7 +50,7 @@ class FileDigest(io.RawIOBase):
         return len(data)
 
     def sha256(self) -> str:
-        """Read what is left, and return the SHA-256 of the whole stream, hexadecimal."""
+        """Read the stream to its end, and return its SHA-256, hexadecimal."""
         while self.read(_CHUNK):
             pass
         return self._digest.hexdigest()
@@ -64,11 +58,12 @@ class FileDigest(io.RawIOBase):
 
 @dataclass(frozen=True)
 class VectorFile:
-    """A file of word vectors: its number of words, size and digest as it is stored.
+    """Content of a file of word vectors, with size and digest of the stored file.
 
     Attributes:
-        vectors: float64 ``[E]`` by word, of the words that were looked for and are there.
+        vectors: float64 ``[E]`` by requested word.
         width: E.
+        words: number of words in the file.
     """
 
     vectors: Mapping[str, np.ndarray]
@@ -81,16 +76,16 @@ class VectorFile:
 def read_vector_file(
     location: str, wanted: Collection[str], *, expected: str, watch: Callable[[int], object] = lambda words: None
 ) -> VectorFile:
-    """Read the vectors of words; of a word that is there twice, the first.
+    """Read the vectors of words; the first of duplicates counts.
 
     Args:
         location: the file, local or in a store.
-        wanted: the words, exactly as the file would have them.
-        expected: what may be given in its place, a sentence for messages.
-        watch: is called every few thousand words with their number.
+        wanted: the requested words, in the spelling of the file.
+        expected: advice in messages, a sentence.
+        watch: function called with the number of words read since its last call.
 
     Raises:
-        InputError: the file cannot be read, is cut off, is not UTF-8, or holds no word vectors.
+        InputError: the file cannot be read, is cut off, is not UTF-8, or has no word vectors.
     """
     reader = _Lines(location, {word.encode() for word in wanted}, expected)
     with open_user_file(location, expected) as (file, digest):
@@ -103,7 +98,7 @@ def read_vector_file(
         reader.finish()
         sha256 = digest.sha256()
     return VectorFile(
-        vectors={word.decode(): vector for word, vector in reader.found.items()},
+        vectors={word.decode(): vector for word, vector in reader.vectors.items()},
         width=reader.width,
         words=reader.words,
         bytes=digest.bytes,
@@ -112,22 +107,22 @@ def read_vector_file(
 
 
 class _Lines:
-    """Takes the lines of a file, one after the other."""
+    """Parser of the lines of a file."""
 
     def __init__(self, location: str, wanted: Collection[bytes], expected: str) -> None:
-        self.found: dict[bytes, np.ndarray] = {}
+        self.vectors: dict[bytes, np.ndarray] = {}
         self.width = self.words = 0
         self._location, self._wanted, self._expected = location, wanted, expected
-        self._announced = 0  # Number of words that the first line says.
+        self._announced = 0  # Number of words in the header.
         self._last = b"\n"
-        self._odd: tuple[int, bytes] | None = None  # The first line whose word is not UTF-8.
-        self._is_utf8 = False  # Whether some word is, and not just ASCII.
+        self._invalid: tuple[int, bytes] | None = None  # First line that is not UTF-8.
+        self._is_utf8 = False  # A word is valid UTF-8 beyond ASCII.
 
     def read(self, number: int, line: bytes) -> None:
-        """Take a line.
+        """Parse a line.
 
         Raises:
-            InputError: it is not a word and its numbers.
+            InputError: it is not a word and its values.
         """
         if number == 1:
             line = line[mark_length(line[:HEAD], self._location) :]
@@ -138,8 +133,8 @@ class _Lines:
         if not word:
             return
         self._last = line
-        self._look_at(number, line, word)
-        # Spaces are counted faster than numbers are split; most words are not wanted.
+        self._check_encoding(number, line, word)
+        # Fast path for words that are not requested: count spaces without splitting.
         if self.words and word not in self._wanted and line.rstrip().count(b" ") >= self.width:
             self.words += 1
             return
@@ -149,17 +144,17 @@ class _Lines:
         if len(values) < self.width:
             raise self._not_a_vector(number, line)
         self.words += 1
-        if len(values) == self.width and word in self._wanted and word not in self.found:
+        if len(values) == self.width and word in self._wanted and word not in self.vectors:
             vector = _numbers(values)
             if vector is None:
                 raise self._not_a_vector(number, line)
-            self.found[word] = vector
+            self.vectors[word] = vector
 
     def finish(self) -> None:
-        """Check what is known at the end.
+        """Check the whole file.
 
         Raises:
-            InputError: there were no words, the file is cut off, or its words are not UTF-8.
+            InputError: it has no words, is cut off, or is not UTF-8.
         """
         if not self.words:
             raise InputError(
@@ -170,18 +165,18 @@ class _Lines:
                 f"{self._location!r} is cut off: its first line announces {self._announced:,} words, and it ends in the middle of "
                 f"a line after {self.words:,}: fetch it again"
             )
-        if self._odd is not None and not self._is_utf8:
-            decode_line(self._odd[1], self._odd[0], self._location)
+        if self._invalid is not None and not self._is_utf8:
+            decode_line(self._invalid[1], self._invalid[0], self._location)
 
-    def _look_at(self, number: int, line: bytes, word: bytes) -> None:
-        """Tell a few broken words among many from a file in another encoding, in which no word is UTF-8 but those in ASCII."""
+    def _check_encoding(self, number: int, line: bytes, word: bytes) -> None:
+        """Distinguish a few invalid words from a file in another encoding, which has no valid words beyond ASCII."""
         if self._is_utf8 or word.isascii():
             return
         try:
             word.decode()
             self._is_utf8 = True
         except UnicodeDecodeError:
-            self._odd = self._odd or (number, line)
+            self._invalid = self._invalid or (number, line)
 
     def _begin(self, number: int, line: bytes, values: Sequence[bytes]) -> None:
         if len(values) != (self.width or len(values)) or len(values) < 2 or _numbers(values) is None:
@@ -207,12 +202,12 @@ def _numbers(values: Sequence[bytes]) -> np.ndarray | None:
 
 @contextmanager
 def open_user_file(location: str, expected: str) -> Iterator[tuple[BinaryIO, FileDigest]]:
-    """Open a file of a user's, local or in a store, to be read from start to end; what its name says is gzip is decompressed.
+    """Open a user's file, local or in a store, for sequential reading; names in ``.gz`` are decompressed.
 
-    Yields content and digest of the file as it is stored; messages end with what is ``expected``.
+    Yields the content, and the digest of the stored file. Messages end with ``expected``.
 
     Raises:
-        InputError: there is no such file, or it cannot be read.
+        InputError: the file does not exist, or cannot be read.
     """
     check_location(location)
     folder, _, name = absolute_location(location).rpartition("/")

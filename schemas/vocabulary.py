@@ -1,4 +1,4 @@
-"""The vocabulary: tokens with ids and counts, specials first."""
+"""Vocabulary: tokens with ids and counts, specials first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from schemas.kinds import VOCABULARY
 PAD, START, END, UNK = 0, 1, 2, 3
 SPECIALS = ("<pad>", "<start>", "<end>", "<unk>")
 TEXT_NAMES = ("_vocabulary.txt", "vocabulary.txt")
-"""The vocabulary beside its shard, as plain text, one token per line: the name in this version of the format, then that in 1."""
+"""Names of the text file of a vocabulary, in this version of the format and in version 1."""
 
 
 @dataclass(frozen=True)
@@ -43,27 +43,27 @@ class Vocabulary:
     @cached_property
     def ids(self) -> Mapping[str, int]:
         """Id of each token."""
-        return {token: number for number, token in enumerate(self.tokens)}
+        return {token: token_id for token_id, token in enumerate(self.tokens)}
 
     @cached_property
     def word_ids(self) -> Mapping[str, int]:
-        """Id of each token that text can name: without the specials."""
-        return {token: number for token, number in self.ids.items() if number >= len(SPECIALS)}
+        """Id of each token except the specials."""
+        return {token: token_id for token, token_id in self.ids.items() if token_id >= len(SPECIALS)}
 
     @classmethod
     def from_counts(cls, counts: Mapping[str, Mapping[str, int]], *, min_count: int, scope: str = "language") -> Vocabulary:
-        """Build a vocabulary of the tokens whose count is at least ``min_count``.
+        """Build a vocabulary of tokens with at least ``min_count`` occurrences.
 
         Args:
             counts: occurrences by language, then token.
-            min_count: the threshold; a token with exactly this count is kept.
-            scope: ``language``: the count within at least one language reaches the threshold (Kádár et al. 2018, section
-                4: the joint vocabulary is the union of the languages' own); ``joint``: the sum over languages does.
+            min_count: minimum count, inclusive.
+            scope: ``language`` compares the maximum over languages (Kádár et al. 2018, section 4: the joint vocabulary is the
+                union of the languages' own), ``joint`` the sum over languages.
 
-        A token that is spelled like a special (``<start>`` in the text) is not kept: `encode` makes it ``<unk>``.
+        Tokens spelled like a special (``<start>`` in the text) are left out; `encode` returns ``<unk>`` for them.
 
         Raises:
-            ValueError: the scope is neither.
+            ValueError: the scope is unknown.
         """
         if scope not in ("language", "joint"):
             raise ValueError(f"scope is {scope!r}, expected 'language' or 'joint'")
@@ -72,30 +72,30 @@ class Vocabulary:
             for token, count in counts[language].items():
                 by_token.setdefault(token, {})[language] = count
         reach = max if scope == "language" else sum
-        kept = [
+        entries = [
             (token, by_language)
             for token, by_language in by_token.items()
             if reach(by_language.values()) >= min_count and token not in SPECIALS
         ]
-        kept.sort(key=lambda item: (-sum(item[1].values()), item[0]))
+        entries.sort(key=lambda item: (-sum(item[1].values()), item[0]))
         return cls(
-            tokens=(*SPECIALS, *(token for token, _ in kept)),
-            counts=(*({} for _ in SPECIALS), *(by_language for _, by_language in kept)),
+            tokens=(*SPECIALS, *(token for token, _ in entries)),
+            counts=(*({} for _ in SPECIALS), *(by_language for _, by_language in entries)),
         )
 
     def encode(self, tokens: Sequence[str], *, max_length: int | None = None) -> list[int]:
-        """Return the ids of a caption: ``<start>``, its tokens, ``<end>``. A token spelled like a special is ``<unk>``.
+        """Return the ids of ``<start>``, the tokens of a caption, and ``<end>``.
 
         Args:
             tokens: the caption's tokens.
-            max_length: most tokens to keep, from the first; ``<start>`` and ``<end>`` are added to these.
+            max_length: maximum number of tokens, without ``<start>`` and ``<end>``.
         """
         ids = self.word_ids
         return [START, *(ids.get(token, UNK) for token in tokens[:max_length]), END]
 
     def decode(self, ids: Iterable[int]) -> list[str]:
         """Return the tokens of ids, specials included."""
-        return [self.tokens[number] for number in ids]
+        return [self.tokens[token_id] for token_id in ids]
 
     def to_table(self) -> pa.Table:
         """Return the vocabulary as rows of kind ``vocabulary``."""
@@ -111,12 +111,12 @@ class Vocabulary:
 
     @classmethod
     def from_table(cls, table: pa.Table) -> Vocabulary:
-        """Read rows of kind ``vocabulary``, in the order of their ids."""
+        """Read rows of kind ``vocabulary`` in the order of ids."""
         return cls(
             tokens=tuple(table["token"].to_pylist()),
             counts=tuple(dict(pairs) for pairs in table["counts"].to_pylist()),
         )
 
     def to_text(self) -> str:
-        """Return one token per line; the number of the line, from 0, is the id."""
+        """Return one token per line, in the order of ids."""
         return "".join(f"{token}\n" for token in self.tokens)

@@ -1,8 +1,7 @@
-"""What a command does as lines of JSON on standard error, for programs that watch it; docs/reference/events.md lists the events.
+"""JSON event log on standard error, for programs that watch a command; docs/reference/events.md lists the events.
 
-`start` turns standard error into such lines: from then on `emit` writes events, and whatever else reaches standard error becomes
-one, too: warnings and logs of libraries, and what C++ code and worker processes write there. `finish` writes the last line.
-Without `start` nothing changes, and `emit` says so.
+`start` replaces standard error by JSON lines: `emit` writes events, and all other output (warnings and logs of libraries, output of
+C++ code and worker processes) becomes events, too. `finish` writes the last line. Without `start`, `emit` returns False.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _STATUS = {0: "done", 3: "failures", **dict.fromkeys((129, 130, 141, 143), "stop
 
 
 def line(event: str, **fields: Any) -> str:
-    """Return an event as one line of JSON, with the time; numbers that JSON does not know become null."""
+    """Format an event with the time as one line of JSON; NaN and infinity become null."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     return to_json(_plain({"time": now, "event": event, **fields}), default=str, ensure_ascii=True)
 
@@ -49,19 +48,19 @@ def _plain(value: Any) -> Any:
 
 
 def start() -> None:
-    """Turn standard error into lines of JSON, if it is not yet."""
+    """Replace standard error by JSON lines, once."""
     global _log
     if _log is None:
         _log = _EventLog(sys.stderr)
 
 
 def started() -> bool:
-    """Return whether standard error is lines of JSON."""
+    """Return whether `start` was called."""
     return _log is not None
 
 
 def emit(event: str, **fields: Any) -> bool:
-    """Write a ``progress``, ``remark``, ``warning`` or ``error``, and return True, if standard error is lines of JSON."""
+    """Write an event ``progress``, ``remark``, ``warning`` or ``error``; return False without `start`."""
     if _log is None:
         return False
     _log.write(line(event, **fields))
@@ -69,29 +68,29 @@ def emit(event: str, **fields: Any) -> bool:
 
 
 def remark(message: str, style: str = "yellow") -> None:
-    """Say something besides the result of a command, in a style of rich's; from Python it goes to the log.
+    """Show a message beside the result of a command, in a rich style.
 
-    What is ``dim`` is information there, anything else a warning.
+    From Python it goes to the log, as information if ``dim``, else as a warning.
     """
     _show(message, style)
 
 
 def show_remarks(show: Callable[[str, str], None]) -> None:
-    """Let a function show what `remark` says from now on."""
+    """Set the function that shows remarks."""
     global _show
     _show = show
 
 
 def record(**fields: Any) -> None:
-    """Set fields of the last event: ``command``, ``output`` and ``counts``; of a job that goes on ``status`` and ``job``."""
+    """Set fields of the last event: ``command``, ``output``, ``counts``, and ``status`` and ``job`` of a running job."""
     if _log is not None:
         _log.end.update(fields)
 
 
 def finish(exit_code: int, message: str | None = None) -> None:
-    """Write the last event, if standard error is lines of JSON; nothing reaches standard error after it.
+    """Write the last event after `start`, and close standard error.
 
-    The message is the reason why the command did not end well, or what others still have to do.
+    The message is the error of the command, or the work left for other tasks.
     """
     global _log
     if _log is not None:
@@ -101,10 +100,10 @@ def finish(exit_code: int, message: str | None = None) -> None:
 
 
 class _EventLog:
-    """Lines of JSON on standard error.
+    """JSON lines on standard error.
 
-    The stream itself is written to where it is not the process's own (a test, a notebook). Else file descriptor 2 becomes a pipe,
-    whose content a thread wraps into events, and events are written to what the descriptor was before.
+    A replaced ``sys.stderr`` (tests, notebooks) is written to directly. Otherwise file descriptor 2 becomes a pipe, a thread
+    converts its content to events, and events go to a duplicate of the original descriptor.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -124,7 +123,7 @@ class _EventLog:
             self._reader = threading.Thread(target=self._wrap, args=(reading,), daemon=True)
             self._reader.start()
         warnings.showwarning = _warn
-        # A plain handler would write what ours writes once more; others, such as those of tests, keep what they get.
+        # Plain stream handlers would duplicate our output.
         others = (handler for handler in self._handlers if type(handler) is not logging.StreamHandler)
         logging.root.handlers[:] = [_Handler(), *others]
         logging.root.setLevel(logging.WARNING)
@@ -136,9 +135,9 @@ class _EventLog:
                 self._stream.write(data)
                 self._stream.flush()
                 return
-            rest = data.encode()
-            while rest:
-                rest = rest[os.write(self._descriptor, rest) :]
+            remaining = data.encode()
+            while remaining:
+                remaining = remaining[os.write(self._descriptor, remaining) :]
 
     def close(self, last: str) -> None:
         warnings.showwarning, logging.root.handlers[:] = self._show_warning, self._handlers
@@ -146,7 +145,7 @@ class _EventLog:
         if self._reader is not None:
             self._stream.flush()
             nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, _STDERR)  # Closes our end of the pipe; a worker process may still hold its own for a moment.
+            os.dup2(nowhere, _STDERR)  # Closes our end of the pipe; worker processes may still hold theirs.
             os.close(nowhere)
             self._reader.join(_DRAIN_SECONDS)
         self.write(last)
@@ -154,11 +153,11 @@ class _EventLog:
             self._stream, self._descriptor = io.StringIO(), None
 
     def _wrap(self, reading: int) -> None:
-        """Turn what arrives in the pipe into warnings, one for what was written at once."""
+        """Convert the content of the pipe to warnings, one per write."""
         while data := os.read(reading, _CHUNK):
             while not data.endswith(b"\n") and len(data) < _CHUNK and (more := os.read(reading, _CHUNK)):
                 data += more
-            # Of a bar that is drawn over itself only the last state counts.
+            # The last state of a progress bar.
             lines = (text.rpartition("\r")[2].rstrip() for text in data.decode(errors="replace").rstrip().split("\n"))
             if message := "\n".join(lines).strip("\n"):
                 self.write(line("warning", message=message, source="stderr"))
@@ -169,8 +168,6 @@ _log: _EventLog | None = None
 
 
 class _Handler(logging.Handler):
-    """Writes what libraries log."""
-
     def emit(self, record: logging.LogRecord) -> None:
         event = "error" if record.levelno >= logging.ERROR else "warning"
         emit(event, message=record.getMessage(), source=record.name)

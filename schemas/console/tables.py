@@ -1,4 +1,4 @@
-"""Tables of commands and reports, which give rows: on a terminal, as Markdown, as JSON and as CSV."""
+"""Tables of commands and reports, rendered on a terminal, as Markdown, JSON or CSV."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 Value: TypeAlias = str | int | float | tuple[str, ...] | None
-"""Text, a number, lines of text, or nothing."""
+"""Text, a number, lines of text, or None."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Cell:
     """Value of a `Table` with a reference value or a style.
 
     Attributes:
-        reference: another value in brackets, e.g. that of chance. JSON and CSV leave it out.
+        reference: value in brackets, e.g. of chance; not in JSON and CSV.
         style: style on a terminal, e.g. ``dim``.
     """
 
@@ -33,7 +33,7 @@ class Cell:
 
 
 Row: TypeAlias = Sequence[Value | Cell]
-"""Cells from the left, the others are empty. A row without any separates those above it from those below."""
+"""Cells from the left; missing cells are empty. An empty row is a separator."""
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,15 @@ class Column:
     """Column of a `Table`.
 
     Attributes:
-        heading: its heading, which is its key in JSON.
-        format: format of its numbers, e.g. ``,`` or ``.1f``, which are aligned to the right; None for text.
+        heading: its heading, and its key in JSON.
+        format: format of its right-aligned numbers, e.g. ``,`` or ``.1f``; None for text.
     """
 
     heading: str
     format: str | None = None
 
     def text(self, value: Value) -> str:
-        """Return a value as it is shown, without characters that command a terminal."""
+        """Format a value, with control characters escaped."""
         if isinstance(value, tuple):
             return "\n".join(map(escape_text, value))
         if isinstance(value, int | float):
@@ -58,7 +58,7 @@ class Column:
 
 
 def number_columns(*headings: str, spec: str = "") -> list[Column | str]:
-    """Return columns of numbers of one format."""
+    """Return number columns with a common format."""
     return [Column(heading, spec) for heading in headings]
 
 
@@ -73,9 +73,9 @@ class Table:
     | a\|b.jpg | 0.50 |
 
     Attributes:
-        columns: the columns, or only the headings of columns of text.
-        notes: explanations, a line each.
-        has_borders: whether lines separate the cells on a terminal, which long text needs.
+        columns: the columns; a text column may be its heading.
+        notes: explanations, one line each.
+        has_borders: whether lines separate the cells on a terminal, for long text.
     """
 
     columns: Sequence[Column | str]
@@ -91,7 +91,7 @@ class Table:
 
     @property
     def values(self) -> list[list[Value]]:
-        """Values of all rows, without references and separators."""
+        """Values without references and separators."""
         return [[cell.value for cell in self._cells(row)] for row in self.rows if row]
 
     def to_markdown(self) -> str:
@@ -108,7 +108,7 @@ class Table:
         return "\n\n".join([*title, *_note_list(self.notes), "\n".join(table) if rows else "None."])
 
     def to_json(self) -> str:
-        """Return the values as a JSON list with an object for each row, without columns that have no heading."""
+        """Return the values as a JSON list with an object per row, without columns with empty headings."""
         rows = [{key: value for key, value in zip(self.headings, row, strict=True) if key} for row in self.values]
         return to_json(rows, indent=2)
 
@@ -120,7 +120,7 @@ class Table:
         return text.getvalue()
 
     def render(self, console: Console) -> None:
-        """Print the table on a terminal; nothing is cut, however narrow it is."""
+        """Print the table on a terminal of any width without truncation."""
         from rich import box
         from rich.table import Table as Grid
         from rich.text import Text
@@ -171,7 +171,6 @@ _ANY_WIDTH = 10_000
 
 
 def _markdown(text: str) -> str:
-    """Return text that does not end a cell of a table in Markdown."""
     return text.replace("|", "\\|").replace("\n", "<br>")
 
 
@@ -187,13 +186,13 @@ def _note_list(notes: Sequence[str]) -> list[str]:
 
 
 def markdown_document(title: str, notes: Sequence[str], tables: Iterable[Table]) -> str:
-    """Return tables as a document in Markdown."""
+    """Return tables as a Markdown document."""
     return "\n\n".join([f"# {escape_text(title)}", *_note_list(notes), *(table.to_markdown() for table in tables)]) + "\n"
 
 
 def render_tables(console: Console, tables: Iterable[Table]) -> None:
-    """Print tables on a terminal with blank lines between; those without rows are left out."""
-    for number, table in enumerate(table for table in tables if table.rows):
-        if number:
+    """Print tables with rows on a terminal, with blank lines between them."""
+    for index, table in enumerate(table for table in tables if table.rows):
+        if index:
             console.print()
         table.render(console)

@@ -1,8 +1,7 @@
-"""Cores, memory and instructions that this process may use, by its affinity and control groups; and the C library's allocator.
+"""Cores, memory and CPU features of this process, by affinity and control groups; and glibc's allocator.
 
-By itself glibc maps each buffer of more than 128 KB to 32 MB again (the limit adapts), returns the end of its heap whenever enough
-of it is free, and gives each thread a heap of its own. Batches whose buffers come and go are then paid for twice: each page of each
-buffer is a fault of the processor, and a call of the system returns it. `keep_freed_memory` prevents it.
+By default glibc maps large buffers anew for each batch, trims its heap, and gives each thread its own heap, so that every batch
+pays for page faults and system calls. `keep_freed_memory` prevents it.
 """
 
 from __future__ import annotations
@@ -15,21 +14,21 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 CORES_TO_A_DECODER = 4
-"""Cores of a worker without a GPU to each thread that decodes images: models take the time of four to hundreds of decodings."""
+"""Cores per decoding thread of a worker without a GPU."""
 
 _GROUPS, _MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 _CPU, _BFLOAT16 = Path("/proc/cpuinfo"), {"avx512_bf16", "amx_bf16", "bf16"}  # The last is ARM's.
 _VERSION_2 = ""
-"""In place of a controller: version 2 has one tree for all of them."""
+"""Controller name in version 2, which has one tree for all."""
 
 
 def bfloat16_remark(precision: str, device: str, cpu: Path | None = None) -> str:
-    """Return a sentence about a precision that the processor only emulates; empty if it does not, or does not say.
+    """Return a warning if the processor only emulates a precision; empty otherwise or if unknown.
 
     Args:
-        precision: e.g. ``bf16``, the only one with a remark.
-        device: type of the device that computes, ``cpu`` or ``cuda``.
-        cpu: file that names the flags of the processors; that of the system by default, see proc(5).
+        precision: precision of the model; only ``bf16`` has a warning.
+        device: device type, ``cpu`` or ``cuda``.
+        cpu: file with the flags of the processors, by default ``/proc/cpuinfo``.
     """
     if (precision, device) != ("bf16", "cpu"):
         return ""
@@ -45,16 +44,16 @@ def bfloat16_remark(precision: str, device: str, cpu: Path | None = None) -> str
 
 
 def core_count() -> int:
-    """Return the number of cores on which the system lets this process run."""
+    """Return the number of cores in this process's affinity."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def core_quota(groups: Path = _GROUPS, mount: Path = _MOUNT) -> float | None:
-    """Return how many cores' time this process may use, e.g. 1.5; None without a limit.
+    """Return the CPU quota of this process in cores, e.g. 1.5; None without a limit.
 
     Args:
-        groups: file that names the control groups of the process, see cgroups(7).
-        mount: where they are mounted: version 2, or version 1 with one folder per controller.
+        groups: file with the control groups of the process, see cgroups(7).
+        mount: mount point of control groups; version 1 has one folder per controller.
     """
     quotas = []
     for version, folder in _folders("cpu", groups, mount):
@@ -69,13 +68,13 @@ def core_quota(groups: Path = _GROUPS, mount: Path = _MOUNT) -> float | None:
 
 
 def usable_cores() -> int:
-    """Return how many threads or processes can compute at once: one per core, or fewer where a control group limits their time."""
+    """Return the number of cores for parallel computation, limited by affinity and control groups."""
     quota = core_quota()
     return core_count() if quota is None else max(1, min(core_count(), int(quota)))
 
 
 def memory_limit(groups: Path = _GROUPS, mount: Path = _MOUNT) -> int:
-    """Return the memory that this process may use, in bytes; the arguments are those of `core_quota`."""
+    """Return the memory limit of this process in bytes; arguments as in `core_quota`."""
     names = {1: "memory.limit_in_bytes", 2: "memory.max"}
     limits = (_numbers(folder / names[version]) for version, folder in _folders("memory", groups, mount))
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -83,14 +82,14 @@ def memory_limit(groups: Path = _GROUPS, mount: Path = _MOUNT) -> int:
 
 
 def _numbers(path: Path) -> list[int] | None:
-    """Return the numbers in a file of a group; None if it has none, or says that there is no limit."""
+    """Return the numbers in a file of a group; None if unreadable or unlimited."""
     with suppress(OSError, ValueError):
         return [int(word) for word in path.read_text(encoding="ascii").split()]
     return None
 
 
 def _folders(controller: str, groups: Path, mount: Path) -> Iterator[tuple[int, Path]]:
-    """Yield version and folder of the groups that the process is in, and of those around them: the lowest limit counts."""
+    """Yield version and folder of the process's groups and their parents."""
     try:
         lines = groups.read_text(encoding="utf-8").splitlines()
     except OSError:  # Not Linux.
@@ -104,24 +103,23 @@ def _folders(controller: str, groups: Path, mount: Path) -> Iterator[tuple[int, 
         else:
             continue
         inside = PurePosixPath(path).relative_to("/")
-        # In a container the path may be that of the host, where only the root is to be seen: the container's own group.
+        # In a container the path may be the host's; the mount point is then the container's own group.
         for group in (inside, *inside.parents):
             yield version, root / group
 
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # glibc's numbers of its settings, see mallopt(3)
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # See mallopt(3).
 _NEVER = -1
 _LARGEST_KEPT = 2**28
-"""Bytes from which a buffer is still mapped: VGG19's largest maps of ten crops have half as many."""
+"""Minimum bytes of mapped buffers, twice the largest feature maps of VGG19 with ten crops."""
 _LARGEST_ONCE = 2**25  # Before glibc 2.35 the limit cannot be higher.
 
 
 def keep_freed_memory() -> bool:
-    """Let this process keep what it frees: one heap for all threads, never trimmed, and mapped buffers only above 256 MB.
+    """Let glibc keep freed memory: one heap for all threads, never trimmed, and mapped buffers only above 256 MB.
 
-    Call it where a process begins, before threads are started. What the process holds is then the peak of what it needed;
-    `malloc_trim`, where it is called, still returns memory. Nothing happens where the user has set glibc's allocator, by one of its
-    environment variables ``MALLOC_*`` or by ``GLIBC_TUNABLES``, or where the C library has no such settings (musl, macOS).
+    Call it before threads are started. The process then holds its peak memory, unless `malloc_trim` is called. It has no effect
+    if the user has set the allocator (``MALLOC_*``, ``GLIBC_TUNABLES``), or with other C libraries (musl, macOS).
 
     Returns:
         Whether the allocator was set.
@@ -129,7 +127,7 @@ def keep_freed_memory() -> bool:
     if sys.platform != "linux" or _is_set_by_user():
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None or not mallopt(_ARENA_MAX, 1):  # musl has none, and others' always says no.
+    if mallopt is None or not mallopt(_ARENA_MAX, 1):  # Missing or without effect in other C libraries.
         return False
     mallopt(_TRIM_THRESHOLD, _NEVER)
     if not mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT):

@@ -1,6 +1,10 @@
-"""Shutdown of a process: the notice of what goes on without it, critical sections, and deferred signals.
+"""Shutdown notices, critical sections and deferred signals.
 
-A command that submits a job, writes a checkpoint or locks a folder registers that here; the handler of signals asks.
+1. Code that leaves a remote job or a checkpoint behind registers a notice for the user: `shutdown_notice`.
+2. Code that must not be interrupted, e.g. the removal of a lock, enters a critical section: `critical_section`.
+3. Code that stops at safe points defers signals: `defer_signals`.
+
+The signal handler (`pipelines/commands/signals.py`) reads notice and critical sections, which are global to the process.
 """
 
 from __future__ import annotations
@@ -17,10 +21,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class DetachedError(Exception):
-    """This process has done its part, and others make the rest: a job that goes on, a template of one, other tasks of an array.
+    """Work that continues outside this process: a remote job, a job template, or other array tasks.
 
     Attributes:
-        job: runner, id and page of the job, and the command that cancels it; empty for a template.
+        job: runner, id and page of the job, and the command to cancel it; empty for a template.
     """
 
     def __init__(self, message: str, job: Mapping[str, str] | None = None) -> None:
@@ -33,13 +37,13 @@ _critical_sections = 0
 
 
 def current_notice() -> str | None:
-    """Return what would be left behind, in words; None if nobody has said so."""
+    """Return the notice for the user at a shutdown now; None without a notice."""
     return _notice
 
 
 @contextlib.contextmanager
 def shutdown_notice(words: str) -> Iterator[None]:
-    """Say what would be left behind while the block runs; it stays said where an interrupt ends the block."""
+    """Register a notice while the block runs; it persists if an interrupt ends the block."""
     global _notice
     _notice = words
     try:
@@ -52,7 +56,7 @@ def shutdown_notice(words: str) -> Iterator[None]:
 
 
 def set_shutdown_notice(words: str) -> None:
-    """Replace the words for what is left, if a block of `shutdown_notice` runs."""
+    """Replace the notice inside a block of `shutdown_notice`."""
     global _notice
     if _notice is not None:
         _notice = words
@@ -60,7 +64,7 @@ def set_shutdown_notice(words: str) -> None:
 
 @contextlib.contextmanager
 def critical_section() -> Iterator[None]:
-    """Say that the end of the block puts something in order, which a signal should wait for."""
+    """Let signals wait for the end of the block."""
     global _critical_sections
     _critical_sections += 1
     try:
@@ -70,17 +74,17 @@ def critical_section() -> Iterator[None]:
 
 
 def in_critical_section() -> bool:
-    """Whether something has to be put in order before the process ends."""
+    """Return whether a critical section is active."""
     return _critical_sections > 0
 
 
 @dataclass
 class DeferredSignal:
-    """A signal that asks work to stop at its next safe point.
+    """A request to stop at the next safe point.
 
     Attributes:
-        received: number of the signal that this process received; 0 while there is none.
-        agreed: number of the signal that all processes of the work stop for.
+        received: number of the signal that this process received, or 0.
+        agreed: number of the signal that all processes of the work agreed on, or 0.
     """
 
     received: int = 0
@@ -89,14 +93,14 @@ class DeferredSignal:
 
 @contextlib.contextmanager
 def defer_signals() -> Iterator[DeferredSignal]:
-    """Defer Ctrl-C, SIGTERM and SIGHUP inside the block, which is to end soon after one was received.
+    """Defer Ctrl-C, SIGTERM and SIGHUP inside the block, which should end soon after one.
 
-    After the block the agreed signal is raised, and does what it would have done: Ctrl-C raises `KeyboardInterrupt`. A second
-    signal is not deferred. Signals are left alone where they are ignored, as under nohup, outside the main thread, which alone can
-    receive them, and in a worker that does not catch them: its parent ends it with SIGTERM.
+    The agreed signal is raised again after the block: Ctrl-C raises `KeyboardInterrupt`. A second signal is not deferred. Handlers
+    are not changed for ignored signals (nohup), outside the main thread, and in a worker with default handlers, which its parent
+    ends with SIGTERM.
 
     Raises:
-        KeyboardInterrupt: a signal was agreed on, and nothing else came of it.
+        KeyboardInterrupt: a signal was agreed on, and its handler returned.
     """
     deferred = DeferredSignal()
     alone = {signal.SIG_IGN, None} if multiprocessing.parent_process() is None else {signal.SIG_IGN, None, signal.SIG_DFL}
@@ -123,4 +127,4 @@ def defer_signals() -> Iterator[DeferredSignal]:
     if raised in before:
         signal.raise_signal(raised)
     if deferred.agreed:
-        raise KeyboardInterrupt  # A handler may only take note: nobody should take what was stopped for done.
+        raise KeyboardInterrupt  # The handler returned: interrupted work must not count as finished.

@@ -1,7 +1,7 @@
-"""Runner of steps: commands of imagepivot, each in a process of its own, in order or side by side.
+"""Runner of steps: imagepivot commands in processes of their own, sequentially or in parallel.
 
-`build` runs the steps of a plan with it, `reproduce` the rows of a table. A step has a process group of its own, so that Ctrl-C
-reaches the launcher alone, which stops its steps. A step ends with its launcher, however that ends.
+`build` runs the steps of a plan, `reproduce` the rows of a table. A step has its own process group: Ctrl-C reaches only the
+launcher, which stops its steps. A step also ends if its launcher is killed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Importing `imagepivot` makes the names of our packages mean ours. `-c` puts the current folder first on the path, where any module
-# may hide another: the folder of our packages takes that place for the import.
+# `-c` puts the current folder first on the path, where its modules could hide others: the folder of our packages replaces it for
+# the import of `imagepivot`.
 _START = """
 import sys
 sys.path[0] = {folder!r}
@@ -41,12 +41,12 @@ _running: set[subprocess.Popen[str]] = set()
 def run_command(
     words: Sequence[str], variables: Mapping[str, str] | None = None, read: Callable[[str], object] | None = None
 ) -> int:
-    """Run a command in a process of its own, and return its exit code; 128 and the number of the signal that ended it.
+    """Run a command in a new process, and return its exit code, or 128 plus the number of the signal that ended it.
 
     Args:
         words: name of the command, options and arguments.
-        variables: environment variables besides those of this process.
-        read: receives the lines of standard error; standard output leads nowhere. If not given, both are those of this process.
+        variables: additional environment variables.
+        read: function that receives the lines of standard error, without standard output; None to inherit both.
     """
     start = _START.format(folder=str(Path(__file__).resolve().parents[2]), launcher=os.getpid())
     process = subprocess.Popen(
@@ -74,15 +74,15 @@ def run_command(
 
 
 def environment_of(command: str, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a command: without values of its options, which its words alone give."""
+    """Return the environment of a command without variables for its options."""
     prefix = f"IMAGEPIVOT_{command.upper().replace('-', '_')}_"
     return {name: value for name, value in os.environ.items() if not name.startswith(prefix)} | dict(variables)
 
 
 def run_side_by_side(work: Callable[[T, str], R], tasks: Sequence[T], devices: Sequence[str]) -> Iterator[tuple[T, R]]:
-    """Work on as many tasks at a time as there are devices, and yield each with its result when it has ended.
+    """Run one task per device in parallel, in order, and yield each finished task with its result.
 
-    Tasks are begun in their order. Where the caller stops, running commands are stopped, and waited for.
+    If the caller stops early, running commands are terminated and waited for.
     """
     free = SimpleQueue[str]()
     for device in devices:

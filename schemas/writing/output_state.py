@@ -479,4 +479,4 @@ def _differences(before: Any, after: Any, name: str = "") -> Iterator[str]:
             yield from _differences(before.get(key), after.get(key), f"{name}.{key}" if name else str(key))
     else:
         old, new = ("nothing" if value is None else shorten(value) for value in (before, after))
-        yield f"{name}: there {old}, now {new}"
+        yield f"{name}: stored {old}, now {new}"

@@ -233,7 +233,10 @@ def test_a_weights_file_that_holds_no_weights(fails, photos, tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("vocabulary", "made/vocabulary"), "holds vocabulary, expected captions: give the folder of the captions"),
+        (
+            ("vocabulary", "made/vocabulary"),
+            "holds vocabulary, expected captions: give a folder that imagepivot captions wrote",
+        ),
         (("encode", "features", "made/vocabulary"), "holds features, expected captions"),
         (("encode", "made/captions", "features"), "holds features, expected vocabulary"),
     ],

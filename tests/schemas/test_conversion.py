@@ -95,10 +95,15 @@ def test_values_of_other_types(value, hint, problem, stored, written):
     ("value", "hint", "problem"),
     [
         ([0.9], tuple[float, float], "key has 1 values, expected 2"),
+        (
+            "finetund",
+            Literal["random", "finetuned"],
+            "key is 'finetund', expected one of 'random', 'finetuned': did you mean 'finetuned'?",
+        ),
         ({}, Example, "key.text is missing"),
         ({"text": "a", "numbr": 1}, Example, "unknown key key.numbr: did you mean 'key.number'?"),
         ({"text": "a", "rat": 1}, Example, "unknown key key.rat: did you mean 'key.inner.rate'?"),
-        ({"text": "a", "inner": {"zzz": 1}}, Example, "unknown key key.inner.zzz: there are 'rate'"),
+        ({"text": "a", "inner": {"zzz": 1}}, Example, "unknown key key.inner.zzz: expected 'rate'"),
         ({"text": "a", "inner": {"names": 1}}, Example, "unknown key key.inner.names: did you mean 'key.names'?"),
     ],
 )
@@ -132,7 +137,7 @@ def test_settings():
 
 def test_unknown_names():
     assert did_you_mean("colour", ["color", "size"]) == ": did you mean 'color'?"
-    assert did_you_mean("zzz", ["color", "size"]) == ": there are 'color', 'size'"
+    assert did_you_mean("zzz", ["color", "size"]) == ": expected 'color', 'size'"
 
 
 # --- text ------------------------------------------------------------------------------------------------------------
@@ -177,7 +182,7 @@ def test_a_class_may_read_its_own_text():
         ("", int, "--x is '', expected a whole number"),
         ("much", float, "--x is 'much', expected a number"),
         ("maybe", bool, "--x is 'maybe', expected true or false"),
-        ("A", Literal["a", "b"], "--x is 'A', expected one of 'a', 'b'"),
+        ("A", Literal["a", "b"], "--x is 'A', expected one of 'a', 'b': did you mean 'a'?"),
         ("text", Mapping[str, str], "--x has 'text', expected OURS=THEIRS with commas between"),
         ("text=", Mapping[str, str], "--x has 'text=', expected OURS=THEIRS"),
         ("=text", Mapping[str, str], "--x has '=text', expected OURS=THEIRS"),

@@ -42,12 +42,13 @@ def test_what_a_dataset_is(toys, kind):
 @pytest.mark.parametrize(
     ("kind", "advice"),
     [
-        ("features", "give the folder of the features"),
-        ("encoded", "give the folder of the captions that imagepivot encode made"),
+        ("features", "give a folder that imagepivot features wrote"),
+        ("encoded", "give a folder that imagepivot encode wrote"),
+        ("regions", "give a folder that imagepivot features wrote"),
     ],
 )
 def test_opening_another_kind_is_refused(toys, kind, advice):
-    with pytest.raises(DatasetError, match=rf"'.*/captions' holds captions, expected {kind}: {advice}"):
+    with pytest.raises(DatasetError, match=rf"'.*/captions' holds captions, expected {kind}( captions)?: {advice}"):
         open_dataset(toys["captions"].path, kind=kind)
 
 
@@ -134,7 +135,7 @@ def test_an_image_with_several_rows_has_no_single_one(toys):
 def test_a_vocabulary_is_not_about_images(toys):
     dataset = open_dataset(toys["vocabulary"].path)
     for method in (dataset.rows, dataset.get):
-        with pytest.raises(DatasetError, match="holds vocabulary, whose rows do not belong to images"):
+        with pytest.raises(DatasetError, match="holds vocabulary, which have no image ids"):
             method("dog")
 
 

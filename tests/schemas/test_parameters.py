@@ -86,7 +86,7 @@ def test_what_is_not_stated_is_none_or_all(kind):
 
 
 def test_features_must_say_what_they_are():
-    with pytest.raises(DatasetError, match="does not say what the feature is: make the dataset again"):
+    with pytest.raises(DatasetError, match="does not specify the feature: write the dataset again"):
         FeaturesParameters.from_json({"imported": {}})
-    with pytest.raises(DatasetError, match="does not say how wide the vectors are: make the dataset again"):
+    with pytest.raises(DatasetError, match="does not specify the width of the vectors: write the dataset again"):
         WordVectorsParameters.from_json({"languages": ["en"]})

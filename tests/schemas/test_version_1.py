@@ -121,7 +121,7 @@ def test_a_run_does_not_go_on_with_it(old_toy, lost):
 def test_another_dataset_is_refused_by_its_difference(old_toy):
     toy = old_toy("features")
     other = replace(toy, output=replace(toy.output, parameters={**toy.output.parameters, "weights": "new"}))
-    with pytest.raises(DatasetError, match=r"holds another dataset \(weights: there nothing, now 'new'\)"):
+    with pytest.raises(DatasetError, match=r"holds another dataset \(weights: stored nothing, now 'new'\)"):
         write(other)
 
 

@@ -119,7 +119,7 @@ def test_configurations_name_the_kind_and_its_keys(pairwise):
     assert config.model == Pairwise(width=4)
     assert model_kinds() == ("pairwise", "vse")
     assert from_toml(to_toml(config), "copy") == config
-    with pytest.raises(UsageError, match=r"unknown key model\.word_dim: there are 'width'"):
+    with pytest.raises(UsageError, match=r"unknown key model\.word_dim: expected 'width'"):
         from_toml(pairwise.replace("width = 4", "word_dim = 4"), "test")
     with pytest.raises(UsageError, match=r"model\.width is 'a', expected a whole number"):
         from_toml(pairwise, "test", {"model.width": "a"})

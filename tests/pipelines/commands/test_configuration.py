@@ -140,7 +140,7 @@ def test_a_key_that_is_called_as_a_command_is_no_section(parse):
     ("command", "toml", "says"),
     [
         ("features", "batchsize = 8", "'run.toml': features has no option or argument 'batchsize': did you mean 'batch-size'?"),
-        ("features", "zzz = 8", "'run.toml': features has no option or argument 'zzz': there are 'images', 'output', "),
+        ("features", "zzz = 8", "'run.toml': features has no option or argument 'zzz': expected 'images', 'output', "),
         ("features", 'config = "b.toml"', "features has no option or argument 'config'"),
         ("features", "help = true", "features has no option or argument 'help'"),
         ("features", "shards = 8.0", "--shards is 8.0, expected a whole number or text in quotes"),

@@ -69,7 +69,7 @@ def test_steps_have_values_with_which_their_command_may_be_given_again(folder):
     ("text", "message"),
     [
         ('[step.a]\ncommand = "captions"', "has a key 'step': did you mean 'steps'"),
-        ("[steps.a]\nformat = 'table'", r"steps\.a has no command: there are 'demo', 'captions'"),
+        ("[steps.a]\nformat = 'table'", r"steps\.a has no command: expected 'demo', 'captions'"),
         ("[steps.a]\ncommand = 'caption'", r"steps\.a\.command is 'caption': did you mean 'captions'"),
         ("[steps.a]\ncommand = 'validate'", r"steps\.a\.command is 'validate'"),
         ("[steps.a]\ncommand = 'vocabulary'\nmin-cout = 3", r"steps\.a: vocabulary has no option .*'min-cout': did you mean"),

@@ -99,7 +99,7 @@ def test_resumed_run_writes_missing_shards_only(job):
 def test_another_rule_is_another_dataset(job, captions, model):
     extract_token_features(job, ONE)
     first = TokenFeaturesJob(captions, job.output, str(model), sub_words="first", device="cpu")
-    message = r"feature\.source: there \"last of 2 layers, mean of .*model\.sub_words: there 'mean', now 'first'"
+    message = r"feature\.source: stored \"last of 2 layers, mean of .*model\.sub_words: stored 'mean', now 'first'"
     with pytest.raises(DatasetError, match=message):
         extract_token_features(first, ONE)
     extract_token_features(TokenFeaturesJob(**{**vars(first), "overwrite": True}), ONE)

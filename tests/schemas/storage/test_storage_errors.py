@@ -183,7 +183,7 @@ def test_text_that_is_not_utf8_is_named_when_it_is_read(copy, forge):
 def test_a_vocabulary_without_its_specials(copy_toy, forge):
     toy = copy_toy("vocabulary")
     forge.shard(toy, toy.output.name(0), lambda table: table.slice(4))
-    with pytest.raises(DatasetError, match=r"'.*/vocabulary' is no vocabulary: a vocabulary begins with .*\. Make it again"):
+    with pytest.raises(DatasetError, match=r"'.*/vocabulary' is no vocabulary: a vocabulary begins with .*\. Write it again"):
         open_dataset(toy.path).vocabulary()
 
 

@@ -275,12 +275,12 @@ def test_another_dataset_is_refused_and_its_shard_found_by_the_last_task(toy):
     before = tree(toy.path)
     for index in (0, 1):  # Whether or not a shard of its own is there.
         with pytest.raises(
-            DatasetError, match=r"holds another dataset \(weights: there nothing, now 'x'\): nothing was written"
+            DatasetError, match=r"holds another dataset \(weights: stored nothing, now 'x'\): nothing was written"
         ):
             run(toy, index, output=other.output)
     assert tree(toy.path) == before
     run(toy, 2)
-    with pytest.raises(DatasetError, match=r"holds another dataset \(weights: there 'x', now nothing\)"):
+    with pytest.raises(DatasetError, match=r"holds another dataset \(weights: stored 'x', now nothing\)"):
         run(toy, 1, during=lambda: other.write_shard(2))
     assert not (toy.path / "_manifest.json").exists()
 

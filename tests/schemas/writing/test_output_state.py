@@ -462,12 +462,12 @@ def test_the_content_of_sources_is_noted_in_the_records_alone(toys, new_features
     [
         (
             lambda output: with_parameters(output, weights="sha256:22", precision="fp32"),
-            r"holds another dataset \(weights: there nothing, now 'sha256:22'; precision: there nothing, now 'fp32'\): nothing was "
-            r"written\. Choose another folder, or give --overwrite to replace it",
+            r"holds another dataset \(weights: stored nothing, now 'sha256:22'; precision: stored nothing, now 'fp32'\): nothing "
+            r"was written\. Choose another folder, or give --overwrite to replace it",
         ),
         (  # A spec holds its shape as a tuple, the manifest gives it back as a list: that is no difference.
             lambda output: with_parameters(output, feature={**output.parameters["feature"], "shape": (2048,)}, weights="new"),
-            r"holds another dataset \(weights: there nothing, now 'new'\)",
+            r"holds another dataset \(weights: stored nothing, now 'new'\)",
         ),
         (
             lambda output: replace(output, kind="captions", parameters={"tokenizer": "moses"}),
@@ -482,7 +482,7 @@ def test_the_content_of_sources_is_noted_in_the_records_alone(toys, new_features
         ),
         (
             lambda output: with_parameters(output, notes="0123456789" * 100),
-            r"holds another dataset \(notes: there nothing, now '0123456789\S{46}\.\.\.\): nothing",
+            r"holds another dataset \(notes: stored nothing, now '0123456789\S{46}\.\.\.\): nothing",
         ),
     ],
 )
@@ -494,7 +494,7 @@ def test_the_nested_value_that_differs_is_named(toys):
     extractor, output = {"name": "net", "precision": "fp32", "steps": ["a", "b"]}, toys["features"].output
     before = Footer("features", "", {**output.parameters, "extractor": extractor, "extractor_fingerprint": "12"})
     now = with_parameters(output, extractor={**extractor, "precision": "bf16"}, extractor_fingerprint="34")
-    assert difference(before, now) == "extractor.precision: there 'fp32', now 'bf16'"
+    assert difference(before, now) == "extractor.precision: stored 'fp32', now 'bf16'"
 
 
 def test_a_damaged_manifest_is_refused_and_can_be_replaced(copy_toy):
@@ -504,7 +504,7 @@ def test_a_damaged_manifest_is_refused_and_can_be_replaced(copy_toy):
     refuse(
         toy.output,
         r"_manifest\.json is not the manifest of a dataset .*: copy it again, or delete it and run the command that made the "
-        r"dataset again, which keeps the shards that are whole; or give --overwrite to replace the dataset\. Nothing was written",
+        r"dataset again, which keeps intact shards; or give --overwrite to replace the dataset\. Nothing was written",
     )
     # The advice holds: without the manifest nothing is made again, and with --overwrite everything is.
     manifest = (toy.path / "_manifest.json").read_bytes()
