@@ -16,7 +16,6 @@ from pipelines.exchange.exporters.base import apply_sidecars
 from pipelines.exchange.image_lists import ImageIds, expand_ids, local_file
 from pipelines.exchange.importers.base import FeatureFiles, describe_file
 from pipelines.exchange.jobs import ImportJob
-from pipelines.exchange.karpathy_numbers import KarpathyNumbers
 from schemas.errors import InputError, UsageError
 from schemas.kinds import REGIONS
 
@@ -55,13 +54,11 @@ def open_arrays(job: ImportJob) -> FeatureFiles:
     if job.boxes:
         _check_regions(values, boxes, sizes, regions)
         shape = (regions, *shape[1:])
-    numbers = KarpathyNumbers.open(job.karpathy, job.karpathy_key)
+    ids = ImageIds(job.id_rule or "name", job.karpathy, job.karpathy_key)
     image_ids: list[str] = []
-    reader = ImageIds(job.id_rule or "name")
     for path, list_path, array in zip(paths, lists, values.arrays, strict=True):
-        entries = enumerate(reader.read_list(list_path), start=1)
-        ids = [numbers.image_id(entry, place=f"{list_path.name}, line {line}") for line, entry in entries]
-        image_ids += expand_ids(ids, len(array), job.repeats, list_name=list_path.name, array_name=path.name)
+        listed = ids.read_list(list_path)
+        image_ids += expand_ids(listed, len(array), job.repeats, list_name=list_path.name, array_name=path.name)
     groups = zip(paths, lists, *(rows.paths for rows in (boxes, sizes) if rows.paths), strict=True)
     files = [file for group in groups for file in group]
 
@@ -77,8 +74,8 @@ def open_arrays(job: ImportJob) -> FeatureFiles:
         shape,
         values.arrays[0].dtype,
         image_ids,
-        lambda: [describe_file(path) for path in files] + numbers.inputs,
-        {"id_rule": reader.rule, **numbers.parameters},
+        lambda: [describe_file(path) for path in files] + ids.inputs,
+        ids.parameters,
         values.place,
         columns,
     )

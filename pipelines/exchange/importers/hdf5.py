@@ -13,7 +13,6 @@ import numpy as np
 from pipelines.exchange.image_lists import ImageIds, expand_ids, local_file
 from pipelines.exchange.importers.base import FeatureFiles, describe_file
 from pipelines.exchange.jobs import ImportJob
-from pipelines.exchange.karpathy_numbers import KarpathyNumbers
 from schemas.errors import InputError, UsageError
 
 
@@ -23,36 +22,39 @@ def open_hdf5(job: ImportJob) -> FeatureFiles:
     Raises:
         ImagepivotError: a file or array is missing, or they do not belong together.
     """
-    h5py = _h5py()
-    contents = _Contents.open(h5py, job.sources[0])
+    try:
+        h5py = import_module("h5py")
+    except ImportError:
+        raise UsageError("reading HDF5 needs h5py, which is not installed: pip install 'imagepivot[hdf5]'") from None
+    path = local_file(job.sources[0])
+    try:
+        contents = _Contents(h5py, path, h5py.File(path, "r"))
+    except OSError as error:
+        raise InputError(f"{job.sources[0]!r} cannot be read as HDF5: {error}") from error
     list_path = local_file(job.ids[0]) if job.ids else None
-    numbers = KarpathyNumbers.open(job.karpathy, job.karpathy_key)
     node = contents.node(job.array or "/")
-    contents.check_flat_rows(node.parent if isinstance(node, h5py.Dataset) else node)
-    if not isinstance(node, h5py.Dataset):
-        if job.id_array or list_path is not None:
-            raise UsageError(
-                f"--ids and --id-array name the ids of one array: name the array with --array. {contents.summary()}"
-            )
-        names, shape, dtype = _arrays(h5py, contents, job.array, node)
-        places = [contents.place(name) for name in names]
-        reader = ImageIds(job.id_rule or ("path" if any("/" in name for name in names) else "name"))
-        ids = [reader.read(name, place=place) for name, place in zip(names, places, strict=True)]
-        image_ids = [numbers.image_id(text, place=place) for text, place in zip(ids, places, strict=True)]
-    else:
-        names, shape, dtype, place = [], node.shape[1:], node.dtype, contents.place(job.array)
+    is_array = isinstance(node, h5py.Dataset)
+    contents.check_flat_rows(node.parent if is_array else node)
+    place = contents.place(job.array)
+    if is_array:
+        names, shape, dtype = [], node.shape[1:], node.dtype
         if not shape or not all(node.shape):
             raise InputError(
                 f"{place} has shape {node.shape}, expected an array [N, D] with one row per image and no zero dimension"
             )
+        ids = ImageIds(job.id_rule or "name", job.karpathy, job.karpathy_key)
+        listed = ids.read_list(list_path) if list_path is not None else _ids(contents, job, ids)
         list_name = list_path.name if list_path is not None else contents.place(job.id_array)
-        reader = ImageIds(job.id_rule or "name")
-        entries = enumerate(_ids(contents, job, list_path, reader))
-        ids = [numbers.image_id(entry, place=f"{list_name}, entry {number}") for number, entry in entries]
-        image_ids = expand_ids(ids, len(node), job.repeats, list_name=list_name, array_name=place)
-
-    def place_of(row: int) -> str:
-        return contents.place(names[row]) if names else f"{contents.place(job.array)}, row {row}"
+        image_ids = expand_ids(listed, len(node), job.repeats, list_name=list_name, array_name=place)
+    else:
+        if job.id_array or list_path is not None:
+            raise UsageError(
+                f"--ids and --id-array name the ids of one array: name the array with --array. {contents.summary()}"
+            )
+        names, shape, dtype = _arrays(contents, job.array, node)
+        rule = job.id_rule or ("path" if any("/" in name for name in names) else "name")
+        ids = ImageIds(rule, job.karpathy, job.karpathy_key)
+        image_ids = [ids.read(name, place=contents.place(name)) for name in names]
 
     def columns(rows: Sequence[int]) -> dict[str, np.ndarray]:
         if names:
@@ -66,27 +68,20 @@ def open_hdf5(job: ImportJob) -> FeatureFiles:
         tuple(shape),
         dtype,
         image_ids,
-        lambda: [describe_file(path) for path in (contents.path, list_path) if path is not None] + numbers.inputs,
-        {"array": job.array or "/", "id_array": job.id_array, "id_rule": reader.rule, **numbers.parameters},
-        place_of,
+        lambda: [describe_file(file) for file in (path, list_path) if file is not None] + ids.inputs,
+        {"array": job.array or "/", "id_array": job.id_array, **ids.parameters},
+        lambda row: contents.place(names[row]) if names else f"{place}, row {row}",
         columns,
     )
 
 
 @dataclass(frozen=True)
 class _Contents:
-    """An open HDF5 file that finds and names its arrays."""
+    """An open HDF5 file, with the module h5py."""
 
+    h5py: Any
     path: Path
     file: Any
-
-    @classmethod
-    def open(cls, h5py: Any, location: str) -> _Contents:
-        path = local_file(location)
-        try:
-            return cls(path, h5py.File(path, "r"))
-        except OSError as error:
-            raise InputError(f"{location!r} cannot be read as HDF5: {error}") from error
 
     def place(self, name: str) -> str:
         """Return file and path of an array, for messages."""
@@ -113,16 +108,8 @@ class _Contents:
             raise UsageError(f"{self.path.name} holds no {name!r}. {self.summary()}") from None
 
 
-def _h5py() -> Any:
-    try:
-        return import_module("h5py")
-    except ImportError:
-        raise UsageError("reading HDF5 needs h5py, which is not installed: pip install 'imagepivot[hdf5]'") from None
-
-
-def _ids(contents: _Contents, job: ImportJob, list_path: Path | None, reader: ImageIds) -> list[str]:
-    if list_path is not None:
-        return reader.read_list(list_path)
+def _ids(contents: _Contents, job: ImportJob, ids: ImageIds) -> list[str]:
+    """Read the array of image ids."""
     if not job.id_array:
         raise UsageError(
             f"the ids of {contents.place(job.array)} are not known: give --id-array or --ids. {contents.summary()}"
@@ -130,7 +117,7 @@ def _ids(contents: _Contents, job: ImportJob, list_path: Path | None, reader: Im
     node, place = contents.node(job.id_array), contents.place(job.id_array)
     if not hasattr(node, "shape") or node.ndim != 1 or node.dtype.kind not in "iuSO":
         raise InputError(f"{place} is not a list of image ids, expected strings or whole numbers [N]")
-    ids = []
+    listed = []
     for row, value in enumerate(node[()].tolist()):
         row_place = f"{place}, row {row}"
         try:
@@ -139,39 +126,40 @@ def _ids(contents: _Contents, job: ImportJob, list_path: Path | None, reader: Im
             raise InputError(
                 f"{row_place}: {value!r} is not UTF-8: write the ids as UTF-8, or give a list with --ids"
             ) from error
-        ids.append(reader.read(text, place=row_place))
-    return ids
+        listed.append(ids.read(text, place=row_place))
+    return listed
 
 
-def _arrays(h5py: Any, contents: _Contents, path: str, group: Any) -> tuple[list[str], tuple[int, ...], np.dtype]:
-    """Return the paths of all arrays in a group and its groups, and their shape and type, which must be one."""
+def _arrays(contents: _Contents, path: str, group: Any) -> tuple[list[str], tuple[int, ...], np.dtype]:
+    """Return the paths of all arrays in a group and its groups, and their common shape and type."""
     names: list[str] = []
     first: Any = None
-    for name, array in _walk(h5py, contents, group, (group,)):
+    for name, array in _walk(contents, group, (group,)):  # Only the first array stays open.
+        names.append(name)
         first = array if first is None else first
         if array.shape != first.shape or array.dtype != first.dtype or not array.shape or not all(array.shape):
             raise InputError(
-                f"{contents.place(name)} is {array.dtype} {array.shape}, {contents.place((names or [name])[0])} is {first.dtype} "
+                f"{contents.place(name)} is {array.dtype} {array.shape}, {contents.place(names[0])} is {first.dtype} "
                 f"{first.shape}: expected arrays of one shape, one per image; an array for all images is named with --array, "
                 "and so is the group with the arrays"
             )
-        names.append(name)
     if first is None:
         raise InputError(f"{contents.place(path)} holds no datasets, expected one per image. {contents.summary()}")
     return names, tuple(first.shape), first.dtype
 
 
-def _walk(h5py: Any, contents: _Contents, group: Any, parents: tuple[Any, ...], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield path and array of every link to an array, also where several lead to one array."""
+def _walk(contents: _Contents, group: Any, parents: tuple[Any, ...], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield path and array of every link to an array, also if several lead to one array."""
     for name, item in group.items():
+        place = contents.place(path + name)
         if item is None:
             raise InputError(
-                f"{contents.place(path + name)} is a link to something that does not exist: copy the file it leads to beside this "
-                "one, or delete the link"
+                f"{place} is a link to something that does not exist: copy the file it leads to beside this one, or delete the "
+                "link"
             )
-        if isinstance(item, h5py.Dataset):
+        if isinstance(item, contents.h5py.Dataset):
             yield path + name, item
-        elif isinstance(item, h5py.Group):
+        elif isinstance(item, contents.h5py.Group):
             if item in parents:
-                raise InputError(f"{contents.place(path + name)} is a link to a group around it: delete the link")
-            yield from _walk(h5py, contents, item, (*parents, item), f"{path}{name}/")
+                raise InputError(f"{place} is a link to a group around it: delete the link")
+            yield from _walk(contents, item, (*parents, item), f"{path}{name}/")

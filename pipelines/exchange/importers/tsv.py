@@ -9,6 +9,7 @@ import base64
 import binascii
 import hashlib
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,6 @@ from pipelines.exchange.exporters.tsv import BOTTOM_UP, LXMERT
 from pipelines.exchange.image_lists import ImageIds, local_file
 from pipelines.exchange.importers.base import FeatureFiles
 from pipelines.exchange.jobs import ImportJob
-from pipelines.exchange.karpathy_numbers import KarpathyNumbers
 from schemas.errors import InputError
 from schemas.kinds import REGIONS
 from schemas.text import HEAD, mark_length
@@ -33,18 +33,20 @@ _NAMES = {
     "attrs_id": "attribute_ids",
     "attrs_conf": "attribute_scores",
 }
+_FLOAT, _INT = np.dtype("<f4"), np.dtype("<i8")
+_SIZES = ("width", "height", "num_regions")
 # Column -> type in the file and values per box.
 _ARRAYS: dict[str, tuple[np.dtype, int]] = {
-    "boxes": (np.dtype("<f4"), 4),
-    "class_ids": (np.dtype("<i8"), 1),
-    "class_scores": (np.dtype("<f4"), 1),
-    "attribute_ids": (np.dtype("<i8"), 1),
-    "attribute_scores": (np.dtype("<f4"), 1),
+    "boxes": (_FLOAT, 4),
+    "class_ids": (_INT, 1),
+    "class_scores": (_FLOAT, 1),
+    "attribute_ids": (_INT, 1),
+    "attribute_scores": (_FLOAT, 1),
 }
 
 
 class _Line(NamedTuple):
-    """The place of a line: number of the file, byte offset, number of the line from 1."""
+    """The place of a line: index of the file, byte offset, line number from 1."""
 
     file: int
     offset: int
@@ -64,8 +66,8 @@ def open_tsv(job: ImportJob) -> FeatureFiles:
         (files.max_regions, files.width),
         np.dtype(np.float32),
         files.image_ids,
-        lambda: files.inputs + files.numbers.inputs,
-        {"id_rule": files.ids.rule, **files.numbers.parameters} | ({"labels": "from 1"} if labelled else {}),
+        lambda: files.inputs + files.ids.inputs,
+        files.ids.parameters | ({"labels": "from 1"} if labelled else {}),
         lambda row: files.place(files.lines[row]),
         files.read,
     )
@@ -78,22 +80,22 @@ class _TsvFiles:
         self.paths = [local_file(location) for location in job.sources]
         job = apply_sidecars(job, self.paths)
         self.max_regions = job.max_regions or REGIONS
-        self.ids = ImageIds(job.id_rule or "name")
-        self.numbers = KarpathyNumbers.open(job.karpathy, job.karpathy_key)
+        self.ids = ImageIds(job.id_rule or "name", job.karpathy, job.karpathy_key)
         self.columns: list[list[str]] = []
         self.inputs: list[dict[str, Any]] = []
         self.lines: list[_Line] = []
         self.image_ids: list[str] = []
         self.width = 0
-        self._most = (0, "")
-        for number, path in enumerate(self.paths):
-            self._scan(number, path)
+        self._longest = (0, "")  # Number of regions and place of the line that has the most.
+        for index, path in enumerate(self.paths):
+            self._scan(index, path)
         if not self.lines:
             raise InputError(f"{self.paths[0].name} holds no images, expected one per line")
-        most, place = self._most
-        if most > self.max_regions:
+        num_regions, place = self._longest
+        if num_regions > self.max_regions:
             raise InputError(
-                f"{place}: an image with {most} regions, at most {self.max_regions} are stored: give --max-regions {most}"
+                f"{place}: an image with {num_regions} regions, at most {self.max_regions} are stored: give --max-regions "
+                f"{num_regions}"
             )
         if not self.width:
             raise InputError(f"{self.paths[0].name} holds no regions at all, so the size of a feature is unknown")
@@ -108,10 +110,8 @@ class _TsvFiles:
                 digest.update(line)
                 if number == 1:
                     self.columns.append(_columns_of(line, path))
-                    if _is_header(line):
-                        offset += len(line)
-                        continue
-                self._index(_Line(file, offset, number), line)
+                if number > 1 or not _is_header(line):
+                    self._index(_Line(file, offset, number), line)
                 offset += len(line)
         if len(self.columns) == file:
             raise InputError(f"{path.name} is empty")
@@ -126,14 +126,14 @@ class _TsvFiles:
                 f"{self.width}: the file holds features of several models, or is damaged"
             )
         self.width = self.width or width
-        if row["num_regions"] > self._most[0]:
-            self._most = (row["num_regions"], place)
+        if row["num_regions"] > self._longest[0]:
+            self._longest = (row["num_regions"], place)
         self.lines.append(entry)
-        self.image_ids.append(self.numbers.image_id(self.ids.read(row["image_id"], place=place), place=place))
+        self.image_ids.append(self.ids.read(row["image_id"], place=place))
 
     def _parse(self, entry: _Line, line: bytes) -> dict[str, Any]:
         place, names = self.place(entry), self.columns[entry.file]
-        parts = line.rstrip(b"\r\n").split(b"\t")
+        parts = _split(line)
         if len(parts) != len(names):
             raise InputError(f"{place} has {len(parts)} columns, expected {len(names)} ({', '.join(names)})")
         fields = dict(zip(names, parts, strict=True))
@@ -145,10 +145,9 @@ class _TsvFiles:
         if boxes < 0 or not (0 <= width < 2**31 and 0 <= height < 2**31):
             raise InputError(f"{place}: width {width}, height {height} and num_boxes {boxes} are not sizes of an image")
         row: dict[str, Any] = {"image_id": image_id, "width": width, "height": height, "num_regions": boxes}
-        for name, (dtype, values) in _ARRAYS.items():
+        for name, (dtype, values) in {**_ARRAYS, "features": (_FLOAT, None)}.items():
             if name in fields:
                 row[name] = _decode(fields[name], dtype, boxes, values, place=place, name=name)
-        row["features"] = _decode(fields["features"], np.dtype("<f4"), boxes, None, place=place, name="features")
         for name in ("class_ids", "attribute_ids"):
             if name in row:
                 row[name] = _ids_from_one(row[name], place=place, name=name)
@@ -160,39 +159,38 @@ class _TsvFiles:
 
     def read(self, rows: Sequence[int]) -> dict[str, np.ndarray]:
         """Read lines again, and return their columns."""
-        regions = self.max_regions
-        columns: dict[str, np.ndarray] = {}
-        for name in ("width", "height", "num_regions"):
-            columns[name] = np.zeros(len(rows), np.int32)
-        for name, (dtype, values) in _ARRAYS.items():
-            columns[name] = np.zeros((len(rows), regions, values), dtype)
-        columns["features"] = np.zeros((len(rows), regions, self.width), np.float32)
-        streams = {number: self.paths[number].open("rb") for number in {self.lines[row].file for row in rows}}
-        try:
-            for target, row in enumerate(rows):
+        columns = {name: np.zeros(len(rows), np.int32) for name in _SIZES}
+        for name, (dtype, values) in {**_ARRAYS, "features": (_FLOAT, self.width)}.items():
+            columns[name] = np.zeros((len(rows), self.max_regions, values), dtype)
+        with ExitStack() as stack:
+            files = {self.lines[row].file for row in rows}
+            streams = {file: stack.enter_context(self.paths[file].open("rb")) for file in files}
+            for index, row in enumerate(rows):
                 entry = self.lines[row]
                 streams[entry.file].seek(entry.offset)
-                for name, value in self._parse(entry, streams[entry.file].readline()).items():
-                    if name in ("width", "height", "num_regions"):
-                        columns[name][target] = value
-                    elif name != "image_id" and len(value):
-                        columns[name][target, : len(value)] = value
-        finally:
-            for stream in streams.values():
-                stream.close()
+                parsed = self._parse(entry, streams[entry.file].readline())
+                for name in columns.keys() & parsed.keys():
+                    if name in _SIZES:
+                        columns[name][index] = parsed[name]
+                    elif len(parsed[name]):
+                        columns[name][index, : len(parsed[name])] = parsed[name]
         return columns
 
 
+def _split(line: bytes) -> list[bytes]:
+    return line.rstrip(b"\r\n").split(b"\t")
+
+
 def _is_header(line: bytes) -> bool:
-    parts = line.rstrip(b"\r\n").split(b"\t")
+    parts = _split(line)
     return parts[0] in (b"image_id", b"img_id") and b"num_boxes" in parts  # The id of an image may be "image_id".
 
 
 def _columns_of(line: bytes, path: Path) -> list[str]:
-    """Return the names of the columns: from the header, or by their number if there is none."""
-    parts = line.rstrip(b"\r\n").split(b"\t")
-    by_number: dict[int, Sequence[str]] = {len(columns): columns for columns in (BOTTOM_UP, LXMERT)}
-    names = [part.decode(errors="replace") for part in parts] if _is_header(line) else by_number.get(len(parts), ())
+    """Return the names of the columns from the header, or by their number without a header."""
+    parts = _split(line)
+    by_count: dict[int, Sequence[str]] = {len(columns): columns for columns in (BOTTOM_UP, LXMERT)}
+    names = [part.decode(errors="replace") for part in parts] if _is_header(line) else by_count.get(len(parts), ())
     names = [_NAMES.get(name, name) for name in names]
     missing = [name for name in BOTTOM_UP if name not in names]
     if missing:
@@ -211,6 +209,7 @@ def _ids_from_one(ids: np.ndarray, *, place: str, name: str) -> np.ndarray:
 
 
 def _decode(text: bytes, dtype: np.dtype, boxes: int, width: int | None, *, place: str, name: str) -> np.ndarray:
+    """Decode an array ``[boxes, width]``; the width None is that of the data."""
     try:
         data = base64.b64decode(text, validate=True)
     except binascii.Error as error:

@@ -48,8 +48,8 @@ def open_tars(job: ImportJob) -> FeatureFiles:
     samples = [sample for path in paths for sample in _index(path)]
     if not samples:
         raise InputError(f"{paths[0].name} holds no samples, expected 'ID.{_FEATURE}' for each image")
-    reader = ImageIds(job.id_rule or "exact")
-    image_ids = [reader.read(sample.key, place=sample.place) for sample in samples]
+    ids = ImageIds(job.id_rule or "exact")
+    image_ids = [ids.read(sample.key, place=sample.place) for sample in samples]
     with samples[0].path.open("rb") as stream:
         first = _array(stream, samples[0], _FEATURE)
     has_regions = _BOXES in samples[0].members
@@ -76,7 +76,7 @@ def open_tars(job: ImportJob) -> FeatureFiles:
         first.dtype,
         image_ids,
         lambda: [describe_file(path) for path in paths],
-        {"id_rule": reader.rule},
+        ids.parameters,
         lambda row: samples[row].place,
         columns,
     )

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipelines.exchange.image_lists import ImageIds, read_karpathy_numbers
 from pipelines.exchange.importing import import_features
 from pipelines.exchange.jobs import ImportJob
-from pipelines.exchange.karpathy_numbers import KarpathyNumbers
 from schemas.dataset import open_dataset
 from schemas.errors import InputError, UsageError
 
@@ -88,7 +88,7 @@ def test_hdf5_files_with_an_array_of_ids_and_with_an_array_per_image(tmp_path, k
             file[f"single/{number:012}"] = row
     for options in ({"array": "x", "id_array": "ids"}, {"array": "single"}):
         check(stored(job_of(tmp_path / "f.h5", karpathy=karpathy, karpathy_key="cocoid", **options))[0])
-    with pytest.raises(InputError, match=r"f.h5:ids, entry 0: '.*' has no sentid 42"):
+    with pytest.raises(InputError, match=r"f.h5:ids, row 0: '.*' has no sentid 42"):
         import_features(job_of(tmp_path / "f.h5", array="x", id_array="ids", karpathy=karpathy, karpathy_key="sentid"))
 
 
@@ -138,13 +138,12 @@ def test_unknown_numbers_are_refused_and_nothing_is_written(tmp_path, karpathy, 
 def test_broken_files_are_refused(tmp_path, images, key, message):
     (tmp_path / "d.json").write_text(json.dumps({"images": images}))
     with pytest.raises(InputError, match=message):
-        KarpathyNumbers.open(str(tmp_path / "d.json"), key)
+        read_karpathy_numbers(tmp_path / "d.json", key)
 
 
 def test_a_compressed_file_is_read(karpathy, tmp_path):
     (tmp_path / "d.json.gz").write_bytes(gzip.compress(Path(karpathy).read_bytes()))
-    numbers = KarpathyNumbers.open(str(tmp_path / "d.json.gz"), "cocoid")
-    assert [numbers.image_id(str(number), place="here") for number in COCOIDS] == NAMES
+    assert read_karpathy_numbers(tmp_path / "d.json.gz", "cocoid") == dict(zip(COCOIDS, NAMES, strict=True))
 
 
 def test_options_that_make_no_sense_are_refused():
@@ -153,4 +152,4 @@ def test_options_that_make_no_sense_are_refused():
     with pytest.raises(UsageError, match="give the file with --karpathy"):
         job_of(Path("x"), karpathy_key="cocoid")
     with pytest.raises(InputError, match=r"no such file: 'no.json'"):
-        KarpathyNumbers.open("no.json", "imgid")
+        ImageIds("name", "no.json")
