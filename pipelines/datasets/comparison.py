@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -28,12 +28,13 @@ from schemas.fingerprints import canonical_json
 from schemas.keys import normalization_hint
 from schemas.kinds import KEY_COLUMNS
 
-_FIRST = 5
+_SAMPLE_KEYS = 5
 _FEATURES = ("feature", "features", "vector")
+_Row: TypeAlias = Mapping[str, Any]
 
 
 class ParameterDifference(NamedTuple):
-    """A parameter or input that differs: its keys, joined by dots, and its values in A and B, None where there is none."""
+    """A parameter or input that differs: its keys, joined by dots, and its values in A and B, None if it is not set."""
 
     path: str
     a: Any
@@ -50,7 +51,7 @@ class KeySample:
     def add(self, key: tuple[Any, ...]) -> None:
         """Count a row."""
         self.count += 1
-        if len(self.first) < _FIRST:
+        if len(self.first) < _SAMPLE_KEYS:
             self.first = (*self.first, _text(key))
 
 
@@ -59,22 +60,22 @@ class VectorDifference:
     """The differences of a column of real numbers over the rows that both datasets have.
 
     Attributes:
-        has_cosine: whether its values are features, whose cosines are computed (of regions: region by region).
-        rows: number of rows that differ at all.
-        largest: largest absolute difference; its key is empty if nothing differs.
-        cosine_least: the smallest cosine; None without any.
+        has_cosine: whether the values are features, for which cosines are computed (of regions: region by region).
+        rows: number of rows with any difference.
+        max_difference: largest absolute difference; its key is empty if all values are equal.
+        min_cosine: smallest cosine; None without any.
     """
 
     column: str
     has_cosine: bool
     rows: int = 0
-    largest: float = 0.0
-    largest_key: str = ""
-    cosine_least: float | None = None
-    cosine_least_key: str = ""
+    max_difference: float = 0.0
+    max_difference_key: str = ""
+    min_cosine: float | None = None
+    min_cosine_key: str = ""
     _sum: float = 0.0
     _values: int = 0
-    _largest_value: float = 0.0
+    _max_value: float = 0.0
     _cosine_sum: float = 0.0
     _cosines: int = 0
 
@@ -86,10 +87,10 @@ class VectorDifference:
     @property
     def relative(self) -> float:
         """The largest absolute difference divided by the largest absolute value of either side."""
-        return self.largest / self._largest_value if self._largest_value else 0.0
+        return self.max_difference / self._max_value if self._max_value else 0.0
 
     @property
-    def cosine_mean(self) -> float | None:
+    def mean_cosine(self) -> float | None:
         """Mean cosine of the vectors; None without any."""
         return self._cosine_sum / self._cosines if self._cosines else None
 
@@ -98,21 +99,21 @@ class VectorDifference:
         self._values += a.size
         if not a.size:
             return False
-        self._largest_value = float(np.maximum(self._largest_value, max(np.abs(a).max(), np.abs(b).max())))
+        self._max_value = float(np.maximum(self._max_value, max(np.abs(a).max(), np.abs(b).max())))
         same = np.array_equal(a, b)
         if not same:
             gap = np.abs(a.astype(np.float64) - b.astype(np.float64))
             self.rows += 1
             self._sum += float(gap.sum())
             # NaN counts as the largest difference, and remains so.
-            if not math.isnan(self.largest) and not float(gap.max()) <= self.largest:
-                self.largest, self.largest_key = float(gap.max()), _text(key)
+            if not math.isnan(self.max_difference) and not float(gap.max()) <= self.max_difference:
+                self.max_difference, self.max_difference_key = float(gap.max()), _text(key)
         if self.has_cosine:
             cosines = np.ones(len(a)) if same else _cosines(a.astype(np.float64), b.astype(np.float64))
             self._cosine_sum += float(cosines.sum())
             self._cosines += len(cosines)
-            if self.cosine_least is None or float(cosines.min()) < self.cosine_least:
-                self.cosine_least, self.cosine_least_key = float(cosines.min()), _text(key)
+            if self.min_cosine is None or float(cosines.min()) < self.min_cosine:
+                self.min_cosine, self.min_cosine_key = float(cosines.min()), _text(key)
         return not same
 
 
@@ -152,12 +153,12 @@ class Comparison:
             bool(self.incomparable)
             or bool(self.missing_in_a.count or self.missing_in_b.count)
             or any(self.columns.values())
-            or not all(column.largest <= self.tolerance for column in self.vectors)
+            or not all(column.max_difference <= self.tolerance for column in self.vectors)
         )
 
 
 def _cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the cosine of each pair of rows; 1 where both are zero, 0 where one is."""
+    """Return the cosine of each pair of rows; 1 if both are zero, 0 if one is."""
     norms_a, norms_b = np.linalg.norm(a, axis=1), np.linalg.norm(b, axis=1)
     product = norms_a * norms_b
     cosines = np.einsum("nd,nd->n", a, b) / np.where(product > 0, product, 1)
@@ -171,7 +172,7 @@ def _text(key: tuple[Any, ...]) -> str:
 def compare_datasets(job: DiffJob, meter: Meter = Meter()) -> Comparison:
     """Compare two datasets of one kind.
 
-    Regions are compared one by one as far as both sides use them; rows whose ``num_regions`` differ are counted.
+    Regions are compared one by one as far as both sides use them; rows with different ``num_regions`` are counted.
 
     Raises:
         UsageError: the datasets are of different kinds.
@@ -183,26 +184,28 @@ def compare_datasets(job: DiffJob, meter: Meter = Meter()) -> Comparison:
             f"{a.folder.location!r} holds {a.kind}, {b.folder.location!r} holds {b.kind}: only datasets of one kind compare"
         )
     incomparable = _shapes_differ(a, b)
-    names = [column.name for column in a.schema if column.name not in KEY_COLUMNS[a.kind]]
-    real = [] if incomparable else [name for name in names if _is_real(a.schema.field(name).type)]
-    plain = [] if incomparable else [name for name in names if name not in real]
+    types = {} if incomparable else {field.name: field.type for field in a.schema if field.name not in KEY_COLUMNS[a.kind]}
+    real = [
+        name for name, dtype in types.items() if pa.types.is_fixed_size_list(dtype) and pa.types.is_floating(dtype.value_type)
+    ]
     vectors = {name: VectorDifference(name, name in _FEATURES) for name in real}
-    columns = dict.fromkeys(plain, 0)
+    columns = dict.fromkeys((name for name in types if name not in vectors), 0)
+    slots_a, slots_b = (side.schema.field("class_ids").type.list_size if side.kind == "regions" else 1 for side in (a, b))
     only_a, only_b, differing = KeySample(), KeySample(), KeySample()
     common = 0
-    for key, row_a, row_b in _joined(a, b, [*KEY_COLUMNS[a.kind], *real, *plain]):
+    for key, row_a, row_b in _joined(a, b, [*KEY_COLUMNS[a.kind], *vectors, *columns]):
         meter.add(rows=1)
         if row_a is None or row_b is None:
             (only_a if row_b is None else only_b).add(key)
             continue
         common += 1
-        regions = min(row_a["num_regions"], row_b["num_regions"]) if a.kind == "regions" and plain else None
-        different = [name for name in plain if not _equal(row_a[name], row_b[name], regions)]
+        regions = min(row_a["num_regions"], row_b["num_regions"]) if "num_regions" in columns else None
+        different = [name for name in columns if not _is_equal(row_a[name], row_b[name], regions)]
         for name in different:
             columns[name] += 1
-        for name in real:
+        for name, vector in vectors.items():
             # Not `any(...)`, which would stop early: every column must be added.
-            if vectors[name].add(key, _shaped(a, name, row_a, regions), _shaped(b, name, row_b, regions)):
+            if vector.add(key, *(row[name].reshape(n, -1)[:regions] for row, n in ((row_a, slots_a), (row_b, slots_b)))):
                 different.append(name)
         if different:
             differing.add(key)
@@ -224,53 +227,32 @@ def compare_datasets(job: DiffJob, meter: Meter = Meter()) -> Comparison:
 
 def _shapes_differ(a: Dataset, b: Dataset) -> str:
     """Return the reason why features cannot be subtracted, or an empty string; the number of regions may differ."""
-    if a.spec is None or b.spec is None:
-        return ""
     first = 1 if a.kind == "regions" else 0
-    if a.spec.shape[first:] == b.spec.shape[first:]:
+    if a.spec is None or b.spec is None or a.spec.shape[first:] == b.spec.shape[first:]:
         return ""
     return f"the features have shapes {list(a.spec.shape)} and {list(b.spec.shape)}"
 
 
-def _is_real(dtype: pa.DataType) -> bool:
-    return pa.types.is_fixed_size_list(dtype) and pa.types.is_floating(dtype.value_type)
+def _is_equal(a: Any, b: Any, regions: int | None) -> bool:
+    return np.array_equal(a[:regions], b[:regions]) if isinstance(a, np.ndarray) else bool(a == b)
 
 
-def _shaped(dataset: Dataset, name: str, row: Mapping[str, Any], regions: int | None) -> np.ndarray:
-    """Return the vectors of a row as ``(vectors, values)``; of regions only those that both sides use."""
-    if regions is None:
-        return row[name].reshape(1, -1)
-    return row[name].reshape(dataset.schema.field("class_ids").type.list_size, -1)[:regions]
-
-
-def _equal(a: Any, b: Any, regions: int | None) -> bool:
-    if isinstance(a, np.ndarray):
-        return np.array_equal(a[:regions], b[:regions])
-    return bool(a == b)
-
-
-def _joined(
-    a: Dataset, b: Dataset, columns: Sequence[str]
-) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any] | None, Mapping[str, Any] | None]]:
+def _joined(a: Dataset, b: Dataset, columns: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], _Row | None, _Row | None]]:
     """Yield all keys in sorted groups, with the row of each side or None."""
     groups = math.gcd(a.num_shards, b.num_shards)
     for group in range(groups):
-        shards = [_rows(side, number, columns) for side in (a, b) for number in range(group, side.num_shards, groups)]
+        shards = [_rows(side, shard, columns) for side in (a, b) for shard in range(group, side.num_shards, groups)]
         for key, rows in groupby(heapq.merge(*shards, key=itemgetter(0)), key=itemgetter(0)):
-            found = {side is a: row for _, side, row in rows}
-            yield key, found.get(True), found.get(False)
+            by_side = {side is a: row for _, side, row in rows}
+            yield key, by_side.get(True), by_side.get(False)
 
 
-def _rows(
-    dataset: Dataset, number: int, columns: Sequence[str]
-) -> Iterator[tuple[tuple[Any, ...], Dataset, Mapping[str, Any]]]:
-    """Yield the rows of a shard with their key, and the dataset that they are from."""
-    key = KEY_COLUMNS[dataset.kind]
-    for batch in dataset.shard_batches(number, columns):
-        values = [_values(batch.column(name)) for name in columns]
-        for row in zip(*values, strict=True):
-            named = dict(zip(columns, row, strict=True))
-            yield tuple(named[name] for name in key), dataset, named
+def _rows(dataset: Dataset, shard: int, columns: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], Dataset, _Row]]:
+    """Yield the rows of a shard with their key, and their dataset."""
+    for batch in dataset.shard_batches(shard, columns):
+        for values in zip(*(_values(batch.column(name)) for name in columns), strict=True):
+            row = dict(zip(columns, values, strict=True))
+            yield tuple(row[name] for name in KEY_COLUMNS[dataset.kind]), dataset, row
 
 
 def _values(column: pa.Array) -> Sequence[Any]:
@@ -280,19 +262,15 @@ def _values(column: pa.Array) -> Sequence[Any]:
 
 
 def _parameters(a: Dataset, b: Dataset) -> Iterator[ParameterDifference]:
-    sides = [
-        _flat({**side.manifest.parameters, "inputs": {str(n): entry for n, entry in enumerate(side.manifest.inputs)}})
-        for side in (a, b)
-    ]
-    for path in sorted({*sides[0], *sides[1]}):
-        left, right = sides[0].get(path), sides[1].get(path)
-        if canonical_json(left) != canonical_json(right):
-            yield ParameterDifference(path=path, a=left, b=right)
+    left, right = (_flat({**side.manifest.parameters, "inputs": dict(enumerate(side.manifest.inputs))}) for side in (a, b))
+    for path in sorted({*left, *right}):
+        if canonical_json(left.get(path)) != canonical_json(right.get(path)):
+            yield ParameterDifference(path, left.get(path), right.get(path))
     if a.num_shards != b.num_shards:
-        yield ParameterDifference(path="shards", a=a.num_shards, b=b.num_shards)
+        yield ParameterDifference("shards", a.num_shards, b.num_shards)
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
@@ -321,8 +299,7 @@ def _rows_table(comparison: Comparison) -> Table:
         ("only in B", comparison.missing_in_a),
         ("in both, with a difference", comparison.differing),
     ):
-        more = ", ..." if sample.count > len(sample.first) else ""
-        rows.append((label, sample.count, ", ".join(sample.first) + more))
+        rows.append((label, sample.count, ", ".join(sample.first) + (", ..." if sample.count > len(sample.first) else "")))
     if hint := normalization_hint(comparison.missing_in_b.first, comparison.missing_in_a.first):
         rows.append(("", None, Cell(hint, style="yellow")))
     rows += [(f"  {name} differs", count) for name, count in comparison.columns.items() if count]
@@ -332,17 +309,18 @@ def _rows_table(comparison: Comparison) -> Table:
 
 
 def _vector_numbers(column: VectorDifference) -> dict[str, str]:
+    key = f" ({column.max_difference_key})" if column.max_difference_key else ""
     numbers = {
         "rows that differ": f"{column.rows:,}",
-        "largest difference": f"{column.largest:.3g}{f' ({column.largest_key})' if column.largest_key else ''}",
-        "... of the largest value": f"{column.relative:.3g}",
+        "largest difference": f"{column.max_difference:.3g}{key}",
+        "... divided by the largest value": f"{column.relative:.3g}",
         "mean difference": f"{column.mean:.3g}",
     }
-    if column.cosine_mean is not None:
-        key = f" ({column.cosine_least_key})" if column.rows else ""
-        numbers |= {"mean cosine": f"{column.cosine_mean:.9f}", "least cosine": f"{column.cosine_least:.9f}{key}"}
+    if column.mean_cosine is not None:
+        key = f" ({column.min_cosine_key})" if column.rows else ""
+        numbers |= {"mean cosine": f"{column.mean_cosine:.9f}", "smallest cosine": f"{column.min_cosine:.9f}{key}"}
     return numbers
 
 
 def _short(value: Any) -> str:
-    return shorten("nothing" if value is None else value if isinstance(value, str) else canonical_json(value))
+    return shorten("not set" if value is None else value if isinstance(value, str) else canonical_json(value))

@@ -84,7 +84,7 @@ def test_equal_features_in_any_number_of_shards(tmp_path, shards, monkeypatch):
     assert (comparison.rows_a, comparison.rows_b, comparison.common) == (20, 20, 20)
     assert comparison.missing_in_a == comparison.missing_in_b == comparison.differing == KeySample()
     (feature,) = comparison.vectors
-    assert (feature.rows, feature.largest, feature.mean, feature.relative, feature.cosine_mean) == (0, 0, 0, 0, 1)
+    assert (feature.rows, feature.max_difference, feature.mean, feature.relative, feature.mean_cosine) == (0, 0, 0, 0, 1)
     same = shards[0] == shards[1]
     assert comparison.parameters == (() if same else (ParameterDifference("shards", *shards),))
 
@@ -112,13 +112,13 @@ def test_differences_of_features_are_those_of_numpy(tmp_path, shards):
     assert set(comparison.differing.first) < set(IMAGES[1:7])
     (feature,) = comparison.vectors
     assert feature.rows == 6
-    assert feature.largest == gaps.max()
-    assert feature.largest_key == common[gaps.max(1).argmax()]
+    assert feature.max_difference == gaps.max()
+    assert feature.max_difference_key == common[gaps.max(1).argmax()]
     assert feature.mean == pytest.approx(gaps.mean())
     assert feature.relative == pytest.approx(gaps.max() / max(np.abs(x).max(), np.abs(y).max()))
-    assert feature.cosine_mean == pytest.approx(cosines.mean())
-    assert feature.cosine_least == pytest.approx(cosines.min())
-    assert feature.cosine_least_key == common[cosines.argmin()]
+    assert feature.mean_cosine == pytest.approx(cosines.mean())
+    assert feature.min_cosine == pytest.approx(cosines.min())
+    assert feature.min_cosine_key == common[cosines.argmin()]
     assert replace(comparison, tolerance=1e9).differs  # Keys are missing: no tolerance helps.
 
 
@@ -127,7 +127,7 @@ def test_the_tolerance_is_the_largest_difference_that_counts_as_equal(tmp_path):
     right["image-03"] = right["image-03"].copy()
     right["image-03"][0] += np.float32(0.25)
     a, b = features(tmp_path / "a", vectors()), features(tmp_path / "b", right)
-    gap = compare(a, b).vectors[0].largest
+    gap = compare(a, b).vectors[0].max_difference
     assert [compare(a, b, tolerance).differs for tolerance in (0, gap * 0.999, gap)] == [True, True, False]
 
 
@@ -135,13 +135,13 @@ def test_zero_vectors_have_a_cosine(tmp_path):
     left = {image_id: np.zeros(WIDTH, "float32") for image_id in IMAGES[:2]}
     right = {"image-00": left["image-00"], "image-01": np.ones(WIDTH, "float32")}
     (feature,) = compare(features(tmp_path / "a", left), features(tmp_path / "b", right)).vectors
-    assert (feature.cosine_mean, feature.cosine_least, feature.cosine_least_key) == (0.5, 0, "image-01")
+    assert (feature.mean_cosine, feature.min_cosine, feature.min_cosine_key) == (0.5, 0, "image-01")
 
 
 def test_float16_is_compared_with_float32_by_value(tmp_path):
     left, right = vectors(), {image_id: value.astype("float16") for image_id, value in vectors().items()}
     comparison = compare(features(tmp_path / "a", left), features(tmp_path / "b", right, dtype="float16"))
-    assert 0 < comparison.vectors[0].largest < 2e-3
+    assert 0 < comparison.vectors[0].max_difference < 2e-3
     assert comparison.parameters == (ParameterDifference("feature.dtype", "float32", "float16"),)
     assert not replace(comparison, tolerance=2e-3).differs
 
@@ -161,7 +161,7 @@ def test_parameters_and_inputs_are_named_by_their_path_and_do_not_count(tmp_path
     )
     assert not comparison.differs
     assert ["extractor.precision", "fp32", "bf16"] in rows_of(comparison)
-    assert ["extractor.more", "nothing", "1"] in rows_of(comparison)
+    assert ["extractor.more", "not set", "1"] in rows_of(comparison)
 
 
 def test_features_of_other_shapes_are_not_compared(tmp_path):
@@ -177,7 +177,7 @@ def test_equal_regions(tmp_path):
     )
     assert not comparison.differs
     assert [column.column for column in comparison.vectors] == ["boxes", "features", "class_scores", "attribute_scores"]
-    assert [column.cosine_mean for column in comparison.vectors] == [None, pytest.approx(1), None, None]
+    assert [column.mean_cosine for column in comparison.vectors] == [None, pytest.approx(1), None, None]
 
 
 def test_regions_are_compared_one_by_one_as_far_as_both_use_them(tmp_path):
@@ -197,11 +197,11 @@ def test_regions_are_compared_one_by_one_as_far_as_both_use_them(tmp_path):
     assert comparison.columns == {"width": 0, "height": 0, "num_regions": 1, "class_ids": 1, "attribute_ids": 0}
     assert comparison.differing == KeySample(2, comparison.differing.first)
     by_column = {difference.column: difference for difference in comparison.vectors}
-    assert by_column["boxes"].largest == pytest.approx(0.5, abs=1e-6)
-    assert by_column["boxes"].largest_key == "image-04"
-    assert (by_column["features"].rows, by_column["features"].cosine_least) == (1, pytest.approx(-1))
+    assert by_column["boxes"].max_difference == pytest.approx(0.5, abs=1e-6)
+    assert by_column["boxes"].max_difference_key == "image-04"
+    assert (by_column["features"].rows, by_column["features"].min_cosine) == (1, pytest.approx(-1))
     used = sum(number % 5 for number in range(20)) - 1
-    assert by_column["features"].cosine_mean == pytest.approx((used - 2) / used)
+    assert by_column["features"].mean_cosine == pytest.approx((used - 2) / used)
     assert by_column["class_scores"].rows == 0
     assert replace(comparison, tolerance=1e9).differs
 
@@ -257,7 +257,7 @@ def test_the_table_names_the_worst_image(tmp_path):
     right["image-07"] = -right["image-07"]
     rows = rows_of(compare(features(tmp_path / "a", vectors()), features(tmp_path / "b", right)))
     assert rows[rows.index(["feature"]) + 1] == ["  rows that differ", "1"]
-    assert ["  least cosine", "-1.000000000 (image-07)"] in rows
+    assert ["  smallest cosine", "-1.000000000 (image-07)"] in rows
     assert ["  mean cosine", "0.900000000"] in rows
 
 

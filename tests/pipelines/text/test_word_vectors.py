@@ -126,7 +126,7 @@ def test_fingerprint_is_independent_of_file_order_and_place(job, tmp_path):
     dog = open_dataset(job.vocabulary).vocabulary().ids["dog"]
     comparison = compare_datasets(DiffJob(job.output, other.output))
     assert (comparison.differs, comparison.common, comparison.differing.first) == (True, 8, (f"en/{dog}",))
-    assert comparison.vectors[0].cosine_least == pytest.approx(0, abs=1e-9)
+    assert comparison.vectors[0].min_cosine == pytest.approx(0, abs=1e-9)
 
 
 @pytest.mark.parametrize(
