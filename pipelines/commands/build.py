@@ -29,10 +29,10 @@ def build_plan(
     """Build a plan; the arguments are those of the command, and its context.
 
     Raises:
-        UsageError: the plan is not understood.
+        UsageError: the plan is missing or invalid.
         Exit: the command of a step failed; the exit code is that of the step.
     """
-    from pipelines.plans.plan import StepError, build, read_plan, words_of
+    from pipelines.plans.plan import StepError, build, command_lines, read_plan
     from schemas.process.steps import run_command
 
     known: Mapping[str, Command] = context.find_root().command.commands  # type: ignore[attr-defined]
@@ -42,7 +42,7 @@ def build_plan(
     names = [step.name for step in steps]
     if others := [name for name in overwrite if name not in names]:
         raise UsageError(f"--overwrite {others[0]}: the step is not among those to run: {', '.join(names)}")
-    commands = words_of(steps, known, overwrite)
+    commands = command_lines(steps, known, overwrite)
     if dry_run:
         for words in commands:
             console.print(f"imagepivot {shlex.join(words)}", highlight=False, markup=False, soft_wrap=True)

@@ -518,7 +518,7 @@ def test_the_same_as_a_plan(stores, tmp_path, imagepivot, monkeypatch):
     upload(photos, range(20, 30))
     upload_captions(30)
     refused = run(words="imagepivot build nightly.toml", code=1)
-    assert "step captions (imagepivot captions) ended with exit code 1, and was not followed by encoded, features" in refused
+    assert "step captions (imagepivot captions) failed with exit code 1, these steps did not run: encoded, features" in refused
     use(far.environment, monkeypatch)
     far.cut("busy", 600, after=0, only="023.jpg")
     run()

@@ -107,11 +107,11 @@ def test_a_step_that_fails_ends_the_build_with_its_code_and_message(tmp_path):
     assert [run.returncode for run in done] == [1, 2, 1]
     assert "none.tsv" in done[0].stderr
     assert (
-        "step captions (imagepivot captions) ended with exit code 1, and was not followed by vocabulary, encoded"
+        "step captions (imagepivot captions) failed with exit code 1, these steps did not run: vocabulary, encoded"
         in done[0].stderr
     )
     assert "--min-count is 0, expected 1 or more (in steps.vocabulary)" in done[1].stderr, "no step has begun"
-    assert "step vocabulary (imagepivot vocabulary) ended with exit code 1, and was not followed by encoded" in done[2].stderr
+    assert "step vocabulary (imagepivot vocabulary) failed with exit code 1, these steps did not run: encoded" in done[2].stderr
     assert not any("Traceback" in run.stderr for run in done)
     assert [path.name for path in (folder / "build/plan").iterdir()] == ["captions"]
 

@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from pipelines.commands.app import app
-from pipelines.plans.plan import COMMANDS, StepError, build, plan_names, read_plan, read_table, words_of
+from pipelines.plans.plan import COMMANDS, StepError, build, command_lines, plan_names, read_plan, read_table
 from schemas.errors import UsageError
 from tests.pipelines.plans.conftest import PLAN
 
@@ -30,7 +30,7 @@ def test_names_of_steps_and_paths_are_replaced_by_locations(folder):
     assert [encoded.values[key] for key in ("captions", "vocabulary", "output")] == [
         str(folder / "build/plan" / name) for name in ("captions", "vocabulary", "encoded")
     ]
-    assert encoded.needs == ("captions", "vocabulary")
+    assert encoded.dependencies == ("captions", "vocabulary")
 
 
 def test_steps_stand_behind_those_that_they_need(folder):
@@ -42,15 +42,15 @@ def test_steps_stand_behind_those_that_they_need(folder):
 def test_a_location_below_a_step_and_a_folder_of_its_name(folder):
     text = '[steps.scenes]\ncommand = "demo"\nonly = "scenes"\n[steps.a]\ncommand = "captions"\nformat = "table"\nsource = {}\n'
     below = read(folder, text.format('"scenes/captions.tsv"')).steps["a"]
-    assert (below.values["source"], below.needs) == (str(folder / "build/plan/scenes/captions.tsv"), ("scenes",))
+    assert (below.values["source"], below.dependencies) == (str(folder / "build/plan/scenes/captions.tsv"), ("scenes",))
     beside = read(folder, text.format('"./scenes"')).steps["a"]
-    assert (beside.values["source"], beside.needs) == (str(folder / "scenes"), ())
+    assert (beside.values["source"], beside.dependencies) == (str(folder / "scenes"), ())
 
 
 def test_shards_like_those_of_another_step(folder):
     plan = read(folder, PLAN + "[steps.f]\ncommand = 'features'\nimages = 'photos/'\nshards = 'like:captions'\n")
     assert plan.steps["f"].values["shards"] == f"like:{folder}/build/plan/captions"
-    assert plan.steps["f"].needs == ("captions",)
+    assert plan.steps["f"].dependencies == ("captions",)
 
 
 @pytest.mark.parametrize(("value", "is_name"), [("default", True), ("random:0", True), ("w.pth", False)])
@@ -79,21 +79,21 @@ def test_steps_have_values_with_which_their_command_may_be_given_again(folder):
         ),
         ("[steps.a]\ncommand = 'vocabulary'\nmin-count = 3\nmin_count = 3", "are the same: keep one"),
         ("[steps.a]\ncommand = 'vocabulary'\nsplits = []", r"steps\.a\.splits is empty"),
-        ("[steps.a]\ncommand = 'vocabulary'\ncaptions = 'a'", "the steps need each other in a circle: a -> a"),
+        ("[steps.a]\ncommand = 'vocabulary'\ncaptions = 'a'", "the steps depend on each other: a -> a"),
         (
             "[paths]\nphotos = ''\n[steps.a]\ncommand = 'features'\nimages = 'photos'",
-            r"steps\.a\.images needs paths\.photos, which is not given: --set paths\.photos=",
+            r"steps\.a\.images needs paths\.photos, which is not set: give --set paths\.photos=",
         ),
         ("[paths]\nphotos = 'x'\n[steps.a]\ncommand = 'features'\nimages = 'photo'", "did you mean 'photos'"),
-        ("[paths]\na = 'x'\n[steps.a]\ncommand = 'demo'", "have one name"),
+        ("[paths]\na = 'x'\n[steps.a]\ncommand = 'demo'", "have the same name"),
         ("[steps.a]\ncommand = 'demo'\noutput = ''", r"steps\.a\.output is ''"),
         ("[steps.a]\ncommand = 'demo'\nenvironment = 'x'", "expected a table of texts"),
-        ("[steps.'a b']\ncommand = 'demo'", "a step is called by letters"),
+        ("[steps.'a b']\ncommand = 'demo'", "expected a step name of letters"),
         ("description = 'nothing'", "it has no steps"),
         ("steps = 3", "steps is 3, expected a table"),
         ("[steps", "is not a plan"),
         ("extends = 'demmo'", "extends 'demmo', but there is no plan 'demmo': did you mean 'demo'"),
-        ("extends = 'plan.toml'", "extends goes round in a circle"),
+        ("extends = 'plan.toml'", "extends itself: .*plan.toml"),
         ("extends = 'none.toml'", "but there is no file .*none.toml'"),
     ],
 )
@@ -131,7 +131,7 @@ def test_a_plan_extends_another(folder):
     plan = read_plan(str(folder / "own.toml"), LINE)
     assert list(plan.steps) == ["captions", "vocabulary", "encoded", "more"]
     assert plan.steps["vocabulary"].values["min_count"] == 2
-    assert plan.steps["vocabulary"].needs == ("captions",)
+    assert plan.steps["vocabulary"].dependencies == ("captions",)
 
 
 def test_the_plans_of_the_package_are_understood():
@@ -176,7 +176,7 @@ def test_multi30k_gives_what_the_readme_gives_command_by_command():
         ),
     ],
 )
-def test_values_become_the_words_of_a_command_line(command, values, words):
+def test_values_become_the_command_lines_a_command_line(command, values, words):
     assert LINE[command].words(values) == words
 
 
@@ -188,7 +188,7 @@ def test_steps_run_in_order_with_their_variables_alone(folder):
         ran.append((words[0], environment))
         return 0
 
-    build(steps, words_of(steps, LINE), run, told.append)
+    build(steps, command_lines(steps, LINE), run, told.append)
     assert ran == [("captions", {}), ("vocabulary", {}), ("encode", {"OMP_NUM_THREADS": "1"})]
     assert told[1] == (
         f"vocabulary: imagepivot vocabulary --min-count=1 {folder}/build/plan/captions {folder}/build/plan/vocabulary"
@@ -204,11 +204,11 @@ def test_the_first_step_that_fails_ends_the_build_with_its_code(folder, code):
         return code if words[0] == "vocabulary" else 0
 
     message = (
-        rf"step vocabulary \(imagepivot vocabulary\) ended with exit code {code}, and was not followed by encoded\. Do what it "
-        "advises, then give the same command again"
+        rf"step vocabulary \(imagepivot vocabulary\) failed with exit code {code}, these steps did not run: encoded\. Follow its "
+        "message, then run the same command again"
     )
     with pytest.raises(StepError, match=message) as error:
-        build(steps, words_of(steps, LINE), run)
+        build(steps, command_lines(steps, LINE), run)
     assert error.value.code == code
     assert ran == ["captions", "vocabulary"]
 
@@ -222,8 +222,8 @@ def test_steps_are_chosen_with_what_they_need(folder):
 def test_overwrite_is_for_the_command_of_a_step(folder):
     text = PLAN + "[steps.f]\ncommand = 'features'\nimages = 'photos/'\n[steps.run]\ncommand = 'train'\nconfig = 'demo'\n"
     steps = read(folder, text).choose([])
-    words = words_of(steps, LINE, ["vocabulary", "f"])
+    words = command_lines(steps, LINE, ["vocabulary", "f"])
     assert [line[0] for line in words if "--overwrite" in line] == ["vocabulary", "features"]
     assert "--update" not in words[3]
     with pytest.raises(UsageError, match=rf"imagepivot train has no --overwrite; delete '{folder}/build/plan/run' instead"):
-        words_of(steps, LINE, ["run"])
+        command_lines(steps, LINE, ["run"])
