@@ -1,6 +1,6 @@
-"""``imagepivot view``: the regions or crops that the features of an image come from, drawn over the picture; pictures by image id.
+"""``imagepivot view``: regions or crops of an image drawn over its picture, and pictures by image id.
 
-matplotlib, which the extra train brings, draws the boxes, and is loaded for them alone.
+matplotlib, of the extra train, draws the boxes and is loaded only for them.
 """
 
 from __future__ import annotations
@@ -40,15 +40,16 @@ _GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
 def draw_view(job: ViewJob) -> str:
-    """Draw what the features of an image come from, its regions, or the crops that the model saw; return it in words.
+    """Draw the regions of an image, or the crops of its features, over the picture; return a description of the drawing.
 
     Raises:
-        UsageError: the file exists, or its name does not tell the format.
+        UsageError: the file exists, or its name has no known extension.
         InputError: the image is not in the dataset or not among the images, or is a different picture.
-        DatasetError: the dataset does not say how it was made, or there is no bucket for the drawing.
+        DatasetError: the dataset has no transform, or the bucket for the drawing is missing.
     """
     folder, name = file_at(job.output)
-    if PurePosixPath(name).suffix.lower() not in _FORMATS:
+    extension = PurePosixPath(name).suffix.lower()
+    if extension not in _FORMATS:
         raise UsageError(f"cannot tell the format of {job.output!r}, expected a name that ends in {', '.join(_FORMATS)}")
     dataset = open_dataset(job.dataset)
     folder.check_bucket()
@@ -63,7 +64,7 @@ def draw_view(job: ViewJob) -> str:
     else:
         drawing, description = _draw_crops(dataset, picture)
     with folder.replace(name) as file:
-        drawing.save(file, _FORMATS[PurePosixPath(name).suffix.lower()])
+        drawing.save(file, _FORMATS[extension])
     return f"{description} of {job.image_id!r}"
 
 
@@ -87,11 +88,11 @@ def _row(dataset: Dataset, image_id: str) -> dict[str, Any]:
         return dataset.get(image_id)
     except KeyError:
         pass
-    place = f"image {image_id!r} is not in {dataset.folder.location!r}"
-    failed = next((row for row in dataset.failures().to_pylist() if row["key"] == image_id), None)
-    if failed is not None:
-        raise InputError(f"{place}: it failed with {failed['reason']}, {failed['message']!r}")
-    raise InputError(f"{place}{alike(image_id, dataset.image_ids())}")
+    problem = f"image {image_id!r} is not in {dataset.folder.location!r}"
+    for row in dataset.failures().to_pylist():
+        if row["key"] == image_id:
+            raise InputError(f"{problem}: it failed with {row['reason']}, {row['message']!r}")
+    raise InputError(f"{problem}{_suggest_ids(image_id, dataset.image_ids())}")
 
 
 def _draw_regions(
@@ -111,16 +112,13 @@ def _draw_regions(
 def _draw_crops(dataset: Dataset, picture: Image.Image) -> tuple[Image.Image, str]:
     transform = FeaturesParameters.from_json(dataset.manifest.parameters).transform
     if transform is None:
-        raise DatasetError(
-            f"{dataset.folder.location!r} does not say what its features were made of: they were imported, and for a whole image "
-            "there is nothing to draw"
-        )
+        raise DatasetError(f"{dataset.folder.location!r} has imported features without a transform: there are no crops to draw")
     try:
         return _draw_ten_crops(transform, picture) if transform.get("crops") == 10 else _draw_one_crop(transform, picture)
     except (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError) as error:
         raise DatasetError(
-            f"{dataset.folder.location!r} states a transform of its images that cannot be drawn ({type(error).__name__}: {error}); "
-            f"it is {dict(transform)!r}: was the manifest changed, or written by a newer version?"
+            f"the transform of {dataset.folder.location!r} cannot be drawn ({type(error).__name__}: {error}); it is "
+            f"{dict(transform)!r}: was the manifest changed, or written by a newer version?"
         ) from error
 
 
@@ -141,25 +139,24 @@ def _draw_one_crop(transform: Mapping[str, Any], picture: Image.Image) -> tuple[
 
 
 def _draw_ten_crops(transform: Mapping[str, Any], picture: Image.Image) -> tuple[Image.Image, str]:
-    """Draw the crops over the resized picture. A mirrored crop gets a box of its own if it shows other columns."""
+    """Draw the crops over the resized picture; a mirrored crop has its own box if it covers other columns."""
     from extractors.images.preprocessing import Preprocessing, resize, ten_crop_views
 
-    known = {field.name: transform[field.name] for field in fields(Preprocessing)}
-    resized = resize(picture, Preprocessing(**known))
+    resized = resize(picture, Preprocessing(**{field.name: transform[field.name] for field in fields(Preprocessing)}))
     crop = transform["crop"]
-    places: dict[tuple[int, int], list[str]] = {}
-    for number, view in enumerate(ten_crop_views(resized.height, resized.width, crop=crop, center=transform["center"])):
-        name = f"{number + 1} {_CORNERS[number % 5]}{' mirrored' if view.mirrored else ''}"
-        places.setdefault((view.left, view.top), []).append(name)
+    names_by_corner: dict[tuple[int, int], list[str]] = {}
+    for index, view in enumerate(ten_crop_views(resized.height, resized.width, crop=crop, center=transform["center"])):
+        name = f"{index + 1} {_CORNERS[index % 5]}{' mirrored' if view.mirrored else ''}"
+        names_by_corner.setdefault((view.left, view.top), []).append(name)
     boxes = [
-        LabelledBox((left, top, left + crop - 1, top + crop - 1), ", ".join(names), number)
-        for number, ((left, top), names) in enumerate(places.items())
+        LabelledBox((left, top, left + crop - 1, top + crop - 1), ", ".join(names), index)
+        for index, ((left, top), names) in enumerate(names_by_corner.items())
     ]
     return draw_boxes(resized, boxes), f"ten crops over the {resized.width}×{resized.height} pixels"
 
 
 class LabelledBox(NamedTuple):
-    """A box to draw, in pixels of the picture, with a text at its upper left corner; boxes of one group have one colour."""
+    """A box in pixels of the picture, with a label at its upper left corner; the boxes of a group have the same colour."""
 
     xyxy: tuple[float, float, float, float]
     label: str
@@ -175,11 +172,9 @@ def colour_of(group: int) -> tuple[int, int, int]:
 def draw_boxes(image: Image.Image, boxes: Sequence[LabelledBox]) -> Image.Image:
     """Draw boxes over a picture.
 
-    Line width and label height depend on the size of the picture. A label that would cover an earlier one moves down, or to the
-    first free place above, and is omitted if there is none, so that the others remain readable.
-
-    The picture and the drawing have the mode ``RGB``; a small one is enlarged first. The most important box comes first: it is
-    drawn on top of the others, and its label is placed first.
+    The picture and the drawing have the mode ``RGB``; a small picture is enlarged first. Line width and label height depend on its
+    size. The first box is drawn on top of the others. Its label is placed first; a label that would cover an earlier one moves
+    down, or to the first free place above, or is omitted.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -234,7 +229,7 @@ def _within(xyxy: Iterable[float], size_wh: tuple[int, int]) -> _Place:
 
 
 def _place_of(label_wh: tuple[int, int], box: _Place, taken: Sequence[_Place], size_wh: tuple[int, int]) -> _Place | None:
-    """Find a place for a label: the upper left corner of its box, else the first free place below, else above, else None."""
+    """Find a free place for a label: the upper left corner of its box, the first place below, then above, or None."""
     width, height = label_wh
     left = max(0, min(box[0], size_wh[0] - 1 - width))
     lowest = max(0, size_wh[1] - 1 - height)
@@ -249,7 +244,7 @@ def _place_of(label_wh: tuple[int, int], box: _Place, taken: Sequence[_Place], s
 
 
 class Picture(NamedTuple):
-    """A picture for a figure: RGB, uint8 ``[height, width, 3]``, maybe reduced, and its width and height before that."""
+    """A picture for a figure: RGB, uint8 ``[height, width, 3]``, and its original width and height."""
 
     pixels: np.ndarray
     size_wh: tuple[int, int]
@@ -258,10 +253,10 @@ class Picture(NamedTuple):
 def read_pictures(
     images: str | os.PathLike[str] | ImageSource, image_ids: Sequence[str], *, longer_side: int = _LONGER_SIDE
 ) -> dict[str, Picture]:
-    """Read pictures for a figure, by image id; larger ones are reduced to a number of pixels on their longer side.
+    """Read pictures for a figure, by image id, downscaled to at most `longer_side` pixels.
 
     Raises:
-        InputError: the location does not exist, has no image of an id, or one cannot be read.
+        InputError: the location does not exist, lacks an image, or an image cannot be read.
     """
     pictures = {}
     opened = open_images(images) if isinstance(images, (str, os.PathLike)) else images
@@ -281,16 +276,16 @@ def decoded_pictures(images: ImageSource, image_ids: Sequence[str]) -> dict[str,
     wanted = set(image_ids)
     refs = sorted(ref for ref in images.refs() if ref.image_id in wanted)
     images.check_ids(refs)
-    found = {ref.image_id: ref for ref in refs}
-    hint = " (--id-rule path makes ids of whole paths)" if getattr(images, "ids", "") == "name" else ""
+    refs_by_id = {ref.image_id: ref for ref in refs}
     pictures = {}
     for image_id in image_ids:
-        if image_id not in found:
+        if image_id not in refs_by_id:
+            hint = " (--id-rule path makes ids of whole paths)" if getattr(images, "ids", "") == "name" else ""
             raise InputError(
                 f"image {image_id!r} is not among the images in {images.location!r}"
-                f"{alike(image_id, (ref.image_id for ref in images.refs()))}{hint}"
+                f"{_suggest_ids(image_id, (ref.image_id for ref in images.refs()))}{hint}"
             )
-        ref = found[image_id]
+        ref = refs_by_id[image_id]
         try:
             pictures[image_id] = extractors.decode(images.read(ref))
         except extractors.DecodeError as error:
@@ -300,13 +295,13 @@ def decoded_pictures(images: ImageSource, image_ids: Sequence[str]) -> dict[str,
     return pictures
 
 
-def alike(image_id: str, known: Iterable[str]) -> str:
+def _suggest_ids(image_id: str, image_ids: Iterable[str]) -> str:
     """Return the end of a message: the id in another Unicode normalization, similar ids, or examples of ids."""
-    ids = sorted(known)
+    ids = sorted(image_ids)
     if hint := normalization_hint([image_id], ids):
         return f": {hint}"
     without_extension = PurePosixPath(image_id).stem
     close = [without_extension] if without_extension in ids else difflib.get_close_matches(image_id, ids, n=3)
     if close:
         return f": did you mean {' or '.join(map(repr, close))}?"
-    return f": its ids are such as {', '.join(map(repr, ids[:3]))}" if ids else ": it has no ids at all"
+    return f": its ids look like {', '.join(map(repr, ids[:3]))}" if ids else ": it has no images"

@@ -1,1 +1,1 @@
-"""The demonstration: every step on drawn scenes with captions in four languages."""
+"""The demonstration: all steps on drawn scenes with captions in four languages."""

@@ -1,7 +1,7 @@
-"""The ends of ``imagepivot demo``: a small data set of drawn scenes, and every dataset that its plan makes of them.
+"""First and last step of ``imagepivot demo``: write a small data set of drawn scenes, and print the datasets of its plan.
 
-The scenes serve to try the pipelines and the training without downloading anything. The same count and seed give the same scenes
-and captions in every version of Python, and a smaller data set is the beginning of a larger one with the same seed.
+The scenes try out pipelines and training without a download. The same count and seed give the same scenes and captions in every
+version of Python, and a smaller data set is the beginning of a larger one with the same seed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _JPEG_QUALITY = 90
 _COLUMNS = ("image_id", "language", "portion", "index", "split", "text")
 
 
-def split_of(number: int) -> str:
-    """Return the split of a scene by its number: of every ten, eight are in ``train``, one in ``val``, one in ``test``."""
-    return {8: "val", 9: "test"}.get(number % 10, "train")
+def split_of(index: int) -> str:
+    """Return the split of a scene by its index: eight of ten are in ``train``, one in ``val``, one in ``test``."""
+    return {8: "val", 9: "test"}.get(index % 10, "train")
 
 
 def write_scenes(folder: Path, count: int = 300, seed: int = 0, meter: Meter = Meter()) -> None:
@@ -44,15 +44,14 @@ def write_scenes(folder: Path, count: int = 300, seed: int = 0, meter: Meter = M
         images.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise UsageError(f"expected a folder, found a file at {error.filename!r}: give another folder") from error
-    others = sorted(path.name for path in images.iterdir() if path.suffix != ".jpg" or path.stem not in scenes)
-    if others:
+    if others := sorted(path.name for path in images.iterdir() if path.suffix != ".jpg" or path.stem not in scenes):
         raise UsageError(
             f"expected nothing but the pictures of {count} scenes, found {others[0]!r} and {len(others) - 1} more files in "
             f"{str(images)!r}: give an empty folder"
         )
     rows = [
-        (image_id, caption.language, caption.portion, caption.index, split_of(number), caption.text)
-        for number, (image_id, scene) in enumerate(scenes.items())
+        (image_id, caption.language, caption.portion, caption.index, split_of(index), caption.text)
+        for index, (image_id, scene) in enumerate(scenes.items())
         for caption in captions(scene)
     ]
     lines = ["\t".join(_COLUMNS), *("\t".join(map(str, row)) for row in sorted(rows))]
@@ -64,7 +63,7 @@ def write_scenes(folder: Path, count: int = 300, seed: int = 0, meter: Meter = M
             drawing = io.BytesIO()
             draw(scene).save(drawing, "JPEG", quality=_JPEG_QUALITY, subsampling=0)
             path = images / f"{image_id}.jpg"
-            # Features that were made of the same picture stay.
+            # An equal picture keeps its time, so features of it stay up to date.
             if not path.exists() or path.read_bytes() != drawing.getvalue():
                 path.write_bytes(drawing.getvalue())
             meter.add(scenes=1)

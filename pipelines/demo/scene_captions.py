@@ -1,8 +1,8 @@
 """Captions of a drawn scene in the manner of Multi30K.
 
 The ``translation`` portion has one sentence in each language, all with the same meaning. The ``comparable`` portion has five
-sentences in English and five in German that are chosen independently: they differ in wording and in what they mention. The
-grammars are in ``scene_languages.toml``.
+sentences in English and five in German that are chosen independently: they differ in wording and in content. The grammars are
+in ``scene_languages.toml``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pipelines.demo.scenes import Group, Scene
 from schemas.conversion import convert, parse_toml
 
 FULL_TEMPLATES = 5
-"""Templates below this number mention everything in the scene and say the same in each language."""
+"""Number of templates, the first ones, that mention everything and have the same meaning in each language."""
 
 _COMPARABLE_LANGUAGES = ("en", "de")
 _COMPARABLE_CAPTIONS = 5
@@ -56,7 +56,7 @@ class Language:
 
 
 def _table(text: str) -> _Table:
-    """Read a table: its first line names the columns, the first cell of each other line names the row."""
+    """Parse a table; the first line has the column names, the first cell of every other line the row name."""
     header, *rows = [line.split() for line in text.strip().splitlines()]
     return {_form(name): dict(zip(header, map(_form, cells), strict=True)) for name, *cells in rows}
 
@@ -75,12 +75,12 @@ def _read_languages() -> dict[str, Language]:
 
 
 LANGUAGES = _read_languages()
-"""Language code to language, in the order in which captions are made."""
+"""Languages by code, in the order of captions."""
 
 
 @dataclass(frozen=True)
 class Caption:
-    """One sentence about one scene, without the image id; the index is its number within language and portion."""
+    """One sentence about one scene, without the image id; indices count within language and portion."""
 
     language: str
     portion: str
@@ -89,14 +89,14 @@ class Caption:
 
 
 def captions(scene: Scene) -> list[Caption]:
-    """Make all captions of a scene: five comparable ones in English and German, one translation in each language.
+    """Write all captions of a scene: five comparable ones in English and German, one translation in each language.
 
     The choice of templates depends only on the scene.
     """
     sentences = []
-    for number, language in enumerate(LANGUAGES):
+    for position, language in enumerate(LANGUAGES):
         if language in _COMPARABLE_LANGUAGES:
-            rng = Random(8 * scene.variant + number + 1)
+            rng = Random(8 * scene.variant + position + 1)
             for index, template in enumerate(_draw_templates(rng, language, scene)):
                 text = caption(scene, language, template, with_size=rng.random() < _SIZE_SHARE)
                 sentences.append(Caption(language, "comparable", index, text))
@@ -106,17 +106,13 @@ def captions(scene: Scene) -> list[Caption]:
 
 
 def caption(scene: Scene, language: str, template: int, *, with_size: bool = True) -> str:
-    """Describe a scene in one sentence, by the pattern of a number below ``template_count``.
-
-    The first five mention everything and mean the same in each language.
-    """
+    """Describe a scene in one sentence, by a template index below `template_count`."""
     grammar = LANGUAGES[language]
-    text = _templates(grammar, scene)[template].format_map(_parts(grammar, scene, with_size))
-    return _capital(text)
+    return _capital(_templates(grammar, scene)[template].format_map(_parts(grammar, scene, with_size)))
 
 
 def template_count(language: str, scene: Scene) -> int:
-    """Return the number of sentence patterns that a language has for a scene."""
+    """Return the number of templates that a language has for a scene."""
     return len(_templates(LANGUAGES[language], scene))
 
 
@@ -125,13 +121,13 @@ def _templates(grammar: Language, scene: Scene) -> tuple[str, ...]:
 
 
 def _draw_templates(rng: Random, language: str, scene: Scene) -> list[int]:
-    """Draw different templates. Only ``random()`` itself gives the same numbers in all versions of Python."""
-    left = list(range(template_count(language, scene)))
-    return [left.pop(int(rng.random() * len(left))) for _ in range(_COMPARABLE_CAPTIONS)]
+    """Sample without replacement; of `Random`, only ``random()`` gives the same numbers in all versions of Python."""
+    indices = list(range(template_count(language, scene)))
+    return [indices.pop(int(rng.random() * len(indices))) for _ in range(_COMPARABLE_CAPTIONS)]
 
 
 def _parts(grammar: Language, scene: Scene, with_size: bool) -> dict[str, str]:
-    """Make the parts that templates refer to."""
+    """Return the values for the placeholders of templates."""
     parts = dict(grammar.grounds[scene.background])
     for name, group in zip("ab", scene.groups, strict=False):
         for case in {key.partition(" ")[2] for key in grammar.agreement}:
@@ -142,22 +138,20 @@ def _parts(grammar: Language, scene: Scene, with_size: bool) -> dict[str, str]:
         parts[f"is_{name}"] = grammar.verbs[group.count > 1]
         parts[f"place_{name}"] = grammar.positions[group.position]["place"]
     if len(scene.groups) == 2:
-        for part, group_number, other_name in (("relation", 0, "b"), ("reverse", 1, "a")):
-            position = grammar.positions[scene.groups[group_number].position]
-            parts[part] = f"{position['relation']} {parts[other_name + '_' + position['case']]}"
+        for part, group, other in (("relation", scene.groups[0], "b"), ("reverse", scene.groups[1], "a")):
+            position = grammar.positions[group.position]
+            parts[part] = f"{position['relation']} {parts[other + '_' + position['case']]}"
     return parts
 
 
 def _phrase(grammar: Language, group: Group, case: str, with_size: bool) -> str:
-    """Name a group, e.g. "two small red circles" and "zwei kleinen roten Kreisen"."""
+    """Name a group, e.g. "two small red circles" or "zwei kleinen roten Kreisen"."""
     agreement = grammar.agreement[f"{grammar.nouns[group.shape]['gender']} {case}"]
     ending = agreement["one" if group.count == 1 else "many"]
-    size = grammar.adjectives[group.size][ending]
-    colour = grammar.adjectives[group.colour][ending]
-    noun = _noun(grammar, group, case)
+    colour, noun = grammar.adjectives[group.colour][ending], _noun(grammar, group, case)
     words = [noun, colour] if grammar.colour_last else [colour, noun]
     if with_size:
-        words.insert(0, size)
+        words.insert(0, grammar.adjectives[group.size][ending])
     article = agreement[str(group.count)]
     for plain, following, instead in grammar.articles:
         if (article, words[0]) == (plain, following):
@@ -166,9 +160,8 @@ def _phrase(grammar: Language, group: Group, case: str, with_size: bool) -> str:
 
 
 def _noun(grammar: Language, group: Group, case: str) -> str:
-    forms = grammar.nouns[group.shape]
-    number = 1 if group.count == 1 else 2
-    return forms.get(f"{number}_{case}", forms[f"{number}_nom"])
+    forms, prefix = grammar.nouns[group.shape], "1" if group.count == 1 else "2"
+    return forms.get(f"{prefix}_{case}", forms[f"{prefix}_nom"])
 
 
 def _capital(text: str) -> str:

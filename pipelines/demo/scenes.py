@@ -1,4 +1,4 @@
-"""Drawn scenes of coloured shapes: what they contain, where the shapes are placed, and their pictures.
+"""Drawn scenes of coloured shapes: contents, layouts and pictures.
 
 The same count and seed give the same scenes in every version of Python, and fewer scenes are the beginning of more scenes with
 the same seed.
@@ -48,14 +48,14 @@ POSITIONS = {
 
 _PICTURE_SIZES_WH = ((320, 240), (240, 320), (300, 300))
 _OPPOSITE = {"left": "right", "right": "left", "top": "bottom", "bottom": "top"}
-_MOST = 4
+_MAX_COUNT = 4  # Shapes in a group.
 _COLUMN_CHOICES = {1: (1,), 2: (1, 2), 3: (1, 2, 3), 4: (1, 2, 4)}
 _MAX_SCENES = 100_000
 _RADIUS_FACTORS = (0.93, 1.05)  # Radii vary a little around those in SIZES.
 _GAP = 3.0  # Free pixels on each side of a shape.
-_SHIFT = 18.0  # Greatest distance of a shape from the middle of its cell, in pixels.
-_TILT = 9.0  # Greatest rotation of a shape, in degrees.
-_FINENESS = 4  # Shapes are drawn this many times larger and then reduced.
+_MAX_SHIFT = 18.0  # Distance of a shape from the middle of its cell, in pixels.
+_MAX_TILT = 9.0  # Rotation of a shape, in degrees.
+_SUPERSAMPLING = 4  # Shapes are drawn this many times larger and then reduced.
 _CORNERS = 72  # Corners of the polygon that approximates a curve.
 _SHADOW_DEPTH = 70  # Of 255.
 
@@ -77,11 +77,11 @@ class Group:
 
 @dataclass(frozen=True)
 class Scene:
-    """The content of a picture, as captions can describe it.
+    """The content of a picture.
 
     Attributes:
         groups: one group, or two of different colours on opposite sides.
-        variant: determines everything that captions do not mention: picture size, exact positions, wording.
+        variant: seed of everything that captions do not mention: picture size, exact positions, wording.
     """
 
     background: str
@@ -106,17 +106,13 @@ class Placed:
 
 
 def make_scenes(count: int, seed: int = 0) -> Iterator[tuple[str, Scene]]:
-    """Make scenes with their image ids ``scene-00000``, ``scene-00001`` ...; no two have the same content.
+    """Generate scenes with different contents, and their image ids ``scene-00000``, ``scene-00001`` ....
 
     Raises:
         UsageError: the count is out of range.
     """
     if not 1 <= count <= _MAX_SCENES:
         raise UsageError(f"expected a count of scenes from 1 to {_MAX_SCENES}, found {count!r}: give a count in that range")
-    return _scenes(count, seed)
-
-
-def _scenes(count: int, seed: int) -> Iterator[tuple[str, Scene]]:
     rng = Random(seed)
     seen: set[tuple[str, tuple[Group, ...]]] = set()
     while len(seen) < count:
@@ -128,7 +124,7 @@ def _scenes(count: int, seed: int) -> Iterator[tuple[str, Scene]]:
 
 
 def _draw_scene(rng: Random) -> Scene:
-    """Draw one scene at random. Only ``random()`` itself gives the same numbers in all versions of Python."""
+    """Sample a scene; of `Random`, only ``random()`` gives the same numbers in all versions of Python."""
     background = _pick(rng, tuple(BACKGROUNDS))
     if rng.random() < 0.5:
         positions: tuple[str, ...] = (_pick(rng, tuple(POSITIONS)),)
@@ -139,7 +135,7 @@ def _draw_scene(rng: Random) -> Scene:
     groups = []
     for position in positions:
         colour = colours.pop(int(rng.random() * len(colours)))
-        shape, size, count = _pick(rng, tuple(SHAPES)), _pick(rng, tuple(SIZES)), 1 + int(rng.random() * _MOST)
+        shape, size, count = _pick(rng, tuple(SHAPES)), _pick(rng, tuple(SIZES)), 1 + int(rng.random() * _MAX_COUNT)
         groups.append(Group(shape=shape, colour=colour, size=size, count=count, position=position))
     return Scene(background=background, groups=tuple(groups), variant=int(rng.random() * 2**31))
 
@@ -149,7 +145,7 @@ def _pick(rng: Random, items: Sequence[_Item]) -> _Item:
 
 
 def picture_size_wh(scene: Scene) -> tuple[int, int]:
-    """Return width and height of the picture of a scene."""
+    """Return width and height of the picture."""
     return _PICTURE_SIZES_WH[scene.variant % len(_PICTURE_SIZES_WH)]
 
 
@@ -166,10 +162,10 @@ def layout(scene: Scene) -> list[Placed]:
         for cell_xyxy in _pick(rng, [cells for cells in grids if _narrowest(cells) >= room]):
             radius = SIZES[group.size] * _between(rng, *_RADIUS_FACTORS)
             x, y = (
-                (low + high) / 2 + _between(rng, -1, 1) * min(_SHIFT, (high - low) / 2 - radius - _GAP)
+                (low + high) / 2 + _between(rng, -1, 1) * min(_MAX_SHIFT, (high - low) / 2 - radius - _GAP)
                 for low, high in (cell_xyxy[0::2], cell_xyxy[1::2])
             )
-            tilt = _between(rng, -_TILT, _TILT)
+            tilt = _between(rng, -_MAX_TILT, _MAX_TILT)
             placed.append(Placed(group=group, centre_xy=(x, y), radius=radius, tilt=tilt))
     return placed
 
@@ -212,7 +208,7 @@ def draw(scene: Scene) -> Image.Image:
 
 
 def _paper(scene: Scene) -> Image.Image:
-    """Make the background: a mottled sheet that darkens a little from one end to the other."""
+    """Draw the background: a mottled sheet that darkens a little from one end to the other."""
     rng = Random(2 * scene.variant + 1)
     width, height = picture_size_wh(scene)
     slope = Image.linear_gradient("L").rotate(90 * int(rng.random() * 4)).resize((width, height))
@@ -229,7 +225,7 @@ def _paper(scene: Scene) -> Image.Image:
 
 
 def _shaded(colour: tuple[int, int, int], size_wh: tuple[int, int]) -> Image.Image:
-    """Make a patch of a colour, a little lighter at its upper end."""
+    """Draw a patch of a colour, a little lighter at its upper end."""
     light = tuple(int(value + 0.16 * (255 - value)) for value in colour)
     dark = tuple(int(0.94 * value) for value in colour)
     slope = Image.linear_gradient("L").resize(size_wh)
@@ -237,23 +233,23 @@ def _shaded(colour: tuple[int, int, int], size_wh: tuple[int, int]) -> Image.Ima
 
 
 def _mask(shape: Placed) -> tuple[tuple[int, int], Image.Image]:
-    """Draw the silhouette of a shape. Returns its upper left corner in the picture and an antialiased ``L`` mask."""
+    """Draw the silhouette of a shape; return its upper left corner in the picture and an antialiased ``L`` mask."""
     x, y = shape.centre_xy
     corner_xy = (math.floor(x - shape.radius) - 1, math.floor(y - shape.radius) - 1)
     side = math.ceil(2 * shape.radius) + 3
-    mask = Image.new("L", (side * _FINENESS, side * _FINENESS))
+    mask = Image.new("L", (side * _SUPERSAMPLING, side * _SUPERSAMPLING))
     pen = ImageDraw.Draw(mask)
     cos, sin = math.cos(math.radians(shape.tilt)), math.sin(math.radians(shape.tilt))
     for outline, value in zip(SHAPES[shape.group.shape], (255, 0), strict=False):
         points = [
             (
-                _FINENESS * (x - corner_xy[0] + shape.radius * (u * cos - v * sin)),
-                _FINENESS * (y - corner_xy[1] + shape.radius * (u * sin + v * cos)),
+                _SUPERSAMPLING * (x - corner_xy[0] + shape.radius * (u * cos - v * sin)),
+                _SUPERSAMPLING * (y - corner_xy[1] + shape.radius * (u * sin + v * cos)),
             )
             for u, v in outline
         ]
         pen.polygon(points, fill=value)
-    return corner_xy, mask.reduce(_FINENESS)
+    return corner_xy, mask.reduce(_SUPERSAMPLING)
 
 
 def _round(radius: float) -> _Outline:

@@ -1,1 +1,1 @@
-"""Plans: TOML files whose steps are commands, which run in order."""
+"""Plans: TOML files of steps, each a command with its options."""

@@ -233,7 +233,7 @@ def test_one_crop_is_drawn_over_the_picture(photos_here, tmp_path, drawn, transf
     [
         ("dog-1", r"'dog-1' is not in '.*regions': did you mean 'dog-01'\?"),
         ("cat.png", r"did you mean 'cat'\?"),
-        ("zebra", r"its ids are such as 'cat', 'dog-01', 'nowhere'"),
+        ("zebra", r"its ids look like 'cat', 'dog-01', 'nowhere'"),
         ("broken", r"'broken' is not in '.*': it failed with truncated, 'ends too early'"),
         ("nowhere", r"'nowhere' is not among the images in '.*photos': .*--id-rule path makes ids of whole paths"),
     ],
@@ -304,7 +304,7 @@ def test_an_unknown_format(regions, photos_here, tmp_path, name):
 def test_datasets_with_nothing_to_draw(photos_here, tmp_path, kind):
     key = {"language": "de", "portion": "comparable", "index": 0, "split": "train"}
     if kind == "features":
-        dataset, message = features_of(tmp_path / "f", None), "does not say what its features were made of: they were imported"
+        dataset, message = features_of(tmp_path / "f", None), "has imported features without a transform"
     else:
         dataset = write(tmp_path / "f", kind, {"cat": {**key, "text": "Eine Katze", "tokens": ["eine", "katze"]}}, None)
         message = "holds captions, expected regions or features"
@@ -342,9 +342,7 @@ def test_the_command(regions, photos_here, tmp_path, call):
 )
 def test_a_transform_that_cannot_be_drawn(photos_here, tmp_path, transform):
     dataset = features_of(tmp_path / "f", transform)
-    with pytest.raises(
-        DatasetError, match=r"f' states a transform of its images that cannot be drawn \(\w+: .*was the manifest changed"
-    ):
+    with pytest.raises(DatasetError, match=r"the transform of '.*f' cannot be drawn \(\w+: .*was the manifest changed"):
         draw_view(dataset, open_images(photos_here), "cat", str(tmp_path / "x.png"))
     assert not (tmp_path / "x.png").exists()
 

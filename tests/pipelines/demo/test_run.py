@@ -76,7 +76,7 @@ def test_count_out_of_range(tmp_path, count):
         write_scenes(tmp_path / "demo", count=count)
     assert not (tmp_path / "demo").exists()
     with pytest.raises(UsageError, match="count of scenes"):
-        make_scenes(count)
+        next(make_scenes(count))
 
 
 def test_folder_with_other_pictures_is_refused(tmp_path):
