@@ -26,12 +26,12 @@ _KEY_OF_CAPTION = ("image_id", "language", "portion", "index", "split")
 
 
 def describe(dataset: Dataset, *, rows: int = 5) -> list[Table]:
-    """Describe a dataset: parameters, columns, statistics, failures and sample rows, from the first shards that have any."""
+    """Describe a dataset by tables: parameters, columns, statistics, failures and the first rows."""
     columns = [tuple(column.values()) for column in _columns(dataset)]
     sample = _sample_regions if dataset.kind == "regions" else _sample
     return [
         Table(("", ""), list(_overview(dataset)), dataset.folder.location, has_borders=True),
-        Table(("name", "type", "what it is"), columns, "columns", has_borders=True),
+        Table(("name", "type", "description"), columns, "columns", has_borders=True),
         statistics_table(dataset.manifest),
         _reasons_table(dataset),
         *([sample(dataset, rows)] if rows else []),
@@ -39,7 +39,7 @@ def describe(dataset: Dataset, *, rows: int = 5) -> list[Table]:
 
 
 def describe_json(dataset: Dataset, *, rows: int = 5) -> dict[str, Any]:
-    """Describe a dataset as JSON values: of a vector, sample rows have the first four values."""
+    """Describe a dataset by JSON values; sample rows have only the first four values of a vector."""
     manifest = dataset.manifest
     return {
         "dataset": dataset.folder.location,
@@ -77,7 +77,7 @@ def _overview(dataset: Dataset) -> Iterator[Row]:
 
 
 def value_rows(values: Mapping[str, Any], *, empty: str = "none", depth: int = 0) -> Iterator[Row]:
-    """Yield a row for each of named JSON values, with a text for an empty list; those of a mapping follow its name, indented."""
+    """Yield a row for each named JSON value; values of a mapping follow its name, indented. An empty list is shown as `empty`."""
     for name, value in values.items():
         label = _name("  " * depth + name)
         if isinstance(value, Mapping):
@@ -101,7 +101,6 @@ def _plain(value: Any, empty: str) -> str:
 
 
 def _is_untrained(dataset: Dataset) -> bool:
-    """Return whether a dataset holds features of a model with random weights."""
     return dataset.spec is not None and FeaturesParameters.from_json(dataset.manifest.parameters).untrained
 
 
@@ -121,16 +120,16 @@ def _columns(dataset: Dataset) -> list[dict[str, str]]:
 
 
 def statistics_table(manifest: Manifest) -> Table:
-    """Return the manifest's statistics in the form that suits its kind."""
-    own = {
+    """Return the manifest's statistics, in a form by its kind."""
+    forms = {
         "captions": _caption_statistics,
         "vocabulary": _vocabulary_statistics,
         "word-vectors": _word_vector_statistics,
         "token-features": _token_feature_statistics,
     }
     try:
-        columns, rows = own[manifest.kind if manifest.statistics else ""](manifest.statistics)
-    except (KeyError, TypeError, AttributeError, ValueError):  # Another kind, or a dataset that its command did not write.
+        columns, rows = forms[manifest.kind if manifest.statistics else ""](manifest.statistics)
+    except (KeyError, TypeError, AttributeError, ValueError):  # Another kind, or a dataset of another program.
         named = {name.replace("_", " "): value for name, value in manifest.statistics.items()}
         values = {name: f"{value:,}" if isinstance(value, int) else value for name, value in named.items()}
         columns, rows = ["", Column("", "")], list(value_rows(values))
@@ -180,33 +179,30 @@ def _vocabulary_statistics(statistics: Mapping[str, Any]) -> _Statistics:
 
 
 def _word_vector_statistics(statistics: Mapping[str, Any]) -> _Statistics:
-    of_languages = tuple(statistics.values())
-    rows: list[Row] = [("words in the file", *_counts(one["file_words"] for one in of_languages))]
+    languages = tuple(statistics.values())
+    rows: list[Row] = [("words in the file", *_counts(counts["file_words"] for counts in languages))]
     for name, label in (("types", "words of the vocabulary"), ("occurrences", "their occurrences")):
-        found = ((one[f"{name}_found"], one[name]) for one in of_languages)
-        rows += [(), (label, *_counts(one[name] for one in of_languages))]
-        rows.append(("with a vector", *(f"{count:,} ({count / every:.2%})" for count, every in found)))
-    rows += [_dim("in lower case only", *_counts(one["types_in_lower_case"] for one in of_languages)), ()]
-    missing = (sorted(one["most_frequent_missing"].items(), key=lambda item: (-item[1], item[0])) for one in of_languages)
-    rows.append(("without, most frequent", *(tuple(f"{token} {count:,}" for token, count in one) for one in missing)))
+        pairs = ((counts[f"{name}_found"], counts[name]) for counts in languages)
+        rows += [(), (label, *_counts(counts[name] for counts in languages))]
+        rows.append(("with a vector", *(f"{count:,} ({count / total:.2%})" for count, total in pairs)))
+    rows += [_dim("in lower case only", *_counts(counts["types_in_lower_case"] for counts in languages)), ()]
+    missing = (sorted(counts["most_frequent_missing"].items(), key=lambda item: (-item[1], item[0])) for counts in languages)
+    rows.append(("without, most frequent", *(tuple(f"{token} {count:,}" for token, count in words) for words in missing)))
     return ["", *number_columns(*statistics)], rows
 
 
 def _token_feature_statistics(statistics: Mapping[str, Any]) -> _Statistics:
-    of_languages = [counts for _, counts in sorted(statistics.items())]
-
-    def counted(name: str, label: str) -> Row:
-        return label, *_counts(counts[name] for counts in of_languages)
-
-    parts = (counts["sub_words"] / max(1, counts["tokens"]) for counts in of_languages)
-    unknown = (counts["unknown_sub_words"] / max(1, counts["sub_words"]) for counts in of_languages)
-    return ["", *number_columns(*sorted(statistics))], [
-        *(counted(*names) for names in (("captions", "captions"), ("tokens", "tokens"), ("sub_words", "sub-words"))),
-        _dim("of a token", *(f"{part:.2f}" for part in parts)),
-        _dim("unknown", *(f"{share:.2%}" for share in unknown)),
-        (),
-        *(counted(*names) for names in (("captions_cut", "captions cut"), ("captions_in_parts", "captions read in parts"))),
-    ]
+    languages = [counts for _, counts in sorted(statistics.items())]
+    parts = (counts["sub_words"] / max(1, counts["tokens"]) for counts in languages)
+    unknown = (counts["unknown_sub_words"] / max(1, counts["sub_words"]) for counts in languages)
+    rows: list[Row] = []
+    for name in ("captions", "tokens", "sub_words", "captions_cut", "captions_in_parts"):
+        label = {"sub_words": "sub-words", "captions_in_parts": "captions read in parts"}.get(name, name.replace("_", " "))
+        rows.append((label, *_counts(counts[name] for counts in languages)))
+    rows.insert(3, _dim("of a token", *(f"{part:.2f}" for part in parts)))
+    rows.insert(4, _dim("unknown", *(f"{share:.2%}" for share in unknown)))
+    rows.insert(5, ())
+    return ["", *number_columns(*sorted(statistics))], rows
 
 
 def _counts(counts: Iterable[int]) -> list[str]:
@@ -235,7 +231,7 @@ def _reasons_table(dataset: Dataset) -> Table:
 
 
 def _failures_by_reason(dataset: Dataset) -> list[dict[str, Any]]:
-    """Return reason, number of inputs and the first failure of each reason, sorted by reason."""
+    """Return reason, number of inputs and first failure, sorted by reason."""
     failures = dataset.failures().to_pylist() if dataset.manifest.failed else []
     return [
         {"reason": reason, "inputs": count, "first": next((row for row in failures if row["reason"] == reason), _NO_FAILURE)}
@@ -244,15 +240,15 @@ def _failures_by_reason(dataset: Dataset) -> list[dict[str, Any]]:
 
 
 def _sample(dataset: Dataset, count: int) -> Table:
-    """Return the first rows, with the values that make up the key of a caption in one column."""
+    """Return the first rows, with the key of a caption in one column."""
     names = [column.name for column in dataset.schema]
-    together = [name for name in names if name in _KEY_OF_CAPTION] if dataset.kind in _CAPTION_KINDS else []
-    others = [name for name in names if name not in together]
+    key_names = [name for name in names if name in _KEY_OF_CAPTION] if dataset.kind in _CAPTION_KINDS else []
+    others = [name for name in names if name not in key_names]
     rows: list[Row] = []
     for row in _first_rows(dataset, count):
-        key = [tuple(str(row[name]) for name in together)] if together else []
-        rows += [*([()] if together and rows else []), (*key, *(_value(row[name]) for name in others))]
-    return Table([*([", ".join(together)] if together else []), *others], rows, "first rows", has_borders=True)
+        key = [tuple(str(row[name]) for name in key_names)] if key_names else []
+        rows += [*([()] if key and rows else []), (*key, *(_value(row[name]) for name in others))]
+    return Table([*([", ".join(key_names)] if key_names else []), *others], rows, "first rows", has_borders=True)
 
 
 def _sample_regions(dataset: Dataset, count: int) -> Table:
@@ -262,9 +258,9 @@ def _sample_regions(dataset: Dataset, count: int) -> Table:
         regions = [
             f"{region.text}  ({', '.join(f'{value:.0f}' for value in region.xyxy)})" for region in named_regions(row, names)
         ]
-        more = [f"and {len(regions) - _MAX_REGIONS} more"] if len(regions) > _MAX_REGIONS else []
-        lines = (*regions[:_MAX_REGIONS], *more)
-        rows.append((row["image_id"], f"{row['width']}×{row['height']}", str(row["num_regions"]), lines))
+        if len(regions) > _MAX_REGIONS:
+            regions[_MAX_REGIONS:] = [f"and {len(regions) - _MAX_REGIONS} more"]
+        rows.append((row["image_id"], f"{row['width']}×{row['height']}", str(row["num_regions"]), tuple(regions)))
     headings = ("image_id", "pixels", "num_regions", "best regions: attribute, class, score, corners")
     return Table(headings, rows, "first rows", has_borders=True)
 
@@ -287,7 +283,6 @@ def _region_rows(dataset: Dataset, count: int) -> Iterator[dict[str, Any]]:
 
 
 def _first_rows(dataset: Dataset, count: int, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
-    """Yield rows of the first shards that have any."""
     batches = dataset.batches(columns, batch_size=count)
     return islice((row for batch in batches for row in batch.to_pylist()), count)
 
@@ -314,7 +309,7 @@ def _value(value: Any) -> str:
 
 
 def shorten(text: str) -> str:
-    """Return text of at most 60 characters, with an ellipsis where it is cut."""
+    """Shorten a text to at most 60 characters, with an ellipsis."""
     return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
 
 

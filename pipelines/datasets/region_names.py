@@ -1,7 +1,7 @@
-"""Names of the classes and attributes of regions: text files beside the shards, for people.
+"""Class and attribute names of regions, in text files of a dataset.
 
-``_names/classes`` and ``_names/attributes`` hold one name per line: line ``N`` names id ``N``, since 0 is the background or
-no attribute. They are listed in the manifest but are not part of the dataset's fingerprint: names change no feature.
+``_names/classes`` and ``_names/attributes`` hold one name per line: line ``N`` names id ``N``; id 0 is the background or no
+attribute. The manifest lists them, but they are not part of the dataset's fingerprint, since features do not depend on names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from schemas.storage.folder import Folder
 from schemas.storage.locations import local_path
 from schemas.text import read_text
 
-# Without an extension: some tools take the most frequent one of a folder for that of its data.
+# Without an extension: some tools infer the data format from the most frequent extension of a folder.
 _CLASSES = "_names/classes"
 _ATTRIBUTES = "_names/attributes"
 _VERSION_1 = {_CLASSES: "names/classes.txt", _ATTRIBUTES: "names/attributes.txt"}
@@ -33,10 +33,7 @@ NAMES_FILES = "|".join(map(re.escape, (*_VERSION_1.keys(), *_VERSION_1.values())
 def read_names(path: Path, expected: int) -> tuple[str, ...]:
     """Read names from a UTF-8 file with one name per line.
 
-    A line with synonyms, ``gray,grey``, is one name and stays as it is.
-
-    Returns:
-        The names in the order of the file. The first is that of id 1, because 0 is the background, or no attribute.
+    A line with synonyms, ``gray,grey``, is one name and stays as it is. The first name is that of id 1.
 
     Raises:
         InputError: the file is missing or not text, a line is empty, or the number of names differs.
@@ -57,7 +54,7 @@ def read_names(path: Path, expected: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class RegionNames:
-    """Names of the ids 1, 2, ... as far as a dataset has them."""
+    """Names of the ids 1, 2, ...; empty without names."""
 
     classes: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
@@ -74,9 +71,9 @@ class RegionNames:
         return cls(*(() if entry is None else _lines(dataset.read_file(entry)) for entry in stored))
 
     def label(self, class_id: int, attribute_id: int = 0) -> str:
-        """Return the label of a region, e.g. ``blue sky``; ids if there are no names, empty for the background without attribute.
+        """Return the label of a region, e.g. ``blue sky``, with ids for missing names and the first of several synonyms.
 
-        Of several names in a line, separated by commas, the first is used.
+        The label is empty for the background without attribute.
         """
         name, attribute = _name(self.classes, class_id, "class"), _name(self.attributes, attribute_id, "attribute")
         if self.attributes:
@@ -111,10 +108,10 @@ def named_regions(row: Mapping[str, Any], names: RegionNames) -> list[NamedRegio
     return regions
 
 
-def _name(names: tuple[str, ...], number: int, noun: str) -> str:
-    if number <= 0:
+def _name(names: tuple[str, ...], label_id: int, noun: str) -> str:
+    if label_id <= 0:
         return ""
-    return names[number - 1].split(",")[0] if number <= len(names) else f"{noun} {number}"
+    return names[label_id - 1].split(",")[0] if label_id <= len(names) else f"{noun} {label_id}"
 
 
 def _lines(data: bytes) -> tuple[str, ...]:
@@ -122,28 +119,26 @@ def _lines(data: bytes) -> tuple[str, ...]:
 
 
 def names_files(options: RegionOptions | None, description: Description) -> dict[str, bytes]:
-    """Return the content of the files that a dataset gets, by name, from those with names that a user gave.
+    """Return the content of a dataset's files with names, by path, from the files in the options.
 
     Raises:
         UsageError: the extractor has no classes or attributes to name.
-        InputError: a file is missing, or does not have as many names.
+        InputError: a file is missing, or has another number of names.
     """
     expected = ((_CLASSES, "class", description.classes), (_ATTRIBUTES, "attribute", description.attributes))
     files = {}
     for name, noun, count in expected:
-        path = getattr(options, f"{noun}_names") if options is not None else None
+        path = getattr(options, f"{noun}_names", None)
         if path is None:
             continue
         if not count:
-            raise UsageError(
-                f"--{noun}-names is given, and the regions of {description.spec.name!r} have no {noun}: leave the option out"
-            )
+            raise UsageError(f"--{noun}-names: the regions of {description.spec.name!r} have no {noun}, leave the option out")
         files[name] = "".join(f"{line}\n" for line in read_names(local_path(path), count)).encode()
     return files
 
 
 def stored_names(folder: Folder, description: Description) -> Mapping[str, bytes]:
-    """Read the files with names in the folder of a finished or unfinished dataset, if they have as many names as an extractor."""
+    """Read the files with names in the folder of a dataset, finished or not, that have as many names as the extractor."""
     expected = {_CLASSES: description.classes, _ATTRIBUTES: description.attributes}
     files = {name: folder.read(name) for name in expected if folder.size(name) is not None}
     return {name: data for name, data in files.items() if len(_lines(data)) == expected[name]}

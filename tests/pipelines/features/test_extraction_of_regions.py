@@ -283,7 +283,7 @@ def test_a_wrong_number_of_names_is_refused_before_anything_is_written(images, n
 def test_names_of_what_the_extractor_does_not_tell(images, names, tmp_path, monkeypatch):
     description = Description(FeatureSpec("x", (R, D)), {}, kind="regions")
     monkeypatch.setattr(ExtractorRequest, "describe", lambda request: description)
-    with pytest.raises(UsageError, match=r"--class-names is given, and the regions of 'x' have no class"):
+    with pytest.raises(UsageError, match=r"--class-names: the regions of 'x' have no class"):
         extract_features(job_of(images, tmp_path / "r", regions=names), ONE)
 
 
