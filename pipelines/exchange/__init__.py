@@ -1,1 +1,1 @@
-"""Exchange with other code bases: importing their features and exporting to their layouts."""
+"""Import features of other code bases, and export to their layouts."""

@@ -1,7 +1,7 @@
-"""``imagepivot export``: features, regions and captions in the layouts that existing code bases read.
+"""``imagepivot export``: features, regions and captions in the layouts of other code bases.
 
-One process, no Beam. Files appear under their names once all of them are complete; existing files are left alone unless
-``overwrite`` is set. Features are written one batch at a time; the chosen captions are held in memory.
+One process, no Beam. All files get their names together when complete; existing files stay unless ``overwrite`` is set. Features
+are written batch by batch; the chosen captions are held in memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WRITERS: dict[str, Writer] = {
 
 
 def export_dataset(job: ExportJob, meter: Meter = Meter(), *, note: Note = lambda text: None) -> list[Path]:
-    """Write a dataset in a layout, unless ``_made_from.json`` says that the folder holds this export of the same content.
+    """Write a dataset in a layout, unless the folder holds this export of the same content (``_made_from.json``).
 
     Returns:
         The files.
@@ -43,9 +43,9 @@ def export_dataset(job: ExportJob, meter: Meter = Meter(), *, note: Note = lambd
     if "split_names" in options:
         options["split_names"] = tuple(job.split_names.items())
     inputs = {"dataset": (job.dataset,), "captions": (options.pop("captions", ""),), "lists": options.pop("lists", ())}
-    now = made_from("export", {"format": job.format, **options}, inputs)
-    if not job.overwrite and is_current(Folder(job.output), now):
+    description = made_from("export", {"format": job.format, **options}, inputs)
+    if not job.overwrite and is_current(Folder(job.output), description):
         note("up to date: nothing was written")
         return [target / name for name in read_made_from(Folder(job.output))["files"]]
-    staging = Staging(job.output, job.overwrite, now, meter, note)
+    staging = Staging(job.output, job.overwrite, description, meter, note)
     return _WRITERS[job.format](job, open_dataset(job.dataset), staging)

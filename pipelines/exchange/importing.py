@@ -1,7 +1,7 @@
-"""``imagepivot import``: features made by other tools become datasets of kind ``features`` or ``regions``.
+"""``imagepivot import``: datasets of kind ``features`` or ``regions`` from features of other tools.
 
-One process, no Beam: the work is reading and writing. Everything is checked before the first shard is written. Then each shard is
-gathered from the files a few rows at a time: memory holds a few megabytes and the image ids, however large the files are.
+One process, no Beam: the work is reading and writing. All values are checked before the first shard is written. Each shard is read
+from the files a few rows at a time: memory holds a few megabytes and the image ids, for files of any size.
 """
 
 from __future__ import annotations
@@ -62,34 +62,28 @@ def format_of(location: str) -> ImportFormat:
 
 
 def import_features(job: ImportJob, meter: Meter = Meter()) -> Manifest:
-    """Make a dataset of kind ``features`` or ``regions`` from features that other tools made.
+    """Write a dataset of kind ``features`` or ``regions`` from features of other tools.
 
     Raises:
         ImagepivotError: the files are missing, damaged or contradict each other, or the folder cannot be written.
     """
-    chosen = job.format or format_of(job.sources[0])
-    job = replace(job, format=chosen)
-    files = _READERS[chosen](job)
+    source_format = job.format or format_of(job.sources[0])
+    job = replace(job, format=source_format)
+    files = _READERS[source_format](job)
     if not files.image_ids:
-        raise InputError(f"{', '.join(map(repr, job.sources))} hold no images: check how the files were made")
+        raise InputError(f"{', '.join(map(repr, job.sources))} hold no images: expected one or more, check the files")
     dtype = stored_dtype(files.dtype, place=job.sources[0])
     spec = FeatureSpec(name=job.name, shape=files.shape, dtype=dtype, source=job.source)
     folder = Folder(job.output)
     size = len(files.image_ids) * vector_bytes(schema_of(files.kind, spec))
     shards = known_shards(job.shards, folder, overwrite=job.overwrite) or choose_shards(size, VECTOR_SHARD_BYTES)
     check_shard_bytes(shards, size, folder)
+    dtype_name = files.dtype.newbyteorder("=").name
+    imported = {"format": source_format, "name": job.name, "dtype": dtype_name, **files.parameters}
     output = OutputDataset(
         folder=folder,
         kind=files.kind,
-        parameters=FeaturesParameters(
-            feature=spec,
-            imported={
-                "format": chosen,
-                "name": job.name,
-                "dtype": files.dtype.newbyteorder("=").name,
-                **files.parameters,
-            },
-        ).to_json(),
+        parameters=FeaturesParameters(feature=spec, imported=imported).to_json(),
         inputs=tuple(files.inputs()),
         shards=shards,
     )
@@ -98,8 +92,8 @@ def import_features(job: ImportJob, meter: Meter = Meter()) -> Manifest:
     def check() -> None:
         rows_by_shard.extend(_by_shard(files.image_ids, _check_rows(files, spec), output.shards))
 
-    def write_feature_shard(number: int, shard: ShardWriter) -> None:
-        for block in _blocks(rows_by_shard[number], spec):
+    def write_feature_shard(index: int, shard: ShardWriter) -> None:
+        for block in _blocks(rows_by_shard[index], spec):
             shard.write(_table(files, block, spec))
             meter.add(images=len(block))
 
@@ -107,7 +101,7 @@ def import_features(job: ImportJob, meter: Meter = Meter()) -> Manifest:
 
 
 def _check_rows(files: FeatureFiles, spec: FeatureSpec) -> list[int]:
-    """Read everything once, and return the first row of each image.
+    """Read all rows once, and return the first row of each image.
 
     Raises:
         InputError: values are not finite, or the rows of one image differ.
@@ -131,9 +125,10 @@ def _check_rows(files: FeatureFiles, spec: FeatureSpec) -> list[int]:
         if earlier != row:
             copies.append((earlier, row))
     for block in _blocks(range(len(copies)), spec):
-        earlier_rows, later_rows = zip(*(copies[number] for number in block), strict=True)
+        pairs = [copies[index] for index in block]
+        earlier_rows, later_rows = zip(*pairs, strict=True)
         if not _table(files, earlier_rows, spec).equals(_table(files, later_rows, spec)):
-            _refuse_copy(files, [copies[number] for number in block], spec)
+            _refuse_copy(files, pairs, spec)
     return list(first.values())
 
 

@@ -50,7 +50,7 @@ def test_commands_name_unicode_normalization(line, imagepivot, unlike, tmp_path)
     done = imagepivot(*line.format(out=tmp_path).split(), cwd=unlike, code=(0, 1))
     words = " ".join((done.stdout + done.stderr).replace("│", " ").split())
     assert CAUSE in words
-    assert "make their features first" not in words
+    assert "extract their features first" not in words
 
 
 def test_training_names_unicode_normalization(unlike):

@@ -1,1 +1,1 @@
-"""Writers of the layouts that existing code bases read: each writes a dataset to a `Staging`, as an `ExportJob` asks for."""
+"""Writers of the layouts of other code bases: each writes a dataset of an `ExportJob` to a `Staging`."""

@@ -1,7 +1,8 @@
-"""npy arrays of features with lists of image ids: for anything that reads numpy, and the layout of Multi30K (``data/imgfeats``).
+"""npy arrays of features with lists of image ids, also in the layout of Multi30K (``data/imgfeats``).
 
-Arrays are written row by row to their places and never held in memory. kadarakos/mulisera reads those of Multi30K by file name and
-line number. ``N`` rows, ``R`` regions, ``D`` values.
+Arrays are written row by row and never held in memory. kadarakos/mulisera reads those of Multi30K by file name and line number.
+
+Shapes: ``N`` rows, ``R`` regions, ``D`` values.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _MULISERA = "resnet50-avgpool"
 
 
 def write_npy(job: ExportJob, dataset: Dataset, staging: Staging) -> list[Path]:
-    """Write ``features.npy`` as stored and ``ids.txt``; of regions also ``boxes.npy`` and ``sizes.npy`` (width, height).
+    """Write ``features.npy`` as stored and ``ids.txt``; for regions also ``boxes.npy`` and ``sizes.npy`` (width, height).
 
     ``features.import.json`` holds the options that ``import`` needs, see `pipelines.exchange.exporters.base`.
     """
@@ -37,15 +38,16 @@ def write_npy(job: ExportJob, dataset: Dataset, staging: Staging) -> list[Path]:
         check_images(dataset, image_ids, wanted_by=repr(job.lists[0]), advice="take them out of the list")
     rows = rows_of(image_ids)
     dtype = dataset.spec.dtype if dataset.spec is not None else "float32"
-    names = ["features.npy", "ids.txt", *(["boxes.npy", "sizes.npy"] if dataset.kind == "regions" else [])]
-    regions = dataset.spec.shape[0] if dataset.kind == "regions" and dataset.spec is not None else None
+    names, regions = ["features.npy", "ids.txt"], None
+    if dataset.kind == "regions" and dataset.spec is not None:
+        names, regions = [*names, "boxes.npy", "sizes.npy"], dataset.spec.shape[0]
     options = options_for(image_ids, regions=regions, ids="ids.txt")
     if regions is not None:
         options |= {"boxes": "boxes.npy", "sizes": "sizes.npy"}
     with staging.files(names, options={"features.npy": options}) as files:
         write_array(files[0], dataset, column, rows, dtype=dtype, l2=job.l2, meter=staging.meter)
         write_ids(files[1], image_ids)
-        if dataset.kind == "regions":
+        if regions is not None:
             write_array(files[2], dataset, "boxes", rows, dtype="float32")
             write_array(files[3], dataset, "sizes", rows, dtype="int32")
     return staging.paths(names)
@@ -58,22 +60,22 @@ def write_mulisera(job: ExportJob, dataset: Dataset, staging: Staging) -> list[P
     """
     if dataset.kind != "features" or dataset.spec is None or len(dataset.spec.shape) != 1:
         raise DatasetError(f"{dataset.folder.location!r} does not hold features [D], the only ones that mulisera reads")
-    known = set(dataset.image_ids())
-    orders = {
-        job.split_names.get(local_path(location).stem, local_path(location).stem): match_ids(local_file(location), known)
-        for location in job.lists
-    }
+    image_ids = set(dataset.image_ids())
+    orders = {}
+    for location in job.lists:
+        split = local_path(location).stem
+        orders[job.split_names.get(split, split)] = match_ids(local_file(location), image_ids)
     if len(orders) != len(job.lists):
         raise UsageError("two of the lists are for the same split: give each split one list")
-    for split, image_ids in orders.items():
-        check_images(dataset, image_ids, wanted_by=f"split {split!r}", advice="take them out of the list")
+    for split, order in orders.items():
+        check_images(dataset, order, wanted_by=f"split {split!r}", advice="take them out of the list")
     names = [f"{split}-{_MULISERA}.{extension}" for split in orders for extension in ("npy", "ids")]
-    listed = {image_id for image_ids in orders.values() for image_id in image_ids}
+    listed = {image_id for order in orders.values() for image_id in order}
     options = {name: options_for(listed, ids=list_) for name, list_ in zip(names[::2], names[1::2], strict=True)}
     with staging.files(names, options=options) as files:
-        for array, list_, image_ids in zip(files[::2], files[1::2], orders.values(), strict=True):
-            write_array(array, dataset, "feature", rows_of(image_ids), dtype="float16", l2=job.l2, meter=staging.meter)
-            write_ids(list_, image_ids)
+        for array, list_, order in zip(files[::2], files[1::2], orders.values(), strict=True):
+            write_array(array, dataset, "feature", rows_of(order), dtype="float16", l2=job.l2, meter=staging.meter)
+            write_ids(list_, order)
     return staging.paths(names)
 
 
@@ -97,7 +99,7 @@ def _row_shape(dataset: Dataset, column: str) -> tuple[int, ...]:
 
 
 def rows_of(image_ids: Sequence[str]) -> dict[str, list[int]]:
-    """Return the rows of an array by image id; several for an image that a list names more than once."""
+    """Return the rows of an array by image id; an image may be listed several times."""
     rows: dict[str, list[int]] = {}
     for row, image_id in enumerate(image_ids):
         rows.setdefault(image_id, []).append(row)
@@ -105,15 +107,15 @@ def rows_of(image_ids: Sequence[str]) -> dict[str, list[int]]:
 
 
 def check_images(dataset: Dataset, image_ids: Iterable[str], *, wanted_by: str, advice: str) -> None:
-    """Check that a dataset has a row for each image of a list or split; the advice says how to do without them.
+    """Check that a dataset has a row for each image of a list or split.
 
     Raises:
-        DatasetError: it lacks some; the message says how many and names the first.
+        DatasetError: rows are missing; the message has their number, the first ids and the advice.
     """
     wanted, present = set(image_ids), dataset.image_ids()
     missing = sorted(wanted - set(present))
     if missing:
-        hint = normalization_hint(missing, present) or f"make their features first, or {advice}"
+        hint = normalization_hint(missing, present) or f"extract their features first, or {advice}"
         raise DatasetError(
             f"{len(missing):,} of {len(wanted):,} images of {wanted_by} have no row in {dataset.folder.location!r}, e.g. "
             f"{', '.join(map(repr, missing[:5]))}: {hint}"
@@ -136,9 +138,9 @@ def write_ids(path: Path, image_ids: Sequence[str]) -> None:
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Write lines that `schemas.text` reads back unchanged."""
     with path.open("w", encoding="utf-8", newline="\n") as file:
-        for number, line in enumerate(lines):
-            if number == 0 and line.startswith(MARK):
-                file.write(MARK)  # Readers take the first one for the byte order mark of the file.
+        for index, line in enumerate(lines):
+            if index == 0 and line.startswith(MARK):
+                file.write(MARK)  # Readers take the first as the byte order mark of the file.
             file.write(f"{line}\n")
 
 
@@ -152,11 +154,16 @@ def write_array(
     l2: bool = False,
     meter: Meter = Meter(),
 ) -> None:
-    """Write vectors of images as an npy array, each to its rows.
+    """Write vectors of images as an npy array.
 
-    The column is one of vectors, or ``sizes`` for width and height. The rows of the array are by image id, as `rows_of` returns
-    them; together they cover the array. With `l2` each vector is divided by its Euclidean norm, over the last axis; a zero vector
-    stays zero.
+    Args:
+        path: file to write.
+        dataset: features or regions.
+        column: column of vectors, or ``sizes`` for width and height.
+        rows: rows of the array by image id, from `rows_of`; together they cover the array.
+        dtype: type of the array.
+        l2: divide each vector by its Euclidean norm, over the last axis; a zero vector stays zero.
+        meter: counts images.
 
     Raises:
         DatasetError: a value is too large for the type.

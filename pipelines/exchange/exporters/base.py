@@ -1,8 +1,8 @@
-"""The interface of the writers of layouts, the folder of their files, and the captions that they choose.
+"""Interface of the layout writers: staged files, sidecars with import options, and the selection of captions.
 
-Files are written beside their targets under temporary names, and renamed together when all are complete. A sidecar holds the
-options that `import` needs to read the rows back: ``features.npy`` has ``features.import.json`` beside it if the defaults of
-``import`` would read other rows, e.g. because image ids hold slashes. Options that the user sets win over those of a sidecar.
+Files are written under temporary names in the target folder, and renamed together when all are complete. A sidecar holds the
+options for importing a file again: ``features.import.json`` is written for ``features.npy`` if the defaults of ``import`` would
+read other rows, e.g. since image ids contain slashes. Options of the user win over those of a sidecar.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ from schemas.storage.storage_errors import create_folder, storage_errors
 from schemas.text import read_text
 
 Note: TypeAlias = Callable[[str], None]
-"""Takes a sentence that users of the files should read."""
-
+"""Callback for a remark to the user."""
 
 _DEFAULTS: dict[str, Any] = {"id_rule": "name", "max_regions": REGIONS, "boxes": None, "sizes": None}
 _FILES = ("ids", "boxes", "sizes")
@@ -40,10 +39,10 @@ _FILES = ("ids", "boxes", "sizes")
 
 @dataclass(frozen=True)
 class Staging:
-    """A local folder that an export writes to.
+    """The local output folder of an export.
 
     Attributes:
-        made_from: description of the work, see `schemas.made_from`; it is stored beside the files.
+        made_from: description of the work, which is stored with the files, see `schemas.made_from`.
     """
 
     location: str
@@ -56,32 +55,32 @@ class Staging:
     def files(
         self, names: Sequence[str], *, options: Mapping[str, Mapping[str, Any]] | None = None, obsolete: str = ""
     ) -> Iterator[list[Path]]:
-        """Yield temporary files that get their names when the block succeeds and are deleted when it fails.
+        """Yield temporary files that get their names if the block succeeds, and are deleted if it fails.
 
         Args:
             names: names of the files.
-            options: options for the import of a file, by its name, which its sidecar stores; the others have no sidecar.
-            obsolete: pattern of further files that an earlier export left and that would be read together with these.
+            options: content of the sidecars, by name of the file; no sidecar for other files.
+            obsolete: pattern of files of an earlier export that would be read together with these.
 
         Raises:
             DatasetError: a file already exists, or the folder cannot be written.
         """
         folder, options = target_path(self.location), {name: values for name, values in (options or {}).items() if values}
         with storage_errors(self.location):
-            named = [*names, *map(sidecar_name, options)]
-            others = sorted({path.name for path in folder.glob(obsolete)} - set(named)) if obsolete else []
-            others += [name for name in map(sidecar_name, names) if (folder / name).exists() and name not in named]
-            existing = [name for name in named if (folder / name).exists()] + others
+            targets = [*names, *map(sidecar_name, options)]
+            others = sorted({path.name for path in folder.glob(obsolete)} - set(targets)) if obsolete else []
+            others += [name for name in map(sidecar_name, names) if (folder / name).exists() and name not in targets]
+            existing = [name for name in targets if (folder / name).exists()] + others
             stored = read_made_from(Folder(self.location))
-            found = differences(stored, self.made_from) if stored else [""]
-            if existing and found and not self.overwrite:  # Without a difference, a command that was killed wrote them.
-                why = f" ({'; '.join(found[:3])})" if stored else ""
+            changes = differences(stored, self.made_from) if stored else [""]
+            if existing and changes and not self.overwrite:  # Files without a change are those of a killed command.
+                why = f" ({'; '.join(changes[:3])})" if stored else ""
                 raise DatasetError(
                     f"{self.location!r} holds {existing[0]!r} already{why}: nothing was written. Choose another folder, or give "
                     "--overwrite to replace the existing files"
                 )
             create_folder(folder)
-            temporary = {name: folder / f".{name}{TEMPORARY_MARK}{os.getpid()}" for name in named}
+            temporary = {name: folder / f".{name}{TEMPORARY_MARK}{os.getpid()}" for name in targets}
             try:
                 for name, values in options.items():
                     temporary[sidecar_name(name)].write_text(json.dumps(dict(values), indent=2) + "\n", encoding="utf-8")
@@ -104,7 +103,7 @@ class Staging:
 
 
 Writer: TypeAlias = Callable[[ExportJob, Dataset, Staging], list[Path]]
-"""Writes the files of a dataset in one layout, and returns them; raises ImagepivotError if the dataset does not fit the layout."""
+"""Function that writes a dataset in one layout and returns the files, or raises ImagepivotError if the dataset does not fit."""
 
 
 def sidecar_name(name: str) -> str:
@@ -117,21 +116,22 @@ def sidecar_name(name: str) -> str:
 
 
 def options_for(image_ids: Iterable[str], *, regions: int | None = None, ids: str = "") -> dict[str, Any]:
-    """Return the options that importing an exported file takes, or none if the defaults will do.
+    """Return the options for importing an exported file, empty if the defaults suffice.
 
-    It holds at most so many regions per image, None for features, and its image ids may be in a list with the name `ids`.
+    Args:
+        image_ids: image ids of the file.
+        regions: number of regions per image; None for features.
+        ids: name of the list of image ids; empty without a list.
     """
     exact = needs_exact_rule(image_ids)
     if not exact and regions in (None, _DEFAULTS["max_regions"]):
         return {}
-    options: dict[str, Any] = {"id_rule": "exact" if exact else _DEFAULTS["id_rule"]}
-    if regions is not None:
-        options["max_regions"] = regions
-    return options | ({"ids": ids} if ids else {})
+    options = {"id_rule": "exact" if exact else _DEFAULTS["id_rule"], "max_regions": regions, "ids": ids or None}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def apply_sidecars(job: ImportJob, paths: Sequence[Path]) -> ImportJob:
-    """Return a job whose unset options have the values of the sidecars of its files.
+    """Fill unset options of a job from the sidecars of its files.
 
     Raises:
         InputError: a sidecar is damaged.
@@ -142,9 +142,8 @@ def apply_sidecars(job: ImportJob, paths: Sequence[Path]) -> ImportJob:
         return job
     options = {name for name, value in {"id_rule": job.id_rule, **format_options(job)}.items() if value in (None, ())}
     listed = [(path.parent / sidecar.get("ids", "")).resolve() for path, sidecar in zip(paths, sidecars, strict=True)]
-    ids = [local_path(location).resolve() for location in job.ids]
-    if ids and ids != listed:
-        options.discard("id_rule")  # Another list than the exported one has entries of another form.
+    if job.ids and [local_path(location).resolve() for location in job.ids] != listed:
+        options.discard("id_rule")  # Entries of another list than the exported one have another form.
     changes: dict[str, Any] = {}
     for option in sorted(options & _DEFAULTS.keys()):
         values = [sidecar.get(option, _DEFAULTS[option]) for sidecar in sidecars]
@@ -183,31 +182,34 @@ def _is_valid(option: str, value: object) -> bool:
 
 
 def read_captions(job: ExportJob, *columns: str, unique: tuple[str, ...] = ()) -> pa.Table:
-    """Read the chosen captions, sorted by image id, language, portion and index; labels are plain strings.
+    """Read the selected captions, sorted by image id, language, portion and index; labels are plain strings.
 
-    The columns are those besides key and split. Of the labels that are to be unique only one value may remain.
+    Args:
+        job: selects captions by language, portion and splits.
+        columns: columns besides key and split.
+        unique: labels of which the selection may have only one value.
 
     Raises:
-        UsageError: a choice matches nothing, or leaves several values where one is needed.
+        UsageError: a selected value does not occur, or a unique label has several values.
     """
     dataset = open_dataset(job.captions, kind="captions")
-    chosen = {
+    selected = {
         "language": (job.language,) if job.language else (),
         "portion": (job.portion,) if job.portion else (),
         "split": job.splits,
     }
-    tables, seen = [], {label: set[str]() for label in chosen}
+    tables, seen = [], {label: set[str]() for label in selected}
     for table in dataset.shards(["image_id", "language", "portion", "index", "split", *columns]):
-        for label in chosen:
+        for label in selected:
             plain = table[label].cast(pa.string())
             seen[label].update(pc.unique(plain).to_pylist())
             table = table.set_column(table.schema.get_field_index(label), label, plain)
-        for label in chosen:
-            if chosen[label]:
-                table = table.filter(pc.is_in(table[label], value_set=pa.array(chosen[label], pa.string())))
+        for label, values in selected.items():
+            if values:
+                table = table.filter(pc.is_in(table[label], value_set=pa.array(values, pa.string())))
         tables.append(table)
-    for label in chosen:
-        for value in chosen[label]:
+    for label, values in selected.items():
+        for value in values:
             if value not in seen[label]:
                 raise UsageError(
                     f"{dataset.folder.location!r} holds no captions of {label} {value!r}, only {', '.join(sorted(seen[label]))}"
@@ -216,7 +218,6 @@ def read_captions(job: ExportJob, *columns: str, unique: tuple[str, ...] = ()) -
     if not captions.num_rows:
         raise UsageError(f"{dataset.folder.location!r} holds no captions of this language, portion and split together")
     for label in unique:
-        values = sorted(pc.unique(captions[label]).to_pylist())
-        if len(values) > 1:
-            raise UsageError(f"the captions have several values of {label} ({', '.join(values)}): choose one with --{label}")
+        if len(names := sorted(pc.unique(captions[label]).to_pylist())) > 1:
+            raise UsageError(f"the captions have several values of {label} ({', '.join(names)}): choose one with --{label}")
     return captions.sort_by([(name, "ascending") for name in ("image_id", "language", "portion", "index")])

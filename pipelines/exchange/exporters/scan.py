@@ -1,8 +1,8 @@
 """The ``*_precomp`` layout of VSE++ (fartashf/vsepp) and SCAN (kuanghuei/SCAN), and of the many code bases built on them.
 
 Their loaders read ``SPLIT_caps.txt``, one caption per line, and ``SPLIT_ims.npy``, and take caption ``i`` to describe row
-``i // 5``, or row ``i`` if there are as many captions as rows. Some also read ``SPLIT_ids.txt``: the id of each row, which most
-convert to a number. They always take the first 5,000 captions of ``dev``.
+``i // 5``, or row ``i`` if both have the same length. Some also read ``SPLIT_ids.txt``, the id of each row, which most convert to a
+number. They always take the first 5,000 captions of ``dev``.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def write_scan(job: ExportJob, dataset: Dataset, staging: Staging) -> list[Path]
     listed = {image_id for image_ids, _ in parts.values() for image_id in image_ids}
     options = {f"{name}_ims.npy": options_for(listed, ids=f"{name}_ids.txt") for name in parts}
     with staging.files(names, options=options) as files:
-        for number, (image_ids, captions) in enumerate(parts.values()):
-            images, lines, ids = files[3 * number : 3 * number + 3]
+        for index, (image_ids, captions) in enumerate(parts.values()):
+            images, lines, ids = files[3 * index : 3 * index + 3]
             write_array(images, dataset, column, rows_of(image_ids), dtype="float32", l2=job.l2, meter=staging.meter)
             texts = _lines(captions, job.text)
             write_lines(lines, (line for chunk in texts.chunks for line in chunk.to_pylist()))
@@ -72,34 +72,34 @@ def _lines(captions: pa.Table, text: str) -> pa.ChunkedArray:
     return pc.replace_substring_regex(captions["text"], r"\s*[\r\n]+\s*", " ")
 
 
-def _fitting(count: int) -> int:
-    """Return the greatest number of captions per image up to ``count`` that the loaders take."""
-    return max(number for number in _PER_IMAGE if number <= count)
+def _max_supported(count: int) -> int:
+    """Return the largest number of captions per image up to ``count`` that the loaders support."""
+    return max(supported for supported in _PER_IMAGE if supported <= count)
 
 
 def _even(captions: pa.Table, split: str, per_image: int) -> tuple[list[str], pa.Table]:
-    """Return the images in the order of their ids, and the same number of captions of each.
+    """Return the images, sorted by id, and the same number of captions of each.
 
     Raises:
         DatasetError: images have different numbers of captions.
-        UsageError: the loaders cannot take that number.
+        UsageError: the loaders do not support that number.
     """
     counts = {image_id: len(list(group)) for image_id, group in groupby(captions["image_id"].to_pylist())}
-    least, most = min(counts.values()), max(counts.values())
-    if per_image > least or (not per_image and least != most):
-        few = next(image_id for image_id, count in counts.items() if count == least)
+    min_count, max_count = min(counts.values()), max(counts.values())
+    if per_image > min_count or (not per_image and min_count != max_count):
+        image_id = min(counts, key=counts.__getitem__)
+        needed = f"{per_image} of each" if per_image else "the same number"
         raise DatasetError(
-            f"the images of split {split!r} have {least} to {most} captions, image {few!r} has {least}: this layout needs "
-            f"{f'{per_image} of each' if per_image else 'the same number'}; give --captions-per-image {_fitting(least)} to "
-            "take the first of each"
+            f"the images of split {split!r} have {min_count} to {max_count} captions, image {image_id!r} has {min_count}: this "
+            f"layout needs {needed}; give --captions-per-image {_max_supported(min_count)} to take the first of each"
         )
-    if per_image and most > per_image:
+    if per_image and max_count > per_image:
         starts = [0, *accumulate(counts.values())]
         captions = captions.take([start + n for start in starts[:-1] for n in range(per_image)])
-    count = per_image or most
+    count = per_image or max_count
     if count not in _PER_IMAGE:
         raise UsageError(
             f"the images of split {split!r} have {count} captions each, but the loaders of this layout take 5, or 1: give "
-            f"--captions-per-image {_fitting(count)}"
+            f"--captions-per-image {_max_supported(count)}"
         )
     return list(counts), captions

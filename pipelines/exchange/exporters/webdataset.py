@@ -25,50 +25,50 @@ _LABELS = ("class_ids", "class_scores", "attribute_ids", "attribute_scores")
 
 
 def write_webdataset(job: ExportJob, dataset: Dataset, staging: Staging) -> list[Path]:
-    """Write ``part-00000.tar`` ..., one per shard, with ``IMAGE_ID.feature.npy`` as stored; always the same bytes.
+    """Write one ``part-00000.tar`` ... per shard, with ``IMAGE_ID.feature.npy`` as stored; always the same bytes.
 
-    Regions have ``IMAGE_ID.boxes.npy`` and ``IMAGE_ID.regions.json`` as well. With captions there is
-    ``IMAGE_ID.captions.json``, a list, and only images that have a chosen caption are written.
+    Regions also have ``IMAGE_ID.boxes.npy`` and ``IMAGE_ID.regions.json``. With captions, images also have
+    ``IMAGE_ID.captions.json``, a list, and images without a chosen caption are skipped.
     """
     feature_column(dataset)
     captions = read_captions(job, "text", "tokens") if job.captions else None
     captions_of = None if captions is None else _by_image(captions)
-    names = [f"part-{number:05d}.tar" for number in range(dataset.num_shards)]
-    left_out, num_images = [], 0
+    names = [f"part-{shard:05d}.tar" for shard in range(dataset.num_shards)]
+    skipped, num_images = [], 0
     with staging.files(names, obsolete="part-*.tar") as files:
-        for path, number in zip(files, range(dataset.num_shards), strict=True):
+        for shard, path in enumerate(files):
             with path.open("wb") as raw, tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
-                for row in _rows(dataset, number):
-                    of_image = None if captions_of is None else captions_of(row["image_id"])
-                    if captions_of is not None and not of_image:
-                        left_out.append(row["image_id"])
+                for row in _rows(dataset, shard):
+                    image_captions = None if captions_of is None else captions_of(row["image_id"])
+                    if image_captions == []:
+                        skipped.append(row["image_id"])
                         continue
-                    for name, data in _sample(dataset, row, of_image):
+                    for name, data in _sample(dataset, row, image_captions):
                         info = tarfile.TarInfo(f"{row['image_id']}.{name}")  # Its defaults: no time, no owner, mode 644.
                         info.size = len(data)
                         tar.addfile(info, io.BytesIO(data))
                     num_images += 1
                     staging.meter.add(images=1)
     if captions is not None and (missing := pc.count_distinct(captions["image_id"]).as_py() - num_images):
-        staging.note(f"{missing:,} images with a chosen caption have no row in {dataset.folder.location!r}: they were left out")
-    if captions is not None and left_out:
-        hint = normalization_hint(left_out, pc.unique(captions["image_id"]).to_pylist())
-        staging.note(f"{len(left_out):,} images without a chosen caption were left out{hint and f': {hint}'}")
+        staging.note(f"{missing:,} images with a chosen caption have no row in {dataset.folder.location!r}: they were skipped")
+    if captions is not None and skipped:
+        hint = normalization_hint(skipped, pc.unique(captions["image_id"]).to_pylist())
+        staging.note(f"{len(skipped):,} images without a chosen caption were skipped{hint and f': {hint}'}")
     return staging.paths(names)
 
 
-def _rows(dataset: Dataset, number: int) -> Iterator[dict[str, Any]]:
+def _rows(dataset: Dataset, shard: int) -> Iterator[dict[str, Any]]:
     spec = dataset.spec
     shapes = {"feature": spec.shape, "features": spec.shape, "boxes": (-1, 4)} if spec is not None else {}
-    for batch in dataset.shard_batches(number):
+    for batch in dataset.shard_batches(shard):
         for position in range(batch.num_rows):
             row: dict[str, Any] = {}
             for column in batch.schema:
                 value = batch.column(column.name)[position]
-                vector = pa.types.is_fixed_size_list(column.type)
-                row[column.name] = value.values.to_numpy(zero_copy_only=False) if vector else value.as_py()
-                if column.name in shapes:
-                    row[column.name] = row[column.name].reshape(shapes[column.name])
+                if pa.types.is_fixed_size_list(column.type):
+                    row[column.name] = value.values.to_numpy(zero_copy_only=False).reshape(shapes.get(column.name, (-1,)))
+                else:
+                    row[column.name] = value.as_py()
             if not _is_sample_name(row["image_id"]):
                 raise DatasetError(
                     f"image id {row['image_id']!r} holds a dot or is not a relative path: WebDataset ends the name of a sample at "
@@ -78,21 +78,21 @@ def _rows(dataset: Dataset, number: int) -> Iterator[dict[str, Any]]:
 
 
 def _is_sample_name(image_id: str) -> bool:
-    """Return True for a path below the folder of the reader, whose last component has no dot."""
+    """Return True for a path below the reader's folder without a dot in its last component."""
     *folders, name = image_id.split("/")
     return "" not in (*folders, name) and not {".", ".."} & set(folders) and "." not in name
 
 
 def _sample(dataset: Dataset, row: dict[str, Any], captions: list[dict[str, Any]] | None) -> Iterator[tuple[str, bytes]]:
     """Yield names and contents of the files of an image, sorted by name."""
-    if dataset.kind == "regions":
+    has_regions = dataset.kind == "regions"
+    if has_regions:
         yield "boxes.npy", _npy(row["boxes"])
     if captions is not None:
         yield "captions.json", _json(captions)
     yield "feature.npy", _npy(row[feature_column(dataset)])
-    if dataset.kind == "regions":
-        plain = {name: row[name] for name in _NUMBERS} | {name: row[name].tolist() for name in _LABELS}
-        yield "regions.json", _json(plain)
+    if has_regions:
+        yield "regions.json", _json({name: row[name] for name in _NUMBERS} | {name: row[name].tolist() for name in _LABELS})
 
 
 def _npy(values: np.ndarray) -> bytes:
@@ -106,15 +106,14 @@ def _json(value: object) -> bytes:
 
 
 def _by_image(captions: pa.Table) -> Callable[[str], list[dict[str, Any]]]:
-    """Return a function that finds the captions of an image, without its id, in the order of their keys."""
-    ids = captions["image_id"].combine_chunks()
-    runs = pc.run_end_encode(ids)
+    """Return a function from an image id to the captions of the image, sorted by key, without the id."""
+    runs = pc.run_end_encode(captions["image_id"].combine_chunks())
     ends = runs.run_ends.to_numpy()
-    starts = dict(zip(runs.values.to_pylist(), zip(np.concatenate([[0], ends[:-1]]), ends, strict=True), strict=True))
-    rest = captions.drop_columns(["image_id"])
+    ranges = dict(zip(runs.values.to_pylist(), zip(np.concatenate([[0], ends[:-1]]), ends, strict=True), strict=True))
+    columns = captions.drop_columns(["image_id"])
 
     def captions_of(image_id: str) -> list[dict[str, Any]]:
-        start, end = starts.get(image_id, (0, 0))
-        return rest.slice(start, end - start).to_pylist()
+        start, end = ranges.get(image_id, (0, 0))
+        return columns.slice(start, end - start).to_pylist()
 
     return captions_of

@@ -1,6 +1,8 @@
-"""npy arrays with lists of image ids: Multi30K's own features, VSE++ and SCAN, or anything of that form.
+"""npy arrays with lists of image ids, e.g. Multi30K's own features, or those of VSE++ and SCAN.
 
-``N`` rows, ``R`` regions, ``D`` values. The arrays are mapped into memory, never loaded; nothing is ever unpickled.
+The arrays are memory-mapped, never loaded, and never unpickled.
+
+Shapes: ``N`` rows, ``R`` regions, ``D`` values.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ def guess_ids(array: Path) -> Path:
     """Return the list of image ids beside an array: ``X.ids``, ``X.txt``, ``S_ids.txt`` for ``S_ims.npy``, or ``ids.txt``.
 
     Raises:
-        UsageError: there is none.
+        UsageError: no list exists.
     """
     stem = array.stem
     names = [f"{stem}.ids", f"{stem}.txt"]
@@ -65,9 +67,8 @@ def open_arrays(job: ImportJob) -> FeatureFiles:
     def columns(rows: Sequence[int]) -> dict[str, np.ndarray]:
         if not job.boxes:
             return {"feature": values.take(rows)}
-        return _regions(
-            values.take(rows), boxes.take(rows), sizes.take(rows) if job.sizes else np.zeros((len(rows), 2)), regions
-        )
+        sizes_wh = sizes.take(rows) if job.sizes else np.zeros((len(rows), 2))
+        return _regions(values.take(rows), boxes.take(rows), sizes_wh, regions)
 
     return FeatureFiles(
         "regions" if job.boxes else "features",
@@ -82,7 +83,7 @@ def open_arrays(job: ImportJob) -> FeatureFiles:
 
 
 class _Rows:
-    """The rows of mapped arrays, one array after the other."""
+    """The concatenated rows of memory-mapped arrays."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = paths
@@ -95,21 +96,22 @@ class _Rows:
 
     def place(self, row: int) -> str:
         """Return file and row, counted from 0."""
-        number = int(np.searchsorted(self._starts, row, side="right")) - 1
-        return f"{self.paths[number].name}, row {row - self._starts[number]}"
+        index = int(np.searchsorted(self._starts, row, side="right")) - 1
+        return f"{self.paths[index].name}, row {row - self._starts[index]}"
 
     def take(self, rows: Sequence[int]) -> np.ndarray:
+        """Return the values of rows."""
         wanted = np.asarray(rows)
-        numbers = np.searchsorted(self._starts, wanted, side="right") - 1
-        taken = np.empty((len(wanted), *self.arrays[0].shape[1:]), dtype=self.arrays[0].dtype)
-        for number in np.unique(numbers):
-            in_array = numbers == number
-            taken[in_array] = self.arrays[number][wanted[in_array] - self._starts[number]]
-        return taken
+        indices = np.searchsorted(self._starts, wanted, side="right") - 1
+        values = np.empty((len(wanted), *self.arrays[0].shape[1:]), dtype=self.arrays[0].dtype)
+        for index in np.unique(indices):
+            in_array = indices == index
+            values[in_array] = self.arrays[index][wanted[in_array] - self._starts[index]]
+        return values
 
 
 def _regions(values: np.ndarray, boxes: np.ndarray, sizes: np.ndarray, regions: int) -> dict[str, np.ndarray]:
-    """Return the columns of regions; those after the last one that is not all zero are padding."""
+    """Return the columns of regions; trailing regions of zeros are padding."""
     boxes = boxes.astype(np.float32)
     used: np.ndarray = np.any(values, axis=2) | np.any(boxes, axis=2)
     num_regions = np.where(np.any(used, axis=1), used.shape[1] - used[:, ::-1].argmax(axis=1), 0)
@@ -124,7 +126,7 @@ def _regions(values: np.ndarray, boxes: np.ndarray, sizes: np.ndarray, regions: 
 
 
 def _pad(values: np.ndarray, regions: int) -> np.ndarray:
-    """Fill the second axis of an array with zeros: ``(N, r, ...)`` becomes ``(N, regions, ...)``."""
+    """Pad the second axis of an array with zeros: ``(N, r, ...)`` becomes ``(N, regions, ...)``."""
     padded = np.zeros((len(values), regions, *values.shape[2:]), dtype=values.dtype)
     padded[:, : values.shape[1]] = values
     return padded
@@ -138,7 +140,7 @@ def _map(path: Path) -> np.ndarray:
 
 
 def _flaw(path: Path, error: Exception) -> str:
-    """Say what is wrong with a file; where numpy takes it for a pickle, its own advice is to load that without protection."""
+    """Describe the flaw of a file; numpy's own message on pickles advises to allow them."""
     if isinstance(error, OSError):
         return str(error.strerror)
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""The basis of every reader of imported features: its interface, checks, stored types, and rows of regions."""
+"""Interface of the readers of imported features, with checks and conversion to stored types."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STORED_DTYPES = {"f2": "float16", "f4": "float32", "f8": "float32"}
 
 @dataclass(frozen=True)
 class FeatureFiles:
-    """Open files with features of images, in the order of the files.
+    """Open files with features, in the order of the files.
 
     Attributes:
         kind: ``features`` or ``regions``.
@@ -28,8 +28,8 @@ class FeatureFiles:
         dtype: type of the values in the files.
         image_ids: image id of each row; an image may occur more than once.
         inputs: returns name, size and SHA-256 of each file.
-        parameters: everything besides the bytes of the files that determines the rows.
-        place: returns the place of a row in the files, for messages.
+        parameters: options that determine the rows, besides the bytes of the files.
+        place: returns file and position of a row, for messages.
         columns: returns the values of rows by column, without the image id; vectors keep their shape.
     """
 
@@ -62,20 +62,20 @@ def stored_dtype(dtype: np.dtype, *, place: str) -> str:
 
 
 def table_of(image_ids: Sequence[str], columns: Mapping[str, np.ndarray], kind: str, spec: FeatureSpec) -> pa.Table:
-    """Make rows of a dataset, converting values to the stored type."""
+    """Build rows of a dataset, with values converted to the stored types."""
     schema = schema_of(kind, spec)
     arrays = [pa.array(image_ids, type=pa.string())]
     for field in list(schema)[1:]:
         vector = pa.types.is_fixed_size_list(field.type)
         dtype = numpy_type(field.type)
-        with np.errstate(over="ignore"):  # Values that do not fit become infinite, which `check_finite` reports.
+        with np.errstate(over="ignore"):  # Overflow becomes inf, which `check_finite` reports.
             flat = pa.array(np.ascontiguousarray(columns[field.name], dtype=dtype).ravel())
         arrays.append(pa.FixedSizeListArray.from_arrays(flat, type=field.type) if vector else flat)
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def check_finite(table: pa.Table) -> np.ndarray:
-    """Return the number of values of each row that are not finite."""
+    """Count the inf and NaN values of each row."""
     bad = np.zeros(table.num_rows, dtype=np.int64)
     for column in table.schema:
         if pa.types.is_fixed_size_list(column.type) and pa.types.is_floating(column.type.value_type):

@@ -83,7 +83,7 @@ def open_tars(job: ImportJob) -> FeatureFiles:
 
 
 def _regions(stream: io.BufferedReader, sample: _Sample, feature: np.ndarray) -> dict[str, Any]:
-    """Return the columns of a sample whose regions have features."""
+    """Return the columns of a sample of regions."""
     boxes = _array(stream, sample, _BOXES)
     try:
         labels = json.loads(_bytes(stream, sample, _LABELS))
@@ -109,7 +109,7 @@ def _index(path: Path) -> list[_Sample]:
                     continue
                 members = samples.setdefault(match[1], {})
                 if match[2] in members:
-                    raise InputError(f"{path.name} holds {member.name!r} twice: make the file again, each image once")
+                    raise InputError(f"{path.name} holds {member.name!r} twice: write the file again, with each image once")
                 members[match[2]] = (member.offset_data, member.size)
     except (tarfile.TarError, OSError, EOFError) as error:
         raise InputError(
