@@ -1,13 +1,14 @@
-"""imagepivot from Python: one import for everything that the documentation shows.
+"""Public Python interface of imagepivot.
 
 >>> import imagepivot
 >>> features = imagepivot.open_dataset("build/demo/features")  # doctest: +SKIP
 
-Every name is loaded when it is first used, so that reading a dataset needs neither torch nor Beam, and a name whose extra is not
-installed fails only where it is used.
+Names are imported on first use: reading a dataset needs neither torch nor Beam, and a missing extra fails only on use of a name
+that needs it.
 
-Importing this module makes ``schemas``, ``extractors``, ``pipelines`` and ``train`` mean the packages of imagepivot, whatever
-lies in the script's folder or on ``PYTHONPATH``. The command and all worker processes import it first, and so does ``pipelines``.
+Importing this module resolves ``schemas``, ``extractors``, ``pipelines`` and ``train`` to the packages of imagepivot, before
+modules of these names in the script's folder or on ``PYTHONPATH``. The command, all worker processes and ``pipelines`` import it
+first.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ _ROOT = Path(__file__).resolve().parent
 
 
 class _OurPackages(MetaPathFinder):
-    """Finds our four packages beside this file, before anything else is asked for them: their names are generic."""
+    """Import finder of our four packages, which have generic names, in the folder of this file."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -149,7 +150,7 @@ class _OurPackages(MetaPathFinder):
 
 
 def _resolve_our_packages_first() -> None:
-    """Install the rule for this process.
+    """Install the finder in this process.
 
     Raises:
         ImportError: another module of such a name is loaded already.
@@ -159,9 +160,8 @@ def _resolve_our_packages_first() -> None:
         places = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", ())]
         if not any(Path(place).resolve().is_relative_to(_ROOT / name) for place in places if place):
             raise ImportError(
-                f"imagepivot has a package called {name!r}, and another module of that name is loaded already, from "
-                f"{places[0] or places[-1]!r}. In one process a name can mean one module only: rename the other one, or import it "
-                "in a process of its own"
+                f"imagepivot has a package {name!r}, but another module of that name is loaded already, from "
+                f"{places[0] or places[-1]!r}: rename that module, or import it in another process"
             )
     if not any(isinstance(finder, _OurPackages) for finder in sys.meta_path):
         sys.meta_path.insert(0, _OurPackages())
@@ -172,7 +172,7 @@ _resolve_our_packages_first()
 
 @functools.cache
 def _places() -> dict[str, tuple[str, str]]:
-    """Return the module and the name there of each public name: the imports for type checkers at the top of this file."""
+    """Return module and attribute of each public name, from the imports for type checkers at the top of this file."""
     import ast
 
     block = next(node for node in ast.parse(Path(__file__).read_text(encoding="utf-8")).body if isinstance(node, ast.If))
@@ -182,14 +182,15 @@ def _places() -> dict[str, tuple[str, str]]:
 
 
 def _load(name: str) -> Any:
-    """Return the object of a public name, and keep it."""
+    """Import the object of a public name."""
     if name not in _places():
         raise AttributeError(f"module 'imagepivot' has no attribute {name!r}")
     module, original = _places()[name]
     try:
         value = getattr(importlib.import_module(module), original)
     except ModuleNotFoundError as error:
-        if (extra := _extra_for(module, error.name or "")) is None:
+        extra = module.partition(".")[0]
+        if extra == "schemas" or (error.name or "").partition(".")[0] in _PACKAGES:
             raise
         raise ImportError(
             f"imagepivot.{name} needs {error.name}, which is not installed: pip install 'imagepivot[{extra}]'"
@@ -198,7 +199,7 @@ def _load(name: str) -> Any:
     return value
 
 
-if not TYPE_CHECKING:  # A checker would take any name for one that is here.
+if not TYPE_CHECKING:  # Otherwise a checker accepts any name.
     __getattr__ = _load
 
 
@@ -206,14 +207,8 @@ def __dir__() -> list[str]:
     return sorted(_places())
 
 
-def _extra_for(module: str, missing: str) -> str | None:
-    """Return the extra that brings a missing package; None where it is one of ours."""
-    package = module.partition(".")[0]
-    return None if missing.partition(".")[0] in _PACKAGES or package == "schemas" else package
-
-
 def command() -> None:
-    """Run the command ``imagepivot`` in a process that ends with it."""
+    """Run the command ``imagepivot`` and end the process."""
     from pipelines.commands.signals import ending_at_once
 
     with ending_at_once():

@@ -17,15 +17,15 @@ from schemas.writing.reuse_policy import Overwrite, Verify
 ImportFormat = Literal["npy", "tsv", "hdf5", "webdataset"]
 
 IdRule = Literal["name", "path", "exact"]
-"""The part of a list entry that is the image id: ``name``: its last component, ``path``: all of it, both without ``#N`` and the
-extension of an image; ``exact``: the entry unchanged."""
+"""Image id of a list entry: ``name``: its last component, ``path``: the whole entry, both without ``#N`` and image extension;
+``exact``: the entry unchanged."""
 
 KarpathyKey = Literal["imgid", "cocoid", "sentid"]
-"""What is counted: ``imgid``: images of the file, ``cocoid``: images of COCO, ``sentid``: captions of the file."""
+"""Kind of numbers: ``imgid``: images of the file, ``cocoid``: images of COCO, ``sentid``: captions of the file."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
-# The formats that have an option; other formats refuse it. Options that are not here are common to all.
+# Formats of an option; other formats refuse it. All formats have the options that are not listed.
 _FORMATS = {
     "ids": ("npy", "hdf5"),
     "boxes": ("npy",),
@@ -51,36 +51,40 @@ _FORMATS = {
 
 @dataclass(frozen=True)
 class ImportJob:
-    """Job of ``imagepivot import``. Without a format, `import_features` takes that of the first file's extension.
+    """Job of ``imagepivot import``. The default format is that of the first file's extension.
 
     Raises:
         UsageError: a value is out of range, two options contradict each other, or an option is not of the format.
     """
 
-    sources: Annotated[tuple[str, ...], Opt("Files with features; several become one dataset.")]
+    sources: Annotated[tuple[str, ...], Opt("Files with features, which become one dataset.")]
     output: Output
     name: Annotated[str, Opt("Name of the feature, e.g. resnet50-pool.", is_option=True)]
-    format: Annotated[ImportFormat | None, Opt("Format of the files; by their extension when not given.")] = None
+    format: Annotated[ImportFormat | None, Opt("Format of the files; by default from the extension.")] = None
     source: Annotated[str, Opt("Origin of the feature, in words.")] = ""
     ids: Annotated[
         tuple[str, ...],
-        Opt("npy, hdf5: list of image ids for each file, in order; for npy else the one beside it.", is_repeated=True),
+        Opt("npy, hdf5: list of image ids for each file, in order; for npy by default the list beside it.", is_repeated=True),
     ] = ()
-    boxes: Annotated[tuple[str, ...], Opt("npy: boxes [N, R, 4] for each file; makes the rows regions.", is_repeated=True)] = ()
+    boxes: Annotated[
+        tuple[str, ...], Opt("npy: boxes [N, R, 4] for each file; the rows become regions.", is_repeated=True)
+    ] = ()
     sizes: Annotated[tuple[str, ...], Opt("npy: width and height of the images [N, 2] for each file.", is_repeated=True)] = ()
     id_rule: Annotated[
         IdRule | None,
         Opt(
             "Image id of an entry: the file [i]name[/i] or whole [i]path[/i] without extension, or [i]exact[/i]ly the entry; "
-            "name when not given, path for HDF5 groups, exact for webdataset, or as exported.",
+            "by default as exported, else name, path for HDF5 groups, or exact for webdataset.",
         ),
     ] = None
-    repeats: Annotated[int, Opt("npy, hdf5: how many times in a row each image occurs; VSE++: 5.")] = 1
-    max_regions: Annotated[int | None, Opt("npy, tsv: greatest number of regions stored per image; 36, or as exported.")] = None
+    repeats: Annotated[int, Opt("npy, hdf5: successive rows per image, e.g. 5 for VSE++.")] = 1
+    max_regions: Annotated[int | None, Opt("npy, tsv: maximum regions stored per image; by default as exported, else 36.")] = (
+        None
+    )
     array: Annotated[str, Opt("hdf5: path of the array, or of a group with one array per image.")] = ""
     id_array: Annotated[str, Opt("hdf5: path of the image ids of the array.")] = ""
-    karpathy: Annotated[str, Opt("The dataset_*.json whose numbers the ids are; they become the names of its images.")] = ""
-    karpathy_key: Annotated[KarpathyKey, Opt("What those numbers count there.")] = "imgid"
+    karpathy: Annotated[str, Opt("Replace the listed numbers by the image names of this dataset_*.json.")] = ""
+    karpathy_key: Annotated[KarpathyKey, Opt("Kind of the listed numbers in that file.")] = "imgid"
     shards: Shards = AUTO
     overwrite: Overwrite = False
     verify: Verify = False
@@ -88,23 +92,23 @@ class ImportJob:
     def __post_init__(self) -> None:
         check_shards_request(self.shards)
         if not self.sources:
-            raise UsageError("no files are given: give at least one to import")
+            raise UsageError("expected one or more files to import, found none")
         if not _NAME.fullmatch(self.name):
             raise UsageError(f"--name is {self.name!r}, expected letters, digits, '.', '_' and '-', e.g. 'resnet50-pool'")
-        _check_options(self, "format", "id_rule", "karpathy_key", misfit="these files are")
+        _check_options(self, "format", "id_rule", "karpathy_key")
         for option, count in (("--repeats", self.repeats), ("--max-regions", self.max_regions)):
             if count is not None and count < 1:
                 raise UsageError(f"{option} is {count}, expected 1 or more")
         if self.karpathy_key != "imgid" and not self.karpathy:
-            raise UsageError("--karpathy-key says what the numbers of a dataset_*.json are: give the file with --karpathy")
+            raise UsageError("--karpathy-key is for the numbers of a dataset_*.json: give the file with --karpathy")
         if self.format == "hdf5" and (len(self.sources) != 1 or len(self.ids) > 1):
             raise UsageError("import one HDF5 file at a time, with at most one list of ids")
         if self.format == "npy":
             for option, files in (("--ids", self.ids), ("--boxes", self.boxes), ("--sizes", self.sizes)):
                 if files and len(files) != len(self.sources):
                     raise UsageError(
-                        f"{len(self.sources)} arrays but {len(files)} files with {option}: give one for each, in the same order, "
-                        f"every one behind an option of its own: {option} FILE {option} FILE"
+                        f"{len(self.sources)} arrays but {len(files)} files with {option}: give one for each array, in the same "
+                        f"order: {option} FILE {option} FILE"
                     )
             if self.sizes and not self.boxes:
                 raise UsageError("--sizes is for regions: give --boxes as well, or leave --sizes out")
@@ -124,24 +128,24 @@ class ExportJob:
     captions: Annotated[str, Opt("scan, webdataset: folder of a captions dataset.")] = ""
     language: Annotated[str, Opt("Only captions of this language.")] = ""
     portion: Annotated[str, Opt("Only captions of this portion.")] = ""
-    splits: Annotated[tuple[str, ...], Opt("Only captions of these splits; all when not given.")] = ()
+    splits: Annotated[tuple[str, ...], Opt("Only captions of these splits; all by default.")] = ()
     split_names: Annotated[
         Mapping[str, str], Opt("scan, mulisera: names of splits in the layout, e.g. [i]val=dev[/i].", metavar="OURS=THEIRS")
     ] = field(default_factory=dict)
     text: Annotated[Literal["text", "tokens"], Opt("scan: captions as read, or their tokens joined by a space.")] = "text"
-    captions_per_image: Annotated[int, Opt("scan: captions taken of each image, from the first; 0: all.")] = 0
+    captions_per_image: Annotated[int, Opt("scan: write only the first captions of each image; 0: all.")] = 0
     lists: Annotated[
         tuple[str, ...],
-        Opt("mulisera: list of images of each split; npy: one, for the order.", is_repeated=True),
+        Opt("mulisera: list of images of each split; npy: one list, for the order.", is_repeated=True),
     ] = ()
     l2: Annotated[bool, Opt("scan, mulisera, npy: divide each vector by its norm.")] = False
     columns: Annotated[
-        Literal["bottom-up", "lxmert"], Opt("tsv: 6 columns of bottom-up-attention, or 10 that LXMERT reads.")
+        Literal["bottom-up", "lxmert"], Opt("tsv: the 6 columns of bottom-up-attention, or the 10 of LXMERT.")
     ] = "bottom-up"
     overwrite: Annotated[bool, Opt("Replace existing files in OUTPUT.")] = False
 
     def __post_init__(self) -> None:
-        _check_options(self, "format", "text", "columns", misfit="not for")
+        _check_options(self, "format", "text", "columns")
         if self.format == "scan" and not self.captions:
             raise UsageError("the layout of SCAN holds captions: give their dataset with --captions")
         if not self.captions and (self.language or self.portion or self.splits):
@@ -162,11 +166,9 @@ def format_options(job: ImportJob | ExportJob) -> dict[str, Any]:
     return {item.name: getattr(job, item.name) for item in fields(job) if job.format in _FORMATS.get(item.name, ())}
 
 
-def _check_options(job: ImportJob | ExportJob, *choices: str, misfit: str) -> None:
-    """Check options with a closed list of values, the choices, and refuse options that the format does not have.
-
-    Without a format, all options pass. The misfit are words before the format in the message.
-    """
+def _check_options(job: ImportJob | ExportJob, *choices: str) -> None:
+    """Check the choices, options with a closed list of values, and refuse options of other formats; without a format all pass."""
+    misfit = "these files are" if isinstance(job, ImportJob) else "not for"
     kind: Any = type(job)
     hints = hints_of(kind)
     for name in choices:

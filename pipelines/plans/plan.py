@@ -13,15 +13,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from schemas.conversion import convert, did_you_mean, parse_toml, parse_value
 from schemas.errors import ImagepivotError, InputError, UsageError
 from schemas.storage.locations import is_remote, local_path, plain_location
 from schemas.text import read_text
-
-if TYPE_CHECKING:
-    from pipelines.commands.binding import Command
 
 _FOLDER = Path(__file__).parent
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -63,6 +60,20 @@ class StepError(ImagepivotError):
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
         self.code = code
+
+
+class Command(Protocol):
+    """A command of the command line, see `pipelines.commands.binding.Command`."""
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The options by key, e.g. ``min_count``; each has a ``name``, e.g. ``min-count``."""
+
+    def convert(self, table: Mapping[str, Any], place: str) -> dict[str, Any]:
+        """Check a table of options, and return their values by key, or raise a `UsageError`."""
+
+    def words(self, values: Mapping[str, Any]) -> list[str]:
+        """Return the words of a command line, with the command's name first."""
 
 
 @dataclass(frozen=True)

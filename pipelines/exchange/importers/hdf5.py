@@ -36,8 +36,9 @@ def open_hdf5(job: ImportJob) -> FeatureFiles:
     is_array = isinstance(node, h5py.Dataset)
     contents.check_flat_rows(node.parent if is_array else node)
     place = contents.place(job.array)
+    names: list[str] = []
     if is_array:
-        names, shape, dtype = [], node.shape[1:], node.dtype
+        shape, dtype = node.shape[1:], node.dtype
         if not shape or not all(node.shape):
             raise InputError(
                 f"{place} has shape {node.shape}, expected an array [N, D] with one row per image and no zero dimension"

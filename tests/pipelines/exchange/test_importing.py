@@ -240,7 +240,7 @@ def test_files_that_do_not_fit_together_are_refused(tmp_path):
         ({"name": "my name"}, "--name is 'my name'"),
         ({"name": ""}, "--name is ''"),
         ({"shards": 0}, "--shards is 0"),
-        ({"sources": ()}, "no files are given"),
+        ({"sources": ()}, "expected one or more files to import"),
         ({"id_rule": "other"}, "--id-rule is 'other', expected one of 'name', 'path', 'exact'"),
         ({"repeats": 0}, "--repeats is 0, expected 1 or more"),
         ({"max_regions": 0}, "--max-regions is 0"),
