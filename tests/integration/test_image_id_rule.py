@@ -5,7 +5,8 @@
 
 import pytest
 
-from pipelines.exchange.image_lists import ImageIds, make_image_id
+from pipelines.exchange.image_lists import make_image_id
+from pipelines.exchange.importers.image_ids import ImageIds
 from schemas.errors import InputError
 
 ODD = [" a ", "cafe\u0301", "caf\u00e9", "a\u2028b", "\u202eb", "A.b", "x" * 200]

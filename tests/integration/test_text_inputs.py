@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipelines.datasets.region_names import read_names
-from pipelines.exchange.image_lists import ImageIds
+from pipelines.exchange.importers.image_ids import ImageIds
 from pipelines.exchange.importers.tsv import open_tsv
 from pipelines.exchange.jobs import ImportJob
 from pipelines.inputs.captions import EVERYTHING, open_source

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.exchange.image_lists import ImageIds, expand_ids, local_file
+from pipelines.exchange.image_lists import expand_ids, local_file
 from pipelines.exchange.importers.base import FeatureFiles, describe_file
+from pipelines.exchange.importers.image_ids import ImageIds
 from pipelines.exchange.jobs import ImportJob
 from schemas.errors import InputError, UsageError
 

@@ -17,8 +17,9 @@ import numpy as np
 
 from pipelines.exchange.exporters.base import apply_sidecars
 from pipelines.exchange.exporters.tsv import BOTTOM_UP, LXMERT
-from pipelines.exchange.image_lists import ImageIds, local_file
+from pipelines.exchange.image_lists import local_file
 from pipelines.exchange.importers.base import FeatureFiles
+from pipelines.exchange.importers.image_ids import ImageIds
 from pipelines.exchange.jobs import ImportJob
 from schemas.errors import InputError
 from schemas.kinds import REGIONS

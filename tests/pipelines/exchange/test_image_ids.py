@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.exchange.image_lists import ImageIds, read_karpathy_numbers
+from pipelines.exchange.importers.image_ids import ImageIds, read_karpathy_numbers
 from pipelines.exchange.importing import import_features
 from pipelines.exchange.jobs import ImportJob
 from schemas.dataset import open_dataset
