@@ -67,9 +67,9 @@ class KeyHashes:
         return set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
 
     def repeat(self, records: Iterable[tuple[Hashable, object]]) -> tuple[Any, Any, Any] | None:
-        """Return the first key that occurs twice and the places of its first two records, None if there is none.
+        """Return the first duplicate key and the places of its first two records; None without one.
 
-        The records are pairs of key and place, the same ones again; they are read only if two hashes are equal.
+        The records are pairs of key and place, read only if two hashes are equal.
         """
         suspects = self.suspects()
         places: dict[Hashable, object] = {}

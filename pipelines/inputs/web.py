@@ -64,6 +64,7 @@ class WebAccess:
 PUBLIC_ACCESS = WebAccess()
 
 
+@dataclass(eq=False)
 class _RequestError(Exception):
     """A failed request. Not an OSError, which urllib3 would convert.
 
@@ -72,11 +73,9 @@ class _RequestError(Exception):
         pause: seconds before it.
     """
 
-    def __init__(self, reason: str, *, retryable: bool = False, pause: float = 0.0) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.retryable = retryable
-        self.pause = pause
+    reason: str
+    retryable: bool = False
+    pause: float = 0.0
 
 
 def _too_large(access: WebAccess) -> _RequestError:

@@ -29,7 +29,7 @@ BLOCK_SCHEMA = CAPTION_COLUMNS.append(pa.field("position", pa.int64()))
 """Columns of a block as read. ``position`` sorts captions in the order of the source: by part, then by place in the part."""
 
 LIBRARIES = ("apache-beam", "sacremoses")
-"""Distributions whose versions the manifest of captions states."""
+"""Distributions with versions in the manifest of captions."""
 
 _PART = 1 << 40
 _REPORT_ROWS = 2000

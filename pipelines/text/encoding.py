@@ -36,15 +36,7 @@ def encode_captions(job: EncodeJob, execution: Execution = Execution(), meter: M
     captions = open_captions(job.captions)
     vocabulary = open_dataset(job.vocabulary, kind="vocabulary")
     execution = execution_for(captions, execution)
-    output = plan_encoding(job, captions, vocabulary)
-    work = ShardEncoder(captions, vocabulary, job.max_length, meter)
-    policy = ReusePolicy(overwrite=job.overwrite, verify=job.verify)
-    return run_per_shard(output, work, policy, execution=execution, libraries=("apache-beam",), meter=meter)
-
-
-def plan_encoding(job: EncodeJob, captions: Dataset, vocabulary: Dataset) -> OutputDataset:
-    """Return the dataset that a job writes."""
-    return OutputDataset(
+    output = OutputDataset(
         folder=Folder(job.output),
         kind="encoded",
         parameters=EncodedParameters(
@@ -59,6 +51,9 @@ def plan_encoding(job: EncodeJob, captions: Dataset, vocabulary: Dataset) -> Out
         ),
         shards=captions.num_shards,
     ).made_from(captions, vocabulary)
+    work = ShardEncoder(captions, vocabulary, job.max_length, meter)
+    policy = ReusePolicy(overwrite=job.overwrite, verify=job.verify)
+    return run_per_shard(output, work, policy, execution=execution, libraries=("apache-beam",), meter=meter)
 
 
 class ShardEncoder:

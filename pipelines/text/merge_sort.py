@@ -63,7 +63,7 @@ def make_sorted_runs(
     Args:
         blocks: the captions, in any order.
         shards: number of shards.
-        skip_shards: shards whose captions are dropped.
+        skip_shards: shards to drop.
         folder: local folder for the runs; None to yield their bytes.
 
     Raises:
@@ -115,7 +115,7 @@ def read_run(run: SortedRun) -> pa.Table:
 
 @contextmanager
 def spill_to_disk(runs: Iterable[SortedRun]) -> Iterator[list[SortedRun]]:
-    """Yield runs whose bytes are in files: in a temporary file, deleted at the end of the block, if they came as bytes."""
+    """Yield runs in files: bytes go to a temporary file, which is deleted at the end of the block."""
     with tempfile.NamedTemporaryFile(prefix="imagepivot-") as file:
         spilled: list[SortedRun] = []
         with storage_errors(file.name):

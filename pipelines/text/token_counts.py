@@ -26,7 +26,7 @@ Group: TypeAlias = tuple[str, str, str]
 """Portion, split and language of captions."""
 
 LIBRARIES = ("apache-beam",)
-"""Distributions whose versions the manifest of a vocabulary states."""
+"""Distributions with versions in the manifest of a vocabulary."""
 
 _SEVERAL_WORKERS_BYTES = 64 << 20
 """Bytes of captions in shards that one process counts or encodes while several start."""
@@ -98,7 +98,7 @@ def write_vocabulary(job: VocabularyJob, output: OutputDataset, counts: Mapping[
 
 
 def restore_text(output: OutputDataset) -> str:
-    """Write the text of a vocabulary whose shard is finished, and return its path."""
+    """Write the text of a vocabulary from its finished shard, and return its path."""
     path = output.folder.path_of(output.name(0))
     with output.folder.open(output.name(0)) as file, content_errors(path):
         vocabulary = Vocabulary.from_table(pq.ParquetFile(file).read())

@@ -19,11 +19,10 @@ from pipelines.text.caption_shards import block_forms, read_sorted_runs, write_c
 from pipelines.text.encoding import ShardEncoder
 from pipelines.text.merge_sort import SortedRun, read_run
 from pipelines.text.moses import Recipe, recipe
-from pipelines.text.token_counts import Group, count_shard, restore_text, sum_counters, write_vocabulary
+from pipelines.text.token_counts import count_shard, restore_text, sum_counters, write_vocabulary
 from pipelines.text.token_features import TokenFeatureExtractor
 from pipelines.text.truecasing import TruecaseModel, write_truecaser
 from schemas.dataset import Dataset
-from schemas.storage.folder import Folder
 from schemas.writing.output import OutputDataset
 
 _READERS = 16
@@ -37,7 +36,7 @@ class ReadCaptions(beam.PTransform):
     """A source to pairs (shard index, sorted run): the root of a pipeline.
 
     Attributes:
-        skip_shards: shards whose captions are dropped.
+        skip_shards: shards to drop.
         folder: folder for the runs, on a disk that all workers share; None to shuffle their bytes. See `merge_sort`.
         check: preflight check of the first worker on another machine; None on this one.
     """
@@ -76,16 +75,12 @@ class TrainTruecasers(beam.PTransform):
             | "SpreadRuns" >> beam.Reshuffle()  # Fusion break after fan-out: a part is a file of any size.
             | "CountForms" >> beam.FlatMap(_forms, recipe=self.recipe, splits=frozenset(self.splits))
             | "SumForms" >> beam.CombinePerKey(sum_counters)
-            | "ChooseForms" >> beam.MapTuple(_model_text)
+            | "ChooseForms" >> beam.MapTuple(lambda language, counts: (language, TruecaseModel.from_counts(counts).to_text()))
         )
 
 
 def _forms(run: tuple[int, SortedRun], recipe: Recipe, splits: frozenset[str]) -> Iterator[tuple[str, Mapping[str, int]]]:
     yield from block_forms(read_run(run[1]), recipe, splits).items()
-
-
-def _model_text(language: str, counts: Mapping[str, int]) -> tuple[str, str]:
-    return language, TruecaseModel.from_counts(counts).to_text()
 
 
 @dataclass(eq=False)
@@ -118,7 +113,7 @@ class TokenizeCaptions(beam.PTransform):
         )
         return (
             (
-                runs | "SkipFinished" >> beam.Filter(_is_missing, self.finished),
+                runs | "SkipFinished" >> beam.Filter(lambda run, finished: run[0] not in finished, self.finished),
                 runs.pipeline | "EveryShard" >> beam.Create(missing),
             )
             | "RunsAndShards" >> beam.Flatten()
@@ -129,14 +124,6 @@ class TokenizeCaptions(beam.PTransform):
 
 def _write_shard(runs: tuple[int, Iterable[SortedRun | None]], models: Mapping[str, str], **arguments: Any) -> int:
     return write_caption_shard(*runs, models, **arguments)
-
-
-def _is_missing(run: tuple[int, SortedRun], finished: frozenset[int]) -> bool:
-    return run[0] not in finished
-
-
-def _write_truecaser(model: tuple[str, str], folder: Folder) -> tuple[str]:
-    return (write_truecaser(*model, folder),)
 
 
 def build_captions(
@@ -160,7 +147,8 @@ def build_captions(
             truecasers = runs | "TrainTruecasers" >> TrainTruecasers(steps, job.train_splits)
         else:
             truecasers = pipeline | "GivenTruecasers" >> beam.Create(sorted(models.items()))
-        written.append(truecasers | "WriteTruecasers" >> beam.Map(_write_truecaser, output.folder))
+        write = beam.Map(lambda model, folder: (write_truecaser(model[0], model[1], folder),), output.folder)
+        written.append(truecasers | "WriteTruecasers" >> write)
     tokenize = TokenizeCaptions(output, steps, truecasers, finished, source.repeat_advice, meter)
     written.append(runs | "TokenizeCaptions" >> tokenize)
     _ = written | "AllDone" >> beam.Flatten() | "CommitDataset" >> CommitDataset(output, libraries=caption_shards.LIBRARIES)
@@ -195,17 +183,13 @@ class BuildVocabulary(beam.PTransform):
     def expand(self, counts: beam.PCollection) -> beam.PCollection:
         """Pass all counts to one function as a side input: a vocabulary must fit in memory anyway."""
         once = counts.pipeline | "Once" >> beam.Create([b""])
-        return once | "Write" >> beam.Map(_write_vocabulary, beam.pvalue.AsDict(counts), job=self.job, output=self.output)
-
-
-def _write_vocabulary(
-    _impulse: bytes, counts: Mapping[Group, Mapping[str, int]], job: VocabularyJob, output: OutputDataset
-) -> tuple[str]:
-    return (write_vocabulary(job, output, counts),)
-
-
-def _restore_text(_start: bytes, output: OutputDataset) -> tuple[str]:
-    return (restore_text(output),)
+        write = beam.Map(
+            lambda _, counts, job, output: (write_vocabulary(job, output, counts),),
+            beam.pvalue.AsDict(counts),
+            job=self.job,
+            output=self.output,
+        )
+        return once | "Write" >> write
 
 
 def build_counts(
@@ -220,7 +204,8 @@ def build_counts(
 ) -> None:
     """Add the transforms of a job to an empty pipeline: `build` of `pipelines.running.job.run_job`."""
     if finished:
-        written = pipeline | "VocabularyIsThere" >> Begin([b""], check) | "WriteText" >> beam.Map(_restore_text, output)
+        restore = beam.Map(lambda _, output: (restore_text(output),), output)
+        written = pipeline | "VocabularyIsThere" >> Begin([b""], check) | "WriteText" >> restore
     else:
         counts = spread_shards(pipeline, range(captions.num_shards), check) | "CountTokens" >> CountTokens(captions, meter)
         written = counts | "BuildVocabulary" >> BuildVocabulary(job, output)

@@ -116,7 +116,7 @@ class TruecaseModel:
 
 
 def count_forms(tokens: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Yield each word of a caption whose case is evidence, with its weight in tenths; a word may occur more than once.
+    """Yield the words of a caption with evidence of case, and their weights in tenths; a word may occur more than once.
 
     The first word of a sentence is no evidence, since its capital may be due to its position.
     """

@@ -79,7 +79,19 @@ def build_vocabulary(job: VocabularyJob, execution: Execution = Execution(), met
     captions = open_captions(job.captions)
     _check_selected(job, captions)
     execution = execution_for(captions, execution)
-    output = plan_vocabulary(job, captions)
+    output = OutputDataset(
+        folder=Folder(job.output),
+        kind="vocabulary",
+        parameters=VocabularyParameters(
+            min_count=job.min_count,
+            count_scope=job.count_scope,
+            splits=tuple(sorted(job.splits)),
+            languages=tuple(sorted(job.languages)),
+            portions=tuple(sorted(job.portions)),
+        ).to_json(),
+        inputs=({"name": "captions", "fingerprint": captions.fingerprint},),
+        other_files="|".join(map(re.escape, TEXT_NAMES)),
+    ).made_from(captions)
 
     def build(pipeline: beam.Pipeline, finished: frozenset[int], check: FirstWorker | None) -> None:
         from pipelines.text.transforms import build_counts
@@ -97,20 +109,3 @@ def build_vocabulary(job: VocabularyJob, execution: Execution = Execution(), met
 
     policy = ReusePolicy(overwrite=job.overwrite, verify=job.verify)
     return run_job(output, build, policy, execution=execution, here=here, meter=meter)
-
-
-def plan_vocabulary(job: VocabularyJob, captions: Dataset) -> OutputDataset:
-    """Return the dataset that a job writes."""
-    return OutputDataset(
-        folder=Folder(job.output),
-        kind="vocabulary",
-        parameters=VocabularyParameters(
-            min_count=job.min_count,
-            count_scope=job.count_scope,
-            splits=tuple(sorted(job.splits)),
-            languages=tuple(sorted(job.languages)),
-            portions=tuple(sorted(job.portions)),
-        ).to_json(),
-        inputs=({"name": "captions", "fingerprint": captions.fingerprint},),
-        other_files="|".join(map(re.escape, TEXT_NAMES)),
-    ).made_from(captions)

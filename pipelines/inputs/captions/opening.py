@@ -43,7 +43,7 @@ def open_source(
 
     Raises:
         UsageError: format, language, columns, id rule or dialect do not go together.
-        InputError: `path` does not exist, or does not hold what the format expects.
+        InputError: `path` does not exist, or lacks the files of the format.
     """
     if format not in FORMATS:
         raise UsageError(f"unknown format of captions {format!r}: use one of {', '.join(FORMATS)}")

@@ -82,7 +82,7 @@ class Listing:
 
 
 def digest_of(entries: Iterable[tuple[str, ...]]) -> str:
-    """Return the digest of a list whose entries are tuples of text."""
+    """Return the digest of a list of tuples of text."""
     return _hexadecimal(sum(_digest(*entry) for entry in entries))
 
 

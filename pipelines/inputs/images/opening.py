@@ -30,7 +30,7 @@ def open_images(
     """Open a collection of images.
 
     Args:
-        location: a folder (searched recursively for images, or if there are none for tars or Parquet files with image bytes), a
+        location: a folder (searched recursively for images, else for tars or Parquet files with image bytes), a
             pattern with ``*``, ``?``, ``[...]`` or ``**`` for images, ``.tar`` or ``.parquet`` files, a table with the columns
             ``image_id`` and ``uri``, a ``.tar``, a ``.parquet`` file with image bytes, or one image file; local, ``gs://`` or
             ``s3://``.

@@ -42,15 +42,16 @@ class _InMemory:
 class _OnDisk:
     """The values of a row group in a file, None for a null; memory holds eight bytes per row."""
 
-    def __init__(self, file: IO[bytes], start: int) -> None:
+    def __init__(self, file: IO[bytes], column: pa.ChunkedArray) -> None:
         self._file = file  # Keeps it open.
-        self._ends = array("q", [start])
+        self._ends = array("q", [file.seek(0, os.SEEK_END)])
         self._nulls: set[int] = set()
-
-    def add(self, size: int | None) -> None:
-        if size is None:
-            self._nulls.add(len(self._ends) - 1)
-        self._ends.append(self._ends[-1] + (size or 0))
+        for row, scalar in enumerate(column):
+            value = scalar.as_py()
+            if value is None:
+                self._nulls.add(row)
+            self._ends.append(self._ends[-1] + len(value or b""))
+            _write(file, memoryview(bytes(value or b"")))
 
     def value(self, row: int) -> bytes | None:
         start, end = self._ends[row], self._ends[row + 1]
@@ -104,14 +105,9 @@ class RowGroups:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(prefix="imagepivot-", buffering=0)  # noqa: SIM115 -- stays open
                 self._room = shutil.disk_usage(tempfile.gettempdir()).free // 2
-            start = self._file.seek(0, os.SEEK_END)
-            if start + column.nbytes > self._room:
+            if self._file.seek(0, os.SEEK_END) + column.nbytes > self._room:
                 return _InMemory(column)
-            values = _OnDisk(self._file, start)
-            for scalar in column:
-                data = scalar.as_py()
-                values.add(None if data is None else len(data))
-                _write(self._file, memoryview(bytes(data or b"")))
+            values = _OnDisk(self._file, column)
         except OSError:  # The disk is full or read-only.
             self._room = 0
             return _InMemory(column)
