@@ -96,16 +96,6 @@ def test_resumed_run_writes_missing_shards_only(job):
     assert kept.stat().st_mtime_ns == stamp
 
 
-def test_another_rule_is_another_dataset(job, captions, model):
-    extract_token_features(job, ONE)
-    first = TokenFeaturesJob(captions, job.output, str(model), sub_words="first", device="cpu")
-    message = r"feature\.source: stored \"last of 2 layers, mean of .*model\.sub_words: stored 'mean', now 'first'"
-    with pytest.raises(DatasetError, match=message):
-        extract_token_features(first, ONE)
-    extract_token_features(TokenFeaturesJob(**{**vars(first), "overwrite": True}), ONE)
-    assert "first sub-word" in open_dataset(job.output).spec.source
-
-
 def test_captions_are_cut_like_those_of_encode(job):
     extractor = job.request().load()
     table, failures, statistics = token_feature_rows(tokenized(["a", "dog", "runs", "."], ["dog"], []), extractor, 3)

@@ -1,4 +1,4 @@
-"""Images of one id, whose message names both with advice that keeps them apart; and files that a listing counts as left out."""
+"""Duplicate image ids and skipped files."""
 
 from __future__ import annotations
 
