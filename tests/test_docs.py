@@ -97,7 +97,7 @@ def test_pages_with_snippets() -> None:
     assert {page: len(blocks(page, "python")) for page in WITH_SNIPPETS} == {
         "README.md": 2,
         TUTORIAL: 1,
-        "docs/reference/datasets.md": 7,
+        "docs/how-to/read.md": 7,
         "docs/reference/python.md": 10,
         "docs/how-to/custom-model.md": 1,
         "docs/how-to/troubleshooting.md": 1,
