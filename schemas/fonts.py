@@ -72,7 +72,7 @@ def _draw(draw: Callable[[], T]) -> tuple[T, set[str]]:
 
 
 def _families_of(characters: Collection[str]) -> list[str]:
-    """Return families of this machine's fonts that have characters; matplotlib's own list may be older than a font."""
+    """Return font families with these characters; matplotlib's own list may be outdated."""
     from matplotlib.font_manager import fontManager
     from matplotlib.ft2font import FT2Font
 

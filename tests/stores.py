@@ -61,7 +61,7 @@ class Store:
 
 
 def use(environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give this process the settings of a store; forget those of another."""
+    """Set the environment of a store, and clear cached clients."""
     import schemas.storage.filesystems  # Here, since the proxy is a process that needs none of it.
     import schemas.storage.folder
     import schemas.storage.s3
@@ -76,7 +76,7 @@ def use(environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def untagged(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return files of a dataset without the tags that a store has put into them; no two writes to Google's store share any."""
+    """Return files of a dataset without tags in their records, which differ between writes."""
     return {name: _without_tags(data) if name.startswith(".records/") else data for name, data in files.items()}
 
 
@@ -98,14 +98,13 @@ def free_port() -> int:
 
 @contextmanager
 def emulator(scheme: str, environment: Mapping[str, str] = {}) -> Iterator[Store]:
-    """Start an emulator with an empty bucket, and end it.
+    """Run an emulator with an empty bucket.
 
-    That of Google's store ignores conditions and sends listings as one page. A proxy before it, `_GoogleProxy`, does both as Google
-    documents it: what passes there was never seen by the store itself.
+    Google's emulator ignores conditions and returns listings as one page: `_GoogleProxy` implements both as documented by Google.
 
     Args:
         scheme: ``s3`` or ``gs``.
-        environment: further variables of the emulator; with any, the bucket is not made.
+        environment: further variables of the emulator; with any, no bucket is created.
     """
     store = Store(scheme, free_port())
     port = str(store.port)
@@ -135,7 +134,7 @@ def _make_bucket(store: Store) -> None:
 
 @contextmanager
 def _process(*arguments: str, url: str, environment: Mapping[str, str]) -> Iterator[None]:
-    """Run a server, wait until it answers, and end it."""
+    """Run a server until the block ends."""
     command = [sys.executable, *arguments]
     server = subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -170,12 +169,12 @@ class Request(NamedTuple):
 
 
 class Requests(NamedTuple):
-    """What a store was asked.
+    """Requests to a store.
 
     Attributes:
-        all: the requests, in the order of their arrival.
-        at_once: the greatest number of requests that were under way at the same time.
-        answered: bytes of all answers, with their headers.
+        all: the requests, in order of arrival.
+        at_once: maximum number of concurrent requests.
+        answered: bytes of all responses, with headers.
     """
 
     all: list[Request]
@@ -191,20 +190,20 @@ class FarStore(Store):
     """A store behind a proxy that delays every request."""
 
     def asked(self) -> Requests:
-        """Return what was asked since the last call."""
+        """Return the requests since the last call."""
         with urllib.request.urlopen(self.url + _ASKED.replace(" ", "%20"), timeout=30) as answer:
             found = json.load(answer)
         return Requests([Request(*each) for each in found["all"]], found["at_once"], found["answered"])
 
     def cut(self, how: str, seconds: float, *, after: int, only: str = "") -> None:
-        """Cut the network for some seconds, from a request on.
+        """Cut the network temporarily.
 
         Args:
-            how: ``drop`` closes every connection, ``busy`` answers 503, ``stall`` answers when it is over, ``torn`` sends half of
-                every answer.
-            seconds: for how long.
-            after: number of requests from now that still succeed.
-            only: which requests; those whose path ends so, all if empty.
+            how: ``drop`` closes connections, ``busy`` responds 503, ``stall`` responds after the cut, ``torn`` sends half of each
+                response.
+            seconds: duration.
+            after: number of requests that still succeed.
+            only: suffix of the paths to cut; empty for all.
         """
         address = self.url + f"{_CUT}{how}/{seconds}/{after}/{only}".replace(" ", "%20")
         with urllib.request.urlopen(address, timeout=30) as answer:
@@ -213,12 +212,7 @@ class FarStore(Store):
 
 @contextmanager
 def far_away(store: Store, seconds: float) -> Iterator[FarStore]:
-    """Put a proxy in front of a store.
-
-    Args:
-        store: the store.
-        seconds: time that each request takes longer.
-    """
+    """Put a proxy in front of a store that delays each request by ``seconds``."""
     far = FarStore(store.scheme, free_port())
     arguments = (__file__, str(far.port), str(store.port), str(seconds), "any")
     with _process(*arguments, url=far.url, environment={}):
@@ -279,7 +273,6 @@ class _Proxy:
             writer.close()
 
     def _cut_left(self, path: str) -> float:
-        """Seconds until the network is back; 0 if it is there."""
         if not self._how or len(self._all) <= self._cut_after or not path.partition("?")[0].endswith(self._only):
             return 0.0
         self._cut_until = self._cut_until or time.monotonic() + self._cut_seconds
@@ -311,10 +304,10 @@ class _Proxy:
 
 
 class _GoogleProxy(_Proxy):
-    """Answers as Google's store does where its emulator does not: ``ifGenerationMatch`` counts, and listings come in pages.
+    """Adds ``ifGenerationMatch`` and pages of listings to Google's emulator.
 
-    All that changes an object passes one by one; before what has a condition, the emulator is asked for the object's generation.
-    The condition of an upload in several requests counts for the first and for the last of them.
+    Changes of objects are serialized. Conditions are compared with the object's generation in the emulator, for an upload in
+    several requests at the first and the last one.
     """
 
     def __init__(self, *arguments: Any) -> None:
@@ -352,7 +345,7 @@ class _GoogleProxy(_Proxy):
 
 
 def _page(answer: bytes, asked: Mapping[str, str]) -> bytes:
-    """Cut a page out of a listing; objects and folders count alike."""
+    """Return a page of a listing, of objects and folders."""
     head, _, data = answer.partition(b"\r\n\r\n")
     whole = json.loads(data)
     found = {item["name"]: item for item in whole.get("items") or ()} | dict.fromkeys(whole.get("prefixes") or ())

@@ -1,1 +1,1 @@
-"""Writing datasets: the state of a folder, shards, the commit, and what checks and repairs them."""
+"""Writing, validation and repair of datasets."""

@@ -43,7 +43,7 @@ def alone(store) -> dict[str, dict[str, bytes]]:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("names", "commits"), [("AB", True), ("AC", True), ("AC", False)])
-def test_two_attempts_at_once_publish_one_of_them(monkeypatch, store, alone, names, commits, seed):
+def test_concurrent_attempts_publish_one(monkeypatch, store, alone, names, commits, seed):
     """Orders by chance; tests/schemas/writing/test_attempts.py plays all of them on a disk."""
     output = output_in(store.address(f"{names}/{commits}/{seed}"))
     committed, chance = None, random.Random(seed)

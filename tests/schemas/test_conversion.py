@@ -122,7 +122,7 @@ def test_stored_fields_may_be_missing_unknown_or_left_out():
         stored_values(Example, {"names": [1]})
 
 
-def test_toml_that_is_none_is_refused():
+def test_parse_toml_invalid_text_is_refused():
     for text in ("a", "a = " + "[" * 100_000):
         with pytest.raises(UsageError, match=r"^not TOML: "):
             parse_toml(text)

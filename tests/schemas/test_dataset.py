@@ -29,7 +29,7 @@ def same(found, expected):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_dataset_is(toys, kind):
+def test_open_dataset_reads_every_kind(toys, kind):
     toy = toys[kind]
     dataset = open_dataset(toy.path, kind=toy.kind)
     assert (dataset.kind, dataset.fingerprint) == (toy.kind, toy.output.fingerprint)
@@ -132,7 +132,7 @@ def test_an_image_with_several_rows_has_no_single_one(toys):
         open_dataset(toys["captions"].path).get("猫")
 
 
-def test_a_vocabulary_is_not_about_images(toys):
+def test_rows_of_a_vocabulary_are_refused(toys):
     dataset = open_dataset(toys["vocabulary"].path)
     for method in (dataset.rows, dataset.get):
         with pytest.raises(DatasetError, match="holds vocabulary, which have no image ids"):
@@ -224,7 +224,7 @@ def test_into_an_array_of_another_type(toys):
         np.zeros((12, 2048), np.float32, order="F"),
     ],
 )
-def test_an_array_that_cannot_take_the_features_is_refused(toys, out):
+def test_numpy_out_of_another_layout_is_refused(toys, out):
     # One that is not contiguous would stay empty: its reshape is a copy.
     with pytest.raises(ValueError, match=r"out has shape .*, expected .*\(12, 2048\)"):
         open_dataset(toys["features"].path).numpy(out=out)

@@ -44,7 +44,7 @@ def test_values_are_rounded_to_the_nearest_and_ties_to_even():
 
 
 @pytest.mark.filterwarnings("error")
-def test_what_is_beyond_the_range_becomes_infinite_without_a_warning():
+def test_rounded_overflow_is_infinite_without_warning():
     assert HALF.rounded(np.array([65519, 65520, -65520, 1e30, np.nan], np.float32)).tolist()[:4] == [
         65504,
         np.inf,

@@ -8,7 +8,7 @@ import pytest
 from schemas.fingerprints import SCHEMA_VERSION, canonical_json, fingerprint_of, sha256_of_bytes, sha256_of_file
 
 
-def test_the_fingerprint_is_that_of_the_text_written_out_here():
+def test_fingerprint_of_known_text():
     fingerprint = fingerprint_of(
         kind="features",
         parameters={"weights": "sha256:00", "feature": {"shape": (2048,), "name": "pool"}, "note": "größer"},
@@ -24,7 +24,7 @@ def test_the_fingerprint_is_that_of_the_text_written_out_here():
     assert fingerprint == hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
-def test_equal_content_has_one_fingerprint_whatever_the_order_and_the_container():
+def test_fingerprint_ignores_order_and_container():
     first = {
         "kind": "captions",
         "parameters": {"a": 1, "b": {"x": [1, 2], "y": None}},
@@ -71,7 +71,7 @@ def test_canonical_json_is_compact_sorted_and_keeps_every_character():
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
-def test_canonical_json_refuses_what_json_cannot_hold(number):
+def test_canonical_json_refuses_nan(number):
     with pytest.raises(ValueError, match="not JSON compliant"):
         canonical_json({"a": [number]})
     with pytest.raises(TypeError, match="not JSON serializable"):
@@ -86,7 +86,7 @@ def test_digests(size):
     assert sha256_of_file(io.BytesIO(data)) == expected
 
 
-def test_a_file_is_digested_from_where_it_stands():
+def test_sha256_of_file_starts_at_the_position():
     file = io.BytesIO(b"headbody")
     file.seek(4)
     assert sha256_of_file(file) == hashlib.sha256(b"body").hexdigest()

@@ -44,7 +44,7 @@ def test_other_bytes_and_files_of_other_tools_have_none(folder, data):
 
 
 @pytest.mark.slow
-def test_any_damage_to_a_footer_is_survived(folder):
+def test_inspect_shard_any_footer_damage_returns_none(folder):
     write_captions(folder, 3)
     data = folder.read(NAME)
     footer = int.from_bytes(data[-8:-4], "little")
@@ -86,7 +86,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("change", WRONG, ids=repr)
-def test_a_footer_whose_values_have_another_type_is_damaged(folder, change):
+def test_footer_value_of_another_type_is_damage(folder, change):
     write_captions(folder, 3)
     path = folder.local_path / NAME
     pairs = {k.decode(): v.decode() for k, v in pq.read_metadata(path).metadata.items() if k.startswith(b"imagepivot.")}

@@ -61,7 +61,7 @@ def test_nothing_is_nullable_and_everything_is_described(kind):
             assert not field.type.value_field.nullable, field.name
 
 
-def test_features_say_what_they_are():
+def test_feature_columns_describe_the_spec():
     assert schema_of("features", POOL).field("feature").metadata[b"description"] == (
         b"resnet50-pool, shape 2048, float32. He et al. 2016"
     )
@@ -102,5 +102,5 @@ def test_row_groups_of_wide_vectors_hold_a_few_images(shape, dtype, rows):
     assert group_rows(schema_of("features", FeatureSpec("x", shape, dtype))) == rows
 
 
-def test_row_groups_of_regions_are_what_they_were():
+def test_group_rows_of_regions():
     assert group_rows(schema_of("regions", FeatureSpec("x", (36, 2048)))) == 64

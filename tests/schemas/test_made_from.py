@@ -34,7 +34,7 @@ def test_inputs_are_described_by_content_not_by_place(tmp_path):
     assert set(one["inputs"]["features"][0]) == {"fingerprint", "content_sha256"}
 
 
-def test_features_that_have_grown_are_another_content_of_one_fingerprint(tmp_path):
+def test_made_from_detects_added_features_at_equal_fingerprint(tmp_path):
     before = made_from("export", {}, {"dataset": (features(tmp_path / "one"),)})
     after = made_from("export", {}, {"dataset": (features(tmp_path / "two", 1.0),)})
     fingerprints = [described["inputs"]["dataset"][0]["fingerprint"] for described in (before, after)]
@@ -62,7 +62,7 @@ def test_differences_are_named():
     assert differences(before, before) == []
 
 
-def test_what_a_folder_holds_is_current_while_its_files_have_their_sizes(tmp_path):
+def test_is_current_compares_file_sizes(tmp_path):
     folder, now = Folder(str(tmp_path)), made_from("figures", {"names": ("a", "b")}, {"run": ("",)})
     assert now["inputs"] == {}
     assert not is_current(folder, now)

@@ -60,13 +60,13 @@ def test_the_text_is_plain_json_for_people_and_other_tools():
     assert content["failures"][0] == {"path": "_failures/part-00001-of-00002.jsonl", "bytes": 5, "sha256": "f" * 64, "rows": 4}
 
 
-def test_numbers_that_json_cannot_hold_are_refused():
+def test_nan_is_refused():
     with pytest.raises(ValueError, match="not JSON compliant"):
         example(statistics={"mean": float("nan")}).to_json()
 
 
 @pytest.mark.parametrize("kind", ["captions", "encoded", "vocabulary", "features", "regions"])
-def test_a_manifest_lists_what_lies_there(toys, kind):
+def test_manifest_lists_the_files_of_the_folder(toys, kind):
     toy = toys[kind]
     content = json.loads((toy.path / "_manifest.json").read_text(encoding="utf-8"))
     entries = [*content["shards"], *content["failures"], *content["files"]]
@@ -96,7 +96,7 @@ def test_a_newer_version_is_refused():
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '"text"', "7", "{}", '{"format": "other", "version": 1}', "\x00"])
-def test_what_is_no_manifest(text):
+def test_invalid_manifests_are_refused(text):
     with pytest.raises(DatasetError, match=r"data/_manifest.json is not the manifest of a dataset"):
         read(text)
 
@@ -124,7 +124,7 @@ def test_white_space_and_the_order_of_keys_do_not_matter():
     assert read(json.dumps(dict(reversed(content.items())), indent=7)) == example()
 
 
-def test_statistics_with_keys_that_json_turns_into_text():
+def test_statistics_with_integer_keys():
     manifest = read(example(statistics={"by shard": {2: 5, 10: 7}}).to_json())
     assert manifest.statistics == {"by shard": {"2": 5, "10": 7}}
 
@@ -140,7 +140,7 @@ OTHERS = [None, True, -1, 1.5, 2**70, "", "x", "../x", [], {}, [None], {"a": Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("other", OTHERS, ids=repr)
-def test_a_change_of_any_value_is_noticed(other):
+def test_any_changed_value_is_refused(other):
     count = len(list(places(json.loads(example().to_json()))))
     for number in range(count):
         content = json.loads(example().to_json())
@@ -248,7 +248,7 @@ FILE = {"path": "_names/classes", "bytes": 1, "sha256": "0" * 64}
         ({"version": 2.0}, "version is 2.0"),
     ],
 )
-def test_what_is_wrong_is_said(changes, problem):
+def test_invalid_content_is_named(changes, problem):
     with pytest.raises(
         DatasetError, match=rf"data/_manifest.json is (damaged|not the manifest).*{problem}.*: copy it again, or"
     ):
@@ -306,7 +306,7 @@ def test_parameters_of_another_type_are_refused(kind, parameters, problem):
 @pytest.mark.parametrize(
     "text", ['{"format": "imagepivot", "version": 1, "statistics": NaN}', "[" * 100_000, '{"format": "\\ud800"}']
 )
-def test_json_that_is_none(text):
+def test_invalid_json_is_refused(text):
     with pytest.raises(DatasetError, match=r"data/_manifest.json is (damaged|not the manifest)"):
         read(text)
 

@@ -60,11 +60,11 @@ STORED = {
 
 
 @pytest.mark.parametrize(("kind", "stored"), STORED.values(), ids=STORED.keys())
-def test_what_is_stored_is_read_and_stored_again_as_it_was(kind, stored):
+def test_parameters_round_trip(kind, stored):
     assert kind.from_json(stored).to_json() == stored
 
 
-def test_what_consumers_ask_for():
+def test_parameters_typed_access():
     captions = CaptionsParameters.from_json(STORED["captions"][1])
     assert captions.text == TextRecipe(**RECIPE)
     assert (captions.languages, captions.train_splits) == (("de",), None)
@@ -79,13 +79,13 @@ def test_what_consumers_ask_for():
 
 
 @pytest.mark.parametrize("kind", [CaptionsParameters, VocabularyParameters, EncodedParameters])
-def test_what_is_not_stated_is_none_or_all(kind):
+def test_parameters_missing_values_are_none_or_empty(kind):
     parameters = kind.from_json({})
     assert getattr(parameters, "text", None) is None
     assert getattr(parameters, "languages", ()) == ()
 
 
-def test_features_must_say_what_they_are():
+def test_parameters_without_feature_are_refused():
     with pytest.raises(DatasetError, match="does not specify the feature: write the dataset again"):
         FeaturesParameters.from_json({"imported": {}})
     with pytest.raises(DatasetError, match="does not specify the width of the vectors: write the dataset again"):

@@ -55,7 +55,7 @@ def test_a_file_of_zeros_or_of_one_byte_is_no_other_encoding():
     assert [mark_length(head, "a") for head in (b"\x00\x00\x00\x00", b"\x00", b"a", b"\xef\xbb", b"ab\x00c")] == [0] * 5
 
 
-def test_what_is_not_utf8_is_placed():
+def test_invalid_utf8_is_located():
     with pytest.raises(
         InputError, match=r"'x' is not UTF-8: line 2, column 3 \(byte 4 of the line\) is the byte 0xff; convert"
     ):
@@ -64,7 +64,7 @@ def test_what_is_not_utf8_is_placed():
         decode_line(b"\x1f\x8b\x08\n", 1, "x")
 
 
-def test_what_cannot_be_read_is_an_error_that_says_why(tmp_path):
+def test_read_text_unreadable_file_is_named(tmp_path):
     with pytest.raises(InputError, match=r"none' cannot be read \(No such file or directory\): check the path"):
         read_text(tmp_path / "none")
     with pytest.raises(InputError, match=r"cannot be read \(Is a directory\)"):

@@ -22,7 +22,7 @@ def read(path, wanted=WANTED):
 @pytest.mark.parametrize(("name", "header"), [("a.txt", ""), ("a.vec", "6 3\n"), ("a.vec", "9 3\n"), ("a.vec.gz", "6 3\n")])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
-def test_words_are_read_as_they_stand(tmp_path, name, header, end, mark):
+def test_words_are_read_unchanged(tmp_path, name, header, end, mark):
     data = (mark + header + "\n".join(LINES) + "\n").replace("\n", end).encode()
     stored = gzip.compress(data) if name.endswith(".gz") else data
     (tmp_path / name).write_bytes(stored)
@@ -34,12 +34,12 @@ def test_words_are_read_as_they_stand(tmp_path, name, header, end, mark):
     assert sum(seen) == len(LINES) + bool(header)
 
 
-def test_a_last_line_needs_no_end_where_all_words_are_there(tmp_path):
+def test_last_line_of_a_complete_file_needs_no_line_end(tmp_path):
     (tmp_path / "a.vec").write_text("2 2\na 1 2\nb 3 4")
     assert read(tmp_path / "a.vec", {"b"}).vectors["b"].tolist() == [3, 4]
 
 
-def test_some_words_that_are_not_utf8_are_passed_over(tmp_path):
+def test_few_words_not_utf8_are_skipped(tmp_path):
     (tmp_path / "a.vec").write_bytes(b"b\xf6se 1 2\n" + "böse 3 4\n".encode() + b"x\xff 5 6\n")
     assert {word: vector.tolist() for word, vector in read(tmp_path / "a.vec", {"böse"}).vectors.items()} == {"böse": [3, 4]}
 
@@ -64,13 +64,13 @@ def test_some_words_that_are_not_utf8_are_passed_over(tmp_path):
         (gzip.compress(b"dog 1 2\n", mtime=0), r"line 1: expected a word and its numbers"),
     ],
 )
-def test_what_is_broken_is_named(tmp_path, data, message):
+def test_invalid_lines_are_named(tmp_path, data, message):
     (tmp_path / "a.vec").write_bytes(data)
     with pytest.raises(InputError, match=message):
         read(tmp_path / "a.vec")
 
 
-def test_files_that_cannot_be_read(tmp_path):
+def test_unreadable_files_are_named(tmp_path):
     (tmp_path / "cut.vec.gz").write_bytes(gzip.compress(b"the 1 0\n" * 1000)[:-20])
     with pytest.raises(InputError, match=r"cut\.vec\.gz' is not a whole gzip file .*fetch it again"):
         read(tmp_path / "cut.vec.gz")

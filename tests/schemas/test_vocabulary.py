@@ -37,7 +37,7 @@ def test_the_threshold(scope, min_count, kept):
     assert tokens(COUNTS, min_count=min_count, scope=scope) == kept
 
 
-def test_the_threshold_is_within_a_language_unless_told_otherwise():
+def test_from_counts_threshold_per_language_by_default():
     assert tokens(COUNTS, min_count=3) == tokens(COUNTS, min_count=3, scope="language")
 
 
@@ -53,7 +53,7 @@ def test_order_is_count_descending_then_code_point():
     assert tokens({"x": dict(reversed(counts["x"].items()))}, min_count=1) == expected
 
 
-def test_order_goes_by_the_sum_over_languages_whatever_the_scope():
+def test_from_counts_order_is_by_total_count_for_both_scopes():
     counts = {"en": {"a": 3, "b": 2}, "de": {"b": 2}}
     assert tokens(counts, min_count=2) == ["b", "a"]
     assert tokens(counts, min_count=2, scope="joint") == ["b", "a"]
@@ -67,7 +67,7 @@ def test_counts_keep_all_languages_of_a_kept_token():
 
 
 @pytest.mark.parametrize("special", SPECIALS)
-def test_a_token_written_like_a_special_is_no_second_one(special):
+def test_from_counts_drops_tokens_spelled_like_specials(special):
     vocabulary = Vocabulary.from_counts({"en": {special: 9, "dog": 1}}, min_count=1)
     assert vocabulary.tokens == (*SPECIALS, "dog")
     assert vocabulary.counts == ({}, {}, {}, {}, {"en": 1})

@@ -52,7 +52,7 @@ def test_events_have_a_time_and_their_fields(log):
 @pytest.mark.parametrize(
     ("code", "status"), [(0, "done"), (1, "failed"), (2, "failed"), (3, "failures"), (130, "stopped"), (77, "failed")]
 )
-def test_the_last_event_says_how_it_ended(log, code, status):
+def test_last_event_has_the_exit_status(log, code, status):
     events.record(command="features", output="out", counts={"rows": 3})
     (last,) = log(code, "because")
     assert without_time(last) == {
@@ -67,7 +67,7 @@ def test_the_last_event_says_how_it_ended(log, code, status):
     assert events.emit("remark", message="too late") is False
 
 
-def test_numbers_that_json_does_not_know_are_null():
+def test_nan_and_infinity_are_null():
     event = json.loads(events.line("progress", loss=float("nan"), scores={"en": float("inf"), "de": 1.5}, path=Path("a")))
     assert (event["loss"], event["scores"], event["path"]) == (None, {"en": None, "de": 1.5}, "a")
 
@@ -120,7 +120,7 @@ raise SystemExit(3)
 """
 
 
-def test_whatever_reaches_standard_error_is_a_line_of_json():
+def test_all_standard_error_is_json_lines():
     done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (3, "python says\n")
     found = [without_time(json.loads(text)) for text in done.stderr.splitlines()]

@@ -24,7 +24,7 @@ from schemas.console.progress import ProgressDisplay, Snapshot, format_duration,
         (1 / 90, "1 min 30 s each"),
     ],
 )
-def test_a_pace_is_never_zero(rate, text):
+def test_format_rate(rate, text):
     assert format_rate(rate) == text
 
 
@@ -32,7 +32,7 @@ def test_a_pace_is_never_zero(rate, text):
     ("seconds", "text"),
     [(0.4, "0 s"), (59.4, "59 s"), (60, "1 min 0 s"), (754, "12 min 34 s"), (3600, "1 h 0 min"), (360000, "100 h 0 min")],
 )
-def test_durations(seconds, text):
+def test_format_duration(seconds, text):
     assert format_duration(seconds) == text
 
 
@@ -52,12 +52,12 @@ def test_a_rate_has_three_digits_however_small_it_is():
     assert json.loads(json.dumps(fields)) == fields
 
 
-def test_what_was_done_earlier_does_not_count_as_speed():
+def test_rate_excludes_earlier_units():
     snapshot = Snapshot("x", "images", {"images": 30}, 10.0, 40, earlier=20)
     assert (snapshot.done, snapshot.rate, snapshot.seconds_left) == (30, 1.0, 10.0)
 
 
-def test_a_runner_that_says_nothing_has_not_done_nothing():
+def test_unknown_counts_are_null():
     snapshot = Snapshot("captions", "captions", {}, 75.0, 40, is_known=False)
     assert snapshot.to_line() == "captions: running for 1 min 15 s, the runner does not say how far it is"
     fields = snapshot.to_fields()

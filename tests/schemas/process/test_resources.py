@@ -93,7 +93,7 @@ def test_the_cores_of_this_process(monkeypatch):
 
 
 @pytest.mark.parametrize(("quota", "expected"), [(None, 6), (100.0, 6), (6.0, 6), (4.0, 4), (2.5, 2), (0.5, 1)])
-def test_a_quota_allows_fewer_threads_than_there_are_cores(monkeypatch, quota, expected):
+def test_usable_cores_quota_below_cores_limits_threads(monkeypatch, quota, expected):
     monkeypatch.setattr(resources, "core_count", lambda: 6)
     monkeypatch.setattr(resources, "core_quota", lambda: quota)
     assert usable_cores() == expected
@@ -177,14 +177,14 @@ def test_a_buffer_as_large_as_the_last_costs_no_page_faults(where):
         ({"GLIBC_TUNABLES": "glibc.pthread.rseq=0"}, True),
     ],
 )
-def test_what_the_user_has_set_stays(environment, is_set):
+def test_keep_freed_memory_keeps_user_settings(environment, is_set):
     start = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from schemas.process import resources"
     code = f"{start}; print(resources.keep_freed_memory())"
     assert run(code, **environment) == str(is_set)
 
 
 @pytest.mark.parametrize("system", ["linux", "darwin", "win32"])
-def test_a_c_library_without_such_settings_stays_as_it_is(system, monkeypatch):
+def test_keep_freed_memory_without_mallopt_does_nothing(system, monkeypatch):
     for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(sys, "platform", system)

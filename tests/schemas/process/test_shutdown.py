@@ -29,7 +29,7 @@ def handlers():
         signal.signal(number, handler)
 
 
-def test_what_would_be_left_is_known_while_the_block_runs():
+def test_shutdown_notice_is_current_inside_its_block():
     assert shutdown.current_notice() is None
     with shutdown_notice("it goes on"):
         set_shutdown_notice("it goes on and on")
@@ -39,7 +39,7 @@ def test_what_would_be_left_is_known_while_the_block_runs():
     assert shutdown.current_notice() is None
 
 
-def test_an_interrupt_leaves_it_and_an_error_does_not():
+def test_shutdown_notice_persists_after_interrupt_not_after_error():
     with pytest.raises(ValueError, match="broken"), shutdown_notice("it goes on"):
         raise ValueError("broken")
     assert shutdown.current_notice() is None
@@ -79,7 +79,7 @@ def test_a_second_signal_is_not_deferred(handlers):
     assert reached == []
 
 
-def test_other_signals_do_afterwards_what_they_did(handlers):
+def test_defer_signals_restores_handlers(handlers):
     received = []
     signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -93,7 +93,7 @@ def test_other_signals_do_afterwards_what_they_did(handlers):
 
 
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda number, frame: None])
-def test_what_was_stopped_is_not_taken_for_done(handlers, handler):
+def test_defer_signals_raises_interrupt_if_the_handler_returns(handlers, handler):
     signal.signal(signal.SIGTERM, handler)
 
     def block() -> None:
@@ -104,7 +104,7 @@ def test_what_was_stopped_is_not_taken_for_done(handlers, handler):
         block()
 
 
-def test_what_another_process_received_is_raised_here(handlers):
+def test_defer_signals_raises_the_agreed_signal(handlers):
     received = []
 
     def block() -> None:

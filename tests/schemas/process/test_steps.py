@@ -50,7 +50,7 @@ def test_a_command_returns_its_exit_code_and_its_lines(tmp_path, monkeypatch, ca
     assert "Usage" in capfd.readouterr().out
 
 
-def test_the_environment_has_no_values_of_options_of_the_command(monkeypatch):
+def test_environment_of_drops_option_variables(monkeypatch):
     monkeypatch.setenv("IMAGEPIVOT_WORD_VECTORS_SHARDS", "3")
     monkeypatch.setenv("IMAGEPIVOT_CAPTIONS_SHARDS", "4")
     environment = environment_of("word-vectors", {"OMP_NUM_THREADS": "1"})
@@ -91,7 +91,7 @@ def test_a_fault_of_the_work_reaches_the_caller():
 
 
 @pytest.mark.cluster
-def test_all_processes_end_where_the_caller_stops(programs):
+def test_run_side_by_side_caller_stops_ends_processes(programs):
     ended = run_side_by_side(lambda task, device: run_command(task), [["pass"], note(programs, "long")], ["a", "b"])
     assert next(ended) == (["pass"], 0)
     wait_for(lambda: (programs / "long").exists())
@@ -117,7 +117,7 @@ def test_an_interrupt_stops_all_steps(programs, capfd):
 
 
 @pytest.mark.cluster
-def test_steps_end_with_a_launcher_that_is_killed(programs):
+def test_steps_end_with_a_killed_launcher(programs):
     launcher = (
         "import sys; from schemas.process import steps; steps._START = sys.argv[1]; "
         "list(steps.run_side_by_side(lambda task, device: steps.run_command([task]), sys.argv[2:], ['a', 'b']))"

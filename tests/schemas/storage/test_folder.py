@@ -55,7 +55,7 @@ def bucket(monkeypatch):
     ("location", "remote"),
     [("gs://b/x", True), ("s3://b/x", True), ("data/x", False), ("/data/x", False), ("file:///data/x", False), ("~/x", False)],
 )
-def test_what_is_remote(location, remote):
+def test_is_remote(location, remote):
     assert is_remote(location) is remote
     assert Folder(location).is_local is not remote
 
@@ -94,7 +94,7 @@ def test_a_folder_means_the_same_to_a_process_in_another_folder(tmp_path, monkey
         ("s3://bucket/~/a%20b", "s3://bucket/~/a%20b"),
     ],
 )
-def test_what_a_location_means(monkeypatch, location, path):
+def test_plain_location(monkeypatch, location, path):
     monkeypatch.setenv("HOME", "/home/me")
     assert plain_location(location) == Folder(location).location == path
     assert plain_location(path) == path
@@ -114,7 +114,7 @@ def test_unknown_addresses_are_refused():
         filesystem_of("ftp://host/x")
 
 
-def test_an_address_that_cannot_be_reached(monkeypatch):
+def test_unreachable_address_is_an_error(monkeypatch):
     def fail(uri):
         raise OSError(f"When resolving region for {uri}: Could not resolve hostname")
 
@@ -134,7 +134,7 @@ def test_children_are_the_files_directly_in_a_folder(folder):
 
 
 @pytest.mark.parametrize("read", [Folder.open, Folder.stream, Folder.read])
-def test_what_is_no_file_is_never_waited_for(folder, read):
+def test_pipes_and_devices_are_refused_without_blocking(folder, read):
     folder.write("file", b"x")
     os.mkfifo(folder.local_path / "pipe")
     (folder.local_path / "link").symlink_to("pipe")
@@ -194,7 +194,7 @@ def test_links_are_files_and_never_followed_into_folders(folder, tmp_path):
     assert links == ["to-folder"]
 
 
-def test_a_file_appears_only_when_it_is_whole(folder):
+def test_replace_publishes_complete_files_only(folder):
     with folder.replace("name") as file:
         file.write(b"half")
         file.flush()
@@ -214,7 +214,7 @@ def test_a_file_appears_only_when_it_is_whole(folder):
         (OSError(errno.ENOSPC, "No space left on device"), DatasetError, r"cannot use '.*/data/\w+': the disk is full"),
     ],
 )
-def test_a_write_that_fails_leaves_what_was_there(folder, error, raised, match):
+def test_replace_failure_keeps_the_old_file(folder, error, raised, match):
     folder.write("kept", b"old")
 
     def fail(name):
@@ -235,7 +235,7 @@ def test_missing_files_are_not_found(folder, read):
         read(folder, "nothing")
 
 
-def test_a_file_where_a_folder_is_expected(tmp_path):
+def test_file_in_place_of_a_folder_is_named(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     for action in (
         lambda f: f.names(),
@@ -252,12 +252,18 @@ def test_a_file_where_a_folder_is_expected(tmp_path):
     [
         ("file/data", None, "a part of the path is a file, not a folder: remove the file, or choose another folder"),
         ("file", None, "the path is a file or a link to nothing, expected a folder: remove it, or choose another folder"),
+        ("link", None, "the path is a file or a link to nothing, expected a folder: remove it, or choose another folder"),
         ("loop/data", None, "the path is a loop of links: remove the links, or choose another folder"),
         ("x" * 300, None, "a name in the path is too long, expected at most 255 bytes: choose a shorter one"),
         ("denied", errno.EACCES, "permission denied: check who owns the folder, or choose another one"),
         ("denied", errno.EPERM, "permission denied: check who owns the folder, or choose another one"),
         ("read-only", errno.EROFS, "the file system is read-only: choose another folder"),
-        ("full", errno.ENOSPC, "the disk is full: free some space and run the same command again"),
+        (
+            "full",
+            errno.ENOSPC,
+            r"the disk is full: .* run the same command again \(train with --resume\); finished work is kept",
+        ),
+        ("full", errno.EDQUOT, "the disk quota is used up: free some space"),
         ("broken", errno.EIO, r"OSError: .*Input/output error.*: check the disk, or choose another folder"),
         ("parent/missing", errno.ENOENT, "its file system does not allow it: choose another folder"),
     ],
@@ -265,6 +271,7 @@ def test_a_file_where_a_folder_is_expected(tmp_path):
 def test_create_folder_failure_names_folder_and_advice(tmp_path, monkeypatch, name, code, advice):
     (tmp_path / "file").write_bytes(b"")
     (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "link").symlink_to("nowhere")
     if code is not None:
 
         def fail(path, *args, **kwargs):
@@ -273,30 +280,6 @@ def test_create_folder_failure_names_folder_and_advice(tmp_path, monkeypatch, na
         monkeypatch.setattr(os, "mkdir", fail)
     with pytest.raises(DatasetError, match=rf"^cannot (use|create the folder) '{tmp_path / name}': {advice}"):
         create_folder(tmp_path / name)
-
-
-def test_a_link_to_nothing_is_named(tmp_path):
-    (tmp_path / "link").symlink_to("nowhere")
-    with pytest.raises(
-        DatasetError, match=r"cannot use '.*link'.*: the path is a file or a link to nothing, expected a folder: remove it"
-    ):
-        lock_folder(Folder(str(tmp_path / "link"))).__enter__()
-
-
-@pytest.mark.parametrize(
-    ("number", "advice"),
-    [
-        (errno.ENOSPC, r"free some space and run the same command again \(train with --resume\); finished work is kept"),
-        (errno.EEXIST, "a file or a link to nothing, expected a folder"),
-        (errno.EDQUOT, "the disk quota is used up"),
-        (errno.EACCES, "permission denied"),
-        (errno.EROFS, "the file system is read-only"),
-        (errno.EIO, "OSError"),
-    ],
-)
-def test_errors_of_the_system_say_what_to_do(number, advice):
-    with pytest.raises(DatasetError, match=f"cannot use 'there': .*{advice}"), storage_errors("there"):
-        raise OSError(number, os.strerror(number))
 
 
 @pytest.mark.parametrize(
@@ -328,7 +311,7 @@ def test_store_errors_have_different_advice():
     assert len({kind.advice for kind in (*kinds, StoreError)}) == len(kinds) + 1
 
 
-def test_kind_says_what_a_location_holds(folder):
+def test_kind_of_folder_file_nothing_and_pipe(folder):
     assert folder.kind() == "nothing"
     folder.write("a", b"1")
     os.mkfifo(folder.local_path / "pipe")
@@ -382,7 +365,7 @@ def test_a_dataset_in_an_object_store(bucket, toys):
     assert set(remote.output.folder.names()) == set(open_dataset(toy.path).folder.names())
 
 
-def test_what_another_process_deletes_first_is_deleted(folder, monkeypatch):
+def test_delete_file_deleted_by_another_process(folder, monkeypatch):
     folder.write("name", b"x")
     size = Folder.size
 

@@ -26,12 +26,12 @@ from schemas.storage.storage_errors import (
         ("s3://key:secret@b/a?region=eu-west-1", "s3://key:secret@b?region=eu-west-1"),
     ],
 )
-def test_all_of_a_bucket_is_written_through_one_client(location, bucket):
+def test_bucket_of_keeps_credentials_and_options(location, bucket):
     assert bucket_of(location) == bucket
 
 
 @pytest.mark.parametrize(("missing", "tags"), [("", "s3 gs gcs"), ("botocore", "gs gcs"), ("google", "s3")])
-def test_there_are_tags_where_the_client_of_a_store_is_installed(monkeypatch, missing, tags):
+def test_has_tags_needs_the_client_of_the_store(monkeypatch, missing, tags):
     monkeypatch.setattr(object_store, "_is_installed", lambda name: name.partition(".")[0] != missing)
     assert [scheme for scheme in ("s3", "gs", "gcs", "file") if has_tags(f"{scheme}://b/x")] == tags.split()
     assert not has_tags("/x")
@@ -82,13 +82,13 @@ def answers(monkeypatch):
         (None, [501, None], "new", [{"IfNoneMatch": "*"}, {}]),  # A store that knows no conditions.
     ],
 )
-def test_what_becomes_of_a_write(answers, replaces, statuses, tag, asked):
+def test_put_to_s3(answers, replaces, statuses, tag, asked):
     answers.statuses = list(statuses)
     assert object_store.put(S3Bucket("s3://b"), "a", b"1", replaces) == tag
     assert answers.asked == asked
 
 
-def test_a_write_that_is_denied_is_an_error(answers):
+def test_put_denied_is_an_error(answers):
     answers.statuses = [403]
     with pytest.raises(StoreAccessError, match="An error occurred"):
         object_store.put(S3Bucket("s3://b"), "a", b"1", None)
@@ -119,7 +119,7 @@ def test_answers_of_s3_are_errors_by_class(status, code, kind):
     assert type(caught.value) is kind
 
 
-def test_expected_answers_of_s3_are_no_errors_but_a_missing_bucket_is():
+def test_s3_expected_status_is_ignored_except_missing_bucket():
     with s3._store_errors(404, 412):
         raise answer_of_s3(404, "NoSuchKey")
     for status, code, kind in ((404, "NoSuchBucket", NoSuchBucketError), (409, "Conflict", StoreError)):
@@ -165,7 +165,7 @@ def test_answers_of_google_are_errors_by_class():
         assert type(caught.value) is kind
 
 
-def test_a_store_that_stays_busy_is_given_up(monkeypatch):
+def test_busy_store_is_retried_until_the_limit(monkeypatch):
     from botocore.exceptions import ClientError
 
     now, calls = [0.0], []
@@ -246,7 +246,7 @@ def google(monkeypatch):
         (b"123", "", ["", "", "no parts"], "9", [None, None, None] * 2),
     ],
 )
-def test_what_becomes_of_a_write_to_google(google, monkeypatch, data, replaces, failures, tag, conditions):
+def test_put_to_google(google, monkeypatch, data, replaces, failures, tag, conditions):
     monkeypatch.setattr("schemas.storage.google_storage.PART_BYTES", 2)
     google.failures = list(failures)
     assert object_store.put(google.front, "a", data, replaces) == tag

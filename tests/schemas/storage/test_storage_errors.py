@@ -111,7 +111,7 @@ def test_a_missing_shard_or_a_folder_in_its_place(copy, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_shard_of_another_kind_that_is_listed_is_named(copy, forge, toys, kind):
+def test_listed_shard_of_another_kind_is_named(copy, forge, toys, kind):
     other = toys["captions" if kind != "captions" else "encoded"]
     toy, path = copy(kind)
     path.write_bytes((other.path / other.output.name(0)).read_bytes())
@@ -168,7 +168,7 @@ def test_any_byte_of_the_frame_of_a_shard_of_vectors(toys, tmp_path, kind):
     assert outcomes["read"] > 10  # A byte of a description, say, does no harm.
 
 
-def test_text_that_is_not_utf8_is_named_when_it_is_read(copy, forge):
+def test_text_not_utf8_is_named_by_every_reader(copy, forge):
     toy, path = copy("captions")
     table = pq.ParquetFile(path).read()
     texts = [b"\xff\xfe" if n == 1 else value.encode() for n, value in enumerate(table["text"].to_pylist())]
@@ -223,19 +223,19 @@ def test_damaged_failures_are_named(copy_toy, damage):
         ("[" * 100_000 + "\n", "a line is nested too deeply"),
     ],
 )
-def test_what_is_no_file_of_failures(text, problem):
+def test_parse_failures_invalid_lines_are_named(text, problem):
     with pytest.raises(DatasetError, match=rf"_failures/x\.jsonl is damaged \(.*{problem}.*\){ADVICE}"):
         parse_failures(text.encode(), "_failures/x.jsonl")
 
 
-def test_bytes_that_are_no_text():
+def test_parse_failures_binary_content_is_named():
     with pytest.raises(DatasetError, match=r"x\.jsonl is damaged \('utf-8' codec can't decode byte 0xff"):
         parse_failures(b"\xff\n", "x.jsonl")
     with pytest.raises(DatasetError, match=r"x\.parquet is damaged \(.*Parquet"):
         parse_failures(b"PAR1 no Parquet", "failures/x.parquet")
 
 
-def test_failures_whose_texts_hold_any_line_end_are_read_again(tmp_path):
+def test_failures_with_any_line_end_round_trip(tmp_path):
     folder = Folder(str(tmp_path))
     rows = [{**ROW, "key": f"{n}", "uri": f"a{end}b.jpg"} for n, end in enumerate("\n\r\x0b\x0c\x1c\x85\u2028\u2029")]
     content, entry = failures_content(rows)
@@ -260,14 +260,14 @@ def test_failures_whose_texts_hold_any_line_end_are_read_again(tmp_path):
         OverflowError("too large"),
     ],
 )
-def test_whatever_pyarrow_raises(error):
+def test_content_errors_convert_pyarrow_errors(error):
     with pytest.raises(DatasetError, match=rf"^data/part-0 is damaged \(.+\){ADVICE}") as caught, content_errors("data/part-0"):
         raise error
     assert "\n" not in str(caught.value)
     assert caught.value.__cause__ is error
 
 
-def test_what_is_said_already_and_what_is_our_mistake():
+def test_content_errors_pass_through_dataset_errors_and_bugs():
     for error in (damaged("a", "is broken"), KeyError("x"), TypeError("x"), ZeroDivisionError("x")):
         with pytest.raises(type(error)) as caught, content_errors("data/part-0"):
             raise error
@@ -282,6 +282,6 @@ def test_what_is_said_already_and_what_is_our_mistake():
         ("reset", rf"^s3://b/part-0 cannot be read \(reset\){ADVICE}"),  # It may be the connection.
     ],
 )
-def test_a_store_that_does_not_answer_is_not_taken_for_damage(text, says):
+def test_content_errors_store_failure_is_not_damage(text, says):
     with pytest.raises(DatasetError, match=says), content_errors("s3://b/part-0"):
         raise OSError(text)

@@ -101,7 +101,7 @@ def test_a_task_as_the_command_takes_it():
         *((text, "I/N with I from 0 to N - 1: tasks are numbered from 0") for text in ("64/64", "65/64", "0/0")),
     ],
 )
-def test_what_is_no_task(text, says):
+def test_array_task_invalid_values_are_refused(text, says):
     with pytest.raises(UsageError, match=rf"--task is '{text}', expected {says}"):
         ArrayTask.parse(text)
 
@@ -125,13 +125,13 @@ def test_tasks_in_any_order_make_the_bytes_of_a_plain_run(toy, plain, order):
     assert validate(toy.path) == []
 
 
-def test_the_number_of_tasks_may_change_on_the_way(toy, plain):
+def test_task_count_may_change_between_runs(toy, plain):
     run(toy, 0, 3)
     run(toy, 0, 1)
     assert tree(toy.path) == plain
 
 
-def test_a_task_that_is_given_again_continues(toy, plain):
+def test_rerun_task_continues(toy, plain):
     def die():
         toy.write_shard(0)
         raise ZeroDivisionError("killed")
@@ -146,7 +146,7 @@ def test_a_task_that_is_given_again_continues(toy, plain):
     assert tree(toy.path) == plain
 
 
-def test_a_copy_of_a_task_that_still_writes_when_another_one_commits(toy, plain):
+def test_copy_of_a_task_still_writing_at_the_commit(toy, plain):
     """The commit deletes its temporary file; its shard is there, and it says so as a task does that comes late."""
     run(toy, 0)
     run(toy, 1)
@@ -180,7 +180,7 @@ def test_a_damaged_shard_of_a_finished_dataset_is_made_again_by_its_task_alone(c
     assert tree(committed.path) == plain
 
 
-def test_digests_that_only_the_manifest_knows_are_put_on_record_before_it_is_deleted(committed, plain):
+def test_uncommit_records_digests_of_the_manifest(committed, plain):
     for record in (committed.path / ".records").iterdir():
         record.unlink()
     (committed.path / SHARD(1)).unlink()
@@ -210,7 +210,7 @@ def test_each_task_names_those_to_give_again(tmp_path):
     assert told == ("20 of 40 shards are done; missing 3-5,7,11-13,15,19-21,23,27-29,31,35-37,39: run tasks 3-5,7 of 8 again")
 
 
-def test_damaged_shards_are_told_from_missing_ones(toy, plain):
+def test_message_separates_damaged_and_missing_shards(toy, plain):
     run(toy, 0)
     run(toy, 1)
     (toy.path / SHARD(1)).write_bytes(b"torn")
@@ -221,7 +221,7 @@ def test_damaged_shards_are_told_from_missing_ones(toy, plain):
     assert tree(toy.path) == plain
 
 
-def test_the_last_task_finds_every_flipped_bit_at_once(toy, plain):
+def test_last_task_finds_every_flipped_bit(toy, plain):
     run(toy, 0)
     run(toy, 1)
     flip(toy.path / SHARD(0), 1000)
@@ -239,7 +239,7 @@ def test_the_last_task_finds_every_flipped_bit_at_once(toy, plain):
 
 
 @pytest.mark.parametrize("writes", range(1, 9))
-def test_a_task_that_is_killed_while_it_commits_is_given_again(toy, plain, writes):
+def test_task_killed_during_commit_is_rerun(toy, plain, writes):
     """It ends before one of its writes or deletions, without any cleaning up; from some number on it ends well."""
     for index in range(2):
         run(toy, index)
@@ -320,7 +320,7 @@ def test_files_besides_shards_are_written_by_every_task_and_committed(toy, new_f
 
 
 @pytest.mark.parametrize("setting", ["keep_removed", "only_add", "check_content"])
-def test_updates_that_leave_no_trace_are_refused(toy, setting):
+def test_updates_without_trace_are_refused(toy, setting):
     listed = replace(toy.output, listings=("a", "b", "c"))
     with pytest.raises(UsageError, match="the task that commits must see which tasks have brought their shards up to date"):
         run(toy, 0, output=replace(listed, states=("x", "y", "z")), update=True, **{setting: True})

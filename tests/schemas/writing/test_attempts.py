@@ -34,7 +34,7 @@ def alone(tmp_path_factory) -> dict[str, dict[str, bytes]]:
 @pytest.mark.cluster
 @pytest.mark.parametrize("names", ["AB", "AC"])
 @pytest.mark.parametrize("commits", ["after the first", "after both"])
-def test_two_attempts_at_once_publish_one_of_them(monkeypatch, tmp_path, alone, names, commits):
+def test_concurrent_attempts_publish_one(monkeypatch, tmp_path, alone, names, commits):
     outcomes: Counter[str] = Counter()
 
     def play(choose: Choose) -> None:
@@ -59,7 +59,7 @@ def test_two_attempts_at_once_publish_one_of_them(monkeypatch, tmp_path, alone, 
 
 
 @pytest.mark.slow
-def test_who_publishes_waits_for_who_does(tmp_path):
+def test_publishers_take_turns(tmp_path):
     folder, order = Folder(str(tmp_path)), []
 
     def publish() -> None:

@@ -24,7 +24,7 @@ from tests.schemas.conftest import prepare
 # --- a run from its start to its commit ------------------------------------------------------------------------------
 
 
-def test_there_is_no_manifest_before_the_commit(new_features):
+def test_manifest_appears_with_the_commit(new_features):
     toy = new_features()
     prepare(toy.output, overwrite=False)
     for number in range(3):
@@ -141,7 +141,7 @@ def test_temporary_files_of_failures_and_truecasers_are_cleaned_up(new_features)
     assert folder.names() == []
 
 
-def test_files_that_are_known_before_the_run_belong_to_the_dataset(copy_toy):
+def test_files_known_before_the_run_are_committed(copy_toy):
     toy = copy_toy("features")
     before = {path.name: path.read_bytes() for path in toy.path.glob("part-*")}
     named = replace(toy.output, files={"_names/classes": b"sky\n"})
@@ -183,7 +183,7 @@ def test_overwriting_with_fewer_truecasers_leaves_none_of_the_others(copy_toy):
 # --- in one call -----------------------------------------------------------------------------------------------------
 
 
-def test_only_missing_shards_are_written_and_nothing_is_checked_for_none(toys, tmp_path):
+def test_write_dataset_writes_missing_shards_and_checks_once(toys, tmp_path):
     toy = toys["features"].at(tmp_path / "features")
     toy.write_shard(1)
     made, checks = [], []
@@ -197,7 +197,7 @@ def test_only_missing_shards_are_written_and_nothing_is_checked_for_none(toys, t
     assert (made, checks) == ([0, 2], [[]])
 
 
-def test_a_check_that_fails_replaces_nothing(copy_toy):
+def test_failing_check_replaces_nothing(copy_toy):
     toy = copy_toy("features")
     before = tree(toy.path)
 
@@ -209,7 +209,7 @@ def test_a_check_that_fails_replaces_nothing(copy_toy):
     assert tree(toy.path) == before
 
 
-def test_statistics_of_shards_are_summed_wherever_they_are_nested(tmp_path):
+def test_nested_statistics_are_summed(tmp_path):
     def make(number, shard):
         shard.statistics = {"captions": {"de": {"tokens": 3 + number}, f"only {number}": 1}, "failed": 0.5}
 
@@ -218,7 +218,7 @@ def test_statistics_of_shards_are_summed_wherever_they_are_nested(tmp_path):
 
 
 @pytest.mark.parametrize("lost", [(), (1,)], ids=["complete", "resumed"])
-def test_a_run_that_goes_on_reads_each_footer_once(copy_toy, monkeypatch, lost):
+def test_resumed_run_reads_each_footer_once(copy_toy, monkeypatch, lost):
     toy = copy_toy("features")
     for number in lost:
         (toy.path / toy.output.name(number)).unlink()

@@ -25,7 +25,7 @@ with lock_folder(Folder(sys.argv[1])):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True], ids=["a run", "a task"])
-def test_another_one_is_refused_until_a_run_is_killed(tmp_path, blocked_process, shared):
+def test_second_run_is_refused_until_the_first_is_killed(tmp_path, blocked_process, shared):
     folder, says = Folder(str(tmp_path / "data")), r"'.*/data' is in use: another run is writing it"
     with blocked_process(HOLDER, folder.location) as process:
         for _ in range(2):
@@ -39,21 +39,10 @@ def test_another_one_is_refused_until_a_run_is_killed(tmp_path, blocked_process,
     assert folder.names() == []
 
 
-def test_a_hold_within_one_process(tmp_path):
-    folder = Folder(str(tmp_path / "data"))
-    with lock_folder(folder):
-        with pytest.raises(DatasetError, match="is in use"), lock_folder(folder):
-            pytest.fail("two runs hold one folder")
-        with lock_folder(Folder(str(tmp_path / "elsewhere"))):
-            pass
-    with lock_folder(folder):
-        pass
-
-
 @pytest.mark.parametrize(
     ("name", "left"), [("data", []), ("build/new/data", []), ("own/data", ["own"]), ("own/new/data", ["own"]), ("own", ["own"])]
 )
-def test_a_refused_run_leaves_the_folders_that_were_there(tmp_path, name, left):
+def test_refused_run_keeps_existing_folders(tmp_path, name, left):
     if name.startswith("own"):
         (tmp_path / "own").mkdir()
     with pytest.raises(ZeroDivisionError, match="refused"), lock_folder(Folder(str(tmp_path / name))):
@@ -70,7 +59,7 @@ def test_a_refused_overwrite_leaves_no_lock(copy_toy):
     assert tree(toy.path) == before
 
 
-def test_a_launcher_that_leaves_keeps_the_lock_of_a_worker_that_publishes(tmp_path):
+def test_launcher_exit_keeps_the_lock_of_a_publishing_worker(tmp_path):
     folder = Folder(str(tmp_path / "data"))
     with lock_folder(folder):
         folder.write(".publishing", b"")  # Of a worker that was killed.
@@ -82,7 +71,7 @@ def test_a_launcher_that_leaves_keeps_the_lock_of_a_worker_that_publishes(tmp_pa
     assert folder.names() == []
 
 
-def test_a_lock_that_is_deleted_while_we_wait_is_not_taken(tmp_path, monkeypatch):
+def test_lock_file_deleted_while_waiting_is_recreated(tmp_path, monkeypatch):
     # The other run ends between our opening its lock and our locking it: the file we hold is gone, nobody else sees it.
     folder = Folder(str(tmp_path / "data"))
     flock = shard_writer.fcntl.flock
@@ -115,7 +104,7 @@ def test_tasks_share_a_folder_and_keep_runs_out(tmp_path, blocked_process):
     assert not folder.local_path.exists()  # The last one deletes it.
 
 
-def test_of_tasks_that_end_out_of_order_the_last_deletes_the_lock(tmp_path):
+def test_last_of_several_tasks_deletes_the_lock(tmp_path):
     folder = Folder(str(tmp_path / "data"))
     first, second = lock_folder(folder, shared=True), lock_folder(folder, shared=True)
     first.__enter__()
@@ -127,7 +116,7 @@ def test_of_tasks_that_end_out_of_order_the_last_deletes_the_lock(tmp_path):
     assert folder.names() == []
 
 
-def test_a_task_that_ends_leaves_the_lock_of_a_run_that_began_meanwhile(tmp_path, monkeypatch):
+def test_task_exit_keeps_the_lock_of_a_new_run(tmp_path, monkeypatch):
     # Between the task's last look at the lock and its end, another run deletes the file and makes a new one.
     folder = Folder(str(tmp_path / "data"))
     flock = shard_writer.fcntl.flock
@@ -168,7 +157,7 @@ def test_a_task_waits_while_another_one_deletes_the_lock(tmp_path, monkeypatch):
     assert folder.names() == []
 
 
-def test_a_folder_that_a_refused_run_deletes_is_made_again(tmp_path, monkeypatch):
+def test_folder_deleted_by_a_refused_run_is_recreated(tmp_path, monkeypatch):
     folder = Folder(str(tmp_path / "data"))
     opened = os.open
     calls = []

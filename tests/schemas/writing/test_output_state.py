@@ -160,7 +160,7 @@ def run(output: OutputDataset, policy: ReusePolicy, toy) -> str:
     return "refused"
 
 
-def test_what_a_shard_is(situation):
+def test_shard_status(situation):
     case, _, output = situation
     shard = OutputState(output, ReusePolicy(verify=case.verify)).shards()[1]
     assert shard.status == case.status
@@ -171,7 +171,7 @@ def test_what_a_shard_is(situation):
 
 
 @pytest.mark.parametrize("update", [False, True], ids=["resume", "update"])
-def test_what_a_run_does_with_it(situation, new_features, update):
+def test_run_by_shard_status(situation, new_features, update):
     case, path, output = situation
     before = tree(path)
     done = run(output, ReusePolicy(verify=case.verify, update=update), new_features())
@@ -184,7 +184,7 @@ def test_what_a_run_does_with_it(situation, new_features, update):
         assert tree(path) == tree(path.parent / "whole")
 
 
-def test_what_a_commit_does_with_it(situation):
+def test_commit_by_shard_status(situation):
     case, path, output = situation
     (path / "_manifest.json").unlink(missing_ok=True)
     was_there = (path / f"{SHARD}.parquet").exists()
@@ -202,7 +202,7 @@ def test_what_a_commit_does_with_it(situation):
     assert (path / f"{SHARD}.parquet").exists() == (was_there and case.commit != "deleted")
 
 
-def test_what_a_repair_does_with_it_and_the_same_run_after_it(situation, new_features):
+def test_repair_and_rerun_by_shard_status(situation, new_features):
     case, path, output = situation
     was_there = (path / f"{SHARD}.parquet").exists()
     is_committed = (path / "_manifest.json").exists()
@@ -220,7 +220,7 @@ def test_what_a_repair_does_with_it_and_the_same_run_after_it(situation, new_fea
         assert tree(path) == tree(path.parent / "whole")
 
 
-def test_what_validation_says_of_it(situation):
+def test_validate_by_shard_status(situation):
     case, path, _ = situation
     if (path / "_manifest.json").exists():
         problems = validate(path)
@@ -286,7 +286,7 @@ def test_a_flipped_byte_is_found_by_its_digest(copy_run, kind, what):
 
 @pytest.mark.parametrize(("kind", "what"), [file for file in FILES if file[1] != 2])
 @pytest.mark.parametrize("change", [cut, grow, lambda path: path.write_bytes(b""), lambda path: path.unlink()])
-def test_another_size_is_found_at_once(copy_run, kind, what, change):
+def test_another_size_is_found_without_digests(copy_run, kind, what, change):
     toy = copy_run(kind)
     path, number = file_of(toy, what)
     change(path)
@@ -296,7 +296,7 @@ def test_another_size_is_found_at_once(copy_run, kind, what, change):
 
 
 @pytest.mark.parametrize("kind", ["captions", "features"])
-def test_failures_that_a_shard_knows_nothing_of(copy_run, kind):
+def test_stray_failures_are_deleted(copy_run, kind):
     toy = copy_run(kind)
     number = next(number for number in range(3) if number not in map(toy.failure_shard, toy.failures))
     (toy.path / "_failures" / f"part-0000{number}-of-00003.jsonl").write_bytes(b"{}\n")
@@ -335,7 +335,7 @@ def test_the_digests_of_the_manifest_outlive_it(copy_toy):
 
 
 @pytest.mark.parametrize("kind", ["captions", "features"])
-def test_a_damaged_record_is_written_again_where_digests_are_compared(copy_toy, toys, kind):
+def test_damaged_record_is_rewritten_with_verify(copy_toy, toys, kind):
     toy = copy_toy(kind)
     flip(toy.path / ".records/part-00001-of-00003.jsonl")
     assert OutputState(toy.output).committed_manifest() is not None
@@ -375,7 +375,7 @@ def refuse(output, match, *, overwrite=False):
         "mine.parquet",
     ],
 )
-def test_foreign_files_that_look_like_shards_are_refused(copy_toy, name, overwrite):
+def test_foreign_files_named_like_shards_are_refused(copy_toy, name, overwrite):
     toy = copy_toy("features")
     (toy.path / name).parent.mkdir(exist_ok=True)
     (toy.path / name).write_bytes(b"mine")
@@ -486,11 +486,11 @@ def test_the_content_of_sources_is_noted_in_the_records_alone(toys, new_features
         ),
     ],
 )
-def test_another_dataset_is_refused_with_what_differs(copy_toy, change, match):
+def test_another_dataset_is_refused_with_its_difference(copy_toy, change, match):
     refuse(change(copy_toy("features").output), match)
 
 
-def test_the_nested_value_that_differs_is_named(toys):
+def test_difference_names_the_nested_value(toys):
     extractor, output = {"name": "net", "precision": "fp32", "steps": ["a", "b"]}, toys["features"].output
     before = Footer("features", "", {**output.parameters, "extractor": extractor, "extractor_fingerprint": "12"})
     now = with_parameters(output, extractor={**extractor, "precision": "bf16"}, extractor_fingerprint="34")

@@ -32,7 +32,7 @@ def path(folder):
     return folder.local_path / ".records/part-00001-of-00003.jsonl"
 
 
-def test_what_is_written_is_read_again(folder):
+def test_record_round_trip(folder):
     write_record(folder, SHARD, FULL)
     record = read_record(folder, SHARD, whole=True)
     assert dataclasses.replace(record, sources=None) == read_record(folder, SHARD)
@@ -49,7 +49,7 @@ def test_without_sources(folder):
     assert read_record(folder, SHARD, whole=True) == dataclasses.replace(record, sources=[])
 
 
-def test_it_is_lines_of_json_sorted_by_image(folder):
+def test_record_file_is_json_lines_sorted_by_image(folder):
     write_record(folder, SHARD, FULL)
     first, *lines = path(folder).read_text(encoding="utf-8").split("\n")[:-1]
     assert [json.loads(line)[0] for line in lines] == ["a", "a b", "猫"]
@@ -76,7 +76,7 @@ def test_a_record_matches_its_shard_alone(folder):
 @pytest.mark.parametrize(
     "shard", [{}, {"path": SHARD}, {**RECORD.shard, "rows": "3"}, {**RECORD.shard, "failures": {"rows": ""}}]
 )
-def test_a_record_that_does_not_say_enough_stands_for_nothing(shard):
+def test_as_footer_incomplete_record_is_none(shard):
     assert dataclasses.replace(RECORD, shard=shard).as_footer(SHARD, 4711) is None
 
 
@@ -90,7 +90,7 @@ def test_a_long_first_line_is_read_whole(folder):
 @pytest.mark.cluster
 @pytest.mark.parametrize("written", [RECORD, FULL], ids=["alone", "with sources"])
 @pytest.mark.parametrize("mask", [0x01, 0x20, 0x80, 0xFF])
-def test_damage_of_any_byte_is_noticed(folder, mask, written):
+def test_read_record_damaged_byte_is_none(folder, mask, written):
     write_record(folder, SHARD, written)
     data, record = path(folder).read_bytes(), read_record(folder, SHARD)
     end = data.index(b"\n")
@@ -105,7 +105,7 @@ def test_damage_of_any_byte_is_noticed(folder, mask, written):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("written", [RECORD, FULL], ids=["alone", "with sources"])
-def test_a_cut_is_noticed_wherever_it_is(folder, written):
+def test_read_record_cut_anywhere_is_none(folder, written):
     write_record(folder, SHARD, written)
     data, record = path(folder).read_bytes(), read_record(folder, SHARD)
     for size in range(len(data)):
@@ -119,14 +119,14 @@ def test_a_cut_is_noticed_wherever_it_is(folder, written):
 @pytest.mark.parametrize(
     "text", ["", "\n", "null\n", "7\n", "[]\n", "{}\n", '"x"\n', '{"record_sha256": 7}\n', "[" * 100_000 + "\n", "\x00\n"]
 )
-def test_anything_else_is_no_record(folder, text):
+def test_read_record_other_content_is_none(folder, text):
     assert read_record(folder, SHARD) is None
     folder.write(record_name(SHARD), text.encode())
     assert read_record(folder, SHARD) is None
     assert read_record(folder, SHARD, whole=True) is None
 
 
-def test_a_record_of_another_format_is_none(folder):
+def test_read_record_other_format_is_none(folder):
     write_record(folder, SHARD, RECORD)
     content = json.loads(path(folder).read_text(encoding="utf-8"))
     del content["record_sha256"]

@@ -38,7 +38,7 @@ def test_records_are_written_from_the_manifest(copy_toy, toys):
     assert tree(toy.path) == tree(toys["features"].path)
 
 
-def test_where_the_manifest_is_damaged_the_records_tell(copy_toy, toys):
+def test_repair_uses_records_if_the_manifest_is_damaged(copy_toy, toys):
     toy = copy_toy("features")
     (toy.path / "_manifest.json").write_text("{")
     flip(toy.path / f"{SHARD.format(2)}.parquet")

@@ -40,7 +40,7 @@ def test_numbers_for_captions(captions, shards):
     assert choose_shards(captions * 100, TEXT_SHARD_BYTES) == shards
 
 
-def test_a_number_changes_with_the_first_byte_that_no_longer_fits():
+def test_choose_shards_doubles_beyond_the_limit():
     assert choose_shards(16 * 100, 100) == 16
     assert choose_shards(16 * 100 + 1, 100) == 32
 
@@ -55,18 +55,18 @@ def test_of_two_numbers_one_divides_the_other(size):
 
 
 @pytest.mark.parametrize("shards", [1, 99_999, "auto", "like:captions", "like:s3://bucket/captions"])
-def test_what_may_be_asked_for(shards):
+def test_check_shards_request_accepts_valid_requests(shards):
     check_shards_request(shards)
 
 
 @pytest.mark.parametrize("shards", ["", "many", "like:", "like", "64", "AUTO"])
-def test_what_may_not_be_asked_for(shards):
+def test_check_shards_request_refuses_invalid_requests(shards):
     with pytest.raises(UsageError, match=f"--shards is '{shards}', expected a number such as 64, 'auto', or 'like:D"):
         check_shards_request(shards)
 
 
 @pytest.mark.parametrize("shards", [0, 100_000])
-def test_numbers_that_cannot_be(shards):
+def test_check_shards_refuses_numbers_out_of_range(shards):
     with pytest.raises(UsageError, match=f"--shards is {shards}, expected 1 to 99,999"):
         check_shards_request(shards)
 
@@ -88,13 +88,13 @@ def test_a_folder_keeps_its_number_complete_or_not(captions, tmp_path):
     assert known("auto", captions) == 6
 
 
-def test_another_dataset_is_followed_whatever_the_folder_has(captions, tmp_path):
+def test_known_shards_like_ignores_the_folder(captions, tmp_path):
     assert known(f"like:{captions}", tmp_path / "new") == 6
     write_rows(tmp_path / "other", "captions", [], shards=2)
     assert known(f"like:{tmp_path / 'other'}", captions) == 2
 
 
-def test_what_cannot_be_followed(tmp_path):
+def test_known_shards_like_refuses_other_datasets(tmp_path):
     with pytest.raises(DatasetError, match=r"nowhere.* does not exist"):
         known(f"like:{tmp_path / 'nowhere'}", tmp_path)
     row = {"id": 0, "token": "<pad>", "count": 0, "counts": []}

@@ -9,7 +9,7 @@ import pytest
 
 from schemas.failures import FailuresEntry, failures_name, read_failures
 from schemas.features import FeatureSpec
-from schemas.fingerprints import canonical_json, fingerprint_of
+from schemas.fingerprints import canonical_json
 from schemas.footers import read_footer
 from schemas.kinds import CAPTIONS, FAILURES, VOCABULARY, schema_of
 from schemas.storage.folder import Folder
@@ -80,7 +80,7 @@ def test_columns_keep_their_descriptions(toys, kind):
 
 
 @pytest.mark.parametrize("kind", ["captions", "encoded", "vocabulary", "features", "regions"])
-def test_a_footer_says_what_the_shard_is(toys, kind):
+def test_footer_of_every_kind(toys, kind):
     toy = toys[kind]
     for number, path in enumerate(sorted(toy.path.glob("part-*.parquet"))):
         pairs = pq.read_metadata(path).metadata
@@ -106,14 +106,6 @@ def test_a_footer_says_what_the_shard_is(toys, kind):
         }
 
 
-def test_a_footer_is_read_again(folder):
-    write_captions(folder, many_captions(5), statistics={"tokens": {"de": 3}})
-    footer = read_footer(folder, NAME)
-    assert (footer.kind, footer.fingerprint, footer.rows) == ("captions", fingerprint_of("captions", PARAMETERS, (), 1), 5)
-    assert footer.parameters == {"tokenizer": "moses", "ü": [1, 2.5, None]}
-    assert footer.statistics == {"tokens": {"de": 3}}
-
-
 def test_rows_and_failures_are_counted_while_they_are_written(folder):
     with open_shard(OutputDataset(folder, "captions", PARAMETERS), 0) as shard:
         for count in range(1, 4):
@@ -123,14 +115,6 @@ def test_rows_and_failures_are_counted_while_they_are_written(folder):
         shard.statistics = {"rows": shard.rows, "failed": len(shard.failures)}
     assert read_footer(folder, NAME).statistics == {"rows": 6, "failed": 3}
     assert [row["key"] for row in failures_in(folder)] == ["late 1", "late 2", "late 3"]
-
-
-def test_a_shard_without_rows(folder):
-    write_captions(folder, [])
-    table = pq.ParquetFile(folder.local_path / NAME).read()
-    assert table.num_rows == 0
-    assert table.schema.equals(CAPTIONS)
-    assert read_footer(folder, NAME).rows == 0
 
 
 @pytest.mark.parametrize(
@@ -145,7 +129,7 @@ def test_a_shard_without_rows(folder):
         (CAPTIONS.empty_table(), {"failures": [{"uri": "no key"}]}, KeyError, "key"),
     ],
 )
-def test_what_cannot_be_stored_writes_nothing(folder, rows, more, error, match):
+def test_open_shard_invalid_rows_write_nothing(folder, rows, more, error, match):
     with pytest.raises(error, match=match):
         write(folder, [rows], **more)
     assert folder.names() == []
@@ -181,7 +165,7 @@ def test_bytes_of_captions_do_not_depend_on_batches(folder, size):
     assert pq.ParquetFile(folder.local_path / NAME).read().to_pylist() == rows
 
 
-def test_bytes_do_not_depend_on_dictionaries_and_nullability_of_what_arrives(folder):
+def test_bytes_do_not_depend_on_input_dictionaries_and_nullability(folder):
     # Rows cut from a larger table bring its dictionary along, in the order in which that table met the labels.
     rows = many_captions(1000)
     larger = pa.Table.from_pylist([*reversed(rows), *rows], schema=CAPTIONS)
@@ -247,7 +231,7 @@ def failing(rows):
 
 
 @pytest.mark.slow
-def test_a_writer_that_fails_leaves_the_shard_that_was_there(folder):
+def test_open_shard_failure_keeps_the_old_shard(folder):
     write_captions(folder, many_captions(5))
     before = folder.read(NAME)
     with pytest.raises(ZeroDivisionError, match="in the middle"):

@@ -121,13 +121,13 @@ def test_a_missing_file(copy_toy, kind, name):
         ),
     ],
 )
-def test_a_manifest_that_lists_something_else(copy_toy, forge, kind, edit, complaint):
+def test_manifest_with_wrong_counts(copy_toy, forge, kind, edit, complaint):
     toy = copy_toy(kind)
     forge.edit_manifest(toy, edit)
     assert complains(toy, complaint.replace("ROWS", str(len(toy.shard(0)))))
 
 
-def test_a_vocabulary_file_that_is_not_listed(copy_toy, forge):
+def test_unlisted_vocabulary_file(copy_toy, forge):
     toy = copy_toy("vocabulary")
     (toy.path / "_vocabulary.txt").unlink()
     forge.edit_manifest(toy, lambda content: content.update(files=[]))
@@ -191,7 +191,7 @@ def test_other_failures_than_those_of_the_shard(copy_toy, forge):
     assert complains(toy, rf"{shard} was made with {rows} failures, the manifest lists {rows}, or others")
 
 
-def test_failures_that_the_manifest_does_not_list(copy_toy, forge):
+def test_unlisted_failures(copy_toy, forge):
     toy = copy_toy("captions")
     shutil.rmtree(toy.path / "_failures")
     forge.edit_manifest(toy, lambda content: content.update(failures=[], failure_reasons={}))
@@ -285,7 +285,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize(("kind", "rows", "values", "complaint"), VALUES)
-def test_a_value_that_cannot_be(copy_toy, forge, kind, rows, values, complaint):
+def test_invalid_values(copy_toy, forge, kind, rows, values, complaint):
     toy = copy_toy(kind)
     for row in rows:
         forge.value(toy, FIRST, row, **(values(toy.shard(0)[row]) if callable(values) else values))
@@ -293,7 +293,7 @@ def test_a_value_that_cannot_be(copy_toy, forge, kind, rows, values, complaint):
 
 
 @pytest.mark.parametrize("column", ["boxes", "features", "class_ids", "class_scores", "attribute_ids", "attribute_scores"])
-def test_regions_behind_the_used_ones_are_zero(copy_toy, forge, column):
+def test_unused_regions_not_zero(copy_toy, forge, column):
     toy = copy_toy("regions")
     number = shard_by_hand("image-00", 3)  # It has 20 regions.
     position = [row["image_id"] for row in toy.shard(number)].index("image-00")
@@ -384,7 +384,7 @@ def failed(copy_toy):
         ),
     ],
 )
-def test_rows_of_failures_that_cannot_be(failed, forge, change, complaint):
+def test_invalid_failures(failed, forge, change, complaint):
     toy, name, _ = failed
     forge.failures(toy, name, change)
     assert complains(toy, complaint.replace("NAME", name))
@@ -401,7 +401,7 @@ def test_wrong_number_of_rows_of_failures(failed, forge):
     assert complains(toy, rf"{name} has \d rows, the manifest says 77")
 
 
-def test_an_image_that_failed_and_has_a_row(failed, forge):
+def test_image_with_failure_and_row(failed, forge):
     toy, name, shard = failed
     number = int(shard[5:10])
     image_id = toy.shard(number)[0]["image_id"]
