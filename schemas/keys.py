@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -122,38 +123,29 @@ def check_language(tag: str) -> str:
     return "-".join(part for part in parts if part)
 
 
-def check_shards(shards: int) -> int:
-    """Check a number of shards, and return it.
-
-    Raises:
-        UsageError: it is not between 1 and 99,999.
-    """
-    if not 1 <= shards <= MAX_SHARDS:
-        raise UsageError(f"--shards is {shards!r}, expected 1 to {MAX_SHARDS:,}")
-    return shards
-
-
 def check_shards_request(shards: ShardsRequest) -> None:
     """Check a request for shards without reading any folder.
 
     Raises:
-        UsageError: it is neither a possible number of shards, nor ``auto``, nor ``like:`` and a location.
+        UsageError: it is neither a number from 1 to 99,999, nor ``auto``, nor ``like:`` and a location.
     """
     if isinstance(shards, int):
-        check_shards(shards)
+        if not 1 <= shards <= MAX_SHARDS:
+            raise UsageError(f"--shards is {shards!r}, expected 1 to {MAX_SHARDS:,}")
     elif shards != AUTO and not (shards.startswith(LIKE) and shards != LIKE):
+        hint = f": did you mean {AUTO!r}?" if get_close_matches(shards.lower(), [AUTO]) else ""
         raise UsageError(
-            f"--shards is {shards!r}, expected a number such as 64, {AUTO!r}, or '{LIKE}DATASET' with the folder of one"
+            f"--shards is {shards!r}, expected a number such as 64, {AUTO!r}, or '{LIKE}DATASET' with the folder of one{hint}"
         )
 
 
 def shard_of(image_id: str, shards: int) -> int:
-    """Return the number of the shard that holds an image: its BLAKE2b digest (64 bytes, big-endian) modulo the number of shards."""
+    """Return the shard index of an image: its BLAKE2b digest (64 bytes, big-endian) modulo the number of shards."""
     return int.from_bytes(hashlib.blake2b(image_id.encode()).digest(), "big") % shards
 
 
 SHARD_NAME = re.compile(r"part-\d{5}-of-(\d{5})\.parquet")
-"""Names of shards; the group is their number."""
+"""Names of shards; the group is the number of shards."""
 
 
 def shard_name(shard: int, shards: int) -> str:

@@ -6,7 +6,7 @@ Reports store the same under the key ``made_from``. It has no locations and no t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from schemas.fingerprints import sha256_of_file, sha256_of_json
@@ -84,13 +84,13 @@ def _content(location: str) -> Any:
     check_location(location)
     (beside, name), folder = file_at(location), Folder(location)
     if name and beside.size(name) is not None:
-        return dict(_digests(beside, [name]))[name]
+        return _digest(beside, name)
     if any(folder.size(name) is not None for name in MANIFEST_NAMES):
         manifest = Manifest.read(folder)
         return {"fingerprint": manifest.fingerprint, "content_sha256": manifest.content_sha256}
     if folder.size(_WEIGHTS) is not None:
-        return dict(_digests(folder, [_WEIGHTS]))
-    return dict(_digests(folder, folder.names())) or None
+        return {_WEIGHTS: _digest(folder, _WEIGHTS)}
+    return {name: _digest(folder, name) for name in folder.names()} or None
 
 
 def _listing(location: str) -> Any:
@@ -101,7 +101,6 @@ def _listing(location: str) -> Any:
     return sha256_of_json(sorted(Folder(location).files())) if size is None else size
 
 
-def _digests(folder: Folder, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    for name in names:
-        with storage_errors(folder.path_of(name)), folder.open(name) as file:
-            yield name, sha256_of_file(file)
+def _digest(folder: Folder, name: str) -> str:
+    with storage_errors(folder.path_of(name)), folder.open(name) as file:
+        return sha256_of_file(file)

@@ -124,7 +124,8 @@ def keep_freed_memory() -> bool:
     Returns:
         Whether the allocator was set.
     """
-    if sys.platform != "linux" or _is_set_by_user():
+    is_set = "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", "") or any(name.startswith("MALLOC_") for name in os.environ)
+    if sys.platform != "linux" or is_set:
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or not mallopt(_ARENA_MAX, 1):  # Missing or without effect in other C libraries.
@@ -133,8 +134,3 @@ def keep_freed_memory() -> bool:
     if not mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT):
         mallopt(_MMAP_THRESHOLD, _LARGEST_ONCE)
     return True
-
-
-def _is_set_by_user() -> bool:
-    tunables = os.environ.get("GLIBC_TUNABLES", "")
-    return "glibc.malloc." in tunables or any(name.startswith("MALLOC_") for name in os.environ)

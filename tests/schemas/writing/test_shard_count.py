@@ -65,8 +65,14 @@ def test_check_shards_request_refuses_invalid_requests(shards):
         check_shards_request(shards)
 
 
+@pytest.mark.parametrize("shards", ["AUTO", "atuo", "autos"])
+def test_check_shards_request_suggests_auto(shards):
+    with pytest.raises(UsageError, match=r": did you mean 'auto'\?$"):
+        check_shards_request(shards)
+
+
 @pytest.mark.parametrize("shards", [0, 100_000])
-def test_check_shards_refuses_numbers_out_of_range(shards):
+def test_check_shards_request_refuses_numbers_out_of_range(shards):
     with pytest.raises(UsageError, match=f"--shards is {shards}, expected 1 to 99,999"):
         check_shards_request(shards)
 
