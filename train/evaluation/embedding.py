@@ -125,7 +125,7 @@ def _open_tokens(run: Run, captions: Dataset, location: str) -> Dataset | None:
 
 
 def _check_selection(captions: Dataset, splits: Sequence[str], languages: Sequence[str]) -> None:
-    """Check that each pair of a selected split and language has captions; "" stands for any."""
+    """Check that each pair of a selected split and language has captions."""
     labels = labels_of(captions)
     for split, language in product(splits or ("",), languages or ("",)):
         if not any(split in ("", labeled) and language in ("", other) for labeled, other, _ in labels):

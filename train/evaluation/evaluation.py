@@ -52,8 +52,8 @@ def no_progress(done: int) -> None:
 def eval_mode(model: RetrievalModel) -> Iterator[torch.device]:
     """Put a model into evaluation mode without gradients inside the block, and yield its device.
 
-    It computes in float32, whatever the training precision: bfloat16 rounds too many scores to equal values for ranks, and TF32
-    differs from a CPU by as much as close scores differ from one another.
+    It computes in float32, also during a training in bfloat16 or TF32: bfloat16 rounds too many scores to
+    equal values for ranks, and TF32 differs from a CPU by as much as close scores differ from one another.
     """
     training, device = model.training, model.device
     model.eval()

@@ -68,7 +68,7 @@ class RecallMetrics:
         """Summarize ranks ``[queries]``, which count from 1.
 
         Raises:
-            ValueError: there are no queries.
+            ValueError: ``ranks`` is empty.
         """
         if not len(ranks):
             raise ValueError("recall of no queries is undefined: there are no captions to evaluate on")
@@ -150,7 +150,7 @@ def bidirectional_ranks(
     device: torch.device | None = None,
     scores_at_once: int = _SCORES_AT_ONCE,
 ) -> tuple[Tensor, Tensor]:
-    """Rank rows among columns and columns among rows; right are all items of the same image, of which the best-ranked counts.
+    """Rank rows among columns and columns among rows; right is the best-ranked item of the same image.
 
     Tiled: one tile of the O(N²) scores is in memory, and each score is computed once. A tile has the rows of one strip of images
     and the columns of another. Diagonal tiles come first: they hold the right scores that all others are compared with.
@@ -210,7 +210,7 @@ def _right_pairs(in_rows: Tensor, column_images: Tensor) -> tuple[Tensor, Tensor
 
 
 def _own_best_scores(right: Tensor, indices: Tensor, size: int) -> Tensor:
-    """Return the least score that equals the best right score of each of ``size`` items, whose indices go with ``right``."""
+    """Return the least score that equals the best right score of each of ``size`` items, given the items of ``right``."""
     # NaN loses against every other score.
     best = right.new_full((size,), -torch.inf)
     best = best.scatter_reduce(0, indices, right.nan_to_num(-torch.inf, torch.inf, -torch.inf), "amax")

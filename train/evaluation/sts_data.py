@@ -132,7 +132,7 @@ def _files_at(location: str) -> Iterator[str]:
 
 
 def _labels(files: Sequence[str]) -> list[str]:
-    """Return a name for each file: its stem, with as many parent folders as make names unique."""
+    """Return a name for each file: its stem, with as many parent folders as unique names need."""
     parts = [file.split("/") for file in files]
     names = [_INPUT.sub(r"\2", path[-1]) for path in parts]
     names = [os.path.splitext(name)[0] if name.endswith((*_TABLES, ".txt")) else name for name in names]  # noqa: PTH122

@@ -25,7 +25,7 @@ class Measurement:
 
     @property
     def mean(self) -> float | None:
-        """Mean over the runs; None if there are no runs."""
+        """Mean over the runs; None without runs."""
         return mean(self.values) if self.values else None
 
     @property

@@ -172,12 +172,12 @@ class RowSummary:
 
     @property
     def words(self) -> str:
-        """Number of words frequent enough to have a vector, by text encoder if there are several."""
+        """Number of words frequent enough to have a vector, by text encoder if the model has several."""
         return self._by_language("words")
 
     @property
     def pretrained(self) -> str:
-        """Number of words with a pretrained vector, by text encoder if there are several."""
+        """Number of words with a pretrained vector, by text encoder if the model has several."""
         return self._by_language("pretrained")
 
     @property
@@ -187,7 +187,7 @@ class RowSummary:
 
     @property
     def captions(self) -> str:
-        """Number of training captions, by language if there are several."""
+        """Number of training captions, by language if the row has several."""
         return self._by_language("captions")
 
     @property

@@ -53,7 +53,7 @@ class StsRows:
     rows: tuple[StsRow, ...]
 
     def published(self, row: StsRow, index: int) -> float | None:
-        """Return the published value of a row on a data set; None if there is none."""
+        """Return the published value of a row on a data set; None if not reported."""
         task = self.tasks[index]
         return None if task is None else row.published.values[task]
 

@@ -136,7 +136,7 @@ def test_another_model_is_another_dataset(run, write_run, job):
         embed(EmbedJob(other.folder.location, job.output, features=job.features))
 
 
-def test_embeddings_of_content_that_changed_are_not_kept(run, job, changed):
+def test_embed_after_content_change_is_refused(run, job, changed):
     embed(job)
     before = open_dataset(f"{job.output}/images").image_ids()
     message = r"images' was made from other content than '.*changed' now: 3 of 3 shards differ"
@@ -200,7 +200,7 @@ def test_a_job_needs_something_to_embed():
     assert names == {"runs/c2c": "c2c", "c2c/": "c2c", "c2c": "c2c", "/": "run"}
 
 
-def test_data_that_does_not_belong_to_the_run_is_refused(run, toy, other_toy, tmp_path):
+def test_embed_with_foreign_data_is_refused(run, toy, other_toy, tmp_path):
     with pytest.raises(DatasetError, match="encoded with another vocabulary"):
         embed(EmbedJob(run.folder.location, str(tmp_path / "o"), features=toy.features, captions=other_toy.captions))
     with pytest.raises(DatasetError, match="made by another extractor"):
@@ -314,7 +314,7 @@ def test_another_selection_is_another_dataset(run, toy, job):
         ),
     ],
 )
-def test_a_selection_that_is_not_there(job, change, error, message):
+def test_embed_with_an_empty_selection_is_refused(job, change, error, message):
     with pytest.raises(error, match=message):
         embed(replace(job, **change))
     assert not Path(job.output).exists()
@@ -326,14 +326,14 @@ def test_a_selection_is_a_gallery(run, toy, job):
     assert sorted(gallery.image_ids) == [f"test-{n:03d}" for n in range(9)]
 
 
-def test_embeddings_that_are_damaged_are_not_looked_for_elsewhere(run, job):
+def test_damaged_embeddings_are_reported_in_their_folder(run, job):
     embed(job)
     Path(job.output, "images", MANIFEST_NAME).write_text("{}")
     with pytest.raises(DatasetError, match=f"/images/{MANIFEST_NAME} is not the manifest of a dataset"):
         read_gallery(run, job.output)
 
 
-def test_images_of_a_split_that_lack_features_are_an_error_or_named(job, gappy, tmp_path, caplog):
+def test_missing_features_of_a_split_are_refused_or_reported(job, gappy, tmp_path, caplog):
     some = replace(job, features=gappy.features, splits=("test", "val"))
     for split in (("test",), ("val", "test")):
         with pytest.raises(

@@ -113,7 +113,7 @@ def test_a_language_without_captions_is_left_out(model, data):
     assert list(evaluate_ensemble([(model, replace(data, captions=german))])) == ["de"]
 
 
-def test_the_model_is_left_unchanged(model, data):
+def test_evaluate_ensemble_leaves_the_model_unchanged(model, data):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     for training in (True, False):
         model.train(training)
@@ -149,7 +149,7 @@ def test_embeddings_of_no_images_are_on_the_device(monkeypatch):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", None])
-def test_a_gpu_evaluates_in_float32_whatever_it_trains_in(model, data, precision):
+def test_evaluation_on_a_gpu_computes_in_float32(model, data, precision):
     """Without a training, too: by default torch lets cuDNN's recurrent networks round to TF32."""
     seen = []
 
@@ -245,7 +245,7 @@ def test_weights_of_terms_count_in_the_loss_alone(toy):
     assert found.loss == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_model_is_left_as_it_was(toy):
+def test_validate_leaves_the_model_unchanged(toy):
     config = from_toml(CONFIG, "test")
     training_inputs = load_training_inputs(config, toy, seed=0)
     model = build_model(config.model, training_inputs.dimensions, 0).train()
@@ -265,7 +265,7 @@ class Silent(TrainingInputs):
 
 
 @pytest.mark.slow
-def test_a_training_is_the_same_with_and_without_them(toy, finished_run, tmp_path):
+def test_training_is_independent_of_validation_losses(toy, finished_run, tmp_path):
     config = from_toml(CONFIG, "test")
     training_inputs = Silent(**vars(load_training_inputs(config, toy, seed=0)))
     result = train(TrainJob(config, None, str(tmp_path / "silent"), device="cpu"), training_inputs=training_inputs)
@@ -281,7 +281,7 @@ def test_a_training_is_the_same_with_and_without_them(toy, finished_run, tmp_pat
     assert logged[-1]["loss"] < logged[0]["loss"]
 
 
-def test_the_logged_loss_is_that_of_the_model(toy, finished_run):
+def test_logged_loss_equals_validate(toy, finished_run):
     folder, _ = finished_run
     config = from_toml(CONFIG, "test")
     training_inputs = load_training_inputs(config, toy, seed=0)
@@ -293,7 +293,7 @@ def test_the_logged_loss_is_that_of_the_model(toy, finished_run):
 
 
 @pytest.mark.slow
-def test_it_is_shown_with_the_scores(toy, tmp_path):
+def test_validation_loss_is_displayed_with_the_scores(toy, tmp_path):
     reports, output = [], io.StringIO()
     job = TrainJob(from_toml(CONFIG, "test"), toy, str(tmp_path / "run"), device="cpu")
     with TrainingDisplay(Console(file=output, width=120)) as line:
@@ -304,7 +304,7 @@ def test_it_is_shown_with_the_scores(toy, tmp_path):
     assert f"; validation loss {logged[0]['loss']:.4f}\n" in output.getvalue()
 
 
-def test_images_that_lack_a_language_leave_no_loss(toy):
+def test_validate_without_images_in_all_languages_has_no_loss(toy):
     """For batches of images that are in every language."""
     config = from_toml(
         ORDER.replace("c2c_probability = 0.5", "").replace("[schedule]", '[schedule]\nbatches = "images"'), "test"
@@ -386,7 +386,7 @@ def test_an_ensemble_is_folded_too(model, write_run, comparable):
     assert both != alone
 
 
-def test_chance_is_that_of_smaller_galleries(comparable):
+def test_chance_in_folds_is_that_of_smaller_galleries(comparable):
     # 12 images with three English captions each, in folds of four images and 12 captions.
     recalls = chance_in_folds(comparable.captions, "en", 3)
     assert recalls["text_to_image"] == (25.0, 100.0, 100.0)

@@ -124,7 +124,7 @@ def test_infinite_scores_are_equal_to_their_like_only():
 
 
 @pytest.mark.parametrize("scores_at_once", [1, 100])
-def test_scores_that_are_not_numbers_rank_last(scores_at_once):
+def test_nan_scores_rank_last(scores_at_once):
     images, captions = torch.eye(3), torch.eye(3)
     captions[1, 1] = torch.nan
     ranks = retrieval_ranks(between(images, captions), len(images), torch.arange(3), scores_at_once=scores_at_once)
@@ -157,7 +157,7 @@ def test_recalls_and_median(ranks, expected):
     assert direction.queries == len(ranks)
 
 
-def test_recall_of_nothing_is_an_error():
+def test_recall_of_no_queries_is_an_error():
     with pytest.raises(ValueError, match="there are no captions to evaluate on"):
         RecallMetrics.of(torch.zeros(0, dtype=torch.int64))
 
@@ -171,7 +171,7 @@ def test_the_sum_of_recalls_has_six_terms():
     assert both.to_dict()["text_to_image"]["recall_at_5"] == 20
 
 
-def test_rows_that_do_not_match_are_refused():
+def test_mismatched_rows_are_refused():
     with pytest.raises(ValueError, match="images 0 to 3 of 3"):
         retrieval_ranks(between(torch.ones(3, 1), torch.ones(2, 1)), 3, torch.tensor([0, 3]))
 

@@ -58,7 +58,7 @@ def test_a_language_and_a_portion(run, write_run, toy):
         score_run(fewer, **arguments, portion="translation")
 
 
-def test_data_that_does_not_belong_to_the_run_is_refused(run, toy, other_toy):
+def test_score_with_foreign_data_is_refused(run, toy, other_toy):
     with pytest.raises(DatasetError, match="encoded with another vocabulary"):
         score_run(run, captions=other_toy.captions, features=toy.features, splits=["test"])
     with pytest.raises(DatasetError, match="made by another extractor"):
@@ -174,7 +174,7 @@ def test_a_job_takes_several_runs(pair, toy):
         replace(job, run=(*folders, folders[0]))
 
 
-def test_an_ensemble_is_scored_in_the_languages_that_all_know(pair, write_run, toy):
+def test_ensemble_is_scored_in_common_languages(pair, write_run, toy):
     data = {"captions": toy.captions, "features": toy.features, "splits": ["test"]}
     german = open_run(write_run("german", languages=("de",)))
     assert {score.language for score in score_ensemble([*pair, german], **data)} == {"de"}
@@ -189,7 +189,7 @@ def test_an_ensemble_is_scored_in_the_languages_that_all_know(pair, write_run, t
     ("name", "meaning"),
     [("vocabulary", "captions in the ids of another vocabulary"), ("extractor", "features of another extractor")],
 )
-def test_runs_that_read_other_data_are_no_ensemble(pair, toy, name, meaning):
+def test_ensemble_of_runs_with_different_data_is_refused(pair, toy, name, meaning):
     other = replace(pair[1], fingerprints={**pair[1].fingerprints, name: "0" * 64})
     with pytest.raises(DatasetError, match=rf"/b' was trained with {meaning} than '.*/a' \(fingerprint 000000000000"):
         score_ensemble([pair[0], other], captions=toy.captions, features=toy.features, splits=["test"])

@@ -142,7 +142,7 @@ def test_the_tokenizer_of_queries_makes_tokens_as_of_captions(write_run):
     assert system.coverage.unknown == {"!": 2, ",": 2, ".": 1}
 
 
-def test_truecasers_go_to_the_runs_that_truecase(write_run, data, monkeypatch):
+def test_truecasers_are_passed_to_truecasing_runs(write_run, data, monkeypatch):
     asked = set()
     folders = write_run("raw"), write_run("truecased", seed=1)
 
@@ -180,7 +180,7 @@ def test_words_without_a_vector_of_their_own_are_not_known(train_toy, data):
     assert set(system.coverage.unknown) & set(run.vocabulary.tokens)
 
 
-def test_a_run_that_cannot_compare_sentences_says_why(write_run, data, monkeypatch):
+def test_unsuitable_runs_are_refused_with_a_reason(write_run, data, monkeypatch):
     folder = write_run()
     job = StsJob((data, folder), device="cpu")
     with pytest.raises(UsageError, match=r"the sentences are text.*pip install 'imagepivot\[pipelines\]'.*--tokenized"):

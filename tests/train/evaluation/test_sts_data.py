@@ -36,7 +36,7 @@ def task(tmp_path) -> Path:
     return tmp_path
 
 
-def test_a_shared_task_is_two_files_of_which_blank_scores_are_left_out(task):
+def test_read_sts_of_two_files_skips_blank_scores(task):
     expected = StsPairs(
         name="images",
         location=str(task / "STS.input.images.txt"),
@@ -107,7 +107,7 @@ def test_a_folder_holds_several_and_equal_names_are_told_apart(task, tmp_path):
         ({"x.txt": "1\ta\tb\n"}, r"holds no sentence pairs: expected STS\.input\.X\.txt"),
     ],
 )
-def test_what_is_wrong_is_named_with_file_and_line(tmp_path, files, message):
+def test_read_sts_error_names_file_and_line(tmp_path, files, message):
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(InputError, match=message):
@@ -218,7 +218,7 @@ def test_other_arrays_are_refused(tmp_path, arrays, message):
         read_sentence_vectors(str(tmp_path / "a.npz"), ["a"])
 
 
-def test_a_file_that_is_no_npz_is_refused(tmp_path):
+def test_damaged_npz_is_refused(tmp_path):
     (tmp_path / "a.npz").write_bytes(b"PK\x03\x04 no archive")
     with pytest.raises(InputError, match="does not hold vectors of sentences"):
         read_sentence_vectors(str(tmp_path / "a.npz"), ["a"])
@@ -266,7 +266,7 @@ def test_correlation_with_a_constant_series_is_none(constant, measure):
     assert measure([1, 2, 3], constant) is measure(constant, [1, 2, 3]) is measure([1], [2]) is None
 
 
-def test_series_of_other_lengths_are_refused():
+def test_pearson_of_different_lengths_is_refused():
     with pytest.raises(ValueError, match=r"series of the shapes \(3,\) and \(2,\): expected two of one length"):
         pearson([1, 2, 3], [1, 2])
 

@@ -28,7 +28,7 @@ def runs(train_toy, finished_run, tmp_path):
 
 
 @pytest.mark.slow
-def test_only_what_differs_is_listed(runs):
+def test_differences_list_only_differing_settings(runs):
     comparison = compare_runs(runs)
     assert comparison.differences == {
         "data.portions": ({"en": ["comparable"], "de": ["comparable"]},) * 2 + ({"en": ["comparable"]},),
@@ -56,7 +56,7 @@ def test_scores_are_those_of_the_best_step(runs, tmp_path):
 
 
 @pytest.mark.slow
-def test_runs_that_differ_in_their_seeds_alone_are_a_group(runs):
+def test_runs_differing_only_in_seeds_form_a_group(runs):
     comparison = compare_runs(runs)
     (group,) = comparison.groups
     assert (group.name, [run.name for run in group.runs]) == ("both", ["both/seed-0", "both/seed-1"])
@@ -97,7 +97,7 @@ def test_plain_values(runs):
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_before_its_first_checkpoint(runs, tmp_path):
+def test_compare_runs_without_a_checkpoint(runs, tmp_path):
     begun = tmp_path / "begun"
     begun.mkdir()
     shutil.copy(tmp_path / "english" / "config.toml", begun)
@@ -111,7 +111,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint(runs, tmp_path):
     assert plot_comparison(comparison, tmp_path / "a.png") == str(tmp_path / "a.png")
 
 
-def test_a_run_that_was_interrupted(train_toy, finished_run, tmp_path):
+def test_compare_runs_with_an_interrupted_run(train_toy, finished_run, tmp_path):
     train_toy(CONFIG.replace("max_steps = 44", "max_steps = 20"), "short")
     comparison = compare_runs([str(finished_run[0]), str(tmp_path / "short")])
     assert comparison.differences == {"schedule.max_steps": (44, 20)}
@@ -140,7 +140,7 @@ def test_runs_of_other_content_differ_and_are_no_group(copied_run, finished_run,
     assert comparison.groups == ()
 
 
-def test_what_is_no_run(finished_run, copied_run, tmp_path):
+def test_compare_runs_of_other_folders_is_refused(finished_run, copied_run, tmp_path):
     with pytest.raises(UsageError, match="there is nothing to compare"):
         compare_runs([])
     with pytest.raises(DatasetError, match=r"is not a run: it has none of last\.pt, best\.pt, config\.toml and log\.jsonl"):

@@ -73,7 +73,7 @@ def test_the_plane_keeps_neighbours_and_is_the_same_again():
 
 
 @pytest.mark.parametrize("value", [1.0, np.nan])
-def test_vectors_that_are_all_alike(value):
+def test_plane_of_equal_vectors_is_refused(value):
     with pytest.raises(UsageError, match="the vectors are all equal"):
         plane_of(np.full((12, 4), value, np.float32), perplexity=2, seed=0)
 

@@ -42,7 +42,7 @@ def result(output: Path, preset: str) -> dict:
     return read_result(output / "results" / preset / "seed-0.json")
 
 
-def test_the_result_is_that_of_both_runs_evaluated_as_one(finished, four_languages_regions):
+def test_result_equals_score_ensemble_of_both_runs(finished, four_languages_regions):
     runs = [open_run(finished / "runs" / member / "seed-0") for member in MEMBERS]
     corpus = four_languages_regions
     scores = score_ensemble(runs, captions=corpus.captions, features=corpus.features)
@@ -83,7 +83,7 @@ def test_without_a_member_it_fails(finished, four_languages_regions, tmp_path):
     assert [run.preset for run in report.failed] == [MEMBERS[1], ENSEMBLE]
 
 
-def test_the_report_says_what_it_is_made_of(finished):
+def test_report_names_the_members(finished):
     report = read_report(str(finished), "huang2019")
     (line,) = (line for line in report.sections[0].lines if line.row.preset == ENSEMBLE)
     recall = next(score for score in result(finished, ENSEMBLE)["scores"] if score["portion"] == "comparable")

@@ -56,17 +56,12 @@ def test_captions_can_be_named(new_captions):
     examples, rule = choose_examples(captions, WORDS, count=1, seed=0, caption_ids=names)
     assert [[str(caption.key) for caption in example.captions] for example in examples] == [[names[0], names[2]], [names[1]]]
     assert rule == "captions that were named"
-    assert all(
-        caption.row == next(n for n, row in enumerate(ROWS) if str(caption.key) == "/".join(map(str, row[:4])))
-        for example in examples
-        for caption in example.captions
-    )
 
 
 @pytest.mark.parametrize(
     "name", ["a", "a/en/comparable/2", "a/fr/comparable/0", "x/en/comparable/0", "a/en/translation/0", "a/en/comparable/x"]
 )
-def test_a_caption_that_is_not_there(new_captions, name):
+def test_unknown_caption_id_is_refused(new_captions, name):
     with pytest.raises(UsageError, match=r"--caption-ids names .* such as 'a/de/comparable/0'"):
         choose_examples(new_captions(ROWS), WORDS, count=1, seed=0, caption_ids=[name])
 

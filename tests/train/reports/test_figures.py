@@ -326,7 +326,7 @@ def test_numbers_below_a_field_do_not_meet(tmp_path, drawn, count, numbers):
     assert [int(label.get_text()) - 1 for label in panel.get_xticklabels()] == panel.get_xticks().tolist()
 
 
-def test_a_grid_is_what_the_extractor_states(toy_regions, tmp_path):
+def test_grid_of_reads_the_extractor_parameters(toy_regions, tmp_path):
     rows = [{"image_id": "a", "feature": np.ones(24, np.float32)}]
     for name, extractor, expected in (
         ("grid", {"grid": [1, 3]}, (1, 3)),
@@ -340,7 +340,7 @@ def test_a_grid_is_what_the_extractor_states(toy_regions, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_figure_that_a_model_does_not_have_is_refused_alone(attending, boxed, tmp_path, job):
+def test_unsupported_figure_is_refused_alone(attending, boxed, tmp_path, job):
     found = draw_figures(job_of(attending, boxed, tmp_path, "t2i"))
     assert found.names == ("retrieval.png", "attention-1.png", "attention-2.png", "figures.json")
     assert list(found.refused) == ["map"]
@@ -357,7 +357,7 @@ def test_a_figure_that_a_model_does_not_have_is_refused_alone(attending, boxed, 
 
 
 @pytest.mark.slow
-def test_pictures_of_examples_that_are_no_more_are_deleted(attending, boxed, tmp_path):
+def test_attention_pictures_of_former_examples_are_deleted(attending, boxed, tmp_path):
     job = job_of(attending, boxed, tmp_path, "mha-d", only=("attention",), examples=3)
     draw_figures(job)
     Folder(job.output).write("attention-mine.png", b"mine")
@@ -384,7 +384,7 @@ def test_captions_can_be_named(job, drawn):
         ({"caption_ids": ("test-003",)}, "--caption-ids names 'test-003'"),
     ],
 )
-def test_captions_that_are_not_there(job, fields, message):
+def test_missing_captions_are_refused(job, fields, message):
     with pytest.raises(UsageError, match=message):
         draw_figures(replace(job, **fields))
 
@@ -410,7 +410,7 @@ def test_data_of_another_kind(job, other_toy):
 
 
 @pytest.mark.slow
-def test_pictures_need_something_that_reads_them(job):
+def test_pictures_without_a_reader_are_refused(job):
     with pytest.raises(
         UsageError, match=r"--images is 'photos', and reading images needs pip install 'imagepivot\[pipelines\]'"
     ):

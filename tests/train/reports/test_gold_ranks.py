@@ -138,7 +138,7 @@ def test_reports(trained, toy_2016, published, tmp_path):
     assert len(stored["published"][0]["ranks"]["OE"]) == SEEDS
 
 
-def test_rows_that_are_not_trained_are_left_out(trained, toy_2016, tmp_path):
+def test_untrained_rows_are_left_out(trained, toy_2016, tmp_path):
     shutil.copytree(trained, tmp_path / "o")
     shutil.rmtree(tmp_path / "o/results/gella2017/pivot-asym")
     ranks = gold_ranks(str(tmp_path / "o"), toy_2016)

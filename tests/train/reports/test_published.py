@@ -97,7 +97,7 @@ def test_the_preset_of_a_row_trains_its_language(paper, row):
             assert resolve(preset).data.languages == (row.language,)
 
 
-def test_lines_that_a_paper_quotes_are_those_of_the_source():
+def test_quoted_lines_equal_their_source():
     """Kádár et al. quote twelve lines of Gella et al., Huang et al. six; each is trained by the preset of the source."""
     source = {(row.preset, row.language): row for row in rows_of_paper("gella2017")}
     quoted = [(paper, row) for paper, row in ROWS if paper != "gella2017" and row.preset.startswith("gella2017/")]
@@ -147,7 +147,7 @@ def test_the_gold_ranks_of_the_paper():
         assert resolve(preset.format("de")).model.similarity == "order"
 
 
-def test_the_gold_captions_are_where_multi30k_has_them():
+def test_gold_captions_equal_multi30k():
     # The fixture of this name is a toy here.
     folder = Path(os.environ.get("IMAGEPIVOT_TEST_DATA", Path(__file__).parents[4] / "shared/data"), "multi30k/data/task2")
     if not folder.is_dir():

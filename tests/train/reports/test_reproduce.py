@@ -105,7 +105,7 @@ def test_other_settings_or_data_are_refused(finished, toy_2016, tmp_path):
         replace(job, output="gs://bucket/tables")
 
 
-def test_captions_that_lack_a_language_are_refused_before_training(toy, toy_2016, tmp_path):
+def test_missing_language_is_refused_before_training(toy, toy_2016, tmp_path):
     job = replace(job_of(toy_2016, tmp_path / "o"), paper="kadar2018", rows=("monolingual-en", "multi-translation"))
     with pytest.raises(
         DatasetError, match="kadar2018/multi-translation needs captions of cs translation, de translation, which"
@@ -117,7 +117,7 @@ def test_captions_that_lack_a_language_are_refused_before_training(toy, toy_2016
 
 
 @pytest.mark.slow
-def test_a_language_that_is_not_monitored_needs_no_validation_captions(toy_2016, new_dataset, tmp_path):
+def test_unmonitored_language_needs_no_validation_captions(toy_2016, new_dataset, tmp_path):
     source = open_dataset(toy_2016.captions)
     rows = [row for row in source.table().to_pylist() if (row["split"], row["language"]) != ("val", "de")]
     new_dataset(tmp_path / "few", "encoded", rows, parameters=source.manifest.parameters, inputs=source.manifest.inputs)
@@ -131,7 +131,7 @@ def test_a_language_that_is_not_monitored_needs_no_validation_captions(toy_2016,
 
 
 @pytest.mark.parametrize("split", ["train", "val", "test"])
-def test_features_that_lack_images_are_refused_before_training(multi30k, new_dataset, tmp_path, split):
+def test_missing_features_are_refused_before_training(multi30k, new_dataset, tmp_path, split):
     rows = [row for row in open_dataset(multi30k.features).table().to_pylist() if row["image_id"] != f"{split}-003"]
     new_dataset(tmp_path / "few", "features", rows, parameters={}, spec=FeatureSpec("toy", (8,)))
     job = job_of(replace(multi30k, features=str(tmp_path / "few")), tmp_path / "o")
@@ -142,7 +142,7 @@ def test_features_that_lack_images_are_refused_before_training(multi30k, new_dat
 
 
 @pytest.mark.slow
-def test_only_images_that_are_read_need_features(multi30k, new_dataset, tmp_path):
+def test_unread_images_need_no_features(multi30k, new_dataset, tmp_path):
     """A German row needs no features of an image that has only a French caption."""
     source, rows = open_dataset(multi30k.captions), []
     for row in source.table().to_pylist():
@@ -246,7 +246,7 @@ def test_one_vocabulary_serves_all_rows(four_languages, tmp_path):
 
 
 @pytest.mark.slow
-def test_statements_name_what_rows_were_trained_on(finished, tmp_path):
+def test_row_summaries_name_the_training_data(finished, tmp_path):
     shutil.copytree(finished / "results", tmp_path / "results")
     folder = tmp_path / "results" / "gella2017"
     write_failure(folder / "vse-en" / "failed-seed-2.json", Failure("killed", "gone | away"), {})
@@ -501,7 +501,7 @@ def test_every_error_has_a_kind_and_a_line(error, kind, words):
         (5, [], "a training process ended with exit code 5"),
     ],
 )
-def test_a_process_that_ends_without_a_message_was_killed(toy_2016, tmp_path, monkeypatch, code, lines, reason):
+def test_process_ending_without_a_message_counts_as_killed(toy_2016, tmp_path, monkeypatch, code, lines, reason):
     def run(words, variables, read):
         for line in lines:
             read(line)

@@ -40,7 +40,7 @@ def given(new_dataset, regions, toy, tmp_path) -> dict[str, Dataset]:
         ("huang2019/mha-d-vgg19", ["crops", "imported"]),
     ],
 )
-def test_a_row_takes_the_features_that_fit_it(given, preset, fitting):
+def test_features_for_takes_the_first_fitting_dataset(given, preset, fitting):
     config = resolve(preset)
     found = [name for name, dataset in given.items() if features_for(preset, config, {name: dataset})[0]]
     assert found == fitting
@@ -78,7 +78,7 @@ def test_a_table_is_divided_among_the_features(given):
     ]
 
 
-def test_a_whole_table_is_never_refused_for_some_of_its_rows(given):
+def test_corpora_of_a_table_skips_rows_without_data(given):
     job = job_of(given, "regions", rows=())
     kept = corpora_of(job)
     lacking = [name for sentence in skip_remarks(job) for name in sentence.rpartition(": ")[2].split(", ")]
@@ -89,7 +89,7 @@ def test_a_whole_table_is_never_refused_for_some_of_its_rows(given):
     assert "gella2017/parallel-asym" in corpora_of(job_of(given, "vector"))
 
 
-def test_features_that_no_row_takes_are_refused(given):
+def test_corpora_of_unused_features_is_refused(given):
     with pytest.raises(UsageError, match=r"--features '.*crops' is given, but no row that is chosen takes these features"):
         corpora_of(job_of(given, "vector", "crops", rows=("vsepp",)))
     with pytest.raises(

@@ -40,7 +40,7 @@ def result_of(count: int, names: tuple[str, ...] = ("runs/c2c",), pairs: int = 7
 # --- what was published ----------------------------------------------------------------------------------------------
 
 
-def test_the_papers_agree_where_one_quotes_the_other():
+def test_quoted_sts_rows_equal_their_source():
     gella, huang = ({row.name: row for row in paper.rows} for paper in STS_PAPERS)
     assert [len(gella), len(huang)] == [10, 12]
     same = {
@@ -125,7 +125,7 @@ def test_at_most_three_data_sets_share_a_table(count):
     assert len(cells) == count + (count > 1)
 
 
-def test_what_has_no_correlation_is_a_dash():
+def test_undefined_correlation_is_a_dash():
     result = result_of(1)
     system = replace(result.systems[1], correlations=(Correlation(None, None),))
     scores, _ = sts_tables(replace(result, systems=(result.systems[0], system)))

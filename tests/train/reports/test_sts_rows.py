@@ -38,7 +38,7 @@ def pairs(sts_pairs):
     return read_sts(sts_pairs)
 
 
-def test_runs_are_measured_as_sts_does_beside_what_was_published(trained, pairs, sts_pairs, tmp_path):
+def test_sts_rows_equal_sts_with_published_values(trained, pairs, sts_pairs, tmp_path):
     rows = sts_rows("gella2017", str(trained), pairs, tokenize)
     assert [row.published for row in rows.rows] == list(STS_PAPERS[0].rows)
     assert rows.tasks == (1, 2)
@@ -70,7 +70,7 @@ def test_runs_are_measured_as_sts_does_beside_what_was_published(trained, pairs,
     assert "on MSRvid 2012 are not shown" in markdown
 
 
-def test_a_row_of_another_paper_is_measured_where_it_is_quoted(trained, pairs):
+def test_quoted_row_of_another_paper_is_measured(trained, pairs):
     rows = {row.published.name: row for row in sts_rows("huang2019", str(trained), pairs, tokenize).rows}
     assert len(rows["VSE (Kiros et al.)"].measured) == 2
     assert [system.name for system in rows["VSE (Kiros et al.)"].measured] == [f"gella2017/vse-en/seed-{n}" for n in (0, 1)]
@@ -78,7 +78,7 @@ def test_a_row_of_another_paper_is_measured_where_it_is_quoted(trained, pairs):
     assert sts_paper("gella2017", 3) is None
 
 
-def test_a_run_that_cannot_be_measured_does_not_end_the_others(trained, pairs):
+def test_unsuitable_run_does_not_end_the_others(trained, pairs):
     def refuse(text, language, recipe, truecaser):
         raise UsageError("no words here")
 

@@ -178,7 +178,7 @@ def test_one_cause_is_said_once(command, disk, monkeypatch):
     assert "the disk is full" in line
 
 
-def test_a_row_that_finds_no_memory(command, undisturbed, tmp_path):
+def test_out_of_memory_row_fails_alone(command, undisturbed, tmp_path):
     expected, output = undisturbed({}), tmp_path / "o"
     huge = {"model.embed_dim": "3000000"}
     check_failed(command(output, huge, workers=1), output, expected, "memory", "DefaultCPUAllocator: can't allocate memory")

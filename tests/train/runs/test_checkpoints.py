@@ -86,7 +86,7 @@ class Evil:
     ],
     ids=["empty", "text", "zip", "pickle", "evil", "hello", "a", "key", "struct", "unicode", "type"],
 )
-def test_a_file_that_is_not_a_checkpoint_is_refused(folder, data, capfd):
+def test_read_checkpoint_of_other_files_is_refused(folder, data, capfd):
     folder.write(BEST, data)
     with pytest.raises(DatasetError, match=r"best\.pt is (damaged, or )?not a checkpoint"):
         read_checkpoint(folder, BEST)
@@ -164,7 +164,7 @@ def test_content_of_another_type_is_refused(folder, change, message):
         read_checkpoint(folder, BEST)
 
 
-def test_code_in_a_checkpoint_does_not_run_and_no_message_advises_to_let_it(folder, capfd):
+def test_code_in_a_checkpoint_does_not_run(folder, capfd):
     with folder.replace(BEST) as file:
         torch.save({"format": "imagepivot run", "version": 1, "model": Evil()}, file)
     with pytest.raises(DatasetError, match="damaged, or not a checkpoint") as caught:
@@ -173,7 +173,7 @@ def test_code_in_a_checkpoint_does_not_run_and_no_message_advises_to_let_it(fold
     assert not re.search("weights_only|add_safe_globals|allowlist|trust", str(caught.value))
 
 
-def test_a_part_that_a_flipped_bit_marks_as_a_folder_is_found(folder):
+def test_read_checkpoint_with_a_part_marked_as_folder_is_refused(folder):
     """Torch would read nothing of it, and leave its tensor to chance."""
     write_checkpoint(folder, BEST, CHECKPOINT)
     data = bytearray(folder.read(BEST))
@@ -258,7 +258,7 @@ def with_weights(name, values):
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
-def test_a_run_whose_checkpoint_does_not_fit_together_is_refused(copied_run, change, message):
+def test_open_run_with_an_inconsistent_checkpoint_is_refused(copied_run, change, message):
     changed(copied_run, BEST, **change)
     with pytest.raises(DatasetError, match=rf"best\.pt is damaged, or not a checkpoint \(.*{message}"):
         open_run(copied_run)
@@ -286,7 +286,7 @@ def first_moment(value):
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
-def test_a_checkpoint_that_does_not_fit_together_is_not_resumed(train_toy, copied_run, change, message):
+def test_resume_from_an_inconsistent_checkpoint_is_refused(train_toy, copied_run, change, message):
     changed(copied_run, LAST, **change)
     before = {path.name: path.read_bytes() for path in copied_run.iterdir()}
     with pytest.raises(DatasetError, match=rf"last\.pt is damaged, or not a checkpoint \(.*{message}"):

@@ -56,7 +56,7 @@ def test_of_equal_scores_the_first_is_the_best():
     assert History(()).best is None
 
 
-def test_the_speed_is_that_over_all_laps():
+def test_speed_is_the_mean_over_all_laps():
     # 20 steps in 2 seconds and 20 in 4.
     assert HISTORY.speed == {"steps_per_second": pytest.approx(40 / 6), "pairs_per_second": pytest.approx(300 / 6)}
     assert History(ENTRIES[:3]).speed == {}
@@ -87,7 +87,7 @@ def test_other_values_than_expected_are_passed_over():
     assert (history.best, history.languages, history.losses()) == (None, (), {})
 
 
-def test_a_log_that_is_being_written_is_read_up_to_its_last_whole_line(tmp_path):
+def test_read_history_skips_an_unfinished_line(tmp_path):
     lines = "".join(json.dumps(entry) + "\n" for entry in ENTRIES)
     (tmp_path / "log.jsonl").write_text(lines + '{"event": "st')
     assert read_history(Folder(str(tmp_path))) == HISTORY

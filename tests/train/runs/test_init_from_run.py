@@ -99,7 +99,7 @@ def test_words_are_matched_by_token(source, other):
     assert start.remark.endswith(f"7 of 7 parameters taken, with the vectors of {counts[0]} of {counts[1]} words")
 
 
-def test_words_that_one_vocabulary_lacks_stay_as_drawn(source, toy):
+def test_words_of_one_vocabulary_keep_random_vectors(source, toy):
     text = CONFIG.replace("[model]", "min_count = 14\n[model]")
     run = source(text)
     drawn, model, tokens, start = started(CONFIG, toy, run)
@@ -165,7 +165,7 @@ def test_other_parameters_are_named(source, toy, change, message):
     assert_equal(dict(run.model.state_dict()), before)
 
 
-def test_parameters_that_only_the_other_model_has_are_named(source, toy):
+def test_extra_parameters_of_the_source_are_named(source, toy):
     run = source()
     run.model.extra = torch.nn.Linear(1, 1)
     with pytest.raises(UsageError, match=r"\(extra\.weight is only there; extra\.bias is only there\)"):
@@ -282,7 +282,7 @@ def test_another_source_is_another_run(toy, finished_run, train_toy, tmp_path):
         train_from(toy, tmp_path / "drawn", text, resume=True, init_from=source)
 
 
-def test_a_source_that_is_no_run_is_refused_before_anything_is_written(toy, finished_run, tmp_path):
+def test_source_without_a_run_is_refused_before_writing(toy, finished_run, tmp_path):
     with pytest.raises(DatasetError, match=r"nowhere' is not a run: it holds no best\.pt"):
         train_from(toy, tmp_path / "run", init_from=str(tmp_path / "nowhere"))
     with pytest.raises(UsageError, match="its model has other parameters"):

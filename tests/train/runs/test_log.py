@@ -87,7 +87,7 @@ def status_of(events):
         ("matplotlib", {"tensorboard": False, "curves": True}, "leave the picture out with --no-curves"),
     ],
 )
-def test_a_missing_library_is_an_error_before_anything_is_trained(tmp_path, monkeypatch, module, options, advice):
+def test_missing_library_is_an_error_before_training(tmp_path, monkeypatch, module, options, advice):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UsageError, match=rf"pip install 'imagepivot\[train\]', or {advice}"):
         RunLog(tmp_path, step=0, **options)
@@ -136,7 +136,7 @@ bucket_by_length = true
     }
 
 
-def test_a_process_that_fails_says_so_to_tensorboard(tmp_path, events_of):
+def test_failed_process_has_the_tensorboard_status_failure(tmp_path, events_of):
     with pytest.raises(KeyboardInterrupt), RunLog(tmp_path, step=0, tensorboard=True):
         raise KeyboardInterrupt
     from tensorboard.plugins.hparams import api_pb2
@@ -194,7 +194,7 @@ def test_pictures_take_a_hundredth_of_the_time(tmp_path, monkeypatch):
 
 
 @pytest.mark.cluster
-def test_matplotlib_is_not_imported_before_there_is_something_to_draw(tmp_path):
+def test_matplotlib_is_imported_at_the_first_drawing(tmp_path):
     script = (
         "import sys, pathlib\n"
         "import train.loop\n"

@@ -54,7 +54,7 @@ def test_open_run(write_run, toy):
     assert all(torch.equal(a, b) for a, b in zip(run.model.parameters(), again.model.parameters(), strict=True))
 
 
-def test_a_folder_that_is_not_a_run_is_refused(write_run, tmp_path):
+def test_open_run_of_other_folders_is_refused(write_run, tmp_path):
     with pytest.raises(DatasetError, match=r"is not a run: it holds no best\.pt"):
         open_run(tmp_path / "nothing")
     with pytest.raises(DatasetError, match=r"is not a run: it holds no last\.pt"):
@@ -163,7 +163,7 @@ def test_a_run_is_not_overwritten(train_toy, copied_run):
     assert contents(copied_run) == before
 
 
-def test_a_run_that_is_not_finished_is_not_overwritten(train_toy, copied_run):
+def test_unfinished_run_is_not_overwritten(train_toy, copied_run):
     checkpoint = read_checkpoint(Folder(str(copied_run)), LAST)
     unfinished = replace(checkpoint, progress=replace(checkpoint.progress, stop_reason=""))
     write_checkpoint(Folder(str(copied_run)), LAST, unfinished)
@@ -241,7 +241,7 @@ def test_a_run_killed_between_its_two_checkpoints_resumes(train_toy, tmp_path, m
 
 
 @pytest.mark.parametrize("lost", ["optimizer", "sampler"])
-def test_a_checkpoint_that_cannot_be_resumed_is_refused(train_toy, copied_run, lost):
+def test_resume_without_training_state_is_refused(train_toy, copied_run, lost):
     folder = Folder(str(copied_run))
     write_checkpoint(folder, LAST, replace(read_checkpoint(folder, LAST), **{lost: None}))
     with pytest.raises(DatasetError, match=rf"last\.pt has no state of the {lost} to resume from"):
@@ -262,7 +262,7 @@ def with_other_features(corpus, folder):
     return replace(corpus, features=str(folder))
 
 
-def test_data_whose_content_has_changed_is_refused(toy, train_toy, copied_run, tmp_path):
+def test_resume_with_changed_content_is_refused(toy, train_toy, copied_run, tmp_path):
     before = contents(copied_run)
     other = with_other_features(toy, tmp_path / "other")
     digests = [
@@ -279,7 +279,7 @@ def test_data_whose_content_has_changed_is_refused(toy, train_toy, copied_run, t
 
 
 @pytest.mark.slow
-def test_changed_content_is_trained_on_where_it_is_allowed(toy, tmp_path, train_toy):
+def test_resume_with_allowed_changed_content_trains_on_it(toy, tmp_path, train_toy):
     train_toy(CONFIG.replace("max_steps = 44", "max_steps = 20"))
     other, remarks = with_other_features(toy, tmp_path / "other"), []
     job = TrainJob(from_toml(CONFIG, "test"), other, str(tmp_path / "run"), device="cpu", curves=False, resume=True)
