@@ -209,9 +209,9 @@ def __dir__() -> list[str]:
 
 def command() -> None:
     """Run the command ``imagepivot`` and end the process."""
-    from pipelines.commands.signals import ending_at_once
+    from pipelines.commands.signals import fast_exit
 
-    with ending_at_once():
+    with fast_exit():
         main()
 
 
@@ -224,10 +224,10 @@ def main() -> None:
     from schemas.process.resources import keep_freed_memory
 
     keep_freed_memory()
-    from pipelines.commands.signals import prepare_streams, spare_collections, stoppable
+    from pipelines.commands.signals import prepare_streams, reduce_gc, stoppable
 
     prepare_streams()
-    spare_collections()
+    reduce_gc()
     with stoppable():
         from pipelines.commands.app import main as run
 

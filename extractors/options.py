@@ -30,24 +30,26 @@ class RegionOptions:
         UsageError: a value is out of range.
     """
 
-    min_regions: Annotated[int, Opt("Fewest regions of an image; 36 by default.", panel=_REGIONS)] = 36
-    max_regions: Annotated[int, Opt("Most regions of an image; 36 by default.", panel=_REGIONS)] = 36
+    min_regions: Annotated[int, Opt("Store at least this many regions per image. Default: 36.", panel=_REGIONS)] = 36
+    max_regions: Annotated[int, Opt("Store at most this many regions per image. Default: 36.", panel=_REGIONS)] = 36
     score_threshold: Annotated[
         float,
-        Opt("Between these two numbers, keep the regions whose score is at least this; 0.2 by default.", panel=_REGIONS),
+        Opt("Between these bounds, keep regions of at least this score. Default: 0.2.", panel=_REGIONS),
     ] = 0.2
     class_names: Annotated[
         str | None,
-        Opt("Names of the classes, one per line, e.g. objects_vocab.txt; kept with the dataset.", panel=_REGIONS),
+        Opt("Store class names from this file, e.g. objects_vocab.txt.", panel=_REGIONS),
     ] = None
-    attribute_names: Annotated[str | None, Opt("Names of the attributes, e.g. attributes_vocab.txt.", panel=_REGIONS)] = None
+    attribute_names: Annotated[
+        str | None, Opt("Store attribute names from this file, e.g. attributes_vocab.txt.", panel=_REGIONS)
+    ] = None
     backend: Annotated[
         Backend,
-        Opt("The library that computes the regions; torchvision by default.", panel=_REGIONS),
+        Opt("Compute regions with torchvision or detectron2. Default: torchvision.", panel=_REGIONS),
     ] = "torchvision"
     half_backbone: Annotated[
         bool,
-        Opt("With --precision bf16 or fp16, compute the backbone in 16 bits, too: other proposals.", panel=_REGIONS),
+        Opt("Compute the backbone, too, in bf16 or fp16, which changes proposals.", panel=_REGIONS),
     ] = False
 
     def __post_init__(self) -> None:

@@ -20,21 +20,20 @@ if TYPE_CHECKING:
     import torch
 
 
+_MODEL = "Model"
 _CONFIG_END = re.compile(r"(?<=\.yaml)\+|(?<=\.yml)\+")
 
 
 Precision: TypeAlias = Annotated[
-    str, Opt("fp32 or bf16; on a GPU also tf32 and fp16.", completion=("fp32", "bf16", "tf32", "fp16"))
+    str, Opt("Compute in fp32 or bf16; on a GPU also tf32 or fp16.", panel=_MODEL, completion=("fp32", "bf16", "tf32", "fp16"))
 ]
 DType: TypeAlias = Literal["float32", "float16"]
-StoredType: TypeAlias = Annotated[
-    DType, Opt("Type of the stored values; float16 takes half the room, and rounds to three digits.")
-]
+StoredType: TypeAlias = Annotated[DType, Opt("Store values as float32, or rounded to float16 (half the size).", panel=_MODEL)]
 Weights: TypeAlias = Annotated[
     str,
     Opt(
-        "[i]default[/i] (downloaded once), a file, its gs://, s3:// or http address, or [i]random:SEED[/i] (untrained). "
-        "[i]FILE#NAME[/i] takes one of several sets of weights in it.",
+        "Load [i]default[/i] (downloaded once), a file or address, [i]FILE#NAME[/i] (one of its sets), or [i]random:SEED[/i] "
+        "(untrained).",
         completion=("default", "random:0"),
     ),
 ]
@@ -64,17 +63,17 @@ class ExtractorRequest:
 
     name: Annotated[
         str,
-        Opt("Name of the extractor; [i]imagepivot extractors[/i] lists them.", name="extractor", completion=extractor_names),
+        Opt("Run this extractor; [i]imagepivot extractors[/i] lists them.", name="extractor", completion=extractor_names),
     ]
     weights: Weights = "default"
     precision: Precision = "fp32"
-    compile: Annotated[bool, Opt("Compile the model first, which takes minutes; on a CPU it needs a C++ compiler.")] = False
+    compile: Annotated[bool, Opt("Compile the model, which takes minutes (needs a C++ compiler on a CPU).", panel=_MODEL)] = (
+        False
+    )
     regions: RegionOptions | None = None
     dtype: StoredType = "float32"
-    unpooled: Annotated[
-        bool, Opt("Of timm:NAME: the map before the pooling, one vector for each cell, instead of one in all.")
-    ] = False
-    keep_crops: Annotated[bool, Opt("Of the extractors of ten crops: a vector for each crop instead of their mean.")] = False
+    unpooled: Annotated[bool, Opt("Store the feature map before pooling (timm only).", panel=_MODEL)] = False
+    keep_crops: Annotated[bool, Opt("Store a vector per crop, not the mean (ten-crop only).", panel=_MODEL)] = False
 
     def spec(self) -> FeatureSpec:
         """Return name, shape and type of the feature that the extractor makes, without weights; of regions by default.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeAlias, cast
 from extractors.request import ExtractorRequest, Precision, StoredType
 from schemas.errors import InputError, UsageError
 from schemas.keys import AUTO, ShardsRequest, check_language, check_shards_request
-from schemas.options import Device, Opt
+from schemas.options import SEVERAL_MACHINES, Device, Opt
 from schemas.writing.reuse_policy import ArrayTask, Overwrite, ReusePolicy, Verify
 
 if TYPE_CHECKING:
@@ -31,31 +31,31 @@ RECIPES = ("multi30k-lc", "moses-truecase", "raw")
 Captions: TypeAlias = Annotated[str, Opt("Folder of a captions dataset.")]
 Vocabulary: TypeAlias = Annotated[str, Opt("Folder of a vocabulary.")]
 Output: TypeAlias = Annotated[str, Opt("Folder of the dataset to write.")]
-Languages: TypeAlias = Annotated[tuple[str, ...], Opt("Only these, e.g. [i]en,de[/i]; all by default.")]
-Portions: TypeAlias = Annotated[tuple[str, ...], Opt("Only these: [i]translation[/i], [i]comparable[/i]; all by default.")]
+Languages: TypeAlias = Annotated[tuple[str, ...], Opt("Use only these languages, e.g. [i]en,de[/i]. Default: all.")]
+Portions: TypeAlias = Annotated[
+    tuple[str, ...], Opt("Use only these portions: [i]translation[/i], [i]comparable[/i]. Default: all.")
+]
 Shards: TypeAlias = Annotated[
     ShardsRequest,
     Opt(
-        "Number of shards: a number; [i]auto[/i]: by the size of the work, at least 16; or [i]like:DATASET[/i]: as many as that "
-        "dataset of the same images has, so that the two join shard by shard.",
+        "Write this many shards; [i]auto[/i]: by size, at least 16; [i]like:DATASET[/i]: as many as that dataset of the same "
+        "images, to join by shard.",
         metavar="N",
     ),
 ]
 IdRule: TypeAlias = Annotated[
     Literal["name", "path"],
-    Opt("Image id: the file [i]name[/i] without extension, or the whole [i]path[/i] without extension."),
+    Opt("Use the file [i]name[/i] or the whole [i]path[/i], without extension, as image id."),
 ]
-Columns: TypeAlias = Annotated[
-    Mapping[str, str], Opt("Columns of a table: OURS=THEIRS, e.g. [i]image_id=file[/i].", panel=_TABLES)
-]
+Columns: TypeAlias = Annotated[Mapping[str, str], Opt("Rename columns: OURS=THEIRS, e.g. [i]image_id=file[/i].", panel=_TABLES)]
 Delimiter: TypeAlias = Annotated[
-    str, Opt("Character between the values of CSV or TSV, e.g. [i];[/i] or [i]tab[/i]; found if not given.", panel=_TABLES)
+    str, Opt("Split lines at this character, e.g. [i];[/i] or [i]tab[/i]. Default: detected.", panel=_TABLES)
 ]
 Quoting: TypeAlias = Annotated[
     Literal["auto", "rfc4180", "none"],
     Opt(
-        "Quotes of CSV or TSV: [i]rfc4180[/i]; [i]auto[/i]: the same, but a value that looks like rows is refused; [i]none[/i]: "
-        "ordinary characters.",
+        "Read quotes by [i]rfc4180[/i], as [i]none[/i] (ordinary characters), or [i]auto[/i] (rfc4180, refusing values that look "
+        "like rows).",
         panel=_TABLES,
     ),
 ]
@@ -79,22 +79,20 @@ class CaptionsJob:
 
     source: Annotated[str | Source, Opt("File or folder with the raw captions.")]
     output: Output
-    format: Annotated[CaptionFormat | None, Opt("How SOURCE is laid out.", is_required=True)] = None
-    recipe: Annotated[str, Opt("Text recipe: [i]multi30k-lc[/i], [i]moses-truecase[/i] or [i]raw[/i].", completion=RECIPES)] = (
+    format: Annotated[CaptionFormat | None, Opt("Name the format of SOURCE.", is_required=True)] = None
+    recipe: Annotated[str, Opt("Tokenize by [i]multi30k-lc[/i], [i]moses-truecase[/i] or [i]raw[/i].", completion=RECIPES)] = (
         "multi30k-lc"
     )
     languages: Languages = ()
     portions: Portions = ()
-    splits: Annotated[tuple[str, ...], Opt("Only these, as the source names them; all by default.")] = ()
+    splits: Annotated[tuple[str, ...], Opt("Use only these splits, as SOURCE names them. Default: all.")] = ()
     columns: Columns = field(default_factory=dict)
     delimiter: Delimiter = ""
     quoting: Quoting = "auto"
-    language: Annotated[str, Opt("Language of the captions if the source does not state it.")] = "en"
+    language: Annotated[str, Opt("Set the language of captions without one in SOURCE.")] = "en"
     id_rule: IdRule = "name"
-    truecaser: Annotated[str | None, Opt("Folder with learned truecasers (LANGUAGE.model); by default they are learned.")] = (
-        None
-    )
-    train_splits: Annotated[tuple[str, ...], Opt("Splits to learn truecasers from.")] = ("train",)
+    truecaser: Annotated[str | None, Opt("Load truecasers (LANGUAGE.model) from this folder. Default: learn them.")] = None
+    train_splits: Annotated[tuple[str, ...], Opt("Learn truecasers from these splits.")] = ("train",)
     shards: Shards = AUTO
     overwrite: Overwrite = False
     verify: Verify = False
@@ -144,13 +142,13 @@ class VocabularyJob:
 
     captions: Captions
     output: Output
-    min_count: Annotated[int, Opt("A token is kept when its count is at least this.")] = 4
-    count_scope: Annotated[Scope, Opt("The count within at least one [i]language[/i], or the [i]joint[/i] count of all.")] = (
-        "language"
-    )
+    min_count: Annotated[int, Opt("Keep tokens with at least this count.")] = 4
+    count_scope: Annotated[
+        Scope, Opt("Compare the count in any one [i]language[/i], or the [i]joint[/i] count, with --min-count.")
+    ] = "language"
     languages: Languages = ()
     portions: Portions = ()
-    splits: Annotated[tuple[str, ...], Opt("Splits to count.")] = ("train",)
+    splits: Annotated[tuple[str, ...], Opt("Count the tokens of these splits.")] = ("train",)
     overwrite: Overwrite = False
     verify: Verify = False
 
@@ -172,7 +170,7 @@ class EncodeJob:
     captions: Captions
     vocabulary: Vocabulary
     output: Output
-    max_length: Annotated[int, Opt("Most tokens to keep, besides <start> and <end>.")] = 100
+    max_length: Annotated[int, Opt("Keep at most this many tokens, besides <start> and <end>.")] = 100
     overwrite: Overwrite = False
     verify: Verify = False
 
@@ -190,9 +188,9 @@ class WordVectorsJob:
     """
 
     vocabulary: Vocabulary
-    files: Annotated[tuple[str, ...], Opt("Word vectors: .vec or .txt, also .gz; or fastText's .bin.")]
+    files: Annotated[tuple[str, ...], Opt("Files of word vectors: .vec or .txt, also .gz; or fastText's .bin.")]
     output: Output
-    languages: Annotated[tuple[str, ...], Opt("Language of each FILE, in their order, e.g. en,de.", is_option=True)]
+    languages: Annotated[tuple[str, ...], Opt("Name the language of each FILE, in order, e.g. [i]en,de[/i].", is_option=True)]
     overwrite: Overwrite = False
     verify: Verify = False
 
@@ -217,15 +215,13 @@ class TokenFeaturesJob:
 
     captions: Captions
     output: Output
-    model: Annotated[
-        str, Opt("Folder of a model as transformers saves it, or a name that Hugging Face's cache has.", is_option=True)
-    ]
-    sub_words: Annotated[SubWords, Opt("What a token gets: the mean of its sub-words, or the first one.")] = "mean"
-    max_length: Annotated[int, Opt("Most tokens to keep, as that of [i]encode[/i].")] = 100
+    model: Annotated[str, Opt("Load a folder saved by transformers, or a model in Hugging Face's cache.", is_option=True)]
+    sub_words: Annotated[SubWords, Opt("Pool the sub-words of a token by [i]mean[/i], or take the [i]first[/i].")] = "mean"
+    max_length: Annotated[int, Opt("Keep at most this many tokens, as [i]encode[/i] does.")] = 100
     dtype: StoredType = "float32"
     device: Device = "auto"
     precision: Precision = "fp32"
-    batch_size: Annotated[int, Opt("Captions that a GPU takes at once.")] = 64
+    batch_size: Annotated[int, Opt("Set the batch size on a GPU.")] = 64
     overwrite: Overwrite = False
     verify: Verify = False
 
@@ -280,7 +276,7 @@ class ImageOptions:
     allow_private_addresses: Annotated[
         bool,
         Opt(
-            "A table's http addresses may lead to private and local networks, or through a proxy: nothing is checked.",
+            "Fetch http addresses from private networks and through proxies, too.",
             panel=_TABLES,
         ),
     ] = False
@@ -320,13 +316,13 @@ class FeaturesJob:
         UsageError: a value is out of range, or two options contradict each other.
     """
 
-    images: Annotated[str | Source, Opt("Folder, pattern, table with image_id and uri, tar, or Parquet file with image bytes.")]
+    images: Annotated[str | Source, Opt("Folder, pattern, table, tar, Parquet file or image.")]
     output: Output
     extractor: ExtractorRequest = ExtractorRequest("resnet50-pool")
     device: Device = "auto"
     batch_size: Annotated[
         int | None,
-        Opt("Images that the model takes at once; by default the extractor's own number, on a GPU what is fast."),
+        Opt("Set the batch size. Default: the extractor's, or the fastest on the GPU."),
     ] = None
     reading: ImageOptions = field(default_factory=ImageOptions)
     shards: Shards = AUTO
@@ -334,7 +330,8 @@ class FeaturesJob:
     task: Annotated[
         ArrayTask | None,
         Opt(
-            "I/N: make the shards of task I of N of an array job, numbered from 0; the last task completes the dataset.",
+            "Write the shards of task I of N, counted from 0; the last one commits the dataset.",
+            panel=SEVERAL_MACHINES,
             metavar="I/N",
         ),
     ] = None
@@ -436,9 +433,9 @@ class ViewJob:
 
     dataset: Annotated[str, Opt("Folder of regions or features.")]
     images: Annotated[str | Source, Opt("Location of the images, as for features.")]
-    image_id: Annotated[str, Opt("Image id of the picture.", name="image", is_option=True)]
-    output: Annotated[str, Opt("File for the drawing: .png, .jpg or .webp; local, gs:// or s3://.", is_option=True, short="-o")]
-    max_regions: Annotated[int, Opt("Draw at most this many regions, the best by score; 0: all.", least=0)] = 0
+    image_id: Annotated[str, Opt("Draw the image of this id.", name="image", is_option=True)]
+    output: Annotated[str, Opt("Write this .png, .jpg or .webp file; local, gs:// or s3://.", is_option=True, short="-o")]
+    max_regions: Annotated[int, Opt("Draw at most this many regions, by score; 0: all.", least=0)] = 0
     reading: ImageOptions = field(default_factory=ImageOptions)
     overwrite: Annotated[bool, Opt("Replace an existing file.")] = False
 
@@ -449,4 +446,4 @@ class DiffJob:
 
     a: Annotated[str, Opt("Folder of a dataset.")]
     b: Annotated[str, Opt("Folder of another dataset of the same kind.")]
-    tolerance: Annotated[float, Opt("Largest difference of two real numbers that counts as equal.", least=0)] = 0.0
+    tolerance: Annotated[float, Opt("Treat real numbers that differ by at most this as equal.", least=0)] = 0.0

@@ -44,6 +44,9 @@ class Opt:
     is_behind_dashes: bool = False
 
 
+SEVERAL_MACHINES = "Array jobs, and workers on other machines (--runner after --)"
+"""Panel of the options of array jobs and of remote runners."""
+
 Device: TypeAlias = Annotated[
     str, Opt("Compute on cpu, cuda, cuda:N, or auto (a GPU if available).", completion=("auto", "cpu", "cuda", "cuda:0"))
 ]

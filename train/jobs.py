@@ -22,37 +22,37 @@ _EXAMPLES = "Examples and map"
 FIGURES = ("retrieval", "map", "attention")
 """The figures that there are."""
 
-Precision: TypeAlias = Annotated[Literal["fp32", "tf32", "bf16"], Opt("fp32 or bf16; on a GPU also tf32.")]
+Precision: TypeAlias = Annotated[Literal["fp32", "tf32", "bf16"], Opt("Compute in fp32 or bf16; on a GPU also tf32.")]
 RunFolder: TypeAlias = Annotated[str, Opt("Folder of a run.")]
-Captions: TypeAlias = Annotated[str, Opt("Folder of encoded captions.", is_option=True)]
-Features: TypeAlias = Annotated[str, Opt("Folder of image features or regions.", is_option=True)]
-Vocabulary: TypeAlias = Annotated[str, Opt("Folder of the vocabulary of the captions.", is_option=True)]
+Captions: TypeAlias = Annotated[str, Opt("Read encoded captions from this folder.", is_option=True)]
+Features: TypeAlias = Annotated[str, Opt("Read image features or regions from this folder.", is_option=True)]
+Vocabulary: TypeAlias = Annotated[str, Opt("Read the vocabulary of the captions from this folder.", is_option=True)]
 WordVectors: TypeAlias = Annotated[
-    str, Opt("Folder of pretrained word vectors, for [i]model.word_vectors[/i] finetuned or frozen.")
+    str, Opt("Read word vectors from this folder, for [i]model.word_vectors[/i] finetuned or frozen.")
 ]
 TokenFeatures: TypeAlias = Annotated[
-    str, Opt("Folder of vectors of tokens, for a model that reads these: [i]model.word_vectors[/i] precomputed.")
+    str, Opt("Read token vectors from this folder, for [i]model.word_vectors[/i] precomputed.")
 ]
-MemoryMap: TypeAlias = Annotated[
-    str | None, Opt("Folder for a copy of the features, which is mapped into memory and which all runs share.")
-]
-AllowMissingFeatures: TypeAlias = Annotated[bool, Opt("Leave out captions whose images lack features, and say how many.")]
-Truecaser: TypeAlias = Annotated[str, Opt("Folder of the captions, if their recipe truecases.")]
-Tokenized: TypeAlias = Annotated[bool, Opt("The text is tokens separated by spaces.")]
+MemoryMap: TypeAlias = Annotated[str | None, Opt("Copy features to this folder and map them into memory, shared by all runs.")]
+AllowMissingFeatures: TypeAlias = Annotated[bool, Opt("Skip captions of images without features, and report how many.")]
+Truecaser: TypeAlias = Annotated[str, Opt("Load truecasers from this captions folder, if its recipe truecases.")]
+Tokenized: TypeAlias = Annotated[bool, Opt("Take the text as tokens separated by spaces.")]
 Splits: TypeAlias = Annotated[
-    tuple[str, ...], Opt("Splits, e.g. [i]val[/i]; the test images of 2016 if not given.", name="split")
+    tuple[str, ...], Opt("Use these splits, e.g. [i]val[/i]. Default: the test images of 2016.", name="split")
 ]
-Languages: TypeAlias = Annotated[tuple[str, ...], Opt("Only these; all that the run knows if not given.")]
+Languages: TypeAlias = Annotated[tuple[str, ...], Opt("Use only these languages. Default: all of the run.")]
 Settings: TypeAlias = Annotated[
     tuple[str, ...],
     Opt(
-        "A value of the configuration, e.g. [i]model.embed_dim=256[/i]; may be repeated.",
+        "Set a configuration value, e.g. [i]model.embed_dim=256[/i]; repeatable.",
         name="set",
         metavar="K=V",
         is_repeated=True,
     ),
 ]
-MaxSteps: TypeAlias = Annotated[int | None, Opt("Maximum of steps: short for [i]--set schedule.max_steps=N[/i].", least=1)]
+MaxSteps: TypeAlias = Annotated[
+    int | None, Opt("Stop after this many steps, as [i]--set schedule.max_steps=N[/i] does.", least=1)
+]
 
 
 def _presets() -> tuple[str, ...]:
@@ -96,17 +96,17 @@ class TrainJob:
     corpus: Corpus | None = None
     output: Annotated[str, Opt("Folder of the run.", is_argument=True)] = ""
     settings: Settings = ()
-    seed: Annotated[int, Opt("Seed for initial weights, order and sampling.")] = 0
+    seed: Annotated[int, Opt("Seed initial weights, order and sampling.")] = 0
     device: Device = "auto"
     precision: Precision = "fp32"
-    compile: Annotated[bool, Opt("Compile model and loss; needs a GPU; not for SCAN.")] = False
-    resume: Annotated[bool, Opt("Continue the run in OUTPUT, if there is one.")] = False
-    allow_changed_content: Annotated[bool, Opt("Resume although datasets, such as features, were updated since.")] = False
+    compile: Annotated[bool, Opt("Compile model and loss (needs a GPU; not for SCAN).")] = False
+    resume: Annotated[bool, Opt("Resume the run in OUTPUT, if any.")] = False
+    allow_changed_content: Annotated[bool, Opt("Resume even if datasets, such as features, were updated since.")] = False
     init_from: Annotated[
-        str, Opt("Start from the best weights of another run; its words and languages may differ.", metavar="RUN")
+        str, Opt("Initialize from the best weights of this run; words and languages may differ.", metavar="RUN")
     ] = ""
     max_steps: MaxSteps = None
-    save_every: Annotated[int, Opt("Steps between two checkpoints.")] = 500
+    save_every: Annotated[int, Opt("Write a checkpoint every this many steps.")] = 500
     tensorboard: Annotated[bool, Opt("Write events for TensorBoard into OUTPUT.", panel=_REPORTS)] = False
     curves: Annotated[bool, Opt("Draw OUTPUT/curves.png.", panel=_REPORTS)] = True
     memory_map: MemoryMap = None
@@ -162,12 +162,12 @@ class EvaluateJob:
     features: Features
     splits: Splits = ()
     languages: Languages = ()
-    portion: Annotated[str, Opt("[i]comparable[/i] or [i]translation[/i]; each by itself if not given.")] = ""
+    portion: Annotated[str, Opt("Use only [i]comparable[/i] or [i]translation[/i]. Default: each by itself.")] = ""
     device: Device = "auto"
     memory_map: MemoryMap = None
     allow_missing_features: AllowMissingFeatures = False
-    folds: Annotated[int, Opt("Means over so many folds of the images; 5 for COCO's 1K.")] = 1
-    cross_lingual: Annotated[bool, Opt("Also rank captions among those of the same images in each other language.")] = False
+    folds: Annotated[int, Opt("Average over this many folds of the images (5 for COCO 1K).")] = 1
+    cross_lingual: Annotated[bool, Opt("Rank captions among those in each other language, too.")] = False
     token_features: TokenFeatures = ""
 
     def __post_init__(self) -> None:
@@ -194,14 +194,16 @@ class EmbedJob:
     """Job of ``imagepivot embed``."""
 
     run: RunFolder
-    output: Annotated[str, Opt("Folder; the datasets are written to its folders images and captions.")]
-    features: Annotated[str, Opt("Folder of image features or regions; no images if not given.")] = ""
-    captions: Annotated[str, Opt("Folder of encoded captions; no captions if not given.")] = ""
+    output: Annotated[str, Opt("Folder for the datasets OUTPUT/images and OUTPUT/captions.")]
+    features: Annotated[str, Opt("Embed the images of these features or regions. Default: none.")] = ""
+    captions: Annotated[str, Opt("Embed these encoded captions. Default: none.")] = ""
     device: Device = "auto"
     overwrite: Overwrite = False
-    splits: Annotated[tuple[str, ...], Opt("Only captions of these splits, e.g. [i]val,test[/i], and only their images.")] = ()
+    splits: Annotated[
+        tuple[str, ...], Opt("Embed only captions of these splits, and their images, e.g. [i]val,test[/i]. Default: all.")
+    ] = ()
     languages: Languages = ()
-    allow_missing_features: Annotated[bool, Opt("Embed what has features of --splits, and say what has none.")] = False
+    allow_missing_features: Annotated[bool, Opt("Skip images of --splits without features, and report how many.")] = False
     token_features: TokenFeatures = ""
     verify: Verify = False
 
@@ -222,11 +224,11 @@ class SearchJob:
     """Job of ``imagepivot search``."""
 
     run: RunFolder
-    query: Annotated[str, Opt("What to look for.")]
-    language: Annotated[str, Opt("Language of the text; not needed if the run knows only one.")] = ""
-    features: Annotated[str, Opt("Folder of the features of the images.")] = ""
-    embeddings: Annotated[str, Opt("Instead: folder that imagepivot embed wrote.")] = ""
-    top: Annotated[int, Opt("Number of images to list.")] = 10
+    query: Annotated[str, Opt("Sentence to search for.")]
+    language: Annotated[str, Opt("Set the language of QUERY. Default: that of a run with a single one.")] = ""
+    features: Annotated[str, Opt("Search the images of these features.")] = ""
+    embeddings: Annotated[str, Opt("Search the embeddings that imagepivot embed wrote, instead of --features.")] = ""
+    top: Annotated[int, Opt("List this many images.")] = 10
     truecaser: Truecaser = ""
     device: Device = "auto"
     tokenized: Tokenized = False
@@ -249,13 +251,13 @@ class StsJob:
     vectors: Annotated[
         tuple[str, ...],
         Opt(
-            "Word vectors ([i].vec[/i], [i].txt[/i], also [i].gz[/i]), which are averaged, or sentences with vectors "
-            "([i].npz[/i]); may be repeated.",
+            "Measure averaged word vectors ([i].vec[/i], [i].txt[/i], also [i].gz[/i]) or sentence vectors ([i].npz[/i]), too; "
+            "repeatable.",
             metavar="FILE",
             is_repeated=True,
         ),
     ] = ()
-    language: Annotated[str, Opt("Language of the sentences; en if not given and the run knows it.")] = ""
+    language: Annotated[str, Opt("Set the language of the sentences. Default: en, if the run has it.")] = ""
     tokenized: Tokenized = False
     truecaser: Truecaser = ""
     device: Device = "auto"
@@ -269,24 +271,24 @@ class FiguresJob:
     output: Annotated[str, Opt("Folder for the figures.")]
     captions: Captions
     features: Features
-    images: Annotated[str, Opt("Location of the images, as for features; ids stand for them if not given.")] = ""
+    images: Annotated[str, Opt("Draw images from this location, as for features. Default: draw image ids.")] = ""
     only: Annotated[
         tuple[str, ...],
         Opt(
-            "Some of [i]retrieval[/i], [i]map[/i] and [i]attention[/i]; all that the model has if not given.",
+            "Draw only [i]retrieval[/i], [i]map[/i] or [i]attention[/i]. Default: all that the model has.",
             completion=FIGURES,
         ),
     ] = ()
-    split: Annotated[str, Opt("Split of captions and images; the test images of 2016 if not given.")] = ""
+    split: Annotated[str, Opt("Use this split. Default: the test images of 2016.")] = ""
     languages: Languages = ()
-    portion: Annotated[str, Opt("[i]comparable[/i] or [i]translation[/i]; the first that all have if not given.")] = ""
-    examples: Annotated[int, Opt("Number of images to draw as examples.", panel=_EXAMPLES)] = 4
+    portion: Annotated[str, Opt("Use only [i]comparable[/i] or [i]translation[/i]. Default: the first that all have.")] = ""
+    examples: Annotated[int, Opt("Draw this many images as examples.", panel=_EXAMPLES)] = 4
     caption_ids: Annotated[
-        tuple[str, ...], Opt("Instead: these captions, each as [i]image/language/portion/index[/i].", panel=_EXAMPLES)
+        tuple[str, ...], Opt("Draw these captions instead, as [i]image/language/portion/index[/i].", panel=_EXAMPLES)
     ] = ()
-    top: Annotated[int, Opt("Number of images to show for each caption.", panel=_EXAMPLES)] = 5
-    points: Annotated[int, Opt("Number of images in the map.", panel=_EXAMPLES)] = 100
-    seed: Annotated[int, Opt("Seed of the draws and of the map.", panel=_EXAMPLES)] = 0
+    top: Annotated[int, Opt("Show this many images per caption.", panel=_EXAMPLES)] = 5
+    points: Annotated[int, Opt("Draw this many images in the map.", panel=_EXAMPLES)] = 100
+    seed: Annotated[int, Opt("Seed the choice of examples, and the map.", panel=_EXAMPLES)] = 0
     device: Device = "auto"
     memory_map: MemoryMap = None
     allow_missing_features: AllowMissingFeatures = False
@@ -309,13 +311,13 @@ class FiguresJob:
 class ReproduceJob:
     """Job of ``imagepivot reproduce``. The folder of its output is kept as an absolute path."""
 
-    paper: Annotated[Literal["gella2017", "kadar2018", "huang2019"], Opt("The paper.")]
+    paper: Annotated[Literal["gella2017", "kadar2018", "huang2019"], Opt("Paper to reproduce.")]
     output: Annotated[str, Opt("Folder for runs, results and report.")]
     captions: Captions
     features: Annotated[
         tuple[str, ...],
         Opt(
-            "Folder of image features or regions; may be repeated, and each row takes the first that fits it.",
+            "Read features or regions from this folder; repeatable, each row uses the first that fits.",
             is_option=True,
             is_repeated=True,
         ),
@@ -323,16 +325,16 @@ class ReproduceJob:
     vocabulary: Vocabulary
     word_vectors: WordVectors = ""
     token_features: TokenFeatures = ""
-    seeds: Annotated[int, Opt("Number of runs per row.")] = 10
+    seeds: Annotated[int, Opt("Train this many runs per row.")] = 10
     rows: Annotated[
-        tuple[str, ...], Opt("Only presets that match this, e.g. [i]'bilingual*'[/i]; may be repeated.", is_repeated=True)
+        tuple[str, ...],
+        Opt("Train only presets that match this pattern, e.g. [i]'bilingual*'[/i]; repeatable.", is_repeated=True),
     ] = ()
-    table: Annotated[int | None, Opt("Only the rows of this table.", least=1)] = None
+    table: Annotated[int | None, Opt("Train only the rows of this table.", least=1)] = None
     sts: Annotated[
         tuple[str, ...],
         Opt(
-            "Sentence pairs, as for sts, to measure textual similarity on: table 4 of gella2017, 2 of huang2019; may be "
-            "repeated.",
+            "Measure textual similarity on these sentence pairs, as sts does (table 4 of gella2017, 2 of huang2019); repeatable.",
             metavar="DATA",
             is_repeated=True,
         ),
@@ -340,7 +342,7 @@ class ReproduceJob:
     truecaser: Truecaser = ""
     settings: Settings = ()
     max_steps: MaxSteps = None
-    workers: Annotated[int, Opt("Number of runs at a time, GPUs in turn; 0: one per GPU, or one per core without a GPU.")] = 0
+    workers: Annotated[int, Opt("Train this many runs in parallel; 0: one per GPU, or else one per core.")] = 0
     device: Device = "auto"
     precision: Precision = "fp32"
     memory_map: MemoryMap = None

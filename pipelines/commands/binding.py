@@ -1,9 +1,7 @@
-"""Commands whose options are fields of jobs, or parameters of their own, declared by `schemas.options.Opt`.
+"""Commands whose options are fields of jobs, or their own parameters, declared by `schemas.options.Opt`.
 
-A command line and the environment give text, a file of options and a plan give values of TOML; `Option` converts both, with one
-message. The command line comes before the environment, the environment before the file, the file before the defaults. A file has
-the keys of one command, or one section per command. It is read strictly: whatever is not understood is an error that names the
-file and the key.
+A value comes from the first of: command line (text), environment (text), file of ``--config`` (TOML), default. `Option` converts
+text and TOML, with the same messages. A file has the keys of one command, or a section per command; unknown keys are errors.
 """
 
 from __future__ import annotations
@@ -22,19 +20,24 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 import typer
 from typer.core import TyperCommand
 
-from pipelines.commands.signals import spare_pandas
+from pipelines.commands.signals import skip_pandas
 from schemas.console import events
 from schemas.conversion import alternatives_of, convert, convert_text, default_of, did_you_mean, hints_of, parse_toml
 from schemas.errors import UsageError
 from schemas.options import Opt
 
 _METAVARS = {str: "TEXT", int: "INT", float: "NUM", bool: ""}
-_MOST = 8  # Longest list of choices in the column of types.
+_MAX_CHOICES = 8  # Characters of a list of choices that is shown in the column of types.
+
+BEAM_FLAGS = "beam_flags"
+"""Key of the flags for Beam, which a command line has after ``--``."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Option:
-    """An option or argument of a command; its default is ``MISSING`` where the command needs it."""
+    """An option or argument of a command; its default is ``MISSING`` if the command requires a value."""
 
     key: str
     hint: Any
@@ -43,12 +46,12 @@ class Option:
 
     @cached_property
     def types(self) -> list[Any]:
-        """The types that the value may have."""
+        """Types of the value, without None."""
         return [hint for hint in alternatives_of(self.hint) if hint is not NoneType]
 
     @property
     def is_argument(self) -> bool:
-        """Whether the value stands alone on a command line."""
+        """Whether a command line has the value without a name."""
         return self.opt.is_argument or (self.default is MISSING and not self.opt.is_option)
 
     @property
@@ -58,7 +61,7 @@ class Option:
 
     @property
     def takes_several(self) -> bool:
-        """Whether a command line gives the values one by one, not separated by commas."""
+        """Whether a command line has the values one by one, not separated by commas."""
         return self.opt.is_repeated or (self.is_list and self.is_argument)
 
     @property
@@ -68,7 +71,7 @@ class Option:
 
     @property
     def is_flag(self) -> bool:
-        """Whether the option has no value on a command line."""
+        """Whether a command line has the option without a value."""
         return self.types == [bool]
 
     @property
@@ -82,20 +85,19 @@ class Option:
         return self.key.upper() if self.is_argument else f"--{self.name}"
 
     def value(self, raw: Any) -> Any:
-        """Return the value that a command line or the environment gives as text; one of a file is converted already.
+        """Convert text of a command line or the environment; a value of a file is converted already.
 
         Raises:
-            UsageError: the text is not of the type, a number is too small, or a value that the command needs is missing.
+            UsageError: the text is not of the type, a number is too small, or a required value is missing.
         """
         if raw is MISSING or (raw is None and self.opt.is_required):
             raise UsageError(f"{self.label} is missing: {self.help}")
         if self.takes_several:
             return tuple(raw or ())
-        value = convert_text(raw, self.hint, self.label) if isinstance(raw, str) else raw
-        return self._check(value)
+        return self._check(convert_text(raw, self.hint, self.label) if isinstance(raw, str) else raw)
 
     def file_value(self, raw: Any) -> Any:
-        """Return the value that a table of TOML gives.
+        """Convert a value of TOML.
 
         Raises:
             UsageError: it has another type, or a number is too small.
@@ -120,57 +122,41 @@ class Option:
         return self._check(value)
 
     def text(self, value: Any) -> str:
-        """Return a value as a command line takes it."""
+        """Return the text of a value on a command line."""
         if isinstance(value, Mapping):
             return ",".join(f"{key}={item}" for key, item in value.items())
         return ",".join(value) if isinstance(value, tuple) else str(value)
 
     def words(self, value: Any) -> list[str]:
-        """Return the words of a command line that give a value."""
+        """Return the words of a command line for a value; none for flags of Beam, which `Command.words` appends."""
         if self.opt.is_behind_dashes:
-            return []  # `Command.words` puts them behind the dashes.
+            return []
         if self.is_flag:
             return [f"--{self.name}"] if value else [f"--no-{self.name}"] * (self.default is True)
         texts = list(value) if isinstance(value, tuple) and self.takes_several else [self.text(value)]
         return texts if self.is_argument else [f"--{self.name}={text}" for text in texts]
 
     def parameter(self) -> inspect.Parameter:
-        """Return the parameter that typer reads."""
-        hint: Any = list[str] if self.takes_several else bool if self.is_flag else str
-        if self.is_argument:
-            declared: Any = typer.Argument(
-                help=self.help,
-                metavar=self.key.upper() + "..." * self.takes_several,
-                parser=_as_given,
-                autocompletion=self._completion,
-                show_default=bool(self.default is not MISSING and self.default),
-            )
-        else:
-            negative = f"/--no-{self.name}" if self.default is True else ""
-            declared = typer.Option(
-                f"--{self.name}{negative}",
-                *filter(None, [self.opt.short]),
-                help=self.help,
-                metavar=self.metavar,
-                parser=_as_given,
-                autocompletion=self._completion,
-                rich_help_panel=self.opt.panel or None,
-                show_default=self.default not in (MISSING, ()),
-            )
+        """Return the parameter for typer, which leaves values as text: `value` converts them."""
         if self.default is MISSING or self.opt.is_required:
             default: Any = inspect.Parameter.empty
         elif self.default is None or self.takes_several:
             default = None
         else:
             default = self.default if self.is_flag else self.text(self.default)
-        hint = hint | None if default is None else hint
-        return inspect.Parameter(
-            self.key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, declared]
-        )
-
-    @property
-    def _is_parsed(self) -> bool:
-        return hasattr(self.types[0], "parse")
+        shown = "on" if default is True else default
+        help_ = f"{self.help} Default: {shown}." if isinstance(shown, str) and shown else self.help
+        shared: dict[str, Any] = {"parser": lambda value: value, "autocompletion": self._completion, "show_default": False}
+        if self.is_argument:
+            metavar = self.key.upper() + "..." * self.takes_several
+            declared: Any = typer.Argument(help=help_, metavar=metavar, **shared)
+        else:
+            negative = f"/--no-{self.name}" if self.default is True else ""
+            names = filter(None, (f"--{self.name}{negative}", self.opt.short))
+            declared = typer.Option(*names, help=help_, metavar=self.metavar, rich_help_panel=self.opt.panel or None, **shared)
+        hint: Any = list[str] if self.takes_several else bool if self.is_flag else str
+        annotation = Annotated[hint | None if default is None else hint, declared]
+        return inspect.Parameter(self.key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
     @property
     def metavar(self) -> str:
@@ -179,18 +165,22 @@ class Option:
             return self.opt.metavar
         if self._choices:
             choices = "|".join(self._choices)
-            return choices if len(choices) <= _MOST else "NAME"
+            return choices if len(choices) <= _MAX_CHOICES else "NAME"
         if self.is_list and not self.opt.is_repeated:
             return "A,B"
         return "K=V" if self.is_table else _METAVARS.get(self.types[0], "TEXT")
 
     @property
     def help(self) -> str:
-        """Its sentence of help, with the choices that the sentence does not name."""
+        """Help text, with the choices that it does not name."""
         text = self.opt.help
         if self.metavar == "NAME" and not all(choice in text for choice in self._choices):
             text = f"{text.removesuffix('.')}: {', '.join(self._choices)}."
         return text
+
+    @property
+    def _is_parsed(self) -> bool:
+        return hasattr(self.types[0], "parse")
 
     @property
     def _choices(self) -> tuple[str, ...]:
@@ -211,127 +201,102 @@ class Option:
         return value
 
 
-T = TypeVar("T")
-
-
 def options_of(job: Any, default: Any = MISSING, *, is_optional: bool = False) -> Iterator[Option]:
-    """Yield the options of a dataclass; those of the dataclasses in its fields are among them.
+    """Yield the options of a dataclass and of the dataclasses in its fields.
 
     Args:
-        job: a dataclass whose fields are annotated with `Opt`, or are dataclasses; fields that are neither are no options.
-        default: an instance whose values are the defaults, or ``MISSING`` for those of the fields.
-        is_optional: whether the dataclass is built only if one of its options is given: their default is None then.
+        job: a dataclass; fields without an `Opt` that are no dataclasses are skipped.
+        default: an instance with the default values; ``MISSING`` for the defaults of the fields.
+        is_optional: whether the dataclass is built only if one of its options is set. These then have no defaults.
     """
-    for field, hint, inner, opt in _fields(job):
-        value = getattr(default, field.name) if is_dataclass(default) else default_of(field)
-        if inner is not None:
-            none = NoneType in get_args(hint)
-            yield from options_of(inner, MISSING if value is None else value, is_optional=is_optional or none)
+    for name, hint, opt, value in _fields(job, default):
+        if (inner := _dataclass_in(hint)) is not None:
+            inner_is_optional = is_optional or NoneType in get_args(hint)
+            yield from options_of(inner, MISSING if value is None else value, is_optional=inner_is_optional)
+        elif opt is not None and is_optional:
+            yield _option(name, hint, opt, False if _text_type(hint) is bool else None)
         elif opt is not None:
-            if is_optional:
-                value = False if _plain(hint) is bool else None
-            yield option_of(field.name, hint, opt, value)
+            yield _option(name, hint, opt, value)
 
 
-def job_from(job: type[T], values: Mapping[str, Any], default: Any = MISSING) -> T:
-    """Return the job that the values of options ask for.
+def job_from(job: type[T], values: Mapping[str, Any], default: Any = MISSING, *, is_optional: bool = False) -> T | None:
+    """Build a dataclass from the values of options, by their keys; None if it is optional and none of its options is set.
 
     Args:
         job: a dataclass, see `options_of`.
-        values: the values by the keys of the options; others are ignored.
-        default: an instance, whose values other fields have.
+        values: values by keys; other keys are ignored.
+        default: an instance with the values of fields that are no options.
+        is_optional: see `options_of`.
 
     Raises:
-        UsageError: a value is out of range, or two options contradict each other.
+        UsageError: a value is out of range, or options contradict each other.
     """
-    arguments = {}
-    for field, hint, inner, opt in _fields(job):
-        value = getattr(default, field.name) if is_dataclass(default) else default_of(field)
-        if inner is not None:
-            is_optional = NoneType in get_args(hint)
-            arguments[field.name] = inner_job(inner, values) if is_optional else job_from(inner, values, value)
-        elif opt is not None:
-            arguments[field.name] = values[_key(field.name, opt)]
-        elif is_dataclass(default):
-            arguments[field.name] = value
-    return job(**arguments)
-
-
-def inner_job(job: type[T], values: Mapping[str, Any]) -> T | None:
-    """Return a dataclass that may be None: it is, if none of its options is given."""
-    declared = options_of(job, is_optional=True)
-    given = {option.key: option for option in declared if values[option.key] is not None and values[option.key] is not False}
-    if not given:
+    labels = (
+        [option.label for option in options_of(job, is_optional=True) if _is_set(values[option.key])] if is_optional else []
+    )
+    if is_optional and not labels:
         return None
     arguments = {}
-    for field, hint, _, opt in _fields(job):
-        assert opt is not None
-        key = _key(field.name, opt)
-        if key in given:
-            arguments[field.name] = values[key]
-        elif default_of(field) is MISSING:
-            first, needed = next(iter(given.values())).label, f"--{option_of(field.name, hint, opt, None).name}"
-            raise UsageError(f"{first} needs {needed}: give {needed}, too")
+    for name, hint, opt, value in _fields(job, default):
+        if (inner := _dataclass_in(hint)) is not None:
+            arguments[name] = job_from(inner, values, value, is_optional=NoneType in get_args(hint))
+        elif opt is None:
+            arguments |= {name: value} if is_dataclass(default) else {}
+        elif not is_optional or _is_set(values[_key(name, opt)]):
+            arguments[name] = values[_key(name, opt)]
+        elif value is MISSING:
+            needed = _option(name, hint, opt, None).label
+            raise UsageError(f"{labels[0]} needs {needed}: give {needed}, too")
     return job(**arguments)
 
 
-def _fields(job: Any) -> Iterator[tuple[Any, Any, Any, Opt | None]]:
-    """Yield each field with its type, the dataclass that is its type if it has no declaration, and its declaration."""
+def _is_set(value: Any) -> bool:
+    return value is not None and value is not False
+
+
+def _fields(job: Any, default: Any) -> Iterator[tuple[str, Any, Opt | None, Any]]:
+    """Yield name, annotation, declaration and default value of each field."""
     for field in fields(job):
         hint = hints_of(job)[field.name]
-        yield field, hint, dataclass_in(hint), opt_of(hint)
+        yield field.name, hint, _opt_in(hint), getattr(default, field.name) if is_dataclass(default) else default_of(field)
 
 
-def dataclass_in(hint: Any) -> Any:
+def _dataclass_in(hint: Any) -> Any:
     """Return the dataclass that an annotation names; None for ``Annotated``."""
     if get_origin(hint) is Annotated:
         return None
     return next((kind for kind in alternatives_of(hint) if is_dataclass(kind)), None)
 
 
-def option_of(name: str, hint: Any, opt: Opt, default: Any) -> Option:
-    """Return the option of a field or parameter."""
-    return Option(_key(name, opt), _plain(hint), opt, default)
+def _opt_in(hint: Any) -> Opt | None:
+    return next((mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Opt)), None)
+
+
+def _option(name: str, hint: Any, opt: Opt, default: Any) -> Option:
+    return Option(_key(name, opt), _text_type(hint), opt, default)
 
 
 def _key(name: str, opt: Opt) -> str:
     return (opt.name or name).replace("-", "_")
 
 
-def opt_of(hint: Any) -> Opt | None:
-    """Return the declaration in an annotation."""
-    if get_origin(hint) is not Annotated:
-        return None
-    return next((mark for mark in hint.__metadata__ if isinstance(mark, Opt)), None)
-
-
-def _plain(hint: Any) -> Any:
-    """Return the type that a user gives, which is text where a caller from Python may also give an object."""
+def _text_type(hint: Any) -> Any:
+    """Return the type without ``Annotated``; ``str`` if callers from Python may give an object of a protocol instead of text."""
     if any(getattr(kind, "_is_protocol", False) for kind in alternatives_of(hint)):
         return str
     return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
-def _as_given(value: Any) -> Any:
-    """Leave the conversion of a value to `Option`, which gives the same message for all places."""
-    return value
-
-
-BEAM_FLAGS = "beam_flags"
-"""Key of the flags for Beam, which a command line has behind ``--``."""
-
-
 class Command(TyperCommand):
-    """A function as a command; its options may also stand in the environment, as ``IMAGEPIVOT_COMMAND_OPTION``, and in a file.
+    """A function as a command; its options may also be set in the environment (``IMAGEPIVOT_COMMAND_OPTION``) and in a file.
 
-    The program starts with all commands and runs one, so that only that one makes its options.
+    The program creates all commands but runs one; the options are therefore created when they are first used.
 
-    No option takes an empty value. This mostly comes from a shell variable that is not set, and would otherwise stand for the
-    current folder, or for everything.
+    Empty values are refused. They mostly come from an unset shell variable, and could mean the current folder.
 
     Args:
-        function: takes dataclasses and parameters that are annotated with `Opt`, and at will typer's ``context``. The default of a
-            dataclass gives those of its fields.
+        function: takes dataclasses, parameters annotated with `Opt`, and optionally typer's ``context``. The default of a
+            dataclass holds the defaults of its fields.
         example: words of the command, for the end of its help.
     """
 
@@ -340,25 +305,25 @@ class Command(TyperCommand):
         help_ = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)  # The terminal wraps lines.
         epilog = f"Example: imagepivot {example}"
         super().__init__(name, callback=function, help=help_, epilog=epilog, rich_markup_mode="rich")
-        del self.params  # See below.
+        del self.params  # The cached property below takes its place.
 
     @cached_property
     def _declared(self) -> tuple[dict[str, Option], dict[str, Callable[[Mapping[str, Any]], Any]]]:
-        """The options by key, and by parameter of the function what makes its argument of their values."""
+        """Options by key, and for each parameter of the function a function from values to its argument."""
         function: Any = self.callback
         hints = get_type_hints(function, include_extras=True)
-        declared: list[Option] = []
+        options: list[Option] = []
         builders: dict[str, Callable[[Mapping[str, Any]], Any]] = {}
         for name, parameter in inspect.signature(function).parameters.items():
             default = MISSING if parameter.default is inspect.Parameter.empty else parameter.default
-            if (job := dataclass_in(hints[name])) is not None:
+            if (job := _dataclass_in(hints[name])) is not None:
                 is_optional = NoneType in get_args(hints[name])
-                builders[name] = partial(inner_job, job) if is_optional else partial(job_from, job, default=default)
-                declared += options_of(job, MISSING if is_optional else default, is_optional=is_optional)
-            elif (opt := opt_of(hints[name])) is not None:
-                declared.append(option_of(name, hints[name], opt, default))
-                builders[name] = itemgetter(declared[-1].key)
-        return {option.key: option for option in declared}, builders
+                builders[name] = partial(job_from, job, default=default, is_optional=is_optional)
+                options += options_of(job, default, is_optional=is_optional)
+            elif (opt := _opt_in(hints[name])) is not None:
+                options.append(_option(name, hints[name], opt, default))
+                builders[name] = itemgetter(options[-1].key)
+        return {option.key: option for option in options}, builders
 
     @property
     def options(self) -> dict[str, Option]:
@@ -367,7 +332,7 @@ class Command(TyperCommand):
 
     @cached_property
     def params(self) -> list[Any]:  # type: ignore[override]
-        """The parameters that the parser reads."""
+        """The parameters of the parser."""
 
         def declared() -> None: ...
 
@@ -376,35 +341,35 @@ class Command(TyperCommand):
             parameters.append(inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default="", annotation=_Config))
         declared.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         declared.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        made = typer.Typer(add_completion=False)
-        made.command()(declared)
-        params = typer.main.get_command(made).params
+        app = typer.Typer(add_completion=False)
+        app.command()(declared)
+        params = typer.main.get_command(app).params
         for parameter in params:
-            # Named one by one: a common prefix would leave arguments out, and IMAGEPIVOT_VERSION would be --version.
+            # Not by a common prefix, which would leave arguments out and take IMAGEPIVOT_VERSION for --version.
             parameter.envvar = f"IMAGEPIVOT_{self.name}_{parameter.name}".upper().replace("-", "_")
             parameter.show_envvar = False  # type: ignore[attr-defined]
         return params
 
     @property
     def allow_extra_args(self) -> bool:  # type: ignore[override]
-        """Whether words may follow ``--``: the flags for Beam."""
+        """Whether flags for Beam may follow ``--``."""
         return BEAM_FLAGS in self.options
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the words of the command, and leave those behind ``--`` to Beam.
+        """Parse the words of the command; those after ``--`` are flags for Beam.
 
         Raises:
-            UsageError: a value that was given is empty.
+            UsageError: a value is empty.
         """
         end = args.index("--") if ctx.allow_extra_args and "--" in args else len(args)
         super().parse_args(ctx, args[:end])
         if not ctx.resilient_parsing:
             output = ctx.params.get("output")
             events.record(command=self.name, output=None if output is None else str(output))
-            for parameter in self.params:
-                source = ctx.get_parameter_source(parameter.name)
+            for key, value in ctx.params.items():
+                source = ctx.get_parameter_source(key)
                 if source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP"):  # A file may hold an empty list.
-                    _refuse_empty(parameter, ctx.params.get(parameter.name))
+                    _refuse_empty(self.options[key].label if key in self.options else "--config", value)
         ctx.args = [*ctx.args, *args[end + 1 :]]
         return ctx.args
 
@@ -412,26 +377,26 @@ class Command(TyperCommand):
         """Run the function.
 
         Raises:
-            UsageError: a value is not understood; it says where it stands if that is not the command line.
+            UsageError: a value is invalid; the message names the variable or file that it comes from.
         """
         if ctx.params.get("log_json"):
-            events.start()  # Where the environment or a file asks for events: words are looked at before they are parsed.
+            events.start()  # Set by the environment or a file; `app.main` handles the flag before words are parsed.
         function: Any = self.callback
-        given = {"context": ctx} if "context" in inspect.signature(function).parameters else {}
+        context = {"context": ctx} if "context" in inspect.signature(function).parameters else {}
         try:
-            given |= self.arguments(ctx.params, flags_of(ctx))
-            spare_pandas()
-            return function(**given)
+            arguments = self.arguments(ctx.params, flags_of(ctx))
+            skip_pandas()
+            return function(**context, **arguments)
         except UsageError as error:
             if origins := _origins(ctx, self.options, str(error)):
                 raise UsageError(f"{error}{origins}") from None
             raise
 
     def arguments(self, values: Mapping[str, Any], flags: tuple[str, ...]) -> dict[str, Any]:
-        """Return what the function takes, from the values of options and the flags for Beam.
+        """Return the arguments of the function for values of options and flags for Beam.
 
         Raises:
-            UsageError: a value is not understood, or two contradict each other.
+            UsageError: a value is invalid, or options contradict each other.
         """
         options, builders = self._declared
         converted = {
@@ -441,7 +406,7 @@ class Command(TyperCommand):
         return {name: build(converted) for name, build in builders.items()}
 
     def convert(self, table: Mapping[str, Any], place: str) -> dict[str, Any]:
-        """Check a table of TOML, and return its values by the keys of their options; messages name its place.
+        """Convert a table of TOML to values by option key; messages name its place.
 
         Raises:
             UsageError: a name is unknown or given twice, or a value has another type.
@@ -463,45 +428,42 @@ class Command(TyperCommand):
         return values
 
     def words(self, values: Mapping[str, Any]) -> list[str]:
-        """Return the words of a command line that give values: options, then arguments in their order, then flags for Beam.
+        """Return the words of a command line for values: options, arguments in order, flags for Beam.
 
         Raises:
             UsageError: the command would refuse the values.
         """
         flags = tuple(values.get(BEAM_FLAGS) or ())
         self.arguments(values, flags)
-        given = [option for key, option in self.options.items() if values.get(key) is not None]
-        words = [
-            word for option in sorted(given, key=lambda option: option.is_argument) for word in option.words(values[option.key])
-        ]
+        present = [option for key, option in self.options.items() if values.get(key) is not None]
+        present.sort(key=lambda option: option.is_argument)
+        words = [word for option in present for word in option.words(values[option.key])]
         return [str(self.name), *words, *(("--", *flags) if flags else ())]
 
 
 def command(example: str) -> Callable[[Callable[..., Any]], Command]:
-    """Return a decorator that makes a function a command; see `Command`."""
+    """Return a decorator that turns a function into a `Command`."""
     return partial(Command, example=example)
 
 
-def _refuse_empty(parameter: Any, value: object) -> None:
+def _refuse_empty(label: str, value: object) -> None:
     for item in value if isinstance(value, (list, tuple)) else (value,):
         if isinstance(item, str) and not item.strip(" \t\n,"):
-            is_option = parameter.param_type_name == "option"
-            name = parameter.opts[0] if is_option else parameter.metavar or parameter.name.upper()
-            advice = ", or leave the option out for its default" if is_option else ""
-            raise UsageError(f"{name} is {item!r}, expected a value: check the shell variable that it comes from{advice}")
+            advice = ", or leave the option out for its default" if label.startswith("-") else ""
+            raise UsageError(f"{label} is {item!r}, expected a value: check the shell variable that it comes from{advice}")
 
 
 def flags_of(context: typer.Context) -> tuple[str, ...]:
-    """Return the flags for Beam: those behind ``--`` or, without any, those of the file."""
+    """Return the flags for Beam: those after ``--``, or else those of the file."""
     flags = context.args or (context.default_map or {}).get(BEAM_FLAGS, ())
     stray = [flag for flag in flags if not flag.startswith("--")]
     if stray:
-        raise UsageError(f"unexpected argument {stray[0]!r}: flags for Beam stand behind -- and begin with --")
+        raise UsageError(f"unexpected argument {stray[0]!r}: flags for Beam follow -- and begin with --")
     return tuple(flags)
 
 
 def _origins(context: typer.Context, options: Mapping[str, Option], message: str) -> str:
-    """Return the end of a message about options whose values the command line does not show."""
+    """Return the sources of options that a message is about, if the command line does not show their values."""
     places: dict[str, None] = {}
     for key, option in options.items():
         value = context.params.get(key)
@@ -519,7 +481,7 @@ def _origins(context: typer.Context, options: Mapping[str, Option], message: str
 
 
 def _load(context: typer.Context, location: str) -> str:
-    """Make the values of a file the defaults of a command."""
+    """Set the defaults of a command to the values of a file."""
     if location:
         context.default_map = _values(location, context)
     return location
@@ -533,17 +495,17 @@ _Config = Annotated[
         is_eager=True,
         callback=_load,
         show_default=False,
-        help="TOML file with values for what is not given here.",
+        help="Read other options from a TOML file.",
     ),
 ]
-"""The option that names a file; it is read before the other options get their values."""
+"""The option for a file; eager, because the file has the defaults of the other options."""
 
 
 def _values(location: str, context: typer.Context) -> dict[str, Any]:
-    """Read and check a file; return the values of a command by the names of its parameters.
+    """Read a file, and return the values of a command by option key.
 
     Raises:
-        UsageError: the file cannot be read, or something in it is not understood.
+        UsageError: the file cannot be read, or a key or value is invalid.
     """
     command: Any = context.command
     commands = getattr(context.parent and context.parent.command, "commands", {command.name: command})
@@ -582,9 +544,8 @@ def _read(location: str) -> dict[str, Any]:
             else:
                 data = Path(os.path.expanduser(location)).read_bytes()  # noqa: PTH111 -- any name after ~
     except FileNotFoundError:
-        raise UsageError(f"there is no file {location!r}, which --config names: check the path") from None
+        raise UsageError(f"--config is {location!r}, which does not exist: check the path") from None
     try:
-        # Editors of other systems begin a file with a byte order mark and end its lines with CR LF.
         return parse_toml(data.decode("utf-8-sig").replace("\r\n", "\n"))
     except UnicodeDecodeError as error:
         raise UsageError(f"{location!r} is not TOML: {error}") from error

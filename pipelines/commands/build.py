@@ -1,4 +1,4 @@
-"""The command ``build``: runs the commands of a plan, each in a process of its own."""
+"""Command ``build``: runs the commands of a plan, each in its own process."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def build_plan(
     overwrite: Sequence[str] = (),
     dry_run: bool = False,
 ) -> None:
-    """Build a plan; the arguments are those of the command, and its context.
+    """Build a plan; arguments are those of the command, and its context.
 
     Raises:
-        UsageError: the plan is missing or invalid.
-        Exit: the command of a step failed; the exit code is that of the step.
+        UsageError: the plan is invalid.
+        Exit: a step failed; with its exit code.
     """
     from pipelines.plans.plan import StepError, build, command_lines, read_plan
     from schemas.process.steps import run_command
 
-    known: Mapping[str, Command] = context.find_root().command.commands  # type: ignore[attr-defined]
-    described = read_plan(plan, known, output=output, settings=settings)
-    steps = described.choose(targets)
-    described.choose(overwrite)  # Names that are unknown are errors.
+    known_commands: Mapping[str, Command] = context.find_root().command.commands  # type: ignore[attr-defined]
+    table = read_plan(plan, known_commands, output=output, settings=settings)
+    steps = table.choose(targets)
+    table.choose(overwrite)  # Refuses unknown names.
     names = [step.name for step in steps]
     if others := [name for name in overwrite if name not in names]:
         raise UsageError(f"--overwrite {others[0]}: the step is not among those to run: {', '.join(names)}")
-    commands = command_lines(steps, known, overwrite)
+    commands = command_lines(steps, known_commands, overwrite)
     if dry_run:
         for words in commands:
             console.print(f"imagepivot {shlex.join(words)}", highlight=False, markup=False, soft_wrap=True)
@@ -57,16 +57,14 @@ def build_plan(
 @command("build multi30k --set paths.photos=/data/flickr30k")
 def build_(
     context: typer.Context,
-    plan: Annotated[str, Opt("A plan of the package, or a file that ends in .toml.", is_argument=True)] = "",
-    targets: Annotated[
-        tuple[str, ...], Opt("Steps to run, with all that they need; all when not given.", is_argument=True)
-    ] = (),
-    output: Annotated[str, Opt("Folder for the results; [i]build/NAME[/i] beside the plan when it names none.")] = "",
+    plan: Annotated[str, Opt("Name of a plan of the package, or a .toml file.", is_argument=True)] = "",
+    targets: Annotated[tuple[str, ...], Opt("Steps to run, with all that they need. Default: all.", is_argument=True)] = (),
+    output: Annotated[str, Opt("Write results to this folder. Default: the plan's, or [i]build/NAME[/i] beside it.")] = "",
     settings: Annotated[
         tuple[str, ...],
         Opt(
-            "A value in place of the plan's, e.g. [i]paths.photos=/data/photos[/i] or [i]steps.vocabulary.min-count=5[/i]; "
-            "may be repeated.",
+            "Replace a value of the plan, e.g. [i]paths.photos=/data/photos[/i] or [i]steps.vocabulary.min-count=5[/i]; "
+            "repeatable.",
             name="set",
             metavar="K=V",
             is_repeated=True,
@@ -74,18 +72,18 @@ def build_(
     ] = (),
     overwrite: Annotated[
         tuple[str, ...],
-        Opt("Give --overwrite to the command of a step; may be repeated.", metavar="STEP", is_repeated=True),
+        Opt("Run this step with --overwrite; repeatable.", metavar="STEP", is_repeated=True),
     ] = (),
-    dry_run: Annotated[bool, Opt("Print the commands in order, and run none.")] = False,
+    dry_run: Annotated[bool, Opt("Print the commands in order without running them.")] = False,
     list_plans: Annotated[bool, Opt("List the plans of the package.", name="list")] = False,
 ) -> None:
     """Run the commands of a plan in order: captions, vocabulary, encoding, features, trainings.
 
-    PLAN is a TOML file with a section for each step, or the name of a plan of the package. Each step is a command in a process of
-    its own; the first that fails ends the build with its exit code.
+    PLAN is a TOML file with a section per step, or the name of a plan of the package. Each step is a command in its own process;
+    the first failure ends the build with its exit code.
 
-    The same command again continues what was stopped. A step whose output is up to date writes nothing; one whose output holds
-    something else fails and names the difference, and --overwrite STEP replaces it.
+    The same command resumes a stopped build. A step with up-to-date output writes nothing. If its output holds another dataset, it
+    fails and names the difference; --overwrite STEP replaces the dataset.
     """
     if list_plans:
         from pipelines.plans.plan import plan_names, read_table

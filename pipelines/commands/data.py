@@ -1,4 +1,4 @@
-"""The commands ``captions``, ``vocabulary``, ``encode``, ``word-vectors``, ``token-features``, ``features`` and ``extractors``."""
+"""Commands ``captions``, ``vocabulary``, ``encode``, ``word-vectors``, ``token-features``, ``features``, ``extractors``."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def captions(
 ) -> None:
     """Tokenize raw captions into shards.
 
-    SOURCE depends on --format: [b]multi30k[/b] takes the folder with task1 and task2; [b]karpathy[/b] a dataset_flickr30k.json
-    or the like; [b]coco[/b] a captions_SPLIT.json or a folder of them; [b]scan[/b] a folder with SPLIT_caps.txt and SPLIT_ids.txt,
-    such as f30k_precomp; [b]table[/b] a CSV, TSV, JSON lines or Parquet file with the columns image_id and text, and optionally
-    language, portion, index and split.
+    SOURCE depends on --format: [b]multi30k[/b]: the folder with task1 and task2; [b]karpathy[/b]: a file such as
+    dataset_flickr30k.json; [b]coco[/b]: a captions_SPLIT.json or a folder of them; [b]scan[/b]: a folder with SPLIT_caps.txt and
+    SPLIT_ids.txt, such as f30k_precomp; [b]table[/b]: a CSV, TSV, JSON lines or Parquet file with the columns image_id and text,
+    and optionally language, portion, index and split.
 
-    An empty caption becomes a failure row. Flags behind -- go to Beam: -- --runner=DataflowRunner --project=...
+    Empty captions become failure rows. Flags after -- go to Beam: -- --runner=DataflowRunner --project=...
     """
     from pipelines.text.captions import prepare_captions
     from schemas.dataset import open_dataset
@@ -54,10 +54,9 @@ def vocabulary(
     log_json: LogJson = False,
     execution: Execution = Execution(workers=1),
 ) -> None:
-    """Build the joint vocabulary of captions: tokens under the threshold become <unk>.
+    """Build the joint vocabulary of captions, in which rare tokens are <unk>.
 
-    Writes a Parquet shard (id, token, count, counts by language) and _vocabulary.txt, and prints how the languages' own
-    vocabularies overlap.
+    Writes a Parquet shard (id, token, count, counts by language) and _vocabulary.txt, and prints the overlap of languages.
     """
     from pipelines.text.vocabulary import build_vocabulary
     from schemas.dataset import open_dataset
@@ -75,7 +74,7 @@ def encode(
     log_json: LogJson = False,
     execution: Execution = Execution(),
 ) -> None:
-    """Turn the tokens of captions into ids of a vocabulary."""
+    """Encode the tokens of captions as ids of a vocabulary."""
     from pipelines.text.encoding import encode_captions
     from schemas.dataset import open_dataset
 
@@ -91,13 +90,13 @@ def word_vectors(
     job: WordVectorsJob,
     log_json: LogJson = False,
 ) -> None:
-    """Take the pretrained vectors of a vocabulary's words, with which a training can begin.
+    """Import pretrained vectors of a vocabulary's words, to initialize a training.
 
-    Each language has a FILE: vectors of all languages are compared with each other, so that those of fastText should be the
-    aligned ones. Tokens are looked up without Moses escapes (&apos;s as 's), then in lower case. A model (.bin) also makes
-    vectors of other words from their sub-words; it needs the extra fasttext.
+    Each language has a FILE. The vectors of all languages share a space: use the aligned ones of fastText. Tokens are looked up
+    without Moses escapes (&apos;s as 's), then in lower case. A fastText model (.bin, needs the extra fasttext) also computes
+    vectors of unknown words from sub-words.
 
-    Prints how many of the words have a vector, by language.
+    Prints the share of words with a vector, by language.
     """
     from pipelines.text.word_vectors import import_word_vectors
 
@@ -114,10 +113,10 @@ def token_features(
     log_json: LogJson = False,
     execution: Execution = Execution(),
 ) -> None:
-    """Make vectors of the tokens of captions, in their context: the last layer of BERT, or of a model like it.
+    """Extract contextual token vectors: the last layer of BERT or a similar model.
 
-    A token gets the mean of the vectors of its sub-words. <start> and <end> get those of [CLS] and [SEP], so that a caption has as
-    many vectors as encode makes ids. Nothing is downloaded. Needs the extra bert.
+    A token gets the mean vector of its sub-words; <start> and <end> get those of [CLS] and [SEP]. A caption has as many vectors as
+    ids in the output of encode. Nothing is downloaded. Needs the extra bert.
     """
     from pipelines.text.token_features import extract_token_features
     from schemas.dataset import open_dataset
@@ -135,7 +134,7 @@ def token_features(
 def features(
     job: FeaturesJob,
     max_failures: MaxFailures = 0,
-    dry_run: Annotated[bool, Opt("Write nothing: list the shards to do, their images and bytes.")] = False,
+    dry_run: Annotated[bool, Opt("List shards, images and bytes without writing.")] = False,
     log_json: LogJson = False,
     execution: Execution = Execution(),
     accelerator: Accelerator | None = None,
@@ -149,8 +148,8 @@ def features(
     The extractors are resnet50-pool, vgg19-10crop, vgg19-10crop-caffe, vgg19-grid, resnet152-grid, faster-rcnn-36,
     timm:NAME and detectron2:CONFIG+WEIGHTS; imagepivot extractors says more.
 
-    An image that cannot be read or decoded becomes a failure row and stops nothing. A run that was stopped continues when the
-    same command is given again. Flags behind -- go to Beam: -- --runner=DataflowRunner --project=...
+    Unreadable images become failure rows. The same command resumes a stopped run. Flags after -- go to Beam:
+    -- --runner=DataflowRunner --project=...
     """
     from pipelines.features.extraction import extract_features, list_images
 
@@ -182,7 +181,7 @@ def features(
 
 @command("extractors --json")
 def extractors(as_json: AsJson = False) -> None:
-    """List the extractors: shapes, weights, preprocessing."""
+    """List extractors with shapes, weights and preprocessing."""
     from extractors import entries
     from pipelines.datasets.inspection import value_rows
 
@@ -201,7 +200,7 @@ def extractors(as_json: AsJson = False) -> None:
 
 
 def _show_skipped(images: ImageSource) -> None:
-    """Say what the listing of a source left out: in yellow what may be images, calmly what lies beside them on purpose."""
+    """Report skipped files: a warning for possible images, a dim remark for other files."""
     if images.skipped is not None:
         for text, style in ((images.skipped.warning, "yellow"), (images.skipped.remark, "dim")):
             if text:
@@ -209,11 +208,11 @@ def _show_skipped(images: ImageSource) -> None:
 
 
 def _remark_on_precision(precision: str, device: str) -> None:
-    """Say where the processor only emulates the precision that is asked for."""
+    """Warn if the processor only emulates the precision."""
     from schemas.process.resources import bfloat16_remark
 
     sentence = bfloat16_remark(precision, "cpu") if device in ("cpu", "auto") else ""
-    if sentence and device == "auto":  # To look for a GPU loads torch.
+    if sentence and device == "auto":  # Looking for a GPU loads torch.
         from extractors.computing.devices import resolve_device
 
         sentence = bfloat16_remark(precision, resolve_device(device).type)

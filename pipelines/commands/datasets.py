@@ -1,4 +1,4 @@
-"""The commands ``inspect``, ``validate``, ``view``, ``import``, ``export`` and ``diff``."""
+"""Commands ``inspect``, ``validate``, ``view``, ``import``, ``export`` and ``diff``."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Dataset: TypeAlias = Annotated[str, Opt("Folder of a dataset.")]
 @command("inspect features --rows 3")
 def inspect(
     dataset: Dataset,
-    rows: Annotated[int, Opt("Sample rows to show.", least=0)] = 5,
-    failures: Annotated[bool, Opt("List all inputs that failed; with --json one per line.")] = False,
+    rows: Annotated[int, Opt("Show this many sample rows.", least=0)] = 5,
+    failures: Annotated[bool, Opt("List all failed inputs; with --json one per line.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show a dataset: parameters, statistics, failures and sample rows."""
@@ -52,16 +52,16 @@ def validate(
     mend: Annotated[
         bool,
         Opt(
-            "First write anew what the rest determines, and delete what the command that made it must make again.",
+            "Repair first: rebuild derived files, and delete damaged shards so that rerunning the command rewrites them.",
             name="repair",
         ),
     ] = False,
-    strict: Annotated[bool, Opt("Take files of other tools in the folder for breaches, too.")] = False,
+    strict: Annotated[bool, Opt("Report files of other tools in the folder as problems, too.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check every promise of the format on the stored bytes.
+    """Validate a dataset: check its stored bytes against the format.
 
-    With --repair, damaged shards are deleted, and the same command as before makes them again, and only them.
+    --repair deletes damaged shards; rerunning the command that wrote the dataset writes only these again.
     """
     from schemas.dataset import open_dataset
     from schemas.overlaps import find_overlap
@@ -111,10 +111,10 @@ def _repair(dataset: str) -> None:
 
 @command("view regions photos --image 1000092795 -o 1000092795.png")
 def view(job: ViewJob) -> None:
-    """Draw over a picture what its features were made of.
+    """Draw the regions or crops of an image's features.
 
-    Regions are drawn as boxes with the names, or the ids, of their class and attribute and the score; for other extractors the
-    crops that the model saw: ten for VGG19, else the centre.
+    Regions are boxes with score and the names (or ids) of class and attribute. Other extractors have crops: ten for VGG19, else
+    the centre.
     """
     from pipelines.datasets.view import draw_view
 
@@ -124,14 +124,12 @@ def view(job: ViewJob) -> None:
 
 @command("import train.npy val.npy imported --name resnet50-pool --ids train.txt --ids val.txt")
 def import_(job: ImportJob, log_json: LogJson = False) -> None:
-    """Turn features that other tools made into a dataset.
+    """Import features of other tools as a dataset.
 
-    SOURCES are [b]npy[/b] arrays with lists of image ids, [b]tsv[/b] files of bottom-up-attention, one [b]hdf5[/b] file, or tar
-    files of [b]webdataset[/b] that export wrote.
-    Values are kept bit for bit; only float64 becomes float32.
+    SOURCES are [b]npy[/b] arrays with lists of image ids, [b]tsv[/b] files of bottom-up-attention, one [b]hdf5[/b] file, or
+    [b]webdataset[/b] tar files of imagepivot export. Values are kept bit for bit, except that float64 becomes float32.
 
-    Everything is checked before anything is written: counts, shapes, values that are not finite, and images that occur twice
-    with different values. Identical copies of a row become one.
+    Counts, shapes, NaN, infinity and contradicting duplicates are checked before anything is written. Identical rows are merged.
     """
     from pipelines.exchange.importing import import_features
 
@@ -145,7 +143,7 @@ def import_(job: ImportJob, log_json: LogJson = False) -> None:
     "export features f30k_precomp --format scan --captions captions --language en --portion comparable --split-names val=dev"
 )
 def export(job: ExportJob, log_json: LogJson = False) -> None:
-    """Write features in the layout of another code base.
+    """Export features in the format of another code base.
 
     [b]scan[/b]: SPLIT_ims.npy, SPLIT_caps.txt and SPLIT_ids.txt, for VSE++, SCAN and their descendants; [b]mulisera[/b]:
     SPLIT-resnet50-avgpool.npy in the order of Multi30K's lists; [b]tsv[/b]: bottom-up-attention; [b]webdataset[/b]: one tar
@@ -165,10 +163,10 @@ def export(job: ExportJob, log_json: LogJson = False) -> None:
 
 @command("diff features imported --tolerance 0.01")
 def diff(job: DiffJob, log_json: LogJson = False) -> None:
-    """Show what differs between two datasets, and by how much.
+    """Compare the rows of two datasets.
 
-    Rows are matched by key; the number of shards may differ. The exit code is 0 when both hold the same rows, and 1 when a
-    key is missing or a value differs by more than the tolerance. Parameters that differ are shown and do not count.
+    Rows are matched by key, independently of shards. The exit code is 0 for equal rows, and 1 if a key is missing or a value
+    differs by more than the tolerance. Differing parameters are shown but do not count.
     """
     from pipelines.datasets.comparison import compare_datasets, comparison_tables
 

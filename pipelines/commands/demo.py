@@ -1,4 +1,4 @@
-"""The command ``demo``."""
+"""Command ``demo``."""
 
 from __future__ import annotations
 
@@ -17,16 +17,14 @@ from schemas.options import Opt
 def demo(
     context: typer.Context,
     output: Annotated[str, Opt("Local folder for the scenes and the datasets.", is_argument=True)] = "build/demo",
-    scenes: Annotated[int, Opt("Number of scenes to draw.")] = 300,
-    seed: Annotated[int, Opt("Seed of the scenes.")] = 0,
-    only: Annotated[
-        Literal["scenes"] | None, Opt("Draw the scenes and stop: OUTPUT/images and the table OUTPUT/captions.tsv.")
-    ] = None,
+    scenes: Annotated[int, Opt("Draw this many scenes.")] = 300,
+    seed: Annotated[int, Opt("Seed the scenes.")] = 0,
+    only: Annotated[Literal["scenes"] | None, Opt("Draw only the scenes: OUTPUT/images and OUTPUT/captions.tsv.")] = None,
 ) -> None:
-    """Run everything on drawn scenes: captions in four languages, vocabulary, encoding, features, regions, training.
+    """Run all steps on synthetic scenes: captions in four languages, vocabulary, encoding, features, regions, training.
 
-    A small model is trained for a few seconds, measured on held-out scenes, and asked one query in each language. It is the plan
-    demo of imagepivot build, with the results shown.
+    A small model trains for a few seconds, is evaluated on held-out scenes, and answers one query per language. The command builds
+    the plan demo of imagepivot build, and shows the results.
     """
     from schemas.storage.locations import target_path
     from schemas.storage.storage_errors import create_folder, storage_errors
@@ -53,4 +51,4 @@ def demo(
     if is_trained:
         show_run(folder, console=console, tokenize=tokenize_query)
     else:
-        remark(f"nothing is trained: with so few scenes none is held out; draw at least {LEAST_SCENES} with --scenes")
+        remark(f"not trained: too few scenes to hold any out; draw at least {LEAST_SCENES} with --scenes")

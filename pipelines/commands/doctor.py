@@ -1,4 +1,4 @@
-"""The command ``doctor``."""
+"""Command ``doctor``."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from schemas.options import Opt
 
 @command("doctor features --extractor resnet50-pool")
 def doctor(
-    output: Annotated[str | None, Opt("Folder to write and delete a file in, local, gs:// or s3://.", is_argument=True)] = None,
-    extractor: Annotated[str, Opt("Load the weights of this extractor, and run it once.", completion=extractor_names)] = "",
+    output: Annotated[str | None, Opt("Folder to write a test file to, local, gs:// or s3://.", is_argument=True)] = None,
+    extractor: Annotated[str, Opt("Check the weights of this extractor, and run it once.", completion=extractor_names)] = "",
     weights: Weights = "default",
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Check versions and device, and optionally the weights of an extractor and OUTPUT.
 
-    The device computes a small network, which is compared with the CPU. Without arguments the checks take a few seconds and no
-    network. The exit code is 1 if a check fails.
+    The device computes a small network, which is compared with the CPU. Without arguments, checks take a few seconds and use no
+    internet. The exit code is 1 if a check fails.
     """
     from pipelines.doctor import run_checks
 
@@ -37,7 +37,7 @@ def doctor(
 
         request = ExtractorRequest(extractor, weights=weights)
     elif weights != "default":
-        raise UsageError("--weights is that of an extractor: give --extractor, too")
+        raise UsageError("--weights needs --extractor: name the extractor, e.g. --extractor resnet50-pool")
     checks = run_checks(output, request, device)
     is_ok = all(check.status != "failed" for check in checks)
     if as_json:

@@ -25,8 +25,8 @@ console = Console()
 notes = Console(stderr=True)
 """For progress and remarks, on standard error."""
 
-MaxFailures: TypeAlias = Annotated[int, Opt("Inputs that may fail before the exit code is 3.", least=0)]
-LogJson: TypeAlias = Annotated[bool, Opt("Make stderr lines of JSON, for programs that watch.")]
+MaxFailures: TypeAlias = Annotated[int, Opt("Exit with code 3 if more inputs fail than this.", least=0)]
+LogJson: TypeAlias = Annotated[bool, Opt("Write stderr as lines of JSON, for programs.")]
 AsJson: TypeAlias = Annotated[bool, Opt("Print JSON.", name="json")]
 
 

@@ -1,7 +1,7 @@
-"""The process of a command: its output streams, and the signals that stop it.
+"""Signals, output streams and exit of a command's process.
 
-Ctrl-C, SIGTERM and SIGHUP stop a command in the same way: what it holds is put in order, one line says what is kept, and the exit
-code is 128 plus the number of the signal. A second signal ends it at once. That is safe at any moment, as killing it is.
+Ctrl-C, SIGTERM and SIGHUP clean up, print one line about finished work, and exit with 128 plus the signal's number. A second signal
+exits immediately, which is as safe as SIGKILL.
 """
 
 from __future__ import annotations
@@ -24,35 +24,34 @@ from schemas.console import events
 from schemas.process import shutdown
 
 BROKEN_PIPE = 141
-"""Exit code where the program that reads the output has ended, e.g. ``head``: 128 plus the number of SIGPIPE."""
+"""Exit code if the reader of the output has ended, e.g. ``head``: 128 plus the number of SIGPIPE."""
 
 _SHARDS = "; finished shards are kept, the same command continues from here"
-_KEPT = {
+_KEPT_WORK = {
     **dict.fromkeys(("captions", "vocabulary", "encode", "token-features", "features", "import", "embed"), _SHARDS),
     "reproduce": "; finished runs are kept, the same command continues from here",
     "build": "; finished steps are kept, the same command continues from here",
 }
 
 _WAKE_SECONDS = 0.02
-_WAKE_ATTEMPTS = 50  # A forked process writes to the same pipe: a signal of its own is never handled here.
+_WAKE_ATTEMPTS = 50  # A forked process writes to the same pipe; this process never handles its signals.
 
-_COLLECT_AFTER = 20_000  # objects made and not gone; Python's own number is 700, or 2,000
+_GC_THRESHOLD = 20_000  # Net allocations; Python's default is 700 or 2,000.
 
 _received: list[int] = []
 
 
 def stop_signal() -> int:
-    """Return the number of the signal that asked the command to stop; 0 if there was none."""
+    """Return the number of the signal that stopped the command; 0 without one."""
     return _received[0] if _received else 0
 
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """Let signals stop what the block does, from the first import to the end of the process.
+    """Handle signals in the block, from the first import to the end of the process.
 
-    The first one is raised as `KeyboardInterrupt`, wherever the main thread is. It is not raised while a module is being imported,
-    since libraries swallow or disguise an interrupt of their imports: there the process ends at once, or, where something has to be
-    put in order, after the import.
+    The first signal raises `KeyboardInterrupt` in the main thread. During an import, where libraries swallow or disguise it, the
+    process exits immediately, or after the import if it is in a critical section.
     """
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -78,22 +77,24 @@ def stoppable() -> Iterator[None]:
             interrupt(frame)
 
     def report(unraisable: Any) -> None:
-        if issubclass(unraisable.exc_type, KeyboardInterrupt):  # Raised where Python can only print it, e.g. by a finalizer.
+        if issubclass(
+            unraisable.exc_type, KeyboardInterrupt
+        ):  # Raised in a finalizer, for example, where Python only prints it.
             later()
         else:
             sys.__unraisablehook__(unraisable)
 
     def report_thread(fault: threading.ExceptHookArgs) -> None:
-        if not _received:  # Threads that serve others fail when these end.
+        if not _received:  # After a signal, threads fail as their peers exit.
             threading.__excepthook__(fault)
 
     waiting: list[bool] = []
     main = threading.get_ident()
-    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-    caught = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]  # As nohup leaves SIGHUP.
+    signals = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    caught = [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]  # nohup ignores SIGHUP.
     for number in caught:
         signal.signal(number, handle)
-    signal.signal(signal.SIGURG, wake)  # What is ignored interrupts nothing.
+    signal.signal(signal.SIGURG, wake)  # Ignored signals interrupt no system call.
     _wake_main_thread(main, caught)
     sys.unraisablehook = report
     threading.excepthook = report_thread
@@ -101,7 +102,7 @@ def stoppable() -> Iterator[None]:
         yield
     except BaseException:
         if _received:
-            _end()  # Without waiting for threads that still compute.
+            _end()  # Without joining threads that still compute.
         raise
     finally:
         for number in caught:
@@ -109,20 +110,20 @@ def stoppable() -> Iterator[None]:
 
 
 def _wake_main_thread(main: int, numbers: Sequence[signal.Signals]) -> None:
-    """Let the main thread see a signal at once that the kernel gave to another thread.
+    """Forward signals that the kernel delivers to other threads to the main thread.
 
-    Handlers run in the main thread, which may wait for a lock, e.g. for the result of a worker: the system then interrupts that
-    wait only if the signal was the main thread's. A thread hears of every signal, and passes it on until it is handled.
+    Python runs handlers in the main thread, and only a signal to that thread interrupts its wait for a lock, e.g. for a worker's
+    result. A thread reads each signal from the wake-up pipe and forwards it until it is handled.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
 
     def listen() -> None:
-        heard = 0
+        num_signals = 0
         while data := os.read(reading, 1):
-            heard += data[0] in numbers
-            for _ in range(_WAKE_ATTEMPTS):  # The main thread may be on its way into the wait.
-                if len(_received) >= heard:
+            num_signals += data[0] in numbers
+            for _ in range(_WAKE_ATTEMPTS):  # The main thread may be about to wait.
+                if len(_received) >= num_signals:
                     break
                 signal.pthread_kill(main, signal.SIGURG)
                 time.sleep(_WAKE_SECONDS)
@@ -132,24 +133,24 @@ def _wake_main_thread(main: int, numbers: Sequence[signal.Signals]) -> None:
 
 
 def stopped_line() -> str:
-    """Return the line that says what the command keeps when it is stopped, or what it leaves behind."""
-    if (going := shutdown.current_notice()) is not None:
-        return going
-    return f"stopped{_KEPT.get(''.join(sys.argv[1:2]), '')}"
+    """Return the last line of a stopped command: the current shutdown notice, or the work that it keeps."""
+    if (notice := shutdown.current_notice()) is not None:
+        return notice
+    return f"stopped{_KEPT_WORK.get(''.join(sys.argv[1:2]), '')}"
 
 
 def prepare_streams() -> None:
-    """Make writing to the output streams safe, whatever they lead to.
+    """Prepare standard streams for any terminal, pipe or closed descriptor.
 
-    Characters that the terminal's encoding lacks are written as escapes. A stream that is closed leads nowhere; otherwise the next
-    file that is opened would take its place, and with it whatever libraries print.
+    Characters outside the terminal's encoding are written as escapes. A closed stream is opened on the null device: otherwise the
+    next opened file would take its descriptor, and receive the output of libraries.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # Takes the lowest number that is free: this one.
-            os.set_inheritable(number, True)  # Worker processes have it as well.
+            os.open(os.devnull, os.O_RDWR)  # Takes the lowest free number, which is this one.
+            os.set_inheritable(number, True)  # Worker processes inherit it.
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
@@ -157,22 +158,17 @@ def prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def spare_collections() -> None:
-    """Let Python look less often for garbage in cycles.
-
-    Importing torch and Beam makes a million objects that stay. To walk them again and again took 0.6 of the 3.9 s of such an
-    import.
-    """
+def reduce_gc() -> None:
+    """Collect cyclic garbage less often: importing torch and Beam creates a million lasting objects, which each run visits."""
     _, *older = gc.get_threshold()
-    gc.set_threshold(_COLLECT_AFTER, *older)
+    gc.set_threshold(_GC_THRESHOLD, *older)
 
 
 @contextlib.contextmanager
-def ending_at_once() -> Iterator[None]:
-    """Let the process end with the block's exit code once threads have ended and what is registered with `atexit` has run.
+def fast_exit() -> Iterator[None]:
+    """Exit with the block's exit code after threads and `atexit` functions, without freeing every object.
 
-    For the outermost block of a process, with nothing behind it. Python would look for garbage first, and give back the memory of
-    every object by itself: 0.2 s after torch was imported, a second more after Beam.
+    For the outermost block of a process. Freeing takes 0.2 s after torch is imported, and a second more after Beam.
 
     Raises:
         SystemExit: as the block does.
@@ -184,7 +180,7 @@ def ending_at_once() -> Iterator[None]:
             os._exit(codes[0])
 
     codes: list[int] = []
-    atexit.register(leave)  # The first that is registered is called last.
+    atexit.register(leave)  # The first registered function runs last.
     try:
         yield
     except SystemExit as end:
@@ -194,7 +190,7 @@ def ending_at_once() -> Iterator[None]:
 
 
 def flush_streams() -> OSError | None:
-    """Write out what the output streams still hold; return the error where one cannot be written, and silence that stream."""
+    """Flush the output streams; silence a stream that cannot be written, and return its error."""
     failed = None
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -215,14 +211,14 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 
 def _end() -> None:
-    """End the process now, with the line that says so; it is written past Python's buffers, which may be in use."""
+    """Exit immediately with the last line, written past Python's buffers, which may be in use."""
     code = 128 + _received[0]
     with contextlib.suppress(OSError):
         if events.emit("remark", message=stopped_line()):
             events.finish(code, stopped_line())
             os._exit(code)
         if sys.stderr is not None and sys.stderr.isatty():
-            os.write(2, b"\r\x1b[?25h")  # A display of progress hides the cursor.
+            os.write(2, b"\r\x1b[?25h")  # The progress display hides the cursor.
         os.write(2, f"{stopped_line()}\n".encode())
     os._exit(code)
 
@@ -232,8 +228,8 @@ def _end_late(number: int, _frame: FrameType | None) -> None:
     _end()
 
 
-def spare_pandas() -> None:
-    """Let pyarrow find no pandas, which it imports with the first list that becomes an array: that takes a second."""
+def skip_pandas() -> None:
+    """Hide pandas from pyarrow, which would import it for the first array of a list; that takes a second."""
     if "pandas" in sys.modules:
         return
     import pyarrow as pa

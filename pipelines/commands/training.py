@@ -34,18 +34,17 @@ if TYPE_CHECKING:
 def train(
     job: TrainJob = TrainJob(tensorboard=True),
     list_presets: Annotated[bool, Opt("List the presets.")] = False,
-    show: Annotated[bool, Opt("Print the full configuration, and train nothing.")] = False,
+    show: Annotated[bool, Opt("Print the full configuration without training.")] = False,
     log_json: LogJson = False,
 ) -> None:
     """Train a joint embedding of images and sentences.
 
-    CONFIG is a preset, which is a row of a paper's table, or a TOML file of your own: any value that it leaves out comes from the
-    preset that it [b]extends[/b], or is a default.
+    CONFIG is a preset (a row of a paper's table) or a TOML file. Missing values come from the preset that it [b]extends[/b], or are
+    defaults.
 
-    Training stops early by the sum of recalls on the validation split. OUTPUT then holds best.pt, last.pt, config.toml,
-    log.jsonl, and made of the latter metrics.csv and curves.png. Ctrl-C stops after the current step and saves it; pressed again,
-    it stops at once. A run that was stopped continues with --resume, on a CPU to the same weights, unless
-    the number of threads or the content of its datasets has changed.
+    Training stops early by the sum of recalls on the validation split. OUTPUT holds best.pt, last.pt, config.toml, log.jsonl,
+    metrics.csv and curves.png. Ctrl-C saves after the current step; a second one exits immediately. --resume continues a stopped
+    run: on a CPU to the same weights, if threads and datasets are unchanged.
     """
     from train.config.presets import preset_names
     from train.config.sections import resolve, to_toml
@@ -76,16 +75,16 @@ def train(
 @command("evaluate runs/c2c --captions encoded --features features")
 def evaluate(
     job: EvaluateJob,
-    output: Annotated[str, Opt("JSON file for the scores; one of the same content stays.")] = "",
+    output: Annotated[str, Opt("Write scores to this JSON file.")] = "",
     as_json: AsJson = False,
     log_json: LogJson = False,
 ) -> None:
-    """Measure what a run retrieves: R@1, R@5, R@10 and median rank, from image to text and from text to image.
+    """Evaluate image-text retrieval: R@1, R@5, R@10 and median rank in both directions.
 
-    If an image has several captions, the best-ranked one counts. Equal scores count against the model. Several runs are evaluated
-    as one, an ensemble: the score of an image and a caption is the mean of theirs. Means over languages follow.
+    The best-ranked caption of an image counts. Equal scores count against the model. Several runs form an ensemble, which averages
+    their scores. Means over languages follow.
 
-    The file of --output names what it was made from: where that is the same, nothing is measured again.
+    The file of --output also holds its inputs; with the same inputs nothing is evaluated again.
     """
     from train.evaluation.scores import evaluate_run, evaluation_report
     from train.reports.tables import check_report, current_report, score_tables, write_report
@@ -117,20 +116,22 @@ def evaluate(
 @command("compare runs/c2c runs/bilingual --output comparison.png")
 def compare(
     runs: Annotated[tuple[str, ...], Opt("Folders of runs.")],
-    output: Annotated[str, Opt("Draw them too: a file .png, .pdf or .svg, or a folder for comparison.png.")] = "",
+    output: Annotated[
+        str, Opt("Draw the comparison to this .png, .pdf or .svg file, or as comparison.png to this folder.")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Put runs side by side: what differs in their configurations, how far they came, and their scores.
+    """Compare runs: differences of configurations, progress and scores.
 
-    The scores are those on the validation split, at the best step. Runs that differ in their seeds alone are also averaged. Runs
-    may be of any kinds, languages and data, and still be training; a note says where scores cannot be compared.
+    Scores are those of the best step on the validation split. Runs that differ only in seeds are also averaged. Runs may have any
+    model, languages and data, and may still be training; notes name scores that are not comparable.
     """
     from train.reports.comparison import compare_runs
 
     if output:
         from train.reports.plots import picture_place, plot_comparison
 
-        picture_place(output)  # A name that it cannot have shows before anything is read.
+        picture_place(output)  # Refuse an invalid name before reading.
     comparison = compare_runs(runs)
     if as_json:
         typer.echo(to_json(comparison.to_dict(), indent=2))
@@ -146,10 +147,10 @@ def compare(
 
 @command("embed runs/c2c embeddings --features features --captions encoded")
 def embed(job: EmbedJob, log_json: LogJson = False) -> None:
-    """Write the embeddings of images and captions into shards.
+    """Write embeddings of images and captions into shards.
 
-    OUTPUT/images is a dataset of kind features, OUTPUT/captions one of kind embeddings, with the keys of the captions. If the
-    command was stopped, the same command continues from there. Another choice of splits or languages is another dataset.
+    OUTPUT/images is a dataset of kind features, OUTPUT/captions of kind embeddings with the keys of the captions. The same command
+    resumes a stopped one. Other splits or languages are another dataset.
     """
     from schemas.dataset import open_dataset
     from train.evaluation import embedding
@@ -169,7 +170,7 @@ def embed(job: EmbedJob, log_json: LogJson = False) -> None:
 def search(job: SearchJob, as_json: AsJson = False, log_json: LogJson = False) -> None:
     """List the best images for a sentence in any language of a run.
 
-    The text goes through the recipe of the captions that the run was trained on.
+    The sentence is tokenized by the recipe of the captions that the run was trained on.
     """
     from pipelines.text.queries import tokenize_query
     from schemas.dataset import open_dataset
@@ -193,22 +194,22 @@ def search(job: SearchJob, as_json: AsJson = False, log_json: LogJson = False) -
 @command("sts runs/c2c sts/2014/STS.input.images.txt sts/2015/STS.input.images.txt")
 def sts(
     job: StsJob,
-    output: Annotated[str, Opt("Folder for sts.json, sts.csv, sts-pairs.csv and sts.png; the same stay as they are.")] = "",
+    output: Annotated[str, Opt("Write sts.json, sts.csv, sts-pairs.csv and sts.png to this folder.")] = "",
     as_json: AsJson = False,
     log_json: LogJson = False,
 ) -> None:
-    """Measure semantic textual similarity: how well the cosine of two sentences agrees with how alike people found them.
+    """Evaluate semantic textual similarity: the correlation of cosine similarity with human ratings.
 
-    Prints Pearson's r times 100 and Spearman's rho for each data set, with the word-overlap baseline of the shared tasks, and what
-    Gella et al. 2017 and Huang et al. 2019 published. Sentences go through the recipe of the captions that a run was trained on.
+    Prints Pearson's r times 100 and Spearman's rho for each data set, with the word-overlap baseline of the shared tasks and the
+    results of Gella et al. 2017 and Huang et al. 2019. Sentences are tokenized by the recipe of a run's captions.
 
-    Sentence pairs are STS.input.X.txt beside STS.gs.X.txt, tables with tabs between the columns score, sentence1 and sentence2, or
-    files of the STS benchmark. Pairs without a score are left out.
+    Sentence pairs are STS.input.X.txt with STS.gs.X.txt, tab-separated tables with columns score, sentence1 and sentence2, or files
+    of the STS benchmark. Pairs without a score are skipped.
     """
     from schemas.storage.folder import Folder
 
     if output:
-        # First: a missing package, or a folder that cannot be written to, shows before the work.
+        # First: a missing package or an unwritable folder fails before the work.
         from train.reports.plots import plot_sts
 
         Folder(output).check_writable()
@@ -232,7 +233,7 @@ def sts(
         render_tables(console, sts_tables(result))
     for pairs in result.data:
         if pairs.unscored:
-            remark(f"{pairs.name}: {pairs.unscored:,} pairs without a score are left out")
+            remark(f"{pairs.name}: {pairs.unscored:,} pairs without a score are skipped")
     if output:
         names, picture = write_sts(result, output), plot_sts(result, output)
         sizes = {name: Folder(output).size(name) or 0 for name in (*names, "sts.png")}
@@ -242,14 +243,13 @@ def sts(
 
 @command("figures runs/mha-d figures --captions encoded --features regions --images photos")
 def figures(job: FiguresJob, reading: ImageOptions = ImageOptions(), log_json: LogJson = False) -> None:
-    """Draw figures of a run: what captions find, where images and captions lie, and what the model attends to.
+    """Draw figures of a run: retrieval examples, a t-SNE map and attention weights.
 
-    OUTPUT/retrieval.png shows the best images for captions in each language, with the right one framed and its rank; map.png is a
-    t-SNE of images and their captions; attention-N.png shows for models that attend the regions and words of an example and their
-    weights. OUTPUT/figures.json holds what is drawn. Examples are drawn with a seed, whatever the model finds.
+    OUTPUT/retrieval.png shows the best images for captions in each language, with the rank of the right one, which is framed;
+    map.png is a t-SNE of images and captions; attention-N.png shows attended regions and words of an example (models with
+    attention). OUTPUT/figures.json holds the data. Examples are sampled with --seed, independently of the model.
 
-    OUTPUT/_made_from.json names options, run and data: where they are the same, nothing is drawn again. Of pictures names and sizes
-    are compared.
+    OUTPUT/_made_from.json holds options, run and data (of pictures names and sizes); with the same inputs nothing is drawn again.
     """
     import sklearn.manifold  # noqa: F401 -- A missing package shows before the work.
 
@@ -272,7 +272,7 @@ def figures(job: FiguresJob, reading: ImageOptions = ImageOptions(), log_json: L
     for name, reason in drawn.refused.items():
         remark(f"no {name}: {reason}")
     if not job.images:
-        remark("no pictures: ids of images stand for them without --images")
+        remark("no pictures without --images: image ids are drawn instead")
     print_line(f"examples: {escape(drawn.rule)}")
     for ranking in drawn.rankings:
         place = f"{ranking.example} {ranking.caption.key.language} rank {ranking.rank:,} of {ranking.images:,}"
@@ -286,20 +286,20 @@ def figures(job: FiguresJob, reading: ImageOptions = ImageOptions(), log_json: L
 def reproduce(
     job: ReproduceJob, plot: Annotated[bool, Opt("Draw OUTPUT/PAPER.png.", panel="Reports")] = True, log_json: LogJson = False
 ) -> None:
-    """Train the rows of a paper's tables, and print what they measure beside what was published.
+    """Train the rows of a paper's tables, and compare the results with published ones.
 
-    Each row is trained with several seeds and measured on the test images of 2016. OUTPUT/PAPER.md and OUTPUT/PAPER.png hold
-    the report. It covers all results in OUTPUT: rows that need other captions or another vocabulary are added by a command of
-    their own. If the command was stopped, the same command continues from there.
+    Each row is trained with several seeds and evaluated on the test images of 2016. OUTPUT/PAPER.md and OUTPUT/PAPER.png hold the
+    report on all results in OUTPUT; run the command again for rows with other captions or another vocabulary. The same command
+    resumes a stopped one.
 
-    A run that fails, or whose process is killed, does not end the others. The report lists it with its reason, the exit code is 3,
-    and the same command tries it again.
+    A failed or killed run does not stop the others. The report lists it with the reason, the exit code is 3, and the same command
+    retries it.
 
-    Table 3 of gella2017 also prints ranks of single captions. Table 4 of it and table 2 of huang2019 are measured on the sentence
-    pairs that --sts names.
+    Table 3 of gella2017 also prints ranks of single captions. Table 4 of gella2017 and table 2 of huang2019 need sentence pairs of
+    --sts.
     """
     if plot:
-        # Imported first: a missing package shows before hours of training.
+        # First: a missing package fails before hours of training.
         from train.reports.plots import plot_report
     from pipelines.text.queries import tokenize_query
     from schemas.storage.folder import Folder
@@ -336,7 +336,7 @@ def reproduce(
     except DatasetError as error:
         if not failed:
             raise
-        remark(str(error), style="red")  # Mostly the disk is full, which the runs have found out as well.
+        remark(str(error), style="red")  # Mostly a full disk, which runs have reported, too.
     if pairs:
         _report_sts(job, pairs, log_json=log_json)
     if failed:
@@ -345,7 +345,7 @@ def reproduce(
 
 
 def _report_failures(failed: Sequence[FailedRun], total: int) -> None:
-    """Say which runs failed: one line for each cause, with the first run that it made fail."""
+    """Report failed runs, one line per cause, with the first run of each."""
     from train.reports.row_results import causes_of
 
     for runs in causes_of(failed):
@@ -353,9 +353,9 @@ def _report_failures(failed: Sequence[FailedRun], total: int) -> None:
         more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
         failure = runs[0].failure
         remark(f"{count} runs failed ({failure.kind}): {runs[0].name}{more}: {failure.reason}", style="red")
-    remark("the same command tries the runs that failed again", style="")
+    remark("the same command retries failed runs", style="")
     if any(run.failure.kind == "diverged" for run in failed):
-        remark("what has diverged would mostly diverge again: change its settings with --rows and --set", style="")
+        remark("diverged runs would mostly diverge again: change their settings with --rows and --set", style="")
 
 
 def _report_gold_ranks(job: ReproduceJob) -> None:

@@ -59,32 +59,32 @@ class ImportJob:
 
     sources: Annotated[tuple[str, ...], Opt("Files with features, which become one dataset.")]
     output: Output
-    name: Annotated[str, Opt("Name of the feature, e.g. resnet50-pool.", is_option=True)]
-    format: Annotated[ImportFormat | None, Opt("Format of the files; by default from the extension.")] = None
-    source: Annotated[str, Opt("Origin of the feature, in words.")] = ""
+    name: Annotated[str, Opt("Name the feature, e.g. resnet50-pool.", is_option=True)]
+    format: Annotated[ImportFormat | None, Opt("Read this format. Default: by file extension.")] = None
+    source: Annotated[str, Opt("Describe the origin of the feature.")] = ""
     ids: Annotated[
         tuple[str, ...],
-        Opt("npy, hdf5: list of image ids for each file, in order; for npy by default the list beside it.", is_repeated=True),
+        Opt("Read the image ids of each file from this list (npy, hdf5). Default: the list beside it (npy).", is_repeated=True),
     ] = ()
-    boxes: Annotated[
-        tuple[str, ...], Opt("npy: boxes [N, R, 4] for each file; the rows become regions.", is_repeated=True)
+    boxes: Annotated[tuple[str, ...], Opt("Read the boxes [N, R, 4] of each file, for regions (npy).", is_repeated=True)] = ()
+    sizes: Annotated[
+        tuple[str, ...], Opt("Read widths and heights [N, 2] of the images of each file (npy).", is_repeated=True)
     ] = ()
-    sizes: Annotated[tuple[str, ...], Opt("npy: width and height of the images [N, 2] for each file.", is_repeated=True)] = ()
     id_rule: Annotated[
         IdRule | None,
         Opt(
-            "Image id of an entry: the file [i]name[/i] or whole [i]path[/i] without extension, or [i]exact[/i]ly the entry; "
-            "by default as exported, else name, path for HDF5 groups, or exact for webdataset.",
+            "Use the file [i]name[/i] or whole [i]path[/i] of an entry, without extension, or [i]exact[/i]ly the entry, as image "
+            "id. Default: name; path for HDF5 groups; exact for webdataset.",
         ),
     ] = None
-    repeats: Annotated[int, Opt("npy, hdf5: successive rows per image, e.g. 5 for VSE++.")] = 1
-    max_regions: Annotated[int | None, Opt("npy, tsv: maximum regions stored per image; by default as exported, else 36.")] = (
-        None
-    )
-    array: Annotated[str, Opt("hdf5: path of the array, or of a group with one array per image.")] = ""
-    id_array: Annotated[str, Opt("hdf5: path of the image ids of the array.")] = ""
-    karpathy: Annotated[str, Opt("Replace the listed numbers by the image names of this dataset_*.json.")] = ""
-    karpathy_key: Annotated[KarpathyKey, Opt("Kind of the listed numbers in that file.")] = "imgid"
+    repeats: Annotated[int, Opt("Take one of this many consecutive rows per image (npy, hdf5; VSE++: 5).")] = 1
+    max_regions: Annotated[
+        int | None, Opt("Store at most this many regions per image (npy, tsv). Default: 36, or as exported.")
+    ] = None
+    array: Annotated[str, Opt("Read this array, or this group with one array per image (hdf5).")] = ""
+    id_array: Annotated[str, Opt("Read image ids from this array (hdf5).")] = ""
+    karpathy: Annotated[str, Opt("Replace numeric ids by the image names in this dataset_*.json.")] = ""
+    karpathy_key: Annotated[KarpathyKey, Opt("Look numeric ids up by this key of --karpathy.")] = "imgid"
     shards: Shards = AUTO
     overwrite: Overwrite = False
     verify: Verify = False
@@ -124,23 +124,23 @@ class ExportJob:
 
     dataset: Annotated[str, Opt("Folder of features or regions.")]
     output: Annotated[str, Opt("Local folder for the files.")]
-    format: Annotated[Literal["scan", "mulisera", "tsv", "webdataset", "npy"], Opt("Layout of the files.", is_option=True)]
-    captions: Annotated[str, Opt("scan, webdataset: folder of a captions dataset.")] = ""
-    language: Annotated[str, Opt("Only captions of this language.")] = ""
-    portion: Annotated[str, Opt("Only captions of this portion.")] = ""
-    splits: Annotated[tuple[str, ...], Opt("Only captions of these splits; all by default.")] = ()
+    format: Annotated[Literal["scan", "mulisera", "tsv", "webdataset", "npy"], Opt("Write this format.", is_option=True)]
+    captions: Annotated[str, Opt("Write the captions of this dataset, too (scan, webdataset).")] = ""
+    language: Annotated[str, Opt("Write only captions of this language.")] = ""
+    portion: Annotated[str, Opt("Write only captions of this portion.")] = ""
+    splits: Annotated[tuple[str, ...], Opt("Write only captions of these splits. Default: all.")] = ()
     split_names: Annotated[
-        Mapping[str, str], Opt("scan, mulisera: names of splits in the layout, e.g. [i]val=dev[/i].", metavar="OURS=THEIRS")
+        Mapping[str, str], Opt("Rename splits, e.g. [i]val=dev[/i] (scan, mulisera).", metavar="OURS=THEIRS")
     ] = field(default_factory=dict)
-    text: Annotated[Literal["text", "tokens"], Opt("scan: captions as read, or their tokens joined by a space.")] = "text"
-    captions_per_image: Annotated[int, Opt("scan: write only the first captions of each image; 0: all.")] = 0
+    text: Annotated[Literal["text", "tokens"], Opt("Write captions as read, or as tokens joined by spaces (scan).")] = "text"
+    captions_per_image: Annotated[int, Opt("Write the first captions of each image, at most this many; 0: all (scan).")] = 0
     lists: Annotated[
         tuple[str, ...],
-        Opt("mulisera: list of images of each split; npy: one list, for the order.", is_repeated=True),
+        Opt("Write images in the order of this list (npy: one; mulisera: one per split).", is_repeated=True),
     ] = ()
-    l2: Annotated[bool, Opt("scan, mulisera, npy: divide each vector by its norm.")] = False
+    l2: Annotated[bool, Opt("Divide each vector by its L2 norm (scan, mulisera, npy).")] = False
     columns: Annotated[
-        Literal["bottom-up", "lxmert"], Opt("tsv: the 6 columns of bottom-up-attention, or the 10 of LXMERT.")
+        Literal["bottom-up", "lxmert"], Opt("Write the 6 columns of bottom-up-attention, or the 10 of LXMERT (tsv).")
     ] = "bottom-up"
     overwrite: Annotated[bool, Opt("Replace existing files in OUTPUT.")] = False
 

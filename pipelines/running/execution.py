@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 from schemas.console import events
 from schemas.errors import UsageError
-from schemas.options import Opt
+from schemas.options import SEVERAL_MACHINES, Opt
 from schemas.process.resources import usable_cores
 from schemas.storage.locations import is_remote
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
 
 
-_ELSEWHERE = "Workers on other machines"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 _ONE_PROCESS = "no_use_multiple_sdk_containers"
 _SEVERAL_PROCESSES = "use_multiple_sdk_containers"
@@ -37,20 +36,20 @@ class Accelerator:
     type: Annotated[
         str,
         Opt(
-            "Type of GPU for the workers that run the model, e.g. [i]nvidia-l4[/i]; the model runs nowhere else.",
+            "Run the model only on workers with this type of GPU, e.g. [i]nvidia-l4[/i].",
             name="gpu",
-            panel=_ELSEWHERE,
+            panel=SEVERAL_MACHINES,
         ),
     ]
     count: Annotated[
-        int, Opt("With --gpu: number of GPUs of a worker; 1 by default.", name="gpus-per-worker", panel=_ELSEWHERE)
+        int, Opt("Set the number of GPUs per worker (--gpu only). Default: 1.", name="gpus-per-worker", panel=SEVERAL_MACHINES)
     ] = 1
     machine: Annotated[
         str,
         Opt(
-            "With --gpu: type of machine of these workers, e.g. [i]g2-standard-4[/i]; the runner's own choice by default.",
+            "Set the machine type (--gpu only), e.g. [i]g2-standard-4[/i]. Default: the runner's.",
             name="worker-machine",
-            panel=_ELSEWHERE,
+            panel=SEVERAL_MACHINES,
         ),
     ] = ""
 
@@ -106,8 +105,8 @@ class Accelerator:
         debug.number_of_worker_harness_threads = debug.number_of_worker_harness_threads or self.count
 
 
-START_SECONDS = 1200.0
-"""Seconds in which the first worker must have started; Dataflow takes minutes to start a machine and install packages."""
+START_SECONDS = 1200
+"""Default seconds until the first worker has started: Dataflow takes minutes to start a machine and install packages."""
 
 
 @dataclass(frozen=True)
@@ -124,22 +123,22 @@ class Execution:
     workers: Annotated[
         int,
         Opt(
-            "Local worker processes; 0: one per core, for little text one; of a model one per GPU, or one that uses all cores.",
+            "Start this many local processes; 0: chosen by cores, GPUs and input size.",
             least=0,
         ),
     ] = 0
-    beam_flags: Annotated[tuple[str, ...], Opt("Flags for Beam.", is_behind_dashes=True)] = ()
-    shared_disk: Annotated[
-        bool, Opt("With a --runner behind --: its workers see local paths as this machine does.", panel=_ELSEWHERE)
-    ] = False
-    start_timeout: Annotated[
-        float, Opt("With a --runner behind --: seconds in which its first worker must have started.", panel=_ELSEWHERE)
-    ] = START_SECONDS
+    beam_flags: Annotated[tuple[str, ...], Opt("Pass flags to Beam.", is_behind_dashes=True)] = ()
+    shared_disk: Annotated[bool, Opt("Assume that workers see local paths as this machine does.", panel=SEVERAL_MACHINES)] = (
+        False
+    )
+    start_timeout: Annotated[float, Opt("Fail if no worker starts within this many seconds.", panel=SEVERAL_MACHINES)] = (
+        START_SECONDS
+    )
     detach: Annotated[
         bool,
         Opt(
-            "With a --runner behind --: end as soon as it has accepted the job; the same command without it waits for the job.",
-            panel=_ELSEWHERE,
+            "Return once the job is accepted; the same command without it waits for the job.",
+            panel=SEVERAL_MACHINES,
         ),
     ] = False
     accelerator: Annotated[Accelerator | None, "of commands that run a model over images"] = None

@@ -10,9 +10,8 @@ from schemas.errors import UsageError
 from schemas.options import Opt
 
 Overwrite: TypeAlias = Annotated[bool, Opt("Replace any existing dataset in OUTPUT.")]
-Verify: TypeAlias = Annotated[bool, Opt("Compare the digests of all files in OUTPUT, and write damaged shards again.")]
-
-_CHANGES = "When images have changed"
+_EXISTING = "Existing dataset in OUTPUT"
+Verify: TypeAlias = Annotated[bool, Opt("Verify the digests of existing shards, and rewrite damaged ones.", panel=_EXISTING)]
 
 
 @dataclass(frozen=True)
@@ -25,13 +24,11 @@ class ReusePolicy:
 
     overwrite: Overwrite = False
     verify: Verify = False
-    retry_failed: Annotated[bool, Opt("Extract only the images again that failed before.")] = False
-    update: Annotated[bool, Opt("Update the dataset in OUTPUT for new, changed and removed images.", panel=_CHANGES)] = False
-    keep_removed: Annotated[bool, Opt("Keep the rows of removed images (--update only).", panel=_CHANGES)] = False
-    only_add: Annotated[bool, Opt("Add new images, and keep all existing rows (--update only).", panel=_CHANGES)] = False
-    check_content: Annotated[
-        bool, Opt("Compare digests of all images instead of sizes and modification times (--update only).", panel=_CHANGES)
-    ] = False
+    retry_failed: Annotated[bool, Opt("Retry only the images that failed before.", panel=_EXISTING)] = False
+    update: Annotated[bool, Opt("Update OUTPUT to new, changed and removed images.", panel=_EXISTING)] = False
+    keep_removed: Annotated[bool, Opt("Keep the rows of removed images (--update only).", panel=_EXISTING)] = False
+    only_add: Annotated[bool, Opt("Only add new images (--update only).", panel=_EXISTING)] = False
+    check_content: Annotated[bool, Opt("Compare digests, not size and time (--update only).", panel=_EXISTING)] = False
 
     def __post_init__(self) -> None:
         options = {"--keep-removed": self.keep_removed, "--only-add": self.only_add, "--check-content": self.check_content}

@@ -158,7 +158,7 @@ def test_empty_captions_are_failures(imagepivot, tmp_path):
         (("--truecaser", "models"), 2, "recipe 'multi30k-lc' does not truecase"),
         (("--shards", "many"), 2, "--shards is 'many'"),
         (("--max-failures", "-1"), 2, "--max-failures is -1, expected 0 or more"),
-        (("extra",), 2, "unexpected argument 'extra': flags for Beam stand behind -- and begin with --"),
+        (("extra",), 2, "unexpected argument 'extra': flags for Beam follow -- and begin with --"),
         (("--unknown", "1"), 2, "No such option: --unknown"),
     ],
 )

@@ -144,6 +144,7 @@ def search_gallery(run: Run, tokens: Sequence[str], language: str, gallery: Gall
 
 
 def _check_language(run: Run, language: str) -> None:
-    if language not in run.model.languages:
-        known = ", ".join(run.model.languages)
-        raise UsageError(f"--language is {language!r}, but this run knows only {known}: give one of these")
+    known = run.model.languages
+    if language not in known:
+        given = f"--language is {language!r}" if language else "--language is missing"
+        raise UsageError(f"{given}, expected a language of the run: {', '.join(known)}")

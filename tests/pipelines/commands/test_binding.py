@@ -229,7 +229,7 @@ def test_values_out_of_range_are_refused_alike(command, key, value, message, tmp
 def test_a_plan_says_what_a_step_lacks():
     with pytest.raises(UsageError, match=r"^CAPTIONS is missing: Folder of a captions dataset\.$"):
         BOUND["vocabulary"].words({"output": "o"})
-    with pytest.raises(UsageError, match=r"^--format is missing: How SOURCE is laid out: multi30k, "):
+    with pytest.raises(UsageError, match=r"^--format is missing: Name the format of SOURCE: multi30k, "):
         BOUND["captions"].words({"source": "s", "output": "o"})
 
 

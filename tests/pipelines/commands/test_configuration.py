@@ -181,7 +181,7 @@ def test_files_of_other_systems(parse):
 
 
 def test_files_that_cannot_be_read(parse, tmp_path):
-    with pytest.raises(UsageError, match=r"there is no file 'none\.toml', which --config names: check the path"):
+    with pytest.raises(UsageError, match=r"--config is 'none\.toml', which does not exist: check the path"):
         parse("inspect", "--config", "none.toml")
     with pytest.raises(DatasetError, match="the path is a folder, expected a file"):
         parse("inspect", "--config", str(tmp_path))

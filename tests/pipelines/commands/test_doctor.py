@@ -67,7 +67,7 @@ def test_options_are_arguments_of_the_checks(check):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--weights", "w.pth"), "--weights is that of an extractor: give --extractor, too"),
+        (("--weights", "w.pth"), "--weights needs --extractor: name the extractor, e.g. --extractor resnet50-pool"),
         ((" ",), "OUTPUT is ' ', expected a value"),
     ],
 )

@@ -172,14 +172,14 @@ def test_a_signal_that_cannot_be_raised_leaves_no_lock(tmp_path, place):
 
 ENDS = """
 import atexit, sys, threading
-from pipelines.commands.signals import ending_at_once
+from pipelines.commands.signals import fast_exit
 
 class TakenApart:
     def __del__(self):
         print("taken apart")
 
 kept = TakenApart()
-with ending_at_once():
+with fast_exit():
     atexit.register(print, "registered")
     threading.Thread(target=lambda: (threading.main_thread().join(), print("thread"))).start()
     {end}

@@ -351,7 +351,7 @@ def test_search_needs_no_language_for_a_run_with_one(command, tokenizer, write_r
 
 def test_search_reports_missing_options(command, write_run, toy):
     folder = write_run()
-    with pytest.raises(UsageError, match="--language is '', but this run knows only en, de"):
+    with pytest.raises(UsageError, match="--language is missing, expected a language of the run: en, de"):
         command("search", folder, "1", "--features", toy.features)
     for places in ((), ("--features", toy.features, "--embeddings", "e")):
         with pytest.raises(UsageError, match="give either --features or --embeddings"):
@@ -482,7 +482,7 @@ def test_runs_and_sentence_pairs_are_told_apart_in_any_order(command, write_run,
     for order in ((*folders, pairs), (pairs, *folders), (folders[0], pairs, *folders)):
         assert json.loads(command("sts", *order, "--tokenized", "--device", "cpu", "--json")[0]) == expected
     out, err = command("sts", *folders, pairs, "--tokenized", "--device", "cpu")
-    assert "pairs: 1 pairs without a score are left out" in err
+    assert "pairs: 1 pairs without a score are skipped" in err
     assert "4 pairs" in out
     baseline = expected["systems"][0]["scores"]["pairs"]
     assert f"word overlap {baseline['pearson']:.1f} ({baseline['spearman']:.1f})" in " ".join(out.split())
@@ -560,7 +560,7 @@ def test_figures_of_a_run_read_images_as_features_does(command, write_run, toy, 
     retrieval = (*data, "--top", "2", "--only", "retrieval")
     command("figures", run, table, *retrieval, "--images", tmp_path / "photos.csv", "--columns", "image_id=file")
     assert (table / "retrieval.png").read_bytes() == (folder / "retrieval.png").read_bytes()
-    assert "no pictures: ids of images stand for them" in command("figures", run, table, *retrieval)[1]
+    assert "no pictures without --images: image ids are drawn instead" in command("figures", run, table, *retrieval)[1]
     assert (table / "retrieval.png").read_bytes() != (folder / "retrieval.png").read_bytes()
     (tmp_path / "photos" / "test-004.png").unlink()
     with pytest.raises(InputError, match=r"image 'test-004' is not among the images in .*photos"):

@@ -127,7 +127,7 @@ def test_a_diverging_row(command, undisturbed, tmp_path, workers):
     log = (run / "log.jsonl").read_bytes()
     again = command(output, wild, workers=workers)
     check_failed(again, output, expected, "diverged", "the training has diverged")
-    assert "what has diverged would mostly diverge again: change its settings" in again[2]
+    assert "diverged runs would mostly diverge again: change their settings" in again[2]
     assert (run / "log.jsonl").read_bytes() == log  # From the beginning: a resumed run would have added to it.
 
     check_mended(command(output, {}, workers=workers), output, expected)
@@ -148,7 +148,7 @@ def test_a_killed_worker(command, undisturbed, tmp_path, workers):
     done = command(output, LONG, workers=workers)
     thread.join()
     check_failed(done, output, expected, "killed", "a training process was killed, probably because memory ran out")
-    assert "the same command tries the runs that failed again" in done[2]
+    assert "the same command retries failed runs" in done[2]
     assert (run / "last.pt").exists()
     check_mended(command(output, LONG, workers=workers), output, expected)
 
