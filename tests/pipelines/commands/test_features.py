@@ -111,17 +111,14 @@ def test_options_that_the_extractor_does_not_have_are_refused_before_anything_is
 # --- help ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_the_help_has_a_panel_for_workers_elsewhere(monkeypatch):
+def test_help_of_features_fits_120_lines(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    text = CliRunner().invoke(cli.app, ["features", "--help"]).output
-    panel = text[text.index("─ Workers on other machines ─") :].partition("╰")[0]
-    assert all(option in panel for option in ("--gpu ", "--gpus-per-worker ", "--worker-machine "))
-
-
-def test_the_help_names_extractors_and_kinds_of_source(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    text = " ".join(CliRunner().invoke(cli.app, ["features", "--help"]).output.replace("│", " ").split())
+    help_ = CliRunner().invoke(cli.app, ["features", "--help"]).output
+    assert len(help_.splitlines()) < 120
+    assert "Example: imagepivot features photos features --extractor resnet50-pool" in help_
+    panel = help_[help_.index("─ Array jobs, and workers on other machines") :].partition("╰")[0]
+    assert all(f"{option} " in panel for option in ("--task", "--gpu", "--gpus-per-worker", "--worker-machine"))
+    text = " ".join(help_.replace("│", " ").split())
     for name in (*extractors.names(), "timm:NAME", "detectron2:CONFIG+WEIGHTS"):
         assert name in text
     for source in ("folder", "pattern", "table", "tar", "Parquet"):

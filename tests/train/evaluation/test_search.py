@@ -67,7 +67,7 @@ def test_images_of_another_model_are_refused(run, write_run, toy, other_toy, tmp
 
 
 def test_a_query_without_an_answer_is_refused(run, gallery):
-    with pytest.raises(UsageError, match="--language is 'fr', but this run knows only en, de: give one of these"):
+    with pytest.raises(UsageError, match="--language is 'fr', expected a language of the run: en, de"):
         search_gallery(run, ["fr1"], "fr", gallery)
     with pytest.raises(UsageError, match="knows no word of 'cats and dogs'"):
         search_gallery(run, ["cats", "and", "dogs"], "en", gallery)
