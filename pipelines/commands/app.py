@@ -1,9 +1,15 @@
-"""The command ``imagepivot``: composed here from one group of commands per module; errors become messages and exit codes.
+"""Program ``imagepivot``: its commands, consoles and error handling.
 
-Exit codes: 0 done; 1 the run or check failed; 2 wrong usage; 3 done, but more inputs failed than ``--max-failures`` allows, or
-runs of ``reproduce`` failed; 130, 143 and 129 stopped by Ctrl-C, SIGTERM and SIGHUP; 141 the reader of the output has ended.
-Modules that need Beam or torch are imported by the command that uses them, so that ``--help`` is quick and every command
-works with its own extra only.
+Exit codes:
+
+- 0: done
+- 1: the run or check failed
+- 2: wrong usage
+- 3: done, but more inputs failed than ``--max-failures`` allows, or runs of ``reproduce`` failed
+- 130, 143, 129: stopped by Ctrl-C, SIGTERM, SIGHUP
+- 141: the reader of the output has ended
+
+Commands import Beam and torch when they run: ``--help`` is fast, and each command needs its own extra only.
 """
 
 from __future__ import annotations
@@ -43,11 +49,11 @@ _PANELS = {
     "Results": (training.evaluate, training.compare, training.embed, training.search, training.sts, training.figures),
     "Exchange": (datasets.import_, datasets.export, datasets.diff),
 }
-"""The commands by their headings in ``--help``."""
+"""Commands by panel of ``--help``."""
 
 
 class _Group(TyperGroup):
-    """The command with its sub-commands; the end of the program that reads their output ends them."""
+    """Group of the commands; a closed pipe at the output ends them."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -66,7 +72,7 @@ class _Group(TyperGroup):
 app = typer.Typer(
     name="imagepivot",
     cls=_Group,
-    help="Prepares data for multilingual image-sentence retrieval: captions and images in, Parquet shards out.",
+    help="Prepare data for multilingual image-sentence retrieval, and train and evaluate models.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -90,17 +96,17 @@ def _options(
 
 
 def main() -> None:
-    """Run the command, and turn errors into messages and exit codes."""
+    """Run the command, and exit with its code."""
     output = RankOutput()
     output.silence()
     logging.basicConfig(level=logging.ERROR)
     events.show_remarks(remark)
-    # Typer and `train` have consoles of their own.
-    Console.on_broken_pipe = _end_of_pipe  # type: ignore[method-assign]
+    # On the class: typer and `train` have their own consoles.
+    Console.on_broken_pipe = _exit_on_closed_pipe  # type: ignore[method-assign]
     Console.render = _render_escaped  # type: ignore[method-assign]
     warnings.showwarning = _show_warning
     if wants_events(sys.argv[1:]):
-        events.start()  # Before the words are parsed, so that wrong usage is an event as well.
+        events.start()  # Before parsing: usage errors are events, too.
     sys.exit(run(output.report_once(app)))
 
 
@@ -110,7 +116,7 @@ _show_any_warning = warnings.showwarning
 def _show_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, *more: Any, **named: Any
 ) -> None:
-    """Show a warning of ours as a remark, others as Python does."""
+    """Show our warnings as remarks, others as Python does."""
     if issubclass(category, FontWarning):
         remark(str(message))
     else:
@@ -121,11 +127,11 @@ _render = Console.render
 
 
 def _render_escaped(self: Console, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-    """Render as rich does; whatever a console prints, control characters of data are escapes."""
+    """Render as rich does, with control characters of data escaped."""
     for segment in _render(self, renderable, options):
         yield segment if segment.control else segment._replace(text=escape_text(segment.text, lines=True))
 
 
-def _end_of_pipe(self: Console) -> None:
+def _exit_on_closed_pipe(self: Console) -> None:
     self.quiet = True
     raise SystemExit(BROKEN_PIPE)

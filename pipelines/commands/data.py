@@ -42,7 +42,7 @@ def captions(
 
     with show_progress(notes, "captions", unit="captions", log_json=log_json) as meter:
         manifest = prepare_captions(job, execution, meter)
-        meter.settle(captions=manifest.rows + manifest.failed, failed=manifest.failed)
+        meter.finalize(captions=manifest.rows + manifest.failed, failed=manifest.failed)
     if len(manifest.statistics.get("images", ())) > 1 and (overlap := find_overlap(open_dataset(job.output))) is not None:
         remark(overlap.remark)
     finish(manifest, job.output, max_failures)
@@ -64,7 +64,7 @@ def vocabulary(
     total = open_dataset(job.captions, kind="captions").manifest.rows
     with show_progress(notes, "vocabulary", unit="captions", total=total, log_json=log_json) as meter:
         manifest = build_vocabulary(job, execution, meter)
-        meter.settle(captions=total)
+        meter.finalize(captions=total)
     finish(manifest, job.output)
 
 
@@ -81,7 +81,7 @@ def encode(
     total = open_dataset(job.captions, kind="captions").manifest.rows
     with show_progress(notes, "encode", unit="captions", total=total, log_json=log_json) as meter:
         manifest = encode_captions(job, execution, meter)
-        meter.settle(captions=manifest.rows)
+        meter.finalize(captions=manifest.rows)
     finish(manifest, job.output)
 
 
@@ -102,7 +102,7 @@ def word_vectors(
 
     with show_progress(notes, "word-vectors", unit="words", log_json=log_json) as meter:
         manifest = import_word_vectors(job, meter)
-        meter.settle(words=sum(counts["file_words"] for counts in manifest.statistics.values()))
+        meter.finalize(words=sum(counts["file_words"] for counts in manifest.statistics.values()))
     finish(manifest, job.output)
 
 
@@ -126,7 +126,7 @@ def token_features(
         _remark_on_precision(job.precision, job.device)
     with show_progress(notes, "token-features", unit="captions", total=total, log_json=log_json) as meter:
         manifest = extract_token_features(job, execution, meter)
-        meter.settle(captions=manifest.rows + manifest.failed, failed=manifest.failed)
+        meter.finalize(captions=manifest.rows + manifest.failed, failed=manifest.failed)
     finish(manifest, job.output, max_failures)
 
 
@@ -175,8 +175,9 @@ def features(
     with show_progress(notes, request.name, unit="images", total=total, log_json=log_json) as meter:
         manifest = extract_features(job, execution, meter, listing=listing, remark=remark)
         if job.task is None:
-            meter.settle(images=manifest.rows + manifest.failed, failed=manifest.failed)
-    finish(manifest, job.output, max_failures)
+            meter.finalize(images=manifest.rows + manifest.failed, failed=manifest.failed)
+        changes = meter.total() if job.policy.update else None
+    finish(manifest, job.output, max_failures, changes)
 
 
 @command("extractors --json")

@@ -135,7 +135,7 @@ def import_(job: ImportJob, log_json: LogJson = False) -> None:
 
     with show_progress(notes, "import", unit="images", log_json=log_json) as meter:
         manifest = import_features(job, meter)
-        meter.settle(images=manifest.rows)
+        meter.finalize(images=manifest.rows)
     finish(manifest, job.output)
 
 

@@ -1,4 +1,4 @@
-"""How a command ends: errors become messages, or events, and exit codes."""
+"""Exit codes: errors become messages or events, and exit codes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _EXTRAS = {
     "timm": frozenset({"timm"}),
     "bert": frozenset({"transformers", "huggingface_hub"}),
 }
-"""The modules that each extra brings."""
+"""Modules by extra."""
 
 _NEEDS = {
     **dict.fromkeys(("captions", "vocabulary", "encode", "word-vectors", "token-features", "features"), "pipelines"),
@@ -36,18 +36,18 @@ _NEEDS = {
     **dict.fromkeys(("train", "evaluate", "compare", "embed", "search", "sts", "reproduce"), "train"),
     "figures": "figures",
 }
-"""The extra that a command needs for all that it does."""
+"""Extras that cover all of a command."""
 
-_INTERRUPTED = 130  # Ctrl-C, as typer hands it on.
+_INTERRUPTED = 130  # Ctrl-C in typer.
 
 
 def wants_events(words: Sequence[str]) -> bool:
-    """Return whether the words of a command ask for events, as far as one can tell before they are parsed."""
+    """Return whether unparsed words contain ``--log-json``."""
     return "--log-json" in words[: words.index("--") if "--" in words else None]
 
 
 def run(app: Callable[..., Any]) -> int:
-    """Run the command and return its exit code; say why it failed. Errors that are our fault are raised."""
+    """Run the command, print errors, and return the exit code; raise bugs of ours."""
     code, message = 0, None
     try:
         code = app(standalone_mode=False) or 0
@@ -56,7 +56,7 @@ def run(app: Callable[..., Any]) -> int:
         if ending is None:
             raise
         code, message = ending
-    if stop_signal():  # Whatever became of the interrupt; `stoppable` ends the process with a line.
+    if stop_signal():  # Even if a library swallowed the interrupt; `stoppable` prints the last line.
         return 128 + stop_signal()
     if code == _INTERRUPTED:
         message = stopped_line()
@@ -72,12 +72,12 @@ def run(app: Callable[..., Any]) -> int:
 
 
 def _ending(error: BaseException) -> tuple[int, str | None] | None:
-    """Print what a user should know about an error, and return exit code and message; None for a fault of ours."""
+    """Print an error, and return exit code and message; None for a bug of ours."""
     if isinstance(error, SystemExit):
         return (error.code if isinstance(error.code, int) else int(error.code is not None)), None
     if isinstance(error, KeyboardInterrupt):
         return _INTERRUPTED, None
-    if isinstance(error, DetachedError):  # What goes on elsewhere is what the command was asked for.
+    if isinstance(error, DetachedError):  # The command was asked to detach.
         if error.job:
             events.record(status="detached", job=error.job)
         console.print(str(error), highlight=False, markup=False, soft_wrap=True)
@@ -86,10 +86,10 @@ def _ending(error: BaseException) -> tuple[int, str | None] | None:
         return _report(error, str(error), code=2 if isinstance(error, UsageError) else 1)
     if isinstance(error, ModuleNotFoundError) and (extra := _extra_for((error.name or "").partition(".")[0])):
         return _report(error, f"this command needs {error.name}, which is not installed: pip install 'imagepivot[{extra}]'")
-    if isinstance(error, OSError) and _is_of_output(error):
+    if isinstance(error, OSError) and _is_output_error(error):
         flush_streams()
         return _report(error, f"cannot write the output: {error.strerror}")
-    if hasattr(error, "format_message"):  # An error of typer's, about the words of the command.
+    if hasattr(error, "format_message"):  # A usage error of typer.
         message = error.format_message() or None
         if not events.emit("error", message=message, kind="UsageError"):
             from typer import rich_utils
@@ -110,13 +110,13 @@ def _report(error: BaseException, message: str, *, code: int = 1) -> tuple[int, 
     return code, message
 
 
-def _is_of_output(error: OSError) -> bool:
-    """Return whether an error was raised where results are printed."""
+def _is_output_error(error: OSError) -> bool:
+    """Return whether printing raised the error."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return frame.f_globals.get("__name__", "").partition(".")[0] in ("rich", "typer", "click")
 
 
 def _extra_for(module: str) -> str | None:
-    """Return the extra that brings a module: the one that the command needs, or else the smallest; None if none does."""
+    """Return the extra for a module: the command's own, or else the smallest; None without one."""
     command = "".join(sys.argv[1:2])
     return next((extra for extra in (_NEEDS.get(command, ""), *_EXTRAS) if module in _EXTRAS.get(extra, ())), None)

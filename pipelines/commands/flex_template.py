@@ -1,7 +1,7 @@
-"""The command line that the parameters of a Flex Template's launch mean; ``docker/metadata.json`` describes them.
+"""Flex Template: convert launch parameters, see ``docker/metadata.json``, to a command line.
 
-Google's launcher starts `main` with ``--NAME=VALUE`` for each parameter and for each of its own flags, and with nothing else:
-no argument stands alone, and there is no ``--``. Parameters of ours go before ``--``, everything else behind it.
+Google's launcher runs `main` with ``--NAME=VALUE`` for parameters and for its own flags, without positional arguments or ``--``.
+Our parameters go before ``--``, all others after it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pipelines.commands.data import captions, encode, features, vocabulary
 from schemas.errors import ImagepivotError, UsageError
 
 COMMANDS = {str(command.name): command for command in (captions, vocabulary, encode, features)}
-"""Commands that a launch can run: those that run pipelines."""
+"""Commands for a launch: those with pipelines."""
 
 LEFT_OUT = {
     **dict.fromkeys(("log-json", "dry-run"), "for a person at a terminal"),
@@ -26,21 +26,20 @@ LEFT_OUT = {
         "about the content of OUTPUT, and a launch builds a dataset from its beginning",
     ),
 }
-"""Options that are no parameters, with the reason."""
+"""Options without a parameter, with the reason."""
 
 
 def parameters_of(command: str) -> Mapping[str, Option]:
-    """Return the options of a command that a launch can give, by the names of the template's parameters."""
+    """Return the options of a command by template parameter."""
     options = COMMANDS[command].options
     return {key: each for key, each in options.items() if not (each.name in LEFT_OUT or each.opt.is_behind_dashes)}
 
 
 def command_line(arguments: Sequence[str]) -> list[str]:
-    """Return the words of the command that the arguments of a launch mean.
+    """Convert the arguments of a launch to the words of a command.
 
     Raises:
-        UsageError: the command is missing or has no such parameter; an argument stands alone; a parameter is missing, given
-            twice or without a value.
+        UsageError: the command is missing; an argument is positional; a parameter is unknown, missing, given twice or empty.
     """
     values, flags = _sort(arguments)
     command = values.pop("command", "")
@@ -66,14 +65,14 @@ def command_line(arguments: Sequence[str]) -> list[str]:
 
 
 def _sort(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the values of our parameters, and the flags for Beam."""
+    """Split arguments into values of our parameters and flags for Beam."""
     parameters = {"command"}.union(*map(parameters_of, COMMANDS))
     values: dict[str, str] = {}
     flags = []
     for argument in arguments:
         name, equals, value = argument.removeprefix("--").partition("=")
         if not argument.startswith("--") or not name:
-            raise UsageError(f"the launch has an argument {argument!r}, expected parameters alone: --NAME=VALUE")
+            raise UsageError(f"the launch has the argument {argument!r}, expected parameters: --NAME=VALUE")
         if name not in parameters:
             flags.append(argument)
         elif not equals:
@@ -86,7 +85,7 @@ def _sort(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def main() -> None:
-    """Run the command that this process's arguments mean."""
+    """Run the command of a launch."""
     try:
         sys.argv = ["imagepivot", *command_line(sys.argv[1:])]
     except ImagepivotError as error:

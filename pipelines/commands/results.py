@@ -1,8 +1,12 @@
-"""What the commands print: consoles, options of printing, remarks, and what was written."""
+"""Output of the commands: consoles, options of printing, remarks, and the summary of a written dataset."""
 
 from __future__ import annotations
 
+import re
 import shlex
+import time
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
@@ -11,6 +15,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from schemas.console import events
+from schemas.console.progress import duration
 from schemas.console.tables import render_tables
 from schemas.escapes import escape_text
 from schemas.options import Opt
@@ -29,9 +34,12 @@ MaxFailures: TypeAlias = Annotated[int, Opt("Exit with code 3 if more inputs fai
 LogJson: TypeAlias = Annotated[bool, Opt("Write stderr as lines of JSON, for programs.")]
 AsJson: TypeAlias = Annotated[bool, Opt("Print JSON.", name="json")]
 
+_started = time.monotonic()  # The program imports this module before it runs a command.
+_DIGEST = re.compile("[0-9a-f]{64}")
+
 
 def remark(text: str, style: str = "yellow") -> None:
-    """Say something on standard error, in a style of rich's, or as an event."""
+    """Print a remark on standard error, in a style of rich's, or as an event."""
     if not events.emit("remark", message=text):
         notes.print(Text(escape_text(text, lines=True), style=style), soft_wrap=True)
 
@@ -42,19 +50,36 @@ def print_line(text: str) -> None:
 
 
 def print_dataset(manifest: Manifest, output: str) -> None:
-    """Print the kind of a dataset, its rows and shards, its place and its fingerprint."""
-    size, place = f"{manifest.rows:,} rows in {len(manifest.shards)} shards", escape(output)
-    print_line(f"[bold]{manifest.kind}[/bold]: {size} in {place} (fingerprint {manifest.fingerprint[:12]})")
+    """Print a line about a dataset: rows, shards, folder, failed inputs, size, seconds, and whether weights are random."""
+    size = sum(entry.bytes for entry in manifest.shards)
+    size_text = f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:,.1f} kB"
+    facts = [f"{manifest.failed:,} failed", size_text, duration(time.monotonic() - _started)]
+    if (manifest.parameters.get("extractor") or {}).get("untrained"):
+        facts.append("untrained weights")
+    rows = f"{manifest.rows:,} rows in {len(manifest.shards)} shards in {escape(output)}"
+    print_line(f"[bold]{manifest.kind}[/bold]: {rows} ({', '.join(facts)})")
 
 
-def finish(manifest: Manifest, output: str, max_failures: int = 0) -> None:
-    """Print what was written and what failed; exit with code 3 where more inputs failed than are allowed."""
+def finish(manifest: Manifest, output: str, max_failures: int = 0, changes: Mapping[str, int] | None = None) -> None:
+    """Print the summary of a written dataset; exit with code 3 if more inputs failed than are allowed.
+
+    ``changes`` holds the numbers of new, changed and removed images of an update. Digests are left to ``inspect``.
+    """
     from pipelines.datasets.inspection import statistics_table
 
     failed = dict(sorted(manifest.failure_reasons.items()))
     events.record(counts={"rows": manifest.rows, "shards": len(manifest.shards), "failed": failed})
     print_dataset(manifest, output)
-    render_tables(console, [statistics_table(manifest)])
+    if changes is not None:
+        new, changed, removed = (changes.get(name, 0) for name in ("new", "changed", "removed"))
+        unchanged = manifest.rows + manifest.failed - new - changed
+        print_line(f"[bold]update[/bold]: {new:,} new, {changed:,} changed, {removed:,} removed, {unchanged:,} kept")
+    shown = {
+        name: value
+        for name, value in manifest.statistics.items()
+        if name not in ("images", "failed") and not (isinstance(value, str) and _DIGEST.fullmatch(value))
+    }
+    render_tables(console, [statistics_table(replace(manifest, statistics=shown))])
     if manifest.failed:
         counts = ", ".join(f"{count:,} {reason}" for reason, count in failed.items())
         listed = f"They are listed by: imagepivot inspect {shlex.quote(output)} --failures"

@@ -3,12 +3,14 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import typer
 
 from pipelines.commands import app as cli
+from pipelines.commands import results
 from pipelines.commands.results import finish
 from schemas.errors import DatasetError, UsageError
 from schemas.manifest import Manifest, ShardEntry
@@ -165,11 +167,17 @@ def manifest(rows: int, failed: int = 0) -> Manifest:
     )
 
 
-def test_the_end_of_a_run_is_one_line(capsys):
-    finish(manifest(1234), "out[1]")
-    out, err = capsys.readouterr()
-    assert out == "features: 1,234 rows in 1 shards in out[1] (fingerprint abcdef012345)\n"
-    assert err == ""
+def test_finish_prints_rows_failures_size_and_seconds(capsys, monkeypatch):
+    monkeypatch.setattr(results.time, "monotonic", lambda: results._started + 95)
+    digests = {"images": 9, "content": "0" * 64}
+    parameters = {"extractor": {"untrained": True}}
+    finish(replace(manifest(1234), statistics=digests, parameters=parameters), "out[1]")
+    assert capsys.readouterr() == (
+        "features: 1,234 rows in 1 shards in out[1] (0 failed, 0.0 kB, 1 min 35 s, untrained weights)\n",
+        "",
+    )
+    finish(manifest(10), "out", changes={"new": 2, "changed": 1, "removed": 3})
+    assert capsys.readouterr().out.splitlines()[1] == "update: 2 new, 1 changed, 3 removed, 7 kept"
 
 
 @pytest.mark.parametrize(("most", "code"), [(0, 3), (4, 3), (5, None), (6, None)])

@@ -128,9 +128,9 @@ def test_arguments_stand_in_their_order_and_parameters_go_before_the_dashes_and_
         ),
         (
             ("--command=captions", "gs://b/x"),
-            r"^the launch has an argument 'gs://b/x', expected parameters alone: --NAME=VALUE$",
+            r"^the launch has the argument 'gs://b/x', expected parameters: --NAME=VALUE$",
         ),
-        (("--command=captions", "--"), r"^the launch has an argument '--', expected parameters alone"),
+        (("--command=captions", "--"), r"^the launch has the argument '--', expected parameters"),
         (("--command=captions", "--source"), r"^the launch has '--source' without a value, expected --source=VALUE$"),
         (
             ("--command=captions", "--source=gs://b/1", "--source=gs://b/2"),
