@@ -42,7 +42,7 @@ class Check:
     """Result of one check.
 
     Attributes:
-        result: measured or found state in words. Keys in addresses are replaced by ``***``.
+        result: measured state; keys in addresses are replaced by ``***``.
         advice: remedy; empty for status ``ok``.
     """
 

@@ -1,4 +1,4 @@
-"""Jobs of the commands that write datasets; each field declares its option. Importing this loads nothing heavy."""
+"""Jobs of the commands that write datasets; each field declares its option. Importing this loads neither Beam nor torch."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ Quoting: TypeAlias = Annotated[
 
 
 class Source(Protocol):
-    """A collection of captions or images that is open already, for callers from Python."""
+    """An open collection of captions or images, for callers from Python."""
 
     @property
     def location(self) -> str:
@@ -71,7 +71,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class CaptionsJob:
-    """Job of ``imagepivot captions``. Its source may also be one that `open_captions` has opened.
+    """Job of ``imagepivot captions``. Its source may also be the result of `open_captions`.
 
     Raises:
         UsageError: a value is out of range, or two options contradict each other.
@@ -105,17 +105,17 @@ class CaptionsJob:
 
     @property
     def selection(self) -> Selection:
-        """The captions to keep."""
+        """Selection of captions."""
         from pipelines.inputs.captions import Selection
 
         return Selection(self.languages, self.portions, self.splits)
 
     def open_source(self) -> CaptionSource:
-        """Return the raw captions.
+        """Open the raw captions.
 
         Raises:
-            UsageError: options do not go with the format.
-            InputError: the source does not exist, or does not hold what the format expects.
+            UsageError: an option does not fit the format.
+            InputError: the source does not exist, or has another format.
         """
         from pipelines.inputs.captions import open_source
 
@@ -184,7 +184,7 @@ class WordVectorsJob:
     """Job of ``imagepivot word-vectors``; see `schemas.vector_files` for the files.
 
     Raises:
-        UsageError: there is not one language for each file.
+        UsageError: the numbers of languages and files differ.
     """
 
     vocabulary: Vocabulary
@@ -197,8 +197,8 @@ class WordVectorsJob:
     def __post_init__(self) -> None:
         if not self.files or len(self.files) != len(self.languages):
             raise UsageError(
-                f"--languages is {','.join(self.languages)!r}, expected the language of each FILE, in their order: there are "
-                f"{len(self.languages)} languages, and files of word vectors: {len(self.files)}"
+                f"--languages is {','.join(self.languages)!r}, expected one language per FILE, in order: it names "
+                f"{len(self.languages)} for {len(self.files)} files"
             )
         twice = [language for language in self.languages if self.languages.count(language) > 1]
         if twice:
@@ -231,7 +231,7 @@ class TokenFeaturesJob:
                 raise UsageError(f"{option} is {value}, expected 1 or more")
 
     def request(self) -> TokenRequest:
-        """Return what is asked of the model.
+        """Return the request for the model.
 
         Raises:
             UsageError: a value is unknown.
@@ -241,36 +241,36 @@ class TokenFeaturesJob:
         return TokenRequest(self.model, self.sub_words, self.dtype, self.precision)
 
     def files(self) -> tuple[str, ...]:
-        """Return the folder that every process reads which loads the model; none for a name."""
+        """Return the model's folder, which every process reads; none for a name."""
         from extractors.tokens.request import is_folder
 
         return (self.model,) if is_folder(self.model) else ()
 
     def check_device(self) -> None:
-        """Check that this machine has the device, and that it computes in the precision.
+        """Check that this machine has the device, and that the device supports the precision.
 
         Raises:
-            UsageError: it has not, or does not.
+            UsageError: the device is missing, or the precision is unsupported.
         """
         from extractors.computing.devices import check_request
 
         check_request(self.device, self.precision)
 
     def check_model(self, output: OutputDataset, extractor: TokenExtractor) -> None:
-        """Raise `InputError` unless a model is the one that the run was planned with."""
+        """Raise `InputError` if a model differs from the planned one."""
         from schemas.parameters import TokenFeaturesParameters
 
         planned = TokenFeaturesParameters.from_json(output.parameters).model_fingerprint
         if extractor.description.fingerprint != planned:
             raise InputError(
-                f"a worker finds another model in {self.model!r}, or has other versions of transformers and tokenizers, than the "
-                "machine that planned the run: give all of them the same"
+                f"the model {self.model!r}, transformers or tokenizers of a worker differ from the launcher's: use the same on all "
+                "machines"
             )
 
 
 @dataclass(frozen=True)
 class ImageOptions:
-    """How the location of images is read, see `pipelines.inputs.images.open_images`."""
+    """Options of `pipelines.inputs.images.open_images`."""
 
     id_rule: IdRule = "name"
     allow_private_addresses: Annotated[
@@ -288,7 +288,7 @@ class ImageOptions:
         """Open images, unless they are open already.
 
         Raises:
-            UsageError: an option does not go with the location.
+            UsageError: an option does not fit the location.
             InputError: the location does not exist, or is a compressed tar.
         """
         from pipelines.inputs.images import open_images
@@ -307,10 +307,10 @@ class ImageOptions:
 
 @dataclass(frozen=True)
 class FeaturesJob:
-    """Job of ``imagepivot features``. Its images may also be a source that `open_images` has opened.
+    """Job of ``imagepivot features``. Its images may also be the result of `open_images`.
 
-    The batch size changes speed and memory, not the features; None is the extractor's own number on a CPU, and what a GPU is
-    fastest with, see `extractors.batch_sizes`.
+    The batch size affects speed and memory, not the features. None is the extractor's own on a CPU, and the fastest on a GPU, see
+    `extractors.batch_sizes`.
 
     Raises:
         UsageError: a value is out of range, or two options contradict each other.
@@ -345,75 +345,69 @@ class FeaturesJob:
                 self.task.shards(self.shards)
             if self.policy.overwrite:
                 raise UsageError(
-                    "--overwrite with --task would delete the shards of the other tasks: delete the folder before the first task, "
-                    "or choose another, and leave out --overwrite"
+                    "--overwrite with --task would delete the shards of other tasks: leave it out, and delete the folder before "
+                    "the first task, or choose another"
                 )
 
     def open_images(self) -> ImageSource:
-        """Return the images.
-
-        Raises:
-            UsageError: an option does not go with the location.
-            InputError: the location does not exist, or is a compressed tar.
-        """
+        """Open the images; errors are those of `ImageOptions.open`."""
         return self.reading.open(self.images)
 
     def opened(self) -> FeaturesJob:
-        """Return the same job with its images opened; the errors are those of `open_images`."""
+        """Return a copy with open images; errors are those of `open_images`."""
         return replace(self, images=self.open_images())
 
     def locations(self) -> Iterator[tuple[str, str]]:
-        """Yield what the workers read and write: what a location is, in words, and the location."""
+        """Yield name and location of everything that workers read and write."""
         images = self.open_images()
         yield from (("IMAGES", images.location), ("OUTPUT", self.output))
         yield from (("--weights", location) for location in self.extractor.files())
         yield from (("the image", location) for location in images.listed_locations())
 
     def feature_bytes(self) -> int:
-        """Return the bytes of the feature of one image, as far as they are known without the weights.
+        """Estimate the bytes of the feature of one image, without weights.
 
         Raises:
-            UsageError: there is no such extractor.
+            UsageError: the extractor is unknown.
         """
         spec, regions = self.extractor.spec(), self.extractor.regions
         rows = spec.shape[0] if regions is None else regions.max_regions
         return {"float32": 4, "float16": 2}[spec.dtype] * rows * prod(spec.shape[1:])
 
     def check_device(self) -> None:
-        """Check that this machine has the device, and that the device does what is asked of it.
+        """Check that this machine has the device, and that the device supports the extractor's options.
 
         Raises:
-            UsageError: it has not, or does not.
+            UsageError: the device is missing, or an option is unsupported.
         """
         self.extractor.check_device(self.device)
 
     def check_execution(self, execution: Execution) -> None:
-        """Check that the job can run where it is to run.
+        """Check the job against an execution.
 
         Raises:
-            UsageError: the job is a task of an array job, and the pipeline would run elsewhere; or the workers have GPUs, and the
-                job names another device.
+            UsageError: a task of an array job has a remote runner, or workers with GPUs have another device.
         """
         if execution.accelerator is not None and self.device not in ("auto", "cuda"):
             raise UsageError(
-                f"--device is {self.device!r}, and --gpu {execution.accelerator.type!r}: the model runs on all GPUs of a worker. "
-                "Leave one of the two out"
+                f"--device is {self.device!r}, and --gpu {execution.accelerator.type!r} runs the model on all GPUs of a worker: "
+                "leave one of the two out"
             )
         if self.task is not None and not execution.is_local:
             raise UsageError(
-                f"--task is '{self.task}', and behind -- stands --runner: a task makes its shards on the machine on which it is "
-                "started, and a Beam runner deals out all of them by itself. Leave out one of the two"
+                f"--task is '{self.task}', and --runner follows --: a task writes its shards on its own machine, and a Beam runner "
+                "distributes all shards. Leave out one of the two"
             )
 
     def for_workers(self, execution: Execution) -> FeaturesJob:
-        """Return the job as the workers of an execution get it: elsewhere, paths are absolute and the GPUs asked for are used."""
+        """Return the job for workers: remote ones need absolute paths and, with an accelerator, the device ``cuda``."""
         job = self if execution.runs_here else replace(self, extractor=self.extractor.located())
         if execution.accelerator is None:
             return job
-        return replace(job, device="cuda")  # Without a GPU there, no worker may fall back to its CPU.
+        return replace(job, device="cuda")  # A worker without a GPU must fail, not use its CPU.
 
     def extras(self) -> tuple[str, ...]:
-        """Return the extras that workers on other machines need; that for HEIC photographs, too, if this process has it."""
+        """Return the extras for remote workers; with that for HEIC images if this process has it."""
         from importlib.util import find_spec
 
         heif = ("heif",) if find_spec("pillow_heif") is not None else ()
@@ -421,7 +415,7 @@ class FeaturesJob:
         return "pipelines", "extractors", *timm, *heif
 
     def libraries(self) -> tuple[str, ...]:
-        """Return the distributions whose versions matter to the features."""
+        """Return the distributions whose versions affect the features."""
         regions = self.extractor.regions
         origins = {self.extractor.name.partition(":")[0], regions.backend if regions is not None else ""}
         return ("apache-beam", "pillow", "torch", "torchvision", *(name for name in ("timm", "detectron2") if name in origins))
@@ -429,7 +423,7 @@ class FeaturesJob:
 
 @dataclass(frozen=True)
 class ViewJob:
-    """Job of ``imagepivot view``. Its images may also be a source that `open_images` has opened."""
+    """Job of ``imagepivot view``. Its images may also be the result of `open_images`."""
 
     dataset: Annotated[str, Opt("Folder of regions or features.")]
     images: Annotated[str | Source, Opt("Location of the images, as for features.")]
@@ -442,7 +436,7 @@ class ViewJob:
 
 @dataclass(frozen=True)
 class DiffJob:
-    """Job of ``imagepivot diff``. The datasets may have any numbers of shards."""
+    """Job of ``imagepivot diff``. Shard counts may differ."""
 
     a: Annotated[str, Opt("Folder of a dataset.")]
     b: Annotated[str, Opt("Folder of another dataset of the same kind.")]

@@ -155,7 +155,7 @@ class Option:
             names = filter(None, (f"--{self.name}{negative}", self.opt.short))
             declared = typer.Option(*names, help=help_, metavar=self.metavar, rich_help_panel=self.opt.panel or None, **shared)
         hint: Any = list[str] if self.takes_several else bool if self.is_flag else str
-        annotation = Annotated[hint | None if default is None else hint, declared]
+        annotation: Any = Annotated[hint | None if default is None else hint, declared]
         return inspect.Parameter(self.key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
     @property

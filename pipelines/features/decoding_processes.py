@@ -1,14 +1,12 @@
-"""Decoding and preprocessing in processes of their own, for a worker with more cores than the threads of one process can use.
+"""Decoding and preprocessing in processes, for workers with more cores than the GIL lets threads use.
 
-A thread that decodes holds Python's lock for 16 to 27 % of its processor time (``docs/internals/performance.md``), so that the
-threads of a process together never do more than four to six cores' work, however many they are. Here each of them hands the bytes
-of an image to a process, and waits for its pixels without the lock.
+A decoding thread holds the GIL for 16 to 27 % of its time (``docs/internals/performance.md``), so that the threads of a process use
+at most four to six cores. Here each thread sends the bytes of an image to a process, and waits for its pixels without the GIL.
 
-The bytes go through a pipe; the pixels come back in memory that both processes map, from which they are copied once. A process is
-started anew, never forked: a copy of a process with threads, or with a GPU, is none that works. It has a session of its own, so
-that Ctrl-C does not reach it, and it ends when its pipe does: with this object, or with the worker, also if that is killed. It
-loads torch only for what needs it (transforms of timm that do more than resize and cut out the centre), since it then takes 340 MB
-of memory and not 28.
+- Bytes go through a pipe; pixels come back in shared memory, and are copied once.
+- Processes are started, not forked, which is unsafe with threads or a CUDA context. They have their own session (without Ctrl-C),
+  and exit when their pipe closes, even if the worker is killed.
+- A process loads torch only for transforms that need it (timm transforms beyond resize and centre crop): 340 instead of 28 MB.
 """
 
 from __future__ import annotations
@@ -38,40 +36,40 @@ if TYPE_CHECKING:
 Preprocessor: TypeAlias = "Callable[[Image.Image], np.ndarray]"
 
 _SHARED = 2**24
-"""Bytes of the memory that a process shares; larger pixels come through the pipe. Only what is written to takes memory."""
+"""Bytes of shared memory per process, allocated on first use; larger pixels go through the pipe."""
 
 _START = "import sys; sys.path[:] = {!r}; import imagepivot; from pipelines.features.decoding_processes import main; main({})"
-_SECONDS = 5.0  # For a process to finish its image when its pipe has ended.
+_EXIT_SECONDS = 5.0  # For a process to finish its image after its pipe is closed.
 
 
 class DecodingProcesses:
-    """Processes that turn the bytes of images into pixels. Each is started when it is first needed, and after it was lost.
+    """Processes that decode images to pixels; each starts on first use, and again after a crash.
 
     Args:
-        preprocess: from a decoded image to pixels, uint8 ``[3, H, W]``, see `extractors.Extractor.preprocessor`; it is pickled.
-        number: number of processes.
+        preprocess: picklable function from a decoded image to pixels, uint8 ``[3, H, W]``, see `extractors.Extractor.preprocessor`.
+        num_processes: number of processes.
     """
 
-    def __init__(self, preprocess: Preprocessor, number: int) -> None:
-        self.number = number
+    def __init__(self, preprocess: Preprocessor, num_processes: int) -> None:
+        self.num_processes = num_processes
         self._preprocess = preprocess
         self._idle: SimpleQueue[_Process | None] = SimpleQueue()
-        for _ in range(number):
+        for _ in range(num_processes):
             self._idle.put(None)
         self._processes: list[_Process] = []
         weakref.finalize(self, _end, self._processes)
 
     @property
     def pids(self) -> list[int]:
-        """Ids of the processes that have been started and not been lost."""
+        """Ids of the running processes."""
         return [process.pid for process in self._processes]
 
     def pixels(self, data: bytes) -> Tensor:
-        """Decode and preprocess an image in a process that is idle; may be called in as many threads as there are processes.
+        """Decode and preprocess an image in an idle process; call it from as many threads.
 
         Raises:
-            DecodeError: as `extractors.decode` and the extractor's ``preprocess`` raise it.
-            ImagepivotError: the process was killed, or ended by itself.
+            DecodeError: error of `extractors.decode` or of the extractor's ``preprocess``.
+            ImagepivotError: the process was killed or has exited.
         """
         process = self._idle.get()
         try:
@@ -93,7 +91,7 @@ class _LostError(Exception):
 
 
 class _Process:
-    """A process, and the memory that is shared with it."""
+    """A process and its shared memory."""
 
     def __init__(self, preprocess: Preprocessor) -> None:
         import torch
@@ -127,24 +125,24 @@ class _Process:
         if isinstance(reply, Exception):
             raise reply
         shape, is_innermost, values = reply
-        # The copy is made without Python's lock.
+        # The copy releases the GIL.
         pixels = (self._shared[: math.prod(shape)].clone() if values is None else torch.from_numpy(values)).view(shape)
         return pixels.permute(2, 0, 1) if is_innermost else pixels
 
     def end(self) -> int:
-        """End the process, and return its exit code."""
+        """Stop the process, and return its exit code."""
         for pipe in (self._requests, self._replies):
             with suppress(OSError):
                 pipe.close()
         try:
-            return self._process.wait(_SECONDS)
+            return self._process.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.wait()
 
 
 def _file() -> Any:
-    """Return a file in memory, without a name that could be left behind."""
+    """Open an anonymous file in memory."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("imagepivot"), "r+b")
     return tempfile.TemporaryFile()
@@ -156,26 +154,26 @@ def _end(processes: list[_Process]) -> None:
 
 
 def _lost(code: int) -> ImagepivotError:
-    """Describe the end of a process by its exit code, which is minus the number of a signal."""
-    kept = "Finished shards are kept; run the same command again"
+    """Return the error for an exit code, which is negative for a signal."""
+    advice = "Finished shards are kept; run the same command again"
     if code == -signal.SIGKILL:
         return ImagepivotError(
-            f"a process that decodes images was killed, probably because memory ran out. {kept}, with more memory, or with fewer "
-            "cores, each of which has such a process"
+            f"a process that decodes images was killed, probably because memory ran out. {advice}, with more memory, or with fewer "
+            "cores: there is a process per core"
         )
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    return ImagepivotError(f"a process that decodes images {how}; what it wrote to the log says why. {kept}")
+    return ImagepivotError(f"a process that decodes images {how}; the log has its error. {advice}")
 
 
 def main(memory: int) -> None:
-    """Decode images until the requests end: the process of a `_Process`.
+    """Decode images until the pipe closes; entry point of the processes.
 
     Args:
         memory: descriptor of the shared memory.
     """
     keep_freed_memory()
     with os.fdopen(0, "rb", closefd=False) as requests, os.fdopen(os.dup(1), "wb") as replies:
-        os.dup2(2, 1)  # What others print must not get among the replies.
+        os.dup2(2, 1)  # Output of libraries must not mix with replies.
         shared = mmap.mmap(memory, 0)
         os.close(memory)
         with suppress(EOFError, BrokenPipeError):
@@ -183,18 +181,18 @@ def main(memory: int) -> None:
             while True:
                 pickle.dump(_reply(pickle.load(requests), preprocess, shared), replies)
                 replies.flush()
-    os._exit(0)  # Nobody waits for what torch does at the end.
+    os._exit(0)  # Without torch's shutdown.
 
 
 def _reply(data: bytes, preprocess: Preprocessor, shared: mmap.mmap) -> Any:
-    """Return an error, or shape of the pixels, whether channels come last there, and the pixels if they are not in the memory."""
+    """Return an error, or shape, whether channels are last, and pixels that do not fit into shared memory."""
     import numpy as np
 
     import extractors
 
     try:
         pixels = preprocess(extractors.decode(data))
-    except ImagepivotError as error:  # The thread that waits raises it. Every other error is a bug, and ends this process.
+    except ImagepivotError as error:  # The waiting thread raises it. Any other error is a bug and ends this process.
         return error
     is_innermost = pixels.transpose(1, 2, 0).flags.c_contiguous
     values = pixels.transpose(1, 2, 0) if is_innermost else pixels

@@ -18,15 +18,16 @@ from schemas.writing.dataset_writer import read_compatible
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """The work that is left of one shard.
+    """Work for one shard.
 
     Attributes:
-        images: images to extract.
-        kept: stored rows that stay.
-        dropped: stored rows and failures that do not, because their images are gone or have changed.
+        shard: shard index.
+        images: number of images to extract.
+        kept: number of reusable stored rows.
+        dropped: number of stored rows and failures of removed or changed images.
     """
 
-    number: int
+    shard: int
     images: int
     kept: int = 0
     dropped: int = 0
@@ -34,11 +35,11 @@ class ShardPlan:
 
 @dataclass(frozen=True)
 class DryRunReport:
-    """The work of a run.
+    """Work of a run.
 
     Attributes:
-        todo: the shards that are not finished.
-        finished: number of finished shards; of a task's own if the job is one.
+        todo: the unfinished shards.
+        finished: number of finished shards, for an array task of its own shards.
         row_bytes: stored size of the feature of one image.
     """
 
@@ -53,12 +54,12 @@ class DryRunReport:
 
     @property
     def bytes(self) -> int:
-        """Bytes to write, counting whole shards where rows are added."""
+        """Bytes to write; shards are rewritten whole."""
         return sum((shard.images + shard.kept) * self.row_bytes for shard in self.todo)
 
 
 def plan_dry_run(job: FeaturesJob, listing: Listing, remark: Remark = warn_once) -> DryRunReport:
-    """Count the images and bytes that a run would write; nothing is written. ``remark`` is that of `plan_features`.
+    """Count images and bytes to write, without writing; ``remark`` is that of `plan_features`.
 
     Raises:
         ImagepivotError: the images, weights or device are missing, or the run would refuse the folder.
@@ -71,29 +72,29 @@ def plan_dry_run(job: FeaturesJob, listing: Listing, remark: Remark = warn_once)
     finished = state.finished_shards()
     stored = state.intact_shards() - finished
     wanted = range(output.shards) if job.task is None else job.task.shards(output.shards)
-    refs: dict[int, list[ImageRef]] = {number: [] for number in stored}
+    refs: dict[int, list[ImageRef]] = {shard: [] for shard in stored}
     images = job.open_images()
     for ref in listed_refs(images, listing) if stored else ():
-        if (number := shard_of(ref.image_id, output.shards)) in refs:
-            refs[number].append(ref)
+        if (shard := shard_of(ref.image_id, output.shards)) in refs:
+            refs[shard].append(ref)
     todo = []
-    for number in wanted:
-        if number in stored:
-            now = images.with_versions(sorted(refs[number]))
-            reuse = reusable_rows(output, number, now, job.policy, read=images.read)
-            todo.append(ShardPlan(number, len(reuse.todo), len(reuse.rows), reuse.dropped))
-        elif number not in finished:
-            todo.append(ShardPlan(number, listing.counts[number]))
-    todo = [shard for shard in todo if shard.images or shard.dropped or shard.number not in stored]
+    for shard in wanted:
+        if shard in stored:
+            now = images.with_versions(sorted(refs[shard]))
+            reuse = reusable_rows(output, shard, now, job.policy, read=images.read)
+            todo.append(ShardPlan(shard, len(reuse.todo), len(reuse.rows), reuse.dropped))
+        elif shard not in finished:
+            todo.append(ShardPlan(shard, listing.counts[shard]))
+    todo = [plan for plan in todo if plan.images or plan.dropped or plan.shard not in stored]
     return DryRunReport(tuple(todo), len(wanted) - len(todo), vector_bytes(output.schema))
 
 
 def plan_table(plan: DryRunReport) -> Table:
-    """Return the plan as a table: the first shards to do, and the sum."""
+    """Return a table of the first unfinished shards and the sum."""
     rows: list[Row] = []
     for shard in plan.todo[:20]:
         size = (shard.images + shard.kept) * plan.row_bytes / 2**20
-        rows.append((shard.number, shard.images, shard.kept, shard.dropped, f"{size:,.1f}"))
+        rows.append((shard.shard, shard.images, shard.kept, shard.dropped, f"{size:,.1f}"))
     if len(plan.todo) > 20:
         rows.append(("...",))
     kept, dropped = (sum(getattr(shard, name) for shard in plan.todo) for name in ("kept", "dropped"))

@@ -1,6 +1,6 @@
 """``imagepivot features``: list the images, plan the dataset, extract its shards.
 
-Neither Beam nor torch is loaded to find that there is nothing to do, and Beam only where several processes share the work.
+Up-to-date datasets need neither Beam nor torch; a single process needs no Beam.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from extractors.base import warn_once
 from pipelines.datasets.region_names import NAMES_FILES, names_files, stored_names
-from pipelines.features.ref_chunks import Kept, RefChunk, chunk_refs, folder_of_references, listed_refs
+from pipelines.features.ref_chunks import Kept, RefChunk, chunk_refs, listed_refs, reference_folder
 from pipelines.features.shard_worker import ShardExtractor, check_worker, count_gpus, planned_fingerprint
 from pipelines.inputs.ids import KeyHashes
 from pipelines.inputs.images import CachedListing, ImageRef, Listing
@@ -34,22 +34,19 @@ from schemas.writing.shard_count import MAX_CHOSEN, VECTOR_SHARD_BYTES, check_sh
 if TYPE_CHECKING:
     import apache_beam as beam
 
-    from pipelines.running.preflight import FirstWorker
+    from pipelines.running.preflight import PreflightCheck
 
 
 Remark = Callable[[str], None]
-"""Receives a sentence for the user; from Python it is logged, once in a process."""
+"""Receives a sentence for the user; the default logs it once per process."""
 
 
 def plan_features(job: FeaturesJob, listing: Listing, remark: Remark = warn_once) -> OutputDataset:
-    """Return the dataset that a job writes.
+    """Return the dataset that a job writes; ``remark`` receives a sentence about a file with several sets of weights.
 
-    ``remark`` receives a sentence about a file that holds several sets of weights.
-
-    The fingerprint of features is made of the feature space (extractor, weights, transform, precision) and the number of shards.
-    The images are not part of it: a dataset grows, and models that were trained on it meet features of other images. The footer of
-    a shard says which images are in it, by the digest of their list. Names of classes and attributes are not part of it either;
-    those of an earlier run stay unless this job gives others.
+    The fingerprint covers the feature space (extractor, weights, transform, precision) and the shard count. It excludes images:
+    a dataset grows, and trained models meet features of other images. Digests in shard footers identify the images. It also
+    excludes names of classes and attributes, which a later run keeps unless its job has others.
     """
     description = job.extractor.describe()
     if description.remark:
@@ -68,7 +65,7 @@ def plan_features(job: FeaturesJob, listing: Listing, remark: Remark = warn_once
         ).to_json(),
         shards=len(listing.shards),
         listings=listing.shards,
-        # Where versions cost a request each, an update asks for them; to go on with a run, the addresses are enough.
+        # If versions cost a request each, only an update compares them; a resumed run compares addresses.
         states=listing.states if job.open_images().has_versions else None,
         files=names,
         other_files=NAMES_FILES,
@@ -83,14 +80,14 @@ def extract_features(
     listing: Listing | None = None,
     remark: Remark = warn_once,
 ) -> Manifest:
-    """Write a dataset of kind ``features``, or ``regions`` if the extractor makes those.
+    """Write a dataset of kind ``features`` or ``regions``.
 
-    Without a number of workers there is one per GPU, or one whose model uses all cores. ``listing`` is the result of `list_images`,
-    if the caller has it: listing a large source takes long. ``remark`` is that of `plan_features`.
+    The default number of workers is one per GPU, or a single one on all cores. ``listing`` is the result of `list_images`, which
+    takes long for large sources. ``remark`` is that of `plan_features`.
 
     Raises:
-        UsageError: the job is a task of an array job, and the execution names another runner.
-        DetachedError: a job goes on without this process; or the job is a task, and shards of other tasks are missing.
+        UsageError: the job is a task of an array job, and the execution has another runner.
+        DetachedError: a job continues without this process, or shards of other tasks are missing.
         ImagepivotError: the images, weights or device are missing, or the folder cannot be written.
     """
     job = job.opened()
@@ -102,14 +99,14 @@ def extract_features(
     output = plan_features(job, listing, remark)
     execution = replace(execution, default_workers=lambda: max(1, count_gpus(job)))
 
-    def build(pipeline: beam.Pipeline, finished: frozenset[int], check: FirstWorker | None) -> None:
-        from pipelines.features.stage_images import place_of_copies
+    def build(pipeline: beam.Pipeline, finished: frozenset[int], check: PreflightCheck | None) -> None:
+        from pipelines.features.stage_images import staging_area
         from pipelines.features.transforms import ExtractFeatures
         from pipelines.running.transforms import CommitDataset
 
         workers = execution.local_workers if execution.is_local else 1
         kept: Kept = ""
-        if listing.cached is not None and not execution.template:  # What a template lists is its own.
+        if listing.cached is not None and not execution.template:  # A template lists images itself.
             kept = listing.cached.path if execution.is_local else listing.cached.share(output.folder)
         shards = pipeline | "ExtractFeatures" >> ExtractFeatures(
             job,
@@ -119,8 +116,8 @@ def extract_features(
             threads=max(1, usable_cores() // workers) if workers > 1 else 0,
             check=check,
             accelerator=execution.accelerator,
-            folder=temporary.enter_context(folder_of_references(execution.is_local)),
-            copies=temporary.enter_context(place_of_copies(job, execution, output.folder)),
+            folder=temporary.enter_context(reference_folder(execution.is_local)),
+            copies=temporary.enter_context(staging_area(job, execution, output.folder)),
             kept=kept,
         )
         if job.task is None:
@@ -133,9 +130,9 @@ def extract_features(
             job.policy,
             execution=execution,
             extras=job.extras(),
-            ready=job.check_device if execution.is_local else None,
-            check=partial(check_worker, job, planned_fingerprint(output), gpus),
-            here=partial(_extract_in_process, job, output, meter, listing),
+            check_launcher=job.check_device if execution.is_local else None,
+            check_worker=partial(check_worker, job, planned_fingerprint(output), gpus),
+            run_in_process=partial(_extract_in_process, job, output, meter, listing),
             task=job.task,
             libraries=job.libraries(),
             meter=meter,
@@ -145,10 +142,10 @@ def extract_features(
 def _extract_in_process(
     job: FeaturesJob, output: OutputDataset, meter: Meter, listing: Listing, finished: frozenset[int]
 ) -> None:
-    """Extract the shards that are not finished one after the other in this process, without Beam."""
+    """Extract the missing shards in this process, without Beam."""
     refs = listed_refs(job.open_images(), listing)
     chunks: defaultdict[int, list[RefChunk]] = defaultdict(list)
-    with folder_of_references(True) as folder:
+    with reference_folder(True) as folder:
         for shard, chunk in chunk_refs(refs, output.shards, skip_shards=finished, folder=folder):
             chunks[shard].append(chunk)
         extractor = ShardExtractor(job, output, meter)
@@ -158,13 +155,13 @@ def _extract_in_process(
 
 
 def list_images(job: FeaturesJob, *, keep: bool = False) -> Listing:
-    """List the images of a job once, by the shards that it will have.
+    """List the images of a job by shard.
 
-    A listing of a store is kept, so that nobody lists it again; with ``keep`` any is, for workers on other machines.
+    A listing of an object store is cached for the workers; with ``keep`` any listing, for remote workers.
 
     Raises:
-        UsageError: the shards would be too large.
-        InputError: the source holds no images, or two with the same id.
+        UsageError: shards would be too large.
+        InputError: the source has no images, or two with the same id.
     """
     ids = KeyHashes()
     folder = Folder(job.output)

@@ -1,12 +1,9 @@
-"""Decode the images of one shard and run the model over them: plain functions, without Beam.
+"""Inference on the images of a shard, without Beam.
 
-Some threads read, as many as waiting for other machines takes, and others decode, as many as there are cores for it, or have it
-done by processes (`pipelines.features.decoding_processes`). Both are ahead of the model, which takes batch after batch; memory
-holds a few batches.
+    read (I/O threads) -> decode (threads or processes) -> collate, forward (0 to 2 feeder threads) -> table
 
-A GPU must not wait for the host. So a thread of its own gives it batch after batch: one is being computed and the next one is made
-ready while rows of the one before become a table and are written. On a CPU two threads do, where passes over two batches can share
-its cores; or else batches and rows take turns.
+Reading and decoding run ahead of the model by a few batches. A feeder thread keeps a GPU busy: while a batch runs, the next is
+collated and the previous one is written. On a CPU two feeder threads overlap batches if forward passes can share the cores.
 """
 
 from __future__ import annotations
@@ -35,15 +32,18 @@ from schemas.storage.storage_errors import StoreError
 
 @dataclass
 class Tally:
-    """Counts and times of the making of a shard.
+    """Counts and times of a shard or batch.
 
     Attributes:
-        images: images with features, which have rows.
+        images: number of images with rows.
         failures: rows of kind ``failures``.
-        decode_seconds: time of reading and decoding in all threads, summed.
-        forward_seconds: time in the model; where threads of their own give it batches, time that its results were waited for.
-        wait_seconds: time that decoded images were waited for.
-        digests: SHA-256 of the bytes of each image, by image id; empty for those that could not be read.
+        decode_seconds: time of reading and decoding, summed over threads.
+        forward_seconds: time in the model; with feeder threads, time of waiting for its results.
+        wait_seconds: time of waiting for decoded images.
+        digests: SHA-256 of the bytes by image id; empty for unreadable images.
+        new: number of images that an existing shard lacked.
+        changed: number of its images that were extracted again.
+        removed: number of its images that were dropped.
     """
 
     images: int = 0
@@ -52,9 +52,12 @@ class Tally:
     forward_seconds: float = 0.0
     wait_seconds: float = 0.0
     digests: dict[str, str] = field(default_factory=dict)
+    new: int = 0
+    changed: int = 0
+    removed: int = 0
 
     def add(self, other: Tally) -> None:
-        """Add another tally to this one."""
+        """Add the tally of a batch."""
         self.images += other.images
         self.failures += other.failures
         self.decode_seconds += other.decode_seconds
@@ -65,12 +68,13 @@ class Tally:
 
 @dataclass(frozen=True)
 class LoadedExtractor:
-    """An extractor on its device, and how images reach it.
+    """An extractor on its device, with its batch size and decoders.
 
     Attributes:
-        batch_size: images that the model takes at once; the last batch of a shard may be smaller.
-        threads: decoding threads; without ``processes``.
-        processes: what decodes, in one thread for each of them; None for threads of this process alone.
+        extractor: the extractor.
+        batch_size: images per batch; the last batch of a shard may be smaller.
+        threads: number of decoding threads without ``processes``.
+        processes: decoding processes, with a thread for each; None to decode in threads.
     """
 
     extractor: extractors.Extractor
@@ -81,7 +85,7 @@ class LoadedExtractor:
 
 @dataclass
 class _Image:
-    """An image: its bytes, and in their place its pixels when it is decoded; None if it fails."""
+    """An image with its bytes, then pixels; None after a failure."""
 
     ref: ImageRef
     content: Any = None
@@ -90,13 +94,35 @@ class _Image:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Batch:
-    """A batch in the model: its images, what returns their columns, and counts that are added up when they are there."""
+    """A batch of decoded images; ``columns`` waits for the model."""
 
-    refs: Sequence[ImageRef]
-    columns: Callable[[], Mapping[str, np.ndarray]]
-    tally: Tally
+    images: list[_Image] = field(default_factory=list)
+    tally: Tally = field(default_factory=Tally)
+    columns: Callable[[], Mapping[str, np.ndarray]] = dict
+
+    def add(self, image: _Image) -> None:
+        """Add an image, or its failure."""
+        self.tally.decode_seconds += image.seconds
+        self.tally.digests[image.ref.image_id] = image.sha256
+        if image.failure is None:
+            self.images.append(image)
+        else:
+            self.tally.failures.append(image.failure)
+
+    def start(self, extractor: extractors.Extractor, model: ThreadPoolExecutor | None) -> None:
+        """Start the model in a feeder thread; without one, `columns` runs it."""
+        if not self.images:
+            return
+        pixels = [image.content for image in self.images]
+        for image in self.images:
+            image.content = None
+        if model is None:
+            self.columns = lambda: extractor.extract_async(extractor.collate(pixels))()
+        else:
+            started = model.submit(lambda: extractor.extract_async(extractor.collate(pixels)))
+            self.columns = lambda: started.result()()
 
 
 def extract_rows(
@@ -109,42 +135,35 @@ def extract_rows(
     reads: int = 1,
     on_batch: Callable[[Tally], None] = lambda batch: None,
 ) -> Iterator[pa.Table]:
-    """Extract features of images, in their order; an image that cannot be read or decoded becomes a failure without a row.
+    """Extract features of images in order; an unreadable or undecodable image becomes a failure without a row.
 
     Args:
-        refs: the images of the shard, sorted by image id.
+        refs: images of the shard, sorted by image id.
         loaded: the extractor.
         read: returns the bytes of an image, or raises OSError.
         schema: schema of the rows.
-        tally: is updated while the result is consumed.
-        reads: images that are read at once, whatever the number of decoding threads; at least one for each of these.
-        on_batch: is called after each batch with the tally of that batch.
+        tally: updated while the result is consumed.
+        reads: minimum number of reading threads; there is at least one per decoding thread.
+        on_batch: called with the tally of each batch.
 
     Yields:
-        Rows, one table per batch.
+        A table of rows per batch.
     """
-    from extractors.computing.cpu_parallel import single_threaded_pool  # Loads torch, which the launcher does without.
+    from extractors.computing.cpu_parallel import single_threaded_pool  # Loads torch, which the launcher does not need.
 
     extractor, batch_size, processes = loaded.extractor, loaded.batch_size, loaded.processes
-    threads = processes.number if processes is not None else loaded.threads
+    threads = processes.num_processes if processes is not None else loaded.threads
     preprocess = extractor.preprocess_single_threaded if threads == 1 else extractor.preprocess
     pixels = processes.pixels if processes is not None else lambda data: preprocess(extractors.decode(data))
-    rest = iter(refs)
+    todo = iter(refs)
     ahead: deque[Future[_Image]] = deque()
     reads = max(reads, threads)
-    held: list[_Image] = []
-    batch = Tally()
+    batch = _Batch()
     in_model: deque[_Batch] = deque()
-
-    def forward() -> None:
-        nonlocal held, batch
-        columns = _begin([image.content for image in held], extractor, model)
-        in_model.append(_Batch([image.ref for image in held], columns, batch))
-        held, batch = [], Tally()
 
     def finish() -> Iterator[pa.Table]:
         done = in_model.popleft()
-        table = _table(done, extractor, schema) if done.refs else None
+        table = _table(done, extractor, schema) if done.images else None
         tally.add(done.tally)
         on_batch(done.tally)
         if table is not None:
@@ -152,44 +171,39 @@ def extract_rows(
 
     with ExitStack() as pools:
         readers = pools.enter_context(ThreadPoolExecutor(reads, thread_name_prefix="read"))
-        # Each of them stands for a core, also where torch resizes.
+        # A decoding thread uses one core, also for resizing in torch.
         decoders = pools.enter_context(single_threaded_pool(min(threads, max(1, len(refs))), "decode"))
-        feeding = extractor.feeder_threads
-        model = pools.enter_context(ThreadPoolExecutor(feeding, thread_name_prefix="model")) if feeding else None
-        # Where this ends early, nobody takes what is still to be decoded.
+        feeders = extractor.feeder_threads
+        model = pools.enter_context(ThreadPoolExecutor(feeders, thread_name_prefix="model")) if feeders else None
+        # After an early end, queued images are not decoded.
         for pool in (readers, decoders):
             pools.callback(pool.shutdown, wait=False, cancel_futures=True)
         while True:
             # Two batches ahead: one is ready when the model has finished the other.
             ahead.extend(
                 decoders.submit(_decode, readers.submit(_read, ref, read), pixels)
-                for ref in islice(rest, 2 * batch_size + reads - len(ahead))
+                for ref in islice(todo, 2 * batch_size + reads - len(ahead))
             )
             if not ahead:
                 break
             started = time.perf_counter()
             image = ahead.popleft().result()
-            batch.wait_seconds += time.perf_counter() - started
-            batch.decode_seconds += image.seconds
-            batch.digests[image.ref.image_id] = image.sha256
-            if image.failure is None:
-                held.append(image)
-            else:
-                batch.failures.append(image.failure)
-            if len(held) == batch_size:
-                forward()
+            batch.tally.wait_seconds += time.perf_counter() - started
+            batch.add(image)
+            if len(batch.images) == batch_size:
+                batch.start(extractor, model)
+                in_model.append(batch)
+                batch = _Batch()
                 if model is None or len(in_model) > 1:
                     yield from finish()
-        forward()
+        batch.start(extractor, model)
+        in_model.append(batch)
         while in_model:
             yield from finish()
 
 
 def merge_rows(old: Iterable[pa.RecordBatch], new: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Merge rows of two sources, each sorted by image id; no id is in both.
-
-    Neither holds empty batches or tables, and memory holds one of each side.
-    """
+    """Merge two sorted sources of rows with disjoint image ids and without empty tables; memory holds one table of each."""
     sides: list[Iterator[pa.Table]] = [(pa.Table.from_batches([batch]) for batch in old), iter(new)]
     heads: list[Any] = [next(side, None) for side in sides]
     while all(head is not None for head in heads):
@@ -210,10 +224,9 @@ def _read(ref: ImageRef, read: Callable[[ImageRef], bytes]) -> _Image:
     try:
         image.content = read(ref)
     except (OSError, DatasetError) as error:
-        # A storage error is caused by one of the operating system, which says what happened.
-        cause = error.__cause__ or error
-        # Without the file's name: messages must not depend on where the images lie.
-        name = "OSError" if isinstance(cause, StoreError) else type(cause).__name__  # Datasets keep it.
+        cause = error.__cause__ or error  # A storage error is caused by an OSError.
+        # Without the file's name: datasets must not depend on the location of images.
+        name = "OSError" if isinstance(cause, StoreError) else type(cause).__name__
         image.failure = _failure(ref, "read", "unreadable", getattr(cause, "strerror", None) or name)
     image.seconds = time.perf_counter() - started
     return image
@@ -236,39 +249,28 @@ def _failure(ref: ImageRef, stage: str, reason: str, message: str) -> dict[str, 
     return {"key": ref.image_id, "uri": ref.uri, "stage": stage, "reason": reason, "message": message}
 
 
-def _begin(
-    pixels: Sequence[Any], extractor: extractors.Extractor, model: ThreadPoolExecutor | None
-) -> Callable[[], Mapping[str, np.ndarray]]:
-    """Let a thread of the model start a batch; without one, return what computes it."""
-    if not pixels:
-        return dict  # Nothing but failures.
-    if model is None:
-        return lambda: extractor.extract_async(extractor.collate(pixels))()
-    starting = model.submit(lambda: extractor.extract_async(extractor.collate(pixels)))
-    return lambda: starting.result()()
-
-
 def _table(batch: _Batch, extractor: extractors.Extractor, schema: pa.Schema) -> pa.Table | None:
-    """Wait for the columns of a batch and make rows of them; None if no image has one."""
+    """Wait for the columns of a batch, and build its rows; None if all values are invalid."""
     tally, started = batch.tally, time.perf_counter()
     arrays = batch.columns()
     tally.forward_seconds += time.perf_counter() - started
-    columns = [pa.array([ref.image_id for ref in batch.refs], pa.string())]
+    refs = [image.ref for image in batch.images]
+    columns = [pa.array([ref.image_id for ref in refs], pa.string())]
     columns += [_column(arrays[name], schema.field(name).type) for name in schema.names[1:]]
     table = pa.Table.from_arrays(columns, schema=schema)
     bad = np.sum([_not_finite(column) for column in columns], axis=0)
     tally.failures += [
         _failure(ref, "extract", "not_finite", _not_finite_message(int(count), extractor))
-        for ref, count in zip(batch.refs, bad, strict=True)
+        for ref, count in zip(refs, bad, strict=True)
         if count
     ]
-    tally.images += len(batch.refs) - int(np.count_nonzero(bad))
+    tally.images += len(refs) - int(np.count_nonzero(bad))
     table = table.filter(pa.array(bad == 0)) if bad.any() else table
     return table if table.num_rows else None
 
 
 def _column(array: np.ndarray, dtype: pa.DataType) -> pa.Array:
-    """Turn an array ``[B, ...]`` into a column: of vectors for fixed-size lists, else of single values."""
+    """Convert an array ``[B, ...]`` to a column of fixed-size lists or single values."""
     if not pa.types.is_fixed_size_list(dtype):
         return pa.array(array, dtype)
     with np.errstate(over="ignore"):
@@ -277,7 +279,7 @@ def _column(array: np.ndarray, dtype: pa.DataType) -> pa.Array:
 
 
 def _not_finite(column: pa.Array) -> np.ndarray:
-    """Return the number of values of each row that are infinite or no numbers."""
+    """Count inf and NaN values per row."""
     if not pa.types.is_fixed_size_list(column.type) or not pa.types.is_floating(column.type.value_type):
         return np.zeros(len(column), np.int64)
     values = column.flatten().to_numpy(zero_copy_only=True).reshape(len(column), -1)

@@ -1,7 +1,6 @@
-"""References to images on their way from the listing to the workers that make the shards, whatever their number.
+"""Chunks of image references: compressed tables of `ImageRef` per shard, from the listing to the shard workers.
 
-They travel in compressed pieces, each for one shard; in a local run through a file, so that the launcher, which shuffles there,
-holds some bytes for an image and not its names.
+In a local run chunks are ranges of a spill file: the launcher, which shuffles them, holds a few bytes per image.
 """
 
 from __future__ import annotations
@@ -18,25 +17,25 @@ import pyarrow as pa
 
 from pipelines.inputs.images import ImageRef, ImageSource, Listing, SharedListing, StagedImage, read_listing
 from pipelines.inputs.images.listing import REFS_SCHEMA
-from pipelines.running.spill_files import Place, from_ipc, read_place, to_ipc, write_places
+from pipelines.running.spill_files import FileRange, from_ipc, read_range, to_ipc, write_ranges
 from schemas.keys import shard_of
 
-RefChunk: TypeAlias = bytes | Place
-"""References to images of one shard, or the places of their copies, as bytes or as the place of these."""
+RefChunk: TypeAlias = bytes | FileRange
+"""References to images of a shard, or to their staged copies: bytes, or a range of a file."""
 
 Kept: TypeAlias = str | SharedListing
-"""A listing: the path of a file that all workers see, or its place beside the output; empty if there is none."""
+"""Cached listing: path of a shared file, or its file in the output; empty without one."""
 
-_GATHERED = 1 << 17
-"""References that a worker gathers before it cuts them into pieces: some 30 MB."""
+_BATCH_REFS = 1 << 17
+"""References that a worker partitions in a batch: some 30 MB."""
 
-_FIRST = 1 << 13
-"""References that are gathered first, and that travel as they are: most listings are no longer."""
+_FIRST_BATCH_REFS = 1 << 13
+"""References of the first batch, which is never spilled; most listings are shorter."""
 
 
 @contextmanager
-def folder_of_references(is_local: bool) -> Iterator[str | None]:
-    """Yield a temporary folder that all workers of a local run see; None for workers elsewhere."""
+def reference_folder(is_local: bool) -> Iterator[str | None]:
+    """Yield a temporary folder for the workers of a local run; None for remote workers."""
     if not is_local:
         yield None
         return
@@ -45,7 +44,7 @@ def folder_of_references(is_local: bool) -> Iterator[str | None]:
 
 
 def listed_refs(images: ImageSource, kept: Kept | Listing) -> Iterator[ImageRef]:
-    """Yield the references of a listing that was kept, or else of the images themselves."""
+    """Yield the references of a cached listing, or else of the images."""
     if isinstance(kept, Listing):
         kept = "" if kept.cached is None else kept.cached.path
     if isinstance(kept, SharedListing):
@@ -56,48 +55,48 @@ def listed_refs(images: ImageSource, kept: Kept | Listing) -> Iterator[ImageRef]
 def chunk_refs(
     refs: Iterable[ImageRef], shards: int, *, skip_shards: frozenset[int] = frozenset(), folder: str | None = None
 ) -> Iterator[tuple[int, RefChunk]]:
-    """Gather references and cut them into pieces; yield the number of a shard, and some of its references.
+    """Yield shard index and chunk of references.
 
-    References of ``skip_shards`` are dropped. Pieces of a long listing go into the local folder; None passes their bytes on.
+    References of ``skip_shards`` are dropped. Chunks of a long listing are spilled to the local folder; None keeps them as bytes.
 
     Raises:
         DatasetError: the folder cannot be written.
     """
-    refs, most = iter(refs), _FIRST
-    while gathered := list(islice(refs, most)):
-        yield from partition_by_shard(gathered, shards, skip_shards=skip_shards, folder=None if most == _FIRST else folder)
-        most = _GATHERED
+    refs = iter(refs)
+    yield from partition_by_shard(islice(refs, _FIRST_BATCH_REFS), shards, skip_shards=skip_shards)
+    while batch := list(islice(refs, _BATCH_REFS)):
+        yield from partition_by_shard(batch, shards, skip_shards=skip_shards, folder=folder)
 
 
 def partition_by_shard(
-    gathered: Iterable[ImageRef], shards: int, *, skip_shards: frozenset[int] = frozenset(), folder: str | None = None
+    refs: Iterable[ImageRef], shards: int, *, skip_shards: frozenset[int] = frozenset(), folder: str | None = None
 ) -> Iterable[tuple[int, RefChunk]]:
-    """Cut some references into one piece for each shard; arguments, result and errors are those of `chunk_refs`."""
+    """Partition references into a chunk per shard; arguments, result and errors are those of `chunk_refs`."""
     by_shard: dict[int, list[ImageRef]] = {}
-    for ref in gathered:
+    for ref in refs:
         by_shard.setdefault(shard_of(ref.image_id, shards), []).append(ref)
-    return to_chunks(((number, by_shard[number]) for number in sorted(by_shard.keys() - skip_shards)), REFS_SCHEMA, folder)
+    return to_chunks(((shard, by_shard[shard]) for shard in sorted(by_shard.keys() - skip_shards)), REFS_SCHEMA, folder)
 
 
 def to_chunks(
     rows: Iterable[tuple[int, Sequence[tuple[object, ...]]]], schema: pa.Schema, folder: str | None
 ) -> Iterable[tuple[int, RefChunk]]:
-    """Make a piece of each list of rows with these columns, in a file of a local folder if there is one."""
-    pieces = ((number, _packed(some, schema)) for number, some in rows)
-    return pieces if folder is None else write_places(pieces, Path(folder) / uuid4().hex)
+    """Serialize each list of rows as a chunk, in a file of the local folder if there is one."""
+    chunks = ((key, _serialize(values, schema)) for key, values in rows)
+    return chunks if folder is None else write_ranges(chunks, Path(folder) / uuid4().hex)
 
 
-def refs_in(pieces: Iterable[RefChunk]) -> list[ImageRef]:
-    """Return the references in pieces."""
-    return from_chunks(pieces)[0]
+def refs_in(chunks: Iterable[RefChunk]) -> list[ImageRef]:
+    """Read chunks of references."""
+    return from_chunks(chunks)[0]
 
 
-def from_chunks(pieces: Iterable[RefChunk]) -> tuple[list[ImageRef], list[StagedImage]]:
-    """Return the references in pieces, and the places of copies in others."""
+def from_chunks(chunks: Iterable[RefChunk]) -> tuple[list[ImageRef], list[StagedImage]]:
+    """Read chunks of references and of staged copies."""
     refs: list[ImageRef] = []
     copies: list[StagedImage] = []
-    for piece in pieces:
-        table = from_ipc(piece) if isinstance(piece, bytes) else read_place(piece)
+    for chunk in chunks:
+        table = from_ipc(chunk) if isinstance(chunk, bytes) else read_range(chunk)
         rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
         if table.schema.names == REFS_SCHEMA.names:
             refs += (ImageRef(*row) for row in rows)
@@ -106,6 +105,6 @@ def from_chunks(pieces: Iterable[RefChunk]) -> tuple[list[ImageRef], list[Staged
     return refs, copies
 
 
-def _packed(rows: Sequence[tuple[object, ...]], schema: pa.Schema) -> bytes:
+def _serialize(rows: Sequence[tuple[object, ...]], schema: pa.Schema) -> bytes:
     columns = zip(*rows, strict=True)
     return to_ipc(pa.table([pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema))

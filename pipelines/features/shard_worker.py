@@ -1,4 +1,7 @@
-"""Extract shards in one worker process: its devices, threads and loaded extractors, and the check that these are as planned."""
+"""State of a worker process: devices, loaded extractors, decoders and progress.
+
+A `ShardExtractor` is pickled to the workers; there `set_up` loads or shares the extractors, and `extract` writes each shard.
+"""
 
 from __future__ import annotations
 
@@ -23,41 +26,37 @@ from schemas.process.resources import CORES_TO_A_DECODER, usable_cores
 from schemas.writing.output import OutputDataset
 
 PROCESSES_FROM = 12
-"""Cores of a worker with a GPU from which processes decode. Threads, by the time that they hold Python's lock, do the work of four
-to six cores at most (``docs/internals/performance.md``); with a dozen cores half of them would be idle, and not before is that
-worth the memory that the processes take."""
+"""Minimum cores per GPU worker for decoding processes. By the GIL, threads scale to four to six cores
+(``docs/internals/performance.md``); below a dozen cores processes are not worth their memory."""
 
 
 def count_gpus(job: FeaturesJob) -> int:
-    """Return the number of GPUs of this machine that a job may use: all, unless it names a device."""
+    """Return the number of local GPUs that a job may use: all, unless it names a device."""
     import torch
 
     return torch.cuda.device_count() if job.device in ("auto", "cuda") and torch.cuda.is_available() else 0
 
 
 def devices_of_worker(job: FeaturesJob, worker_id: str, gpus: int = 0) -> tuple[str, ...]:
-    """Return the devices of a worker process: of several GPUs the numbered workers take theirs in turn.
+    """Return the devices of a worker process.
 
     Args:
         job: the job.
-        worker_id: the name that Beam gives a local worker, e.g. ``worker_3``.
-        gpus: number of GPUs of the machine if this process is the only one on it; 0 if there may be others.
+        worker_id: Beam's name of a local worker, e.g. ``worker_3``.
+        gpus: number of GPUs if this is the only process of the machine; otherwise 0.
 
     Returns:
-        All of them for the only process; ``cuda:N``, or the job's own device if there are not several, for another.
+        All GPUs for the only process. Otherwise ``cuda:N``, round-robin by worker, or the job's device without several GPUs.
     """
     if gpus:
         return tuple(f"cuda:{index}" for index in range(gpus))
-    number = re.search(r"(\d+)$", worker_id)
-    several = count_gpus(job)
-    return (f"cuda:{int(number[1]) % several}" if several > 1 and number else job.device,)
+    index = re.search(r"(\d+)$", worker_id)
+    num_gpus = count_gpus(job)
+    return (f"cuda:{int(index[1]) % num_gpus}" if num_gpus > 1 and index else job.device,)
 
 
 def decoding_threads(job: FeaturesJob, cores: int = 0) -> int:
-    """Return the number of threads that decode in a worker; others read, as many as the source of the images says.
-
-    On a CPU the model needs most of the cores. They are all that this process may use where 0 are named.
-    """
+    """Return the number of decoding threads of a worker with some cores (0: all): on a CPU the model needs most of them."""
     import torch
 
     cores = cores or usable_cores()
@@ -65,24 +64,24 @@ def decoding_threads(job: FeaturesJob, cores: int = 0) -> int:
 
 
 def decoding_processes(extractor: Extractor, threads: int) -> DecodingProcesses | None:
-    """Return processes that decode for an extractor; None where threads of the worker do. See `decoding_threads`."""
+    """Create decoding processes for an extractor; None to decode in threads."""
     if not extractor.on_gpu or threads < PROCESSES_FROM or extractor.preprocessor is None:
         return None
     return DecodingProcesses(extractor.preprocessor, threads)
 
 
 def planned_fingerprint(output: OutputDataset) -> str | None:
-    """Return the fingerprint of the extractor that a dataset was planned with."""
+    """Return the extractor fingerprint of a planned dataset."""
     return FeaturesParameters.from_json(output.parameters).extractor_fingerprint
 
 
 def check_worker(job: FeaturesJob, planned: str | None, gpus: int) -> None:
-    """Check, without building the network, that this process has the devices, the precision and the weights of a job.
+    """Check devices, precision and weights in this process, without building the network.
 
-    ``planned`` is from `planned_fingerprint`, and not the dataset itself, since this travels in the graph.
+    ``planned`` is the result of `planned_fingerprint`; the dataset would enlarge the graph.
 
     Raises:
-        ImagepivotError: it has not.
+        ImagepivotError: a device is missing, or precision or weights differ from the plan.
     """
     for device in devices_of_worker(job, "", gpus):
         replace(job, device=device).check_device()
@@ -90,22 +89,22 @@ def check_worker(job: FeaturesJob, planned: str | None, gpus: int) -> None:
 
 
 def check_fingerprint(job: FeaturesJob, planned: str | None, fingerprint: str) -> None:
-    """Check that an extractor is the one that was planned.
+    """Compare the fingerprint of an extractor with the planned one.
 
     Raises:
-        InputError: it is not.
+        InputError: they differ.
     """
     if fingerprint != planned:
         raise InputError(
-            f"a worker loads other weights from {job.extractor.weights!r}, or has other files or versions, than the machine that "
-            "planned the run: give all of them the same"
+            f"a worker's extractor differs from the launcher's (weights {job.extractor.weights!r}, files or library versions): use "
+            "the same on all machines"
         )
 
 
 class ExtractorPool:
-    """The extractors of a process, one on each of its devices; each extracts one shard at a time, in any thread.
+    """Pool of the extractors of a process, one per device, for threads that extract a shard each.
 
-    Beam's ``Shared`` keeps weak references, which need a class that allows them. Threads are those of `decoding_threads`.
+    Beam's ``Shared`` needs a class with weak references. ``threads`` are decoding threads per extractor.
     """
 
     def __init__(self, networks: Sequence[Extractor], batch_size: int | None = None, threads: int = 1) -> None:
@@ -119,7 +118,7 @@ class ExtractorPool:
 
     @contextmanager
     def extractor(self) -> Iterator[LoadedExtractor]:
-        """Wait for an extractor that is free."""
+        """Borrow an idle extractor; blocks until there is one."""
         loaded = self._free.get()
         try:
             yield loaded
@@ -128,15 +127,15 @@ class ExtractorPool:
 
 
 class ShardExtractor:
-    """Extracts shards in one worker process. Can be pickled until it is set up.
+    """Extractor of shards in a worker process; picklable before `set_up`.
 
     Args:
-        job: images, extractor and how to run it.
+        job: images, extractor and settings.
         output: the dataset.
         meter: counts images.
-        threads: torch's threads; 0 for torch's own number.
-        gpus: as `devices_of_worker` takes it.
-        copies: where images have been copied to; None where each is read where it is.
+        threads: number of torch threads; 0 for torch's default.
+        gpus: argument of `devices_of_worker`.
+        copies: staging area of the images; None to read them from the source.
     """
 
     def __init__(
@@ -156,10 +155,10 @@ class ShardExtractor:
         self._copies = copies
 
     def set_up(self, share: Callable[[Callable[[], ExtractorPool]], ExtractorPool] = lambda load: load()) -> None:
-        """Load the extractors, or take those that another `ShardExtractor` of this process has loaded, as ``share`` says.
+        """Load the extractors; ``share`` (Beam's ``Shared.acquire``) returns those of another thread of this process.
 
         Raises:
-            ImagepivotError: the weights or the device are missing, or are not those that were planned.
+            ImagepivotError: weights or device are missing, or differ from the plan.
         """
         import torch
 
@@ -173,21 +172,21 @@ class ShardExtractor:
         for fingerprint in self._pool.fingerprints:
             check_fingerprint(self._job, planned_fingerprint(self._output), fingerprint)
 
-    def extract(self, shard: int, pieces: Iterable[RefChunk]) -> dict[str, int]:
-        """Write one shard, and return the counts of `COUNTERS`.
-
-        Pieces hold references to its images, and the places of their copies; those that are empty count for nothing.
+    def extract(self, shard: int, chunks: Iterable[RefChunk]) -> dict[str, int]:
+        """Write one shard from chunks of references and staged copies (or empty ones), and return the counts of `COUNTERS`.
 
         Raises:
             InputError: see `pipelines.features.feature_shards.write_feature_shard`.
         """
-        refs, copied = from_chunks(piece for piece in pieces if piece)
+        refs, copied = from_chunks(chunk for chunk in chunks if chunk)
         images = self._job.open_images()
         if self._copies is not None:
             images = StagedImages(images, self._copies.folder, {copy.uri: copy for copy in copied})
         with self._pool.extractor() as loaded:
             tally = write_feature_shard(self._output, shard, refs, self._job.policy, images, loaded, on_batch=self._show)
         size = self._output.folder.size(self._output.name(shard)) or 0
+        if self._job.policy.update:
+            self._meter.add(new=tally.new, changed=tally.changed, removed=tally.removed)
         self._meter.flush()
         return {**_counts(tally), "bytes_written": size}
 
@@ -211,4 +210,4 @@ def _counts(tally: Tally) -> dict[str, int]:
 
 
 COUNTERS = (*_counts(Tally()), "bytes_written")
-"""Names of the counts that `ShardExtractor.extract` returns."""
+"""Names of the counts of `ShardExtractor.extract`."""

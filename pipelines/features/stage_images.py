@@ -1,7 +1,7 @@
-"""Images that cost a whole group, such as a row group of Parquet, are copied before the shards are made: each group is read once.
+"""Staging of images in row groups: each group is read once, and its images are copied to a staging area for the shard workers.
 
-What is copied at once is a portion: groups that follow one another, of so many images that the places of their copies travel in
-pieces of a dozen. Where a run updates a dataset, each shard says first which of its images it will read.
+Consecutive groups form batches, which are large enough for chunks of about a dozen images per shard. In an update each shard first
+selects the images that it will read.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from pipelines.inputs.images import STAGED_SCHEMA, ImageRef, ImageSource, Staged
 from pipelines.inputs.images.listing import REFS_SCHEMA
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
-from pipelines.running.spill_files import staging
+from pipelines.running.spill_files import spill_folder
 from schemas.errors import DatasetError
 from schemas.keys import shard_of
 from schemas.storage.folder import Folder
 from schemas.writing.output import OutputDataset
 
-_LEAST, _MOST = 1 << 10, 1 << 17
-_OF_A_SHARD = 16
+_MIN_BATCH_REFS, _MAX_BATCH_REFS = 1 << 10, 1 << 17
+_SHARD_REFS = 16  # Mean images of a shard in a batch.
 
 RowGroupBatch: TypeAlias = tuple[int, RefChunk]
-"""Number of a portion, and references to those of its images that are of one shard."""
+"""Index of a batch of row groups, and the references in it of one shard."""
 
 
 @contextmanager
-def place_of_copies(job: FeaturesJob, execution: Execution, output: Folder) -> Iterator[StagingArea | None]:
-    """Yield where a run copies images to; None where that saves nothing, because one process reads them or each costs only itself.
+def staging_area(job: FeaturesJob, execution: Execution, output: Folder) -> Iterator[StagingArea | None]:
+    """Yield the staging area of a run: in the dataset's folder for remote workers, otherwise on a local disk.
 
-    On other machines that is the folder of the dataset, and here one on a local disk.
+    None if staging saves nothing, because one process reads all images or images have no row groups.
     """
     if not job.open_images().has_row_groups or (execution.is_local and execution.local_workers == 1):
         yield None
@@ -47,48 +47,45 @@ def place_of_copies(job: FeaturesJob, execution: Execution, output: Folder) -> I
         with tempfile.TemporaryDirectory(prefix="imagepivot-images-", ignore_cleanup_errors=True) as folder:
             yield StagingArea.of_run(Folder(folder))
     else:
-        with staging(output) as folder:
+        with spill_folder(output) as folder:
             copies = StagingArea.of_run(Folder(folder))
             try:
                 yield copies
             finally:
-                with suppress(DatasetError):  # Whatever commits, or runs next, deletes them.
+                with suppress(DatasetError):  # The commit or the next run deletes them.
                     copies.delete()
 
 
 def row_group_batches(
     images: ImageSource, refs: Iterable[ImageRef], shards: int, *, skip_shards: frozenset[int], folder: str | None
 ) -> Iterator[tuple[int, RowGroupBatch]]:
-    """Cut references into portions, and these by shards; arguments and errors as of `pipelines.features.ref_chunks.chunk_refs`.
-
-    Yields:
-        The number of a shard, and its part of a portion.
-    """
-    for number, gathered in enumerate(_gather(images, refs, min(max(_LEAST, _OF_A_SHARD * shards), _MOST))):
-        yield from (
-            (shard, (number, piece))
-            for shard, piece in partition_by_shard(gathered, shards, skip_shards=skip_shards, folder=folder)
-        )
+    """Yield shard index and batch part; arguments and errors are those of `pipelines.features.ref_chunks.chunk_refs`."""
+    size = min(max(_MIN_BATCH_REFS, _SHARD_REFS * shards), _MAX_BATCH_REFS)
+    for index, batch in enumerate(_batches(images.groups(refs), size)):
+        for shard, chunk in partition_by_shard(batch, shards, skip_shards=skip_shards, folder=folder):
+            yield shard, (index, chunk)
 
 
-def _gather(images: ImageSource, refs: Iterable[ImageRef], size: int) -> Iterator[list[ImageRef]]:
-    gathered: list[ImageRef] = []
-    for group in images.groups(refs):
-        gathered += group
-        if len(gathered) >= size:
-            yield gathered
-            gathered = []
-    if gathered:
-        yield gathered
+def _batches(groups: Iterable[Iterable[ImageRef]], size: int) -> Iterator[list[ImageRef]]:
+    batch: list[ImageRef] = []
+    for group in groups:
+        batch += group
+        if len(batch) >= size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
 
 
 @dataclass(eq=False)
 class CopyImages(beam.PTransform):
-    """Copies the images of portions, and yields the places of the copies by the numbers of their shards.
+    """StagedImage the images of batches to the staging area; yields shard index and chunk of staged copies.
 
     Attributes:
-        copies: where the copies go.
-        folder: where all workers see the same local disk, a folder on it for the places.
+        job: images and reuse policy.
+        output: the dataset.
+        copies: the staging area.
+        folder: local folder for chunks, if all workers see one disk.
     """
 
     job: FeaturesJob
@@ -97,39 +94,38 @@ class CopyImages(beam.PTransform):
     folder: str | None = None
 
     def expand(self, portions: beam.PCollection) -> beam.PCollection:
-        """Take the references by portion, or for an update first by shard, and copy each portion in one call."""
+        """StagedImage each batch in one call; an update first selects images by shard."""
         if not self.job.policy.update and not self.job.policy.retry_failed:
             wanted = portions | "AllImages" >> beam.Values()
         else:
-            choose = beam.FlatMap(_wanted, self.job, self.output, self.folder)
+            choose = beam.FlatMap(_select_refs, self.job, self.output, self.folder)
             wanted = portions | "GroupByShard" >> beam.GroupByKey() | "WantedImages" >> choose
-        copy = beam.FlatMap(_copied, self.job.open_images(), self.copies, self.output.shards, self.folder)
+        copy = beam.FlatMap(_copy_images, self.job.open_images(), self.copies, self.output.shards, self.folder)
         return wanted | "GroupByPortion" >> beam.GroupByKey() | "CopyPortion" >> copy
 
 
-def _wanted(
+def _select_refs(
     element: tuple[int, Iterable[RowGroupBatch]], job: FeaturesJob, output: OutputDataset, folder: str | None
 ) -> Iterator[RowGroupBatch]:
-    """Yield the references to those images of a shard that will be read."""
-    shard, portions = element
-    by_portion = {number: refs_in([piece]) for number, piece in portions}
+    """Yield references to the images of a shard that will be read: to compare digests, or to extract features."""
+    shard, parts = element
+    batches = {index: refs_in([chunk]) for index, chunk in parts}
     read: list[ImageRef] = []
 
-    def note(ref: ImageRef) -> NoReturn:
+    def record(ref: ImageRef) -> NoReturn:
         read.append(ref)
         raise OSError
 
-    everything = sorted(ref for refs in by_portion.values() for ref in refs)
-    reuse = reusable_rows(output, shard, everything, job.policy, read=note)
+    refs = sorted(ref for batch in batches.values() for ref in batch)
+    reuse = reusable_rows(output, shard, refs, job.policy, read=record)
     wanted = {ref.uri for ref in (*read, *reuse.todo)}
-    chosen = ((number, [ref for ref in refs if ref.uri in wanted]) for number, refs in by_portion.items())
-    yield from to_chunks(((number, refs) for number, refs in chosen if refs), REFS_SCHEMA, folder)
+    selected = ((index, [ref for ref in batch if ref.uri in wanted]) for index, batch in batches.items())
+    yield from to_chunks(((index, batch) for index, batch in selected if batch), REFS_SCHEMA, folder)
 
 
-def _copied(
+def _copy_images(
     element: tuple[int, Iterable[RefChunk]], images: ImageSource, copies: StagingArea, shards: int, folder: str | None
 ) -> Iterator[tuple[int, RefChunk]]:
-    """Copy the images of a portion, and yield the places of the copies by shard."""
     refs = images.in_reading_order(refs_in(element[1]))
     shard = {ref.uri: shard_of(ref.image_id, shards) for ref in refs}
     by_shard: dict[int, list[StagedImage]] = {}

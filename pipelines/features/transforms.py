@@ -1,9 +1,10 @@
-"""The transforms of ``imagepivot features``. The unit of work is a shard, not an image.
+"""Transforms of ``imagepivot features``, whose unit of work is a shard.
 
-Beam moves references only. One call of one function reads, decodes, runs the model and writes a shard: features never pass
-through a shuffle, a retry makes one shard again, and a run that was killed continues with the missing shards. ``RunInference`` is
-not used: its dead letter holds whole batches, it decodes and runs the model by turns in one thread, and its results would be
-shuffled to the writer.
+    list images -> chunks of references by shard [-> stage row groups] -> group by shard -> extract shard
+
+Beam moves references only. One call reads, decodes, runs the model and writes a shard: features are never shuffled, a retry
+rewrites one shard, and a killed run resumes with the missing shards. ``RunInference`` decodes and runs the model alternately in one
+thread, fails whole batches, and would shuffle its results to the writer.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from pipelines.inputs.images import ImageSource, StagingArea
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Accelerator
 from pipelines.running.meter import Meter
-from pipelines.running.preflight import FirstWorker
-from pipelines.running.transforms import Begin
+from pipelines.running.preflight import PreflightCheck
+from pipelines.running.transforms import CreateAfterPreflight
 from schemas.writing.output import OutputDataset
 
 
@@ -37,8 +38,8 @@ class _ExtractShardFn(beam.DoFn):
         self._extractor.set_up(self._shared.acquire)
 
     def process(self, element: tuple[int, Iterable[RefChunk]]) -> Iterator[int]:
-        shard, pieces = element
-        for name, count in self._extractor.extract(shard, pieces).items():
+        shard, chunks = element
+        for name, count in self._extractor.extract(shard, chunks).items():
             self._counters[name].inc(count)
         yield shard
 
@@ -49,30 +50,31 @@ def _list_images(
     return chunk_refs(listed_refs(images, kept), shards, skip_shards=finished, folder=folder)
 
 
-def _list_portions(
+def _list_batches(
     _start: bytes, images: ImageSource, kept: Kept, shards: int, finished: frozenset[int], folder: str | None
 ) -> Iterator[tuple[int, RowGroupBatch]]:
     return row_group_batches(images, listed_refs(images, kept), shards, skip_shards=finished, folder=folder)
 
 
-def _refs_of_portion(shard: int, portion: RowGroupBatch) -> tuple[int, RefChunk]:
-    return shard, portion[1]
+def _batch_refs(shard: int, batch: RowGroupBatch) -> tuple[int, RefChunk]:
+    return shard, batch[1]
 
 
 @dataclass(eq=False)
 class ExtractFeatures(beam.PTransform):
-    """Writes shards of features, from the start of a pipeline; its output holds the numbers of the shards that it wrote.
+    """Write shards of features; the root of a pipeline, which yields the index of each written shard.
 
     Attributes:
-        job: images, extractor and how to run it.
-        finished: numbers of the shards that an earlier run finished.
+        job: images, extractor and settings.
+        output: the dataset.
+        finished: indices of finished shards.
         meter: counts images.
-        threads: torch's threads in each worker; 0 for torch's own number.
-        check: what the first worker on another machine checks; None on this one.
-        accelerator: the GPUs of workers on other machines, each a single process; None for workers without, or of other kinds.
-        folder: where all workers see the same local disk, a folder on it for references to images.
-        copies: where images are copied to that cost a whole group; None to read each of them where it is.
-        kept: the listing that need not be made again.
+        threads: torch threads of each worker; 0 for torch's default.
+        check: preflight check of remote workers; None for local ones.
+        accelerator: GPUs of remote workers, each of which is one process; None without GPUs.
+        folder: local folder for references, if all workers see one disk.
+        copies: staging area of images in row groups; None to read images from the source.
+        kept: cached listing.
     """
 
     job: FeaturesJob
@@ -80,29 +82,29 @@ class ExtractFeatures(beam.PTransform):
     finished: frozenset[int] = frozenset()
     meter: Meter = Meter()
     threads: int = 0
-    check: FirstWorker | None = None
+    check: PreflightCheck | None = None
     accelerator: Accelerator | None = None
     folder: str | None = None
     copies: StagingArea | None = None
     kept: Kept = ""
 
     def expand(self, begin: beam.pvalue.PBegin) -> beam.PCollection:
-        """List the images on a worker, unless the listing was kept, group the references by shard, and write each in one call."""
+        """List images on a worker unless the listing is cached, group references by shard, and write each shard in one call."""
         shards = self.output.shards
         gpus, hints = (self.accelerator.count, self.accelerator.hints()) if self.accelerator is not None else (0, {})
-        # Only the launcher compares states: the graph, which holds the output, grows with the shards as little as it can.
+        # Only the launcher compares states; without them the graph is small.
         output = replace(self.output, states=None)
         extract = beam.ParDo(_ExtractShardFn(ShardExtractor(self.job, output, self.meter, self.threads, gpus, self.copies)))
-        # An empty piece stands for the shard itself, so that shards without images are written, too.
+        # With an empty chunk per shard, shards without images are written, too.
         todo = [(shard, b"") for shard in self.output.missing(self.finished)]
-        start = begin | "Start" >> Begin([b""], self.check, hints)
+        start = begin | "Start" >> CreateAfterPreflight([b""], self.check, hints)
         listing = self.job.open_images(), self.kept, shards, self.finished, self.folder
         if self.copies is None:
             refs = [start | "ListImages" >> beam.FlatMap(_list_images, *listing)]
         else:
-            portions = start | "ListPortions" >> beam.FlatMap(_list_portions, *listing)
+            portions = start | "ListPortions" >> beam.FlatMap(_list_batches, *listing)
             copy = CopyImages(self.job, output, self.copies, self.folder)
-            refs = [portions | "Refs" >> beam.MapTuple(_refs_of_portion), portions | "CopyImages" >> copy]
+            refs = [portions | "Refs" >> beam.MapTuple(_batch_refs), portions | "CopyImages" >> copy]
         return (
             (*refs, begin | "EveryShard" >> beam.Create(todo))
             | "RefsAndShards" >> beam.Flatten()

@@ -1,4 +1,4 @@
-"""Where and how a pipeline runs. Importing this, and asking about a run on this machine, loads no Beam."""
+"""Execution of a pipeline: workers, runner, GPUs. Importing this, and local runs of one process, load no Beam."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Accelerator:
     """GPUs of each worker that runs the model.
 
     Raises:
-        UsageError: a name is not one, or the number is below 1.
+        UsageError: a name is invalid, or the number is below 1.
     """
 
     type: Annotated[
@@ -55,26 +55,26 @@ class Accelerator:
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.type):
-            raise UsageError(f"--gpu is {self.type!r}, expected the name of one type, e.g. nvidia-l4")
+            raise UsageError(f"--gpu is {self.type!r}, expected a type of GPU, e.g. nvidia-l4")
         if self.machine and not _NAME.fullmatch(self.machine):
-            raise UsageError(f"--worker-machine is {self.machine!r}, expected the name of one type, e.g. g2-standard-4")
+            raise UsageError(f"--worker-machine is {self.machine!r}, expected a type of machine, e.g. g2-standard-4")
         if self.count < 1:
             raise UsageError(f"--gpus-per-worker is {self.count}, expected 1 or more")
 
     def hints(self) -> dict[str, str]:
-        """Return Beam's resource hints for a step that needs the GPUs: one active bundle for each of them."""
+        """Return Beam's resource hints for a step on the GPUs, with one active bundle per GPU."""
         machine = f"machine_type:{self.machine};" if self.machine else ""
         return {
-            # As on Dataflow's page on right fitting.
+            # Format of Dataflow's right fitting.
             "accelerator": f"type:{self.type};count:{self.count};{machine}install-nvidia-driver",
             "max_active_bundles_per_worker": str(self.count),
         }
 
     def check(self, options: PipelineOptions) -> None:
-        """Check that the flags for Beam do not ask for GPUs, or for processes, in another way.
+        """Check flags for Beam against --gpu.
 
         Raises:
-            UsageError: they do.
+            UsageError: a flag also requests GPUs, or a process per core.
         """
         from apache_beam.options.pipeline_options import DebugOptions, GoogleCloudOptions, StandardOptions
 
@@ -87,17 +87,17 @@ class Accelerator:
             for value in values or ():
                 if value.startswith(("worker_accelerator", "accelerator")):
                     raise UsageError(
-                        f"--gpu is {self.type!r}, and behind -- stands {name}={value}: Dataflow takes GPUs for some steps or for "
-                        "the whole job, not both. Leave the flag out"
+                        f"--gpu is {self.type!r}, and {name}={value} follows --: Dataflow adds GPUs to some steps or to the whole "
+                        "job, not both. Leave the flag out"
                     )
         if _SEVERAL_PROCESSES in experiments:
             raise UsageError(
-                f"--gpu is {self.type!r}, and behind -- stands --experiments={_SEVERAL_PROCESSES}: then every core of a worker "
-                "would load the model into the GPU's memory. Leave the flag out"
+                f"--gpu is {self.type!r}, and --experiments={_SEVERAL_PROCESSES} follows --: every core of a worker would load the "
+                "model into GPU memory. Leave the flag out"
             )
 
     def configure(self, options: PipelineOptions) -> None:
-        """Make each worker one process with a thread for each GPU, unless the flags name another number of threads."""
+        """Set one process per worker, with a thread per GPU unless flags set the number of threads."""
         from apache_beam.options.pipeline_options import DebugOptions
 
         debug = options.view_as(DebugOptions)
@@ -113,11 +113,11 @@ START_SECONDS = 1200
 class Execution:
     """Settings for running a pipeline; none of them changes the result.
 
-    If the flags for Beam name a runner, nothing runs locally. ``default_workers`` says what 0 workers stand for, and is asked when
-    there is something to do.
+    A runner among the flags for Beam replaces the local workers. ``default_workers`` computes the number of workers for 0; it is
+    called only if shards are missing.
 
     Raises:
-        UsageError: a value is out of range, a flag is misspelled, or there is no job to leave alone.
+        UsageError: a value is out of range, a flag is misspelled, or --detach or --gpu is given without a remote runner.
     """
 
     workers: Annotated[
@@ -149,8 +149,8 @@ class Execution:
             _check_flags(self.beam_flags)
         if self.detach and self.runs_here:
             raise UsageError(
-                "--detach leaves a job to the runner that the flags behind -- name, and without one on other machines the work is "
-                "done by this command: leave out --detach, or name a runner"
+                "--detach needs a runner on other machines, which would continue the job: leave it out, or name one after --, e.g. "
+                "-- --runner=DataflowRunner"
             )
         if not self.start_timeout > 0:
             raise UsageError(f"--start-timeout is {self.start_timeout}, expected more than 0 seconds")
@@ -158,29 +158,29 @@ class Execution:
             return
         if self.runs_here:
             raise UsageError(
-                f"--gpu is {self.accelerator.type!r}, and the workers run on this machine: it is for those of another runner, as "
-                "behind -- in -- --runner=DataflowRunner. Leave it out here; a GPU of this machine is used by --device cuda"
+                f"--gpu is {self.accelerator.type!r}, and the workers run on this machine: name a remote runner, e.g. -- "
+                "--runner=DataflowRunner; for a GPU of this machine give --device cuda instead"
             )
         self.accelerator.check(self._flags())
 
     @property
     def is_local(self) -> bool:
-        """Whether the pipeline runs on this machine, on the runner that we choose."""
+        """Whether our own runner runs the pipeline, on this machine."""
         return not any(flag.split("=")[0] == "--runner" for flag in self.beam_flags)
 
     @property
     def is_one_process(self) -> bool:
-        """Whether one worker of this machine does all of it, and Beam was told nothing."""
+        """Whether a single local worker runs without flags for Beam."""
         return not self.beam_flags and self.local_workers == 1
 
     @property
     def runs_here(self) -> bool:
-        """Whether the workers run on this machine, in this environment, whoever chose the runner."""
+        """Whether the workers run on this machine, in this environment, with our runner or one of the flags."""
         if self.is_local:
             return True
         from apache_beam.options.pipeline_options import PortableOptions, StandardOptions
 
-        if self.options.view_as(PortableOptions).environment_type == "LOOPBACK":  # The workers are this process's own.
+        if self.options.view_as(PortableOptions).environment_type == "LOOPBACK":  # Workers run in this process.
             return True
         return self._runner_name in {local.lower().removesuffix("runner") for local in StandardOptions.LOCAL_RUNNERS}
 
@@ -202,7 +202,7 @@ class Execution:
         return self.runner.rpartition(".")[2].lower().removesuffix("runner")
 
     def with_job_name(self, name: str) -> Execution:
-        """Return these settings with a name for the job on Dataflow, unless the flags name it."""
+        """Return a copy with a job name for Dataflow, unless flags set it."""
         from apache_beam.options.pipeline_options import GoogleCloudOptions
 
         if not self.is_dataflow or self.options.view_as(GoogleCloudOptions).job_name:
@@ -211,7 +211,7 @@ class Execution:
 
     @property
     def template(self) -> str:
-        """Where Dataflow's template goes that is made instead of a run; empty if none is."""
+        """Location of the Dataflow template to write instead of a run; empty without one."""
         if self.is_local:
             return ""
         from apache_beam.options.pipeline_options import GoogleCloudOptions
@@ -220,29 +220,29 @@ class Execution:
 
     @property
     def runner(self) -> str:
-        """Name of the runner among the flags; empty if there is none."""
+        """Name of the runner in the flags; empty without one."""
         from apache_beam.options.pipeline_options import StandardOptions
 
         return self.options.view_as(StandardOptions).runner or ""
 
     def check_locations(self, locations: Iterable[tuple[str, str]]) -> None:
-        """Check that the workers can reach what they read and write: pairs of what a location is, in words, and the location.
+        """Check that workers can reach locations, which are pairs of name and location.
 
         Raises:
-            UsageError: a location is on this machine's disk, and the workers are elsewhere.
+            UsageError: a location is on this machine's disk, and the workers run on others.
         """
         if self.runs_here or self.shared_disk:
             return
-        for what, location in locations:
+        for name, location in locations:
             if not is_remote(location):
                 raise UsageError(
-                    f"{what} {location!r} is a path on this machine, and the workers of {self.runner} run on others: give an "
+                    f"{name} {location!r} is a path on this machine, and the workers of {self.runner} run on others: give an "
                     "address in a bucket (gs://... or s3://...), or --shared-disk if all of them see that path as this machine does"
                 )
 
-    def for_text(self, size: int, least: int) -> Execution:
-        """Return these settings with one worker by default for less text than ``least`` bytes, from which several are faster."""
-        return self if size >= least else replace(self, default_workers=lambda: 1)
+    def for_text(self, size: int, min_bytes: int) -> Execution:
+        """Return a copy with one default worker if the text is under ``min_bytes`` bytes, where several are slower."""
+        return self if size >= min_bytes else replace(self, default_workers=lambda: 1)
 
     @property
     def local_workers(self) -> int:
@@ -259,13 +259,13 @@ class Execution:
 
 _SIMILAR = 0.8
 _MODULES = {"dask": "apache_beam.runners.dask.dask_runner"}
-"""Modules of runners whose flags Beam knows only once they are imported."""
+"""Modules of runners that declare their flags when they are imported."""
 _WITH_JOB_SERVICE = ("flink", "portable", "prism", "spark")
-"""Runners whose job service has flags of its own, by which Beam extends those that it knows."""
+"""Runners with a job service that declares more flags."""
 
 
 def _check_flags(flags: Sequence[str]) -> None:
-    """Refuse misspelled flags, and remark on others that Beam does not know.
+    """Refuse misspelled flags, and remark on other unknown ones.
 
     Raises:
         UsageError: a flag resembles one of Beam's, or a value is of the wrong type.
@@ -274,7 +274,7 @@ def _check_flags(flags: Sequence[str]) -> None:
 
     class Parser(_BeamArgumentParser):
         def error(self, message: str) -> NoReturn:
-            raise UsageError(f"flags behind --: {message}")
+            raise UsageError(f"flags after --: {message}")
 
     runner = PipelineOptions(list(flags)).view_as(StandardOptions).runner or ""
     module, _, name = runner.rpartition(".")
@@ -292,9 +292,9 @@ def _check_flags(flags: Sequence[str]) -> None:
         guess = f": did you mean {similar[0]}?" if similar else ""
         if name in _WITH_JOB_SERVICE:
             events.remark(
-                f"{flag} is no flag of Beam's Python: it is passed on, for the job service to know{guess or '.'}", style="dim"
+                f"{flag} is unknown to Beam's Python SDK and is passed on to the job service{guess or '.'}", style="dim"
             )
         elif similar:
-            raise UsageError(f"{flag} behind -- is no flag of Beam's{guess}")
+            raise UsageError(f"{flag} after -- is not a flag of Beam{guess}")
         else:
-            events.remark(f"{flag} behind -- is no flag of Beam's, which ignores it", style="dim")
+            events.remark(f"{flag} after -- is not a flag of Beam, which ignores it", style="dim")

@@ -1,6 +1,9 @@
-"""Pipeline jobs: the workers write the shards of a dataset, and the last step of the pipeline commits it.
+"""Pipeline jobs: workers write the shards of a dataset, and the last step commits it.
 
-Beam is loaded when there is something to make, and not to find that nothing is: that takes a second.
+1. Lock the folder and read its state (`schemas.writing.dataset_writer.complete_dataset`).
+2. Return the manifest if all shards are up to date, without loading Beam.
+3. Check the launcher; on other machines the first worker passes its preflight check.
+4. Run the pipeline, or a single process without Beam; commit.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from pipelines.running.execution import Execution
 from pipelines.running.meter import Meter
@@ -26,86 +29,87 @@ from schemas.writing.reuse_policy import ArrayTask, ReusePolicy
 if TYPE_CHECKING:
     import apache_beam as beam
 
-    from pipelines.running.preflight import FirstWorker
+    from pipelines.running.preflight import PreflightCheck
+
+Build: TypeAlias = "Callable[[beam.Pipeline, frozenset[int], PreflightCheck | None], object]"
 
 
 def run_job(
     output: OutputDataset,
-    build: Callable[[beam.Pipeline, frozenset[int], FirstWorker | None], object],
+    build: Build,
     policy: ReusePolicy,
     *,
     execution: Execution,
     extras: Iterable[str] = ("pipelines",),
-    ready: Callable[[], None] | None = None,
-    check: Callable[[], None] | None = None,
-    here: Callable[[frozenset[int]], bool | None] | None = None,
+    check_launcher: Callable[[], None] | None = None,
+    check_worker: Callable[[], None] | None = None,
+    run_in_process: Callable[[frozenset[int]], bool | None] | None = None,
     task: ArrayTask | None = None,
     libraries: tuple[str, ...] = (),
     meter: Meter = Meter(),
 ) -> Manifest:
-    """Run a pipeline that writes a dataset, or the part of it that an earlier run did not finish.
+    """Write the missing shards of a dataset with a pipeline.
 
     Args:
         output: the dataset.
-        build: adds the transforms, given the numbers of the shards that are already finished, and what `Begin` does first.
-        policy: what the run keeps of the dataset that the folder holds.
-        execution: where and how to run.
-        extras: names of the extras that workers on other machines need.
-        ready: raises where this machine cannot do the work; called if there is something to do, before anything is replaced.
-        check: checks on the first worker on another machine what only this work needs.
-        here: writes the shards as the pipeline does, without Beam, given the finished ones, and returns whether it has committed
-            them, too; called where one worker of this machine does all of it. None if only the pipeline can do it.
-        task: the task of an array job, whose pipeline does not commit; None for a whole dataset.
-        libraries: distributions whose versions matter to the content, where neither the pipeline nor ``here`` commits.
-        meter: shows what the runner says of workers on other machines.
+        build: adds the transforms to a pipeline, given the finished shards and the preflight check.
+        policy: reuse of an existing dataset in the folder.
+        execution: runner and workers.
+        extras: extras that workers on other machines need.
+        check_launcher: raises if this machine cannot run the job; called before anything is replaced.
+        check_worker: part of the preflight check for this kind of job.
+        run_in_process: writes the shards without Beam, given the finished ones, and returns whether it has committed; called for a
+            single local worker. None for jobs that need a pipeline.
+        task: task of an array job, whose pipeline does not commit; None for a whole dataset.
+        libraries: distributions whose versions affect the content, if neither the pipeline nor ``run_in_process`` commits.
+        meter: shows counts of workers on other machines.
 
     Returns:
         The manifest of the committed dataset.
 
     Raises:
         DatasetError: the folder is in use, or holds data that must not be lost.
-        DetachedError: a job goes on without this process, or there is a template of one; or shards of other tasks are missing.
-        ImagepivotError: the pipeline met an error that the user can fix.
+        DetachedError: a job continues without this process, a template was written, or shards of other tasks are missing.
+        ImagepivotError: the user can fix an error of the pipeline.
     """
     folder = output.folder
     if execution.runs_here:
-        first, watch = None, None
+        preflight, watch = None, None
     elif execution.template:
-        _write_template(output, build, execution=execution, extras=extras, check=check)
+        _write_template(output, build, execution=execution, extras=extras, check_worker=check_worker)
     else:
         from pipelines.running import remote
-        from pipelines.running.preflight import FirstWorker
+        from pipelines.running.preflight import PreflightCheck
 
         remote.check_detach(execution)
         execution = execution.with_job_name(_job_name(output, policy))
-        first = FirstWorker.of_launcher(folder, check)
+        preflight = PreflightCheck.of_this_process(folder, check_worker)
         watch = partial(remote.watch, execution=execution, output=folder, meter=meter)
 
     def run(finished: frozenset[int]) -> bool:
         try:
-            if here is not None and execution.is_one_process:
-                return bool(here(finished))
+            if run_in_process is not None and execution.is_one_process:
+                return bool(run_in_process(finished))
             from pipelines.running.runner import run_pipeline
 
-            run_pipeline(lambda pipeline: build(pipeline, finished, first), execution, extras=extras, watch=watch)
+            run_pipeline(lambda pipeline: build(pipeline, finished, preflight), execution, extras=extras, watch=watch)
             return task is None
         except BaseException as error:
-            # Unless a job goes on; and temporary files may be those of another task.
-            if task is None and (first is None or not isinstance(error, (DetachedError, LostJobError, KeyboardInterrupt))):
-                _delete_temporaries(folder, elsewhere=not execution.is_local)  # The commit does so where a run ends well.
+            # Not if a remote job may continue. Temporary files may belong to another task.
+            if task is None and (preflight is None or not isinstance(error, (DetachedError, LostJobError, KeyboardInterrupt))):
+                _delete_temporaries(folder, elsewhere=not execution.is_local)  # After success, the commit does so.
             raise
 
-    def before() -> None:
-        if ready is not None:
-            ready()
-        if first is not None:
-            first.forget()
+    def check() -> None:
+        if check_launcher is not None:
+            check_launcher()
+        if preflight is not None:
+            preflight.delete_marker()
 
-    complete = partial(complete_dataset, output, run, policy, task=task, check=before, libraries=libraries)
+    complete = partial(complete_dataset, output, run, policy, task=task, check=check, libraries=libraries)
     try:
         return complete()
-    except CommittedError:
-        # By a job that nobody waited for: what it committed is looked at anew.
+    except CommittedError:  # A detached job has committed in the meantime: read the folder's state again.
         return complete()
 
 
@@ -117,78 +121,77 @@ def run_per_shard(
     execution: Execution,
     libraries: tuple[str, ...],
     extras: Iterable[str] = ("pipelines",),
-    ready: Callable[[], None] | None = None,
-    check: Callable[[], None] | None = None,
+    check_launcher: Callable[[], None] | None = None,
+    check_worker: Callable[[], None] | None = None,
     meter: Meter = Meter(),
 ) -> Manifest:
-    """Run a job that makes each shard of the same shard of its inputs.
+    """Write each missing shard from the same shard of the inputs.
 
-    ``work`` writes one shard; the other arguments, result and errors are those of `run_job`.
+    ``work`` writes one shard. Other arguments, result and errors are those of `run_job`.
     """
 
-    def build(pipeline: beam.Pipeline, finished: frozenset[int], first: FirstWorker | None) -> None:
+    def build(pipeline: beam.Pipeline, finished: frozenset[int], check: PreflightCheck | None) -> None:
         from pipelines.running.transforms import CommitDataset, WriteShards, spread_shards
 
-        shards = spread_shards(pipeline, output.missing(finished), first)
+        shards = spread_shards(pipeline, output.missing(finished), check)
         written = shards | "WriteShards" >> WriteShards(output, work)
         _ = written | "CommitDataset" >> CommitDataset(output, libraries=libraries)
 
-    here = partial(write_missing, output, work)
     return run_job(
         output,
         build,
         policy,
         execution=execution,
         extras=extras,
-        ready=ready,
-        check=check,
-        here=here,
+        check_launcher=check_launcher,
+        check_worker=check_worker,
+        run_in_process=partial(write_missing, output, work),
         libraries=libraries,
         meter=meter,
     )
 
 
 def _job_name(output: OutputDataset, policy: ReusePolicy) -> str:
-    """Return a name that jobs of the same work share: Dataflow refuses a second one while the first is active."""
+    """Return the same name for the same work: Dataflow refuses a second active job of a name."""
     work = {"dataset": output.fingerprint, "listings": output.listings, "policy": asdict(policy)}
     return f"imagepivot-{output.kind.replace('_', '-')}-{sha256_of_json(work)[:12]}"
 
 
 def _write_template(
     output: OutputDataset,
-    build: Callable[[beam.Pipeline, frozenset[int], FirstWorker | None], object],
+    build: Build,
     *,
     execution: Execution,
     extras: Iterable[str],
-    check: Callable[[], None] | None,
+    check_worker: Callable[[], None] | None,
 ) -> NoReturn:
-    """Write a template of Dataflow's for all shards, since what is finished is known only when it is launched, and say so."""
-    from pipelines.running.preflight import FirstWorker
+    """Write a Dataflow template for all shards: the finished ones are unknown until it is launched."""
+    from pipelines.running.preflight import PreflightCheck
     from pipelines.running.runner import run_pipeline
 
     folder = output.folder
     if execution.detach:
-        raise UsageError("--detach is for a job, and --template_location makes none: leave out one of them")
+        raise UsageError("--detach needs a job, and --template_location writes only a template: leave one of them out")
     stray = [name for name in folder.names() if name not in output.files]
     if stray:
         raise DatasetError(
-            f"{folder.location!r} holds {stray[0]!r}, and a template makes a dataset from its beginning: choose another folder, or "
-            "leave out --template_location to finish what is there"
+            f"{folder.location!r} holds {stray[0]!r}, expected an empty folder for a template: choose another folder, or leave "
+            "--template_location out to finish the dataset"
         )
     folder.check_bucket()
     for name, data in output.files.items():
-        folder.write(name, data)  # A run does so before its job.
-    first = FirstWorker.of_launcher(folder, check)
-    run_pipeline(lambda pipeline: build(pipeline, frozenset(), first), execution, extras=extras, watch=lambda result: None)
+        folder.write(name, data)  # As a run does before its job.
+    preflight = PreflightCheck.of_this_process(folder, check_worker)
+    run_pipeline(lambda pipeline: build(pipeline, frozenset(), preflight), execution, extras=extras, watch=lambda result: None)
     raise DetachedError(
-        f"the template is written to {execution.template!r}. Launch it once: the job makes {folder.location!r}, which must "
-        "still be empty then"
+        f"the template is written to {execution.template!r}. Launch it once: the job writes {folder.location!r}, which must be "
+        "empty until then"
     )
 
 
 def _delete_temporaries(folder: Folder, *, elsewhere: bool) -> None:
-    """Delete what workers of a run that failed left; in a store only those on other machines leave anything."""
+    """Delete temporary files of a failed run; in an object store only remote workers leave any."""
     if not folder.is_local and not elsewhere:
         return
-    with contextlib.suppress(ImagepivotError):  # The next run into the folder does it.
+    with contextlib.suppress(ImagepivotError):  # The next run does it.
         folder.map(folder.delete, [name for name in folder.names() if is_temporary(name)])

@@ -1,8 +1,7 @@
-"""Progress of a run: workers count, and the launcher adds up what they have counted and displays the sum.
+"""Progress meter: workers count their work, and the launcher displays the sums.
 
-On this machine they write their counts to small files: Beam's local runner reports counters only at the end of a stage, and workers
-are separate processes; one file per process is the simplest scheme that works for all of them. Workers on other machines share no
-such folder: they count with Beam's counters as well, the launcher asks the runner for these, and the answer is one more file.
+Local workers write counts to a file per process, because Beam's local runner reports counters only at the end of a stage. Remote
+workers use Beam's counters, which the launcher polls and writes to a file of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 NAMESPACE = "imagepivot"
-"""Namespace of Beam's counters of what a `Meter` counts."""
+"""Namespace of the Beam counters of a `Meter`."""
 
 _RUNNERS = "runner.json"
 _WRITE_SECONDS = 0.2
@@ -38,7 +37,7 @@ _lock = threading.Lock()
 
 
 def counts_of(metrics: Iterable[Any]) -> dict[str, int]:
-    """Return the sums of our counters of several steps: committed values, or attempted ones where the runner has no others."""
+    """Sum our counters over steps: committed values, or else attempted ones."""
     counts: Counter[str] = Counter()
     for metric in metrics:
         if metric.key.metric.namespace == NAMESPACE:
@@ -48,7 +47,7 @@ def counts_of(metrics: Iterable[Any]) -> dict[str, int]:
 
 def _write(folder: str, counts: Mapping[str, int], name: str = "") -> None:
     path = Path(folder, name or f"{os.getpid()}.json")
-    with contextlib.suppress(OSError):  # The launcher may have deleted the folder; the work goes on.
+    with contextlib.suppress(OSError):  # The launcher may have deleted the folder.
         temporary = path.with_suffix(".tmp")
         temporary.write_text(json.dumps(counts))
         temporary.replace(path)
@@ -56,17 +55,17 @@ def _write(folder: str, counts: Mapping[str, int], name: str = "") -> None:
 
 @dataclass(frozen=True)
 class Meter:
-    """Counter of the work that a worker has done; it travels with the functions of the pipeline.
+    """Counter of a worker's progress, pickled with the functions of the pipeline.
 
     Attributes:
-        folder: folder to which the workers of this run write their counts; None counts nothing.
+        folder: folder for counts of local workers; None for none.
     """
 
     folder: str | None = None
 
     def add(self, **counts: int) -> None:
-        """Add to the counts of this process, and in a worker of Beam's to its counters of the same names."""
-        if "apache_beam" in sys.modules:  # Elsewhere nobody would ask for them, and the import takes a second.
+        """Add to the counts of this process, and to Beam's counters of these names if Beam is loaded."""
+        if "apache_beam" in sys.modules:
             from apache_beam.metrics import Metrics
 
             for name, count in counts.items():
@@ -77,34 +76,33 @@ class Meter:
             totals = _counts[self.folder]
             totals.update(counts)
             now = time.monotonic()
-            # The first counts are written at once; the monotonic clock may start anywhere, even close to zero.
+            # The first counts are written immediately; a monotonic clock may start near zero.
             if now - _written.get(self.folder, -math.inf) >= _WRITE_SECONDS:
                 _written[self.folder] = now
                 _write(self.folder, totals)
 
     def flush(self) -> None:
-        """Write the counts of this process, no matter how recently they were written."""
+        """Write the counts of this process now."""
         with _lock:
             if self.folder is not None and self.folder in _counts:
                 _write(self.folder, _counts[self.folder])
 
     def report(self, counts: Mapping[str, int]) -> None:
-        """Put what a runner says of all its workers in the place of the counts of processes; nothing if it says nothing yet."""
+        """Replace the counts of processes by a remote runner's counts; empty if unknown yet."""
         if self.folder is not None:
             _write(self.folder, counts, _RUNNERS)
 
     @property
     def is_known(self) -> bool:
-        """Whether the counts say how far the run is: not while a runner says nothing."""
+        """Whether counts are known; a remote runner may report none yet."""
         if self.folder is None or not Path(self.folder, _RUNNERS).exists():
             return True
         return bool(self.total())
 
-    def settle(self, **counts: int) -> None:
-        """Replace the counts by those of the finished dataset, when the work is done and no worker counts any more.
+    def finalize(self, **counts: int) -> None:
+        """Replace counts by those of the finished dataset, after all workers.
 
-        The last counts of workers in other processes may be missing, and a run that continued an earlier one counted only its
-        own part.
+        The last counts of other processes may be missing, and a resumed run counts only its own part.
         """
         if self.folder is None:
             return
@@ -118,7 +116,7 @@ class Meter:
             _write(self.folder, _counts[self.folder])
 
     def total(self) -> dict[str, int]:
-        """Return the counts of all processes so far; those of the runner, if it is asked for them."""
+        """Return the sum over processes, or the remote runner's counts."""
         total: Counter[str] = Counter()
         paths = list(Path(self.folder).glob("*.json")) if self.folder else []
         runners = [path for path in paths if path.name == _RUNNERS]
@@ -135,14 +133,14 @@ def show_progress(
     """Display the progress of a run until the block ends.
 
     Args:
-        console: console to print to: a live line on a terminal, elsewhere a line every ten seconds.
-        task: name of the work, shown in front of the counts.
-        unit: name of the count that is shown, e.g. ``images``; the count ``failed`` is shown next to it.
+        console: console: a live line on a terminal, otherwise a line every ten seconds.
+        task: name of the work, before the counts.
+        unit: name of the displayed count, e.g. ``images``; the count ``failed`` follows it.
         total: number of units in the whole run, if known.
-        log_json: print a line of JSON every second and one at the end instead, for programs that watch the run.
+        log_json: print a line of JSON every second and at the end instead.
 
     Yields:
-        The meter that the run counts with.
+        The meter of the run.
     """
     with (
         tempfile.TemporaryDirectory(prefix="imagepivot-progress-") as folder,
@@ -153,7 +151,7 @@ def show_progress(
         def snapshot() -> Snapshot:
             counts = meter.total()
             earlier = counts.get(f"earlier_{unit}")
-            whole = total if earlier is None else counts[unit]  # Once the run has settled, all of it is done.
+            whole = total if earlier is None else counts[unit]  # A settled run is complete.
             return Snapshot(task, unit, counts, time.monotonic() - started, whole, earlier or 0, is_known=meter.is_known)
 
         def watch() -> None:

@@ -1,7 +1,6 @@
-"""Our own package for workers on other machines: a wheel of the code that runs here, which Beam installs there.
+"""Wheel of the running code, which Beam installs on remote workers.
 
-It is made of the files of the installed distribution, whether that is a copy or a checkout (an editable install), by writing a zip:
-nothing is built, and no network is needed.
+It is a zip of the installed files, of a copy or an editable install: without a build or a network.
 """
 
 from __future__ import annotations
@@ -18,35 +17,34 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 DISTRIBUTION = "imagepivot"
-"""Our name as a distribution, and that of the module which makes the names of our packages mean ours."""
+"""Name of the distribution, and of the module that pins the names of our packages."""
 
 _PACKAGES = ("schemas", "extractors", "pipelines", "train")
 _ROOT = Path(__file__).resolve().parents[2]
-_DATE = (1980, 1, 1, 0, 0, 0)  # The first that a zip can hold: equal code gives equal bytes.
-_LAUNCHER = "apache-beam"  # The workers' environment brings its own, which must be there before anything is installed.
+_DATE = (1980, 1, 1, 0, 0, 0)  # The earliest date of a zip: equal code gives equal bytes.
+_LAUNCHER = "apache-beam"  # Workers have it before packages are installed.
 
 
-def stage(options: PipelineOptions, folder: Path, extras: Iterable[str]) -> None:
-    """Make a run on other machines bring our package along, unless the user says that it is there.
+def add_wheel(options: PipelineOptions, folder: Path, extras: Iterable[str]) -> None:
+    """Add our wheel to a remote run, unless the user names a container image or a wheel.
 
-    The workers import it before anything else, so that no module of the same name in their folder takes its place.
+    Workers import it first, so that no module in their folder shadows it.
 
     Args:
-        options: Beam's options, which are changed.
-        folder: where the wheel may lie until the job is submitted.
-        extras: names of the extras that the workers need.
+        options: Beam's options; modified.
+        folder: folder for the wheel until the job is submitted.
+        extras: extras that the workers need.
     """
     setup = options.view_as(SetupOptions)
     plugins = setup.beam_plugins or []
     setup.beam_plugins = [DISTRIBUTION, *(plugin for plugin in plugins if plugin != DISTRIBUTION)]
-    given = [Path(package).name for package in setup.extra_packages or ()]
-    if _has_image(options) or any(name.startswith(f"{DISTRIBUTION}-") for name in given):
+    packages = [Path(package).name for package in setup.extra_packages or ()]
+    if _has_image(options) or any(name.startswith(f"{DISTRIBUTION}-") for name in packages):
         return
     setup.extra_packages = [*(setup.extra_packages or ()), str(build_wheel(folder, extras))]
 
 
 def _has_image(options: PipelineOptions) -> bool:
-    """Return whether the user names a container image for the workers."""
     portable = options.view_as(PortableOptions)
     is_docker = (portable.environment_type or "DOCKER").upper() == "DOCKER"
     choices = [option.partition("=")[0] for option in portable.environment_options or ()]
@@ -57,7 +55,7 @@ def _has_image(options: PipelineOptions) -> bool:
 
 
 def source_files() -> Iterator[tuple[str, bytes]]:
-    """Yield the name and the content of each of our files, in the order of their names."""
+    """Yield name and content of our files, sorted by name."""
     module = f"{DISTRIBUTION}.py"
     yield module, (_ROOT / module).read_bytes()
     for package in _PACKAGES:
@@ -70,9 +68,9 @@ def source_files() -> Iterator[tuple[str, bytes]]:
 
 
 def build_wheel(folder: Path, extras: Iterable[str]) -> Path:
-    """Write a wheel of the code that runs in this process into a folder, and return its path.
+    """Write a wheel of the running code to a folder, and return its path.
 
-    It has the requirements of the extras besides our own, in the versions that are installed here.
+    It requires the packages of the extras in the installed versions, so that workers compute the same values.
     """
     installed = distribution(DISTRIBUTION)
     information = f"{DISTRIBUTION}-{installed.version}.dist-info"
@@ -102,16 +100,14 @@ def _metadata(installed: Distribution, extras: Iterable[str]) -> str:
 
 
 def _requirements(installed: Distribution, extras: Iterable[str]) -> list[str]:
-    """Return what the wheel requires: the same versions as here, so that the workers compute what this machine would."""
-    wanted: set[str] = set()
-    chosen = ["", *extras]
+    pins: set[str] = set()
     for line in installed.requires or ():
         requirement = Requirement(line)
         if requirement.name in (DISTRIBUTION, _LAUNCHER):
             continue
-        if requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in chosen):
+        if requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
             try:
-                wanted.add(f"{requirement.name}=={Version(version(requirement.name)).public}")
+                pins.add(f"{requirement.name}=={Version(version(requirement.name)).public}")
             except PackageNotFoundError:
-                wanted.add(f"{requirement.name}{requirement.specifier}")
-    return sorted(wanted)
+                pins.add(f"{requirement.name}{requirement.specifier}")
+    return sorted(pins)

@@ -1,7 +1,6 @@
-"""Work on the shards of a dataset, each of which follows from the same shard of the inputs.
+"""Jobs that compute each shard from the same shard of the inputs, without a shuffle.
 
-`schemas.writing.dataset_writer.write_shards` writes them one after the other: all of them in this process, or in each call of
-`pipelines.running.transforms.WriteShards` the one that Beam deals out. Nothing is shuffled.
+One process writes all shards in turn (`write_missing`), or Beam distributes them (`pipelines.running.transforms.WriteShards`).
 """
 
 from __future__ import annotations
@@ -14,21 +13,21 @@ from schemas.writing.output import OutputDataset
 from schemas.writing.shard_writer import ShardWriter
 
 Share: TypeAlias = Callable[[Callable[[], Any]], Any]
-"""Returns what its argument loads, or what it has loaded before for another thread of the process."""
+"""Calls its argument once per process, and returns that result in all threads (`apache_beam.utils.shared.Shared.acquire`)."""
 
 
 class ShardWork(Protocol):
-    """Writes the shards that one worker gets; can be pickled until it is set up."""
+    """Writer of shards in a worker; picklable before ``set_up``."""
 
     def set_up(self, share: Share) -> None:
-        """Load what all shards need; ``share`` loads what threads can use together."""
+        """Load the state for all shards; ``share`` loads the part that threads share."""
 
     def write(self, shard: int, writer: ShardWriter) -> None:
-        """Write the rows of a shard, and set its statistics."""
+        """Write the rows and statistics of a shard."""
 
 
 def write_missing(output: OutputDataset, work: ShardWork, finished: frozenset[int]) -> None:
-    """Write the shards that are not finished in this process."""
+    """Write the unfinished shards in this process."""
     work.set_up(lambda load: load())
     for _ in write_shards(output, output.missing(finished), work.write):
         pass

@@ -1,7 +1,6 @@
-"""The check of the first worker on another machine: it has the launcher's code, and can do what the launcher planned.
+"""Preflight check: the first remote worker compares its code with the launcher's, and checks devices, weights and access.
 
-It comes before anything that takes long. A worker that lacks something fails immediately, and the launcher times out if no worker
-starts.
+A misconfigured worker fails before any long step. The launcher times out if no worker writes the marker.
 """
 
 from __future__ import annotations
@@ -16,13 +15,12 @@ from pipelines.running.package_wheel import DISTRIBUTION, source_files
 from schemas.errors import ImagepivotError, UsageError
 from schemas.storage.folder import TEMPORARY_MARK, Folder
 
-SIGN = f".first-worker{TEMPORARY_MARK}0"
-"""Name of the file in the folder of the dataset by which the first worker shows that it works; commit or launcher deletes it."""
+PREFLIGHT_MARKER = f".first-worker{TEMPORARY_MARK}0"
+"""File in the dataset's folder that the first worker writes after its check; commit or launcher deletes it."""
 
 
 @lru_cache(maxsize=1)
-def _code() -> str:
-    """Return the digest of our files."""
+def _code_digest() -> str:
     digest = hashlib.sha256()
     for name, data in source_files():
         digest.update(f"{name} {len(data)}\n".encode() + data)
@@ -30,45 +28,46 @@ def _code() -> str:
 
 
 @dataclass(frozen=True)
-class FirstWorker:
-    """What the first worker checks; made by the launcher, called by the worker.
+class PreflightCheck:
+    """Check of the first worker; created by the launcher, called by the worker.
 
     Attributes:
-        also: checks what only this kind of work needs.
+        output: folder of the dataset.
+        extra_check: check for this kind of job.
         version: version of our package.
         code: digest of its files.
     """
 
     output: Folder
-    also: Callable[[], None] | None = None
+    extra_check: Callable[[], None] | None = None
     version: str = ""
     code: str = ""
 
     @classmethod
-    def of_launcher(cls, output: Folder, also: Callable[[], None] | None = None) -> FirstWorker:
-        """Return the check that a worker is as this process."""
-        return cls(output, also, version(DISTRIBUTION), _code())
+    def of_this_process(cls, output: Folder, extra_check: Callable[[], None] | None = None) -> PreflightCheck:
+        """Create the check that a worker has the code of this process."""
+        return cls(output, extra_check, version(DISTRIBUTION), _code_digest())
 
-    def forget(self) -> None:
-        """Delete the sign of an earlier job's first worker."""
-        self.output.delete(SIGN)
+    def delete_marker(self) -> None:
+        """Delete the marker of an earlier job."""
+        self.output.delete(PREFLIGHT_MARKER)
 
     def __call__(self) -> None:
         """Check this process.
 
         Raises:
-            ImagepivotError: it is not as the launcher; the message says in what.
+            ImagepivotError: it differs from the launcher.
         """
         try:
-            here = version(DISTRIBUTION)
-            if (here, _code()) != (self.version, self.code):
-                what = f"{here!r}, expected {self.version!r}" if here != self.version else f"{here!r} with other code in it"
+            installed = version(DISTRIBUTION)
+            if (installed, _code_digest()) != (self.version, self.code):
+                expected = self.version if installed != self.version else "the launcher's code of that version"
                 raise UsageError(
-                    f"it has imagepivot {what}: install what the launcher has in the workers' image, or leave the image out "
-                    "and let the run bring the package along"
+                    f"imagepivot on the worker is {installed}, expected {expected}: install the launcher's package in the workers' "
+                    "image, or leave the image out, and the run installs it"
                 )
-            if self.also is not None:
-                self.also()
-            self.output.write(SIGN, b"")
+            if self.extra_check is not None:
+                self.extra_check()
+            self.output.write(PREFLIGHT_MARKER, b"")
         except ImagepivotError as error:
-            raise type(error)(f"the first worker cannot do the work: {error}") from error
+            raise type(error)(f"the first worker failed its check: {error}") from error

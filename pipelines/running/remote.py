@@ -1,8 +1,7 @@
-"""A run on other machines: the launcher submits a job, waits for it, or leaves it.
+"""Remote runs: submit a job, wait for it or detach, and cancel it on a timeout.
 
-The dataset's folder is the only state. A job that nobody waits for goes on; the same command given later finds its shards.
-
-The runner's own messages go to a file in the system's temporary folder, which is kept, and named, if the run fails.
+The dataset's folder is the only state: a detached job continues, and the same command finds its shards later. The runner's messages
+go to a temporary log file, which is kept and named if the run fails.
 """
 
 from __future__ import annotations
@@ -32,40 +31,40 @@ from apache_beam.runners.runner import PipelineState
 
 from pipelines.running.execution import Execution
 from pipelines.running.meter import Meter, counts_of
-from pipelines.running.preflight import SIGN
+from pipelines.running.preflight import PREFLIGHT_MARKER
 from schemas.console import events
 from schemas.errors import DatasetError, ImagepivotError, LostJobError, UsageError
 from schemas.process.shutdown import DetachedError, set_shutdown_notice, shutdown_notice
 from schemas.storage.folder import Folder
 
 WORKER_LOST = "Channel closed prematurely"
-"""What Beam's own runner says where a worker process is gone."""
+"""Error of Beam's local runner after a worker process has died."""
 
-_LOST = (WORKER_LOST, "SDK worker disconnected")  # The other one is what Prism says.
-_JAVA_FRAME = re.compile(r"\s*(at |\.\.\. \d+ more|Driver stacktrace:)")  # What stands below the errors in traces of Java.
+_LOST = (WORKER_LOST, "SDK worker disconnected")  # The second is the error of Prism.
+_JAVA_FRAME = re.compile(r"\s*(at |\.\.\. \d+ more|Driver stacktrace:)")  # Lines after the errors in Java stack traces.
 _ANSWER_SECONDS = 60
-_LONGEST_RUN_SECONDS = 365 * 24 * 3600
+_MAX_RUN_SECONDS = 365 * 24 * 3600
 _POLL_SECONDS = 1.0
 _COUNT_SECONDS = 2.0
 _CANCEL_SECONDS = 10.0
-_HAND_OVER_SECONDS = 20.0
+_HANDOVER_SECONDS = 20.0
 _FLINK_MASTER = "beam:option:flink_master:v1"
-_LONGEST_LINE = 500
+_MAX_LINE = 500
 
 
 def check_job_service(options: PipelineOptions, flags: tuple[str, ...]) -> None:
-    """Wait until the job service answers, if the flags name one.
+    """Wait until the job service of the flags answers.
 
-    Beam's ``--job_server_timeout`` limits how long to wait. Beam would also end a whole run after that time, where the job service
-    calls a job by one name before and after its start, as Beam's own does: for the run itself it is set to a year.
+    Beam's ``--job_server_timeout`` limits this wait. It is then set to a year, because with some job services, e.g. Beam's, it
+    would also limit the whole run.
 
     Raises:
-        ImagepivotError: it does not answer in time.
+        ImagepivotError: the job service does not answer in time.
     """
     portable = options.view_as(PortableOptions)
-    is_given = any(flag.replace("-", "_").startswith("__job_server_timeout") for flag in flags)
-    seconds = portable.job_server_timeout if is_given else _ANSWER_SECONDS
-    portable.job_server_timeout = _LONGEST_RUN_SECONDS
+    has_timeout = any(flag.replace("-", "_").startswith("__job_server_timeout") for flag in flags)
+    seconds = portable.job_server_timeout if has_timeout else _ANSWER_SECONDS
+    portable.job_server_timeout = _MAX_RUN_SECONDS
     endpoint = portable.job_endpoint
     if not endpoint or endpoint == "embed":
         return
@@ -74,17 +73,19 @@ def check_job_service(options: PipelineOptions, flags: tuple[str, ...]) -> None:
             grpc.channel_ready_future(channel).result(timeout=seconds)
         except grpc.FutureTimeoutError:
             raise ImagepivotError(
-                f"the job service {endpoint!r} does not answer within {seconds} seconds: check that it runs, and the address in "
-                "--job_endpoint; --job_server_timeout=SECONDS waits longer"
+                f"the job service {endpoint!r} does not answer within {seconds} seconds: check that it runs, and the address of "
+                "--job_endpoint; or wait longer with --job_server_timeout=SECONDS"
             ) from None
 
 
 @dataclass(frozen=True)
 class RemoteJob:
-    """A job that a runner has accepted; what is not known is empty.
+    """A job that a runner has accepted; unknown fields are empty.
 
     Attributes:
-        page: web page of the job, or of its cluster.
+        runner: name of the runner.
+        id: id of the job.
+        page: web page of the job or of its cluster.
         cancel: shell command that cancels the job.
     """
 
@@ -95,49 +96,49 @@ class RemoteJob:
 
     @property
     def words(self) -> str:
-        """The job in a few words."""
+        """Description of the job, for messages."""
         return f"job {self.id!r} of {self.runner}" if self.id else f"a job of {self.runner}"
 
     @property
     def advice(self) -> str:
-        """What to do with the job when nobody waits for it."""
+        """Advice about a detached job."""
         page = f" Its page: {self.page}" if self.page else ""
-        cancel = self.cancel or f"there is no command, look at {self.runner}"
-        return f"The same command, given again when the job has ended, finds what is done.{page} To cancel the job: {cancel}"
+        cancel = self.cancel or f"use {self.runner}, which has no command for it"
+        return f"Run the same command after the job has ended to use its shards.{page} To cancel the job: {cancel}"
 
     @property
     def farewell(self) -> str:
-        """The last line of a command that is stopped while the job is at work."""
-        return f"stopped waiting, and {self.words} goes on. {self.advice}"
+        """Last line of a command that is stopped while the job runs."""
+        return f"stopped waiting, and {self.words} continues. {self.advice}"
 
 
 def check_detach(execution: Execution) -> None:
-    """Check that a job can go on without this process.
+    """Check that a detached job outlives this process.
 
     Raises:
-        UsageError: its job service would end with this process.
+        UsageError: the job service would end with this process.
     """
     endpoint = execution.options.view_as(PortableOptions).job_endpoint
     if execution.detach and not execution.is_dataflow and endpoint in (None, "", "embed"):
         raise UsageError(
-            f"--detach: a job of {execution.runner} would end with this command, because no job service outlives it. Name one "
-            "with --job_endpoint behind --, or leave out --detach"
+            f"--detach needs a job service that outlives this command, and {execution.runner} has none: name one with "
+            "--job_endpoint after --, or leave --detach out"
         )
 
 
 def watch(result: Any, *, execution: Execution, output: Folder, meter: Meter) -> None:
-    """Wait until a run on other machines ends, unless the execution is detached.
+    """Wait until a remote run ends, or detach.
 
     Args:
-        result: of Beam's ``Pipeline.run``.
-        execution: where it runs.
-        output: folder of the dataset, in which the first worker leaves a sign.
+        result: result of Beam's ``Pipeline.run``.
+        execution: runner and start timeout.
+        output: folder of the dataset, to which the first worker writes its marker.
         meter: shows the workers' counts.
 
     Raises:
-        DetachedError: the runner has accepted the job, and nobody waits for it.
-        LostJobError: the runner does not say whether the job has ended.
-        Exception: the job failed, or no worker has started in time.
+        DetachedError: the execution is detached, and the runner has accepted the job.
+        LostJobError: the state of the job is unknown.
+        Exception: the job failed, or no worker started in time.
     """
     job = RemoteJob(execution.runner, _id_of(result))
     with shutdown_notice(job.farewell):
@@ -145,7 +146,7 @@ def watch(result: Any, *, execution: Execution, output: Folder, meter: Meter) ->
         set_shutdown_notice(job.farewell)
         if execution.detach:
             raise DetachedError(
-                f"{job.words} is at work, and goes on without this command. {job.advice}",
+                f"{job.words} is submitted and continues without this command. {job.advice}",
                 {"runner": job.runner, "id": job.id, "page": job.page, "cancel": job.cancel},
             )
         if job.id:
@@ -156,14 +157,14 @@ def watch(result: Any, *, execution: Execution, output: Folder, meter: Meter) ->
             except Exception as error:
                 if isinstance(error, TimeoutError) or _has_ended(result):
                     raise
-                raise LostJobError(f"lost {job.words} ({_first_line(error)}): it may go on. {job.advice}") from error
+                raise LostJobError(f"lost {job.words} ({_first_line(error)}): it may continue. {job.advice}") from error
 
 
 def wait(result: Any, job: RemoteJob, *, has_started: Callable[[], bool], seconds: float) -> None:
-    """Wait until a run ends, of which a worker must have started within some seconds.
+    """Wait until a run ends; cancel it if no worker starts within some seconds.
 
     Raises:
-        TimeoutError: none has; the runner was asked to cancel the job.
+        TimeoutError: no worker started; a cancellation was requested.
         Exception: the run failed.
     """
     failures: list[BaseException] = []
@@ -174,7 +175,7 @@ def wait(result: Any, job: RemoteJob, *, has_started: Callable[[], bool], second
         except BaseException as error:  # noqa: BLE001 -- raised below
             failures.append(error)
 
-    # In a thread of its own: Beam waits for workers that died at their start, and for runs that it was told to cancel.
+    # In a thread: Beam blocks for workers that died at their start, and for cancelled runs.
     thread = threading.Thread(target=finish, name="wait-for-run", daemon=True)
     thread.start()
     until, started = time.monotonic() + seconds, False
@@ -185,21 +186,21 @@ def wait(result: Any, job: RemoteJob, *, has_started: Callable[[], bool], second
             threading.Thread(target=_cancel, args=(result,), name="cancel-run", daemon=True).start()
             thread.join(_CANCEL_SECONDS)
             raise TimeoutError(
-                f"no worker has started within {seconds:.0f} seconds. A worker that ends at its start, or reaches neither the job "
-                f"service nor OUTPUT, says so in its own log only; --start-timeout SECONDS waits longer. {job.runner} was asked to "
-                f"cancel {job.words}; it may not have done so. {job.advice}"
+                f"no worker has started within {seconds:.0f} seconds: read the workers' logs, which alone report a crash at the "
+                "start, or no connection to job service or OUTPUT; or wait longer with --start-timeout SECONDS. "
+                f"{job.runner} was asked to cancel {job.words}, which may still run. {job.advice}"
             )
     if failures:
         raise failures[0]
 
 
 def _cancel(result: Any) -> None:
-    with contextlib.suppress(Exception):  # Any runner's; the message says that it may not have worked.
+    with contextlib.suppress(Exception):  # Any error of a runner; the message says that the job may still run.
         result.cancel()
 
 
 def _locate(job: RemoteJob, result: Any, execution: Execution) -> RemoteJob:
-    """Add the job's page and the command that cancels it, where the runner has them."""
+    """Add page and cancel command, if the runner has them."""
     if execution.is_dataflow:
         google = execution.options.view_as(GoogleCloudOptions)
         page = f"https://console.cloud.google.com/dataflow/jobs/{google.region}/{job.id}?project={google.project}"
@@ -213,12 +214,12 @@ def _locate(job: RemoteJob, result: Any, execution: Execution) -> RemoteJob:
     if not flink_id:
         return replace(job, page=address)
     page = f"{address}/#/job/running/{flink_id}/overview"
-    # Beam's job service only gives a job up and never tells Flink, which goes on: Flink itself must be asked.
+    # Beam's job service drops a cancelled job without telling Flink: Flink's own API cancels it.
     return replace(job, page=page, cancel=f"curl -X PATCH '{address}/jobs/{flink_id}?mode=cancel'")
 
 
 def _flink_of(result: Any, options: PipelineOptions) -> tuple[str, str]:
-    """Return the address of the Flink behind a job service, and the job's name there; empty if there is none."""
+    """Return the address of a job service's Flink, and the job's name in it; empty without Flink."""
     if (service := getattr(result, "_job_service", None)) is None:
         return "", ""
     try:
@@ -235,9 +236,9 @@ def _flink_of(result: Any, options: PipelineOptions) -> tuple[str, str]:
 
 
 def _flink_id(address: str, name: str) -> str:
-    """Return Flink's own id of the newest job of a name; empty if Flink does not list it in time."""
-    until = time.monotonic() + _HAND_OVER_SECONDS
-    while True:  # The job service may just be handing the job over.
+    """Return Flink's id of the newest job of a name; empty if Flink does not list it in time."""
+    until = time.monotonic() + _HANDOVER_SECONDS
+    while True:  # The job service may not have submitted it to Flink yet.
         try:
             with urlopen(f"{address}/jobs/overview", timeout=_ANSWER_SECONDS) as answer:
                 jobs = [job for job in json.load(answer)["jobs"] if job["name"] == name]
@@ -251,19 +252,19 @@ def _flink_id(address: str, name: str) -> str:
 
 
 def _id_of(result: Any) -> str:
-    """Return the id that a runner gave a job; empty if it does not say."""
+    """Return the runner's id of a job; empty without one."""
     method = getattr(result, "job_id", None)
     return str(method() if callable(method) else getattr(result, "_job_id", "") or "")
 
 
 def _has_started(output: Folder) -> bool:
-    with contextlib.suppress(DatasetError):  # A store that does not answer now may do so in a moment.
-        return output.size(SIGN) is not None
+    with contextlib.suppress(DatasetError):  # A store may be unavailable for a moment.
+        return output.size(PREFLIGHT_MARKER) is not None
     return False
 
 
 def _has_ended(result: Any) -> bool:
-    """Whether the runner says that a job has ended."""
+    """Return whether the runner reports a terminal state."""
     with contextlib.suppress(Exception):  # Any runner's.
         return bool(PipelineState.is_terminal(result.state))
     return False
@@ -271,7 +272,7 @@ def _has_ended(result: Any) -> bool:
 
 @contextlib.contextmanager
 def _counting(result: Any, meter: Meter) -> Iterator[None]:
-    """Ask the runner again and again for the workers' counts, for the display."""
+    """Poll the runner for the workers' counts, for the display."""
     ended = threading.Event()
 
     def ask() -> None:
@@ -289,10 +290,10 @@ def _counting(result: Any, meter: Meter) -> Iterator[None]:
 
 
 def _counters(result: Any) -> Iterable[Any]:
-    """Return the counters of a run as Beam's metric results."""
+    """Return the metric results of a run's counters."""
     if (service := getattr(result, "_job_service", None)) is None:
         return result.metrics().query()["counters"]
-    # Not by `result.metrics()`, which keeps the first answer.
+    # Not `result.metrics()`, which caches the first answer.
     request = beam_job_api_pb2.GetJobMetricsRequest(job_id=result._job_id)
     return PortableMetrics(service.GetJobMetrics(request, timeout=_ANSWER_SECONDS)).query()[PortableMetrics.COUNTERS]
 
@@ -304,25 +305,25 @@ def _first_line(error: Exception) -> str:
 
 @contextlib.contextmanager
 def runner_log(runner: str) -> Iterator[None]:
-    """Write what the runner says to a file, and turn its errors into one that names the file.
+    """Log the runner's messages to a file, and raise its errors with the name of the file.
 
     Raises:
-        ImagepivotError: the run failed; one of ours is raised as it is.
+        ImagepivotError: the run failed; our own errors pass unchanged.
     """
-    handle, name = tempfile.mkstemp(prefix="imagepivot-run-", suffix=".log")
-    os.close(handle)
+    descriptor, name = tempfile.mkstemp(prefix="imagepivot-run-", suffix=".log")
+    os.close(descriptor)
     root = logging.getLogger()
     file = logging.FileHandler(name, encoding="utf-8")
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     level = root.level
 
-    def is_for_people(record: logging.LogRecord) -> bool:
+    def is_shown(record: logging.LogRecord) -> bool:
         is_runners = record.name == "root" or record.name.startswith("apache_beam")
         return record.levelno >= level and not (is_runners and record.levelno >= logging.ERROR)
 
-    others = list(root.handlers)
-    for other in others:
-        other.addFilter(is_for_people)
+    handlers = list(root.handlers)
+    for handler in handlers:
+        handler.addFilter(is_shown)
     root.addHandler(file)
     root.setLevel(min(level, logging.INFO))
     failed = False
@@ -335,24 +336,24 @@ def runner_log(runner: str) -> Iterator[None]:
         with Path(name).open("a", encoding="utf-8") as trace:
             trace.write(traceback.format_exc())
         raise ImagepivotError(
-            f"{runner} did not finish the run: {_last_line(error)}. Its log is in {name!r}; finished shards are kept, and the same "
-            "command goes on from them"
+            f"{runner} did not finish the run: {_last_line(error)}. Its log is {name!r}; finished shards are kept, and the same "
+            "command continues from them"
         ) from error
     finally:
         root.setLevel(level)
         root.removeHandler(file)
-        for other in others:
-            other.removeFilter(is_for_people)
+        for handler in handlers:
+            handler.removeFilter(is_shown)
         file.close()
         if not failed:
             Path(name).unlink(missing_ok=True)
 
 
 def _last_line(error: Exception) -> str:
-    """Return the line of an error that says what went wrong: a trace from a worker ends with it."""
+    """Return the last line of an error, which names the cause in a worker's trace."""
     text = str(error.details()) if isinstance(error, grpc.Call) else str(error)
     if any(words in text for words in _LOST):
         return "a worker process ended unexpectedly, because it was killed or ran out of memory"
     lines = [line.strip().rstrip(".") for line in text.splitlines() if line.strip() and not _JAVA_FRAME.match(line)]
-    line = (lines[-1] if lines else type(error).__name__)[:_LONGEST_LINE]
+    line = (lines[-1] if lines else type(error).__name__)[:_MAX_LINE]
     return f"{line} (the workers' environment lacks it)" if "No module named" in line else line

@@ -1,9 +1,8 @@
-"""Running a pipeline: on all cores of this machine, or on the runner that Beam's own flags name.
+"""Runners: Beam's in-process portable runner on the cores of this machine, or the runner in the flags for Beam.
 
-The local runner is Beam's in-process portable runner, named explicitly: the default would first try to download
-another one. With more than one worker it starts processes with ``pipelines.running.worker``, and here the end of a process counts.
-Beam itself notices only by the connection for data that one has ended. It would wait forever for a worker that was killed before it
-opened that connection, or after it had sent its last data.
+The local runner is named explicitly, because Beam's default first tries to download another one. Several workers are processes of
+``pipelines.running.worker``, and the exit of a process fails the run. Beam alone detects an exit only by the data connection, and
+would wait forever for a worker that was killed before opening it or after sending its last data.
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ from apache_beam.runners.portability.fn_api_runner.worker_handlers import (
 from apache_beam.transforms.environments import Environment, SubprocessSDKEnvironment
 
 from pipelines.running.execution import Execution
-from pipelines.running.package_wheel import stage
+from pipelines.running.package_wheel import add_wheel
 from pipelines.running.remote import WORKER_LOST, check_job_service, runner_log
 from schemas import errors
 from schemas.process.shutdown import DetachedError
 
-# Matches one of our errors in the text with which Beam reports it from a worker process.
+# One of our errors in the text of Beam's error from a worker process.
 _CARRIED_ERROR = re.compile(r"schemas\.errors\.(\w+): (.*?)(?: \[while running '[^']*'\])?$", re.MULTILINE)
 
-LARGEST_GRAPH = 10_000_000
-"""Most bytes of a pipeline: what Dataflow accepts."""
+MAX_GRAPH_BYTES = 10_000_000
+"""Maximum size of a pipeline on Dataflow."""
 
 
 def run_pipeline(
@@ -59,13 +58,12 @@ def run_pipeline(
 
     Args:
         build: adds the transforms to an empty pipeline.
-        execution: where and how to run it.
-        extras: names of the extras that workers on other machines need.
-        watch: waits, given Beam's result, until a run on other machines ends, or as long as it wants.
+        execution: runner and workers.
+        extras: extras that workers on other machines need.
+        watch: waits for the result of a remote run, or detaches from it.
 
     Raises:
-        ImagepivotError: a worker met an error that the user can fix; class and message are those of the worker's error. Or another
-            runner did not finish the run.
+        ImagepivotError: a worker's error that the user can fix, with its class and message; or another runner did not finish.
     """
     options = execution.options
     with tempfile.TemporaryDirectory(prefix="imagepivot-run-") as running, _interrupts(running) as interrupted:
@@ -73,7 +71,7 @@ def run_pipeline(
             pipeline = beam.Pipeline(runner=_local_runner(options, execution.local_workers, running), options=options)
         else:
             if not execution.runs_here:
-                stage(options, Path(running), extras)
+                add_wheel(options, Path(running), extras)
                 check_job_service(options, execution.beam_flags)
             pipeline = _pipeline(options, execution.runner)
         build(pipeline)
@@ -89,30 +87,30 @@ def run_pipeline(
             except DetachedError:
                 raise
             except Exception as error:
-                if interrupted:  # Beam has wrapped the interrupt, or failed on its consequences.
+                if interrupted:  # Beam wrapped the interrupt, or failed because of it.
                     raise KeyboardInterrupt from error
                 raise _user_error(error, is_local=execution.is_local) from error
 
 
 def _pipeline(options: PipelineOptions, runner: str) -> beam.Pipeline:
-    """Return an empty pipeline of the runner that the options name."""
+    """Create an empty pipeline for the runner in the options."""
     try:
         return beam.Pipeline(options=options)
-    except (ImportError, ValueError) as error:  # It is unknown, not installed, or lacks options.
+    except (ImportError, ValueError) as error:  # Unknown, not installed, or without required options.
         raise errors.UsageError(f"Beam cannot start the runner {runner!r}: {' '.join(str(error).split())}") from error
 
 
 def _refuse_large(pipeline: beam.Pipeline, runner: str) -> None:
-    """Refuse a pipeline before it is submitted: it names every shard, and for captions every file."""
-    if (size := pipeline.to_runner_api().ByteSize()) > LARGEST_GRAPH:
+    """Refuse a pipeline over the maximum size before it is submitted."""
+    if (size := pipeline.to_runner_api().ByteSize()) > MAX_GRAPH_BYTES:
         raise errors.UsageError(
-            f"the pipeline that {runner} would get is {size:,} bytes, and at most {LARGEST_GRAPH:,} are accepted: it names every "
-            "shard, and for captions every file. Give fewer --shards, or the captions in fewer files"
+            f"the pipeline for {runner} is {size:,} bytes, expected at most {MAX_GRAPH_BYTES:,}: it names every shard, and for "
+            "captions every file. Give fewer --shards, or fewer files of captions"
         )
 
 
 def _user_error(error: Exception, *, is_local: bool) -> Exception:
-    """Return the error of ours that Beam's error carries, or the same error if it carries none."""
+    """Return our error inside Beam's error, or else Beam's error."""
     if isinstance(error, errors.ImagepivotError):
         return type(error)(_without_label(str(error)))
     carried = _carried(str(error))
@@ -126,41 +124,41 @@ def _user_error(error: Exception, *, is_local: bool) -> Exception:
 
 @contextmanager
 def _interrupts(running: str) -> Iterator[list[int]]:
-    """Record the signals that interrupt Python code, which otherwise act as usual: after one, the yielded list is not empty.
+    """Yield a list of received signals, which keep their handlers.
 
-    The folder is deleted with the first signal, so that the workers end and Beam does not wait for them.
+    A signal also deletes the folder ``running``, so that workers exit and Beam does not wait for them.
     """
     signals: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield signals  # Only the main thread may handle signals, and only it is interrupted.
+        yield signals  # Only the main thread handles signals.
         return
-    before: dict[int, Callable[[int, FrameType | None], object]] = {}
+    handlers: dict[int, Callable[[int, FrameType | None], object]] = {}
     for stopping in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if callable(handler := signal.getsignal(stopping)):
-            before[stopping] = handler
+            handlers[stopping] = handler
 
     def record(number: int, frame: FrameType | None) -> None:
         signals.append(number)
         shutil.rmtree(running, ignore_errors=True)
-        before[number](number, frame)
+        handlers[number](number, frame)
 
-    for number in before:
+    for number in handlers:
         signal.signal(number, record)
     try:
         yield signals
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep Beam from logging errors that are raised anyway."""
+    """Silence Beam's log of errors, which are raised anyway."""
     logger, hook = logging.getLogger("apache_beam"), threading.excepthook
     level = logger.level
 
     def report_unless_beams(fault: threading.ExceptHookArgs) -> None:
-        # Threads that serve a worker fail when it ends; every error that matters reaches the main thread.
+        # Threads that serve a worker fail when it exits; relevant errors reach the main thread.
         files = [frame.filename for frame in traceback.extract_tb(fault.exc_traceback)]
         if not any("apache_beam" in file or "grpc" in file for file in files):
             hook(fault)
@@ -180,8 +178,7 @@ def _local_runner(options: PipelineOptions, workers: int, running: str) -> FnApi
     direct.direct_num_workers = workers
     if workers == 1:
         return FnApiRunner()
-    # Not Beam's running mode 'multi_processing': it starts workers with `python -m`, which puts the user's current folder
-    # first on the path.
+    # Beam's running mode 'multi_processing' uses `python -m`, which puts the current folder first on the path.
     command = shlex.join([sys.executable, "-c", f"{_START}main({os.getpid()}, {running!r})"])
     command = f"exec 3>&2 2>/dev/null; exec env {_WORKER_ENVIRONMENT} {command}"
     return FnApiRunner(default_environment=WorkerProcesses.from_command_string(command))
@@ -200,12 +197,12 @@ def _carried(text: str) -> errors.ImagepivotError | None:
 
 _URN = "imagepivot:env:worker_process:v1"
 
-# Arrow's own pool would hold on to memory besides malloc's. That of malloc itself is set where the worker begins.
+# Arrow's default pool would keep freed memory, too; the worker configures malloc.
 _WORKER_ENVIRONMENT = "ARROW_DEFAULT_MEMORY_POOL=${ARROW_DEFAULT_MEMORY_POOL:-system}"
 
-# Importing `imagepivot` makes the names of our packages mean ours. `-c` puts the user's current folder first on the path, where any
-# module may hide another: the folder of our packages takes that place for the one import, and is then removed.
-# Python reports an interrupt of its own start with a traceback: until the worker ends silently by itself, its errors lead nowhere.
+# `-c` puts the current folder first on the path, where modules may shadow ours. Our folder replaces it for the import of
+# `imagepivot`, which pins the names of our packages. Python prints a traceback if its start is interrupted: standard error is the
+# null device until the worker handles Ctrl-C.
 _START = (
     f"import sys; sys.path[0] = {str(Path(__file__).resolve().parents[2])!r}; "
     "import os, signal; signal.signal(signal.SIGINT, lambda *_: os._exit(0)); os.dup2(3, 2); os.close(3); "
@@ -215,23 +212,23 @@ _START = (
 
 @Environment.register_urn(_URN, bytes)
 class WorkerProcesses(SubprocessSDKEnvironment):
-    """Beam's environment of processes, the end of each of which ends the run with an error."""
+    """Beam environment of worker processes, in which an exit of a process fails the run."""
 
     def to_runner_api_parameter(self, context: Any) -> tuple[str, bytes]:
-        """Return what Beam keeps of this environment."""
+        """Serialize the environment for Beam."""
         return _URN, super().to_runner_api_parameter(context)[1]
 
     @staticmethod
     def from_runner_api_parameter(
         payload: bytes, capabilities: Any, artifacts: Any, resource_hints: Any, context: Any
     ) -> WorkerProcesses:
-        """Return the environment that `to_runner_api_parameter` has described."""
+        """Deserialize the result of `to_runner_api_parameter`."""
         return WorkerProcesses(payload.decode(), capabilities, artifacts, resource_hints)
 
 
 @WorkerHandler.register_environment(_URN, bytes)
 class _WatchedProcess(SubprocessSdkWorkerHandler):
-    """A worker process, as the runner sees it: what waits for it fails when it ends."""
+    """Handle of a worker process; its exit fails all waits for it."""
 
     control_conn: ControlConnection | _EndedConnection
 
@@ -242,14 +239,14 @@ class _WatchedProcess(SubprocessSdkWorkerHandler):
     def _end_with_process(self) -> None:
         self.worker_thread.join()
         connection: ControlConnection = self.control_conn
-        # No request may follow those that are aborted.
+        # No request may follow the aborted ones.
         self.control_conn = _EndedConnection(connection)
         connection.abort(RuntimeError(WORKER_LOST))
         self.data_conn.close()
 
 
 class _EndedConnection:
-    """The connection to a worker that has ended: it takes no more requests."""
+    """Connection to an exited worker, which refuses requests."""
 
     def __init__(self, connection: ControlConnection) -> None:
         self._connection = connection

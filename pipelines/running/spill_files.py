@@ -1,7 +1,6 @@
-"""Tables on their way between workers: as bytes, or in files of which only the places travel.
+"""Spill files: Arrow tables on disk, passed between workers as path, offset and length.
 
-The local runner holds everything that it shuffles in the launcher's memory; the place of a piece takes some hundred bytes, whatever
-its size.
+Beam's local runner keeps shuffled elements in the launcher's memory; a file range takes some hundred bytes.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from schemas.storage.storage_errors import storage_errors
 from schemas.writing.output import LOCK_NAME
 from schemas.writing.shard_writer import lock_folder
 
-Place: TypeAlias = tuple[str, int, int]
+FileRange: TypeAlias = tuple[str, int, int]
 """Path of a file, offset and length."""
 
 Key = TypeVar("Key")
 
-# A third of the bytes on disk, or through the runner's shuffle. Workers are processes: threads for 128 KiB only cost time.
+# LZ4 writes a third of the bytes. Workers are processes, and threads are slower for 128 KiB.
 _IPC = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 _READ = pa.ipc.IpcReadOptions(use_threads=False)
 
 
 def to_ipc(table: pa.Table) -> bytes:
-    """Return a table as the bytes of an Arrow stream."""
+    """Serialize a table as an Arrow IPC stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema, options=_IPC) as writer:
         writer.write_table(table)
@@ -40,40 +39,40 @@ def to_ipc(table: pa.Table) -> bytes:
 
 
 def from_ipc(data: bytes) -> pa.Table:
-    """Return the table whose bytes `to_ipc` made."""
+    """Deserialize the result of `to_ipc`."""
     with pa.ipc.open_stream(data, options=_READ) as reader:
         return reader.read_all()
 
 
-def write_places(contents: Iterable[tuple[Key, bytes]], path: Path) -> list[tuple[Key, Place]]:
-    """Write contents into a new file one after the other, and return their places.
+def write_ranges(contents: Iterable[tuple[Key, bytes]], path: Path) -> list[tuple[Key, FileRange]]:
+    """Write contents to a new file, and return their ranges.
 
     Raises:
         DatasetError: the file cannot be written.
     """
-    places: list[tuple[Key, Place]] = []
+    ranges: list[tuple[Key, FileRange]] = []
     with storage_errors(str(path)), path.open("xb") as file:
         for key, data in contents:
-            places.append((key, (str(path), file.tell(), len(data))))
+            ranges.append((key, (str(path), file.tell(), len(data))))
             file.write(data)
-    return places
+    return ranges
 
 
-def read_place(place: Place) -> pa.Table:
-    """Return the table whose bytes are in a file."""
-    path, offset, length = place
+def read_range(file_range: FileRange) -> pa.Table:
+    """Read the table in a range of a file."""
+    path, offset, length = file_range
     with storage_errors(path), Path(path).open("rb") as file:
         file.seek(offset)
         return from_ipc(file.read(length))
 
 
 @contextmanager
-def staging(folder: Folder) -> Iterator[str]:
-    """Yield the local folder for what workers of a local run pass on: the dataset's own, or for one in a store a temporary one."""
+def spill_folder(folder: Folder) -> Iterator[str]:
+    """Yield a local folder for spill files: the dataset's, or a temporary one if the dataset is in an object store."""
     if folder.is_local:
         yield str(folder.local_path)
         return
-    # Not a random name: so the next run for the same dataset finds what a killed one left.
+    # Not a random name: the next run for the dataset deletes files of a killed one.
     path = Path(tempfile.gettempdir()) / f"imagepivot-{os.getuid()}-{sha256_of_bytes(folder.location.encode())[:16]}"
     with lock_folder(Folder(str(path))):
         _clear(path)

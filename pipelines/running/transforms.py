@@ -1,4 +1,4 @@
-"""Transforms that jobs of every kind begin and end with, and the one that writes shards."""
+"""First and last transforms of all jobs, and the transform that writes shards."""
 
 from __future__ import annotations
 
@@ -10,41 +10,42 @@ import apache_beam as beam
 from apache_beam.utils.shared import Shared
 
 from pipelines.running.per_shard import ShardWork
-from pipelines.running.preflight import FirstWorker
+from pipelines.running.preflight import PreflightCheck
 from schemas.writing.dataset_writer import Statistics, commit, write_shards
 from schemas.writing.output import OutputDataset
 
 
 @dataclass(eq=False)  # Not frozen: Beam sets the label.
-class Begin(beam.PTransform):
-    """The values that a pipeline begins with, once the first worker has passed its check.
+class CreateAfterPreflight(beam.PTransform):
+    """Create the first values of a pipeline after the preflight check.
 
     Attributes:
+        values: elements of the collection.
         check: the check; None for a run on this machine.
-        hints: Beam's resource hints for the check, e.g. the GPU that it looks for.
+        hints: Beam's resource hints for the check, e.g. a GPU.
     """
 
     values: Iterable[Any]
-    check: FirstWorker | None
+    check: PreflightCheck | None
     hints: Mapping[str, str] = field(default_factory=dict)
 
     def expand(self, begin: beam.pvalue.PBegin) -> beam.PCollection:
-        """Check and yield in one function, so that nothing goes on without the check."""
+        """Check and yield in one function: no element exists without the check."""
         values = list(self.values)
         if self.check is None:
             return begin | "Values" >> beam.Create(values)
-        checked = beam.FlatMap(_checked, values=values, check=self.check).with_resource_hints(**self.hints)
+        checked = beam.FlatMap(_yield_after_check, values=values, check=self.check).with_resource_hints(**self.hints)
         return begin | "Once" >> beam.Create([b""]) | "FirstWorker" >> checked
 
 
-def _checked(_impulse: bytes, values: list[Any], check: FirstWorker) -> Iterator[Any]:
+def _yield_after_check(_impulse: bytes, values: list[Any], check: PreflightCheck) -> Iterator[Any]:
     check()
     yield from values
 
 
-def spread_shards(pipeline: beam.Pipeline, shards: Iterable[int], check: FirstWorker | None) -> beam.PCollection:
-    """Begin a pipeline with shard indices, on which all workers work; ``check`` is that of `Begin`."""
-    return pipeline | "ListShards" >> Begin(shards, check) | "SpreadShards" >> beam.Reshuffle()  # Fusion break.
+def spread_shards(pipeline: beam.Pipeline, shards: Iterable[int], check: PreflightCheck | None) -> beam.PCollection:
+    """Create shard indices and distribute them to all workers; ``check`` as in `CreateAfterPreflight`."""
+    return pipeline | "ListShards" >> CreateAfterPreflight(shards, check) | "SpreadShards" >> beam.Reshuffle()  # Fusion break.
 
 
 class _WriteShardFn(beam.DoFn):
@@ -62,26 +63,27 @@ class _WriteShardFn(beam.DoFn):
 
 @dataclass(eq=False)
 class WriteShards(beam.PTransform):
-    """Shard indices to shards on disk, written by ``work``; the output holds the index of each shard once it is written."""
+    """Write shards by index; yields the index of each written shard."""
 
     output: OutputDataset
     work: ShardWork
 
     def expand(self, shards: beam.PCollection) -> beam.PCollection:
-        """Write each shard on its own: those of inputs and output hold the same keys, so nothing is shuffled."""
+        """Write each shard independently: input and output shards have the same keys, so nothing is shuffled."""
         return shards | "WriteShard" >> beam.ParDo(_WriteShardFn(self.output, self.work))
 
 
 @dataclass(eq=False)
 class CommitDataset(beam.PTransform):
-    """Last step of a pipeline: writes the manifest once its input is complete.
+    """Write the manifest when all shards are written.
 
-    An input element is the index of a finished shard, or a tuple of paths of other files that belong to the dataset, whose names
-    are known only at run time, such as one truecaser per language.
+    An input element is the index of a written shard, or a tuple of paths of other files of the dataset with names known only at run
+    time, such as a truecaser per language.
 
     Attributes:
+        output: the dataset.
         libraries: distributions whose versions affect the content.
-        statistics: as `schemas.writing.dataset_writer.commit` takes it.
+        statistics: argument of `schemas.writing.dataset_writer.commit`.
     """
 
     output: OutputDataset
@@ -90,8 +92,8 @@ class CommitDataset(beam.PTransform):
     statistics: Statistics | None = None
 
     def expand(self, results: beam.PCollection) -> beam.PCollection:
-        """Wait for all shards, which arrive as a side input of one small element each, and commit."""
-        output = replace(self.output, listings=None, states=None)  # Only the launcher compares them, and the graph stays small.
+        """Wait for all shards, a side input of small elements, and commit."""
+        output = replace(self.output, listings=None, states=None)  # Only the launcher compares these.
         once = results.pipeline | "Once" >> beam.Create([b""])
         return once | "Commit" >> beam.Map(_commit, beam.pvalue.AsList(results), output, self.libraries, self.statistics)
 

@@ -1,6 +1,6 @@
-"""A local worker process: Beam's own worker, which ends with the run that started it.
+"""Entry point of a local worker process: Beam's worker, which exits with its launcher, even if that is killed.
 
-So a killed run leaves no process behind that still writes. `pipelines.running.runner` starts it.
+`pipelines.running.runner` starts it.
 """
 
 import logging
@@ -20,15 +20,15 @@ def _end_with_run(launcher: int, running: str) -> None:
 
 
 def main(launcher: int, running: str) -> None:
-    """Start the worker. Ctrl-C, which reaches all processes, ends it silently: the launcher alone reports it.
+    """Run the worker; Ctrl-C, which reaches all processes, ends it silently.
 
     Args:
-        launcher: process id of the launcher, whose child this process is.
-        running: folder that exists as long as the run.
+        launcher: process id of the launcher, this process's parent.
+        running: folder that exists during the run.
     """
     keep_freed_memory()
     threading.Thread(target=_end_with_run, args=(launcher, running), daemon=True).start()
-    # Every failure reaches the launcher as an error; the log would only repeat it on the terminal, along with Beam's own notes.
+    # The launcher raises every failure; the log would repeat it on the terminal.
     logging.disable(logging.ERROR)
     from apache_beam.runners.worker import sdk_worker, sdk_worker_main
 

@@ -18,7 +18,7 @@ from pipelines.jobs import CaptionsJob
 from pipelines.running.execution import Execution
 from pipelines.running.job import run_job
 from pipelines.running.meter import Meter
-from pipelines.running.spill_files import staging
+from pipelines.running.spill_files import spill_folder
 from pipelines.text.caption_shards import LIBRARIES, learn_truecasers, read_sorted_runs, write_caption_shard
 from pipelines.text.merge_sort import SortedRun
 from pipelines.text.moses import recipe
@@ -35,7 +35,7 @@ from schemas.writing.shard_count import TEXT_SHARD_BYTES, check_shard_bytes, cho
 if TYPE_CHECKING:
     import apache_beam as beam
 
-    from pipelines.running.preflight import FirstWorker
+    from pipelines.running.preflight import PreflightCheck
 
 _COMPRESSED = (".gz", ".parquet")
 _COMPRESSION = 4
@@ -61,14 +61,14 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
     inputs = source.inputs(job.selection)
     execution = execution.for_text(_text_bytes(inputs), _SEVERAL_WORKERS_BYTES)
     output = plan_captions(job, inputs, models)
-    with staging(output.folder) if execution.is_local else nullcontext() as staged:
+    with spill_folder(output.folder) if execution.is_local else nullcontext() as staged:
 
-        def build(pipeline: beam.Pipeline, finished: frozenset[int], check: FirstWorker | None) -> None:
+        def build(pipeline: beam.Pipeline, finished: frozenset[int], check: PreflightCheck | None) -> None:
             from pipelines.text.transforms import build_captions
 
             build_captions(pipeline, finished, check, job=job, output=output, models=models, staged=staged, meter=meter)
 
-        def here(finished: frozenset[int]) -> bool:
+        def run_in_process(finished: frozenset[int]) -> bool:
             steps = recipe(job.recipe)
             skip_shards = frozenset() if steps.truecase and models is None else finished  # Truecasers learn from all captions.
             runs: defaultdict[int, list[SortedRun]] = defaultdict(list)
@@ -87,8 +87,10 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
             return True
 
         policy = ReusePolicy(overwrite=job.overwrite, verify=job.verify)
-        ready = None if execution.is_one_process else partial(_read_first, source, parts)
-        return run_job(output, build, policy, execution=execution, ready=ready, here=here, meter=meter)
+        check = None if execution.is_one_process else partial(_read_first, source, parts)
+        return run_job(
+            output, build, policy, execution=execution, check_launcher=check, run_in_process=run_in_process, meter=meter
+        )
 
 
 def _read_first(source: CaptionSource, parts: list[Part]) -> None:

@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.inputs.captions.base import INDEX_ADVICE
-from pipelines.running.spill_files import Place, from_ipc, read_place, to_ipc, write_places
+from pipelines.running.spill_files import FileRange, from_ipc, read_range, to_ipc, write_ranges
 from schemas.errors import InputError
 from schemas.keys import CaptionKey, shard_of
 from schemas.kinds import KEY_COLUMNS
@@ -47,7 +47,7 @@ GATHERED_BYTES = 32 << 20
 RowKey: TypeAlias = tuple[str, str, str, int, int]
 """The sort key of a row: image id, language, portion, index (-1 if the source has none), position in the source."""
 
-SortedRun: TypeAlias = tuple[RowKey, bytes | Place]
+SortedRun: TypeAlias = tuple[RowKey, bytes | FileRange]
 """Key of the first row, and the rows in Arrow's IPC format: their bytes or the file range of these."""
 
 _KEY = KEY_COLUMNS["captions"]
@@ -72,7 +72,7 @@ def make_sorted_runs(
     for table in _gather(blocks):
         runs = (((shard, first_key(rows)), to_ipc(rows)) for shard, rows in partition_by_shard(table, shards, skip_shards))
         name = f".captions-{uuid4().hex}{TEMPORARY_MARK}{os.getpid()}"
-        contents = runs if folder is None else write_places(runs, Path(folder) / name)
+        contents = runs if folder is None else write_ranges(runs, Path(folder) / name)
         yield from ((shard, (first, content)) for (shard, first), content in contents)
 
 
@@ -110,7 +110,7 @@ def partition_by_shard(
 def read_run(run: SortedRun) -> pa.Table:
     """Return the rows of a run."""
     content = run[1]
-    return from_ipc(content) if isinstance(content, bytes) else read_place(content)
+    return from_ipc(content) if isinstance(content, bytes) else read_range(content)
 
 
 @contextmanager

@@ -83,8 +83,8 @@ def extract_token_features(job: TokenFeaturesJob, execution: Execution = Executi
         execution=execution,
         libraries=("apache-beam", "tokenizers", "torch", "transformers"),
         extras=("pipelines", "extractors", "bert"),
-        ready=job.check_device if execution.is_local else None,
-        check=partial(_check_worker, job, output),
+        check_launcher=job.check_device if execution.is_local else None,
+        check_worker=partial(_check_worker, job, output),
         meter=meter,
     )
 

@@ -12,8 +12,8 @@ from pipelines.inputs.captions import CaptionSource, Selection
 from pipelines.inputs.captions.base import INDEX_ADVICE
 from pipelines.jobs import CaptionsJob, TokenFeaturesJob, VocabularyJob
 from pipelines.running.meter import Meter
-from pipelines.running.preflight import FirstWorker
-from pipelines.running.transforms import Begin, CommitDataset, WriteShards, spread_shards
+from pipelines.running.preflight import PreflightCheck
+from pipelines.running.transforms import CommitDataset, CreateAfterPreflight, WriteShards, spread_shards
 from pipelines.text import caption_shards, token_counts
 from pipelines.text.caption_shards import block_forms, read_sorted_runs, write_caption_shard
 from pipelines.text.encoding import ShardEncoder
@@ -46,7 +46,7 @@ class ReadCaptions(beam.PTransform):
     selection: Selection = Selection()
     skip_shards: frozenset[int] = frozenset()
     folder: str | None = None
-    check: FirstWorker | None = None
+    check: PreflightCheck | None = None
 
     def expand(self, root: beam.pvalue.PBegin) -> beam.PCollection:
         """List the parts here, and read them on all workers."""
@@ -55,7 +55,7 @@ class ReadCaptions(beam.PTransform):
         arguments = self.source, self.selection, self.shards
         return (
             root
-            | "ListParts" >> Begin(groups, self.check)
+            | "ListParts" >> CreateAfterPreflight(groups, self.check)
             | "SpreadParts" >> beam.Reshuffle()  # Fusion break: the parts are read by all workers.
             | "ReadRuns" >> beam.FlatMap(read_sorted_runs, *arguments, skip_shards=self.skip_shards, folder=self.folder)
         )
@@ -129,7 +129,7 @@ def _write_shard(runs: tuple[int, Iterable[SortedRun | None]], models: Mapping[s
 def build_captions(
     pipeline: beam.Pipeline,
     finished: frozenset[int],
-    check: FirstWorker | None,
+    check: PreflightCheck | None,
     *,
     job: CaptionsJob,
     output: OutputDataset,
@@ -195,7 +195,7 @@ class BuildVocabulary(beam.PTransform):
 def build_counts(
     pipeline: beam.Pipeline,
     finished: frozenset[int],
-    check: FirstWorker | None,
+    check: PreflightCheck | None,
     *,
     job: VocabularyJob,
     captions: Dataset,
@@ -205,7 +205,7 @@ def build_counts(
     """Add the transforms of a job to an empty pipeline: `build` of `pipelines.running.job.run_job`."""
     if finished:
         restore = beam.Map(lambda _, output: (restore_text(output),), output)
-        written = pipeline | "VocabularyIsThere" >> Begin([b""], check) | "WriteText" >> restore
+        written = pipeline | "VocabularyIsThere" >> CreateAfterPreflight([b""], check) | "WriteText" >> restore
     else:
         counts = spread_shards(pipeline, range(captions.num_shards), check) | "CountTokens" >> CountTokens(captions, meter)
         written = counts | "BuildVocabulary" >> BuildVocabulary(job, output)

@@ -36,7 +36,7 @@ from schemas.writing.reuse_policy import ReusePolicy
 if TYPE_CHECKING:
     import apache_beam as beam
 
-    from pipelines.running.preflight import FirstWorker
+    from pipelines.running.preflight import PreflightCheck
 
 
 def _check_selected(job: VocabularyJob, captions: Dataset) -> None:
@@ -93,12 +93,12 @@ def build_vocabulary(job: VocabularyJob, execution: Execution = Execution(), met
         other_files="|".join(map(re.escape, TEXT_NAMES)),
     ).made_from(captions)
 
-    def build(pipeline: beam.Pipeline, finished: frozenset[int], check: FirstWorker | None) -> None:
+    def build(pipeline: beam.Pipeline, finished: frozenset[int], check: PreflightCheck | None) -> None:
         from pipelines.text.transforms import build_counts
 
         build_counts(pipeline, finished, check, job=job, captions=captions, output=output, meter=meter)
 
-    def here(finished: frozenset[int]) -> bool:
+    def run_in_process(finished: frozenset[int]) -> bool:
         if finished:
             name = restore_text(output)
         else:
@@ -108,4 +108,4 @@ def build_vocabulary(job: VocabularyJob, execution: Execution = Execution(), met
         return True
 
     policy = ReusePolicy(overwrite=job.overwrite, verify=job.verify)
-    return run_job(output, build, policy, execution=execution, here=here, meter=meter)
+    return run_job(output, build, policy, execution=execution, run_in_process=run_in_process, meter=meter)

@@ -222,7 +222,7 @@ def test_a_detached_job_on_flink_names_its_page_and_the_command_that_cancels_it(
     command = commands("--shared-disk")[0]
     with holding(flink):
         text = imagepivot(*flink.words(*command, "--detach"), cwd=folder).stdout
-        assert re.match(r"job '\S+' of PortableRunner is at work, and goes on without this command\. ", text)
+        assert re.match(r"job '\S+' of PortableRunner is submitted and continues without this command\. ", text)
         job, cancel = check_on_flink(flink, text)
         at_work(folder / "plain", SECONDS)
         wait_for(written(folder / "plain"), SECONDS)

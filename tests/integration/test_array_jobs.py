@@ -234,8 +234,8 @@ def test_what_a_task_says(images, plain, imagepivot, tmp_path):
         (["--task", "/64"], "check the variable with the task's index"),
         (["--task", "6/6"], "tasks are numbered from 0"),
         (["--task", "0/7"], "--task is '0/7', expected at most one task per shard, and the dataset has 6"),
-        (["--task", "0/2", "--overwrite"], "--overwrite with --task would delete the shards of the other tasks"),
-        (["--task", "0/2", "--", "--runner=DataflowRunner"], "a task makes its shards on the machine on which it is started"),
+        (["--task", "0/2", "--overwrite"], "--overwrite with --task would delete the shards of other tasks"),
+        (["--task", "0/2", "--", "--runner=DataflowRunner"], "a task writes its shards on its own machine"),
         (["--task", "0/2", "--dry-run", "--", "--runner=DataflowRunner"], "Leave out one of the two"),
     ],
 )

@@ -182,7 +182,7 @@ def test_images_that_vanish_during_the_run(arguments, undisturbed, imagepivot, s
             if away.exists():
                 away.rename(scenes)
     assert done.returncode == 1
-    says(done, "were there when the run began and are gone", "run the same command again; finished shards are kept")
+    says(done, "disappeared during the run: restore them", "run the same command again; finished shards are kept")
     left = tree(output)
     assert 0 < len(left) < len(undisturbed)
     assert all(undisturbed[name] == data for name, data in left.items())

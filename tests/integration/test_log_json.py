@@ -155,7 +155,7 @@ def test_wrong_usage_is_an_event(imagepivot, words, says):
 
 def test_an_option_behind_the_dashes_is_for_beam(imagepivot, folder, tmp_path):
     done = imagepivot("vocabulary", tmp_path / "none", tmp_path / "v", "--", "--log-json", code=1)
-    assert done.stderr.startswith("--log-json behind -- is no flag of Beam's, which ignores it\nError: ")
+    assert done.stderr.startswith("--log-json after -- is not a flag of Beam, which ignores it\nError: ")
 
 
 def test_an_error_that_is_our_fault_has_its_traceback(imagepivot, folder, tmp_path, monkeypatch):

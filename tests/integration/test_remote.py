@@ -83,7 +83,7 @@ def test_a_worker_with_other_code(inputs, imagepivot, tmp_path, monkeypatch):
     folder = shutil.copytree(inputs, tmp_path / "inputs")
     with job_service(tmp_path / "cluster", PYTHONPATH=str(tmp_path / "other")) as cluster:
         done = imagepivot(*commands("--shared-disk")[0], "--", *cluster.flags, cwd=folder, code=2)
-    assert "the first worker cannot do the work: it has imagepivot '0.1.0' with other code in it" in " ".join(
+    assert "the first worker failed its check: expected the launcher's code of that version" in " ".join(
         done.stderr.replace("│", " ").split()
     )
     assert "Traceback" not in done.stderr
@@ -99,7 +99,7 @@ def test_a_worker_without_the_device(cluster, inputs, imagepivot, tmp_path, opti
     folder = shutil.copytree(inputs, tmp_path / "inputs")
     done = imagepivot(*commands("--shared-disk")[-1], *options, "--", *cluster.flags, cwd=folder, code=2)
     message = " ".join(done.stderr.replace("│", " ").split())
-    assert re.search(r"the first worker cannot do the work: device 'cuda(:0)?' is not on this host", message)
+    assert re.search(r"the first worker failed its check: device 'cuda(:0)?' is not on this host", message)
     assert not [path for path in (folder / "features").rglob("*") if path.is_file()]
 
 
@@ -130,7 +130,7 @@ def test_a_worker_that_dies_at_its_start(inputs, imagepivot, tmp_path, monkeypat
     message = one_line(done)
     assert "PortableRunner did not finish the run: no worker has started within 5 seconds" in message
     (log,) = tmp_path.glob("imagepivot-run-*.log")
-    assert f"Its log is in '{log}'" in message
+    assert f"Its log is '{log}'" in message
     assert "TimeoutError" in log.read_text()
 
 
@@ -140,7 +140,7 @@ def test_a_fault_on_a_worker_leaves_its_trace_in_a_file(cluster, tmp_path, monke
     with pytest.raises(ImagepivotError, match=r"PortableRunner did not finish the run: ZeroDivisionError") as fault:
         run_pipeline(lambda pipeline: pipeline | beam.Create([0]) | beam.Map(lambda number: 1 // number), execution)
     (log,) = tmp_path.glob("imagepivot-run-*.log")
-    assert f"Its log is in '{log}'" in str(fault.value)
+    assert f"Its log is '{log}'" in str(fault.value)
     assert "Traceback" in log.read_text()
     assert "Traceback" not in capfd.readouterr().err
 
@@ -166,8 +166,8 @@ def last_line(text: str) -> str:
 
 
 ADVICE = (
-    "The same command, given again when the job has ended, finds what is done. To cancel the job: there is no command, look at "
-    "PortableRunner"
+    "Run the same command after the job has ended to use its shards. To cancel the job: use PortableRunner, which has no command "
+    "for it"
 )
 
 
@@ -192,7 +192,7 @@ def test_a_detached_job_goes_on_and_the_same_command_finds_its_shards(held, word
     assert (end["event"], end["status"], end["exit_code"]) == ("end", "detached", 0)
     job = end["job"]["id"]
     assert end["job"] == {"runner": "PortableRunner", "id": job, "page": "", "cancel": ""}
-    assert done.stdout == f"job '{job}' of PortableRunner is at work, and goes on without this command. {ADVICE}\n"
+    assert done.stdout == f"job '{job}' of PortableRunner is submitted and continues without this command. {ADVICE}\n"
     at_work(output)
     assert "is not a dataset: it holds no _manifest.json" in imagepivot("inspect", output, code=1).stderr
     held.hold.unlink()
@@ -228,7 +228,7 @@ def test_a_signal_leaves_the_job(held, words, tmp_path, number, code):
         first.send(number)
         ended = first.wait()
     assert (ended.returncode, ended.stdout) == (code, "")
-    assert last_line(ended.stderr) == f"stopped waiting, and job '{job}' of PortableRunner goes on. {ADVICE}"
+    assert last_line(ended.stderr) == f"stopped waiting, and job '{job}' of PortableRunner continues. {ADVICE}"
     held.hold.unlink()
     wait_for(lambda: (output / "_manifest.json").exists() and not (output / ".first-worker.tmp-0").exists())
     assert open_dataset(output).manifest.rows == 40

@@ -13,8 +13,8 @@ from pipelines.features.transforms import ExtractFeatures
 from pipelines.inputs.images import ImagesInFolder, Listing
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Accelerator, Execution
-from pipelines.running.preflight import FirstWorker
-from pipelines.running.runner import LARGEST_GRAPH
+from pipelines.running.preflight import PreflightCheck
+from pipelines.running.runner import MAX_GRAPH_BYTES
 from pipelines.running.transforms import CommitDataset
 from schemas.fingerprints import fingerprint_of, sha256_of_bytes
 from schemas.keys import MAX_SHARDS, shard_name
@@ -113,14 +113,14 @@ def test_a_pipeline_can_be_submitted_whatever_the_number_of_shards(shards):
     output = plan_features(job, Listing((50_000,) * shards, digests, digests))
     accelerator = Accelerator("nvidia-l4")
     pipeline = beam.Pipeline(runner=FnApiRunner(), options=Execution(beam_flags=("--runner=DataflowRunner",)).options)
-    check = FirstWorker.of_launcher(output.folder)
+    check = PreflightCheck.of_this_process(output.folder)
     _ = (
         pipeline
         | "ExtractFeatures" >> ExtractFeatures(job, output, check=check, accelerator=accelerator)
         | "CommitDataset" >> CommitDataset(output, libraries=job.libraries())
     )
     size = pipeline.to_runner_api().ByteSize()
-    assert size < LARGEST_GRAPH
+    assert size < MAX_GRAPH_BYTES
     assert size < 60_000 + GRAPH_BYTES * shards
 
 

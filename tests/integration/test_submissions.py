@@ -252,6 +252,6 @@ def test_what_is_submitted_hardly_grows_with_the_shards(submitted):
 
 def test_a_graph_that_is_too_large_is_refused_before_it_is_submitted(patch):
     with patch.context() as smaller:
-        smaller.setattr(runner, "LARGEST_GRAPH", 1000)
-        with pytest.raises(UsageError, match=r"the pipeline that DataflowRunner would get is .* bytes, and at most 1,000 are"):
+        smaller.setattr(runner, "MAX_GRAPH_BYTES", 1000)
+        with pytest.raises(UsageError, match=r"the pipeline for DataflowRunner is .* bytes, expected at most 1,000: "):
             command(*features(), "--shared-disk", "--", *FLAGS)

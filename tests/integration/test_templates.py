@@ -32,8 +32,8 @@ def test_a_template_is_written_and_nothing_else(imagepivot, tmp_path, monkeypatc
         words = ("captions", source.path_of("captions.tsv"), output.location, "--format", "table")
         done = imagepivot(*words, "--", *flags)
         assert done.stdout == (
-            f"the template is written to '{store.address('templates/captions')}'. Launch it once: the job makes "
-            f"'{output.location}', which must still be empty then\n"
+            f"the template is written to '{store.address('templates/captions')}'. Launch it once: the job writes "
+            f"'{output.location}', which must be empty until then\n"
         )
         assert output.names() == []
         template = json.loads(Folder(store.address("templates")).read("captions"))
@@ -41,4 +41,4 @@ def test_a_template_is_written_and_nothing_else(imagepivot, tmp_path, monkeypatc
         detached = imagepivot(*words, "--detach", "--", *flags, code=2).stderr
         assert "--template_location makes none" in detached
         output.write("part-00000-of-00016.parquet", b"")
-        assert "a template makes a dataset from its beginning" in imagepivot(*words, "--", *flags, code=1).stderr
+        assert "expected an empty folder for a template" in imagepivot(*words, "--", *flags, code=1).stderr

@@ -37,7 +37,7 @@ def job(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0", "cuda:1"])
 def test_the_model_runs_on_the_gpus_of_the_workers(job, device):
-    expected = f"^--device is '{device}', and --gpu 'nvidia-l4': the model runs on all GPUs of a worker"
+    expected = f"^--device is '{device}', and --gpu 'nvidia-l4' runs the model on all GPUs of a worker: leave"
     with pytest.raises(UsageError, match=expected):
         extract_features(replace(job, device=device), REMOTE)
     for fits in ("auto", "cuda"):
@@ -45,7 +45,7 @@ def test_the_model_runs_on_the_gpus_of_the_workers(job, device):
 
 
 def test_a_task_runs_where_it_is_started(job):
-    with pytest.raises(UsageError, match="a task makes its shards on the machine on which it is started"):
+    with pytest.raises(UsageError, match="a task writes its shards on its own machine"):
         extract_features(replace(job, task=ArrayTask(0, 2)), REMOTE)
 
 
@@ -68,7 +68,7 @@ def test_a_worker_with_fewer_gpus_says_so(job, monkeypatch):
 def test_no_worker_falls_back_to_its_cpu(job, monkeypatch):
     """The device is that of a GPU in what the workers get, although none was named."""
     checks = []
-    monkeypatch.setattr("pipelines.features.extraction.run_job", lambda *_, check, **__: checks.append(check))
+    monkeypatch.setattr("pipelines.features.extraction.run_job", lambda *_, check_worker, **__: checks.append(check_worker))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     extract_features(job, REMOTE)
     with pytest.raises(UsageError, match=r"device 'cuda:0' is not on this host: torch.cuda.is_available\(\) is False"):

@@ -171,7 +171,7 @@ def planned(images: Path, output: Path, index: int, **more):
 
 def test_a_dry_run_lists_the_shards_of_the_task(images, tmp_path):
     plan = planned(images, tmp_path / "t", 0)
-    assert [shard.number for shard in plan.todo] == [0, 2, 4]
+    assert [shard.shard for shard in plan.todo] == [0, 2, 4]
     assert plan.finished == 0
     assert plan.images == sum(shard_of(path.stem, SHARDS) % TASKS == 0 for path in images.iterdir())
     assert not (tmp_path / "t").exists()
@@ -179,7 +179,7 @@ def test_a_dry_run_lists_the_shards_of_the_task(images, tmp_path):
     before = tree(tmp_path / "t")
     plan = planned(images, tmp_path / "t", 0)
     assert (plan.todo, plan.finished) == ((), 3)
-    assert [shard.number for shard in planned(images, tmp_path / "t", 1).todo] == [1, 3]
+    assert [shard.shard for shard in planned(images, tmp_path / "t", 1).todo] == [1, 3]
     assert tree(tmp_path / "t") == before
 
 
@@ -195,7 +195,7 @@ def test_a_dry_run_finds_what_the_task_would_refuse(images, tmp_path):
 
 
 def test_overwriting_would_delete_the_shards_of_other_tasks(tmp_path):
-    with pytest.raises(UsageError, match="--overwrite with --task would delete the shards of the other tasks"):
+    with pytest.raises(UsageError, match="--overwrite with --task would delete the shards of other tasks"):
         job_of(tmp_path, tmp_path / "t", 0, overwrite=True)
 
 
@@ -206,7 +206,7 @@ def test_more_tasks_than_shards(tmp_path):
 
 def test_a_task_on_a_remote_runner(images, tmp_path):
     job = job_of(images, tmp_path / "t", 0)
-    with pytest.raises(UsageError, match=r"--task is '0/2', and behind -- stands --runner: .* Leave out one of the two"):
+    with pytest.raises(UsageError, match=r"--task is '0/2', and --runner follows --: .* Leave out one of the two"):
         extract_features(job, Execution(beam_flags=("--runner=DataflowRunner",)))
     assert not (tmp_path / "t").exists()
 

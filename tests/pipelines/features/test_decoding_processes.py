@@ -149,7 +149,7 @@ def _refuse(image):
 @pytest.mark.cluster
 def test_a_bug_ends_the_process_and_its_traceback_is_in_the_log(capfd):
     broken = DecodingProcesses(_refuse, 1)
-    with pytest.raises(ImagepivotError, match="ended with exit code 1; what it wrote to the log says why"):
+    with pytest.raises(ImagepivotError, match="ended with exit code 1; the log has its error"):
         broken.pixels(photograph(1))
     assert "RuntimeError: a bug of preprocessing" in capfd.readouterr().err
 
@@ -212,5 +212,5 @@ def test_processes_decode_only_where_threads_would_not_do():
     assert decoding_processes(extractor, PROCESSES_FROM - 1) is None
     before = threading.active_count()
     found = decoding_processes(extractor, PROCESSES_FROM)
-    assert (found.number, found.pids) == (PROCESSES_FROM, [])
+    assert (found.num_processes, found.pids) == (PROCESSES_FROM, [])
     assert threading.active_count() == before

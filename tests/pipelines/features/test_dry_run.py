@@ -47,7 +47,7 @@ def plan_of(job: FeaturesJob):
 def test_a_plan_of_everything(images, tmp_path):
     plan = plan_of(job_of(images, tmp_path / "f"))
     expected = {number: sum(shard_of(f"image{n:02d}", 4) == number for n in range(30)) for number in range(4)}
-    assert {shard.number: shard.images for shard in plan.todo} == expected
+    assert {shard.shard: shard.images for shard in plan.todo} == expected
     assert (plan.images, plan.finished, plan.bytes) == (30, 0, 30 * 3 * 4)
     assert not (tmp_path / "f").exists(), "a plan writes nothing"
 
@@ -59,7 +59,7 @@ def test_a_plan_of_nothing_and_of_the_rest(images, tmp_path):
     (tmp_path / "f" / "_manifest.json").unlink()
     (tmp_path / "f" / "part-00001-of-00004.parquet").unlink()
     plan = plan_of(job_of(images, tmp_path / "f"))
-    assert [shard.number for shard in plan.todo] == [1]
+    assert [shard.shard for shard in plan.todo] == [1]
     assert plan.finished == 3
     assert plan.images == sum(shard_of(f"image{n:02d}", 4) == 1 for n in range(30))
 
@@ -69,10 +69,10 @@ def test_a_plan_of_an_update_counts_what_is_new_and_of_a_retry_what_failed(image
     extract_features(job_of(images, tmp_path / "f"), Execution(workers=1))
     assert plan_of(job_of(images, tmp_path / "f")).images == 0
     plan = plan_of(job_of(images, tmp_path / "f", retry_failed=True))
-    assert [(shard.number, shard.images) for shard in plan.todo] == [(shard_of("bad", 4), 1)]
+    assert [(shard.shard, shard.images) for shard in plan.todo] == [(shard_of("bad", 4), 1)]
     (images / "new.png").write_bytes((images / "image00.png").read_bytes())
     plan = plan_of(job_of(images, tmp_path / "f", update=True))
-    assert [(shard.number, shard.images) for shard in plan.todo] == [(shard_of("new", 4), 1)]
+    assert [(shard.shard, shard.images) for shard in plan.todo] == [(shard_of("new", 4), 1)]
     assert plan.todo[0].kept == sum(shard_of(f"image{n:02d}", 4) == shard_of("new", 4) for n in range(30))  # Rows, no failures.
 
 
@@ -81,7 +81,7 @@ def test_a_plan_of_an_update_counts_what_is_gone_or_has_changed(images, tmp_path
     (images / "image00.png").unlink()
     os.utime(images / "image01.png", (1, 1))
     plan = plan_of(job_of(images, tmp_path / "f", update=True))
-    counts = {shard.number: (shard.images, shard.dropped) for shard in plan.todo}
+    counts = {shard.shard: (shard.images, shard.dropped) for shard in plan.todo}
     expected = Counter({shard_of("image00", 4): 1}) + Counter({shard_of("image01", 4): 1})
     assert {number: dropped for number, (_, dropped) in counts.items()} == dict(expected)
     assert sum(made for made, _ in counts.values()) == plan.images == 1

@@ -16,7 +16,7 @@ from extractors import ExtractorRequest
 from pipelines.features import stage_images
 from pipelines.features.extraction import extract_features, list_images
 from pipelines.features.ref_chunks import RefChunk, from_chunks, refs_in
-from pipelines.features.stage_images import place_of_copies, row_group_batches
+from pipelines.features.stage_images import row_group_batches, staging_area
 from pipelines.inputs.images import (
     CachedListing,
     ImageRef,
@@ -172,8 +172,8 @@ def test_portions_are_whole_row_groups_of_enough_images(images, monkeypatch):
     source = open_images(images)
     refs = list(source.refs())
     assert {number for _, (number, _) in row_group_batches(source, refs, SHARDS, skip_shards=frozenset(), folder=None)} == {0}
-    monkeypatch.setattr(stage_images, "_LEAST", 12)
-    monkeypatch.setattr(stage_images, "_OF_A_SHARD", 1)
+    monkeypatch.setattr(stage_images, "_MIN_BATCH_REFS", 12)
+    monkeypatch.setattr(stage_images, "_SHARD_REFS", 1)
     found: dict[int, set[ImageRef]] = {}
     for shard, (number, piece) in row_group_batches(source, refs, SHARDS, skip_shards=frozenset({2}), folder=None):
         assert {shard_of(ref.image_id, SHARDS) for ref in refs_in([piece])} == {shard}
@@ -190,7 +190,7 @@ def test_copies_are_made_where_several_processes_read(images, tmp_path, monkeypa
     local, store = Folder(str(tmp_path / "f")), Folder("gs://bucket/f")
 
     def place(execution, output, images=images, **more) -> str | None:
-        with place_of_copies(job_of(images, tmp_path / "f", **more), execution, output) as copies:
+        with staging_area(job_of(images, tmp_path / "f", **more), execution, output) as copies:
             return copies and copies.folder.location
 
     two = Execution(workers=2)
@@ -238,7 +238,7 @@ def test_few_bytes_travel_for_an_image(tmp_path):
         by_portion.setdefault(portion[0], []).append(portion[1])
         travelling += 2 * len(pickle.dumps((shard, portion)))  # Once to the copies and once to the shard.
     for element in by_portion.items():
-        for place in stage_images._copied(element, Alone(folder), Nowhere(folder, "0"), shards, str(tmp_path)):
+        for place in stage_images._copy_images(element, Alone(folder), Nowhere(folder, "0"), shards, str(tmp_path)):
             travelling += len(pickle.dumps(place))
             found += len(from_chunks([place[1]])[1])
     assert found == count

@@ -14,11 +14,11 @@ L4 = Accelerator("nvidia-l4")
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (("",), "--gpu is '', expected the name of one type, e.g. nvidia-l4"),
-        (("type:nvidia-l4;count:1",), "--gpu is 'type:nvidia-l4;count:1', expected the name of one type"),
-        (("nvidia l4",), "--gpu is 'nvidia l4', expected the name of one type"),
+        (("",), "--gpu is '', expected a type of GPU, e.g. nvidia-l4"),
+        (("type:nvidia-l4;count:1",), "--gpu is 'type:nvidia-l4;count:1', expected a type of GPU"),
+        (("nvidia l4",), "--gpu is 'nvidia l4', expected a type of GPU"),
         (("nvidia-l4", 0), "--gpus-per-worker is 0, expected 1 or more"),
-        (("nvidia-l4", 1, "g2;x"), "--worker-machine is 'g2;x', expected the name of one type, e.g. g2-standard-4"),
+        (("nvidia-l4", 1, "g2;x"), "--worker-machine is 'g2;x', expected a type of machine, e.g. g2-standard-4"),
     ],
 )
 def test_what_is_no_accelerator(values, message):
@@ -59,7 +59,7 @@ def test_one_process_with_a_thread_for_each_gpu(given, threads):
 )
 def test_gpus_are_asked_for_once(flag):
     expected = (
-        r"^--gpu is 'nvidia-l4', and behind -- stands --\w+=(worker_)?accelerator=type:nvidia-l4;count:1.*Leave the flag out"
+        r"^--gpu is 'nvidia-l4', and --\w+=(worker_)?accelerator=type:nvidia-l4;count:1.* follows --: .*Leave the flag out"
     )
     with pytest.raises(UsageError, match=expected):
         Execution(beam_flags=(DATAFLOW, flag), accelerator=L4)
@@ -67,13 +67,13 @@ def test_gpus_are_asked_for_once(flag):
 
 
 def test_a_process_for_each_core_is_refused():
-    with pytest.raises(UsageError, match="every core of a worker would load the model into the GPU's memory"):
+    with pytest.raises(UsageError, match="every core of a worker would load the model into GPU memory"):
         Execution(beam_flags=(DATAFLOW, "--experiments=use_multiple_sdk_containers"), accelerator=L4)
 
 
 @pytest.mark.parametrize("flags", [(), ("--runner=DirectRunner",), ("--runner=PortableRunner", "--environment_type=LOOPBACK")])
 def test_on_this_machine_they_are_refused(flags):
-    expected = "^--gpu is 'nvidia-l4', and the workers run on this machine: .* a GPU of this machine is used by --device cuda"
+    expected = "^--gpu is 'nvidia-l4', and the workers run on this machine: .* for a GPU of this machine give --device cuda"
     with pytest.raises(UsageError, match=expected):
         Execution(beam_flags=flags, accelerator=L4)
 
@@ -93,9 +93,9 @@ def notes(monkeypatch) -> list[str]:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--runner=DirectRunner", "--max_num_wokers=8"), "--max_num_wokers behind -- .*: did you mean --max_num_workers"),
+        (("--runner=DirectRunner", "--max_num_wokers=8"), "--max_num_wokers after -- .*: did you mean --max_num_workers"),
         (("--max_num_wokers", "8"), "did you mean --max_num_workers"),
-        (("--runner=DataflowRunner", "--projct=p"), "--projct behind -- is no flag of Beam's: did you mean --project"),
+        (("--runner=DataflowRunner", "--projct=p"), "--projct after -- is not a flag of Beam: did you mean --project"),
         (("--runner=DataflowRunner", "--temp-location=gs://b/t"), "did you mean --temp_location"),
         (("--runners=x",), "did you mean --runner"),
         (("--max_num_workers=many",), "argument --max_num_workers: invalid int value: 'many'"),
@@ -111,14 +111,13 @@ def test_unknown_flags_are_noted_and_known_ones_are_not(notes):
     Execution(beam_flags=known)
     assert notes == []
     Execution(beam_flags=(*known, "--zebra=3"))
-    assert notes == ["--zebra behind -- is no flag of Beam's, which ignores it"]
+    assert notes == ["--zebra after -- is not a flag of Beam, which ignores it"]
 
 
 def test_flags_of_a_job_service_are_left_to_it(notes):
     Execution(beam_flags=("--runner=SparkRunner", "--spark_master=local"))
     assert notes == [
-        "--spark_master is no flag of Beam's Python: it is passed on, for the job service to know: did you mean "
-        "--spark_master_url?"
+        "--spark_master is unknown to Beam's Python SDK and is passed on to the job service: did you mean --spark_master_url?"
     ]
 
 

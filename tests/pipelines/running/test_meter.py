@@ -23,7 +23,7 @@ def always(monkeypatch):
 
 def test_a_meter_without_a_folder_counts_nothing():
     Meter().add(images=3)
-    Meter().settle(images=3)
+    Meter().finalize(images=3)
     assert Meter().total() == {}
 
 
@@ -173,7 +173,7 @@ def test_settled_counts_are_those_of_the_dataset_and_not_of_this_run(tmp_path, m
     meter = Meter(str(tmp_path))
     for _ in range(3):
         meter.add(images=1, failed=1)
-    meter.settle(images=10, failed=2)
+    meter.finalize(images=10, failed=2)
     assert meter.total() == {"images": 10, "failed": 2, "forward_msec": 7, "earlier_images": 3, "earlier_failed": 0}
     meter.flush()
     assert meter.total()["images"] == 10
@@ -183,7 +183,7 @@ def test_the_last_event_of_a_settled_run_says_that_all_is_done(always):
     file = io.StringIO()
     with show_progress(Console(file=file), "captions", unit="captions", total=7, log_json=True) as meter:
         meter.add(captions=2)
-        meter.settle(captions=8, failed=1)
+        meter.finalize(captions=8, failed=1)
     last = json.loads(file.getvalue().splitlines()[-1])
     assert (last["done"], last["total"], last["failed"], last["seconds_left"]) == (8, 8, 1, 0.0)
     assert last["per_second"] <= 2 / 0.0001
@@ -198,7 +198,7 @@ def test_what_a_runner_says_takes_the_place_of_files(always):
         assert (meter.total(), meter.is_known) == ({}, False)
         meter.report({"captions": 5, "failed": 1})
         assert (meter.total(), meter.is_known) == ({"captions": 5, "failed": 1}, True)
-        meter.settle(captions=9)
+        meter.finalize(captions=9)
         assert meter.total()["captions"] == 9
     last = json.loads(file.getvalue().splitlines()[-1])
     assert (last["done"], last["total"]) == (9, 9)

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions, SetupOptions
 
-from pipelines.running.package_wheel import build_wheel, source_files, stage
+from pipelines.running.package_wheel import add_wheel, build_wheel, source_files
 
 ROOT = Path(__file__).parents[3]
 
 
 def staged(*flags: str, folder: Path) -> tuple[list[str], list[str]]:
     options = PipelineOptions(list(flags))
-    stage(options, folder, ("pipelines",))
+    add_wheel(options, folder, ("pipelines",))
     setup = options.view_as(SetupOptions)
     return [Path(package).name for package in setup.extra_packages or ()], setup.beam_plugins
 

@@ -6,9 +6,9 @@ from apache_beam.testing.util import assert_that, equal_to
 
 from pipelines.running import preflight
 from pipelines.running.execution import Execution
-from pipelines.running.preflight import SIGN, FirstWorker
+from pipelines.running.preflight import PREFLIGHT_MARKER, PreflightCheck
 from pipelines.running.runner import run_pipeline
-from pipelines.running.transforms import Begin
+from pipelines.running.transforms import CreateAfterPreflight
 from schemas.errors import DatasetError, UsageError
 from schemas.storage.folder import Folder
 
@@ -29,19 +29,23 @@ def folder(tmp_path):
 
 
 def test_a_worker_like_the_launcher_leaves_a_sign(folder):
-    FirstWorker.of_launcher(folder)()
-    assert folder.names() == [SIGN]
+    PreflightCheck.of_this_process(folder)()
+    assert folder.names() == [PREFLIGHT_MARKER]
 
 
 @pytest.mark.parametrize(
     ("place", "value", "says"),
     [
-        ("version", lambda name: "9.9", rf"^the first worker cannot do .* '9\.9', expected '{version('imagepivot')}'"),
-        ("_code", lambda: "0" * 64, r"it has imagepivot '.*' with other code in it"),
+        (
+            "version",
+            lambda name: "9.9",
+            rf"^the first worker failed .* is 9\.9, expected {version('imagepivot')}:",
+        ),
+        ("_code_digest", lambda: "0" * 64, "expected the launcher's code of that version: install"),
     ],
 )
 def test_another_version_or_other_code(folder, monkeypatch, place, value, says):
-    check = FirstWorker.of_launcher(folder)
+    check = PreflightCheck.of_this_process(folder)
     monkeypatch.setattr(preflight, place, value)
     with pytest.raises(UsageError, match=says):
         check()
@@ -49,31 +53,33 @@ def test_another_version_or_other_code(folder, monkeypatch, place, value, says):
 
 
 def test_what_the_work_needs_besides(folder):
-    with pytest.raises(UsageError, match=r"^the first worker cannot do the work: --device 'cuda' is not on this host$"):
-        FirstWorker.of_launcher(folder, no_gpu)()
+    with pytest.raises(UsageError, match=r"^the first worker failed its check: --device 'cuda' is not on this host$"):
+        PreflightCheck.of_this_process(folder, no_gpu)()
     with pytest.raises(ZeroDivisionError):
-        FirstWorker.of_launcher(folder, not_a_users_mistake)()
+        PreflightCheck.of_this_process(folder, not_a_users_mistake)()
     assert folder.names() == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("values", [[], [1], ["a", "b", "c"]])
 def test_a_pipeline_begins_with_its_values(folder, values):
-    for check in (None, FirstWorker.of_launcher(folder)):
-        run_pipeline(lambda pipeline, check=check: assert_that(pipeline | Begin(values, check), equal_to(values)), ONE)
-    assert folder.names() == [SIGN]
+    for check in (None, PreflightCheck.of_this_process(folder)):
+        run_pipeline(
+            lambda pipeline, check=check: assert_that(pipeline | CreateAfterPreflight(values, check), equal_to(values)), ONE
+        )
+    assert folder.names() == [PREFLIGHT_MARKER]
 
 
 def test_nothing_goes_on_without_the_check(folder, tmp_path):
     def build(pipeline: beam.Pipeline) -> None:
-        _ = pipeline | Begin([1], FirstWorker(folder)) | beam.Map(lambda _: (tmp_path / "done").touch())
+        _ = pipeline | CreateAfterPreflight([1], PreflightCheck(folder)) | beam.Map(lambda _: (tmp_path / "done").touch())
 
-    with pytest.raises(UsageError, match="the first worker cannot do the work"):
+    with pytest.raises(UsageError, match="the first worker failed its check"):
         run_pipeline(build, ONE)
     assert not (tmp_path / "done").exists()
 
 
 def test_an_output_that_a_worker_cannot_write(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(DatasetError, match=r"the first worker cannot do the work: cannot use '.*file/out/"):
-        FirstWorker.of_launcher(Folder(str(tmp_path / "file" / "out")))()
+    with pytest.raises(DatasetError, match=r"the first worker failed its check: cannot use '.*file/out/"):
+        PreflightCheck.of_this_process(Folder(str(tmp_path / "file" / "out")))()

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipelines.running.spill_files import from_ipc, staging, to_ipc
+from pipelines.running.spill_files import from_ipc, spill_folder, to_ipc
 from pipelines.text import merge_sort
 from pipelines.text.caption_shards import BLOCK_SCHEMA
 from pipelines.text.merge_sort import (
@@ -287,12 +287,12 @@ def test_spill_to_disk_deletes_its_file(blocks, tmp_path, monkeypatch):
 
 def test_staging_for_a_store_uses_a_locked_temporary_folder(blocks, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with staging(Folder("s3://bucket/a")) as folder, staging(Folder("s3://bucket/b")) as other:
+    with spill_folder(Folder("s3://bucket/a")) as folder, spill_folder(Folder("s3://bucket/b")) as other:
         assert Path(folder).parent == Path(other).parent == tmp_path
         assert folder != other
         list(make_sorted_runs(blocks, 2, folder=folder))
         refused = pytest.raises(DatasetError, match="is in use: another run is writing it")
-        with refused, staging(Folder("s3://bucket/a")):
+        with refused, spill_folder(Folder("s3://bucket/a")):
             pass
         assert len(list(Path(folder).glob(".captions-*"))) == 1
     assert list(tmp_path.iterdir()) == []
@@ -300,11 +300,11 @@ def test_staging_for_a_store_uses_a_locked_temporary_folder(blocks, tmp_path, mo
 
 def test_staging_deletes_files_of_a_killed_run(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with staging(Folder("s3://bucket/a")) as folder:
+    with spill_folder(Folder("s3://bucket/a")) as folder:
         name = folder
     Path(name).mkdir()
     (Path(name) / ".captions-0a.tmp-1").write_bytes(b"left")
-    with staging(Folder("s3://bucket/a")) as folder:
+    with spill_folder(Folder("s3://bucket/a")) as folder:
         assert folder == name
         assert list(Path(folder).glob(".captions-*")) == []
     assert list(tmp_path.iterdir()) == []

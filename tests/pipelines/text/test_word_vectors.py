@@ -132,9 +132,9 @@ def test_fingerprint_is_independent_of_file_order_and_place(job, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"languages": ("en",)}, "--languages is 'en', expected the language of each FILE.*1 languages, and files .*: 2"),
-        ({"languages": ()}, "--languages is '', expected the language of each FILE"),
-        ({"files": ()}, "files of word vectors: 0"),
+        ({"languages": ("en",)}, "--languages is 'en', expected one language per FILE, in order: it names 1 for 2 files"),
+        ({"languages": ()}, "--languages is '', expected one language per FILE"),
+        ({"files": ()}, "it names 2 for 0 files"),
         ({"languages": ("en", "en")}, "--languages names 'en' twice: give one file for each"),
     ],
 )
