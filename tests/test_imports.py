@@ -389,6 +389,10 @@ def test_configurations_and_data_load_no_torch_and_jobs_no_arrays():
     run("import train.jobs", blocked=("torch", "numpy", "pyarrow", "typer", "rich"))
 
 
+def without_seconds(lines: list[str]) -> list[str]:
+    return [re.sub(r"B, [^,)]+", "B", line) for line in lines]
+
+
 @pytest.mark.slow
 def test_a_run_in_one_process_loads_no_torchvision_and_no_beam_and_one_that_finds_nothing_to_do_no_torch(tmp_path):
     Image.new("RGB", (32, 32)).save(tmp_path / "image.png")
@@ -405,7 +409,7 @@ print([name for name in ("torch", "torchvision", "torch._dynamo", "apache_beam")
     arguments = str(tmp_path / "image.png"), str(tmp_path / "features")
     first, second = (run(script, *arguments).splitlines() for _ in range(2))
     assert (first[-1], second[-1]) == ("['torch']", "[]")
-    assert second[:-1] == first[:-1]
+    assert without_seconds(second[:-1]) == without_seconds(first[:-1])
 
 
 CALL = """
@@ -441,7 +445,7 @@ def test_text_in_one_process_loads_neither_beam_nor_torch_and_nothing_where_it_i
     )
     first, second = (run(CALL, str(text_inputs), *commands).splitlines() for _ in range(2))
     assert (first[-1], second[-1]) == ("['sacremoses']", "[]")
-    assert second[:-1] == first[:-1]
+    assert without_seconds(second[:-1]) == without_seconds(first[:-1])
 
 
 @pytest.mark.cluster
@@ -451,7 +455,7 @@ def test_token_features_in_one_process_load_no_beam_and_no_model_where_they_are_
     make_tiny_bert(tmp_path / "bert")
     first, second = (run(CALL, str(tmp_path), "token-features captions vectors --model bert").splitlines() for _ in range(2))
     assert (first[-1], second[-1]) == ("['torch', 'transformers']", "[]")
-    assert second[:-1] == first[:-1]
+    assert without_seconds(second[:-1]) == without_seconds(first[:-1])
 
 
 @pytest.mark.slow

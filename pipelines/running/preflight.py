@@ -63,7 +63,7 @@ class PreflightCheck:
             if (installed, _code_digest()) != (self.version, self.code):
                 expected = self.version if installed != self.version else "the launcher's code of that version"
                 raise UsageError(
-                    f"imagepivot on the worker is {installed}, expected {expected}: install the launcher's package in the workers' "
+                    f"it has imagepivot {installed}, expected {expected}: install the launcher's package in the workers' "
                     "image, or leave the image out, and the run installs it"
                 )
             if self.extra_check is not None:

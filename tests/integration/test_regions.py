@@ -1,5 +1,7 @@
 """``faster-rcnn-36`` from the command line: photographs in, regions with names out, and a picture of them."""
 
+import re
+
 import pytest
 from PIL import Image
 
@@ -64,7 +66,8 @@ def test_a_run_without_names_agrees(extracted, imagepivot):
     """A complete dataset is returned as it is, so nothing is extracted again; the fingerprint is the same."""
     _, arguments, done = extracted
     again = imagepivot(*arguments[: arguments.index("--class-names")])
-    assert again.stdout == done.stdout
+    first, second = (re.sub(r"B, [^,)]+", "B", run.stdout) for run in (done, again))  # Without seconds.
+    assert first == second
 
 
 def test_the_regions_are_drawn(extracted, imagepivot, photos):

@@ -39,7 +39,7 @@ def test_a_worker_like_the_launcher_leaves_a_sign(folder):
         (
             "version",
             lambda name: "9.9",
-            rf"^the first worker failed .* is 9\.9, expected {version('imagepivot')}:",
+            rf"^the first worker failed .* imagepivot 9\.9, expected {version('imagepivot')}:",
         ),
         ("_code_digest", lambda: "0" * 64, "expected the launcher's code of that version: install"),
     ],
@@ -81,5 +81,5 @@ def test_nothing_goes_on_without_the_check(folder, tmp_path):
 
 def test_an_output_that_a_worker_cannot_write(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(DatasetError, match=r"the first worker failed its check: cannot use '.*file/out/"):
+    with pytest.raises(DatasetError, match=r"the first worker failed its check: cannot use '.*file/out'"):
         PreflightCheck.of_this_process(Folder(str(tmp_path / "file" / "out")))()
