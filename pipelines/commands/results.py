@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from schemas.console import events
-from schemas.console.progress import duration
+from schemas.console.progress import format_duration
 from schemas.console.tables import render_tables
 from schemas.escapes import escape_text
 from schemas.options import Opt
@@ -53,7 +53,7 @@ def print_dataset(manifest: Manifest, output: str) -> None:
     """Print a line about a dataset: rows, shards, folder, failed inputs, size, seconds, and whether weights are random."""
     size = sum(entry.bytes for entry in manifest.shards)
     size_text = f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:,.1f} kB"
-    facts = [f"{manifest.failed:,} failed", size_text, duration(time.monotonic() - _started)]
+    facts = [f"{manifest.failed:,} failed", size_text, format_duration(time.monotonic() - _started)]
     if (manifest.parameters.get("extractor") or {}).get("untrained"):
         facts.append("untrained weights")
     rows = f"{manifest.rows:,} rows in {len(manifest.shards)} shards in {escape(output)}"
