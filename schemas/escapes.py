@@ -1,7 +1,7 @@
 r"""Escapes for terminal control characters and directional overrides in displayed text.
 
 Ids, captions, tokens and file names are untrusted. Text that is printed, logged, raised or drawn passes through `escape_text`. JSON
-passes through `to_json`, whose escapes are JSON's own: parsed values equal the data.
+passes through `to_json` and its JSON escapes: parsed values equal the data.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Cores, memory and CPU features of this process, by affinity and control groups; and glibc's allocator.
 
-By default glibc maps large buffers anew for each batch, trims its heap, and gives each thread its own heap, so that every batch
+By default glibc maps large buffers again for each batch, trims its heap, and gives each thread its own heap, so that every batch
 pays for page faults and system calls. `keep_freed_memory` prevents it.
 """
 

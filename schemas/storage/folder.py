@@ -221,7 +221,7 @@ class Folder:
         """Open a file for sequential reading, without decompression; errors are those of `open`."""
         if self._takes_ranges:
             size = self.size(name)
-            if size == 0:  # Perhaps a response whose headers were cut off, which reading detects.
+            if size == 0:  # Perhaps a response with truncated headers, which reading detects.
                 size = len(self.read_object(name))
             if size is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)

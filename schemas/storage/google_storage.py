@@ -161,7 +161,7 @@ def _client(address: str) -> tuple[Any, Any]:
     from requests.adapters import HTTPAdapter
 
     class Adapter(HTTPAdapter):
-        """Rejects a response whose headers are cut off; requests would return it as empty."""
+        """Rejects a response with truncated headers; requests would return it as empty."""
 
         def send(self, *arguments: Any, **options: Any) -> Any:
             response = super().send(*arguments, **options)

@@ -209,7 +209,7 @@ def upload_parts(data: bytes | Path, part_bytes: int, send: Callable[[int, bytes
 
 
 def has_tags(location: str) -> bool:
-    """Return whether a location is in a store whose client is installed."""
+    """Return whether a location is in a store with an installed client."""
     if location.startswith("s3://"):
         return _is_installed("botocore") and _is_installed("obstore")
     return location.startswith(("gs://", "gcs://")) and _is_installed("google.cloud.storage")
@@ -272,7 +272,7 @@ def put(bucket: Bucket, key: str, data: bytes | Path, replaces: str | None = ANY
             return bucket.write(key, data, replaces, writer)
         except RefusedError as error:
             status = error.status
-        # The store may have refused only the retry of a write whose response was lost.
+        # The store may have refused only the retry of a write after its response was lost.
         stored = bucket.head(key)
         if stored is not None and stored.writer == writer:
             return stored.tag

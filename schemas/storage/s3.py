@@ -202,7 +202,7 @@ def _get_object(address: str, key: str) -> tuple[bytes, str] | None:
         return bytes(response.bytes()), response.meta["e_tag"] or ""
 
     try:
-        # obstore does not retry a request whose response is cut off.
+        # obstore does not retry a request with a truncated response.
         return RETRIES.repeat(get, lambda error: isinstance(error, GenericError))
     except (NotFoundError, FileNotFoundError):
         return None

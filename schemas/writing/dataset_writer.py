@@ -88,7 +88,7 @@ def complete_dataset(
         policy: reuse of existing shards.
         task: array task that writes only its own shards; None to write all.
         check: function that raises if the run cannot succeed; called before anything is replaced, if shards are missing.
-        libraries: distributions whose versions determine the content.
+        libraries: distributions with versions that determine the content.
         statistics: function that computes the manifest's statistics from all footers; by default `sum_statistics`.
 
     Raises:
@@ -270,7 +270,7 @@ def commit(
 
     Args:
         output: the dataset, with all its shards; their inputs are not compared.
-        libraries: further distributions whose versions determine the content.
+        libraries: further distributions with versions that determine the content.
         files: further files of the dataset, besides those of the output.
         statistics: function that computes the manifest's statistics from all footers; by default `sum_statistics`.
 

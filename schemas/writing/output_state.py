@@ -3,7 +3,7 @@
 | status | meaning |
 | --- | --- |
 | missing | no shard |
-| claimed | a shard whose digest neither the manifest nor a record has: its attempt was stopped, or still runs |
+| claimed | a shard without a digest in manifest or record: its attempt was stopped, or still runs |
 | damaged | size, digest, tag, failures or footer disagree with the manifest or the record |
 | other | a shard with another fingerprint, or of another version of the format |
 | foreign | a Parquet file of another tool |

@@ -43,7 +43,7 @@ class ReusePolicy:
 
 @dataclass(frozen=True)
 class ArrayTask:
-    """Task ``index`` of ``count`` of an array job; it writes each shard whose index modulo ``count`` is its own.
+    """Task ``index`` of ``count`` of an array job; it writes the shards ``index``, ``index + count``, ...
 
     Raises:
         UsageError: the index is not between 0 and ``count - 1``.

@@ -294,7 +294,7 @@ class Attempt:
             folder.delete(failures, tags[failures])
 
     def committed(self) -> CommittedError:
-        """Return the error of an attempt whose dataset was committed."""
+        """Return the error of an attempt after a commit of its dataset."""
         return CommittedError(
             f"{self._folder.location!r} is committed: {self._shard} was not written. Give write_dataset or complete_dataset "
             "ReusePolicy(overwrite=True) to write the dataset again"
