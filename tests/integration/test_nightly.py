@@ -534,7 +534,7 @@ def test_the_same_as_a_plan(stores, tmp_path, imagepivot, monkeypatch):
 
     # More broken images than are allowed: the rest is there, and the next night tries again.
     upload(photos, range(40, 52), broken)
-    assert "step features (imagepivot features) ended with exit code 3" in run(code=3)
+    assert "step features (imagepivot features) failed with exit code 3" in run(code=3)
     assert open_dataset(f"{output}/features").manifest.failure_reasons == {"truncated": 12}
     upload(photos, range(40, 50))
     run()

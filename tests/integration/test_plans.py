@@ -123,7 +123,7 @@ def test_another_dataset_stops_the_build_and_overwrite_replaces_it(tmp_path, ima
     changed = ("build", "plan.toml", "--set", "steps.vocabulary.min-count=2")
     refused = imagepivot(*changed, cwd=folder, code=1).stderr
     assert "min_count" in refused
-    assert "step vocabulary (imagepivot vocabulary) ended with exit code 1" in refused
+    assert "step vocabulary (imagepivot vocabulary) failed with exit code 1" in refused
     assert tree(folder) == before
     imagepivot(*changed, "--overwrite", "vocabulary", "--overwrite", "encoded", cwd=folder)
     assert open_dataset(folder / "build/plan/vocabulary").manifest.parameters["min_count"] == 2
