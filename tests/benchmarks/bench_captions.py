@@ -6,9 +6,8 @@ tokenizer called in the same way, as a script without this package would do. Nee
 
 import sys
 import tempfile
-import time
 
-from measuring import ratio, test_data
+from measuring import rate_of, ratio, test_data
 from processor import cores, machine
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from targets import floor
@@ -29,31 +28,25 @@ def main() -> None:
     print(machine())
     source = open_source("multi30k", data)
     captions = [(c.text, c.language) for part in source.parts(Selection()) for c in source.read(part, Selection())]
-    steps = recipe("multi30k-lc")
+    sample, steps = captions[::EVERY], recipe("multi30k-lc")
     prepare("warm", "en", steps)
 
     def ours() -> float:
         with tempfile.TemporaryDirectory() as output:
-            started = time.perf_counter()
-            prepare_captions(CaptionsJob(source=source, output=output), Execution())
-            return len(captions) / (time.perf_counter() - started)
+            job = CaptionsJob(source=source, output=output)
+            return rate_of(lambda: prepare_captions(job, Execution()), len(captions))
 
     def loop() -> float:
-        sample = captions[::EVERY]
-        started = time.perf_counter()
-        for text, language in sample:
-            prepare(text, language, steps)
-        return len(sample) / (time.perf_counter() - started) * cores()
+        return cores() * rate_of(lambda: [prepare(text, language, steps) for text, language in sample], len(sample))
 
     normalizers = {name: MosesPunctNormalizer(name) for name in ("cs", "de", "en", "fr")}
     tokenizers = {name: MosesTokenizer(name) for name in ("cs", "de", "en", "fr")}
 
+    def tokenize(text: str, language: str) -> None:
+        tokenizers[language].tokenize(normalizers[language].normalize(text.lower()), return_str=True)
+
     def plain_sacremoses() -> float:
-        sample = captions[::EVERY]
-        started = time.perf_counter()
-        for text, language in sample:
-            tokenizers[language].tokenize(normalizers[language].normalize(text.lower()), return_str=True)
-        return len(sample) / (time.perf_counter() - started) * cores()
+        return cores() * rate_of(lambda: [tokenize(*caption) for caption in sample], len(sample))
 
     ratio(
         "captions end to end, against our own calls in a loop times the cores",

@@ -7,13 +7,12 @@ inference mode, images decoded, cropped and normalised beforehand; of regions it
 
 import argparse
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from baselines import BATCH, bare, inputs, make_photographs, ready
-from measuring import ratio
+from measuring import rate_of, ratio
 from processor import machine
 from targets import REGIONS, floor
 
@@ -59,9 +58,7 @@ def end_to_end(extractor: str, folder: str, count: int) -> float:
             batch_size=BATCH[extractor],
             shards=4,
         )
-        started = time.perf_counter()
-        extract_features(job, BY_BEAM)
-        return count / (time.perf_counter() - started)
+        return rate_of(lambda: extract_features(job, BY_BEAM), count)
 
 
 def bare_model(extractor: str, count: int) -> Callable[[], float]:
@@ -71,10 +68,8 @@ def bare_model(extractor: str, count: int) -> Callable[[], float]:
     def run() -> float:
         with torch.inference_mode():
             model(batch)
-            started = time.perf_counter()
-            for _ in range(count // BATCH[extractor]):
-                model(batch)
-            return count // BATCH[extractor] * BATCH[extractor] / (time.perf_counter() - started)
+            batches = range(count // BATCH[extractor])
+            return rate_of(lambda: [model(batch) for _ in batches], len(batches) * BATCH[extractor])
 
     return run
 
@@ -83,13 +78,8 @@ def bare_regions(folder: str) -> Callable[[], float]:
     """Return images per second of the extractor of regions over decoded images."""
     extractor, pixels = extractors.load(REGIONS, weights="random:0"), ready(folder)
 
-    def run() -> float:
-        started = time.perf_counter()
-        for start in range(0, len(pixels), BATCH[REGIONS]):
-            extractor.extract_columns(pixels[start : start + BATCH[REGIONS]])
-        return len(pixels) / (time.perf_counter() - started)
-
-    return run
+    batches = [pixels[start : start + BATCH[REGIONS]] for start in range(0, len(pixels), BATCH[REGIONS])]
+    return lambda: rate_of(lambda: [extractor.extract_columns(batch) for batch in batches], len(pixels))
 
 
 if __name__ == "__main__":

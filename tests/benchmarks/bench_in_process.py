@@ -9,10 +9,9 @@ import random
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-from measuring import ratio
+from measuring import rate_of, ratio
 from processor import machine
 from targets import floor
 
@@ -34,9 +33,7 @@ def main() -> None:
 
         def rate(execution: Execution) -> float:
             with tempfile.TemporaryDirectory() as output:
-                started = time.perf_counter()
-                prepare_captions(CaptionsJob(str(table), output, "table"), execution)
-                return ROWS / (time.perf_counter() - started)
+                return rate_of(lambda: prepare_captions(CaptionsJob(str(table), output, "table"), execution), ROWS)
 
         ratio(
             "captions in this process, against Beam's in-process runner",
@@ -84,9 +81,7 @@ def _rows(count: int) -> list[str]:
 
 
 def _rate(script: str) -> float:
-    started = time.perf_counter()
-    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
-    return 1 / (time.perf_counter() - started)
+    return rate_of(lambda: subprocess.run([sys.executable, "-c", script], check=True, capture_output=True))
 
 
 if __name__ == "__main__":

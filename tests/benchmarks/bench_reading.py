@@ -1,13 +1,12 @@
 """Reading features into one contiguous array against ``pyarrow.parquet.read_table`` of the same files plus one copy."""
 
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from measuring import ratio
+from measuring import rate_of, ratio
 from processor import machine
 from targets import floor
 
@@ -23,7 +22,7 @@ IMAGES, WIDTH, SHARDS = 30_000, 2048, 16
 
 
 def main() -> None:
-    """Prints the ratio."""
+    """Print the ratio."""
     print(machine())
     spec = FeatureSpec(name="resnet50-pool", shape=(WIDTH,))
     parameters = {"feature": {"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype, "source": ""}}
@@ -43,26 +42,16 @@ def main() -> None:
         files = sorted(str(path) for path in Path(folder).glob("part-*.parquet"))
         size = IMAGES * WIDTH * 4 / 1e9
 
-        def ours() -> float:
-            started = time.perf_counter()
-            array = open_dataset(folder).numpy()
-            seconds = time.perf_counter() - started
-            assert array.shape == (IMAGES, WIDTH)
-            return size / seconds
-
-        def plain() -> float:
-            started = time.perf_counter()
+        def plain() -> np.ndarray:
             column = pq.read_table(files, columns=["feature"])["feature"]
-            array = np.concatenate([chunk.flatten().to_numpy().reshape(-1, WIDTH) for chunk in column.chunks])
-            seconds = time.perf_counter() - started
-            assert array.shape == (IMAGES, WIDTH)
-            return size / seconds
+            return np.concatenate([chunk.flatten().to_numpy().reshape(-1, WIDTH) for chunk in column.chunks])
 
-        ours(), plain()  # The files are in the page cache from here on.
+        # The files are in the page cache from here on.
+        assert open_dataset(folder).numpy().shape == plain().shape == (IMAGES, WIDTH)
         ratio(
             "features into one array, against read_table and one copy",
-            ours,
-            plain,
+            lambda: size * rate_of(lambda: open_dataset(folder).numpy()),
+            lambda: size * rate_of(plain),
             unit="GB/s",
             at_least=floor("reading features"),
             runs=5,

@@ -217,14 +217,7 @@ def one_image(extractor: str, precision: str, image: Path, clock: str) -> float:
         images = Path(folder, "images")
         images.mkdir()
         (images / image.name).symlink_to(image)
-        command = [
-            sys.executable,
-            "-c",
-            "import imagepivot; imagepivot.command()",
-            "features",
-            str(images),
-            str(Path(folder, "output")),
-        ]
+        command = [sys.executable, "-c", "import imagepivot; imagepivot.command()", "features", str(images), f"{folder}/output"]
         options = ["--extractor", extractor, "--weights", "random:0", "--precision", precision, "--device", "cpu"]
         before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         subprocess.run([*command, *options], check=True, capture_output=True)

@@ -16,6 +16,13 @@ def test_data(name: str) -> Path | None:
     return root / name if (root / name).is_dir() else None
 
 
+def rate_of(call: Callable[[], object], items: int = 1) -> float:
+    """Return items per second of a call that processes so many."""
+    started = time.perf_counter()
+    call()
+    return items / (time.perf_counter() - started)
+
+
 def ratio(
     what: str, ours: Callable[[], float], baseline: Callable[[], float], *, unit: str, at_least: float, runs: int = 3
 ) -> None:

@@ -115,11 +115,6 @@ def test_encoding_no_captions(fails, imagepivot, tmp_path):
     fails(*arguments, says="has no captions: check the source")
 
 
-def test_a_folder_without_images(fails, tmp_path):
-    (tmp_path / "photos").mkdir()
-    fails("features", tmp_path / "photos", tmp_path / "out", "--weights", "random:0", says="no images found in")
-
-
 def test_datasets_that_may_be_empty_still_are(imagepivot, tmp_path):
     """Writing and reading a dataset of no rows stays possible: only the inputs of commands must hold something."""
     write_rows(tmp_path / "f", "features", [], FeatureSpec("x", (4,)))

@@ -120,7 +120,7 @@ def refused(folder, monkeypatch, capsys):
         out, err = capsys.readouterr()
         assert end.value.code in (1, 2), out + err
         assert "Traceback" not in out + err
-        failed = {"doctor": out.count("\nFAILED "), "build": err.count("\nstep scenes (imagepivot demo) failed with exit code ")}
+        failed = {"doctor": out.count("\nFAILED "), "build": err.count("\nstep scenes (imagepivot demo) failed with exit ")}
         assert err.startswith(("Error: ", "Usage: ")) or failed.get(words[0]) == 1  # A step's own process says why.
         assert sorted(map(str, folder.rglob("*"))) == before
         return err
