@@ -36,14 +36,14 @@ def test_each_script_measures_its_own_floors() -> None:
         assert not re.search(r"at_least=[0-9]|target: (at most|at least|under|less than) [0-9.,]*[0-9]+\)", text), script.name
 
 
-def test_a_run_that_measured_nothing_leaves_the_page_as_it_was(tmp_path: Path) -> None:
+def test_write_without_rows_keeps_the_page(tmp_path: Path) -> None:
     page = tmp_path / "speed.md"
     page.write_bytes(PAGE.read_bytes())
     speed_table.write(page, {})
     assert page.read_bytes() == PAGE.read_bytes()
 
 
-def test_a_run_replaces_the_cells_that_it_has_measured(tmp_path: Path) -> None:
+def test_write_replaces_measured_cells(tmp_path: Path) -> None:
     page = tmp_path / "speed.md"
     page.write_text("before\n<!-- speed: begin -->\n<!-- speed: end -->\nafter\n", encoding="utf-8")
     key = ("resnet50-pool", "AVX2", "fp32")
@@ -75,7 +75,7 @@ def test_each_class_of_processor_has_targets(extractor: str, processor: str, pre
     assert list(targets.targets_of(extractor, processor, precision)) == expected
 
 
-def test_a_row_is_judged_by_what_was_measured() -> None:
+def test_verdicts_judge_measured_columns() -> None:
     of_row = targets.targets_of("resnet50-pool", "AVX2", "fp32")
     judged = targets.verdicts(of_row, {"baseline": 10.0, "imagepivot": 10.0, "imagepivot, --compile": 12.9}, None)
     assert [verdict.word for verdict in judged] == ["met", "missed", "not measured"]

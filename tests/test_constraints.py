@@ -37,7 +37,7 @@ def pinned() -> dict[str, list[str]]:
 
 
 @pytest.mark.slow
-def test_every_requirement_of_a_requirement_is_pinned_once():
+def test_transitive_requirements_are_pinned_once():
     needed, pins = closure("imagepivot", "dev"), pinned()
     assert {"torch", "numpy", "grpcio", "markupsafe", "uv"} <= needed
     assert {name: pins.get(name, []) for name in needed if len(pins.get(name, [])) != 1} == {}

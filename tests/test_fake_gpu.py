@@ -96,7 +96,7 @@ def test_a_wait_names_the_innermost_line_of_the_project():
     assert "extractors/regions/boxes.py" in gpu.report()
 
 
-def test_copies_that_nobody_waits_for_are_told_apart():
+def test_unawaited_copies_are_detected():
     with fake_gpu() as gpu:
         pinned = random(8, 3).pin_memory()
         assert pinned.is_pinned()
@@ -154,7 +154,7 @@ def test_a_hollow_gpu_counts_and_computes_nothing():
     assert counts[0] == counts[1]
 
 
-def test_copies_that_nobody_waits_for_end_when_somebody_waits_behind_them():
+def test_unawaited_copies_complete_at_a_later_synchronization():
     with fake_gpu() as gpu:
         values = random(3)
         there, whole = values.to(GPU), torch.arange(3).to(GPU)

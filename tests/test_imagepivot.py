@@ -45,13 +45,13 @@ def python(*arguments: str, cwd: Path, stdin: str = "", code: int = 0) -> subpro
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
-def test_every_name_that_editors_see_can_be_loaded_from_its_place():
+def test_public_names_load_from_their_modules():
     for name in dir(imagepivot):
         module, original = imagepivot._places()[name]
         assert getattr(imagepivot, name) is getattr(sys.modules[module], original)
 
 
-def test_a_name_that_is_not_there():
+def test_unknown_name_raises_attribute_error():
     with pytest.raises(AttributeError, match="module 'imagepivot' has no attribute 'open_datasets'"):
         imagepivot.open_datasets  # noqa: B018
 
@@ -68,7 +68,7 @@ def test_reading_loads_neither_torch_nor_beam(features):
 
 
 @pytest.mark.slow
-def test_a_missing_extra_is_named_where_it_is_needed(features):
+def test_missing_extra_is_named_on_first_use(features):
     script = (
         "import sys, imagepivot\n"
         "sys.modules['apache_beam'] = None\n"
@@ -96,7 +96,7 @@ def test_a_script_beside_foreign_modules(here, features):
 
 
 @pytest.mark.slow
-def test_a_script_that_is_called_train(here, features):
+def test_script_called_train_imports_our_package(here, features):
     (here / "train.py").write_text("import sys, imagepivot\nprint(len(imagepivot.open_dataset(sys.argv[1])))\n")
     assert python("train.py", str(features), cwd=here).stdout == "6\n"
 
@@ -152,7 +152,7 @@ def test_spawned_processes_beside_foreign_modules(here):
 
 
 @pytest.mark.parametrize("content", ["VERSION = 1\n", None], ids=["module", "folder"])
-def test_a_module_that_is_loaded_already_is_named(tmp_path, content):
+def test_loaded_foreign_module_is_named(tmp_path, content):
     place = tmp_path / "schemas" / ("__init__.py" if content else "data.txt")
     place.parent.mkdir()
     place.write_text(content or "")
@@ -164,6 +164,6 @@ def test_a_module_that_is_loaded_already_is_named(tmp_path, content):
 
 
 @pytest.mark.slow
-def test_our_own_packages_that_are_loaded_already_are_no_collision():
+def test_loaded_own_packages_are_accepted():
     script = "import schemas.dataset, train\nimport imagepivot\nprint(imagepivot.open_dataset is schemas.dataset.open_dataset)"
     assert python("-c", script, cwd=ROOT).stdout == "True\n"

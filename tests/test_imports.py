@@ -158,7 +158,7 @@ def test_every_package_is_looked_at():
         ("train/a.py", "__import__('extractors')", "extractors"),
     ],
 )
-def test_a_breach_is_found_wherever_it_stands(path, statement, name):
+def test_checker_finds_imports_at_any_depth(path, statement, name):
     source = f"class A:\n    def lazily(self):\n        if True:\n            {statement}"
     assert breaches(path, source) == [f"{path}:4 imports {name}"]
 
@@ -249,7 +249,7 @@ def test_no_modules_import_each_other(sources):
 
 
 @pytest.mark.slow
-def test_rooms_import_only_what_the_layout_allows(sources):
+def test_packages_follow_the_import_layout(sources):
     assert trespasses(graph(sources)) == []
 
 
@@ -269,12 +269,12 @@ def clients(source: str) -> set[str]:
     return {client for client in CLIENTS for name in names if f"{name}.".startswith(f"{client}.")}
 
 
-def test_tables_and_progress_are_drawn_by_the_console_package_alone(sources):
+def test_only_the_console_package_draws_tables_and_progress(sources):
     drawing = [name for name, text in sources.items() if re.search(r"rich(\.| import )(table|progress|live|status)\b", text)]
     assert sorted(drawing) == ["schemas.console.progress", "schemas.console.tables"]
 
 
-def test_clients_of_stores_are_imported_by_the_storage_package_alone(sources):
+def test_only_the_storage_package_imports_store_clients(sources):
     found = {name: clients(text) for name, text in sources.items() if not name.startswith("schemas.storage.")}
     assert {name: names for name, names in found.items() if names} == {}
     assert set().union(*map(clients, sources.values())) == CLIENTS

@@ -115,7 +115,7 @@ def messages() -> list[tuple[str, int, str]]:
     return [(module, line, text) for module, source in SOURCES.items() for line, text in literals(source)]
 
 
-def test_the_walk_finds_what_is_known():
+def test_reached_finds_known_commands():
     assert reached()["pipelines.text.vocabulary"] == {"vocabulary"}
     assert {"captions", "features", "view"} <= reached()["pipelines.inputs.tables"]
     assert "train" not in reached()["pipelines.inputs.tables"]
@@ -177,7 +177,7 @@ def test_extras_in_messages_exist():
 
 
 @pytest.mark.slow
-def test_each_extra_brings_the_modules_that_are_looked_for_in_it():
+def test_extras_provide_their_modules():
     providers = packages_distributions()
     for extra, names in exit_codes._EXTRAS.items():
         for name in names:
@@ -226,6 +226,6 @@ def test_every_optional_import_has_an_extra():
         ("inspect", "ours", None),
     ],
 )
-def test_the_extra_is_the_one_that_the_command_needs(monkeypatch, command, module, extra):
+def test_advised_extra_is_that_of_the_command(monkeypatch, command, module, extra):
     monkeypatch.setattr(sys, "argv", ["imagepivot", command])
     assert exit_codes._extra_for(module) == extra

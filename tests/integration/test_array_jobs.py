@@ -105,7 +105,7 @@ def test_copies_of_one_task_at_the_same_time(images, plain, imagepivot, tmp_path
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("seed", range(2))
-def test_tasks_that_are_killed_at_random_moments_and_given_again(images, plain, imagepivot, tmp_path, seed):
+def test_killed_array_task_rerun_completes_the_dataset(images, plain, imagepivot, tmp_path, seed):
     generator, output = random.Random(seed), tmp_path / "o"
     with start(*features_of(images, output, "0/2"), folder=tmp_path / "other") as other:
         for attempt in range(3):
@@ -121,7 +121,7 @@ def test_tasks_that_are_killed_at_random_moments_and_given_again(images, plain, 
 
 
 @pytest.mark.cluster
-def test_an_array_of_64_tasks_of_which_two_are_killed(imagepivot, tmp_path, monkeypatch):
+def test_array_of_64_tasks_with_two_killed_lists_the_missing_tasks(imagepivot, tmp_path, monkeypatch):
     """Only tasks touch the folder: this process, as the machine that submits them, reads it at the end."""
     photos, output = tmp_path / "photos", tmp_path / "o"
     photos.mkdir()
@@ -201,7 +201,7 @@ def test_while_a_plain_run_writes_a_task_is_refused(images, plain, imagepivot, t
 
 
 @pytest.mark.cluster
-def test_what_a_task_says(images, plain, imagepivot, tmp_path):
+def test_array_task_reports_missing_and_damaged_shards(images, plain, imagepivot, tmp_path):
     output = tmp_path / "o"
     done = imagepivot(*features_of(images, output, "1/3", "--dry-run"))
     assert "2 shards to do, 0 finished" in done.stdout
@@ -285,7 +285,7 @@ def texts(value: object) -> Iterator[str]:
     ("section", "variable"),
     [("Kubernetes", "JOB_COMPLETION_INDEX"), ("AWS Batch", "AWS_BATCH_JOB_ARRAY_INDEX"), ("Google Batch", "BATCH_TASK_INDEX")],
 )
-def test_files_for_schedulers_hold_commands_that_the_program_takes(section, variable, imagepivot, tmp_path):
+def test_scheduler_files_contain_valid_commands(section, variable, imagepivot, tmp_path):
     """The variables are replaced, and the images are missing: everything else about the lines is right."""
     values = [json.loads(block) for block in blocks(section, "json")]
     values += [value for block in blocks(section, "yaml") for value in yaml.safe_load_all(block)]
@@ -332,7 +332,7 @@ echo Submitted batch job 4711
 
 
 @pytest.mark.cluster
-def test_the_scripts_for_slurm_run_with_a_stand_in_for_the_scheduler(images, imagepivot, tmp_path, monkeypatch):
+def test_slurm_scripts_run_with_a_fake_scheduler(images, imagepivot, tmp_path, monkeypatch):
     """Tasks 0 and 2 of 3 are killed, and run again as the page says."""
     tasks, submit, again = blocks("Slurm", "bash")
     fewer = tasks.replace("--array=0-63", "--array=0-2").replace("/64", "/3").replace("--shards 256", "--shards 6")

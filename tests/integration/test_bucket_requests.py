@@ -51,7 +51,7 @@ def upload(location: str, files: dict[str, bytes]) -> None:
         list(pool.map(lambda item: Folder(location).write(*item), files.items()))
 
 
-def test_an_image_takes_one_request_and_many_are_under_way_at_once(store):
+def test_image_reads_take_one_request_each_and_run_concurrently(store):
     files = {f"{number:02d}.jpg": os.urandom(1000 + number) for number in range(IMAGES)}
     files["large.jpg"] = os.urandom(LARGE)
     upload(store.address("photos"), files)
@@ -86,7 +86,7 @@ def listed_in(store, folders: dict[str, int]) -> tuple[list[str], list[str], Req
     return sorted(names), sorted(found), store.asked()
 
 
-def test_a_listing_is_asked_for_once_and_page_by_page(store, small_pages):
+def test_listing_requests_each_page_once(store, small_pages):
     names, found, asked = listed_in(store, {"": 2 * PAGE + 3})
     assert found == names
     assert len(asked) == 3
@@ -112,7 +112,7 @@ def test_many_small_folders_are_listed_together(store, small_pages):
 
 
 @pytest.mark.parametrize("source", ["photos", "tars"])
-def test_a_run_lists_a_bucket_once_and_reads_it_once(running, monkeypatch, tmp_path, source):
+def test_run_lists_and_reads_a_bucket_once(running, monkeypatch, tmp_path, source):
     """Tars are read a second time, whatever the number of shards: their headers say what is in them."""
     use(running[0].environment, monkeypatch)
     use_colours(monkeypatch)
@@ -148,7 +148,7 @@ def test_a_run_lists_a_bucket_once_and_reads_it_once(running, monkeypatch, tmp_p
         assert asked.answered <= 2.2 * sum(map(len, images.values()))
 
 
-def test_an_image_that_is_missing_says_the_same_wherever_it_lies(store):
+def test_missing_image_raises_the_same_error_in_every_store(store):
     source = open_images(store.address("photos"))
     ref = next(iter(source.refs()))._replace(uri="nowhere.jpg")
     with pytest.raises(FileNotFoundError, match=r"^\[Errno 2\] No such file or directory$"):
@@ -239,7 +239,7 @@ def test_a_complete_dataset_is_recognised_from_a_listing_its_manifest_and_a_smal
     assert asked.at_once >= SHARDS // 2
 
 
-def test_digests_are_compared_where_that_is_asked_for(undelayed):
+def test_digests_are_compared_with_verify(undelayed):
     name = undelayed.name(2)
     data = bytearray(undelayed.folder.read(name))
     data[10] ^= 1
@@ -249,7 +249,7 @@ def test_digests_are_compared_where_that_is_asked_for(undelayed):
     assert OutputState(undelayed, ReusePolicy(verify=True)).finished_shards() == set(range(SHARDS)) - {2}
 
 
-def test_a_finished_shard_takes_two_requests_at_most_and_all_are_asked_at_once(dataset, store):
+def test_finished_shards_take_two_concurrent_requests_each(dataset, store):
     dataset.folder.delete(MANIFEST_NAME)
     store.asked()
     state = OutputState(dataset)

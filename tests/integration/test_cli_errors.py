@@ -75,7 +75,7 @@ def test_no_source(fails, tmp_path):
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("workers", [1, TWO_WORKERS])
-def test_a_caption_key_that_occurs_twice(fails, tmp_path, workers):
+def test_duplicate_caption_key_is_refused(fails, tmp_path, workers):
     (tmp_path / "t.tsv").write_text("image_id\tindex\ttext\na\t0\tit's [one]\na\t0\ttwo\n")
     done = fails(*captions(tmp_path / "t.tsv", tmp_path / "o", workers=workers), says="caption key 'a/en/comparable/0'")
     one_line(done)
@@ -168,7 +168,7 @@ def test_a_missing_device(fails, photos, tmp_path):
     assert "or pass --device cpu, which is many times slower" in done.stderr
 
 
-def test_a_weights_file_that_holds_no_weights(fails, photos, tmp_path):
+def test_weights_file_of_another_content_is_refused(fails, photos, tmp_path):
     (tmp_path / "w.pth").write_bytes(b"no weights at all")
     done = fails("features", photos / "images", tmp_path / "f", "--weights", tmp_path / "w.pth", says="w.pth")
     assert "Error: " in done.stderr
@@ -196,7 +196,7 @@ def test_another_dataset_than_the_command_takes(fails, made, tmp_path, words, sa
 
 
 @pytest.mark.parametrize("command", [("inspect",), ("validate",)])
-def test_a_folder_that_is_not_a_dataset(fails, made, tmp_path, command):
+def test_folder_without_manifest_is_refused_with_a_hint(fails, made, tmp_path, command):
     one_line(fails(*command, tmp_path / "none", says="is not a dataset: it holds no _manifest.json"))
     says = f"is not a dataset but a folder of datasets: give one of '{made}/captions', '{made}/vocabulary'"
     one_line(fails(*command, made, says=says))
@@ -233,7 +233,7 @@ def test_files_of_other_tools_beside_a_dataset(fails, made, imagepivot, tmp_path
     assert (folder / "index.json").read_text() == "{}"
 
 
-def test_an_output_that_is_a_file(fails, made, tmp_path):
+def test_output_at_a_file_is_refused(fails, made, tmp_path):
     (tmp_path / "o").write_text("precious")
     one_line(fails(*captions(made / "table.tsv", tmp_path / "o"), says="cannot use"))
     assert (tmp_path / "o").read_text() == "precious"

@@ -25,7 +25,7 @@ def state(folder: Path) -> dict[str, tuple[bytes, int]]:
     return {str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
 
 
-def test_it_says_that_the_features_are_untrained(demo):
+def test_demo_warns_of_untrained_features(demo):
     assert "untrained" in demo.stderr
     assert "untrained: the weights are random, the features mean nothing" in demo.stdout
     assert "Traceback" not in demo.stderr

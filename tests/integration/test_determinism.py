@@ -65,7 +65,7 @@ def finished(inputs, imagepivot, tmp_path_factory) -> Path:
     return folder
 
 
-def test_two_workers_make_the_same_captions(inputs, finished, imagepivot, tmp_path):
+def test_captions_of_two_workers_equal_those_of_one(inputs, finished, imagepivot, tmp_path):
     imagepivot(*captions_of(inputs, tmp_path / "c", 2))
     files = tree(tmp_path / "c")
     assert files == tree(finished / "captions")
@@ -73,7 +73,7 @@ def test_two_workers_make_the_same_captions(inputs, finished, imagepivot, tmp_pa
     assert {"_truecaser/en.model", "_truecaser/de.model", "_truecaser/pt-BR.model"} < set(files)
 
 
-def test_two_workers_make_the_same_vocabulary(finished, imagepivot, tmp_path):
+def test_vocabulary_of_two_workers_equals_that_of_one(finished, imagepivot, tmp_path):
     imagepivot("vocabulary", finished / "captions", tmp_path / "v", "--workers", "2")
     assert tree(tmp_path / "v") == tree(finished / "vocabulary")
     assert set(tree(tmp_path / "v")) == {
@@ -84,14 +84,14 @@ def test_two_workers_make_the_same_vocabulary(finished, imagepivot, tmp_path):
     }
 
 
-def test_two_workers_make_the_same_ids(finished, imagepivot, tmp_path):
+def test_token_ids_of_two_workers_equal_those_of_one(finished, imagepivot, tmp_path):
     imagepivot("encode", finished / "captions", finished / "vocabulary", tmp_path / "e", "--workers", "2")
     assert tree(tmp_path / "e") == tree(finished / "encoded")
     assert len(tree(tmp_path / "e")) == 2 * SHARDS + 1
 
 
 @pytest.mark.parametrize(("workers", "batch_size"), [(1, 16), (2, 1)])
-def test_workers_and_batches_make_the_same_features(inputs, finished, imagepivot, tmp_path, workers, batch_size):
+def test_features_do_not_depend_on_workers_and_batch_size(inputs, finished, imagepivot, tmp_path, workers, batch_size):
     imagepivot(*features_of(inputs, tmp_path / "f", workers, batch_size))
     assert tree(tmp_path / "f") == tree(finished / "features")
 
@@ -121,7 +121,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="ne
     ("kind", "workers", "victim"),
     [("captions", 1, "group"), ("features", 1, "group"), ("features", 2, "launcher"), ("features", 2, "worker")],
 )
-def test_a_run_that_is_killed_goes_on_where_it_was(inputs, finished, imagepivot, tmp_path, kind, workers, victim):
+def test_killed_run_resumes_to_the_same_bytes(inputs, finished, imagepivot, tmp_path, kind, workers, victim):
     output = tmp_path / "o"
     with start(*COMMANDS[kind](inputs, output, workers), folder=tmp_path / "process") as run:
         wait_for_a_shard(output, run)

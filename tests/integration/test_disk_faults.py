@@ -155,7 +155,7 @@ def limit_files(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
-def test_files_that_may_not_grow(arguments, undisturbed, imagepivot, forked, tmp_path: Path) -> None:
+def test_file_size_limit_is_reported_and_the_run_resumes(arguments, undisturbed, imagepivot, forked, tmp_path: Path) -> None:
     largest = max(len(data) for name, data in undisturbed.items() if name.startswith("part-"))
     output = tmp_path / "features"
     done = forked(*arguments(output), before=functools.partial(limit_files, largest - 1), code=1)
@@ -169,7 +169,7 @@ def test_files_that_may_not_grow(arguments, undisturbed, imagepivot, forked, tmp
 # --- no images -------------------------------------------------------------------------------------------------------
 
 
-def test_images_that_vanish_during_the_run(arguments, undisturbed, imagepivot, scenes: Path, tmp_path: Path) -> None:
+def test_images_deleted_during_the_run_are_reported(arguments, undisturbed, imagepivot, scenes: Path, tmp_path: Path) -> None:
     output = tmp_path / "features"
     away = scenes.with_name("away")
     with start(*arguments(output), folder=tmp_path / "process") as run:

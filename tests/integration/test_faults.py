@@ -34,7 +34,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_killed_again_and_again_the_result_is_that_of_an_undisturbed_run(scenes: Path, imagepivot, tmp_path: Path) -> None:
+def test_repeatedly_killed_run_ends_with_the_same_bytes(scenes: Path, imagepivot, tmp_path: Path) -> None:
     """120 images in 40 shards; the whole process group gets SIGKILL at random moments of its work."""
     options = ("--shards", "40", "--batch-size", "1", *SMALL)
     imagepivot("features", scenes, tmp_path / "undisturbed", *options)

@@ -82,7 +82,7 @@ def test_the_set_of_weights_taken_of_several_is_said_every_time(imagepivot, tmp_
     assert len(digests) == 2
 
 
-def test_emulated_bfloat16_is_said_once(imagepivot, photos, tmp_path, monkeypatch):
+def test_emulated_bfloat16_warns_once(imagepivot, photos, tmp_path, monkeypatch):
     (tmp_path / "cpuinfo").write_text("flags : fpu avx2\n")
     monkeypatch.setattr(resources, "_CPU", tmp_path / "cpuinfo")
     images = tmp_path / "images"
@@ -103,7 +103,7 @@ def test_features_are_torchvisions(dataset, independent):
         assert np.abs(feature - expected).max() < 1e-4 * np.abs(expected).max()
 
 
-def test_it_is_a_dataset_that_says_that_it_is_untrained(dataset, imagepivot):
+def test_features_dataset_is_valid_and_marked_untrained(dataset, imagepivot):
     assert validate(dataset.folder.location) == []
     shown = imagepivot("inspect", dataset.folder.location).stdout
     assert "untrained: the weights are random, the features mean nothing" in shown
@@ -160,7 +160,7 @@ def test_every_bad_image_is_one_failure_and_stops_nothing(mixed, dataset, imagep
     features(imagepivot, mixed, tmp_path / "f", "--max-failures", "5", code=0)
 
 
-def test_an_address_that_no_user_can_read_is_a_failure(photos, imagepivot, tmp_path):
+def test_unreadable_address_is_a_failure(photos, imagepivot, tmp_path):
     shutil.copy(photos / "images" / "cat.jpg", tmp_path / "cat.jpg")
     (tmp_path / "folder.jpg").mkdir()
     rows = [("cat", "cat.jpg"), ("folder", "folder.jpg"), ("below", "cat.jpg/x.jpg"), ("none", "none.jpg")]

@@ -167,7 +167,7 @@ def test_commands_of_runs_show_hostile_text_as_escapes(imagepivot, hostile, tmp_
     assert UNSAFE.findall((tmp_path / "run" / "log.jsonl").read_text()) == []
 
 
-def test_every_command_that_shows_data_is_looked_at():
+def test_every_command_with_data_output_is_tested():
     """A new command must be added above, or here if it shows no text of data."""
     looked_at = {line.split()[0] for line in (*COMMANDS.values(), *RUN_COMMANDS)}
     without = {"build", "demo", "doctor", "word-vectors", "token-features", "extractors", "sts", "reproduce"}

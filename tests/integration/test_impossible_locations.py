@@ -151,7 +151,7 @@ def cases() -> list[tuple[str, int, str]]:
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(("line", "place", "bad"), cases())
-def test_a_location_where_nothing_can_be(refused, line, place, bad):
+def test_impossible_location_is_refused(refused, line, place, bad):
     words = ["out" if word == "OUT" else word for word in line.split()]
     words[place] = bad
     refused(words)

@@ -65,7 +65,7 @@ def test_every_long_command_has_the_option(name):
 
 
 @pytest.mark.slow
-def test_the_end_has_the_counts_of_what_was_written(imagepivot, folder, tmp_path):
+def test_end_event_counts_written_rows_and_shards(imagepivot, folder, tmp_path):
     made = {name: tmp_path / name for name in ("captions", "vocabulary", "encoded")}
     done = imagepivot(*captions(folder, made["captions"], "good", "--workers", "1"))
     assert last_of(done) == {
@@ -112,7 +112,7 @@ def test_failures_are_counted_by_reason(imagepivot, folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_continues_ends_with_all_that_is_there(imagepivot, folder, tmp_path):
+def test_end_event_of_a_resumed_run_counts_all_rows(imagepivot, folder, tmp_path):
     arguments = captions(folder, tmp_path / "o", "good", "--workers", "1")
     imagepivot(*arguments)
     (tmp_path / "o" / "manifest.json").unlink(missing_ok=True)
@@ -158,7 +158,7 @@ def test_an_option_behind_the_dashes_is_for_beam(imagepivot, folder, tmp_path):
     assert done.stderr.startswith("--log-json after -- is not a flag of Beam, which ignores it\nError: ")
 
 
-def test_an_error_that_is_our_fault_has_its_traceback(imagepivot, folder, tmp_path, monkeypatch):
+def test_internal_error_event_has_a_traceback(imagepivot, folder, tmp_path, monkeypatch):
     def broken(*_, **__):
         raise ZeroDivisionError("ours")
 
@@ -194,7 +194,7 @@ def test_ctrl_c_is_the_last_event(folder, tmp_path):
 
 
 @pytest.mark.cluster
-def test_counts_of_worker_processes_are_true_and_what_they_say_is_an_event(forked, folder, tmp_path):
+def test_worker_processes_report_complete_counts_as_events(forked, folder, tmp_path):
     """With two workers: the last counts are complete, though no worker writes more often than five times a second."""
     done = forked(*captions(folder, tmp_path / "o", "bad", "--workers", "2"), code=3)
     assert (progress_of(done)["done"], progress_of(done)["failed"]) == (3, 2)

@@ -37,7 +37,7 @@ def draw(folder: Path, text: str, name: str = "a.png") -> bytes:
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.svg", "a.pdf"])
-def test_figures_warn_once_of_each_script(name, monkeypatch, tmp_path):
+def test_figures_warn_once_per_script(name, monkeypatch, tmp_path):
     monkeypatch.setattr(fonts, "font_files", list)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

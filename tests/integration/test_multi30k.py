@@ -114,7 +114,7 @@ def test_row_counts(captions):
     assert captions.manifest.statistics["images"] == LINES
 
 
-def test_the_vocabulary_of_the_translations_is_that_of_table_1(folder):
+def test_translation_vocabulary_equals_table_1(folder):
     statistics = open_dataset(folder / "translation").manifest.statistics
     assert (statistics["sum"], statistics["union"]) == (17_565, 16_562)
     assert {pair: round(overlap, 2) for pair, overlap in statistics["jaccard"].items()} == TABLE_1
@@ -128,7 +128,7 @@ def test_the_vocabulary_of_the_independent_captions(folder):
 
 
 @pytest.mark.cluster
-def test_ids_decode_to_the_tokens_with_unk_where_a_token_is_not_in_the_vocabulary(folder, captions):
+def test_token_ids_decode_to_tokens_or_unk(folder, captions):
     words = (folder / "translation" / "_vocabulary.txt").read_text(encoding="utf-8").split("\n")[:-1]
     known = set(words)
     encoded = open_dataset(folder / "encoded")
@@ -172,7 +172,7 @@ def corpus(folder, captions) -> Corpus:
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(("seed", "kept"), [(0, 3883), (1, 3828)])
-def test_a_row_keeps_the_words_that_are_frequent_in_the_captions_that_it_draws(multi30k, tokens, corpus, seed, kept):
+def test_min_count_keeps_frequent_words_of_sampled_captions(multi30k, tokens, corpus, seed, kept):
     """English, one caption an image (Kádár et al. 2018, figure 3), read with one vocabulary of everything.
 
     Of the papers' tokens, lower-cased and split from punctuation, some 3,870 occur four times, give or take 1 % with the draw,

@@ -78,7 +78,7 @@ def test_captions_ride_out_a_cut(far, imagepivot, how, after):
     assert validate(output) == []
 
 
-def test_a_cut_that_lasts_is_an_error_after_which_the_command_goes_on(far, imagepivot):
+def test_lasting_network_cut_is_an_error_and_the_command_resumes(far, imagepivot):
     images, output = photos(far.address("photos")), far.address("lasting")
     far.cut("drop", 600, after=30)
     error = imagepivot(*features(images, output), code=1).stderr

@@ -367,7 +367,7 @@ def test_the_nights_of_the_page(machine, stores, imagepivot, monkeypatch):
     assert images_read(far)[0] == ["046.jpg"]
 
 
-def test_a_bucket_that_is_half_empty_or_empty(stores, imagepivot, monkeypatch):
+def test_update_of_an_emptied_bucket_is_refused(stores, imagepivot, monkeypatch):
     near, _ = stores
     use(near.environment, monkeypatch)
     use_colours(monkeypatch)
@@ -417,7 +417,7 @@ def kill_in_the_middle(process, machine, far, near, before, opened, monkeypatch)
 # --- starting it -----------------------------------------------------------------------------------------------------
 
 
-def test_a_night_that_is_still_at_work_keeps_out_the_next_one(machine):
+def test_running_nightly_script_locks_out_the_next(machine):
     [line] = blocks("Starting it", "text")
     assert line.split()[:5] == ["0", "2", "*", "*", "*"]
     command = line.split(maxsplit=5)[5].replace("/srv/nightly", str(machine.folder))
@@ -448,7 +448,7 @@ def test_systemd_takes_the_units(tmp_path):
     assert units[::2] == ["nightly.service", "nightly.timer"]
 
 
-def test_kubernetes_gives_again_what_the_page_says():
+def test_kubernetes_cron_job_follows_the_page():
     yaml = pytest.importorskip("yaml", reason="the extra dev installs it")
     spec = yaml.safe_load((ROOT / "docker" / "kubernetes" / "nightly.yaml").read_text())["spec"]
     assert spec["concurrencyPolicy"] == "Forbid"
@@ -466,7 +466,7 @@ def test_kubernetes_gives_again_what_the_page_says():
 # --- what it asks, and as a plan -------------------------------------------------------------------------------------
 
 
-def test_what_a_quiet_night_asks(stores, machine, imagepivot, monkeypatch):
+def test_requests_of_an_unchanged_night_equal_the_page(stores, machine, imagepivot, monkeypatch):
     """The numbers of the page, and that they grow with the shards as it says."""
     near, far = stores
     (_, *fixed), (_, *each) = rows_of("What it costs")

@@ -142,7 +142,7 @@ def test_tasks_of_an_array_job(store, pictures, imagepivot, tmp_path):
     assert validate(output) == []
 
 
-def test_a_run_that_is_killed_leaves_whole_objects_and_resumes(store, pictures, imagepivot, tmp_path):
+def test_killed_run_leaves_whole_objects_and_resumes(store, pictures, imagepivot, tmp_path):
     bucket, output = store.address("killed/photos"), store.address("killed/features")
     upload(pictures / "photos", bucket)
     options = (*SMALL, "--shards", "6", "--batch-size", "1")
@@ -185,7 +185,7 @@ def test_a_missing_bucket(store, table, imagepivot, tmp_path):
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
-def test_an_endpoint_that_nobody_answers(scheme, table, imagepivot, tmp_path, monkeypatch):
+def test_unreachable_endpoint_is_reported(scheme, table, imagepivot, tmp_path, monkeypatch):
     endpoint = f"http://127.0.0.1:{free_port()}"
     use(
         {
@@ -228,7 +228,7 @@ def test_wrong_credentials_for_google(table, imagepivot, tmp_path, monkeypatch, 
     refused(lambda: imagepivot("captions", table, "gs://bucket/x", "--format", "table", code=1), *denied)
 
 
-def test_keys_are_taken_as_they_stand(store):
+def test_object_keys_are_used_unchanged(store):
     folder = Folder(store.address("odd names/ä%20b#c"))
     folder.write("d e?.txt", b"1")
     assert folder.names() == ["d e?.txt"]

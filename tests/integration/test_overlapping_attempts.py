@@ -64,7 +64,7 @@ def test_concurrent_attempts_publish_one(monkeypatch, store, alone, names, commi
 
 @pytest.mark.parametrize("is_large", [False, True])
 @pytest.mark.parametrize("committed", [False, True])
-def test_an_attempt_that_is_overtaken_while_it_uploads_its_shard(store, monkeypatch, is_large, committed):
+def test_attempt_overtaken_during_upload_is_discarded(store, monkeypatch, is_large, committed):
     """A large file goes to Google's store in parts, which a commit deletes, as it does what a killed attempt left."""
     if is_large and store.scheme == "s3":
         pytest.skip("what S3 keeps of an upload in parts is not in the folder")
@@ -135,7 +135,7 @@ def test_a_claim_without_a_shard_or_record_is_no_finished_shard(store):
     assert validate(output.folder.location) == []
 
 
-def test_a_shard_that_is_replaced_during_the_commit_withdraws_the_manifest(store, monkeypatch):
+def test_shard_replaced_during_commit_withdraws_the_manifest(store, monkeypatch):
     output = output_in(store.address("during"))
     attempt(output, "A")
     swap = Folder.swap
@@ -152,7 +152,7 @@ def test_a_shard_that_is_replaced_during_the_commit_withdraws_the_manifest(store
     assert MANIFEST_NAME not in output.folder.names()
 
 
-def test_two_commits_at_once_say_the_same(store):
+def test_concurrent_commits_write_the_same_manifest(store):
     output = output_in(store.address("commits"))
     attempt(output, "A")
     with ThreadPoolExecutor(4) as pool:
@@ -162,7 +162,7 @@ def test_two_commits_at_once_say_the_same(store):
         commit(output, libraries=("pytest",))
 
 
-def test_of_many_that_create_a_file_one_does(store):
+def test_concurrent_creation_of_a_file_succeeds_once(store):
     folder = Folder(store.address("created"))
     with ThreadPoolExecutor(8) as pool:
         tags = list(pool.map(lambda number: folder.swap("a/job.json", b"%d" % number, None), range(8)))

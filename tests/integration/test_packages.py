@@ -66,7 +66,7 @@ def test_features(installed, photos, tmp_path):
 
 
 @pytest.mark.parametrize("command", ["--version", "--help"])
-def test_starting_alone(installed, tmp_path, command):
+def test_command_starts_beside_foreign_modules_of_our_names(installed, tmp_path, command):
     installed(command, **trapped(tmp_path, PACKAGES, MODULES))
 
 

@@ -96,7 +96,7 @@ def test_a_signal_stops_the_steps_in_order(tmp_path):
     assert not processes_in(folder)
 
 
-def test_a_step_that_fails_ends_the_build_with_its_code_and_message(tmp_path):
+def test_failed_step_ends_the_build_with_its_exit_code_and_message(tmp_path):
     folder = plan_in(tmp_path / "plan")
     done = [
         subprocess.run(

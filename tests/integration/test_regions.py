@@ -26,7 +26,7 @@ def extracted(imagepivot, photos, visual_genome, tmp_path_factory):
     return folder, arguments, imagepivot(*arguments)
 
 
-def test_it_says_what_it_made(extracted):
+def test_regions_run_reports_its_dataset(extracted):
     _, _, done = extracted
     assert done.stdout.startswith("regions: 1 rows in 2 shards in ")
     assert "untrained" in done.stderr

@@ -103,7 +103,7 @@ def test_a_worker_without_the_device(cluster, inputs, imagepivot, tmp_path, opti
     assert not [path for path in (folder / "features").rglob("*") if path.is_file()]
 
 
-def test_a_job_service_that_does_not_answer(inputs, imagepivot, tmp_path):
+def test_unreachable_job_service_is_reported(inputs, imagepivot, tmp_path):
     """One that refuses connections, and one that accepts them and says nothing."""
     folder = shutil.copytree(inputs, tmp_path / "inputs")
     before = tree(folder)
@@ -117,7 +117,7 @@ def test_a_job_service_that_does_not_answer(inputs, imagepivot, tmp_path):
     assert tree(folder) == before
 
 
-def test_a_worker_that_dies_at_its_start(inputs, imagepivot, tmp_path, monkeypatch):
+def test_worker_killed_at_start_is_reported(inputs, imagepivot, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     folder = shutil.copytree(inputs, tmp_path / "inputs")
@@ -204,7 +204,7 @@ def test_a_detached_job_goes_on_and_the_same_command_finds_its_shards(held, word
     assert {path.name: path.stat().st_mtime_ns for path in output.glob("part-*")} == times
 
 
-def test_a_job_whose_launcher_was_killed_goes_on(held, words, imagepivot, tmp_path):
+def test_job_survives_its_killed_launcher(held, words, imagepivot, tmp_path):
     output = tmp_path / "out"
     with start(*words, folder=tmp_path / "first") as first:
         at_work(output)
@@ -234,7 +234,7 @@ def test_a_signal_leaves_the_job(held, words, tmp_path, number, code):
     assert open_dataset(output).manifest.rows == 40
 
 
-def test_a_worker_that_publishes_keeps_its_lock_when_the_launcher_leaves(tmp_path):
+def test_publishing_worker_keeps_its_lock_after_the_launcher_ends(tmp_path):
     """A launcher that leaves its job deletes only the lock of a publisher that was killed."""
     folder = Folder(str(tmp_path / "out"))
     publishing = tmp_path / "out" / PUBLISHING_NAME

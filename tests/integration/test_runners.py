@@ -150,7 +150,7 @@ def test_a_users_mistake_on_a_worker_is_one_line(kind, request, imagepivot, tmp_
     assert [name for name in Folder(f"{root}plain").names() if name != LOCK_NAME] == []
 
 
-def test_a_worker_that_is_killed_during_features(inputs, local, imagepivot, tmp_path):
+def test_worker_killed_during_features_ends_the_job_and_the_rerun_resumes(inputs, local, imagepivot, tmp_path):
     """Beam's job service gives up; the finished shard is kept, and the same command goes on from it."""
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "sitecustomize.py").write_text(DIES_ONCE.format(mark=str(tmp_path / "died")))
@@ -169,7 +169,7 @@ def test_a_worker_that_is_killed_during_features(inputs, local, imagepivot, tmp_
     }
 
 
-def test_dataflow_repeats_what_a_killed_worker_did(dataflow, local_features, imagepivot, tmp_path):
+def test_dataflow_retries_the_bundle_of_a_killed_worker(dataflow, local_features, imagepivot, tmp_path):
     (tmp_path / "dies_once.py").write_text(DIES_ONCE.format(mark=str(tmp_path / "died")))
     location = f"{STORE}repeated"
     command = [location if word == f"{STORE}features" else word for word in commands(at=STORE)[-1]]
@@ -180,7 +180,7 @@ def test_dataflow_repeats_what_a_killed_worker_did(dataflow, local_features, ima
     assert validate(location) == []
 
 
-def test_an_image_that_lacks_a_package_and_has_no_network(dataflow, imagepivot):
+def test_container_without_package_and_network_is_reported(dataflow, imagepivot):
     with image(dataflow, lacking=["timm"]):
         done = imagepivot(*commands(at=STORE)[-1], "--overwrite", "--", *dataflow.flags, code=1)
     line = one_line(done)
@@ -188,7 +188,7 @@ def test_an_image_that_lacks_a_package_and_has_no_network(dataflow, imagepivot):
     assert "timm" in line
 
 
-def test_a_job_whose_workers_never_start_is_cancelled(dataflow, imagepivot, tmp_path):
+def test_job_without_started_workers_is_cancelled(dataflow, imagepivot, tmp_path):
     (tmp_path / "sleeps.py").write_text("import time\ntime.sleep(300)\n")
     command = commands("--start-timeout", "5", at=STORE)[0]
     with image(dataflow, path=str(tmp_path)):

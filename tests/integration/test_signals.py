@@ -136,7 +136,7 @@ def test_other_signals_end_a_run_in_the_same_way(folder, tmp_path, number, code)
     assert list(output.glob("*")) == [path for path in output.glob("*") if path.name.startswith("part-")]
 
 
-def test_a_signal_that_is_ignored_stays_ignored(folder, tmp_path):
+def test_ignored_signal_stays_ignored(folder, tmp_path):
     """As under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -148,7 +148,7 @@ def test_a_signal_that_is_ignored_stays_ignored(folder, tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [("features", "--help"), ("inspect", "features", "--rows", "2000"), ("--version",)])
-def test_a_reader_that_ends_early(folder, arguments):
+def test_closed_pipe_ends_the_command(folder, arguments):
     process = subprocess.Popen(
         [sys.executable, "-c", "import imagepivot; imagepivot.command()", *arguments],
         cwd=folder,

@@ -77,7 +77,7 @@ def test_the_cost_of_a_caption_is_flat(tmp_path):
     compare(*costs.values())
 
 
-def test_the_cost_of_a_vocabulary_is_that_of_its_types():
+def test_vocabulary_cost_is_independent_of_shards():
     """Ten times the shards with the same words make no larger vocabulary."""
     few, many = (vocabulary(2_000, shards)[1].items for shards in (100, 1000))
     assert few == many == 2_000
@@ -93,7 +93,7 @@ def peak_of_listing(count: int, folder: Path) -> int:
         tracemalloc.stop()
 
 
-def test_what_a_launcher_holds_of_an_image(tmp_path):
+def test_launcher_memory_per_image_is_bounded(tmp_path):
     list_images(FeaturesJob(Images(10), str(tmp_path), ExtractorRequest("resnet50-pool")))  # Imports what it needs.
     few, many = (
         peak_of_listing(count, tmp_path) for count in (100_000, 300_000)
@@ -102,7 +102,7 @@ def test_what_a_launcher_holds_of_an_image(tmp_path):
 
 
 @pytest.mark.parametrize("shards", [16, MAX_CHOSEN, MAX_SHARDS])
-def test_a_pipeline_can_be_submitted_whatever_the_number_of_shards(shards):
+def test_pipeline_of_many_shards_can_be_submitted(shards):
     job = FeaturesJob(
         ImagesInFolder(Folder("gs://bucket/photos")),
         "gs://bucket/f",

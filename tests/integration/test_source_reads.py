@@ -108,7 +108,7 @@ def listings(asked, prefix: str) -> int:
         ("dask", "parquet"),
     ],
 )
-def test_a_source_is_listed_once_and_read_twice_at_most(kind, source, store, sources, expected, imagepivot, tmp_path):
+def test_source_is_listed_once_and_read_at_most_twice(kind, source, store, sources, expected, imagepivot, tmp_path):
     """Of tars this small all is read with the headers, and footers and heads of answers count beside such small files."""
     size = sum(map(len, sources[source].values()))
     with runner(kind, tmp_path / "cluster") as words:

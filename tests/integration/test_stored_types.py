@@ -52,7 +52,7 @@ def test_the_values_are_those_of_float32_rounded(folder, whole, half):
     assert validate(folder / "half") == []
 
 
-def test_a_job_from_python_and_a_file_of_values_make_the_same_dataset(imagepivot, photos, folder, half):
+def test_python_job_and_value_file_write_the_same_dataset(imagepivot, photos, folder, half):
     job = FeaturesJob(
         images=open_images(str(photos / "images")),
         output=str(folder / "job"),

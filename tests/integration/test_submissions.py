@@ -181,7 +181,7 @@ def with_gpus(submitted) -> Submission:
     return submitted(*features(*GPU))
 
 
-def test_gpus_are_for_the_model_and_for_the_check_that_they_are_there(with_gpus):
+def test_only_model_and_preflight_steps_request_gpus(with_gpus):
     assert with_gpus.hints() == {"ExtractFeatures/Start/FirstWorker": HINTS, "ExtractFeatures/ExtractShard": HINTS}
     assert {"ExtractFeatures/ListImages", "CommitDataset/Commit"} <= {step.unique_name for step in with_gpus.steps()}
 
@@ -207,7 +207,7 @@ def test_options_of_workers(submitted, with_gpus):
     assert without.pool.num_threads_per_worker == 0
 
 
-def test_an_image_is_that_of_every_step_and_brings_our_package(submitted):
+def test_container_image_applies_to_every_step(submitted):
     image = "eu-docker.pkg.dev/project/images/imagepivot:1"
     for arguments in (features(*GPU), captions("out")):
         one = submitted(*arguments, "--", f"--sdk_container_image={image}")
@@ -216,7 +216,7 @@ def test_an_image_is_that_of_every_step_and_brings_our_package(submitted):
         assert set(one.staged) <= BEAMS
 
 
-def test_our_wheel_is_staged_once_and_nothing_else_of_this_machine(submitted, with_gpus):
+def test_only_the_package_wheel_is_staged(submitted, with_gpus):
     for one in (with_gpus, submitted(*captions("out"))):
         assert set(one.staged) == {OURS, *BEAMS}
         names = zipfile.ZipFile(io.BytesIO(one.staged[OURS])).namelist()
@@ -231,7 +231,7 @@ def sizes(one: Submission) -> tuple[int, int]:
     return len(type(one.job).to_json(one.job)), one.graph.ByteSize()
 
 
-def test_what_is_submitted_does_not_grow_with_the_images(submitted):
+def test_submitted_graph_size_is_independent_of_images(submitted):
     few = sizes(submitted(*features("--shards", 4)))
     list_images(100_000)
     many = sizes(submitted(*features("--shards", 4)))
@@ -240,7 +240,7 @@ def test_what_is_submitted_does_not_grow_with_the_images(submitted):
     assert many[1] == pytest.approx(few[1], abs=500)
 
 
-def test_what_is_submitted_hardly_grows_with_the_shards(submitted):
+def test_submitted_graph_size_hardly_depends_on_shards(submitted):
     """The message not at all, the graph by the digest of each shard's list of images."""
     list_images(10_000)
     for arguments, each in ((features("--shards"), 64), (captions("out")[:-1], 8)):
@@ -250,7 +250,7 @@ def test_what_is_submitted_hardly_grows_with_the_shards(submitted):
     list_images(10)
 
 
-def test_a_graph_that_is_too_large_is_refused_before_it_is_submitted(patch):
+def test_too_large_graph_is_refused_before_submission(patch):
     with patch.context() as smaller:
         smaller.setattr(runner, "MAX_GRAPH_BYTES", 1000)
         with pytest.raises(UsageError, match=r"the pipeline for DataflowRunner is .* bytes, expected at most 1,000: "):

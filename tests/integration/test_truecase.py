@@ -111,7 +111,7 @@ def learned(rows) -> dict[str, dict[str, int]]:
     }
 
 
-def test_the_sample_has_tokens_only_that_the_reference_handles(rows):
+def test_sample_has_only_tokens_of_the_reference(rows):
     """Tags and factors are the subject of the tests of ``pipelines.text.truecasing``."""
     recipe = RECIPES["moses-truecase"]
     tokens = [token for row in rows for token in prepare(row[5], row[1], recipe)]
@@ -120,7 +120,7 @@ def test_the_sample_has_tokens_only_that_the_reference_handles(rows):
 
 
 @pytest.mark.parametrize("language", ["en", "de", "fr", "cs"])
-def test_the_truecaser_is_that_of_the_reference(folder, learned, language):
+def test_truecaser_equals_the_reference(folder, learned, language):
     text = (folder / "captions" / "_truecaser" / f"{language}.model").read_text(encoding="utf-8")
     assert text == model_text(learned[language])
 
@@ -196,7 +196,7 @@ def test_a_language_without_a_truecaser_is_an_error(folder, imagepivot, tmp_path
     assert not (tmp_path / "o" / "_manifest.json").exists()
 
 
-def test_no_training_split_is_an_error_that_says_what_to_do(folder, imagepivot, tmp_path):
+def test_missing_training_split_is_refused_with_advice(folder, imagepivot, tmp_path):
     done = captions(imagepivot, folder / "captions.tsv", tmp_path / "o", "--splits", "val", "--workers", "1", code=1)
     assert "there are models for no language" in done.stderr
     assert "--train-splits" in done.stderr

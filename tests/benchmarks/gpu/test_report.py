@@ -84,7 +84,7 @@ def part(measure, **more):
     return Part("part", "title", ("what",), ("one", "two"), lambda settings: [("a",), ("b",)], measure, **more)
 
 
-def test_a_row_that_fails_does_not_stop_the_others(tmp_path):
+def test_run_parts_continues_after_a_failed_row(tmp_path):
     def measure(settings, what):
         if what == "a":
             raise ValueError("broken\nsecond line")

@@ -122,7 +122,7 @@ def test_differences_of_features_are_those_of_numpy(tmp_path, shards):
     assert replace(comparison, tolerance=1e9).differs  # Keys are missing: no tolerance helps.
 
 
-def test_the_tolerance_is_the_largest_difference_that_counts_as_equal(tmp_path):
+def test_differs_ignores_differences_up_to_the_tolerance(tmp_path):
     right = vectors()
     right["image-03"] = right["image-03"].copy()
     right["image-03"][0] += np.float32(0.25)
@@ -218,7 +218,7 @@ def test_regions_of_another_padding_are_equal(tmp_path):
     assert comparison.parameters == (ParameterDifference("feature.shape", [4, 6], [6, 6]),)
 
 
-def test_captions_that_differ_are_counted(tmp_path):
+def test_compare_datasets_counts_different_captions(tmp_path):
     rows = caption_rows()
     for row in rows[:14]:
         row["text"] = row["text"].upper()

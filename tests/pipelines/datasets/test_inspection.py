@@ -122,7 +122,7 @@ def test_statistics_of_other_kinds_are_names_and_numbers(tmp_path):
     ]
 
 
-def test_without_statistics_there_are_no_rows():
+def test_statistics_table_without_statistics_is_empty():
     for kind in ("features", "word-vectors"):
         assert statistics_table(Manifest(kind, "0" * 64, {}, (), {}, ())).rows == []
 
@@ -140,7 +140,7 @@ def test_the_key_of_a_caption_is_not_broken_into_columns(tmp_path):
 # --- JSON ------------------------------------------------------------------------------------------------------------
 
 
-def test_json_has_everything_that_is_shown(tmp_path):
+def test_describe_json_has_all_content_of_the_tables(tmp_path):
     failures = [failure("x", "empty", "no bytes"), failure("y", "truncated", "ends"), failure("z", "truncated", "ends")]
     dataset = make_features(tmp_path / "f", untrained=True, failures=failures, statistics={"images": 3})
     described = json.loads(json.dumps(describe_json(dataset, rows=2)))

@@ -16,7 +16,7 @@ from schemas.errors import InputError
     ],
     ids=["unix", "no newline at the end", "windows", "byte order mark and empty lines at the end"],
 )
-def test_a_line_is_a_name_as_it_stands(tmp_path, content):
+def test_read_names_keeps_lines_unchanged(tmp_path, content):
     (tmp_path / "names.txt").write_bytes(content)
     assert read_names(tmp_path / "names.txt", 3) == ("yolk", "gray,grey", "double decker,double-decker")
 
@@ -43,7 +43,7 @@ def test_the_count_must_fit(tmp_path):
         read_names(tmp_path / "names.txt", 1)
 
 
-def test_what_is_no_list_of_names_is_refused(tmp_path):
+def test_read_names_refuses_invalid_lists(tmp_path):
     (tmp_path / "names.txt").write_text("yolk\n\ngoal\n")
     with pytest.raises(InputError, match=r"line 2 of .*names\.txt' is empty"):
         read_names(tmp_path / "names.txt", 3)

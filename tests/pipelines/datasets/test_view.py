@@ -191,7 +191,7 @@ def test_a_mirrored_crop_of_other_columns_has_a_box_of_its_own(photos_here, tmp_
 
 
 @pytest.mark.parametrize("size_wh", [(512, 512), (700, 500), (301, 803), (256, 256)])
-def test_the_centre_crop_is_where_the_model_looks(size_wh):
+def test_center_crop_box_covers_the_pixels_of_the_model(size_wh):
     """The pixels of this picture are their own coordinates: the edges of the crop must be those of the box."""
     width, height = size_wh
     across = np.linspace(0, 255, width, dtype=np.float64)
@@ -265,13 +265,13 @@ def test_two_pictures_of_one_id(regions, photos_here, tmp_path):
         ),
     ],
 )
-def test_a_picture_that_cannot_be_read(regions, photos_here, tmp_path, spoil, message):
+def test_draw_view_refuses_unreadable_pictures(regions, photos_here, tmp_path, spoil, message):
     spoil(photos_here / "cat.png")
     with pytest.raises(InputError, match=message):
         draw_view(regions, open_images(photos_here), "cat", str(tmp_path / "out.png"))
 
 
-def test_a_file_that_is_there(regions, photos_here, tmp_path):
+def test_draw_view_refuses_existing_files(regions, photos_here, tmp_path):
     original = (photos_here / "cat.png").read_bytes()
     with pytest.raises(UsageError, match=r"cat.png' already exists: give --overwrite"):
         draw_view(regions, open_images(photos_here), "cat", str(photos_here / "cat.png"))
@@ -340,7 +340,7 @@ def test_the_command(regions, photos_here, tmp_path, call):
     ],
     ids=repr,
 )
-def test_a_transform_that_cannot_be_drawn(photos_here, tmp_path, transform):
+def test_draw_view_refuses_invalid_transforms(photos_here, tmp_path, transform):
     dataset = features_of(tmp_path / "f", transform)
     with pytest.raises(DatasetError, match=r"the transform of '.*f' cannot be drawn \(\w+: .*was the manifest changed"):
         draw_view(dataset, open_images(photos_here), "cat", str(tmp_path / "x.png"))
@@ -406,13 +406,13 @@ def test_corners_grow_with_the_picture():
 @pytest.mark.parametrize(
     "xyxy", [(-50, -50, 2000, 2000), (700, 500, 100, 100), (790, 590, 799, 599), (900, 700, 950, 750), (3.5, 3.5, 3.5, 3.5)]
 )
-def test_boxes_that_reach_out_of_the_picture_can_be_seen(xyxy):
+def test_draw_boxes_clips_boxes_to_the_picture(xyxy):
     drawing = draw_boxes(plain(800, 600), [LabelledBox(xyxy, "label", 7)])
     assert drawing.size == (800, 600)
     assert of_colour(drawing, colour_of(7)).sum() > 100
 
 
-def test_a_label_stands_within_the_picture():
+def test_draw_boxes_keeps_labels_within_the_picture():
     def area(xyxy) -> int:
         return int(of_colour(draw_boxes(plain(800, 600), [LabelledBox(xyxy, "blue bus stop 0.93", 8)]), colour_of(8)).sum())
 
@@ -431,7 +431,7 @@ def test_labels_cover_no_other():
     assert min(shown) > 0.9 * alone
 
 
-def test_labels_that_find_no_place_are_left_out_and_the_first_stay():
+def test_draw_boxes_omits_later_labels_without_place():
     boxes = [LabelledBox((700, 60, 799, 79), "the same label", group) for group in range(20)]
     drawing = draw_boxes(plain(800, 100), boxes)
     alone = of_colour(draw_boxes(plain(800, 100), boxes[:1]), colour_of(0)).sum()
@@ -440,7 +440,7 @@ def test_labels_that_find_no_place_are_left_out_and_the_first_stay():
     assert shown == sorted(shown, reverse=True)
 
 
-def test_the_first_box_lies_on_top():
+def test_draw_boxes_draws_the_first_box_on_top():
     boxes = [LabelledBox((100, 100, 200, 200), "", 1), LabelledBox((100, 100, 200, 200), "", 2)]
     drawing = draw_boxes(plain(800, 600), boxes)
     assert of_colour(drawing, colour_of(1)).any()
@@ -478,7 +478,7 @@ def test_ids_of_whole_paths(photos):
     ("image_id", "message"),
     [("redd", "image 'redd' is not among the images in .*did you mean 'red'"), ("broken", "broken.jpg' cannot be decoded")],
 )
-def test_pictures_that_are_not_there_or_damaged(photos, image_id, message):
+def test_read_pictures_refuses_missing_and_damaged_pictures(photos, image_id, message):
     with pytest.raises(InputError, match=message):
         read_pictures(photos, ["red", image_id])
 

@@ -192,7 +192,7 @@ def test_every_table_knows_every_word(language):
 
 
 @pytest.mark.parametrize("language", list(LANGUAGES))
-def test_every_template_makes_clean_sentences(language):
+def test_templates_give_clean_sentences(language):
     sentences = set()
     for _, scene in make_scenes(60, seed=4):
         templates = range(template_count(language, scene))

@@ -50,7 +50,7 @@ def patches(picture, colour):
 
 
 @pytest.mark.parametrize("variant", [0, 1, 2])
-def test_red_circle_is_where_it_should_be(variant):
+def test_draw_places_a_red_circle_by_its_layout(variant):
     scene = single(variant=variant)
     picture = draw(scene)
     (placed,) = layout(scene)
@@ -118,7 +118,7 @@ def test_shapes_stay_inside_and_apart():
                 assert math.dist(shape.centre_xy, other.centre_xy) > shape.radius + other.radius
 
 
-def test_outlines_lie_in_the_unit_circle():
+def test_outlines_are_within_the_unit_circle():
     for name, outlines in SHAPES.items():
         assert max(math.hypot(x, y) for outline in outlines for x, y in outline) <= 1 + 1e-9, name
 

@@ -223,7 +223,7 @@ def test_mulisera_rows_follow_the_lists(tmp_path, features):
         np.testing.assert_array_equal(array.astype("float32"), expected.astype("float32"))
 
 
-def test_mulisera_refuses_what_it_cannot_hold(tmp_path, features, regions):
+def test_mulisera_refuses_unsupported_datasets(tmp_path, features, regions):
     (tmp_path / "train.txt").write_text("30\nnot-there\n")
     lists = (str(tmp_path / "train.txt"),)
     with pytest.raises(DatasetError, match=r"1 of 2 images of split 'train' have no row in .*'not-there'"):
@@ -386,7 +386,7 @@ def test_webdataset_of_regions(tmp_path, regions):
 
 
 @pytest.mark.parametrize("image_id", ["a.b", "/etc/x", "a//b", "../x", "x/", "a/./b"])
-def test_webdataset_refuses_ids_that_it_would_cut(tmp_path, image_id):
+def test_webdataset_refuses_ids_with_dots(tmp_path, image_id):
     path, _ = make_features(tmp_path / "features", images=["30", image_id])
     with pytest.raises(DatasetError, match=rf"image id {image_id!r} holds a dot or is not a relative path"):
         export(tmp_path, path, "webdataset")
@@ -442,7 +442,7 @@ def test_the_same_export_writes_nothing_and_a_killed_one_continues(tmp_path, fea
         export_dataset(job)
 
 
-def test_sidecars_are_written_where_the_defaults_of_import_do_not_do(tmp_path, features, regions):
+def test_sidecars_are_written_if_import_defaults_do_not_suffice(tmp_path, features, regions):
     """Plain ids of features need none; `test_hostile_keys.py` reads them back."""
     export(tmp_path, features[0], "npy")
     assert files_of(tmp_path / "out") == ["features.npy", "ids.txt"]
@@ -463,7 +463,7 @@ def test_sidecars_are_written_where_the_defaults_of_import_do_not_do(tmp_path, f
     }
 
 
-def test_a_list_names_images_by_id_path_or_file_whatever_the_batches(tmp_path, monkeypatch):
+def test_list_entries_match_by_id_path_or_file_for_any_batch_size(tmp_path, monkeypatch):
     monkeypatch.setattr(arrays, "_BATCH_BYTES", 1)
     path, values = make_features(tmp_path / "features", images=["train/a", "b", "c.jpg"])
     (tmp_path / "order.txt").write_text("photos/b.png\nc.jpg\ntrain/a.jpg#0\ntrain/a.jpg#1\n")
@@ -501,6 +501,6 @@ def test_other_kinds_and_places_are_refused(tmp_path, features, captions):
         ("zip", {}, "--format is 'zip', expected one of 'scan', 'mulisera', 'tsv', 'webdataset', 'npy'"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(layout, options, message):
+def test_invalid_options_are_refused(layout, options, message):
     with pytest.raises(UsageError, match=re.escape(message)):
         ExportJob("features", "out", layout, **options)

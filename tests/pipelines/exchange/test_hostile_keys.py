@@ -165,7 +165,7 @@ def test_webdataset_comes_back(tmp_path, write, seed):
 
 @pytest.mark.parametrize("layout", ["npy", "tsv"])
 @pytest.mark.parametrize("key", ["", "a\nb", "a\rb"])
-def test_keys_that_a_list_cannot_hold_are_refused(tmp_path, layout, key):
+def test_lists_refuse_unsupported_keys(tmp_path, layout, key):
     values = make_values(["a", key], REGIONS, WIDTH)
     dataset = write_regions(tmp_path / "regions", values)
     with pytest.raises(DatasetError, match=rf"image id {re.escape(repr(key))} (is empty|contains a line break|holds)"):

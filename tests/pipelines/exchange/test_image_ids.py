@@ -92,7 +92,7 @@ def test_hdf5_files_with_an_array_of_ids_and_with_an_array_per_image(tmp_path, k
         import_features(job_of(tmp_path / "f.h5", array="x", id_array="ids", karpathy=karpathy, karpathy_key="sentid"))
 
 
-def test_another_file_or_key_makes_another_dataset(tmp_path, karpathy):
+def test_karpathy_file_and_key_change_the_fingerprint(tmp_path, karpathy):
     fingerprints = set()
     for key in ("imgid", "sentid"):
         job = npy(tmp_path, [0], VALUES[:1], karpathy=karpathy, karpathy_key=key)
@@ -146,7 +146,7 @@ def test_a_compressed_file_is_read(karpathy, tmp_path):
     assert read_karpathy_numbers(tmp_path / "d.json.gz", "cocoid") == dict(zip(COCOIDS, NAMES, strict=True))
 
 
-def test_options_that_make_no_sense_are_refused():
+def test_invalid_options_are_refused():
     with pytest.raises(UsageError, match="--karpathy-key is 'id', expected one of 'imgid', 'cocoid', 'sentid'"):
         job_of(Path("x"), karpathy="d.json", karpathy_key="id")
     with pytest.raises(UsageError, match="give the file with --karpathy"):

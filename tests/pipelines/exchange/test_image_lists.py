@@ -18,11 +18,11 @@ from schemas.errors import InputError
         ("no#tag", "name", "no#tag"),
     ],
 )
-def test_image_ids_are_made_of_entries(entry, rule, image_id):
+def test_make_image_id_applies_the_rule(entry, rule, image_id):
     assert make_image_id(entry, rule, place="line 1") == image_id
 
 
 @pytest.mark.parametrize("entry", ["", "  ", ".jpg", "folder/"])
-def test_entries_that_are_no_image_ids_are_refused(entry):
+def test_make_image_id_refuses_invalid_entries(entry):
     with pytest.raises(InputError, match=r"list, line 3: .* is not an image id"):
         make_image_id(entry, "name", place="list, line 3")

@@ -111,7 +111,7 @@ def test_the_list_beside_an_array_is_found(tmp_path, array, list_):
     assert sorted(open_dataset(tmp_path / "out").image_ids()) == ["a", "b"]
 
 
-def test_boxes_make_an_array_regions_and_zero_rows_at_the_end_are_padding(tmp_path):
+def test_array_with_boxes_becomes_regions_with_zero_rows_as_padding(tmp_path):
     values, boxes = make_rows(3, 5, 4), np.abs(make_rows(3, 5, 4, seed=3))
     values[1, 3:], boxes[1, 3:] = 0, 0
     values[2, 1], boxes[2, 1] = 0, 0  # Between others: a region.
@@ -194,7 +194,7 @@ def header_of(shape: str, *, spaces: int = 0) -> bytes:
         (header_of("(2, 6)", spaces=20_000) + bytes(48), "its header is damaged"),
     ],
 )
-def test_a_file_that_is_no_array_is_refused_in_our_own_words(tmp_path, content, flaw):
+def test_invalid_npy_file_is_refused_with_its_flaw(tmp_path, content, flaw):
     """Numpy's advice on many of these is to load them without protection."""
     (tmp_path / "a.npy").write_bytes(content)
     (tmp_path / "a.txt").write_text("a\nb\n")
@@ -203,7 +203,7 @@ def test_a_file_that_is_no_array_is_refused_in_our_own_words(tmp_path, content, 
         import_features(job)
 
 
-def test_files_that_do_not_fit_together_are_refused(tmp_path):
+def test_inconsistent_files_are_refused(tmp_path):
     def refused(message: str, *names: str, error: type[Exception] = InputError, **options) -> None:
         paths = {
             key: tuple(str(tmp_path / name) for name in value) for key, value in options.items() if key in ("ids", "boxes")
@@ -252,13 +252,13 @@ def test_files_that_do_not_fit_together_are_refused(tmp_path):
         ({"format": "npy", "sizes": ("a",)}, "--sizes is for regions"),
     ],
 )
-def test_jobs_that_make_no_sense_are_refused_before_a_file_is_touched(options, message):
+def test_import_job_refuses_invalid_options(options, message):
     with pytest.raises(UsageError, match=re.escape(message)):
         ImportJob(**{"sources": ("none.npy",), "output": "out", "name": "toy", **options})
 
 
 @pytest.mark.parametrize(("location", "name"), [("a.npz", "npz archives"), ("b.lmdb/", "LMDB"), ("c/data.mdb", "LMDB")])
-def test_formats_that_are_not_supported_say_so(location, name):
+def test_format_of_refuses_unsupported_formats(location, name):
     with pytest.raises(
         UsageError, match=rf"{location}': import does not support {name} yet; write the features as npy, tsv, hdf5"
     ):
@@ -339,7 +339,7 @@ def test_an_image_without_regions_is_a_row_of_zeros(tmp_path):
     assert open_dataset(tmp_path / "out").get("b")["num_regions"] == 0
 
 
-def test_lines_that_stand_in_two_files_become_one_row(tmp_path):
+def test_lines_repeated_in_two_files_become_one_row(tmp_path):
     line = tsv_line("a", *regions_of(1, 2))
     paths = [write_tsv(tmp_path / "0.tsv", [line]), write_tsv(tmp_path / "1.tsv", [line, tsv_line("b", *regions_of(2, 2))])]
     import_features(ImportJob(tuple(paths), output=str(tmp_path / "out"), name="x"))
@@ -457,7 +457,7 @@ def test_broken_hdf5_files_are_refused(hdf5, arrays, options, error, message):
         import_features(hdf5(arrays, **options))
 
 
-def test_what_is_no_hdf5_and_no_h5py_are_named(tmp_path, hdf5, monkeypatch):
+def test_invalid_hdf5_file_and_missing_h5py_are_reported(tmp_path, hdf5, monkeypatch):
     job = hdf5({"a": np.ones(3)})
     (tmp_path / "f.h5").write_bytes(b"text")
     with pytest.raises(InputError, match="cannot be read as HDF5"):
@@ -478,7 +478,7 @@ def test_hdf5_arrays_in_groups_are_images_by_their_paths(hdf5, tmp_path):
         import_features(hdf5({"train/a": values[0], "val/a": values[0]}, id_rule="name"))
 
 
-def test_hdf5_links_are_followed_and_named_where_they_lead_nowhere(hdf5, tmp_path):
+def test_hdf5_links_are_followed_and_dangling_links_refused(hdf5, tmp_path):
     h5py = pytest.importorskip("h5py")
     job = hdf5({"g/a": np.ones(3)})
     with h5py.File(tmp_path / "f.h5", "a") as file:
@@ -577,7 +577,7 @@ def test_options_win_over_a_sidecar_and_another_list_has_entries_of_its_own(tmp_
     assert image_ids(ids=(str(tmp_path / "other.lst"),)) == ["a", "b"]
 
 
-def test_files_that_were_exported_with_different_options_are_refused(tmp_path):
+def test_files_with_different_sidecars_are_refused(tmp_path):
     pairs = [
         write_pair(tmp_path, stem, make_rows(2, WIDTH), ids) for stem, ids in (("train", ["x/a", "y/b"]), ("val", ["c", "d"]))
     ]

@@ -33,7 +33,7 @@ def test_names_of_steps_and_paths_are_replaced_by_locations(folder):
     assert encoded.dependencies == ("captions", "vocabulary")
 
 
-def test_steps_stand_behind_those_that_they_need(folder):
+def test_read_plan_sorts_steps_after_their_dependencies(folder):
     sections = PLAN.split("\n[steps.")
     plan = read(folder, sections[0] + "".join(f"\n[steps.{section}" for section in reversed(sections[1:])))
     assert list(plan.steps) == ["captions", "vocabulary", "encoded"]
@@ -59,7 +59,7 @@ def test_weights_are_a_name_or_a_location(folder, value, is_name):
     assert plan.steps["f"].values["weights"] == (value if is_name else str(folder / value))
 
 
-def test_steps_have_values_with_which_their_command_may_be_given_again(folder):
+def test_read_plan_sets_defaults_for_rerunning_commands(folder):
     features = "command = 'features'\nimages = 'photos/'\n"
     plan = read(folder, f"[steps.f]\n{features}[steps.g]\n{features}update = false\n")
     assert [step.values["update"] for step in plan.steps.values()] == [True, False]
@@ -119,7 +119,7 @@ def test_settings_take_the_place_of_values_however_they_are_written(folder, monk
         ("steps.vocabularies.min-count", "no step 'vocabularies': did you mean 'vocabulary'"),
     ],
 )
-def test_settings_that_are_not_understood(folder, key, message):
+def test_read_plan_refuses_unknown_settings(folder, key, message):
     with pytest.raises(UsageError, match=message):
         read(folder, settings={key: "1"})
 
@@ -142,7 +142,7 @@ def test_the_plans_of_the_package_are_understood():
         assert {step.command for step in plan.steps.values()} <= COMMANDS.keys()
 
 
-def test_multi30k_gives_what_the_readme_gives_command_by_command():
+def test_multi30k_plan_has_the_commands_of_the_readme():
     readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
     plan = read_plan("multi30k", LINE)
     for step in plan.steps.values():
@@ -180,7 +180,7 @@ def test_values_become_the_command_lines_a_command_line(command, values, words):
     assert LINE[command].words(values) == words
 
 
-def test_steps_run_in_order_with_their_variables_alone(folder):
+def test_build_runs_steps_in_order_with_their_own_variables(folder):
     plan = read(folder, PLAN + "environment = { OMP_NUM_THREADS = '1' }\n")
     steps, ran, told = plan.choose(["encoded"]), [], []
 
@@ -196,7 +196,7 @@ def test_steps_run_in_order_with_their_variables_alone(folder):
 
 
 @pytest.mark.parametrize("code", [1, 2, 3, 137])
-def test_the_first_step_that_fails_ends_the_build_with_its_code(folder, code):
+def test_build_ends_at_the_first_failed_step_with_its_exit_code(folder, code):
     steps, ran = read(folder).choose([]), []
 
     def run(words, environment):
@@ -213,7 +213,7 @@ def test_the_first_step_that_fails_ends_the_build_with_its_code(folder, code):
     assert ran == ["captions", "vocabulary"]
 
 
-def test_steps_are_chosen_with_what_they_need(folder):
+def test_choose_adds_dependencies(folder):
     assert [step.name for step in read(folder).choose(["vocabulary"])] == ["captions", "vocabulary"]
     with pytest.raises(UsageError, match="has no step 'vocab': did you mean 'vocabulary'"):
         read(folder).choose(["vocab"])

@@ -216,7 +216,7 @@ class KilledStep(ForkedSteps):
     ("name", "command"),
     [("run", "train"), ("embeddings", "embed"), ("drawings", "figures"), ("arrays", "export"), ("imported", "import")],
 )
-def test_a_step_that_is_killed_continues_to_the_same_result(first, tmp_path, name, command):
+def test_killed_step_resumes_to_the_same_result(first, tmp_path, name, command):
     folder = tmp_path / "copy"
     shutil.copytree(first, folder)
     before = files(folder / "build/plan")
@@ -235,7 +235,7 @@ def test_a_step_that_is_killed_continues_to_the_same_result(first, tmp_path, nam
     }
 
 
-def test_features_of_other_content_stop_the_build_and_overwrite_replaces_what_is_made_from_them(first, tmp_path, capsys):
+def test_changed_features_stop_the_build_until_overwrite(first, tmp_path, capsys):
     folder = tmp_path / "copy"
     shutil.copytree(first, folder)
     images = tmp_path / "images"
