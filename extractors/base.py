@@ -1,6 +1,6 @@
-"""The interface of all extractors.
+"""Interface of all extractors.
 
-Letters in shapes: ``B`` images of a batch, ``H`` and ``W`` pixels of one preprocessed image.
+Shapes: ``B`` images of a batch, ``H`` and ``W`` pixels of a preprocessed image.
 """
 
 from __future__ import annotations
@@ -27,17 +27,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Description:
-    """The feature of an extractor, and everything that decides its values. Can be pickled; holds no weights and no device.
+    """Feature spec and parameters of an extractor: picklable, without weights and device.
 
     Attributes:
-        spec: name, shape and type of the feature.
-        parameters: JSON values: name, decoding rules, transform, weights, precision. Library versions and the device are left
-            out, so that the same request has the same fingerprint everywhere.
-        kind: kind of dataset that it fills: ``features``, or ``regions`` for several regions per image with their boxes.
-        batch_size: default number of images in a batch.
-        classes: number of classes of its regions, without the background; 0 if it has none.
-        attributes: number of attributes of its regions, without "none"; 0 if it has none.
-        remark: the set of weights that was taken of a file with several, and how to take another; else empty.
+        parameters: JSON values that determine the features: name, decoding rules, transform, weights, precision. They exclude
+            library versions and the device, so that a request has one fingerprint on all machines.
+        kind: kind of dataset: ``features``, or ``regions`` for several regions with boxes per image.
+        batch_size: default batch size.
+        classes: number of region classes without the background; 0 for kind ``features``.
+        attributes: number of region attributes without "none"; 0 for kind ``features``.
+        remark: for a weights file with several sets: the chosen set and how to choose another; else empty.
     """
 
     spec: FeatureSpec
@@ -57,13 +56,12 @@ class Description:
 class Extractor(ABC):
     """A loaded model with its preprocessing, as `extractors.load` returns it.
 
-    Each image goes through ``decode`` (bytes to RGB) and ``preprocess`` (RGB to 8-bit pixels), both cheap and safe to call from
-    any number of threads; ``collate`` then makes a batch of several images, and ``extract`` runs the model on it. An extractor
-    whose images differ in size overrides ``collate``; one that makes several arrays per image overrides ``extract_columns``.
+    Call order: ``decode`` (bytes to RGB), ``preprocess`` (RGB to 8-bit pixels), ``collate`` (images to a batch), ``extract`` (batch
+    to features). The first two are thread-safe. Extractors of images with different sizes override ``collate``, those with
+    several arrays per image ``extract_columns``.
 
     Attributes:
-        description: what the extractor makes.
-        device: where the model runs; None for the CPU.
+        device: device of the model; None for the CPU.
     """
 
     def __init__(self, description: Description, device: torch.device | None = None) -> None:
@@ -72,12 +70,12 @@ class Extractor(ABC):
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the model runs on a GPU, which computes while the host does other things."""
+        """True if the model runs on a GPU, asynchronously to the host."""
         return self.device is not None and self.device.type == "cuda"
 
     @property
     def feeder_threads(self) -> int:
-        """Threads that give the model one batch each, so that it has the next one already: one on a GPU, else none by default."""
+        """Number of threads that feed the model, one batch in flight each: by default one on a GPU, else none."""
         return 1 if self.on_gpu else 0
 
     @property
@@ -87,7 +85,7 @@ class Extractor(ABC):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Everything that decides the values of the features, as JSON values."""
+        """JSON values that determine the features."""
         return self.description.parameters
 
     @property
@@ -97,94 +95,73 @@ class Extractor(ABC):
 
     @property
     def preprocessor(self) -> Callable[[Image.Image], np.ndarray] | None:
-        """The function `preprocess` without the model, for other processes: can be pickled, and returns an array ``[3, H, W]``.
-
-        None if this process alone can do it.
-        """
+        """Picklable `preprocess` without the model, for other processes: returns ``[3, H, W]``. None if unsupported."""
         return None
 
     @abstractmethod
     def preprocess(self, image: Image.Image) -> Tensor:
-        """Turn an RGB image into the 8-bit pixels that the model starts from.
+        """Preprocess an RGB image to the model's 8-bit input.
 
         Returns:
             uint8 ``[3, H, W]``, channels R, G, B.
         """
 
     def preprocess_single_threaded(self, image: Image.Image) -> Tensor:
-        """Return what `preprocess` does, bit for bit, in less time where a single thread does so.
+        """Return the bytes of `preprocess` faster, if called from a single thread.
 
-        It may consist of many short operations, between which several threads would wait for Python's lock, for longer than the
-        operations take. By default it is `preprocess`.
+        It may run many short operations, between which several threads would wait for the GIL. The default is `preprocess`.
         """
         return self.preprocess(image)
 
     def collate(self, images: Sequence[Tensor]) -> Any:
-        """Make a batch for `extract` from the pixels of B images.
-
-        Returns:
-            uint8 ``[B, 3, H, W]``; all images have the same size.
-        """
+        """Stack the pixels of B images, all of one size, to a batch for `extract`: uint8 ``[B, 3, H, W]``."""
         import torch
 
         return torch.stack(list(images))
 
     @abstractmethod
     def extract(self, batch: Any) -> np.ndarray:
-        """Run the model on a batch that `collate` made.
+        """Run the model on a batch from `collate`.
 
         Returns:
-            ``[B, *spec.shape]`` in the type of the spec, in the order of the batch. Everything is computed in float32 and
-            rounded by `FeatureSpec.rounded` at the end.
+            ``[B, *spec.shape]`` in the spec's dtype, in batch order, rounded from float32 by `FeatureSpec.rounded`.
         """
 
     def extract_columns(self, batch: Any) -> dict[str, np.ndarray]:
-        """Run the model and return its arrays by the names of their columns in a shard.
-
-        Returns:
-            Arrays whose first axis is B; by default just ``feature``.
-        """
+        """Run the model and return arrays ``[B, ...]`` by shard column; by default only ``feature``."""
         return {"feature": self.extract(batch)}
 
     def extract_async(self, batch: Any) -> Callable[[], dict[str, np.ndarray]]:
         """Run the model without waiting for a GPU.
 
         Returns:
-            Waits for the GPU and returns what `extract_columns` does; may be called in another thread, while the next batch is
-            started. By default everything has been computed before.
+            Function that waits for the GPU and returns the columns of `extract_columns`. Another thread may call it while the
+            next batch starts. The default computes everything immediately.
         """
         columns = self.extract_columns(batch)
         return lambda: columns
 
 
 class RegionExtractor(Extractor):
-    """An extractor of several regions per image. Its images differ in size, and `extract_columns` does the work.
+    """Extractor of several regions per image; subclasses implement `extract_columns`.
 
-    More letters in shapes: ``H0`` and ``W0`` pixels of the original image, ``R`` regions kept, ``D`` width of a feature.
+    Shapes: ``R`` regions of an image, ``D`` feature width.
     """
 
     def collate(self, images: Sequence[Any]) -> list[Any]:
-        """Return the images as a list, because their sizes differ.
-
-        Returns:
-            What `preprocess` returned for B images: tensors, uint8 ``[3, H0, W0]``, or objects that hold pixels.
-        """
+        """Return the results of `preprocess` as a list, since image sizes differ."""
         return list(images)
 
     def extract(self, batch: Sequence[Any]) -> np.ndarray:
-        """Return only the features of the regions.
-
-        Returns:
-            ``[B, R, D]`` in the type of the spec; rows after the last region of an image are zero.
-        """
+        """Return only region features, ``[B, R, D]`` in the spec's dtype, padded with zero rows."""
         return self.extract_columns(batch)["features"]
 
     @abstractmethod
     def extract_columns(self, batch: Sequence[Any]) -> dict[str, np.ndarray]:
-        """Find the regions of each image: all columns of kind ``regions`` except ``image_id``."""
+        """Detect the regions of each image: all columns of kind ``regions`` except ``image_id``."""
 
 
 @cache
 def warn_once(sentence: str) -> None:
-    """Log a sentence as a warning, once in a process, for users of Python; commands show it themselves."""
+    """Log a warning once per process, for Python users; commands print it themselves."""
     logger.warning(sentence)

@@ -1,10 +1,11 @@
-"""The extractors by name. The shapes of those with a fixed name are known without importing torch."""
+"""Extractors by name. Importing this loads no torch."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Protocol
 
 from extractors.base import Description, Extractor
@@ -19,37 +20,38 @@ if TYPE_CHECKING:
 
 _TIMM = "timm:"
 DETECTRON2 = "detectron2:"
-# Packages that an extractor may need, and the extra that installs them.
+# Extras by package.
 _EXTRAS = dict.fromkeys(("PIL", "numpy", "safetensors", "torch", "torchvision"), "extractors") | {"timm": "timm"}
 _DETECTRON2_INSTALLATION = (
-    "detectron2 is not on the package index. With torch and a C++ compiler installed, this builds it in a few minutes: "
+    "detectron2 is not on PyPI. Install torch and a C++ compiler, then build it (a few minutes): "
     "pip install 'setuptools>=70.1,<82' ninja && pip install --no-build-isolation "
     "'git+https://github.com/facebookresearch/detectron2.git@02b5c4e295e990042a714712c21dc79b731e8833'"
 )
 
 
 class ExtractorModule(Protocol):
-    """The functions that the module of an extractor provides."""
+    """Interface of an extractor's module."""
 
     def find_weights(self, spec: FeatureSpec, request: str) -> Weights:
-        """Find and check the weights that a user asks for: ``default``, a path or ``random:SEED``."""
+        """Resolve and check the requested weights: ``default``, a path or ``random:SEED``."""
 
     def describe(self, settings: ExtractorOptions, weights: Weights) -> Description:
-        """Describe what `load` would make, without a device."""
+        """Describe the extractor that `load` would create, without a device."""
 
     def load(self, settings: ExtractorOptions, weights: Weights, device: torch.device) -> Extractor:
-        """Make the extractor on a device that computes in the precision of the settings."""
+        """Create the extractor on a device that supports the precision of the settings."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An extractor that can be loaded.
+    """Extractor of the catalogue.
 
     Attributes:
-        spec: name, shape and type of the feature that it makes without options.
-        module: the `ExtractorModule` that makes it.
-        detectron2_module: the module for the backend detectron2, if it has one.
-        crops: number of crops whose features can be kept apart; 0 if there are none.
+        spec: spec of its feature without options.
+        module: name of its `ExtractorModule`.
+        weights: accepted weights, for the list of extractors.
+        detectron2_module: its `ExtractorModule` for the backend detectron2; empty if unsupported.
+        crops: number of crops for ``--keep-crops``; 0 if unsupported.
     """
 
     spec: FeatureSpec
@@ -130,14 +132,14 @@ ENTRIES = {
 
 @dataclass(frozen=True)
 class CatalogueEntry:
-    """An extractor, or a family of them, as it is listed, without its weights.
+    """Listing of an extractor or a family of extractors, without weights.
 
     Attributes:
-        kind: kind of dataset that it fills, ``features`` or ``regions``.
+        kind: kind of dataset, ``features`` or ``regions``.
         shape: shape of the feature of one image; None if it depends on the model.
-        dtype: type of its values, unless another one is asked for.
-        weights: the weights that it takes, in words; besides these ``random:SEED``, untrained.
-        preprocessing: the steps from an RGB image to the model's input; None if they depend on the model.
+        dtype: default dtype.
+        weights: accepted weights, in words; all extractors also accept ``random:SEED``.
+        preprocessing: steps from an RGB image to the model's input; None if they depend on the model.
     """
 
     name: str
@@ -176,10 +178,10 @@ _FAMILIES = (
 
 
 def entries() -> tuple[CatalogueEntry, ...]:
-    """Describe all extractors: those of `names`, and the two families. Imports torch, and reads no weights.
+    """List all extractors: `names` and the two families. Imports torch, and reads no weights.
 
     Raises:
-        UsageError: a package that the extractors need is not installed.
+        UsageError: a required package is not installed.
     """
     return (*map(_catalogue_entry, names()), *_FAMILIES)
 
@@ -189,8 +191,7 @@ def _catalogue_entry(name: str) -> CatalogueEntry:
     module = import_module(entry.module, name)
     from extractors.weights.resolve import Weights
 
-    # Of the weights only the digest enters a description, and it does not decide the preprocessing.
-    description = module.describe(ExtractorOptions(entry.spec), Weights(state={}))
+    description = module.describe(ExtractorOptions(entry.spec), Weights(state={}))  # The preprocessing ignores weights.
     return CatalogueEntry(
         name=name,
         kind=description.kind,
@@ -203,45 +204,47 @@ def _catalogue_entry(name: str) -> CatalogueEntry:
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of the extractors, sorted; besides these there are ``timm:NAME`` and ``detectron2:CONFIG+WEIGHTS``."""
+    """Return the sorted names of the extractors, without the families ``timm:NAME`` and ``detectron2:CONFIG+WEIGHTS``."""
     return tuple(sorted(ENTRIES))
 
 
 def entry_of(name: str, *, unpooled: bool = False) -> Entry:
-    """Return the entry of an extractor or of a member of a family.
+    """Return the entry of an extractor or of a family's model.
 
     Args:
-        name: its name.
-        unpooled: whether a model of timm makes the map before its pooling.
+        name: name of the extractor.
+        unpooled: use the feature map before the pooling (timm models only).
 
     Raises:
-        UsageError: there is no extractor of that name, it makes no map on demand, or it needs a package that is not installed.
+        UsageError: the name is unknown, the extractor does not support ``unpooled``, or a required package is not installed.
     """
     if name.startswith(_TIMM):
         module = import_module("extractors.whole_image.timm_models", name)
         return Entry(module.spec(name.removeprefix(_TIMM), unpooled=unpooled), module="extractors.whole_image.timm_models")
     if unpooled and (name in ENTRIES or name.startswith(DETECTRON2)):
         raise UsageError(
-            f"--unpooled is an option of {_TIMM}NAME, found with extractor {name!r}: leave it out; vgg19-grid and resnet152-grid "
-            "make maps without it"
+            f"--unpooled works with {_TIMM}NAME only, not with extractor {name!r}: leave it out; vgg19-grid and resnet152-grid "
+            "are always unpooled"
         )
     if name.startswith(DETECTRON2):
         own = "extractors.regions.detectron2_backend.stock_models"
         spec = import_module(own, name).spec(name.removeprefix(DETECTRON2))
         return Entry(spec, module=own, makes_regions=True, detectron2_module=own)
     if name not in ENTRIES:
+        similar = get_close_matches(name, names(), n=1, cutoff=0.5)
+        guess = f"did you mean {similar[0]!r}? Extractors are" if similar else "choose one of"
         raise UsageError(
-            f"there is no extractor {name!r}; choose one of {', '.join(names())}, {_TIMM}NAME for timm's models, or "
-            f"{DETECTRON2}CONFIG+WEIGHTS for detectron2's"
+            f"there is no extractor {name!r}: {guess} {', '.join(names())}, {_TIMM}NAME for timm models, and "
+            f"{DETECTRON2}CONFIG+WEIGHTS for detectron2 models"
         )
     return ENTRIES[name]
 
 
 def import_module(module: str, name: str) -> Any:
-    """Import a module for the extractor of a name.
+    """Import a module for an extractor.
 
     Raises:
-        UsageError: it needs a package that is not installed.
+        UsageError: a required package is not installed.
     """
     try:
         return importlib.import_module(module)
@@ -250,11 +253,11 @@ def import_module(module: str, name: str) -> Any:
         extra = _EXTRAS.get(package)
         if extra is None and module.startswith("extractors.regions.detectron2_backend."):
             raise UsageError(
-                f"extractor {name!r} with detectron2 needs the package {package!r}, which is not installed here. "
+                f"extractor {name!r} with detectron2 needs the package {package!r}, which is not installed. "
                 + _DETECTRON2_INSTALLATION
             ) from error
         if extra is None:
             raise
         raise UsageError(
-            f"extractor {name!r} needs the package {error.name!r}, which is not installed here: pip install 'imagepivot[{extra}]'"
+            f"extractor {name!r} needs the package {error.name!r}, which is not installed: pip install 'imagepivot[{extra}]'"
         ) from error

@@ -1,8 +1,15 @@
-"""Descriptions of extractors that this machine has made before, so that a run which finds nothing to do loads no network.
+"""Cache of extractor descriptions, so that a run with nothing to do loads no torch and hashes no weights.
 
-To describe an extractor, its weights are read, checked and hashed, for which torch is loaded: seconds, each time. The description
-is cached, a small file for each request, and holds until something changes that it was made from: the file of the weights, our
-own code, a library. No feature depends on it: loading hashes the weights, and fails if they are not those that were planned with.
+A cache entry is a JSON file. Its key is the SHA-256 of
+
+- the request: extractor, weights, options,
+- the host name,
+- the versions of `_LIBRARIES`, and for text models those of transformers,
+- the stamps (size, times) of our own source files,
+- for text models the stamps of the files in the model's folder.
+
+The entry of a weights file also stores the file's stamp, and is valid while the stamp is unchanged. Features do not depend on the
+cache: loading hashes the weights, and fails if they differ from the planned ones.
 """
 
 from __future__ import annotations
@@ -28,10 +35,7 @@ _PACKAGES = ("extractors", "schemas")
 
 
 class FileStamp(NamedTuple):
-    """Device, inode, bytes and times of the last changes of a file, which differ once it is replaced or written to.
-
-    Setting the time of the last change of the content (``mtime``) back changes that of the last change of all (``ctime``).
-    """
+    """Identity of a file's content by its status; resetting ``mtime`` changes ``ctime``."""
 
     device: int
     inode: int
@@ -41,7 +45,7 @@ class FileStamp(NamedTuple):
 
     @staticmethod
     def of(path: Path) -> FileStamp | None:
-        """Return the stamp of a file as it is now, or None if it cannot be found."""
+        """Return the current stamp of a file, or None if the file is missing."""
         try:
             status = path.stat()
         except (OSError, ValueError):
@@ -52,22 +56,19 @@ class FileStamp(NamedTuple):
 def cached_description(
     request: Mapping[str, Any], describe: Callable[[], tuple[Description, Path | None, FileStamp | None]]
 ) -> Description:
-    """Return the description of an extractor, from the cache if it is there and holds.
+    """Return the description of an extractor, from a valid cache entry if possible.
 
     Args:
-        request: what is asked for, as JSON values; no weights that are fetched.
-        describe: makes the description; also returns the file of the weights, if they are from one, and its stamp.
-
-    Raises:
-        ImagepivotError: as `describe` raises it.
+        request: JSON values; the weights must not be remote.
+        describe: computes the description; also returns the weights file, if any, and its stamp.
     """
     key = {"request": request, "made by": [platform.node(), *_sources()]}
     with suppress(KeyError, TypeError, DatasetError):
-        found = load_json("descriptions", key)
-        if found["path"] is None or FileStamp.of(Path(found["path"])) == FileStamp(*found["stamp"]):
-            return _described(found["description"])
+        cached = load_json("descriptions", key)
+        if cached["path"] is None or FileStamp.of(Path(cached["path"])) == FileStamp(*cached["stamp"]):
+            return _described(cached["description"])
     description, path, stamp = describe()
-    if path is None or stamp is not None:  # Weights of a file that cannot be found again are described each time.
+    if path is None or stamp is not None:  # The file may be gone, such as one from a pipe.
         path_text = None if path is None else str(path.absolute())
         store_json("descriptions", key, {"path": path_text, "stamp": stamp, "description": _stored(description)})
     return description
@@ -76,21 +77,18 @@ def cached_description(
 def cached_folder_description(
     request: Mapping[str, Any], folder: Path, describe: Callable[[], Description], *, libraries: tuple[str, ...] = ()
 ) -> Description:
-    """Return the description of a model that is read from the files of a folder, from the cache if it is there and holds.
+    """Return the description of a model in a folder, from the cache if possible.
 
     Args:
-        request: what is asked for, as JSON values.
-        folder: the folder; folders in it are not read.
-        describe: makes the description.
+        request: JSON values.
+        folder: folder of the model; subfolders are ignored.
+        describe: computes the description.
         libraries: distributions that read the model.
-
-    Raises:
-        ImagepivotError: as `describe` raises it.
     """
     key = {
         "request": request,
         "folder": str(folder.absolute()),
-        # From before they are read: what changes in the meantime has another stamp next time.
+        # Before `describe` reads the files: later changes then invalidate the entry.
         "files": [[path.name, FileStamp.of(path)] for path in sorted(folder.iterdir()) if path.is_file()],
         "made by": [platform.node(), *_versions(libraries), *_sources()],
     }
@@ -102,11 +100,11 @@ def cached_folder_description(
 
 
 def load_json(kind: str, key: Mapping[str, Any]) -> Any:
-    """Return the JSON value that `store_json` has put into the cache; None if it is not there or cannot be read.
+    """Return a JSON value from the cache, or None if it is missing or unreadable.
 
     Args:
-        kind: name of a folder of the cache.
-        key: what the value depends on besides the versions of the libraries, as JSON values.
+        kind: name of a cache folder.
+        key: JSON values; the versions of `_LIBRARIES` are added.
     """
     with suppress(OSError, ValueError):
         return json.loads(_file(kind, key).read_bytes())
@@ -114,7 +112,7 @@ def load_json(kind: str, key: Mapping[str, Any]) -> Any:
 
 
 def store_json(kind: str, key: Mapping[str, Any], value: Any) -> None:
-    """Put a JSON value into the cache, whole or not at all, if it can be written; see `load_json`."""
+    """Store a JSON value in the cache, atomically; ignore an unwritable cache. See `load_json`."""
     file = _file(kind, key)
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +122,7 @@ def store_json(kind: str, key: Mapping[str, Any], value: Any) -> None:
 
 
 def cache_folder(kind: str) -> Path:
-    """Return the folder of what is kept of one kind from run to run; it may not be there."""
+    """Return the cache folder of a kind; it may not exist."""
     users = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(os.environ.get("IMAGEPIVOT_CACHE") or users / "imagepivot") / kind
 
@@ -154,5 +152,4 @@ def _described(stored: Mapping[str, Any]) -> Description:
 
 
 def _json(value: Any) -> bytes:
-    """Return JSON of ASCII characters alone: paths may hold bytes that are no text."""
-    return json.dumps(value, sort_keys=True).encode("ascii")
+    return json.dumps(value, sort_keys=True).encode("ascii")  # Escaped: paths may hold invalid UTF-8.

@@ -1,7 +1,7 @@
-"""Extractors whose images all have one size, so that a batch is one tensor.
+"""Base classes of extractors with one input size, so that a batch is one tensor.
 
-Letters in shapes: ``B`` images, ``H`` and ``W`` pixels of the input, ``S`` side of a crop in pixels, ``D`` channels of a network's
-last map, ``h`` and ``w`` its sides.
+Shapes: ``B`` images, ``H`` and ``W`` pixels of the input, ``S`` side of a crop in pixels, ``D`` channels of the last feature map,
+``h`` and ``w`` its sides.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from extractors.options import ExtractorOptions
 
 
 class FixedSizeExtractor(Extractor):
-    """An extractor whose images all have one size, ``size_hw``; one pass on a CPU takes ``forward_images`` of them."""
+    """Extractor with one input size, ``size_hw``, and ``forward_images`` images per forward on a CPU."""
 
     def __init__(
         self,
@@ -45,18 +45,14 @@ class FixedSizeExtractor(Extractor):
 
     @property
     def feeder_threads(self) -> int:
-        """Threads that give the model one batch each: on a CPU two.
-
-        When the last passes of a batch leave threads without work, those of the next one take them.
-        """
+        """Number of threads that feed the model: on a CPU two, so that the next batch uses threads that the last one leaves."""
         return 2 if not self.on_gpu and passes_share_threads() else super().feeder_threads
 
     def collate(self, images: Sequence[Tensor]) -> Tensor:
-        """Make a batch for `extract` from the pixels of B images, for a GPU in page-locked memory.
+        """Stack the pixels of B images to a batch for `extract`, for a GPU in pinned memory.
 
         Returns:
-            uint8 ``[B, 3, H, W]`` with the channels innermost in memory, as those of the images that `preprocess` makes: so each is
-            copied in one piece, and the models take the batch as it is.
+            uint8 ``[B, 3, H, W]`` in channels-last layout, that of the images from `preprocess` and of the models.
         """
         rows = [image.permute(1, 2, 0) for image in images]  # [H, W, 3]
         if not self.on_gpu:
@@ -66,10 +62,10 @@ class FixedSizeExtractor(Extractor):
 
     @abstractmethod
     def forward(self, pixels: Tensor) -> Tensor:
-        """Compute features: uint8 ``[B, 3, H, W]`` on any device to float32 ``[B, *spec.shape]`` on that of the extractor."""
+        """Compute features: uint8 ``[B, 3, H, W]`` on any device to float32 ``[B, *spec.shape]`` on the extractor's."""
 
     def warm_up_compile(self, *, enabled: bool) -> None:
-        """Compile the model of a CPU if ``enabled``; elsewhere that is left to the first batch."""
+        """Compile a model on a CPU now if ``enabled``; on a GPU the first batch does so."""
         if enabled and self._device.type == "cpu":
             warm_up_compile(self.forward, torch.zeros(self._forward_images, *self._input_shape, dtype=torch.uint8))
 
@@ -80,34 +76,33 @@ class FixedSizeExtractor(Extractor):
             batch: uint8 ``[B, 3, H, W]``, channels R, G, B; B may be 0.
 
         Returns:
-            ``[B, *spec.shape]`` in the type of the spec. On a CPU an image has the same bytes in any batch and with any number of
-            threads.
+            ``[B, *spec.shape]`` in the spec's dtype. On a CPU the bytes do not depend on batch and thread count.
         """
         self._check(batch)
         if not len(batch):
             return np.zeros((0, *self.spec.shape), dtype=self.spec.dtype)
         if self._device.type == "cpu":
             return self.spec.rounded(run_in_chunks(self.forward, batch, self._forward_images).numpy())
-        return self._started(batch)()["feature"]
+        return self._launch(batch)()["feature"]
 
     def extract_async(self, batch: Tensor) -> Callable[[], dict[str, np.ndarray]]:
-        """Give a GPU all that there is to do with a batch, the copies too, and return without waiting."""
+        """Launch the copies and kernels of a batch on a GPU without waiting."""
         self._check(batch)
-        return self._started(batch) if self.on_gpu and len(batch) else super().extract_async(batch)
+        return self._launch(batch) if self.on_gpu and len(batch) else super().extract_async(batch)
 
     def _check(self, batch: Tensor) -> None:
         if batch.dtype != torch.uint8 or batch.shape[1:] != self._input_shape:
             sides = ", ".join(map(str, self._input_shape))
             raise ValueError(f"batch is {batch.dtype} {list(batch.shape)}, expected torch.uint8 [B, {sides}]")
 
-    def _started(self, batch: Tensor) -> Callable[[], dict[str, np.ndarray]]:
+    def _launch(self, batch: Tensor) -> Callable[[], dict[str, np.ndarray]]:
         with precision_context(self._precision, self._device), torch.inference_mode():
-            found = download(run_parts_with_oom_retry(self.forward, batch, self._limits))
-        return lambda: {"feature": self.spec.rounded(found().numpy())}
+            wait = download(run_parts_with_oom_retry(self.forward, batch, self._limits))
+        return lambda: {"feature": self.spec.rounded(wait().numpy())}
 
 
 class CenterCropExtractor(FixedSizeExtractor):
-    """A network of convolutions up to its last map, ``trunk``, on the CPU, of one crop of an image."""
+    """Convolutional network up to its last feature map, ``trunk`` (on the CPU), applied to the centre crop of an image."""
 
     def __init__(
         self,
@@ -130,26 +125,22 @@ class CenterCropExtractor(FixedSizeExtractor):
 
     @abstractmethod
     def features(self, maps: Tensor) -> Tensor:
-        """Make features of maps: ``[B, D, h, w]`` in the type of the network to float32 ``[B, *spec.shape]``."""
+        """Convert feature maps ``[B, D, h, w]`` in the network's dtype to features, float32 ``[B, *spec.shape]``."""
 
     @property
     def preprocessor(self) -> Callable[[Image.Image], np.ndarray]:
-        """The function `preprocess` without the model."""
+        """Picklable `preprocess` without the model."""
         return partial(cropped_pixels, preprocessing=self._preprocessing)
 
     def preprocess(self, image: Image.Image) -> Tensor:
-        """Resize an image and cut out its centre, see `extractors.images.preprocessing.resize_and_crop`.
-
-        Returns:
-            uint8 ``[3, S, S]``, channels R, G, B.
-        """
+        """Resize an image and crop its centre: uint8 ``[3, S, S]``, channels R, G, B."""
         return resize_and_crop(image, self._preprocessing)
 
     def preprocess_single_threaded(self, image: Image.Image) -> Tensor:
-        """Return what `preprocess` does, in less time where a single thread does so."""
+        """Return the bytes of `preprocess` faster, if called from a single thread."""
         return resize_and_crop(image, self._preprocessing, single_threaded=True)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Compute features: uint8 ``[B, 3, S, S]`` on any device to float32 ``[B, *spec.shape]`` on that of the extractor."""
+        """Compute features: uint8 ``[B, 3, S, S]`` on any device to float32 ``[B, *spec.shape]`` on the extractor's."""
         pixels = upload(pixels, self._device).contiguous(memory_format=torch.channels_last)
         return self.features(self._trunk(self._normalize(pixels).to(self._dtype)))

@@ -1,30 +1,31 @@
 """ResNet50, ResNet152 (He et al. 2016, arXiv:1512.03385) and VGG19 (Simonyan and Zisserman 2015, arXiv:1409.1556, column E).
 
-Layers, names and random weights are torchvision's: the same numbers for the same state of torch's generator. The stride of a
-stage of a ResNet is in the 3×3 convolution of its first block, not in the 1×1 convolution before it as in the paper. Importing
-torchvision for this would load torch's compiler, which takes as long as torch itself.
+Layers, names and the order of random initialization are torchvision's, so equal generator states give equal weights. As there, the
+stride of a ResNet stage is in the 3×3 convolution of its first block, not in the preceding 1×1 convolution as in the paper.
+Importing torchvision instead would load torch's compiler, which takes as long as torch itself.
 
-Letters in shapes: ``B`` images, ``C`` channels, ``H`` and ``W`` pixels or cells.
+Shapes: ``B`` images, ``C`` channels, ``H`` and ``W`` pixels or cells.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor, nn
 
-_WIDENING = 4  # Channels that leave a block, for each one inside.
-_WIDTHS = (64, 128, 256, 512)  # Channels inside the blocks of each stage.
+_EXPANSION = 4  # Output channels of a block per inner channel.
+_WIDTHS = (64, 128, 256, 512)  # Inner channels of the blocks of each stage.
 _CLASSES = 1000
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions, 1×1, 3×3 with ``width`` channels and the stride, and 1×1, and a shortcut around them."""
+    """Residual block of a 1×1, a 3×3 (``width`` channels, with the stride) and a 1×1 convolution."""
 
     def __init__(self, channels: int, width: int, stride: int = 1) -> None:
         super().__init__()
-        outgoing = width * _WIDENING
+        outgoing = width * _EXPANSION
         self.conv1 = nn.Conv2d(channels, width, kernel_size=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.conv2 = nn.Conv2d(width, width, kernel_size=3, stride=stride, padding=1, bias=False)
@@ -38,17 +39,17 @@ class Bottleneck(nn.Module):
             self.downsample = nn.Sequential(projection, nn.BatchNorm2d(outgoing))
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Compute maps: ``[B, C, H, W]`` to ``[B, 4 * width, H / stride, W / stride]``, not negative."""
+        """Compute feature maps: ``[B, C, H, W]`` to ``[B, 4 * width, H / stride, W / stride]``, not negative."""
         inner = self.relu(self.bn1(self.conv1(maps)))
         inner = self.relu(self.bn2(self.conv2(inner)))
         inner = self.bn3(self.conv3(inner))
         inner += maps if self.downsample is None else self.downsample(maps)
-        found: Tensor = self.relu(inner)
-        return found
+        output: Tensor = self.relu(inner)
+        return output
 
 
 class ResNet(nn.Module):
-    """A residual network of bottlenecks with its classifier; ``blocks`` are the numbers of those of the four stages."""
+    """Residual network of bottlenecks with its classifier; ``blocks`` are the block counts of the four stages."""
 
     def __init__(self, blocks: Sequence[int]) -> None:
         super().__init__()
@@ -59,7 +60,7 @@ class ResNet(nn.Module):
         channels = _WIDTHS[0]
         for stage, (count, width) in enumerate(zip(blocks, _WIDTHS, strict=True), start=1):
             first = Bottleneck(channels, width, stride=1 if stage == 1 else 2)
-            channels = width * _WIDENING
+            channels = width * _EXPANSION
             others = (Bottleneck(channels, width) for _ in range(count - 1))
             self.add_module(f"layer{stage}", nn.Sequential(first, *others))
         self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
@@ -71,8 +72,13 @@ class ResNet(nn.Module):
         maps = self.maxpool(self.relu(self.bn1(self.conv1(pixels))))
         for stage in range(1, len(_WIDTHS) + 1):
             maps = self.get_submodule(f"layer{stage}")(maps)
-        found: Tensor = self.fc(self.avgpool(maps).flatten(1))
-        return found
+        logits: Tensor = self.fc(self.avgpool(maps).flatten(1))
+        return logits
+
+    def trunk(self) -> nn.Sequential:
+        """Return the layers up to the last feature map."""
+        layers = ((name, layer) for name, layer in self.named_children() if name not in ("avgpool", "fc"))
+        return nn.Sequential(OrderedDict(layers))
 
 
 def resnet50() -> ResNet:
@@ -86,12 +92,12 @@ def resnet152() -> ResNet:
 
 
 _VGG_STAGES = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))  # Channels and number of convolutions, before each pooling.
-_VGG_CELLS = 7  # Rows and columns of the map that is connected.
+_VGG_CELLS = 7  # Rows and columns of the last feature map.
 _VGG_WIDTH = 4096
 
 
 class VGG19(nn.Module):
-    """Sixteen convolutions in ``features``, and three fully connected layers in ``classifier``."""
+    """VGG19: sixteen convolutions in ``features``, three fully connected layers in ``classifier``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,19 +123,19 @@ class VGG19(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Classify: normalised ``[B, 3, 224, 224]`` to logits ``[B, 1000]``."""
-        found: Tensor = self.classifier(self.avgpool(self.features(pixels)).flatten(1))
-        return found
+        logits: Tensor = self.classifier(self.avgpool(self.features(pixels)).flatten(1))
+        return logits
 
 
 def init_weights(model: nn.Module, *, linear_std: float | None = None) -> None:
-    """Draw the weights of a network that has just been built, in place, in the order of its modules.
+    """Initialize the weights of a network in place, in module order.
 
-    A convolution's are normal (He et al. 2015, by the values that go out) and its biases zero. On the meta device nothing happens:
-    there are no values, and torch would load its compiler for each draw.
+    Convolutions get He-normal weights (He et al. 2015, fan-out) and zero biases. Tensors on the meta device are skipped, since
+    torch would load its compiler for them.
 
     Args:
-        model: of convolutions, batch norms, which stay as they are, and linear layers.
-        linear_std: standard deviation of the weights of linear layers, whose biases are zero then; None to leave them as they are.
+        model: network of convolutions, batch norms (unchanged) and linear layers.
+        linear_std: standard deviation of linear weights, with zero biases; None to keep torch's defaults.
     """
     for layer in model.modules():
         if not isinstance(layer, (nn.Conv2d, nn.Linear)) or layer.weight.is_meta:
@@ -145,7 +151,7 @@ def init_weights(model: nn.Module, *, linear_std: float | None = None) -> None:
 
 
 class PretrainedWeights(NamedTuple):
-    """Weights that torchvision publishes: its name for them, and the file, whose name has the first digits of its SHA-256."""
+    """Weights published by torchvision: their name and URL. The file name contains the first digits of its SHA-256."""
 
     name: str
     url: str

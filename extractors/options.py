@@ -1,4 +1,4 @@
-"""Options of an extractor, besides its weights and its device. Importing this loads no torch."""
+"""Options of an extractor except weights and device. Importing this loads no torch."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 Backend = Literal["torchvision", "detectron2"]
 _REGIONS = "Regions"
 MAX_REGIONS = 300
-"""The detector proposes at most this many boxes per image."""
+"""Maximum number of boxes that the detector proposes per image."""
 
 
 @dataclass(frozen=True)
 class RegionOptions:
-    """Which regions of an image are kept, what their classes are called, and what computes them.
+    """Selection of regions, names of their classes, and backend.
 
-    The defaults are the fixed 36 of bottom-up attention; its adaptive set has 10 to 100.
+    The defaults give the fixed 36 regions of bottom-up attention; its adaptive set has 10 to 100.
 
     Raises:
         UsageError: a value is out of range.
@@ -56,7 +56,7 @@ class RegionOptions:
         if not 1 <= self.min_regions <= self.max_regions <= MAX_REGIONS:
             raise UsageError(
                 f"--min-regions is {self.min_regions} and --max-regions {self.max_regions}, expected "
-                f"1 <= min <= max <= {MAX_REGIONS}, the proposals of an image"
+                f"1 <= min <= max <= {MAX_REGIONS}, the number of proposals per image"
             )
         if not 0 <= self.score_threshold <= 1:
             raise UsageError(f"--score-threshold is {self.score_threshold}, expected a probability from 0 to 1")
@@ -69,26 +69,26 @@ class RegionOptions:
 
     @property
     def count(self) -> str:
-        """Number of regions of an image as it stands in names: ``36``, or ``10-100``."""
+        """Number of regions per image for names: ``36``, or ``10-100``."""
         return str(self.max_regions) if self.min_regions == self.max_regions else f"{self.min_regions}-{self.max_regions}"
 
     def parameters(self) -> dict[str, Any]:
-        """Return the options that decide the values, as JSON values; names of classes and attributes do not."""
+        """Return the options that determine the features, as JSON values; class and attribute names do not."""
         half = {"half_backbone": True} if self.half_backbone else {}
         return {"min": self.min_regions, "max": self.max_regions, "score_threshold": self.score_threshold} | half
 
 
 @dataclass(frozen=True)
 class ExtractorOptions:
-    """The options of an extractor, besides its weights and its device.
+    """Options of an extractor except weights and device.
 
     Attributes:
-        spec: name, shape and type of the feature, from `ExtractorRequest.spec`.
+        spec: from `ExtractorRequest.spec`; takes ``unpooled`` and ``keep_crops`` into account.
         precision: one of `extractors.computing.devices.PRECISIONS`.
-        compile: whether the model runs through ``torch.compile``.
-        regions: which regions are kept, for an extractor of regions.
-        unpooled: whether the feature is the map that the model would pool; ``spec`` is then that of the map.
-        keep_crops: whether the features of the crops are kept apart; ``spec`` is then that of all of them.
+        compile: run the model with ``torch.compile``.
+        regions: selection of regions (region extractors only).
+        unpooled: extract the feature map before the pooling.
+        keep_crops: extract one vector per crop.
     """
 
     spec: FeatureSpec
@@ -99,7 +99,7 @@ class ExtractorOptions:
     keep_crops: bool = False
 
     def parameters(self, weights: Weights, **more: Any) -> dict[str, Any]:
-        """Return the parameters of a `Description`: those that all extractors have, and ``more``."""
+        """Return the parameters of a `Description`: those common to all extractors, and ``more``."""
         compiled = {"compiled": True} if self.compile else {}
         stored = {} if self.spec.dtype == "float32" else {"dtype": self.spec.dtype}
         common = {"name": self.spec.name, "decoding": DECODING, **weights.parameters(), "precision": self.precision}

@@ -1,4 +1,4 @@
-"""An extractor as a user asks for it: by name, with its weights and options. Importing this loads no torch."""
+"""Requests for extractors by name, weights and options. Importing this loads no torch."""
 
 from __future__ import annotations
 
@@ -40,25 +40,24 @@ Weights: TypeAlias = Annotated[
 
 
 def extractor_names() -> tuple[str, ...]:
-    """Return names of extractors, and the beginnings of others."""
+    """Return extractor names and the prefixes of families, for completion."""
     return (*names(), "timm:", DETECTRON2)
 
 
 @dataclass(frozen=True)
 class ExtractorRequest:
-    """An extractor as a user asks for it. Making one reads nothing and checks nothing; its methods do.
+    """Request for an extractor. Its methods check and read, the constructor does not.
 
     Attributes:
-        name: one of `names`, or ``timm:NAME`` with the name of one of timm's models, e.g. ``timm:resnet18.a1_in1k``. Without the
-            part behind the dot it is the model's default there; the spec always has the full name. Or
-            ``detectron2:CONFIG+WEIGHTS`` with the paths of a config file and a checkpoint of detectron2.
-        weights: ``default`` are torchvision's or timm's of that name, of which ``vgg19-10crop-caffe`` has none. The format of a
-            file is told by its content. An address is fetched once per machine.
-        compile: not for regions on a CPU. The last digits of the features may differ, so it is part of the fingerprint.
-        regions: for an extractor of regions; None for its defaults.
-        dtype: features are computed in float32 and then rounded; beyond the range of float16 the image becomes a failure.
-        unpooled: the map is ``[H * W, D]`` in row-major order.
-        keep_crops: the crops are ``[10, D]``.
+        name: one of `names`; ``timm:NAME``, e.g. ``timm:resnet18.a1_in1k``, or ``timm:resnet18`` for the model's default tag; or
+            ``detectron2:CONFIG+WEIGHTS`` with the paths of a config file and a checkpoint.
+        weights: ``default`` weights are torchvision's or timm's. The format of a file is detected from its content. Remote files
+            are downloaded once per machine.
+        compile: unsupported for regions on a CPU. Last digits of features may differ, so it is part of the fingerprint.
+        regions: options of region extractors; None for the defaults.
+        dtype: features are rounded from float32. An image with values beyond the range of float16 becomes a failure.
+        unpooled: extract ``[H * W, D]`` in row-major order.
+        keep_crops: extract ``[10, D]``.
     """
 
     name: Annotated[
@@ -76,32 +75,29 @@ class ExtractorRequest:
     keep_crops: Annotated[bool, Opt("Store a vector per crop, not the mean (ten-crop only).", panel=_MODEL)] = False
 
     def spec(self) -> FeatureSpec:
-        """Return name, shape and type of the feature that the extractor makes, without weights; of regions by default.
+        """Return the feature spec, without weights and options of regions.
 
         Raises:
-            UsageError: there is no extractor of that name, it needs a package that is not installed, or it does not have an
-                option.
+            UsageError: the name is unknown, a required package is not installed, or an option is unsupported.
         """
         return self._entry().spec
 
     def describe(self) -> Description:
-        """Describe what `load` would make, without a device: for the machine that plans a run and does not extract.
+        """Describe the extractor that `load` would create, without a device, for machines that only plan a run.
 
-        The weights are hashed and checked, so missing or wrong ones are an error here already, but their values are not copied
-        into memory where the format allows that. Whether a device computes in the precision is left to `load`. Weights stay at
-        hand for a `load` that follows in the same process, see `extractors.weights.resolve`. What this machine has described
-        before is not read again, see `extractors.description_cache`.
+        Weights are hashed and checked, but not copied into memory where the format allows it. A following `load` in this process
+        reuses them, see `extractors.weights.resolve`. Descriptions are cached, see `extractors.description_cache`.
 
         Raises:
-            UsageError: the name or an option is not one of those listed.
-            InputError: the weights are missing, broken, or another model's.
+            UsageError: the name or an option is invalid.
+            InputError: the weights are missing, corrupt, or of another model.
         """
         located = self.located()
-        if _stock_model(self.name) or is_remote(located.weights):  # Of several files, or of whatever is there now.
-            return self._described()[0]
-        return cached_description(asdict(located), self._described)
+        if _stock_model(self.name) or is_remote(located.weights):
+            return self._describe()[0]
+        return cached_description(asdict(located), self._describe)
 
-    def _described(self) -> tuple[Description, Path | None, FileStamp | None]:
+    def _describe(self) -> tuple[Description, Path | None, FileStamp | None]:
         module, settings = self._resolve()
         from extractors.computing.devices import check_precision
         from extractors.weights.resolve import store_weights
@@ -116,11 +112,11 @@ class ExtractorRequest:
         """Load the extractor, ready to use.
 
         Args:
-            device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto`` (a GPU if there is one).
+            device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto`` (a GPU if available).
 
         Raises:
-            UsageError: the name or an option is not one of those listed, or this machine lacks the device or a compiler.
-            InputError: the weights are missing, broken, or another model's.
+            UsageError: the name or an option is invalid, or this machine lacks the device or a compiler.
+            InputError: the weights are missing, corrupt, or of another model.
         """
         module, settings = self._resolve()
         from extractors.weights.resolve import pop_weights
@@ -136,52 +132,49 @@ class ExtractorRequest:
         return module.load(settings, weights.in_memory(), torch_device)
 
     def check_device(self, device: str) -> torch.device:
-        """Return a device after checking that this machine has it, and that it does what is asked.
+        """Return a device after checking that this machine has it and that it supports the request.
 
         Raises:
-            UsageError: it has not, or does not.
+            UsageError: the device is missing, or does not support the request.
         """
         from extractors.computing.devices import check_request
 
-        found = check_request(device, self.precision, compile=self.compile)
-        if self.compile and found.type == "cpu" and self._entry().makes_regions:
+        torch_device = check_request(device, self.precision, compile=self.compile)
+        if self.compile and torch_device.type == "cpu" and self._entry().makes_regions:
             raise UsageError("--compile needs a GPU for regions, but the device is 'cpu': leave it out, or choose a GPU")
-        return found
+        return torch_device
 
     def files(self) -> tuple[str, ...]:
-        """Return the locations of the files that every process reads which loads the extractor; none for weights by name."""
+        """Return the locations of the files that `load` reads; none for weights by name."""
         from extractors.weights.download import split_choice
 
         return tuple(split_choice(name)[0] for name in (*_stock_model(self.name), self.weights) if _names_file(name))
 
     def located(self) -> ExtractorRequest:
-        """Return the same request with absolute paths, which mean the same to a process in another folder."""
+        """Return the request with absolute paths, for processes in other folders."""
         model = _stock_model(self.name)
         name = f"{DETECTRON2}{'+'.join(map(_absolute, model))}" if model else self.name
         return replace(self, name=name, weights=_absolute(self.weights))
 
     def _resolve(self) -> tuple[ExtractorModule, ExtractorOptions]:
-        """Import the module that makes the extractor: afterwards torch is known to be installed."""
+        """Import the extractor's module, which checks that torch is installed."""
         entry = self._entry()
         if self.regions is not None and not entry.makes_regions:
-            raise UsageError(
-                f"extractor {self.name!r} makes one feature per image and no regions: leave the options of regions out"
-            )
+            raise UsageError(f"extractor {self.name!r} extracts no regions: leave the options of regions out")
         options = self.regions or RegionOptions()
         module = entry.detectron2_module if options.backend == "detectron2" else entry.module
         settings = ExtractorOptions(entry.spec, self.precision, self.compile, options, self.unpooled, self.keep_crops)
         return import_module(module, entry.spec.name), settings
 
     def _entry(self) -> Entry:
-        """Return the entry of the extractor, with the spec that the options ask for."""
+        """Return the catalogue entry with the spec for ``dtype``, ``unpooled`` and ``keep_crops``."""
         entry = entry_of(self.name, unpooled=self.unpooled)
         if self.dtype not in DTYPES:
             raise UsageError(f"--dtype is {self.dtype!r}, expected one of {', '.join(DTYPES)}")
         if self.keep_crops and not entry.crops:
-            several = ", ".join(name for name in names() if ENTRIES[name].crops)
+            ten_crop = ", ".join(name for name in names() if ENTRIES[name].crops)
             raise UsageError(
-                f"--keep-crops keeps the features of crops apart, and extractor {self.name!r} makes none of several crops: leave "
-                f"it out, or choose one of {several}"
+                f"--keep-crops needs one of the extractors {ten_crop}, not {self.name!r}: leave it out, or choose one"
             )
         spec = replace(entry.spec, dtype=self.dtype)
         if self.keep_crops:
@@ -190,7 +183,6 @@ class ExtractorRequest:
         return replace(entry, spec=spec)
 
     def _weights_key(self, module: ExtractorModule, settings: ExtractorOptions) -> tuple[object, ...]:
-        """Return what decides which weights are found."""
         return module, settings.spec.name, self.weights
 
 
@@ -206,7 +198,7 @@ def load(
     unpooled: bool = False,
     keep_crops: bool = False,
 ) -> Extractor:
-    """Load an extractor, ready to use: an `ExtractorRequest` of these arguments, on a device.
+    """Load an extractor, see `ExtractorRequest`.
 
     Example:
         >>> extractor = load("resnet50-pool", weights="random:0")  # doctest: +SKIP
@@ -218,7 +210,7 @@ def load(
 
 
 def _stock_model(name: str) -> tuple[str, ...]:
-    """Return the config and the weights in the name of an extractor, if it is one of detectron2's models."""
+    """Return the config and weights in the name of a detectron2 model, else an empty tuple."""
     return tuple(_CONFIG_END.split(name.removeprefix(DETECTRON2), maxsplit=1)) if name.startswith(DETECTRON2) else ()
 
 

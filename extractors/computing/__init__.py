@@ -1,1 +1,1 @@
-"""Devices and precisions, passes over batches, memory."""
+"""Devices, precisions, parallel forwards, memory, fused and Winograd convolutions."""

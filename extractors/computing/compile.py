@@ -1,8 +1,8 @@
-"""Compiled models: through ``torch.compile``, on a CPU so that the bytes of features stay independent of threads and batches.
+"""Models compiled by ``torch.compile``.
 
-On a CPU the code is made for one thread and for the shape that every forward has, weights are frozen into it, and it is kept on
-disk in a folder of imagepivot's own cache, which `extractors.request` names, or that of ``TORCHINDUCTOR_CACHE_DIR``, where later
-runs and other workers of the machine find it. What torch compiles there is C++, so a compiler must be installed.
+On a CPU, code is compiled for one thread and one input shape, with frozen weights, so that features do not depend on thread count
+and batch size. This needs a C++ compiler. Later runs and other workers reuse the code from imagepivot's cache or from
+``TORCHINDUCTOR_CACHE_DIR``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from extractors.computing.cpu_parallel import run_single_threaded
 from schemas.errors import UsageError
 
 _FOLDER = "TORCHINDUCTOR_CACHE_DIR"
-# One thread, whatever torch's number is while it compiles, and no helper processes.
-_ON_CPU = {"freezing": True, "cpp.threads": 1, "compile_threads": 1}
+_CPU_CONFIG = {"freezing": True, "cpp.threads": 1, "compile_threads": 1}  # Without helper processes.
 
 
 def check_compile(device: torch.device) -> None:
@@ -36,13 +35,13 @@ def check_compile(device: torch.device) -> None:
     names = (asked,) if asked else ("g++", "clang++", "c++")
     if not any(shutil.which(name) for name in names):
         raise UsageError(
-            f"--compile on a CPU needs a C++ compiler, and there is no {' or '.join(names)} here: install one (Debian: apt install "
+            f"--compile on a CPU needs a C++ compiler, but {' or '.join(names)} is not installed: install one (Debian: apt install "
             "g++), name it with CXX, or leave --compile out"
         )
 
 
 def compile_model(model: nn.Module, device: torch.device, *, enabled: bool) -> nn.Module:
-    """Let a model be compiled at its first forward if ``enabled``, and return it. On a CPU, `warm_up_compile` has to follow.
+    """Set a model up to be compiled at its first forward if ``enabled``, and return it. On a CPU call `warm_up_compile` next.
 
     Raises:
         UsageError: see `check_compile`.
@@ -58,20 +57,20 @@ def compile_model(model: nn.Module, device: torch.device, *, enabled: bool) -> n
 
 
 def set_compile_cache(folder: Path) -> None:
-    """Let torch keep what it compiles in a folder, unless the user has named another one."""
+    """Set torch's cache of compiled code, unless the user has set one."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # Loads the compiler.
 
-    # Torch puts its own folder there as soon as its compiler is imported, by whatever library, and reads it whenever it needs it.
+    # Importing the compiler sets the variable to torch's default.
     if os.environ.get(_FOLDER) in (None, default_cache_dir()):
         os.environ[_FOLDER] = str(folder)
 
 
 def warm_up_compile(forward: Callable[[Tensor], Any], example: Tensor) -> None:
-    """Run a compiled model on a CPU once, as every forward will, before threads do.
+    """Run a compiled model on a CPU once, before threads do.
 
     Args:
         forward: runs the model.
-        example: an input of the shape that all inputs will have.
+        example: input with the shape of all later inputs.
 
     Raises:
         UsageError: the model cannot be compiled here.
@@ -79,19 +78,17 @@ def warm_up_compile(forward: Callable[[Tensor], Any], example: Tensor) -> None:
     from torch._inductor import config  # Loads the compiler.
 
     def compile_and_run(values: Tensor) -> None:
-        # Each thread has a configuration of its own, and what is frozen is decided before the options of ``compile`` are read.
-        with config.patch(_ON_CPU):
+        # The configuration is per thread, and freezing is decided before the options of ``compile`` are read.
+        with config.patch(_CPU_CONFIG):
             forward(values)
 
     try:
         run_single_threaded(compile_and_run, [example])
     except (RuntimeError, OSError) as error:
         reason = first_line(error)[:300]
-        raise UsageError(
-            f"--compile: torch cannot compile the model on this machine ({reason}): leave --compile out"
-        ) from error
+        raise UsageError(f"torch cannot compile the model on this machine ({reason}): leave --compile out") from error
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's message that is not blank, or else its type."""
+    """Return the first non-blank line of an error's message, or else its type."""
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,11 +1,10 @@
-"""Running a model on a batch so that the feature of an image depends on nothing but the image.
+"""Deterministic parallel forwards on a CPU: single-threaded chunks of one shape.
 
-On a CPU, torch chooses the kernels of a layer, and with them the order of its sums, by the number of threads and the size of the
-batch: ResNet50's features then differ in their last bits (measured: up to 5e-7 of the largest value) between one thread and
-two. Here every forward pass has the same shape and runs in one thread, and the threads work on different images. This is not
-slower, because no thread waits for the slowest one at each layer.
+Torch chooses kernels, and thus the order of sums, by thread count and batch size, so last bits of features depend on both. Here
+each forward has a fixed shape and runs in one thread, and threads work on different images. This is not slower, since threads
+need not wait for each other at each layer.
 
-Letters in shapes: ``B`` images of a batch.
+Shapes: ``B`` images of a batch.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 
 FORWARD_IMAGES = 2
-"""Images of one forward pass on a CPU: two are 1.1 times as fast as one and as fast as four, with little padding in the last."""
+"""Images per forward on a CPU; larger is not faster."""
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -30,15 +29,15 @@ _pool_lock, _limiting = Lock(), Lock()
 
 
 def run_in_chunks(function: Callable[[Tensor], Tensor], batch: Tensor, images: int = FORWARD_IMAGES) -> Tensor:
-    """Apply a model on the CPU to a few images per pass, each pass in one thread, passes in all of torch's threads.
+    """Apply a model to chunks of a batch, one thread per chunk, in all of torch's threads.
 
     Args:
-        function: from ``[images, ...]`` to ``[images, ...]``; called from several threads at once.
-        batch: ``[B, ...]``, not empty; the last pass is padded with copies of its last image, whose results are dropped.
-        images: images of one pass.
+        function: from ``[images, ...]`` to ``[images, ...]``; called from several threads.
+        batch: ``[B, ...]``, not empty. The last chunk is padded with copies of the last image.
+        images: images per chunk.
 
     Returns:
-        The results in order, ``[B, ...]``: the same bytes for any B and any number of threads.
+        ``[B, ...]``; the bytes do not depend on B and the thread count.
     """
     chunks = list(batch.split(images))
     missing = images - len(chunks[-1])
@@ -48,9 +47,9 @@ def run_in_chunks(function: Callable[[Tensor], Tensor], batch: Tensor, images: i
 
 
 def run_single_threaded(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
-    """Apply a function to all items, in one of torch's threads per item and ``torch.get_num_threads()`` threads in all.
+    """Apply a function to items in parallel, one thread per item, in ``torch.get_num_threads()`` threads.
 
-    The caller's number of threads is read at every call and not changed. Gradients are off in ``function``.
+    The thread count is read at every call and not changed. ``function`` runs in inference mode.
     """
 
     def run(item: _Item) -> _Result:
@@ -62,15 +61,14 @@ def run_single_threaded(function: Callable[[_Item], _Result], items: Iterable[_I
 
 
 def passes_share_threads() -> bool:
-    """Tell whether passes of several callers at once run in the same threads, and start these; False if each runs its own.
+    """Return whether concurrent calls of `run_single_threaded` share a thread pool, after starting it.
 
-    A thread that calls `run_single_threaded` afterwards, and has not used torch before, takes torch's number as it is now.
+    False if torch has one thread, so that each caller computes in its own.
     """
     return _threads() is not None
 
 
 def _threads() -> ThreadPoolExecutor | None:
-    """Return the threads of passes; None if torch has but one, which is the caller's."""
     threads = torch.get_num_threads()
     if threads == 1:
         return None
@@ -80,20 +78,19 @@ def _threads() -> ThreadPoolExecutor | None:
 
 @lru_cache(maxsize=2)
 def _pool(pid: int, threads: int) -> ThreadPoolExecutor:
-    """Start the threads of passes. There is one pool per process: threads do not survive a fork."""
+    """Start the threads of a process; they do not survive a fork."""
     return single_threaded_pool(threads, "extractor")
 
 
 def single_threaded_pool(threads: int, name: str) -> ThreadPoolExecutor:
-    """Start threads in which torch uses a single thread each; all of them run when this returns.
+    """Start a pool of threads with one torch thread each; ``name`` is the prefix of their names.
 
-    ``torch.set_num_threads`` sets the number for the calling thread, and also for threads that first use torch later. The second
-    is restored at once, from a thread that has that number already. The names of the threads begin with ``name``.
+    ``torch.set_num_threads`` also changes the default of threads that use torch later, which is restored before returning.
     """
     started = Barrier(threads + 1)
 
     def limit() -> None:
-        torch.get_num_threads()  # The first use of torch in a thread takes the number of the process, so it must come first.
+        torch.get_num_threads()  # The first use of torch in a thread sets the default count, so it must come first.
         torch.set_num_threads(1)
         started.wait()
 

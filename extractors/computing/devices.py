@@ -1,4 +1,4 @@
-"""Devices and precisions: what is asked for is what is used, or it is an error."""
+"""Devices and precisions. A request that a device does not support is an error."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from schemas.errors import UsageError
 from schemas.process.resources import bfloat16_remark
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-# Torch's switches apply to the whole process, and a worker may extract in several threads: what each thread inside
-# `precision_context` needs, and what puts back what the first of them found. All that are inside need the same.
+# Torch's switches are global, and a worker may extract in several threads. All threads inside `precision_context` need equal
+# switches: `_inside` has one item per thread, `_restore` resets the switches after the last one.
 _switching = Condition()
 _inside: list[bool] = []
-_found = ExitStack()
+_restore = ExitStack()
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""Types of 16 bits by precision; the other precisions compute in float32."""
+"""16-bit dtypes by precision; the other precisions compute in float32."""
 
 
 def resolve_device(device: str) -> torch.device:
-    """Return the device that is asked for.
+    """Return the requested device.
 
     Args:
-        device: ``cpu``, ``cuda`` (the first GPU), ``cuda:N``, or ``auto`` (``cuda`` if there is a GPU, else ``cpu``).
+        device: ``cpu``, ``cuda`` (the first GPU), ``cuda:N``, or ``auto`` (the first GPU if available, else ``cpu``).
 
     Raises:
-        UsageError: the device is none of these, or this host does not have it.
+        UsageError: the name is invalid, or this host lacks the device.
     """
     available, count = torch.cuda.is_available(), torch.cuda.device_count()
     if device == "auto":
         return torch.device("cuda:0" if available else "cpu")
     if device == "cpu":
         return torch.device("cpu")
-    kind, colon, number = device.partition(":")
-    if kind != "cuda" or (colon and not (number.isascii() and number.isdigit())):
+    kind, colon, digits = device.partition(":")
+    if kind != "cuda" or (colon and not (digits.isascii() and digits.isdigit())):
         raise UsageError(f"device is {device!r}, expected 'cpu', 'cuda', 'cuda:N' or 'auto'")
-    index = int(number) if colon else 0
+    index = int(digits) if colon else 0
     if not available or index >= count:
         raise UsageError(
             f"device {device!r} is not on this host: torch.cuda.is_available() is {available}, torch.cuda.device_count() is "
@@ -55,15 +55,15 @@ def resolve_device(device: str) -> torch.device:
 
 
 def check_precision(precision: str, device: torch.device | None = None) -> None:
-    """Check that a precision exists, and that a device computes in it.
+    """Check that a precision is valid, and that a device supports it.
 
     Args:
-        precision: ``fp32``; ``tf32`` (float32 with products of 10-bit mantissas); ``bf16`` or ``fp16`` (convolutions and matrix
-            products in 16 bits, everything else in its own type, the feature in float32).
-        device: from `resolve_device`; None to leave it out.
+        precision: ``fp32``; ``tf32`` (float32 with products of 10-bit mantissas); ``bf16`` or ``fp16`` (mixed precision:
+            convolutions and matrix products in 16 bits, features in float32).
+        device: from `resolve_device`; None to skip its check.
 
     Raises:
-        UsageError: the precision is none of these, or the device does not compute in it.
+        UsageError: the precision is invalid, or the device does not support it.
     """
     if precision not in PRECISIONS:
         raise UsageError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
@@ -76,10 +76,10 @@ def check_precision(precision: str, device: torch.device | None = None) -> None:
 
 
 def check_request(device: str, precision: str, *, compile: bool = False) -> torch.device:  # noqa: A002
-    """Return a device, named as for `resolve_device`, after checking the precision, and that models can be compiled for it.
+    """Resolve a device, and check precision and compiler for it.
 
     Raises:
-        UsageError: this host lacks the device, or the device lacks the precision or no model can be compiled for it.
+        UsageError: see `resolve_device`, `check_precision` and `check_compile`.
     """
     torch_device = resolve_device(device)
     check_precision(precision, torch_device)
@@ -89,30 +89,27 @@ def check_request(device: str, precision: str, *, compile: bool = False) -> torc
 
 
 def cast_layers(model: nn.Module, precision: str) -> torch.dtype:
-    """Cast the convolutions and matrix products of a model, in place, once.
+    """Cast the convolution and linear layers of a model in place, and return the dtype of its input.
 
-    Results equal those of ``torch.autocast``, which would cast the same layers again in each call.
-
-    Returns:
-        Type that the input of the model must have.
+    Results equal those of ``torch.autocast``, which would cast the layers in each call.
     """
     dtype = AUTOCAST_DTYPES.get(precision, torch.float32)
     for layer in model.modules():
         if isinstance(layer, (nn.Conv2d, nn.Linear)):
-            for parameter in layer.parameters(recurse=False):  # Some layers hold their norm, which stays as it is.
+            for parameter in layer.parameters(recurse=False):  # Without the norms of layers that contain them.
                 parameter.data = parameter.data.to(dtype)
     return dtype
 
 
 def cache_casts(model: nn.Module, dtype: torch.dtype | None) -> None:
-    """Let the convolutions and matrix products of a model keep what ``torch.autocast`` would make of their weights in each call.
+    """Cache the casts of ``torch.autocast`` in the convolution and linear layers of a model.
 
-    The weights themselves stay as they are, for what else reads them, and so do layers of classes derived from torch's, which may
-    compute with them first: the features have the same bits, and the model takes half as much memory again.
+    Features keep their bits. Weights remain for other readers, and subclasses of torch's layers remain unchanged, so the model
+    takes 1.5 times the memory.
 
     Args:
         model: on its device.
-        dtype: type of the block of autocast that the model will run in; None for no such block, and nothing is kept.
+        dtype: autocast dtype of the forward; None without autocast, which changes nothing.
     """
     for layer in model.modules() if dtype is not None else ():
         if type(layer) in _CAST_CACHING:
@@ -145,7 +142,7 @@ _CAST_CACHING: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: _CastCaching
 
 
 def upload(pixels: Tensor, device: torch.device) -> Tensor:
-    """Copy pixels to a device; to a GPU through page-locked memory, so that the caller does not wait for the copy."""
+    """Copy pixels to a device; to a GPU asynchronously through pinned memory."""
     if device.type == "cpu" or pixels.device == device:
         return pixels.to(device)
     pinned = pixels if pixels.is_pinned() else pixels.pin_memory()
@@ -153,16 +150,16 @@ def upload(pixels: Tensor, device: torch.device) -> Tensor:
 
 
 def download(parts: Sequence[Tensor]) -> Callable[[], Tensor]:
-    """Start to copy results from a GPU, into page-locked memory, so that the caller does not wait for what is being computed.
+    """Start asynchronous copies of results from a GPU to pinned memory.
 
     Args:
         parts: ``[B, ...]`` each, on the GPU of `precision_context`; at least one.
 
     Returns:
-        Waits for the copies and returns the parts one behind the other, on the CPU.
+        Function that waits for the copies and returns the concatenated parts.
     """
     copies = [part.to("cpu", non_blocking=True) for part in parts]
-    end = torch.cuda.Event(blocking=True)  # Who waits sleeps: other threads need the core.
+    end = torch.cuda.Event(blocking=True)  # Blocking sync: do not spin, other threads need the core.
     end.record()
 
     def wait() -> Tensor:
@@ -173,22 +170,17 @@ def download(parts: Sequence[Tensor]) -> Callable[[], Tensor]:
 
 
 def pinned_empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return memory of the host from which a GPU copies by itself, of unknown content.
-
-    Torch keeps such memory for later, and knows the copies that were started: what is dropped is given out again when they have
-    ended, so nobody has to count buffers.
-    """
+    """Return uninitialized pinned memory. Torch's allocator reuses it only after pending copies have ended."""
     with torch.cuda.device(device):  # See `precision_context`.
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
 
 @contextmanager
 def precision_context(precision: str, device: torch.device) -> Iterator[None]:
-    """Make a GPU compute in a precision inside the block, and restore every switch afterwards. It is this thread's GPU meanwhile.
+    """Set the precision of a GPU inside the block, and the current device of this thread; restore all switches afterwards.
 
-    By default torch lets convolutions on a GPU round to TF32; ``fp32`` switches this off. Algorithms that may differ from run to
-    run are switched off too, where torch passes that on (see `extractors.computing.fused_conv2d`). Threads that need other switches
-    wait; those that need the same are inside together, say one per GPU.
+    By default torch allows TF32 in convolutions on a GPU; ``fp32`` forbids it. Nondeterministic algorithms are forbidden, too,
+    where torch passes that on (see `extractors.computing.fused_conv2d`). Threads with equal switches run concurrently, others wait.
     """
     if device.type != "cuda":
         yield
@@ -197,23 +189,23 @@ def precision_context(precision: str, device: torch.device) -> Iterator[None]:
     with _switching:
         _switching.wait_for(lambda: not _inside or _inside[0] == tf32)
         if not _inside:
-            _found.enter_context(_repeatable())
-            _found.enter_context(_float32_products(tf32=tf32))
+            _restore.enter_context(_deterministic())
+            _restore.enter_context(_float32_products(tf32=tf32))
         _inside.append(tf32)
     try:
-        # Else what names no device, such as page-locked memory, would open a context on the first GPU.
+        # Otherwise calls without a device, such as for pinned memory, would open a context on the first GPU.
         with torch.cuda.device(device):
             yield
     finally:
         with _switching:
             _inside.pop()
             if not _inside:
-                _found.close()
+                _restore.close()
                 _switching.notify_all()
 
 
 @contextmanager
-def _repeatable() -> Iterator[None]:
+def _deterministic() -> Iterator[None]:
     cudnn = torch.backends.cudnn
     before = cudnn.benchmark, cudnn.deterministic
     cudnn.benchmark, cudnn.deterministic = False, True
@@ -225,15 +217,15 @@ def _repeatable() -> Iterator[None]:
 
 @contextmanager
 def _float32_products(*, tf32: bool) -> Iterator[None]:
-    """Let all float32 products on a GPU, of cuBLAS and cuDNN, round to TF32, or none; as in `train.devices`.
+    """Allow or forbid TF32 in all products on a GPU (cuBLAS and cuDNN), as in `train.devices`.
 
-    Torch has old and new switches, and raises an error where somebody, such as ``torch.compile``, asks for an old one that the new
-    ones contradict. So both are set, the old ones first, since they set new ones, too. What is contradicted already stays.
+    Torch has old and new switches, and reading an old one that contradicts the new ones raises, e.g. in ``torch.compile``. Both are
+    therefore set, the old ones first, since they also set new ones. Contradicted old switches remain unchanged.
     """
     cudnn = torch.backends.cudnn
     new = (cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
     before = [switch.fp32_precision for switch in new]
-    old = _told(lambda: cudnn.allow_tf32), _told(torch.get_float32_matmul_precision)
+    old = _read_switch(lambda: cudnn.allow_tf32), _read_switch(torch.get_float32_matmul_precision)
 
     def switch_to(convolutions: Any, products: Any, values: Sequence[str]) -> None:
         if old[0] is not None:
@@ -251,9 +243,8 @@ def _float32_products(*, tf32: bool) -> Iterator[None]:
         switch_to(*old, before)
 
 
-def _told(ask: Callable[[], Any]) -> Any:
-    """Return the value of an old switch; None where somebody has set new ones that contradict it."""
+def _read_switch(read: Callable[[], Any]) -> Any:
     try:
-        return ask()
-    except RuntimeError:
+        return read()
+    except RuntimeError:  # New switches contradict it.
         return None

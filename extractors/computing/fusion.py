@@ -1,15 +1,12 @@
-"""Fewer passes over memory: norms folded into convolutions, and additions and ReLUs fused with them.
+"""Operator fusion for inference on traced networks (torch.fx).
 
-A batch norm in evaluation only scales and shifts, so its numbers go into the weights of the convolution before it. On a CPU,
-oneDNN also adds a residual and applies the ReLU while it writes the result, and wants the weights in a layout of its own, which
-torch would make again in each forward: with the few images of one forward that costs as much as the norms. Here it is made once.
-These are the operations that ``torch.compile`` chooses, without a compiler. On a GPU cuDNN does the same, see
-`extractors.computing.fused_conv2d`. Winograd convolutions, on a CPU, are in `extractors.computing.winograd`.
+Batch norms are folded into the preceding convolution (`fold_norms`). Convolutions are then replaced by one of three back ends:
 
-On a CPU, features move by about 5e-7 of the largest value where norms are folded; fusion alone keeps the bits of most
-convolutions, and of all 3×3 ones that were tried.
+- oneDNN (CPU): fuses residual add and ReLU, with pre-packed weights (`fuse_onednn`),
+- Winograd convolution (CPU): 3×3 convolutions where it is faster (`replace_with_winograd`),
+- cuDNN (GPU): fuses residual add and ReLU (`fuse_cudnn`).
 
-Letters in shapes: ``B`` images of one forward, ``C`` channels, ``H`` and ``W`` pixels.
+Shapes: ``B`` images of one forward, ``C`` channels, ``H`` and ``W`` pixels.
 """
 
 from __future__ import annotations
@@ -38,10 +35,10 @@ _SHAPE_PRESERVING = (nn.ReLU, nn.BatchNorm2d, nn.Identity)
 
 
 def trace_and_fold(model: nn.Module) -> fx.GraphModule:
-    """Return a network, traced, with each batch norm folded into the convolution before it; the model is changed, too.
+    """Trace a network and fold its batch norms into convolutions, which changes the model, too.
 
     Args:
-        model: in evaluation, on the CPU, in float32. Its forward must not depend on values.
+        model: in evaluation mode, on the CPU, in float32, without data-dependent control flow.
     """
     graph = trace(model)
     fold_norms(graph)
@@ -49,7 +46,7 @@ def trace_and_fold(model: nn.Module) -> fx.GraphModule:
 
 
 def fold_norms(graph: fx.GraphModule) -> int:
-    """Fold each batch norm of a traced network into the convolution before it, in place, and return how many there were."""
+    """Fold each batch norm of a traced network into the preceding convolution, in place, and return their number."""
     layers = dict(graph.named_modules())
     calls = Counter(node.target for node in graph.graph.nodes)
     count = 0
@@ -67,7 +64,7 @@ def fold_norms(graph: fx.GraphModule) -> int:
 
 
 def trace(model: nn.Module) -> fx.GraphModule:
-    """Return a network, traced, without layers that do nothing. Its forward must not depend on values."""
+    """Trace a network without data-dependent control flow, and drop its identity layers."""
     graph = fx.symbolic_trace(model)
     layers = dict(graph.named_modules())
     for node in list(graph.graph.nodes):
@@ -78,14 +75,14 @@ def trace(model: nn.Module) -> fx.GraphModule:
 
 
 def recompile(graph: fx.GraphModule) -> fx.GraphModule:
-    """Return a network whose nodes were changed, as it is to run: without the layers that no node calls any more."""
+    """Recompile a changed graph without its unused layers, and return it."""
     graph.delete_all_unused_submodules()
     graph.recompile()
     return graph
 
 
 def fold_norm(conv: nn.Conv2d, norm: Any) -> None:
-    """Fold a batch norm, frozen or not, into the convolution before it, in place: in float64, rounded once."""
+    """Fold a (frozen) batch norm into a convolution in place: in float64, rounded once."""
     exact: list[Any] = [
         None if tensor is None else tensor.to(torch.float64)
         for tensor in (conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.weight, norm.bias)
@@ -103,25 +100,24 @@ def optimize_for_inference(
     precision: str,
     compile: bool,  # noqa: A002
 ) -> nn.Module:
-    """Return a network for its forwards on a device: compiled if that is asked for, or else with merged layers.
+    """Return a network optimized for a device: compiled if requested, else with fused layers.
 
     Args:
-        graph: from `trace_and_fold`, or `trace`, cast already.
+        graph: from `trace_and_fold` or `trace`, after casts.
         shape: ``[B, C, H, W]`` of the input of every forward on a CPU.
-        device: where it will run.
+        device: device of the network.
         precision: one of `extractors.computing.devices.PRECISIONS`.
         compile: see `extractors.computing.compile.compile_model`.
 
     Raises:
-        UsageError: likewise.
+        UsageError: see `extractors.computing.compile.compile_model`.
         ImagepivotError: see `extractors.computing.fused_conv2d.disable_mismatching_layers`.
     """
-    shape_of_one = (1, *shape[1:])
     is_fused = device.type == "cuda" and not compile
     graph = fuse_cudnn(graph, shape) if is_fused else graph
     graph = graph.to(device).to(memory_format=torch.channels_last)
     if is_fused:
-        disable_mismatching_layers(graph, shape_of_one, precision, device)
+        disable_mismatching_layers(graph, (1, *shape[1:]), precision, device)
     if device.type == "cpu":
         shapes = infer_shapes(graph, shape, next(graph.parameters()).dtype)
         replace_with_winograd(graph, shapes, compile=compile)
@@ -131,12 +127,11 @@ def optimize_for_inference(
 
 
 def replace_with_winograd(graph: fx.GraphModule, shapes: dict[str, torch.Size], *, compile: bool) -> fx.GraphModule:  # noqa: A002
-    """Let 3×3 convolutions on a CPU, and the ReLUs behind them, be Winograd convolutions, in place, where that is faster.
+    """Replace 3×3 convolutions on a CPU and their ReLUs by Winograd convolutions, in place, where that is faster.
 
     Args:
-        graph: from `trace_and_fold`, cast already, on the CPU.
-        shapes: from `infer_shapes`, of the input of every forward; gets those of the new layers. Inputs of other shapes give
-            features that differ in their last bits.
+        graph: from `trace_and_fold`, after casts, on the CPU.
+        shapes: from `infer_shapes`; updated. With other input shapes, features differ in their last bits.
         compile: whether the network will be compiled.
     """
     for group in _groups(graph):
@@ -148,14 +143,12 @@ def replace_with_winograd(graph: fx.GraphModule, shapes: dict[str, torch.Size], 
 
 
 def fuse_onednn(graph: fx.GraphModule, shapes: dict[str, torch.Size], dtype: torch.dtype | None = None) -> fx.GraphModule:
-    """Merge each convolution on a CPU with the addition and the ReLU behind it, in place, where oneDNN computes it.
+    """Fuse each convolution on a CPU with the following residual add and ReLU, in place, where oneDNN supports it.
 
     Args:
-        graph: from `trace_and_fold`, cast already, on the CPU.
-        shapes: from `infer_shapes`, of the input of every forward; gets those of the new layers. Inputs of other shapes give the
-            same features, perhaps in more time.
-        dtype: type of the block of autocast that the network will run in, to which nothing has been cast yet; None for no such
-            block.
+        graph: from `trace_and_fold`, after casts, on the CPU.
+        shapes: from `infer_shapes`; updated. Other input shapes may be slower.
+        dtype: autocast dtype of the forward, for a network without casts; None without autocast.
     """
     for group in _groups(graph, shapes, overwrite=True):
         if not can_fuse_in(dtype or group.layer.weight.dtype):
@@ -170,8 +163,8 @@ def fuse_cudnn(graph: fx.GraphModule, shape: tuple[int, ...]) -> fx.GraphModule:
     """Fuse each convolution with the following residual add and ReLU, in place, into one layer of cuDNN.
 
     Args:
-        graph: from `trace_and_fold`, cast already; `extractors.computing.fused_conv2d.disable_mismatching_layers` has to follow.
-        shape: ``[B, C, H, W]`` of an input. Others must have sums of maps of one size where this one has.
+        graph: from `trace_and_fold`, after casts; call `extractors.computing.fused_conv2d.disable_mismatching_layers` next.
+        shape: ``[B, C, H, W]`` of an input. Other inputs must not be broadcast in other additions.
     """
     # Batch size 2: with one image, a broadcast tensor would look like a feature map.
     shapes = infer_shapes(graph, (2, *shape[1:]), next(graph.parameters()).dtype)
@@ -184,14 +177,14 @@ def fuse_cudnn(graph: fx.GraphModule, shape: tuple[int, ...]) -> fx.GraphModule:
 
 
 class _Group(NamedTuple):
-    """A convolution and what follows it.
+    """Convolution with the following residual add and ReLU.
 
     Attributes:
-        layer: the convolution.
-        conv: its node.
-        addition: the node of a sum of its result and another map, if one follows.
-        other: that map.
-        relu: the node of a ReLU, if one follows.
+        layer: convolution layer.
+        conv: node of the convolution.
+        addition: node of the residual add, if any.
+        other: node of the residual, if any.
+        relu: node of the ReLU, if any.
     """
 
     layer: nn.Conv2d
@@ -201,7 +194,7 @@ class _Group(NamedTuple):
     relu: fx.Node | None
 
     def replace(self, graph: fx.GraphModule, layer: nn.Module, shapes: dict[str, torch.Size]) -> None:
-        """Put one layer in place of all."""
+        """Replace the nodes of the group by one layer."""
         old = [node for node in (self.conv, self.addition, self.relu) if node is not None]
         name = f"{self.conv.name}_merged"
         graph.add_submodule(name, layer)
@@ -218,22 +211,23 @@ def _groups(graph: fx.GraphModule, shapes: dict[str, torch.Size] | None = None, 
 
     Args:
         graph: the network.
-        shapes: from `infer_shapes`; None to leave additions alone.
-        overwrite: take only residuals whose memory the sum may take.
+        shapes: from `infer_shapes`; None to ignore residual adds.
+        overwrite: require that the sum may overwrite the residual.
     """
     layers = dict(graph.named_modules())
     for node in list(graph.graph.nodes):
         conv = _layer(node, layers)
         if type(conv) is not nn.Conv2d or conv.padding_mode != "zeros" or isinstance(conv.padding, str):
             continue
-        behind, addition = _only_user(node), None
-        other = None if shapes is None or behind is None else _residual(behind, node, shapes)
-        if other is not None and behind is not None and overwrite and not _can_overwrite(graph, other, behind):
-            other = None
-        if other is not None:
-            addition, behind = behind, _only_user(behind)  # type: ignore[arg-type]
-        is_relu = behind is not None and (isinstance(_layer(behind, layers), nn.ReLU) or behind.target in _RELUS)
-        yield _Group(conv, node, addition, other, behind if is_relu else None)
+        user, addition, other = _only_user(node), None, None
+        if shapes is not None and user is not None:
+            other = _residual(user, node, shapes)
+            if other is not None and not (overwrite and not _can_overwrite(graph, other, user)):
+                addition, user = user, _only_user(user)
+            else:
+                other = None
+        is_relu = user is not None and (isinstance(_layer(user, layers), nn.ReLU) or user.target in _RELUS)
+        yield _Group(conv, node, addition, other, user if is_relu else None)
 
 
 def _layer(node: fx.Node, layers: dict[str, nn.Module]) -> nn.Module | None:
@@ -245,35 +239,34 @@ def _only_user(node: fx.Node) -> fx.Node | None:
 
 
 def _residual(addition: fx.Node, conv: fx.Node, shapes: dict[str, torch.Size]) -> fx.Node | None:
-    """Return the feature map that a node adds to a convolution; None if it does anything else."""
-    others = [argument for argument in addition.args if argument is not conv]
+    """Return the feature map that a node adds to a convolution; None for other nodes."""
     if addition.op != "call_function" or addition.target not in _ADDITIONS or addition.kwargs or len(addition.args) != 2:
         return None
-    if len(others) != 1 or not isinstance(others[0], fx.Node):
+    others = [argument for argument in addition.args if argument is not conv]
+    if len(others) != 1 or not isinstance(others[0], fx.Node) or others[0] is conv.args[0]:
         return None
-    other = others[0]
-    return other if other is not conv.args[0] and shapes.get(other.name) == shapes[conv.name] else None
+    return others[0] if shapes.get(others[0].name) == shapes[conv.name] else None
 
 
 def _can_overwrite(graph: fx.GraphModule, other: fx.Node, addition: fx.Node) -> bool:
-    """Return whether a sum may take the memory of a residual: it has no later readers, and nothing shares its memory."""
+    """Return whether a sum may overwrite a residual: no later readers, and no shared memory."""
     layers = dict(graph.named_modules())
-    places = {node: place for place, node in enumerate(graph.graph.nodes)}
-    # Not the input, which is the caller's, nor what may share its memory with something else.
+    order = {node: index for index, node in enumerate(graph.graph.nodes)}
+    # Excludes the network's input and possible views.
     is_fresh = type(_layer(other, layers)) in (nn.Conv2d, FusedConv2d, nn.MaxPool2d)
-    return is_fresh and all(places[user] <= places[addition] for user in other.users)
+    return is_fresh and all(order[user] <= order[addition] for user in other.users)
 
 
 def infer_shapes(graph: fx.GraphModule, shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, torch.Size]:
-    """Return the shape of what each node makes, by the names of the nodes; nodes that make no tensor are left out.
+    """Infer the output shapes of nodes by name, without nodes that return no tensor.
 
-    Of convolutions, poolings, ReLUs and sums they are calculated. For any other operation the network runs on the meta device, for
-    which torch loads its compiler: seconds that a run over few images would wait for.
+    Shapes of convolutions, poolings, ReLUs and sums are calculated. For other operations the network runs on the meta device, which
+    loads torch's compiler and takes seconds.
 
     Args:
-        graph: a traced network of one input.
+        graph: traced network with one input.
         shape: ``[B, C, H, W]`` of the input.
-        dtype: of the input.
+        dtype: dtype of the input.
     """
     layers = dict(graph.named_modules())
     shapes: dict[str, torch.Size] = {}
@@ -289,7 +282,7 @@ def infer_shapes(graph: fx.GraphModule, shape: tuple[int, ...], dtype: torch.dty
 
 
 def _calculate(node: fx.Node, layer: Any, inputs: list[torch.Size]) -> torch.Size | None:
-    """Return the shape of what a node makes of inputs; None for an operation that is none of those listed."""
+    """Return the output shape of a node; None for unsupported operations."""
     if node.op == "call_function" and node.target in (*_ADDITIONS, *_RELUS):
         return inputs[0] if len(set(inputs)) == 1 else None
     if not inputs:
@@ -304,18 +297,17 @@ def _calculate(node: fx.Node, layer: Any, inputs: list[torch.Size]) -> torch.Siz
 
 
 def _output_hw(layer: Any, shape: torch.Size) -> tuple[int, ...]:
-    """Return the rows and columns of a window's places: the formula in torch's pages on ``Conv2d`` and ``MaxPool2d``."""
-    numbers = (_pair(value) for value in (layer.kernel_size, layer.stride, layer.padding, layer.dilation))
+    """Return the output rows and columns by the formula of torch's ``Conv2d`` and ``MaxPool2d``."""
+    geometry = (_pair(value) for value in (layer.kernel_size, layer.stride, layer.padding, layer.dilation))
     return tuple(
         (side + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
-        for side, kernel, stride, padding, dilation in zip(shape[2:], *numbers, strict=True)
+        for side, kernel, stride, padding, dilation in zip(shape[2:], *geometry, strict=True)
     )
 
 
 def _run_on_meta(graph: fx.GraphModule, shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, torch.Size]:
-    """Infer shapes by running a network without memory for values."""
     parameters = {id(tensor): tensor for tensor in chain(graph.parameters(), graph.buffers())}  # Not copied.
     copy = deepcopy(graph, parameters).to("meta")
     ShapeProp(copy).propagate(torch.empty(shape, dtype=dtype, device="meta"))
-    made = {node.name: node.meta.get("tensor_meta") for node in copy.graph.nodes if node.op != "output"}
-    return {name: tensor.shape for name, tensor in made.items() if isinstance(tensor, TensorMetadata)}
+    outputs = {node.name: node.meta.get("tensor_meta") for node in copy.graph.nodes if node.op != "output"}
+    return {name: tensor.shape for name, tensor in outputs.items() if isinstance(tensor, TensorMetadata)}

@@ -1,6 +1,6 @@
-"""Memory: batches that are halved where a GPU's is too small, and what a process holds but does not use.
+"""Out-of-memory handling: halve the batch on a GPU, return freed host memory to the system.
 
-Letters in shapes: ``B`` images of a batch.
+Shapes: ``B`` images of a batch.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from schemas.errors import ImagepivotError
 
 logger = logging.getLogger(__name__)
 
-# What torch and NVIDIA's libraries say where memory is short. cuDNN takes its workspace from torch, and where there is none left
-# for any of its algorithms, it finds none.
+# Messages of torch and NVIDIA's libraries. cuDNN without memory for a workspace finds no engine.
 _OUT_OF_MEMORY = (
     "out of memory",
     "CUDNN_STATUS_ALLOC_FAILED",
@@ -29,10 +28,10 @@ _OUT_OF_MEMORY = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether an error says that the memory of a GPU is too small.
+    """Return whether an error reports that GPU memory is exhausted.
 
-    cuBLAS and cuDNN report that as plain `RuntimeError`. cuDNN's "unable to find an engine" may have other causes; it then comes
-    again with a single image.
+    cuBLAS and cuDNN report it as plain `RuntimeError`. cuDNN's "unable to find an engine" may have other causes; it then recurs
+    with a single image.
     """
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return True
@@ -41,11 +40,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @dataclass
 class BatchLimits:
-    """The sizes of batches that fit into the memory of a device, as one extractor has found out.
+    """Maximum batch sizes of an extractor on a device, learned from out-of-memory errors.
 
     Attributes:
-        max_items: greatest number of items, by the shape of an item; an item of a shape that is not there has always fitted.
-        warned: whether the log says so already.
+        max_items: maximum number of items by item shape; unlimited for other shapes.
+        warned: whether the warning was logged.
     """
 
     max_items: dict[tuple[int, ...], int] = field(default_factory=dict)
@@ -53,18 +52,18 @@ class BatchLimits:
 
 
 def run_with_oom_retry(function: Callable[[Tensor], Tensor], batch: Tensor, limits: BatchLimits | None = None) -> Tensor:
-    """Apply a model to a batch, or if the memory of the device is too small, to its halves, and to halves of those.
+    """Apply a model to a batch; halve the batch repeatedly when device memory runs out.
 
     Args:
         function: from ``[B, ...]`` to ``[B, ...]``.
-        batch: ``[B, ...]``; of an empty one the function makes what it makes.
-        limits: what has fitted before. Larger batches are not tried again, and what is found now is noted.
+        batch: ``[B, ...]``, possibly empty.
+        limits: known maximum batch sizes; updated.
 
     Returns:
-        The results in order, ``[B, ...]``.
+        ``[B, ...]``.
 
     Raises:
-        ImagepivotError: the memory is too small even for one image.
+        ImagepivotError: memory runs out even for one image.
     """
     results = run_parts_with_oom_retry(function, batch, limits)
     return torch.cat(results) if len(results) > 1 else results[0]
@@ -73,30 +72,30 @@ def run_with_oom_retry(function: Callable[[Tensor], Tensor], batch: Tensor, limi
 def run_parts_with_oom_retry(
     function: Callable[[Tensor], Tensor], batch: Tensor, limits: BatchLimits | None = None
 ) -> list[Tensor]:
-    """Do what `run_with_oom_retry` does, and return the results of the parts; at least one, even of an empty batch."""
+    """Return the partial results of `run_with_oom_retry`: at least one, even for an empty batch."""
     limits = BatchLimits() if limits is None else limits
     shape = tuple(batch.shape[1:])
     size = min(len(batch), limits.max_items.get(shape, len(batch)))
     results: list[Tensor] = []
     start = 0
     while not results or start < len(batch):
-        found = _attempt(function, batch[start : start + size])
-        # Outside the handler: the exception keeps the failed attempt's memory alive.
-        if found is None:
+        result = _attempt(function, batch[start : start + size])
+        # Outside the exception handler, since the exception keeps the failed attempt's memory alive.
+        if result is None:
             size = (len(batch[start : start + size]) + 1) // 2
             limits.max_items[shape] = size
             torch.cuda.empty_cache()
             continue
         if shape in limits.max_items and not limits.warned:
             limits.warned = True
-            logger.warning("out of device memory with %d images at once; going on with %d", len(batch), size)
-        results.append(found)
+            logger.warning("out of GPU memory with a batch of %d images: continuing with %d", len(batch), size)
+        results.append(result)
         start += size
     return results
 
 
 def _attempt(function: Callable[[Tensor], Tensor], part: Tensor) -> Tensor | None:
-    """Return the result of a part; None if memory ran out."""
+    """Return the result for a part; None if memory ran out."""
     try:
         return function(part)
     except RuntimeError as error:
@@ -105,16 +104,12 @@ def _attempt(function: Callable[[Tensor], Tensor], part: Tensor) -> Tensor | Non
         if len(part) > 1:
             return None
         raise ImagepivotError(
-            f"the device's memory does not hold the model and one image ({error}): another process probably uses "
-            "the device; stop it or choose another device"
+            f"the GPU memory is too small for the model and one image ({error}): another process probably uses the GPU; stop it, "
+            "or choose another GPU with --device"
         ) from error
 
 
 def release_unused_memory() -> None:
-    """Return freed memory to the operating system, if the C library has a function for that, as glibc alone.
-
-    glibc keeps memory that its threads have freed as long as anything behind it is in use, so a process ends up holding the peaks
-    of all its stages together. The call takes a few milliseconds.
-    """
+    """Return freed memory to the operating system (glibc only), since glibc keeps fragmented peaks of all stages."""
     if sys.platform == "linux":
         getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)(0)

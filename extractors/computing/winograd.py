@@ -1,16 +1,11 @@
-"""Winograd's algorithm for 3×3 convolutions in fewer multiplications (Lavin and Gray 2016, arXiv:1509.09308).
+"""Winograd convolution for 3×3 filters on CPUs (Lavin and Gray 2016, arXiv:1509.09308).
 
-Along each axis, a tile of outputs is a product of polynomials: evaluate both at as many points as the product has coefficients,
-multiply, and go back. A tile of 4 by 4 outputs takes 36 products of channels where the plain sum takes 144, one of 2 by 2 takes 16
-instead of 36. The points are chosen for exactness: features of VGG19 are as near to those in float64 as with torch's convolutions,
-or nearer, because fewer numbers are added up one after the other.
+The output is split into 4×4 or 2×2 tiles. F(4×4, 3×3) needs 36 multiplications per tile and channel pair instead of 144, F(2×2,
+3×3) 16 instead of 36. The element-wise products become one matrix product per transform position, run by MKL
+(`WinogradConv2d`), or as a grouped 1×1 convolution by oneDNN (`GroupedWinogradConv2d`).
 
-What is left are products of matrices of tiles by channels, one for each point. MKL does them (`WinogradConv2d`), or, where its
-products are slow, oneDNN as a convolution of single pixels with one group for each point (`GroupedWinogradConv2d`).
-
-Letters in shapes: ``B`` images of one forward, ``C`` and ``D`` channels of inputs and outputs, ``H`` and ``W`` pixels, ``m`` side
-of a tile of outputs, ``a`` = m + 2 that of its inputs, ``P`` = a² points, ``t`` and ``u`` tiles from top to bottom and from left to
-right.
+Shapes: ``B`` images of one forward, ``C`` and ``D`` channels of inputs and outputs, ``H`` and ``W`` pixels, ``m`` side of an output
+tile, ``a`` = m + 2 side of its input tile, ``P`` = a² transform positions, ``t`` and ``u`` tiles per column and per row.
 """
 
 from __future__ import annotations
@@ -29,21 +24,19 @@ from extractors.computing.fused_conv2d import FusedConv2d, can_fuse_in, pointwis
 KERNEL_SIZE = 3
 """Side of a filter."""
 
-# Besides infinity, by outputs of a tile.
+# Besides infinity, by outputs of a tile; chosen for small rounding errors.
 _INTERPOLATION_POINTS = {2: (0, 1, -1), 3: (0, 1, -1, 0.5), 4: (0, 1, -1, 0.5, -2)}
-_AT_ONCE = 64  # Channels of inputs whose filters are transformed together.
-_STRIP = 4_000_000  # Bytes of the inputs of tiles that go through at once, near to a processor's cache.
+_CHANNELS_PER_TRANSFORM = 64  # Limits the memory of filter transforms.
+_STRIP = 4_000_000  # Bytes of input tiles per strip, near a processor's cache size.
 
 
 class _Limits(NamedTuple):
-    """The convolutions for which the algorithm is faster.
-
-    With fewer channels the transforms, and with fewer tiles the reading of the larger weights, outweigh what products save.
+    """Convolutions for which Winograd convolution is faster.
 
     Attributes:
-        min_channels: minimum of input and of output channels.
-        min_tiles: minimum of tiles of all images of a forward.
-        sides: candidate sides of tiles, the faster one first.
+        min_channels: minimum input and output channels.
+        min_tiles: minimum number of tiles of a forward.
+        sides: candidate tile sides, fastest first.
     """
 
     min_channels: int
@@ -51,32 +44,22 @@ class _Limits(NamedTuple):
     sides: tuple[int, ...]
 
 
-_LIMITS, _LIMITS_OF_GROUPED = _Limits(64, 32, (4, 2)), _Limits(128, 16, (4,))
+_LIMITS, _GROUPED_LIMITS = _Limits(64, 32, (4, 2)), _Limits(128, 16, (4,))
 
 
 @cache
 def prefers_onednn() -> bool:
-    """Tell whether matrix products, by MKL, have about half the rate of convolutions, by oneDNN.
-
-    It was so on an AMD EPYC with AVX-512, and neither on Intel's processor with it nor with AVX2
-    (``docs/internals/performance.md``).
-    """
-    # Versions of torch before this function do not name the processor.
-    known: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return bool(known.get("avx512_f")) and "Intel" not in known["cpu_name"] and can_fuse_in(torch.float32)
+    """Return whether convolutions by oneDNN are faster than matrix products by MKL: with AVX-512, but not on Intel."""
+    # Older versions of torch do not name the processor.
+    capabilities: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(capabilities.get("avx512_f")) and "Intel" not in capabilities["cpu_name"] and can_fuse_in(torch.float32)
 
 
 def winograd_tile(conv: nn.Conv2d, shape: Sequence[int]) -> int | None:
-    """Return the side of the tiles with which a convolution of an input ``[B, C, H, W]`` is faster; None where it is not."""
-    is_plain = (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups, conv.padding_mode) == (
-        (KERNEL_SIZE, KERNEL_SIZE),
-        (1, 1),
-        (1, 1),
-        (1, 1),
-        1,
-        "zeros",
-    )
-    limits = _LIMITS_OF_GROUPED if prefers_onednn() else _LIMITS
+    """Return the fastest tile side for a convolution of an input ``[B, C, H, W]``; None if Winograd is not faster."""
+    geometry = (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups, conv.padding_mode)
+    is_plain = geometry == ((KERNEL_SIZE, KERNEL_SIZE), (1, 1), (1, 1), (1, 1), 1, "zeros")
+    limits = _GROUPED_LIMITS if prefers_onednn() else _LIMITS
     if not is_plain or conv.weight.dtype != torch.float32 or min(conv.in_channels, conv.out_channels) < limits.min_channels:
         return None
     batch, _, height, width = shape
@@ -90,9 +73,9 @@ def make_winograd(
     relu: bool,
     compile: bool,  # noqa: A002
 ) -> WinogradConv2d | None:
-    """Return a convolution of an input ``[B, C, H, W]``, with a ReLU if one follows, as Winograd's; None where it is not faster.
+    """Return a Winograd convolution of an input ``[B, C, H, W]`` with an optional ReLU; None if it is not faster.
 
-    The weights are not laid out if it will be compiled: the compiler does that itself.
+    Weights are not pre-packed for ``compile``, since the compiler packs them.
     """
     side = winograd_tile(conv, shape)
     if side is None:
@@ -103,97 +86,92 @@ def make_winograd(
 
 
 def winograd_matrices(outputs: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the matrices of a tile along one axis: of inputs ``[a, a]``, of the filter ``[a, 3]``, of products ``[m, a]``.
+    """Return the matrices ``B_t`` ``[a, a]``, ``G`` ``[a, 3]`` and ``A_t`` ``[m, a]`` for m = ``outputs`` (2 to 4).
 
-    Filtering is the transpose of a product of polynomials (Toom and Cook): evaluate at as many points as the product has
-    coefficients, multiply, and invert the evaluation.
-
-    Args:
-        outputs: m, 2 to 4.
+    By Toom-Cook interpolation, ``y = A_t @ ((G @ g) * (B_t @ d))`` are the outputs of a filter g and inputs d along one axis.
     """
     points, inputs = _INTERPOLATION_POINTS[outputs], outputs + KERNEL_SIZE - 1
     return np.linalg.inv(_evaluation(points, inputs)).T, _evaluation(points, KERNEL_SIZE), _evaluation(points, outputs).T
 
 
 class WinogradConv2d(nn.Module):
-    """A 3×3 convolution by Winograd's algorithm, with the ReLU that follows it.
+    """Winograd convolution by matrix products, with an optional ReLU.
 
     Args:
-        conv: the convolution, for which `winograd_tile` found a side.
-        side: of the tiles.
-        relu: whether a ReLU follows.
+        conv: 3×3 convolution.
+        side: tile side from `winograd_tile`.
+        relu: apply a ReLU.
     """
 
     def __init__(self, conv: nn.Conv2d, side: int, *, relu: bool) -> None:
         super().__init__()
         self._side, self._inputs, self._relu, self._channels = side, side + KERNEL_SIZE - 1, relu, conv.out_channels
-        before, filters, after = (torch.from_numpy(np.kron(one, one)) for one in winograd_matrices(side))
-        weight = conv.weight.new_empty(len(filters), conv.in_channels, conv.out_channels)
-        # In float64 all inputs at once would take eight times the memory of the layer.
-        for some, made in zip(conv.weight.split(_AT_ONCE, dim=1), weight.split(_AT_ONCE, dim=1), strict=True):
-            taps = some.to(torch.float64).permute(2, 3, 1, 0).reshape(KERNEL_SIZE**2, -1)  # [9, inputs * D]
-            made.copy_((filters @ taps).view(made.shape))
-        for name, values in (("_before", before), ("_after", after)):
+        b_t, g, a_t = (torch.from_numpy(np.kron(matrix, matrix)) for matrix in winograd_matrices(side))
+        weight = conv.weight.new_empty(len(g), conv.in_channels, conv.out_channels)
+        chunks = (tensor.split(_CHANNELS_PER_TRANSFORM, dim=1) for tensor in (conv.weight, weight))
+        for filters, transformed in zip(*chunks, strict=True):
+            taps = filters.to(torch.float64).permute(2, 3, 1, 0).reshape(KERNEL_SIZE**2, -1)  # [9, inputs * D]
+            transformed.copy_((g @ taps).view(transformed.shape))
+        for name, values in (("_b_t", b_t), ("_a_t", a_t)):
             self.register_buffer(name, values.to(conv.weight.dtype), persistent=False)
-        self._strip = max(_STRIP, weight.nbytes // 2)  # The weights are read once for each strip.
-        self._keep(weight, None if conv.bias is None else conv.bias.detach())
+        self._strip = max(_STRIP, weight.nbytes // 2)  # Each strip reads all weights.
+        self._set_weight(weight, None if conv.bias is None else conv.bias.detach())
 
-    _before: Tensor
-    _after: Tensor
+    _b_t: Tensor
+    _a_t: Tensor
     _weight: Tensor
     _bias: Tensor | None
 
-    def _keep(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Keep transformed filters ``[P, C, D]`` and a bias ``[D]``."""
+    def _set_weight(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Store transformed filters ``[P, C, D]`` and a bias ``[D]``."""
         self.register_buffer("_weight", weight, persistent=False)
         self.register_buffer("_bias", bias, persistent=False)
 
-    def _rows_at_once(self, count: int, across: int, channels: int) -> int:
-        """Return the rows of tiles of a strip."""
-        return max(1, self._strip // (self._inputs**2 * count * across * channels * self._before.element_size()))
+    def _rows_per_strip(self, count: int, across: int, channels: int) -> int:
+        return max(1, self._strip // (self._inputs**2 * count * across * channels * self._b_t.element_size()))
 
     def forward(self, values: Tensor) -> Tensor:
-        """Convolve float32 ``[B, C, H, W]``, with the channels innermost in memory; so is the result, ``[B, D, H, W]``."""
+        """Convolve float32 ``[B, C, H, W]`` to ``[B, D, H, W]``, both in channels-last layout."""
         pixels = values.permute(0, 2, 3, 1)
         count, height, width, channels = pixels.shape
         side, inputs = self._side, self._inputs
         down, across = -(-height // side), -(-width // side)
         padded = F.pad(pixels, (0, 0, 1, across * side - width + 1, 1, down * side - height + 1))
         tiles = padded.unfold(1, inputs, side).unfold(2, inputs, side)  # [B, t, u, C, a, a]
-        at_once = self._rows_at_once(count, across, channels)
+        rows = self._rows_per_strip(count, across, channels)
         maps = pixels.new_empty(count, down, side, across, side, self._channels)
-        for strip, made in zip(tiles.split(at_once, dim=1), maps.split(at_once, dim=1), strict=True):
-            made.copy_(self._outputs(strip))
+        for strip, outputs in zip(tiles.split(rows, dim=1), maps.split(rows, dim=1), strict=True):
+            outputs.copy_(self._outputs(strip))
         maps = maps.view(count, down * side, across * side, self._channels)
         return maps[:, :height, :width].permute(0, 3, 1, 2)
 
     @property
-    def _whole(self) -> int:
-        """The point whose products count once in each output: both polynomials are evaluated at 1 there."""
+    def _bias_position(self) -> int:
+        """Transform position with weight 1 in all outputs of a tile: the interpolation point (1, 1)."""
         return self._inputs + 1
 
     def _outputs(self, tiles: Tensor) -> Tensor:
         """Compute the outputs of tiles: ``[B, t, u, C, a, a]`` to ``[B, t, m, u, m, D]``."""
         count, down, across, channels = tiles.shape[:4]
         positions, side = self._inputs**2, self._side
-        transformed = self._before @ tiles.permute(4, 5, 0, 1, 2, 3).reshape(positions, -1)
-        products = torch.bmm(transformed.view(positions, -1, channels), self._weight)  # [a * a, B * t * u, D]
+        transformed = self._b_t @ tiles.permute(4, 5, 0, 1, 2, 3).reshape(positions, -1)
+        products = torch.bmm(transformed.view(positions, -1, channels), self._weight)  # [P, B * t * u, D]
         if self._bias is not None:
-            products[self._whole] += self._bias
-        outputs = self._after @ products.view(positions, -1)
+            products[self._bias_position] += self._bias
+        outputs = self._a_t @ products.view(positions, -1)
         if self._relu:
             outputs = outputs.relu_()
         return outputs.view(side, side, count, down, across, -1).permute(2, 3, 0, 4, 1, 5)
 
 
 class GroupedWinogradConv2d(WinogradConv2d):
-    """The same with oneDNN: tiles are the pixels of a convolution that looks at one at a time, points its groups of channels.
+    """Winograd convolution by oneDNN: a grouped 1×1 convolution with tiles as pixels and transform positions as groups.
 
     Args:
-        conv: the convolution, for which `winograd_tile` found a side.
-        side: of the tiles.
-        shape: ``[B, C, H, W]`` of its input, for which the layout of the weights is chosen; None to leave that to a compiler.
-        relu: whether a ReLU follows.
+        conv: 3×3 convolution.
+        side: tile side from `winograd_tile`.
+        shape: ``[B, C, H, W]`` of its input, for the weight layout; None for a compiled model.
+        relu: apply a ReLU.
     """
 
     def __init__(self, conv: nn.Conv2d, side: int, shape: Sequence[int] | None, *, relu: bool) -> None:
@@ -201,31 +179,30 @@ class GroupedWinogradConv2d(WinogradConv2d):
         if shape is not None:
             count, channels, height, width = shape
             down, across = -(-height // side), -(-width // side)
-            tiles = count * across * min(down, self._rows_at_once(count, across, channels))
+            tiles = count * across * min(down, self._rows_per_strip(count, across, channels))
             self._products = FusedConv2d(self._products, (1, self._products.in_channels, tiles, 1), relu=False)
 
     _products: Any
 
-    def _keep(self, weight: Tensor, bias: Tensor | None) -> None:
+    def _set_weight(self, weight: Tensor, bias: Tensor | None) -> None:
         biases = weight.new_zeros(len(weight), self._channels)
         if bias is not None:
-            biases[self._whole] = bias
+            biases[self._bias_position] = bias
         self._products = pointwise(weight, biases)
 
     def _outputs(self, tiles: Tensor) -> Tensor:
         count, down, across, channels = tiles.shape[:4]
-        number, points, side = count * down * across, self._inputs**2, self._side
-        transformed = torch.bmm(
-            self._before.expand(number, -1, -1), tiles.permute(0, 1, 2, 4, 5, 3).reshape(number, points, channels)
-        )
-        products = self._products(transformed.view(1, number, 1, -1).permute(0, 3, 1, 2))  # [1, P * D, B * t * u, 1]
-        outputs = torch.bmm(self._after.expand(number, -1, -1), products.permute(0, 2, 3, 1).reshape(number, points, -1))
+        num_tiles, positions, side = count * down * across, self._inputs**2, self._side
+        inputs = tiles.permute(0, 1, 2, 4, 5, 3).reshape(num_tiles, positions, channels)
+        transformed = torch.bmm(self._b_t.expand(num_tiles, -1, -1), inputs)
+        products = self._products(transformed.view(1, num_tiles, 1, -1).permute(0, 3, 1, 2))  # [1, P * D, B * t * u, 1]
+        outputs = torch.bmm(self._a_t.expand(num_tiles, -1, -1), products.permute(0, 2, 3, 1).reshape(num_tiles, positions, -1))
         if self._relu:
             outputs = outputs.relu_()
         return outputs.view(count, down, across, side, side, -1).permute(0, 1, 3, 2, 4, 5)
 
 
 def _evaluation(points: tuple[float, ...], coefficients: int) -> np.ndarray:
-    """Return the matrix that evaluates a polynomial of so many coefficients at points, and at infinity."""
+    """Return the matrix that evaluates a polynomial with a number of coefficients at points and at infinity."""
     values: Any = np.vander(np.array(points, dtype=np.float64), coefficients, increasing=True)
     return np.vstack([values, np.eye(coefficients)[-1]])

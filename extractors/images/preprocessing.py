@@ -1,9 +1,9 @@
-"""Preprocessing: from an RGB image to the pixels that a model starts from, its crops, and from those to the normalised input.
+"""Image preprocessing: resize, crop and normalise.
 
-With antialiasing, resizing and cropping make the same bytes as torchvision's ``Resize`` and ``CenterCrop`` on Pillow images.
-Importing this loads no torch: processes that decode do without it.
+With antialiasing, results equal torchvision's ``Resize`` and ``CenterCrop`` on Pillow images byte for byte. Importing this loads no
+torch, which decoding processes do not need.
 
-Letters in shapes: ``B`` images, ``H`` and ``W`` pixels of an image or its crop, ``K`` = 10 crops.
+Shapes: ``B`` images, ``H`` and ``W`` pixels of an image or its crop, ``K`` = 10 crops.
 """
 
 from __future__ import annotations
@@ -24,18 +24,16 @@ _STRIP_VALUES = 2**16  # size of the float64 arrays of `_bilinear`: small enough
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Every step between an RGB image and the input of a model, as one value that is recorded with the features.
+    """Steps from an RGB image to the input of a model, stored in the parameters of features.
 
     Attributes:
         resize_short: pixels of the shorter side after resizing; the longer becomes ``int(resize_short * long / short)``. None to
-            resize both sides to ``crop``, whatever the aspect ratio.
-        crop: width and height of the centre crop in pixels; a smaller image is padded with black.
+            resize both sides to ``crop``, ignoring the aspect ratio.
+        crop: width and height of the centre crop in pixels; smaller images are padded with black.
         interpolation: ``bilinear`` or ``bicubic``.
-        antialias: whether the filter widens when an image shrinks, as Pillow's always does; ``False`` only with ``bilinear``.
-        channel_order: order of the channels in the input of the model, and of ``mean`` and ``std``: ``RGB`` or ``BGR``.
-        divisor: number that 8-bit values are divided by, before the mean is subtracted.
-        mean: subtracted from each channel.
-        std: divides each channel after that.
+        antialias: widen the filter for downscaling, as Pillow does; ``False`` only with ``bilinear``.
+        channel_order: channel order of the model's input, ``mean`` and ``std``: ``RGB`` or ``BGR``.
+        divisor: divisor of 8-bit values before normalisation.
     """
 
     resize_short: int | None
@@ -48,11 +46,11 @@ class Preprocessing:
     antialias: bool = True
 
     def normalizer(self, device: torch.device) -> Normalizer:
-        """Return the last steps, on a device."""
+        """Return the normalisation, on a device."""
         return Normalizer(self.mean, self.std, device, divisor=self.divisor, channel_order=self.channel_order)
 
     def parameters(self) -> dict[str, Any]:
-        """Return all attributes as JSON values, and the library that resizes; ``resize_hw`` where there is nothing to crop."""
+        """Return all attributes and the resizing library as JSON values; without a crop ``resize_hw`` instead of sizes."""
         values = {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
         if values["resize_short"] is None:
             values["resize_hw"] = [values.pop("crop")] * 2
@@ -61,19 +59,18 @@ class Preprocessing:
 
 
 def resize_and_crop(image: Image.Image, preprocessing: Preprocessing, *, single_threaded: bool = False) -> Tensor:
-    """Resize an image and cut out the centre.
+    """Resize an image and crop its centre.
 
     Args:
         image: mode ``RGB``, any size from 1×1.
-        preprocessing: its steps.
-        single_threaded: whether no other thread does so at the same time; see `extractors.Extractor.preprocess_single_threaded`.
+        preprocessing: sizes, interpolation and antialias.
+        single_threaded: see `extractors.Extractor.preprocess_single_threaded`.
 
     Returns:
-        uint8 ``[3, H, W]`` in 0…255, channels R, G, B, ``H = W = crop``. Equal, byte for byte, to torchvision's ``Resize`` and
-        ``CenterCrop``. Channels are innermost in memory, as the models expect them in a batch.
+        uint8 ``[3, H, W]``, channels R, G, B, in channels-last layout, ``H = W = crop``.
 
     Raises:
-        DecodeError: the image is so thin that resizing its shorter side would make more than `MAX_PIXELS` pixels.
+        DecodeError: the image is so thin that the resized image would have more than `MAX_PIXELS` pixels.
     """
     import torch
 
@@ -88,30 +85,29 @@ def resize_and_crop(image: Image.Image, preprocessing: Preprocessing, *, single_
 
 
 def cropped_pixels(image: Image.Image, preprocessing: Preprocessing) -> np.ndarray:
-    """Return what `resize_and_crop` does as an array, without torch."""
+    """Return the result of `resize_and_crop` as an array, without torch."""
     image = resize(image, preprocessing)
     pixels = np.array(image.crop(_crop_box(image.width, image.height, preprocessing.crop)))  # [H, W, 3], outside is black
     return pixels.transpose(2, 0, 1)  # [3, H, W]
 
 
 def resized_pixels(image: Image.Image, preprocessing: Preprocessing) -> np.ndarray:
-    """Return what `resize` does as an array: uint8 ``[3, H, W]``, channels R, G, B, innermost in memory."""
+    """Return the result of `resize` as an array: uint8 ``[3, H, W]``, channels R, G, B, in channels-last layout."""
     return np.array(resize(image, preprocessing)).transpose(2, 0, 1)
 
 
 def resize(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
-    """Resize the shorter side and keep the aspect ratio, the longer side rounded down; without ``resize_short`` both to ``crop``.
+    """Resize the shorter side and keep the aspect ratio; without ``resize_short`` resize both sides to ``crop``.
 
-    With ``antialias`` this is Pillow's ``resize``. Without it, each pixel of the result is the bilinear interpolation of the
-    four pixels around its centre (centres lie at halves; beyond the outermost centres the edge is repeated), computed exactly
-    and rounded to the nearest 8-bit value, ties to even.
+    With ``antialias`` this is Pillow's ``resize``. Otherwise it is bilinear interpolation with half-pixel centres and repeated
+    edges, computed exactly and rounded half to even.
 
     Args:
-        image: mode ``RGB``, any size from 1×1. It is not changed, and is itself returned if it has the size already.
-        preprocessing: size, interpolation and antialias.
+        image: mode ``RGB``, any size from 1×1; returned unchanged if it has the size.
+        preprocessing: sizes, interpolation and antialias.
 
     Raises:
-        DecodeError: the image is so thin that it would have more than `MAX_PIXELS` pixels.
+        DecodeError: see `resize_and_crop`.
     """
     size_wh = _checked_size(image, preprocessing)
     if size_wh == image.size:
@@ -122,7 +118,7 @@ def resize(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
 
 
 def _checked_size(image: Image.Image, preprocessing: Preprocessing) -> tuple[int, int]:
-    """Return the width and height to which an image is resized; errors as of `resize`."""
+    """Return width and height after resizing; raise as `resize`."""
     if image.mode != "RGB":
         raise ValueError(f"image is of mode {image.mode!r}, expected 'RGB'; use `decode`")
     short, crop = preprocessing.resize_short, preprocessing.crop
@@ -131,30 +127,23 @@ def _checked_size(image: Image.Image, preprocessing: Preprocessing) -> tuple[int
     return size_wh
 
 
-def check_resized(image: Image.Image, size_wh: tuple[int, int], *, least: int = 1) -> None:
-    """Raise `DecodeError` if an image must not be resized to a width and height.
-
-    Args:
-        image: the image.
-        size_wh: width and height after resizing: at most `MAX_PIXELS` pixels in all.
-        least: least length of the shorter side after resizing, in pixels.
-    """
+def check_resized(image: Image.Image, size_wh: tuple[int, int], *, min_side: int = 1) -> None:
+    """Raise `DecodeError` if the resized image would have more than `MAX_PIXELS` pixels or a side under ``min_side``."""
     pixels, short = size_wh[0] * size_wh[1], min(size_wh)
-    if short >= least and pixels <= MAX_PIXELS:
+    if short >= min_side and pixels <= MAX_PIXELS:
         return
     raise DecodeError(
-        "too_large" if short >= least else "unsupported",
+        "too_large" if short >= min_side else "unsupported",
         f"the image of {image.width}×{image.height} pixels would be resized to {size_wh[0]}×{size_wh[1]}, expected at most "
-        f"{MAX_PIXELS} pixels in all and no side under {least}: it is too thin for a photograph; crop it or leave it out",
+        f"{MAX_PIXELS} pixels in all and no side under {min_side}: it is too thin for a photograph; crop it or leave it out",
     )
 
 
 class Normalizer:
-    """From 8-bit pixels to the input of a model, on one device.
+    """Normalisation of 8-bit pixels on one device.
 
-    All numbers lie on the device. So they are copied once, and a division gives the same bits on every device: dividing by a number
-    of the host, CUDA's kernels multiply by its reciprocal, which may differ in the last bit
-    (``aten/src/ATen/native/cuda/BinaryDivTrueKernel.cu`` in github.com/pytorch/pytorch).
+    Constants are tensors on the device, for equal bits on all devices: CUDA's kernels divide by a host scalar as a
+    multiplication by its rounded reciprocal (``aten/src/ATen/native/cuda/BinaryDivTrueKernel.cu`` in github.com/pytorch/pytorch).
     """
 
     def __init__(
@@ -173,14 +162,13 @@ class Normalizer:
         self._reverses = channel_order != "RGB"
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """Normalise pixels.
+        """Normalise pixels in torchvision's order of operations, ``(pixels / divisor - mean) / std``.
 
         Args:
             pixels: uint8 ``[B, 3, H, W]``, channels R, G, B.
 
         Returns:
-            float32 ``[B, 3, H, W]``, channels in ``channel_order``: ``(pixels / divisor - mean) / std``, in the order of operations
-            of torchvision's ``ToTensor`` and ``Normalize``.
+            float32 ``[B, 3, H, W]``, channels in ``channel_order``.
         """
         import torch
 
@@ -188,10 +176,10 @@ class Normalizer:
         values = pixels.to(torch.float32).div_(self._divisor)
         mean, std, rows = self._mean, self._std, values
         if values.device.type == "cpu" and values.is_contiguous(memory_format=torch.channels_last):
-            # By whole rows: by pixels, a processor works at three numbers at a time, and takes five times as long.
+            # By rows, since vectors of three channels are slow.
             count, _, height, width = values.shape
             rows = values.permute(0, 2, 3, 1).view(count, height, 3 * width)
-            mean, std = (numbers.flatten().repeat(width) for numbers in (mean, std))
+            mean, std = (constants.flatten().repeat(width) for constants in (mean, std))
         rows.sub_(mean).div_(std)
         return values
 
@@ -199,8 +187,7 @@ class Normalizer:
 def _bilinear(pixels: np.ndarray, size_wh: tuple[int, int]) -> np.ndarray:
     """Resize uint8 ``[H, W, 3]`` without antialiasing, exactly rounded; see `resize`.
 
-    Weights are whole numbers over a common denominator. All sums stay below 2**53, so float64 holds them exactly, and the one
-    division rounds so little that it can neither make nor break a tie.
+    Weights are integers over a common denominator. Sums stay below 2**53, so they are exact in float64.
     """
     width, height = size_wh
     top, bottom, down = _neighbours(pixels.shape[0], height)
@@ -217,24 +204,19 @@ def _bilinear(pixels: np.ndarray, size_wh: tuple[int, int]) -> np.ndarray:
 
 
 def _neighbours(length: int, resized: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return two source positions around the centre of each of ``resized`` positions, and the second's weight times 2 resized."""
-    numerators = (2 * np.arange(resized, dtype=np.int64) + 1) * length - resized  # of the centre, over 2 * resized
+    """Return the two source positions of each output, and the weight of the second times ``2 * resized``."""
+    numerators = (2 * np.arange(resized, dtype=np.int64) + 1) * length - resized  # Of the centre, over 2 * resized.
     first, weight = np.divmod(numerators.clip(0, 2 * resized * (length - 1)), 2 * resized)
     return first, np.minimum(first + 1, length - 1), weight.astype(np.float64)
 
 
 def _resized_wh(width: int, height: int, short: int) -> tuple[int, int]:
-    """Return width and height after resizing the shorter side to ``short``; the longer is rounded down."""
     long = int(short * max(width, height) / min(width, height))
     return (short, long) if width <= height else (long, short)
 
 
 def _crop_box(width: int, height: int, crop: int) -> tuple[int, int, int, int]:
-    """Return left, top, right and bottom of the centre crop, which reaches beyond an image that is smaller than the crop.
-
-    Halves are rounded as torchvision rounds them: to the nearest number, ties to even; of an odd padding the smaller half comes
-    first.
-    """
+    """Return left, top, right and bottom of torchvision's ``CenterCrop``, beyond the image if it is smaller than the crop."""
     left = round((width - crop) / 2) if width >= crop else -((crop - width) // 2)
     top = round((height - crop) / 2) if height >= crop else -((crop - height) // 2)
     return left, top, left + crop, top + crop
@@ -244,7 +226,7 @@ CROPS = 10
 
 
 class View(NamedTuple):
-    """One crop: its first row and column in the image, and whether it is mirrored left-right after cutting."""
+    """Crop by its first row and column; ``mirrored`` flips it left-right afterwards."""
 
     top: int
     left: int
@@ -258,14 +240,11 @@ def ten_crop_views(height: int, width: int, *, crop: int, center: str) -> tuple[
         height: height of the image in pixels.
         width: width of the image in pixels.
         crop: width and height of a crop in pixels.
-        center: how ``(side - crop) / 2``, the start of the centre crop, is rounded if ``side - crop`` is odd:
+        center: rounding of the start of the centre crop, ``(side - crop) / 2``:
 
-            - ``nearest``: as torchvision's ``TenCrop``, which rounds to the nearest whole number, halves to the even one, and
-              mirrors the image before cutting. So in images of odd width the mirrored centre is one column away from the centre.
-              (Torchvision's tuple lists the mirrored corners in another order: mirrored top right, top left, bottom right,
-              bottom left. The ten are the same.)
-            - ``floor``: as Caffe's ``oversample``, which rounds down and mirrors the five crops. It starts one pixel before
-              torchvision's if ``side - crop`` is 3 more than a multiple of 4.
+            - ``nearest``: as torchvision's ``TenCrop``, which rounds half to even and mirrors the image before cropping. For odd
+              widths the mirrored centre is one column away from the centre. (Torchvision orders mirrored corners otherwise.)
+            - ``floor``: as Caffe's ``oversample``, which rounds down and mirrors the five crops.
 
     Example:
         >>> [view[:2] for view in ten_crop_views(256, 341, crop=224, center="floor")][:5]
@@ -283,7 +262,7 @@ def ten_crop_views(height: int, width: int, *, crop: int, center: str) -> tuple[
 
 
 def ten_crop(pixels: Tensor, *, crop: int, center: str) -> Tensor:
-    """Cut the crops of `ten_crop_views` out of an image ``[3, H, W]``, on its device: ``[K, 3, crop, crop]`` of its type."""
+    """Crop an image ``[3, H, W]`` by `ten_crop_views`, on its device: ``[K, 3, crop, crop]`` in its dtype."""
     views = ten_crop_views(pixels.shape[1], pixels.shape[2], crop=crop, center=center)
     cuts = [pixels[:, view.top : view.top + crop, view.left : view.left + crop] for view in views]
     return torch.stack([cut.flip(2) if view.mirrored else cut for cut, view in zip(cuts, views, strict=True)])

@@ -1,4 +1,4 @@
-"""TIFF files as their tags describe them, where Pillow alone misreads them without an error."""
+"""TIFF reader that follows all tags, for files that Pillow silently misreads."""
 
 from __future__ import annotations
 
@@ -13,20 +13,18 @@ _UNSIGNED, _SIGNED = 1, 2
 
 
 class TiffFile(TiffImagePlugin.TiffImageFile):
-    """A TIFF file that is opened as all of its tags say, or not at all.
-
-    Where a tag cannot be followed, `NotImplementedError` names it: Pillow would return other pixels.
+    """TIFF file of Pillow that raises `NotImplementedError` for tags that Pillow would ignore.
 
     Attributes:
-        white_is_zero: the loaded 16-bit grey values have white at 0; those of fewer bits are inverted by Pillow.
-        is_signed: the file holds signed integers. Those of 8 bits are loaded as unsigned ones.
+        white_is_zero: loaded 16-bit grey values have white at 0; Pillow inverts fewer bits itself.
+        is_signed: the file holds signed integers; 8-bit ones are loaded as unsigned.
     """
 
     white_is_zero = False
     is_signed = False
 
     def _setup(self) -> None:
-        """Choose mode and decoder by the tags, see `TiffImagePlugin.TiffImageFile`."""
+        """Choose mode and decoder by tags, see `TiffImagePlugin.TiffImageFile`."""
         tags = self.tag_v2
         compression = tags.get(_COMPRESSION, 1)
         if compression not in TiffImagePlugin.COMPRESSION_INFO or compression == _WEBP:
@@ -34,10 +32,10 @@ class TiffFile(TiffImagePlugin.TiffImageFile):
         kinds = set(tags.get(_SAMPLE_FORMAT, (_UNSIGNED,)))
         self.is_signed = _SIGNED in kinds
         if tags.get(_SAMPLES, 1) == 1:
-            tags[_PLANES] = 1  # A single sample has one plane, whatever the tag says.
+            tags[_PLANES] = 1  # A single sample has one plane.
         if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO and tags.get(_BITS) == (16,) and kinds == {_UNSIGNED}:
             self.white_is_zero = True
-            tags[_PHOTOMETRIC] = _BLACK_IS_ZERO  # Pillow can load these; whoever scales the values inverts them.
+            tags[_PHOTOMETRIC] = _BLACK_IS_ZERO  # Supported by Pillow; `decoding` inverts the values.
         if compression == 1 and tags.get(_PLANES) == 2 and not self._has_plain_planes():
             raise NotImplementedError("separate planes without compression of other samples than bytes")
         super()._setup()
@@ -51,7 +49,7 @@ class TiffFile(TiffImagePlugin.TiffImageFile):
         return set(tags.get(_BITS, (1,))) == {8} and tags.get(_FILL_ORDER, 1) == 1 and 0 not in tags.get(_EXTRA_SAMPLES, ())
 
     def _misread(self) -> str | None:
-        """Return the property of the file that Pillow ignores; None if there is none."""
+        """Return a property of the file that Pillow ignores, or None."""
         tags, is_raw = self.tag_v2, self._compression == "raw"
         if _PHOTOMETRIC not in tags and self._compression not in _PHOTOMETRIC_KNOWN:
             return "no tag of the photometric interpretation: 0 may be black or white"

@@ -1,1 +1,1 @@
-"""Extractors of regions: boxes, each with a feature, a class and an attribute."""
+"""Region extractors: boxes with a feature, a class and an attribute each."""

@@ -1,22 +1,18 @@
-"""Arithmetic of boxes as in Caffe's Faster R-CNN, and non-maximum suppression (NMS).
+"""Box arithmetic of Caffe's Faster R-CNN, and batched non-maximum suppression (NMS).
 
-A box includes its far corner, so a side is one longer than the difference. The order of the operations is that of ``lib/rpn`` and
-``lib/fast_rcnn/bbox_transform.py`` in github.com/peteanderson80/bottom-up-attention, in float32, because comparisons decide which
-regions are chosen.
+A box includes its far corner, so a side is one longer than the difference of its corners. The order of operations follows
+``lib/rpn`` and ``lib/fast_rcnn/bbox_transform.py`` in github.com/peteanderson80/bottom-up-attention, in float32, because
+comparisons decide which regions are chosen.
 
-NMS keeps a box if no kept box of a better score covers it. Going through the boxes from the best score down finds the one answer.
-Asking all boxes at once finds it, too, if each round takes the answer of the round before for "kept", and the rounds go on until
-nothing changes: after n of them those boxes are right whose fate hangs on a chain of at most n boxes. A round is a few large
-steps, which suits a device, and only after several rounds the host looks whether anything has changed, because looking means
-waiting.
+NMS equals Caffe's CPU kernel and that of MILVLG's port: an IoU **at or above** the threshold (rounded to float32) suppresses. Their
+GPU kernels and torchvision's require an IoU above it. Ties of scores go to the earlier box. Two algorithms have one result:
 
-A box is covered if its intersection over union with a kept box is **at or above** the threshold, as in the CPU kernels of the
-original and of MILVLG's port. Their GPU kernels, and torchvision's, require more than the threshold, which matters only where the
-two are equal to the last bit. The threshold is rounded to float32 first, as theirs is. Of equal scores the earlier box goes
-first.
+- sequential by rank (CPU),
+- fixed-point iteration over all boxes (GPU). It converges after as many rounds as the longest chain of suppressions. Convergence is
+  checked only after several rounds, since the check synchronizes with the host.
 
-Letters in shapes: ``A`` anchors of a cell, ``B`` images, ``N``, ``M`` and ``P`` boxes of an image, ``C`` classes, ``W`` =
-ceil(P / 62) words of bits. A box is x1, y1, x2, y2 in pixels.
+Shapes: ``A`` anchors of a cell, ``B`` images, ``N``, ``M`` and ``P`` boxes of an image, ``C`` classes, ``W`` = ceil(P / 62) words
+of bits. A box is x1, y1, x2, y2 in pixels.
 """
 
 from __future__ import annotations
@@ -29,18 +25,18 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 STRIDE = 16
-"""Distance of neighbouring cells of the feature map, in pixels of the image."""
+"""Pixels of the input per cell of the feature map."""
 
-_RATIOS = (0.5, 1.0, 2.0)  # height over width
+_RATIOS = (0.5, 1.0, 2.0)  # Height over width.
 _SCALES = (4, 8, 16, 32)
-_MOST_GROWTH = math.log(1000 / 16)
+_MAX_LOG_GROWTH = math.log(1000 / 16)
 
 
 def cell_anchors() -> Tensor:
-    """Return the twelve anchors of the cell at 0, 0: three shapes (the outer loop) in four sizes.
+    """Return the twelve anchors of the cell at 0, 0: three ratios (outer loop) times four scales.
 
-    The window of 16 by 16 pixels takes on each ratio with both sides rounded (half to even: 23 by 12, 16 by 16, 11 by 22), then
-    each scale, around its centre at 7.5. Source: ``lib/rpn/generate_anchors.py``.
+    Each ratio reshapes a window of 16×16 pixels, with sides rounded half to even (23×12, 16×16, 11×22). Each scale then enlarges it
+    around its centre at 7.5. Source: ``lib/rpn/generate_anchors.py``.
 
     Returns:
         float32 ``[12, 4]``.
@@ -57,11 +53,7 @@ def cell_anchors() -> Tensor:
 
 
 def anchor_grid(anchors: Tensor, rows: int, columns: int) -> Tensor:
-    """Return the anchors of every cell of a feature map, given those of the cell at 0, 0, ``[A, 4]``.
-
-    Returns:
-        ``[rows * columns * A, 4]``: row by row, within a row column by column, within a cell anchor by anchor.
-    """
+    """Shift the anchors ``[A, 4]`` of the cell at 0, 0 to all cells: ``[rows * columns * A, 4]``, in row-major order."""
     y, x = torch.meshgrid(
         torch.arange(rows, device=anchors.device) * STRIDE, torch.arange(columns, device=anchors.device) * STRIDE, indexing="ij"
     )
@@ -70,40 +62,40 @@ def anchor_grid(anchors: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def decode(anchors: Tensor, deltas: Tensor) -> Tensor:
-    """Move and stretch boxes.
+    """Apply regression deltas to anchors.
 
-    As in Caffe, the far corner is not moved back by one pixel, so decoding zeros makes a box one pixel longer. Growth is limited to
-    1000 / 16 times, as in MILVLG's port; the original has no limit, but later clips the box to the image, as the port does.
+    As in Caffe, the far corner is not moved back by one pixel, so zero deltas enlarge a box by one pixel. Growth is limited to
+    1000 / 16 times as in MILVLG's port; the original has no limit, but both clip boxes to the image later.
 
     Args:
         anchors: ``[N, 4]``.
-        deltas: ``[..., N, 4]``: shift of the centre as a multiple of the sides, logarithm of the growth of the sides.
+        deltas: ``[..., N, 4]``: shift of the centre relative to the sides, log growth of the sides.
 
     Returns:
         ``[..., N, 4]``.
     """
     sides = anchors[:, 2:] - anchors[:, :2] + 1
     centres = deltas[..., :2] * sides + (anchors[:, :2] + 0.5 * sides)
-    halves = 0.5 * (deltas[..., 2:].clamp(max=_MOST_GROWTH).exp() * sides)
+    halves = 0.5 * (deltas[..., 2:].clamp(max=_MAX_LOG_GROWTH).exp() * sides)
     return torch.cat((centres - halves, centres + halves), dim=-1)
 
 
 def clip(boxes: Tensor, width: int, height: int) -> Tensor:
-    """Move corners ``[..., 4]`` outside of an image to its outermost pixels, ``width - 1`` and ``height - 1``."""
-    limit = boxes.new_empty(4)  # Filled on its device: a tensor of numbers would be copied there.
+    """Clip boxes ``[..., 4]`` to an image with outermost pixels ``width - 1`` and ``height - 1``."""
+    limit = boxes.new_empty(4)  # Filled on the device, without a copy from the host.
     limit[0::2].fill_(width - 1)
     limit[1::2].fill_(height - 1)
     return boxes.clamp(min=0).minimum(limit)
 
 
 def is_larger(boxes: Tensor, side: float | Tensor) -> Tensor:
-    """Tell which boxes have both sides longer than a limit, and their corners in order.
+    """Return a mask of the boxes with ordered corners and both sides longer than a limit.
 
-    A side of exactly this length is too short, as in MILVLG's port; the original keeps it.
+    A side equal to the limit is too short, as in MILVLG's port; the original accepts it.
 
     Args:
         boxes: ``[..., N, 4]``.
-        side: the limit in pixels; of several images ``[..., 1]``.
+        side: limit in pixels; for several images ``[..., 1]``.
 
     Returns:
         bool ``[..., N]``.
@@ -113,7 +105,7 @@ def is_larger(boxes: Tensor, side: float | Tensor) -> Tensor:
 
 
 def iou(boxes: Tensor, others: Tensor) -> Tensor:
-    """Return the intersection over union of all pairs: ``[..., N, 4]`` and ``[..., M, 4]`` to ``[..., N, M]``, in 0…1."""
+    """Compute the intersection over union of all pairs: ``[..., N, 4]`` and ``[..., M, 4]`` to ``[..., N, M]``, in 0…1."""
     shared = _common_length(boxes, others, 0) * _common_length(boxes, others, 1)
     return shared / (_areas(boxes)[..., None] + _areas(others)[..., None, :] - shared)
 
@@ -129,80 +121,71 @@ def _areas(boxes: Tensor) -> Tensor:
     return sides[..., 0] * sides[..., 1]
 
 
-_BLOCK = {"cpu": 128, "cuda": 2000}  # Boxes between two looks whether enough are kept.
-_ROUNDS = {"cpu": 1, "cuda": 12}  # Rounds before the first look whether anything changes.
-_WORD = 62  # Number of bits of an int64 that are used; the sign stays 0.
+_BLOCK = {"cpu": 128, "cuda": 2000}  # Boxes per block; the host checks the number of survivors after each.
+_ROUNDS = {"cpu": 1, "cuda": 12}  # Rounds per convergence check.
+_WORD = 62  # Bits used of an int64; the sign bit is 0.
 
 
-def first_true(chosen: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Find the positions of what is chosen, in a shape that does not depend on how much that is.
-
-    Args:
-        chosen: bool ``[B, P]``.
-        most: greatest number of positions.
+def first_true(mask: Tensor, max_count: int) -> tuple[Tensor, Tensor]:
+    """Return the positions of the first True values of a mask ``[B, P]``, in a shape that does not depend on the values.
 
     Returns:
-        int64 ``[B, min(P, most)]``, the first positions that are chosen, ascending, and behind them any others; and int64 ``[B]``,
-        how many of these are chosen.
+        int64 ``[B, min(P, max_count)]``, ascending positions of True values, then arbitrary ones; and int64 ``[B]``, the number of
+        True values among them.
     """
-    positions = chosen.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices[:, :most]
-    return positions, chosen.sum(dim=1).clamp(max=most)
+    positions = mask.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices[:, :max_count]
+    return positions, mask.sum(dim=1).clamp(max=max_count)
 
 
-def nms(boxes: Tensor, usable: Tensor, threshold: float, most: int) -> tuple[Tensor, Tensor]:
-    """Suppress boxes that are sorted by score already, until enough of each image are kept.
+def nms(boxes: Tensor, valid: Tensor, threshold: float, max_count: int) -> tuple[Tensor, Tensor]:
+    """Suppress boxes sorted by score, until enough boxes of each image survive.
 
     Args:
-        boxes: ``[B, P, 4]``, the best first.
-        usable: bool ``[B, P]``, False for rows that are no boxes; these stand behind all others.
-        threshold: intersection over union from which a box is covered.
-        most: greatest number of boxes to keep.
+        boxes: ``[B, P, 4]``, best first.
+        valid: bool ``[B, P]``, False for padding at the end.
+        threshold: minimum IoU that suppresses.
+        max_count: maximum number of surviving boxes.
 
     Returns:
-        The positions of the kept boxes and how many these are, as `first_true` returns them.
+        Positions and number of the surviving boxes, see `first_true`.
     """
-    kept = torch.zeros_like(usable)
+    survives = torch.zeros_like(valid)
     length = _BLOCK[boxes.device.type]
     for start in range(0, boxes.shape[1], length):
         block = slice(start, start + length)
-        part, free = boxes[:, block], usable[:, block]
+        part, candidates = boxes[:, block], valid[:, block]
         if start:
-            counts, sizes = torch.stack((kept.sum(dim=1), usable.sum(dim=1))).tolist()
-            if all(count >= most or size <= start for count, size in zip(counts, sizes, strict=True)):
+            counts, sizes = torch.stack((survives.sum(dim=1), valid.sum(dim=1))).tolist()
+            if all(count >= max_count or size <= start for count, size in zip(counts, sizes, strict=True)):
                 break
-            free = free & ~_covered(part, boxes, kept[:, :start], min(most, max(counts)), threshold)
-        covers = (iou(part, part) >= threshold).triu(diagonal=1)
-        kept[:, block] = _nms_in_block(free, covers.to(torch.float32))
-    return first_true(kept, most)
+            positions, num_survivors = first_true(survives[:, :start], min(max_count, max(counts)))
+            survivors = boxes.take_along_dim(positions[:, :, None], dim=1)
+            is_survivor = torch.arange(positions.shape[1], device=boxes.device) < num_survivors[:, None]
+            candidates = candidates & ~_suppressed(is_survivor, (iou(survivors, part) >= threshold).to(torch.float32))
+        covers = (iou(part, part) >= threshold).triu(diagonal=1).to(torch.float32)
+        survives[:, block] = _nms_in_block(candidates, covers)
+    return first_true(survives, max_count)
 
 
-def _covered(boxes: Tensor, others: Tensor, kept: Tensor, most: int, threshold: float) -> Tensor:
-    """Tell which boxes the first of the kept others cover: bool ``[B, N]`` for boxes ``[B, N, 4]`` and others ``[B, P, 4]``."""
-    positions, counts = first_true(kept, most)
-    covers = iou(others.take_along_dim(positions[:, :, None], dim=1), boxes) >= threshold
-    return _suppressed(torch.arange(most, device=boxes.device) < counts[:, None], covers.to(torch.float32))
+def _nms_in_block(candidates: Tensor, covers: Tensor) -> Tensor:
+    return _fixed_point(lambda survives: candidates & ~_suppressed(survives, covers), candidates)
 
 
-def _nms_in_block(free: Tensor, covers: Tensor) -> Tensor:
-    """Keep the free boxes that no kept box before them covers: bool ``[B, N]``; ``covers`` as in `_suppressed`, upper triangles."""
-    return _fixed_point(lambda kept: free & ~_suppressed(kept, covers), free)
-
-
-def _suppressed(kept: Tensor, covers: Tensor) -> Tensor:
-    """Tell what the kept boxes cover: bool ``[B, K]`` and ones and zeros ``[B, K, N]``, float32, to bool ``[B, N]``."""
-    return torch.bmm(kept[:, None].to(covers.dtype), covers)[:, 0] > 0
+def _suppressed(survives: Tensor, covers: Tensor) -> Tensor:
+    """Return a mask of the boxes that survivors suppress: bool ``[B, K]`` and float32 0 or 1 ``[B, K, N]`` to bool ``[B, N]``."""
+    return torch.bmm(survives[:, None].to(covers.dtype), covers)[:, 0] > 0
 
 
 def best_scores_after_nms(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
-    """Suppress the same boxes by the scores of every class, and return each box's best score among the classes that keep it.
+    """Run NMS per class, and return each box's best score among the classes in which it survives.
 
     Args:
         boxes: ``[B, P, 4]``.
-        scores: ``[B, P, C]``, not negative, but in rows that are no boxes.
-        threshold: intersection over union from which a box is covered.
+        scores: ``[B, P, C]``, not negative except for padding.
+        threshold: minimum IoU that suppresses.
 
     Returns:
-        ``[B, P]``; 0 for a box that no class keeps, and not more for a row that is no box.
+        ``[B, P]``; 0 for a box that survives in no class, at most 0 for padding.
     """
     if not scores.numel():
         return scores.new_zeros(scores.shape[:2])
@@ -211,80 +194,77 @@ def best_scores_after_nms(boxes: Tensor, scores: Tensor, threshold: float) -> Te
     by_class = scores.transpose(1, 2).contiguous()
     order = by_class.sort(dim=2, descending=True, stable=True).indices
     if boxes.device.type == "cpu":
-        kept = torch.stack([_sequential_nms(*of_image) for of_image in zip(covers, order, strict=True)])
+        survives = torch.stack([_sequential_nms(*image) for image in zip(covers, order, strict=True)])
     else:
-        kept = _parallel_nms(covers, order)
-    return (by_class * kept).amax(dim=1)
+        survives = _parallel_nms(covers, order)
+    return (by_class * survives).amax(dim=1)
 
 
 def _sequential_nms(covers: Tensor, order: Tensor) -> Tensor:
-    """Go through the boxes of an image from the best down, in all classes at once: twice as fast as `_parallel_nms` on a CPU.
-
-    At each rank every class looks at its own box and, if that is still free, strikes out the boxes that it covers.
+    """Run NMS of an image rank by rank, simultaneously in all classes.
 
     Args:
-        covers: bool ``[P, P]``, symmetric, the diagonal False.
-        order: int64 ``[C, P]``, the boxes from best to worst.
+        covers: bool ``[P, P]``, symmetric, with a False diagonal.
+        order: int64 ``[C, P]``, boxes from best to worst.
 
     Returns:
-        bool ``[C, P]``, whether the class keeps the box.
+        bool ``[C, P]``, whether the box survives in the class.
     """
     classes, count = order.shape
-    words = _pack(_padded(covers))  # [P, W]
-    struck = words.new_zeros((classes, words.shape[1]))
+    words = _pack_bits(_pad_to_words(covers))  # [P, W]
+    suppressed = words.new_zeros((classes, words.shape[1]))
     boxes = order.t().contiguous()  # [P ranks, C]
-    places = torch.arange(classes) * words.shape[1] + boxes // _WORD
-    for box, place, bit in zip(boxes, places, boxes % _WORD, strict=True):
-        is_free = (struck.view(-1).index_select(0, place) >> bit) & 1 ^ 1
-        struck |= words.index_select(0, box) * is_free[:, None]
-    return ~_unpack(struck)[:, :count]
+    word_index = torch.arange(classes) * words.shape[1] + boxes // _WORD
+    for box, word, bit in zip(boxes, word_index, boxes % _WORD, strict=True):
+        survives = (suppressed.view(-1).index_select(0, word) >> bit) & 1 ^ 1
+        suppressed |= words.index_select(0, box) * survives[:, None]
+    return ~_unpack_bits(suppressed)[:, :count]
 
 
 def _parallel_nms(covers: Tensor, order: Tensor) -> Tensor:
-    """Ask all boxes of all classes and images at once, round by round.
+    """Run NMS of several images by fixed-point iteration.
 
     Args:
-        covers: bool ``[B, P, P]``, symmetric, the diagonals False.
-        order: int64 ``[B, C, P]``, the boxes from best to worst.
+        covers: bool ``[B, P, P]``, symmetric, with False diagonals.
+        order: int64 ``[B, C, P]``, boxes from best to worst.
 
     Returns:
-        bool ``[B, C, P]``, whether the class keeps the box.
+        bool ``[B, C, P]``, whether the box survives in the class.
     """
     count = order.shape[2]
-    numbers = torch.arange(count, device=order.device)
-    rank = torch.empty_like(order).scatter_(2, order, numbers.expand_as(order))
-    own = _pack(_padded(numbers[:, None] == numbers)).t()  # [W, P]
-    better = own[:, order].cumsum(dim=3).take_along_dim(rank[None], dim=3)  # [W, B, C, P], with the box itself
-    rivals = _padded(better & _pack(_padded(covers)).movedim(2, 0)[:, :, None])
+    indices = torch.arange(count, device=order.device)
+    rank = torch.empty_like(order).scatter_(2, order, indices.expand_as(order))
+    own_bit = _pack_bits(_pad_to_words(indices[:, None] == indices)).t()  # [W, P]
+    better = own_bit[:, order].cumsum(dim=3).take_along_dim(rank[None], dim=3)  # [W, B, C, P], including the box
+    rivals = _pad_to_words(better & _pack_bits(_pad_to_words(covers)).movedim(2, 0)[:, :, None])
 
-    def ask(kept: Tensor) -> Tensor:
-        return ~(rivals & _pack(kept).movedim(2, 0)[..., None]).any(dim=0)
+    def step(survives: Tensor) -> Tensor:
+        return ~(rivals & _pack_bits(survives).movedim(2, 0)[..., None]).any(dim=0)
 
-    return _fixed_point(ask, torch.ones_like(rivals[0], dtype=torch.bool))[..., :count]
+    return _fixed_point(step, torch.ones_like(rivals[0], dtype=torch.bool))[..., :count]
 
 
-def _fixed_point(step: Callable[[Tensor], Tensor], kept: Tensor) -> Tensor:
+def _fixed_point(step: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
     """Repeat a step until it changes nothing."""
-    rounds = _ROUNDS[kept.device.type]
+    rounds = _ROUNDS[values.device.type]
     while True:
         for _ in range(rounds):
-            before, kept = kept, step(kept)
-        if torch.equal(before, kept):
-            return kept
+            before, values = values, step(values)
+        if torch.equal(before, values):
+            return values
 
 
-def _padded(values: Tensor) -> Tensor:
-    """Append zeros to the last axis, up to a multiple of `_WORD`."""
+def _pad_to_words(values: Tensor) -> Tensor:
     return F.pad(values, (0, -values.shape[-1] % _WORD))
 
 
-def _pack(bits: Tensor) -> Tensor:
+def _pack_bits(bits: Tensor) -> Tensor:
     """Pack bits: bool ``[..., 62 * W]`` to int64 ``[..., W]``."""
     powers = 1 << torch.arange(_WORD, device=bits.device)
     return torch.where(bits.unflatten(-1, (-1, _WORD)), powers, 0).sum(dim=-1)
 
 
-def _unpack(words: Tensor) -> Tensor:
+def _unpack_bits(words: Tensor) -> Tensor:
     """Unpack bits: int64 ``[..., W]`` to bool ``[..., 62 * W]``."""
     powers = 1 << torch.arange(_WORD, device=words.device)
     return (words[..., None] & powers).flatten(-2) != 0

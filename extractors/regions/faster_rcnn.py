@@ -1,14 +1,14 @@
-"""``faster-rcnn-36``: the regions of bottom-up attention (Anderson et al. 2018) with their features, boxes, classes and attributes.
+"""``faster-rcnn-36``: the regions of bottom-up attention (Anderson et al. 2018) with features, boxes, classes and attributes.
 
-The regions are those that the original Caffe release and MILVLG/bottom-up-attention.pytorch find with the same weights: features
-agree to 6e-6 of the largest. Class and attribute ids count from 1, the first line of the files with their names; 0 is background,
-or no attribute. A box must be larger than 16 pixels of the image each way; an image without such a proposal has no regions.
+Regions equal those of the original Caffe release and of MILVLG/bottom-up-attention.pytorch. Class and attribute ids count from 1,
+the first line of the files with their names; 0 is background or no attribute. Sides of a box exceed 16 pixels of the image; an
+image without such a proposal has no regions.
 
-In the 16-bit precisions only the last stage computes in 16 bits, so that the proposals are those of float32; with
-``half_backbone`` the backbone does, too.
+In the 16-bit precisions only the res5 head computes in 16 bits, so that proposals are those of float32; with ``half_backbone`` the
+backbone does, too.
 
-Letters in shapes: ``B`` images, ``P`` proposals of an image, at most 300, ``Q`` boxes of an image before suppression, ``R`` =
-``max_regions``, ``H0`` and ``W0`` pixels of an image, ``D`` = 2048 width of a feature.
+Shapes: ``B`` images, ``P`` proposals of an image, at most 300, ``Q`` boxes of an image before NMS, ``R`` = ``max_regions``, ``H0``
+and ``W0`` pixels of an image, ``D`` = 2048 width of a feature.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from extractors.computing.fusion import optimize_for_inference, trace
 from extractors.computing.oom import BatchLimits, release_unused_memory, run_with_oom_retry
 from extractors.computing.winograd import prefers_onednn
 from extractors.images.preprocessing import check_resized
-from extractors.options import ExtractorOptions, RegionOptions
+from extractors.options import ExtractorOptions
 from extractors.regions.bottom_up.network import ATTRIBUTES, CLASSES, POOLED, build, fold_norms, pool, suppress
-from extractors.regions.bottom_up.preprocessing import INPUT, LEAST_SIDE, Original, prepare, resized_wh, send
+from extractors.regions.bottom_up.preprocessing import INPUT, MIN_SIDE, Original, prepare, resized_wh, send
 from extractors.regions.bottom_up.res5_head import (
     GroupedStage,
     LastStage,
@@ -50,11 +50,11 @@ from extractors.weights.resolve import Architecture, Weights, resolve_weights
 from schemas.errors import UsageError
 from schemas.features import FeatureSpec
 
-_BATCH = 2  # Images; more take memory and do not make a CPU faster.
-_REGIONS = 10  # Regions of one pass of the last stage on a CPU; more are hardly faster and take memory in every thread.
-_BINS = _REGIONS * POOLED**2  # Distinct bins of one pass of what regions share.
-_SHARED_BINS = 20_000  # Distinct bins whose results are held at once, 0.2 GB of them in float32.
-_COMPARED = (1, 3, 224, 224)  # Shape of the noise on which cuDNN's backbone is compared with torch's; images have any.
+_BATCH = 2  # Larger batches are not faster on a CPU.
+_REGIONS = 10  # Regions per forward of the res5 head on a CPU; more take memory in every thread.
+_BINS = _REGIONS * POOLED**2  # Distinct bins per forward of the shared layers.
+_SHARED_BINS = 20_000  # Maximum number of distinct bins in memory, 0.2 GB in float32.
+_COMPARED = (1, 3, 224, 224)  # Shape of the noise for the comparison of cuDNN's backbone with torch's.
 _REGION = (1024, 14, 14)  # Shape of a pooled region.
 
 ARCHITECTURE = Architecture(
@@ -69,7 +69,7 @@ ARCHITECTURE = Architecture(
 
 
 class FasterRCNNRegions(RegionExtractor):
-    """The detector and the choice of its regions."""
+    """Detector with the selection of regions."""
 
     def __init__(self, settings: ExtractorOptions, weights: Weights, device: torch.device) -> None:
         super().__init__(describe(settings, weights), device)
@@ -79,13 +79,13 @@ class FasterRCNNRegions(RegionExtractor):
         self._limits = BatchLimits()
         model = ARCHITECTURE.load(weights)
         fold_norms(model)
-        # This stage is most of the work; in 16 bits the rest would move the proposals, and with them the boxes kept.
+        # The head is most of the work. Other layers in 16 bits would change the proposals.
         model.head.dtype = cast_layers(model.head.layer4, settings.precision)
         if settings.regions.half_backbone:
             cast_layers(model.backbone, settings.precision)
             cast_layers(model.rpn.conv, settings.precision)
         self._model = model.to(device).to(memory_format=torch.channels_last)
-        # Products and convolutions differ in their last bits, so the precision decides, not a measurement.
+        # Products and convolutions differ in their last bits, so the choice depends on the precision, not on a measurement.
         is_product = settings.precision == "fp32"
         if device.type == "cuda":
             if not settings.compile:
@@ -97,7 +97,7 @@ class FasterRCNNRegions(RegionExtractor):
             release_unused_memory()
 
     def _fuse(self, is_product: bool) -> None:
-        """Let convolutions on a GPU compute what follows them, but for those of the last stage if that is matrix products."""
+        """Fuse the convolutions of backbone and head on a GPU, without those that `ProductStage` replaces."""
         model, device, precision = self._model, self._device, self._precision
         model.backbone = optimize_for_inference(trace(model.backbone), _COMPARED, device, precision=precision, compile=False)
         if not is_product:
@@ -105,67 +105,62 @@ class FasterRCNNRegions(RegionExtractor):
             model.head.layer4 = optimize_for_inference(stage, (_REGIONS, *_REGION), device, precision=precision, compile=False)
 
     def _stage_on_cpu(self, is_product: bool) -> LastStage:
-        """Choose the form of the last stage.
+        """Choose the implementation of the res5 head.
 
-        The backbone is left to torch's layers in any precision, because merged convolutions have other bits, and images of other
-        sizes would need weights in other layouts.
+        The backbone keeps torch's layers: fused convolutions have other bits and need weights packed per image size.
         """
         head = self._model.head
         if not is_product and not (self._precision == "bf16" and can_fuse_in(head.dtype)):
             return PlainStage(head)
         layer4 = head.layer4
-        del head.layer4  # The stage has its weights, laid out otherwise.
+        del head.layer4  # The stage holds packed weights.
         if not is_product:
             return MergedStage(layer4, _REGIONS)
         return GroupedStage(layer4, _REGIONS) if prefers_onednn() else ProductStage(layer4)
 
     def preprocess(self, image: Image.Image) -> Tensor:
-        """Return the pixels as they are: the detector resizes them on the device.
-
-        Returns:
-            uint8 ``[3, H0, W0]``, channels R, G, B.
+        """Return the pixels, uint8 ``[3, H0, W0]``, channels R, G, B; the device resizes them.
 
         Raises:
-            DecodeError: the image is so thin that its shorter side would be less than `LEAST_SIDE`.
+            DecodeError: the image is so thin that its shorter side would be less than `MIN_SIDE`.
         """
-        check_resized(image, resized_wh(*image.size), least=LEAST_SIDE)
+        check_resized(image, resized_wh(*image.size), min_side=MIN_SIDE)
         return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
     def extract_columns(self, batch: Sequence[Tensor]) -> dict[str, np.ndarray]:
-        """Find the regions of each image.
+        """Detect the regions of each image.
 
         Args:
             batch: B tensors, uint8 ``[3, H0, W0]``, channels R, G, B; B may be 0.
 
         Returns:
-            The columns of kind ``regions`` except ``image_id``. On a CPU an image has the same bytes in any batch and
-            with any number of threads.
+            Columns of kind ``regions`` except ``image_id``. On a CPU the bytes do not depend on batch and thread count.
         """
-        find = self._on_cpu if self._device.type == "cpu" else self._on_gpu
-        regions = find(batch) if batch else empty_regions(self.spec)
+        detect = self._detect_on_cpu if self._device.type == "cpu" else self._detect_on_gpu
+        regions = detect(batch) if batch else empty_regions(self.spec)
         return columns([(image.shape[2], image.shape[1]) for image in batch], regions, self.spec)
 
-    def _on_cpu(self, batch: Sequence[Tensor]) -> Tensor:
-        """Run passes in one thread each, on one image or on a few regions of one image."""
+    def _detect_on_cpu(self, batch: Sequence[Tensor]) -> Tensor:
+        """Run single-threaded forwards on one image or on a few regions of one image."""
         images = [send(image, self._device) for image in batch]
         maps = run_single_threaded(lambda image: self._maps([image]), images)
         release_unused_memory()
 
-        def proposals(i: int) -> Tensor:
-            boxes, are_kept = suppress(*self._propose(maps[i], [images[i]]))
-            return boxes[:, : int(are_kept.sum())]
+        def propose(i: int) -> Tensor:
+            boxes, valid = suppress(*self._propose(maps[i], [images[i]]))
+            return boxes[:, : int(valid.sum())]
 
-        boxes = run_single_threaded(proposals, range(len(batch)))  # [1, P, 4] each
-        dtype = self._model.head.dtype  # What is rounded before pooling is what would be rounded after it.
-        features = [self._features(of_image.to(dtype), found[0]) for of_image, found in zip(maps, boxes, strict=True)]
+        boxes = run_single_threaded(propose, range(len(batch)))  # [1, P, 4] each
+        dtype = self._model.head.dtype  # Max pooling commutes with rounding.
+        features = [self._features(maps[i].to(dtype), boxes[i][0]) for i in range(len(batch))]
 
-        def chosen(i: int) -> Tensor:
-            return self._choose(boxes[i], torch.ones(boxes[i].shape[:2], dtype=torch.bool), features[i][None], [images[i]])
+        def select(i: int) -> Tensor:
+            return self._select(boxes[i], torch.ones(boxes[i].shape[:2], dtype=torch.bool), features[i][None], [images[i]])
 
-        return torch.cat(run_single_threaded(chosen, range(len(batch))))
+        return torch.cat(run_single_threaded(select, range(len(batch))))
 
     def _features(self, maps: Tensor, boxes: Tensor) -> Tensor:
-        """Compute the features of the regions of an image on a CPU: what they share, then each.
+        """Compute the features of the regions of an image on a CPU: first for distinct bins, then for regions.
 
         Args:
             maps: ``[1, 1024, h, w]``.
@@ -179,58 +174,55 @@ class FasterRCNNRegions(RegionExtractor):
         bins, index = distinct_bins(boxes, POOLED, 1 / STRIDE, *maps.shape[2:])
         if len(bins) > _SHARED_BINS and len(boxes) > _REGIONS:
             return torch.cat([self._features(maps, half) for half in boxes.tensor_split(2)])
-        parts = run_single_threaded(lambda some: self._stage.share(pool_bins(maps, some)), bins.split(_BINS))
+        parts = run_single_threaded(lambda part: self._stage.share(pool_bins(maps, part)), bins.split(_BINS))
         shared = tuple(torch.cat(tables) for tables in zip(*parts, strict=True))
-        return torch.cat(run_single_threaded(lambda some: self._stage.finish(shared, some), index.split(_REGIONS)))
+        return torch.cat(run_single_threaded(lambda part: self._stage.finish(shared, part), index.split(_REGIONS)))
 
-    def _on_gpu(self, batch: Sequence[Tensor]) -> Tensor:
-        """Run everything on as many images at once as the memory of the device holds."""
+    def _detect_on_gpu(self, batch: Sequence[Tensor]) -> Tensor:
+        """Run all steps on as many images as fit into the GPU memory."""
         with precision_context(self._precision, self._device), torch.inference_mode():
-            # Images of different sizes do not fit in one tensor, so their positions in the list stand in for them.
-            positions = torch.arange(len(batch))
-            return run_with_oom_retry(
-                lambda some: self._detect([batch[i] for i in some.tolist()]), positions, self._limits
-            ).cpu()
+            indices = torch.arange(len(batch))  # Images of different sizes do not fit into one tensor.
+            return run_with_oom_retry(lambda part: self._detect([batch[i] for i in part.tolist()]), indices, self._limits).cpu()
 
     def _detect(self, batch: Sequence[Tensor]) -> Tensor:
-        """Find the regions of images without knowing how many boxes are left at any step: their number stays on the device.
+        """Detect regions without synchronization: the numbers of boxes remain on the GPU.
 
-        The backbone computes the images of one size together, all later steps all images.
+        The backbone runs per group of images with one size, later steps run on all images.
         """
         sizes = [resized_wh(image.shape[2], image.shape[1]) for image in batch]
         order = sorted(range(len(batch)), key=sizes.__getitem__)
         images: list[Original] = []
         maps, candidates = [], []
-        for _, positions in groupby(order, key=sizes.__getitem__):
-            of_size = [send(batch[i], self._device) for i in positions]
-            images += of_size
-            maps.append(self._maps(of_size))
-            candidates.append(self._propose(maps[-1], of_size))
-        boxes, are_kept = suppress(*(_stacked(parts) for parts in zip(*candidates, strict=True)))
-        groups = boxes.split([len(of_size) for of_size in maps])
-        pooled = [pool(*of_size) for of_size in zip(maps, groups, strict=True)]
+        for _, indices in groupby(order, key=sizes.__getitem__):
+            group = [send(batch[i], self._device) for i in indices]
+            images += group
+            maps.append(self._maps(group))
+            candidates.append(self._propose(maps[-1], group))
+        boxes, valid = suppress(*(_concatenate(parts) for parts in zip(*candidates, strict=True)))
+        groups = boxes.split([len(group) for group in maps])
+        pooled = [pool(*group) for group in zip(maps, groups, strict=True)]
         features = self._head(torch.cat(pooled)).unflatten(0, boxes.shape[:2])
-        chosen = self._choose(boxes, are_kept, features, images)
-        return torch.stack([chosen[order.index(i)] for i in range(len(batch))])
+        regions = self._select(boxes, valid, features, images)
+        return torch.stack([regions[order.index(i)] for i in range(len(batch))])
 
     def _maps(self, images: Sequence[Original]) -> Tensor:
-        """Compute the feature maps of B images of one size, once resized: float32 ``[B, 1024, h, w]``."""
+        """Compute the feature maps of B images that are resized to one size: float32 ``[B, 1024, h, w]``."""
         values = torch.cat([prepare(image) for image in images])
         return self._model.backbone(values.contiguous(memory_format=torch.channels_last))
 
     def _propose(self, maps: Tensor, images: Sequence[Original]) -> tuple[Tensor, Tensor]:
-        """Return the boxes that go into suppression, and which of them are usable, see `RegionProposals.propose`."""
+        """Return boxes before NMS and their validity, see `RegionProposals.propose`."""
         height, width = images[0].rows.shape[1], images[0].columns.shape[1]
         return self._model.rpn.propose(maps, width, height, _scales(images))
 
-    def _choose(self, boxes: Tensor, usable: Tensor, features: Tensor, images: Sequence[Original]) -> Tensor:
-        """Classify features ``[B, P, D]`` of boxes ``[B, P, 4]`` and choose the regions, see `gather_regions`."""
+    def _select(self, boxes: Tensor, valid: Tensor, features: Tensor, images: Sequence[Original]) -> Tensor:
+        """Classify features ``[B, P, D]`` of boxes ``[B, P, 4]`` and select regions, see `gather_regions`."""
         classes, attributes = (
             scores.unflatten(0, boxes.shape[:2]) for scores in self._model.head.classify(features.flatten(0, 1))
         )
-        # On a GPU, dividing by a number of the host would be a multiplication by its reciprocal, rounded otherwise.
+        # A tensor as divisor: on a GPU, division by a host scalar is a multiplication by its rounded reciprocal.
         return gather_regions(
-            Detections(boxes / _scales(images)[:, None, None], usable, features, classes, attributes), self._options
+            Detections(boxes / _scales(images)[:, None, None], valid, features, classes, attributes), self._options
         )
 
 
@@ -239,38 +231,33 @@ def _scales(images: Sequence[Original]) -> Tensor:
     return torch.cat([image.scale for image in images]).to(torch.float32)
 
 
-def _stacked(parts: Sequence[Tensor]) -> Tensor:
-    """Put ``[B, Q, ...]`` of several Q together, padded with zeros to the greatest Q."""
-    most = max(part.shape[1] for part in parts)
-    return torch.cat([F.pad(part, (0, 0) * (part.dim() - 2) + (0, most - part.shape[1])) for part in parts])
+def _concatenate(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenate ``[B, Q, ...]`` of different Q, padded with zeros."""
+    length = max(part.shape[1] for part in parts)
+    return torch.cat([F.pad(part, (0, 0) * (part.dim() - 2) + (0, length - part.shape[1])) for part in parts])
 
 
 def find_weights(spec: FeatureSpec, request: str) -> Weights:
-    """Find weights, see `extractors.catalogue.ExtractorModule`."""
+    """Resolve weights, see `extractors.catalogue.ExtractorModule`."""
     return resolve_weights(request, ARCHITECTURE)
 
 
 def describe(settings: ExtractorOptions, weights: Weights) -> Description:
     """Describe the extractor, see `extractors.catalogue.ExtractorModule`."""
-    named, options = _named(settings.spec, settings.regions), settings.regions
+    spec, options = settings.spec, settings.regions
     if options.half_backbone and settings.precision not in ("bf16", "fp16"):
         raise UsageError(
             f"--half-backbone computes the backbone in 16 bits, but --precision is {settings.precision}: pass bf16 or fp16, or "
             "leave --half-backbone out"
         )
+    low, high = options.min_regions, options.max_regions
+    if (low, high) != (spec.shape[0], spec.shape[0]):
+        source = spec.source.replace(f"{spec.shape[0]} best", f"{low} to {high} best")
+        spec = replace(spec, name=f"faster-rcnn-{low}-{high}", shape=(high, spec.shape[1]), source=source)
     parameters = settings.parameters(
-        weights, name=named.name, transform=INPUT, backend=options.backend, regions=options.parameters()
+        weights, name=spec.name, transform=INPUT, backend=options.backend, regions=options.parameters()
     )
-    return Description(named, parameters, kind="regions", batch_size=_BATCH, classes=CLASSES, attributes=ATTRIBUTES)
+    return Description(spec, parameters, kind="regions", batch_size=_BATCH, classes=CLASSES, attributes=ATTRIBUTES)
 
 
 load = FasterRCNNRegions
-
-
-def _named(spec: FeatureSpec, regions: RegionOptions) -> FeatureSpec:
-    """Return the spec with the name and shape of the regions asked for."""
-    least, most = regions.min_regions, regions.max_regions
-    if (most, spec.shape[1]) == spec.shape and least == most:
-        return spec
-    source = spec.source.replace(f"{spec.shape[0]} best", f"{least} to {most} best")
-    return replace(spec, name=f"faster-rcnn-{least}-{most}", shape=(most, spec.shape[1]), source=source)

@@ -1,1 +1,1 @@
-"""Tokens of captions to arrays: pretrained models of text, such as BERT."""
+"""Token vectors of captions from pretrained text models, such as BERT."""

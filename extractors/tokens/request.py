@@ -1,4 +1,4 @@
-"""A model of text as a user asks for it, and its folder on this machine. Importing this loads no torch."""
+"""Requests for text models, and their folders on this machine. Importing this loads no torch."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 Pooling = Literal["mean", "first"]
 POOLINGS: tuple[Pooling, ...] = ("mean", "first")
-"""The vector of a token: the mean of those of its sub-words, or that of the first."""
+"""Pooling of sub-word vectors to a token's vector."""
 
-_ADAPTER = "adapter_config.json"  # Names another model, wherever that is.
+_ADAPTER = "adapter_config.json"  # Refers to a base model outside of the folder.
 _LIBRARIES = ("transformers", "tokenizers", "safetensors")
 
 
 @dataclass(frozen=True)
 class TokenRequest:
-    """A model of text as a user asks for it. Making one reads nothing.
+    """Request for a text model.
 
     Attributes:
-        model: a folder with a config, a tokenizer and weights as transformers saves them, or a name in Hugging Face's cache.
-        pooling: what a token gets: the ``mean`` of the vectors of its sub-words, or the vector of the ``first``.
-        dtype: type in which vectors are stored, ``float32`` or ``float16``; they are computed in float32 and then rounded.
+        model: folder with config, tokenizer and weights as saved by transformers, or a name in Hugging Face's cache.
+        pooling: ``mean`` of a token's sub-word vectors, or its ``first`` one.
+        dtype: stored dtype, ``float32`` or ``float16``, rounded from float32.
         precision: ``fp32`` or ``bf16``; on a GPU also ``tf32`` and ``fp16``.
 
     Raises:
-        UsageError: a value is none of these.
+        UsageError: a value is invalid.
     """
 
     model: str
@@ -46,17 +46,12 @@ class TokenRequest:
     def __post_init__(self) -> None:
         if not self.model:
             raise UsageError("--model is missing: give a folder with a model, or a name in Hugging Face's cache")
-        for option, value, known in (("--sub-words", self.pooling, POOLINGS), ("--dtype", self.dtype, DTYPES)):
-            if value not in known:
-                raise UsageError(f"{option} is {value!r}, expected one of {', '.join(known)}")
+        for option, value, choices in (("--sub-words", self.pooling, POOLINGS), ("--dtype", self.dtype, DTYPES)):
+            if value not in choices:
+                raise UsageError(f"{option} is {value!r}, expected one of {', '.join(choices)}")
 
     def describe(self, device: str = "cpu") -> Description:
-        """Describe the model, from the cache if this machine has described it before, else by loading it on a device.
-
-        Raises:
-            UsageError: as `load` raises it.
-            InputError: likewise.
-        """
+        """Describe the model, from the cache if possible, else by loading it on a device; raise as `load`."""
         folder = find_folder(self.model)
         if Path(folder, _ADAPTER).exists():
             return self.load(device).description
@@ -71,7 +66,7 @@ class TokenRequest:
 
         Raises:
             UsageError: transformers is not installed, or this host lacks the device or the precision.
-            InputError: there is no such model here, it is damaged, or no model whose tokens could be told apart.
+            InputError: the model is missing, corrupt, or unsupported.
         """
         folder = find_folder(self.model)
         try:
@@ -83,19 +78,19 @@ class TokenRequest:
 
 
 def is_folder(model: str) -> bool:
-    """Return whether a model is given by a folder, and not by a name in Hugging Face's cache."""
-    return is_remote(model) or os.path.isdir(local_path(model))  # noqa: PTH112 -- false, too, where no folder can be
+    """Return whether a model is a folder, not a name in Hugging Face's cache."""
+    return is_remote(model) or os.path.isdir(local_path(model))  # noqa: PTH112 -- False for invalid paths, too.
 
 
 def find_folder(model: str) -> Path:
     """Return the folder of a model on this machine.
 
     Raises:
-        InputError: there is no such model.
-        UsageError: the package is not installed that looks for it.
+        InputError: the model is missing.
+        UsageError: huggingface_hub is not installed.
     """
     if is_remote(model):
-        raise InputError(f"--model {model!r} lies in a store, and a model is read from a folder: copy it to this machine first")
+        raise InputError(f"--model {model!r} is in an object store, expected a local folder: copy it to this machine first")
     if is_folder(model):
         return local_path(model)
     try:
@@ -106,11 +101,10 @@ def find_folder(model: str) -> Path:
         return Path(snapshot_download(model, local_files_only=True))
     except (OSError, ValueError) as error:
         raise InputError(
-            f"there is no model {model!r} here: it is no folder, and Hugging Face's cache on this machine has no model of that "
-            f"name. Fetch it where there is a network, with the command hf of huggingface_hub, and give its folder"
+            f"there is no model {model!r}: neither a folder nor Hugging Face's cache on this machine has that name. Download it "
+            "on a machine with a network (command hf of huggingface_hub), and give its folder"
         ) from error
 
 
 def _not_installed() -> UsageError:
-    """Return the error that says which extra is missing."""
-    return UsageError("models of text need the package transformers, which is not installed: pip install 'imagepivot[bert]'")
+    return UsageError("text models need the package transformers, which is not installed: pip install 'imagepivot[bert]'")

@@ -1,11 +1,9 @@
-"""The last layer of a pretrained model of text, such as multilingual BERT, by the package transformers.
+"""Token vectors from the last layer of a pretrained text model, such as multilingual BERT, by the package transformers.
 
-Nothing is downloaded: a model is a folder, or a name that Hugging Face's cache on this machine has.
+Nothing is downloaded: a model is a local folder, or a name in Hugging Face's cache. On a CPU the bytes of a caption do not
+depend on other captions and on the thread count: batches contain captions of equal sub-word counts, without padding.
 
-On a CPU a caption has the same bytes whatever it is extracted with, and with any number of threads: captions of as many sub-words
-go through the model together, without padding, in passes of one shape.
-
-Letters in shapes: ``B`` parts of captions, ``S`` sub-words, ``T`` tokens, ``D`` width of a vector.
+Shapes: ``B`` parts of captions, ``S`` sub-words, ``T`` tokens, ``D`` width of a vector.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -25,6 +24,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from extractors.base import Description
+from extractors.computing.compile import first_line
 from extractors.computing.cpu_parallel import run_in_chunks
 from extractors.computing.devices import AUTOCAST_DTYPES, cache_casts, check_request, precision_context, upload
 from extractors.computing.oom import BatchLimits, run_with_oom_retry
@@ -34,11 +34,11 @@ from schemas.features import FeatureSpec
 from schemas.fingerprints import sha256_of_bytes, sha256_of_json
 
 FORWARD_CAPTIONS = 8
-"""Captions of one forward pass on a CPU: of 16 sub-words, on two cores, 8 were 1.4 times as fast as 4, and as 16."""
+"""Captions per forward on a CPU."""
 
-_UNREAD = ("pooler.",)  # Made of the last layer, and no part of it.
-# What a config says besides what the model computes.
-_INCIDENTAL = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")
+_UNUSED_WEIGHTS = ("pooler.",)
+# Config keys without effect on the computation.
+_IGNORED_CONFIG = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")
 _FAULTS = (
     *(OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError),
     UnpicklingError,
@@ -48,12 +48,11 @@ _FAULTS = (
 
 @dataclass(frozen=True)
 class Part:
-    """Whole tokens of a caption that a model reads at once, between the sub-words that begin and end a sentence.
+    """Input of the model: whole tokens of a caption with special tokens around them.
 
     Attributes:
-        ids: ids of the sub-words, the first and the last one included.
-        starts: int64, position of the first sub-word of each token among those between them, ascending from 0; none for a caption
-            without tokens.
+        ids: sub-word ids, including the special tokens.
+        starts: int64, position of each token's first sub-word, without the first special token; ascending from 0.
     """
 
     ids: tuple[int, ...]
@@ -61,18 +60,18 @@ class Part:
 
 
 class TokenExtractor:
-    """A loaded model of text."""
+    """Loaded text model."""
 
     def __init__(self, folder: Path, name: str, pooling: str, dtype: str, precision: str, device: str) -> None:
         self._device = check_request(device, precision)
         config, self._tokenizer, model = _load(folder, name)
         self._pooling, self._precision, self._limits = pooling, precision, BatchLimits()
-        self._begin, self._end = _ends(config, self._tokenizer, name)
+        self._begin, self._end = _special_tokens(config, self._tokenizer, name)
         self._positions = min(config.max_position_embeddings, self._tokenizer.model_max_length)
-        # A tokenizer.json may say both, which would cut captions and fill them up.
+        # A tokenizer.json may enable both.
         self._tokenizer.backend_tokenizer.no_truncation()
         self._tokenizer.backend_tokenizer.no_padding()
-        state = {name: values for name, values in model.state_dict().items() if not name.startswith(_UNREAD)}
+        state = {name: values for name, values in model.state_dict().items() if not name.startswith(_UNUSED_WEIGHTS)}
         spec = FeatureSpec(
             name=config.model_type,
             shape=(config.hidden_size,),
@@ -84,7 +83,7 @@ class TokenExtractor:
         tokenizer = json.loads(self._tokenizer.backend_tokenizer.to_str())
         parameters = {
             "feature": spec.to_json(),
-            "config": sha256_of_json({name: value for name, value in stored.items() if name not in _INCIDENTAL}),
+            "config": sha256_of_json({name: value for name, value in stored.items() if name not in _IGNORED_CONFIG}),
             "weights": {"sha256": state_sha256(state)},
             "tokenizer": {"sha256": sha256_of_bytes(json.dumps(tokenizer, sort_keys=True).encode())},
             "positions": self._positions,
@@ -96,64 +95,60 @@ class TokenExtractor:
         cache_casts(self._model, AUTOCAST_DTYPES.get(precision))
 
     def read(self, captions: Sequence[Sequence[str]]) -> tuple[list[list[Part]], Counter[str]]:
-        """Return what the model reads of captions, and how many sub-words that are.
+        """Convert tokens of captions to sub-words and parts.
 
-        A token is read by itself, as if it stood between spaces; one that the tokenizer makes nothing of, such as a control
-        character, is read as the unknown sub-word.
-
-        Args:
-            captions: tokens of each caption.
+        Each token is tokenized separately. A token without sub-words, such as a control character, becomes the unknown sub-word.
 
         Returns:
-            The parts of each caption, and the number of ``sub_words``, of ``unknown_sub_words`` among them, and of
-            ``captions_in_parts``, which are longer than the model reads at once.
+            The parts of each caption, and the counts of ``sub_words``, ``unknown_sub_words``, and ``captions_in_parts`` (captions
+            with several parts).
         """
         unknown = self._tokenizer.unk_token_id
         parts: list[list[Part]] = []
         counts: Counter[str] = Counter(sub_words=0, unknown_sub_words=0, captions_in_parts=0)
-        # An empty list would be taken for a batch.
+        # Without empty captions, which `encode_batch` refuses.
         filled = [list(tokens) for tokens in captions if tokens]
         encodings = iter(self._tokenizer.backend_tokenizer.encode_batch(filled, is_pretokenized=True, add_special_tokens=False))
         for tokens in captions:
             sub_words: list[list[int]] = [[] for _ in tokens]
             if tokens:
                 encoding = next(encodings)
-                for number, owner in zip(encoding.ids, encoding.word_ids, strict=True):
-                    sub_words[owner].append(number)
-            sub_words = [of_token or [unknown] for of_token in sub_words]
+                for sub_word_id, token_index in zip(encoding.ids, encoding.word_ids, strict=True):
+                    sub_words[token_index].append(sub_word_id)
+            sub_words = [token_ids or [unknown] for token_ids in sub_words]
             parts.append(parts_of(sub_words, begin=self._begin, end=self._end, positions=self._positions))
-            ids = [number for of_token in sub_words for number in of_token]
+            ids = list(chain.from_iterable(sub_words))
             counts.update(sub_words=len(ids), unknown_sub_words=ids.count(unknown), captions_in_parts=len(parts[-1]) > 1)
         return parts, counts
 
     def extract(self, captions: Sequence[Sequence[Part]], batch_size: int = 64) -> list[np.ndarray]:
-        """Return the vectors of captions: of the beginning of each, of its tokens, and of its end.
+        """Extract the vectors of captions.
 
         Args:
-            captions: the parts of each caption, from `read`.
-            batch_size: captions that a GPU takes at once; changes speed and memory, not the results.
+            captions: parts of each caption, from `read`.
+            batch_size: captions per forward on a GPU.
 
         Returns:
-            For each caption ``[T + 2, D]`` in the type of the spec.
+            For each caption ``[T + 2, D]`` in the spec's dtype: begin token, tokens, end token.
         """
-        every = [part for parts in captions for part in parts]
+        parts = list(chain.from_iterable(captions))
         by_length: dict[int, list[int]] = {}
-        for number, part in enumerate(every):
-            by_length.setdefault(len(part.ids), []).append(number)
-        states: list[np.ndarray] = [np.empty(0)] * len(every)
-        for _, numbers in sorted(by_length.items()):
-            for start in range(0, len(numbers), batch_size):
-                chosen = numbers[start : start + batch_size]
-                found = self._states(torch.tensor([every[number].ids for number in chosen]))
-                for number, state in zip(chosen, found, strict=True):
-                    states[number] = state
-        ends = iter(states)
+        for i, part in enumerate(parts):
+            by_length.setdefault(len(part.ids), []).append(i)
+        states: list[np.ndarray] = [np.empty(0)] * len(parts)
+        for _, indices in sorted(by_length.items()):
+            for start in range(0, len(indices), batch_size):
+                batch = indices[start : start + batch_size]
+                for i, state in zip(batch, self._states(torch.tensor([parts[i].ids for i in batch])), strict=True):
+                    states[i] = state
+        queue = iter(states)
         return [
-            self.description.spec.rounded(vectors_of(parts, [next(ends) for _ in parts], self._pooling)) for parts in captions
+            self.description.spec.rounded(vectors_of(caption, [next(queue) for _ in caption], self._pooling))
+            for caption in captions
         ]
 
     def _states(self, ids: Tensor) -> np.ndarray:
-        """Return the last layer over sub-words ``[B, S]`` that are all there, float32 ``[B, S, D]``."""
+        """Compute the last layer for sub-words ``[B, S]``: float32 ``[B, S, D]``."""
         if self._device.type == "cpu":
             return run_in_chunks(self._forward, ids, FORWARD_CAPTIONS).numpy()
         with precision_context(self._precision, self._device), torch.inference_mode():
@@ -166,12 +161,12 @@ class TokenExtractor:
 
 
 def _load(folder: Path, name: str) -> tuple[Any, Any, Any]:
-    """Return config, tokenizer and model, the weights in float32."""
+    """Load config, tokenizer and model, with weights in float32."""
     from transformers import AutoConfig, AutoModel, AutoTokenizer
 
     if not (folder / "config.json").is_file():
         raise InputError(
-            f"{name!r} holds no config.json, expected a model as transformers saves it: config.json, tokenizer.json or vocab.txt, "
+            f"{name!r} has no config.json, expected a model as saved by transformers: config.json, tokenizer.json or vocab.txt, "
             "and model.safetensors or pytorch_model.bin"
         )
     local = {"local_files_only": True, "trust_remote_code": False}
@@ -183,42 +178,35 @@ def _load(folder: Path, name: str) -> tuple[Any, Any, Any]:
                 folder, config=config, dtype=torch.float32, output_loading_info=True, **local
             )
     except _FAULTS as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise InputError(
-            f"transformers cannot read the model in {name!r} ({reason}): it is damaged, incomplete or of another "
-            "kind; fetch it again"
+            f"transformers cannot read the model in {name!r} ({first_line(error)[:200]}): it is corrupt, incomplete or of another "
+            "kind; download it again"
         ) from error
-    lacking = sorted(key for key in report["missing_keys"] if not key.startswith(_UNREAD))
-    wrong = sorted(str(key) for key in report["mismatched_keys"])
-    if lacking or wrong:
+    missing = sorted(key for key in report["missing_keys"] if not key.startswith(_UNUSED_WEIGHTS))
+    misshapen = sorted(str(key) for key in report["mismatched_keys"])
+    if missing or misshapen:
         raise InputError(
-            f"the weights in {name!r} are not those of its config.json: {len(lacking)} tensors are missing, {len(wrong)} of "
-            f"another shape, such as {(lacking or wrong)[0]}; fetch the model again"
+            f"the weights in {name!r} do not match its config.json: {len(missing)} tensors are missing, {len(misshapen)} have "
+            f"another shape, e.g. {(missing or misshapen)[0]}; download the model again"
         )
     return config, tokenizer, model
 
 
-def _ends(config: Any, tokenizer: Any, name: str) -> tuple[int, int]:
+def _special_tokens(config: Any, tokenizer: Any, name: str) -> tuple[int, int]:
     """Return the ids of the sub-words that begin and end a sentence."""
     begin, end = tokenizer.cls_token_id, tokenizer.sep_token_id
-    needed = (
-        begin,
-        end,
-        tokenizer.unk_token_id,
-        *(getattr(config, key, None) for key in ("max_position_embeddings", "hidden_size")),
-    )
-    if not tokenizer.is_fast or None in needed:
+    sizes = (getattr(config, key, None) for key in ("max_position_embeddings", "hidden_size"))
+    if not tokenizer.is_fast or None in (begin, end, tokenizer.unk_token_id, *sizes):
         raise InputError(
-            f"{name!r} ({config.model_type}) is no model like BERT: expected a tokenizer of the package tokenizers that begins and "
-            "ends a sentence with a sub-word of its own ([CLS] and [SEP]) and has one for what it does not know, and a config with "
-            "max_position_embeddings and hidden_size"
+            f"{name!r} ({config.model_type}) is not a BERT-like model: expected a fast tokenizer (package tokenizers) with [CLS], "
+            "[SEP] and [UNK], and a config with max_position_embeddings and hidden_size"
         )
     return begin, end
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep transformers from showing progress and advice, and put back what it did."""
+    """Silence the progress and advice of transformers inside the block."""
     from transformers.utils import logging
 
     level, shows = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -233,30 +221,27 @@ def _quiet() -> Iterator[None]:
 
 
 def parts_of(tokens: Sequence[Sequence[int]], *, begin: int, end: int, positions: int) -> list[Part]:
-    """Divide a caption into parts, as few as possible: each takes as many whole tokens as a model has positions.
-
-    Nearly every caption is one part.
+    """Split a caption into as few parts as possible, each with as many whole tokens as fit.
 
     Args:
-        tokens: ids of the sub-words of each token, one or more. Of a token with more of them than there are positions, those that
-            come first are read.
+        tokens: sub-word ids of each token, at least one; tokens longer than a part are truncated.
         begin: id of the sub-word that begins a sentence, such as ``[CLS]``.
         end: id of the sub-word that ends it, such as ``[SEP]``.
-        positions: greatest number of sub-words that the model reads at once, both of these included.
+        positions: maximum number of sub-words of a part, including these two.
     """
-    room = positions - 2
+    max_length = positions - 2
     groups: list[list[Sequence[int]]] = [[]]
-    taken = 0
+    length = 0
     for sub_words in tokens:
-        kept = sub_words[:room]
-        if taken + len(kept) > room:
+        sub_words = sub_words[:max_length]
+        if length + len(sub_words) > max_length:
             groups.append([])
-            taken = 0
-        groups[-1].append(kept)
-        taken += len(kept)
+            length = 0
+        groups[-1].append(sub_words)
+        length += len(sub_words)
     return [
         Part(
-            ids=(begin, *(number for sub_words in group for number in sub_words), end),
+            ids=(begin, *chain.from_iterable(group), end),
             starts=np.cumsum([0, *map(len, group)], dtype=np.int64)[:-1],
         )
         for group in groups
@@ -264,15 +249,12 @@ def parts_of(tokens: Sequence[Sequence[int]], *, begin: int, end: int, positions
 
 
 def vectors_of(parts: Sequence[Part], states: Sequence[np.ndarray], pooling: str) -> np.ndarray:
-    """Return a vector for the beginning of a caption, for each of its tokens and for its end, float32 ``[T + 2, D]``.
-
-    The ``states`` are the model's of each part, float32 ``[S, D]``.
-    """
-    tokens = [_pooled(part.starts, state[1:-1], pooling) for part, state in zip(parts, states, strict=True)]
+    """Pool the model's ``states`` of each part, float32 ``[S, D]``, to the vectors of a caption, float32 ``[T + 2, D]``."""
+    tokens = [_pool(part.starts, state[1:-1], pooling) for part, state in zip(parts, states, strict=True)]
     return np.concatenate([states[0][:1], *tokens, states[-1][-1:]])
 
 
-def _pooled(starts: np.ndarray, state: np.ndarray, pooling: str) -> np.ndarray:
+def _pool(starts: np.ndarray, state: np.ndarray, pooling: str) -> np.ndarray:
     if pooling == "first" or not len(starts):
         return state[starts]
     counts = np.diff(np.append(starts, len(state)))

@@ -1,1 +1,1 @@
-"""Weights: finding them, reading checkpoints safely, recognising what they are."""
+"""Weights: resolution and download, safe readers of checkpoints, checks against a model."""

@@ -1,10 +1,12 @@
-"""A safe reader of the weights in a ``.caffemodel``, without Caffe and without protobuf.
+"""Safe reader of ``.caffemodel`` weights, without Caffe and protobuf.
 
-A ``.caffemodel`` is a serialised ``NetParameter`` of Caffe's ``src/caffe/proto/caffe.proto``. These fields matter here, with their
-numbers: a net's ``layers`` (2, each with ``name`` 4 and ``blobs`` 6: files until 2014) and ``layer`` (100, each with ``name`` 1 and
-``blobs`` 7: later files); a blob's ``num``, ``channels``, ``height``, ``width`` (1 to 4), ``data`` (5), ``shape`` (7) and
-``double_data`` (8); a shape's ``dim`` (1). All other fields are skipped. Nothing in the file is run, lengths are checked before
-they are used, and no more memory is taken than the size of the file.
+A ``.caffemodel`` is a serialised ``NetParameter`` of Caffe's ``src/caffe/proto/caffe.proto``. These fields are read, by number:
+
+- net: ``layers`` (2, until 2014, with ``name`` 4 and ``blobs`` 6) and ``layer`` (100, later, with ``name`` 1 and ``blobs`` 7),
+- blob: ``num``, ``channels``, ``height``, ``width`` (1 to 4), ``data`` (5), ``shape`` (7), ``double_data`` (8),
+- shape: ``dim`` (1).
+
+No code is run, lengths are checked before use, and memory is limited to the size of the file.
 """
 
 from __future__ import annotations
@@ -20,23 +22,23 @@ import numpy as np
 from schemas.errors import InputError
 
 MAX_BYTES = 2**31 - 1
-"""Greatest size of a file that is read: protobuf's own limit."""
+"""Maximum file size, protobuf's own limit."""
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
 _MAX_DIMS = 32
-# For both kinds of layers: field number in the net, and field numbers of name and blobs in the layer.
+# Field number in the net -> field numbers of name and blobs in the layer.
 _LAYER_FIELDS = {2: (4, 6), 100: (1, 7)}
 _LEGACY_DIMS, _DATA, _SHAPE, _DOUBLE_DATA = (1, 2, 3, 4), 5, 7, 8
 _DATA_TYPES: dict[int, np.dtype[Any]] = {_DATA: np.dtype("<f4"), _DOUBLE_DATA: np.dtype("<f8")}
 
 
 class _MalformedError(Exception):
-    """Raised for bytes that the format does not allow; the message says where."""
+    """Raised for invalid bytes, with their position."""
 
 
 class _Field(NamedTuple):
-    """One field of a message: number, wire type, value if it is a varint (else 0), and start and end of its content."""
+    """Field of a message: number, wire type, value of a varint (else 0), start and end of its content."""
 
     number: int
     wire_type: int
@@ -46,32 +48,31 @@ class _Field(NamedTuple):
 
 
 def read_layers(path: Path) -> dict[str, list[np.ndarray]]:
-    """Read the blobs of every layer that has any.
+    """Read the blobs of all layers with weights.
 
     Returns:
-        The float32 arrays of each layer, by its name, in the order of the file: usually weight and bias. Leading ones are removed
-        from shapes that are given in the old way, as four numbers.
+        float32 arrays of each layer by name, in file order: usually weight and bias. Legacy four-number shapes lose leading ones.
 
     Raises:
-        InputError: the file is not a ``.caffemodel``, is cut off or otherwise damaged, or is too large.
+        InputError: the file is no ``.caffemodel``, truncated or otherwise corrupt, or too large.
     """
     size = path.stat().st_size
     if not 0 < size <= MAX_BYTES:
         raise InputError(
-            f"the weights file {str(path)!r} has {size} bytes, expected a .caffemodel of 1 to {MAX_BYTES}: fetch it again"
+            f"the weights file {str(path)!r} has {size} bytes, expected a .caffemodel of 1 to {MAX_BYTES}: download it again"
         )
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
             layers = _net(data)
         except _MalformedError as error:
             raise InputError(
-                f"the weights file {str(path)!r} cannot be read as a .caffemodel ({error}): it is cut off, damaged or of "
-                "another kind; fetch it again"
+                f"the weights file {str(path)!r} cannot be read as a .caffemodel ({error}): it is truncated, corrupt or of another "
+                "kind; download it again"
             ) from error
     if not layers:
         raise InputError(
-            f"the weights file {str(path)!r} holds no layer with weights: expected a trained .caffemodel; the definition of a net "
-            "(prototxt) or the state of a solver will not do"
+            f"the weights file {str(path)!r} has no layer with weights, expected a trained .caffemodel, not the definition of a "
+            "network (prototxt) or a solver state"
         )
     return layers
 
@@ -104,7 +105,7 @@ def _layer(data: mmap.mmap, layer: _Field, name_number: int, blobs_number: int) 
 
 
 def _blob(data: mmap.mmap, blob: _Field) -> np.ndarray:
-    """Read one array into float32 memory of its own."""
+    """Read an array as float32."""
     legacy, shape, parts = dict.fromkeys(_LEGACY_DIMS, 0), None, []
     position = blob.start
     while position < blob.end:
@@ -122,8 +123,8 @@ def _blob(data: mmap.mmap, blob: _Field) -> np.ndarray:
             part, position = _numbers(data, field, blob.end)
             parts.append(part)
     if shape is None:
-        # A blob from before 2015 always has four sides; a matrix or vector has leading ones.
-        sides = [legacy[number] for number in _LEGACY_DIMS]
+        # Blobs before 2015 always have four dimensions; matrices and vectors have leading ones.
+        sides = [legacy[dim] for dim in _LEGACY_DIMS]
         first = next((index for index, side in enumerate(sides) if side != 1), len(sides) - 1)
         shape = sides[first:]
     values = parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, dtype=np.float32), *parts])
@@ -151,31 +152,31 @@ def _dims(data: mmap.mmap, shape: _Field) -> list[int]:
 
 
 def _numbers(data: mmap.mmap, field: _Field, end: int) -> tuple[np.ndarray, int]:
-    """Read packed numbers, or a run of single numbers with a tag each that begins with ``field``.
+    """Read packed numbers, or a run of single tagged numbers that begins with ``field``.
 
     Returns:
-        The numbers as float32 in memory of their own, and the end of the field or the run.
+        The numbers as float32, and the end of the field or run.
     """
     dtype = _DATA_TYPES[field.number]
     if field.wire_type == _BYTES:
-        count, rest = divmod(field.end - field.start, dtype.itemsize)
-        if rest:
+        count, remainder = divmod(field.end - field.start, dtype.itemsize)
+        if remainder:
             raise _MalformedError(f"{field.end - field.start} bytes of numbers, at byte {field.start}")
         return np.frombuffer(data, dtype, count, field.start).astype(np.float32), field.end
     _expect(field, _FIXED64 if dtype.itemsize == 8 else _FIXED32)
-    # Tags of these fields have one byte. Looking ahead in growing steps keeps many short runs cheap.
+    # Tags of these fields have one byte. Windows of growing size are fast for short and long runs.
     step, tag_at = 1 + dtype.itemsize, field.start - 1
-    most, count, look = (end - tag_at) // step, 1, 64
+    max_count, count, window = (end - tag_at) // step, 1, 64
     if data[tag_at] != field.number << 3 | field.wire_type:
         raise _MalformedError(f"a tag that is longer than it needs to be, at byte {tag_at}")
-    while count < most:
-        ahead = min(look, most - count)
+    while count < max_count:
+        ahead = min(window, max_count - count)
         tags = np.frombuffer(data, np.uint8, ahead * step, tag_at + count * step)[::step]
-        same = int(np.argmin(np.append(tags == data[tag_at], False)))
-        count += same
-        if same < ahead:
+        matching = int(np.argmin(np.append(tags == data[tag_at], False)))
+        count += matching
+        if matching < ahead:
             break
-        look *= 2
+        window *= 2
     records = np.frombuffer(data, np.dtype([("tag", "u1"), ("value", dtype)]), count, tag_at)
     return records["value"].astype(np.float32), tag_at + count * step
 
@@ -188,7 +189,7 @@ def _fields(data: mmap.mmap, start: int, end: int) -> Iterator[_Field]:
 
 
 def _field(data: mmap.mmap, start: int, end: int) -> _Field:
-    """Read the tag at ``start``, and find the end of its content, which must not lie beyond ``end``."""
+    """Read the tag at ``start``, and locate its content, which must end at or before ``end``."""
     key, position = _varint(data, start, end)
     number, wire_type = key >> 3, key & 7
     value = 0
@@ -210,7 +211,7 @@ def _field(data: mmap.mmap, start: int, end: int) -> _Field:
 
 
 def _varint(data: mmap.mmap, position: int, end: int) -> tuple[int, int]:
-    """Return a number that is stored with seven bits per byte, and its end."""
+    """Return a varint (seven bits per byte) and its end."""
     value = 0
     for shift in range(0, 70, 7):
         if position >= end:

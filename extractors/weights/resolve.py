@@ -1,13 +1,10 @@
-"""The weights of a model: where they come from, which ones they are, and whether they fit.
+"""Resolution of weights: locate or download, hash, read, and check against a model.
 
-Weights are known by their tensors, not by their file: a checkpoint, its copy in another format and the download that it was made
-from have one SHA-256, and features of them one fingerprint. The bytes of a file matter only where they are what somebody
-published: a download is checked by its hash, and so are files that fit but are known to be wrong. Checkpoints are never unpickled
-unsafely: see `extractors.weights.checkpoints`.
+Weights are identified by the SHA-256 of their tensors, which does not depend on the file format. The hash of the file itself is
+compared only for downloads of published files, and with those of known wrong files.
 
-A run first describes its extractor, which hashes and parses the weights, and then often loads it in the same process. So the
-weights of the last description are stored for the next load, for a minute at most: files that are converted or parsed whole and
-random weights take as much memory as the model, 575 MB for VGG19, and a launcher whose workers are other processes never loads.
+Planning describes an extractor and often loads it in the same process. The weights of the last description are therefore cached in
+memory for one minute, not longer, since they may take as much memory as the model.
 """
 
 from __future__ import annotations
@@ -17,6 +14,7 @@ import os
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import cached_property
 from http.client import HTTPException
 from pathlib import Path
@@ -36,14 +34,14 @@ from schemas.storage.locations import is_remote
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model, and the weights that the name of an extractor stands for.
+    """Model of an extractor and its weights.
 
     Attributes:
-        build: makes the model with random weights, e.g. `extractors.networks.resnet50`.
-        default: one of `extractors.networks`; None if it has none.
-        refused: first digits of the SHA-256 of files that fit but are wrong, each with the reason.
-        read: reads a set of weights in a file into names and tensors; names that the model lacks are an error afterwards.
-        without_default: if ``default`` is None, what to pass instead and where to get it.
+        build: builds the model with random weights, e.g. `extractors.networks.resnet50`.
+        default: `extractors.networks.PretrainedWeights`, or None.
+        refused: reasons to refuse files with matching tensors, by the first digits of their SHA-256.
+        read: reads a set of weights from a file to names and tensors.
+        without_default: if ``default`` is None, advice on weights for the user.
     """
 
     build: Callable[[], nn.Module]
@@ -53,7 +51,7 @@ class Architecture:
     without_default: str = ""
 
     def load(self, weights: Weights) -> Any:
-        """Build the model around the tensors of weights, which are not copied, for inference."""
+        """Build the model for inference with the given tensors, without copies."""
         with torch.device("meta"):
             model = self.build()
         model.load_state_dict(weights.state, assign=True)
@@ -66,21 +64,21 @@ class Architecture:
 
     @property
     def hash_prefix(self) -> str:
-        """First digits of the SHA-256 of that file, which torchvision writes into its name."""
+        """First digits of the SHA-256 of the default weights' file, from its name."""
         return self.file_name.rpartition("-")[2].partition(".")[0]
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights that fit a model.
+    """Checked weights of a model.
 
     Attributes:
-        state: names and tensors, as ``load_state_dict`` takes them.
-        random: ``random:SEED`` for untrained weights; empty for others.
-        path: the file that they come from, if there is one.
-        stamp: of that file, from before it was read.
-        mapped: whether tensors may be views of the file, as `extractors.weights.checkpoints.is_mappable` says.
-        remark: the set of weights that was taken of several in the file, and how to take another; else empty.
+        state: state dict.
+        random: ``random:SEED`` for untrained weights, else empty.
+        path: file of the weights, if any.
+        stamp: stamp of the file before reading.
+        mapped: whether tensors may be memory-mapped.
+        remark: see `extractors.weights.checkpoints.Choice`.
     """
 
     state: dict[str, Tensor] = field(repr=False)
@@ -92,43 +90,38 @@ class Weights:
 
     @cached_property
     def sha256(self) -> str:
-        """The `state_sha256` of the tensors."""
+        """`state_sha256` of the tensors."""
         return state_sha256(self.state)
 
     def in_memory(self) -> Weights:
-        """Return the same weights with values of their own, so that no change of the file can reach a loaded model."""
+        """Return weights without memory mapping, which changes of the file cannot affect."""
         if not self.mapped:
             return self
         copy = replace(self, state={name: tensor.clone() for name, tensor in self.state.items()}, mapped=False)
-        copy.__dict__["sha256"] = self.sha256  # The tensors are the same: they are not hashed again.
+        copy.__dict__["sha256"] = self.sha256  # Cached, to avoid hashing again.
         return copy
 
     def parameters(self) -> dict[str, Any]:
-        """Return what belongs to an extractor's parameters: the digest of the tensors, and whether they are untrained.
+        """Return the weights' part of an extractor's parameters, without path and format of the file.
 
-        Path and format of a file do not belong to them: they do not change a feature. That weights are random does, so that no
-        dataset is begun with ``random:0`` and continued with a file of the same tensors, which does not say that they are
-        untrained.
+        Random weights are marked, so that a dataset of ``random:0`` cannot be continued with a file of equal tensors.
         """
         seed = {"name": self.random} if self.random else {}
         return {"weights": {**seed, "sha256": self.sha256}, "untrained": bool(self.random)}
 
 
 def resolve_weights(request: str, architecture: Architecture) -> Weights:
-    """Find, hash, read and check weights.
+    """Resolve, hash, read and check weights.
 
-    Random weights are those of ``torch.manual_seed(SEED); torchvision.models.resnet50(weights=None)`` on the CPU, with the model
-    in question. The state of the global random generator does not matter and stays as it was.
+    Random weights equal those of ``torch.manual_seed(SEED); build()`` on the CPU. The global random generator remains unchanged.
 
     Args:
-        request: ``default``, ``random:SEED``, or the path or address of a file in a format that the architecture reads, with
-            ``#NAME`` for one of several sets of weights in it. What is behind an address is fetched once per machine, see
-            `extractors.weights.download`.
-        architecture: the model that they are for.
+        request: ``default``, ``random:SEED``, or the path or address of a file, with ``#NAME`` for one of several sets of weights.
+        architecture: model of the weights.
 
     Raises:
-        UsageError: the seed is not a whole number from 0 to 2**63 - 1.
-        InputError: the weights are missing, broken, unsafe to read, or another model's.
+        UsageError: the seed is not an integer from 0 to 2**63 - 1.
+        InputError: the weights are missing, corrupt, unsafe to read, or of another model.
     """
     choice = Choice()
     if request == "default":
@@ -141,25 +134,24 @@ def resolve_weights(request: str, architecture: Architecture) -> Weights:
         request, name = split_choice(request)
         choice = Choice(name)
         path = local_file(request)
-        if not os.path.isfile(path):  # noqa: PTH113 -- false, too, where no file can be
+        if not os.path.isfile(path):  # noqa: PTH113 -- False for invalid paths, too.
             problem = f"{request!r} is a folder" if os.path.isdir(path) else f"there is no weights file {request!r}"  # noqa: PTH112
-            raise InputError(
-                f"{problem}: expected 'default', 'random:SEED', or the path or address of a file; check the spelling and the "
-                "working folder"
-            )
-    with torch.device("meta"):  # Names, shapes and types, without memory for values.
+            similar = get_close_matches(request, ("default", "random:0"), n=1)
+            hint = f"did you mean {similar[0]!r}?" if similar else "check the spelling and the working folder"
+            raise InputError(f"{problem}, expected 'default', 'random:SEED', or the path or address of a file: {hint}")
+    with torch.device("meta"):
         expected = architecture.build().state_dict()
     stamp = FileStamp.of(path)
     try:
         with path.open("rb") as file, ThreadPoolExecutor(1) as pool:
-            # Beside the reading and hashing of the tensors, which takes as long.
+            # In parallel to reading and hashing the tensors, which takes as long.
             sha256 = pool.submit(sha256_of_file, file) if request == "default" or architecture.refused else None
             try:
                 state = check_state(architecture.read(path, choice), expected, source=repr(str(path)))
                 weights = Weights(state, path=path, stamp=stamp, mapped=is_mappable(path), remark=choice.remark)
                 _ = weights.sha256
             finally:
-                if sha256 is not None:  # What is wrong with the file as a whole goes before what is wrong in it.
+                if sha256 is not None:  # Errors of the whole file precede errors in its content.
                     _check_file(path, sha256.result(), architecture, is_download=request == "default")
     except OSError as error:
         raise InputError(f"cannot read the weights file {str(path)!r} ({error.strerror}): check its permissions") from error
@@ -171,21 +163,21 @@ def resolve_weights(request: str, architecture: Architecture) -> Weights:
 
 
 def _check_file(path: Path, sha256: str, architecture: Architecture, *, is_download: bool) -> None:
-    """Check the bytes of a file: that a download is what was published, and that the file is not one of those refused."""
+    """Check the SHA-256 of a file: a download must match its name, and no file may be refused."""
     if is_download and not sha256.startswith(architecture.hash_prefix):
         raise InputError(
             f"the downloaded weights {str(path)!r} have the SHA-256 {sha256[:16]}…, expected one that begins with "
-            f"{architecture.hash_prefix}: the file is damaged; delete it and run again"
+            f"{architecture.hash_prefix}: the file is corrupt; delete it and run again"
         )
     for prefix, reason in architecture.refused.items():
         if sha256.startswith(prefix):
-            raise InputError(f"the weights in {str(path)!r} (SHA-256 {sha256[:16]}…) are not the ones wanted: {reason}")
+            raise InputError(f"the weights in {str(path)!r} (SHA-256 {sha256[:16]}…) are the wrong ones: {reason}")
 
 
 def state_sha256(state: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of tensors in the order of their names: name, type, shape and values (little-endian) of each.
+    """Return the SHA-256 of name, dtype, shape and values (little-endian) of tensors, sorted by name.
 
-    Batch norm's ``num_batches_tracked`` is left out: files from before 2018 lack it, and no feature depends on it.
+    Batch norm's ``num_batches_tracked`` is excluded: files before 2018 lack it, and features do not depend on it.
     """
     digest = hashlib.sha256()
     for name in sorted(state):
@@ -193,28 +185,28 @@ def state_sha256(state: Mapping[str, Tensor]) -> str:
             continue
         tensor = state[name].detach().cpu().contiguous()
         digest.update(f"{name} {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}\n".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().data)  # Without a copy, which mapped values would turn into.
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)  # Without a copy of mapped values.
     return digest.hexdigest()
 
 
 def _default_file(architecture: Architecture) -> Path:
-    """Download torchvision's weights if they are not there yet, and return the file."""
+    """Return the file of torchvision's weights, after a download if it is not cached."""
     path = cache_folder() / architecture.file_name
     if not path.exists():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(
-                f"cannot keep the weights {architecture.default} in {str(path.parent)!r} ({error.strerror or error}): set "
-                "TORCH_HOME to a folder that can be written, or pass a file with --weights PATH"
+                f"cannot store the weights {architecture.default} in {str(path.parent)!r} ({error.strerror or error}): set "
+                "TORCH_HOME to a writable folder, or pass a file with --weights PATH"
             ) from error
         try:
             torch.hub.download_url_to_file(architecture.default.url, str(path), architecture.hash_prefix, progress=False)
-        except (OSError, HTTPException, RuntimeError) as error:  # RuntimeError: torch's word for a wrong hash
+        except (OSError, HTTPException, RuntimeError) as error:  # RuntimeError for a wrong hash.
             raise InputError(
-                f"cannot download the weights {architecture.default} ({type(error).__name__}: {error}): probably there is no "
-                f"network here. Fetch {architecture.default.url} elsewhere and pass it with --weights PATH, or put it at "
-                f"{str(path)!r}; --weights random:0 runs without, untrained"
+                f"cannot download the weights {architecture.default} ({type(error).__name__}: {error}): there is probably no "
+                f"network. Download {architecture.default.url} elsewhere, and pass it with --weights PATH or copy it to "
+                f"{str(path)!r}; --weights random:0 runs the untrained model"
             ) from error
     return path
 
@@ -223,25 +215,25 @@ def _random_weights(request: str, architecture: Architecture) -> Weights:
     text = request.removeprefix("random:")
     if not (text.isascii() and text.isdigit()) or int(text) >= 2**63:
         raise UsageError(
-            f"weights are {request!r}, expected 'random:SEED' with a whole number from 0 to 2**63 - 1, e.g. 'random:0'"
+            f"weights are {request!r}, expected 'random:SEED' with an integer from 0 to 2**63 - 1, e.g. 'random:0'"
         )
     seed = int(text)
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # what torch.manual_seed does, for the CPU alone
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed for the CPU only.
         state = architecture.build().state_dict()
     return Weights(state, random=f"random:{seed}")
 
 
 STORED_SECONDS = 60.0
-"""Seconds after which weights that nobody loads are dropped."""
+"""Seconds after which stored weights are dropped."""
 
 _lock = Lock()
 _stored: dict[Hashable, tuple[Weights, Timer]] = {}
 
 
 def store_weights(key: Hashable, weights: Weights) -> None:
-    """Keep weights for `pop_weights` under what decides which are found, in the place of any that are kept already."""
-    # The timer knows the key and not the weights, which its thread would hold for a moment longer than anyone else.
+    """Store weights for `pop_weights`, and drop others."""
+    # The timer refers to the key, since its thread would keep the weights alive.
     timer = Timer(STORED_SECONDS, lambda: _drop(key, timer))
     timer.daemon = True
     with _lock:
@@ -251,7 +243,7 @@ def store_weights(key: Hashable, weights: Weights) -> None:
 
 
 def pop_weights(key: Hashable) -> Weights | None:
-    """Return the weights kept under a key and keep them no longer; None if there are none or their file has changed since."""
+    """Remove and return the weights of a key; None if they are missing or their file has changed."""
     with _lock:
         if key not in _stored:
             return None

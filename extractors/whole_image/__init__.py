@@ -1,1 +1,1 @@
-"""Extractors of one vector per image, or of one for each crop or cell of a grid."""
+"""Extractors of one vector per image, per crop or per grid cell."""

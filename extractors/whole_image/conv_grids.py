@@ -1,31 +1,26 @@
-"""``vgg19-grid`` and ``resnet152-grid``: the last map of a network, for models that attend to the cells of a grid.
+"""``vgg19-grid`` and ``resnet152-grid``: the last feature map of a network, for models with attention over grid cells.
 
-The features of DAN (Nam, Ha, Kim: Dual Attention Networks for Multimodal Reasoning and Matching, CVPR 2017, arXiv 1611.00471).
-What the paper says of the representation of images, and what is chosen where it is silent:
+The features of DAN (Nam, Ha, Kim: Dual Attention Networks for Multimodal Reasoning and Matching, CVPR 2017, arXiv 1611.00471):
 
 ==============  =======================================================================================================
-input           the paper: images are rescaled to 448×448 pixels; so both sides are resized, nothing is cut off
-layer           the paper: of the 19-layer VGGNet the last pooling layer (``pool5``), of the 152-layer ResNet the layer below
-                its last pooling layer (``res5c``, after its ReLU): vectors of 512 and 2048 numbers. At 448 pixels both maps
-                have 14×14 cells
-order           row by row from the top, from left to right in a row: cell ``(y, x)`` is vector ``14 * y + x``
-weights         silent; here torchvision's of 2017 (``IMAGENET1K_V1``)
-normalisation   silent; that of torchvision's weights: RGB / 255, less the mean, by the standard deviation of ImageNet. The
-                reimplementation github.com/JunweiLiang/DualAttentionNetwork, which had its author's advice and reaches the
-                paper's recalls with ResNet152, uses the same numbers
-interpolation   silent; bilinear with antialiasing, by Pillow, with which torchvision's weights were trained. That
-                reimplementation has OpenCV's bilinear, without antialiasing. Photographs of Flickr are 500 pixels long: their
-                longer side shrinks by a tenth, so that the two hardly differ
+input           paper: images are rescaled to 448×448 pixels; both sides are resized, without a crop
+layer           paper: the last pooling layer (``pool5``) of the 19-layer VGGNet; the layer below the last pooling layer
+                (``res5c``, after its ReLU) of the 152-layer ResNet. Feature maps are 14×14 with 512 and 2048 channels
+order           row-major: cell ``(y, x)`` is vector ``14 * y + x``
+weights         unspecified; torchvision's of 2017 (``IMAGENET1K_V1``)
+normalisation   unspecified; RGB / 255, ImageNet's mean and standard deviation, as for torchvision's weights. So does the
+                reimplementation github.com/JunweiLiang/DualAttentionNetwork, which reaches the paper's recalls
+interpolation   unspecified; Pillow's antialiased bilinear, as in the training of torchvision's weights. That
+                reimplementation has OpenCV's bilinear, which is similar at the sizes of Flickr photographs
 ==============  =======================================================================================================
 
-Features are stored unnormalised. In the 16-bit precisions the map is one of 16-bit numbers.
+Features are unnormalised. In the 16-bit precisions the feature map is rounded to 16 bits.
 
-Letters in shapes: ``B`` images, ``G`` = 196 cells, ``D`` = 512 or 2048 width of a vector.
+Shapes: ``B`` images, ``G`` = 196 cells, ``D`` = 512 or 2048 width of a vector.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -38,27 +33,27 @@ from torch import Tensor, nn
 from extractors.base import Description
 from extractors.fixed_size import CenterCropExtractor
 from extractors.images.preprocessing import Preprocessing
-from extractors.networks import RESNET152_WEIGHTS, VGG19, VGG19_WEIGHTS, resnet152
+from extractors.networks import RESNET152_WEIGHTS, VGG19, VGG19_WEIGHTS, ResNet, resnet152
 from extractors.options import ExtractorOptions
 from extractors.weights.checkpoints import Choice, read_state
 from extractors.weights.resolve import Architecture, Weights, resolve_weights
 from schemas.features import FeatureSpec
 
-_SIDE = 14  # Cells of a row, and rows of a map.
-_BATCH = 8  # Images, four times as large as those of other extractors.
-_FORWARD_IMAGES = 1  # Images of one pass on a CPU: VGG19's first maps take 100 MB each.
+_SIDE = 14  # Rows and columns of a feature map.
+_BATCH = 8  # Images are four times as large as those of other extractors.
+_FORWARD_IMAGES = 1  # Images per forward on a CPU: VGG19's first feature maps take 100 MB each.
 
 PREPROCESSING = Preprocessing(resize_short=None, crop=448, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 
 
 @dataclass(frozen=True)
 class Variant:
-    """The differences between the two extractors of this module.
+    """Network of an extractor.
 
     Attributes:
-        architecture: the model without its last layers, and the weights that the extractor's name stands for.
-        trunk: takes of the model the layers up to the map.
-        has_norms: whether there are batch norms among them, which are folded into convolutions.
+        architecture: model without its last layers, and its weights.
+        trunk: returns the model's layers up to the feature map.
+        has_norms: whether the trunk has batch norms, which are folded into convolutions.
     """
 
     architecture: Architecture
@@ -67,21 +62,20 @@ class Variant:
 
 
 def _vgg19() -> nn.Module:
-    """Build VGG19 without its fully connected layers; the others keep their random values."""
+    """Build VGG19 without its fully connected layers."""
     model = VGG19()
     model.classifier = nn.Sequential()
     return model
 
 
 def _resnet152() -> nn.Module:
-    """Build ResNet152 without its fully connected layer; the others keep their random values."""
+    """Build ResNet152 without its fully connected layer."""
     model = resnet152()
     model.fc = nn.Identity()
     return model
 
 
 def _read_without(path: Path, choice: Choice | None = None, *, prefix: str) -> dict[str, Tensor]:
-    """Read a state dict without the tensors whose names begin so."""
     return {name: tensor for name, tensor in read_state(path, choice).items() if not name.startswith(prefix)}
 
 
@@ -108,16 +102,14 @@ VARIANTS = {
             },
             read=partial(_read_without, prefix="fc."),
         ),
-        trunk=lambda model: nn.Sequential(
-            OrderedDict((name, layer) for name, layer in model.named_children() if name not in ("avgpool", "fc"))
-        ),
+        trunk=ResNet.trunk,
         has_norms=True,
     ),
 }
 
 
 class FeatureMapExtractor(CenterCropExtractor):
-    """A network up to its last map. An image becomes 448 pixels wide and high, whatever its aspect ratio."""
+    """Network up to its last feature map, for images resized to 448×448 pixels without keeping the aspect ratio."""
 
     def __init__(self, settings: ExtractorOptions, weights: Weights, device: torch.device) -> None:
         variant = VARIANTS[settings.spec.name]
@@ -125,12 +117,12 @@ class FeatureMapExtractor(CenterCropExtractor):
         super().__init__(describe(settings, weights), trunk, PREPROCESSING, settings, device, _FORWARD_IMAGES)
 
     def features(self, maps: Tensor) -> Tensor:
-        """Put the cells of maps row by row: ``[B, D, 14, 14]`` to float32 ``[B, G, D]``, not negative."""
+        """Flatten feature maps in row-major order: ``[B, D, 14, 14]`` to float32 ``[B, G, D]``, not negative."""
         return maps.permute(0, 2, 3, 1).flatten(1, 2).to(torch.float32)
 
 
 def find_weights(spec: FeatureSpec, request: str) -> Weights:
-    """Find weights, see `extractors.catalogue.ExtractorModule`."""
+    """Resolve weights, see `extractors.catalogue.ExtractorModule`."""
     return resolve_weights(request, VARIANTS[spec.name].architecture)
 
 

@@ -1,18 +1,15 @@
-"""``resnet50-pool``: image features as those of Multi30K.
+"""``resnet50-pool``: the image features of Multi30K.
 
-Faithful to ``scripts/feature-extractor`` of github.com/multi30k/dataset: torchvision's ResNet50 with the weights of 2017, one
-centre crop, the output of the global average pool. The published files hold float16; here features are float32. In the 16-bit
-precisions, too, the average is taken in float32.
+As in ``scripts/feature-extractor`` of github.com/multi30k/dataset: torchvision's ResNet50 with the weights of 2017, one centre
+crop, global average pool (always in float32). The published files hold float16, this extractor returns float32.
 
-Letters in shapes: ``B`` images, ``D`` = 2048 width of the feature.
+Shapes: ``B`` images, ``D`` = 2048 width of the feature.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from extractors.base import Description
 from extractors.fixed_size import CenterCropExtractor
@@ -38,17 +35,16 @@ class ResNet50Pool(CenterCropExtractor):
     """ResNet50 up to its global average pool."""
 
     def __init__(self, settings: ExtractorOptions, weights: Weights, device: torch.device) -> None:
-        model = ARCHITECTURE.load(weights)
-        layers = OrderedDict((name, layer) for name, layer in model.named_children() if name not in ("avgpool", "fc"))
-        super().__init__(describe(settings, weights), nn.Sequential(layers), PREPROCESSING, settings, device)
+        trunk = ARCHITECTURE.load(weights).trunk()
+        super().__init__(describe(settings, weights), trunk, PREPROCESSING, settings, device)
 
     def features(self, maps: Tensor) -> Tensor:
-        """Average maps over their cells: ``[B, D, 7, 7]`` to float32 ``[B, D]``, not negative."""
+        """Average feature maps over cells: ``[B, D, 7, 7]`` to float32 ``[B, D]``, not negative."""
         return maps.to(torch.float32).mean(dim=(2, 3))
 
 
 def find_weights(spec: FeatureSpec, request: str) -> Weights:
-    """Find weights, see `extractors.catalogue.ExtractorModule`."""
+    """Resolve weights, see `extractors.catalogue.ExtractorModule`."""
     return resolve_weights(request, ARCHITECTURE)
 
 

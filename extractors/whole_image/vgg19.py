@@ -1,8 +1,8 @@
 """``vgg19-10crop`` and ``vgg19-10crop-caffe``: the mean over ten crops of VGG19's second fully connected layer, after ReLU.
 
-On request the features of the crops are kept apart, ``[K, D]`` in the order of `extractors.images.preprocessing.ten_crop_views`.
+With ``keep_crops`` the feature is ``[K, D]`` in the order of `extractors.images.preprocessing.ten_crop_views`.
 
-The two are different feature spaces of one architecture and never stand in for each other:
+The two extractors have incompatible feature spaces:
 
 ====================  ======================================  =====================================================
 ..                    ``vgg19-10crop``                        ``vgg19-10crop-caffe``
@@ -13,13 +13,13 @@ resize                Pillow, bilinear with antialiasing      bilinear without a
 centre crop           as torchvision's ``TenCrop``            rounded down, as Caffe's ``oversample``
 ====================  ======================================  =====================================================
 
-The second is faithful to ``extract_cnn_features.py`` of github.com/ivendrov/order-embedding, whose features the papers used:
-the ReLU is taken per crop, then the mean. Two differences remain. That script also divided each feature by its length: here the
-feature is stored as it is, and a reader can still divide. And it resized floats, whereas here the resized image is rounded to
-8 bits, so that one 8-bit image goes to the device, where the crops are cut and mirrored: a difference of at most half a level
-per pixel. It changes a feature by about a thousandth of its length (measured with untrained weights; cosine 0.999999).
+The second follows ``extract_cnn_features.py`` of github.com/ivendrov/order-embedding, the source of the papers' features: the ReLU
+is taken per crop, then the mean. Two differences remain:
 
-Letters in shapes: ``B`` images, ``K`` = 10 crops, ``H`` and ``W`` pixels of a resized image, ``D`` = 4096 width of the feature.
+- That script divided each feature by its length; here features are unnormalised.
+- It resized floats; here the resized image is rounded to 8 bits (cosine of features 0.999999).
+
+Shapes: ``B`` images, ``K`` = 10 crops, ``H`` and ``W`` pixels of a resized image, ``D`` = 4096 width of the feature.
 """
 
 from __future__ import annotations
@@ -51,27 +51,27 @@ from schemas.errors import InputError
 from schemas.features import FeatureSpec
 
 FORWARD_CROPS = 1
-"""Crops of one forward pass of the convolutions on a CPU, a divisor of `CROPS`. See `extractors.computing.cpu_parallel`."""
+"""Crops per forward of the convolutions on a CPU, a divisor of `CROPS`. See `extractors.computing.cpu_parallel`."""
 
-# Torchvision's names for the layers of the Caffe model.
+# Torchvision's layer names by Caffe's.
 _CONVOLUTIONS = (0, 2, 5, 7, 10, 12, 14, 16, 19, 21, 23, 25, 28, 30, 32, 34)
 _CONVOLUTIONS_OF_BLOCK = (2, 2, 4, 4, 4)
 _CAFFE_NAMES = [f"conv{block + 1}_{i + 1}" for block, count in enumerate(_CONVOLUTIONS_OF_BLOCK) for i in range(count)]
 _LAYERS = {name: f"features.{index}" for name, index in zip(_CAFFE_NAMES, _CONVOLUTIONS, strict=True)}
 _LAYERS |= {"fc6": "classifier.0", "fc7": "classifier.3"}
-# Torchvision's names until January 2017, used in conversions of that time.
+# Torchvision's layer names until January 2017, used in conversions of that time.
 _OLD_NAMES = {"classifier.1": "classifier.0", "classifier.4": "classifier.3"}
 
 
 def build() -> nn.Module:
-    """Build VGG19 without its last layer, which no feature needs; the other layers keep their random values."""
+    """Build VGG19 without its last layer."""
     model = VGG19()
     model.classifier = model.classifier[:5]
     return model
 
 
 def _read(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
-    """Read a state dict by today's names, without the last layer."""
+    """Read a state dict with today's names, without the last layer."""
     state = read_state(path, choice)
     if "classifier.1.weight" in state and "classifier.0.weight" not in state:
         parts = ((name.rpartition("."), tensor) for name, tensor in state.items())
@@ -82,8 +82,8 @@ def _read(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
 def _read_torchvision(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
     if format_of(path) == "caffe":
         raise InputError(
-            f"the weights file {str(path)!r} is a Caffe model, but this extractor stands for torchvision's VGG19, whose features "
-            "differ: use vgg19-10crop-caffe with it"
+            f"the weights file {str(path)!r} is a Caffe model, but vgg19-10crop needs torchvision's VGG19: use it with "
+            "--extractor vgg19-10crop-caffe"
         )
     return _read(path, choice)
 
@@ -95,8 +95,8 @@ def _read_caffe(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
     missing = [name for name in _LAYERS if len(layers.get(name, ())) != 2]
     if missing:
         raise InputError(
-            f"the weights file {str(path)!r} has no weight and bias for {len(missing)} layers of VGG19 ({', '.join(missing)}), "
-            f"but {', '.join(list(layers)[:20])}: expected VGG_ILSVRC_19_layers.caffemodel; pass that file"
+            f"the weights file {str(path)!r} lacks weight and bias of {len(missing)} layers of VGG19 ({', '.join(missing)}), it "
+            f"has {', '.join(list(layers)[:20])}: pass VGG_ILSVRC_19_layers.caffemodel"
         )
     kinds = ("weight", "bias")
     return {f"{_LAYERS[name]}.{kind}": torch.from_numpy(layers[name][i]) for name in _LAYERS for i, kind in enumerate(kinds)}
@@ -104,12 +104,12 @@ def _read_caffe(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Variant:
-    """The differences between the two extractors of this module.
+    """Model and preprocessing of an extractor.
 
     Attributes:
-        architecture: the model and the weights that the extractor's name stands for.
-        preprocessing: from an image to the input of the model; its centre crop is replaced by the ten crops.
-        center: how the centre crop is placed, see `extractors.images.preprocessing.ten_crop_views`.
+        architecture: model and weights.
+        preprocessing: preprocessing with ten crops in place of the centre crop.
+        center: position of the centre crop, see `extractors.images.preprocessing.ten_crop_views`.
     """
 
     architecture: Architecture
@@ -160,7 +160,7 @@ VARIANTS = {
 
 
 class VGG19TenCrop(Extractor):
-    """VGG19 up to the ReLU after its second fully connected layer, averaged over ten crops, or for each of them."""
+    """VGG19 up to the ReLU after its second fully connected layer, averaged over ten crops by default."""
 
     def __init__(self, settings: ExtractorOptions, weights: Weights, device: torch.device) -> None:
         super().__init__(describe(settings, weights), device)
@@ -169,7 +169,7 @@ class VGG19TenCrop(Extractor):
         self._normalize = self._variant.preprocessing.normalizer(device)
         self._limits = BatchLimits()
         self._precision = settings.precision
-        self._separate = settings.keep_crops
+        self._keep_crops = settings.keep_crops
         model = self._variant.architecture.load(weights)
         self._dtype = cast_layers(model, settings.precision)
         shape = (FORWARD_CROPS, 3, self._variant.preprocessing.crop, self._variant.preprocessing.crop)
@@ -182,34 +182,26 @@ class VGG19TenCrop(Extractor):
 
     @property
     def preprocessor(self) -> Callable[[Image.Image], np.ndarray]:
-        """The function `preprocess` without the model."""
+        """Picklable `preprocess` without the model."""
         return partial(resized_pixels, preprocessing=self._variant.preprocessing)
 
     def preprocess(self, image: Image.Image) -> Tensor:
-        """Resize the shorter side to 256.
-
-        Returns:
-            uint8 ``[3, H, W]``, channels R, G, B; the smaller of H and W is 256. The crops are cut later, on the device.
-        """
+        """Resize the shorter side to 256: uint8 ``[3, H, W]``, channels R, G, B. The device crops later."""
         return torch.from_numpy(resized_pixels(image, self._variant.preprocessing))
 
     def collate(self, images: Sequence[Tensor]) -> list[Tensor]:
-        """Return the images as a list, because their sizes differ.
-
-        Returns:
-            B tensors, uint8 ``[3, H, W]``.
-        """
+        """Return the images as a list, since image sizes differ."""
         return list(images)
 
     def extract(self, batch: Sequence[Tensor]) -> np.ndarray:
         """Run the model on the ten crops of each image.
 
         Args:
-            batch: B tensors, uint8 ``[3, H, W]``, channels R, G, B, as `preprocess` makes them; B may be 0.
+            batch: B tensors from `preprocess`; B may be 0.
 
         Returns:
-            ``[B, D]``, or ``[B, K, D]`` for separate crops, in the type of the spec, not negative, not normalised. On a CPU an
-            image has the same bytes in any batch and with any number of threads.
+            ``[B, D]`` or ``[B, K, D]`` in the spec's dtype, not negative, unnormalised. On a CPU the bytes do not depend on batch
+            and thread count.
         """
         short = self._variant.preprocessing.resize_short
         for image in batch:
@@ -223,13 +215,12 @@ class VGG19TenCrop(Extractor):
         if self._device.type == "cpu":
             return self.spec.rounded(self._extract_on_cpu(batch).numpy())
         with precision_context(self._precision, self._device), torch.inference_mode():
-            # Images of different sizes do not fit in one tensor, so their positions in the list stand in for them.
-            positions = torch.arange(len(batch))
-            found = run_with_oom_retry(lambda some: self._forward([batch[i] for i in some]), positions, self._limits)
-            return self.spec.rounded(found.numpy())
+            indices = torch.arange(len(batch))  # Images of different sizes do not fit into one tensor.
+            features = run_with_oom_retry(lambda part: self._forward([batch[i] for i in part]), indices, self._limits)
+            return self.spec.rounded(features.numpy())
 
     def _extract_on_cpu(self, batch: Sequence[Tensor]) -> Tensor:
-        """Run passes of one shape in one thread each: convolutions on `FORWARD_CROPS` crops, the rest on the ten of an image."""
+        """Run single-threaded forwards of one shape: convolutions on `FORWARD_CROPS` crops, other layers on ten."""
         chunks = [chunk for image in batch for chunk in self._crops(image).split(FORWARD_CROPS)]
         maps = run_single_threaded(self._convolve, chunks)
         passes = CROPS // FORWARD_CROPS
@@ -242,28 +233,28 @@ class VGG19TenCrop(Extractor):
         return self._connect(self._convolve(crops)).cpu()
 
     def _crops(self, image: Tensor) -> Tensor:
-        """Cut crops: uint8 ``[3, H, W]`` on any device to uint8 ``[K, 3, 224, 224]`` on the extractor's."""
+        """Crop an image: uint8 ``[3, H, W]`` on any device to uint8 ``[K, 3, 224, 224]`` on the extractor's."""
         return ten_crop(upload(image, self._device), crop=self._variant.preprocessing.crop, center=self._variant.center)
 
     def _convolve(self, crops: Tensor) -> Tensor:
-        """Normalise and convolve: uint8 ``[N, 3, 224, 224]`` to ``[N, 25088]`` in the type of the layers."""
+        """Normalise and convolve: uint8 ``[N, 3, 224, 224]`` to ``[N, 25088]`` in the layers' dtype."""
         values = self._normalize(crops.contiguous(memory_format=torch.channels_last))
         return self._convolutions(values.to(self._dtype)).flatten(1)  # [N, 512, 7, 7] in Caffe's order, channels first
 
     def _connect(self, maps: Tensor) -> Tensor:
-        """Compute features of maps: ``[B * K, 25088]`` to float32 ``[B, D]`` or ``[B, K, D]``. The mean is taken in float64."""
+        """Compute features from feature maps ``[B * K, 25088]``: float32 ``[B, D]`` (mean in float64) or ``[B, K, D]``."""
         crops = self._connected(maps).view(-1, CROPS, self.spec.shape[-1])  # [B, K, D]
-        if self._separate:
+        if self._keep_crops:
             return crops.to(torch.float32)
         total = torch.zeros_like(crops[:, 0], dtype=torch.float64)
         for crop in crops.unbind(1):
             total += crop
-        # Not by a number of the host: see `extractors.images.preprocessing.Normalizer`.
+        # A tensor as divisor: see `extractors.images.preprocessing.Normalizer`.
         return (total / total.new_full((), CROPS)).to(torch.float32)
 
 
 def find_weights(spec: FeatureSpec, request: str) -> Weights:
-    """Find weights, see `extractors.catalogue.ExtractorModule`."""
+    """Resolve weights, see `extractors.catalogue.ExtractorModule`."""
     return resolve_weights(request, VARIANTS[spec.name].architecture)
 
 

@@ -25,7 +25,9 @@ def test_names_and_specs():
 
 @pytest.mark.parametrize("method", [ExtractorRequest.spec, ExtractorRequest.describe, ExtractorRequest.load])
 def test_unknown_name(method):
-    with pytest.raises(UsageError, match=r"there is no extractor 'resnet'; choose one of .*resnet50-pool"):
+    with pytest.raises(
+        UsageError, match=r"there is no extractor 'resnet': did you mean 'resnet50-pool'\? Extractors are .*vgg19-grid"
+    ):
         method(ExtractorRequest("resnet"))
 
 

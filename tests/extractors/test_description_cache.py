@@ -69,7 +69,7 @@ def test_another_request_is_described_anew(cache, options):
     plain = {"name": "faster-rcnn-36" if "regions" in options else "resnet50-pool", "weights": "random:0"}
     one, other = ExtractorRequest(**plain), ExtractorRequest(**{**plain, **options})
     kept = one.describe()
-    assert other.describe() == ExtractorRequest(**{**plain, **options})._described()[0] != kept
+    assert other.describe() == ExtractorRequest(**{**plain, **options})._describe()[0] != kept
 
 
 @pytest.mark.slow

@@ -142,7 +142,7 @@ def test_crops_are_averaged_to_the_bits_of_the_cpu():
     found = []
     extractor = vgg19.VGG19TenCrop.__new__(vgg19.VGG19TenCrop)  # Without the network, which is large.
     Extractor.__init__(extractor, Description(ExtractorRequest("vgg19-10crop").spec(), {}))
-    extractor._connected, extractor._separate = nn.Identity(), False
+    extractor._connected, extractor._keep_crops = nn.Identity(), False
     for device in (CPU, GPU):
         with fake_gpu():
             found.append(extractor._connect(values.to(device)).cpu())

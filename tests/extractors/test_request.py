@@ -87,16 +87,16 @@ def test_separate_crops_are_part_of_the_spec_and_of_the_fingerprint(name):
         (
             "resnet50-pool",
             {"keep_crops": True},
-            "extractor 'resnet50-pool' makes none of several crops: .* vgg19-10crop, vgg19-10",
+            "needs one of the extractors vgg19-10crop, vgg19-10crop-caffe, not 'resnet50-pool': leave it out",
         ),
-        ("vgg19-grid", {"keep_crops": True}, "extractor 'vgg19-grid' makes none of several crops"),
-        ("faster-rcnn-36", {"keep_crops": True}, "makes none of several crops"),
+        ("vgg19-grid", {"keep_crops": True}, "--keep-crops needs one of .*, not 'vgg19-grid'"),
+        ("faster-rcnn-36", {"keep_crops": True}, "--keep-crops needs one of"),
         (
             "resnet50-pool",
             {"unpooled": True},
-            "--unpooled is an option of timm:NAME, found with extractor 'resnet50-pool': leave it out",
+            "--unpooled works with timm:NAME only, not with extractor 'resnet50-pool': leave it out",
         ),
-        ("vgg19-grid", {"unpooled": True}, "vgg19-grid and resnet152-grid make maps without it"),
+        ("vgg19-grid", {"unpooled": True}, "vgg19-grid and resnet152-grid are always unpooled"),
         ("resnet", {"unpooled": True}, "there is no extractor 'resnet'"),
     ],
 )

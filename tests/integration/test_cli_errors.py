@@ -131,14 +131,14 @@ def test_options_of_vocabulary(fails, made, tmp_path, arguments, code, says):
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (("--extractor", "resnet51"), 2, "there is no extractor 'resnet51'; choose one of "),
+        (("--extractor", "resnet51"), 2, "there is no extractor 'resnet51': did you mean 'resnet50-pool'? Extractors are "),
         (("--weights", "none.pth"), 1, "there is no weights file 'none.pth'"),
         (("--precision", "fp8"), 2, "precision is 'fp8', expected one of"),
         (("--columns", "image_id=id"), 2, "only a table of addresses has columns"),
         (
             ("--min-regions", "10"),
             2,
-            "'resnet50-pool' makes one feature per image and no regions: leave the options of regions out",
+            "'resnet50-pool' extracts no regions: leave the options of regions out",
         ),
         (("--class-names", "names.txt"), 2, "leave the options of regions out"),
         (("--extractor", "faster-rcnn-36", "--score-threshold", "2"), 2, "--score-threshold is 2.0, expected a probability"),

@@ -77,7 +77,7 @@ def test_the_set_of_weights_taken_of_several_is_said_every_time(imagepivot, tmp_
     for weights, taken, other in ((path, "model", "model_ema"), (f"{path}#model_ema", "model_ema", "model")):
         for _ in ("made", "nothing to do"):
             done = imagepivot("features", tmp_path / "images", tmp_path / taken, "--weights", weights, "--device", "cpu")
-            assert done.stderr.count(f"of which {taken} was taken: --weights {path}#{other} takes another") == 1
+            assert done.stderr.count(f"using {taken}: choose another with --weights {path}#{other}") == 1
         digests.add(open_dataset(tmp_path / taken).manifest.parameters["extractor"]["weights"]["sha256"])
     assert len(digests) == 2
 

@@ -70,7 +70,7 @@ def test_run_checks_reports_an_unknown_extractor_once(monkeypatch):
         check for check in run_checks(extractor=replace(REQUEST, name="resnet51"), device="cpu") if check.status != "ok"
     ]
     assert (failed.name, failed.status) == ("weights", "failed")
-    assert failed.result.startswith("there is no extractor 'resnet51'; choose one of")
+    assert failed.result.startswith("there is no extractor 'resnet51': did you mean 'resnet50-pool'? Extractors are")
 
 
 def test_an_unexpected_error_is_a_failed_check_after_those_before_it():

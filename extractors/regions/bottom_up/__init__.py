@@ -1,1 +1,1 @@
-"""The detector of bottom-up attention: network, input and weights."""
+"""Detector of bottom-up attention: network, preprocessing and weights."""

@@ -1,17 +1,17 @@
-"""The detector of bottom-up attention: Faster R-CNN on ResNet-101 C4, with attributes (Anderson et al. 2018, arXiv:1707.07998).
+"""Detector of bottom-up attention: Faster R-CNN on ResNet-101 C4, with attributes (Anderson et al. 2018, arXiv:1707.07998).
 
 The computation is that of ``models/vg/ResNet-101/faster_rcnn_end2end_final/test.prototxt`` in
-github.com/peteanderson80/bottom-up-attention. The layers have the names of torchvision's ResNet, but differ from it: the first
-pooling has no padding and rounds up, the second and third stages have their stride in their first 1×1 convolution, and the last
-stage, which runs on each region, has no stride and dilates its 3×3 convolutions by two.
+github.com/peteanderson80/bottom-up-attention. Layers have the names of torchvision's ResNet, with these differences:
 
-With the usual random weights a ResNet of 101 layers gives all regions of all images the same feature, and every softmax is
-saturated. So `initialize` damps residual branches, and norms shift their input down: each ReLU passes few values and regions stay
-different. Measured on two photographs: 300 proposals, RPN scores from 0.001 to 0.9999, features of mean 0.2 to 0.5 (trained ones
-have 0.5 to 0.8), seven or more classes among 48 proposals.
+- The first pooling has no padding and rounds up.
+- The second and third stages have their stride in the first 1×1 convolution.
+- The last stage (res5), which runs on each region, has no stride and dilates its 3×3 convolutions by two.
 
-Letters in shapes: ``B`` images, ``N`` regions, ``A`` = 12 anchors of a cell, ``h`` and ``w`` cells of a feature map, ``Q``
-boxes of an image that go into suppression, ``P`` proposals of an image.
+With He initialization, a ResNet of 101 layers would give all regions one feature and saturate every softmax. `initialize` therefore
+damps residual branches and shifts the inputs of ReLUs down.
+
+Shapes: ``B`` images, ``N`` regions, ``A`` = 12 anchors of a cell, ``h`` and ``w`` cells of a feature map, ``Q`` boxes of an image
+before NMS, ``P`` proposals of an image.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from extractors.computing.fusion import fold_norm
 from extractors.regions.boxes import STRIDE, anchor_grid, cell_anchors, clip, decode, is_larger, nms
 
 CLASSES = 1600
-"""Number of classes of the detector, without the background (id 0): line n of the file is class n."""
+"""Number of classes, without the background (id 0): line n of the file is class n."""
 
 ATTRIBUTES = 400
-"""Number of its attributes, without "none" (id 0): line n of the file is attribute n."""
+"""Number of attributes, without "none" (id 0): line n of the file is attribute n."""
 
 PROPOSALS = 300
-"""Greatest number of proposals of an image."""
+"""Maximum number of proposals of an image."""
 
 POOLED = 14
 """Rows and columns of a pooled region."""
 
-_CANDIDATES = 6000  # Best-scored boxes of an image that go into suppression.
-_COVERED = 0.7  # Overlap from which a proposal covers another.
-_SMALLEST = 16  # Pixels of the original image; sides of a proposal are longer.
+_CANDIDATES = 6000  # Maximum number of boxes of an image before NMS.
+_NMS_IOU_THRESHOLD = 0.7
+_MIN_SIDE = 16  # In pixels of the original image, exclusive.
 
 
 class Backbone(nn.Module):
-    """ResNet-101 up to its fourth stage, ``res4b22`` in Caffe: one cell for every 16 pixels."""
+    """ResNet-101 up to its fourth stage, ``res4b22`` in Caffe, with stride 16."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Backbone(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """Compute feature maps: float32 ``[B, 3, H, W]`` to float32 ``[B, 1024, h, w]``."""
-        dtype = next(self.parameters()).dtype  # Of the first convolution.
+        dtype = next(self.parameters()).dtype
         stem = F.relu(self.bn1(self.conv1(image.to(dtype))), inplace=True)
         stem = F.max_pool2d(stem, kernel_size=3, stride=2, padding=0, ceil_mode=True)
         maps: Tensor = self.layer3(self.layer2(self.layer1(stem)))
@@ -67,7 +67,7 @@ class Backbone(nn.Module):
 
 
 class RegionProposals(nn.Module):
-    """The region proposal network: scores and moves the anchors of every cell, and keeps the best boxes."""
+    """Region proposal network: score and regress the anchors of every cell, and return the best boxes."""
 
     anchors: Tensor
 
@@ -79,47 +79,46 @@ class RegionProposals(nn.Module):
         self.deltas = nn.Conv2d(512, 4 * len(self.anchors), kernel_size=1)
 
     def propose(self, maps: Tensor, width: int, height: int, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the boxes of images of one size that look most like objects, before suppression.
+        """Return the boxes with the best scores, before NMS, for images of one size.
 
         Args:
             maps: float32 ``[B, 1024, h, w]``.
-            width: of the detector's input, in pixels.
-            height: likewise.
+            width: width of the detector's input in pixels.
+            height: height of the detector's input in pixels.
             scale: float32 ``[B]``, pixels of the input per pixel of the original images.
 
         Returns:
-            float32 ``[B, Q, 4]``, the best first, x1 y1 x2 y2 in pixels of the input, and bool ``[B, Q]``, False for boxes that do
-            not have both sides of more than 16 pixels of the original image; these stand behind all others. Q is at most 6,000.
+            float32 ``[B, Q, 4]``, best first, x1 y1 x2 y2 in pixels of the input; and bool ``[B, Q]``, False for boxes with a
+            side of at most 16 pixels of the original image, which come last. Q is at most 6,000.
         """
         hidden = F.relu(self.conv(maps.to(self.conv.weight.dtype)), inplace=True).to(torch.float32)
-        objects = self.scores(hidden).unflatten(1, (2, -1)).softmax(dim=1)[:, 1]  # [B, A, h, w]; background is first.
+        objects = self.scores(hidden).unflatten(1, (2, -1)).softmax(dim=1)[:, 1]  # [B, A, h, w], background first
         shifts = self.deltas(hidden).unflatten(1, (-1, 4))  # [B, A, 4, h, w]
         anchors = anchor_grid(self.anchors, *maps.shape[2:])
         boxes = decode(anchors, shifts.permute(0, 3, 4, 1, 2).reshape(len(maps), -1, 4))
         boxes = clip(boxes, width, height)
-        large = is_larger(boxes, _SMALLEST * scale[:, None])
+        large = is_larger(boxes, _MIN_SIDE * scale[:, None])
         probabilities = torch.where(large, objects.permute(0, 2, 3, 1).flatten(1), -1)
         best = probabilities.sort(dim=1, descending=True, stable=True).indices[:, :_CANDIDATES]
         return boxes.take_along_dim(best[:, :, None], dim=1), large.take_along_dim(best, dim=1)
 
 
-def suppress(boxes: Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:
-    """Keep the best boxes of images that overlap little, of those from `RegionProposals.propose`.
+def suppress(boxes: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """Run NMS on the boxes from `RegionProposals.propose`.
 
     Returns:
-        The proposals: float32 ``[B, P, 4]``, the best first, and bool ``[B, P]``, False for rows that are no proposals, which
-        stand behind all others. P is at most `PROPOSALS`.
+        Proposals: float32 ``[B, P, 4]``, best first; and bool ``[B, P]``, False for padding at the end. P is at most `PROPOSALS`.
     """
-    positions, counts = nms(boxes, usable, _COVERED, PROPOSALS)
-    are_kept = torch.arange(positions.shape[1], device=boxes.device) < counts[:, None]
-    return boxes.take_along_dim(positions[:, :, None], dim=1), are_kept
+    positions, counts = nms(boxes, valid, _NMS_IOU_THRESHOLD, PROPOSALS)
+    is_proposal = torch.arange(positions.shape[1], device=boxes.device) < counts[:, None]
+    return boxes.take_along_dim(positions[:, :, None], dim=1), is_proposal
 
 
 class Head(nn.Module):
-    """The computation for each region: the last stage of the ResNet, then class and attribute.
+    """Region head: the last stage of the ResNet (res5), then class and attribute.
 
     Attributes:
-        dtype: type of the weights of the last stage.
+        dtype: dtype of the weights of res5.
     """
 
     def __init__(self) -> None:
@@ -140,10 +139,7 @@ class Head(nn.Module):
         return maps.to(torch.float32).mean(dim=(2, 3))
 
     def classify(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Classify features; the attributes depend on the most probable class, background included.
-
-        Args:
-            features: float32 ``[N, 2048]``.
+        """Classify features, float32 ``[N, 2048]``; attributes depend on the most probable class, background included.
 
         Returns:
             Probabilities, float32: ``[N, 1 + CLASSES]``, background first, and ``[N, 1 + ATTRIBUTES]``, "none" first.
@@ -155,7 +151,7 @@ class Head(nn.Module):
 
 
 class Detector(nn.Module):
-    """The three parts of the detector; `extractors.regions.faster_rcnn` calls them in turn."""
+    """Detector of three parts, which `extractors.regions.faster_rcnn` calls in turn."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,7 +161,7 @@ class Detector(nn.Module):
 
 
 def pool(maps: Tensor, boxes: Tensor) -> Tensor:
-    """Max-pool each region to 14 by 14 cells, with Caffe's rounding.
+    """Max-pool each region to 14×14 cells with Caffe's rounding.
 
     Args:
         maps: float32 ``[B, 1024, h, w]``.
@@ -181,7 +177,7 @@ def pool(maps: Tensor, boxes: Tensor) -> Tensor:
 
 def build() -> Detector:
     """Build the detector with random weights, see `initialize`."""
-    with torch.device("meta"):  # Torch's own initialisation would be thrown away and takes seconds.
+    with torch.device("meta"):  # Skip torch's initialization, which takes seconds.
         detector = Detector()
     detector.to_empty(device=torch.get_default_device())
     detector.rpn.anchors.copy_(cell_anchors())
@@ -190,7 +186,7 @@ def build() -> Detector:
 
 
 def fold_norms(model: nn.Module) -> None:
-    """Fold each batch norm into the convolution before it, in place: in float64, rounded once."""
+    """Fold each batch norm into the preceding convolution in place: in float64, rounded once."""
     for module in list(model.modules()):
         for conv_name, norm_name in (("conv1", "bn1"), ("conv2", "bn2"), ("conv3", "bn3"), ("0", "1")):
             conv, norm = module._modules.get(conv_name), module._modules.get(norm_name)
@@ -207,15 +203,15 @@ _STEM_SCALE = 1 / 16  # Pixels range from -123 to 153.
 _DAMPING = 0.25  # Factor of residual branches.
 _SHORTCUT_SCALE = 0.7
 _SHIFT = -1.0  # Added before each ReLU except those after a residual sum.
-# Standard deviations of the outputs for inputs of length 1.
-_SPREADS = {"rpn.scores": 1.0, "rpn.deltas": 0.3, "head.classes": 6.0, "head.attributes": 3.0}
+# Standard deviations of outputs for inputs of length 1.
+_OUTPUT_STDS = {"rpn.scores": 1.0, "rpn.deltas": 0.3, "head.classes": 6.0, "head.attributes": 3.0}
 
 
 def initialize(detector: nn.Module) -> None:
-    """Draw all weights, in place, in the order of the modules, from torch's global generator."""
+    """Initialize all weights in place, in module order, from torch's global generator."""
     with torch.no_grad():
         for name, module in detector.named_modules():
-            _initialise(name, module)
+            _initialize_layer(name, module)
         for module in detector.modules():
             if isinstance(module, Bottleneck):
                 block: Any = module
@@ -226,12 +222,12 @@ def initialize(detector: nn.Module) -> None:
         detector.get_buffer("backbone.bn1.weight").fill_(_STEM_SCALE)
 
 
-def _initialise(name: str, module: nn.Module) -> None:
+def _initialize_layer(name: str, module: nn.Module) -> None:
     if isinstance(module, nn.Embedding):
         nn.init.normal_(module.weight)
     elif isinstance(module, (nn.Conv2d, nn.Linear)):
-        if name in _SPREADS:
-            nn.init.normal_(module.weight, std=_SPREADS[name] / math.sqrt(module.weight.shape[1]))
+        if name in _OUTPUT_STDS:
+            nn.init.normal_(module.weight, std=_OUTPUT_STDS[name] / math.sqrt(module.weight.shape[1]))
         else:
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
         if module.bias is not None:

@@ -1,22 +1,22 @@
-"""Reading the Faster-RCNN of bottom-up attention from the files in circulation, whose naming schemes are converted to one.
+"""Weights of the Faster R-CNN of bottom-up attention, converted from all released formats to one naming scheme.
 
-This project uses torchvision's names for the ResNet (``backbone.layer3.0.conv1.weight``), and ``rpn.*`` and ``head.*`` for the
-rest; `extractors.regions.bottom_up.network` defines the modules. A file may have these names already, or those of
+Our names are torchvision's for the ResNet (``backbone.layer3.0.conv1.weight``), and ``rpn.*`` and ``head.*``, see
+`extractors.regions.bottom_up.network`. A file may have our names or those of
 
 - the original, ``resnet101_faster_rcnn_final.caffemodel`` and ``…_final_iter_320000.caffemodel``: layers as in
   ``models/vg/ResNet-101/faster_rcnn_end2end_final/test.prototxt`` of peteanderson80/bottom-up-attention. Caffe's BatchNorm holds
-  sums of means and variances and the number to divide them by; its Scale holds weight and bias.
+  sums of means and variances and their divisor; its Scale holds weight and bias.
 - MILVLG/bottom-up-attention.pytorch, ``bua-caffe-frcn-r101*.pth``: detectron2's names, with 24 scores of proposals (background
   first), class 0 the background, and ``cls_embed``, ``attr_linear1``, ``attr_linear2`` (``bua/caffe/modeling``).
 - airsplay/py-bottom-up-attention, ``faster_rcnn_from_caffe*.pkl``, and its copy ``unc-nlp/frcnn-vg-finetuned``
-  (``modeling_frcnn.py`` of the LXMERT project in huggingface/transformers): detectron2's names too, but one logit per
-  proposal, background and "no attribute" last, and ``cls_embedding``, ``fc_attr``, ``attr_score``
+  (``modeling_frcnn.py`` of the LXMERT project in huggingface/transformers): detectron2's names with one logit per proposal,
+  background and "no attribute" last, and ``cls_embedding``, ``fc_attr``, ``attr_score``
   (``detectron2/modeling/roi_heads/fast_rcnn.py``).
 
-Conversion does not change results: the one logit of a proposal becomes the pair (0, logit), whose softmax is its sigmoid. The
-regression of boxes by class is left out, because the regions are the proposals, and so are counters of training steps.
+Conversion does not change results: a single logit becomes the pair (0, logit), since its sigmoid is the softmax of the pair. Box
+regression by class and counters of training steps are dropped.
 
-Letters in shapes: ``A`` = 12 anchors of a cell.
+Shapes: ``A`` = 12 anchors of a cell.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from extractors.weights.caffemodel import read_layers
 from extractors.weights.checkpoints import COUNTER, Choice, format_of, read_entries
 from schemas.errors import InputError
 
-_BLOCKS = {2: 3, 3: 4, 4: 23, 5: 3}  # Blocks of ResNet-101, by Caffe's number of the stage.
+_BLOCKS = {2: 3, 3: 4, 4: 23, 5: 3}  # Blocks of ResNet-101 by Caffe's stage number.
 _NORM = ("weight", "bias", "running_mean", "running_var")
-_LISTED = 8
+_MAX_LISTED = 8
 
 _PROPOSALS = "proposal_generator.rpn_head."
 _PREDICTOR = "roi_heads.box_predictor."
 _ANCHORS = "proposal_generator.anchor_generator.cell_anchors.0"
-# Layers by our names, with weight and bias; only the embedding has no bias.
+# Layers by our names; all have weight and bias, but the embedding has no bias.
 _MILVLG = {
     "rpn.conv": _PROPOSALS + "conv",
     "rpn.scores": _PROPOSALS + "objectness_logits",
@@ -69,19 +69,19 @@ _CAFFE = {
 }
 _DETECTRON2_SIGNS = ("backbone.stem.", "backbone.res", "proposal_generator.", "roi_heads.res5.")
 _OUR_SIGNS = ("backbone.layer", "rpn.scores.", "head.")
-# Entries that are left out.
+# Entries that are dropped.
 _BOX_REGRESSION = (_PREDICTOR + "bbox_pred.weight", _PREDICTOR + "bbox_pred.bias", "bbox_pred[0]", "bbox_pred[1]")
-# Some detectron2 models carry these. The preprocessing has its own values, from cfgs/*.yml and the configs of both ports.
+# Checked and dropped: the preprocessing has its own values, from cfgs/*.yml and the configs of both ports.
 _PIXELS = {"pixel_mean": (102.9801, 115.9465, 122.7717), "pixel_std": (1.0, 1.0, 1.0)}
 
 # Sizes of the attribute head: test.prototxt, layers cls_embedding, fc_attr and attr_score.
 _FEATURE, _EMBEDDING, _HIDDEN, _ATTRIBUTES = 2048, 256, 512, 401
-# A logit this far above the others leaves them a probability of exactly 0 in float32.
+# Logit that leaves the others a probability of exactly 0 in float32.
 _CERTAIN = 200.0
 
 
 class _Convolution(NamedTuple):
-    """A convolution without bias and the normalisation after it, in each naming scheme."""
+    """Names of a convolution and its norm in each naming scheme."""
 
     ours: str
     our_norm: str
@@ -91,38 +91,30 @@ class _Convolution(NamedTuple):
 
 
 def read_detector(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
-    """Read the weights of the detector from any of its releases, or the set of them that is chosen.
+    """Read the weights of the detector, or a chosen set of them, from any release.
 
-    Formats are Caffe's, that of safetensors, that of ``torch.save`` and pickles of arrays, told by the content. None is allowed
-    to run anything.
+    The format (Caffe, safetensors, ``torch.save`` or a pickle of arrays) is detected from the content. No code is run.
 
     Returns:
-        All tensors by this project's names. Shapes are left for the caller to check. ``rpn.anchors`` ``[A, 4]`` are the anchors in
-        the file if it has any, else those of the release. A file without attributes (``faster_rcnn_from_caffe.pkl``) gets a head
-        that always answers "none".
+        All tensors by our names, with unchecked shapes. ``rpn.anchors`` ``[A, 4]`` are the file's anchors, else those of the
+        release. A file without attributes (``faster_rcnn_from_caffe.pkl``) gets a head that always returns "none".
 
     Raises:
-        InputError: the file cannot be read safely, is of another model, or is incomplete; the message lists what is missing.
+        InputError: the file is unsafe, corrupt, incomplete, or of another model.
     """
-    entries = _read(path, choice)
     if format_of(path) == "caffe":
+        entries = {f"{layer}[{i}]": blob for layer, blobs in read_layers(path).items() for i, blob in enumerate(blobs)}
         return _from_caffe(entries, path)
+    entries = read_entries(path, choice, arrays=True)
     if any(name.startswith(_DETECTRON2_SIGNS) for name in entries):
         return _from_detectron2(entries, path)
     if any(name.startswith(_OUR_SIGNS) for name in entries):
         return {name: _tensor(value, name, path) for name, value in entries.items()}
     raise InputError(
-        f"the weights in {str(path)!r} have names that no release of the detector has, {len(entries)} like {_listed(entries)}: "
-        "expected the file of bottom-up attention's Faster-RCNN with ResNet-101 from its authors (.caffemodel), MILVLG (.pth), "
-        "airsplay (.pkl) or unc-nlp (.bin)"
+        f"the weights in {str(path)!r} are of another model: no release of the detector has tensors such as {_listed(entries)}. "
+        "Pass bottom-up attention's Faster-RCNN with ResNet-101 from its authors (.caffemodel), MILVLG (.pth), airsplay (.pkl) or "
+        "unc-nlp (.bin)"
     )
-
-
-def _read(path: Path, choice: Choice | None) -> dict[str, Any]:
-    """Read names and arrays or tensors as the file has them, without what training scripts write around them."""
-    if format_of(path) == "caffe":
-        return {f"{layer}[{i}]": blob for layer, blobs in read_layers(path).items() for i, blob in enumerate(blobs)}
-    return read_entries(path, choice, arrays=True)
 
 
 def _from_detectron2(entries: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
@@ -131,19 +123,19 @@ def _from_detectron2(entries: Mapping[str, Any], path: Path) -> dict[str, Tensor
     has_signs = any(name.startswith(_AIRSPLAY_SIGNS) for name in entries)
     if has_signs or (logits is not None and len(logits) == len(_centred_anchors())):
         return _from_airsplay(entries, path)
-    state = _taken(entries, detectron2_names(), path)
+    state = _rename(entries, detectron2_names(), path)
     return state | {"rpn.anchors": _tensor(entries[_ANCHORS], _ANCHORS, path) if _ANCHORS in entries else cell_anchors()}
 
 
 def _from_airsplay(entries: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
-    """Convert the scheme that has one logit per proposal and numbers background and "no attribute" last."""
+    """Convert the scheme with one logit per proposal, and background and "no attribute" last."""
     layers = dict(_AIRSPLAY)
     attributes = [ours for ours in layers if ours.startswith("head.attribute")]
-    without = not any(name.startswith(layers[ours]) for name in entries for ours in attributes)
-    if without:
+    has_attributes = any(name.startswith(layers[ours]) for name in entries for ours in attributes)
+    if not has_attributes:
         layers = {ours: theirs for ours, theirs in layers.items() if ours not in attributes}
-    state = _taken(entries, detectron2_names(layers), path)
-    if not without:
+    state = _rename(entries, detectron2_names(layers), path)
+    if has_attributes:
         for name in ("attribute_embedding.weight", "attributes.weight", "attributes.bias"):
             state[f"head.{name}"] = state[f"head.{name}"].roll(1, dims=0)
     for name in ("weight", "bias"):
@@ -151,13 +143,12 @@ def _from_airsplay(entries: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
         logits = state[f"rpn.scores.{name}"]
         state[f"rpn.scores.{name}"] = torch.cat([torch.zeros_like(logits), logits])
     anchors = _tensor(entries[_ANCHORS], _ANCHORS, path) if _ANCHORS in entries else _centred_anchors()
-    # A width is x2 - x1 + 1 in our decoding, x2 - x1 in theirs: with the far corner one less both decode to the same boxes.
+    # A width is x2 - x1 + 1 in our decoding, x2 - x1 in theirs: moving the far corner by one gives equal boxes.
     state["rpn.anchors"] = anchors - torch.tensor([0.0, 0.0, 1.0, 1.0])
-    return state | (_no_attributes(len(state["head.classes.bias"])) if without else {})
+    return state if has_attributes else state | _no_attributes(len(state["head.classes.bias"]))
 
 
 def _from_caffe(entries: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
-    """Convert blobs: BatchNorm has sums of means and variances and their divisor, Scale has weight and bias."""
     names = _layer_names(_CAFFE, weight="[0]", bias="[1]")
     for conv in _convolutions():
         names[f"{conv.ours}.weight"] = f"{conv.caffe}[0]"
@@ -165,23 +156,23 @@ def _from_caffe(entries: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
             names[f"{conv.our_norm}.{part}"] = blob.format(conv.caffe_norm)
         for part, blob in (("weight", "scale{}[0]"), ("bias", "scale{}[1]")):
             names[f"{conv.our_norm}.{part}"] = blob.format(conv.caffe_norm)
-    state = _taken(entries, names, path)
+    state = _rename(entries, names, path)
     for conv in _convolutions():
         divisor = state.pop(f"{conv.our_norm}.divisor")
-        factor = torch.where(divisor == 0, 0.0, 1 / divisor)  # Nothing was summed up yet, see batch_norm_layer.cpp.
+        factor = torch.where(divisor == 0, 0.0, 1 / divisor)  # As in batch_norm_layer.cpp.
         for part in ("running_mean", "running_var"):
             state[f"{conv.our_norm}.{part}"] = state[f"{conv.our_norm}.{part}"] * factor
     return state | {"rpn.anchors": cell_anchors()}
 
 
 def _convolutions() -> Iterator[_Convolution]:
-    """Yield the convolutions of the ResNet-101, whose last stage belongs to the head."""
+    """Yield the convolutions of the ResNet-101; its last stage belongs to the head."""
     yield _Convolution("backbone.conv1", "backbone.bn1", "backbone.stem.conv1", "conv1", "_conv1")
     for stage, blocks in _BLOCKS.items():
         ours = "head.layer4" if stage == 5 else f"backbone.layer{stage - 1}"
         theirs = "roi_heads.res5" if stage == 5 else f"backbone.res{stage}"
         for block in range(blocks):
-            # Short stages have blocks a, b, c; long ones a, b1, b2, and so on.
+            # Caffe's blocks: a, b, c in short stages; a, b1, b2, … in long ones.
             letter = "abc"[block] if blocks == 3 else f"b{block}" if block else "a"
             caffe, prefix, other = f"{stage}{letter}_branch", f"{ours}.{block}", f"{theirs}.{block}"
             if block == 0:
@@ -193,7 +184,7 @@ def _convolutions() -> Iterator[_Convolution]:
 
 
 def detectron2_names(layers: Mapping[str, str] = _MILVLG) -> dict[str, str]:
-    """Return detectron2's names by ours, those of MILVLG's port by default."""
+    """Return detectron2's names (by default those of MILVLG's port) by ours."""
     names = _layer_names(layers, weight=".weight", bias=".bias")
     for conv in _convolutions():
         names[f"{conv.ours}.weight"] = f"{conv.detectron2}.weight"
@@ -207,17 +198,17 @@ def _layer_names(layers: Mapping[str, str], *, weight: str, bias: str) -> dict[s
     return names | {f"{ours}.bias": theirs + bias for ours, theirs in layers.items() if not ours.endswith("embedding")}
 
 
-def _taken(entries: Mapping[str, Any], names: Mapping[str, str], path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file by our names, given its names by ours; refuse missing and unknown names."""
-    known = {*names.values(), *_BOX_REGRESSION, *_PIXELS, _ANCHORS}
+def _rename(entries: Mapping[str, Any], names: Mapping[str, str], path: Path) -> dict[str, Tensor]:
+    """Return tensors by our names, given the file's names by ours; raise for missing and unexpected names."""
+    expected = {*names.values(), *_BOX_REGRESSION, *_PIXELS, _ANCHORS}
     missing = [theirs for theirs in names.values() if theirs not in entries]
-    unexpected = [name for name in entries if name not in known and not name.endswith(COUNTER)]
+    unexpected = [name for name in entries if name not in expected and not name.endswith(COUNTER)]
     problems = (("missing", missing), ("unexpected", unexpected))
     if missing or unexpected:
         listed = "; ".join(f"{len(group)} {problem}: {_listed(group)}" for problem, group in problems if group)
         raise InputError(
-            f"the weights in {str(path)!r} are not the whole of bottom-up attention's Faster-RCNN with ResNet-101 and attributes: "
-            f"{listed}. It may be another model with similar names, or the file is incomplete: fetch it again"
+            f"the weights in {str(path)!r} are not bottom-up attention's Faster-RCNN with ResNet-101 and attributes: {listed}. The "
+            "file is incomplete, or of another model with similar names: download it again"
         )
     return {ours: _tensor(entries[theirs], theirs, path) for ours, theirs in names.items()}
 
@@ -227,7 +218,7 @@ def _tensor(value: Any, name: str, path: Path) -> Tensor:
         return torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("=")))
     if isinstance(value, Tensor) and value.is_floating_point():
         return value.detach()
-    raise InputError(f"the weights in {str(path)!r} have numbers of type {value.dtype} in {name!r}, expected floating point")
+    raise InputError(f"the weights in {str(path)!r} have type {value.dtype} in {name!r}, expected floating point")
 
 
 def _check_pixels(entries: Mapping[str, Any], path: Path) -> None:
@@ -237,19 +228,19 @@ def _check_pixels(entries: Mapping[str, Any], path: Path) -> None:
         values = tuple(round(value, 4) for value in _tensor(entries[name], name, path).flatten().tolist())
         if len(values) != len(expected) or not np.allclose(values, expected, rtol=0, atol=1e-3):
             raise InputError(
-                f"the weights in {str(path)!r} were trained with the {name} {values}, expected {expected} (blue, green, red): they "
-                "would give wrong features; pass the file that belongs to this extractor"
+                f"the weights in {str(path)!r} were trained with {name} {values}, expected {expected} (blue, green, red): features "
+                "would be wrong; pass the file of this extractor"
             )
 
 
 def _centred_anchors() -> Tensor:
-    """Return detectron2's anchors ``[A, 4]`` for airsplay's ``configs/VG-Detection``: by size, then by ratio."""
+    """Return detectron2's anchors ``[A, 4]`` for airsplay's ``configs/VG-Detection``: sizes, then ratios."""
     sides = [(sqrt(size**2 / ratio), ratio) for size in (64, 128, 256, 512) for ratio in (0.5, 1.0, 2.0)]
     return torch.tensor([(-width / 2, -ratio * width / 2, width / 2, ratio * width / 2) for width, ratio in sides])
 
 
 def _no_attributes(classes: int) -> dict[str, Tensor]:
-    """Return an attribute head for a file without one: its answer is 0, none, for any region."""
+    """Return an attribute head that always predicts 0, none."""
     bias = torch.zeros(_ATTRIBUTES)
     bias[0] = _CERTAIN
     return {
@@ -262,4 +253,4 @@ def _no_attributes(classes: int) -> dict[str, Tensor]:
 
 
 def _listed(names: Collection[str]) -> str:
-    return ", ".join(list(names)[:_LISTED]) + (", …" if len(names) > _LISTED else "")
+    return ", ".join(list(names)[:_MAX_LISTED]) + (", …" if len(names) > _MAX_LISTED else "")

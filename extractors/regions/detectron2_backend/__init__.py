@@ -1,1 +1,1 @@
-"""Regions by detectron2, if that is installed: those of bottom-up attention, and those of other detectron2 models."""
+"""Optional detectron2 backend: regions of bottom-up attention and of other detectron2 models."""

@@ -1,12 +1,10 @@
-"""``--backend detectron2`` of ``faster-rcnn-36``: the same regions from detectron2's modules, for people who work with it.
+"""``--backend detectron2`` of ``faster-rcnn-36``: the same regions from detectron2's modules.
 
-The network, its config file ``faster_rcnn_vg.yaml`` and the arithmetic of boxes are detectron2's; resizing and the choice of
-regions are those of `extractors.regions.faster_rcnn`. Features of the two backends differ by rounding: 3e-6 of the largest.
+Network, config file (``faster_rcnn_vg.yaml``) and box arithmetic are detectron2's. Resizing and selection are those of
+`extractors.regions.faster_rcnn`. Features of the two backends differ by rounding only.
 
-detectron2 is not on the package index; `extractors.catalogue` says how to install it.
-
-Letters in shapes: ``B`` images, ``H0`` and ``W0`` pixels of an image, ``H`` and ``W`` of what goes to the device, ``P`` proposals
-of an image, ``R`` = ``max_regions``, ``D`` width of a feature.
+Shapes: ``B`` images, ``H0`` and ``W0`` pixels of an image, ``H`` and ``W`` pixels of the uploaded image, ``P`` proposals of an
+image, ``D`` width of a feature.
 """
 
 from __future__ import annotations
@@ -27,32 +25,26 @@ from extractors.computing.oom import BatchLimits, run_with_oom_retry
 from extractors.images.preprocessing import check_resized
 from extractors.options import ExtractorOptions
 from extractors.regions import faster_rcnn
-from extractors.regions.bottom_up.preprocessing import LEAST_SIDE
+from extractors.regions.bottom_up.preprocessing import MIN_SIDE
 from extractors.regions.bottom_up.weights import detectron2_names
-from extractors.regions.detectron2_backend.networks import CONFIG, Network, VisualGenomeNetwork, build, merged_config
+from extractors.regions.detectron2_backend.networks import CONFIG, Network, VisualGenomeNetwork, build, load_config
 from extractors.regions.selection import Detections, columns, empty_regions, gather_regions
 from extractors.weights.resolve import Weights
 from schemas.errors import UsageError
 
-_REGIONS = 20  # Regions of one pass of the last stage on a CPU.
+_REGIONS = 20  # Regions per forward of res5 on a CPU.
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
 def detectron2_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights of `bottom_up.network` by their names in this backend's `networks`; anchors are not weights there."""
+    """Rename the weights of `bottom_up.network` to those of this backend's `networks`, without anchors."""
     return {theirs: state[ours] for ours, theirs in detectron2_names().items()}
 
 
 class Sized(NamedTuple):
-    """The pixels of an image, perhaps resized, with its size before that.
-
-    Attributes:
-        pixels: uint8 ``[3, H, W]``, channels R, G, B.
-        width: W0.
-        height: H0.
-    """
+    """Pixels of an image, uint8 ``[3, H, W]``, channels R, G, B, with its original size, W0 and H0."""
 
     pixels: Tensor
     width: int
@@ -60,10 +52,7 @@ class Sized(NamedTuple):
 
 
 class Detectron2Regions(RegionExtractor):
-    """A detectron2 network and the choice of its regions.
-
-    In the 16-bit precisions only the last stage computes in 16 bits, as in `extractors.regions.faster_rcnn`.
-    """
+    """detectron2 network with the selection of regions; only res5 computes in 16 bits, as in `extractors.regions.faster_rcnn`."""
 
     def __init__(self, description: Description, settings: ExtractorOptions, network: Network, device: torch.device) -> None:
         super().__init__(description, device)
@@ -77,39 +66,34 @@ class Detectron2Regions(RegionExtractor):
         model.to(device).to(memory_format=torch.channels_last)
 
     def preprocess(self, image: Image.Image) -> Any:
-        """Return the pixels that go to the device, resized where the network has the host do that, as a `Sized`.
+        """Return a `Sized` with the pixels to upload, resized only if the network resizes on the host.
 
         Raises:
-            DecodeError: the image is so thin that its shorter side would be less than `LEAST_SIDE`.
+            DecodeError: the image is so thin that its shorter side would be less than `MIN_SIDE`.
         """
-        check_resized(image, self._network.resized_wh(*image.size), least=LEAST_SIDE)
+        check_resized(image, self._network.resized_wh(*image.size), min_side=MIN_SIDE)
         return Sized(self._network.pixels(image), *image.size)
 
     def extract_columns(self, batch: Sequence[Sized]) -> dict[str, np.ndarray]:
-        """Find the regions of each image.
-
-        Args:
-            batch: B images from `preprocess`; B may be 0.
+        """Detect the regions of B images from `preprocess`; B may be 0.
 
         Returns:
-            The columns of kind ``regions`` except ``image_id``. On a CPU an image has the same bytes in any batch and
-            with any number of threads.
+            Columns of kind ``regions`` except ``image_id``. On a CPU the bytes do not depend on batch and thread count.
         """
         with precision_context(self._precision, self._device), torch.inference_mode():
             regions = torch.cat([self._detect(image) for image in batch]) if batch else empty_regions(self.spec)
         return columns([(image.width, image.height) for image in batch], regions, self.spec)
 
     def _detect(self, image: Sized) -> Tensor:
-        """Find the regions of an image: the result of `gather_regions`."""
+        """Return the result of `gather_regions` for an image."""
         _, width, height = image
         (maps,) = self._run(self._maps, [image])
         (boxes,) = self._run(lambda feature_map: self._network.propose(feature_map, width, height), [maps])
         features = self._features(maps, boxes)
         (labels,) = self._run(self._network.classify, [features])
         boxes = self._network.original(boxes, width, height)
-        usable = torch.ones(len(boxes), dtype=torch.bool, device=boxes.device)
-        found = (boxes, usable, features, *labels)
-        return gather_regions(Detections(*(values[None] for values in found)), self._options)
+        valid = torch.ones(len(boxes), dtype=torch.bool, device=boxes.device)
+        return gather_regions(Detections(*(values[None] for values in (boxes, valid, features, *labels))), self._options)
 
     def _run(self, function: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
         return run_single_threaded(function, items) if self._device.type == "cpu" else [function(item) for item in items]
@@ -123,7 +107,7 @@ class Detectron2Regions(RegionExtractor):
     def _features(self, maps: Tensor, boxes: Tensor) -> Tensor:
         """Compute the features of boxes: ``[P, 4]`` to float32 ``[P, D]``."""
 
-        def pooled(chunk: Tensor) -> Tensor:
+        def extract(chunk: Tensor) -> Tensor:
             heads = self._network.model.roi_heads
             regions = heads.pooler([maps], [Boxes(chunk)]).to(self._dtype)
             return heads.res5(regions.contiguous(memory_format=torch.channels_last)).to(torch.float32).mean(dim=(2, 3))
@@ -131,8 +115,8 @@ class Detectron2Regions(RegionExtractor):
         if not len(boxes):
             return boxes.new_zeros((0, self.spec.shape[1]))
         if self._device.type == "cpu":
-            return torch.cat(run_single_threaded(pooled, boxes.split(_REGIONS)))
-        return run_with_oom_retry(pooled, boxes, self._limits)
+            return torch.cat(run_single_threaded(extract, boxes.split(_REGIONS)))
+        return run_with_oom_retry(extract, boxes, self._limits)
 
 
 find_weights = faster_rcnn.find_weights
@@ -145,10 +129,10 @@ def describe(settings: ExtractorOptions, weights: Weights) -> Description:
 
 
 def load(settings: ExtractorOptions, weights: Weights, device: torch.device) -> Detectron2Regions:
-    """Make the extractor, see `extractors.catalogue.ExtractorModule`."""
+    """Create the extractor, see `extractors.catalogue.ExtractorModule`."""
     description = describe(settings, weights)
     with torch.random.fork_rng(devices=[]):
-        model: Any = build(merged_config(CONFIG))
+        model: Any = build(load_config(CONFIG))
     model.load_state_dict(detectron2_state(weights.state))
     (anchors,) = model.proposal_generator.anchor_generator.cell_anchors
     anchors.copy_(weights.state["rpn.anchors"])
@@ -156,6 +140,6 @@ def load(settings: ExtractorOptions, weights: Weights, device: torch.device) -> 
 
 
 def refuse_compile(settings: ExtractorOptions) -> None:
-    """Raise `UsageError` if a compiled model is asked for."""
+    """Raise `UsageError` for ``compile``."""
     if settings.compile:
         raise UsageError("--compile does not work with detectron2's models: leave it out, or pass --backend torchvision")

@@ -1,12 +1,11 @@
-"""detectron2 models with a ResNet C4, in the steps that `extractors.regions.detectron2_backend.extractor` runs.
+"""detectron2 models with a ResNet C4, split into the steps of `extractors.regions.detectron2_backend.extractor`.
 
-`VisualGenomeNetwork` is the detector of bottom-up attention, from classes that ``faster_rcnn_vg.yaml`` names and detectron2 lacks:
-each changes one thing of a detectron2 class so that the result is Caffe's. Tensors have the names of
-MILVLG/bottom-up-attention.pytorch, which was made from detectron2, too. `StockNetwork` is a model from detectron2's own classes.
+`VisualGenomeNetwork` is the detector of bottom-up attention. Its classes, named in ``faster_rcnn_vg.yaml``, each change one
+property of a detectron2 class to match Caffe. Tensor names are those of MILVLG/bottom-up-attention.pytorch. `StockNetwork` is a
+model of detectron2's own classes.
 
-Letters in shapes: ``B`` images, ``H0`` and ``W0`` pixels of an image, ``H`` and ``W`` of the network's input, ``A`` = 12 anchors
-of a cell, ``h`` and ``w`` cells of a feature map, ``P`` proposals of an image, ``N`` regions, ``D`` width of a feature, ``C``
-classes.
+Shapes: ``B`` images, ``H0`` and ``W0`` pixels of an image, ``H`` and ``W`` of the network's input, ``A`` = 12 anchors of a cell,
+``h`` and ``w`` cells of a feature map, ``P`` proposals of an image, ``N`` regions, ``D`` width of a feature, ``C`` classes.
 """
 
 from __future__ import annotations
@@ -44,12 +43,11 @@ CONFIG = Path(__file__).with_name("faster_rcnn_vg.yaml")
 """Config file of the detector."""
 
 _EMBEDDING, _HIDDEN = 256, 512  # Layers cls_embedding and fc_attr of test.prototxt.
-# Caffe's boxes include their far corners, detectron2's do not: moved by one pixel, the former are the latter.
-_FAR_CORNER = (0.0, 0.0, 1.0, 1.0)
+_FAR_CORNER = (0.0, 0.0, 1.0, 1.0)  # Caffe's boxes include their far corners, detectron2's do not.
 
 
 class InputSize(NamedTuple):
-    """Pixels of the detector's input, and those per pixel of the original image; detectron2 has only height and width."""
+    """detectron2's image size, plus ``scale``: pixels of the detector's input per pixel of the original image."""
 
     height: int
     width: int
@@ -57,10 +55,10 @@ class InputSize(NamedTuple):
 
 
 class CaffeStem(BasicStem):
-    """detectron2's stem, but the pooling has no padding and rounds up."""
+    """detectron2's stem with a pooling that has no padding and rounds up."""
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute the first maps: ``[B, 3, H, W]`` to ``[B, 64, H / 4, W / 4]``."""
+        """Compute the first feature maps: ``[B, 3, H, W]`` to ``[B, 64, H / 4, W / 4]``."""
         return F.max_pool2d(F.relu_(self.conv1(images)), kernel_size=3, stride=2, padding=0, ceil_mode=True)
 
 
@@ -75,7 +73,7 @@ def build_caffe_resnet_backbone(cfg: Any, input_shape: Any) -> ResNet:
 
 @ANCHOR_GENERATOR_REGISTRY.register()
 class CaffeAnchorGenerator(DefaultAnchorGenerator):
-    """detectron2's anchor generator, with the anchors of `extractors.regions.boxes.cell_anchors` whatever the config says."""
+    """detectron2's anchor generator with the fixed anchors of `extractors.regions.boxes.cell_anchors`."""
 
     def generate_cell_anchors(self, sizes: Any = None, aspect_ratios: Any = None) -> Tensor:
         """Return the anchors, float32 ``[A, 4]``."""
@@ -94,14 +92,7 @@ class CaffeRPNHead(StandardRPNHead):
         self.objectness_logits = nn.Conv2d(single.in_channels, 2 * single.out_channels, kernel_size=1)
 
     def forward(self, features: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Score the anchors.
-
-        Args:
-            features: a list of one feature map, ``[B, 1024, h, w]``.
-
-        Returns:
-            Probabilities of an object, ``[B, A, h, w]``, and deltas, ``[B, A * 4, h, w]``, of that map.
-        """
+        """Return object probabilities ``[B, A, h, w]`` and deltas ``[B, A * 4, h, w]`` of one feature map."""
         scores, deltas = super().forward(features)
         pairs = [score.unflatten(1, (2, -1)) for score in scores]  # [B, 2, A, h, w]
         return [pair.softmax(dim=1)[:, 1] for pair in pairs], deltas
@@ -109,7 +100,7 @@ class CaffeRPNHead(StandardRPNHead):
 
 @PROPOSAL_GENERATOR_REGISTRY.register()
 class CaffeRPN(RPN):
-    """detectron2's RPN, but boxes include their far corners, and small ones are dropped before the best are taken."""
+    """detectron2's RPN with boxes that include their far corners, and small boxes dropped before the top-k selection."""
 
     def predict_proposals(
         self,
@@ -118,16 +109,13 @@ class CaffeRPN(RPN):
         pred_anchor_deltas: list[Tensor],
         image_sizes: list[InputSize],
     ) -> list[Instances]:
-        """Return the boxes of each image that look most like objects.
+        """Return the proposals of each image, best first.
 
         Args:
-            anchors: anchors of the one feature map, ``[h * w * A, 4]``.
-            pred_objectness_logits: probabilities of the map, ``[B, h * w * A]``.
-            pred_anchor_deltas: deltas of the map, ``[B, h * w * A, 4]``.
+            anchors: one element, ``[h * w * A, 4]``.
+            pred_objectness_logits: one element, object probabilities ``[B, h * w * A]``.
+            pred_anchor_deltas: one element, ``[B, h * w * A, 4]``.
             image_sizes: sizes of B images.
-
-        Returns:
-            The proposals of B images, the best first.
         """
         (grid,), (scores,), (deltas,) = anchors, pred_objectness_logits, pred_anchor_deltas
         return [self._propose(grid.tensor, *parts) for parts in zip(scores, deltas, image_sizes, strict=True)]
@@ -140,16 +128,16 @@ class CaffeRPN(RPN):
         boxes, scores = boxes[large], scores[large]
         best = scores.sort(descending=True, stable=True).indices[: self.pre_nms_topk[False]]
         candidates = boxes.tensor[best][None]
-        usable = torch.ones(candidates.shape[:2], dtype=torch.bool, device=candidates.device)
-        (positions,), count = nms(candidates, usable, self.nms_thresh, self.post_nms_topk[False])
-        kept = best[positions[: int(count)]]
+        valid = torch.ones(candidates.shape[:2], dtype=torch.bool, device=candidates.device)
+        (positions,), count = nms(candidates, valid, self.nms_thresh, self.post_nms_topk[False])
+        survivors = best[positions[: int(count)]]
         proposals = Instances((size.height, size.width))
-        proposals.proposal_boxes, proposals.objectness_logits = boxes[kept], scores[kept]
+        proposals.proposal_boxes, proposals.objectness_logits = boxes[survivors], scores[survivors]
         return proposals
 
 
 class AttributePredictor(FastRCNNOutputLayers):
-    """detectron2's predictor with attributes and without regression of boxes. Class 0 is background, attribute 0 none."""
+    """detectron2's predictor with attributes and without box regression. Class 0 is background, attribute 0 none."""
 
     def __init__(self, cfg: Any, input_shape: Any) -> None:
         super().__init__(cfg, input_shape)
@@ -160,14 +148,7 @@ class AttributePredictor(FastRCNNOutputLayers):
         self.attr_linear2 = nn.Linear(_HIDDEN, 1 + ATTRIBUTES)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Classify features; the attributes depend on the most probable class, background included.
-
-        Args:
-            features: ``[N, 2048]``.
-
-        Returns:
-            Scores before the softmax, ``[N, 1 + CLASSES]`` and ``[N, 1 + ATTRIBUTES]``.
-        """
+        """Return logits ``[N, 1 + CLASSES]`` and ``[N, 1 + ATTRIBUTES]`` for ``[N, 2048]``, see `network.Head.classify`."""
         scores = self.cls_score(features)
         embedded = self.cls_embed(scores.argmax(dim=1))
         hidden = F.relu(self.attr_linear1(torch.cat((features, embedded), dim=1)))
@@ -176,11 +157,11 @@ class AttributePredictor(FastRCNNOutputLayers):
 
 @ROI_HEADS_REGISTRY.register()
 class AttributeRes5ROIHeads(Res5ROIHeads):
-    """detectron2's heads with `AttributePredictor`, and a res5 that is dilated instead of strided."""
+    """detectron2's heads with `AttributePredictor`, and a dilated instead of strided res5."""
 
     @classmethod
     def from_config(cls, cfg: Any, input_shape: Any) -> dict[str, Any]:
-        """Return detectron2's arguments with the other predictor."""
+        """Return detectron2's arguments with `AttributePredictor`."""
         arguments = super().from_config(cfg, input_shape)
         width = arguments["res5"][-1].out_channels
         return arguments | {"box_predictor": AttributePredictor(cfg, width)}
@@ -202,60 +183,60 @@ class AttributeRes5ROIHeads(Res5ROIHeads):
         return nn.Sequential(*blocks), channels
 
 
-def merged_config(path: Path) -> Any:
-    """Merge a config file, and the files that it names as ``_BASE_``, into detectron2's defaults. Nothing in them is run."""
+def load_config(path: Path) -> Any:
+    """Merge a config file and its ``_BASE_`` files into detectron2's defaults, without running code."""
     cfg = get_cfg()
     cfg.merge_from_file(str(path), allow_unsafe=False)
     return cfg
 
 
 def build(cfg: Any) -> nn.Module:
-    """Build the model of a config with random weights, on the CPU or the device of a ``with torch.device`` block."""
+    """Build the model of a config with random weights, on torch's default device."""
     return META_ARCH_REGISTRY.get(cfg.MODEL.META_ARCHITECTURE)(cfg)
 
 
 class VisualGenomeNetwork:
-    """The detector of bottom-up attention, made by `build` of `CONFIG`, in steps from an image to its regions."""
+    """Detector of bottom-up attention, from `build` and `CONFIG`."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
 
     def resized_wh(self, width: int, height: int) -> tuple[int, int]:
-        """Return width and height of the input for an image of this size."""
+        """Return width and height of the input for an image."""
         return resized_wh(width, height)
 
     def pixels(self, image: Image.Image) -> Tensor:
-        """Return what goes to the device, uint8 R, G, B: the pixels as they are, ``[3, H0, W0]``, since the device resizes them."""
+        """Return the pixels to upload, uint8 ``[3, H0, W0]``, channels R, G, B; the device resizes them."""
         return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
     def prepare(self, pixels: Tensor, device: torch.device) -> Tensor:
-        """Make the input of what `pixels` returned, float32 ``[1, 3, H, W]`` on a device: detectron2 has no such resizing."""
+        """Upload, resize and normalise `pixels`: float32 ``[1, 3, H, W]``."""
         return prepare(send(pixels, device))
 
     def propose(self, maps: Tensor, width: int, height: int) -> Tensor:
-        """Return proposals ``[P, 4]`` in pixels of the input, given the map ``[1, channels, h, w]`` of an image of this size."""
+        """Return proposals ``[P, 4]`` in pixels of the input, for the feature map ``[1, channels, h, w]`` of an image."""
         columns, rows = resized_wh(width, height)
         return _proposals(self.model, maps, InputSize(rows, columns, scale_of(width, height)))
 
     def original(self, boxes: Tensor, width: int, height: int) -> Tensor:
-        """Convert boxes ``[P, 4]`` from pixels of the input to pixels of the image of this size."""
+        """Convert boxes ``[P, 4]`` from pixels of the input to pixels of the image."""
         return boxes / boxes.new_full((), scale_of(width, height))  # As `faster_rcnn` divides.
 
     def classify(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return probabilities of classes ``[N, 1 + C]``, background first, and of attributes, none first, for ``[N, D]``."""
+        """Return probabilities of classes ``[N, 1 + C]``, background first, and attributes, none first, for ``[N, D]``."""
         classes, attributes = self.model.roi_heads.box_predictor(features)
         return classes.softmax(dim=1), attributes.softmax(dim=1)
 
 
 class StockNetwork:
-    """A model from detectron2's own classes: ``INPUT`` of its config says how images are resized and normalised."""
+    """Model of detectron2's own classes, with preprocessing by ``INPUT`` of its config."""
 
     def __init__(self, model: Any, inputs: Any) -> None:
         self.model = model
         self._inputs = inputs
 
     def resized_wh(self, width: int, height: int) -> tuple[int, int]:
-        """Return the size that detectron2's ``ResizeShortestEdge`` makes."""
+        """Return width and height after detectron2's ``ResizeShortestEdge``."""
         if not self._inputs.MIN_SIZE_TEST:
             return width, height
         rows, columns = ResizeShortestEdge.get_output_shape(
@@ -267,7 +248,7 @@ class StockNetwork:
         """Resize 8-bit values with Pillow, as detectron2's ``DefaultPredictor`` does, to uint8 ``[3, H, W]``."""
         columns, rows = self.resized_wh(*image.size)
         resize = ResizeTransform(image.height, image.width, rows, columns, Image.Resampling.BILINEAR)
-        # A copy, since Pillow's memory must not be written to, and a tensor's can be.
+        # A copy, since Pillow's memory is read-only.
         return torch.from_numpy(np.array(resize.apply_image(np.array(image)))).permute(2, 0, 1)
 
     def prepare(self, pixels: Tensor, device: torch.device) -> Tensor:
@@ -288,7 +269,7 @@ class StockNetwork:
         return boxes * boxes.new_tensor((width / columns, height / rows)).repeat(2)
 
     def classify(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Classify features. As the model has no attributes, one that no region has stands in."""
+        """Classify features; the model has no attributes, so all regions get attribute "none"."""
         predictor = self.model.roi_heads.box_predictor
         (classes,) = predictor.predict_probs(predictor(features), [features])
         attributes = features.new_tensor((1.0, 0.0)).expand(len(features), 2)

@@ -1,14 +1,12 @@
-"""``detectron2:CONFIG+WEIGHTS``: the regions of any detectron2 Faster R-CNN with a ResNet C4, such as one that users trained.
+"""``detectron2:CONFIG+WEIGHTS``: the regions of any detectron2 Faster R-CNN with a ResNet C4.
 
 CONFIG is the config file of the training (``.yaml``), WEIGHTS the checkpoint (``.pth``, or ``.pkl`` as in detectron2's model zoo)
-or ``random:SEED``. Nothing in either is run. Images are resized and normalised as the config says for testing. The regions are
-chosen from the model's proposals by the rule of ``faster-rcnn-36`` (`extractors.regions.selection`): their number is the one asked
-for whatever the model, and a feature belongs to the very box that it was pooled from. So boxes are not regressed by class, and
-the config's thresholds for detections do not matter. The feature of a region is the mean of the last stage of the ResNet over it;
-its attribute is always 0, none.
+or ``random:SEED``. No code in either is run. Images are preprocessed by the config's test settings. Regions are selected from the
+model's proposals by the rule of ``faster-rcnn-36`` (`extractors.regions.selection`), without box regression by class; the config's
+detection thresholds are ignored. A feature is the mean of res5 over its box, an attribute always 0, none.
 
-The name in a dataset is ``detectron2:``, the name of the config file without folder and ending, and the number of regions. The
-model and input sections of the file are part of the fingerprint.
+The name in a dataset is ``detectron2:``, the stem of the config file, and the number of regions. The model and input sections
+of the config are part of the fingerprint.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from torch import Tensor
 from extractors.base import Description
 from extractors.options import ExtractorOptions, RegionOptions
 from extractors.regions.detectron2_backend.extractor import Detectron2Regions, refuse_compile
-from extractors.regions.detectron2_backend.networks import StockNetwork, build, merged_config
+from extractors.regions.detectron2_backend.networks import StockNetwork, build, load_config
 from extractors.weights.checkpoints import COUNTER, Choice, read_state
 from extractors.weights.resolve import Architecture, Weights, resolve_weights
 from schemas.errors import InputError, UsageError
@@ -43,8 +41,8 @@ _ANCHORS = "proposal_generator.anchor_generator.cell_anchors."
 _STRIDE = 16
 _BATCH = 2
 _INPUTS = ("FORMAT", "MIN_SIZE_TEST", "MAX_SIZE_TEST")
-_PIXELS = ("pixel_mean", "pixel_std")  # Old checkpoints have them; the config always has them.
-# Values that the config of a model must have.
+_PIXELS = ("pixel_mean", "pixel_std")  # In old checkpoints; the config has them, too.
+# Supported config values.
 _REQUIRED = {
     "MODEL.META_ARCHITECTURE": ("GeneralizedRCNN",),
     "MODEL.BACKBONE.NAME": ("build_resnet_backbone",),
@@ -59,14 +57,11 @@ _REQUIRED = {
 
 
 def spec(name: str) -> FeatureSpec:
-    """Return name, shape and type of the feature of a model, without its weights.
-
-    Args:
-        name: ``CONFIG+WEIGHTS``, two paths.
+    """Return the feature spec of a model ``CONFIG+WEIGHTS``, without its weights.
 
     Raises:
-        UsageError: the name is not of this form, or the model is of another kind.
-        InputError: the config file is missing or broken.
+        UsageError: the name has another form, or the model is unsupported.
+        InputError: the config file is missing or corrupt.
     """
     config, _ = _paths(_PREFIX + name)
     return FeatureSpec(
@@ -77,12 +72,11 @@ def spec(name: str) -> FeatureSpec:
 
 
 def find_weights(spec: FeatureSpec, request: str) -> Weights:
-    """Find weights, see `extractors.catalogue.ExtractorModule`. The name holds them, so ``request`` must be ``default``."""
+    """Resolve the weights in the name, see `extractors.catalogue.ExtractorModule`; ``request`` must be ``default``."""
     config, weights = _paths(spec.name)
     if request != "default":
         raise UsageError(
-            f"weights are given twice, {request!r} and {weights!r}: the second part of {_PREFIX}CONFIG+WEIGHTS names them; leave "
-            "--weights out"
+            f"weights are given twice, as {weights!r} in the extractor's name and with --weights {request!r}: leave --weights out"
         )
     cfg = _config(config)
     architecture = Architecture(
@@ -103,7 +97,7 @@ def describe(settings: ExtractorOptions, weights: Weights) -> Description:
 
 
 def load(settings: ExtractorOptions, weights: Weights, device: torch.device) -> Detectron2Regions:
-    """Make the extractor, see `extractors.catalogue.ExtractorModule`."""
+    """Create the extractor, see `extractors.catalogue.ExtractorModule`."""
     description = describe(settings, weights)
     cfg = _config(_paths(settings.spec.name)[0])
     with torch.random.fork_rng(devices=[]):
@@ -123,16 +117,16 @@ def _paths(name: str) -> tuple[Path, str]:
 
 
 def _config(path: Path) -> Any:
-    """Read a config, and check that its model is of the kind that this module runs."""
-    cfg = _read_config(path, merged_config)
+    """Read a config, and check that its model is supported."""
+    cfg = _read_config(path, load_config)
     for key, allowed in _REQUIRED.items():
         value = cfg
         for part in key.split("."):
             value = value[part]
         if value not in allowed:
             raise UsageError(
-                f"the model of {str(path)!r} has {key} {value!r}, expected {' or '.join(map(repr, allowed))}: only "
-                "detectron2's own Faster R-CNN with a ResNet C4, without feature pyramid, has what this extractor takes"
+                f"the model of {str(path)!r} has {key} {value!r}, expected {' or '.join(map(repr, allowed))}: use a config of "
+                "detectron2's own Faster R-CNN with a ResNet C4, without feature pyramid"
             )
     return cfg
 
@@ -152,21 +146,21 @@ def _read_config(path: Path, read: Callable[[Any], Any]) -> Any:
         return read(str(path))
     except (OSError, KeyError, ValueError, TypeError, AttributeError, AssertionError, yaml.YAMLError) as error:
         raise InputError(
-            f"the config file {str(path)!r} is not a detectron2 config ({type(error).__name__}: {error}): it is damaged, belongs "
-            "to a project with settings of its own, or asks for code to be run; pass the config file of the training"
+            f"the config file {str(path)!r} is not a detectron2 config ({type(error).__name__}: {error}): it is corrupt, has "
+            "settings of another project, or contains code; pass the config file of the training"
         ) from error
 
 
 def _read(path: Path, choice: Choice | None = None, *, cfg: Any) -> dict[str, Tensor]:
-    """Read a state dict by the names that the model has, without entries that are not weights."""
+    """Read a state dict with the model's names, without entries that are not weights."""
     state = read_state(path, choice)
     for i, expected in enumerate(build_anchor_generator(cfg, [ShapeSpec(stride=_STRIDE)]).cell_anchors):
         anchors = state.pop(f"{_ANCHORS}{i}", expected)
-        # detectron2 0.5 and later ignores those in a file, and finds other boxes.
+        # detectron2 0.5 and later would ignore the file's anchors.
         if anchors.shape != expected.shape or not torch.allclose(anchors.to(expected.dtype), expected, atol=1e-3):
             raise InputError(
-                f"the weights in {str(path)!r} were trained with anchors {anchors.tolist()}, but the config makes "
-                f"{expected.tolist()}: set MODEL.ANCHOR_GENERATOR as it was in training"
+                f"the weights in {str(path)!r} were trained with anchors {anchors.tolist()}, but the config has "
+                f"{expected.tolist()}: set MODEL.ANCHOR_GENERATOR to its value in training"
             )
     frozen = cfg.MODEL.RESNETS.NORM == "FrozenBN"
     return {name: tensor for name, tensor in state.items() if name not in _PIXELS and not (frozen and name.endswith(COUNTER))}

@@ -78,12 +78,12 @@ def test_the_cache_is_a_folder_of_our_own_unless_the_user_names_one(named, tmp_p
 def test_without_a_compiler_it_is_a_clear_error_on_a_cpu(monkeypatch):
     monkeypatch.setenv("CXX", "/no/such/compiler")
     with pytest.raises(
-        UsageError, match=r"needs a C\+\+ compiler, and there is no /no/such/compiler here.*leave --compile out"
+        UsageError, match=r"needs a C\+\+ compiler, but /no/such/compiler is not installed.*leave --compile out"
     ):
         extractors.load("resnet50-pool", weights="/no/such/weights", compile=True)
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(UsageError, match=r"there is no g\+\+ or clang\+\+ or c\+\+ here"):
+    with pytest.raises(UsageError, match=r"but g\+\+ or clang\+\+ or c\+\+ is not installed"):
         check_compile(CPU)
     check_compile(GPU)
 

@@ -28,7 +28,7 @@ RELU, ADD_RELU = torch.cudnn_convolution_relu, torch.cudnn_convolution_add_relu
 
 @pytest.fixture(autouse=True)
 def _everything_is_told_anew():
-    fused_conv2d._tell.cache_clear()
+    fused_conv2d._warn_unfused.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -116,10 +116,10 @@ def drifting():
     [
         (no_engine, "GET was unable to find an engine to execute this computation)"),
         (unsupported, "Could not run"),
-        (not_a_number, "its results are not torch's"),
-        (without_bias, "its results are not torch's"),
-        (in_tf32, "its results are not torch's"),
-        (drifting(), "its results are not the same twice"),
+        (not_a_number, "its results differ from torch's"),
+        (without_bias, "its results differ from torch's"),
+        (in_tf32, "its results differ from torch's"),
+        (drifting(), "two runs have different results"),
     ],
 )
 def test_what_cudnn_cannot_do_or_does_otherwise_is_left_to_torch(relu, reason, copies, monkeypatch, caplog):
@@ -177,7 +177,7 @@ def test_too_little_memory_is_for_the_caller_to_see(copies, monkeypatch):
         monkeypatch.setattr(torch, "cudnn_convolution_relu", full)
         with pytest.raises(torch.cuda.OutOfMemoryError, match="CUDA out of memory"):
             run(network, images())
-        with pytest.raises(ImagepivotError, match="does not hold the model and one image"):
+        with pytest.raises(ImagepivotError, match="too small for the model and one image"):
             ready(copies(), GPU)
 
 

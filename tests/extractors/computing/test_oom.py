@@ -29,7 +29,7 @@ def test_halves_go_on_after_running_out_of_memory(limit, sizes, caplog):
     batch, device = torch.arange(13), SmallDevice(limit)
     assert torch.equal(run_with_oom_retry(device, batch), batch * 2)
     assert device.sizes == sizes
-    told = [] if limit >= 13 else [f"out of device memory with 13 images at once; going on with {limit}"]
+    told = [] if limit >= 13 else [f"out of GPU memory with a batch of 13 images: continuing with {limit}"]
     assert [record.getMessage() for record in caplog.records] == told
 
 
@@ -82,7 +82,7 @@ def test_nothing_is_handed_on():
 
 
 def test_one_image_too_many_is_an_error():
-    with pytest.raises(ImagepivotError, match="does not hold the model and one image"):
+    with pytest.raises(ImagepivotError, match="too small for the model and one image"):
         run_with_oom_retry(SmallDevice(0), torch.arange(3))
 
 

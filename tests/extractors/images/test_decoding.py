@@ -430,7 +430,7 @@ def test_the_limit_itself_is_allowed():
 
 def test_tolerance_of_truncated_files_is_refused(monkeypatch):
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
-    with pytest.raises(Exception, match="LOAD_TRUNCATED_IMAGES is set in this process"):
+    with pytest.raises(Exception, match="LOAD_TRUNCATED_IMAGES is True in this process"):
         decode(encode(noise()))
 
 

@@ -92,7 +92,7 @@ def test_images_of_which_pillow_lends_no_memory_are_left_to_it(monkeypatch):
         large.__arrow_c_array__()
     assert not can_resize_exactly(large, (317, 256))
     np.testing.assert_array_equal(resize_and_crop(large, plan, single_threaded=True).numpy(), cropped_pixels(large, plan))
-    with pytest.raises(ValueError, match="does not lend the memory of an image of 2600×2100 pixels"):
+    with pytest.raises(ValueError, match="cannot get a zero-copy view of the image of 2600×2100 pixels"):
         resize_exactly(large, (317, 256), "bilinear")
     small = noise(300, 200)
     assert can_resize_exactly(small, (384, 256))
@@ -155,9 +155,9 @@ def test_what_no_photograph_is_like_is_left_to_pillow(image_wh, size_wh):
 
 @pytest.mark.parametrize("why", ["other bytes", "no FBGEMM"])
 def test_pillow_does_it_where_the_bytes_would_be_others_or_take_longer(why, monkeypatch):
-    resizing._agrees.cache_clear()
+    resizing._matches_pillow.cache_clear()
     if why == "other bytes":
-        monkeypatch.setattr(resizing, "_DIGITS", 21)
+        monkeypatch.setattr(resizing, "_BITS", 21)
         resizing._coefficients.cache_clear()
     else:
         monkeypatch.setattr(torch._C, "_supported_qengines", list)
@@ -167,7 +167,7 @@ def test_pillow_does_it_where_the_bytes_would_be_others_or_take_longer(why, monk
         image, plan = noise(500, 375), Preprocessing(resize_short=256, crop=224, **NUMBERS)
         np.testing.assert_array_equal(resize_and_crop(image, plan, single_threaded=True).numpy(), cropped_pixels(image, plan))
     finally:
-        resizing._agrees.cache_clear()
+        resizing._matches_pillow.cache_clear()
         resizing._coefficients.cache_clear()
 
 

@@ -344,7 +344,7 @@ def test_half_of_the_backbone_moves_the_proposals_a_little(extractor, weights):
 def test_every_stage_goes_on_with_half_the_images(extractor, monkeypatch, stage):
     """Run the code for GPUs on the CPU, with a stage that runs out of memory as soon as it gets several images."""
     images = [extractor.preprocess(picture(*THIN, seed=seed)) for seed in range(3)]
-    expected = torch.cat([extractor._on_gpu([image]) for image in images])
+    expected = torch.cat([extractor._detect_on_gpu([image]) for image in images])
     holder, name = {
         "backbone": (extractor._model.backbone, "forward"),
         "propose": (extractor._model.rpn, "propose"),
@@ -358,7 +358,7 @@ def test_every_stage_goes_on_with_half_the_images(extractor, monkeypatch, stage)
         return run(first, *rest)
 
     monkeypatch.setattr(holder, name, runs_out)
-    assert torch.equal(extractor._on_gpu(images), expected)
+    assert torch.equal(extractor._detect_on_gpu(images), expected)
 
 
 @pytest.mark.slow

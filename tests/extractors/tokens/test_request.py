@@ -50,6 +50,6 @@ def test_mistakes_are_those_of_the_request(model, loads):
         TokenRequest(model, "last")
     with pytest.raises(UsageError, match="--dtype is 'int8', expected one of float32, float16"):
         TokenRequest(model, dtype="int8")
-    with pytest.raises(InputError, match="'gs://bucket/bert' lies in a store"):
+    with pytest.raises(InputError, match="'gs://bucket/bert' is in an object store"):
         TokenRequest("gs://bucket/bert").describe()
     assert loads == []

@@ -157,15 +157,15 @@ def test_float16_is_rounded(folder):
 
 def test_a_name_that_is_not_in_the_cache(no_network, monkeypatch, tmp_path):
     with pytest.raises(
-        InputError, match=r"there is no model 'nobody/no-bert' here: .* the command hf of huggingface_hub, and give its folder"
+        InputError, match=r"there is no model 'nobody/no-bert': .* the command hf of huggingface_hub, and give its folder"
     ):
         TokenRequest("nobody/no-bert").load()
-    with pytest.raises(InputError, match="there is no model 'no such/folder/at all' here"):
+    with pytest.raises(InputError, match="there is no model 'no such/folder/at all'"):
         TokenRequest("no such/folder/at all").load()
 
 
 def test_a_folder_that_is_no_model(tmp_path):
-    with pytest.raises(InputError, match=r"holds no config\.json, expected a model as transformers saves it"):
+    with pytest.raises(InputError, match=r"has no config\.json, expected a model as saved by transformers"):
         TokenRequest(str(tmp_path)).load()
 
 
@@ -173,7 +173,7 @@ def test_a_folder_that_is_no_model(tmp_path):
 def test_a_damaged_model(folder, tmp_path, file):
     copy = shutil.copytree(folder, tmp_path / "broken")
     (copy / file).write_bytes(b"{ no")
-    with pytest.raises(InputError, match=r"transformers cannot read the model in .*broken.* fetch it again"):
+    with pytest.raises(InputError, match=r"transformers cannot read the model in .*broken.* download it again"):
         TokenRequest(str(copy)).load()
 
 
@@ -181,7 +181,7 @@ def test_weights_of_another_config(folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "broken")
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
-    with pytest.raises(InputError, match=r"are not those of its config\.json: 16 tensors are missing"):
+    with pytest.raises(InputError, match=r"do not match its config\.json: 16 tensors are missing"):
         TokenRequest(str(copy)).load()
 
 
@@ -199,7 +199,7 @@ def test_a_model_of_another_kind(tmp_path):
     GPT2Model(GPT2Config(vocab_size=3, n_embd=8, n_layer=1, n_head=1)).save_pretrained(tmp_path)
     tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "[UNK]": 2}, unk_token="[UNK]"))
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(tmp_path)
-    with pytest.raises(InputError, match=r"\(gpt2\) is no model like BERT"):
+    with pytest.raises(InputError, match=r"\(gpt2\) is not a BERT-like model"):
         TokenRequest(str(tmp_path)).load()
 
 

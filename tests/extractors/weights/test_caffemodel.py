@@ -143,7 +143,7 @@ SHAPE_OF_FOUR = message(7, number(1, 4))
     ("data", "problem"),
     [
         (b"", "has 0 bytes"),
-        (message(1, b"only a name"), "holds no layer with weights"),
+        (message(1, b"only a name"), "has no layer with weights"),
         (b'name: "VGG"\nlayers { name: "conv1_1" }', "cannot be read as a .caffemodel"),
         (layer("x", [SHAPE_OF_FOUR + message(5, bytes(12))]), r"3 numbers for the shape \[4\]"),
         (layer("x", [SHAPE_OF_FOUR + message(5, bytes(15))]), "15 bytes of numbers"),

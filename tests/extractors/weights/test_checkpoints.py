@@ -39,15 +39,15 @@ def old_tar(path: Path) -> None:
     [
         (
             lambda path: torch.save(torch.nn.Linear(2, 2), path),
-            r"which could run code when read \(torch\.nn\.modules\.linear\.Linear\)\. Save",
+            r"which could run code when read \(torch\.nn\.modules\.linear\.Linear\)\. If you trust the file, save",
         ),
         (
             lambda path: torch.save({"a": Fraction(1, 2)}, path),
-            r"which could run code when read \(fractions\.Fraction\)\. Save",
+            r"which could run code when read \(fractions\.Fraction\)\. If you trust the file, save",
         ),
         (lambda path: path.write_bytes(pickle.dumps({"a": 1}, protocol=4)), "holds Python objects, which could run code"),
         (torchscript, r"cannot be read by torch \(it is a TorchScript archive\): .*save torch\.jit\.load\(FILE\)\.state_dict"),
-        (old_tar, r"cannot be read by torch \(it is in a format of before 2018\): .*save it anew"),
+        (old_tar, r"cannot be read by torch \(its format is older than 2018\): .*save it again"),
     ],
     ids=["module", "object", "pickle", "TorchScript", "tar"],
 )

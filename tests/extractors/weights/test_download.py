@@ -83,7 +83,7 @@ def test_without_a_version_the_digest_of_the_bytes_tells_files_apart(site, cache
 
 def test_an_answer_that_breaks_off_leaves_nothing(site, cache):
     site.pages["/w.pth"] = page(b"x" * 10, ETag='"1"', Content_Length="1000", Connection="close")
-    with pytest.raises(InputError, match=r"the weights '.*/w\.pth' broke off after 10 of 1,000 bytes: run again"):
+    with pytest.raises(InputError, match=r"the download of '.*/w\.pth' broke off after 10 of 1,000 bytes: run again"):
         local_file(site.address("/w.pth"))
     assert names(cache) == []
 
@@ -91,7 +91,7 @@ def test_an_answer_that_breaks_off_leaves_nothing(site, cache):
 def test_nothing_there(site, cache):
     with pytest.raises(InputError, match=r"there are no weights at 'http://.*/w\.pth': the server answers 404"):
         local_file(site.address("/w.pth"))
-    with pytest.raises(InputError, match=r"cannot fetch the weights 'http://127\.0\.0\.1:1/w\.pth' .*--weights PATH"):
+    with pytest.raises(InputError, match=r"cannot download the weights 'http://127\.0\.0\.1:1/w\.pth' .*--weights PATH"):
         local_file("http://127.0.0.1:1/w.pth")
     assert not cache.exists()
 
@@ -100,7 +100,7 @@ def test_a_cache_that_cannot_be_written(site, tmp_path, monkeypatch):
     (tmp_path / "file").write_bytes(b"")
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "file"))
     site.pages["/w.pth"] = page(b"one", ETag='"1"')
-    with pytest.raises(InputError, match=r"cannot keep the weights '.*/w\.pth' in '.*/file/hub/checkpoints' .*TORCH_HOME"):
+    with pytest.raises(InputError, match=r"cannot store the weights '.*/w\.pth' in '.*/file/hub/checkpoints' .*TORCH_HOME"):
         local_file(site.address("/w.pth"))
 
 

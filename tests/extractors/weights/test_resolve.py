@@ -123,10 +123,19 @@ def test_the_content_decides_and_not_the_extension(tmp_path, state, name, write)
     assert found.remark == ""
 
 
-@pytest.mark.parametrize("content", [b"\x00", b"PK\x05\x06", b"\x1f\x8b" + bytes(30), b"\x89HDF\r\n\x1a\n" + bytes(9)])
-def test_a_checkpoint_of_no_known_format_says_so(tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b"\x00", r"of an unknown format \(it begins with b'\\x00'\)"),
+        (b"PK\x05\x06", r"of an unknown format \(it begins with b'PK.*\)"),
+        (b"\x1f\x8b" + bytes(30), "a gzip archive"),
+        (b"\x89HDF\r\n\x1a\n" + bytes(9), "an HDF5 file"),
+        (b"\xff\xd8\xff\xe0" + bytes(9), "a JPEG image"),
+    ],
+)
+def test_resolve_weights_other_file_names_its_kind(tmp_path, content, kind):
     (tmp_path / "w.pth.tar").write_bytes(content)
-    with pytest.raises(InputError, match=r"w\.pth\.tar' is of an unknown format, expected one of torch\.save \(such as \.pth"):
+    with pytest.raises(InputError, match=rf"w\.pth\.tar' is {kind}, expected a file of torch\.save \(such as \.pth"):
         resolve_weights(str(tmp_path / "w.pth.tar"), ARCHITECTURE)
 
 
@@ -134,13 +143,13 @@ def test_a_checkpoint_of_no_known_format_says_so(tmp_path, content):
 def test_an_error_page_under_the_name_of_weights_is_told_as_text(tmp_path, name):
     (tmp_path / name).write_bytes(b"<html>\nnot found</html>")
     with pytest.raises(
-        InputError, match=r"' is text that begins with b'<html>\\nnot found</html>', such as an error page, the point"
+        InputError, match=r"' is text that begins with b'<html>\\nnot found</html>', such as an error page, a Git LFS point"
     ):
         resolve_weights(str(tmp_path / name), ARCHITECTURE)
 
 
 def test_a_folder_in_place_of_weights_is_told_as_one(tmp_path):
-    with pytest.raises(InputError, match=f"^'{tmp_path}' is a folder: expected 'default', 'random:SEED'"):
+    with pytest.raises(InputError, match=f"^'{tmp_path}' is a folder, expected 'default', 'random:SEED'"):
         resolve_weights(str(tmp_path), ARCHITECTURE)
 
 
@@ -167,13 +176,13 @@ def test_of_several_sets_of_weights_the_usual_one_is_taken_and_any_can_be_named(
     for number, name in enumerate(names):
         found = resolve_weights(f"{path}#{name}", ARCHITECTURE)
         assert torch.equal(found.state["conv1.bias"], state["conv1.bias"] + number)
-        assert f"of which {name} was taken" in found.remark
+        assert f"using {name}:" in found.remark
     found = resolve_weights(path, ARCHITECTURE)
     assert torch.equal(found.state["conv1.bias"], state["conv1.bias"] + usual)
     others = " or ".join(f"{path}#{name}" for number, name in enumerate(names) if number != usual)
     assert found.remark == (
-        f"the weights file {path!r} holds {len(names)} sets of weights ({', '.join(names)}), of which {names[usual]} was taken: "
-        f"--weights {others} takes another"
+        f"the weights file {path!r} has {len(names)} sets of weights ({', '.join(names)}), using {names[usual]}: choose another "
+        f"with --weights {others}"
     )
     for advised in others.split(" or "):
         assert not torch.equal(resolve_weights(advised, ARCHITECTURE).state["conv1.bias"], found.state["conv1.bias"])
@@ -188,12 +197,10 @@ def test_a_single_set_of_weights_is_taken_whatever_its_name(tmp_path, state):
 
 def test_sets_of_weights_without_a_usual_one_have_to_be_named(tmp_path, state):
     path = saved(tmp_path / "w.pth", several(state, "student", "teacher"))
-    with pytest.raises(
-        InputError, match=r"holds 2 sets of weights, student, teacher: name the one to take, e\.g\. --weights .*#student"
-    ):
+    with pytest.raises(InputError, match=r"has 2 sets of weights, student, teacher: choose one, e\.g\. --weights .*#student"):
         resolve_weights(path, ARCHITECTURE)
-    assert resolve_weights(f"{path}#teacher", ARCHITECTURE).remark.endswith(f"--weights {path}#student takes another")
-    with pytest.raises(InputError, match="has no set of weights 'other', but student, teacher: give one of these behind the #"):
+    assert resolve_weights(f"{path}#teacher", ARCHITECTURE).remark.endswith(f"choose another with --weights {path}#student")
+    with pytest.raises(InputError, match="has no set of weights 'other', but student, teacher: pass one of these after #"):
         resolve_weights(f"{path}#other", ARCHITECTURE)
     plain = saved(tmp_path / "plain.pth", state)
     with pytest.raises(InputError, match="has no set of weights 'model', but a single one without a name"):
@@ -222,9 +229,11 @@ def test_files_of_16_bits_are_widened(tmp_path, state):
 
 def test_file_that_does_not_exist():
     with pytest.raises(
-        InputError, match=r"there is no weights file '/no/such.pth': expected 'default', 'random:SEED', or the path"
+        InputError, match=r"there is no weights file '/no/such.pth', expected 'default', 'random:SEED', or the path"
     ):
         resolve_weights("/no/such.pth", ARCHITECTURE)
+    with pytest.raises(InputError, match=r"there is no weights file 'random', .*: did you mean 'random:0'\?"):
+        resolve_weights("random", ARCHITECTURE)
 
 
 def test_a_file_that_cannot_be_read_is_an_error(tmp_path, monkeypatch):
@@ -255,18 +264,18 @@ def test_weights_of_another_model_are_refused_with_names(tmp_path, state, change
 
 def test_values_that_are_not_finite_are_refused(tmp_path, state):
     state["conv1.bias"][1] = np.nan
-    with pytest.raises(InputError, match=r"not finite, in conv1.bias: the file is damaged; fetch it again"):
+    with pytest.raises(InputError, match=r"non-finite values in conv1.bias: the file is corrupt; download it again"):
         resolve_weights(saved(tmp_path / "w.pth", state), ARCHITECTURE)
 
 
 def test_pickles_that_run_code_are_refused_and_not_run(tmp_path, state):
     request = saved(tmp_path / "w.pth", {"state_dict": state, "trap": Trap(tmp_path / "ran")})
-    with pytest.raises(InputError, match=r"is refused: .*could run code when read .*Save model\.state_dict\(\) alone"):
+    with pytest.raises(InputError, match=r"is refused: .*could run code when read .*save model\.state_dict\(\) alone"):
         resolve_weights(request, ARCHITECTURE)
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize(("suffix", "kind"), [(".pth", "damaged"), (".safetensors", "cannot be read as safetensors")])
+@pytest.mark.parametrize(("suffix", "kind"), [(".pth", "corrupt|is empty"), (".safetensors", "cannot be read as safetensors")])
 @pytest.mark.parametrize("part", [0, 20, -1])
 def test_damaged_files_are_refused(tmp_path, state, suffix, kind, part):
     path = tmp_path / f"w{suffix}"
@@ -281,7 +290,7 @@ def test_damaged_files_are_refused(tmp_path, state, suffix, kind, part):
 
 def test_other_files_are_refused(tmp_path):
     (tmp_path / "e.pth").touch()
-    with pytest.raises(InputError, match=r"e\.pth' is empty; fetch it again"):
+    with pytest.raises(InputError, match=r"e\.pth' is empty: download it again"):
         resolve_weights(str(tmp_path / "e.pth"), ARCHITECTURE)
     with pytest.raises(InputError, match=r"holds a list, expected names and tensors"):
         resolve_weights(saved(tmp_path / "w.pth", [1]), ARCHITECTURE)
@@ -292,7 +301,7 @@ def test_other_files_are_refused(tmp_path):
 def test_known_wrong_files_are_refused_by_their_hash(tmp_path, state):
     request = saved(tmp_path / "w.pth", state)
     prefix = hashlib.sha256(pathlib.Path(request).read_bytes()).hexdigest()[:8]
-    with pytest.raises(InputError, match="are not the ones wanted: they are of 2021"):
+    with pytest.raises(InputError, match="are the wrong ones: they are of 2021"):
         resolve_weights(request, Architecture(build=build, default=Default(), refused={prefix: "they are of 2021"}))
 
 
@@ -331,7 +340,7 @@ def test_damaged_file_in_the_cache_is_found(monkeypatch, tmp_path, state):
     cached.parent.mkdir(parents=True)
     cached.write_bytes(b"half")
     with pytest.raises(
-        InputError, match=f"expected one that begins with {architecture.hash_prefix}: the file is damaged; delete it"
+        InputError, match=f"expected one that begins with {architecture.hash_prefix}: the file is corrupt; delete it"
     ):
         resolve_weights("default", architecture)
 
@@ -339,7 +348,7 @@ def test_damaged_file_in_the_cache_is_found(monkeypatch, tmp_path, state):
 def test_a_cache_that_cannot_be_made_says_how_to_move_it(monkeypatch, tmp_path, state):
     architecture = offer(monkeypatch, tmp_path, state)
     (tmp_path / "hub").write_text("a file")
-    with pytest.raises(InputError, match=r"cannot keep the weights .*hub/checkpoints' \(Not a directory\): set TORCH_HOME"):
+    with pytest.raises(InputError, match=r"cannot store the weights .*hub/checkpoints' \(Not a directory\): set TORCH_HOME"):
         resolve_weights("default", architecture)
 
 
@@ -350,7 +359,9 @@ def test_no_network_says_how_to_get_the_file(monkeypatch, tmp_path, error):
 
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     monkeypatch.setattr(torch.hub, "download_url_to_file", fail)
-    with pytest.raises(InputError, match=rf"cannot download .*Fetch {Default.url} elsewhere and pass it with --weights PATH"):
+    with pytest.raises(
+        InputError, match=rf"cannot download .*Download {Default.url} elsewhere, and pass it with --weights PATH"
+    ):
         resolve_weights("default", ARCHITECTURE)
 
 
@@ -382,7 +393,7 @@ def test_random_weights_neither_read_nor_change_the_global_generator():
 
 @pytest.mark.parametrize("request_", ["random:", "random:x", "random:-1", "random:1.5", f"random:{2**63}"])
 def test_other_seeds_are_refused(request_):
-    with pytest.raises(UsageError, match="expected 'random:SEED' with a whole number"):
+    with pytest.raises(UsageError, match="expected 'random:SEED' with an integer"):
         resolve_weights(request_, ARCHITECTURE)
 
 

@@ -100,6 +100,6 @@ def test_the_grid_is_part_of_the_spec_and_of_the_fingerprint():
 )
 def test_models_without_a_grid_of_known_order_are_refused(name, made):
     with pytest.raises(
-        UsageError, match=rf"timm's model '{name}\..*' returns {made} before its pooling, expected a map, or one"
+        UsageError, match=rf"timm's model '{name}\..*' returns {made} before its pooling, expected a feature map, or one"
     ):
         ExtractorRequest(f"timm:{name}", unpooled=True).spec()

@@ -352,14 +352,14 @@ def test_caffemodel_of_another_net_is_refused_with_names(tmp_path):
     layers = {name: [np.zeros(1), np.zeros(1)] for name in CAFFE_NAMES if name not in ("conv3_4", "conv4_4", "conv5_4")}
     (tmp_path / "w.caffemodel").write_bytes(net(layers, old=False))
     with pytest.raises(
-        InputError, match=r"no weight and bias for 3 layers of VGG19 \(conv3_4, conv4_4, conv5_4\), but conv1_1"
+        InputError, match=r"lacks weight and bias of 3 layers of VGG19 \(conv3_4, conv4_4, conv5_4\), it has conv1_1"
     ):
         ExtractorRequest("vgg19-10crop-caffe", weights=str(tmp_path / "w.caffemodel")).describe()
 
 
 def test_caffemodel_is_refused_for_torchvisions_extractor(tmp_path):
     (tmp_path / "w.caffemodel").write_bytes(b"\x0a\x03net")
-    with pytest.raises(InputError, match=r"is a Caffe model, .*: use vgg19-10crop-caffe with it"):
+    with pytest.raises(InputError, match=r"is a Caffe model, .*: use it with --extractor vgg19-10crop-caffe"):
         ExtractorRequest("vgg19-10crop", weights=str(tmp_path / "w.caffemodel")).describe()
 
 

@@ -100,7 +100,9 @@ def test_options_of_the_extractor_reach_its_request(features, images, monkeypatc
 def test_options_that_the_extractor_does_not_have_are_refused_before_anything_is_written(features, images, tmp_path):
     code, _, err = features(images, "--keep-crops")
     assert code == 2
-    assert "extractor 'resnet50-pool' makes none of several crops" in " ".join(err.split())
+    assert "--keep-crops needs one of the extractors vgg19-10crop, vgg19-10crop-caffe, not 'resnet50-pool'" in " ".join(
+        err.split()
+    )
     assert features(images, "--unpooled")[0] == 2
     assert "--dtype is 'float64', expected one of 'float32', 'float16'" in " ".join(
         features(images, "--dtype", "float64")[2].split()

@@ -92,4 +92,4 @@ def test_a_batch_that_does_not_fit_is_halved(device, caplog):
         found = extractor.extract(pixels)
     assert np.abs(found - expected).max() <= (0 if device == "cpu" else 1e-5) * np.abs(expected).max()
     messages = [record.getMessage() for record in caplog.records]
-    assert any(f"out of device memory with {count} images at once" in message for message in messages) == (device != "cpu")
+    assert any(f"out of GPU memory with a batch of {count} images" in message for message in messages) == (device != "cpu")

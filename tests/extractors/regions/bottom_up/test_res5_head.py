@@ -14,7 +14,7 @@ from extractors.regions.bottom_up.res5_head import (
     MergedStage,
     PlainStage,
     ProductStage,
-    _transforms,
+    _phase_matrices,
     distinct_bins,
     pool_bins,
 )
@@ -42,7 +42,7 @@ def head():
 
 
 def test_transforms_are_exact_on_one_axis():
-    before, filters, after = _transforms()
+    before, filters, after = _phase_matrices()
     generator = np.random.default_rng(0)
     values, taps = generator.normal(size=7), generator.normal(size=3)
     padded = np.concatenate(([0], values, [0]))

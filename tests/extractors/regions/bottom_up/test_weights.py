@@ -186,7 +186,7 @@ def test_means_and_deviations_of_pixels_must_be_the_detector_s(tmp_path, state):
     )
     for name, value in (("pixel_mean", mean.flip(0)), ("pixel_mean", mean[:1]), ("pixel_std", torch.full((3, 1, 1), 58.0))):
         with pytest.raises(
-            InputError, match=rf"were trained with the {name} \({value.flatten()[0]:.5g}.*would give wrong features"
+            InputError, match=rf"were trained with the {name} \({value.flatten()[0]:.5g}.*features would be wrong"
         ):
             read_detector(written(tmp_path / "w.pth", names | {name: value}))
 
@@ -285,7 +285,7 @@ def test_missing_and_unexpected_names_are_listed(tmp_path, state):
     names["backbone.res4.23.conv1.weight"] = torch.zeros(2, 3, 1, 1)  # ResNet-152 has more blocks
     with pytest.raises(
         InputError,
-        match=r"w\.pth' are not the whole of bottom-up attention's Faster-RCNN.*2 missing: roi_heads\.box_predictor\.cls_embed"
+        match=r"w\.pth' are not bottom-up attention's Faster-RCNN.*2 missing: roi_heads\.box_predictor\.cls_embed"
         r"\.weight, backbone\.res3\.1\.conv2\.norm\.bias; 1 unexpected: backbone\.res4\.23\.conv1\.weight\. ",
     ):
         read_detector(written(tmp_path / "w.pth", names))
@@ -296,9 +296,7 @@ def test_missing_and_unexpected_names_are_listed(tmp_path, state):
 
 def test_names_of_other_models_are_refused_with_what_was_found(tmp_path):
     resnet = {"conv1.weight": torch.zeros(2), "bn1.weight": torch.zeros(2)}
-    with pytest.raises(
-        InputError, match=r"have names that no release of the detector has, 2 like conv1\.weight, bn1\.weight: exp"
-    ):
+    with pytest.raises(InputError, match=r"no release of the detector has tensors such as conv1\.weight, bn1\.weight\. P"):
         read_detector(written(tmp_path / "w.pth", resnet))
     fpn = {"backbone.bottom_up.stem.conv1.weight": torch.zeros(2), "proposal_generator.rpn_head.conv.weight": torch.zeros(2)}
     with pytest.raises(InputError, match=r"missing: .*; 1 unexpected: backbone\.bottom_up\.stem\.conv1\.weight"):
@@ -316,9 +314,7 @@ def test_shapes_are_for_the_model_to_check(tmp_path, state):
     "value", [torch.zeros(2, dtype=torch.int64), np.zeros(2, dtype=np.int32), np.zeros(2, dtype=np.complex64)]
 )
 def test_numbers_must_be_floating_point(tmp_path, state, value):
-    with pytest.raises(
-        InputError, match=r"have numbers of type .*(int64|int32|complex64) in 'backbone\.stem\.conv1\.norm\.bias'"
-    ):
+    with pytest.raises(InputError, match=r"have type .*(int64|int32|complex64) in 'backbone\.stem\.conv1\.norm\.bias'"):
         read_detector(written(tmp_path / "w.pth", milvlg(state) | {"backbone.stem.conv1.norm.bias": value}))
 
 

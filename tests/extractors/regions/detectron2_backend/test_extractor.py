@@ -13,7 +13,7 @@ from tests.extractors.regions.test_faster_rcnn import check_agrees, used
 pytest.importorskip("detectron2", reason="needs detectron2: extractors.catalogue says how to install it")
 
 from extractors.regions.detectron2_backend.extractor import detectron2_state
-from extractors.regions.detectron2_backend.networks import CONFIG, merged_config
+from extractors.regions.detectron2_backend.networks import CONFIG, load_config
 from extractors.regions.detectron2_backend.networks import build as build_detectron2
 
 NAME = "faster-rcnn-36"
@@ -46,7 +46,7 @@ def check_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) ->
 
 def test_the_model_has_the_weights_of_the_other_one_by_milvlgs_names():
     with torch.device("meta"):
-        expected, found = build().state_dict(), build_detectron2(merged_config(CONFIG)).state_dict()
+        expected, found = build().state_dict(), build_detectron2(load_config(CONFIG)).state_dict()
     renamed = detectron2_state(expected)
     assert {name: tensor.shape for name, tensor in renamed.items()} == {name: tensor.shape for name, tensor in found.items()}
     assert len(renamed) == len(expected) - 1  # the anchors

@@ -257,7 +257,7 @@ def test_missing_files_are_named(config, tmp_path):
 
 
 def test_weights_are_given_once(config, checkpoint):
-    with pytest.raises(UsageError, match=r"weights are given twice, 'random:0' and '.*model_final\.pth'"):
+    with pytest.raises(UsageError, match=r"weights are given twice, as '.*model_final\.pth' in .* --weights 'random:0'"):
         ExtractorRequest(name(config, checkpoint), weights="random:0").describe()
 
 
@@ -286,7 +286,7 @@ def test_anchors_of_old_checkpoints_must_be_the_configs(config, checkpoint):
     assert found.parameters | {"weights": None} == expected.parameters | {"weights": None}
     anchors *= 2
     torch.save(content, checkpoint)
-    with pytest.raises(InputError, match=r"trained with anchors .*set MODEL\.ANCHOR_GENERATOR as it was in training"):
+    with pytest.raises(InputError, match=r"trained with anchors .*set MODEL\.ANCHOR_GENERATOR to its value in training"):
         ExtractorRequest(name(config, checkpoint)).describe()
 
 
