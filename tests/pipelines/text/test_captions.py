@@ -314,7 +314,7 @@ def test_captions_keep_the_number_of_their_folder_and_follow_other_datasets(tmp_
 
 
 def test_too_large_shards_are_refused(tmp_path, rows, monkeypatch):
-    monkeypatch.setattr("schemas.writing.shard_count._MOST_BYTES", 1000)
+    monkeypatch.setattr("schemas.writing.shard_count._MAX_BYTES", 1000)
     with pytest.raises(UsageError, match=r"in 1 shards make .* expected at most .*: give --shards [0-9]+ or more, or auto"):
         shards_of(open_source("table", write_table(tmp_path / "t.tsv", rows)), tmp_path / "c", shards=1)
     assert not (tmp_path / "c").exists()
