@@ -144,7 +144,7 @@ def kill_workers(held: Held, tell: Callable[[str], None]) -> None:
     tell(f"{held.name}: killed all workers, {len(killed)}, while a shard is being written")
 
 
-def test_flink_goes_on_without_a_task_manager_that_is_killed(flink, inputs, check, tell, tmp_path):
+def test_flink_continues_without_a_killed_task_manager(flink, inputs, check, tell, tmp_path):
     """The job is restarted on the other one."""
     folder = shutil.copytree(inputs, tmp_path / "there")
     engine = flink.engine
@@ -163,7 +163,7 @@ def test_flink_goes_on_without_a_task_manager_that_is_killed(flink, inputs, chec
     assert "FAILED" not in engine.states()
 
 
-def test_a_worker_that_is_killed(flink, inputs, check, tell, tmp_path):
+def test_killed_worker_fails_the_job(flink, inputs, check, tell, tmp_path):
     folder = shutil.copytree(inputs, tmp_path / "there")
     with start(*flink.words(*commands("--shared-disk")[0]), folder=folder) as launcher:
         with holding(flink):
@@ -176,7 +176,7 @@ def test_a_worker_that_is_killed(flink, inputs, check, tell, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["spark", "prism"])
-def test_a_worker_that_is_killed_ends_the_job_and_the_same_command_goes_on(
+def test_killed_worker_ends_the_job_and_the_same_command_resumes(
     name, request, inputs, imagepivot, check, tell, tmp_path
 ):
     held = request.getfixturevalue(name)
@@ -215,7 +215,7 @@ def check_on_flink(held: Held, text: str) -> tuple[str, str]:
     return job, cancel.strip()
 
 
-def test_a_detached_job_on_flink_names_its_page_and_the_command_that_cancels_it(
+def test_detached_flink_job_names_page_and_cancel_command(
     flink, inputs, imagepivot, check, tell, tmp_path
 ):
     folder = shutil.copytree(inputs, tmp_path / "there")

@@ -318,7 +318,7 @@ def test_without_a_device_nothing_is_loaded(loads):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_features_that_are_not_finite_fail(loads, value):
+def test_non_finite_features_fail(loads, value):
     loads[1].values = np.float32([[1, value, 3]])
     *_, run = check_weights(REQUEST, "cpu")
     assert (run.status, run.result) == ("failed", "fake computes float32[3] for one image, with NaN or infinity")
@@ -383,7 +383,7 @@ def test_an_existing_folder_is_left_as_it_was(tmp_path):
         ("hdfs://host/x", UsageError, "cannot write to 'hdfs://host/x': give a local folder, gs://BUCKET/PATH or"),
     ],
 )
-def test_a_location_that_cannot_be_written(tmp_path, monkeypatch, location, kind, message):
+def test_check_output_unwritable_location_fails(tmp_path, monkeypatch, location, kind, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to("nowhere")

@@ -29,12 +29,12 @@ def command():
     return typer.main.get_command(cli.app)
 
 
-def test_the_commands_are_those_that_the_tests_know(command):
+def test_commands_are_listed_in_tests(command):
     assert set(command.commands) == set(COMMANDS)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_holds_an_example_that_is_the_command(command, capsys, monkeypatch, name):
+def test_help_ends_with_an_example(command, capsys, monkeypatch, name):
     monkeypatch.setenv("COLUMNS", "200")
     assert command.main([name, "--help"], standalone_mode=False, terminal_width=200) == 0
     assert f"Example: imagepivot {name} " in " ".join(capsys.readouterr().out.split())
@@ -117,7 +117,7 @@ def test_an_error_of_the_user_is_one_line(call, monkeypatch, error):
         (("validate", "folder"), "schemas.writing.validation.validate", "ours", ""),
     ],
 )
-def test_a_missing_extra_is_named_and_a_missing_module_of_nobodys_is_our_fault(call, monkeypatch, words, place, module, extra):
+def test_missing_module_names_its_extra_or_is_raised(call, monkeypatch, words, place, module, extra):
     monkeypatch.setattr(place, raising(ModuleNotFoundError(f"No module named {module!r}", name=module)))
     if extra:
         says = f"Error: this command needs {module}, which is not installed: pip install 'imagepivot[{extra}]'\n"

@@ -144,7 +144,7 @@ def takes_files(command: str) -> bool:
     return command != "train"  # It has files of its own.
 
 
-def test_each_option_means_the_same_wherever_it_is_given(command, monkeypatch):
+def test_options_mean_the_same_in_words_files_environment_and_plans(command, monkeypatch):
     for key, values in cases(command).items():
         expected = parse(command, *words_of(command, values))
         assert expected == from_plan(command, values), key
@@ -226,7 +226,7 @@ def test_values_out_of_range_are_refused_alike(command, key, value, message, tmp
     assert all(text.startswith(message) for text in found)
 
 
-def test_a_plan_says_what_a_step_lacks():
+def test_plan_names_a_missing_value_of_a_step():
     with pytest.raises(UsageError, match=r"^CAPTIONS is missing: Folder of a captions dataset\.$"):
         BOUND["vocabulary"].words({"output": "o"})
     with pytest.raises(UsageError, match=r"^--format is missing: Name the format of SOURCE: multi30k, "):

@@ -57,7 +57,7 @@ EXPECTED = {
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("shell", VARIABLES)
-def test_a_shell_completes_values_and_loads_nothing_heavy(shell):
+def test_shell_completion_loads_neither_torch_nor_beam(shell):
     script = ASK.format(variables=VARIABLES[shell])
     done = subprocess.run(
         [sys.executable, "-c", script], input="\n".join(EXPECTED), cwd=ROOT, capture_output=True, text=True, check=False
@@ -83,7 +83,7 @@ def test_files_are_left_to_the_shell():
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
-def test_bash_takes_the_script_that_is_offered():
+def test_bash_runs_the_completion_script():
     from typer._completion_shared import get_completion_script
 
     source = get_completion_script(prog_name="imagepivot", complete_var="_IMAGEPIVOT_COMPLETE", shell="bash")
@@ -118,7 +118,7 @@ def test_the_command_offers_to_install_it(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_is_completed_is_what_there_is():
+def test_completion_lists_all_choices():
     from extractors.computing.devices import PRECISIONS
     from pipelines.text.moses import RECIPES
 

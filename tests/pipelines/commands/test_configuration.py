@@ -78,7 +78,7 @@ def test_an_empty_variable_counts_as_none(parse, monkeypatch):
     assert (params["shards"], params["overwrite"]) == ("auto", False)
 
 
-def test_variables_that_others_might_set_mean_nothing(group, monkeypatch, capsys):
+def test_environment_of_other_programs_is_ignored(group, monkeypatch, capsys):
     for name in ("VERSION", "HELP", "FEATURES_HELP", "OVERWRITE"):
         monkeypatch.setenv(f"IMAGEPIVOT_{name}", "1")
     assert group.commands["features"].make_context("features", ["photos", "features"]).params["overwrite"] is False
@@ -132,7 +132,7 @@ def test_one_file_for_several_commands(parse):
     assert [params[name] for name in ("captions", "vocabulary", "output")] == ["captions", "vocabulary", "encoded"]
 
 
-def test_a_key_that_is_called_as_a_command_is_no_section(parse):
+def test_config_key_named_like_a_command_is_no_section(parse):
     assert parse("encode", toml='captions = "c"\nvocabulary = "v"\noutput = "e"\n').params["captions"] == "c"
 
 
@@ -166,7 +166,7 @@ def test_a_key_that_is_called_as_a_command_is_no_section(parse):
         ("captions", 'output = "a"\noutput = "b"', "'run.toml' is not TOML: "),
     ],
 )
-def test_what_is_not_understood_is_refused(parse, command, toml, says):
+def test_config_invalid_file_is_refused(parse, command, toml, says):
     with pytest.raises(UsageError, match=re.escape(says)):
         parse(command, toml=toml)
 
@@ -180,7 +180,7 @@ def test_files_of_other_systems(parse):
     assert (params["dataset"], params["rows"]) == ("čeština", 2)
 
 
-def test_files_that_cannot_be_read(parse, tmp_path):
+def test_config_unreadable_file_is_refused(parse, tmp_path):
     with pytest.raises(UsageError, match=r"--config is 'none\.toml', which does not exist: check the path"):
         parse("inspect", "--config", "none.toml")
     with pytest.raises(DatasetError, match="the path is a folder, expected a file"):

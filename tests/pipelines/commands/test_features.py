@@ -57,7 +57,7 @@ def test_skipped_files_are_named(features, images, options):
     assert "skipped: " not in out
 
 
-def test_what_is_no_file_becomes_a_failure(features, images, tmp_path):
+def test_features_pipe_becomes_a_failure(features, images, tmp_path):
     os.mkfifo(images / "pipe.jpg")
     code, _, err = features(images)
     assert code == 3
@@ -97,7 +97,7 @@ def test_options_of_the_extractor_reach_its_request(features, images, monkeypatc
 
 
 @pytest.mark.slow
-def test_options_that_the_extractor_does_not_have_are_refused_before_anything_is_written(features, images, tmp_path):
+def test_features_unsupported_option_is_refused_before_writing(features, images, tmp_path):
     code, _, err = features(images, "--keep-crops")
     assert code == 2
     assert "--keep-crops needs one of the extractors vgg19-10crop, vgg19-10crop-caffe, not 'resnet50-pool'" in " ".join(

@@ -138,7 +138,7 @@ def test_arguments_stand_in_their_order_and_parameters_go_before_the_dashes_and_
         ),
     ],
 )
-def test_a_launch_that_is_wrong(arguments, message):
+def test_command_line_invalid_launch_is_refused(arguments, message):
     with pytest.raises(UsageError, match=message):
         command_line(arguments)
 

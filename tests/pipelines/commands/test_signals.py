@@ -56,7 +56,7 @@ def run_script(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     ("environment", "encoding"),
     [({**ASCII}, "ascii"), ({"PYTHONIOENCODING": "latin-1"}, "latin-1"), ({"PYTHONIOENCODING": "ascii"}, "ascii")],
 )
-def test_a_terminal_that_lacks_characters_shows_escapes(folder, environment, encoding):
+def test_narrow_encoding_prints_escapes(folder, environment, encoding):
     done = call(folder, "inspect", "captions", **environment)
     assert (done.returncode, done.stderr) == (0, b"")
     text = done.stdout.decode(encoding)
@@ -76,7 +76,7 @@ def test_errors_on_such_a_terminal(folder, environment):
 
 
 @pytest.mark.slow
-def test_a_terminal_that_has_them_shows_them(folder):
+def test_wide_encoding_prints_characters(folder):
     assert "Žlutý pes běží" in call(folder, "inspect", "captions", PYTHONIOENCODING="utf-8").stdout.decode()
 
 
@@ -91,7 +91,7 @@ def test_closed_streams(folder, redirect):
 
 
 @pytest.mark.cluster
-def test_worker_processes_have_the_streams_that_were_closed(tmp_path):
+def test_worker_processes_inherit_closed_streams(tmp_path):
     code = (
         "from pipelines.commands.signals import prepare_streams; prepare_streams(); import subprocess, sys; "
         "sys.exit(subprocess.run('exec 3>&2 4>&1 5<&0', shell=True).returncode)"
@@ -103,7 +103,7 @@ def test_worker_processes_have_the_streams_that_were_closed(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
 @pytest.mark.parametrize("words", [("inspect", "captions"), ("validate", "captions"), ("features", "--help"), ("--version",)])
-def test_an_output_that_cannot_be_written(folder, words):
+def test_features_unwritable_output_is_an_error(folder, words):
     done = call(folder, *words, redirect="> /dev/full")
     assert done.returncode == 1
     assert done.stderr == b"Error: cannot write the output: No space left on device\n"
@@ -118,14 +118,14 @@ def test_an_output_that_cannot_be_written(folder, words):
         ("", "stopped"),
     ],
 )
-def test_what_is_kept(monkeypatch, command, kept):
+def test_stopped_line_names_finished_work(monkeypatch, command, kept):
     monkeypatch.setattr(sys, "argv", ["imagepivot", command])
     monkeypatch.setattr(shutdown, "_notice", None)  # An interrupted command of another test has said what it left.
     assert signals.stopped_line() == kept
     assert signals.stop_signal() == 0
 
 
-def test_a_signal_that_another_thread_gets_ends_the_wait_of_the_main_thread():
+def test_signal_to_another_thread_interrupts_the_main_thread():
     """The system may give a process's signal to any thread; here the main thread blocks it, and waits for ever."""
     script = (
         "import signal, threading\n"
@@ -150,7 +150,7 @@ def test_a_signal_that_another_thread_gets_ends_the_wait_of_the_main_thread():
 
 
 @pytest.mark.parametrize("place", ["import slow", "finalized()"])
-def test_a_signal_that_cannot_be_raised_leaves_no_lock(tmp_path, place):
+def test_signal_in_a_finalizer_leaves_no_lock(tmp_path, place):
     """Libraries import what they need in the midst of a run, and Python only prints what a finalizer raises."""
     (tmp_path / "slow.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(0.2)\n")
     script = (
@@ -195,7 +195,7 @@ with fast_exit():
         ("raise ValueError('ours')", 1, "thread\nregistered\ntaken apart\n", "ValueError: ours\n"),
     ],
 )
-def test_the_process_ends_with_the_code_when_threads_and_what_is_registered_have(tmp_path, end, code, out, error):
+def test_fast_exit_waits_for_threads_and_atexit(tmp_path, end, code, out, error):
     done = run_script(ENDS.format(end=end), tmp_path)
     assert (done.returncode, done.stdout) == (code, out)
     assert done.stderr.endswith(error)

@@ -149,7 +149,7 @@ def test_a_missing_dataset_is_refused(train, tmp_path):
 
 
 @pytest.mark.slow
-def test_train_says_what_it_leaves_out(train, gappy, tmp_path):
+def test_train_reports_missing_features(train, gappy, tmp_path):
     given = ("run", "--features", gappy.features, "--max-steps", "3", "--no-tensorboard")
     with pytest.raises(DatasetError, match=r"lacks the features of 2 of 12 images .* with --allow-missing-features"):
         train(*given)
@@ -188,7 +188,7 @@ def test_evaluate_prints_the_scores(command, write_run, toy):
 
 
 @pytest.mark.slow
-def test_evaluate_writes_a_report_that_stays_while_its_inputs_do(command, write_run, toy, tmp_path):
+def test_evaluate_keeps_a_report_of_the_same_inputs(command, write_run, toy, tmp_path):
     report = tmp_path / "report.json"
     arguments = ("evaluate", write_run(), "--captions", toy.captions, "--features", toy.features, "--output", report)
     out, err = command(*arguments, "--split", "val", "--json")
@@ -269,7 +269,7 @@ def test_evaluate_prints_means_and_captions_cross_lingual(command, write_run, to
 
 
 @pytest.mark.slow
-def test_work_with_a_run_counts_what_it_embeds(command, write_run, toy, tmp_path, monkeypatch):
+def test_commands_of_runs_count_embedded_vectors(command, write_run, toy, tmp_path, monkeypatch):
     """The last progress is complete, also where an earlier run did all of it."""
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
@@ -305,7 +305,7 @@ def test_work_with_a_run_counts_what_it_embeds(command, write_run, toy, tmp_path
     assert queries < last["done"] <= queries + len(scores) * max(test, images)
 
 
-def test_evaluate_maps_features_that_do_not_fit(command, write_run, toy, tmp_path, monkeypatch):
+def test_evaluate_memory_maps_large_features(command, write_run, toy, tmp_path, monkeypatch):
     arguments = ("evaluate", write_run(), "--captions", toy.captions, "--features", toy.features, "--split", "test", "--json")
     expected = command(*arguments, "--device", "cpu")
     monkeypatch.setattr("os.sysconf", lambda name: 1)
@@ -427,7 +427,7 @@ def test_table_4_is_measured_on_sentence_pairs(reproduce, sts_pairs, tmp_path, m
     ]
 
 
-def test_evaluate_says_what_it_leaves_out(command, write_run, gappy):
+def test_evaluate_reports_missing_features(command, write_run, gappy):
     arguments = ("evaluate", write_run(), "--captions", gappy.captions, "--features", gappy.features, "--split", "test")
     with pytest.raises(DatasetError, match="--allow-missing-features"):
         command(*arguments, "--device", "cpu")
@@ -437,7 +437,7 @@ def test_evaluate_says_what_it_leaves_out(command, write_run, gappy):
 
 
 @pytest.mark.cluster
-def test_reproduce_says_what_it_leaves_out_once(reproduce, toy_2016, without_features, tmp_path):
+def test_reproduce_reports_missing_features_once(reproduce, toy_2016, without_features, tmp_path):
     few = without_features(toy_2016, tmp_path)
     out, notes = reproduce("--no-plot", "--rows", "vse-*", "--allow-missing-features", corpus=few)
     assert [line.partition(":")[0] for line in notes.splitlines() if line.startswith("left out")] == [
@@ -457,7 +457,7 @@ def test_embed_takes_splits_and_languages(command, write_run, toy, tmp_path):
         command(*arguments, "--splits", "val")
 
 
-def test_embed_says_which_images_it_lacks(command, write_run, gappy, tmp_path):
+def test_embed_reports_missing_images(command, write_run, gappy, tmp_path):
     data = ("--features", gappy.features, "--captions", gappy.captions, "--splits", "test")
     arguments = ("embed", write_run(), tmp_path / "e", *data)
     _, notes = command(*arguments, "--allow-missing-features")

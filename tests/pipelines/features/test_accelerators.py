@@ -44,7 +44,7 @@ def test_the_model_runs_on_the_gpus_of_the_workers(job, device):
         replace(job, device=fits).check_execution(REMOTE)
 
 
-def test_a_task_runs_where_it_is_started(job):
+def test_task_with_a_remote_runner_is_refused(job):
     with pytest.raises(UsageError, match="a task writes its shards on its own machine"):
         extract_features(replace(job, task=ArrayTask(0, 2)), REMOTE)
 

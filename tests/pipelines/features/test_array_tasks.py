@@ -138,7 +138,7 @@ def test_an_update_of_a_finished_dataset_by_tasks(images, tmp_path, how, tasks):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["gone", "new"])
-def test_tasks_that_list_other_images_show_at_the_end(images, tmp_path, how):
+def test_tasks_with_different_listings_fail_at_the_commit(images, tmp_path, how):
     run(images, tmp_path / "t", 0)
     change(images, 0, how)
     with pytest.raises(DatasetError, match=r"was made from other images: in 1 of 5 shards .* Give --update"):
@@ -183,7 +183,7 @@ def test_a_dry_run_lists_the_shards_of_the_task(images, tmp_path):
     assert tree(tmp_path / "t") == before
 
 
-def test_a_dry_run_finds_what_the_task_would_refuse(images, tmp_path):
+def test_dry_run_refuses_like_the_task(images, tmp_path):
     run(images, tmp_path / "t", 0)
     with pytest.raises(DatasetError, match=r"holds another dataset .*number of shards"):
         planned(images, tmp_path / "t", 1, shards=6)
@@ -214,7 +214,7 @@ def test_a_task_on_a_remote_runner(images, tmp_path):
 # --- the number of shards --------------------------------------------------------------------------------------------
 
 
-def test_tasks_agree_on_a_number_that_nobody_gave(images, tmp_path):
+def test_tasks_choose_the_same_shard_count(images, tmp_path):
     run(images, tmp_path / "t", 1, 0, shards="auto")
     assert open_dataset(tmp_path / "t").num_shards == 16
 

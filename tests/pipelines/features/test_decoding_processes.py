@@ -105,7 +105,7 @@ def test_rows_and_failures_are_those_of_threads(processes):
 
 
 @pytest.mark.cluster
-def test_pixels_have_the_same_bytes_and_places_also_where_they_are_too_many_for_the_shared_memory(processes, monkeypatch):
+def test_decoding_processes_large_pixels_equal_threads(processes, monkeypatch):
     monkeypatch.setattr(module, "_SHARED", 1000)
     small, data = DecodingProcesses(CROP, 1), photograph(3)
     expected = resize_and_crop(extractors.decode(data), PREPROCESSING)
@@ -130,7 +130,7 @@ def test_pixels_are_not_overwritten_by_those_of_the_next_image(processes):
         (signal.SIGTERM, r"a process that decodes images was ended by SIGTERM; .*Finished shards are kept"),
     ],
 )
-def test_a_process_that_is_killed_is_an_error_and_another_one_takes_its_place(ends, message):
+def test_decoding_processes_killed_process_is_an_error_and_restarted(ends, message):
     own = DecodingProcesses(CROP, 1)
     expected = own.pixels(photograph(1))
     (pid,) = own.pids
@@ -155,7 +155,7 @@ def test_a_bug_ends_the_process_and_its_traceback_is_in_the_log(capfd):
 
 
 @pytest.mark.cluster
-def test_processes_end_with_the_object_that_holds_them():
+def test_decoding_processes_exit_with_their_object():
     own = DecodingProcesses(CROP, 1)
     own.pixels(photograph(1))
     pids = own.pids
@@ -194,7 +194,7 @@ def test_processes_end_with_the_worker_however_it_ends(ends, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet50-pool", "vgg19-10crop-caffe", "vgg19-grid"])
-def test_what_is_sent_to_a_process_is_what_preprocess_does(name):
+def test_preprocessor_equals_preprocess(name):
     extractor = extractors.load(name, weights="random:0", device="cpu")
     sent = pickle.dumps(extractor.preprocessor)
     assert len(sent) < 1000
@@ -204,7 +204,7 @@ def test_what_is_sent_to_a_process_is_what_preprocess_does(name):
     assert found.stride() == expected.stride()
 
 
-def test_processes_decode_only_where_threads_would_not_do():
+def test_decoding_processes_only_with_many_cores():
     on_gpu, sendable = {"on_gpu": True}, {"preprocessor": property(lambda _: CROP)}
     assert decoding_processes(type("Elsewhere", (Means,), on_gpu)(), 64) is None  # It has nothing that could be sent.
     assert decoding_processes(type("Sendable", (Means,), sendable)(), 64) is None  # The model needs the cores.

@@ -52,7 +52,7 @@ def test_a_plan_of_everything(images, tmp_path):
     assert not (tmp_path / "f").exists(), "a plan writes nothing"
 
 
-def test_a_plan_of_nothing_and_of_the_rest(images, tmp_path):
+def test_dry_run_of_finished_and_missing_shards(images, tmp_path):
     extract_features(job_of(images, tmp_path / "f"), Execution(workers=1))
     plan = plan_of(job_of(images, tmp_path / "f"))
     assert (plan.todo, plan.finished, plan.images) == ((), 4, 0)
@@ -64,7 +64,7 @@ def test_a_plan_of_nothing_and_of_the_rest(images, tmp_path):
     assert plan.images == sum(shard_of(f"image{n:02d}", 4) == 1 for n in range(30))
 
 
-def test_a_plan_of_an_update_counts_what_is_new_and_of_a_retry_what_failed(images, tmp_path):
+def test_dry_run_counts_new_and_failed_images(images, tmp_path):
     (images / "bad.png").write_bytes(b"")
     extract_features(job_of(images, tmp_path / "f"), Execution(workers=1))
     assert plan_of(job_of(images, tmp_path / "f")).images == 0
@@ -76,7 +76,7 @@ def test_a_plan_of_an_update_counts_what_is_new_and_of_a_retry_what_failed(image
     assert plan.todo[0].kept == sum(shard_of(f"image{n:02d}", 4) == shard_of("new", 4) for n in range(30))  # Rows, no failures.
 
 
-def test_a_plan_of_an_update_counts_what_is_gone_or_has_changed(images, tmp_path):
+def test_dry_run_counts_removed_and_changed_images(images, tmp_path):
     extract_features(job_of(images, tmp_path / "f"), Execution(workers=1))
     (images / "image00.png").unlink()
     os.utime(images / "image01.png", (1, 1))

@@ -142,7 +142,7 @@ def test_each_image_has_its_feature_in_the_shard_of_its_id_and_the_model_is_load
 
 
 @pytest.mark.slow
-def test_one_process_makes_the_bytes_that_beam_makes(images, tmp_path, monkeypatch):
+def test_one_process_writes_the_bytes_of_beam(images, tmp_path, monkeypatch):
     (images / "bad.png").write_bytes(b"")
     pipelines = []
     run = runner.run_pipeline
@@ -218,7 +218,7 @@ def test_failures_are_rows_of_their_own_and_the_meter_counts_them(images, colour
     assert validate(tmp_path / "f") == []
 
 
-def test_a_shard_in_which_all_fails(tmp_path):
+def test_shard_of_failures_alone_is_written(tmp_path):
     (tmp_path / "images").mkdir()
     for number in range(100):
         (tmp_path / "images" / f"{number}.jpg").write_bytes(b"")
@@ -243,7 +243,7 @@ def replace_image(path: Path, colour: tuple[int, int, int]) -> None:
     os.utime(path, ns=(STAMP + 10**9, STAMP + 10**9))
 
 
-def test_a_picture_that_was_replaced_is_noticed_though_its_size_is_the_same(images, extracted, tmp_path):
+def test_update_detects_a_replaced_image_of_the_same_size(images, extracted, tmp_path):
     before = tree(extracted)
     replace_image(images / "image000.png", (1, 2, 3))
     with pytest.raises(DatasetError, match=r"in 1 of 4 shards images are new, gone, .* Give --update"):
@@ -299,7 +299,7 @@ def test_without_records_images_are_told_by_their_sizes(images, extracted, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("update", [{"keep_removed": True}, {"only_add": True}])
-def test_rows_of_images_that_are_gone_stay_on_request(images, extracted, tmp_path, update):
+def test_update_keep_removed_keeps_rows(images, extracted, tmp_path, update):
     old = open_dataset(extracted)
     expected = {image_id: old.get(image_id)["feature"].tolist() for image_id in old.image_ids()}
     (images / "image000.png").unlink()
@@ -319,7 +319,7 @@ def test_rows_of_images_that_are_gone_stay_on_request(images, extracted, tmp_pat
     assert tree(extracted) == fresh(images, tmp_path)
 
 
-def test_an_image_that_could_not_be_read_is_tried_by_an_update(images, tmp_path, monkeypatch):
+def test_update_retries_unreadable_images(images, tmp_path, monkeypatch):
     read = ImagesInFolder.read
 
     def refuse(self, ref):
@@ -345,7 +345,7 @@ def test_rows_of_a_damaged_shard_are_not_copied(images, extracted, tmp_path):
     assert tree(extracted) == fresh(images, tmp_path)
 
 
-def test_update_extracts_what_is_new_and_gives_what_a_fresh_run_gives(images, colours, tmp_path, seen):
+def test_update_extracts_new_images_and_equals_a_fresh_run(images, colours, tmp_path, seen):
     (images / "bad.png").write_bytes(b"")
     extract_features(job_of(images, tmp_path / "f", batch_size=3), ONE)
     inodes = {path.name: path.stat().st_ino for path in (tmp_path / "f").glob("part-*")}
@@ -364,7 +364,7 @@ def test_update_extracts_what_is_new_and_gives_what_a_fresh_run_gives(images, co
     assert validate(tmp_path / "f") == []
 
 
-def test_retry_failed_tries_only_what_failed(images, tmp_path, monkeypatch):
+def test_retry_failed_reads_only_failed_images(images, tmp_path, monkeypatch):
     for name in ("bad", "worse"):
         (images / f"{name}.png").write_bytes(b"")
     assert extract_features(job_of(images, tmp_path / "f"), ONE).failed == 2
@@ -378,7 +378,7 @@ def test_retry_failed_tries_only_what_failed(images, tmp_path, monkeypatch):
     assert validate(tmp_path / "f") == []
 
 
-def test_options_that_contradict_each_other(images, tmp_path):
+def test_policy_contradicting_options_are_refused(images, tmp_path):
     with pytest.raises(UsageError, match=r"--overwrite replaces the dataset.*give one of them"):
         job_of(images, tmp_path / "f", overwrite=True, update=True)
 
@@ -401,7 +401,7 @@ def test_two_files_with_one_id_are_an_error_and_ids_of_paths_tell_them_apart(ima
     assert {"image001", "more/image001"} <= set(open_dataset(tmp_path / "f").image_ids())
 
 
-def test_a_listing_that_was_made_is_not_made_again(images, tmp_path, monkeypatch):
+def test_listing_is_read_once(images, tmp_path, monkeypatch):
     job = job_of(images, tmp_path / "f")
     listing = list_images(job)
     assert listing.count == 40
@@ -409,7 +409,7 @@ def test_a_listing_that_was_made_is_not_made_again(images, tmp_path, monkeypatch
     assert extract_features(job, ONE, listing=listing).rows == 40
 
 
-def test_the_fingerprint_is_that_of_the_feature_space(images, extracted, tmp_path):
+def test_fingerprint_covers_the_feature_space(images, extracted, tmp_path):
     first = open_dataset(extracted).manifest
     second = extract_features(job_of(images / "more", tmp_path / "g"), ONE)
     assert first.fingerprint == second.fingerprint
@@ -454,7 +454,7 @@ def test_an_error_of_the_extractor_is_the_users_with_its_message(images, tmp_pat
 
 
 @pytest.mark.parametrize("more", [{"precision": "fp16"}, {"compile": True}, {"device": "cuda:7"}])
-def test_what_the_device_cannot_do_is_said_before_anything_is_replaced(images, extracted, tmp_path, more, monkeypatch):
+def test_unsupported_device_is_refused_before_replacing(images, extracted, tmp_path, more, monkeypatch):
     monkeypatch.setenv("CXX", "/no/such/compiler")
     before = tree(tmp_path / "f")
     job = job_of(images, tmp_path / "f", shards=3, overwrite=True)
@@ -474,7 +474,7 @@ def test_a_worker_with_other_weights_than_planned_writes_nothing(images, tmp_pat
     assert not list((tmp_path / "f").glob("part-*"))
 
 
-def test_a_list_that_changes_during_the_run_is_an_error_and_the_next_run_goes_on(images, extracted, tmp_path):
+def test_changed_listing_is_an_error_and_the_next_run_resumes(images, extracted, tmp_path):
     """The launcher and a worker both list the images: a shard that lacks some must not count as whole."""
     job = job_of(images, tmp_path / "g")
     listing = list_images(job)
@@ -488,7 +488,7 @@ def test_a_list_that_changes_during_the_run_is_an_error_and_the_next_run_goes_on
     assert tree(tmp_path / "g") == tree(extracted)
 
 
-def test_a_folder_that_vanishes_before_it_is_listed_again(images, tmp_path):
+def test_folder_removed_before_listing_is_an_error(images, tmp_path):
     job = job_of(images, tmp_path / "f")
     listing = list_images(job)
     images.rename(tmp_path / "away")
@@ -499,7 +499,7 @@ def test_a_folder_that_vanishes_before_it_is_listed_again(images, tmp_path):
     assert validate(tmp_path / "f") == []
 
 
-def test_a_folder_that_vanishes_while_it_is_read(images, tmp_path, monkeypatch):
+def test_folder_removed_while_reading_is_an_error(images, tmp_path, monkeypatch):
     read, left = ImagesInFolder.read, iter(range(25))
 
     def vanish(self, ref):
@@ -574,7 +574,7 @@ def test_a_run_that_goes_on_and_an_update_keep_the_number(images, extracted, tmp
     assert len(extract_features(job_of(images, extracted, shards="auto", overwrite=True), ONE).shards) == 16
 
 
-def test_shards_that_memory_does_not_hold_are_refused_before_anything_is_written(images, tmp_path, monkeypatch):
+def test_oversized_shards_are_refused_before_writing(images, tmp_path, monkeypatch):
     monkeypatch.setattr(FeaturesJob, "feature_bytes", lambda job: 1 << 30)
     with pytest.raises(
         UsageError, match=r"40 GiB in 4 shards make 10 GiB each, expected at most 4, .*give --shards 10 or more"

@@ -180,7 +180,7 @@ def test_batches_are_the_extractors_own_unless_one_says_so(images, tmp_path):
     assert tree(tmp_path / "r") == tree(tmp_path / "s")
 
 
-def test_an_update_gives_what_a_fresh_run_gives(images, extracted, tmp_path):
+def test_update_equals_a_fresh_run(images, extracted, tmp_path):
     for name in ("aaa", "image105", "zzz"):
         (images / f"{name}.png").write_bytes(picture(6, 5, 4))
     FakeRegions.batches.clear()
@@ -218,7 +218,7 @@ def test_libraries_name_what_made_the_regions(images):
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
-def test_names_lie_beside_the_shards_and_change_nothing_else(images, names, extracted, tmp_path):
+def test_names_are_files_outside_the_fingerprint(images, names, extracted, tmp_path):
     plain = open_dataset(extracted).manifest
     named = extract_features(job_of(images, tmp_path / "s", regions=names), ONE)
     assert named.fingerprint == plain.fingerprint
@@ -280,7 +280,7 @@ def test_a_wrong_number_of_names_is_refused_before_anything_is_written(images, n
     assert not (tmp_path / "r").exists()
 
 
-def test_names_of_what_the_extractor_does_not_tell(images, names, tmp_path, monkeypatch):
+def test_names_of_an_extractor_without_classes_are_refused(images, names, tmp_path, monkeypatch):
     description = Description(FeatureSpec("x", (R, D)), {}, kind="regions")
     monkeypatch.setattr(ExtractorRequest, "describe", lambda request: description)
     with pytest.raises(UsageError, match=r"--class-names: the regions of 'x' have no class"):

@@ -56,7 +56,7 @@ def run(files: dict[str, bytes], *, extractor=None, **options):
 
 @pytest.mark.parametrize("threads", [1, 4])
 @pytest.mark.parametrize("batch_size", [1, 2, 7, 20, 100])
-def test_rows_are_those_of_a_plain_loop_whatever_the_batch_and_the_threads(batch_size, threads):
+def test_rows_equal_a_plain_loop_for_any_batch_size_and_threads(batch_size, threads):
     generator = random.Random(7)
     colours = {f"image{n:02d}": generator.randrange(256) for n in range(20)}
     rows, tally, batches = run({k: grey(v) for k, v in colours.items()}, batch_size=batch_size, threads=threads)
@@ -67,7 +67,7 @@ def test_rows_are_those_of_a_plain_loop_whatever_the_batch_and_the_threads(batch
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_torch_has_one_thread_where_images_are_decoded_and_one_that_decodes_alone_is_told_so(threads):
+def test_decoding_threads_use_one_torch_thread(threads):
     class Noting(FakeExtractor):
         def preprocess(self, image):
             decoding.add((threading.current_thread().name.partition("_")[0], torch.get_num_threads()))
@@ -110,7 +110,7 @@ def test_no_image_is_lost_behind_a_long_run_of_failures(good):
     assert tally.images == len(good)
 
 
-def test_each_failure_says_what_and_where():
+def test_failures_name_stage_and_reason():
     def read(ref):
         raise {
             "absent": FileNotFoundError(2, "No such file or directory", "/secret/place"),
@@ -135,7 +135,7 @@ def test_each_failure_says_what_and_where():
     ]
 
 
-def test_a_file_that_is_no_image_fails_alone():
+def test_extract_rows_invalid_image_fails_alone():
     rows, tally, _ = run({"a": grey(1), "b": b"<html>", "c": grey(3)})
     assert rows == expected_rows({"a": 1, "c": 3})
     (failure,) = tally.failures
@@ -143,7 +143,7 @@ def test_a_file_that_is_no_image_fails_alone():
     assert "<html>" in failure["message"]
 
 
-def test_nothing_gives_nothing():
+def test_extract_rows_without_images_yields_nothing():
     told = []
     rows, tally, batches = run({}, on_batch=lambda batch: told.append((batch.images, len(batch.failures))))
     assert (rows, batches, tally.images, tally.failures) == ([], [], 0, [])
@@ -342,7 +342,7 @@ def test_the_next_batch_is_started_while_rows_are_written_and_images_are_decoded
     assert sum(table.num_rows for table in tables) == 6
 
 
-def test_one_batch_is_ahead_of_the_one_whose_result_is_taken_and_no_more():
+def test_feeder_thread_is_one_batch_ahead():
     ahead: list[int] = []
 
     class Counting(Elsewhere):
@@ -383,7 +383,7 @@ class Pairs(FakeExtractor):
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 4])
-def test_on_a_cpu_whose_threads_are_shared_two_batches_are_computed_at_once_in_order(batch_size):
+def test_cpu_with_two_feeder_threads_keeps_order(batch_size):
     files = {f"image{n:02d}": grey(n) for n in range(24)}
     expected, of_one, sizes = run(files, batch_size=batch_size)
     found, of_pairs, sizes_of_pairs = run(files, batch_size=batch_size, extractor=Pairs())
@@ -391,7 +391,7 @@ def test_on_a_cpu_whose_threads_are_shared_two_batches_are_computed_at_once_in_o
     assert (sizes_of_pairs, of_pairs.images, of_pairs.digests) == (sizes, of_one.images, of_one.digests)
 
 
-def test_on_a_cpu_whose_threads_are_not_shared_a_batch_is_written_before_the_next_one_is_computed():
+def test_cpu_without_feeder_threads_alternates():
     """There is nothing to be gained, and progress is shown at once."""
     extractor, tally = FakeExtractor(), Tally()
     before = {thread.name for thread in threading.enumerate()}
@@ -435,7 +435,7 @@ def test_an_image_beyond_the_range_of_float16_is_a_failure_and_the_others_are_st
     assert set(tally.digests) == {f"image{n:02d}" for n in range(9)}
 
 
-def test_infinities_and_nans_are_failures_in_float32_too_and_the_message_says_what_to_do():
+def test_inf_and_nan_are_failures_with_advice():
     assert len(stored([255, 251], "float32", 256.0)[0]) == 2
     advice = ": the model computes in fp16, whose largest number is 65,504; --precision bf16 has the range of fp32"
     for scale, precision, more in ((np.inf, "fp32", ""), (np.nan, "fp32", ""), (np.inf, "fp16", advice)):

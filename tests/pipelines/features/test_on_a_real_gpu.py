@@ -81,7 +81,7 @@ def test_bytes_do_not_depend_on_the_workers(device, jobs):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_batch_that_does_not_fit_is_halved(device, caplog):
+def test_oom_halves_the_batch(device, caplog):
     """Of 256 images the first maps alone take 822 MB, of which a third is left."""
     count = 256 if device != "cpu" else 4
     pixels = torch.randint(0, 256, (count, 3, 224, 224), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))

@@ -99,7 +99,7 @@ def test_each_row_group_is_read_once_by_all_and_the_bytes_are_those_of_one_proce
 
 
 @pytest.mark.cluster
-def test_an_update_reads_only_the_row_groups_of_images_that_are_new(images, tmp_path, read):
+def test_update_reads_only_row_groups_of_new_images(images, tmp_path, read):
     extract_features(job_of(images, tmp_path / "there"), ELSEWHERE)
     read.clear()
     extract_features(job_of(images, tmp_path / "there", update=True), ELSEWHERE)
@@ -120,7 +120,7 @@ def test_an_update_reads_only_the_row_groups_of_images_that_are_new(images, tmp_
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_reads_what_it_lacks(images, tmp_path, read):
+def test_resumed_run_reads_only_missing_images(images, tmp_path, read):
     job = job_of(images, tmp_path / "f")
     extract_features(job, ELSEWHERE)
     before = tree(tmp_path / "f")
@@ -135,7 +135,7 @@ def test_a_run_that_goes_on_reads_what_it_lacks(images, tmp_path, read):
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("lost", [r"\.images-.*", r"\.listing-.*", r"\.(images|listing)-.*"])
-def test_what_is_lost_on_the_way_is_made_up_for(images, tmp_path, monkeypatch, lost):
+def test_missing_copies_are_read_from_the_source(images, tmp_path, monkeypatch, lost):
     """As if another launcher had cleared the folder."""
     extract_features(job_of(images, tmp_path / "here"), HERE)
     for module, name in ((stage_images, "_copied"), (CachedListing, "share")):
@@ -155,7 +155,7 @@ def test_what_is_lost_on_the_way_is_made_up_for(images, tmp_path, monkeypatch, l
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_leaves_no_copies(images, tmp_path, monkeypatch):
+def test_failed_run_leaves_no_staged_images(images, tmp_path, monkeypatch):
     def fail(*arguments, **options):
         assert list((tmp_path / "f").glob(".images-*"))
         raise ZeroDivisionError
@@ -168,7 +168,7 @@ def test_a_run_that_fails_leaves_no_copies(images, tmp_path, monkeypatch):
     assert extract_features(job_of(images, tmp_path / "f"), ELSEWHERE).rows == 34
 
 
-def test_portions_are_whole_row_groups_of_enough_images(images, monkeypatch):
+def test_row_group_batches_hold_whole_groups(images, monkeypatch):
     source = open_images(images)
     refs = list(source.refs())
     assert {number for _, (number, _) in row_group_batches(source, refs, SHARDS, skip_shards=frozenset(), folder=None)} == {0}
@@ -182,7 +182,7 @@ def test_portions_are_whole_row_groups_of_enough_images(images, monkeypatch):
     assert found == {number: {ref for ref in part if shard_of(ref.image_id, SHARDS) != 2} for number, part in enumerate(parts)}
 
 
-def test_copies_are_made_where_several_processes_read(images, tmp_path, monkeypatch):
+def test_staging_area_depends_on_processes(images, tmp_path, monkeypatch):
     (tmp_path / "photo").mkdir()
     (tmp_path / "photo" / "a.png").write_bytes(picture(1, 3, 7))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
@@ -203,7 +203,7 @@ def test_copies_are_made_where_several_processes_read(images, tmp_path, monkeypa
 
 
 @pytest.mark.slow
-def test_the_listing_of_a_run_elsewhere_is_kept(images, tmp_path):
+def test_listing_for_remote_workers_is_cached(images, tmp_path):
     job = job_of(images, tmp_path / "f")
     assert list_images(job).cached is None
     listing = list_images(job, keep=True)

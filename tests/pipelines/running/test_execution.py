@@ -21,7 +21,7 @@ L4 = Accelerator("nvidia-l4")
         (("nvidia-l4", 1, "g2;x"), "--worker-machine is 'g2;x', expected a type of machine, e.g. g2-standard-4"),
     ],
 )
-def test_what_is_no_accelerator(values, message):
+def test_accelerator_invalid_values_are_refused(values, message):
     with pytest.raises(UsageError, match=f"^{message}"):
         Accelerator(*values)
 
@@ -101,7 +101,7 @@ def notes(monkeypatch) -> list[str]:
         (("--max_num_workers=many",), "argument --max_num_workers: invalid int value: 'many'"),
     ],
 )
-def test_a_misspelled_flag_is_an_error_that_names_the_flag_meant(flags, message):
+def test_beam_flags_misspelled_suggests_a_flag(flags, message):
     with pytest.raises(UsageError, match=message):
         Execution(beam_flags=flags)
 

@@ -21,7 +21,7 @@ def always(monkeypatch):
     monkeypatch.setattr(meters, "_WRITE_SECONDS", -1.0)
 
 
-def test_a_meter_without_a_folder_counts_nothing():
+def test_meter_without_a_folder_counts_nothing():
     Meter().add(images=3)
     Meter().finalize(images=3)
     assert Meter().total() == {}
@@ -121,7 +121,7 @@ def test_a_terminal_gets_a_live_line(always):
     assert "2 failed" in file.getvalue()
 
 
-def test_a_short_run_prints_nothing():
+def test_progress_of_a_short_run_prints_nothing():
     file = io.StringIO()
     with show_progress(Console(file=file), "captions", unit="captions"):
         pass
@@ -179,7 +179,7 @@ def test_settled_counts_are_those_of_the_dataset_and_not_of_this_run(tmp_path, m
     assert meter.total()["images"] == 10
 
 
-def test_the_last_event_of_a_settled_run_says_that_all_is_done(always):
+def test_last_event_of_a_finalized_run_is_complete(always):
     file = io.StringIO()
     with show_progress(Console(file=file), "captions", unit="captions", total=7, log_json=True) as meter:
         meter.add(captions=2)
@@ -189,7 +189,7 @@ def test_the_last_event_of_a_settled_run_says_that_all_is_done(always):
     assert last["per_second"] <= 2 / 0.0001
 
 
-def test_what_a_runner_says_takes_the_place_of_files(always):
+def test_meter_report_replaces_files(always):
     file = io.StringIO()
     with show_progress(Console(file=file), "captions", unit="captions", total=9, log_json=True) as meter:
         assert meter.is_known

@@ -52,7 +52,7 @@ def test_another_version_or_other_code(folder, monkeypatch, place, value, says):
     assert folder.names() == []
 
 
-def test_what_the_work_needs_besides(folder):
+def test_preflight_runs_the_extra_check(folder):
     with pytest.raises(UsageError, match=r"^the first worker failed its check: --device 'cuda' is not on this host$"):
         PreflightCheck.of_this_process(folder, no_gpu)()
     with pytest.raises(ZeroDivisionError):
@@ -70,7 +70,7 @@ def test_a_pipeline_begins_with_its_values(folder, values):
     assert folder.names() == [PREFLIGHT_MARKER]
 
 
-def test_nothing_goes_on_without_the_check(folder, tmp_path):
+def test_failed_preflight_stops_the_pipeline(folder, tmp_path):
     def build(pipeline: beam.Pipeline) -> None:
         _ = pipeline | CreateAfterPreflight([1], PreflightCheck(folder)) | beam.Map(lambda _: (tmp_path / "done").touch())
 
@@ -79,7 +79,7 @@ def test_nothing_goes_on_without_the_check(folder, tmp_path):
     assert not (tmp_path / "done").exists()
 
 
-def test_an_output_that_a_worker_cannot_write(tmp_path):
+def test_preflight_unwritable_output_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DatasetError, match=r"the first worker failed its check: cannot use '.*file/out'"):
         PreflightCheck.of_this_process(Folder(str(tmp_path / "file" / "out")))()

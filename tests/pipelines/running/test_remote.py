@@ -51,7 +51,7 @@ class Run:
 
 
 @pytest.mark.slow
-def test_a_run_whose_workers_never_start_is_cancelled():
+def test_wait_cancels_a_run_without_workers():
     run = Run()
     with pytest.raises(TimeoutError, match=r"no worker has started within 0 seconds: .* FlinkRunner was asked to") as caught:
         wait(run, JOB, has_started=lambda: False, seconds=0.1)
@@ -92,7 +92,7 @@ DATAFLOW = Execution(beam_flags=("--runner=DataflowRunner", "--project=p", "--re
 
 
 @pytest.mark.parametrize("state", ["FAILED", "CANCELLED"])
-def test_the_error_of_a_job_that_has_ended_is_raised(tmp_path, state):
+def test_watch_raises_the_error_of_an_ended_job(tmp_path, state):
     run = Run(RuntimeError("failed"), state)
     run.ended.set()
     with pytest.raises(RuntimeError, match=r"^failed$"):
@@ -101,7 +101,7 @@ def test_the_error_of_a_job_that_has_ended_is_raised(tmp_path, state):
 
 
 @pytest.mark.parametrize("state", ["RUNNING", None])
-def test_a_job_that_may_go_on_is_lost(tmp_path, state):
+def test_watch_of_a_running_job_raises_lost_job(tmp_path, state):
     run = Run(ConnectionError("reset by peer\nand more"), state)
     run.ended.set()
     expected = (
@@ -130,7 +130,7 @@ def test_a_detached_launcher_does_not_wait(tmp_path, monkeypatch):
     assert notes == []
 
 
-def test_a_job_that_would_end_with_the_launcher_cannot_be_detached():
+def test_detach_without_a_job_service_is_refused():
     check_detach(replace(DATAFLOW, detach=True))
     check_detach(Execution(beam_flags=("--runner=PortableRunner", "--job_endpoint=host:1"), detach=True))
     for flags in (("--runner=FlinkRunner",), ("--runner=PortableRunner", "--job_endpoint=embed")):
@@ -175,7 +175,7 @@ def test_a_job_on_flink_is_found_by_its_name(flink):
     assert detached_job(run_on_flink("captions-1", "elsewhere:8081"), f"--flink_master=http://{flink}/") == expected
 
 
-def test_a_job_that_flink_does_not_list_has_the_page_of_the_cluster(flink, monkeypatch):
+def test_job_missing_in_flink_has_the_page_of_the_cluster(flink, monkeypatch):
     monkeypatch.setattr(remote, "_HANDOVER_SECONDS", 0.0)
     job = detached_job(run_on_flink("captions-3", flink))
     assert (job["page"], job["cancel"]) == (f"http://{flink}", "")
@@ -198,7 +198,7 @@ def temporary(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_what_a_runner_says_is_in_a_file_that_is_kept_on_failure(temporary, caplog):
+def test_runner_log_is_kept_on_failure(temporary, caplog):
     root = logging.getLogger()
     before = root.level, list(root.handlers)
 
@@ -250,7 +250,7 @@ GONE = r"^FlinkRunner did not finish the run: a worker process ended unexpectedl
         ),
     ],
 )
-def test_the_cause_is_found_in_what_a_runner_says(said, expected):
+def test_last_line_names_the_cause(said, expected):
     with pytest.raises(ImagepivotError, match=expected), runner_log("FlinkRunner"):
         raise RuntimeError(said)
 

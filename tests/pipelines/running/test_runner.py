@@ -121,7 +121,7 @@ def test_levels_of_logging_are_as_before():
         (("--runner=my.own.Runner",), False, False),
     ],
 )
-def test_whose_workers_run_on_this_machine(flags, local, here):
+def test_execution_runs_here_by_runner(flags, local, here):
     execution = Execution(beam_flags=flags)
     assert (execution.is_local, execution.runs_here) == (local, here)
 
@@ -135,12 +135,12 @@ def test_whose_workers_run_on_this_machine(flags, local, here):
         (("--runner=DataflowRunner", "--project=p"), r"Beam cannot start the runner 'DataflowRunner': .*temp_location"),
     ],
 )
-def test_a_runner_that_cannot_be_started_is_wrong_usage(flags, message):
+def test_run_pipeline_unknown_runner_is_wrong_usage(flags, message):
     with pytest.raises(UsageError, match=message):
         run_pipeline(lambda pipeline: pipeline | beam.Create([1]), Execution(beam_flags=flags))
 
 
-def test_locations_that_workers_elsewhere_cannot_reach():
+def test_check_locations_local_path_of_remote_workers_is_refused():
     flink = ("--runner=FlinkRunner",)
     locations = (("SOURCE", "gs://bucket/c"), ("OUTPUT", "my out"))
     Execution(beam_flags=flink).check_locations(locations[:1])
@@ -221,7 +221,7 @@ def fails_in_time(build) -> str:
     return str(caught.value)
 
 
-def test_workers_that_end_before_they_have_connected(tmp_path, monkeypatch):
+def test_workers_exiting_before_connecting_fail_the_run(tmp_path, monkeypatch):
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\nkill -KILL $$\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
@@ -230,7 +230,7 @@ def test_workers_that_end_before_they_have_connected(tmp_path, monkeypatch):
 
 
 @pytest.mark.cluster
-def test_workers_that_end_where_no_more_data_is_expected_of_them():
+def test_workers_exiting_after_their_last_data_fail_the_run():
     def build(pipeline):
         return pipeline | beam.Create(range(8)) | beam.Reshuffle() | beam.Map(lambda _: os.kill(os.getpid(), signal.SIGKILL))
 
