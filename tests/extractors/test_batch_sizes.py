@@ -70,14 +70,14 @@ def test_batches_are_doubled_up_to_256_while_they_are_faster(find):
 
 
 @pytest.mark.parametrize(("knee", "expected"), [(16, 16), (64, 64), (100, 128), (128, 128)])
-def test_doubling_ends_where_it_does_not_pay(find, knee, expected):
+def test_find_batch_size_stops_without_speedup(find, knee, expected):
     """From the knee on each image takes as long as in a smaller batch."""
     extractor = Timed(seconds=lambda size: max(1.0, size / knee))
     assert find(extractor) == expected
 
 
 @pytest.mark.parametrize(("free", "expected"), [(3 * GB, 16), (8 * GB, 32), (17 * GB, 64), (32 * GB, 128), (64 * GB, 256)])
-def test_a_batch_takes_at_most_half_of_the_free_memory_and_none_that_takes_more_is_tried(find, free, expected):
+def test_find_batch_size_tries_at_most_half_of_free_memory(find, free, expected):
     extractor = Timed()
     assert find(extractor, free=free) == expected
     assert max(extractor.sizes) == expected
@@ -96,7 +96,7 @@ def test_others_take_their_own_number_and_nothing_is_run(find, extractor):
     assert timed.sizes == []
 
 
-def test_what_was_found_is_remembered_by_gpu_extractor_and_precision(find, monkeypatch):
+def test_find_batch_size_caches_by_gpu_extractor_and_precision(find, monkeypatch):
     assert find(Timed()) == 256
     again = Timed(seconds=lambda size: float(size))
     assert find(again) == 256
@@ -109,7 +109,7 @@ def test_what_was_found_is_remembered_by_gpu_extractor_and_precision(find, monke
 
 
 @pytest.mark.parametrize("content", ["", "[", "0", "-4", "1000000", '"64"', "null"])
-def test_what_cannot_be_is_found_anew(find, content, monkeypatch, tmp_path):
+def test_find_batch_size_invalid_cache_entry_is_replaced(find, content, monkeypatch, tmp_path):
     monkeypatch.setenv("IMAGEPIVOT_CACHE", str(tmp_path))
     assert find(Timed(seconds=lambda size: float(size))) == 16
     (file,) = Path(tmp_path / "batch-sizes").iterdir()
@@ -118,7 +118,7 @@ def test_what_cannot_be_is_found_anew(find, content, monkeypatch, tmp_path):
     assert find(Timed()) == 256
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(find, monkeypatch, tmp_path):
+def test_find_batch_size_unwritable_cache_succeeds(find, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("IMAGEPIVOT_CACHE", str(tmp_path / "file"))
     assert find(Timed()) == 256

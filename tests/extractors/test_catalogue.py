@@ -42,7 +42,7 @@ def test_importing_the_package_loads_neither_torch_nor_pillow():
 @pytest.mark.parametrize(
     ("name", "package", "extra"), [("faster-rcnn-36", "torchvision", "extractors"), ("timm:resnet18", "timm", "timm")]
 )
-def test_missing_extra_says_what_to_install(name, package, extra):
+def test_import_module_missing_extra_names_it(name, package, extra):
     code = f"import sys; sys.modules[{package!r}] = None\nimport extractors\ntry: "
     code += f"extractors.load({name!r}, weights='random:0')\nexcept Exception as error: print(type(error).__name__, error)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -60,7 +60,7 @@ def test_fingerprint_is_of_the_parameters_alone_and_not_of_their_order():
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("name", extractors.names())
-def test_the_catalogue_says_what_the_extractor_does(name):
+def test_entries_match_loaded_extractors(name):
     (entry,) = (entry for entry in extractors.entries() if entry.name == name)
     description = ExtractorRequest(name, weights="random:0").describe()
     assert (entry.kind, entry.shape, entry.dtype) == (description.kind, description.spec.shape, description.spec.dtype)

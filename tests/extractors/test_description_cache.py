@@ -73,7 +73,7 @@ def test_another_request_is_described_anew(cache, options):
 
 
 @pytest.mark.slow
-def test_a_file_that_was_written_to_is_hashed_again_whatever_its_time_says(cache, weights, hashed, tmp_path):
+def test_describe_changed_file_with_old_mtime_hashes_again(cache, weights, hashed, tmp_path):
     before, status = request(weights).describe(), weights.stat()
     (tmp_path / "other").mkdir()
     other = save(tmp_path / "other" / "weights.pth", seed=2).read_bytes()  # The name is in the file.
@@ -88,7 +88,7 @@ def test_a_file_that_was_written_to_is_hashed_again_whatever_its_time_says(cache
 
 
 @pytest.mark.slow
-def test_a_file_that_is_gone_is_an_error(cache, weights):
+def test_describe_deleted_file_raises(cache, weights):
     request(weights).describe()
     weights.unlink()
     with pytest.raises(resolve.InputError, match="there is no weights file"):
@@ -129,7 +129,7 @@ def test_another_version_of_a_library_or_of_the_code_is_another_description(cach
 
 @pytest.mark.slow
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"path": null}', '{"path": null, "description": {"spec": {}}}'])
-def test_what_cannot_be_read_is_made_again(cache, weights, hashed, content):
+def test_describe_unreadable_cache_entry_is_replaced(cache, weights, hashed, content):
     first = request(weights).describe()
     (file,) = (cache / "descriptions").iterdir()
     file.write_text(content)
@@ -140,14 +140,14 @@ def test_what_cannot_be_read_is_made_again(cache, weights, hashed, content):
 
 
 @pytest.mark.slow
-def test_a_cache_that_cannot_be_written_stops_nothing(tmp_path, monkeypatch, weights, hashed):
+def test_describe_unwritable_cache_succeeds(tmp_path, monkeypatch, weights, hashed):
     (tmp_path / "file").touch()
     monkeypatch.setenv("IMAGEPIVOT_CACHE", str(tmp_path / "file"))
     assert request(weights).describe() == request(weights).describe()
     assert len(hashed) == 2
 
 
-def test_a_request_that_fails_is_not_remembered(cache, tmp_path):
+def test_describe_failed_request_is_not_cached(cache, tmp_path):
     (tmp_path / "broken.pth").write_bytes(b"no weights")
     for _ in range(2):
         with pytest.raises(resolve.InputError):
@@ -209,7 +209,7 @@ def test_a_folder_is_described_anew_for_another_request(cache, folder):
     assert describing.count == 2
 
 
-def test_a_folder_whose_files_have_changed_is_described_anew(cache, folder, tmp_path):
+def test_cached_folder_description_changed_files_describe_again(cache, folder, tmp_path):
     describing = Describing(folder)
     before = describing.cached_description()
     times = (folder / "config.json").stat()
@@ -225,7 +225,7 @@ def test_a_folder_whose_files_have_changed_is_described_anew(cache, folder, tmp_
     assert removed == written  # The files that it was made from are there as they were.
 
 
-def test_links_of_a_folder_stand_for_what_they_lead_to(cache, folder, tmp_path):
+def test_cached_folder_description_follows_links(cache, folder, tmp_path):
     """As in Hugging Face's cache, where a name leads to another blob after an update."""
     for name in ("old", "new"):
         (tmp_path / name).write_text(name, encoding="utf-8")
@@ -254,7 +254,7 @@ def test_a_folder_is_described_anew_by_other_libraries_and_other_code(cache, fol
 
 
 @pytest.mark.parametrize("content", ["", "[]", "null", "{}", '{"spec": 1}'])
-def test_what_cannot_be_read_of_a_folder_is_made_again(cache, folder, content):
+def test_cached_folder_description_unreadable_entry_is_replaced(cache, folder, content):
     describing = Describing(folder)
     expected = describing.cached_description()
     (file,) = (cache / "descriptions").iterdir()

@@ -35,7 +35,7 @@ def described(name: str, **options) -> extractors.Description:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BEFORE)
-def test_without_options_fingerprints_are_what_they_were(name):
+def test_fingerprint_without_options_is_unchanged(name):
     if name.startswith("timm:"):
         pytest.importorskip("timm", reason="needs timm: pip install 'imagepivot[timm]'")
     assert described(name).fingerprint == BEFORE[name]
@@ -100,7 +100,7 @@ def test_separate_crops_are_part_of_the_spec_and_of_the_fingerprint(name):
         ("resnet", {"unpooled": True}, "there is no extractor 'resnet'"),
     ],
 )
-def test_options_that_an_extractor_does_not_have_are_refused(method, name, options, message):
+def test_request_unsupported_options_raise(method, name, options, message):
     with pytest.raises(UsageError, match=message):
         method(ExtractorRequest(name, **options))
 

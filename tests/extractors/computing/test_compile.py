@@ -88,7 +88,7 @@ def test_without_a_compiler_it_is_a_clear_error_on_a_cpu(monkeypatch):
     check_compile(GPU)
 
 
-def test_a_model_that_cannot_be_compiled_is_a_clear_error():
+def test_warm_up_compile_failure_raises_usage_error():
     def forward(values):
         raise RuntimeError("\nCppCompileError: C++ compile error\n\nCommand: g++")
 

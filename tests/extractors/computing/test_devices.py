@@ -39,7 +39,7 @@ def test_the_requested_device_is_used(monkeypatch, device, gpus, expected):
 
 
 @pytest.mark.parametrize(("device", "gpus"), [("cuda", 0), ("cuda:0", 0), ("cuda:2", 2)])
-def test_a_missing_gpu_is_an_error_that_says_what_the_host_sees(monkeypatch, device, gpus):
+def test_resolve_device_missing_gpu_names_host_state(monkeypatch, device, gpus):
     pretend_gpus(monkeypatch, gpus)
     with pytest.raises(
         UsageError, match=rf"'{device}' is not on this host: .*is_available\(\) is {gpus > 0}, .*is {gpus}, torch"
@@ -150,7 +150,7 @@ def test_numerics_restore_after_an_error_and_touch_nothing_for_a_cpu(gpu):
 
 
 @pytest.mark.slow
-def test_a_thread_that_needs_other_switches_waits(gpu):
+def test_precision_context_other_switches_wait(gpu):
     """Otherwise one thread would restore switches that another still needs."""
     entered = Event()
 
@@ -166,7 +166,7 @@ def test_a_thread_that_needs_other_switches_waits(gpu):
     assert entered.is_set()
 
 
-def test_threads_that_need_the_same_switches_compute_at_once(gpu):
+def test_precision_context_equal_switches_run_concurrently(gpu):
     """One per GPU: the last one restores the switches."""
     before, entered, leave = switches(), Event(), Event()
 

@@ -122,7 +122,7 @@ def drifting():
         (drifting(), "two runs have different results"),
     ],
 )
-def test_what_cudnn_cannot_do_or_does_otherwise_is_left_to_torch(relu, reason, copies, monkeypatch, caplog):
+def test_cudnn_layers_with_errors_or_other_results_are_disabled(relu, reason, copies, monkeypatch, caplog):
     """Layers with an addition, which are as they should be, stay fused; what is wrong is told once."""
     expected = plain(copies, images())
     monkeypatch.setattr(torch, "cudnn_convolution_relu", relu)
@@ -148,7 +148,7 @@ def test_the_memory_of_a_result_is_not_read(copies, monkeypatch):
 
 
 @pytest.mark.slow
-def test_an_engine_that_is_missing_for_other_images_leaves_those_to_torch(copies, monkeypatch, caplog):
+def test_cudnn_missing_engine_for_a_shape_falls_back_to_torch(copies, monkeypatch, caplog):
     with fake_gpu() as gpu, caplog.at_level(logging.WARNING):
         network = ready(copies(), GPU)
         expected = run(network, images(), images(1))
@@ -209,7 +209,7 @@ class Block(nn.Module):
         (operator.mul, {}, False),
     ],
 )
-def test_sums_that_are_fused(add, options, is_fused):
+def test_fuse_cudnn_sums(add, options, is_fused):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         block = Block(add, **options).eval().requires_grad_(False)
@@ -224,7 +224,7 @@ def test_sums_that_are_fused(add, options, is_fused):
 
 
 @pytest.mark.parametrize("is_other_first", [False, True])
-def test_what_is_added_to_in_place_is_not_fused(is_other_first):
+def test_fuse_cudnn_in_place_residual_is_not_fused(is_other_first):
     """Whoever reads it later expects the sum. Tracing writes such sums as others, so that this one is made by hand."""
     graph = trace_and_fold(Block((lambda left, right: right + left) if is_other_first else operator.add, later=True))
     next(node for node in graph.graph.nodes if node.target is operator.add).target = operator.iadd
@@ -232,12 +232,12 @@ def test_what_is_added_to_in_place_is_not_fused(is_other_first):
     assert any(isinstance(layer, fused_conv2d.CudnnFusedConv2d) for layer in layers) != is_other_first
 
 
-def test_a_sum_that_is_spread_over_pixels_is_not_fused():
+def test_fuse_cudnn_broadcast_sum_is_not_fused():
     graph = fuse_cudnn(trace_and_fold(Spread(3, (40, 32))), SHAPE)
     assert not any(isinstance(layer, fused_conv2d.CudnnFusedConv2d) for layer in graph.modules())
 
 
-def test_a_network_that_is_compiled_is_left_to_the_compiler(copies, monkeypatch):
+def test_optimize_compiled_network_is_not_fused(copies, monkeypatch):
     with fake_gpu():
         monkeypatch.setattr(nn.Module, "compile", lambda *arguments, **options: None)
         network = optimize_for_inference(trace_and_fold(copies()), SHAPE, GPU, precision="fp32", compile=True)

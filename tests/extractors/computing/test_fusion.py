@@ -99,7 +99,7 @@ def test_a_block_is_two_operations(add):
 
 
 @pytest.mark.parametrize("more", [{"later": True}, {"inner": False}, {"own": True}])
-def test_what_is_read_afterwards_is_not_overwritten(more):
+def test_fuse_onednn_residual_with_later_readers_is_not_overwritten(more):
     model = with_statistics(Residual(torch.add, **more))
     values, kept = images(), images()
     with torch.inference_mode():
@@ -109,7 +109,7 @@ def test_what_is_read_afterwards_is_not_overwritten(more):
 
 
 @pytest.mark.parametrize("add", [lambda left, right: left + 2, lambda left, right: torch.add(left, right, alpha=2), torch.mul])
-def test_other_sums_stay_what_they_are(add):
+def test_fuse_onednn_other_sums_are_unchanged(add):
     assert_fused_alike(Residual(add))
 
 
@@ -128,7 +128,7 @@ def test_a_sum_that_is_spread_over_pixels_is_not_taken_for_one_of_maps():
     assert_fused_alike(Spread(8, (9, 7)))
 
 
-def test_norms_that_follow_no_convolution_of_their_own_stay():
+def test_fold_norms_without_own_convolution_remain():
     class Shared(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -142,7 +142,7 @@ def test_norms_that_follow_no_convolution_of_their_own_stay():
     assert counts(merged)["BatchNorm2d"] == 2
 
 
-def test_a_convolution_that_is_used_twice_is_not_folded():
+def test_fold_norms_shared_convolution_is_not_folded():
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -180,7 +180,7 @@ def test_a_merged_convolution_has_the_bits_of_a_convolution_and_a_relu():
         assert torch.equal(FusedConv2d(conv, list(SHAPE), relu=True)(images()), expected)
 
 
-def test_layers_that_do_nothing_stand_in_the_way_of_nothing():
+def test_trace_drops_identity_layers():
     class Stem(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -197,7 +197,7 @@ def test_layers_that_do_nothing_stand_in_the_way_of_nothing():
     assert [node.op for node in graph.graph.nodes] == ["placeholder", "call_module", "output"]
 
 
-def test_types_that_this_processor_does_not_merge_are_left_alone(monkeypatch):
+def test_fuse_onednn_unsupported_dtype_is_unchanged(monkeypatch):
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False, raising=False)
     model = trace_and_fold(with_statistics(Residual(torch.add))).to(torch.bfloat16)
     assert counts(with_merged_layers(model))["Conv2d"] == 2

@@ -33,7 +33,7 @@ def test_halves_go_on_after_running_out_of_memory(limit, sizes, caplog):
     assert [record.getMessage() for record in caplog.records] == told
 
 
-def test_what_fitted_is_remembered_and_told_once(caplog):
+def test_run_with_oom_retry_remembers_size_and_warns_once(caplog):
     device, fitted = SmallDevice(5), BatchLimits()
     for start in range(3):
         batch = torch.arange(start, start + 13)
@@ -44,7 +44,7 @@ def test_what_fitted_is_remembered_and_told_once(caplog):
     assert len(caplog.records) == 1
 
 
-def test_what_fitted_is_remembered_by_the_shape_of_an_item(caplog):
+def test_run_with_oom_retry_remembers_size_by_item_shape(caplog):
     """Long captions take more memory than short ones; the log has one line for all."""
     device, fitted = SmallDevice(8), BatchLimits()
     for length, count in ((3, 8), (9, 10), (3, 8), (9, 10), (5, 10)):
@@ -95,7 +95,7 @@ def resident() -> int:
 @pytest.mark.skipif(
     not hasattr(ctypes.CDLL(None), "malloc_trim") or not Path("/proc/self/statm").exists(), reason="needs Linux with glibc"
 )
-def test_what_was_freed_between_things_in_use_goes_back():
+def test_release_unused_memory_returns_fragmented_memory():
     pieces = [torch.ones(16_000) for _ in range(4000)]  # 64 KB each, 256 MB
     pinned = pieces[::50]
     del pieces

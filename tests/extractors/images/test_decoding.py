@@ -78,7 +78,7 @@ def test_black_and_white_is_0_and_255():
 
 
 @pytest.mark.parametrize("transparency", [None, 1, b"\x80\x00\xff"])
-def test_palette_is_looked_up_whatever_is_transparent(transparency, recwarn):
+def test_decode_palette_ignores_transparency(transparency, recwarn):
     image = Image.new("P", (3, 1))
     image.putpalette([255, 0, 0, 0, 128, 0, 1, 2, 3])
     image.putdata([0, 1, 2])
@@ -147,7 +147,7 @@ def test_cmyk_jpeg_is_inverted_with_adobes_marker_or_without():
     np.testing.assert_array_equal(pixels(data[:at] + data[at + 2 + length :]), pixels(data))
 
 
-def test_cmyk_tiff_and_adobe_inverted_jpeg_have_the_colour_that_was_meant():
+def test_decode_cmyk_tiff_and_adobe_inverted_jpeg_have_intended_colour():
     red = Image.new("CMYK", (16, 16), (0, 255, 255, 0))
     assert pixels(encode(red, "TIFF")).tolist() == [[[255, 0, 0]] * 16] * 16
     jpeg = encode(red, "JPEG", quality=100)
@@ -177,7 +177,7 @@ def jp2(array: np.ndarray) -> bytes:
 
 
 @pytest.mark.parametrize("format", ["AVIF", "HEIF"])
-def test_lossy_formats_are_near_what_was_encoded(format):  # noqa: A002
+def test_decode_lossy_formats_are_near_original(format):  # noqa: A002
     values = np.add.outer(np.arange(64), np.arange(64))[:, :, None] + np.array([0, 60, 120])
     image = Image.fromarray(values.astype(np.uint8))
     assert np.abs(pixels(encode(image, format, quality=95)).astype(int) - np.asarray(image)).max() < 12
@@ -314,7 +314,7 @@ def bmp(bits: int, compression: int, masks: bytes = b"") -> bytes:
         struct.pack("<BBBHHBHHHHBB", 0, 1, 1, 0, 2, 24, 0, 0, 2, 1, 16, 0x20) + bytes(18) + b"TRUEVISION-XFILE.\x00",
     ],
 )
-def test_bmp_and_tga_that_pillow_does_not_read_are_unsupported(data):
+def test_decode_bmp_and_tga_variants_without_pillow_support_are_unsupported(data):
     assert reason_of(data, r"has a layout that is not supported \(.+\): convert it to 8-bit RGB") == "unsupported"
 
 
@@ -413,7 +413,7 @@ def test_pixels_are_counted_in_the_header_before_decoding():
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("is_icon", [False, True])
-def test_default_limit_refuses_what_pillow_would_and_does_not_need_it(is_icon, monkeypatch):
+def test_decode_default_limit_equals_pillow_limit(is_icon, monkeypatch):
     """In an icon, whose images Pillow decodes while it opens it, too."""
     bomb = png(20_000, 20_000, 8, 2, b"")
     if is_icon:
@@ -454,7 +454,7 @@ def encode_as(format: str, mode: str = "RGB", **options) -> bytes:  # noqa: A002
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_what_pillow_writes_is_recognised(name):
+def test_format_of_files_from_pillow_is_detected(name):
     assert format_of(encode_as(name)) == name
     assert Image.open(io.BytesIO(encode_as(name))).format == name
 
@@ -535,7 +535,7 @@ def test_a_pillow_without_a_codec_says_so(monkeypatch, name):
     ("name", "options", "codec"),
     [("JPEG2000", {}, "jpeg2k"), ("JPEG", {}, "jpeg"), ("TIFF", {"compression": "tiff_lzw"}, "libtiff")],
 )
-def test_a_codec_that_pillow_misses_while_it_decodes(monkeypatch, name, options, codec):
+def test_decode_missing_codec_is_unsupported(monkeypatch, name, options, codec):
     data = encode_as(name, **options)
     monkeypatch.delattr(Image.core, f"{codec}_decoder")
     assert reason_of(data, rf"cannot decode the {name} file .*decoder {codec} not available") == "unsupported"

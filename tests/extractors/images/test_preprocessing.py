@@ -73,7 +73,7 @@ def test_normalize_is_to_tensor_and_normalize():
 
 @pytest.mark.parametrize("order", ["RGB", "BGR"])
 @pytest.mark.parametrize("size_hw", [(224, 224), (5, 1), (1, 1), (2, 3)])
-def test_layout_in_memory_does_not_change_what_normalizing_makes(size_hw, order):
+def test_normalizer_memory_layouts_give_equal_values(size_hw, order):
     normalize = dataclasses.replace(PREPROCESSING, channel_order=order).normalizer(CPU)
     pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, *size_hw, 3), dtype=np.uint8)).permute(0, 3, 1, 2)
     ordered = (pixels if order == "RGB" else pixels.flip(1)).numpy().astype(np.float32)
@@ -174,7 +174,7 @@ def test_image_of_the_right_size_is_returned_itself():
     assert resize(image, PREPROCESSING) is image
 
 
-def test_a_side_that_would_vanish_is_a_failure_of_the_image():
+def test_check_resized_zero_side_raises_decode_error():
     with pytest.raises(DecodeError, match="1000×1 pixels would be resized to 100×0") as caught:
         check_resized(Image.new("RGB", (1000, 1)), (100, 0))
     assert caught.value.reason == "unsupported"

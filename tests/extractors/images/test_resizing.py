@@ -78,7 +78,7 @@ def test_every_byte_is_pillows_for_sizes_drawn_at_random(interpolation):
 
 
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS)
-def test_a_box_beyond_the_image_is_black_there(interpolation):
+def test_resize_exactly_box_beyond_image_is_black(interpolation):
     image = noise(90, 60)
     for box in ((-7, -3, 60, 40), (10, 5, 75, 50), (-4, -4, 75, 50), (0, 0, 72, 48)):
         expected = np.asarray(image.resize((72, 48), Image.Resampling[interpolation.upper()]).crop(box))
@@ -86,7 +86,7 @@ def test_a_box_beyond_the_image_is_black_there(interpolation):
 
 
 @pytest.mark.slow
-def test_images_of_which_pillow_lends_no_memory_are_left_to_it(monkeypatch):
+def test_resize_exactly_multi_block_image_uses_pillow(monkeypatch):
     large, plan = noise(2600, 2100), Preprocessing(resize_short=256, crop=224, **NUMBERS)  # More than the 16 MB of a block.
     with pytest.raises(ValueError, match="block"):
         large.__arrow_c_array__()
@@ -149,12 +149,12 @@ def test_threads_resize_at_the_same_time():
 
 
 @pytest.mark.parametrize(("image_wh", "size_wh"), [((3, 301), (4, 224)), ((1240, 1000), (20, 16)), ((100, 6200), (50, 100))])
-def test_what_no_photograph_is_like_is_left_to_pillow(image_wh, size_wh):
+def test_resize_exactly_extreme_aspect_or_scale_uses_pillow(image_wh, size_wh):
     assert not can_resize_exactly(Image.new("RGB", image_wh), size_wh)
 
 
 @pytest.mark.parametrize("why", ["other bytes", "no FBGEMM"])
-def test_pillow_does_it_where_the_bytes_would_be_others_or_take_longer(why, monkeypatch):
+def test_can_resize_exactly_other_bytes_or_no_fbgemm_is_false(why, monkeypatch):
     resizing._matches_pillow.cache_clear()
     if why == "other bytes":
         monkeypatch.setattr(resizing, "_BITS", 21)
@@ -171,7 +171,7 @@ def test_pillow_does_it_where_the_bytes_would_be_others_or_take_longer(why, monk
         resizing._coefficients.cache_clear()
 
 
-def test_an_image_that_was_just_read_from_a_file():
+def test_resize_exactly_image_from_file_equals_pillow():
     file = io.BytesIO()
     noise(80, 60).save(file, "PNG")
     file.seek(0)

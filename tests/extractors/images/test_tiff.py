@@ -78,7 +78,7 @@ def test_grey_with_white_at_0_is_scaled_after_the_inversion():
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("photometric", [0, 1])
 @pytest.mark.parametrize("kind", ["u1", "u2"])
-def test_one_sample_has_one_plane_whatever_its_tag(order, photometric, kind):
+def test_tiff_single_sample_ignores_planes_tag(order, photometric, kind):
     values = RAMP * (257 if kind == "u2" else 1)
     expected = RAMP if photometric else 255 - RAMP
     assert row_of(grey(order, values, kind, t262=photometric, t284=2)) == expected.tolist()
@@ -231,7 +231,7 @@ def test_grey_with_alpha_has_8_bits():
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
-def test_damage_is_told_from_what_is_not_supported():
+def test_tiff_corrupt_and_unsupported_files_have_different_reasons():
     whole = grey("<", RAMP, "u1")
     for data in (whole[:4] + b"\xff\xff\xff\x7f" + whole[8:], whole[:40]):
         with pytest.raises(DecodeError, match="the header cannot be read: the file is damaged or was cut off") as caught:

@@ -202,7 +202,7 @@ def test_a_chain_longer_than_the_rounds_before_a_look(device):
     assert torch.equal(best(boxes, scores, 0.2, device), expected)
 
 
-def test_the_first_that_are_chosen():
+def test_first_true_positions_and_counts():
     chosen = torch.tensor([[0, 1, 0, 1, 1], [0, 0, 0, 0, 1], [0, 0, 0, 0, 0]], dtype=torch.bool)
     positions, counts = first_true(chosen, 2)
     assert (positions.shape, counts.tolist()) == ((3, 2), [2, 1, 0])

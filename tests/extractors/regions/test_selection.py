@@ -79,7 +79,7 @@ def test_of_equal_scores_the_earlier_proposal_wins():
     assert select_indices(apart(4), classes, RegionOptions(2, 2)).tolist() == [0, 1]
 
 
-def test_a_box_counts_by_the_best_class_that_keeps_it():
+def test_select_indices_ranks_by_best_surviving_class():
     boxes = torch.tensor([[0.0, 0, 9, 9], [0, 0, 9, 8], [100, 100, 109, 109]])
     classes = torch.tensor([[0.1, 0.8, 0.1], [0.2, 0.7, 0.15], [0.3, 0.3, 0.4]])
     # The second is covered in class 1, and counts by class 2, where it is above the first.
@@ -186,7 +186,7 @@ def test_a_batch_costs_few_launches_and_waits():
 
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
 @pytest.mark.parametrize("options", [RegionOptions(1, 5), RegionOptions(1, 5, score_threshold=0.85), RegionOptions(2, 2)])
-def test_a_proposal_that_is_not_finite_spoils_its_image(value, options):
+def test_gather_regions_nonfinite_proposal_marks_image(value, options):
     """As 16 bits overflow: whatever else would have been chosen, the proposal might have been, and nothing is stored."""
     bad = detections(3)
     bad.features[2, 1] = value

@@ -155,7 +155,7 @@ def test_float16_is_rounded(folder):
 # --- mistakes --------------------------------------------------------------------------------------------------------
 
 
-def test_a_name_that_is_not_in_the_cache(no_network, monkeypatch, tmp_path):
+def test_token_request_unknown_name_raises(no_network, monkeypatch, tmp_path):
     with pytest.raises(
         InputError, match=r"there is no model 'nobody/no-bert': .* the command hf of huggingface_hub, and give its folder"
     ):
@@ -164,7 +164,7 @@ def test_a_name_that_is_not_in_the_cache(no_network, monkeypatch, tmp_path):
         TokenRequest("no such/folder/at all").load()
 
 
-def test_a_folder_that_is_no_model(tmp_path):
+def test_token_request_folder_without_config_raises(tmp_path):
     with pytest.raises(InputError, match=r"has no config\.json, expected a model as saved by transformers"):
         TokenRequest(str(tmp_path)).load()
 
@@ -185,7 +185,7 @@ def test_weights_of_another_config(folder, tmp_path):
         TokenRequest(str(copy)).load()
 
 
-def test_weights_that_are_not_there(folder, tmp_path):
+def test_token_request_missing_weights_raise(folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "broken")
     (copy / "model.safetensors").unlink()
     with pytest.raises(InputError, match="transformers cannot read the model"):

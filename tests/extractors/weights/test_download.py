@@ -54,7 +54,7 @@ def test_weights_by_address_are_those_of_the_file(site, tmp_path):
     assert found.path.parent == cache_folder()
 
 
-def test_what_is_there_is_not_fetched_again_and_what_has_changed_is_another_file(site, cache):
+def test_local_file_downloads_each_version_once(site, cache):
     address = site.address("/a%20b.pth")
     site.pages["/a%20b.pth"] = page(b"one", ETag='"1"')
     first = local_file(address)
@@ -81,14 +81,14 @@ def test_without_a_version_the_digest_of_the_bytes_tells_files_apart(site, cache
     assert (len(names(cache)), first.read_bytes()) == (2, b"one")
 
 
-def test_an_answer_that_breaks_off_leaves_nothing(site, cache):
+def test_local_file_interrupted_download_leaves_no_file(site, cache):
     site.pages["/w.pth"] = page(b"x" * 10, ETag='"1"', Content_Length="1000", Connection="close")
     with pytest.raises(InputError, match=r"the download of '.*/w\.pth' broke off after 10 of 1,000 bytes: run again"):
         local_file(site.address("/w.pth"))
     assert names(cache) == []
 
 
-def test_nothing_there(site, cache):
+def test_local_file_missing_object_raises(site, cache):
     with pytest.raises(InputError, match=r"there are no weights at 'http://.*/w\.pth': the server answers 404"):
         local_file(site.address("/w.pth"))
     with pytest.raises(InputError, match=r"cannot download the weights 'http://127\.0\.0\.1:1/w\.pth' .*--weights PATH"):
@@ -96,7 +96,7 @@ def test_nothing_there(site, cache):
     assert not cache.exists()
 
 
-def test_a_cache_that_cannot_be_written(site, tmp_path, monkeypatch):
+def test_local_file_unwritable_cache_raises(site, tmp_path, monkeypatch):
     (tmp_path / "file").write_bytes(b"")
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "file"))
     site.pages["/w.pth"] = page(b"one", ETag='"1"')

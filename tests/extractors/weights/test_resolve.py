@@ -91,7 +91,7 @@ FORMATS = {
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_equal_tensors_are_the_same_weights_whatever_file_they_came_in(tmp_path, state, name):
+def test_resolve_weights_equal_tensors_have_equal_digest_in_any_format(tmp_path, state, name):
     FORMATS[name](state, tmp_path / "w.pth")
     (path,) = tmp_path.iterdir()
     found = resolve_weights(str(path), ARCHITECTURE)
@@ -188,7 +188,7 @@ def test_of_several_sets_of_weights_the_usual_one_is_taken_and_any_can_be_named(
         assert not torch.equal(resolve_weights(advised, ARCHITECTURE).state["conv1.bias"], found.state["conv1.bias"])
 
 
-def test_a_single_set_of_weights_is_taken_whatever_its_name(tmp_path, state):
+def test_resolve_weights_single_set_needs_no_name(tmp_path, state):
     for content in (several(state, "net"), {"ema": {"decay": 0.9, "shadow": state}}):
         found = resolve_weights(saved(tmp_path / "w.ckpt", content), ARCHITECTURE)
         assert_same(found, state)
@@ -227,7 +227,7 @@ def test_files_of_16_bits_are_widened(tmp_path, state):
     assert {name: value.dtype for name, value in found.state.items()} == {name: value.dtype for name, value in state.items()}
 
 
-def test_file_that_does_not_exist():
+def test_resolve_weights_missing_file_raises():
     with pytest.raises(
         InputError, match=r"there is no weights file '/no/such.pth', expected 'default', 'random:SEED', or the path"
     ):
@@ -236,7 +236,7 @@ def test_file_that_does_not_exist():
         resolve_weights("random", ARCHITECTURE)
 
 
-def test_a_file_that_cannot_be_read_is_an_error(tmp_path, monkeypatch):
+def test_resolve_weights_unreadable_file_raises(tmp_path, monkeypatch):
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
@@ -262,13 +262,13 @@ def test_weights_of_another_model_are_refused_with_names(tmp_path, state, change
         resolve_weights(saved(tmp_path / "w.pth", content), ARCHITECTURE)
 
 
-def test_values_that_are_not_finite_are_refused(tmp_path, state):
+def test_resolve_weights_nonfinite_values_raise(tmp_path, state):
     state["conv1.bias"][1] = np.nan
     with pytest.raises(InputError, match=r"non-finite values in conv1.bias: the file is corrupt; download it again"):
         resolve_weights(saved(tmp_path / "w.pth", state), ARCHITECTURE)
 
 
-def test_pickles_that_run_code_are_refused_and_not_run(tmp_path, state):
+def test_resolve_weights_pickle_with_code_raises_without_running_it(tmp_path, state):
     request = saved(tmp_path / "w.pth", {"state_dict": state, "trap": Trap(tmp_path / "ran")})
     with pytest.raises(InputError, match=r"is refused: .*could run code when read .*save model\.state_dict\(\) alone"):
         resolve_weights(request, ARCHITECTURE)
@@ -345,7 +345,7 @@ def test_damaged_file_in_the_cache_is_found(monkeypatch, tmp_path, state):
         resolve_weights("default", architecture)
 
 
-def test_a_cache_that_cannot_be_made_says_how_to_move_it(monkeypatch, tmp_path, state):
+def test_resolve_weights_unwritable_cache_names_torch_home(monkeypatch, tmp_path, state):
     architecture = offer(monkeypatch, tmp_path, state)
     (tmp_path / "hub").write_text("a file")
     with pytest.raises(InputError, match=r"cannot store the weights .*hub/checkpoints' \(Not a directory\): set TORCH_HOME"):

@@ -133,7 +133,7 @@ def test_functions_are_refused_by_their_name_and_not_called(tmp_path, protocol, 
         (b"\x80\x09.", "protocol"),
     ],
 )
-def test_programs_that_do_more_are_refused(tmp_path, program, what):
+def test_read_pickle_other_programs_raise(tmp_path, program, what):
     refused(tmp_path, program, what)
 
 
@@ -144,7 +144,7 @@ def test_arrays_of_objects_and_records_are_refused(tmp_path):
     refused(tmp_path, pickle.dumps(np.zeros(2, dtype="M8[s]")), "not numbers")
 
 
-def test_no_memory_is_taken_for_what_the_file_only_claims(tmp_path):
+def test_read_pickle_claimed_lengths_allocate_no_memory(tmp_path):
     refused(tmp_path, b"\x80\x04\x8e" + struct.pack("<Q", 2**50) + b"abc.", "expected 1125899906842624 bytes")
     refused(tmp_path, b"\x80\x05\x96" + struct.pack("<Q", 2**50) + b"abc.", "expected 1125899906842624 bytes")
     refused(tmp_path, b"\x80\x02Nr" + struct.pack("<I", 2**32 - 1) + b".", "memo position 4294967295 after 2 instructions")

@@ -117,7 +117,7 @@ def test_a_request_takes_only_its_own_weights(tmp_path, reads):
 
 
 @pytest.mark.parametrize("kind", KINDS[:3])
-def test_a_file_that_changed_after_it_was_described_is_read_again(tmp_path, reads, kind):
+def test_load_file_changed_after_describe_is_read_again(tmp_path, reads, kind):
     path = saved(tmp_path, kind, seed=1)
     before = ExtractorRequest(NAME, weights=path).describe()
     Path(path).unlink()
@@ -128,7 +128,7 @@ def test_a_file_that_changed_after_it_was_described_is_read_again(tmp_path, read
     assert after.fingerprint == ExtractorRequest(NAME, weights=path).describe().fingerprint
 
 
-def test_a_file_that_vanished_after_it_was_described_is_missed(tmp_path):
+def test_load_file_deleted_after_describe_raises(tmp_path):
     path = saved(tmp_path, "w.pth")
     ExtractorRequest(NAME, weights=path).describe()
     Path(path).unlink()
@@ -137,7 +137,7 @@ def test_a_file_that_vanished_after_it_was_described_is_missed(tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS[:3])
-def test_what_happens_to_the_file_does_not_reach_a_loaded_model(tmp_path, kind):
+def test_load_later_file_changes_do_not_affect_model(tmp_path, kind):
     path = saved(tmp_path, kind)
     extractor = extractors.load(NAME, weights=path)
     before = {name: tensor.clone() for name, tensor in extractor.state.items()}
@@ -174,7 +174,7 @@ def test_after_loading_nothing_is_held(request_):
     assert tensor() is None
 
 
-def test_what_nobody_loads_is_dropped_in_time(tmp_path, monkeypatch, reads):
+def test_store_weights_unused_weights_are_dropped(tmp_path, monkeypatch, reads):
     monkeypatch.setattr(resolve, "STORED_SECONDS", 0.05)
     path = saved(tmp_path, "w.pth")
     ExtractorRequest(NAME, weights=path).describe()

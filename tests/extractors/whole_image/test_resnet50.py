@@ -53,7 +53,7 @@ def independent(files) -> torch.Tensor:
 
 
 @pytest.mark.slow
-def test_a_thread_that_preprocesses_alone_makes_the_same_pixels(extractor, files, crops):
+def test_preprocess_single_threaded_equals_preprocess(extractor, files, crops):
     for file, expected in zip(files, crops, strict=True):
         assert torch.equal(extractor.preprocess_single_threaded(extractors.decode(file.read_bytes())), expected)
 
@@ -73,7 +73,7 @@ def assert_same_bytes(extractor, crops, features, size) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(("threads", "size"), [(1, 1), (2, 5), (4, 3)])
-def test_features_are_the_same_bytes_whatever_the_threads_and_the_batch(extractor, crops, features, threads, size):
+def test_resnet50_features_do_not_depend_on_threads_and_batch(extractor, crops, features, threads, size):
     with threads_of_torch(threads):
         assert extractor.feeder_threads == (2 if threads > 1 else 0)
         with ThreadPoolExecutor(2) as callers:

@@ -155,7 +155,7 @@ class Branching(nn.Module):
         return self.norm(self.conv(values)) if values.sum() > 0 else values
 
 
-def test_what_cannot_be_traced_stays_as_it_is():
+def test_fold_timm_norms_untraceable_model_is_none():
     model = with_statistics(Branching())
     expected = model(images())
     assert fold_timm_norms(model) is None

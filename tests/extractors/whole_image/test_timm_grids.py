@@ -68,14 +68,14 @@ def test_tokens_of_a_transformer_come_without_the_class(images):
         ("mixer_s32_224", 0, 7),
     ],
 )
-def test_tokens_that_are_of_no_patch_are_left_out(name, first, grid, images):
+def test_unpooled_prefix_tokens_are_dropped(name, first, grid, images):
     found, expected = cells(name, images[:1]), unpooled(name, images[:1]).numpy()
     assert (found.shape[1], expected.shape[1]) == (grid * grid, first + grid * grid)
     assert np.abs(found - expected[:, first:]).max() < 1e-5 * np.abs(expected).max()
 
 
 @pytest.mark.slow
-def test_maps_whose_channels_are_last_go_row_by_row(images):
+def test_unpooled_channels_last_maps_are_row_major(images):
     name = "swin_tiny_patch4_window7_224"
     found, expected = cells(name, images[:1]), unpooled(name, images[:1]).numpy()
     assert expected.shape == (1, 7, 7, 768)

@@ -90,7 +90,7 @@ def test_transforms_of_all_kinds_make_timms_pixels_here_and_in_other_processes(c
 @pytest.mark.slow
 @pytest.mark.parametrize("unpooled", [False, True])
 @pytest.mark.parametrize("name", MODELS[:2])
-def test_features_are_the_same_bytes_whatever_the_threads_and_the_batch(name, unpooled, images):
+def test_timm_features_do_not_depend_on_threads_and_batch(name, unpooled, images):
     extractor = extractors.load(f"timm:{name}", weights="random:0", unpooled=unpooled)
     batch = extractor.collate([extractor.preprocess(image) for image in images])
     expected = extractor.extract(batch)
@@ -117,7 +117,7 @@ def test_pure_red_reaches_the_first_channel(monkeypatch):
         ("mobilenetv3_small_050.lamb_in1k", "mobilenetv3_small_050.lamb_in1k", 1024),
     ],
 )
-def test_spec_has_the_full_name_and_the_width_that_comes_out(model, name, width):
+def test_timm_spec_has_full_name_and_output_width(model, name, width):
     spec = ExtractorRequest(f"timm:{model}").spec()
     assert (spec.name, spec.shape, spec.dtype) == (f"timm:{name}", (width,), "float32")
     assert ExtractorRequest(spec.name).spec() == spec

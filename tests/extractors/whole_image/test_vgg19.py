@@ -175,7 +175,7 @@ def test_crops_equal_an_independent_reference(name, model, images, first_crops):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 3])
-def test_fully_connected_layers_give_the_same_bytes_whatever_the_threads_and_the_batch(loaded, monkeypatch, pixels, threads):
+def test_vgg19_connected_layers_do_not_depend_on_threads_and_batch(loaded, monkeypatch, pixels, threads):
     extractor = loaded["vgg19-10crop"]
     monkeypatch.setattr(extractor, "_convolutions", PoolOnly())
     expected = extractor.extract(pixels["vgg19-10crop"])
@@ -363,7 +363,7 @@ def test_caffemodel_is_refused_for_torchvisions_extractor(tmp_path):
         ExtractorRequest("vgg19-10crop", weights=str(tmp_path / "w.caffemodel")).describe()
 
 
-def test_the_caffe_extractor_has_no_default_and_says_what_there_is():
+def test_vgg19_caffe_default_weights_raise_with_sources():
     with pytest.raises(
         InputError, match=r"no default weights .*VGG_ILSVRC_19_layers\.caffemodel .*vgg19-d01eb7cb\.pth .*random:0"
     ):

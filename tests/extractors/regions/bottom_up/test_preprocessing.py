@@ -74,7 +74,7 @@ def test_the_layout_of_the_pixels_does_not_matter():
     torch.testing.assert_close(prepare(sent(pixels)), prepare(sent(pixels.contiguous())), rtol=0, atol=0)
 
 
-def test_an_image_goes_to_a_gpu_in_one_copy_that_nobody_waits_for():
+def test_send_uses_one_asynchronous_copy():
     pixels = torch.from_numpy(picture(41, 30)).permute(2, 0, 1)
     with fake_gpu() as gpu:
         image = sent(pixels, torch.device("cuda", 0))

@@ -167,7 +167,7 @@ def test_milvlg_names_and_shapes_are_those_of_its_code():
     ],
     ids=["model", "state_dict", "training", "model and module", "module", "arrays in model", "arrays"],
 )
-def test_what_lies_around_the_names_is_taken_off(tmp_path, state, wrap):
+def test_read_detector_removes_wrappers(tmp_path, state, wrap):
     assert_same(read_detector(written(tmp_path / "bua-caffe-frcn-r101-k36.pth", wrap(milvlg(state)))), state)
 
 
@@ -268,7 +268,7 @@ def test_a_norm_that_has_seen_nothing_is_zero_as_in_caffe(tmp_path, state):
     assert torch.equal(read[f"{norm}.weight"], state[f"{norm}.weight"])
 
 
-def test_layers_of_a_caffemodel_that_are_missing_are_listed(tmp_path, state):
+def test_read_detector_missing_caffe_layers_are_listed(tmp_path, state):
     layers = caffe(state)
     del layers["res4b22_branch2c"], layers["scale5c_branch2b"]
     (tmp_path / "w.caffemodel").write_bytes(net(layers))
