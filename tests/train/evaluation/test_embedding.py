@@ -175,9 +175,7 @@ def test_embeddings_of_earlier_versions_can_be_read_and_are_made_again(job):
     shutil.rmtree(images.folder.location)
     write_dataset(images.folder.local_path, "features", rows, parameters=manifest.parameters, inputs=manifest.inputs)
     assert open_dataset(f"{job.output}/images").fingerprint == manifest.fingerprint
-    with pytest.raises(
-        DatasetError, match=r"of 3 of 3 shards the content is another .*, or was not noted by an earlier version"
-    ):
+    with pytest.raises(DatasetError, match=r"now: 3 of 3 shards differ .*, or are of an earlier version"):
         embed(job)
     assert embed(replace(job, overwrite=True))[0] == manifest
 
