@@ -176,9 +176,7 @@ def test_killed_worker_fails_the_job(flink, inputs, check, tell, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["spark", "prism"])
-def test_killed_worker_ends_the_job_and_the_same_command_resumes(
-    name, request, inputs, imagepivot, check, tell, tmp_path
-):
+def test_killed_worker_ends_the_job_and_the_same_command_resumes(name, request, inputs, imagepivot, check, tell, tmp_path):
     held = request.getfixturevalue(name)
     folder = shutil.copytree(inputs, tmp_path / "there")
     words = held.words(*commands("--shared-disk")[0])
@@ -215,9 +213,7 @@ def check_on_flink(held: Held, text: str) -> tuple[str, str]:
     return job, cancel.strip()
 
 
-def test_detached_flink_job_names_page_and_cancel_command(
-    flink, inputs, imagepivot, check, tell, tmp_path
-):
+def test_detached_flink_job_names_page_and_cancel_command(flink, inputs, imagepivot, check, tell, tmp_path):
     folder = shutil.copytree(inputs, tmp_path / "there")
     command = commands("--shared-disk")[0]
     with holding(flink):

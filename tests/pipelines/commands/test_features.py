@@ -75,6 +75,16 @@ def test_a_folder_without_images_is_an_error(features, tmp_path):
     assert not (tmp_path / "f").exists()
 
 
+def test_update_counts_new_changed_and_removed_images(features, images):
+    features(images)
+    Image.new("RGB", (2, 2), (7, 8, 9)).save(images / "c.png")
+    Image.new("RGB", (3, 3), (1, 2, 3)).save(images / "a.png")
+    (images / "b.jp2").unlink()
+    code, out, _ = features(images, "--update")
+    assert (code, out.splitlines()[1]) == (0, "update: 1 new, 1 changed, 1 removed, 0 kept")
+    assert features(images, "--update")[1].splitlines()[1] == "update: 0 new, 0 changed, 0 removed, 2 kept"
+
+
 @pytest.mark.slow
 def test_options_of_the_extractor_reach_its_request(features, images, monkeypatch):
     seen = []
