@@ -1,4 +1,4 @@
-"""The end of ``imagepivot demo``: the recall of the model that was trained on the scenes, and one query in each language."""
+"""Results of ``imagepivot demo``: recalls on held-out scenes, and a query in each language."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from train.evaluation.search import Tokenize, embed_gallery, search_gallery
 from train.reports.tables import score_table
 from train.runs.run import Run, open_run
 
-LEAST_SCENES = 10
-"""With fewer none is held out."""
+MIN_SCENES = 10
+"""Minimum number of scenes for a test split."""
 
 _TOP = 3
 
 
 def show_run(output: Path, *, console: Console, tokenize: Tokenize) -> None:
-    """Evaluate the run of the demo on held-out scenes, and search for one of them."""
+    """Evaluate the run of the demo on its test split, and search for one of its scenes."""
     captions = open_dataset(output / "captions", kind="captions")
     features = str(output / "features")
     console.print(Rule("training"))
@@ -36,7 +36,7 @@ def show_run(output: Path, *, console: Console, tokenize: Tokenize) -> None:
 
 
 def _answers(run: Run, captions: Dataset, features: str, tokenize: Tokenize) -> Table:
-    """Return the best scenes for the sentences about one held-out scene, and the rank of that scene."""
+    """Search with the sentences of one scene, and return the best scenes and the rank of that scene."""
     rows = [row for row in captions.table().to_pylist() if row["split"] == "test" and row["portion"] == "translation"]
     target = min(row["image_id"] for row in rows)
     gallery = embed_gallery(run, features)

@@ -1,4 +1,4 @@
-"""Devices and precisions of training: the requested one is used, or it is an error."""
+"""Devices and precisions of training. An unavailable device is an error, never replaced."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def resolve_device(device: str) -> torch.device:
     """Return the device of a name.
 
     Args:
-        device: ``cpu``; ``cuda`` (the first GPU, or this process's own under ``torchrun``); ``cuda:N``; or ``auto`` (``cuda`` if
-            there is a GPU, otherwise ``cpu``).
+        device: ``cpu``; ``cuda`` (the first GPU, or this process's own under ``torchrun``); ``cuda:N``; or ``auto`` (``cuda``,
+            without a GPU ``cpu``).
 
     Raises:
         UsageError: the name is unknown, or the host has no such device.
@@ -51,7 +51,7 @@ def check_precision(precision: str, device: torch.device) -> None:
         device: from `resolve_device`.
 
     Raises:
-        UsageError: the precision is unknown, or this device does not have it.
+        UsageError: the precision is unknown, or unsupported by the device.
     """
     if precision not in PRECISIONS:
         raise UsageError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
@@ -60,7 +60,7 @@ def check_precision(precision: str, device: torch.device) -> None:
 
 
 def upload(values: Tensor, device: torch.device) -> Tensor:
-    """Copy values to a device; to a GPU through page-locked memory, so that the host does not wait for the copy."""
+    """Copy values to a device; to a GPU asynchronously, from pinned memory."""
     if device.type != "cuda" or values.device == device:
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)
@@ -68,7 +68,7 @@ def upload(values: Tensor, device: torch.device) -> Tensor:
 
 @contextmanager
 def computing(precision: str, device: torch.device) -> Iterator[None]:
-    """Compute in a precision inside the block, and restore every switch of torch afterwards. A GPU is this thread's meanwhile."""
+    """Compute in a precision, on a GPU as the current device, inside the block; restore torch's switches afterwards."""
     with ExitStack() as stack:
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))
@@ -79,15 +79,15 @@ def computing(precision: str, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _float32_products(*, tf32: bool) -> Iterator[None]:
-    """Let all float32 products on a GPU, of cuBLAS and cuDNN, round to TF32, or none; as in `extractors.computing.devices`.
+    """Switch TF32 on or off for all float32 products of cuBLAS and cuDNN, as `extractors.computing.devices` does.
 
-    Torch has old and new switches, and raises an error where somebody, such as ``torch.compile``, asks for an old one that the new
-    ones contradict. So both are set, the old ones first, since they set new ones, too. What is contradicted already stays.
+    Torch has old and new switches. Reading an old switch that contradicts a new one is an error, e.g. in ``torch.compile``.
+    Therefore both are set, the old ones first, since they set new ones, too. Switches that already contradict stay.
     """
     cudnn = torch.backends.cudnn
     new = (cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
     before = [switch.fp32_precision for switch in new]
-    old = _told(lambda: cudnn.allow_tf32), _told(torch.get_float32_matmul_precision)
+    old = _read_switch(lambda: cudnn.allow_tf32), _read_switch(torch.get_float32_matmul_precision)
 
     def switch_to(convolutions: Any, products: Any, values: Sequence[str]) -> None:
         if old[0] is not None:
@@ -98,16 +98,16 @@ def _float32_products(*, tf32: bool) -> Iterator[None]:
             switch.fp32_precision = value
 
     value = "tf32" if tf32 else "ieee"
-    switch_to(tf32, "high" if tf32 else "highest", [value, value, value, "ieee"])  # The last is that of CPUs.
+    switch_to(tf32, "high" if tf32 else "highest", [value, value, value, "ieee"])  # The last is for CPUs.
     try:
         yield
     finally:
         switch_to(*old, before)
 
 
-def _told(ask: Callable[[], Any]) -> Any:
-    """Return the value of an old switch; None where somebody has set new ones that contradict it."""
+def _read_switch(read: Callable[[], Any]) -> Any:
+    """Return the value of an old switch; None if new switches contradict it."""
     try:
-        return ask()
+        return read()
     except RuntimeError:
         return None

@@ -1,8 +1,7 @@
-"""Several processes that train one model, one per GPU, started by ``torchrun``.
+"""Data-parallel training under ``torchrun``, one process per GPU.
 
-Every process draws the same batches and embeds its own part of the rows. The embeddings of all parts are joined before they are
-ranked, so that the negatives of a query, the loss and the steps are those of a single process, up to the order in which real
-numbers are added.
+Every process draws the same batches and encodes its own rows. All rows are gathered before the loss, so that negatives, loss and
+steps equal those of a single process, up to the order of additions.
 """
 
 from __future__ import annotations
@@ -23,47 +22,42 @@ from train.models.retrieval_model import Encoded
 
 @dataclass(frozen=True)
 class DistributedContext:
-    """This process among those that train the model."""
+    """Rank and number of processes."""
 
     rank: int = 0
     size: int = 1
 
     @property
     def is_rank_zero(self) -> bool:
-        """Whether this is the process that evaluates and writes."""
+        """True in the process that evaluates and writes."""
         return self.rank == 0
 
     def rows(self, count: int) -> slice:
-        """Return this process's part of ``count`` rows; parts differ by one row at most."""
+        """Return this process's part of ``count`` rows; sizes of parts differ by at most one."""
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def gather_rows(self, part: Encoded, count: int) -> Encoded:
-        """Join what all processes encoded of their rows into ``count`` rows; gradients flow back to every part."""
+        """All-gather ``count`` encoded rows from the parts of all processes; gradients flow back to every part."""
         return part if self.size == 1 else self._gather_rows(part, count)
 
-    @torch.compiler.disable  # What processes tell each other is no part of a graph.
+    @torch.compiler.disable  # Communication cannot be traced.
     def _gather_rows(self, part: Encoded, count: int) -> Encoded:
         rows = self.rows(count)
         if part.values.dim() == 3:
-            part = part.padded_to(self._most(part.values.shape[1], part.values.device))
-        # All processes compute the whole loss, and the gradient of the sum adds up over them; DDP, which averages the gradients of
-        # the parameters, takes that factor out again.
+            size = torch.tensor(part.values.shape[1], device=part.values.device)
+            dist.all_reduce(size, dist.ReduceOp.MAX)
+            part = part.padded_to(int(size))
+        # Every process computes the whole loss, so that its gradient is summed over processes; DDP divides by their number.
         values = all_reduce(_scatter_rows(part.values, rows, count))
         return Encoded(values, None if part.mask is None else all_reduce(_scatter_rows(part.mask.float(), rows, count)) > 0)
 
-    def _most(self, number: int, device: torch.device) -> int:
-        """Return the greatest number that any process has."""
-        shared = torch.tensor(number, device=device)
-        dist.all_reduce(shared, dist.ReduceOp.MAX)
-        return int(shared)
-
     def wrap(self, module: nn.Module) -> nn.Module:
-        """Return the module with gradients averaged over processes."""
-        # A batch of only captions leaves the image encoder without a gradient, and one language the encoders of the others.
+        """Wrap a module so that gradients are averaged over processes."""
+        # Encoders of images, or of languages, that a batch does not contain have no gradient.
         return module if self.size == 1 else DistributedDataParallel(module, find_unused_parameters=True)
 
     def broadcast(self, value: float, device: torch.device) -> float:
-        """Return the first process's value in all processes."""
+        """Return the value of rank 0 in all processes."""
         if self.size == 1:
             return value
         shared = torch.tensor(value, dtype=torch.float64, device=device)
@@ -71,24 +65,24 @@ class DistributedContext:
         return float(shared)
 
     def all_reduce_max(self, value: int) -> int:
-        """Return the greatest value of all processes, in all of them; none goes on before the last has come here."""
+        """Return the maximum over all processes; also a barrier."""
         if self.size == 1:
             return value
-        shared = torch.tensor(value)  # On the CPU, so that nothing waits for a GPU.
+        shared = torch.tensor(value)  # On the CPU, to avoid synchronising with a GPU.
         dist.all_reduce(shared, dist.ReduceOp.MAX)
         return int(shared)
 
 
 def _scatter_rows(part: Tensor, rows: slice, count: int) -> Tensor:
-    """Return ``count`` rows, all zeros but those of the part."""
+    """Pad a part with zeros to ``count`` rows."""
     before, after = (part.new_zeros(size, *part.shape[1:]) for size in (rows.start, count - rows.stop))
     return torch.cat([before, part, after])
 
 
 @contextmanager
 def join_processes(device: torch.device) -> Iterator[DistributedContext]:
-    """Join the processes that ``torchrun`` started, if it did; otherwise this one is alone. A GPU becomes this process's own."""
-    if device.type == "cuda":  # Otherwise NCCL, and whatever names no device, would open contexts on the first GPU as well.
+    """Join the processes of ``torchrun``, if any, inside the block. A GPU becomes the process's current device."""
+    if device.type == "cuda":  # Otherwise NCCL and calls without a device open contexts on the first GPU.
         torch.cuda.set_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield DistributedContext()

@@ -1,7 +1,7 @@
 """The training loop.
 
-After initialization nothing is random but the sampler, whose whole state is its position. A run that was killed continues from its
-last checkpoint to the same weights as an uninterrupted one, bit for bit on a CPU with the same number of threads.
+After initialization only the sampler is random, and its state is its position. A killed run resumes from its last checkpoint and
+reaches the weights of an uninterrupted one, bit for bit on a CPU with the same number of threads.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ from train.runs.checkpoints import (
 from train.runs.init_from_run import init_from_run, provenance
 from train.runs.log import CONFIG, CURVES, LOG, METRICS, RunLog, Stopwatch
 from train.runs.run import Run, check_same_run, checkpoint_to_resume, contents_since, holds_a_run, is_finished, open_run
-from train.schedules import learning_rate, steps_in_all, steps_per_epoch, stop_reason
+from train.schedules import learning_rate, max_total_steps, steps_per_epoch, stop_reason
 from train.training_data import TrainingInputs, TrainingInputsProtocol, load_training_inputs, overlap_remark
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step of the optimizer.
+    """An optimizer step.
 
     Attributes:
         batches: its batches.
-        losses: the objective of each batch, and the losses that it is the weighted sum of, by name.
-        norm: norm of the gradient before it was clipped.
+        losses: objective and unweighted losses by name, of each batch.
+        norm: norm of the gradient before clipping.
     """
 
     batches: tuple[Batch, ...]
@@ -64,18 +64,18 @@ class Step:
 
     @property
     def loss(self) -> Tensor:
-        """The objective, the sum over the batches."""
+        """Sum of the objective over the batches."""
         return torch.stack([loss for loss, _ in self.losses]).sum()
 
     def per_query(self) -> tuple[float, dict[str, float]]:
-        """Return objective and losses as means over their queries; the last batch of an epoch may be smaller."""
+        """Return objective and losses as means over queries."""
         return per_query((batch, *losses) for batch, losses in zip(self.batches, self.losses, strict=True))
 
 
 def find_divergence(step: Step, state: Iterable[Tensor] = ()) -> str:
-    """Return the value of a step that is not finite, in words; an empty string if all are.
+    """Describe the NaN or infinite values of a step; return an empty string if all are finite.
 
-    A step with a finite loss can spoil weights and state of the optimizer. A GPU is waited for once.
+    A step with a finite loss may still corrupt weights or optimizer state. Synchronises with a GPU once.
     """
     if not torch.isfinite(step.loss + step.norm):
         return f"the loss is {float(step.loss)} and the norm of its gradient {float(step.norm)}"
@@ -83,11 +83,10 @@ def find_divergence(step: Step, state: Iterable[Tensor] = ()) -> str:
     return "weights are not finite" if finite and not torch.stack(finite).all() else ""
 
 
-_LOG_EVERY = 10
+_LOG_EVERY_STEPS = 10
 
-_OURS = (BEST, LAST, CONFIG, LOG, METRICS, CURVES)
-_LEFT_BEHIND = re.compile(rf"\.({'|'.join(map(re.escape, _OURS))}){re.escape(TEMPORARY_MARK)}\d+")
-"""Temporary names of the files that a run writes; nothing else in its folder belongs to it."""
+_RUN_FILES = (BEST, LAST, CONFIG, LOG, METRICS, CURVES)
+_TEMPORARY_FILE = re.compile(rf"\.({'|'.join(map(re.escape, _RUN_FILES))}){re.escape(TEMPORARY_MARK)}\d+")
 
 Watch = Callable[[Report], None]
 Remark = Callable[[str], None]
@@ -104,28 +103,27 @@ def train(
 ) -> Result:
     """Train a model.
 
-    The folder then holds ``best.pt`` (the model with the greatest sum of recalls on the validation split), ``last.pt``,
-    ``config.toml``, ``log.jsonl``, and made of the latter ``metrics.csv`` and ``curves.png``. Under ``torchrun`` every process
-    calls this with the same job.
+    The folder of the run then contains:
 
-    A run that is finished stays as it is where everything that determines its weights is the same.
+    * ``best.pt``, the model with the best sum of recalls on the validation split, and ``last.pt``, for resuming;
+    * ``config.toml`` and ``log.jsonl``;
+    * ``metrics.csv`` and ``curves.png``, derived from ``log.jsonl``.
+
+    Under ``torchrun`` every process calls this with the same job. A finished run is not trained again.
 
     Args:
-        job: what to train.
-        watch: receives a report every few steps and after each evaluation.
-        remark: receives a sentence about a precision that is emulated, about the captions that are left out, for each split that
-            lacks features, about training images with captions in other splits, about features of zeros or of unusual norms, about
-            the words and weights that were taken from elsewhere, and about content that has changed.
-        training_inputs: what to train on, instead of the job's corpus.
+        job: the job.
+        watch: called with a report every few steps and after each evaluation.
+        remark: called with sentences about the data, the precision, pretrained weights and changed contents.
+        training_inputs: data in place of the job's corpus.
 
     Raises:
-        UsageError: the job does not fit this host or its data, or ``output`` holds a run that is not finished and ``resume`` is not
-            set.
-        DatasetError: a dataset is missing, of the wrong kind, or does not belong with the others, or ``output`` holds another
-            run, or one of content that has changed since; nothing was trained.
-        DivergedError: a loss, gradient or weight is no longer finite. The checkpoints are those of earlier steps.
-        KeyboardInterrupt: Ctrl-C was pressed; ``last.pt`` holds the step at whose end the training stopped. SIGTERM and SIGHUP stop
-            it in the same way, and then do what they did before. A second signal is not waited for.
+        UsageError: the job does not fit this host or its data, or ``output`` is an unfinished run and ``resume`` is not set.
+        DatasetError: a dataset is missing, of the wrong kind, or incompatible with the others; or ``output`` is another run, or one
+            of changed contents.
+        DivergedError: a loss, gradient or weight is NaN or infinite. The checkpoints are those of earlier steps.
+        KeyboardInterrupt: Ctrl-C was pressed; ``last.pt`` is the state after the current step. SIGTERM and SIGHUP also stop after
+            the current step, then act as without this handler. A second signal stops immediately.
     """
     config, device = job.resolved(), resolve_device(job.device)
     if not job.output or (job.corpus is None and training_inputs is None):
@@ -171,9 +169,9 @@ def train(
         reason = loop.stop_reason(before.progress) if before is not None and is_whole else ""
         if before is not None and not reason and not job.resume:
             raise holds_a_run(folder)
-        taken = loop.begin(before, source)
+        weight_remarks = loop.begin(before, source)
         if processes.is_rank_zero:
-            remarks += [bfloat16_remark(job.precision, device.type), *taken, overlap_remark(config, job.corpus)]
+            remarks += [bfloat16_remark(job.precision, device.type), *weight_remarks, overlap_remark(config, job.corpus)]
             remarks += [missing.remark for missing in training_inputs.missing_features]
             remarks += [outliers.remark for outliers in training_inputs.feature_outliers]
             for sentence in filter(None, remarks):
@@ -186,7 +184,7 @@ def train(
 
 
 class _Loop:
-    """A training under way; checkpoints are made from ``start``, that of the run without a model."""
+    """State of a training run; ``start`` is its checkpoint before the first step, without a model."""
 
     def __init__(
         self,
@@ -202,7 +200,7 @@ class _Loop:
         self.processes, self.device, self.watch = processes, device, watch
         self.folder = Folder(job.output)
         self.progress = TrainingProgress()
-        self.kept_step = 0  # Of last.pt.
+        self.saved_step = 0  # Step of last.pt.
         self.stopwatch = Stopwatch()
         self.batches = BatchLoader(training_inputs, training_inputs.sampler(config, job.seed), processes, device)
         self.epoch_steps = steps_per_epoch(config.schedule, self.batches.epoch_steps)
@@ -221,12 +219,12 @@ class _Loop:
         )
 
     def begin(self, before: Checkpoint | None, other: Run | None) -> list[str]:
-        """Restore the state in which an earlier process stopped, or take pretrained weights, and build the objective.
+        """Restore a checkpoint or load pretrained weights, and build the objective.
 
         Returns:
-            What was taken from word vectors, and from another run, in words.
+            Remarks about weights from word vectors and from another run.
         """
-        taken = []
+        remarks = []
         if before is not None:
             assert before.optimizer is not None
             assert before.sampler is not None
@@ -235,29 +233,29 @@ class _Loop:
             restore_optimizer(self.optimizer, before.optimizer, source)
             restore_sampler(self.batches, before.sampler, source)
             self.progress = replace(before.progress, stop_reason="")
-            self.kept_step = self.progress.step
-            set_shutdown_notice(_kept(self.progress.step))
+            self.saved_step = self.progress.step
+            set_shutdown_notice(_saved_notice(self.progress.step))
         else:
             set_shutdown_notice("stopped before the first checkpoint: nothing is kept")
             if self.training_inputs.word_vectors is not None:
                 counts = self.training_inputs.vocabulary.counts
-                taken.append(load_pretrained_embeddings(self.model, self.training_inputs.word_vectors, counts))
-        if before is None and other is not None:  # Words that it knows are further than pretrained ones.
+                remarks.append(load_pretrained_embeddings(self.model, self.training_inputs.word_vectors, counts))
+        if before is None and other is not None:  # After the word vectors: words of the other run replace them.
             began = init_from_run(self.model, self.start.tokens, other)
             self.start = replace(self.start, started_from=began.to_dict())
-            taken.append(began.remark)
+            remarks.append(began.remark)
         objective = Objective(self.model, self.terms, gather_rows=self.processes.gather_rows)
         if self.job.compile:
             objective.compile()
         self.objective = self.processes.wrap(objective)
-        return taken
+        return remarks
 
     def run(self, interruption: DeferredSignal) -> TrainingProgress:
-        """Train to the end, or until the step after which an interruption stops all processes."""
+        """Train to the end, or stop all processes after the step of an interruption."""
         if not self.processes.is_rank_zero:
             return self._run(None, interruption)
         for path in self.folder.local_path.glob(".*"):
-            if _LEFT_BEHIND.fullmatch(path.name) and path.is_file():  # A process was killed while it wrote this file.
+            if _TEMPORARY_FILE.fullmatch(path.name) and path.is_file():  # Of a killed process.
                 path.unlink()
         with RunLog(
             self.folder.local_path,
@@ -269,7 +267,7 @@ class _Loop:
         ) as log:
             self.folder.write(CONFIG, self.start.config.encode())
             if self.progress.step and self.progress.best_step == self.progress.step:
-                self._save(BEST)  # A process may have been killed between writing last.pt and best.pt.
+                self._save(BEST)  # The process may have been killed between last.pt and best.pt.
             if not self.progress.step:
                 if isinstance(self.training_inputs, TrainingInputs):
                     log.write("training_data", 0, self.training_inputs.counts(self.config))
@@ -290,33 +288,33 @@ class _Loop:
             step = self.progress.step
             evaluates = step % eval_every_steps == 0 or bool(self.stop_reason(self.progress))
             saves = evaluates or step % self.job.save_every == 0
-            if saves or step % _LOG_EVERY == 0 or self.device.type == "cpu":
+            if saves or step % _LOG_EVERY_STEPS == 0 or self.device.type == "cpu":
                 self._check_finite(done, weights=saves)
-            if log is not None and step % _LOG_EVERY == 0:
+            if log is not None and step % _LOG_EVERY_STEPS == 0:
                 self._log_step(log, done)
             if evaluates:
                 self._evaluate(log, done)
                 self._stop_if_over()
-            asked = self.processes.all_reduce_max(interruption.received)
-            if asked:
+            signal = self.processes.all_reduce_max(interruption.received)
+            if signal:
                 self._check_finite(done, weights=True)
-            if saves or asked:
+            if saves or signal:
                 self._save(LAST)
             if evaluates and self.progress.evals_since_best == 0:
-                self._save(BEST)  # After last.pt, which holds the same model, so that best.pt is never there alone.
+                self._save(BEST)  # After last.pt, so that best.pt never exists alone.
             if evaluates and log is not None:
                 log.write("timing", step, self.stopwatch.lap() | {"threads": torch.get_num_threads()})
                 with self.stopwatch.measure("curves"):
                     log.refresh()
-            if asked:
-                interruption.agreed = asked
+            if signal:
+                interruption.agreed = signal
                 set_shutdown_notice(f"stopped at step {step:,}; {LAST} holds it, the same command with --resume goes on")
-                self.processes.all_reduce_max(0)  # The end of one process ends the others: the checkpoint comes first.
+                self.processes.all_reduce_max(0)  # Wait for the checkpoint: the end of one process ends the others.
                 break
         return self.progress
 
     def _step(self) -> Step:
-        """Train on the batches of a step: their gradients add up, as those of the queries of a batch do."""
+        """Accumulate the gradients of the batches of a step, and update the weights."""
         config, epoch = self.config, self.batches.epoch
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(config, step=self.progress.step, epoch=epoch, epoch_steps=self.epoch_steps)
@@ -328,7 +326,7 @@ class _Loop:
             with self.stopwatch.measure("data"):
                 batch, inputs = self.batches.next()
             loss, terms = self.objective(inputs, hinges)
-            # Several processes exchange the gradients of each batch: the encoders of another may be others.
+            # Processes exchange gradients after each batch: the next one may use other encoders.
             loss.backward()
             batches.append(batch)
             losses.append((loss.detach(), terms))
@@ -339,7 +337,7 @@ class _Loop:
         return Step(tuple(batches), tuple(losses), norm)
 
     def _evaluate(self, log: RunLog | None, done: Step) -> None:
-        """Measure recalls on the validation split; only the first process does, and tells the others the score."""
+        """Measure recalls on the validation split on rank 0, and broadcast the score."""
         score = 0.0
         if log is not None:
             with self.stopwatch.measure("evaluation"):
@@ -363,14 +361,14 @@ class _Loop:
             self.watch(replace(self._report(done.per_query()[0], scores), validation_loss=validation.loss))
 
     def _check_finite(self, done: Step, *, weights: bool) -> None:
-        """Stop a training that has diverged, before anything of it is written; a GPU is waited for."""
+        """Raise a `DivergedError` before invalid values are written. Synchronises with a GPU."""
         moments = (value for state in self.optimizer.state.values() for value in state.values())
         if finding := find_divergence(done, (*self.model.state_dict().values(), *moments) if weights else ()):
             raise self._diverged(finding)
 
     def _diverged(self, finding: str) -> DivergedError:
-        rate, kept = self.optimizer.param_groups[0]["lr"], self.kept_step
-        where = f"into another folder; {LAST} keeps step {kept:,}" if kept else "again; no checkpoint was written"
+        rate, saved = self.optimizer.param_groups[0]["lr"], self.saved_step
+        where = f"into another folder; {LAST} keeps step {saved:,}" if saved else "again; no checkpoint was written"
         return DivergedError(
             f"{finding} at step {self.progress.step:,}, with a learning rate of {rate:g}: the training has diverged. Lower "
             f"optimizer.learning_rate, or look at feature outliers if any were reported, and train {where}"
@@ -393,11 +391,13 @@ class _Loop:
         self.watch(self._report(loss, {}))
 
     def _report(self, loss: float, scores: dict[str, float]) -> Report:
-        progress, limit = self.progress, steps_in_all(self.config.schedule, self.epoch_steps)
-        return Report(progress.step, limit, self.batches.epoch, loss, scores, progress.best_score)
+        progress, schedule = self.progress, self.config.schedule
+        limit = max_total_steps(schedule, self.epoch_steps)
+        stops_early = schedule.patience > 0
+        return Report(progress.step, limit, self.batches.epoch, loss, scores, progress.best_score, stops_early=stops_early)
 
     def stop_reason(self, progress: TrainingProgress) -> str:
-        """Return why a training ends after this progress; an empty string if it goes on."""
+        """Return the reason to stop after some progress, see `train.schedules.stop_reason`."""
         return stop_reason(progress, self.config.schedule, self.epoch_steps)
 
     def _stop_if_over(self) -> None:
@@ -405,7 +405,7 @@ class _Loop:
 
     def _save(self, name: str) -> None:
         if name == LAST:
-            self.kept_step = self.progress.step
+            self.saved_step = self.progress.step
         if not self.processes.is_rank_zero:
             return
         checkpoint = replace(self.start, model=self.model.state_dict(), progress=replace(self.progress, stop_reason=""))
@@ -415,8 +415,8 @@ class _Loop:
         with self.stopwatch.measure("checkpoints"):
             write_checkpoint(self.folder, name, checkpoint)
         if name == LAST:
-            set_shutdown_notice(_kept(self.progress.step))
+            set_shutdown_notice(_saved_notice(self.progress.step))
 
 
-def _kept(step: int) -> str:
+def _saved_notice(step: int) -> str:
     return f"stopped; {LAST} holds step {step:,}, the same command with --resume goes on from there"

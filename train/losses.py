@@ -1,15 +1,15 @@
-"""Losses, and the objective that training minimises: a sum of named terms, each with a weight and a function of the encoded batch.
+"""Losses, and the training objective: a weighted sum of named terms.
 
 * ``c2i``: images against their captions, in each language of the batch: equation 1 of Gella et al. 2017 (PIVOT), and the task of
   that name in Kádár et al. 2018, figure 2;
 * ``c2c``: captions against captions, for every two languages of the batch: equation 2 of Gella et al. 2017, whose sum over
   ``(c1, c2)`` covers all pairs of languages, in the model's order (PARALLEL); and the other task of Kádár et al.;
-* ``diversity``: the attention heads of each image and caption, against one another and those of the captions in each other
-  language and the image that belong to it: equations 5 and 6 of Huang et al. 2019, by view (``images``, ``de``) or pair of views.
+* ``diversity``: the attention heads of each image and caption against each other, within a view (``images``, ``de``) and between
+  views of the same image: equations 5 and 6 of Huang et al. 2019.
 
 A new term is an entry of `terms_of`.
 
-Letters in shapes: ``B`` rows, or true pairs, in the batch, ``K`` heads, ``H`` width of a head.
+Shapes: ``B`` rows, or true pairs, in the batch, ``K`` heads, ``H`` width of a head.
 """
 
 from __future__ import annotations
@@ -32,49 +32,48 @@ from train.models.similarity import l2_normalize
 
 
 def ranking_loss(scores: Tensor, row_images: Tensor, column_images: Tensor, *, margin: float, hinges: str = "sum") -> Tensor:
-    """Return the sum of hinges over the batch: how far true pairs are from a margin above the others, in both directions.
+    """Return the triplet ranking loss of a batch in both directions, summed over queries.
 
-    With s(r, c) the score of row r with column c, and the true pairs on the diagonal, the hinges are
+    With s(r, c) the score of row r and column c, and the true pairs on the diagonal, the hinges are
     ``max(0, margin - s(r, r) + s(r, c))`` for the negatives c of each row and ``max(0, margin - s(c, c) + s(r, c))`` for the
-    negatives r of each column. ``"sum"`` adds them all (Kiros et al. 2015; Gella et al. 2017, equation 1); ``"max"`` only the
-    largest in each row and in each column (Faghri et al. 2018, VSE++; Kádár et al. 2018, equation 1).
+    negatives r of each column. ``"sum"`` adds all hinges (Kiros et al. 2015; Gella et al. 2017, equation 1); ``"max"`` only the
+    largest per row and column (Faghri et al. 2018, VSE++; Kádár et al. 2018, equation 1).
 
-    Items that belong to the image of the true pair are not negatives. A hinge at exactly zero has no gradient; if several hinges
-    are the largest, the first has the gradient.
+    Items of the same image are not negatives. A hinge at exactly zero has no gradient; of several largest hinges, the first has.
 
     Args:
-        scores: ``[B, B]``, higher means more alike.
+        scores: ``[B, B]``, higher is more similar.
         row_images: integers ``[B]``, the image of each row.
-        column_images: integers ``[B]``, the image of each column; on the diagonal the same as ``row_images``.
+        column_images: integers ``[B]``, the image of each column; equal to ``row_images`` on the diagonal.
         margin: margin in the unit of the scores.
         hinges: ``"sum"`` or ``"max"``.
 
     Returns:
-        A scalar; zero if there are no negatives.
+        A scalar; zero without negatives.
     """
-    true = scores.diagonal()
+    positives = scores.diagonal()
     same = row_images[:, None] == column_images[None]  # [B, B]
-    of_rows = (margin - true[:, None] + scores).relu().masked_fill(same, 0)  # [B, B]
-    of_columns = (margin - true[None] + scores).relu().masked_fill(same, 0)  # [B, B]
+    row_hinges = (margin - positives[:, None] + scores).relu().masked_fill(same, 0)  # [B, B]
+    column_hinges = (margin - positives[None] + scores).relu().masked_fill(same, 0)  # [B, B]
     if hinges == "sum" or not len(scores):
-        return of_rows.sum() + of_columns.sum()
-    return of_rows.max(dim=1).values.sum() + of_columns.max(dim=0).values.sum()
+        return row_hinges.sum() + column_hinges.sum()
+    return row_hinges.max(dim=1).values.sum() + column_hinges.max(dim=0).values.sum()
 
 
 def diversity_loss(a: Tensor, b: Tensor, *, margin: float) -> Tensor:
-    """Return the sum of hinges over the batch: how far different heads are from a distance of the margin.
+    """Return the diversity loss of attention heads, summed over the batch.
 
-    The heads are those of one view of the items twice, or of two views, such as an image and its caption. With s the cosine, the
-    hinges are ``max(0, margin - (1 - s(a[p, k], b[p, r])))`` for the heads k and r of the row p, r not k.
+    ``a`` and ``b`` are two views of the same images, or the same view twice. With s the cosine, the hinges are
+    ``max(0, margin - (1 - s(a[p, k], b[p, r])))`` for the heads k and r of row p, r not k.
 
-    The equation has s in place of the distance 1 - s. As printed it would draw heads together, while the text is about "to
-    increase the distance (up to a diversity margin)". Within one view both orders of two heads are counted, as the sum says.
+    The equation in the paper has s in place of the distance 1 - s, which would pull heads together; its text says "to increase the
+    distance (up to a diversity margin)". Within one view, both orders of two heads count, as in the paper's sum.
 
-    A head of zeros has no direction: its cosines are 0, and it has no gradient.
+    The cosine with a head of zeros is 0, without gradient.
 
     Args:
         a: ``[B, K, H]``.
-        b: ``[B, K, H]``; row p of both belongs to the same image.
+        b: ``[B, K, H]``.
         margin: alpha_D.
 
     Returns:
@@ -82,25 +81,25 @@ def diversity_loss(a: Tensor, b: Tensor, *, margin: float) -> Tensor:
     """
     heads = a.shape[1]
     with torch.autocast(a.device.type, enabled=False):
-        first, second = (l2_normalize(heads_of.flatten(0, 1)).unflatten(0, (-1, heads)) for heads_of in (a, b))
+        first, second = (l2_normalize(view.flatten(0, 1)).unflatten(0, (-1, heads)) for view in (a, b))
         hinges = (margin - 1 + first @ second.transpose(1, 2)).relu()  # [B, K, K]
     return hinges.masked_fill(torch.eye(heads, dtype=torch.bool, device=a.device), 0).sum()
 
 
 GatherRows = Callable[[Encoded, int], Encoded]
-"""From this process's rows and the number of rows in the batch to all rows."""
+"""Function from this process's rows and the number of rows in the batch to all rows."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs of the model for a batch.
+    """Inputs of the model for a batch.
 
     Attributes:
         task: ``c2i``, ``c2c`` or ``images``, see `train.data.sampling.Batch`.
         numbers: int64 ``[B]``, the image of each row in the whole batch.
         images: features of this process's rows; None for ``c2c``.
-        captions: captions of this process's rows, one entry for each of ``languages``.
-        languages: the language of each entry; None if it mixes several, which only a shared encoder reads.
+        captions: captions of this process's rows, by entry of ``languages``.
+        languages: language of each entry of captions; None for mixed languages, for shared encoders only.
     """
 
     task: str
@@ -112,12 +111,12 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Views:
-    """A batch as the model encodes it. Row n of all views belongs to the same image.
+    """An encoded batch. Row n of all views belongs to the same image.
 
     Attributes:
         numbers: int64 ``[B]``, the image of each row.
-        images: the images, B of them; None if the batch has none.
-        captions: captions by language, B each; of mixed languages where the name is None.
+        images: B encoded images, or None.
+        captions: language, None if mixed, and B encoded captions of each view.
     """
 
     numbers: Tensor
@@ -127,14 +126,13 @@ class Views:
 
 @dataclass(frozen=True)
 class Term:
-    """A part of the objective.
+    """A term of the objective.
 
     Attributes:
-        name: its name in the log.
-        weight: factor of its losses in the objective.
-        losses: from the batch and the hinges (``sum`` or ``max``) to pairs of a language, or languages, and a loss: a scalar, the
-            sum over all queries, not their mean, as in the papers. The name is empty where languages are mixed; losses of one
-            name are added up.
+        name: name in the log.
+        weight: factor in the objective.
+        losses: function from the batch and the hinges (``sum`` or ``max``) to losses by name of a view or pair of views, empty for
+            mixed languages. A loss is a scalar, the sum over all queries, as in the papers. Losses of one name are added.
     """
 
     name: str
@@ -143,15 +141,15 @@ class Term:
 
 
 def terms_of(loss: LossConfig, model: RetrievalModel) -> tuple[Term, ...]:
-    """Return the terms that a configuration asks for; those of weight 0 are left out.
+    """Return the terms of a configuration with a nonzero weight.
 
     Raises:
-        UsageError: the heads of a model are to be kept apart that has none.
+        UsageError: a diversity weight for a model without several heads.
     """
     if loss.diversity_weight and model.heads < 2:
         raise UsageError(
             f"loss.diversity_weight is {loss.diversity_weight}, but this model ({type(model).__name__}) has {model.heads} head: "
-            "leave it at 0, or choose a model of several heads, as [model] kind = 'mha-d' and num_heads = 3"
+            "set it to 0, or choose a model with several heads, e.g. [model] kind = 'mha-d' with num_heads = 3"
         )
 
     def rank(views: Views, a: Encoded, b: Encoded, hinges: str) -> Tensor:
@@ -175,20 +173,20 @@ def _images_and_captions(rank: _Rank, views: Views, hinges: str) -> Iterator[tup
 
 
 def _captions_and_captions(rank: _Rank, views: Views, hinges: str) -> Iterator[tuple[str, Tensor]]:
-    for (one, first), (other, second) in combinations(views.captions, 2):
-        yield "" if one is None or other is None else f"{one}-{other}", rank(views, first, second, hinges)
+    for (language_a, a), (language_b, b) in combinations(views.captions, 2):
+        yield "" if language_a is None or language_b is None else f"{language_a}-{language_b}", rank(views, a, b, hinges)
 
 
-def _heads(number: int, margin: float, views: Views, hinges: str) -> Iterator[tuple[str, Tensor]]:
+def _heads(num_heads: int, margin: float, views: Views, hinges: str) -> Iterator[tuple[str, Tensor]]:
     images = [] if views.images is None else [("images", views.images)]
-    heads = [(name, encoded.values.unflatten(1, (number, -1))) for name, encoded in (*images, *views.captions)]
-    for (one, first), (other, second) in combinations_with_replacement(heads, 2):
-        names = dict.fromkeys((one, other))  # One name for a view and itself.
-        yield "" if None in names else "-".join(map(str, names)), diversity_loss(first, second, margin=margin)
+    heads = [(name, encoded.values.unflatten(1, (num_heads, -1))) for name, encoded in (*images, *views.captions)]
+    for (name_a, a), (name_b, b) in combinations_with_replacement(heads, 2):
+        names = dict.fromkeys((name_a, name_b))  # A single name for a view with itself.
+        yield "" if None in names else "-".join(map(str, names)), diversity_loss(a, b, margin=margin)
 
 
 def named_losses(terms: Sequence[Term], views: Views, hinges: str) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """Return the objective of a batch, a scalar, and the losses that it is the weighted sum of, by name, such as ``c2i/en``."""
+    """Return the objective of a batch, a scalar, and its unweighted losses by name, e.g. ``c2i/en``."""
     named = [
         (f"{term.name}/{name}" if name else term.name, term.weight, value)
         for term in terms
@@ -202,24 +200,24 @@ def named_losses(terms: Sequence[Term], views: Views, hinges: str) -> tuple[Tens
 
 
 def per_query(batches: Iterable[tuple[Batch, Tensor, Mapping[str, Tensor]]]) -> tuple[float, dict[str, float]]:
-    """Return the objective and the losses of batches as means over their queries, the rows in both directions.
+    """Return the objective and the losses as means over queries, the rows in both directions.
 
-    A loss is averaged over the batches that have it.
+    A loss is averaged over its own batches.
     """
     named = [
         (name, value, 2 * len(batch.images)) for batch, loss, terms in batches for name, value in {"": loss, **terms}.items()
     ]
     sums: dict[str, tuple[float, int]] = {}
-    # All in one copy: a GPU is waited for once.
-    for (name, _, more), value in zip(named, torch.stack([value for _, value, _ in named]).tolist(), strict=True):
+    # A single copy, which synchronises with a GPU once.
+    for (name, _, count), value in zip(named, torch.stack([value for _, value, _ in named]).tolist(), strict=True):
         total, queries = sums.get(name, (0.0, 0))
-        sums[name] = total + value, queries + more
+        sums[name] = total + value, queries + count
     means = {name: total / queries for name, (total, queries) in sums.items()}
     return means.pop(""), means
 
 
 class Objective(nn.Module):
-    """The loss of a batch."""
+    """Objective of a batch, from the inputs of the model."""
 
     def __init__(self, model: RetrievalModel, terms: tuple[Term, ...], *, gather_rows: GatherRows) -> None:
         super().__init__()
@@ -229,29 +227,25 @@ class Objective(nn.Module):
         self._compiled: Callable[..., tuple[Tensor, Mapping[str, Tensor]]] | None = None
 
     def forward(self, inputs: Inputs, hinges: str) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Return the loss, a scalar, and the losses that it is the weighted sum of, by name, such as ``c2i/en``."""
-        read = [
-            self.model.token_states(batch, self._name(language))
+        """Return the objective, a scalar, and its unweighted losses by name, e.g. ``c2i/en``."""
+        states = [
+            self.model.token_states(batch, self._encoder_language(language))
             for batch, language in zip(inputs.captions, inputs.languages, strict=True)
         ]
-        return (self._compiled or self._losses)(inputs, read, hinges)
+        return (self._compiled or self._losses)(inputs, states, hinges)
 
     def compile(self, *arguments: Any, **options: Any) -> None:
-        """Compile everything but the reading of captions, which comes first, so that the rest can be one graph."""
+        """Compile the objective as one graph, except `RetrievalModel.token_states`, which runs first."""
         self._compiled = torch.compile(self._losses, *arguments, **options)
 
-    def _losses(self, inputs: Inputs, read: Sequence[Any], hinges: str) -> tuple[Tensor, Mapping[str, Tensor]]:
-        return named_losses(self.terms, self._views(inputs, read), hinges)
-
-    def _views(self, inputs: Inputs, read: Sequence[Any]) -> Views:
+    def _losses(self, inputs: Inputs, states: Sequence[Any], hinges: str) -> tuple[Tensor, Mapping[str, Tensor]]:
         count = len(inputs.numbers)
         captions = tuple(
-            (language, self.gather_rows(self.model.pool_states(one, self._name(language)), count))
-            for one, language in zip(read, inputs.languages, strict=True)
+            (language, self.gather_rows(self.model.pool_states(item, self._encoder_language(language)), count))
+            for item, language in zip(states, inputs.languages, strict=True)
         )
         images = None if inputs.images is None else self.gather_rows(self.model.encode_images(inputs.images), count)
-        return Views(inputs.numbers, images, captions)
+        return named_losses(self.terms, Views(inputs.numbers, images, captions), hinges)
 
-    def _name(self, language: str | None) -> str:
-        """Return a language to read captions in: where several are mixed, any that the shared encoder reads."""
-        return language or self.model.languages[0]
+    def _encoder_language(self, language: str | None) -> str:
+        return language or self.model.languages[0]  # Mixed languages share an encoder.

@@ -1,4 +1,4 @@
-"""Progress of a training, and of work that is counted, shown by `schemas.console.progress`."""
+"""Displays of the progress of a training, and of counted work."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ class Report:
 
     Attributes:
         step: number of steps done.
-        steps: maximum number of steps; None if only the stopping criterion ends the training.
+        steps: maximum number of steps; None without a limit, with early stopping alone.
         epoch: number of epochs done.
-        loss: loss of the last batch, per query.
+        loss: loss of the last step, per query.
         scores: sum of recalls on the validation split by language; empty except directly after an evaluation.
-        best: greatest sum of recalls so far, over all monitored languages; -1 before the first evaluation.
-        validation_loss: loss on the validation split, per query; None except directly after an evaluation that measures it.
+        best: best sum of recalls so far, over all monitored languages; -1 before the first evaluation.
+        validation_loss: loss on the validation split, per query; None except directly after an evaluation.
+        stops_early: early stopping may end the training before ``steps``.
     """
 
     step: int
@@ -33,16 +34,17 @@ class Report:
     scores: dict[str, float]
     best: float
     validation_loss: float | None = None
+    stops_early: bool = False
 
     @property
     def line(self) -> str:
-        """Epoch, loss and best score in a few words."""
+        """Epoch, loss and best score, for people."""
         best = f", best sum of recalls {self.best:.1f}" if self.best >= 0 else ""
         return f"epoch {self.epoch}, loss {self.loss:.4f}{best}"
 
     @property
     def evaluation(self) -> str:
-        """Scores of the evaluation in a few words."""
+        """Scores of the evaluation, for people."""
         scores = ", ".join(f"{language} {score:.1f}" for language, score in self.scores.items())
         loss = "" if self.validation_loss is None else f"; validation loss {self.validation_loss:.4f}"
         return f"step {self.step:,}: sum of recalls {scores}; best {self.best:.1f}{loss}"
@@ -74,12 +76,18 @@ class _TrainingSnapshot(Snapshot):
         rate = f"{format_rate(self.rate).removesuffix('/s')} steps/s" if self.rate >= 1 else format_rate(self.rate)
         return ", ".join(part for part in (self.report.line, rate) if part)
 
+    @property
+    def left(self) -> str:
+        left = super().left
+        return f"at most {left}" if left and self.report.stops_early else left
+
     def to_line(self) -> str:
-        return f"step {self.done:,}{f' of {self.total:,}' if self.total else ''}: {self.details}"
+        count = f"step {self.done:,}{f' of {self.total:,}' if self.total else ''}"
+        return f"{count}: {', '.join(part for part in (self.left, self.details) if part)}"
 
 
 class CountDisplay(ProgressDisplay):
-    """Display of work that is counted: called with the number of units that were done."""
+    """Display of counted work."""
 
     def __init__(self, console: Console, task: str, *, unit: str, total: int | None = None, log_json: bool = False) -> None:
         super().__init__(console, log_json=log_json)
@@ -92,13 +100,13 @@ class CountDisplay(ProgressDisplay):
         super().__exit__(*error)
 
     def __call__(self, done: int, *, failed: int = 0) -> None:
-        """Count units that are done, and how many of them failed."""
+        """Count more units, and the failed ones among them."""
         self._done += done
         self._failed += failed
         self.show(self._snapshot())
 
     def settle(self) -> None:
-        """Count as done, once the work is complete, what an earlier run did of it."""
+        """Count the units of an earlier run as done, after the work is complete."""
         self._earlier = max(0, (self._total or 0) - self._done)
         self._done += self._earlier
 

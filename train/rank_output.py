@@ -1,4 +1,4 @@
-"""Output of the processes that ``torchrun`` starts: rank 0 writes; the others only where an error is theirs alone."""
+"""Output of ``torchrun`` processes: rank 0 writes; other ranks report only their own errors."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any
 
 from schemas.console import events
 
-_PATIENCE = 10.0  # Seconds in which torchrun ends this process, if another one has an error that explains this one's.
+_PATIENCE = 10.0  # Seconds in which torchrun ends this process after the error of another.
 _STDOUT, _STDERR = 1, 2
 
 
 class RankOutput:
-    """The output of this process, one of several or alone."""
+    """Output of this process."""
 
     def __init__(self) -> None:
-        # Others set such numbers, too, for processes that have nothing to do with each other.
+        # Other launchers set RANK and WORLD_SIZE for independent processes.
         is_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
         self._rank, self._size = (int(os.environ[name]) if is_torchrun else 0 for name in ("RANK", "WORLD_SIZE"))
         self._stderr: int | None = None
 
     def silence(self) -> None:
-        """Write nothing from here on, unless this is rank 0; not even what libraries print."""
+        """Discard all output of this process, also of libraries, unless it is rank 0."""
         if self._rank == 0:
             return
         self._stderr = os.dup(_STDERR)
@@ -35,10 +35,10 @@ class RankOutput:
         os.close(null)
 
     def report_once(self, work: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function whose errors are reported by one process.
+        """Wrap a function so that only one process reports an error.
 
-        ``torchrun`` ends all processes once one of them has ended with an error. So an error that rank 0 has as well, or that only
-        says that another process does not answer, waits some seconds for this end before it is written.
+        ``torchrun`` ends all processes after the first error. An error that rank 0 may share, or that is the consequence of another
+        process's error, waits some seconds for this end before it is raised.
         """
 
         def reporting(*arguments: Any, **options: Any) -> Any:
@@ -47,7 +47,7 @@ class RankOutput:
             except Exception as error:
                 patience = _PATIENCE if self._rank else 0
                 if _is_consequence(error):
-                    patience = 3 * _PATIENCE  # The process with the cause waits, too, before it ends.
+                    patience = 3 * _PATIENCE  # The process with the cause waits before it ends.
                 if patience:
                     signal.signal(signal.SIGTERM, signal.SIG_DFL)
                     time.sleep(patience)
@@ -57,7 +57,7 @@ class RankOutput:
         return reporting if self._size > 1 else work
 
     def _restore(self, error: Exception) -> None:
-        """Write again, as an event or as the caller does."""
+        """Restore standard error, or write the error as an event."""
         if self._stderr is None:
             return
         if events.started():
@@ -68,5 +68,5 @@ class RankOutput:
 
 
 def _is_consequence(error: Exception) -> bool:
-    """Return whether an error only says that another process does not answer any more."""
+    """Return whether an error reports the end of another process."""
     return isinstance(error, RuntimeError) and (type(error).__name__.startswith("Dist") or "gloo" in str(error))

@@ -1,4 +1,4 @@
-"""What a training needs, opened from a configuration and a corpus: data, dimensions of the model, sampler."""
+"""Inputs of a training run: the protocol `TrainingInputsProtocol`, and its implementation on datasets, `TrainingInputs`."""
 
 from __future__ import annotations
 
@@ -32,60 +32,59 @@ from train.models.retrieval_model import Dimensions, ImageBatch, RetrievalModel
 
 
 class TrainingInputsProtocol(Protocol):
-    """What `train.train` needs besides a job; `TrainingInputs` is made of datasets, and a program may bring its own."""
+    """Inputs of `train.loop.train` besides its job. Implement it to train on other data than datasets."""
 
     @property
     def dimensions(self) -> Dimensions:
-        """Languages and sizes."""
+        """Languages and sizes of the model."""
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The vocabulary that the captions were encoded with."""
+        """Vocabulary of the captions."""
 
     @property
     def captions_parameters(self) -> Mapping[str, Any]:
-        """Parameters of the encoded captions, as their manifest states them."""
+        """Parameters in the manifest of the encoded captions."""
 
     @property
     def fingerprints(self) -> Mapping[str, str]:
-        """What tells other ``captions``, ``features``, ``vocabulary`` and ``extractor`` from these, and if any ``word_vectors``, or
+        """Identities of ``captions``, ``features``, ``vocabulary`` and ``extractor``; optionally also of ``word_vectors``, or of
         ``token_features`` and ``token_model``.
         """
 
     @property
     def contents(self) -> Mapping[str, str]:
-        """What tells other content from this where ``fingerprints`` are the same, by name; may be empty."""
+        """Digests of contents, by name, to detect changes under the same fingerprint; may be empty."""
 
     @property
     def word_vectors(self) -> WordVectors | None:
-        """The pretrained vectors of words that the model begins with; None if it draws them."""
+        """Pretrained word vectors for the initialization, or None."""
 
     @property
     def missing_features(self) -> tuple[MissingFeatures, ...]:
-        """The images without features that were left out, by split."""
+        """Excluded images without features, by split."""
 
     @property
     def feature_outliers(self) -> tuple[FeatureOutliers, ...]:
-        """The images with features that should be looked at, by split."""
+        """Images with unusual features, by split."""
 
     def sampler(self, config: Config, seed: int) -> Sampler:
-        """Return the sampler of the batches."""
+        """Build the sampler of training batches."""
 
     def inputs(self, batch: Batch, device: torch.device, rows: slice) -> Inputs:
         """Return the inputs of the model for some rows of a batch."""
 
     def evaluate(self, model: RetrievalModel, config: Config, terms: Sequence[Term]) -> Validation:
-        """Measure recalls, by language, and the losses of an objective's terms on the validation split."""
+        """Measure recalls, by language, and the losses of terms on the validation split."""
 
 
 @dataclass(frozen=True)
 class TrainingInputs:
-    """`TrainingInputsProtocol` made of datasets.
+    """`TrainingInputsProtocol` for datasets.
 
     Attributes:
-        training: the training split, reduced as the configuration says.
-        validation: the whole validation split, without the languages that training is not stopped by and that have no captions
-            there.
+        training: the training split, reduced as configured.
+        validation: the validation split of all monitored languages, and of other languages with captions in it.
     """
 
     training: SplitData
@@ -104,63 +103,63 @@ class TrainingInputs:
 
     @property
     def missing_features(self) -> tuple[MissingFeatures, ...]:
-        """The images without features that were left out, by split."""
+        """Excluded images without features, by split."""
         return tuple(data.missing_features for data in (self.training, self.validation) if data.missing_features is not None)
 
     @property
     def feature_outliers(self) -> tuple[FeatureOutliers, ...]:
-        """The images with features of zeros or of unusual norms, by split."""
-        found = (
+        """Images with features of zeros or of unusual norms, by split."""
+        by_split = (
             find_feature_outliers(data.captions.split, data.features, data.captions.image_ids)
             for data in (self.training, self.validation)
         )
-        return tuple(outliers for outliers in found if outliers is not None)
+        return tuple(outliers for outliers in by_split if outliers is not None)
 
     def counts(self, config: Config) -> dict[str, dict[str, int]]:
-        """Count captions by language, and words that have a vector, and those that begin with a pretrained one, by encoder."""
+        """Count captions by language, and words with a vector, and with a pretrained one, by encoder."""
         dimensions, captions, languages = self.dimensions, self.training.captions, self.dimensions.languages
-        every = range(dimensions.vocabulary_size)
+        all_ids = range(dimensions.vocabulary_size)
         encoders = {"+".join(languages): languages} if config.model.mixes_languages else {name: (name,) for name in languages}
-        ids = {name: dimensions.language_ids.get(of_encoder[0], every) for name, of_encoder in encoders.items()}
+        ids = {name: dimensions.language_ids.get(members[0], all_ids) for name, members in encoders.items()}
         counts = {
             "captions": {name: len(captions.rows_of(name)) for name in languages},
-            "words": {name: len(of_encoder) - len(SPECIALS) for name, of_encoder in ids.items()},
+            "words": {name: len(encoder_ids) - len(SPECIALS) for name, encoder_ids in ids.items()},
         }
         if self.word_vectors is not None:
-            counts["pretrained"] = {name: self.word_vectors.known(encoders[name], ids[name]) for name in encoders}
+            counts["pretrained"] = {name: self.word_vectors.count(encoders[name], ids[name]) for name in encoders}
         return counts
 
     def sampler(self, config: Config, seed: int) -> Sampler:
-        """Return the sampler that a configuration describes."""
+        """Build the sampler of a configuration."""
         return build_sampler(config, self.training.captions, seed)
 
     def inputs(self, batch: Batch, device: torch.device, rows: slice = slice(None)) -> Inputs:
         """Return the inputs of the model for some rows of a batch."""
-        return inputs_of(self.training, batch, device, rows)
+        return build_inputs(self.training, batch, device, rows)
 
     def evaluate(self, model: RetrievalModel, config: Config, terms: Sequence[Term]) -> Validation:
-        """Measure recalls, by language, and the losses of an objective's terms on the validation split."""
+        """Measure recalls, by language, and the losses of terms on the validation split."""
         return validate(model, self.validation, config, terms)
 
 
 def load_training_inputs(
     config: Config, corpus: Corpus, *, seed: int, memory_map: str | None = None, allow_missing_features: bool = False
 ) -> TrainingInputs:
-    """Read and check everything that a training needs; arguments as in `train.data.splits.open_data`.
+    """Read and check the datasets of a corpus; arguments as in `train.data.splits.open_data`.
 
     Raises:
         UsageError: the configuration does not fit the data, or the features do not fit into memory.
-        DatasetError: a dataset is missing, of the wrong kind, or does not belong with the others.
+        DatasetError: a dataset is missing, of the wrong kind, or incompatible with the others.
     """
     check_word_vectors(config.model, corpus.word_vectors)
     check_token_features(config.model, corpus.token_features)
-    data, validated = config.data, validation_portions(config, corpus.captions)
+    data, portions = config.data, validation_portions(config, corpus.captions)
     config.model.check_features(feature_spec(open_dataset(corpus.features)).shape)
     words = None
     if corpus.word_vectors:
-        made_for = open_dataset(corpus.vocabulary, kind="vocabulary").fingerprint
+        fingerprint = open_dataset(corpus.vocabulary, kind="vocabulary").fingerprint
         words = open_word_vectors(
-            corpus.word_vectors, vocabulary=made_for, languages=data.languages, width=config.model.pretrained_width
+            corpus.word_vectors, vocabulary=fingerprint, languages=data.languages, width=config.model.pretrained_width
         )
     open_split = partial(
         open_data,
@@ -171,8 +170,8 @@ def load_training_inputs(
         token_features=corpus.token_features,
         token_width=config.model.token_width,
     )
-    # The smaller split comes first, so that errors in the folders show sooner.
-    validation = open_split(split=data.validation_split, portions=validated)
+    # The smaller split first, to report errors in the folders sooner.
+    validation = open_split(split=data.validation_split, portions=portions)
     training = open_split(
         split=data.split,
         portions=data.portions,
@@ -205,15 +204,15 @@ def load_training_inputs(
 
 
 def contents_of(corpus: Corpus) -> dict[str, str]:
-    """Return `schemas.manifest.Manifest.content_sha256` of each dataset of a corpus, by name."""
+    """Return the content digest of each dataset of a corpus, by name."""
     return {name: open_dataset(location).manifest.content_sha256 for name, location in vars(corpus).items() if location}
 
 
 def validation_portions(config: Config, location: str) -> dict[str, tuple[str, ...]]:
-    """Return the portions to validate on: all where a language is monitored, otherwise those that the split has.
+    """Return the portions of the validation split by language; other languages than the monitored ones may lack some.
 
     Raises:
-        DatasetError: a language that is monitored lacks captions.
+        DatasetError: a monitored language lacks captions.
     """
     data, monitored = config.data, config.schedule.monitor_languages or config.data.languages
     captions = open_dataset(location, kind="encoded")
@@ -226,44 +225,46 @@ def validation_portions(config: Config, location: str) -> dict[str, tuple[str, .
     for language in monitored:
         if language not in complete:
             absent = next(portion for portion in data.portions[language] if portion not in present[language])
-            rest = tuple(name for name in monitored if name in complete) or complete
+            others = tuple(name for name in monitored if name in complete) or complete
             raise DatasetError(
                 no_captions(captions, f"split {data.validation_split!r}, language {language!r}, portion {absent!r}")
-                + ". Training is stopped by the recalls of the languages in schedule.monitor_languages, all if it is empty: "
-                + (f"leave {language} out of them (--set 'schedule.monitor_languages={dump(rest)}'), or " if rest else "")
+                + ". Early stopping needs captions in all of schedule.monitor_languages, by default all languages: "
+                + (f"leave {language} out of them (--set 'schedule.monitor_languages={dump(others)}'), or " if others else "")
                 + "name another data.validation_split"
             )
     return {language: portions for language, portions in present.items() if portions}
 
 
 def overlap_remark(config: Config, corpus: Corpus | None) -> str:
-    """Return a sentence about training images that have captions in other splits, too; an empty string if there are none."""
+    """Return a sentence about training images with captions in other splits, or an empty string."""
     if corpus is None:
         return ""
     trained = {*config.data.splits}
-    found = find_overlap(open_dataset(corpus.captions), lambda splits: bool(splits & trained) and bool(splits - trained))
-    return "" if found is None else found.remark
+    overlap = find_overlap(open_dataset(corpus.captions), lambda splits: bool(splits & trained) and bool(splits - trained))
+    return "" if overlap is None else overlap.remark
 
 
 def tokens_of(vocabulary: Vocabulary, language: str, parameters: VocabularyParameters) -> tuple[int, ...]:
-    """Return the ids that one language uses in a joint vocabulary: the specials, and the tokens frequent enough in it.
+    """Return the token ids of one language in a joint vocabulary: the specials, and its frequent tokens.
 
-    If the threshold of the vocabulary applied to each language, it applies here too; if it applied to the joint count, a token
-    belongs to every language in which it occurs at all.
+    A threshold of the vocabulary per language applies here, too. With a threshold on the joint count, a token belongs to every
+    language that contains it.
     """
-    least = parameters.min_count if parameters.count_scope == "language" else 1
+    min_count = parameters.min_count if parameters.count_scope == "language" else 1
     return tuple(
-        number for number, counts in enumerate(vocabulary.counts) if number < len(SPECIALS) or counts.get(language, 0) >= least
+        token_id
+        for token_id, counts in enumerate(vocabulary.counts)
+        if token_id < len(SPECIALS) or counts.get(language, 0) >= min_count
     )
 
 
 def frequent_tokens(captions: Captions, min_count: int, *, together: bool) -> dict[str, tuple[int, ...]]:
-    """Return, by language, the specials and the ids that occur often enough in captions, ascending.
+    """Return the specials and the frequent token ids of captions, ascending, by language.
 
     Args:
-        captions: captions of the training split, as drawn: Kádár et al. 2018 count what a row is trained on.
-        min_count: number of occurrences.
-        together: count the languages together.
+        captions: sampled captions of the training split, as in Kádár et al. 2018.
+        min_count: minimum number of occurrences.
+        together: count over all languages.
     """
 
     def frequent(token_ids: np.ndarray) -> tuple[int, ...]:
@@ -274,45 +275,44 @@ def frequent_tokens(captions: Captions, min_count: int, *, together: bool) -> di
     if together:
         return dict.fromkeys(captions.language_names, frequent(captions.token_ids))
     languages = np.repeat(captions.languages, captions.lengths)  # Of each token.
-    return {name: frequent(captions.token_ids[languages == number]) for number, name in enumerate(captions.language_names)}
+    return {name: frequent(captions.token_ids[languages == index]) for index, name in enumerate(captions.language_names)}
 
 
 def build_sampler(config: Config, captions: Captions, seed: int) -> Sampler:
-    """Build the sampler that a configuration describes.
+    """Build the sampler of a configuration.
 
     Raises:
-        UsageError: there is nothing to train on, or only captions of a single image, so that no batch has negatives.
+        UsageError: the captions are of no image or a single one, so that batches have no negatives.
     """
-    schedule, loss = config.schedule, config.loss
-    _check_negatives(captions, together=schedule.batches == "images")
-    if schedule.batches == "tasks":
-        return TaskSampler(
-            captions,
-            schedule.batch_size,
-            seed=seed,
-            c2c_probability=loss.c2c_probability,
-            bucket_by_length=schedule.bucket_by_length,
-        )
-    return ImageSampler(captions, schedule.batch_size, seed=seed)
-
-
-def _check_negatives(captions: Captions, *, together: bool) -> None:
-    """Check that there are captions of several images: in all languages ``together``, or in each."""
-    counts = ByImage.of(captions).counts > 0  # [I, L]
-    names = captions.language_names
-    for of_images, name in [(counts.all(1), " and ".join(names))] if together else zip(counts.T, names, strict=True):
-        if of_images.sum() == 1:
+    schedule, names = config.schedule, captions.language_names
+    has_captions = ByImage.of(captions).counts > 0  # [I, L]
+    groups = (
+        [*zip(has_captions.T, names, strict=True)]
+        if schedule.batches == "tasks"
+        else [(has_captions.all(1), " and ".join(names))]
+    )
+    for images, name in groups:
+        if images.sum() == 1:
             raise UsageError(
-                f"split {captions.split!r} has captions in {name} of a single image: batches would have no negatives, so that "
-                "nothing would be learned. Give captions of two images or more"
+                f"split {captions.split!r} has captions in {name} of a single image, so that batches have no negatives: give "
+                "captions of two images or more"
             )
+    if schedule.batches == "images":
+        return ImageSampler(captions, schedule.batch_size, seed=seed)
+    return TaskSampler(
+        captions,
+        schedule.batch_size,
+        seed=seed,
+        c2c_probability=config.loss.c2c_probability,
+        bucket_by_length=schedule.bucket_by_length,
+    )
 
 
-def inputs_of(data: SplitData, batch: Batch, device: torch.device, rows: slice = slice(None)) -> Inputs:
-    """Collect the captions and features that a batch refers to."""
+def build_inputs(data: SplitData, batch: Batch, device: torch.device, rows: slice = slice(None)) -> Inputs:
+    """Read the captions and features of a batch."""
     captions = [data.captions.batch(chosen[rows]) for chosen in batch.captions]
-    if data.captions.vectors is not None:  # Read now, where batches may be read ahead.
-        captions = [chosen.alone() for chosen in captions]
+    if data.captions.vectors is not None:  # Read here, in the thread that prefetches batches.
+        captions = [chosen.compact() for chosen in captions]
     return Inputs(
         task=batch.task,
         numbers=upload(torch.from_numpy(np.asarray(batch.images, np.int64)), device),

@@ -40,10 +40,10 @@ def demo(
     from pipelines.commands.build import build_plan
     from pipelines.demo.run import show_datasets
     from pipelines.text.queries import tokenize_query
-    from train.demo import LEAST_SCENES, show_run
+    from train.demo import MIN_SCENES, show_run
 
     create_folder(folder)
-    is_trained = scenes >= LEAST_SCENES
+    is_trained = scenes >= MIN_SCENES
     targets = () if is_trained else ("encoded", "features", "picture")
     settings = {"steps.scenes.scenes": str(scenes), "steps.scenes.seed": str(seed)}
     build_plan("demo", targets, context=context, output=output, settings=settings)
@@ -51,4 +51,4 @@ def demo(
     if is_trained:
         show_run(folder, console=console, tokenize=tokenize_query)
     else:
-        remark(f"not trained: too few scenes to hold any out; draw at least {LEAST_SCENES} with --scenes")
+        remark(f"not trained: too few scenes to hold any out; draw at least {MIN_SCENES} with --scenes")

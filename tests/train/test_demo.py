@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pipelines.demo.run import split_of
-from train.demo import LEAST_SCENES
+from train.demo import MIN_SCENES
 
 
 def test_with_the_least_number_of_scenes_each_split_has_one():
-    assert {split_of(number) for number in range(LEAST_SCENES)} == {"train", "val", "test"}
-    assert {split_of(number) for number in range(LEAST_SCENES - 1)} == {"train", "val"}
+    assert {split_of(number) for number in range(MIN_SCENES)} == {"train", "val", "test"}
+    assert {split_of(number) for number in range(MIN_SCENES - 1)} == {"train", "val"}

@@ -98,9 +98,9 @@ def test_a_run_is_not_resumed_with_other_vectors(train_toy, toy_words, toy_token
 def test_vectors_and_configuration_must_agree_before_anything_is_read(toy, toy_words, toy_tokens):
     for text, corpus, message in (
         (begins(CONFIG), toy, "no word vectors are given: give --word-vectors FOLDER"),
-        (CONFIG, toy_words, "model.word_vectors is 'random', so that no word would begin with them"),
-        (reads(CONFIG), toy, "no vectors of tokens are given: give --token-features FOLDER"),
-        (CONFIG, toy_tokens, "is given, but the model has vectors of words of its own"),
+        (CONFIG, toy_words, "model.word_vectors is 'random', so that the model would not use them"),
+        (reads(CONFIG), toy, "token features are missing: give --token-features FOLDER"),
+        (CONFIG, toy_tokens, "is given, but model.word_vectors is not 'precomputed'"),
     ):
         with pytest.raises(UsageError, match=message):
             load_training_inputs(from_toml(text, "test"), replace(corpus, captions="nowhere"), seed=0)
@@ -171,8 +171,8 @@ def test_words_that_begin_with_a_vector_are_counted(toy_words):
     rows = open_dataset(toy_words.word_vectors).table().to_pylist()
     for languages in (("en",), ("de",), ("en", "de")):
         expected = {row["id"] for row in rows if row["language"] in languages}
-        assert words.known(languages, range(1000)) == len(expected)
-        assert words.known(languages, (0, 1, *sorted(expected)[:5])) == 5
+        assert words.count(languages, range(1000)) == len(expected)
+        assert words.count(languages, (0, 1, *sorted(expected)[:5])) == 5
 
 
 @pytest.mark.slow
@@ -266,12 +266,12 @@ def test_evaluate(run, toy_tokens, finished_run, write_tokens, tmp_path):
     assert [score.retrieval for score in mapped] == [score.retrieval for score in scores]
     with pytest.raises(UsageError, match="give --token-features FOLDER"):
         evaluate_run(replace(job, token_features=""))
-    with pytest.raises(UsageError, match="is given, but the model has vectors of words of its own"):
+    with pytest.raises(UsageError, match="is given, but model.word_vectors is not 'precomputed'"):
         evaluate_run(replace(job, run=str(finished_run[0])))
     # An ensemble may have members of both sorts.
     assert evaluate_run(replace(job, run=(run, str(finished_run[0]))))
     other = write_tokens(tmp_path, model="0" * 64)
-    with pytest.raises(DatasetError, match="the vectors of tokens were made by another model"):
+    with pytest.raises(DatasetError, match="the token features come from another model"):
         evaluate_run(replace(job, token_features=other))
 
 

@@ -21,7 +21,7 @@ from train.distributed import DistributedContext
 from train.losses import Inputs, Objective, Views, diversity_loss, named_losses, ranking_loss, terms_of
 from train.models.catalogue import build_model
 from train.models.retrieval_model import Dimensions, Encoded, ImageBatch
-from train.training_data import inputs_of
+from train.training_data import build_inputs
 
 
 def brute_force(scores: list[list[float]], rows: list[int], columns: list[int], margin: float, hinges: str) -> float:
@@ -194,7 +194,7 @@ def test_captions_against_images(data, model, hinges):
     for _ in range(4):
         batch = sampler.next()
         assert batch.task == "c2i"
-        loss, terms = objective(model)(inputs_of(data, batch, torch.device("cpu")), hinges)
+        loss, terms = objective(model)(build_inputs(data, batch, torch.device("cpu")), hinges)
         a, b = images_of(model, data, batch.images), embed(model, data, batch.captions[0])
         assert loss.item() == pytest.approx(by_hand(model, a, b, batch.images, hinges), rel=1e-5)
         assert {name: value.item() for name, value in terms.items()} == {f"c2i/{batch.languages[0]}": loss.item()}
@@ -206,7 +206,7 @@ def test_captions_against_captions(data, model, hinges):
     batch = sampler.next()
     assert batch.task == "c2c"
     assert batch.languages == (None, None) or None in batch.languages  # Pairs of all languages form one pool.
-    loss, terms = objective(model)(inputs_of(data, batch, torch.device("cpu")), hinges)
+    loss, terms = objective(model)(build_inputs(data, batch, torch.device("cpu")), hinges)
     a, b = (embed(model, data, rows) for rows in batch.captions)
     assert loss.item() == pytest.approx(by_hand(model, a, b, batch.images, hinges), rel=1e-5)
     assert {name: value.item() for name, value in terms.items()} == {"c2c": loss.item()}
@@ -214,7 +214,7 @@ def test_captions_against_captions(data, model, hinges):
 
 def test_equation_1(data, model):
     batch = ImageSampler(data.captions, 9, seed=0).next()
-    inputs = inputs_of(data, batch, torch.device("cpu"))
+    inputs = build_inputs(data, batch, torch.device("cpu"))
     images = images_of(model, data, batch.images)
     expected = sum(by_hand(model, images, embed(model, data, rows), batch.images) for rows in batch.captions)
     assert len(batch.captions) == 3
@@ -225,7 +225,7 @@ def test_equation_1(data, model):
 
 def test_equation_2_is_over_all_pairs_of_languages(data, model):
     batch = ImageSampler(data.captions, 9, seed=0).next()
-    inputs = inputs_of(data, batch, torch.device("cpu"))
+    inputs = build_inputs(data, batch, torch.device("cpu"))
     images = images_of(model, data, batch.images)
     english, german, french = (embed(model, data, rows) for rows in batch.captions)
     pairs = [(images, english), (images, german), (images, french), (english, german), (english, french), (german, french)]
@@ -243,7 +243,7 @@ def test_equation_2_is_over_all_pairs_of_languages(data, model):
 
 def test_a_part_of_the_rows_is_gathered_with_all_images(data):
     batch = TaskSampler(data.captions, 10, seed=0).next()
-    inputs = inputs_of(data, batch, torch.device("cpu"), slice(3, 7))
+    inputs = build_inputs(data, batch, torch.device("cpu"), slice(3, 7))
     assert inputs.numbers.tolist() == batch.images.tolist()
     np.testing.assert_array_equal(inputs.images.features, data.features.array[batch.images[3:7]])
     assert len(inputs.captions[0]) == 4
@@ -252,7 +252,7 @@ def test_a_part_of_the_rows_is_gathered_with_all_images(data):
 def test_gradients_reach_every_parameter_that_took_part(data, model):
     model.zero_grad()
     batch = TaskSampler(data.captions, 10, seed=0, c2c_probability=1.0).next()
-    objective(model)(inputs_of(data, batch, torch.device("cpu")), "sum")[0].backward()
+    objective(model)(build_inputs(data, batch, torch.device("cpu")), "sum")[0].backward()
     with_gradient = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
     assert with_gradient == {name for name, _ in model.named_parameters() if name.startswith("sentences")}
     assert with_gradient
@@ -289,7 +289,7 @@ def doubled(inputs):
 def test_equation_7(regions, heads, languages):
     """Footnote 1: more languages add their terms to equations 4, 6 and 7."""
     batch = ImageSampler(regions.captions, 9, seed=0).next()
-    inputs = doubled(inputs_of(regions, batch, torch.device("cpu")))
+    inputs = doubled(build_inputs(regions, batch, torch.device("cpu")))
     inputs = replace(inputs, captions=inputs.captions[: len(languages)], languages=languages)
     views = {"images": view(heads.encode_images(inputs.images))}
     for language, captions in zip(languages, inputs.captions, strict=True):
@@ -316,7 +316,7 @@ def test_diversity_of_what_a_batch_holds(regions, heads):
     batch = TaskSampler(regions.captions, 9, seed=0).next()
     language = batch.languages[0]
     _, terms = Objective(heads, terms_of(LOSS, heads), gather_rows=lambda part, count: part)(
-        doubled(inputs_of(regions, batch, torch.device("cpu"))), "sum"
+        doubled(build_inputs(regions, batch, torch.device("cpu"))), "sum"
     )
     names = [f"c2i/{language}", "diversity/images", f"diversity/images-{language}", f"diversity/{language}"]
     assert list(terms) == names

@@ -85,7 +85,7 @@ def test_images_without_regions_are_refused_or_left_out(train_toy, write_regions
     empty, lacking = write_regions(tmp_path / "empty", without=WITHOUT), write_regions(tmp_path / "lacking", lacking=WITHOUT)
     with pytest.raises(
         DatasetError,
-        match=r"lacks the features of 1 of 12 images of split 'val', counting those in which no region was found, with .*: val-002",
+        match=r"lacks the features of 1 of 12 images of split 'val', counting images without regions, with .*: val-002",
     ):
         train_toy(REGION_CONFIG, corpus=empty)
     result = train_toy(REGION_CONFIG, "one", corpus=empty, allow_missing_features=True)
@@ -96,7 +96,7 @@ def test_images_without_regions_are_refused_or_left_out(train_toy, write_regions
     ]
     assert_same_run(tmp_path / "one", tmp_path / "two")
     job = EvaluateJob(str(tmp_path / "one"), empty.captions, empty.features, ("test",), device="cpu")
-    with pytest.raises(DatasetError, match="1 of 9 images of split 'test', counting those in which no region was found"):
+    with pytest.raises(DatasetError, match="1 of 9 images of split 'test', counting images without regions"):
         evaluate_run(job)
     assert {score.missing_features.first for score in evaluate_run(replace(job, allow_missing_features=True))} == {
         ("test-004",)

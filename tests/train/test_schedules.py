@@ -6,7 +6,7 @@ from schemas.errors import DatasetError, UsageError
 from tests.train.trainings import CONFIG, events
 from train.config.sections import ScheduleConfig, from_toml
 from train.runs.checkpoints import TrainingProgress
-from train.schedules import learning_rate, steps_in_all, stop_reason
+from train.schedules import learning_rate, max_total_steps, stop_reason
 
 EPOCH = 10
 
@@ -34,8 +34,8 @@ def test_stop_reason(progress, schedule, reason):
 
 
 @pytest.mark.parametrize(("max_steps", "max_epochs", "expected"), [(7, 0, 7), (0, 3, 30), (7, 3, 7), (70, 3, 30), (0, 0, None)])
-def test_steps_in_all(max_steps, max_epochs, expected):
-    assert steps_in_all(ScheduleConfig(max_steps=max_steps, max_epochs=max_epochs), EPOCH) == expected
+def test_max_total_steps(max_steps, max_epochs, expected):
+    assert max_total_steps(ScheduleConfig(max_steps=max_steps, max_epochs=max_epochs), EPOCH) == expected
 
 
 def test_the_rate_is_constant_unless_something_is_said():

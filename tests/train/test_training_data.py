@@ -168,8 +168,8 @@ def test_a_language_without_validation_captions_trains_where_it_is_not_monitored
 @pytest.mark.parametrize("monitor", ["[]", '["de"]', '["en", "de"]'])
 def test_a_language_without_validation_captions_that_is_monitored(unvalidated, monitor):
     advice = (
-        ". Training is stopped by the recalls of the languages in schedule.monitor_languages, all if it is empty: leave de out of "
-        """them (--set 'schedule.monitor_languages=["en"]'), or name another data.validation_split"""
+        ". Early stopping needs captions in all of schedule.monitor_languages, by default all languages: leave de out of them "
+        """(--set 'schedule.monitor_languages=["en"]'), or name another data.validation_split"""
     )
     have = "has no captions of split 'val', language 'de', portion 'comparable'. It has: "
     with pytest.raises(DatasetError, match=f"{re.escape(have)}.*{re.escape(advice)}$"):

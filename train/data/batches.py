@@ -1,7 +1,7 @@
-"""Captions of a dataset that go through a model together.
+"""Batches of captions.
 
-Letters in shapes: ``N`` captions of the dataset, ``B`` captions of the batch, ``T`` tokens of the longest, ``P`` tokens of all,
-``M`` vectors that are held, ``W`` width of a vector.
+Shapes: ``N`` captions of the dataset, ``B`` captions of the batch, ``T`` tokens of the longest, ``P`` tokens of all, ``M`` stored
+vectors, ``W`` width of a vector.
 """
 
 from __future__ import annotations
@@ -13,32 +13,38 @@ import numpy as np
 from train.data.memmap import release
 
 
+def token_positions(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return the positions of the tokens of captions, int64 ``[P]``, from the first position and the length of each."""
+    ends = np.cumsum(lengths)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
+
+
 @dataclass(frozen=True)
 class TokenVectors:
-    """Vectors of the tokens of captions, kept as they are stored: those of a batch are converted when it is read.
+    """Vectors of the tokens of captions, in their stored type.
 
     Attributes:
-        stored: ``[M, W]`` in the type of the dataset. May be mapped from a file, read-only.
-        starts: int64 ``[N]``: the row of the first vector of each caption; the others follow.
+        stored: ``[M, W]`` in the type of the dataset; may be memory-mapped, read-only.
+        starts: int64 ``[N]``, row of the first vector of each caption, followed by its others.
     """
 
     stored: np.ndarray
     starts: np.ndarray
 
     def select(self, rows: np.ndarray) -> TokenVectors:
-        """Return the vectors of some captions, in their order."""
+        """Select captions."""
         return replace(self, starts=self.starts[rows])
 
 
 @dataclass(frozen=True)
 class CaptionBatch:
-    """Rows of captions; nothing is copied before a model reads them, in the form that suits it.
+    """A batch of captions as rows of a dataset, without copies.
 
     Attributes:
-        token_ids: non-negative integers, the token ids of all captions of the dataset, one after the other.
+        token_ids: concatenated token ids of all captions of the dataset.
         offsets: int64 ``[N + 1]``; caption n has ``token_ids[offsets[n]:offsets[n + 1]]``.
-        rows: integers ``[B]``, the captions of the batch, in any order, with or without repetition; B may be 0.
-        vectors: vectors of the tokens of all captions, one for each token id, for models that read them; None if there are none.
+        rows: integers ``[B]``, the captions of the batch, in any order, also repeated or none.
+        vectors: precomputed vectors of all tokens, or None.
 
     Raises:
         ValueError: a caption has no tokens.
@@ -73,25 +79,21 @@ class CaptionBatch:
         return grid
 
     def token_vectors(self) -> np.ndarray:
-        """Return the vectors of the tokens of the batch, one caption after the other, float32 ``[P, W]``; a copy.
+        """Return a copy of the token vectors of the batch, concatenated, float32 ``[P, W]``.
 
         Raises:
-            ValueError: there are none.
+            ValueError: the captions have none.
         """
         if self.vectors is None:
-            raise ValueError("the captions have no vectors of their tokens, which this model reads in place of words")
-        lengths = self.lengths
-        ends = np.cumsum(lengths)
-        starts = self.vectors.starts[self.rows]
-        rows = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
+            raise ValueError("the captions have no token vectors, which this model needs")
+        rows = token_positions(self.vectors.starts[self.rows], self.lengths)
         values = self.vectors.stored[rows].astype(np.float32)
         release(self.vectors.stored)
         return values
 
-    def alone(self) -> CaptionBatch:
-        """Return the same batch without the other captions of the dataset; what is mapped is read."""
-        lengths = self.lengths
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        sources = np.arange(offsets[-1]) + np.repeat(self.offsets[self.rows] - offsets[:-1], lengths)
+    def compact(self) -> CaptionBatch:
+        """Copy the batch without the other captions of the dataset, also from memory-mapped files."""
+        offsets = np.concatenate([[0], np.cumsum(self.lengths)])
+        token_ids = self.token_ids[token_positions(self.offsets[self.rows], self.lengths)]
         vectors = None if self.vectors is None else TokenVectors(self.token_vectors(), offsets[:-1])
-        return CaptionBatch(self.token_ids[sources], offsets, np.arange(len(self)), vectors)
+        return CaptionBatch(token_ids, offsets, np.arange(len(self)), vectors)

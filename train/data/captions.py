@@ -1,15 +1,13 @@
-"""Encoded captions as flat arrays, their pairs, and the data regimes of Kádár et al. 2018.
+"""Encoded captions as flat arrays, caption pairs, and the data regimes of Kádár et al. 2018.
 
-The shards are read once, and no caption becomes a Python object.
-
-Letters in shapes: ``N`` captions, ``I`` images, ``L`` languages, ``T`` tokens of all captions, ``R`` selected rows, ``P`` pairs.
+Shapes: ``N`` captions, ``I`` images, ``L`` languages, ``T`` tokens of all captions, ``R`` selected rows, ``P`` pairs.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,17 +20,17 @@ import pyarrow.compute as pc
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.parameters import EncodedParameters
-from train.data.batches import CaptionBatch, TokenVectors
+from train.data.batches import CaptionBatch, TokenVectors, token_positions
 
 _LABELS = ("split", "language", "portion")
 
 
 @dataclass(frozen=True)
 class Captions:
-    """Captions of one split or several, sorted by image id, language, portion and index, whatever the number of shards.
+    """Captions of one split or several, sorted by image id, language, portion and index.
 
     Attributes:
-        token_ids: int32 ``[T]``, all captions one after the other, including ``<start>`` and ``<end>``.
+        token_ids: int32 ``[T]``, concatenated token ids, including ``<start>`` and ``<end>``.
         offsets: int64 ``[N + 1]``; caption n has ``token_ids[offsets[n]:offsets[n + 1]]``.
         images: int32 ``[N]``, position in ``image_ids``.
         languages: int8 ``[N]``, position in ``language_names``.
@@ -41,8 +39,8 @@ class Captions:
         image_ids: ``[I]``, ascending.
         language_names: in the requested order.
         portion_names: in the requested order.
-        split: the split; several with commas between them, for messages.
-        vectors: vectors of the tokens, for a model that reads them in place of words; None if there are none.
+        split: the split, or several joined by commas, for messages.
+        vectors: precomputed token vectors, or None.
     """
 
     token_ids: np.ndarray
@@ -62,39 +60,36 @@ class Captions:
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """int64 ``[N]``: number of token ids, including ``<start>`` and ``<end>``."""
+        """Number of token ids, int64 ``[N]``, including ``<start>`` and ``<end>``."""
         return np.diff(self.offsets)
 
     def rows_of(self, language: str) -> np.ndarray:
-        """Return the rows of a language, int64 and ascending; none for a language that is not in ``language_names``."""
+        """Return the rows of a language, int64 and ascending; none for an unknown language."""
         if language not in self.language_names:
             return np.zeros(0, np.int64)
         return np.flatnonzero(self.languages == self.language_names.index(language))
 
     def language_of(self, rows: np.ndarray) -> str | None:
-        """Return the language of some rows; None if they are in several."""
+        """Return the language of rows; None for several languages."""
         languages = np.unique(self.languages[rows])
         return self.language_names[languages[0]] if len(languages) == 1 else None
 
     def batch(self, rows: np.ndarray) -> CaptionBatch:
-        """Return some rows as a batch that a model reads."""
+        """Return rows as a batch for a model."""
         return CaptionBatch(self.token_ids, self.offsets, rows, self.vectors)
 
     def select(self, rows: np.ndarray) -> Captions:
-        """Return the captions in the given rows, in their order; ``image_ids`` and names stay as they are.
+        """Return some captions; ``image_ids`` and names stay complete.
 
         Args:
-            rows: integers ``[R]``, or bool ``[N]``.
+            rows: integers ``[R]``, in any order, or bool ``[N]``.
         """
         rows = np.flatnonzero(rows) if np.asarray(rows).dtype == bool else np.asarray(rows, np.int64)
         lengths = self.lengths[rows]
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        # Each token keeps its distance from the beginning of its caption.
-        sources = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], lengths)
         return replace(
             self,
-            token_ids=self.token_ids[sources],
-            offsets=offsets,
+            token_ids=self.token_ids[token_positions(self.offsets[rows], lengths)],
+            offsets=np.concatenate([[0], np.cumsum(lengths)]),
             images=self.images[rows],
             languages=self.languages[rows],
             portions=self.portions[rows],
@@ -103,7 +98,7 @@ class Captions:
         )
 
     def compact(self) -> Captions:
-        """Return the same captions, without the ``image_ids`` of images that have none."""
+        """Remove the ``image_ids`` of images without captions."""
         present, images = np.unique(self.images, return_inverse=True)
         return replace(self, images=images.astype(np.int32), image_ids=tuple(self.image_ids[n] for n in present.tolist()))
 
@@ -115,18 +110,17 @@ def read_captions(
     languages: Sequence[str] | None = None,
     portions: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
 ) -> Captions:
-    """Read the captions of a split, or of several as if they were one.
+    """Read the captions of one split or several.
 
     Args:
         dataset: a dataset of kind ``encoded``.
         split: the split, or several.
-        languages: languages to read; all of the split by default.
-        portions: portions to read, either for all languages or by language, in which case its keys are the languages; all by
-            default.
+        languages: languages to read, by default all.
+        portions: portions to read, for all languages or by language; by default all.
 
     Raises:
-        DatasetError: the dataset is of another kind, or has no such captions; the message lists those that it has.
-        UsageError: ``languages`` and the keys of ``portions`` differ, or a language or portion is named twice.
+        DatasetError: the dataset is of another kind, or lacks these captions.
+        UsageError: ``languages`` and the keys of ``portions`` differ, or a language or portion is repeated.
     """
     if dataset.kind != "encoded":
         raise DatasetError(
@@ -134,20 +128,23 @@ def read_captions(
             "and give its output"
         )
     splits = (split,) if isinstance(split, str) else tuple(split)
-    selection = _Selection(splits, _chosen_portions(dataset, splits, languages, portions))
+    selection = _Selection(splits, _select_portions(dataset, splits, languages, portions))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        parts = list(pool.map(lambda number: _read_shard(dataset, number, selection), range(dataset.num_shards)))
-    for number, name in enumerate(splits):
-        if len(splits) > 1 and not any(number in part.splits for part in parts):
+        parts = list(pool.map(lambda shard: _read_shard(dataset, shard, selection), range(dataset.num_shards)))
+    for index, name in enumerate(splits):
+        if len(splits) > 1 and not any(index in part.splits for part in parts):
             raise DatasetError(no_captions(dataset, f"split {name!r} in these languages and portions"))
-    captions = _joined(parts, selection)
+    captions = _join(parts, selection)
     check_token_ids(dataset, captions.token_ids, captions.lengths)
-    _check_complete(captions, selection, dataset)
+    for language, portion in selection.pairs:
+        if not np.any((captions.languages == language) & (captions.portions == portion)):
+            names = f"language {captions.language_names[language]!r}, portion {captions.portion_names[portion]!r}"
+            raise DatasetError(no_captions(dataset, f"split {captions.split!r}, {names}"))
     return captions
 
 
 def labels_of(dataset: Dataset) -> dict[tuple[str, str, str], int]:
-    """Count captions by split, language and portion, reading only these columns; combinations without captions are left out."""
+    """Count captions by split, language and portion."""
     counts: dict[tuple[str, str, str], int] = {}
     for table in dataset.shards(_LABELS):
         strings = pa.table({name: table[name].cast(pa.string()) for name in _LABELS})
@@ -158,7 +155,7 @@ def labels_of(dataset: Dataset) -> dict[tuple[str, str, str], int]:
 
 
 def check_token_ids(dataset: Dataset, token_ids: np.ndarray, lengths: np.ndarray) -> None:
-    """Check that encoded captions can be looked up: an id outside the vocabulary would end the process on a GPU.
+    """Check the token ids of encoded captions: an id outside the vocabulary would abort the process on a GPU.
 
     Raises:
         DatasetError: an id is not in the vocabulary, or a caption has no ids.
@@ -166,16 +163,16 @@ def check_token_ids(dataset: Dataset, token_ids: np.ndarray, lengths: np.ndarray
     size = EncodedParameters.from_json(dataset.manifest.parameters).vocabulary_size or np.iinfo(token_ids.dtype).max
     outside = token_ids[(token_ids < 0) | (token_ids >= size)]
     if len(outside) or not lengths.all():
-        found = f"token id {outside[0]}, expected 0 to {size - 1:,}" if len(outside) else "a caption without token ids"
+        defect = f"token id {outside[0]}, expected 0 to {size - 1:,}" if len(outside) else "a caption without token ids"
         raise DatasetError(
-            f"{dataset.folder.location!r} is damaged: it holds {found}. Run 'imagepivot validate' on it, and copy it again or "
+            f"{dataset.folder.location!r} is damaged: it holds {defect}. Run 'imagepivot validate' on it, and copy it again or "
             "encode the captions again"
         )
 
 
 @dataclass(frozen=True)
 class _Selection:
-    """The captions to read: splits, and the portions of each language."""
+    """Splits, and portions by language, to read."""
 
     splits: tuple[str, ...]
     portions: Mapping[str, tuple[str, ...]]
@@ -190,24 +187,25 @@ class _Selection:
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
-        """Positions of each language and portion that belong together."""
+        """Selected combinations, as positions of language and portion."""
         return [
-            (number, self.portion_names.index(portion))
-            for number, portions in enumerate(self.portions.values())
+            (language, self.portion_names.index(portion))
+            for language, portions in enumerate(self.portions.values())
             for portion in portions
         ]
 
 
-def _chosen_portions(
+def _select_portions(
     dataset: Dataset,
     splits: Sequence[str],
     languages: Sequence[str] | None,
     portions: Sequence[str] | Mapping[str, Sequence[str]] | None,
 ) -> dict[str, tuple[str, ...]]:
-    """Return the portions of each language; those that were not given are looked up in the dataset."""
-    _check_distinct("languages", languages or ())
-    for names in portions.values() if isinstance(portions, Mapping) else [portions or ()]:
-        _check_distinct("portions", names)
+    """Return the selected portions by language; defaults come from the dataset."""
+    by_language = portions.values() if isinstance(portions, Mapping) else [portions or ()]
+    for option, names in (("languages", languages or ()), *(("portions", names) for names in by_language)):
+        if len(set(names)) < len(names):
+            raise UsageError(f"{option} are {', '.join(names)}: name each once")
     if isinstance(portions, Mapping):
         if languages is not None and set(languages) != set(portions):
             raise UsageError(f"languages are {', '.join(languages)}, but portions are given for {', '.join(portions)}")
@@ -229,13 +227,8 @@ def _chosen_portions(
     return chosen
 
 
-def _check_distinct(option: str, names: Sequence[str]) -> None:
-    if len(set(names)) < len(names):
-        raise UsageError(f"{option} are {', '.join(names)}: name each once")
-
-
 class _Part(NamedTuple):
-    """The selected captions of one shard; columns as in `Captions`, with the shard's own ``image_ids``."""
+    """Selected captions of a shard, as in `Captions`, with the shard's own ``image_ids``."""
 
     image_ids: np.ndarray
     images: np.ndarray
@@ -247,8 +240,8 @@ class _Part(NamedTuple):
     splits: frozenset[int]
 
 
-def _read_shard(dataset: Dataset, number: int, selection: _Selection) -> _Part:
-    table = dataset.shard(number, ["image_id", *_LABELS, "index", "token_ids"])
+def _read_shard(dataset: Dataset, shard: int, selection: _Selection) -> _Part:
+    table = dataset.shard(shard, ["image_id", *_LABELS, "index", "token_ids"])
     languages = _codes(table["language"], selection.language_names)
     portions = _codes(table["portion"], selection.portion_names)
     keep = np.zeros(table.num_rows, bool)
@@ -257,8 +250,8 @@ def _read_shard(dataset: Dataset, number: int, selection: _Selection) -> _Part:
     splits = _codes(table["split"], selection.splits)
     keep &= splits >= 0
     mask = pa.array(keep)
-    images = _whole(table["image_id"].filter(mask)).dictionary_encode()
-    tokens = _whole(table["token_ids"].filter(mask))
+    images = table["image_id"].filter(mask).combine_chunks().dictionary_encode()
+    tokens = table["token_ids"].filter(mask).combine_chunks()
     return _Part(
         image_ids=np.array(images.dictionary.to_pylist(), object),
         images=images.indices.to_numpy(),
@@ -272,7 +265,7 @@ def _read_shard(dataset: Dataset, number: int, selection: _Selection) -> _Part:
 
 
 def _codes(labels: pa.ChunkedArray, names: Sequence[str]) -> np.ndarray:
-    """Return the position of each label in ``names``, int8, -1 for other labels. Row groups may have their own dictionaries."""
+    """Return the position of each label in ``names``, int8, -1 for others. Row groups may have different dictionaries."""
     codes = [np.zeros(0, np.int8)]
     for chunk in labels.chunks:
         positions = pc.fill_null(pc.index_in(chunk.dictionary, pa.array(names, chunk.dictionary.type)), -1).to_numpy()
@@ -280,12 +273,8 @@ def _codes(labels: pa.ChunkedArray, names: Sequence[str]) -> np.ndarray:
     return np.concatenate(codes)
 
 
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
-
-
-def _joined(parts: Sequence[_Part], selection: _Selection) -> Captions:
-    """Join the shards, sorted: all captions of an image are in one shard, in the order of their keys."""
+def _join(parts: Sequence[_Part], selection: _Selection) -> Captions:
+    """Join the shards, sorted by image. The captions of an image are in one shard, sorted by key."""
     names = np.concatenate([part.image_ids for part in parts])
     order = np.argsort(names, kind="stable")
     rank = np.empty(len(order), np.int32)
@@ -308,26 +297,13 @@ def _joined(parts: Sequence[_Part], selection: _Selection) -> Captions:
     return captions.select(np.argsort(images, kind="stable"))
 
 
-def _check_complete(captions: Captions, selection: _Selection, dataset: Dataset) -> None:
-    for language, portion in selection.pairs:
-        if not np.any((captions.languages == language) & (captions.portions == portion)):
-            names = f"language {captions.language_names[language]!r}, portion {captions.portion_names[portion]!r}"
-            raise DatasetError(no_captions(dataset, f"split {captions.split!r}, {names}"))
-
-
 def no_captions(dataset: Dataset, labels: str) -> str:
-    """Return the message that a dataset has no captions with some labels, and which it has."""
-    available = "; ".join(_listing(labels_of(dataset))) or "nothing"
+    """Return the message that a dataset has no captions with some labels, and a list of its labels."""
+    by_split: dict[str, list[str]] = {}
+    for (split, language, portion), count in sorted(labels_of(dataset).items()):
+        by_split.setdefault(split, []).append(f"{language} {portion} {count:,}")
+    available = "; ".join(f"{split}: {', '.join(counts)}" for split, counts in by_split.items()) or "nothing"
     return f"{dataset.folder.location!r} has no captions of {labels}. It has: {available}"
-
-
-def _listing(contents: Mapping[tuple[str, str, str], int]) -> Iterator[str]:
-    for split in sorted({key[0] for key in contents}):
-        yield f"{split}: " + ", ".join(
-            f"{language} {portion} {count:,}"
-            for (other, language, portion), count in sorted(contents.items())
-            if other == split
-        )
 
 
 @dataclass(frozen=True)
@@ -335,8 +311,8 @@ class ByImage:
     """Captions grouped by image and language.
 
     Attributes:
-        rows: int32 ``[N]``, rows of `Captions`, group by group.
-        starts: int64 ``[I, L]``, position in ``rows`` at which each group begins.
+        rows: int32 ``[N]``, rows of `Captions`, sorted by group.
+        starts: int64 ``[I, L]``, position in ``rows`` of the first caption of each group.
         counts: int64 ``[I, L]``, number of captions in each group.
     """
 
@@ -346,7 +322,7 @@ class ByImage:
 
     @classmethod
     def of(cls, captions: Captions) -> ByImage:
-        """Group captions; within a group they keep their order."""
+        """Group captions; the order within a group stays."""
         shape = len(captions.image_ids), len(captions.language_names)
         groups = captions.images.astype(np.int64) * shape[1] + captions.languages
         counts = np.bincount(groups, minlength=shape[0] * shape[1])
@@ -359,8 +335,8 @@ class CaptionPairs:
     """All pairs of captions of the same image in different languages.
 
     Attributes:
-        first: int32 ``[P]``, rows of `Captions` in the language that comes first in ``language_names``.
-        second: int32 ``[P]``, rows in the other language.
+        first: int32 ``[P]``, rows of `Captions` in the first of the two languages in ``language_names``.
+        second: int32 ``[P]``, rows of `Captions` in the second language.
     """
 
     first: np.ndarray
@@ -382,59 +358,58 @@ def caption_pairs(captions: Captions) -> CaptionPairs:
         for b in range(a + 1, len(captions.language_names)):
             counts = by_image.counts[:, a] * by_image.counts[:, b]  # [I]
             image = np.repeat(np.arange(len(counts)), counts)  # [P]
-            number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # [P], from 0 in each image
-            row, column = np.divmod(number, by_image.counts[image, b])
+            index = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # [P], from 0 in each image
+            row, column = np.divmod(index, by_image.counts[image, b])
             firsts.append(by_image.rows[by_image.starts[image, a] + row])
             seconds.append(by_image.rows[by_image.starts[image, b] + column])
     return CaptionPairs(np.concatenate(firsts), np.concatenate(seconds))
 
 
 def one_caption_per_image(captions: Captions, seed: int) -> Captions:
-    """Keep one random caption per image and language: comparable captions shrink to 29,000 per language (section 5.2).
+    """Keep one random caption per image and language (Kádár et al. 2018, section 5.2).
 
-    All captions of an image are equally likely. The draws of two languages are independent. Translations all stay, since an image
-    has only one.
+    All captions of an image are equally likely, independently in each language.
     """
     languages = len(captions.language_names)
     groups = captions.images.astype(np.int64) * languages + captions.languages
-    # Sorted, so that the draw does not depend on the order of rows.
+    # Sorted, so that the sample does not depend on the order of rows.
     order = np.lexsort((captions.indices, captions.portions, groups))
     present, starts, counts = np.unique(groups[order], return_index=True, return_counts=True)
     keys = np.empty(len(present), np.uint64)
-    for number, language in enumerate(captions.language_names):
-        of_language = present % languages == number
-        keys[of_language] = _draws(captions, present[of_language] // languages, seed, f"caption/{language}")
+    for index, language in enumerate(captions.language_names):
+        in_language = present % languages == index
+        keys[in_language] = _random_keys(captions, present[in_language] // languages, seed, f"caption/{language}")
     chosen = order[starts + (keys % counts.astype(np.uint64)).astype(np.int64)]
     return captions.select(np.sort(chosen))
 
 
 def half_of_images(captions: Captions, seed: int) -> Captions:
-    """Keep the captions of a random half of the images, the same half for every language (section 5.3).
+    """Keep the captions of a random half of the images, rounded down, equal for every language (section 5.3).
 
-    With one language this is Half Monolingual, with two Bi-overlap. If the number of images is odd, the half is rounded down.
+    With one language this is Half Monolingual, with two Bi-overlap.
     """
     return captions.select(_in_half(captions, seed)[captions.images])
 
 
 def disjoint_halves(captions: Captions, seed: int) -> Captions:
-    """Keep the first language's captions of a random half of the images, and the second's of the rest (section 5.3).
+    """Keep the first language's captions of the half of `half_of_images`, and the second's of the other half (section 5.3).
 
-    This is Bi-disjoint: no image has captions in both languages. The first half is that of `half_of_images`.
+    This is Bi-disjoint: no image has captions in both languages.
     """
     return captions.select(_in_half(captions, seed)[captions.images] == (captions.languages == 0))
 
 
 def _in_half(captions: Captions, seed: int) -> np.ndarray:
-    """Return whether each image is in the half, bool ``[I]``; images without captions are not counted."""
+    """Return a bool ``[I]`` mask of a random half of the images with captions."""
     present = np.unique(captions.images)
-    order = np.argsort(_draws(captions, present, seed, "half"), kind="stable")
+    order = np.argsort(_random_keys(captions, present, seed, "half"), kind="stable")
     half = np.zeros(len(captions.image_ids), bool)
     half[present[order[: len(present) // 2]]] = True
     return half
 
 
-def _draws(captions: Captions, images: np.ndarray, seed: int, purpose: str) -> np.ndarray:
-    """Return a uniform random uint64 for each image, which depends only on the seed, the purpose and the image id."""
+def _random_keys(captions: Captions, images: np.ndarray, seed: int, purpose: str) -> np.ndarray:
+    """Return a uniform random uint64 per image, a function of seed, purpose and image id."""
     ids = (captions.image_ids[image] for image in images.tolist())
     digests = (hashlib.blake2b(f"{seed}/{purpose}/{name}".encode(), digest_size=8).digest() for name in ids)
     return np.frombuffer(b"".join(digests), "<u8")

@@ -1,4 +1,4 @@
-"""Features whose length says that something is wrong with them, found before anything is trained on them."""
+"""Checks for image features with suspicious norms, before training."""
 
 from __future__ import annotations
 
@@ -12,24 +12,21 @@ import numpy as np
 from train.data.features import ImageFeatures
 
 NORM_OUTLIER_FACTOR = 100.0
-"""How many times longer or shorter than the median a feature must be to be reported: far more than images of one extractor differ,
-so that a remark means something."""
+"""Ratio to the median norm from which a feature is reported; norms of one extractor vary far less."""
 
 
 @dataclass(frozen=True)
 class FeatureOutliers:
-    """Images of a split that have a feature of zeros, or one of an unusual norm; none is left out.
-
-    Padding does not count.
+    """Counts of images of a split with a feature of zeros, or of an unusual norm; padding is ignored.
 
     Attributes:
         split: the split.
         images: number of all images of the split.
         zero_features: number of images with a feature of zeros.
-        norm_outliers: number of images with another feature whose Euclidean norm is more than `NORM_OUTLIER_FACTOR` times the
-            median of the split's, or less than the median divided by it.
-        median: median of the norms of all features that are not zero; 0 if all are.
-        example: id of the first of these images.
+        norm_outliers: number of other images with a norm above `NORM_OUTLIER_FACTOR` times the median, or below the median divided
+            by it.
+        median: median norm of the nonzero features; 0 if all are zeros.
+        example: id of the first reported image.
     """
 
     split: str
@@ -41,16 +38,15 @@ class FeatureOutliers:
 
     @property
     def remark(self) -> str:
-        """What was found, in one sentence."""
+        """A sentence for people."""
         zeros = f"{self.zero_features:,} have a feature of zeros" if self.zero_features else ""
-        what = "one" if self.zero_features else "have a feature"
         factor = f"{NORM_OUTLIER_FACTOR:g}"
-        bounds = f"more than {factor} times the median of {self.median:.3g}, or less than a {factor}th of it"
-        norms = f"{self.norm_outliers:,} {what} whose norm is {bounds}" if self.norm_outliers else ""
+        bounds = f"a norm above {factor} times the median of {self.median:.3g}, or below a {factor}th of it"
+        norms = f"{self.norm_outliers:,} have {bounds}" if self.norm_outliers else ""
         counts = " and ".join(filter(None, (zeros, norms)))
         return (
             f"feature outliers in split {self.split!r}: of {self.images:,} images {counts}, for example {self.example}; they are "
-            "used as they are"
+            "used unchanged"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -59,11 +55,7 @@ class FeatureOutliers:
 
 
 def find_feature_outliers(split: str, features: ImageFeatures, image_ids: Sequence[str]) -> FeatureOutliers | None:
-    """Find features of zeros and of unusual norms.
-
-    Returns:
-        What there is; None if all features are in order.
-    """
+    """Count features of zeros and of unusual norms; None without any."""
     norms = features.norms_of_images().astype(np.float64)
     norms = norms.reshape(len(norms), math.prod(norms.shape[1:]))
     used = features.mask(slice(None))

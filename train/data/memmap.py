@@ -1,4 +1,4 @@
-"""Arrays that are mapped from files: for data that memory does not hold, or that several processes share."""
+"""Memory-mapped arrays, for data larger than memory or shared by processes."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ def mapped_array(
     dtype: DTypeLike,
     fill: Callable[[np.ndarray], None],
 ) -> np.ndarray:
-    """Map an array from a file in a folder; the file is made where it is missing, cut off or another array.
+    """Memory-map an array from a file, writing the file first if it is missing, truncated or another array.
 
-    Of several processes that want the same array one makes it, and the others wait. Other files in the folder are left alone.
+    A single process writes; others wait for it.
 
     Args:
         folder: folder of the files.
-        identity: everything that the values depend on, as JSON values; the file is named after it.
+        identity: JSON values that determine the contents, and the name of the file.
         shape: shape of the array.
-        dtype: type of the array; may have fields.
+        dtype: type of the array; may be structured.
         fill: writes the values into a new array.
 
     Returns:
         The array, read-only.
 
     Raises:
-        DatasetError: the disk is full, or the folder cannot be written to.
+        DatasetError: the disk is full, or the folder is not writable.
     """
     content = [identity, list(shape), np.lib.format.dtype_to_descr(np.dtype(dtype))]
     path = Path(folder).expanduser() / f"{sha256_of_json(content)[:32]}.npy"
     with storage_errors(str(path)):
-        array = _opened(path, shape, dtype)
+        array = _open(path, shape, dtype)
         if array is not None:
             return array
         lock = path.with_name(f".{path.name}.lock")
         handle = lock_file(lock, patience=math.inf)
         try:
-            array = _opened(path, shape, dtype)  # Another process may have made it meanwhile.
+            array = _open(path, shape, dtype)  # Another process may have written it in the meantime.
             if array is None:
-                _make(path, shape, dtype, fill)
+                _write(path, shape, dtype, fill)
                 array = np.lib.format.open_memmap(path, mode="r")
         finally:
             lock.unlink()
@@ -64,13 +64,12 @@ def mapped_array(
 
 
 def release(array: np.ndarray) -> None:
-    """Let the pages of a mapped array go that this process holds; nothing is lost, also of what was just written.
+    """Release the pages of a memory-mapped array from this process, without losing data.
 
-    What was read once would stay until memory is short, and count as the memory of this process. The pages remain in the system's
-    cache, which other processes share, and come back from there when they are needed.
+    They would count as memory of the process until memory is short. They remain in the page cache, which processes share.
 
     Args:
-        array: the array, or a part of it. Nothing happens if it is not mapped from a file.
+        array: the array or a view of it; other arrays are ignored.
     """
     owner: object = array
     while isinstance(owner, np.ndarray):
@@ -81,18 +80,18 @@ def release(array: np.ndarray) -> None:
 
 @dataclass(frozen=True)
 class MappedField:
-    """Stands for a field of a mapped array where it is pickled, which would pickle all of its values."""
+    """Pickled form of a field of a memory-mapped array, without its data."""
 
     path: str
     name: str
 
     def open(self) -> np.ndarray:
-        """Map the array again."""
+        """Memory-map the field."""
         return np.lib.format.open_memmap(self.path, mode="r")[self.name]
 
 
-def _opened(path: Path, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray | None:
-    """Map a file that is there; None where it does not hold exactly such an array."""
+def _open(path: Path, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray | None:
+    """Memory-map an existing file; None if it is missing, truncated or another array."""
     header = BytesIO()
     described = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(header, described)
@@ -107,8 +106,8 @@ def _opened(path: Path, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray 
     return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=shape)
 
 
-def _make(path: Path, shape: tuple[int, ...], dtype: DTypeLike, fill: Callable[[np.ndarray], None]) -> None:
-    """Write a file that appears only when it is complete; what a killed process left of it is written over."""
+def _write(path: Path, shape: tuple[int, ...], dtype: DTypeLike, fill: Callable[[np.ndarray], None]) -> None:
+    """Write a file atomically, over the partial file of a killed process."""
     part = path.with_name(f".{path.name}.part")
     try:
         array = np.lib.format.open_memmap(part, mode="w+", dtype=dtype, shape=shape)
@@ -121,13 +120,13 @@ def _make(path: Path, shape: tuple[int, ...], dtype: DTypeLike, fill: Callable[[
 
 
 def _reserve(path: Path) -> None:
-    """Take the space of a file that has its size already: writing to a mapped page that finds no space kills the process."""
+    """Allocate the blocks of a sparse file: a full disk kills a process that writes to a mapped page."""
     size = path.stat().st_size
     with path.open("r+b") as file:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, size)
             return
-        header = file.read(1 << 12)  # Written back: only what follows is zero.
+        header = file.read(1 << 12)  # Written back unchanged; the remainder is zeros.
         file.seek(0)
         file.write(header)
         for start in range(len(header), size, len(_BLOCK)):

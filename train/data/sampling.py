@@ -1,9 +1,9 @@
-"""Samplers, which choose the captions and images of each batch: shuffled, seeded and resumable.
+"""Samplers of captions and images for batches: shuffled, seeded and resumable.
 
-The whole state of a sampler is its position. The order of a pass follows from the seed and the number of the pass, so that a
-sampler restored in the middle of a pass returns exactly the batches that an uninterrupted one would have returned.
+The state of a sampler is its position. The order of a pass is a function of the seed and the index of the pass, so that a restored
+sampler returns the batches of an uninterrupted one.
 
-Letters in shapes: ``I`` images, ``L`` languages, ``B`` rows of a batch, ``J`` rows of an epoch.
+Shapes: ``I`` images, ``L`` languages, ``B`` rows of a batch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -21,7 +21,7 @@ from train.config.sections import LossConfig, ScheduleConfig
 from train.data.captions import ByImage, Captions, caption_pairs
 
 BUCKET_BATCHES = 32
-"""Number of batches among which captions are grouped by length, if that is requested."""
+"""Number of batches in a pool for bucketing by length."""
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ State = Mapping[str, Any]
 # Independent streams of random numbers from one seed.
 _TASK, _ROWS, _PAIRS, _IMAGES = range(4)
 
-_FIXED_SEED = 0  # Not the run's: the losses of several runs on the validation split are measured on the same batches.
+_FIXED_SEED = 0  # Not the run's: validation losses of several runs are measured on the same batches.
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,11 @@ class Batch:
     """The rows of captions in a batch, and their images.
 
     Attributes:
-        task: ``c2i``, images against their captions in one language; ``c2c``, captions against captions of the same image in
-            another language; ``images``, distinct images with one caption in every language.
-        captions: arrays of rows of `Captions`, int64 ``[B]`` each: one for ``c2i``, two for ``c2c``, one per language for
-            ``images``.
+        task: ``c2i``, images and their captions in one language; ``c2c``, captions of the same image in two languages; ``images``,
+            distinct images with one caption in every language.
+        captions: rows of `Captions`, int64 ``[B]``: one array for ``c2i``, two for ``c2c``, one per language for ``images``.
         images: int32 ``[B]``, positions in ``Captions.image_ids``.
-        languages: the language of each array in ``captions``; None if its captions are in several languages.
+        languages: language of each array in ``captions``; None for mixed languages.
     """
 
     task: Literal["c2i", "c2c", "images"]
@@ -53,7 +52,7 @@ class Batch:
 
     @property
     def pairs(self) -> int:
-        """Number of pairs: of an image and a caption, or for ``c2c`` of two captions."""
+        """Number of pairs of an image and a caption, or for ``c2c`` of two captions."""
         return len(self.images) * (1 if self.task == "c2c" else len(self.captions))
 
 
@@ -75,14 +74,14 @@ class Sampler(Protocol):
         """Return the position as JSON values."""
 
     def restore(self, state: State) -> None:
-        """Restore a state of a sampler that was built with the same arguments."""
+        """Restore a state of a sampler with the same arguments."""
 
 
 class _Passes:
-    """Pass after pass over shuffled batches; the position is the whole state."""
+    """Consecutive passes over shuffled batches; the state is the position."""
 
     def __init__(self) -> None:
-        self._go_to(0, 0)
+        self._seek(0, 0)
 
     @property
     def epoch_steps(self) -> int:
@@ -100,15 +99,15 @@ class _Passes:
 
     def restore(self, state: State) -> None:
         """Restore a state."""
-        self._go_to(state["epoch"], state["position"])
+        self._seek(state["epoch"], state["position"])
 
     def _next(self) -> Any:
         if self._position == len(self._batches):
-            self._go_to(self._epoch + 1, 0)
+            self._seek(self._epoch + 1, 0)
         self._position += 1
         return self._batches[self._position - 1]
 
-    def _go_to(self, epoch: int, position: int) -> None:
+    def _seek(self, epoch: int, position: int) -> None:
         self._batches = self._shuffle(epoch)
         if not 0 <= position <= len(self._batches):
             raise ValueError(f"position {position!r} is not in a pass of {len(self._batches):,} batches")
@@ -122,14 +121,14 @@ class _Passes:
 class EpochBatches(_Passes):
     """Batches of rows in random order, reshuffled for each pass (Kádár et al. 2018, section 3).
 
-    Every row comes once per pass. The last batch of a pass is shorter if the batch size does not divide the number of rows.
+    Every row occurs once per pass. The last batch of a pass may be shorter.
 
     Args:
         count: number of rows.
         batch_size: B.
         seed: seed of the order.
-        lengths: ``[count]``, number of tokens of each row. If given, rows of similar length are put together: the rows of every
-            `BUCKET_BATCHES` consecutive batches are sorted by length and divided into batches, which are then shuffled.
+        lengths: ``[count]``, number of tokens of each row, for bucketing: the rows of every `BUCKET_BATCHES` consecutive batches
+            are sorted by length and split into batches, which are shuffled.
     """
 
     def __init__(self, count: int, batch_size: int, seed: tuple[int, ...], *, lengths: np.ndarray | None = None) -> None:
@@ -146,42 +145,35 @@ class EpochBatches(_Passes):
         order = rng.permutation(self._count)
         if self._lengths is None:
             return _batches(order, self._batch_size)
-        return _of_similar_length(order, self._lengths, self._batch_size, rng)
+        shuffled: list[np.ndarray] = []
+        for pool in _batches(order, BUCKET_BATCHES * self._batch_size):
+            batches = _batches(pool[np.argsort(self._lengths[pool], kind="stable")], self._batch_size)
+            shuffled += [batches[index] for index in rng.permutation(len(batches))]
+        return shuffled
 
 
 def _batches(order: np.ndarray, batch_size: int) -> list[np.ndarray]:
     return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
 
-def _of_similar_length(order: np.ndarray, lengths: np.ndarray, batch_size: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Return batches of rows of similar length, formed within pools so that other rows meet in each pass."""
-    shuffled: list[np.ndarray] = []
-    for pool in _batches(order, BUCKET_BATCHES * batch_size):
-        batches = _batches(pool[np.argsort(lengths[pool], kind="stable")], batch_size)
-        shuffled += [batches[number] for number in rng.permutation(len(batches))]
-    return shuffled
-
-
 class TaskSampler:
-    """Sampler for the training procedure of Kádár et al. 2018, figure 2.
+    """Sampler of the training procedure of Kádár et al. 2018, figure 2.
 
-    Each step is a c2c batch with a given probability, otherwise a c2i batch. For c2i, a random language contributes its next batch;
-    all languages are equally likely, and each is reshuffled when it is exhausted. For c2c, all pairs of `caption_pairs` are one
-    pool, so that a batch may mix pairs of more than two languages.
+    Each batch is c2c with some probability, otherwise c2i. A c2i batch is the next one of a random language; all languages are
+    equally likely, and each is reshuffled after a pass. A c2c batch is drawn from all `caption_pairs`, and may mix languages.
 
-    An epoch is the number of steps that cover every image-caption pair once on average; with one language and without c2c, exactly.
+    An epoch covers every image-caption pair once on average; with one language and without c2c, exactly once.
 
     Args:
         captions: captions of the training split.
         batch_size: number of pairs in a batch.
         seed: seed of the run.
-        c2c_probability: 1 - p in figure 2, where p is the probability of c2i; the paper uses 0.5 for both.
-        bucket_by_length: put captions of similar length together, see `EpochBatches`. A batch of Multi30K then takes 15 time steps
-            instead of 34, and the same tokens 0.88 of the time on a CPU; but a caption meets negatives of similar length more often
-            than with the papers' shuffling, so that this is not the default.
+        c2c_probability: 1 - p in figure 2, where p is the probability of c2i.
+        bucket_by_length: batch captions of similar length, see `EpochBatches`. Faster, but negatives are then of similar length,
+            unlike in the papers.
 
     Raises:
-        UsageError: a language has no captions, or c2c is requested and no image has captions in two languages.
+        UsageError: a language has no captions, or no image has captions in two languages for c2c.
     """
 
     def __init__(
@@ -194,25 +186,23 @@ class TaskSampler:
         self._rows = {name: captions.rows_of(name) for name in captions.language_names}
         for name, rows in self._rows.items():
             if not len(rows):
-                raise UsageError(f"there are no captions in language {name!r} to train on")
+                raise UsageError(f"the training split has no captions in language {name!r}")
         lengths = captions.lengths
         self._languages = {
-            name: EpochBatches(
-                len(rows), batch_size, (seed, _ROWS, number), lengths=lengths[rows] if bucket_by_length else None
-            )
-            for number, (name, rows) in enumerate(self._rows.items())
+            name: EpochBatches(len(rows), batch_size, (seed, _ROWS, index), lengths=lengths[rows] if bucket_by_length else None)
+            for index, (name, rows) in enumerate(self._rows.items())
         }
         self._pairs = caption_pairs(captions) if c2c_probability > 0 else None
         if self._pairs is not None:
             if not len(self._pairs):
-                raise UsageError("captions are to be ranked against captions, but no image has captions in two languages")
-            # The longer caption of a pair determines its number of time steps.
+                raise UsageError("loss.c2c_probability is not 0, but no image has captions in two languages: set it to 0")
+            # The longer caption of a pair determines the number of time steps.
             longer = np.maximum(lengths[self._pairs.first], lengths[self._pairs.second]) if bucket_by_length else None
             self._shuffled_pairs = EpochBatches(len(self._pairs), batch_size, (seed, _PAIRS), lengths=longer)
 
     @property
     def epoch_steps(self) -> int:
-        """Number of steps that cover the image-caption pairs once on average; with c2c alone, the caption pairs."""
+        """Number of batches that cover the image-caption pairs once on average; with c2c alone, the caption pairs."""
         if self._c2c_probability == 1:
             return self._shuffled_pairs.epoch_steps
         return round(sum(rows.epoch_steps for rows in self._languages.values()) / (1 - self._c2c_probability))
@@ -255,12 +245,11 @@ class TaskSampler:
 class ImageSampler(_Passes):
     """Sampler of distinct images with one caption in every language (Gella et al. 2017, section 4).
 
-    An epoch covers every caption once, in passes over the images. The n-th pass takes the n-th caption of each image in each
-    language; this order is drawn anew in each epoch for every image and language, so that other captions meet. If an image has
-    fewer captions in one language than in another, they are repeated in turn; if it has fewer in all languages, it takes part in
-    fewer passes. The last batch of a pass is shorter if the batch size does not divide the number of images.
+    An epoch covers every caption once, in passes over the images. Pass n uses the n-th caption of each image in each language, in
+    an order that is shuffled in each epoch. An image with fewer captions in one language than in another repeats them in turn; with
+    fewer in all languages, it occurs in fewer passes. The last batch of a pass may be shorter.
 
-    Images that lack captions in a language are left out, and their number is logged.
+    Images without captions in some language are excluded with a warning.
 
     Raises:
         UsageError: no image has captions in every language.
@@ -277,15 +266,15 @@ class ImageSampler(_Passes):
             logger.warning("%d images lack captions in some language; training continues with %d", left_out, len(self._images))
         self._counts = by_image.counts[self._images]  # [I, L]
         self._starts = by_image.starts[self._images]  # [I, L]
-        self._groups = np.repeat(np.arange(by_image.counts.size), by_image.counts.ravel())  # [N], the group of each of `_rows`
+        self._groups = np.repeat(np.arange(by_image.counts.size), by_image.counts.ravel())  # [N], group of each of `_rows`.
         self._rows = by_image.rows.astype(np.int64)
         super().__init__()
 
     def next(self) -> Batch:
         """Return the next batch."""
-        number, chosen = self._next()
+        pass_index, chosen = self._next()
         starts, counts = self._starts[chosen], self._counts[chosen]  # [B, L]
-        rows = self._order[starts + number % counts]  # [B, L]
+        rows = self._order[starts + pass_index % counts]  # [B, L]
         images = self._images[chosen].astype(np.int32)
         return Batch("images", tuple(rows.T), images, self._captions.language_names)
 
@@ -293,19 +282,19 @@ class ImageSampler(_Passes):
         rng = np.random.default_rng((self._seed, _IMAGES, epoch))
         # A random order within each image and language.
         self._order = self._rows[np.lexsort((rng.random(len(self._rows)), self._groups))]
-        most_captions = self._counts.max(1)
+        max_captions = self._counts.max(1)
         return [
-            (number, batch)
-            for number in range(int(most_captions.max()))
-            for batch in _batches(rng.permutation(np.flatnonzero(most_captions > number)), self._batch_size)
+            (pass_index, batch)
+            for pass_index in range(int(max_captions.max()))
+            for batch in _batches(rng.permutation(np.flatnonzero(max_captions > pass_index)), self._batch_size)
         ]
 
 
 def fixed_batches(captions: Captions, schedule: ScheduleConfig, loss: LossConfig) -> list[Batch]:
-    """Return batches composed as those that a configuration trains on, in an order that depends on the captions alone.
+    """Return validation batches, composed like training batches, in an order that depends on the captions alone.
 
-    Each caption takes part once: for ``tasks`` in a batch of its language, beside which as many batches of caption pairs are drawn
-    as a training would draw on average; for ``images`` in the passes of `train.data.sampling.ImageSampler`.
+    Each caption occurs once: for ``tasks`` in a batch of its language, with as many c2c batches as training has on average; for
+    ``images`` in the passes of `ImageSampler`.
 
     Returns:
         The batches; none for ``images`` if no image has captions in every language.
@@ -314,30 +303,25 @@ def fixed_batches(captions: Captions, schedule: ScheduleConfig, loss: LossConfig
         complete = np.flatnonzero((ByImage.of(captions).counts > 0).all(1))
         if not len(complete):
             return []
-        sampler = ImageSampler(captions.select(np.isin(captions.images, complete)), schedule.batch_size, seed=_FIXED_SEED)
-        rows_of = np.flatnonzero(np.isin(captions.images, complete))
+        rows = np.flatnonzero(np.isin(captions.images, complete))
+        sampler = ImageSampler(captions.select(rows), schedule.batch_size, seed=_FIXED_SEED)
         batches = [sampler.next() for _ in range(sampler.epoch_steps)]
-        return [
-            Batch("images", tuple(rows_of[rows] for rows in batch.captions), batch.images, batch.languages) for batch in batches
-        ]
+        return [replace(batch, captions=tuple(rows[chosen] for chosen in batch.captions)) for batch in batches]
     batches = []
-    for number, language in enumerate(captions.language_names):
+    for index, language in enumerate(captions.language_names if loss.c2c_probability < 1 else ()):
         rows = captions.rows_of(language)
-        for chosen in _pass(len(rows), schedule.batch_size, number) if loss.c2c_probability < 1 else ():
+        for chosen in _shuffled_batches(len(rows), schedule.batch_size, index):
             batches.append(Batch("c2i", (rows[chosen],), captions.images[rows[chosen]], (language,)))
     if loss.c2c_probability > 0:
         pairs = caption_pairs(captions)
         share = loss.c2c_probability / (1 - loss.c2c_probability) if loss.c2c_probability < 1 else 1.0
-        drawn = np.random.default_rng(_FIXED_SEED).permutation(len(pairs))[: round(share * len(captions))]
-        for chosen in _pass(len(drawn), schedule.batch_size, len(captions.language_names)):
-            sides = tuple(side[drawn[chosen]].astype(np.int64) for side in (pairs.first, pairs.second))
+        sample = np.random.default_rng(_FIXED_SEED).permutation(len(pairs))[: round(share * len(captions))]
+        for chosen in _shuffled_batches(len(sample), schedule.batch_size, len(captions.language_names)):
+            sides = tuple(side[sample[chosen]].astype(np.int64) for side in (pairs.first, pairs.second))
             batches.append(Batch("c2c", sides, captions.images[sides[0]], tuple(map(captions.language_of, sides))))
     return batches
 
 
-def _pass(count: int, batch_size: int, number: int) -> list[np.ndarray]:
-    """Return all of so many rows, shuffled, in batches."""
-    if not count:
-        return []
-    rows = EpochBatches(count, batch_size, (_FIXED_SEED, number))
+def _shuffled_batches(count: int, batch_size: int, stream: int) -> list[np.ndarray]:
+    rows = EpochBatches(count, batch_size, (_FIXED_SEED, stream))
     return [rows.next() for _ in range(rows.epoch_steps)]

@@ -1,4 +1,4 @@
-"""The data to train or evaluate on: captions and features of one split, checked and joined before anything starts."""
+"""Captions and features of one split or several, checked and joined for training or evaluation."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from train.data.features import ImageFeatures, extractor_fingerprint, missing_im
 from train.data.token_features import open_token_features, token_fingerprints, with_token_features
 
 TEST_SPLITS = ("test_2016", "test_2016_flickr")
-"""Names of the test split of 2016 in Multi30K: the first for its comparable captions, the second for its translations."""
+"""Names of the Multi30K test split of 2016, with comparable captions and with translations."""
 
-_NAMED = 5
+_MAX_EXAMPLES = 5
 
 
 @dataclass(frozen=True)
 class MissingFeatures:
-    """Images of a split that have no features, and whose captions were left out.
+    """Images of a split without features, excluded with their captions.
 
     Attributes:
         split: the split.
-        images: number of images left out.
+        images: number of excluded images.
         captions: number of their captions.
-        first: the first five of their ids.
+        first: their first five ids.
         sha256: SHA-256 of all their ids, one per line.
-        hint: why they seem to lack features, if ids differ in Unicode normalization; not part of `to_dict`.
+        hint: advice if ids differ in Unicode normalization only; not part of `to_dict`.
     """
 
     split: str
@@ -47,10 +47,10 @@ class MissingFeatures:
 
     @classmethod
     def of(cls, split: str, image_ids: Sequence[str], captions: int, features: Dataset) -> MissingFeatures:
-        """Describe images that lack features."""
+        """Describe images without features."""
         digest = sha256_of_bytes("".join(f"{image_id}\n" for image_id in image_ids).encode())
         hint = normalization_hint(image_ids, features.image_ids())
-        return cls(split, len(image_ids), captions, tuple(image_ids[:_NAMED]), digest, hint)
+        return cls(split, len(image_ids), captions, tuple(image_ids[:_MAX_EXAMPLES]), digest, hint)
 
     @property
     def names(self) -> str:
@@ -59,7 +59,7 @@ class MissingFeatures:
 
     @property
     def remark(self) -> str:
-        """What was left out, in one sentence."""
+        """A sentence for people."""
         counts = f"{self.captions:,} captions of {self.images:,} images without features"
         return f"left out of split {self.split!r}: {counts}: {self.names}{self.hint and f': {self.hint}'}"
 
@@ -75,10 +75,10 @@ class SplitData:
     Attributes:
         captions: captions of one split or several; each of ``image_ids`` has at least one.
         features: features of the images, in the order of ``captions.image_ids``.
-        vocabulary: the vocabulary that the captions were encoded with; None if it was not requested.
-        fingerprints: fingerprints of the sources: ``captions``, ``features``, ``vocabulary`` and ``extractor``, and with vectors of
-            tokens ``token_features`` and ``token_model``.
-        missing_features: the images that lack features and were left out; None if there are none.
+        vocabulary: the vocabulary of the captions; None if not requested.
+        fingerprints: fingerprints of ``captions``, ``features``, ``vocabulary`` and ``extractor``; with token features also
+            ``token_features`` and ``token_model``.
+        missing_features: excluded images without features, or None.
     """
 
     captions: Captions
@@ -106,31 +106,30 @@ def open_data(
     token_features: str = "",
     token_width: int = 0,
 ) -> SplitData:
-    """Read the captions of a split, or of several, and the features of their images.
+    """Read the captions of one split or several, and the features of their images.
 
     Everything is checked before the features are read.
 
     Args:
         captions: folder of the encoded captions.
         features: folder of the features.
-        vocabulary: folder of the vocabulary that the captions must have been encoded with.
+        vocabulary: folder of the vocabulary of the captions.
         split: the split, or several.
         languages: as in `read_captions`.
         portions: as in `read_captions`.
-        captions_per_image: ``one`` draws one caption for each image and language.
-        images: ``half`` keeps a random half of the images; ``disjoint`` gives each of two languages a separate half.
-        seed: seed for random draws.
+        captions_per_image: ``one`` samples one caption per image and language.
+        images: ``half`` samples half of the images; ``disjoint`` gives each of two languages a separate half.
+        seed: seed of the samples.
         l2: divide each feature by its Euclidean norm.
         memory_map: as in `read_features`.
-        expected: fingerprints that the data must have, for example those of a run.
-        allow_missing_features: leave out the captions of images that lack features; ``SplitData.missing_features`` says which.
-            Random draws come before, so that they are the same as with all features.
-        token_features: folder of the vectors of tokens, for a model that reads them in place of words; empty for others.
-        token_width: their width.
+        expected: required fingerprints, e.g. those of a run.
+        allow_missing_features: exclude captions of images without features, after sampling.
+        token_features: folder of the token features, for a model with precomputed word vectors; empty for others.
+        token_width: width of the token features.
 
     Raises:
-        DatasetError: a dataset is missing or of the wrong kind; the captions were encoded with another vocabulary; a fingerprint
-            is not the expected one; there are no such captions; images lack features, or all images of some captions do.
+        DatasetError: a dataset is missing or of the wrong kind, captions have another vocabulary, a fingerprint is not the expected
+            one, the dataset lacks these captions, or images lack features.
         UsageError: the arguments do not fit together.
     """
     encoded = open_dataset(captions, kind="encoded")
@@ -145,7 +144,12 @@ def open_data(
     if tokens is not None:
         fingerprints |= token_fingerprints(tokens)
     check_fingerprints(fingerprints, expected or {}, captions=captions, features=features)
-    words = None if vocabulary is None else _open_vocabulary(vocabulary, encoded)
+    words = None if vocabulary is None else open_dataset(vocabulary, kind="vocabulary")
+    if words is not None and words.fingerprint != (other := fingerprints["vocabulary"]):
+        raise DatasetError(
+            f"{encoded.folder.location!r} was encoded with another vocabulary (fingerprint {other[:12]}...) than {vocabulary!r} "
+            f"({words.fingerprint[:12]}...): give that one, or encode the captions again with this one"
+        )
     chosen = read_captions(encoded, split=split, languages=languages, portions=portions)
     if words is not None:
         _check_languages(words, chosen)
@@ -167,51 +171,39 @@ def open_data(
 
 
 def check_fingerprints(actual: Mapping[str, str], expected: Mapping[str, str], *, captions: str, features: str) -> None:
-    """Compare the fingerprints of data with those that it must have.
-
-    A name that ``expected`` lacks may have any fingerprint.
+    """Check all expected fingerprints of data.
 
     Raises:
         DatasetError: a fingerprint differs.
     """
-    meanings = {
-        "vocabulary": f"{captions!r} was encoded with another vocabulary, whose ids stand for other tokens: encode the captions "
-        "with the vocabulary of the model",
-        "extractor": f"{features!r} was made by another extractor, or with other weights or settings, and the model cannot read "
-        "its features: extract them in the same way as those that it was trained on",
-        "captions": f"{captions!r} is not the dataset of encoded captions that was used before: give that one",
-        "features": f"{features!r} is not the dataset of features that was used before: give that one",
-        "token_features": "these are not the vectors of tokens that were used before: give those",
-        "token_model": "the vectors of tokens were made by another model, or with other settings, and this one cannot read them: "
-        "make them in the same way as those that it was trained on",
+    messages = {
+        "vocabulary": f"{captions!r} was encoded with another vocabulary, with other token ids: encode the captions with the "
+        "vocabulary of the model",
+        "extractor": f"{features!r} comes from another extractor, or from other weights or settings, than the features of the "
+        "model: extract them as for its training",
+        "captions": f"{captions!r} is not the dataset of encoded captions of the run: give that one",
+        "features": f"{features!r} is not the dataset of features of the run: give that one",
+        "token_features": "the token features are not those of the run: give those",
+        "token_model": "the token features come from another model, or from other settings, than those of the run: write them as "
+        "for its training",
     }
     for name, fingerprint in expected.items():
         if actual[name] != fingerprint:
-            raise DatasetError(f"{meanings[name]} (fingerprint {actual[name][:12]}..., expected {fingerprint[:12]}...)")
+            raise DatasetError(f"{messages[name]} (fingerprint {actual[name][:12]}..., expected {fingerprint[:12]}...)")
 
 
 def _vocabulary_of(encoded: Dataset) -> str:
-    """Return the fingerprint of the vocabulary that captions were encoded with."""
+    """Return the fingerprint of the vocabulary of encoded captions."""
     fingerprint = encoded.manifest.input_fingerprint("vocabulary")
     if fingerprint is None:
         raise DatasetError(
-            f"the manifest of {encoded.folder.location!r} does not name the vocabulary that made it: encode the captions again"
+            f"the manifest of {encoded.folder.location!r} does not name its vocabulary: encode the captions again"
         )
     return fingerprint
 
 
-def _open_vocabulary(path: str, encoded: Dataset) -> Dataset:
-    dataset = open_dataset(path, kind="vocabulary")
-    if dataset.fingerprint != _vocabulary_of(encoded):
-        raise DatasetError(
-            f"{encoded.folder.location!r} was encoded with another vocabulary (fingerprint {_vocabulary_of(encoded)[:12]}...) than "
-            f"{path!r} ({dataset.fingerprint[:12]}...): give that one, or encode the captions again with this one"
-        )
-    return dataset
-
-
 def _check_languages(vocabulary: Dataset, captions: Captions) -> None:
-    """Check that a vocabulary was counted on all languages of the captions; one that states no languages was counted on all."""
+    """Check that a vocabulary was counted on all languages of the captions; no languages in its manifest means all."""
     counted = VocabularyParameters.from_json(vocabulary.manifest.parameters).languages or captions.language_names
     uncounted = [language for language in captions.language_names if language not in counted]
     if uncounted:
@@ -224,11 +216,10 @@ def _check_languages(vocabulary: Dataset, captions: Captions) -> None:
 def leave_out_missing(
     captions: Captions, features: Dataset, *, allow_missing_features: bool = False
 ) -> tuple[MissingFeatures | None, Captions]:
-    """Return what images of captions lack features, None if none do, and the captions of the others.
+    """Return the images without features, or None, and the captions of the other images.
 
     Raises:
-        DatasetError: images lack features, and that is not allowed, or a language or portion has no captions left. The message
-            also counts their captions, since an image may have one or eleven.
+        DatasetError: images lack features, and that is not allowed, or a language or portion has no captions left.
     """
     positions = missing_images(features, captions.image_ids)
     if not len(positions):
@@ -238,26 +229,23 @@ def leave_out_missing(
     missing = MissingFeatures.of(captions.split, image_ids, int(lacks.sum()), features)
     if not allow_missing_features:
         raise lacking(features, missing, images=len(captions.image_ids), captions=len(captions))
-    kept = captions.select(~lacks)
+    complete = captions.select(~lacks)
     for language, portion in np.unique(np.stack([captions.languages, captions.portions]), axis=1).T:
-        if not np.any((kept.languages == language) & (kept.portions == portion)):
+        if not np.any((complete.languages == language) & (complete.portions == portion)):
             raise DatasetError(
-                f"{features.folder.location!r} has features of no image that has a caption in "
+                f"{features.folder.location!r} lacks the features of all images with captions in "
                 f"{captions.language_names[language]} {captions.portion_names[portion]} of split {captions.split!r}: "
                 f"{missing.hint or 'check that both datasets are of the same images'}"
             )
-    return missing, kept.compact()
+    return missing, complete.compact()
 
 
 def lacking(features: Dataset, missing: MissingFeatures, *, images: int, captions: int) -> DatasetError:
-    """Return the error that images of a split lack features.
-
-    ``images`` and ``captions`` count those of the whole split.
-    """
+    """Return the error about missing features; ``images`` and ``captions`` are the totals of the split."""
     failed = (
         f" ({features.manifest.failed:,} images failed there, see 'imagepivot inspect')" if features.manifest.failed else ""
     )
-    empty = ", counting those in which no region was found" if features.kind == "regions" else ""
+    empty = ", counting images without regions" if features.kind == "regions" else ""
     ways = [missing.hint or "Extract the features of these images, or check that both datasets are of the same images"]
     if missing.images < images:  # Else no caption would be left.
         ways.append("leave these captions out with --allow-missing-features (allow_missing_features=True)")

@@ -1,9 +1,9 @@
-"""Captions joined with the features of their images, as torch datasets for a ``DataLoader``.
+"""Pairs of captions and image features, as torch datasets for a ``DataLoader``.
 
-`PairDataset` holds all pairs and returns any of them by its number; `PairStream` reads one shard of features at a time, for data
-that memory does not hold. Both take captions as tokens or token ids, and images as features or regions.
+`PairDataset` is map-style; `PairStream` is iterable and reads one shard of features at a time, for data larger than memory.
+Captions are tokens or token ids, images are features or regions.
 
-Letters in shapes: ``N`` pairs, ``I`` images, ``B`` pairs of a batch, ``T`` tokens of the longest caption in a batch.
+Shapes: ``N`` pairs, ``I`` images, ``R`` regions, ``D`` feature width, ``B`` pairs of a batch, ``T`` tokens of the longest caption.
 """
 
 from __future__ import annotations
@@ -50,24 +50,16 @@ _CAPTIONS = {"captions": ("text", "tokens"), "encoded": ("token_ids",)}
 logger = logging.getLogger(__name__)
 
 
-class CaptionRows:
-    """Captions of a table, by number. Arrow keeps the text: as Python objects it would take many times the memory."""
-
-    def __init__(self, table: pa.Table) -> None:
-        self.table = table.combine_chunks()
-
-    def __len__(self) -> int:
-        return len(self.table)
-
-    def __getitem__(self, number: int) -> dict[str, Any]:
-        row = {name: self.table[name][number].as_py() for name in self.table.column_names if name != "token_ids"}
-        if "token_ids" in self.table.column_names:
-            row["token_ids"] = np.array(self.table["token_ids"][number].values, np.int32)
-        return row
+def _caption(table: pa.Table, row: int) -> dict[str, Any]:
+    """Return a row of captions as Python values, with token ids as an array."""
+    return {
+        name: np.array(column[row].values, np.int32) if name == "token_ids" else column[row].as_py()
+        for name, column in zip(table.column_names, table.columns, strict=True)
+    }
 
 
 class PairSource:
-    """The two datasets, and what is read of them: arguments and errors of `PairDataset`.
+    """Readers of the captions and features of pairs; arguments and errors as of `PairDataset`.
 
     ``labels`` are the selected values of each label, in the order of `_LABELS`.
     """
@@ -93,38 +85,37 @@ class PairSource:
             raise UsageError(f"{images.folder.location!r} has no column {unknown[0]!r}. It has: {', '.join(available)}")
         self.captions, self.features, self.l2 = texts, images, l2
         self.columns = tuple(columns) or tuple(available)
-        self.vectors = VECTORS[images.kind]  # Name of the column with the features.
+        self.vectors = VECTORS[images.kind]  # Column of the features.
         self.labels = {label: tuple(values) for label, values in zip(_LABELS, labels, strict=True) if values}
         _check_labels(texts, self.labels)
 
-    def captions_of(self, number: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """Read the selected captions of a shard: their keys and splits, and these columns (by default their content)."""
+    def captions_of(self, shard: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """Read keys, splits and some columns, by default the content, of the selected captions of a shard."""
         content = _CAPTIONS[self.captions.kind] if columns is None else columns
-        table = self.captions.shard(number, [*KEY, "split", *content])
-        for label in _LABELS:  # Dictionaries of several shards differ.
-            place = table.column_names.index(label)
-            table = table.set_column(place, label, table[label].cast(pa.string()))
+        table = self.captions.shard(shard, [*KEY, "split", *content])
+        for label in _LABELS:  # Shards have different dictionaries.
+            position = table.column_names.index(label)
+            table = table.set_column(position, label, table[label].cast(pa.string()))
         for label, values in self.labels.items():
             table = table.filter(pc.is_in(table[label], pa.array(values)))
         return table
 
     def captions_beside(self, shard: int, image_ids: pa.ChunkedArray) -> tuple[pa.Table, np.ndarray]:
-        """Read the selected captions of the images in a shard of features, and the positions of their images there.
+        """Read the selected captions of images in a shard of features, and the positions of their images in it.
 
-        An image is in the shard that its id determines, so that only shards of captions with the same remainder can hold it.
+        The id of an image determines its shard. Only shards of captions with the same remainder can contain it.
         """
         step = gcd(self.captions.num_shards, self.features.num_shards)
-        numbers = range(shard % step, self.captions.num_shards, step)
         tables, positions = [], []
-        for number in numbers:
-            table = self.captions_of(number)
-            found = pc.index_in(table["image_id"], image_ids.combine_chunks())
-            tables.append(table.filter(pc.is_valid(found)))
-            positions.append(pc.drop_null(found).to_numpy())
+        for caption_shard in range(shard % step, self.captions.num_shards, step):
+            table = self.captions_of(caption_shard)
+            indices = pc.index_in(table["image_id"], image_ids.combine_chunks())
+            tables.append(table.filter(pc.is_valid(indices)))
+            positions.append(pc.drop_null(indices).to_numpy())
         return pa.concat_tables(tables), np.concatenate(positions)
 
     def pairs_by_shard(self, captions: pa.Table) -> np.ndarray:
-        """Return the number of captions whose images are in each shard of features, int64 ``[num_shards]``."""
+        """Count the captions by shard of their images' features, int64 ``[num_shards]``."""
         counts = captions["image_id"].value_counts()
         shards = [shard_of(image_id, self.features.num_shards) for image_id in counts.field("values").to_pylist()]
         pairs = np.zeros(self.features.num_shards, np.int64)
@@ -132,35 +123,30 @@ class PairSource:
         return pairs
 
     def without_missing(self, captions: pa.Table, allowed: bool) -> tuple[tuple[MissingFeatures, ...], pa.Table]:
-        """Return which images of captions lack features, by split, and the captions of all others."""
+        """Return images without features, by split, and the captions of all other images."""
         image_ids = pc.unique(captions["image_id"])
-        missing = image_ids.take(pa.array(missing_images(self.features, image_ids)))
-        if not len(missing):
+        missing_ids = image_ids.take(pa.array(missing_images(self.features, image_ids)))
+        if not len(missing_ids):
             return (), captions
-        lacks = pc.is_in(captions["image_id"], missing)
-        found = []
+        lacks = pc.is_in(captions["image_id"], missing_ids)
+        missing = []
         for split in sorted(pc.unique(captions["split"]).to_pylist()):
-            of_split = pc.equal(captions["split"], split)
-            rows = captions.filter(pc.and_(of_split, lacks))
+            in_split = pc.equal(captions["split"], split)
+            rows = captions.filter(pc.and_(in_split, lacks))
             if not len(rows):
                 continue
-            found.append(MissingFeatures.of(split, sorted(pc.unique(rows["image_id"]).to_pylist()), len(rows), self.features))
+            missing.append(MissingFeatures.of(split, sorted(pc.unique(rows["image_id"]).to_pylist()), len(rows), self.features))
             if not allowed:
-                whole = captions.filter(of_split)
-                raise lacking(self.features, found[0], images=len(pc.unique(whole["image_id"])), captions=len(whole))
-        kept = captions.filter(pc.invert(lacks))
-        _check_labels(self.captions, self.labels, kept, f" whose images have features in {self.features.folder.location!r}")
-        for entry in found:
+                whole = captions.filter(in_split)
+                raise lacking(self.features, missing[0], images=len(pc.unique(whole["image_id"])), captions=len(whole))
+        complete = captions.filter(pc.invert(lacks))
+        _check_labels(self.captions, self.labels, complete, f" whose images have features in {self.features.folder.location!r}")
+        for entry in missing:
             logger.warning(entry.remark)
-        return tuple(found), kept
-
-    def read_vectors(self, image_ids: Sequence[str], memory_map: str | os.PathLike[str] | None) -> ImageFeatures:
-        """Read the features of images, in their order; arguments as in `train.data.features.read_features`."""
-        advice = "take a PairStream, or name a folder as memory_map"
-        return read_features(self.features, image_ids, l2=self.l2, memory_map=memory_map, advice=advice)
+        return tuple(missing), complete
 
     def read_column(self, name: str, image_ids: Sequence[str]) -> np.ndarray:
-        """Read another column for images, in their order, a few at a time so that nothing is held twice."""
+        """Read a column without the features of images, in their order."""
         shape, field = (len(image_ids), *self.features.shape_of(name)), self.features.schema.field(name).type
         dtype = numpy_type(field)
         check_memory(int(np.prod(shape)) * dtype.itemsize, len(image_ids), "take a PairStream, or leave out this column")
@@ -175,12 +161,12 @@ class PairSource:
         return array
 
     def images_of(self, shard: int) -> pa.Table:
-        """Read the images of a shard that have features: their ids, and what `values` needs."""
+        """Read ids, and the columns for `values`, of the images with features in a shard."""
         columns = dict.fromkeys(["image_id", *self.columns, *vector_columns(self.features)[1:]])
         return with_regions(self.features, self.features.shard(shard, list(columns)))
 
     def values(self, images: pa.Table, name: str) -> np.ndarray | list[object]:
-        """Return the values of a column of images that `images_of` read."""
+        """Return the values of a column of images from `images_of`."""
         values = vectors_of(self.features, images)[0] if name == self.vectors else self.features.values(images[name], name)
         if isinstance(values, np.ndarray):
             check_finite(values, self.features, images["image_id"].to_pylist())
@@ -189,18 +175,18 @@ class PairSource:
 
 
 def _check_labels(
-    captions: Dataset, chosen: Mapping[str, Sequence[str]], kept: pa.Table | None = None, where: str = ""
+    captions: Dataset, chosen: Mapping[str, Sequence[str]], remaining: pa.Table | None = None, where: str = ""
 ) -> None:
-    """Check that each selected label still has captions."""
-    if kept is None:
+    """Check that each selected label has captions, or remaining captions."""
+    if remaining is None:
         present = {
             labels for labels in labels_of(captions) if all(labels[_LABELS.index(name)] in chosen[name] for name in chosen)
         }
     else:
-        present = set(zip(*(kept[label].to_pylist() for label in _LABELS), strict=True))
-    for place, label in enumerate(_LABELS):
+        present = set(zip(*(remaining[label].to_pylist() for label in _LABELS), strict=True))
+    for position, label in enumerate(_LABELS):
         for value in chosen.get(label, ()):
-            if not any(labels[place] == value for labels in present):
+            if not any(labels[position] == value for labels in present):
                 others = "".join(f", {name} {'/'.join(chosen[name])}" for name in chosen if name != label)
                 raise DatasetError(no_captions(captions, f"{label} {value!r}{others}{where}"))
     if not present:
@@ -211,28 +197,30 @@ Pair = dict[str, Any]
 
 
 class PairDataset(MapDataset[Pair]):
-    """Pairs of a caption and its image, by number: sorted by the captions' keys, whatever the number of shards.
+    """Pairs of a caption and its image as a map-style dataset, sorted by the keys of the captions.
 
-    A pair is a dict of ``image_id``, ``language``, ``portion``, ``index``, ``split``; of ``token_ids`` (int32 array), or ``text``
-    and ``tokens`` where the captions are not encoded; and of the columns of the image: ``feature``, or ``features`` ``[R, D]``,
-    ``boxes`` ``[R, 4]``, ``num_regions`` and the others of regions. Vectors are numpy arrays of their own shape.
+    A pair is a dict with:
+
+    * ``image_id``, ``language``, ``portion``, ``index``, ``split``;
+    * ``token_ids`` (int32 array) of encoded captions, or ``text`` and ``tokens``;
+    * the columns of the image: ``feature``, or ``features`` ``[R, D]``, ``boxes`` ``[R, 4]``, ``num_regions`` and other columns of
+      regions, as numpy arrays.
 
     Args:
         captions: folder of captions, encoded or not.
         features: folder of features or regions.
-        splits: only captions of these splits; of all by default.
-        languages: only captions in these languages.
-        portions: only captions of these portions.
-        columns: only these columns of the images.
-        l2: divide each feature (of each region) by its Euclidean norm; it is a float32 then.
-        memory_map: folder for a file with the features of the whole dataset, which is mapped instead of being held in memory.
-            Processes share it, and so do later datasets and trainings with this folder, whatever they select.
-        allow_missing_features: leave out captions of images that lack features, with a warning, instead of raising an error;
-            ``missing_features`` says which. An image in which no region was found lacks them.
+        splits: splits to select, by default all.
+        languages: languages to select, by default all.
+        portions: portions to select, by default all.
+        columns: columns of the images to select, by default all.
+        l2: divide each feature by its Euclidean norm, in float32.
+        memory_map: folder for a memory-mapped copy of all features, shared by processes, datasets and training runs.
+        allow_missing_features: exclude captions of images without features or regions, with a warning, instead of raising an error;
+            the attribute ``missing_features`` lists them.
 
     Raises:
-        UsageError: the arguments make no sense, or the features do not fit into memory.
-        DatasetError: a dataset is missing or of another kind, there are no such captions, or images lack features.
+        UsageError: the arguments are invalid, or the features do not fit into memory.
+        DatasetError: a dataset is missing or of another kind, lacks these captions, or images lack features.
 
     Example:
         >>> pairs = PairDataset("build/demo/encoded", "build/demo/features", splits=["train"])  # doctest: +SKIP
@@ -253,59 +241,58 @@ class PairDataset(MapDataset[Pair]):
         allow_missing_features: bool = False,
     ) -> None:
         self._source = source = PairSource(captions, features, (splits, languages, portions), columns, l2)
-        table = pa.concat_tables(source.captions_of(number) for number in range(source.captions.num_shards))
-        self.missing_features, kept = source.without_missing(table, allow_missing_features)
-        self._rows = CaptionRows(kept.sort_by([(name, "ascending") for name in KEY]))
-        images = self._rows.table["image_id"].combine_chunks().dictionary_encode()
-        # The rows are sorted, so that the ids are, too.
-        self.image_ids: tuple[str, ...] = tuple(images.dictionary.to_pylist())
+        table = pa.concat_tables(source.captions_of(shard) for shard in range(source.captions.num_shards))
+        self.missing_features, complete = source.without_missing(table, allow_missing_features)
+        # Stays in Arrow: as Python objects, text takes many times the memory.
+        self._table = complete.sort_by([(name, "ascending") for name in KEY]).combine_chunks()
+        images = self._table["image_id"].combine_chunks().dictionary_encode()
+        self.image_ids: tuple[str, ...] = tuple(images.dictionary.to_pylist())  # Sorted like the rows.
         self.images: np.ndarray = images.indices.to_numpy()
-        self._vectors = source.read_vectors(self.image_ids, memory_map) if source.vectors in source.columns else None
-        self._columns = {
-            name: None if name == source.vectors else source.read_column(name, self.image_ids) for name in source.columns
-        }
+        self._columns: dict[str, np.ndarray | ImageFeatures] = {}
+        for name in source.columns:
+            if name == source.vectors:
+                advice = "take a PairStream, or name a folder as memory_map"
+                self._columns[name] = read_features(
+                    source.features, self.image_ids, l2=l2, memory_map=memory_map, advice=advice
+                )
+            else:
+                self._columns[name] = source.read_column(name, self.image_ids)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._table)
 
-    def __getitem__(self, number: int) -> Pair:
-        number = range(len(self))[operator.index(number)]
-        image = int(self.images[number])
-        return self._rows[number] | {name: self._value(column, image) for name, column in self._columns.items()}
+    def __getitem__(self, index: int) -> Pair:
+        index = range(len(self))[operator.index(index)]
+        image = int(self.images[index])
+        return _caption(self._table, index) | {
+            name: column.as_stored(np.array([image]))[0] if isinstance(column, ImageFeatures) else _value(column, image)
+            for name, column in self._columns.items()
+        }
 
     def __iter__(self) -> Iterator[Pair]:
-        return (self[number] for number in range(len(self)))
-
-    def _value(self, column: np.ndarray | None, image: int) -> object:
-        """Return the value of an image in a column; None stands for that of the features."""
-        if column is not None:
-            return _value(column, image)
-        assert self._vectors is not None
-        return self._vectors.as_stored(np.array([image]))[0]
+        return (self[index] for index in range(len(self)))
 
 
 class PairStream(IterableDataset[Pair]):
-    """Pairs as in `PairDataset`, one shard of features after the other: a process holds one of them at a time.
+    """Pairs as in `PairDataset` as an iterable dataset, with one shard of features in memory at a time.
 
-    With a ``DataLoader``, each worker takes some of the shards, so that every pair comes once; more workers than shards have
-    nothing to do. Captions with the same number of shards as the features are read with them; others are looked up, which takes
-    longer. The number of pairs is ``num_pairs``; there is no ``len``, because the last batch of each worker may be short.
+    The workers of a ``DataLoader`` share the shards, so that every pair occurs once. Captions with the same number of shards as the
+    features are read fastest. ``num_pairs`` is the number of pairs; ``len`` is undefined, since the last batch of each worker may
+    be short.
 
-    Processes that train together get the same number of pairs in every epoch, ``num_pairs // world_size``, and thus of batches.
-    Each takes its stretch of the shards in their order, and two neighbours share a shard. The pairs that are left over, fewer
-    than there are processes, are dropped: the last in the order of the epoch.
+    In distributed training every process gets ``num_pairs // world_size`` pairs per epoch, from consecutive shards; the remaining
+    pairs at the end of the epoch are dropped.
 
     Args:
         captions, features, splits, languages, portions, columns, l2, allow_missing_features: as in `PairDataset`.
-        shuffle: draw the order of the shards, and of the pairs within each. It depends on the seed and on the epoch, which
-            `set_epoch` sets.
+        shuffle: shuffle the shards, and the pairs within each, by seed and epoch (`set_epoch`).
         seed: seed of the order.
-        rank: number of this process among those that train together, from 0.
-        world_size: number of processes that train together, at most the number of shards.
+        rank: rank of this process.
+        world_size: number of processes, at most the number of shards.
 
     Raises:
-        UsageError: the arguments make no sense.
-        DatasetError: a dataset is missing or of another kind, there are no such captions, or images lack features.
+        UsageError: the arguments are invalid.
+        DatasetError: a dataset is missing or of another kind, lacks these captions, or images lack features.
     """
 
     def __init__(
@@ -329,36 +316,36 @@ class PairStream(IterableDataset[Pair]):
         if seed < 0:
             raise UsageError(f"seed is {seed}, expected 0 or more")
         self._source = source = PairSource(captions, features, (splits, languages, portions), columns, l2)
-        shards = (source.captions_of(number, ()) for number in range(source.captions.num_shards))
-        self.missing_features, kept = source.without_missing(pa.concat_tables(shards), allow_missing_features)
-        self.num_pairs = len(kept)
-        self._counts = source.pairs_by_shard(kept) if world_size > 1 else None
+        shards = (source.captions_of(shard, ()) for shard in range(source.captions.num_shards))
+        self.missing_features, complete = source.without_missing(pa.concat_tables(shards), allow_missing_features)
+        self.num_pairs = len(complete)
+        self._counts = source.pairs_by_shard(complete) if world_size > 1 else None
         if self._counts is not None and not world_size <= min(len(self._counts), self.num_pairs):
             raise UsageError(
-                f"world_size is {world_size}, and there are {self.num_pairs:,} pairs in {len(self._counts)} shards of features: "
-                "start at most as many processes, or make the features again with more shards"
+                f"world_size is {world_size}, more than the {self.num_pairs:,} pairs or {len(self._counts)} shards of features: "
+                "start fewer processes, or extract the features again with more shards"
             )
         self._shuffle, self._seed = shuffle, seed
         self._rank, self._world_size = rank, world_size
-        # In shared memory, so that workers that live through several epochs see it.
+        # In shared memory, for persistent workers.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of an epoch, before its first pair is drawn; workers see it as well."""
+        """Set the epoch, before its first pair is drawn, also in workers."""
         self._epoch.fill_(epoch)
 
     def __iter__(self) -> Iterator[Pair]:
         worker = get_worker_info()
-        workers, number = (worker.num_workers, worker.id) if worker is not None else (1, 0)
+        num_workers, worker_id = (worker.num_workers, worker.id) if worker is not None else (1, 0)
         epoch, shards = int(self._epoch), np.arange(self._source.features.num_shards)
         if self._shuffle:
             shards = np.random.default_rng((self._seed, epoch)).permutation(shards)
         if self._counts is None:
-            for shard in shards[number::workers].tolist():
+            for shard in shards[worker_id::num_workers].tolist():
                 yield from self._pairs_of(shard, epoch, slice(None))
             return
         share = self.num_pairs // self._world_size
-        start, stop = (self._rank * share + share * part // workers for part in (number, number + 1))
+        start, stop = (self._rank * share + share * part // num_workers for part in (worker_id, worker_id + 1))
         ends = np.cumsum(self._counts[shards])
         for shard, begin, end in zip(shards.tolist(), (ends - self._counts[shards]).tolist(), ends.tolist(), strict=True):
             if max(begin, start) < min(end, stop):
@@ -367,18 +354,18 @@ class PairStream(IterableDataset[Pair]):
     def _pairs_of(self, shard: int, epoch: int, part: slice) -> Iterator[Pair]:
         source = self._source
         images = source.images_of(shard)
-        kept, positions = source.captions_beside(shard, images["image_id"])
-        rows = CaptionRows(kept)
+        captions, positions = source.captions_beside(shard, images["image_id"])
+        table = captions.combine_chunks()
         columns = {name: source.values(images, name) for name in source.columns}
-        order = np.arange(len(rows))
+        order = np.arange(len(table))
         if self._shuffle:
             order = np.random.default_rng((self._seed, epoch, shard)).permutation(order)
         for row in order[part].tolist():
-            yield rows[row] | {name: _value(column, int(positions[row])) for name, column in columns.items()}
+            yield _caption(table, row) | {name: _value(column, int(positions[row])) for name, column in columns.items()}
 
 
 def collate_pairs(pairs: Sequence[Pair]) -> dict[str, Any]:
-    """Join pairs into a batch, for the ``collate_fn`` of a ``DataLoader``.
+    """Collate pairs into a batch, as ``collate_fn`` of a ``DataLoader``.
 
     Returns:
         ``token_ids`` int64 ``[B, T]``, padded with 0 (``<pad>``), and ``lengths`` int64 ``[B]``; arrays and numbers as tensors
@@ -388,7 +375,7 @@ def collate_pairs(pairs: Sequence[Pair]) -> dict[str, Any]:
     for name, first in pairs[0].items():
         values = [pair[name] for pair in pairs]
         if name == "token_ids":
-            batch["token_ids"], batch["lengths"] = _padded(values)
+            batch["token_ids"], batch["lengths"] = _pad(values)
         elif isinstance(first, np.ndarray):
             batch[name] = torch.from_numpy(np.stack(values))
         else:
@@ -396,14 +383,14 @@ def collate_pairs(pairs: Sequence[Pair]) -> dict[str, Any]:
     return batch
 
 
-def _padded(captions: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
+def _pad(captions: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
     lengths = np.array([len(caption) for caption in captions], np.int64)
     padded = np.full((len(captions), lengths.max()), PAD, np.int64)
     padded[np.arange(padded.shape[1]) < lengths[:, None]] = np.concatenate(captions)
     return torch.from_numpy(padded), torch.from_numpy(lengths)
 
 
-def _value(column: np.ndarray | list[object], number: int) -> object:
-    """Return a value of its own: nothing that is done to it changes the dataset."""
-    value = column[number]
+def _value(column: np.ndarray | list[object], index: int) -> object:
+    """Copy a value, so that changes to it do not reach the dataset."""
+    value = column[index]
     return np.array(value) if isinstance(value, np.ndarray) else value.item() if isinstance(value, np.generic) else value

@@ -1,6 +1,6 @@
-"""Pretrained vectors of words, for a model that begins with them.
+"""Pretrained word vectors, to initialize word embeddings.
 
-Letters in shapes: ``N`` words, ``W`` width of a vector.
+Shapes: ``N`` words, ``W`` width of a vector.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from train.config.models import ModelConfig
 
 @dataclass(frozen=True)
 class WordVectors:
-    """Vectors of a vocabulary's words, by language, of a dataset.
+    """Word vectors of a vocabulary, by language.
 
     Attributes:
-        ids: token ids int64 ``[N]`` of each language, ascending.
-        vectors: their vectors, float32 ``[N, W]``.
+        ids: token ids of each language, int64 ``[N]``, ascending.
+        vectors: vectors of these tokens, float32 ``[N, W]``, by language.
     """
 
     location: str
@@ -30,30 +30,30 @@ class WordVectors:
     ids: Mapping[str, np.ndarray]
     vectors: Mapping[str, np.ndarray]
 
-    def known(self, languages: Sequence[str], ids: Sequence[int]) -> int:
-        """Count the tokens that have a vector in one of some languages at least."""
+    def count(self, languages: Sequence[str], ids: Sequence[int]) -> int:
+        """Count the tokens with a vector in at least one of the languages."""
         return len(np.intersect1d(np.concatenate([self.ids[language] for language in languages]), ids))
 
     def of_languages(self, languages: Sequence[str], counts: Sequence[Mapping[str, int]]) -> tuple[np.ndarray, np.ndarray]:
-        """Return token ids int64 ``[N]``, ascending, and a vector for each, float32 ``[N, W]``.
+        """Return the token ids of some languages, int64 ``[N]``, ascending, and their vectors, float32 ``[N, W]``.
 
-        A token with vectors in several of the languages gets their mean, weighted by how often it occurs in each.
+        A token of several languages gets the mean of its vectors, weighted by its counts.
         """
         ids = np.unique(np.concatenate([self.ids[language] for language in languages]))
         sums, weights = np.zeros((len(ids), self.width)), np.zeros((len(ids), 1))
         for language in languages:
             rows = np.searchsorted(ids, self.ids[language])
-            times = np.array([[max(1, counts[number].get(language, 0))] for number in self.ids[language].tolist()], np.float64)
-            sums[rows] += times * self.vectors[language]
-            weights[rows] += times
+            weight = np.array([[max(1, counts[n].get(language, 0))] for n in self.ids[language].tolist()], np.float64)
+            sums[rows] += weight * self.vectors[language]
+            weights[rows] += weight
         return ids, (sums / weights).astype(np.float32)
 
 
 def check_word_vectors(model: ModelConfig, location: str) -> None:
-    """Check that there are pretrained vectors exactly if a model begins with them.
+    """Check that word vectors are given if, and only if, a model needs them.
 
     Raises:
-        UsageError: there are none, or the model does not begin with them.
+        UsageError: they are missing, or the model does not use them.
     """
     if model.pretrained_width and not location:
         raise UsageError(
@@ -62,46 +62,47 @@ def check_word_vectors(model: ModelConfig, location: str) -> None:
         )
     if location and not model.pretrained_width:
         raise UsageError(
-            f"--word-vectors {location!r} is given, but model.word_vectors is 'random', so that no word would begin with them: "
-            "give --set model.word_vectors=finetuned, or frozen, or leave --word-vectors out"
+            f"--word-vectors {location!r} is given, but model.word_vectors is 'random', so that the model would not use them: give "
+            "--set model.word_vectors=finetuned, or frozen, or leave --word-vectors out"
         )
 
 
 def open_word_vectors(location: str, *, vocabulary: str, languages: Sequence[str], width: int) -> WordVectors:
-    """Read the vectors of a model's languages.
+    """Read the word vectors of some languages.
 
-    ``vocabulary`` is the fingerprint of that of the captions.
+    ``vocabulary`` is the fingerprint of the vocabulary of the captions.
 
     Raises:
-        DatasetError: the dataset is missing, or was made for another vocabulary.
+        DatasetError: the dataset is missing, or of another vocabulary.
         UsageError: it lacks a language, or its vectors have another width.
     """
     dataset = open_dataset(location, kind="word-vectors")
-    made_for = dataset.manifest.input_fingerprint("vocabulary") or "none"
-    if made_for != vocabulary:
+    fingerprint = dataset.manifest.input_fingerprint("vocabulary") or "none"
+    if fingerprint != vocabulary:
         raise DatasetError(
-            f"{location!r} holds the words of another vocabulary (fingerprint {made_for[:12]}...) than that of the captions "
-            f"({vocabulary[:12]}...), whose ids stand for other tokens: make it again for this one"
+            f"{location!r} belongs to another vocabulary (fingerprint {fingerprint[:12]}...) than the captions "
+            f"({vocabulary[:12]}...), with other token ids: write it again for this vocabulary"
         )
     values = dataset.numpy("vector")
     if values.shape[1] != width:
         raise UsageError(
-            f"model.word_dim is {width}, but the vectors in {location!r} have {values.shape[1]} numbers: give --set "
+            f"model.word_dim is {width}, but the vectors in {location!r} have width {values.shape[1]}: give --set "
             f"model.word_dim={values.shape[1]}, or vectors of the other width"
         )
     keys = dataset.table(["language", "id"])
-    rows = np.array(keys["language"].to_pylist(), object)
-    numbers = keys["id"].to_numpy().astype(np.int64)
+    row_languages = np.array(keys["language"].to_pylist(), object)
+    token_ids = keys["id"].to_numpy().astype(np.int64)
     for language in languages:
-        if language not in rows:
+        if language not in row_languages:
+            available = ", ".join(sorted(set(row_languages.tolist())))
             raise UsageError(
-                f"{location!r} has no vectors of {language!r}: it has those of {', '.join(sorted(set(rows.tolist())))}. Make it "
-                "with a file for each language of the model, or leave the language out of data.portions"
+                f"{location!r} has no vectors of {language!r}, only of {available}: write it with a file for each language of the "
+                "model, or leave the language out of data.portions"
             )
     return WordVectors(
         location=location,
         fingerprint=dataset.fingerprint,
         width=width,
-        ids={language: numbers[rows == language] for language in languages},
-        vectors={language: values[rows == language] for language in languages},
+        ids={language: token_ids[row_languages == language] for language in languages},
+        vectors={language: values[row_languages == language] for language in languages},
     )

@@ -40,8 +40,8 @@ def test_zeros_and_unusual_norms_are_counted(features, tmp_path, arguments, mapp
     found = find_feature_outliers("train", read, IDS)
     assert found == FeatureOutliers("train", images=20, zero_features=2, norm_outliers=3, median=5.0, example="image-03")
     assert found.remark == (
-        "feature outliers in split 'train': of 20 images 2 have a feature of zeros and 3 one whose norm is more than 100 times the "
-        "median of 5, or less than a 100th of it, for example image-03; they are used as they are"
+        "feature outliers in split 'train': of 20 images 2 have a feature of zeros and 3 have a norm above 100 times the median "
+        "of 5, or below a 100th of it, for example image-03; they are used unchanged"
     )
     assert json.loads(json.dumps(found.to_dict()))["norm_outliers"] == 3
 
@@ -59,7 +59,7 @@ def test_one_vector_of_several_is_enough(features):
 def test_all_zeros(features):
     found = find_feature_outliers("val", features(dict.fromkeys(range(20), 0.0)), IDS)
     assert (found.zero_features, found.norm_outliers, found.median) == (20, 0, 0.0)
-    assert "whose norm" not in found.remark
+    assert "a norm" not in found.remark
     assert "20 have a feature of zeros, for example image-00" in found.remark
 
 

@@ -161,10 +161,10 @@ def test_a_value_that_is_not_finite_is_refused(new_dataset, tmp_path, value):
     rows = [{"image_id": name, "feature": np.zeros(6)} for name in IDS]
     rows[4]["feature"][5] = value
     new_dataset(tmp_path / "features", "features", rows, parameters={}, spec=TOY)
-    with pytest.raises(DatasetError, match=f"features that are not finite numbers, among them that of image '{IDS[4]}'"):
+    with pytest.raises(DatasetError, match=f"has NaN or infinite features, e.g. of image '{IDS[4]}'"):
         read_features(open_dataset(tmp_path / "features"), IDS)
     arguments = {"memory_map": tmp_path / "cache"}
-    with pytest.raises(DatasetError, match=f"features that are not finite numbers, among them that of image '{IDS[4]}'"):
+    with pytest.raises(DatasetError, match=f"has NaN or infinite features, e.g. of image '{IDS[4]}'"):
         read_features(open_dataset(tmp_path / "features"), IDS, **arguments)
     for chosen in ({}, arguments):  # Only what is read counts.
         assert len(read_features(open_dataset(tmp_path / "features"), IDS[:4], **chosen)) == 4
@@ -295,7 +295,7 @@ def test_impossible_numbers_of_regions_are_refused(write):
 def test_what_is_not_finite_is_refused_where_it_is_in_use(write, tmp_path):
     dataset, _ = write(np.nan, factors={7: np.nan})
     for arguments in ({}, {"memory_map": tmp_path / "cache"}):
-        with pytest.raises(DatasetError, match="features that are not finite numbers, among them that of image 'image-07'"):
+        with pytest.raises(DatasetError, match="has NaN or infinite features, e.g. of image 'image-07'"):
             read_features(dataset, FULL, **arguments)
         assert len(read_features(dataset, FULL[:5], **arguments)) == 5
 

@@ -86,7 +86,7 @@ def test_a_vocabulary_that_lacks_a_language_is_refused(toy, new_dataset, tmp_pat
 
 def test_captions_without_a_stated_vocabulary_are_refused(toy, new_dataset, tmp_path):
     new_dataset(tmp_path / "encoded", "encoded", open_dataset(toy.captions).table().to_pylist(), parameters={})
-    with pytest.raises(DatasetError, match="does not name the vocabulary that made it: encode the captions again"):
+    with pytest.raises(DatasetError, match="does not name its vocabulary: encode the captions again"):
         open_data(str(tmp_path / "encoded"), toy.features, split="val")
 
 
@@ -120,10 +120,10 @@ def test_datasets_of_other_kinds_are_refused(toy, tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("vocabulary", "was encoded with another vocabulary, whose ids stand for other tokens"),
-        ("extractor", "was made by another extractor, or with other weights or settings"),
-        ("captions", "is not the dataset of encoded captions that was used before"),
-        ("features", "is not the dataset of features that was used before"),
+        ("vocabulary", "was encoded with another vocabulary, with other token ids"),
+        ("extractor", "comes from another extractor, or from other weights or settings"),
+        ("captions", "is not the dataset of encoded captions of the run"),
+        ("features", "is not the dataset of features of the run"),
     ],
 )
 def test_unexpected_fingerprints_are_refused(toy, name, message):
@@ -186,5 +186,5 @@ def test_captions_of_which_no_image_has_features(toy, new_dataset, tmp_path):
     new_dataset(
         tmp_path / "one", "features", [{"image_id": "x", "feature": np.ones(8)}], parameters={}, spec=FeatureSpec("toy", (8,))
     )
-    with pytest.raises(DatasetError, match="has features of no image that has a caption in de comparable of split 'val'"):
+    with pytest.raises(DatasetError, match="lacks the features of all images with captions in de comparable of split 'val'"):
         open_data(toy.captions, str(tmp_path / "one"), split="val", languages=["de"], allow_missing_features=True)

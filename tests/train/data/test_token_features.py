@@ -45,14 +45,14 @@ def test_a_batch_has_the_vectors_of_its_captions(toy, write_tokens, tmp_path, ma
     assert isinstance(captions.vectors.stored, np.memmap) == mapped
     rows = np.array([5, 0, 5, len(captions) - 1])
     expected = np.concatenate([stored[key_of(captions, row)] for row in rows])
-    for batch in (captions.batch(rows), captions.batch(rows).alone(), captions.select(rows).batch(np.arange(4))):
+    for batch in (captions.batch(rows), captions.batch(rows).compact(), captions.select(rows).batch(np.arange(4))):
         found = batch.token_vectors()
         assert found.dtype == np.float32
         np.testing.assert_array_equal(found, expected.astype(np.float32))
         np.testing.assert_array_equal(batch.lengths, captions.lengths[rows])
         np.testing.assert_array_equal(batch.padded(-1), captions.batch(rows).padded(-1))
     assert captions.batch(np.zeros(0, np.int64)).token_vectors().shape == (0, 4)
-    assert captions.batch(np.zeros(0, np.int64)).alone().token_vectors().shape == (0, 4)
+    assert captions.batch(np.zeros(0, np.int64)).compact().token_vectors().shape == (0, 4)
 
 
 def test_one_copy_serves_all_splits(toy_tokens, tmp_path):
@@ -72,15 +72,15 @@ def test_fingerprints_tell_the_dataset_and_its_model(toy_tokens):
     found = opened(toy_tokens).fingerprints
     assert found["token_features"] == open_dataset(toy_tokens.token_features).fingerprint
     assert found["token_model"] == "f" * 64
-    with pytest.raises(DatasetError, match="the vectors of tokens were made by another model"):
+    with pytest.raises(DatasetError, match="the token features come from another model"):
         opened(toy_tokens, expected={"token_model": "0" * 64})
 
 
 def test_captions_without_vectors_say_so(toy):
     captions = open_data(toy.captions, toy.features, split="val").captions
-    with pytest.raises(ValueError, match="the captions have no vectors of their tokens"):
+    with pytest.raises(ValueError, match="the captions have no token vectors"):
         captions.batch(np.arange(2)).token_vectors()
-    assert CaptionBatch(captions.token_ids, captions.offsets, np.arange(2)).alone().vectors is None
+    assert CaptionBatch(captions.token_ids, captions.offsets, np.arange(2)).compact().vectors is None
 
 
 # --- mistakes --------------------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ def test_captions_that_are_lacking(toy_tokens, tmp_path):
         lambda rows: [row for row in rows if row["image_id"] != "val-003"],
         failures=[failure],
     )
-    message = r"lacks \d+ of \d+ captions: val-003/\w+/comparable/0, .* \(1 captions failed there\)\. Make it of the captions"
+    message = r"lacks \d+ of \d+ captions: val-003/\w+/comparable/0, .* \(1 captions failed there\)\. Write it for the captions"
     with pytest.raises(DatasetError, match=message):
         opened(replace(toy_tokens, token_features=location))
     assert len(opened(replace(toy_tokens, token_features=location), "train").captions)
@@ -112,9 +112,7 @@ def test_captions_that_are_lacking(toy_tokens, tmp_path):
 
 def test_captions_that_were_cut_elsewhere(toy, write_tokens, tmp_path):
     corpus = replace(toy, token_features=write_tokens(tmp_path, cut=3))
-    with pytest.raises(
-        DatasetError, match=r"has 5 vectors of the caption [\w/-]+, which has \d token ids: one of the two was cut"
-    ):
+    with pytest.raises(DatasetError, match=r"has 5 vectors of the caption [\w/-]+, which has \d token ids: write it again"):
         opened(corpus)
 
 
@@ -122,7 +120,7 @@ def test_vectors_of_other_captions(toy_tokens, tmp_path):
     location = rewritten(
         toy_tokens.token_features, tmp_path / "other", list, inputs=({"name": "captions", "fingerprint": "d" * 64},)
     )
-    with pytest.raises(DatasetError, match=r"was made of other captions \(fingerprint dddddddddddd\.\.\.\) than"):
+    with pytest.raises(DatasetError, match=r"belongs to other captions \(fingerprint dddddddddddd\.\.\.\) than"):
         opened(replace(toy_tokens, token_features=location))
 
 
@@ -133,14 +131,14 @@ def test_vectors_that_are_not_finite(toy_tokens, tmp_path, mapped):
         return rows
 
     location = rewritten(toy_tokens.token_features, tmp_path / "nan", spoil)
-    with pytest.raises(DatasetError, match="holds a vector that is not finite, of"):
+    with pytest.raises(DatasetError, match="has a NaN or infinite vector of"):
         opened(replace(toy_tokens, token_features=location), memory_map=str(tmp_path / "maps") if mapped else None)
 
 
 def test_vectors_of_another_width_or_kind(toy_tokens):
     encoded = open_dataset(toy_tokens.captions)
     with pytest.raises(
-        UsageError, match=r"model\.word_dim is 300, but the vectors in .* have 4 numbers: give --set model\.word_dim=4"
+        UsageError, match=r"model\.word_dim is 300, but the vectors in .* have width 4: give --set model\.word_dim=4"
     ):
         open_token_features(toy_tokens.token_features, encoded, width=300)
     with pytest.raises(DatasetError, match="holds encoded, expected token-features"):

@@ -276,7 +276,7 @@ def test_processes_that_train_together_get_the_same_number_of_pairs(toy, reshard
 def test_more_processes_than_shards_or_pairs_are_refused(toy):
     with pytest.raises(UsageError, match="rank is 2 of 2 processes, expected 0 to 1"):
         PairStream(toy.captions, toy.features, rank=2, world_size=2)
-    message = r"world_size is 4, and there are [\d,]+ pairs in 3 shards of features: start at most as many processes"
+    message = r"world_size is 4, more than the [\d,]+ pairs or 3 shards of features: start fewer processes"
     with pytest.raises(UsageError, match=message):
         PairStream(toy.captions, toy.features, rank=0, world_size=4)
 

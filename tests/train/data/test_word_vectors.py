@@ -41,13 +41,13 @@ def test_a_token_of_several_languages_gets_their_mean_by_occurrences():
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"vocabulary": "0" * 64}, DatasetError, "holds the words of another vocabulary .*make it again for this one"),
+        ({"vocabulary": "0" * 64}, DatasetError, "belongs to another vocabulary .*write it again for this vocabulary"),
         (
             {"width": 300},
             UsageError,
-            r"model\.word_dim is 300, but the vectors in .* have 4 numbers: give --set model\.word_dim=4",
+            r"model\.word_dim is 300, but the vectors in .* have width 4: give --set model\.word_dim=4",
         ),
-        ({"languages": ("en", "fr")}, UsageError, r"has no vectors of 'fr': it has those of de, en\. Make it with a file"),
+        ({"languages": ("en", "fr")}, UsageError, r"has no vectors of 'fr', only of de, en: write it with a file"),
     ],
 )
 def test_vectors_that_do_not_fit(toy, toy_words, change, error, message):

@@ -405,7 +405,7 @@ def test_impossible_values(job, fields, message):
 
 
 def test_data_of_another_kind(job, other_toy):
-    with pytest.raises(DatasetError, match="was made by another extractor"):
+    with pytest.raises(DatasetError, match="comes from another extractor"):
         draw_figures(replace(job, features=other_toy.features))
 
 
