@@ -1,4 +1,4 @@
-"""Jobs of the commands that train and measure models; each field declares its option. Importing this loads nothing heavy."""
+"""Jobs of the commands that train and evaluate models. Each field declares its option; imports are light."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _REPORTS = "Reports"
 _EXAMPLES = "Examples and map"
 FIGURES = ("retrieval", "map", "attention")
-"""The figures that there are."""
+"""All figures."""
 
 Precision: TypeAlias = Annotated[Literal["fp32", "tf32", "bf16"], Opt("Compute in fp32 or bf16; on a GPU also tf32.")]
 RunFolder: TypeAlias = Annotated[str, Opt("Folder of a run.")]
@@ -62,7 +62,7 @@ def _presets() -> tuple[str, ...]:
 
 
 class Configuration(Protocol):
-    """A configuration that is resolved already, a `train.config.sections.Config`, for callers from Python."""
+    """A resolved configuration (`train.config.sections.Config`), for callers from Python."""
 
     @property
     def description(self) -> str:
@@ -75,7 +75,7 @@ class DivergedError(ImagepivotError):
 
 @dataclass(frozen=True)
 class Corpus:
-    """Folders of the datasets that a model is trained on; nothing is opened here."""
+    """Folders of the datasets to train on."""
 
     captions: Captions
     features: Features
@@ -127,7 +127,7 @@ class TrainJob:
         """Return the configuration.
 
         Raises:
-            UsageError: there is no such preset or file, or it is not a configuration.
+            UsageError: the preset or file is missing, or not a configuration.
         """
         from train.config.sections import resolve
 
@@ -140,12 +140,12 @@ class TrainJob:
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome of a training.
+    """Result of a training.
 
     Attributes:
-        folder: folder of the run; `train.runs.open_run` opens it.
-        progress: steps, best score, and why the training stopped.
-        missing_features: the images without features that were left out, by split.
+        folder: folder of the run, for `train.runs.open_run`.
+        progress: steps, best score, and the reason to stop.
+        missing_features: excluded images without features, by split.
     """
 
     folder: str
@@ -155,7 +155,7 @@ class Result:
 
 @dataclass(frozen=True)
 class EvaluateJob:
-    """Job of ``imagepivot evaluate``. Several runs are an ensemble, whose scores are the means of theirs."""
+    """Job of ``imagepivot evaluate``. Several runs are an ensemble with mean scores."""
 
     run: Annotated[tuple[str, ...] | str, Opt("Folder of a run; of several, an ensemble.")]
     captions: Captions
@@ -173,18 +173,18 @@ class EvaluateJob:
     def __post_init__(self) -> None:
         _check_least(self, folds=1)
         if not self.runs:
-            raise UsageError("there is no run to evaluate: give the folder of one, or of several")
-        for number, run in enumerate(self.runs):
-            if run in self.runs[:number]:
-                raise UsageError(f"{run!r} is given twice: its scores would count twice. Leave it out once")
+            raise UsageError("no run to evaluate: give one or more folders of runs")
+        for index, run in enumerate(self.runs):
+            if run in self.runs[:index]:
+                raise UsageError(f"{run!r} is given twice, so that its scores would count twice: give it once")
 
     @property
     def runs(self) -> tuple[str, ...]:
-        """Folders of the runs, one or several."""
+        """Folders of the runs."""
         return (self.run,) if isinstance(self.run, str) else tuple(self.run)
 
     def made_from(self) -> dict[str, Any]:
-        """Return what the scores depend on, see `schemas.made_from`."""
+        """Return the inputs of the scores, see `schemas.made_from`."""
         names = ("splits", "languages", "portion", "folds", "cross_lingual", "allow_missing_features")
         return _made_from("evaluate", self, names, ("runs", "captions", "features", "token_features"))
 
@@ -211,11 +211,11 @@ class EmbedJob:
         if not self.features and not self.captions:
             raise UsageError("nothing to embed: give --features, --captions, or both")
         if (self.splits or self.languages) and not self.captions:
-            raise UsageError("--splits and --languages choose among captions, and images by their captions: give --captions")
+            raise UsageError("--splits and --languages select captions and their images: give --captions, too")
 
     @property
     def name(self) -> str:
-        """What the embedding is called in the datasets: the last component of the run's folder."""
+        """Name of the embedding in datasets: the last component of the run's folder."""
         return self.run.rstrip("/").rpartition("/")[2] or "run"
 
 
@@ -235,16 +235,15 @@ class SearchJob:
 
     def __post_init__(self) -> None:
         if bool(self.features) == bool(self.embeddings):
-            raise UsageError("say where the images are: give either --features or --embeddings")
+            raise UsageError("search needs images: give either --features or --embeddings")
         _check_least(self, top=1)
 
 
 @dataclass(frozen=True)
 class StsJob:
-    """Job of ``imagepivot sts``. Runs are told from sentence pairs by what their folders hold; each is measured by itself.
+    """Job of ``imagepivot sts``. Runs and sentence pairs are distinguished by the contents of their folders.
 
-    See `train.evaluation.sts_data` for sentence pairs, and `train.evaluation.sts_data` for vectors. The language is English if
-    a run knows it, or the only language that it knows.
+    See `train.evaluation.sts_data` for the formats. The language is English if a run supports it, or the only language of the run.
     """
 
     places: Annotated[tuple[str, ...], Opt("Folders of runs, and files or folders of sentence pairs, in any order.")]
@@ -265,7 +264,7 @@ class StsJob:
 
 @dataclass(frozen=True)
 class FiguresJob:
-    """Job of ``imagepivot figures``. Captions to show are named as ``image/language/portion/index``."""
+    """Job of ``imagepivot figures``."""
 
     run: RunFolder
     output: Annotated[str, Opt("Folder for the figures.")]
@@ -301,7 +300,7 @@ class FiguresJob:
         _check_least(self, examples=1, top=1, points=2, seed=0)
 
     def made_from(self) -> dict[str, Any]:
-        """Return what the figures depend on, see `schemas.made_from`."""
+        """Return the inputs of the figures, see `schemas.made_from`."""
         inputs = ("run", "captions", "features", "token_features")
         names = (*inputs, "output", "images", "device", "memory_map")
         return _made_from("figures", self, [name for name in vars(self) if name not in names], inputs, images=self.images)
@@ -309,7 +308,7 @@ class FiguresJob:
 
 @dataclass(frozen=True)
 class ReproduceJob:
-    """Job of ``imagepivot reproduce``. The folder of its output is kept as an absolute path."""
+    """Job of ``imagepivot reproduce``. ``output`` becomes an absolute path."""
 
     paper: Annotated[Literal["gella2017", "kadar2018", "huang2019"], Opt("Paper to reproduce.")]
     output: Annotated[str, Opt("Folder for runs, results and report.")]
@@ -351,19 +350,19 @@ class ReproduceJob:
     def __post_init__(self) -> None:
         _check_least(self, seeds=1, workers=0)
         if self.table is not None and self.rows:
-            raise UsageError("--table and --rows both choose rows: give one of them")
+            raise UsageError("--table and --rows both select rows: give only one of them")
         if is_remote(self.output):
             raise UsageError(f"{self.output!r} is not a local folder: train into one, and copy it when it is done")
-        object.__setattr__(self, "output", _path(self.output))  # "~" is resolved once, for everything that is written there.
+        object.__setattr__(self, "output", _path(self.output))
 
     @property
     def corpus(self) -> Corpus:
-        """The folders, with the first ones of features."""
+        """The folders, with the first folder of features."""
         return Corpus(self.captions, self.features[0], self.vocabulary, self.word_vectors, self.token_features)
 
     @property
     def overrides(self) -> Mapping[str, str]:
-        """Values in all configurations, as `train.config.sections.resolve` takes them."""
+        """Values for all configurations, see `train.config.sections.resolve`."""
         return _overrides(self)
 
 

@@ -39,8 +39,8 @@ class Report:
     @property
     def line(self) -> str:
         """Epoch, loss and best score, for people."""
-        best = f", best sum of recalls {self.best:.1f}" if self.best >= 0 else ""
-        return f"epoch {self.epoch}, loss {self.loss:.4f}{best}"
+        best = f", best {self.best:.1f}" if self.best >= 0 else ""
+        return f"epoch {self.epoch}, loss {self.loss:.4g}{best}"
 
     @property
     def evaluation(self) -> str:

@@ -266,7 +266,7 @@ def test_evaluate(run, toy_tokens, finished_run, write_tokens, tmp_path):
     assert [score.retrieval for score in mapped] == [score.retrieval for score in scores]
     with pytest.raises(UsageError, match="give --token-features FOLDER"):
         evaluate_run(replace(job, token_features=""))
-    with pytest.raises(UsageError, match="is given, but model.word_vectors is not 'precomputed'"):
+    with pytest.raises(UsageError, match=r"is given, but model\.word_vectors is not 'precomputed'"):
         evaluate_run(replace(job, run=str(finished_run[0])))
     # An ensemble may have members of both sorts.
     assert evaluate_run(replace(job, run=(run, str(finished_run[0]))))

@@ -337,9 +337,7 @@ def test_without_its_weight_there_is_no_diversity(heads):
 
 
 def test_models_without_heads_have_no_diversity(model, heads):
-    with pytest.raises(
-        UsageError, match=r"diversity_weight is 0.7, but this model \(JointEmbedding\) has 1 head: leave it at 0"
-    ):
+    with pytest.raises(UsageError, match=r"diversity_weight is 0.7, but this model \(JointEmbedding\) has 1 head: set it to 0"):
         terms_of(LOSS, model)
     single = build_model(MhaDConfig(embed_dim=5, num_heads=1), Dimensions(("en",), 9, (3, 8)), seed=0)
     with pytest.raises(UsageError, match=r"this model \(MhaD\) has 1 head"):

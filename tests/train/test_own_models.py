@@ -138,7 +138,7 @@ def test_a_name_stands_for_one_kind(kinds):
     class Other(ModelConfig):
         kind: ClassVar[str] = "vse"
 
-    with pytest.raises(UsageError, match="there is a kind of model named 'vse' already"):
+    with pytest.raises(UsageError, match="model kind 'vse' exists already"):
         register_model(Other, PairwiseModel)
     register_model(Pairwise, PairwiseModel)
     register_model(Pairwise, PairwiseModel)  # A notebook's cell that is run again.
@@ -169,7 +169,7 @@ def test_a_model_without_vectors_is_trained_resumed_and_evaluated(pairwise, toy,
 def test_a_run_of_a_kind_that_is_not_registered_says_so(pairwise, train_toy, monkeypatch):
     folder = train_toy(pairwise.replace("44", "2")).folder
     monkeypatch.delitem(config_models._SECTIONS, "pairwise")
-    with pytest.raises(DatasetError, match=r"model\.kind is 'pairwise', expected one of 'vse'; a kind of your own must be"):
+    with pytest.raises(DatasetError, match=r"model\.kind is 'pairwise', expected one of 'vse': register a kind of your own"):
         open_run(folder)
 
 

@@ -42,7 +42,7 @@ def test_without_a_terminal_a_line_appears_from_time_to_time(clock):
     text = shown(clock, times=[0.0, 5.0, 15.0])
     assert text.splitlines() == [
         "step 1,210: sum of recalls en 100.0, de 55.5; best 155.6",
-        "step 1,210: epoch 1, loss 12.0000, best sum of recalls 155.6, 1.0 steps/s",
+        "step 1,210: epoch 1, loss 12, best 155.6, 1.0 steps/s",
     ]
     quick = shown(clock, times=[0.0, 5.0, 9.0])
     assert quick.splitlines() == ["step 1,210: sum of recalls en 100.0, de 55.5; best 155.6"]
@@ -69,7 +69,26 @@ def test_a_slow_training_shows_seconds_per_step(clock):
         watch(Report(step=1, steps=10, epoch=0, loss=1.0, scores={}, best=-1.0))
         clock.now += 60
         watch(Report(step=3, steps=10, epoch=0, loss=1.0, scores={}, best=-1.0))
-    assert output.getvalue() == "step 3 of 10: epoch 0, loss 1.0000, 30.0 s each\n"
+    assert output.getvalue() == "step 3 of 10: 3 min 30 s left, epoch 0, loss 1, 30.0 s each\n"
+
+
+@pytest.mark.parametrize(("steps", "stops_early"), [(101, False), (101, True), (None, True)])
+def test_training_display_shows_the_time_left(clock, written, steps, stops_early):
+    def lines(**options) -> str:
+        console = Console(file=io.StringIO(), width=200, **options)
+        with TrainingDisplay(console) as watch, TrainingDisplay(Console(file=io.StringIO()), log_json=True) as watch_json:
+            for step in range(1, 52, 10):
+                report = Report(step=step, steps=steps, epoch=0, loss=1.0, scores={}, best=-1.0, stops_early=stops_early)
+                watch(report)
+                watch_json(report)
+                clock.now += 20
+        return console.file.getvalue()
+
+    left = "1 min 40 s left"
+    for text in (lines(), lines(force_terminal=True)):
+        assert (left in text) == (steps is not None)
+        assert (f"at most {left}" in text) == (steps is not None and stops_early)
+    assert [event["seconds_left"] for event in written()][-1] == (steps and 100.0)
 
 
 def test_events_of_a_training(clock, written):
@@ -117,18 +136,20 @@ def test_events_of_a_counter_end_with_all_that_is_done(clock, written):
 
 
 @pytest.mark.parametrize("width", [80, 130])
-def test_live_lines_fit_the_terminal(width):
+def test_live_lines_fit_the_terminal(width, clock):
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=width, color_system=None)
     with TrainingDisplay(console) as watch:
         watch(EVALUATED)
-        watch(Report(step=12000, steps=50000, epoch=12, loss=123.456, scores={}, best=1234.5))
+        clock.now += 100
+        watch(Report(step=2210, steps=5000, epoch=12, loss=123.456, scores={}, best=1234.5, stops_early=True))
     with CountDisplay(console, "evaluate", unit="vectors", total=31014) as count:
         count(12000)
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue()).replace("\r", "\n").splitlines()
     assert max(map(len, lines)) <= width
     shown = " ".join(" ".join(lines).split())
     assert "step 1,210: sum of recalls en 100.0" in shown
-    assert "12000/50000 steps" in shown
-    assert "epoch 12, loss 123.4560, best sum of recalls 1234.5" in shown
+    assert "2210/5000 steps" in shown
+    assert "at most 4 min 39 s left" in shown
+    assert "epoch 12, loss 123.5, best 1234.5" in shown
     assert "12000/31014 vectors" in shown

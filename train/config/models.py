@@ -1,6 +1,6 @@
-"""The section ``model`` of a configuration: a kind of model, and its choices; and the checks of single values in all sections.
+"""The section ``model`` of a configuration, with a dataclass for each ``kind``; and checks of single values for all sections.
 
-Each kind has a dataclass of its own, which the key ``kind`` selects. `train.models.catalogue` holds what is built from it.
+`train.models.catalogue` builds the models.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from schemas.errors import UsageError
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise a `UsageError` where a condition does not hold."""
+    """Raise a `UsageError` if a condition is false."""
     if not condition:
         raise UsageError(message)
 
 
 def check_choices(section: str, values: Any) -> None:
-    """Check that each value of a section whose annotation is a `Literal` is one of its choices."""
+    """Check the values of a section with a `Literal` type."""
     cls: Any = type(values)
     for key, hint in hints_of(cls).items():
         value, choices = getattr(values, key), get_args(hint)
@@ -31,61 +31,58 @@ def check_choices(section: str, values: Any) -> None:
 
 
 def positive(section: str, values: Any, *keys: str) -> None:
-    """Check that values of a section are finite and more than 0."""
+    """Check that values of a section are positive and finite."""
     for key in keys:
         value = getattr(values, key)
         require(0 < value < math.inf, f"{section}.{key} is {value}, expected more than 0")
 
 
 def not_negative(section: str, values: Any, *keys: str) -> None:
-    """Check that values of a section are finite and not less than 0."""
+    """Check that values of a section are non-negative and finite."""
     for key in keys:
         value = getattr(values, key)
         require(0 <= value < math.inf, f"{section}.{key} is {value}, expected 0 or more")
 
 
 ENTRY_POINTS = "imagepivot.models"
-"""Group of entry points by which other distributions add kinds of models: name of the kind, and the module that registers it."""
+"""Entry-point group for model kinds of other distributions: the kind, and the module that registers it."""
 
 
 @dataclass(frozen=True)
 class ModelConfig(Tagged):
-    """The section ``model`` of some kind. Extended by frozen dataclasses that set ``kind`` and add their keys."""
+    """Base class of the section ``model``: frozen dataclasses that set ``kind`` and add their keys."""
 
     kind: ClassVar[str]
 
     @property
     def mixes_languages(self) -> bool:
-        """Whether one encoder reads captions in all languages, so that a batch may mix them."""
+        """True for a shared encoder of all languages, so that a batch may mix them."""
         return True
 
     @property
     def pretrained_width(self) -> int:
-        """Width of the pretrained word vectors that the model begins with; 0 if it draws all, as by default."""
+        """Width of the pretrained word vectors; 0 without them."""
         return 0
 
     @property
     def token_width(self) -> int:
-        """Width of the given vectors of tokens that the model reads in place of words; 0 if it has its own, as by default."""
+        """Width of the precomputed token vectors; 0 without them."""
         return 0
 
     @property
     def frozen_words(self) -> bool:
-        """Whether training leaves the vectors of words as they are."""
+        """True to exclude word embeddings from training."""
         return False
 
     def check_features(self, shape: tuple[int, ...]) -> None:
-        """Check that the model takes features of a shape, before any are read; by default it may be any.
-
-        Args:
-            shape: shape of an image's features: ``[D]``, or ``[R, D]`` where an image has several.
+        """Check the shape of an image's features, ``[D]`` or ``[R, D]``; by default any.
 
         Raises:
-            UsageError: it does not.
+            UsageError: the model does not support it.
         """
 
     def check_compile(self) -> None:
-        """Check that compiling such a model gains something, before any data is read; by default it may.
+        """Check that the model supports ``--compile``; by default it does.
 
         Raises:
             UsageError: it does not.
@@ -93,10 +90,10 @@ class ModelConfig(Tagged):
 
     @classmethod
     def choose(cls, table: Mapping[str, Any], prefix: str) -> tuple[type[Any], Mapping[str, Any]]:
-        """Return the dataclass of the kind that a table names, ``vse`` if it names none, and the rest of the table.
+        """Return the dataclass of a table's kind, by default ``vse``, and the table without ``kind``.
 
         Raises:
-            UsageError: there is no such kind.
+            UsageError: the kind is unknown.
         """
         kind = table.get("kind", VseConfig.kind)
         return _section(kind, f"{prefix}kind"), {key: value for key, value in table.items() if key != "kind"}
@@ -106,12 +103,13 @@ WordStart: TypeAlias = Literal["random", "finetuned", "frozen", "precomputed"]
 
 
 class _Words(ModelConfig):
-    """Keys and checks of the kinds of this package: word embeddings, and one or several vectors of an image.
+    """Keys and checks of the kinds in this package.
 
     Attributes:
+        embed_dim: width of the joint space.
         word_dim: width of the word embeddings.
-        word_vectors: initial word embeddings: ``random``; or pretrained where a word has a vector, and ``finetuned`` like the
-            others, or all ``frozen``. ``precomputed`` replaces them by given vectors of tokens, such as those of BERT.
+        word_vectors: initial word embeddings: ``random``; or pretrained word vectors, ``finetuned`` or ``frozen``; or
+            ``precomputed`` token vectors, such as those of BERT, in place of word embeddings.
     """
 
     embed_dim: int
@@ -131,14 +129,13 @@ class _Words(ModelConfig):
         if self.takes_regions and len(shape) != 2:
             raise UsageError(
                 f"the features of an image have the shape {list(shape)}, but a model of the kind {self.kind!r} attends to several "
-                "features of an image, [R, D]: give regions, for example of 'faster-rcnn-36', the separate crops of "
-                "'vgg19-10crop', or the cells of a grid; models of the kind 'vse' take one vector per image"
+                "features of an image, [R, D]: give regions, e.g. of 'faster-rcnn-36', the separate crops of 'vgg19-10crop', or "
+                "the cells of a grid; models of the kind 'vse' take one vector per image"
             )
         if not self.takes_regions and len(shape) != 1:
             raise UsageError(
                 f"the features of an image have the shape {list(shape)}, but a model of the kind {self.kind!r} takes one vector "
-                "per image: give such features, for example of 'resnet50-pool', or choose a kind that attends to several, such as "
-                "'mha-d'"
+                "per image: give such features, e.g. of 'resnet50-pool', or choose a kind that attends to several, e.g. 'mha-d'"
             )
 
     @property
@@ -156,19 +153,17 @@ class _Words(ModelConfig):
 
 @dataclass(frozen=True)
 class VseConfig(_Words):
-    """A vector for each image and each sentence, in one space (Kiros et al. 2015, and the papers of the presets).
+    """Joint embedding: one vector per image and sentence (Kiros et al. 2015, and the papers of the presets).
 
     Attributes:
-        embed_dim: width of the joint space, and number of GRU units.
+        embed_dim: width of the joint space, and hidden size of the text encoder.
         shared_encoder: one text encoder over the joint vocabulary for all languages (Kádár et al. 2018); otherwise one per
             language (Gella et al. 2017).
         similarity: ``cosine``, or ``order`` (Vendrov et al. 2016).
-        text_encoder: ``gru``, whose last state is the sentence; or ``bilstm`` or ``bigru``, an LSTM or GRU in both directions with
-            a state for each word.
-        pooling: what becomes of the states of a ``bilstm`` or ``bigru``: their ``mean``, or the ``max`` of each number.
-        initialization: initial weights of the text encoder: ``torch`` draws all uniformly from ±1/sqrt(embed_dim); ``orthogonal``
-            makes the recurrent weights of each gate an orthogonal matrix, draws those of the words from ±0.1 and sets the biases to
-            0 (github.com/ivendrov/order-embedding). Word vectors and the map of images start alike in both.
+        text_encoder: ``gru``, with its last state; or a bidirectional ``bilstm`` or ``bigru``, with a state per word.
+        pooling: pooling of the states of a ``bilstm`` or ``bigru``: ``mean`` or ``max``.
+        initialization: initial weights of the text encoder: ``torch``, uniform in ±1/sqrt(embed_dim); or ``orthogonal`` recurrent
+            weights per gate, input weights uniform in ±0.1 and zero biases (github.com/ivendrov/order-embedding).
     """
 
     kind: ClassVar[str] = "vse"
@@ -186,14 +181,13 @@ class VseConfig(_Words):
 
 @dataclass(frozen=True)
 class MhaDConfig(_Words):
-    """Heads that attend to the regions of an image and to the words of a sentence, whose encoder is one per language (MHA-D).
-
-    An image or sentence is its K heads, one after the other: a vector of K times H numbers (Huang et al. 2019).
+    """Multi-head attention with diversity (MHA-D) over regions and words (Huang et al. 2019), one text encoder per language.
 
     Attributes:
-        embed_dim: H, width of a region and of a word in the joint space, and of each direction of the LSTM.
+        embed_dim: H, width of regions and words in the joint space, and hidden size of the LSTM. An embedding has K times H
+            elements.
         num_heads: K, the number of heads.
-        attention_dim: H_attn, width in which contexts are compared with regions and words.
+        attention_dim: H_attn, width of the attention space.
         context_dim: H_c, width of the contexts.
     """
 
@@ -216,14 +210,14 @@ class ScanConfig(_Words):
     """Stacked cross attention between the regions of an image and the words of a caption (Lee et al. 2018).
 
     Attributes:
-        embed_dim: width of regions and words in the joint space, and number of units of the text encoder in each direction.
+        embed_dim: width of regions and words in the joint space, and hidden size of the text encoder.
         shared_encoder: one text encoder over the joint vocabulary for all languages; otherwise one per language.
-        text_encoder: a GRU or LSTM in both directions: ``bigru`` or ``bilstm``.
+        text_encoder: a bidirectional GRU or LSTM: ``bigru`` or ``bilstm``.
         attention: ``t2i``, words attend to regions (text-image in the paper); or ``i2t``, regions attend to words (image-text).
-        pooling: how the relevances of the words, or regions, become a score: ``lse``, LogSumExp; or ``avg``, their mean.
+        pooling: pooling of the relevances of words, or regions: ``lse``, LogSumExp; or ``avg``, mean.
         lambda_softmax: inverse temperature of the attention, the paper's lambda_1.
-        lambda_lse: inverse temperature of the LogSumExp, the paper's lambda_2; of no effect with ``avg``.
-        negative_slope: factor of negative similarities before they are normalized: 0 in the paper, 0.1 in the released code.
+        lambda_lse: inverse temperature of the LogSumExp, the paper's lambda_2; unused with ``avg``.
+        negative_slope: slope of the leaky ReLU of the similarities: 0 in the paper, 0.1 in the released code.
     """
 
     kind: ClassVar[str] = "scan"
@@ -245,25 +239,23 @@ class ScanConfig(_Words):
         not_negative("model", self, "negative_slope")
 
     def check_compile(self) -> None:
-        """Refuse: the attention is computed in tiles whose number depends on values, so that no graph covers most of a step."""
+        """Reject ``--compile``: the attention is computed in tiles that cannot be compiled."""
         raise UsageError(
-            f"--compile gains nothing with a model of the kind {self.kind!r}: its attention between regions and words, most of a "
-            "step, is computed in tiles that no compiled graph covers. Leave --compile out"
+            f"--compile gains nothing with a model of the kind {self.kind!r}: its attention, most of a step, is computed in tiles "
+            "that cannot be compiled. Leave --compile out"
         )
 
 
 @dataclass(frozen=True)
 class DanConfig(_Words):
-    """Attention within an image and within a sentence, in steps that a memory steers (Nam et al. 2017, m-DAN).
-
-    An image or sentence is its context vectors, one after the other: a vector of (K + 1) times H numbers. Each language has a
-    sentence encoder of its own.
+    """Dual attention network for matching (m-DAN) with attention steps and a memory (Nam et al. 2017), one encoder per language.
 
     Attributes:
-        embed_dim: H, width of a context vector and of a word, and of each direction of the LSTM.
-        attention_steps: K, the number of steps of attention.
-        attention_dim: width in which memories are compared with regions and words.
-        dropout: ratio of dropout; 0 means none.
+        embed_dim: H, width of a context vector and of a word, and hidden size of the LSTM. An embedding has (K + 1) times H
+            elements.
+        attention_steps: K, the number of attention steps.
+        attention_dim: width of the attention space.
+        dropout: dropout ratio; 0 means none.
     """
 
     kind: ClassVar[str] = "dan"
@@ -283,11 +275,11 @@ class DanConfig(_Words):
 
 @dataclass(frozen=True)
 class MlmmeConfig(_Words):
-    """A GRU for each language, and one map of all sentences into the space of the images (Calixto et al. 2017, MLMME).
+    """Multilingual multi-modal embedding (MLMME), a GRU per language and one projection (Calixto et al. 2017).
 
     Attributes:
         embed_dim: width of the joint space.
-        hidden_size: number of GRU units.
+        hidden_size: hidden size of the GRUs.
         scoring: ``dot``, the cosine; or ``general``, a learned bilinear form for every two views, the images and each language.
     """
 
@@ -311,19 +303,19 @@ _SECTIONS: dict[str, type[ModelConfig]] = {
 
 
 def register_section(section: type[ModelConfig]) -> None:
-    """Make a kind of model known, by the dataclass of its section.
+    """Register the section of a model kind.
 
     Raises:
-        UsageError: there is another kind of this name.
+        UsageError: the name belongs to another kind.
     """
-    known = _SECTIONS.setdefault(section.kind, section)
-    if (known.__module__, known.__qualname__) != (section.__module__, section.__qualname__):
-        raise UsageError(f"there is a kind of model named {section.kind!r} already: choose another name")
-    _SECTIONS[section.kind] = section  # The same one again, where its module was loaded again.
+    registered = _SECTIONS.setdefault(section.kind, section)
+    if (registered.__module__, registered.__qualname__) != (section.__module__, section.__qualname__):
+        raise UsageError(f"model kind {section.kind!r} exists already: choose another name")
+    _SECTIONS[section.kind] = section  # Its module may have been reloaded.
 
 
 def model_kinds() -> tuple[str, ...]:
-    """Return the kinds of models that are known, sorted, those of other distributions included."""
+    """Return all model kinds, sorted, including those of other distributions."""
     return tuple(sorted({*_SECTIONS, *(entry.name for entry in entry_points(group=ENTRY_POINTS))}))
 
 
@@ -334,7 +326,7 @@ def _section(kind: Any, key: str) -> type[ModelConfig]:
                 entry.load()
     if kind not in _SECTIONS:
         raise UsageError(
-            f"{key} is {kind!r}, expected one of {', '.join(map(repr, model_kinds()))}; a kind of your own must be registered "
-            "before (imagepivot.register_model)"
+            f"{key} is {kind!r}, expected one of {', '.join(map(repr, model_kinds()))}: register a kind of your own with "
+            "imagepivot.register_model first"
         )
     return _SECTIONS[kind]

@@ -1,7 +1,7 @@
-"""The presets, TOML files in ``train/presets`` for the rows of the papers' tables, and configurations that extend them.
+"""Presets (TOML files in ``train/presets``) for the rows of the papers' tables, and the key ``extends`` of configurations.
 
-The name of a preset is its path in that folder without extension, e.g. ``kadar2018/bilingual-c2c``. Files that begin with an
-underscore are not presets; presets extend them. A file of one's own is named by its path.
+The name of a preset is its path in the folder without extension, e.g. ``kadar2018/bilingual-c2c``. Files with a leading underscore
+are bases of presets. Other files are named by their path.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def preset_names() -> tuple[str, ...]:
 
 
 def read_preset(name: str) -> str:
-    """Return the text of a preset, or of a file that presets extend.
+    """Return the text of a preset, or of a base of presets.
 
     Raises:
-        UsageError: there is none with this name.
+        UsageError: the name is unknown.
     """
     path = _FOLDER / f"{name}.toml"
-    if ".." in Path(name).parts or not os.path.isfile(path):  # noqa: PTH113 -- false, too, where no file can be
+    if ".." in Path(name).parts or not os.path.isfile(path):  # noqa: PTH113 -- also false for invalid paths
         matches = get_close_matches(name, preset_names(), n=3)
         hint = f"did you mean {', '.join(matches)}?" if matches else "imagepivot train --list-presets lists them."
         raise UsageError(f"there is no preset {name!r}: {hint} A file of your own ends in .toml")
@@ -41,33 +41,33 @@ def read_preset(name: str) -> str:
 
 
 def read_table(source: str) -> dict[str, Any]:
-    """Read a configuration as a table, with the values that it leaves out from what it ``extends``.
+    """Read a configuration as a table, merged with the configurations that it ``extends``.
 
     Args:
         source: name of a preset, or path of a TOML file, which ends in ``.toml``.
 
     Raises:
-        UsageError: there is no such preset or file, or none that it extends; one is not TOML; or they extend each other.
+        UsageError: the preset or file, or one that it extends, is missing or not TOML; or they extend each other.
     """
     return _read(source, Path(), ())
 
 
-def extended(text: str, source: str) -> dict[str, Any]:
-    """Do the same with the text of a configuration; paths in it start at the current folder."""
-    return _extended(text, Path(), (source,))
+def parse_table(text: str, source: str) -> dict[str, Any]:
+    """Parse the text of a configuration as `read_table` does; paths in it are relative to the current folder."""
+    return _extend(text, Path(), (source,))
 
 
 def _read(source: str, folder: Path, chain: tuple[str, ...]) -> dict[str, Any]:
-    """Read a configuration; relative paths start at ``folder``, and ``chain`` holds what extends it, the first one first."""
+    """Read a configuration at a path relative to ``folder``; ``chain`` lists the configurations that extend it."""
     by = f"{chain[-1]} extends {source!r}, but " if chain else ""
     if not source.endswith(".toml"):
         try:
             text = read_preset(source)
         except UsageError as error:
             raise UsageError(f"{by}{error}") from error
-        return _extended(text, Path(), _longer(chain, source))
+        return _extend(text, Path(), _append(chain, source))
     path = Path(os.path.normpath(folder / local_path(source)))
-    if not os.path.isfile(path):  # noqa: PTH113 -- false, too, where no file can be
+    if not os.path.isfile(path):  # noqa: PTH113 -- also false for invalid paths
         advice = "a path starts at the folder of the file that names it" if chain else "check the path"
         raise UsageError(
             f"{by}there is no file {str(path) if chain else source!r}: {advice}, or give the name of a preset (--list-presets)"
@@ -76,17 +76,17 @@ def _read(source: str, folder: Path, chain: tuple[str, ...]) -> dict[str, Any]:
         text = read_text(path)
     except InputError as error:
         raise UsageError(str(error)) from error
-    return _extended(text, path.parent, _longer(chain, str(path)))
+    return _extend(text, path.parent, _append(chain, str(path)))
 
 
-def _longer(chain: tuple[str, ...], name: str) -> tuple[str, ...]:
+def _append(chain: tuple[str, ...], name: str) -> tuple[str, ...]:
     if name in chain:
         raise UsageError(f"{chain[0]}: extends goes round in a circle: {' -> '.join((*chain, name))}. Take one of them out")
     return *chain, name
 
 
-def _extended(text: str, folder: Path, chain: tuple[str, ...]) -> dict[str, Any]:
-    """Fill in what a text ``extends``; its keys replace those of the other, section by section."""
+def _extend(text: str, folder: Path, chain: tuple[str, ...]) -> dict[str, Any]:
+    """Parse a text, and add the keys of the configuration that it ``extends``, section by section."""
     try:
         table = parse_toml(text)
         name = table.pop("extends", None)
@@ -98,12 +98,12 @@ def _extended(text: str, folder: Path, chain: tuple[str, ...]) -> dict[str, Any]
         return table
     base = _read(name, folder, chain)
     for key, value in table.items():
-        base[key] = _merged(base.get(key), value)
+        base[key] = _merge(base.get(key), value)
     return base
 
 
-def _merged(base: Any, value: Any) -> Any:
-    """Return a section with the keys that it leaves out from another one, unless that one is of another kind."""
+def _merge(base: Any, value: Any) -> Any:
+    """Add the keys of a base section, unless it is of another kind."""
     if not isinstance(base, dict) or not isinstance(value, dict):
         return value
     kinds = {table.get("kind", VseConfig.kind) for table in (base, value)} if "kind" in value else {""}

@@ -1,7 +1,7 @@
-"""The configuration of a run: frozen dataclasses, read strictly from TOML.
+"""Configuration of a run: frozen dataclasses, read strictly from TOML.
 
-A configuration covers everything that the papers say about a model and its training, and nothing about the machine: seed, device
-and precision belong to the run. An unknown key, a wrong type or an impossible value is an error before any data is read.
+A configuration covers the model and its training as described in papers, not the machine: seed, device and precision belong to the
+job. An unknown key, a wrong type or an invalid value is an error before any data is read.
 """
 
 from __future__ import annotations
@@ -13,24 +13,23 @@ from typing import Any, Literal
 from schemas.conversion import convert, dump, override, parse_toml
 from schemas.errors import UsageError
 from train.config.models import ModelConfig, VseConfig, check_choices, not_negative, positive, require
-from train.config.presets import extended, read_table
+from train.config.presets import parse_table, read_table
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The section ``data``: what to train on.
+    """The section ``data``: training and validation data.
 
     Attributes:
-        portions: for each language, the portions whose captions are used; the order of the languages is the model's.
-        captions_per_image: ``all``, or ``one``: one caption for each image and language, drawn with the run's seed. This applies
-            to training captions only; the stopping criterion uses all captions.
-        images: ``all``; ``half``: a random half, the same one for every language; ``disjoint``: a separate half for each of two
-            languages. Halves are drawn with the run's seed, from the training images only.
-        split: the split to train on, or several, e.g. ``["train", "restval"]`` of COCO.
-        validation_split: the split that the stopping criterion is measured on.
+        portions: portions of captions by language; the order of the languages is the model's.
+        captions_per_image: ``all``; or ``one`` per image and language, sampled with the run's seed from the training captions.
+        images: ``all``; ``half``, a random half, equal for every language; or ``disjoint``, a separate half for each of two
+            languages. Halves are sampled with the run's seed from the training images.
+        split: split to train on, or several, e.g. ``["train", "restval"]`` of COCO.
+        validation_split: split for early stopping.
         l2_features: divide each image feature by its Euclidean norm.
-        min_count: occurrences that a token needs in the training captions, as drawn, to have a word vector; rarer ones are read as
-            ``<unk>``. Counted over all languages that share an encoder. 0 leaves it to the vocabulary.
+        min_count: minimum count of a token in the sampled training captions to have a word vector; rarer tokens become ``<unk>``.
+            Counted over all languages of an encoder. 0 uses the threshold of the vocabulary.
     """
 
     portions: Mapping[str, tuple[str, ...]]
@@ -68,22 +67,19 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class LossConfig:
-    """The section ``loss``: what to minimise.
-
-    The ranking loss of images and their captions, plus, where a batch holds captions in several languages, that of captions and
-    captions; which batches there are is said by ``schedule.batches``.
+    """The section ``loss``: ranking losses of images and captions and, in batches of several languages, of captions and captions.
 
     Attributes:
         caption_weight: weight of ranking captions against captions: 1 in equation 2 of Gella et al. 2017 (PARALLEL) and in Kádár et
-            al. 2018; 0 in equation 1 of the former (PIVOT), which ranks them against images only.
-        c2c_probability: for batches of ``tasks``, the probability that a step ranks captions against captions.
+            al. 2018; 0 in equation 1 of the former (PIVOT).
+        c2c_probability: for batches of ``tasks``, the probability of a batch that ranks captions against captions.
         margin: margin of the hinges.
         hinges: their ``sum``, or only the ``max`` of each query.
-        sum_warmup_steps: for ``max``, the number of initial steps with the sum. The hardest negatives of untrained encoders can
-            collapse all similarities to one value, which costs thousands of steps; about an epoch with the sum leads past it.
-        diversity_weight: weight of keeping the attention heads of an image or caption apart, beta in equation 7 of Huang et al.
-            2019; 0 for models without heads.
-        diversity_margin: distance, 1 less the cosine, up to which two heads are pushed apart, alpha_D in its equation 5.
+        sum_warmup_steps: for ``max``, number of initial steps with the sum, e.g. an epoch. The hardest negatives of untrained
+            encoders can collapse all similarities to one value for thousands of steps.
+        diversity_weight: weight of the diversity of attention heads, beta in equation 7 of Huang et al. 2019; 0 for models without
+            heads.
+        diversity_margin: margin of the distance between heads (1 minus the cosine), alpha_D in equation 5 of Huang et al. 2019.
     """
 
     caption_weight: float = 1.0
@@ -100,7 +96,7 @@ class LossConfig:
         not_negative("loss", self, "caption_weight", "sum_warmup_steps", "diversity_weight")
         require(
             self.diversity_margin <= 2,
-            f"loss.diversity_margin is {self.diversity_margin}, expected at most 2, the greatest distance that two heads can have",
+            f"loss.diversity_margin is {self.diversity_margin}, expected at most 2, the maximum distance of two heads",
         )
         require(
             self.hinges == "max" or self.sum_warmup_steps == 0,
@@ -115,18 +111,17 @@ class LossConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """The section ``optimizer``: Adam or AdamW, and the clipping of gradients before it.
+    """The section ``optimizer``: Adam or AdamW, with gradient clipping.
 
     Attributes:
         name: ``adam`` or ``adamw``.
         learning_rate: step size.
         betas: decay rates of the two moments.
         epsilon: added to the denominator.
-        weight_decay: L2 penalty: ``adam`` adds the weights times this to the gradient; ``adamw`` subtracts them times the learning
-            rate from the weights (Loshchilov and Hutter 2019). Adam divides a gradient by its size: added to it, even a small decay
-            moves weights that have no other gradient, such as the vectors of words that are not in the batch, by the whole learning
-            rate at each step.
-        max_grad_norm: maximum Euclidean norm of the gradient of all parameters together; 0 means no clipping.
+        weight_decay: L2 penalty with ``adam``, decoupled weight decay with ``adamw`` (Loshchilov and Hutter 2019). With ``adam``
+            even a small penalty moves weights without another gradient, such as vectors of words outside the batch, by the whole
+            learning rate in each step.
+        max_grad_norm: maximum Euclidean norm of the gradient of all parameters; 0 means no clipping.
     """
 
     name: Literal["adam", "adamw"] = "adam"
@@ -145,28 +140,25 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """The section ``schedule``: batches, evaluations, and when to stop.
+    """The section ``schedule``: batches, learning rate, evaluations, and early stopping.
 
     Attributes:
-        batches: ``tasks``: each batch is one task, either images against the captions in one language, or captions in two languages
-            against each other (Kádár et al. 2018, figure 2); ``images``: each batch is distinct images with one caption in every
-            language (Gella et al. 2017, section 4).
-        batch_size: pairs per batch; for batches of ``images``, images per batch. At least 2: the others of a batch are the
-            negatives.
-        bucket_by_length: for ``tasks``, put captions of similar length into a batch, which then takes fewer time steps; see
-            `train.data.sampling.EpochBatches`.
-        grad_accum_steps: number of batches whose gradients are added up for a step, after which steps, epochs, learning rates and
-            evaluations count; the last step of an epoch takes what is left. Negatives are those of each batch.
-        eval_every_steps: steps between two evaluations on the validation split; 0 means one at the end of each epoch.
-        patience: number of evaluations without a better sum of recalls after which training stops; 0 means never.
-        monitor_languages: languages whose recalls are added up; all if empty.
+        batches: ``tasks``: a batch ranks images against captions in one language, or captions in two languages against each other
+            (Kádár et al. 2018, figure 2); ``images``: a batch has distinct images with one caption in every language (Gella et al.
+            2017, section 4).
+        batch_size: pairs per batch, or images for batches of ``images``; at least 2, for negatives.
+        bucket_by_length: for ``tasks``, batch captions of similar length; see `train.data.sampling.EpochBatches`.
+        grad_accum_steps: batches per step, for gradient accumulation. The last step of an epoch may have fewer. Negatives are those
+            of each batch.
+        eval_every_steps: steps between evaluations on the validation split; 0 evaluates at the end of each epoch.
+        patience: evaluations without a better sum of recalls before training stops; 0 disables early stopping.
+        monitor_languages: languages of the sum of recalls; all if empty.
         max_epochs: maximum number of epochs; 0 means no limit.
         max_steps: maximum number of steps; 0 means no limit.
-        lr_schedule: how the learning rate falls: in ``steps``, as the next two keys say; or as a ``cosine`` from its value at the
-            first step to 0 at the last.
-        lr_step_epochs: number of epochs after which the learning rate falls, again and again; 0 means never.
-        lr_step_factor: factor by which the learning rate falls, at most 1.
-        lr_warmup_steps: number of initial steps over which the learning rate grows linearly to its value; 0 means none.
+        lr_schedule: ``steps``, with the next two keys; or ``cosine``, from the learning rate to 0 at the last step.
+        lr_step_epochs: epochs between two steps of the learning rate; 0 means none.
+        lr_step_factor: factor of the learning rate at each step, at most 1.
+        lr_warmup_steps: initial steps of linear warm-up of the learning rate; 0 means none.
     """
 
     batches: Literal["tasks", "images"] = "tasks"
@@ -190,7 +182,7 @@ class ScheduleConfig:
         not_negative("schedule", self, "lr_warmup_steps")
         require(
             self.batch_size > 1,
-            "schedule.batch_size is 1: a batch of one has no negatives, so that nothing would be learned. Give 2 or more",
+            "schedule.batch_size is 1, so that batches have no negatives: give 2 or more",
         )
         require(
             self.lr_step_factor <= 1,
@@ -212,7 +204,7 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that defines a model and its training, and a line for people, e.g. the row of a paper's table."""
+    """Configuration of a model and its training, with a description for people, e.g. the row of a paper's table."""
 
     data: DataConfig
     model: ModelConfig = field(default_factory=VseConfig)
@@ -258,8 +250,8 @@ class Config:
 
     @property
     def lasting(self) -> Config:
-        """The configuration without budget and description: the part that must stay the same when a run is resumed."""
-        # The learning rates of a cosine depend on the budget.
+        """The part that must be unchanged to resume a run: all but budget and description."""
+        # A cosine schedule depends on the budget.
         schedule = replace(self.schedule, patience=1)
         if schedule.lr_schedule == "steps":
             schedule = replace(schedule, max_epochs=0, max_steps=0)
@@ -270,36 +262,35 @@ def resolve(source: str, overrides: Mapping[str, str] | None = None) -> Config:
     """Return the configuration of a preset or file.
 
     Args:
-        source: name of a preset, or path of a TOML file, which ends in ``.toml``. A file may say ``extends = "..."`` at its top:
-            values that it leaves out then come from that preset, or from that file, whose path starts at its own folder.
-        overrides: values by dotted key, as TOML, e.g. ``{"optimizer.learning_rate": "1e-3"}``; a word needs no quotes.
+        source: name of a preset, or path of a TOML file, which ends in ``.toml``. With ``extends = "..."`` at the top of a file,
+            other values come from that preset, or from that file, relative to its own folder.
+        overrides: values by dotted key, as TOML, e.g. ``{"optimizer.learning_rate": "1e-3"}``; strings need no quotes.
 
     Raises:
-        UsageError: there is no such preset or file, or it is not a configuration.
+        UsageError: the preset or file is missing, or not a configuration.
 
     Example:
         >>> resolve("kadar2018/bilingual-c2c", {"model.embed_dim": "256"}).model.embed_dim
         256
     """
-    return _built(read_table(source), source, overrides)
+    return _build(read_table(source), source, overrides)
 
 
 def from_toml(text: str, source: str, overrides: Mapping[str, str] | None = None) -> Config:
-    """Read a configuration.
+    """Parse a configuration.
 
     Args:
-        text: TOML; with ``extends = "..."`` at its top, values that it leaves out come from that preset, or from that file, whose
-            path starts at the current folder.
+        text: TOML, with ``extends`` as in `resolve`, relative to the current folder.
         source: name of the source, for messages.
         overrides: as in `resolve`.
 
     Raises:
         UsageError: the text is not a configuration.
     """
-    return _built(extended(text, source), source, overrides)
+    return _build(parse_table(text, source), source, overrides)
 
 
-def _built(table: dict[str, Any], source: str, overrides: Mapping[str, str] | None) -> Config:
+def _build(table: dict[str, Any], source: str, overrides: Mapping[str, str] | None) -> Config:
     try:
         for key, value in (overrides or {}).items():
             override(table, key, value)
@@ -309,7 +300,7 @@ def _built(table: dict[str, Any], source: str, overrides: Mapping[str, str] | No
 
 
 def to_toml(config: Config) -> str:
-    """Write a full configuration: every key, in a fixed order. `from_toml` reads it back unchanged."""
+    """Serialize all keys in a fixed order; `from_toml` restores the configuration."""
     lines, section = [f"description = {dump(config.description)}"], ""
     for key, value in _values(config):
         if key.partition(".")[0] != section:
@@ -320,9 +311,9 @@ def to_toml(config: Config) -> str:
 
 
 def differences(old: Config, new: Config) -> list[str]:
-    """Return the keys whose values differ, each as ``loss.margin: was 0.2, now 0.1``."""
+    """Return the different keys, each as ``loss.margin: was 0.2, now 0.1``."""
     before, after = dict(_values(old)), dict(_values(new))
-    keys = dict.fromkeys((*before, *after))  # Another kind of model has other keys.
+    keys = dict.fromkeys((*before, *after))  # Model kinds have different keys.
     return [
         f"{key}: was {before.get(key, 'not there')}, now {after.get(key, 'not there')}"
         for key in keys
@@ -331,7 +322,7 @@ def differences(old: Config, new: Config) -> list[str]:
 
 
 def _values(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield dotted key and value, as TOML, of everything in the sections; as text, so that the order of languages counts too."""
+    """Yield dotted key and TOML value of all keys; text, so that the order of languages counts."""
     for section in fields(config):
         values = getattr(config, section.name)
         if isinstance(values, ModelConfig):
@@ -341,7 +332,7 @@ def _values(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def settings_of(text: str) -> dict[str, Any]:
-    """Return the plain values that `to_toml` has written, by dotted key, in their order; without the description."""
+    """Parse the text of `to_toml` to plain values by dotted key, without the description."""
     table = parse_toml(text)
     table.pop("description", None)
     settings: dict[str, Any] = {}

@@ -394,7 +394,7 @@ def test_reproduce_writes_the_report(reproduce, steps, tmp_path, monkeypatch):
 
 @pytest.mark.cluster
 def test_a_table_chooses_its_rows_and_table_3_ranks_captions(reproduce, tmp_path):
-    with pytest.raises(UsageError, match="--table and --rows both choose rows"):
+    with pytest.raises(UsageError, match="--table and --rows both select rows"):
         reproduce("--no-plot", "--table", "3", "--rows", "vse-*")
     out, notes = reproduce("--no-plot", "--table", "3")
     trained = {path.name for path in (tmp_path / "o" / "runs" / "gella2017").iterdir()}

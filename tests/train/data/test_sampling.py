@@ -90,7 +90,7 @@ def test_a_shuffled_order_has_no_preference():
 def test_an_epoch_of_one_language_holds_every_caption_once(rows):
     captions = rows()
     captions = captions.select(captions.rows_of("de"))
-    with pytest.raises(UsageError, match="no captions in language 'en' to train on"):
+    with pytest.raises(UsageError, match="the training split has no captions in language 'en'"):
         TaskSampler(captions, 8, seed=0)
     captions = rows(de=3)
     sampler = TaskSampler(captions, 8, seed=0)

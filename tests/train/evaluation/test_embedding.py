@@ -308,7 +308,7 @@ def test_another_selection_is_another_dataset(run, toy, job):
         (
             {"captions": "", "splits": ("val",)},
             UsageError,
-            "--splits and --languages choose among captions, .* give --captions",
+            "--splits and --languages select captions and their images: .* give --captions",
         ),
     ],
 )

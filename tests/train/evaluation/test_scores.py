@@ -168,9 +168,9 @@ def test_a_job_takes_several_runs(pair, toy):
     folders = tuple(run.folder.location for run in pair)
     job = EvaluateJob(folders, toy.captions, toy.features, splits=("val",), device="cpu")
     assert evaluate_run(job) == score_ensemble(pair, captions=toy.captions, features=toy.features, splits=["val"])
-    with pytest.raises(UsageError, match="there is no run to evaluate"):
+    with pytest.raises(UsageError, match="no run to evaluate"):
         replace(job, run=())
-    with pytest.raises(UsageError, match="is given twice: its scores would count twice"):
+    with pytest.raises(UsageError, match="is given twice, so that its scores would count twice"):
         replace(job, run=(*folders, folders[0]))
 
 
