@@ -315,9 +315,6 @@ def write_run(toy: Corpus, tmp_path: Path) -> Callable[..., str]:
     return write
 
 
-# --- runs that are trained ---------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def train_toy(toy: Corpus, tmp_path: Path) -> Callable[..., Result]:
     """Train on the toy; keyword arguments are fields of `TrainJob`, and ``watch`` and ``remark`` those of `train`."""
@@ -343,9 +340,6 @@ def copied_run(finished_run: tuple[Path, Result], tmp_path: Path) -> Path:
     return shutil.copytree(finished_run[0], tmp_path / "run")
 
 
-# --- disks that can be filled --------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
     """Mount a disk of a size in KiB, or change its size."""
@@ -367,9 +361,6 @@ def disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
     yield mount
     if mounted:
         subprocess.run(["umount", path], check=True)
-
-
-# --- captions and datasets of a test's own -----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")

@@ -72,7 +72,7 @@ class Reference:
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(("text", "batches"), [(ENGLISH, 4), (CONFIG, 5)], ids=["one language", "tasks"])
-def test_a_step_is_that_of_a_training_by_hand(toy, train_toy, tmp_path, text, batches):
+def test_accumulated_steps_equal_a_reference_in_float64(toy, train_toy, tmp_path, text, batches):
     text = several(text, batches).replace("learning_rate = 0.01\n", SETTINGS).replace("max_steps = 44", "max_steps = 10")
     train_toy(text)
     config = from_toml(text, "test")
@@ -111,7 +111,7 @@ def test_a_step_is_that_of_a_training_by_hand(toy, train_toy, tmp_path, text, ba
         torch.testing.assert_close(value.double(), reference.weights[name].detach(), rtol=1e-3, atol=1e-5, msg=name)
 
 
-def test_steps_and_epochs_are_those_of_the_optimizer(train_toy, tmp_path):
+def test_accumulation_counts_optimizer_steps(train_toy, tmp_path):
     text = several(ENGLISH, 4).replace("eval_every_steps = 17", "").replace("max_steps = 44", "max_epochs = 3")
     result = train_toy(text + "lr_step_epochs = 1\nlr_step_factor = 0.5")
     # 14 batches an epoch: steps of 4, 4, 4 and 2 batches.
@@ -123,7 +123,7 @@ def test_steps_and_epochs_are_those_of_the_optimizer(train_toy, tmp_path):
 
 
 @pytest.mark.slow
-def test_one_batch_a_step_is_the_default(finished_run, train_toy, tmp_path):
+def test_accumulation_of_one_batch_is_the_default(finished_run, train_toy, tmp_path):
     train_toy(several(CONFIG, 1))
     assert lasting_log(tmp_path / "run") == lasting_log(finished_run[0])
     one, other = contents(tmp_path / "run"), contents(finished_run[0])
@@ -133,7 +133,7 @@ def test_one_batch_a_step_is_the_default(finished_run, train_toy, tmp_path):
 
 
 @pytest.mark.slow
-def test_it_resumes_bit_for_bit(train_toy, tmp_path):
+def test_accumulation_resumes_bit_for_bit(train_toy, tmp_path):
     text = several(CONFIG, 3)
     train_toy(text, "whole")
     train_toy(text.replace("max_steps = 44", "max_steps = 20"), "parts")

@@ -12,7 +12,7 @@ def test_cpu():
     assert resolve_device("cpu") == CPU
 
 
-def test_auto_uses_a_gpu_if_there_is_one(monkeypatch):
+def test_auto_prefers_a_gpu(monkeypatch):
     assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
@@ -24,12 +24,12 @@ def test_auto_uses_a_gpu_if_there_is_one(monkeypatch):
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:-1", "", "mps"])
-def test_other_names_are_refused(device):
+def test_unknown_devices_are_refused(device):
     with pytest.raises(UsageError, match=f"device is '{device}', expected 'cpu', 'cuda', 'cuda:N' or 'auto'"):
         resolve_device(device)
 
 
-def test_a_missing_gpu_never_becomes_the_cpu(monkeypatch):
+def test_missing_gpu_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UsageError, match=r"device 'cuda:0' is not on this host: torch.cuda.is_available\(\) is False"):
         resolve_device("cuda")
@@ -46,7 +46,7 @@ def test_precisions():
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
-def test_products_have_the_precision(precision, dtype):
+def test_matrix_products_have_the_precision(precision, dtype):
     with computing(precision, CPU):
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == dtype
     assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32

@@ -11,13 +11,13 @@ from train.loop import train
 
 
 @pytest.mark.parametrize(("count", "size"), [(9, 2), (128, 3), (2, 4), (1, 2), (0, 2)])
-def test_every_row_belongs_to_one_process(count, size):
+def test_rows_partition_a_batch(count, size):
     rows = [np.arange(count)[DistributedContext(rank, size).rows(count)] for rank in range(size)]
     assert np.concatenate(rows).tolist() == list(range(count))
     assert max(map(len, rows)) - min(map(len, rows)) <= 1
 
 
-def test_one_process_is_alone():
+def test_single_process_communicates_nothing():
     processes = DistributedContext()
     part, module = torch.ones(3, 2), torch.nn.Linear(1, 1)
     assert processes.is_rank_zero
@@ -27,7 +27,7 @@ def test_one_process_is_alone():
     assert processes.all_reduce_max(15) == 15
 
 
-def test_without_torchrun_there_is_one_process(monkeypatch):
+def test_join_processes_without_torchrun(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with join_processes(torch.device("cpu")) as processes:
         assert processes == DistributedContext(0, 1)
@@ -46,7 +46,7 @@ def test_without_torchrun_there_is_one_process(monkeypatch):
     ],
     ids=["vse", "mha-d", "dan", "several batches a step"],
 )
-def test_two_processes_train_the_model_of_one(toy, toy_regions, tmp_path, text):
+def test_two_processes_equal_one(toy, toy_regions, tmp_path, text):
     corpus, text = toy_regions if "kind" in text else toy, text.replace("max_steps = 44", "max_steps = 20")
     printed = train_in_two_processes(corpus, tmp_path / "two", text)
     assert printed[0] == printed[1]  # The second process knows the score that the first one measured.
@@ -61,7 +61,7 @@ def test_two_processes_train_the_model_of_one(toy, toy_regions, tmp_path, text):
 
 
 @pytest.mark.cluster
-def test_two_processes_drop_out(toy_regions, tmp_path):
+def test_two_processes_with_dropout(toy_regions, tmp_path):
     """Where dropout is stands in the model, so that processes agree on it; each drops out of its own rows."""
     text = DAN.replace("max_steps = 44", "max_steps = 5")
     train_in_two_processes(toy_regions, tmp_path / "two", text)
@@ -73,7 +73,7 @@ def test_two_processes_drop_out(toy_regions, tmp_path):
 
 
 @pytest.mark.parametrize("size", ["1", "2"])
-def test_every_process_chooses_its_gpu_before_it_joins_the_others(monkeypatch, size):
+def test_join_processes_sets_the_gpu_first(monkeypatch, size):
     chosen = []
     monkeypatch.setenv("WORLD_SIZE", size)
     for name, value in (("get_rank", 1), ("get_world_size", 2), ("destroy_process_group", None)):

@@ -71,7 +71,7 @@ def sum_of_recalls(corpus, *runs, portion: str) -> float:
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("kind", [kind for kind in TEXTS if kind != "vse"])  # See test_loop.
-def test_it_learns(kind, train_kind, corpus, tmp_path):
+def test_training_improves_recall(kind, train_kind, corpus, tmp_path):
     train_kind("trained")
     train_kind("untrained", ("learning_rate = 0.01", "learning_rate = 1e-9"))
     portion = "" if "scan" in kind else "comparable"
@@ -81,7 +81,7 @@ def test_it_learns(kind, train_kind, corpus, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["mha-d", "dan", "mlmme"])
-def test_terms_are_in_the_log(kind, train_kind, tmp_path):
+def test_log_contains_terms(kind, train_kind, tmp_path):
     train_kind("run", ("max_steps = 44", "max_steps = 20"))
     expected = {"c2i/en", "c2i/de"} | TERMS.get(kind, set())
     assert [set(line["terms"]) for line in events(tmp_path / "run", "step")] == [expected] * 2
@@ -119,7 +119,7 @@ def test_vectors_are_embedded_and_searched(kind, train_kind, corpus, tmp_path):
 
 
 @of_vectors
-def test_sentences_are_compared(train_kind, tmp_path):
+def test_sts(train_kind, tmp_path):
     train_kind("run", ("max_steps = 44", "max_steps = 17"))
     (tmp_path / "pairs.tsv").write_text("5\ten1 en2\ten2 en1\n2\ten1 en2\ten3\n0\ten1\ten20\n4\ten4 en5\ten5\n")
     _, system = sts(StsJob((str(tmp_path / "pairs.tsv"), str(tmp_path / "run")), tokenized=True, device="cpu")).systems
@@ -129,7 +129,7 @@ def test_sentences_are_compared(train_kind, tmp_path):
 
 
 @every_kind
-def test_it_starts_from_another_run(train_kind, tmp_path):
+def test_init_from_another_run(train_kind, tmp_path):
     train_kind("first", ("max_steps = 44", "max_steps = 2"))
     train_kind("second", ("max_steps = 44", "max_steps = 1"), init_from=str(tmp_path / "first"))
     (line,) = events(tmp_path / "second", "started_from")
@@ -142,7 +142,7 @@ def test_it_starts_from_another_run(train_kind, tmp_path):
 
 
 @every_kind
-def test_it_trains_in_bfloat16(train_kind, tmp_path):
+def test_training_in_bfloat16(train_kind, tmp_path):
     steps = ("max_steps = 44", "max_steps = 3")
     train_kind("full", steps)
     train_kind("low", steps, precision="bf16")
@@ -153,7 +153,7 @@ def test_it_trains_in_bfloat16(train_kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["mha-d"])
-def test_diversity_keeps_heads_apart(train_kind, tmp_path):
+def test_diversity_weight_increases_head_distance(train_kind, tmp_path):
     spread = {}
     for name, weight in (("with", 0.5), ("without", 0.0)):
         train_kind(name, ("diversity_weight = 0.5", f"diversity_weight = {weight}"))

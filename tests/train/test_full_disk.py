@@ -56,7 +56,7 @@ def job_of(toy, output: Path, **fields) -> TrainJob:
 
 
 @pytest.mark.parametrize("tensorboard", [False, True])
-def test_a_training_keeps_its_last_checkpoint(toy, disk, finished_run, tensorboard, capfd):
+def test_full_disk_keeps_the_last_checkpoint(toy, disk, finished_run, tensorboard, capfd):
     folder = disk(10_000)
     output = folder / "run"
 
@@ -74,7 +74,7 @@ def test_a_training_keeps_its_last_checkpoint(toy, disk, finished_run, tensorboa
     assert_equal(weights(output), weights(finished_run[0]))
 
 
-def test_a_checkpoint_that_is_larger_than_files_may_be(toy, tmp_path, capfd):
+def test_checkpoint_above_the_file_size_limit(toy, tmp_path, capfd):
     with (
         files_up_to(5000),
         pytest.raises(DatasetError, match=r"last\.pt': the file would be larger than this account or file system allows"),
@@ -84,7 +84,7 @@ def test_a_checkpoint_that_is_larger_than_files_may_be(toy, tmp_path, capfd):
     assert not list((tmp_path / "run").glob("*.pt"))
 
 
-def test_a_log(disk):
+def test_full_disk_while_logging(disk):
     folder = disk(64)
     with RunLog(folder, step=0, tensorboard=False) as log:
         log.write("step", 10, {"loss": 1.0})
@@ -97,7 +97,7 @@ def test_a_log(disk):
     assert [json.loads(line)["step"] for line in (folder / LOG).read_text().splitlines()] == [10, 30]
 
 
-def test_events_for_tensorboard(disk, capfd):
+def test_full_disk_while_writing_tensorboard_events(disk, capfd):
     folder = disk(64)
     with RunLog(folder, step=0, tensorboard=True) as log:
         fill(folder)
@@ -107,7 +107,7 @@ def test_events_for_tensorboard(disk, capfd):
     assert capfd.readouterr() == ("", "")  # No thread has an end of its own.
 
 
-def test_a_copy_of_features(disk):
+def test_full_disk_while_mapping_features(disk):
     """The space is taken first: a page of a mapped file that finds none would end the process."""
     folder = disk(64)
     with pytest.raises(DatasetError, match=rf"cannot use '.*\.npy': {FULL}"):
@@ -115,14 +115,14 @@ def test_a_copy_of_features(disk):
     assert list((folder / "map").iterdir()) == []
 
 
-def test_embeddings(toy, write_run, disk, capfd):
+def test_full_disk_while_embedding(toy, write_run, disk, capfd):
     folder = disk(16)
     with pytest.raises(DatasetError, match=FULL):
         embed(EmbedJob(run=write_run(), output=str(folder / "e"), features=toy.features, captions=toy.captions, device="cpu"))
     assert capfd.readouterr() == ("", "")
 
 
-def test_results_and_reports(disk):
+def test_full_disk_while_reporting(disk):
     folder = disk(8)
     fill(folder)
     with pytest.raises(DatasetError, match=FULL):

@@ -16,7 +16,6 @@ from schemas.errors import DatasetError, UsageError
 from tests.train.models.test_encoders import batch_with
 from tests.train.trainings import CONFIG, MHA_D, SMALL, assert_equal, reproduce_job, weights
 from train.config.sections import from_toml
-from train.data.word_vectors import open_word_vectors
 from train.evaluation.embedding import embed
 from train.evaluation.scores import evaluate_run
 from train.evaluation.search import search
@@ -73,7 +72,7 @@ def huang(corpus, output, *rows, seeds=1) -> ReproduceJob:
     ],
     ids=["finetuned", "frozen", "vse", "mha-d"],
 )
-def test_it_resumes_bit_for_bit(train_toy, request, tmp_path, text, corpus):
+def test_training_with_vectors_resumes_bit_for_bit(train_toy, request, tmp_path, text, corpus):
     corpus = request.getfixturevalue(corpus)
     train_toy(text, "whole", corpus=corpus)
     train_toy(text.replace("= 44", "= 20"), "parts", corpus=corpus, memory_map=str(tmp_path / "maps"))
@@ -82,7 +81,7 @@ def test_it_resumes_bit_for_bit(train_toy, request, tmp_path, text, corpus):
 
 
 @pytest.mark.slow
-def test_a_run_is_not_resumed_with_other_vectors(train_toy, toy_words, toy_tokens, write_words, write_tokens, tmp_path):
+def test_resuming_with_other_vectors_is_refused(train_toy, toy_words, toy_tokens, write_words, write_tokens, tmp_path):
     other = {
         "word_vectors": (begins, toy_words, write_words(tmp_path / "other", seed=9)),
         "token_features": (reads, toy_tokens, write_tokens(tmp_path, seed=9)),
@@ -95,7 +94,7 @@ def test_a_run_is_not_resumed_with_other_vectors(train_toy, toy_words, toy_token
         train_toy(CONFIG, "word_vectors", resume=True)
 
 
-def test_vectors_and_configuration_must_agree_before_anything_is_read(toy, toy_words, toy_tokens):
+def test_vectors_without_matching_configuration_are_refused(toy, toy_words, toy_tokens):
     for text, corpus, message in (
         (begins(CONFIG), toy, "no word vectors are given: give --word-vectors FOLDER"),
         (CONFIG, toy_words, "model.word_vectors is 'random', so that the model would not use them"),
@@ -104,7 +103,7 @@ def test_vectors_and_configuration_must_agree_before_anything_is_read(toy, toy_w
     ):
         with pytest.raises(UsageError, match=message):
             load_training_inputs(from_toml(text, "test"), replace(corpus, captions="nowhere"), seed=0)
-    with pytest.raises(UsageError, match=r"model\.word_dim is 5, but the vectors in .* have 4 numbers"):
+    with pytest.raises(UsageError, match=r"model\.word_dim is 5, but the vectors in .* have width 4"):
         load_training_inputs(from_toml(reads(CONFIG).replace("word_dim = 4", "word_dim = 5"), "test"), toy_tokens, seed=0)
 
 
@@ -125,9 +124,7 @@ def test_vectors_and_configuration_must_agree_before_anything_is_read(toy, toy_w
         ),
     ],
 )
-def test_rows_that_need_vectors_are_trained_where_these_are_given(
-    toy_regions, toy_words, toy_tokens, tmp_path, row, field, lacking, unread
-):
+def test_rows_with_vectors_need_their_dataset(toy_regions, toy_words, toy_tokens, tmp_path, row, field, lacking, unread):
     location = getattr(toy_words if field == "word_vectors" else toy_tokens, field)
     toy, vectors = toy_regions, replace(toy_regions, **{field: location})
     without, given = (huang(corpus, tmp_path / "o", "mha-d", row) for corpus in (toy, vectors))
@@ -143,7 +140,7 @@ def test_rows_that_need_vectors_are_trained_where_these_are_given(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["finetuned", "frozen"])
-def test_words_begin_with_their_vectors(train_toy, toy_words, tmp_path, how):
+def test_training_starts_from_word_vectors(train_toy, toy_words, tmp_path, how):
     remarks = []
     train_toy(begins(CONFIG, how), corpus=toy_words, remark=remarks.append)
     train_toy(CONFIG, "drawn")
@@ -164,19 +161,8 @@ def test_words_begin_with_their_vectors(train_toy, toy_words, tmp_path, how):
     assert evaluate_run(EvaluateJob(str(tmp_path / "run"), toy_words.captions, toy_words.features, ("val",)))
 
 
-def test_words_that_begin_with_a_vector_are_counted(toy_words):
-    words = open_word_vectors(
-        toy_words.word_vectors, vocabulary=open_dataset(toy_words.vocabulary).fingerprint, languages=("en", "de"), width=4
-    )
-    rows = open_dataset(toy_words.word_vectors).table().to_pylist()
-    for languages in (("en",), ("de",), ("en", "de")):
-        expected = {row["id"] for row in rows if row["language"] in languages}
-        assert words.count(languages, range(1000)) == len(expected)
-        assert words.count(languages, (0, 1, *sorted(expected)[:5])) == 5
-
-
 @pytest.mark.slow
-def test_words_of_another_run_come_before_pretrained_ones(train_toy, toy_words, tmp_path):
+def test_init_from_run_overrides_word_vectors(train_toy, toy_words, tmp_path):
     train_toy(CONFIG.replace(', de = ["comparable"]', "").replace("c2c_probability = 0.5", ""), "english")
     remarks = []
     train_toy(begins(CONFIG, "frozen", 1), corpus=toy_words, init_from=str(tmp_path / "english"), remark=remarks.append)
@@ -184,24 +170,8 @@ def test_words_of_another_run_come_before_pretrained_ones(train_toy, toy_words, 
     assert_equal(weights(tmp_path / "run")[TABLE], weights(tmp_path / "english", "best.pt")[TABLE])
 
 
-@pytest.mark.parametrize("how", ["finetuned", "frozen"])
-def test_a_model_of_heads_begins_with_the_words_of_each_language(train_toy, toy_regions, toy_words, tmp_path, how):
-    corpus = replace(toy_regions, word_vectors=toy_words.word_vectors)
-    train_toy(begins(MHA_D, how, 3), corpus=corpus)
-    rows = open_dataset(toy_words.word_vectors).table().to_pylist()
-    model = open_run(tmp_path / "run").model
-    for language, encoder in zip(("en", "de"), model.sentences, strict=True):
-        of_language = [row for row in rows if row["language"] == language]
-        ids = torch.tensor([row["id"] for row in of_language])
-        gap = (encoder.words(ids) - torch.tensor([row["vector"] for row in of_language])).abs().max()
-        assert float(gap.detach()) <= (0 if how == "frozen" else 0.1)
-
-
-# --- tables ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.cluster
-def test_a_row_with_vectors_keeps_the_results_of_the_others(four_languages_regions, write_words, tmp_path):
+def test_adding_word_vectors_keeps_results_of_other_rows(four_languages_regions, write_words, tmp_path):
     remarks = []
     rows = ("mha-d", "mha-d-fasttext")
     assert reproduce(huang(four_languages_regions, tmp_path / "o", *rows), remark=remarks.append) == ()
@@ -226,7 +196,7 @@ def test_a_row_with_vectors_keeps_the_results_of_the_others(four_languages_regio
 
 
 @pytest.mark.slow
-def test_a_training_reads_them(train_toy, toy_tokens, tmp_path):
+def test_training_with_token_features(train_toy, toy_tokens, tmp_path):
     result = train_toy(reads(CONFIG), corpus=toy_tokens)
     chance = train_toy(reads(CONFIG, 1), "chance", corpus=toy_tokens)
     assert result.progress.best_score > 1.5 * chance.progress.best_score
@@ -235,18 +205,6 @@ def test_a_training_reads_them(train_toy, toy_tokens, tmp_path):
     assert run.fingerprints["token_model"] == "f" * 64
     assert not any("words" in name for name in weights(tmp_path / "run"))
     assert run.language_ids == {}
-
-
-@pytest.mark.slow
-def test_a_run_can_start_from_another(train_toy, toy_tokens, tmp_path):
-    train_toy(reads(CONFIG), "first", corpus=toy_tokens)
-    remarks = []
-    train_toy(reads(CONFIG, 1), "second", corpus=toy_tokens, init_from=str(tmp_path / "first"), remark=remarks.append)
-    assert remarks[0].startswith("started from")
-    assert "words" not in remarks[0]
-
-
-# --- commands over runs ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
@@ -258,7 +216,7 @@ def run(toy_tokens, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_evaluate(run, toy_tokens, finished_run, write_tokens, tmp_path):
+def test_evaluate_with_token_features(run, toy_tokens, finished_run, write_tokens, tmp_path):
     job = EvaluateJob(run, toy_tokens.captions, toy_tokens.features, ("test",), token_features=toy_tokens.token_features)
     scores = evaluate_run(job)
     assert {score.language for score in scores} == {"en", "de"}
@@ -276,7 +234,7 @@ def test_evaluate(run, toy_tokens, finished_run, write_tokens, tmp_path):
 
 
 @pytest.mark.slow
-def test_embed(run, toy_tokens, tmp_path):
+def test_embed_with_token_features(run, toy_tokens, tmp_path):
     job = EmbedJob(run, str(tmp_path / "out"), toy_tokens.features, toy_tokens.captions, "cpu")
     with pytest.raises(UsageError, match="give --token-features FOLDER"):
         embed(job)
@@ -292,7 +250,7 @@ def test_embed(run, toy_tokens, tmp_path):
     assert len(embed(replace(job, captions="", output=str(tmp_path / "images")))) == 1
 
 
-def test_a_text_has_no_vectors(run, toy_tokens, tmp_path):
+def test_search_and_sts_without_token_features_are_refused(run, toy_tokens, tmp_path):
     with pytest.raises(UsageError, match=r"of a text there are none\. evaluate, embed and figures take them"):
         search(SearchJob(run, "en1", "en", toy_tokens.features, device="cpu", tokenized=True))
     pairs = tmp_path / "pairs.tsv"
@@ -302,7 +260,7 @@ def test_a_text_has_no_vectors(run, toy_tokens, tmp_path):
 
 
 @pytest.mark.cluster
-def test_figures(toy_tokens, region_tokens, train_toy, tmp_path):
+def test_figures_with_token_features(toy_tokens, region_tokens, train_toy, tmp_path):
     train_toy(reads(MHA_D, 2), corpus=region_tokens)
     job = FiguresJob(
         *(str(tmp_path / "run"), str(tmp_path / "figures"), region_tokens.captions, region_tokens.features),
@@ -316,18 +274,3 @@ def test_figures(toy_tokens, region_tokens, train_toy, tmp_path):
     assert all(len(head) == len(shown["tokens"]) + 2 or len(head) == len(shown["tokens"]) for head in shown["words"])
     with pytest.raises(UsageError, match="give --token-features FOLDER"):
         draw_figures(replace(job, token_features=""))
-
-
-# --- tables ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.cluster
-def test_the_row_of_bert_is_trained(four_languages_regions, write_tokens, tmp_path):
-    """The preset in both languages, small, beside the row with words."""
-    tokens = write_tokens(tmp_path, corpus=four_languages_regions)
-    rows = ("mha-d", "mha-d-bert")
-    job = huang(replace(four_languages_regions, token_features=tokens), tmp_path / "o", *rows)
-    assert reproduce(job) == ()
-    random, read = (read_result(tmp_path / "o" / "results" / "huang2019" / name / "seed-0.json") for name in rows)
-    assert set(read["fingerprints"]) - set(random["fingerprints"]) == {"token_features"}
-    assert {score["language"] for score in read["scores"]} == {"en", "de"}

@@ -16,8 +16,6 @@ from train.jobs import TrainJob
 from train.loop import train
 from train.runs.checkpoints import LAST, read_checkpoint
 
-# --- a training ------------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("step", [10, 17, 30, 44])
@@ -39,7 +37,7 @@ def test_ctrl_c_saves_the_step(toy, train_toy, finished_run, tmp_path, step):
 
 
 @pytest.mark.slow
-def test_a_second_ctrl_c_is_not_waited_for(toy, tmp_path, monkeypatch):
+def test_second_ctrl_c_stops_immediately(toy, tmp_path, monkeypatch):
     def write(folder, name, checkpoint):
         with folder.replace(name) as file:
             file.write(b"half")
@@ -60,12 +58,9 @@ def test_a_second_ctrl_c_is_not_waited_for(toy, tmp_path, monkeypatch):
     assert train(replace(job, resume=True)).progress.step == 44
 
 
-# --- the command -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.cluster
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_the_command_says_what_is_there(toy, tmp_path, number, code):
+def test_command_reports_the_saved_step(toy, tmp_path, number, code):
     (tmp_path / "own.toml").write_text(FOREVER)
     data = ("--captions", toy.captions, "--features", toy.features, "--vocabulary", toy.vocabulary, "--device", "cpu")
     with start("train", "own.toml", "run", *data, "--save-every", "20", folder=tmp_path) as process:
@@ -83,7 +78,7 @@ def test_the_command_says_what_is_there(toy, tmp_path, number, code):
 
 
 @pytest.mark.cluster
-def test_before_the_first_step_nothing_is_claimed(toy, tmp_path):
+def test_command_interrupted_before_training(toy, tmp_path):
     data = ("--captions", toy.captions, "--features", toy.features, "--vocabulary", toy.vocabulary, "--device", "cpu")
     with start("train", "demo", "run", *data, folder=tmp_path, before=_interrupt_the_material) as process:
         done = process.wait()

@@ -21,11 +21,9 @@ from train.runs.checkpoints import BEST, LAST, TrainingProgress, read_checkpoint
 from train.runs.run import open_run
 from train.training_data import TrainingInputs, load_training_inputs
 
-# --- learning --------------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.slow
-def test_it_learns(toy, train_toy, tmp_path):
+def test_training_improves_recall(toy, train_toy, tmp_path):
     text = CONFIG.replace("embed_dim = 6", "embed_dim = 24").replace("max_steps = 44", "max_steps = 120")
     result = train_toy(text)
     assert result.progress.stop_reason == "steps"
@@ -38,7 +36,7 @@ def test_it_learns(toy, train_toy, tmp_path):
     assert np.mean(losses[-3:]) < 0.7 * np.mean(losses[:3])
 
 
-def test_the_best_model_is_kept(toy, finished_run):
+def test_best_checkpoint_has_the_best_score(toy, finished_run):
     folder, result = finished_run
     best = open_run(folder)
     training_inputs = load_training_inputs(best.config, toy, seed=0)
@@ -47,15 +45,8 @@ def test_the_best_model_is_kept(toy, finished_run):
     assert best.step == result.progress.best_step
 
 
-def test_only_monitored_languages_count(train_toy, tmp_path):
-    train_toy(CONFIG + 'monitor_languages = ["de"]')
-    for line in events(tmp_path / "run", "evaluation"):
-        assert line["score"] == line["de"]["sum_of_recalls"]
-        assert line["en"]["sum_of_recalls"] > 0
-
-
 @pytest.mark.slow
-def test_weights_depend_on_the_seed_alone(train_toy, tmp_path):
+def test_weights_are_a_function_of_the_seed(train_toy, tmp_path):
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
         state = torch.random.get_rng_state()
         train_toy(name=name, seed=seed)
@@ -65,27 +56,8 @@ def test_weights_depend_on_the_seed_alone(train_toy, tmp_path):
     assert not torch.equal(weights(tmp_path / "a")["images.weight"], weights(tmp_path / "c")["images.weight"])
 
 
-def test_the_last_step_is_evaluated(finished_run):
-    assert [line["step"] for line in events(finished_run[0], "evaluation")] == [17, 34, 44]
-
-
-def test_an_epoch_ends_with_an_evaluation(train_toy, tmp_path):
-    train_toy(ENGLISH.replace("eval_every_steps = 17", "").replace("max_steps = 44", "max_epochs = 3"))
-    # 40 images with three English captions, nine per batch: 14 batches, the last one short.
-    assert [line["step"] for line in events(tmp_path / "run", "evaluation")] == [14, 28, 42]
-
-
 @pytest.mark.slow
-def test_gradients_are_clipped_and_their_norm_is_written_down(finished_run, tmp_path, train_toy):
-    train_toy(CONFIG.replace("learning_rate = 0.01", "learning_rate = 0.01\nmax_grad_norm = 0.0"), "free")
-    free, clipped = (events(folder, "step") for folder in (tmp_path / "free", finished_run[0]))
-    assert free[0]["gradient_norm"] > 2.0  # Otherwise this test shows nothing.
-    assert clipped[0]["gradient_norm"] > 2.0  # Before clipping.
-    assert not torch.equal(weights(tmp_path / "free")["images.weight"], weights(finished_run[0])["images.weight"])
-
-
-@pytest.mark.slow
-def test_warm_up_is_the_sum_then_the_max(train_toy, tmp_path):
+def test_sum_warmup_steps_precede_max_hinges(train_toy, tmp_path):
     for name, hinges in (("sum", '"sum"'), ("max", '"max"'), ("warm", '"max"\nsum_warmup_steps = 25')):
         train_toy(CONFIG.replace("c2c_probability = 0.5", f"hinges = {hinges}"), name)
     sums, maxima, warm = ([line["loss"] for line in events(tmp_path / name, "step")] for name in ("sum", "max", "warm"))
@@ -94,7 +66,7 @@ def test_warm_up_is_the_sum_then_the_max(train_toy, tmp_path):
     assert maxima[0] < 0.7 * sums[0]
 
 
-def test_emulated_bfloat16_is_a_remark(train_toy, monkeypatch, tmp_path, caplog):
+def test_emulated_bfloat16_is_reported(train_toy, monkeypatch, tmp_path, caplog):
     (tmp_path / "cpuinfo").write_text("flags : fpu avx2\n")
     monkeypatch.setattr(resources, "_CPU", tmp_path / "cpuinfo")
     train_toy(CONFIG.replace("max_steps = 44", "max_steps = 1"), precision="bf16")
@@ -102,18 +74,8 @@ def test_emulated_bfloat16_is_a_remark(train_toy, monkeypatch, tmp_path, caplog)
 
 
 @pytest.mark.slow
-def test_unshared_encoders_have_only_the_words_of_their_language(train_toy, tmp_path):
-    train_toy(PARALLEL)
-    opened = open_run(tmp_path / "run")
-    english, german = (encoder.words.weight for encoder in opened.model.sentences)
-    tokens = opened.vocabulary.tokens
-    assert len(english) == 4 + sum(token.startswith("en") for token in tokens)
-    assert len(german) == 4 + sum(token.startswith("de") for token in tokens)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
-def test_coupled_decay_shrinks_the_words_that_do_not_occur(train_toy, tmp_path, optimizer):
+def test_weight_decay_of_unused_words(train_toy, tmp_path, optimizer):
     """Adam divides the decay by its own size: such vectors lose the learning rate at each step, however small the decay is."""
     rate, decay, steps = 1e-3, 1e-5, 200
     text = ENGLISH.replace("learning_rate = 0.01", f"learning_rate = {rate}\nweight_decay = {decay}").replace("44", str(steps))
@@ -130,9 +92,6 @@ def test_coupled_decay_shrinks_the_words_that_do_not_occur(train_toy, tmp_path, 
         assert after.norm() < 0.01 * before.norm()
 
 
-# --- stopping --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_patience(train_toy, tmp_path):
     text = CONFIG.replace("patience = 0", "patience = 2").replace("max_steps = 44", "").replace("0.01", "1e-9")
@@ -142,7 +101,7 @@ def test_patience(train_toy, tmp_path):
     assert (result.progress.best_step, result.progress.evals_since_best, result.progress.step) == (17, 2, 51)
 
 
-def test_an_equal_score_does_not_count_as_better():
+def test_progress_equal_score_is_no_improvement():
     progress = replace(TrainingProgress(), step=5).evaluated(100.0)
     assert (progress.best_score, progress.best_step, progress.evals_since_best) == (100.0, 5, 0)
     later = replace(progress, step=9).evaluated(100.0)
@@ -151,18 +110,8 @@ def test_an_equal_score_does_not_count_as_better():
     assert TrainingProgress(step=1).evaluated(0.0).best_step == 1  # Even a model without a single hit is better than none.
 
 
-def test_the_rate_of_each_epoch_is_used(train_toy, tmp_path):
-    train_toy(ENGLISH + "lr_step_epochs = 1\nlr_step_factor = 0.5")
-    # 14 steps per epoch: step 10 is in the first, 20 in the second, 30 in the third, 40 too.
-    rates = [line["learning_rate"] for line in events(tmp_path / "run", "step")]
-    assert rates == pytest.approx([0.01, 0.005, 0.0025, 0.0025])
-
-
-# --- what is seen of it ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
-def test_times_are_lines_of_their_own(train_toy, tmp_path):
+def test_timing_events(train_toy, tmp_path):
     train_toy(PARALLEL)
     laps = events(tmp_path / "run", "timing")
     assert [lap["step"] for lap in laps] == [17, 34, 44]
@@ -176,7 +125,7 @@ def test_times_are_lines_of_their_own(train_toy, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_shows_how_far_it_came(train_toy, tmp_path):
+def test_interrupted_run_writes_metrics_and_curves(train_toy, tmp_path):
     def watch(report):
         if report.step == 40:
             raise KeyboardInterrupt
@@ -191,9 +140,6 @@ def test_an_interrupted_run_shows_how_far_it_came(train_toy, tmp_path):
     assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-# --- errors before anything is trained -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -204,7 +150,7 @@ def test_an_interrupted_run_shows_how_far_it_came(train_toy, tmp_path):
         ({"seed": -1}, "--seed is -1, expected 0 or more"),
     ],
 )
-def test_impossible_arguments_are_refused(train_toy, tmp_path, arguments, message):
+def test_invalid_arguments_are_refused(train_toy, tmp_path, arguments, message):
     with pytest.raises(UsageError, match=re.escape(message)):
         train_toy(**arguments)
     assert not (tmp_path / "run").exists()
@@ -219,13 +165,13 @@ def test_impossible_arguments_are_refused(train_toy, tmp_path, arguments, messag
         ({"device": "gpu"}, "device is 'gpu', expected 'cpu'"),
     ],
 )
-def test_impossible_jobs_are_refused(toy, change, message):
+def test_invalid_jobs_are_refused(toy, change, message):
     job = TrainJob(from_toml(CONFIG, "test"), toy, "run")
     with pytest.raises(UsageError, match=re.escape(message)):
         train(replace(job, **change))
 
 
-def test_a_kind_that_gains_nothing_is_not_compiled(toy):
+def test_compile_of_scan_is_refused(toy):
     scan = from_toml('[data]\nportions = { en = ["comparable"] }\n[model]\nkind = "scan"', "test")
     assert not TrainJob(scan, toy, "run").compile
     with pytest.raises(UsageError, match=r"--compile gains nothing with a model of the kind 'scan': .* Leave --compile out"):
@@ -233,7 +179,7 @@ def test_a_kind_that_gains_nothing_is_not_compiled(toy):
 
 
 @pytest.mark.slow
-def test_weights_that_are_not_finite_end_the_run_at_their_step(train_toy, tmp_path):
+def test_diverged_weights_stop_training(train_toy, tmp_path):
     expected = r"weights are not finite at step 1, with a learning rate of 1e\+38: the training has diverged\. .* no checkpoint"
     config = CONFIG.replace("learning_rate = 0.01", "learning_rate = 1e38")
     with pytest.raises(DivergedError, match=expected):
@@ -248,7 +194,7 @@ def test_weights_that_are_not_finite_end_the_run_at_their_step(train_toy, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_run_that_diverges_keeps_its_last_checkpoints_and_a_log_of_json(train_toy, tmp_path, monkeypatch):
+def test_diverged_run_keeps_checkpoints_and_log(train_toy, tmp_path, monkeypatch):
     train_toy(CONFIG.replace("max_steps = 44", "max_steps = 17"), "short")
     rate = schedules.learning_rate
     monkeypatch.setattr(
@@ -267,7 +213,7 @@ def test_a_run_that_diverges_keeps_its_last_checkpoints_and_a_log_of_json(train_
     assert train_toy(resume=True).progress.step == 44
 
 
-def test_a_validation_loss_that_is_not_finite_ends_the_run(toy, tmp_path):
+def test_infinite_validation_loss_stops_training(toy, tmp_path):
     class Spoilt(TrainingInputs):
         def evaluate(self, model, config, terms):
             return replace(super().evaluate(model, config, terms), loss=float("inf"))
@@ -282,7 +228,7 @@ def test_a_validation_loss_that_is_not_finite_ends_the_run(toy, tmp_path):
     assert events(tmp_path / "run", "validation") == []
 
 
-def test_another_number_of_threads_is_reported_where_a_run_is_resumed(copied_run, train_toy):
+def test_resuming_with_other_threads_is_reported(copied_run, train_toy):
     path = copied_run / "log.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     remarks = []
@@ -297,11 +243,8 @@ def test_another_number_of_threads_is_reported_where_a_run_is_resumed(copied_run
     assert f"OMP_NUM_THREADS={other} continues it to the same weights" in remark
 
 
-# --- images without features -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
-def test_captions_without_features_are_left_out(train_toy, gappy, tmp_path, caplog):
+def test_training_excludes_missing_features(train_toy, gappy, tmp_path, caplog):
     with pytest.raises(DatasetError, match=r"2 of 12 images of split 'val'.*--allow-missing-features"):
         train_toy(corpus=gappy)
     remarks = []
@@ -319,7 +262,7 @@ def test_captions_without_features_are_left_out(train_toy, gappy, tmp_path, capl
 
 
 @pytest.mark.slow
-def test_a_run_without_some_features_is_resumed_without_the_same(train_toy, toy, gappy, new_dataset, tmp_path):
+def test_resuming_needs_the_same_missing_features(train_toy, toy, gappy, new_dataset, tmp_path):
     short = CONFIG.replace("max_steps = 44", "max_steps = 20")
     train_toy(short, corpus=gappy, allow_missing_features=True)
     with pytest.raises(DatasetError, match="--allow-missing-features"):
@@ -339,11 +282,8 @@ def test_a_run_without_some_features_is_resumed_without_the_same(train_toy, toy,
     assert_equal(weights(tmp_path / "run"), weights(tmp_path / "whole"))
 
 
-# --- features of zeros -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
-def test_features_of_zeros_are_reported_and_spoil_nothing(toy, train_toy, new_dataset, tmp_path):
+def test_zero_features_are_reported(toy, train_toy, new_dataset, tmp_path):
     rows = open_dataset(toy.features).table().to_pylist()
     for row in rows:
         if row["image_id"] in ("train-004", "train-009", "val-001"):

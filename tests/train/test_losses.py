@@ -55,7 +55,7 @@ def test_loss_equals_brute_force(hinges, size, seed):
 
 
 @pytest.mark.parametrize("hinges", ["sum", "max"])
-def test_captions_of_one_image_are_not_negatives(hinges):
+def test_ranking_loss_ignores_captions_of_the_same_image(hinges):
     check(torch.zeros(4, 4, dtype=torch.float64), [7, 7, 7, 7], 0.2, hinges)
     ids = torch.tensor([7, 7, 7])
     assert ranking_loss(torch.randn(3, 3), ids, ids, margin=5.0, hinges=hinges) == 0
@@ -66,22 +66,13 @@ def test_captions_of_one_image_are_not_negatives(hinges):
 
 
 @pytest.mark.parametrize("hinges", ["sum", "max"])
-def test_by_hand(hinges):
-    scores = torch.tensor([[1.0, 0.9, 1.1], [0.0, 1.0, 0.0], [0.0, 0.95, 1.0]], dtype=torch.float64)
-    rows = {"sum": [0.1 + 0.3, 0.0, 0.15], "max": [0.3, 0.0, 0.15]}[hinges]
-    columns = {"sum": [0.0, 0.1 + 0.15, 0.3], "max": [0.0, 0.15, 0.3]}[hinges]
-    ids = torch.arange(3)
-    assert float(ranking_loss(scores, ids, ids, margin=0.2, hinges=hinges)) == pytest.approx(sum(rows) + sum(columns))
-
-
-@pytest.mark.parametrize("hinges", ["sum", "max"])
-def test_gradients_equal_finite_differences(hinges):
+def test_ranking_loss_gradients_equal_finite_differences(hinges):
     scores = torch.randn(6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
     ids = torch.tensor([0, 1, 1, 2, 3, 4])
     assert torch.autograd.gradcheck(lambda s: ranking_loss(s, ids, ids, margin=0.2, hinges=hinges), scores)
 
 
-def test_the_first_of_equally_large_hinges_has_the_gradient():
+def test_ranking_loss_gradient_of_tied_hinges():
     scores = torch.zeros(3, 3, requires_grad=True)
     ids = torch.arange(3)
     ranking_loss(scores, ids, ids, margin=0.2, hinges="max").backward()
@@ -90,7 +81,7 @@ def test_the_first_of_equally_large_hinges_has_the_gradient():
 
 
 @pytest.mark.parametrize("hinges", ["sum", "max"])
-def test_a_hinge_at_zero_has_no_gradient(hinges):
+def test_ranking_loss_hinge_at_zero_has_no_gradient(hinges):
     scores = torch.tensor([[1.0, 0.5], [0.5, 1.0]], requires_grad=True)
     ids = torch.arange(2)
     loss = ranking_loss(scores, ids, ids, margin=0.5, hinges=hinges)
@@ -100,7 +91,7 @@ def test_a_hinge_at_zero_has_no_gradient(hinges):
 
 
 @pytest.mark.parametrize("hinges", ["sum", "max"])
-def test_nothing_in_the_batch(hinges):
+def test_ranking_loss_of_an_empty_batch(hinges):
     none = torch.zeros(0, dtype=torch.int64)
     assert ranking_loss(torch.zeros(0, 0), none, none, margin=0.2, hinges=hinges) == 0
 
@@ -111,7 +102,7 @@ def random_heads(seed: int, count: int = 3) -> torch.Tensor:
 
 @pytest.mark.parametrize("margin", [0.1, 0.6, 1.0, 2.0])
 @pytest.mark.parametrize(("a", "b"), [(0, 0), (0, 1)])
-def test_equation_5(a, b, margin):
+def test_diversity_loss_equals_equation_5(a, b, margin):
     expected = diversity(random_heads(a).numpy(), random_heads(b).numpy(), margin)
     assert diversity_loss(random_heads(a), random_heads(b), margin=margin).item() == pytest.approx(expected, abs=1e-12)
     assert diversity_loss(3 * random_heads(a), 0.01 * random_heads(b), margin=margin).item() == pytest.approx(
@@ -119,13 +110,13 @@ def test_equation_5(a, b, margin):
     )
 
 
-def test_gradients():
+def test_diversity_loss_gradients_equal_finite_differences():
     a, b = (random_heads(seed).requires_grad_() for seed in (0, 1))
     assert torch.autograd.gradcheck(lambda a, b: diversity_loss(a, b, margin=1.1), (a, b))
     assert torch.autograd.gradcheck(lambda a: diversity_loss(a, a, margin=1.1), (a,))
 
 
-def test_a_single_head_and_heads_of_zeros():
+def test_diversity_loss_of_one_head_and_of_zeros():
     assert diversity_loss(random_heads(0, 1), random_heads(0, 1), margin=2.0).item() == 0
     empty = torch.zeros(2, 3, 4, requires_grad=True)
     loss = diversity_loss(empty, empty, margin=1.5)
@@ -134,7 +125,7 @@ def test_a_single_head_and_heads_of_zeros():
     assert not empty.grad.any()
 
 
-def test_heads_are_compared_in_full_precision():
+def test_diversity_loss_under_autocast():
     a = random_heads(0).float()
     with torch.autocast("cpu", torch.bfloat16):
         found = diversity_loss(a, a, margin=1.0)
@@ -189,7 +180,7 @@ def images_of(model, data, images):
 
 
 @pytest.mark.parametrize("hinges", ["sum", "max"])
-def test_captions_against_images(data, model, hinges):
+def test_c2i_equals_brute_force(data, model, hinges):
     sampler = TaskSampler(data.captions, 17, seed=0)
     for _ in range(4):
         batch = sampler.next()
@@ -201,7 +192,7 @@ def test_captions_against_images(data, model, hinges):
 
 
 @pytest.mark.parametrize("hinges", ["sum", "max"])
-def test_captions_against_captions(data, model, hinges):
+def test_c2c_equals_brute_force(data, model, hinges):
     sampler = TaskSampler(data.captions, 17, seed=0, c2c_probability=1.0)
     batch = sampler.next()
     assert batch.task == "c2c"
@@ -212,7 +203,7 @@ def test_captions_against_captions(data, model, hinges):
     assert {name: value.item() for name, value in terms.items()} == {"c2c": loss.item()}
 
 
-def test_equation_1(data, model):
+def test_objective_equals_equation_1_of_gella(data, model):
     batch = ImageSampler(data.captions, 9, seed=0).next()
     inputs = build_inputs(data, batch, torch.device("cpu"))
     images = images_of(model, data, batch.images)
@@ -223,7 +214,7 @@ def test_equation_1(data, model):
     assert list(terms) == ["c2i/en", "c2i/de", "c2i/fr"]
 
 
-def test_equation_2_is_over_all_pairs_of_languages(data, model):
+def test_objective_equals_equation_2_of_gella(data, model):
     batch = ImageSampler(data.captions, 9, seed=0).next()
     inputs = build_inputs(data, batch, torch.device("cpu"))
     images = images_of(model, data, batch.images)
@@ -241,7 +232,7 @@ def test_equation_2_is_over_all_pairs_of_languages(data, model):
     assert {name: value.item() for name, value in same.items()} == {name: value.item() for name, value in terms.items()}
 
 
-def test_a_part_of_the_rows_is_gathered_with_all_images(data):
+def test_build_inputs_of_some_rows(data):
     batch = TaskSampler(data.captions, 10, seed=0).next()
     inputs = build_inputs(data, batch, torch.device("cpu"), slice(3, 7))
     assert inputs.numbers.tolist() == batch.images.tolist()
@@ -249,7 +240,7 @@ def test_a_part_of_the_rows_is_gathered_with_all_images(data):
     assert len(inputs.captions[0]) == 4
 
 
-def test_gradients_reach_every_parameter_that_took_part(data, model):
+def test_c2c_gradients_reach_sentence_encoders_only(data, model):
     model.zero_grad()
     batch = TaskSampler(data.captions, 10, seed=0, c2c_probability=1.0).next()
     objective(model)(build_inputs(data, batch, torch.device("cpu")), "sum")[0].backward()
@@ -258,8 +249,6 @@ def test_gradients_reach_every_parameter_that_took_part(data, model):
     assert with_gradient
     model.zero_grad()
 
-
-# --- attention heads: equations 3 to 7 of Huang et al. 2019 ------------------------------------------------------------
 
 LOSS = LossConfig(margin=MARGIN, hinges="max", caption_weight=0.6, diversity_weight=0.7, diversity_margin=1.2)
 
@@ -286,7 +275,7 @@ def doubled(inputs):
 
 
 @pytest.mark.parametrize("languages", [("en", "de"), LANGUAGES])
-def test_equation_7(regions, heads, languages):
+def test_objective_equals_equation_7_of_huang(regions, heads, languages):
     """Footnote 1: more languages add their terms to equations 4, 6 and 7."""
     batch = ImageSampler(regions.captions, 9, seed=0).next()
     inputs = doubled(build_inputs(regions, batch, torch.device("cpu")))
@@ -311,7 +300,7 @@ def test_equation_7(regions, heads, languages):
     assert sum(value > 0 for value in terms.values()) >= len(terms) - 2
 
 
-def test_diversity_of_what_a_batch_holds(regions, heads):
+def test_diversity_terms_of_a_task_batch(regions, heads):
     """Batches of one task have images and captions in one language."""
     batch = TaskSampler(regions.captions, 9, seed=0).next()
     language = batch.languages[0]
@@ -322,7 +311,7 @@ def test_diversity_of_what_a_batch_holds(regions, heads):
     assert list(terms) == names
 
 
-def test_losses_of_mixed_languages_have_one_name(heads):
+def test_diversity_of_mixed_languages(heads):
     captions = [Encoded(torch.randn(4, 15, dtype=torch.float64)) for _ in range(2)]
     views = Views(torch.arange(4), None, ((None, captions[0]), (None, captions[1])))
     first, second = (encoded.values.reshape(4, 3, 5).numpy() for encoded in captions)
@@ -332,11 +321,7 @@ def test_losses_of_mixed_languages_have_one_name(heads):
     assert terms["diversity"].item() == pytest.approx(expected, rel=1e-12)
 
 
-def test_without_its_weight_there_is_no_diversity(heads):
-    assert [term.name for term in terms_of(replace(LOSS, diversity_weight=0.0), heads)] == ["c2c", "c2i"]
-
-
-def test_models_without_heads_have_no_diversity(model, heads):
+def test_diversity_without_heads_is_refused(model, heads):
     with pytest.raises(UsageError, match=r"diversity_weight is 0.7, but this model \(JointEmbedding\) has 1 head: set it to 0"):
         terms_of(LOSS, model)
     single = build_model(MhaDConfig(embed_dim=5, num_heads=1), Dimensions(("en",), 9, (3, 8)), seed=0)
@@ -393,7 +378,7 @@ def batch_of(shape: tuple[int, ...], images: int, tokens: int) -> Inputs:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_step_is_one_graph_with_the_loss_and_gradients_of_the_plain_one(kind):
+def test_compiled_objective_is_one_graph(kind):
     config, shape, loss = KINDS[kind]
     config.check_compile()
     model = build_model(config, Dimensions(("en", "de"), 9, shape), seed=0)

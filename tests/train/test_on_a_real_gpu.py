@@ -33,7 +33,7 @@ def trained(kind, corpus, output, device, *, steps=STEPS, **more):
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_steps_are_those_of_the_cpu(kind, device, corpus_of, tmp_path):
+def test_gpu_steps_equal_cpu(kind, device, corpus_of, tmp_path):
     found, expected = (trained(kind, corpus_of(kind), tmp_path / f"{name}-{n}", name) for n, name in enumerate((device, "cpu")))
     ours, theirs = (events(tmp_path / name, "validation") for name in (f"{device}-0", "cpu-1"))
     assert len(ours) == len(theirs) == STEPS // 2
@@ -53,7 +53,7 @@ def test_steps_are_those_of_the_cpu(kind, device, corpus_of, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", ["vse", "scan"])
-def test_a_run_that_was_stopped_goes_on(kind, device, corpus_of, tmp_path):
+def test_gpu_run_resumes(kind, device, corpus_of, tmp_path):
     expected = trained(kind, corpus_of(kind), tmp_path / "whole", device)
     trained(kind, corpus_of(kind), tmp_path / "stopped", device, steps=2)
     found = trained(kind, corpus_of(kind), tmp_path / "stopped", device, resume=True)
@@ -67,7 +67,7 @@ def test_a_run_that_was_stopped_goes_on(kind, device, corpus_of, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_run_of_the_gpu_is_evaluated_and_embedded_as_on_the_cpu(device, toy, tmp_path):
+def test_gpu_run_on_cpu(device, toy, tmp_path):
     """The checkpoint that a device writes, read by either."""
     trained("vse", toy, tmp_path / "run", device)
     data = {"run": str(tmp_path / "run"), "captions": toy.captions, "features": toy.features}

@@ -114,7 +114,7 @@ def pairwise(kinds) -> str:
     return (CONFIG[:start] + 'kind = "pairwise"\nwidth = 4\n' + CONFIG[end:]).replace("c2c_probability = 0.5", "")
 
 
-def test_configurations_name_the_kind_and_its_keys(pairwise):
+def test_configuration_of_a_registered_kind(pairwise):
     config = from_toml(pairwise, "test")
     assert config.model == Pairwise(width=4)
     assert model_kinds() == ("pairwise", "vse")
@@ -125,7 +125,7 @@ def test_configurations_name_the_kind_and_its_keys(pairwise):
         from_toml(pairwise, "test", {"model.width": "a"})
 
 
-def test_another_kind_takes_no_keys_from_what_it_extends(pairwise):
+def test_extends_with_another_kind_drops_its_keys(pairwise):
     config = from_toml('extends = "demo"\n[model]\nkind = "pairwise"', "test")
     assert config.model == Pairwise()
     assert from_toml('extends = "demo"\n[model]\nkind = "vse"\nword_dim = 7', "test").model == VseConfig(
@@ -133,7 +133,7 @@ def test_another_kind_takes_no_keys_from_what_it_extends(pairwise):
     )
 
 
-def test_a_name_stands_for_one_kind(kinds):
+def test_registering_a_used_kind_is_refused(kinds):
     @dataclass(frozen=True)
     class Other(ModelConfig):
         kind: ClassVar[str] = "vse"
@@ -145,7 +145,7 @@ def test_a_name_stands_for_one_kind(kinds):
 
 
 @pytest.mark.slow
-def test_a_model_without_vectors_is_trained_resumed_and_evaluated(pairwise, toy, train_toy, tmp_path):
+def test_registered_model_without_vectors(pairwise, toy, train_toy, tmp_path):
     train_toy(pairwise, "whole")
     train_toy(pairwise.replace("44", "20"), "parts")
     train_toy(pairwise, "parts", resume=True)
@@ -166,7 +166,7 @@ def test_a_model_without_vectors_is_trained_resumed_and_evaluated(pairwise, toy,
     assert not (tmp_path / "embedded").exists()
 
 
-def test_a_run_of_a_kind_that_is_not_registered_says_so(pairwise, train_toy, monkeypatch):
+def test_opening_a_run_of_an_unregistered_kind_is_refused(pairwise, train_toy, monkeypatch):
     folder = train_toy(pairwise.replace("44", "2")).folder
     monkeypatch.delitem(config_models._SECTIONS, "pairwise")
     with pytest.raises(DatasetError, match=r"model\.kind is 'pairwise', expected one of 'vse': register a kind of your own"):
@@ -174,7 +174,7 @@ def test_a_run_of_a_kind_that_is_not_registered_says_so(pairwise, train_toy, mon
 
 
 @pytest.mark.slow
-def test_material_of_ones_own_takes_the_place_of_the_corpus(toy, train_toy, tmp_path):
+def test_training_inputs_replace_the_corpus(toy, train_toy, tmp_path):
     expected = train_toy(CONFIG, "corpus")
     config = from_toml(CONFIG, "test")
     training_inputs = load_training_inputs(config, toy, seed=0)
@@ -190,7 +190,7 @@ def test_material_of_ones_own_takes_the_place_of_the_corpus(toy, train_toy, tmp_
 
 
 @pytest.mark.cluster
-def test_the_command_finds_kinds_of_other_distributions(toy, tmp_path):
+def test_command_loads_kinds_from_entry_points(toy, tmp_path):
     site = tmp_path / "site"
     (site / "edges-1.0.dist-info").mkdir(parents=True)
     (site / "edges-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: edges\nVersion: 1.0\n")

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.mark.parametrize("name", preset_names())
-def test_a_preset_trains(four_languages, four_languages_regions, write_words, write_tokens, tmp_path, name):
+def test_preset_trains(four_languages, four_languages_regions, write_words, write_tokens, tmp_path, name):
     config = resolve(name, SMALL)
     corpus = four_languages if config.model.kind in ("vse", "mlmme") else four_languages_regions
     if config.model.pretrained_width:

@@ -38,7 +38,7 @@ def shown(clock, times: list[float]) -> str:
     return output.getvalue()
 
 
-def test_without_a_terminal_a_line_appears_from_time_to_time(clock):
+def test_training_display_without_a_terminal(clock):
     text = shown(clock, times=[0.0, 5.0, 15.0])
     assert text.splitlines() == [
         "step 1,210: sum of recalls en 100.0, de 55.5; best 155.6",
@@ -63,7 +63,7 @@ def written(monkeypatch):
     events.finish(0)
 
 
-def test_a_slow_training_shows_seconds_per_step(clock):
+def test_training_display_shows_seconds_per_step(clock):
     output = io.StringIO()
     with TrainingDisplay(Console(file=output, width=120)) as watch:
         watch(Report(step=1, steps=10, epoch=0, loss=1.0, scores={}, best=-1.0))
@@ -91,7 +91,7 @@ def test_training_display_shows_the_time_left(clock, written, steps, stops_early
     assert [event["seconds_left"] for event in written()][-1] == (steps and 100.0)
 
 
-def test_events_of_a_training(clock, written):
+def test_training_display_events(clock, written):
     """One at most every second, one at each evaluation, and the last report."""
     output = io.StringIO()
     with TrainingDisplay(Console(file=output), log_json=True) as watch:
@@ -116,7 +116,7 @@ def test_events_of_a_training(clock, written):
     )
 
 
-def test_a_counter_prints_a_line_every_ten_seconds(clock):
+def test_count_display_without_a_terminal(clock):
     output = io.StringIO()
     with CountDisplay(Console(file=output, width=120), "embed", unit="vectors", total=100) as count:
         for seconds in (4.0, 5.0, 1.0, 8.0):
@@ -125,7 +125,7 @@ def test_a_counter_prints_a_line_every_ten_seconds(clock):
     assert output.getvalue() == "embed: 30 of 100 vectors, 23 s left, 3.0/s\n"
 
 
-def test_events_of_a_counter_end_with_all_that_is_done(clock, written):
+def test_count_display_events(clock, written):
     with CountDisplay(Console(file=io.StringIO()), "embed", unit="vectors", total=100, log_json=True) as count:
         clock.now += 10
         count(20)

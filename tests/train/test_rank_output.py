@@ -51,9 +51,6 @@ def data(toy, tmp_path) -> list[str]:
     return ["--captions", toy.captions, "--features", toy.features, "--vocabulary", toy.vocabulary, "--device", "cpu"]
 
 
-# --- stopping --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("whole", [True, False])
 def test_two_processes_stop_at_the_same_step(data, tmp_path, whole):
     """Whether both are asked, as by Ctrl-C, or only the second one."""
@@ -88,10 +85,7 @@ def _reads(path: Path, folder: str, text: bytes) -> bool:
         return False
 
 
-# --- speaking --------------------------------------------------------------------------------------------------------
-
-
-def test_progress_remarks_and_results_come_once(data, gappy, tmp_path):
+def test_rank_zero_alone_writes_output(data, gappy, tmp_path):
     process = torchrun(*(tmp_path, "train", "own.toml", "run", *data, "--features", gappy.features, "--allow-missing-features"))
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
@@ -109,7 +103,7 @@ def test_progress_remarks_and_results_come_once(data, gappy, tmp_path):
         (("train", "own.toml", "run", "--captions", "a", "--features", "b", "--vocabulary", "c"), "'a' is not a dataset", 1),
     ],
 )
-def test_an_error_of_all_is_heard_once(data, tmp_path, arguments, message, code):
+def test_shared_error_is_reported_once(data, tmp_path, arguments, message, code):
     process = torchrun(tmp_path, *arguments)
     _, err = process.communicate(timeout=200)
     assert process.returncode != 0
@@ -120,7 +114,7 @@ def test_an_error_of_all_is_heard_once(data, tmp_path, arguments, message, code)
 
 
 @pytest.mark.parametrize("log_json", [False, True])
-def test_an_error_of_one_alone_is_heard(data, tmp_path, log_json):
+def test_error_of_one_rank_is_reported(data, tmp_path, log_json):
     process = torchrun(tmp_path, "train", "own.toml", "run", *data, *["--log-json"] * log_json, OTHER="nowhere")
     _, err = process.communicate(timeout=200)
     assert process.returncode != 0

@@ -68,7 +68,7 @@ def test_mapped_regions_train_the_same_model(train_toy, regions, whole, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [10, 30])
-def test_a_killed_training_goes_on_bit_for_bit(train_toy, regions, whole, tmp_path, step):
+def test_killed_training_resumes_bit_for_bit(train_toy, regions, whole, tmp_path, step):
     def kill(report):
         if report.step == step:
             raise SystemExit("killed")
@@ -81,7 +81,7 @@ def test_a_killed_training_goes_on_bit_for_bit(train_toy, regions, whole, tmp_pa
 
 
 @pytest.mark.slow
-def test_images_without_regions_are_refused_or_left_out(train_toy, write_regions, tmp_path):
+def test_images_without_regions_are_refused_or_excluded(train_toy, write_regions, tmp_path):
     empty, lacking = write_regions(tmp_path / "empty", without=WITHOUT), write_regions(tmp_path / "lacking", lacking=WITHOUT)
     with pytest.raises(
         DatasetError,
@@ -103,7 +103,7 @@ def test_images_without_regions_are_refused_or_left_out(train_toy, write_regions
     }
 
 
-def test_one_vector_models_refuse_regions_before_anything_is_read(train_toy, regions, multi30k, tmp_path):
+def test_vse_with_regions_is_refused(train_toy, regions, multi30k, tmp_path):
     multi30k_regions = replace(multi30k, features=regions.features)
     message = r"have the shape \[4, 8\], but a model of the kind 'vse' takes one vector per image"
     with pytest.raises(UsageError, match=message):
@@ -155,7 +155,7 @@ def test_embedding_and_searching(whole, regions, write_regions, tmp_path):
         )
 
 
-def test_images_are_encoded_a_few_at_a_time(whole, regions, monkeypatch):
+def test_encode_images_batches_are_bounded(whole, regions, monkeypatch):
     run = open_run(whole)
     sizes, encode = [], type(run.model).encode_images
     monkeypatch.setattr(

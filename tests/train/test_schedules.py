@@ -38,28 +38,28 @@ def test_max_total_steps(max_steps, max_epochs, expected):
     assert max_total_steps(ScheduleConfig(max_steps=max_steps, max_epochs=max_epochs), EPOCH) == expected
 
 
-def test_the_rate_is_constant_unless_something_is_said():
+def test_learning_rate_is_constant_by_default():
     assert set(rates("", range(60))) == {0.01}
 
 
-def test_the_rate_falls_in_steps():
+def test_learning_rate_steps():
     keys = "lr_step_epochs = 2\nlr_step_factor = 0.5"
     assert rates(keys, [0, 19, 20, 39, 40]) == pytest.approx([0.01, 0.01, 0.005, 0.005, 0.0025])
 
 
-def test_the_rate_falls_as_a_cosine_to_zero_at_the_last_step():
+def test_learning_rate_cosine():
     expected = [0.005 * (1 + cos(pi * step / 44)) for step in range(45)]
     assert rates('lr_schedule = "cosine"', range(45)) == pytest.approx(expected)
     assert (expected[0], expected[22], expected[44]) == pytest.approx((0.01, 0.005, 0))
 
 
-def test_the_rate_grows_over_the_warm_up():
+def test_learning_rate_warmup():
     assert rates("lr_warmup_steps = 4", range(6)) == pytest.approx([0.0025, 0.005, 0.0075, 0.01, 0.01, 0.01])
     both = rates('lr_warmup_steps = 4\nlr_schedule = "cosine"', [1])
     assert both == pytest.approx([0.5 * 0.005 * (1 + cos(pi / 44))])
 
 
-def test_a_cosine_needs_an_end():
+def test_cosine_without_a_limit_is_refused():
     with pytest.raises(UsageError, match=r"falls to 0 at the last step: give schedule\.max_steps or schedule\.max_epochs"):
         ScheduleConfig(lr_schedule="cosine")
     with pytest.raises(UsageError, match=r"schedule\.lr_step_epochs is 3, but schedule\.lr_schedule is 'cosine'"):
@@ -67,7 +67,7 @@ def test_a_cosine_needs_an_end():
 
 
 @pytest.mark.slow
-def test_the_scheduled_rates_are_used_and_resumed(train_toy, tmp_path):
+def test_training_uses_scheduled_rates(train_toy, tmp_path):
     text = CONFIG + 'lr_schedule = "cosine"\nlr_warmup_steps = 15'
     train_toy(text, "whole")
     used = {line["step"]: line["learning_rate"] for line in events(tmp_path / "whole", "step")}

@@ -4,7 +4,6 @@ import re
 from collections import Counter
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from schemas.dataset import open_dataset
@@ -24,7 +23,7 @@ COUNTS = {"en": {"a": 5, "b": 4, "c": 1}, "de": {"b": 9, "c": 4, "d": 3}}
 CONFIG = '[data]\nportions = { de = ["comparable"], en = ["comparable", "translation"] }\n'
 
 
-def test_a_language_has_the_tokens_that_reach_the_threshold_in_it():
+def test_tokens_of_a_language_with_a_threshold_per_language():
     vocabulary = Vocabulary.from_counts(COUNTS, min_count=4)
     by_language = VocabularyParameters(min_count=4, count_scope="language")
     own = {language: [vocabulary.tokens[n] for n in tokens_of(vocabulary, language, by_language)] for language in COUNTS}
@@ -35,7 +34,7 @@ def test_a_language_has_the_tokens_that_reach_the_threshold_in_it():
         assert set(own[language]) == set(Vocabulary.from_counts({language: counts}, min_count=4).tokens)
 
 
-def test_with_a_joint_threshold_a_language_has_all_tokens_that_occur_in_it():
+def test_tokens_of_a_language_with_a_joint_threshold():
     vocabulary = Vocabulary.from_counts(COUNTS, min_count=4, scope="joint")
     own = tokens_of(vocabulary, "en", VocabularyParameters(min_count=4, count_scope="joint"))
     assert [vocabulary.tokens[n] for n in own[4:]] == ["b", "a", "c"]
@@ -44,7 +43,7 @@ def test_with_a_joint_threshold_a_language_has_all_tokens_that_occur_in_it():
 
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("drawn", ["", "captions_per_image = 'one'\nimages = 'half'"])
-def test_tokens_are_counted_on_the_captions_that_are_drawn(toy, shared, drawn):
+def test_min_count_applies_to_sampled_captions(toy, shared, drawn):
     """Kádár et al. 2018, section 4, by brute force: the tokens of each caption of the row, one at a time."""
     config = from_toml(CONFIG + f"min_count = 4\n{drawn}\n[model]\nshared_encoder = {str(shared).lower()}", "test")
     training_inputs = load_training_inputs(config, toy, seed=3)
@@ -65,7 +64,7 @@ def test_tokens_are_counted_on_the_captions_that_are_drawn(toy, shared, drawn):
     )
 
 
-def test_data_and_model_fit_the_configuration(toy):
+def test_training_inputs_follow_the_configuration(toy):
     config = from_toml(CONFIG + "captions_per_image = 'one'\nimages = 'half'", "test")
     training_inputs = load_training_inputs(config, toy, seed=0)
     assert training_inputs.dimensions.languages == training_inputs.training.captions.language_names == ("de", "en")
@@ -78,20 +77,13 @@ def test_data_and_model_fit_the_configuration(toy):
     assert training_inputs.validation.captions.split == "val"
 
 
-def test_features_are_normalised_if_the_configuration_says_so(toy):
+def test_l2_features(toy):
     for l2 in (False, True):
         config = from_toml(CONFIG + f"l2_features = {str(l2).lower()}", "test")
         training_inputs = load_training_inputs(config, toy, seed=0)
         for data in (training_inputs.training, training_inputs.validation):
             norms = (data.features.array**2).sum(1) ** 0.5
             assert (abs(norms - 1).max() < 1e-6) == l2
-
-
-def test_both_splits_may_be_mapped(toy, tmp_path, monkeypatch):
-    monkeypatch.setattr("os.sysconf", lambda name: 1)
-    training_inputs = load_training_inputs(from_toml(CONFIG, "test"), toy, seed=0, memory_map=str(tmp_path))
-    for data in (training_inputs.training, training_inputs.validation):
-        assert isinstance(data.features.stored, np.memmap)
 
 
 def test_samplers(toy):
@@ -107,7 +99,7 @@ def test_samplers(toy):
 
 
 @pytest.mark.parametrize("batches", ["tasks", "images"])
-def test_captions_of_a_single_image_are_no_training(new_captions, batches):
+def test_sampler_of_a_single_image_is_refused(new_captions, batches):
     config = from_toml(
         f"""
     [data]
@@ -129,7 +121,7 @@ def test_captions_of_a_single_image_are_no_training(new_captions, batches):
 
 
 @pytest.mark.slow
-def test_captions_of_similar_length_come_together_on_request(toy):
+def test_bucket_by_length(toy):
     spread = {}
     for bucket in (False, True):
         config = from_toml(CONFIG + f"[schedule]\nbatch_size = 12\nbucket_by_length = {str(bucket).lower()}", "test")
@@ -138,9 +130,6 @@ def test_captions_of_similar_length_come_together_on_request(toy):
         lengths = [captions.lengths[sampler.next().captions[0]] for _ in range(12)]
         spread[bucket] = sum(int(tokens.max() - tokens.min()) for tokens in lengths)
     assert spread[True] < 0.7 * spread[False]
-
-
-# --- languages without validation captions ---------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -154,7 +143,7 @@ def unvalidated(toy, new_dataset, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_language_without_validation_captions_trains_where_it_is_not_monitored(unvalidated, tmp_path):
+def test_unmonitored_language_without_validation_captions(unvalidated, tmp_path):
     config = from_toml(TRAINED + 'monitor_languages = ["en"]', "test")
     result = train(TrainJob(config, unvalidated, str(tmp_path / "run"), device="cpu"))
     assert result.progress.step == 44
@@ -166,7 +155,7 @@ def test_a_language_without_validation_captions_trains_where_it_is_not_monitored
 
 
 @pytest.mark.parametrize("monitor", ["[]", '["de"]', '["en", "de"]'])
-def test_a_language_without_validation_captions_that_is_monitored(unvalidated, monitor):
+def test_monitored_language_without_validation_captions_is_refused(unvalidated, monitor):
     advice = (
         ". Early stopping needs captions in all of schedule.monitor_languages, by default all languages: leave de out of them "
         """(--set 'schedule.monitor_languages=["en"]'), or name another data.validation_split"""

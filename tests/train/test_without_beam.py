@@ -93,13 +93,13 @@ def parts(toy, tmp_path_factory) -> list[str]:
 
 
 @pytest.mark.cluster
-def test_help_of_the_command_loads_neither_torch_nor_beam(parts):
+def test_help_imports_neither_torch_nor_beam(parts):
     assert "Usage:" in parts[0]
     assert "--list-presets" in parts[0]
     assert parts[0].endswith("[]\n")
 
 
-def test_training_and_every_module_of_the_package(parts):
+def test_train_package_imports_no_beam(parts):
     assert parts[1] == "12 ['de', 'en']\n"
 
 

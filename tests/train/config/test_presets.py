@@ -26,7 +26,7 @@ def write(tmp_path):
     return write
 
 
-def test_a_path_starts_at_the_folder_of_the_file_that_names_it(write, tmp_path, monkeypatch):
+def test_extends_paths_are_relative_to_the_file(write, tmp_path, monkeypatch):
     first = write(
         runs__mine='extends = "../bases/wide.toml"\n[loss]\nmargin = 0.3',
         bases__wide='extends = "deeper/narrow.toml"\n[model]\nembed_dim = 64\n[loss]\nmargin = 0.4',
@@ -43,7 +43,7 @@ def test_a_path_starts_at_the_folder_of_the_file_that_names_it(write, tmp_path, 
     assert resolve("runs/mine.toml") == from_toml('extends = "runs/mine.toml"', "text") == config
 
 
-def test_files_that_extend_each_other_are_refused(write, tmp_path):
+def test_circular_extends_is_refused(write, tmp_path):
     first = write(a='extends = "folder/b.toml"', folder__b='extends = "../c.toml"', c='extends = "./folder/../folder/b.toml"')
     a, b, c = (str(tmp_path / name) for name in ("a.toml", "folder/b.toml", "c.toml"))
     with pytest.raises(
@@ -55,7 +55,7 @@ def test_files_that_extend_each_other_are_refused(write, tmp_path):
         resolve(own)
 
 
-def test_the_same_base_twice_is_no_circle(write):
+def test_shared_base_is_no_circle(write):
     write(base='extends = "demo"\n[model]\nword_dim = 8')
     assert resolve(write(one='extends = "base.toml"')) == resolve(write(two='extends = "base.toml"'))
 
@@ -79,6 +79,6 @@ def test_the_same_base_twice_is_no_circle(write):
         ({"a": 'extends = "b.toml"', "b__x": ""}, "{0}/a.toml extends 'b.toml', but there is no file '{0}/b.toml'"),
     ],
 )
-def test_a_missing_or_broken_base_is_named(write, tmp_path, files, message):
+def test_missing_or_invalid_base_is_refused(write, tmp_path, files, message):
     with pytest.raises(UsageError, match=f"^{re.escape(message.format(tmp_path))}"):
         resolve(write(**files))

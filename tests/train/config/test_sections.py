@@ -20,16 +20,13 @@ def leaves(value, prefix=""):
             yield f"{prefix}{item.name}", inner
 
 
-# --- reading ---------------------------------------------------------------------------------------------------------
-
-
 def test_missing_values_have_defaults():
     config = from_toml(SMALL, "a.toml")
     assert config == Config(data=DataConfig(portions={"en": ("comparable",)}))
     assert config.data.languages == ("en",)
 
 
-def test_a_configuration_is_written_as_it_is_read():
+def test_configuration_round_trip():
     text = """
     description = "ein Test: \\"é\\""
     [data]
@@ -49,14 +46,14 @@ def test_a_configuration_is_written_as_it_is_read():
     assert to_toml(from_toml(to_toml(config), "b.toml")) == to_toml(config)
 
 
-def test_the_order_of_languages_is_kept():
+def test_languages_keep_their_order():
     ab = from_toml('[data]\nportions = { a = ["x"], b = ["x"] }', "a.toml")
     ba = from_toml('[data]\nportions = { b = ["x"], a = ["x"] }', "a.toml")
     assert (ab.data.languages, ba.data.languages) == (("a", "b"), ("b", "a"))
     assert to_toml(ab) != to_toml(ba)
 
 
-def test_overrides_are_toml_or_words():
+def test_overrides():
     overrides = {
         "optimizer.learning_rate": "1e-3",
         "loss.hinges": "max",
@@ -72,7 +69,7 @@ def test_overrides_are_toml_or_words():
     assert config.description == "in quotes"
 
 
-def test_a_file_extends_a_preset(tmp_path):
+def test_file_extends_a_preset(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(
         'extends = "kadar2018/bilingual-c2c"\n[model]\nembed_dim = 64\n[data]\nportions = { de = ["translation"], en = ["x"] }'
@@ -81,9 +78,6 @@ def test_a_file_extends_a_preset(tmp_path):
     assert config.model == replace(base.model, embed_dim=64)
     assert config.loss == base.loss
     assert config.data.portions == {"de": ("translation",), "en": ("x",)}  # A value is replaced, not mixed with the preset's.
-
-
-# --- errors ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -131,7 +125,7 @@ def test_a_file_extends_a_preset(tmp_path):
         ("[schedule]\nmax_steps = -1", "schedule.max_steps is -1, expected 0 or more"),
     ],
 )
-def test_an_impossible_value_is_refused(text, message):
+def test_invalid_values_are_refused(text, message):
     with pytest.raises(UsageError, match=message):
         from_toml(SMALL + text, "mine")
 
@@ -165,12 +159,12 @@ def test_an_impossible_value_is_refused(text, message):
         ('extends = "kadar2018/bilingal"', r"there is no preset 'kadar2018/bilingal': did you mean kadar2018/bilingual"),
     ],
 )
-def test_an_impossible_configuration_is_refused(text, message):
+def test_invalid_configurations_are_refused(text, message):
     with pytest.raises(UsageError, match=message):
         from_toml(text, "mine")
 
 
-def test_a_missing_preset_or_file_is_refused(tmp_path):
+def test_missing_presets_and_files_are_refused(tmp_path):
     with pytest.raises(UsageError, match=r"there is no file 'no\.toml'"):
         resolve("no.toml")
     with pytest.raises(UsageError, match="there is no preset 'gella2017'"):
@@ -179,22 +173,20 @@ def test_a_missing_preset_or_file_is_refused(tmp_path):
         resolve("../presets/vsepp")
 
 
-def test_an_override_below_a_value_is_refused():
+def test_override_below_a_value_is_refused():
     with pytest.raises(UsageError, match=r"cannot set 'loss.margin.x': 'margin' is a value, not a section"):
         from_toml(SMALL + "[loss]\nmargin = 1.0", "mine", {"loss.margin.x": "1"})
     with pytest.raises(UsageError, match=r"unknown key loss\.x"):
         from_toml(SMALL, "mine", {"loss.x": "1"})
 
 
-def test_the_lasting_configuration_excludes_the_budget():
+def test_lasting_configuration_excludes_the_budget():
     config = from_toml(SMALL, "a.toml")
     longer = replace(config, schedule=ScheduleConfig(max_steps=5, max_epochs=4, patience=0), description="x")
     assert to_toml(longer.lasting) == to_toml(config.lasting)
     other = replace(config, schedule=ScheduleConfig(batch_size=5))
     assert to_toml(other.lasting) != to_toml(config.lasting)
 
-
-# --- presets ---------------------------------------------------------------------------------------------------------
 
 GELLA = {"vse-en", "vse-de", "oe-en", "oe-de", "pivot-sym", "pivot-asym", "parallel-sym", "parallel-asym"}
 KADAR = {
@@ -216,7 +208,7 @@ HUANG = {"mha-d", "mha", "mha-d-vgg19", "mha-d-fasttext", "mha-d-bert"}
 SCAN = ("t2i-lse", "t2i-avg", "i2t-lse", "i2t-avg")
 
 
-def test_there_is_a_preset_for_each_row():
+def test_each_table_row_has_a_preset():
     rows = {"gella2017": GELLA, "kadar2018": KADAR, "huang2019": HUANG}
     expected = {*OTHERS, *(f"{paper}/{name}" for paper, names in rows.items() for name in names)}
     expected |= {f"scan/{name}{language}" for name in SCAN for language in ("", "-de")}
@@ -224,14 +216,14 @@ def test_there_is_a_preset_for_each_row():
 
 
 @pytest.mark.parametrize("name", preset_names())
-def test_a_preset_is_a_configuration(name):
+def test_presets_are_configurations(name):
     config = resolve(name)
     assert config.description
     assert from_toml(to_toml(config), "copy") == config
 
 
 @pytest.mark.parametrize("name", [name for name in preset_names() if name != "demo"])
-def test_presets_of_papers_state_every_number(name):
+def test_presets_of_papers_set_all_hyperparameters(name):
     config = resolve(name)
     text, extended = read_preset(name), ""
     while 'extends = "' in text:
@@ -403,7 +395,7 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize("name", [name for name in preset_names() if name != "demo" and not name.startswith("vsepp")])
-def test_numbers_of_the_papers(name):
+def test_presets_equal_the_papers(name):
     config = resolve(name)
     found, expected = {**dict(leaves(config)), "model.kind": config.model.kind}, {}
     for pattern, numbers in NUMBERS.items():
@@ -411,7 +403,7 @@ def test_numbers_of_the_papers(name):
     assert {key: found[key] for key in expected} == expected
 
 
-def test_a_binary_file_is_refused(tmp_path):
+def test_binary_file_is_refused(tmp_path):
     (tmp_path / "x.toml").write_bytes(b"[data]\n\xff\xfe")
     with pytest.raises(UsageError, match=r"x\.toml' is not UTF-8: line 2, column 1"):
         resolve(str(tmp_path / "x.toml"))

@@ -57,7 +57,7 @@ def found_rows(captions) -> list[dict]:
 
 @pytest.mark.parametrize("split", ["train", "val", "test"])
 @pytest.mark.parametrize("portions", [PORTIONS, {"fr": ("translation",), "de": ("comparable",)}])
-def test_captions_are_the_rows_of_the_shards(toy, split, portions):
+def test_read_captions_equals_rows(toy, split, portions):
     captions = read_captions(open_dataset(toy.captions), split=split, portions=portions)
     assert found_rows(captions) == expected_rows(toy.captions, split, portions)
     assert captions.image_ids == tuple(sorted(set(captions.image_ids)))
@@ -69,7 +69,7 @@ def test_captions_are_the_rows_of_the_shards(toy, split, portions):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 2, 7, 100])
-def test_the_number_of_shards_makes_no_difference(toy, new_dataset, tmp_path: Path, shards):
+def test_read_captions_is_independent_of_shards(toy, new_dataset, tmp_path: Path, shards):
     path = tmp_path / "encoded"
     rows = open_dataset(toy.captions).table().to_pylist()
     new_dataset(path, "encoded", rows, parameters={}, shards=shards)
@@ -88,7 +88,7 @@ def divided(toy, new_dataset, folder: Path) -> str:
     return str(folder)
 
 
-def test_several_splits_are_read_as_if_they_were_one(toy, new_dataset, tmp_path):
+def test_read_captions_of_several_splits(toy, new_dataset, tmp_path):
     encoded = open_dataset(divided(toy, new_dataset, tmp_path / "encoded"))
     captions = read_captions(encoded, split=("train", "restval"), portions=PORTIONS)
     expected = read_captions(open_dataset(toy.captions), split="train", portions=PORTIONS)
@@ -103,7 +103,7 @@ def test_several_splits_are_read_as_if_they_were_one(toy, new_dataset, tmp_path)
 
 
 @pytest.mark.slow
-def test_a_training_on_several_splits_is_that_on_one(toy, new_dataset, tmp_path, finished_run):
+def test_training_on_several_splits_equals_one(toy, new_dataset, tmp_path, finished_run):
     folder = divided(toy, new_dataset, tmp_path / "encoded")
     config = from_toml(CONFIG.replace("[data]", '[data]\nsplit = ["train", "restval"]'), "test")
     train(TrainJob(config, replace(toy, captions=folder), str(tmp_path / "run"), device="cpu", curves=False))
@@ -115,7 +115,7 @@ def test_a_training_on_several_splits_is_that_on_one(toy, new_dataset, tmp_path,
 
 
 @pytest.mark.slow
-def test_training_images_in_another_split_are_reported_before_training_and_by_evaluate(toy, new_dataset, tmp_path, caplog):
+def test_overlapping_splits_are_reported(toy, new_dataset, tmp_path, caplog):
     dataset = open_dataset(toy.captions)
     rows = dataset.table().to_pylist()
     moved = ("train-003", "train-007")
@@ -133,7 +133,7 @@ def test_training_images_in_another_split_are_reported_before_training_and_by_ev
     assert len(remarks) == 2
 
 
-def test_row_groups_with_dictionaries_of_their_own(toy, new_dataset, tmp_path: Path, monkeypatch):
+def test_read_captions_with_dictionaries_per_row_group(toy, new_dataset, tmp_path: Path, monkeypatch):
     folder = tmp_path / "encoded"
     monkeypatch.setattr("schemas.writing.shard_writer._TEXT_ROW_GROUP_ROWS", 5)
     new_dataset(folder, "encoded", open_dataset(toy.captions).table().to_pylist(), parameters={}, shards=3)
@@ -145,7 +145,7 @@ def test_row_groups_with_dictionaries_of_their_own(toy, new_dataset, tmp_path: P
     assert found_rows(captions) == expected_rows(toy.captions, "val", PORTIONS)
 
 
-def test_languages_and_portions_default_to_those_of_the_split(toy):
+def test_read_captions_defaults(toy):
     dataset = open_dataset(toy.captions)
     everything = {"de": ("comparable",), "en": ("comparable", "translation"), "fr": ("translation",)}
     captions = read_captions(dataset, split="val")
@@ -157,7 +157,7 @@ def test_languages_and_portions_default_to_those_of_the_split(toy):
     assert found_rows(captions) == expected_rows(toy.captions, "val", dict.fromkeys(("en", "fr"), ("translation",)))
 
 
-def test_selected_captions_keep_their_tokens(toy):
+def test_select(toy):
     captions = read_captions(open_dataset(toy.captions), split="train", portions=PORTIONS)
     rows = np.random.default_rng(0).integers(len(captions), size=200)  # With repetition, in any order.
     chosen = captions.select(rows)
@@ -171,7 +171,7 @@ def test_selected_captions_keep_their_tokens(toy):
     assert nothing.compact().image_ids == ()
 
 
-def test_compact_captions_list_only_their_own_images(toy):
+def test_compact(toy):
     captions = read_captions(open_dataset(toy.captions), split="train", portions=PORTIONS)
     half = captions.select(captions.images % 2 == 1)
     compact = half.compact()
@@ -180,7 +180,7 @@ def test_compact_captions_list_only_their_own_images(toy):
     assert compact.images.dtype == np.int32
 
 
-def test_rows_of_a_language(toy):
+def test_rows_of(toy):
     captions = read_captions(open_dataset(toy.captions), split="train", portions=PORTIONS)
     for language in ("en", "fr"):
         assert captions.rows_of(language).tolist() == [
@@ -189,7 +189,7 @@ def test_rows_of_a_language(toy):
     assert captions.rows_of("de").tolist() == []
 
 
-def test_missing_captions_are_an_error_that_lists_the_available_ones(toy):
+def test_missing_captions_are_refused(toy):
     dataset = open_dataset(toy.captions)
     listing = "It has: test: de comparable 18, en comparable 27, en translation 9, fr translation 9; train: de comparable 80, "
     for arguments, what in [
@@ -225,7 +225,7 @@ def test_other_kinds_are_refused(toy):
     ("ids", "message"),
     [([1, 5, 2], "it holds token id 5, expected 0 to 4"), ([1, -3, 2], "token id -3"), ([], "a caption without token ids")],
 )
-def test_token_ids_that_cannot_be_looked_up(new_dataset, tmp_path, ids, message):
+def test_invalid_token_ids_are_refused(new_dataset, tmp_path, ids, message):
     row = {"image_id": "a", "language": "en", "portion": "comparable", "index": 0, "split": "train", "length": 3}
     rows = [{**row, "token_ids": [1, 4, 2]}, {**row, "index": 1, "token_ids": ids}]
     new_dataset(tmp_path / "encoded", "encoded", rows, parameters={"vocabulary_size": 5})
@@ -248,7 +248,7 @@ def captions(new_captions):
     return new_captions([rows[n] for n in np.random.default_rng(0).permutation(len(rows))], tuple(COUNTS))
 
 
-def test_pairs_are_all_pairs_of_an_image_in_different_languages(captions):
+def test_caption_pairs_equal_brute_force(captions):
     expected = set()
     for a, b in combinations(range(len(captions)), 2):
         if captions.images[a] == captions.images[b] and captions.languages[a] != captions.languages[b]:
@@ -261,7 +261,7 @@ def test_pairs_are_all_pairs_of_an_image_in_different_languages(captions):
 
 
 @pytest.mark.parametrize("languages", [(), ("en",)])
-def test_without_a_second_language_there_are_no_pairs(captions, languages):
+def test_caption_pairs_of_one_language(captions, languages):
     chosen = captions.select(captions.languages < len(languages))
     assert len(caption_pairs(chosen)) == 0
 
@@ -289,7 +289,7 @@ def bilingual(new_captions):
     return new_captions(bilingual_rows(1000), ("en", "de"))
 
 
-def test_one_caption_of_each_image_and_language(bilingual):
+def test_one_caption_per_image(bilingual):
     chosen = one_caption_per_image(bilingual, 0)
     assert len(chosen) == 2000
     assert Counter((image, language) for image, language, _, _ in keys(chosen)).most_common(1)[0][1] == 1
@@ -297,7 +297,7 @@ def test_one_caption_of_each_image_and_language(bilingual):
     assert [key for key in keys(bilingual) if key in drawn] == keys(chosen)  # The order stays.
 
 
-def test_every_caption_is_equally_likely(bilingual):
+def test_one_caption_per_image_is_uniform(bilingual):
     chosen = keys(one_caption_per_image(bilingual, 0))
     for language in ("en", "de"):
         counts = Counter(index for _, other, _, index in chosen if other == language)
@@ -310,7 +310,7 @@ def test_every_caption_is_equally_likely(bilingual):
     assert 150 <= same <= 250
 
 
-def test_one_caption_of_portions_together(new_captions):
+def test_one_caption_per_image_over_portions(new_captions):
     rows = [
         ("b", "en", "translation", 0, [1]),
         ("a", "en", "comparable", 0, [2]),
@@ -328,7 +328,7 @@ def test_one_caption_of_portions_together(new_captions):
 
 
 @pytest.mark.parametrize("images", [1000, 7])
-def test_half_of_the_images_with_all_their_captions(new_captions, images):
+def test_half_of_images(new_captions, images):
     captions = new_captions(bilingual_rows(images))
     chosen = half_of_images(captions, 0)
     kept = images_of(chosen, "en")
@@ -345,13 +345,13 @@ def test_disjoint_halves(bilingual):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("regime", [one_caption_per_image, half_of_images, disjoint_halves])
-def test_seeds(bilingual, regime):
+def test_regimes_follow_the_seed(bilingual, regime):
     assert keys(regime(bilingual, 5)) == keys(regime(bilingual, 5))
     assert keys(regime(bilingual, 5)) != keys(regime(bilingual, 6))
 
 
 @pytest.mark.parametrize("regime", [one_caption_per_image, half_of_images, disjoint_halves])
-def test_the_order_of_rows_and_images_without_captions_make_no_difference(bilingual, new_captions, regime):
+def test_regimes_are_independent_of_row_order(bilingual, new_captions, regime):
     rows = bilingual_rows(60)
     shuffled = [rows[n] for n in np.random.default_rng(0).permutation(len(rows))]
     expected = sorted(keys(regime(new_captions(rows, ("en", "de")), 1)))
@@ -361,17 +361,14 @@ def test_the_order_of_rows_and_images_without_captions_make_no_difference(biling
 
 
 @pytest.mark.parametrize("regime", [one_caption_per_image, half_of_images])
-def test_draws_do_not_depend_on_other_languages(bilingual, regime):
+def test_regimes_are_independent_of_other_languages(bilingual, regime):
     alone = bilingual.select(bilingual.rows_of("en"))
     assert keys(regime(alone, 2)) == [key for key in keys(regime(bilingual, 2)) if key[1] == "en"]
 
 
 @pytest.mark.parametrize("regime", [one_caption_per_image, half_of_images, disjoint_halves])
-def test_no_captions(bilingual, regime):
+def test_regimes_without_captions(bilingual, regime):
     assert len(regime(bilingual.select(np.zeros(0, np.int64)), 0)) == 0
-
-
-# --- the counts of the papers ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ def features(new_dataset, tmp_path):
 
 @pytest.mark.parametrize("arguments", [{}, {"l2": True}])
 @pytest.mark.parametrize("mapped", [True, False])
-def test_zeros_and_unusual_norms_are_counted(features, tmp_path, arguments, mapped):
+def test_outliers_are_counted(features, tmp_path, arguments, mapped):
     if mapped:
         arguments = {**arguments, "memory_map": tmp_path / "cache"}
     read = features({3: 0, 5: 101, 6: 99, 7: 1 / 101, 8: 1 / 99, 11: 1e25, 12: 0}, **arguments)
@@ -46,12 +46,12 @@ def test_zeros_and_unusual_norms_are_counted(features, tmp_path, arguments, mapp
     assert json.loads(json.dumps(found.to_dict()))["norm_outliers"] == 3
 
 
-def test_ordinary_features_are_not_mentioned(features):
+def test_ordinary_features_are_no_outliers(features):
     assert find_feature_outliers("train", features({1: 99.0, 2: 1 / 99}), IDS) is None
     assert find_feature_outliers("train", features({}), IDS) is None
 
 
-def test_one_vector_of_several_is_enough(features):
+def test_outlier_among_several_vectors(features):
     found = find_feature_outliers("val", features({4: 0}, shape=(3, 2), dtype="float16"), IDS)
     assert (found.zero_features, found.norm_outliers, found.example) == (1, 0, "image-04")
 

@@ -42,7 +42,7 @@ def features(new_dataset, tmp_path):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("l2", [False, True])
 @pytest.mark.parametrize("mapped", [False, True])
-def test_rows_come_in_the_requested_order(features, tmp_path, dtype, l2, mapped):
+def test_read_features_in_requested_order(features, tmp_path, dtype, l2, mapped):
     dataset, by_id = features(spec=FeatureSpec("toy", (6,), dtype))
     ids = [IDS[n] for n in np.random.default_rng(1).permutation(len(IDS))[:17]]
     arguments = {"memory_map": tmp_path / "cache"} if mapped else {}
@@ -60,7 +60,7 @@ def test_rows_come_in_the_requested_order(features, tmp_path, dtype, l2, mapped)
 
 
 @pytest.mark.parametrize("width", [1, 3, 8, 2048])
-def test_a_batch_has_the_bits_that_all_at_once_have(new_dataset, tmp_path, width):
+def test_features_of_a_batch_equal_all_features(new_dataset, tmp_path, width):
     values = np.random.default_rng(2).standard_normal((50, width)).astype(np.float16)
     ids = [f"{number:02d}" for number in range(50)]
     rows = [{"image_id": image_id, "feature": value} for image_id, value in zip(ids, values, strict=True)]
@@ -73,22 +73,13 @@ def test_a_batch_has_the_bits_that_all_at_once_have(new_dataset, tmp_path, width
         assert features[np.arange(7, 39)].tobytes() == expected[7:39].tobytes()
 
 
-def test_several_features_of_an_image_stay_apart(features):
-    dataset, by_id = features(spec=FeatureSpec("toy", (2, 3)))
-    result = read_features(dataset, IDS[:3], l2=True)
-    assert result.array.shape == (3, 2, 3)
-    for row, image_id in zip(result.array, IDS, strict=False):
-        values = by_id[image_id].reshape(2, 3)
-        np.testing.assert_allclose(row, values / np.linalg.norm(values, axis=1, keepdims=True), rtol=2e-7)
-
-
-def test_no_images(features, tmp_path):
+def test_read_features_without_images(features, tmp_path):
     dataset, _ = features()
     for arguments in ({}, {"memory_map": tmp_path / "cache"}):
         assert read_features(dataset, [], **arguments).array.shape == (0, 6)
 
 
-def test_a_mapped_file_is_used_again(features, tmp_path):
+def test_mapped_file_is_reused(features, tmp_path):
     dataset, _ = features()
     arguments = {"memory_map": tmp_path / "cache"}
     first = read_features(dataset, IDS[:5], **arguments)
@@ -109,18 +100,6 @@ def test_a_mapped_file_is_used_again(features, tmp_path):
     # Other data need another file; the features of a dataset may also grow, and its fingerprint stays.
     read_features(features("others")[0], IDS[:5], **arguments)
     assert len(list((tmp_path / "cache").iterdir())) == 2
-
-
-def test_a_torn_mapped_file_never_appears(features, tmp_path, monkeypatch):
-    dataset, _ = features()
-
-    def fail(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("train.data.features.norms_of", fail)
-    with pytest.raises(KeyboardInterrupt):
-        read_features(dataset, IDS[:5], memory_map=tmp_path / "cache")
-    assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_features_too_large_for_memory(features, tmp_path, monkeypatch):
@@ -157,7 +136,7 @@ def test_other_kinds_are_refused(toy):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_value_that_is_not_finite_is_refused(new_dataset, tmp_path, value):
+def test_nonfinite_features_are_refused(new_dataset, tmp_path, value):
     rows = [{"image_id": name, "feature": np.zeros(6)} for name in IDS]
     rows[4]["feature"][5] = value
     new_dataset(tmp_path / "features", "features", rows, parameters={}, spec=TOY)
@@ -231,7 +210,7 @@ def test_vectors_have_no_mask(toy):
     assert read_features(dataset, dataset.image_ids()[:3]).mask(slice(None)) is None
 
 
-def test_what_is_mapped_is_pickled_as_its_path(write, tmp_path):
+def test_mapped_features_are_pickled_as_path(write, tmp_path):
     dataset, _ = write()
     read = read_features(dataset, FULL, l2=True, memory_map=tmp_path / "cache")
     data = pickle.dumps(read)
@@ -246,7 +225,7 @@ def test_what_is_mapped_is_pickled_as_its_path(write, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux says what is mapped")
-def test_what_was_read_does_not_stay(write, tmp_path):
+def test_mapped_pages_are_released(write, tmp_path):
     dataset, _ = write()
     read = read_features(dataset, FULL, memory_map=tmp_path / "cache")
     assert file_pages(tmp_path / "cache") == 0  # Nor what was written.
@@ -260,7 +239,7 @@ def test_what_was_read_does_not_stay(write, tmp_path):
     assert file_pages(tmp_path / "cache") == 0
 
 
-def test_an_image_without_a_region_is_one_without_features(write, tmp_path):
+def test_image_without_regions_lacks_features(write, tmp_path):
     dataset, _ = write()
     assert missing_images(dataset, [*REGION_IDS, "other"]).tolist() == [0, 4, 8, 12]
     for arguments in ({}, {"memory_map": tmp_path / "cache"}):
@@ -268,7 +247,7 @@ def test_an_image_without_a_region_is_one_without_features(write, tmp_path):
             read_features(dataset, REGION_IDS, **arguments)
 
 
-def test_a_shard_gives_the_images_that_have_regions(write):
+def test_shard_features_of_regions(write):
     dataset, by_id = write(np.nan)
     found = {}
     for number in range(dataset.num_shards):
@@ -282,7 +261,7 @@ def test_a_shard_gives_the_images_that_have_regions(write):
     assert sorted(image_id for ids in chosen for image_id in ids) == ["image-03", "image-05"]
 
 
-def test_impossible_numbers_of_regions_are_refused(write):
+def test_invalid_region_counts_are_refused(write):
     for used in (4, -1):
         dataset, _ = write(name=f"wrong{used}", used=[*USED[:-1], used])
         low, high = min(0, used), max(3, used)
@@ -290,7 +269,7 @@ def test_impossible_numbers_of_regions_are_refused(write):
             vectors_of(dataset, dataset.table(["features", "num_regions"]))
 
 
-def test_what_is_not_finite_is_refused_where_it_is_in_use(write, tmp_path):
+def test_nonfinite_regions_are_refused(write, tmp_path):
     dataset, _ = write(np.nan, factors={7: np.nan})
     for arguments in ({}, {"memory_map": tmp_path / "cache"}):
         with pytest.raises(DatasetError, match=r"has NaN or infinite features, e\.g\. of image 'image-07'"):
@@ -299,7 +278,7 @@ def test_what_is_not_finite_is_refused_where_it_is_in_use(write, tmp_path):
 
 
 @pytest.mark.parametrize("mapped", [False, True])
-def test_padding_is_not_odd(write, tmp_path, mapped):
+def test_padding_is_no_outlier(write, tmp_path, mapped):
     arguments = {"memory_map": tmp_path / "cache"} if mapped else {}
     dataset, _ = write(5e4)
     assert find_feature_outliers("train", read_features(dataset, FULL, **arguments), FULL) is None

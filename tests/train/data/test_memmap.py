@@ -33,7 +33,7 @@ def path(tmp_path):
     return path
 
 
-def test_a_whole_file_is_used_again(path, tmp_path):
+def test_complete_file_is_reused(path, tmp_path):
     array = mapped_array(tmp_path / "cache", ["a"], SHAPE, np.float32, never)
     assert isinstance(array, np.memmap)
     assert array.tolist() == np.arange(21).reshape(SHAPE).tolist()
@@ -56,7 +56,7 @@ def test_a_whole_file_is_used_again(path, tmp_path):
         lambda data: data.replace(b"(7, 3)", b"7 +*"),
     ],
 )
-def test_a_file_of_another_content_is_made_again(path, tmp_path, change):
+def test_damaged_file_is_rewritten(path, tmp_path, change):
     before = path.read_bytes()
     path.write_bytes(change(before))
     array = mapped_array(tmp_path / "cache", ["a"], SHAPE, np.float32, count)
@@ -64,21 +64,21 @@ def test_a_file_of_another_content_is_made_again(path, tmp_path, change):
     assert path.read_bytes() == before
 
 
-def test_a_folder_in_its_place_is_an_error(path, tmp_path):
+def test_folder_at_the_path_is_refused(path, tmp_path):
     path.unlink()
     path.mkdir()
     with pytest.raises(DatasetError, match=r"\.npy': the path is a folder, expected a file"):
         mapped_array(tmp_path / "cache", ["a"], SHAPE, np.float32, count)
 
 
-def test_other_content_has_another_file(path, tmp_path):
+def test_identity_shape_and_type_name_the_file(path, tmp_path):
     for identity, shape, dtype in ((["b"], SHAPE, np.float32), (["a"], (3, 7), np.float32), (["a"], SHAPE, np.float16)):
         mapped_array(tmp_path / "cache", identity, shape, dtype, count)
     assert len(list((tmp_path / "cache").iterdir())) == 4
 
 
 @pytest.mark.parametrize("supported", [True, False])
-def test_a_full_disk_is_an_error_before_a_page_is_written(tmp_path, monkeypatch, supported):
+def test_full_disk_is_an_error_before_writing(tmp_path, monkeypatch, supported):
     """A mapped page that finds no space ends the process with a signal."""
 
     def full(*arguments):
@@ -97,8 +97,6 @@ def test_a_full_disk_is_an_error_before_a_page_is_written(tmp_path, monkeypatch,
         mapped_array(tmp_path / "cache", ["a"], SHAPE, np.float32, never)
     assert list((tmp_path / "cache").iterdir()) == []
 
-
-# --- several processes -----------------------------------------------------------------------------------------------
 
 # Fills in two steps, says where it is, and waits in between until it is told to go on.
 MAKER = """
@@ -128,7 +126,7 @@ def maker(folder: Path) -> subprocess.Popen:
 
 
 @pytest.mark.cluster
-def test_of_several_processes_one_makes_the_file(tmp_path):
+def test_single_process_writes_the_file(tmp_path):
     processes = [maker(tmp_path / "cache") for _ in range(3)]
     streams = selectors.DefaultSelector()
     for process in processes:
@@ -144,7 +142,7 @@ def test_of_several_processes_one_makes_the_file(tmp_path):
 
 
 @pytest.mark.cluster
-def test_what_a_killed_process_left_is_not_taken_for_whole(tmp_path):
+def test_partial_file_of_a_killed_process_is_rewritten(tmp_path):
     process = maker(tmp_path / "cache")
     assert process.stdout.readline() == "half\n"
     process.kill()
@@ -155,7 +153,7 @@ def test_what_a_killed_process_left_is_not_taken_for_whole(tmp_path):
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
-def test_other_files_are_left_alone(path, tmp_path):
+def test_other_files_stay(path, tmp_path):
     (path.parent / "mine.txt").write_text("mine")
     mapped_array(tmp_path / "cache", ["b"], SHAPE, np.float32, count)
     assert path.exists()

@@ -42,12 +42,9 @@ def same(a, b) -> bool:
     )
 
 
-# --- rows ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("count", "size"), [(10, 4), (12, 4), (3, 4), (1, 1)])
 @pytest.mark.parametrize("by_length", [False, True])
-def test_a_pass_holds_every_row_once(count, size, by_length):
+def test_epoch_batches_cover_every_row(count, size, by_length):
     lengths = np.arange(count) % 5 if by_length else None
     shuffled = EpochBatches(count, size, (0,), lengths=lengths)
     steps = -(-count // size)
@@ -64,7 +61,7 @@ def test_a_pass_holds_every_row_once(count, size, by_length):
         assert passes[0] != passes[1] != passes[2]
 
 
-def test_rows_of_similar_length_come_together_but_not_in_order_of_length():
+def test_epoch_batches_bucket_by_length():
     lengths = np.random.default_rng(0).integers(3, 40, size=64 * 8 * BUCKET_BATCHES + 5)
     shuffled = EpochBatches(len(lengths), 8, (0,), lengths=lengths)
     batches = [shuffled.next() for _ in range(shuffled.epoch_steps)]
@@ -77,17 +74,14 @@ def test_rows_of_similar_length_come_together_but_not_in_order_of_length():
     assert set(pool.tolist()) == set(np.concatenate([EpochBatches(len(lengths), 8 * BUCKET_BATCHES, (0,)).next()]).tolist())
 
 
-def test_a_shuffled_order_has_no_preference():
+def test_epoch_batches_orders_are_uniform():
     shuffled = EpochBatches(4, 4, (1,))
     orders = Counter(tuple(shuffled.next().tolist()) for _ in range(2400))
     assert len(orders) == 24
     assert all(60 <= count <= 140 for count in orders.values())  # 100 expected, standard deviation 9.8.
 
 
-# --- tasks -----------------------------------------------------------------------------------------------------------
-
-
-def test_an_epoch_of_one_language_holds_every_caption_once(rows):
+def test_task_sampler_epoch_of_one_language(rows):
     captions = rows()
     captions = captions.select(captions.rows_of("de"))
     with pytest.raises(UsageError, match="the training split has no captions in language 'en'"):
@@ -104,7 +98,7 @@ def test_an_epoch_of_one_language_holds_every_caption_once(rows):
             assert batch.images.tolist() == captions.images[batch.captions[0]].tolist()
 
 
-def test_languages_are_equally_likely_and_run_out_independently(rows):
+def test_task_sampler_languages_are_equally_likely(rows):
     captions = rows()
     sampler = TaskSampler(captions, 4, seed=0)
     assert sampler.epoch_steps == 29 + 18 + 5
@@ -117,7 +111,7 @@ def test_languages_are_equally_likely_and_run_out_independently(rows):
             assert sorted(chain.from_iterable(rows_of_batches[start : start + steps])) == captions.rows_of(language).tolist()
 
 
-def test_tasks_are_drawn_with_their_probability_and_pairs_come_once_a_pass(rows):
+def test_task_sampler_c2c_probability(rows):
     captions = rows()
     sampler = TaskSampler(captions, 4, seed=1, c2c_probability=0.25)
     assert sampler.epoch_steps == round(52 / 0.75)
@@ -142,13 +136,13 @@ def test_tasks_are_drawn_with_their_probability_and_pairs_come_once_a_pass(rows)
     assert any(None in batch.languages for batch in between)
 
 
-def test_pairs_of_two_languages_have_a_language_on_each_side(rows):
+def test_task_sampler_pairs_of_two_languages(rows):
     sampler = TaskSampler(rows(en=2, de=3), 8, seed=0, c2c_probability=1)
     assert sampler.epoch_steps == -(-23 * 6 // 8)
     assert {sampler.next().languages for _ in range(40)} == {("en", "de")}
 
 
-def test_pairs_of_similar_length_come_together(rows):
+def test_task_sampler_buckets_pairs_by_length(rows):
     captions = rows(en=5, de=5)
     spreads = []
     for bucket in (False, True):
@@ -160,15 +154,12 @@ def test_pairs_of_similar_length_come_together(rows):
     assert spreads[1] < 0.4 * spreads[0]
 
 
-def test_missing_pairs_are_refused(rows):
+def test_task_sampler_without_pairs_is_refused(rows):
     with pytest.raises(UsageError, match="no image has captions in two languages"):
         TaskSampler(rows(en=2), 8, seed=0, c2c_probability=0.5)
 
 
-# --- images ----------------------------------------------------------------------------------------------------------
-
-
-def test_an_epoch_of_images_holds_every_caption_once(rows):
+def test_image_sampler_epoch(rows):
     captions = rows(en=5, de=5)
     sampler = ImageSampler(captions, 4, seed=0)
     assert sampler.epoch_steps == 5 * 6
@@ -190,7 +181,7 @@ def test_an_epoch_of_images_holds_every_caption_once(rows):
     assert matches[0] != matches[1]
 
 
-def test_fewer_captions_in_one_language_are_shown_again_in_turn(rows, caplog):
+def test_image_sampler_repeats_captions_of_smaller_languages(rows, caplog):
     captions = rows()
     with caplog.at_level(logging.WARNING):
         sampler = ImageSampler(captions, 64, seed=0)
@@ -207,7 +198,7 @@ def test_fewer_captions_in_one_language_are_shown_again_in_turn(rows, caplog):
         assert sorted(counts) == np.flatnonzero(chosen).tolist()
 
 
-def test_images_with_fewer_captions_are_in_fewer_passes(new_captions):
+def test_image_sampler_images_with_fewer_captions(new_captions):
     captions = new_captions([("a", "en", "c", n, [1]) for n in range(3)] + [("b", "en", "c", 0, [1])])
     sampler = ImageSampler(captions, 2, seed=0)
     batches = [sampler.next() for _ in range(sampler.epoch_steps)]
@@ -215,13 +206,11 @@ def test_images_with_fewer_captions_are_in_fewer_passes(new_captions):
     assert sorted(np.concatenate([batch.captions[0] for batch in batches]).tolist()) == [0, 1, 2, 3]
 
 
-def test_images_that_lack_a_language(new_captions):
+def test_image_sampler_without_complete_images_is_refused(new_captions):
     captions = new_captions([("a", "en", "c", 0, [1]), ("b", "de", "c", 0, [1])])
     with pytest.raises(UsageError, match="no image has captions in every one of de, en"):
         ImageSampler(captions, 2, seed=0)
 
-
-# --- resuming --------------------------------------------------------------------------------------------------------
 
 SAMPLERS = {
     "c2i": lambda captions, seed: TaskSampler(captions, 4, seed=seed),
@@ -232,7 +221,7 @@ SAMPLERS = {
 
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("step", [0, 1, 17, 25, 60, 333])
-def test_a_restored_sampler_returns_the_same_batches(rows, name, step):
+def test_sampler_restores_its_state(rows, name, step):
     captions, make = rows(), SAMPLERS[name]
     sampler = make(captions, 7)
     for _ in range(step):
@@ -248,7 +237,7 @@ def test_a_restored_sampler_returns_the_same_batches(rows, name, step):
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_batches_depend_on_the_seed_alone(rows, name):
+def test_sampler_follows_the_seed(rows, name):
     captions, make = rows(), SAMPLERS[name]
     first, again, other = make(captions, 0), make(captions, 0), make(captions, 1)
     batches = [(first.next(), again.next(), other.next()) for _ in range(20)]
@@ -269,7 +258,7 @@ def rows_in(batches):
 
 
 @pytest.mark.parametrize("batch_size", [5, 7, 1000])
-def test_each_caption_comes_once_with_its_image(captions, batch_size):
+def test_fixed_batches_cover_every_caption(captions, batch_size):
     batches = fixed_batches(captions, ScheduleConfig(batch_size=batch_size), LossConfig())
     assert rows_in(batches) == Counter(range(len(captions)))
     for batch in batches:
@@ -283,7 +272,7 @@ def test_each_caption_comes_once_with_its_image(captions, batch_size):
 
 
 @pytest.mark.parametrize(("probability", "share"), [(0.5, 1), (0.2, 0.25), (1.0, 1)])
-def test_caption_pairs_are_as_frequent_as_in_a_training(captions, probability, share):
+def test_fixed_batches_share_of_caption_pairs(captions, probability, share):
     batches = fixed_batches(captions, ScheduleConfig(batch_size=8), LossConfig(c2c_probability=probability))
     pairs = [batch for batch in batches if batch.task == "c2c"]
     assert sum(len(batch.images) for batch in pairs) == round(share * len(captions))
@@ -304,7 +293,7 @@ def set_of(batches, task):
     return [batch for batch in batches if batch.task == task]
 
 
-def test_images_come_with_a_caption_in_every_language(captions):
+def test_fixed_batches_of_images(captions):
     batches = fixed_batches(captions, ScheduleConfig(batches="images", batch_size=5), LossConfig())
     found = rows_in(batches)
     assert set(found) == set(range(len(captions)))
@@ -318,7 +307,7 @@ def test_images_come_with_a_caption_in_every_language(captions):
             assert captions.images[rows].tolist() == batch.images.tolist()
 
 
-def test_images_without_some_language_take_no_part(captions, caplog):
+def test_fixed_batches_exclude_incomplete_images(captions, caplog):
     french = captions.language_names.index("fr")
     few = captions.select((captions.languages != french) | (captions.images < 4))
     batches = fixed_batches(few, ScheduleConfig(batches="images", batch_size=5), LossConfig())
@@ -333,7 +322,7 @@ def test_images_without_some_language_take_no_part(captions, caplog):
     assert caplog.messages == []
 
 
-def test_they_are_the_same_every_time(captions):
+def test_fixed_batches_are_reproducible(captions):
     for settings in (ScheduleConfig(batch_size=5), ScheduleConfig(batches="images", batch_size=5)):
         first, second = (fixed_batches(captions, settings, LossConfig()) for _ in range(2))
         assert [batch.images.tolist() for batch in first] == [batch.images.tolist() for batch in second]

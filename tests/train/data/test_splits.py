@@ -23,7 +23,7 @@ def same_captions(a, b) -> bool:
     return a.image_ids == b.image_ids and all(np.array_equal(getattr(a, name), getattr(b, name)) for name in names)
 
 
-def test_features_are_those_of_the_images_of_the_captions(toy):
+def test_open_data_joins_captions_and_features(toy):
     data = open_data(toy.captions, toy.features, toy.vocabulary, split="train", portions=COMPARABLE)
     assert same_captions(data.captions, read_captions(open_dataset(toy.captions), split="train", portions=COMPARABLE))
     assert data.features.array.shape == (40, 8)
@@ -38,7 +38,7 @@ def test_features_are_those_of_the_images_of_the_captions(toy):
     }
 
 
-def test_without_a_vocabulary(toy):
+def test_open_data_without_vocabulary(toy):
     data = open_data(toy.captions, toy.features, split="val")
     assert data.vocabulary is None
     assert data.fingerprints["vocabulary"] == open_dataset(toy.vocabulary).fingerprint
@@ -53,7 +53,7 @@ def test_without_a_vocabulary(toy):
         ({"captions_per_image": "one", "images": "half"}, lambda c, seed: half_of_images(one_caption_per_image(c, seed), seed)),
     ],
 )
-def test_regimes(toy, arguments, regime):
+def test_open_data_regimes(toy, arguments, regime):
     data = open_data(toy.captions, toy.features, split="train", portions=COMPARABLE, seed=4, **arguments)
     captions = read_captions(open_dataset(toy.captions), split="train", portions=COMPARABLE)
     assert same_captions(data.captions, regime(captions, 4).compact())
@@ -61,10 +61,7 @@ def test_regimes(toy, arguments, regime):
     assert len(data.features) == len(data.captions.image_ids) == (20 if arguments.get("images") == "half" else 40)
 
 
-# --- refused ---------------------------------------------------------------------------------------------------------
-
-
-def test_another_vocabulary(toy, other_toy):
+def test_other_vocabulary_is_refused(toy, other_toy):
     expected = open_dataset(toy.vocabulary).fingerprint[:12], open_dataset(other_toy.vocabulary).fingerprint[:12]
     with pytest.raises(
         DatasetError, match=r"another vocabulary \(fingerprint {}\.\.\.\) than .*\({}\.\.\.\)".format(*expected)
@@ -72,7 +69,7 @@ def test_another_vocabulary(toy, other_toy):
         open_data(toy.captions, toy.features, other_toy.vocabulary, split="val")
 
 
-def test_a_vocabulary_that_lacks_a_language_is_refused(toy, new_dataset, tmp_path):
+def test_vocabulary_without_a_language_is_refused(toy, new_dataset, tmp_path):
     rows = open_dataset(toy.vocabulary).table().to_pylist()
     fingerprint = new_dataset(tmp_path / "voc", "vocabulary", rows, parameters={"languages": ["de", "en"]}, shards=1)
     inputs = ({"name": "vocabulary", "fingerprint": fingerprint},)
@@ -84,13 +81,13 @@ def test_a_vocabulary_that_lacks_a_language_is_refused(toy, new_dataset, tmp_pat
         open_data(*folders, split="val")
 
 
-def test_captions_without_a_stated_vocabulary_are_refused(toy, new_dataset, tmp_path):
+def test_captions_without_vocabulary_fingerprint_are_refused(toy, new_dataset, tmp_path):
     new_dataset(tmp_path / "encoded", "encoded", open_dataset(toy.captions).table().to_pylist(), parameters={})
     with pytest.raises(DatasetError, match="does not name its vocabulary: encode the captions again"):
         open_data(str(tmp_path / "encoded"), toy.features, split="val")
 
 
-def test_images_without_features(toy, new_dataset, tmp_path):
+def test_missing_features_are_refused(toy, new_dataset, tmp_path):
     rows = [row for row in open_dataset(toy.features).table().to_pylist() if row["image_id"] not in ("val-003", "val-007")]
     new_dataset(tmp_path / "few", "features", rows, parameters={}, spec=FeatureSpec("toy", (8,)))
     # An image has three English and two German captions.
@@ -136,7 +133,7 @@ def test_unexpected_fingerprints_are_refused(toy, name, message):
         check_fingerprints(fingerprints, {name: "0123"}, captions="c", features="f")
 
 
-def test_nothing_large_is_read_before_all_is_checked(toy, new_dataset, tmp_path, monkeypatch):
+def test_open_data_checks_before_reading_features(toy, new_dataset, tmp_path, monkeypatch):
     monkeypatch.setattr("train.data.splits.read_features", lambda *args, **kwargs: pytest.fail("features were read"))
     shutil.copytree(toy.features, tmp_path / "features")
     manifest = json.loads((tmp_path / "features" / "_manifest.json").read_text())
@@ -147,10 +144,7 @@ def test_nothing_large_is_read_before_all_is_checked(toy, new_dataset, tmp_path,
         open_data(toy.captions, toy.features, split="dev")
 
 
-# --- images without features -----------------------------------------------------------------------------------------
-
-
-def test_captions_without_features_are_left_out(toy, gappy):
+def test_missing_features_are_excluded(toy, gappy):
     whole = open_data(toy.captions, toy.features, split="train", languages=["en", "de"])
     data = open_data(gappy.captions, gappy.features, split="train", languages=["en", "de"], allow_missing_features=True)
     lacking = [f"train-{n:03d}" for n in (3, 5, 7, 11, 13, 17, 19)]
@@ -173,7 +167,7 @@ def test_captions_without_features_are_left_out(toy, gappy):
     assert data.captions.token_ids.tolist() == expected.token_ids.tolist()
 
 
-def test_a_draw_is_that_of_all_images(toy, gappy):
+def test_samples_are_independent_of_missing_features(toy, gappy):
     """The half of the images does not depend on which of them have features."""
     arguments = {"split": "train", "languages": ["en"], "images": "half", "seed": 3}
     whole = open_data(toy.captions, toy.features, **arguments)
@@ -182,7 +176,7 @@ def test_a_draw_is_that_of_all_images(toy, gappy):
     assert set(data.captions.image_ids) < set(whole.captions.image_ids)
 
 
-def test_captions_of_which_no_image_has_features(toy, new_dataset, tmp_path):
+def test_portion_without_features_is_refused(toy, new_dataset, tmp_path):
     new_dataset(
         tmp_path / "one", "features", [{"image_id": "x", "feature": np.ones(8)}], parameters={}, spec=FeatureSpec("toy", (8,))
     )

@@ -37,7 +37,7 @@ def key_of(captions, row):
 
 @pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_batch_has_the_vectors_of_its_captions(toy, write_tokens, tmp_path, mapped, dtype):
+def test_token_vectors_of_a_batch(toy, write_tokens, tmp_path, mapped, dtype):
     corpus = replace(toy, token_features=write_tokens(tmp_path, dtype=dtype))
     data = opened(corpus, memory_map=str(tmp_path / "maps") if mapped else None)
     stored, captions = by_key(corpus.token_features), data.captions
@@ -55,7 +55,7 @@ def test_a_batch_has_the_vectors_of_its_captions(toy, write_tokens, tmp_path, ma
     assert captions.batch(np.zeros(0, np.int64)).compact().token_vectors().shape == (0, 4)
 
 
-def test_one_copy_serves_all_splits(toy_tokens, tmp_path):
+def test_mapped_copy_serves_all_splits(toy_tokens, tmp_path):
     folder = tmp_path / "maps"
     opened(toy_tokens, memory_map=str(folder))
     files = sorted(folder.iterdir())
@@ -68,7 +68,7 @@ def test_one_copy_serves_all_splits(toy_tokens, tmp_path):
     assert any(0 < file.stat().st_size - total * 16 < 4096 for file in files)
 
 
-def test_fingerprints_tell_the_dataset_and_its_model(toy_tokens):
+def test_token_fingerprints(toy_tokens):
     found = opened(toy_tokens).fingerprints
     assert found["token_features"] == open_dataset(toy_tokens.token_features).fingerprint
     assert found["token_model"] == "f" * 64
@@ -76,14 +76,11 @@ def test_fingerprints_tell_the_dataset_and_its_model(toy_tokens):
         opened(toy_tokens, expected={"token_model": "0" * 64})
 
 
-def test_captions_without_vectors_say_so(toy):
+def test_captions_without_token_vectors_are_refused(toy):
     captions = open_data(toy.captions, toy.features, split="val").captions
     with pytest.raises(ValueError, match="the captions have no token vectors"):
         captions.batch(np.arange(2)).token_vectors()
     assert CaptionBatch(captions.token_ids, captions.offsets, np.arange(2)).compact().vectors is None
-
-
-# --- mistakes --------------------------------------------------------------------------------------------------------
 
 
 def rewritten(location, folder, change, **options):
@@ -96,7 +93,7 @@ def rewritten(location, folder, change, **options):
     return str(folder)
 
 
-def test_captions_that_are_lacking(toy_tokens, tmp_path):
+def test_missing_captions_are_refused(toy_tokens, tmp_path):
     failure = {"key": "x", "uri": "", "stage": "extract", "reason": "not_finite", "message": ""}
     location = rewritten(
         toy_tokens.token_features,
@@ -110,13 +107,13 @@ def test_captions_that_are_lacking(toy_tokens, tmp_path):
     assert len(opened(replace(toy_tokens, token_features=location), "train").captions)
 
 
-def test_captions_that_were_cut_elsewhere(toy, write_tokens, tmp_path):
+def test_other_caption_lengths_are_refused(toy, write_tokens, tmp_path):
     corpus = replace(toy, token_features=write_tokens(tmp_path, cut=3))
     with pytest.raises(DatasetError, match=r"has 5 vectors of the caption [\w/-]+, which has \d token ids: write it again"):
         opened(corpus)
 
 
-def test_vectors_of_other_captions(toy_tokens, tmp_path):
+def test_token_features_of_other_captions_are_refused(toy_tokens, tmp_path):
     location = rewritten(
         toy_tokens.token_features, tmp_path / "other", list, inputs=({"name": "captions", "fingerprint": "d" * 64},)
     )
@@ -125,7 +122,7 @@ def test_vectors_of_other_captions(toy_tokens, tmp_path):
 
 
 @pytest.mark.parametrize("mapped", [False, True])
-def test_vectors_that_are_not_finite(toy_tokens, tmp_path, mapped):
+def test_nonfinite_token_vectors_are_refused(toy_tokens, tmp_path, mapped):
     def spoil(rows):
         rows[7]["vectors"] = np.full_like(rows[7]["vectors"], np.nan)
         return rows
@@ -135,7 +132,7 @@ def test_vectors_that_are_not_finite(toy_tokens, tmp_path, mapped):
         opened(replace(toy_tokens, token_features=location), memory_map=str(tmp_path / "maps") if mapped else None)
 
 
-def test_vectors_of_another_width_or_kind(toy_tokens):
+def test_token_features_of_another_width_or_kind_are_refused(toy_tokens):
     encoded = open_dataset(toy_tokens.captions)
     with pytest.raises(
         UsageError, match=r"model\.word_dim is 300, but the vectors in .* have width 4: give --set model\.word_dim=4"
@@ -145,7 +142,7 @@ def test_vectors_of_another_width_or_kind(toy_tokens):
         open_token_features(toy_tokens.captions, encoded, width=4)
 
 
-def test_vectors_that_memory_does_not_hold(toy_tokens, monkeypatch):
+def test_token_features_too_large_for_memory(toy_tokens, monkeypatch):
     monkeypatch.setattr(features, "memory_limit", lambda: 30_000)
     with pytest.raises(UsageError, match=r"the features of \d+ captions take 0\.0 GB, .* --memory-map"):
         opened(toy_tokens, "train")

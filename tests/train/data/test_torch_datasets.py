@@ -95,9 +95,6 @@ def tokens(tmp_path_factory):
     return str(folder / "captions"), str(folder / "features")
 
 
-# --- by number -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "selected",
     [
@@ -108,7 +105,7 @@ def tokens(tmp_path_factory):
     ],
     ids=str,
 )
-def test_every_selected_pair_is_there(toy, selected):
+def test_pair_dataset_equals_joined_rows(toy, selected):
     pairs = PairDataset(toy.captions, toy.features, **{f"{label}s": values for label, values in selected.items()})
     expected = joined(toy.captions, toy.features, **selected)
     assert len(pairs) == len(expected)
@@ -119,7 +116,7 @@ def test_every_selected_pair_is_there(toy, selected):
         assert pair["feature"].shape == (8,)
 
 
-def test_a_pair_by_its_number(toy):
+def test_pair_dataset_indexing(toy):
     pairs = PairDataset(toy.captions, toy.features)
     assert key_of(pairs[-1]) == key_of(pairs[len(pairs) - 1]) == key_of(pairs[np.int64(len(pairs) - 1)])
     assert pairs.image_ids[pairs.images[5]] == pairs[5]["image_id"]
@@ -130,7 +127,7 @@ def test_a_pair_by_its_number(toy):
         pairs["a"]
 
 
-def test_what_is_done_to_a_pair_does_not_change_the_dataset(toy):
+def test_changed_pairs_leave_the_dataset_unchanged(toy):
     pairs = PairDataset(toy.captions, toy.features)
     pairs[0]["feature"][:] = 7
     pairs[0]["token_ids"][:] = 7
@@ -138,7 +135,7 @@ def test_what_is_done_to_a_pair_does_not_change_the_dataset(toy):
     assert 7 not in pairs[0]["token_ids"][:1]
 
 
-def test_the_order_does_not_depend_on_the_shards(toy, resharded):
+def test_pair_dataset_is_independent_of_shards(toy, resharded):
     before = keys(PairDataset(toy.captions, toy.features))
     for folder in resharded.values():
         pairs = PairDataset(toy.captions, folder)
@@ -188,19 +185,16 @@ def test_unit_vectors(toy, regions, tmp_path, folder, mapped):
         np.testing.assert_allclose(pair[name], vectors / np.where(norms > 0, norms, 1), rtol=1e-6)
 
 
-def test_features_that_do_not_fit_into_memory(toy, monkeypatch, tmp_path):
+def test_pair_dataset_too_large_for_memory(toy, monkeypatch, tmp_path):
     monkeypatch.setattr("train.data.features.memory_limit", lambda: 1000)
     with pytest.raises(UsageError, match=r"more than 50% of the .* may use: take a PairStream, or name a folder as memory_"):
         PairDataset(toy.captions, toy.features)
     assert len(PairDataset(toy.captions, toy.features, memory_map=tmp_path)) > 0
 
 
-# --- as a stream -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("shards", [1, 2, 3, 6, 7])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_a_stream_has_every_pair_once(toy, resharded, shards, shuffle):
+def test_stream_covers_every_pair(toy, resharded, shards, shuffle):
     stream = PairStream(toy.captions, resharded.get(shards, toy.features), languages=["en", "fr"], shuffle=shuffle)
     expected = joined(toy.captions, toy.features, language=["en", "fr"])
     pairs = list(stream)
@@ -210,7 +204,7 @@ def test_a_stream_has_every_pair_once(toy, resharded, shards, shuffle):
         check(pair, expected[key_of(pair)])
 
 
-def test_a_stream_of_regions_and_of_tokens(toy, regions, tokens):
+def test_stream_of_regions_and_tokens(toy, regions, tokens):
     expected = joined(toy.captions, regions, split=["test"])
     pairs = list(PairStream(toy.captions, regions, splits=["test"]))
     assert sorted(keys(pairs)) == sorted(expected)
@@ -219,7 +213,7 @@ def test_a_stream_of_regions_and_of_tokens(toy, regions, tokens):
     assert sorted(pair["text"] for pair in PairStream(*tokens)) == [f"A {name}, {n}." for name in "abc" for n in range(2)]
 
 
-def test_the_order_of_a_stream_follows_from_seed_and_epoch(toy):
+def test_stream_order_follows_seed_and_epoch(toy):
     def order(epoch: int, **arguments):
         stream = PairStream(toy.captions, toy.features, **arguments)
         stream.set_epoch(epoch)
@@ -236,7 +230,7 @@ def test_the_order_of_a_stream_follows_from_seed_and_epoch(toy):
     assert within[0] != within[1]
 
 
-def test_a_stream_of_a_shard_reads_only_captions_that_can_belong_to_it(toy, resharded, monkeypatch):
+def test_stream_reads_matching_shards_only(toy, resharded, monkeypatch):
     """Three shards of captions beside six of features: each has one possible source."""
     stream = PairStream(toy.captions, resharded[6])
     read, shard = [], Dataset.shard
@@ -253,7 +247,7 @@ def test_a_stream_of_a_shard_reads_only_captions_that_can_belong_to_it(toy, resh
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("world_size", [2, 5])
-def test_processes_that_train_together_get_the_same_number_of_pairs(toy, resharded, world_size, shuffle, workers):
+def test_stream_shares_of_ranks_are_equal(toy, resharded, world_size, shuffle, workers):
     everything = joined(toy.captions, resharded[6], portion=["comparable"])
     share = len(everything) // world_size
     for epoch in (0, 1):
@@ -273,15 +267,12 @@ def test_processes_that_train_together_get_the_same_number_of_pairs(toy, reshard
         assert drawn == keys(alone)[: len(drawn)] or workers
 
 
-def test_more_processes_than_shards_or_pairs_are_refused(toy):
+def test_stream_with_too_many_ranks_is_refused(toy):
     with pytest.raises(UsageError, match="rank is 2 of 2 processes, expected 0 to 1"):
         PairStream(toy.captions, toy.features, rank=2, world_size=2)
     message = r"world_size is 4, more than the [\d,]+ pairs or 3 shards of features: start fewer processes"
     with pytest.raises(UsageError, match=message):
         PairStream(toy.captions, toy.features, rank=0, world_size=4)
-
-
-# --- with a DataLoader -----------------------------------------------------------------------------------------------
 
 
 def loaded(dataset, workers, **arguments):
@@ -296,7 +287,7 @@ def values_of(column):
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dataset", [PairDataset, PairStream])
-def test_workers_neither_lose_nor_repeat_a_pair(toy, dataset, workers):
+def test_workers_cover_every_pair(toy, dataset, workers):
     pairs = dataset(toy.captions, toy.features, portions=["comparable"])
     expected = joined(toy.captions, toy.features, portion=["comparable"])
     assert Counter(loaded(pairs, workers)) == Counter(list(expected))
@@ -319,7 +310,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.cluster
-def test_spawned_workers_of_a_script_beside_a_module_of_the_same_name(toy, tmp_path):
+def test_spawned_workers_beside_a_user_module_named_train(toy, tmp_path):
     (tmp_path / "train.py").write_text("raise RuntimeError('a module of the user was imported')")
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, "script.py", toy.captions, toy.features]
@@ -330,7 +321,7 @@ def test_spawned_workers_of_a_script_beside_a_module_of_the_same_name(toy, tmp_p
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_workers_that_live_on_see_the_epoch(toy, context):
+def test_persistent_workers_see_the_epoch(toy, context):
     stream = PairStream(toy.captions, toy.features, splits=["val"], shuffle=True)
     loader = DataLoader(stream, batch_size=None, num_workers=1, persistent_workers=True, multiprocessing_context=context)
     orders = []
@@ -341,10 +332,7 @@ def test_workers_that_live_on_see_the_epoch(toy, context):
     assert sorted(orders[0]) == sorted(orders[1])
 
 
-# --- batches ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_batch(toy):
+def test_collate_pairs(toy):
     pairs = PairDataset(toy.captions, toy.features)
     chosen = [pairs[number] for number in (3, 40, 41, 90)]
     batch = collate_pairs(chosen)
@@ -361,7 +349,7 @@ def test_a_batch(toy):
     assert batch["index"].tolist() == [pair["index"] for pair in chosen]
 
 
-def test_a_batch_of_tokens_and_of_regions(toy, regions, tokens):
+def test_collate_pairs_of_tokens_and_regions(toy, regions, tokens):
     batch = collate_pairs([PairDataset(*tokens)[n] for n in (0, 1)])
     assert batch["tokens"] == [["a", "a"], ["a", "a", "1"]]
     assert batch["feature"].shape == (2, 2, 2)
@@ -371,11 +359,8 @@ def test_a_batch_of_tokens_and_of_regions(toy, regions, tokens):
     assert batch["num_regions"].dtype == torch.int64
 
 
-# --- errors ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dataset", [PairDataset, PairStream])
-def test_images_without_features(toy, gappy, dataset, caplog):
+def test_missing_features_are_refused_or_excluded(toy, gappy, dataset, caplog):
     arguments = {"captions": gappy.captions, "features": gappy.features, "splits": ["val", "test"]}
     with pytest.raises(DatasetError, match=r"lacks the features of 1 of 9 images of split 'test'.*allow_missing_features=True"):
         dataset(**arguments)
@@ -402,12 +387,12 @@ def test_images_without_features(toy, gappy, dataset, caplog):
     ],
     ids=str,
 )
-def test_captions_that_are_not_there(toy, dataset, arguments, error, message):
+def test_missing_captions_are_refused(toy, dataset, arguments, error, message):
     with pytest.raises(error, match=message):
         dataset(toy.captions, toy.features, **arguments)
 
 
-def test_datasets_of_other_kinds(toy):
+def test_other_kinds_are_refused(toy):
     with pytest.raises(DatasetError, match="holds features, expected captions, encoded or not"):
         PairDataset(toy.features, toy.features)
     with pytest.raises(DatasetError, match="holds encoded, expected features or regions"):
@@ -415,7 +400,7 @@ def test_datasets_of_other_kinds(toy):
 
 
 @pytest.mark.parametrize("dataset", [PairDataset, PairStream])
-def test_values_that_are_not_finite(toy, dataset, tmp_path):
+def test_nonfinite_features_are_refused(toy, dataset, tmp_path):
     source = open_dataset(toy.features)
     rows = source.table().to_pylist()
     rows[5]["feature"][2] = float("nan")

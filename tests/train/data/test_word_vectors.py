@@ -11,7 +11,7 @@ from train.config.models import DanConfig, MhaDConfig, MlmmeConfig, ModelConfig,
 from train.data.word_vectors import WordVectors, check_word_vectors, open_word_vectors
 
 
-def test_what_is_read_is_what_is_stored(toy, toy_words):
+def test_open_word_vectors_equals_rows(toy, toy_words):
     vocabulary = open_dataset(toy.vocabulary)
     words = open_word_vectors(toy_words.word_vectors, vocabulary=vocabulary.fingerprint, languages=("de", "en"), width=4)
     assert words.fingerprint == open_dataset(toy_words.word_vectors).fingerprint
@@ -22,7 +22,7 @@ def test_what_is_read_is_what_is_stored(toy, toy_words):
         np.testing.assert_array_equal(words.vectors[language], np.float32([expected[n] for n in sorted(expected)]))
 
 
-def test_a_token_of_several_languages_gets_their_mean_by_occurrences():
+def test_of_languages_averages_by_counts():
     words = WordVectors(
         "w",
         "f",
@@ -50,7 +50,7 @@ def test_a_token_of_several_languages_gets_their_mean_by_occurrences():
         ({"languages": ("en", "fr")}, UsageError, r"has no vectors of 'fr', only of de, en: write it with a file"),
     ],
 )
-def test_vectors_that_do_not_fit(toy, toy_words, change, error, message):
+def test_incompatible_word_vectors_are_refused(toy, toy_words, change, error, message):
     fields = {"vocabulary": open_dataset(toy.vocabulary).fingerprint, "languages": ("en",), "width": 4, **change}
     with pytest.raises(error, match=message):
         open_word_vectors(toy_words.word_vectors, **fields)
@@ -64,7 +64,7 @@ def test_another_kind_of_dataset(toy):
 @pytest.mark.parametrize(
     "model", [VseConfig(), MhaDConfig(), ScanConfig(), DanConfig(), MlmmeConfig()], ids=lambda model: model.kind
 )
-def test_vectors_are_given_exactly_where_a_model_begins_with_them(model):
+def test_check_word_vectors(model):
     check_word_vectors(model, "")
     for start in ("finetuned", "frozen"):
         check_word_vectors(replace(model, word_vectors=start), "folder")
@@ -74,5 +74,5 @@ def test_vectors_are_given_exactly_where_a_model_begins_with_them(model):
         check_word_vectors(model, "folder")
 
 
-def test_a_kind_of_ones_own_draws_its_words():
+def test_model_config_defaults_to_random_words():
     assert (ModelConfig().pretrained_width, ModelConfig().frozen_words) == (0, False)
