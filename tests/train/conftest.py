@@ -49,10 +49,7 @@ def write_dataset(folder: Path, kind: str, rows: list[dict], *, parameters: dict
 
 
 def write_toy(folder: Path, seed: int = 0, test: str = "test", translations: str = "", collections=COLLECTIONS) -> Corpus:
-    """Write images with one topic each, and captions that draw most words from their topic, so that there is something to learn.
-
-    The test split may have another name, and the translations of its images a name of their own.
-    """
+    """Write images with a topic each, and captions with words near the topic; ``test`` and ``translations`` name the test split."""
     names = {"comparable": test, "translation": translations or test}
     rng = np.random.default_rng(seed)
     images = {f"{split}-{n:03d}": (split, int(rng.integers(WORDS))) for split, count in SPLITS.items() for n in range(count)}
@@ -99,7 +96,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 @pytest.fixture(scope="session")
 def write_words(toy: Corpus) -> Callable[..., str]:
-    """Write word vectors ``[4]`` of English and German; those of neighbouring topics are alike. Some words have none."""
+    """Write word vectors ``[4]`` of English and German, similar for neighbouring topics, without some words."""
 
     def write(folder: Path, *, seed: int = 0, vocabulary: str = toy.vocabulary) -> str:
         dataset, rng = open_dataset(vocabulary), np.random.default_rng(seed)
@@ -134,13 +131,13 @@ def toy_words(toy: Corpus, write_words: Callable[..., str], tmp_path_factory: py
 
 @pytest.fixture(scope="session")
 def toy_2016(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    """Similar datasets whose test split has the name used in Multi30K."""
+    """Similar datasets with the test split of Multi30K."""
     return write_toy(tmp_path_factory.mktemp("toy-2016"), test="test_2016")
 
 
 @pytest.fixture(scope="session")
 def multi30k(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    """Similar datasets whose test split has two names, as in Multi30K: one for comparable captions, one for translations."""
+    """Similar datasets with the two test splits of Multi30K, of comparable captions and of translations."""
     return write_toy(tmp_path_factory.mktemp("multi30k"), test="test_2016", translations="test_2016_flickr")
 
 
@@ -175,7 +172,7 @@ def without_features() -> Callable[[Corpus, Path], Corpus]:
 
 @pytest.fixture(scope="session")
 def with_several_features(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Corpus], Corpus]:
-    """Write features ``[3, 8]`` for a corpus: its own, in a place that differs from image to image, and noise in the others."""
+    """Write features ``[3, 8]`` for a corpus: its own at a random position, and noise at the others."""
 
     def write(corpus: Corpus) -> Corpus:
         folder, rng = tmp_path_factory.mktemp("several") / "features", np.random.default_rng(0)
@@ -192,7 +189,7 @@ def with_several_features(tmp_path_factory: pytest.TempPathFactory) -> Callable[
 
 @pytest.fixture(scope="session")
 def write_tokens(toy: Corpus) -> Callable[..., str]:
-    """Write vectors ``[4]`` of the tokens of encoded captions; those of neighbouring topics are alike, with some noise."""
+    """Write noisy token vectors ``[4]`` of encoded captions, similar for neighbouring topics."""
 
     def write(
         folder: Path, *, seed: int = 0, corpus: Corpus = toy, dtype: str = "float32", model: str = "", cut: int = 99
@@ -252,7 +249,6 @@ def write_regions(toy: Corpus) -> Callable[..., Corpus]:
     """Write regions of the images of the toy, one to four of them in use: the feature of the image, and noise."""
 
     def write(folder: Path, padding: float = 0.0, without: Collection[str] = (), lacking: Collection[str] = ()) -> Corpus:
-        """Put a value into the padding; leave some images without a region, and others without a row."""
         rng, rows = np.random.default_rng(5), []
         for image in open_dataset(toy.features).table().to_pylist():
             values = (np.array(image["feature"]) + rng.standard_normal(REGIONS.shape)).astype(REGIONS.dtype)
@@ -273,7 +269,7 @@ def regions(write_regions: Callable[..., Corpus], tmp_path_factory: pytest.TempP
 
 @pytest.fixture
 def corpus_of(toy: Corpus, regions: Corpus) -> Callable[[str], Corpus]:
-    """Return what a kind of model is trained on: the toy, or its regions."""
+    """Return the training data of a model kind: the toy, or its regions."""
     return lambda kind: toy if kind in ("vse", "mlmme") else regions
 
 
@@ -365,7 +361,6 @@ def disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
 
 @pytest.fixture(scope="session")
 def new_dataset() -> Callable[..., str]:
-    """Write a dataset, see `write_dataset`."""
     return write_dataset
 
 
@@ -390,5 +385,4 @@ def captions_of(rows: list[tuple[str, str, str, int, list[int]]], languages: tup
 
 @pytest.fixture(scope="session")
 def new_captions() -> Callable[..., Captions]:
-    """Build captions in memory, see `captions_of`."""
     return captions_of

@@ -1,4 +1,4 @@
-"""Steps over several batches, against a training that is written down here in float64."""
+"""Gradient accumulation, against a float64 reference."""
 
 import numpy as np
 import pytest

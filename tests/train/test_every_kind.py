@@ -1,4 +1,4 @@
-"""Training of every kind of model, and what is done with its runs."""
+"""Training of every model kind, and the commands over its runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainings that begin with pretrained vectors of words, or that read vectors of tokens in place of words."""
+"""Training with pretrained word vectors, or with token features."""
 
 from __future__ import annotations
 
@@ -53,7 +53,6 @@ def reads(text: str, steps: int = 44) -> str:
 
 @pytest.fixture(scope="session")
 def region_tokens(toy_regions, toy_tokens):
-    """Several features for each image, and vectors of the tokens."""
     return replace(toy_regions, token_features=toy_tokens.token_features)
 
 
@@ -209,7 +208,7 @@ def test_training_with_token_features(train_toy, toy_tokens, tmp_path):
 
 @pytest.fixture(scope="session")
 def run(toy_tokens, tmp_path_factory):
-    """A run that reads vectors of tokens; read-only."""
+    """A run with token features; read-only."""
     folder = tmp_path_factory.mktemp("reads") / "run"
     train(TrainJob(from_toml(reads(CONFIG), "test"), toy_tokens, str(folder), device="cpu", curves=False))
     return str(folder)

@@ -1,4 +1,4 @@
-"""Signals while a model is trained: the step is finished and saved, and the run goes on from there bit for bit."""
+"""Signals during training: the current step is saved, and the run resumes bit for bit."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ def test_command_reports_the_saved_step(toy, tmp_path, number, code):
 @pytest.mark.cluster
 def test_command_interrupted_before_training(toy, tmp_path):
     data = ("--captions", toy.captions, "--features", toy.features, "--vocabulary", toy.vocabulary, "--device", "cpu")
-    with start("train", "demo", "run", *data, folder=tmp_path, before=_interrupt_the_material) as process:
+    with start("train", "demo", "run", *data, folder=tmp_path, before=_interrupt_loading) as process:
         done = process.wait()
     assert (done.returncode, done.stderr) == (130, "stopped before training began; nothing was changed\n")
     assert not (tmp_path / "run").exists()
 
 
-def _interrupt_the_material() -> None:
+def _interrupt_loading() -> None:
     import train.loop
 
     train.loop.load_training_inputs = lambda *arguments, **options: os.kill(os.getpid(), signal.SIGINT)

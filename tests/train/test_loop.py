@@ -76,7 +76,6 @@ def test_emulated_bfloat16_is_reported(train_toy, monkeypatch, tmp_path, caplog)
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
 def test_weight_decay_of_unused_words(train_toy, tmp_path, optimizer):
-    """Adam divides the decay by its own size: such vectors lose the learning rate at each step, however small the decay is."""
     rate, decay, steps = 1e-3, 1e-5, 200
     text = ENGLISH.replace("learning_rate = 0.01", f"learning_rate = {rate}\nweight_decay = {decay}").replace("44", str(steps))
     train_toy(text.replace("[schedule]", f'name = "{optimizer}"\n[schedule]'))

@@ -1,4 +1,4 @@
-"""Losses and terms of the objective against the equations with loops, and one graph of them where ``--compile`` is given."""
+"""Losses and the objective against the papers' equations in loops, and as a compiled graph."""
 
 from __future__ import annotations
 
@@ -154,7 +154,6 @@ def objective(model, *, caption_weight=1.0):
 
 
 def score(model, a, b):
-    """Compute the similarity of one pair of embeddings by the papers' formulas."""
     if model.similarity == "cosine":
         return float(sum(x * y for x, y in zip(a.tolist(), b.tolist(), strict=True)))
     return -float(sum(max(0.0, y - x) ** 2 for x, y in zip(a.tolist(), b.tolist(), strict=True)))
@@ -276,7 +275,6 @@ def doubled(inputs):
 
 @pytest.mark.parametrize("languages", [("en", "de"), LANGUAGES])
 def test_objective_equals_equation_7_of_huang(regions, heads, languages):
-    """Footnote 1: more languages add their terms to equations 4, 6 and 7."""
     batch = ImageSampler(regions.captions, 9, seed=0).next()
     inputs = doubled(build_inputs(regions, batch, torch.device("cpu")))
     inputs = replace(inputs, captions=inputs.captions[: len(languages)], languages=languages)
@@ -301,7 +299,6 @@ def test_objective_equals_equation_7_of_huang(regions, heads, languages):
 
 
 def test_diversity_terms_of_a_task_batch(regions, heads):
-    """Batches of one task have images and captions in one language."""
     batch = TaskSampler(regions.captions, 9, seed=0).next()
     language = batch.languages[0]
     _, terms = Objective(heads, terms_of(LOSS, heads), gather_rows=lambda part, count: part)(
@@ -349,7 +346,7 @@ MOST_GRAPHS = 3
 
 
 class Graphs:
-    """A compiler that counts: how many graphs there are, and how often one of them runs."""
+    """A compiler that counts graphs and their runs."""
 
     def __init__(self) -> None:
         self.made = 0

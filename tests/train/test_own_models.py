@@ -1,4 +1,4 @@
-"""A kind of model that is not ours: registered, trained, resumed, opened, evaluated; and one without vectors."""
+"""Registered model kinds, with and without vectors, from registration to evaluation."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Pairwise(ModelConfig):
 
 
 class PairwiseModel(RetrievalModel):
-    """Scores an image by the words that it attends to: the mean over words of their products with it."""
+    """Scores by attention of the image over words."""
 
     similarity = "attention"
     vectors = False
@@ -108,7 +108,7 @@ def kinds(monkeypatch):
 
 @pytest.fixture
 def pairwise(kinds) -> str:
-    """A configuration of the kind ``pairwise``, which is registered."""
+    """Register the kind ``pairwise``, and return a configuration."""
     register_model(Pairwise, PairwiseModel)
     start, end = CONFIG.index("embed_dim"), CONFIG.index("[loss]")
     return (CONFIG[:start] + 'kind = "pairwise"\nwidth = 4\n' + CONFIG[end:]).replace("c2c_probability = 0.5", "")

@@ -1,4 +1,4 @@
-"""Small configurations, and ways to look at and compare runs."""
+"""Small configurations, and helpers to read and compare runs."""
 
 import json
 import os
@@ -91,7 +91,7 @@ def train_in_two_processes(corpus: Corpus, output: Path, text: str) -> list[str]
 
 
 def region_row(image_id: str, num_regions: int, features: np.ndarray) -> dict:
-    """Return the row of an image with regions ``[R, D]`` that nothing but their features tells apart."""
+    """Return the row of an image with regions ``[R, D]``; all but the features is constant."""
     row = {"image_id": image_id, "width": 640, "height": 480, "num_regions": num_regions, "features": features}
     row["boxes"] = np.zeros((len(features), 4), np.float32)
     for name in ("class", "attribute"):
@@ -100,7 +100,6 @@ def region_row(image_id: str, num_regions: int, features: np.ndarray) -> dict:
 
 
 def settings_of(overrides: dict[str, str]) -> tuple[str, ...]:
-    """Return values as ``--set`` takes them."""
     return tuple(f"{key}={value}" for key, value in overrides.items())
 
 
@@ -111,12 +110,10 @@ def reproduce_job(paper: str, output: str, corpus: Corpus, *more: str, overrides
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Return the files of a folder."""
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def weights(folder: Path, name: str = LAST) -> dict[str, torch.Tensor]:
-    """Return the parameters in a checkpoint."""
     return dict(read_checkpoint(Folder(str(folder)), name).model)
 
 
@@ -156,7 +153,7 @@ def assert_same_embeddings(one: Path, other: Path, atol: float) -> None:
 
 
 def lasting_log(folder: Path) -> bytes:
-    """Return the log of a run without the lines of times, which alone depend on a clock."""
+    """Return the log of a run without timing events."""
     lines = (folder / "log.jsonl").read_bytes().splitlines(keepends=True)
     return b"".join(line for line in lines if json.loads(line)["event"] != "timing")
 
@@ -168,7 +165,6 @@ def events(folder: Path, event: str) -> list[dict]:
 
 
 def encode_row(model, captions, row: int, language: str):
-    """Encode one caption by itself."""
     with torch.no_grad():
         return model.encode_captions(CaptionBatch(captions.token_ids, captions.offsets, np.array([row])), language)
 

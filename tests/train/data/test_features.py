@@ -157,7 +157,7 @@ FULL = [image_id for image_id, used in zip(REGION_IDS, USED, strict=True) if use
 
 @pytest.fixture
 def write(new_dataset, tmp_path):
-    """Write regions whose padding holds a value, and return the dataset and the regions in use by image."""
+    """Write regions with a value as padding, and return the dataset and the regions by image."""
 
     def write(padding: float = 0.0, name: str = "regions", used=USED, factors=()):
         rng, rows, by_id = np.random.default_rng(0), [], {}
@@ -174,7 +174,7 @@ def write(new_dataset, tmp_path):
 
 
 def file_pages(folder: Path) -> int:
-    """How many bytes of files in a folder stand in the memory of this process, of all mappings."""
+    """Return the resident bytes of memory-mapped files in a folder."""
     total, inside = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if "-" in line.split(" ")[0]:

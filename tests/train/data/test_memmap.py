@@ -79,8 +79,6 @@ def test_identity_shape_and_type_name_the_file(path, tmp_path):
 
 @pytest.mark.parametrize("supported", [True, False])
 def test_full_disk_is_an_error_before_writing(tmp_path, monkeypatch, supported):
-    """A mapped page that finds no space ends the process with a signal."""
-
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 

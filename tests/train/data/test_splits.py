@@ -168,7 +168,6 @@ def test_missing_features_are_excluded(toy, gappy):
 
 
 def test_samples_are_independent_of_missing_features(toy, gappy):
-    """The half of the images does not depend on which of them have features."""
     arguments = {"split": "train", "languages": ["en"], "images": "half", "seed": 3}
     whole = open_data(toy.captions, toy.features, **arguments)
     data = open_data(gappy.captions, gappy.features, **arguments, allow_missing_features=True)

@@ -41,7 +41,7 @@ def joined(captions, features, **selected):
 
 
 def check(pair, expected):
-    """Compare a pair with the rows that were joined by hand; `length` is not part of a pair."""
+    """Compare a pair with the joined rows, except ``length``."""
     assert {name for name in expected if name != "length"} == set(pair)
     for name, value in pair.items():
         if isinstance(value, np.ndarray):
@@ -231,7 +231,6 @@ def test_stream_order_follows_seed_and_epoch(toy):
 
 
 def test_stream_reads_matching_shards_only(toy, resharded, monkeypatch):
-    """Three shards of captions beside six of features: each has one possible source."""
     stream = PairStream(toy.captions, resharded[6])
     read, shard = [], Dataset.shard
 
