@@ -201,7 +201,7 @@ def test_a_job_needs_something_to_embed():
 def test_embed_with_foreign_data_is_refused(run, toy, other_toy, tmp_path):
     with pytest.raises(DatasetError, match="encoded with another vocabulary"):
         embed(EmbedJob(run.folder.location, str(tmp_path / "o"), features=toy.features, captions=other_toy.captions))
-    with pytest.raises(DatasetError, match="made by another extractor"):
+    with pytest.raises(DatasetError, match="comes from another extractor"):
         embed(EmbedJob(run.folder.location, str(tmp_path / "o"), features=other_toy.features))
     with pytest.raises(DatasetError, match="holds encoded, expected features"):
         embed(EmbedJob(run.folder.location, str(tmp_path / "o"), features=toy.captions))

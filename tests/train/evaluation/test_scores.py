@@ -61,7 +61,7 @@ def test_a_language_and_a_portion(run, write_run, toy):
 def test_score_with_foreign_data_is_refused(run, toy, other_toy):
     with pytest.raises(DatasetError, match="encoded with another vocabulary"):
         score_run(run, captions=other_toy.captions, features=toy.features, splits=["test"])
-    with pytest.raises(DatasetError, match="made by another extractor"):
+    with pytest.raises(DatasetError, match="comes from another extractor"):
         score_run(run, captions=toy.captions, features=other_toy.features, splits=["test"])
 
 

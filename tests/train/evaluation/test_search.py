@@ -60,7 +60,7 @@ def test_images_of_another_model_are_refused(run, write_run, toy, other_toy, tmp
         read_gallery(run, str(tmp_path / "out"))
     with pytest.raises(DatasetError, match="features that no model has seen"):
         read_gallery(run, toy.features)
-    with pytest.raises(DatasetError, match="made by another extractor"):
+    with pytest.raises(DatasetError, match="comes from another extractor"):
         embed_gallery(run, other_toy.features)
     with pytest.raises(DatasetError, match="is not a dataset"):
         read_gallery(run, str(tmp_path / "nothing"))
