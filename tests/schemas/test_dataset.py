@@ -39,15 +39,9 @@ def test_open_dataset_reads_every_kind(toys, kind):
     assert same(dataset.table().to_pylist(), toy.rows)
 
 
-@pytest.mark.parametrize(
-    ("kind", "advice"),
-    [
-        ("features", "give a folder that imagepivot features wrote"),
-        ("encoded", "give a folder that imagepivot encode wrote"),
-        ("regions", "give a folder that imagepivot features wrote"),
-    ],
-)
-def test_opening_another_kind_is_refused(toys, kind, advice):
+@pytest.mark.parametrize(("kind", "command"), [("features", "features"), ("encoded", "encode"), ("regions", "features")])
+def test_opening_another_kind_is_refused(toys, kind, command):
+    advice = f"give a folder that imagepivot {command} wrote"
     with pytest.raises(DatasetError, match=rf"'.*/captions' holds captions, expected {kind}( captions)?: {advice}"):
         open_dataset(toys["captions"].path, kind=kind)
 
@@ -257,14 +251,6 @@ def test_the_vocabulary(toys):
         open_dataset(toys["captions"].path).vocabulary()
 
 
-def test_encoded_captions_decode_to_their_tokens(toys):
-    vocabulary = open_dataset(toys["vocabulary"].path).vocabulary()
-    rows = open_dataset(toys["encoded"].path).table().to_pylist()
-    assert [vocabulary.decode(row["token_ids"]) for row in rows] == [
-        ["<start>", *row["tokens"], "<end>"] for row in toys["captions"].rows
-    ]
-
-
 def test_datasets_are_pickled(toys):
     dataset = open_dataset(toys["features"].path)
     assert dataset.spec is not None
@@ -284,10 +270,6 @@ def test_a_shard_with_fewer_rows_than_listed_is_no_array(copy_toy, forge):
         forge.edit_manifest(toy, lambda content: content["shards"][0].update(rows=rows))
 
     pq.write_table(table.slice(1), path)
-    with pytest.raises(
-        DatasetError, match=rf"{path.name} has [\d,]+ bytes, the manifest says [\d,]+: copy the whole folder again"
-    ):
-        open_dataset(toy.path).numpy()
     count_as_listed(len(table))
     with pytest.raises(DatasetError, match=rf"{path.name} has {len(table) - 1} rows, the manifest says {len(table)}"):
         open_dataset(toy.path).numpy()
@@ -320,13 +302,9 @@ def test_rows_by_number(toys, kind):
 
 
 def test_vectors_of_a_row_have_their_own_shape(toys):
-    row = open_dataset(toys["regions"].path)[0]
-    assert {name: value.shape for name, value in row.items() if isinstance(value, np.ndarray)} == {
-        "boxes": (36, 4),
-        "features": (36, 2048),
-        **dict.fromkeys(("class_ids", "class_scores", "attribute_ids", "attribute_scores"), (36,)),
-    }
     dataset = open_dataset(toys["regions"].path)
+    vectors = [value for value in toys["regions"].rows[0].values() if isinstance(value, np.ndarray)]
+    assert [value.shape for value in dataset[0].values() if isinstance(value, np.ndarray)] == [each.shape for each in vectors]
     assert (dataset.shape_of("features"), dataset.shape_of("boxes"), dataset.shape_of("width")) == ((36, 2048), (36, 4), ())
     assert [row["feature"].shape for row in open_dataset(toys["features16"].path)[:2]] == [(4096,)] * 2
 

@@ -1,7 +1,5 @@
 """Datasets read by other people's tools, which know nothing of us: every kind, by its folder and by a glob of its shards."""
 
-import json
-
 import duckdb
 import numpy as np
 import pandas as pd
@@ -151,27 +149,12 @@ def test_huggingface_reads_a_folder(full, huggingface, kind):
 # --- pyarrow ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_pyarrow(toys, kind):
-    toy = toys[kind]
-    paths = sorted(toy.path.glob("part-*.parquet"))
-    assert plain(pq.read_table(paths).to_pylist()) == plain(toy.rows)
-    assert plain(pa.dataset.dataset(paths).to_table().to_pylist()) == plain(toy.rows)
-    assert json.loads(pq.read_metadata(paths[0]).metadata[b"imagepivot.parameters"]) == toy.output.parameters
-
-
 @pytest.mark.parametrize(("kind", "column"), VECTORS)
 def test_pyarrow_to_numpy(toys, kind, column):
     toy = toys[kind]
     chunks = pq.read_table(sorted(toy.path.glob("part-*.parquet")))[column].chunks
     array = np.concatenate([chunk.flatten().to_numpy(zero_copy_only=True).reshape(len(chunk), -1) for chunk in chunks])
     np.testing.assert_array_equal(array, stacked(toy, column))
-
-
-def test_pyarrow_joins_captions_and_features(toys):
-    captions, features = (pa.dataset.dataset(sorted(toys[k].path.glob("part-*"))) for k in ("captions", "features"))
-    joined = captions.to_table(["image_id", "language"]).join(features.to_table(["image_id"]), "image_id", join_type="inner")
-    assert joined.num_rows == 48
 
 
 # --- polars ----------------------------------------------------------------------------------------------------------
@@ -231,12 +214,6 @@ def test_duckdb_reads_counts_by_language(toys):
     assert found == expected
 
 
-def test_duckdb_counts_captions(toys):
-    toy = toys["captions"]
-    found = duckdb.sql(f"select language, portion, count(*) from '{toy.glob}' group by all order by all").fetchall()
-    assert found == [("de", "translation", 12), ("en", "comparable", 24), ("en", "translation", 12)]
-
-
 # --- HuggingFace -----------------------------------------------------------------------------------------------------
 
 
@@ -262,14 +239,6 @@ def test_huggingface_gives_arrays(toys, huggingface, kind, column, shape, dtype)
     array = huggingface(toy, columns=[column]).with_format("numpy", dtype=np.dtype(dtype).type)[:][column]
     assert (array.shape, array.dtype) == (shape, np.dtype(dtype))
     np.testing.assert_array_equal(array, stacked(toy, column))
-
-
-def test_huggingface_gives_our_array(toys, huggingface):
-    loaded = huggingface(toys["features"]).with_format("numpy")
-    array = loaded[:]["feature"]
-    assert (array.shape, array.dtype) == ((12, 2048), np.float32)
-    np.testing.assert_array_equal(array, open_dataset(toys["features"].path).numpy())
-    assert list(loaded["image_id"]) == open_dataset(toys["features"].path).image_ids()
 
 
 @pytest.mark.parametrize("folder", [False, True])

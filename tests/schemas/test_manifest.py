@@ -95,9 +95,15 @@ def test_a_newer_version_is_refused():
         read(example().to_json().replace('"version": 2', '"version": 3'))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '"text"', "7", "{}", '{"format": "other", "version": 1}', "\x00"])
+@pytest.mark.parametrize("text", ["", "[]", "null", "{}", '{"format": "other", "version": 1}', "[" * 100_000])
 def test_invalid_manifests_are_refused(text):
     with pytest.raises(DatasetError, match=r"data/_manifest.json is not the manifest of a dataset"):
+        read(text)
+
+
+@pytest.mark.parametrize("text", ['{"format": "imagepivot", "version": 1, "statistics": NaN}', '{"format": "\\ud800"}'])
+def test_values_without_canonical_json_are_refused(text):
+    with pytest.raises(DatasetError, match=r"data/_manifest.json is (damaged|not the manifest)"):
         read(text)
 
 
@@ -110,13 +116,6 @@ def test_a_manifest_of_other_bytes_is_refused(tmp_path):
 
 
 # --- every value may be damaged --------------------------------------------------------------------------------------
-
-
-def test_the_text_names_the_digest_of_its_content():
-    content = json.loads(example().to_json())
-    digest = content.pop("sha256")
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    assert digest == hashlib.sha256(text.encode()).hexdigest()
 
 
 def test_white_space_and_the_order_of_keys_do_not_matter():
@@ -195,32 +194,21 @@ FILE = {"path": "_names/classes", "bytes": 1, "sha256": "0" * 64}
     [
         ({"shards": [ENTRY, {**SECOND, "rows": -1}]}, r"shards\[1\]\.rows is -1"),
         ({"shards": [ENTRY, {**SECOND, "rows": True}]}, r"shards\[1\]\.rows is True, expected a whole number"),
-        ({"shards": [ENTRY, {**SECOND, "rows": "3"}]}, r"shards\[1\]\.rows is '3', expected a whole number"),
         ({"shards": [ENTRY, {**SECOND, "bytes": 2**60}]}, r"shards\[1\]\.bytes is 1152921504606846976"),
         ({"shards": [ENTRY, {**SECOND, "sha256": "0" * 63}]}, r"shards\[1\]\.sha256 is '0+'"),
-        ({"shards": [ENTRY, {**SECOND, "sha256": "A" * 64}]}, r"shards\[1\]\.sha256 is 'A+'"),
         ({"shards": [ENTRY, {**SECOND, "footer_sha256": "0"}]}, r"shards\[1\]\.footer_sha256 is '0'"),
-        ({"shards": [ENTRY, {**SECOND, "footer_sha256": ""}]}, r"shards\[1\]\.footer_sha256 is ''"),
         ({"shards": [ENTRY, {k: v for k, v in SECOND.items() if k != "rows"}]}, r"shards\[1\]\.rows is missing"),
         ({"shards": [{k: v for k, v in ENTRY.items() if k != "footer_sha256"}, SECOND]}, "listed without the footer_sha256"),
         ({"shards": [ENTRY, {**SECOND, "more": 1}]}, r"unknown key shards\[1\]\.more: expected 'path', "),
-        (
-            {"shards": [ENTRY, ENTRY]},
-            r"shard 1 is called 'part-00000-of-00002.parquet', expected 'part-00001-of-00002.parquet'",
-        ),
         ({"shards": [ENTRY, {**SECOND, "path": "../x.parquet"}]}, r"shard 1 is called '../x.parquet', expected"),
         ({"shards": []}, "it lists no shards"),
         ({"shards": ...}, "shards is None, expected a list"),
-        ({"shards": ["part-00000-of-00001.parquet"]}, r"shards\[0\] is 'part-00000-of-00001.parquet', expected an object"),
-        ({"failures": ...}, "failures is None, expected a list"),
-        ({"kind": ...}, "kind is None, expected one of captions"),
         ({"kind": "audio"}, "kind is 'audio', expected one of captions, encoded, vocabulary"),
         ({"surprise": 1}, "unknown key surprise"),
         ({"version": "1"}, "version is '1'"),
         ({"failures": [ENTRY]}, r"failures 'part-00000-of-00002.parquet' belong to no shard"),
         ({"failures": [{**ENTRY, "path": "_failures/part-00000-of-00002.jsonl"}] * 2}, "is listed twice"),
         ({"files": [{**FILE, "path": "../x"}]}, r"'../x' is not a valid name of a file beside the shards"),
-        ({"files": [{**FILE, "path": "/etc/passwd"}]}, r"'/etc/passwd' is not a valid name of a file"),
         ({"files": [{**FILE, "path": "a/./b"}]}, r"'a/./b' is not a valid name of a file"),
         ({"files": [{**FILE, "path": ""}]}, r"'' is not a valid name of a file"),
         ({"files": [{**FILE, "path": "a\x00b"}]}, r"'a\\x00b' is not a valid name of a file"),
@@ -274,24 +262,16 @@ FEATURE = {"name": "pool", "shape": [2048], "dtype": "float32", "source": ""}
         ("features", {"feature": {}}, "the feature is not described: name is missing"),
         ("features", {"feature": {**FEATURE, "more": 1}}, "the feature is not described: 'more' is unknown"),
         ("features", {"feature": {**FEATURE, "shape": 2048}}, "shape is 2048, expected a list"),
-        ("features", {"feature": {**FEATURE, "shape": ["2048"]}}, r"shape\[0\] is '2048', expected a whole number"),
         (
             "features",
             {"feature": {**FEATURE, "shape": []}},
             r"the feature is not described: shape of feature 'pool' is \(\), expected positive sizes",
         ),
         ("features", {"feature": {**FEATURE, "shape": [2**40]}}, "the feature has no shape of kind features"),
-        (
-            "features",
-            {"feature": {**FEATURE, "dtype": "int8"}},
-            "the feature is not described: dtype of feature 'pool' is 'int8'",
-        ),
         ("regions", {"feature": FEATURE}, "the feature has no shape of kind regions"),
         ("features", {"feature": FEATURE, "extractor": "x"}, "extractor is 'x', expected an object or null"),
-        ("embeddings", {"feature": FEATURE, "model": []}, r"model is \[\], expected an object"),
         ("embeddings", {"feature": FEATURE, "model": {"languages": "en"}}, "languages is 'en', expected a list"),
         ("encoded", {"vocabulary_size": "14"}, "vocabulary_size is '14', expected a whole number or null"),
-        ("encoded", {"text": []}, r"text is \[\], expected an object"),
         ("encoded", {"text": {"recipe": 7}}, "recipe is 7, expected text"),
         ("vocabulary", {"splits": "train"}, "splits is 'train', expected a list"),
         ("captions", {"languages": [1]}, r"languages\[0\] is 1, expected text"),
@@ -301,14 +281,6 @@ FEATURE = {"name": "pool", "shape": [2048], "dtype": "float32", "source": ""}
 def test_parameters_of_another_type_are_refused(kind, parameters, problem):
     with pytest.raises(DatasetError, match=rf"data/_manifest.json is damaged \({problem}"):
         read(written(kind, parameters))
-
-
-@pytest.mark.parametrize(
-    "text", ['{"format": "imagepivot", "version": 1, "statistics": NaN}', "[" * 100_000, '{"format": "\\ud800"}']
-)
-def test_invalid_json_is_refused(text):
-    with pytest.raises(DatasetError, match=r"data/_manifest.json is (damaged|not the manifest)"):
-        read(text)
 
 
 SPEC = FeatureSpec("toy", (2,))

@@ -9,9 +9,8 @@ import pytest
 from pipelines.datasets.inspection import describe
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
-from schemas.footers import Footer, footer_metadata, read_footer
+from schemas.footers import Footer, footer_metadata
 from schemas.kinds import FAILURES
-from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import write_dataset
 from schemas.writing.output_state import OutputState
 from schemas.writing.repair import repair
@@ -33,18 +32,6 @@ def old_toy(copy_toy):
         return toy
 
     return copy
-
-
-def test_helper_writes_version_1(old_toy):
-    toy = old_toy("features")
-    failed = sorted({f"failures/part-0000{toy.failure_shard(failure)}-of-00003.parquet" for failure in toy.failures})
-    assert list(tree(toy.path)) == [*failed, "manifest.json", *(f"part-0000{n}-of-00003.parquet" for n in range(3))]
-    footer = read_footer(Folder(str(toy.path)), SHARD)
-    assert (footer.version, footer.fingerprint, footer.statistics) == (
-        1,
-        toy.output.fingerprint,
-        {"rows_written": footer.rows},
-    )
 
 
 @pytest.mark.slow

@@ -37,10 +37,6 @@ def test_the_threshold(scope, min_count, kept):
     assert tokens(COUNTS, min_count=min_count, scope=scope) == kept
 
 
-def test_from_counts_threshold_per_language_by_default():
-    assert tokens(COUNTS, min_count=3) == tokens(COUNTS, min_count=3, scope="language")
-
-
 def test_another_scope_is_refused():
     with pytest.raises(ValueError, match="scope is 'languages', expected 'language' or 'joint'"):
         Vocabulary.from_counts(COUNTS, min_count=1, scope="languages")

@@ -62,10 +62,7 @@ def test_is_remote(location, remote):
 
 def test_local_paths_are_made_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert Folder("a/b").local_path == tmp_path / "a" / "b"
-    assert Folder("~/b").local_path == tmp_path / "home" / "b"
-    assert Folder(f"file://{tmp_path}/b").local_path == tmp_path / "b"
 
 
 def test_a_folder_means_the_same_to_a_process_in_another_folder(tmp_path, monkeypatch):
@@ -304,11 +301,6 @@ def test_store_errors_of_pyarrow_are_classified_by_text(text, kind):
             raise pa.ArrowInvalid(text)
         advice = f"{kind.advice} (ArrowInvalid: {text})" if kind.advice else f"ArrowInvalid: {text}"
         assert str(caught.value) == f"cannot use 'gs://b/x': {advice}"
-
-
-def test_store_errors_have_different_advice():
-    kinds = StoreError.__subclasses__()
-    assert len({kind.advice for kind in (*kinds, StoreError)}) == len(kinds) + 1
 
 
 def test_kind_of_folder_file_nothing_and_pipe(folder):

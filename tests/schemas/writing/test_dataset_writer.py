@@ -170,16 +170,6 @@ def test_overwriting_leaves_nothing_of_the_old_dataset(copy_toy, toys, old):
     assert validate(toy.path) == []
 
 
-def test_overwriting_with_fewer_truecasers_leaves_none_of_the_others(copy_toy):
-    toy = copy_toy("captions")
-    for language in ("de", "en"):
-        toy.output.folder.write(f"_truecaser/{language}.model", b"model")
-    commit(toy.output, files=("_truecaser/de.model", "_truecaser/en.model"))
-    assert validate(toy.path) == []
-    commit(toy.output, files=("_truecaser/de.model",))
-    assert validate(toy.path) == []
-
-
 # --- in one call -----------------------------------------------------------------------------------------------------
 
 

@@ -45,12 +45,6 @@ def test_choose_shards_doubles_beyond_the_limit():
     assert choose_shards(16 * 100 + 1, 100) == 32
 
 
-@pytest.mark.parametrize("size", [10**exponent for exponent in range(1, 16)])
-def test_of_two_numbers_one_divides_the_other(size):
-    small, large = choose_shards(size, TEXT_SHARD_BYTES), choose_shards(7 * size, VECTOR_SHARD_BYTES)
-    assert max(small, large) % min(small, large) == 0
-
-
 # --- what is asked for -----------------------------------------------------------------------------------------------
 
 

@@ -114,11 +114,6 @@ def test_a_missing_file(copy_toy, kind, name):
             lambda content: content["failure_reasons"].update(truncated=99),
             r"the manifest counts failures \{.*'truncated': 99\}, the shards hold \{.*'truncated': 2.*\}",
         ),
-        (
-            "features",
-            lambda content: content.update(failure_reasons={}),
-            r"the manifest counts failures \{\}, the shards hold \{.*'truncated': 2.*\}",
-        ),
     ],
 )
 def test_manifest_with_wrong_counts(copy_toy, forge, kind, edit, complaint):
@@ -313,19 +308,6 @@ def test_a_caption_without_start_or_end(copy_toy, forge, row, ids):
     assert complains(toy, rf"{FIRST}: a caption does not begin with <start> and end with <end>")
 
 
-def vocabulary(toy, forge, change):
-    """Changes the rows of a vocabulary, and its text with them."""
-
-    def rewrite(table):
-        rows = table.to_pylist()
-        change(rows)
-        (toy.path / "_vocabulary.txt").write_text("".join(f"{row['token']}\n" for row in rows), encoding="utf-8")
-        return pa.Table.from_pylist(rows, schema=table.schema)
-
-    forge.shard(toy, VOCABULARY, rewrite)
-    forge.relist(toy, "_vocabulary.txt")
-
-
 def swap(rows):
     assert rows[4]["count"] > rows[-1]["count"]
     rows[4], rows[-1] = {**rows[-1], "id": 4}, {**rows[4], "id": len(rows) - 1}
@@ -347,7 +329,15 @@ def swap(rows):
 )
 def test_a_wrong_vocabulary(copy_toy, forge, change, complaints):
     toy = copy_toy("vocabulary")
-    vocabulary(toy, forge, change)
+
+    def rewrite(table):
+        rows = table.to_pylist()
+        change(rows)
+        (toy.path / "_vocabulary.txt").write_text("".join(f"{row['token']}\n" for row in rows), encoding="utf-8")
+        return pa.Table.from_pylist(rows, schema=table.schema)
+
+    forge.shard(toy, VOCABULARY, rewrite)
+    forge.relist(toy, "_vocabulary.txt")
     assert complains(toy, *(f"{VOCABULARY}: {complaint}" for complaint in complaints))
 
 
@@ -407,14 +397,3 @@ def test_image_with_failure_and_row(failed, forge):
     image_id = toy.shard(number)[0]["image_id"]
     forge.failures(toy, name, lambda rows: rows[0].update(key=image_id))
     assert complains(toy, rf"{name}: image '{image_id}' failed and has a row as well")
-
-
-# --- several at once -------------------------------------------------------------------------------------------------
-
-
-def test_every_shard_is_checked(copy_toy, forge):
-    toy = copy_toy("features")
-    names = sorted(path.name for path in toy.path.glob("part-*"))
-    for name in names:
-        forge.shard(toy, name, lambda table: table.take([0, 0, *range(1, len(table))]))
-    assert complains(toy, *(rf"{name}: key .* occurs twice" for name in names))
