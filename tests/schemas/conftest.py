@@ -349,6 +349,11 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Toy]:
 
 
 @pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(str(tmp_path / "data"))
+
+
+@pytest.fixture
 def copy_toy(toys: dict[str, Toy], tmp_path: Path) -> Callable[[str], Toy]:
     """Makes a copy of a dataset, to be broken."""
 

@@ -6,17 +6,11 @@ import pytest
 
 from schemas.footers import FOREIGN, inspect_shard, read_footer
 from schemas.kinds import CAPTIONS
-from schemas.storage.folder import Folder
 from schemas.writing.output import OutputDataset
 from schemas.writing.shard_writer import open_shard
 
 NAME = "part-00000-of-00001.parquet"
 PARAMETERS = {"tokenizer": "moses", "ü": [1, 2.5, None]}
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return Folder(str(tmp_path / "data"))
 
 
 def write_captions(folder, count):

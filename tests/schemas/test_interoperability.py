@@ -197,16 +197,6 @@ def test_polars_takes_a_table(toys):
 # --- DuckDB ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "column", "length"), [("features", "feature", 2048), ("features16", "feature", 4096)])
-def test_duckdb_reads_vectors_as_lists(toys, kind, column, length):
-    toy = toys[kind]
-    query = f"select len({column}), list_sum({column}) from '{toy.glob}' order by image_id"
-    rows = sorted(toy.rows, key=lambda row: row["image_id"].encode())
-    found = duckdb.sql(query).fetchall()
-    assert [row[0] for row in found] == [length] * 12
-    np.testing.assert_allclose([row[1] for row in found], [row[column].astype(np.float64).sum() for row in rows], rtol=1e-3)
-
-
 def test_duckdb_reads_counts_by_language(toys):
     toy = toys["vocabulary"]
     found = duckdb.sql(f"select token, counts['en'] from '{toy.glob}' where map_contains(counts, 'en')").fetchall()

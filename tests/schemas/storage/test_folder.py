@@ -34,11 +34,6 @@ from tests.schemas.conftest import make_toy
 
 
 @pytest.fixture
-def folder(tmp_path):
-    return Folder(str(tmp_path / "data"))
-
-
-@pytest.fixture
 def bucket(monkeypatch):
     """An object store in memory, without tags, behind ``gs://bucket``: no folders, and no partial writes seen by others."""
     store = MemoryFileSystem()

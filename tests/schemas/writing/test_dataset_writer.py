@@ -21,22 +21,6 @@ from schemas.writing.validation import validate
 from tests.builders import tree
 from tests.schemas.conftest import prepare
 
-# --- a run from its start to its commit ------------------------------------------------------------------------------
-
-
-def test_manifest_appears_with_the_commit(new_features):
-    toy = new_features()
-    prepare(toy.output, overwrite=False)
-    for number in range(3):
-        assert OutputState(toy.output).finished_shards() == set(range(number))
-        toy.write_shard(number)
-        assert not (toy.path / "_manifest.json").exists()
-        assert OutputState(toy.output).committed_manifest() is None
-    assert OutputState(toy.output).finished_shards() == {0, 1, 2}
-    manifest = toy.commit()
-    assert OutputState(toy.output).committed_manifest() == manifest == open_dataset(toy.path).manifest
-    assert validate(toy.path) == []
-
 
 def test_failures_come_before_their_shard_its_record_after_it_and_the_manifest_last(toys, tmp_path, monkeypatch):
     published = []
@@ -111,8 +95,7 @@ with lock_folder(output.folder):
 
 
 @pytest.mark.slow
-def test_a_killed_run_is_cleaned_up_and_goes_on(tmp_path, blocked_process):
-    folder = Folder(str(tmp_path / "data"))
+def test_a_killed_run_is_cleaned_up_and_goes_on(folder, blocked_process):
     output = OutputDataset(folder, kind="captions", parameters={"a": 1}, shards=2)
     finished = [".records/part-00000-of-00002.jsonl", "_failures/part-00000-of-00002.jsonl", "part-00000-of-00002.parquet"]
     with blocked_process(KILLED, folder.location) as process:

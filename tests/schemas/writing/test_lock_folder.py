@@ -25,8 +25,8 @@ with lock_folder(Folder(sys.argv[1])):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True], ids=["a run", "a task"])
-def test_second_run_is_refused_until_the_first_is_killed(tmp_path, blocked_process, shared):
-    folder, says = Folder(str(tmp_path / "data")), r"'.*/data' is in use: another run is writing it"
+def test_second_run_is_refused_until_the_first_is_killed(folder, blocked_process, shared):
+    says = r"'.*/data' is in use: another run is writing it"
     with blocked_process(HOLDER, folder.location) as process:
         for _ in range(2):
             with pytest.raises(DatasetError, match=says), lock_folder(folder, shared=shared):
@@ -59,8 +59,7 @@ def test_a_refused_overwrite_leaves_no_lock(copy_toy):
     assert tree(toy.path) == before
 
 
-def test_launcher_exit_keeps_the_lock_of_a_publishing_worker(tmp_path):
-    folder = Folder(str(tmp_path / "data"))
+def test_launcher_exit_keeps_the_lock_of_a_publishing_worker(folder):
     with lock_folder(folder):
         folder.write(".publishing", b"")  # Of a worker that was killed.
     assert not folder.local_path.exists()
@@ -71,9 +70,8 @@ def test_launcher_exit_keeps_the_lock_of_a_publishing_worker(tmp_path):
     assert folder.names() == []
 
 
-def test_lock_file_deleted_while_waiting_is_recreated(tmp_path, monkeypatch):
+def test_lock_file_deleted_while_waiting_is_recreated(folder, monkeypatch):
     # The other run ends between our opening its lock and our locking it: the file we hold is gone, nobody else sees it.
-    folder = Folder(str(tmp_path / "data"))
     flock = shard_writer.fcntl.flock
     calls = []
 
@@ -91,8 +89,7 @@ def test_lock_file_deleted_while_waiting_is_recreated(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_tasks_share_a_folder_and_keep_runs_out(tmp_path, blocked_process):
-    folder = Folder(str(tmp_path / "data"))
+def test_tasks_share_a_folder_and_keep_runs_out(folder, blocked_process):
     with blocked_process(HOLDER.replace("argv[1])", "argv[1]), shared=True"), folder.location) as process:
         with lock_folder(folder, shared=True):
             assert folder.names() == [".lock"]
@@ -104,8 +101,7 @@ def test_tasks_share_a_folder_and_keep_runs_out(tmp_path, blocked_process):
     assert not folder.local_path.exists()  # The last one deletes it.
 
 
-def test_last_of_several_tasks_deletes_the_lock(tmp_path):
-    folder = Folder(str(tmp_path / "data"))
+def test_last_of_several_tasks_deletes_the_lock(folder):
     first, second = lock_folder(folder, shared=True), lock_folder(folder, shared=True)
     first.__enter__()
     second.__enter__()
@@ -116,9 +112,8 @@ def test_last_of_several_tasks_deletes_the_lock(tmp_path):
     assert folder.names() == []
 
 
-def test_task_exit_keeps_the_lock_of_a_new_run(tmp_path, monkeypatch):
+def test_task_exit_keeps_the_lock_of_a_new_run(folder, monkeypatch):
     # Between the task's last look at the lock and its end, another run deletes the file and makes a new one.
-    folder = Folder(str(tmp_path / "data"))
     flock = shard_writer.fcntl.flock
 
     def replace_lock(handle, operation):
@@ -131,8 +126,7 @@ def test_task_exit_keeps_the_lock_of_a_new_run(tmp_path, monkeypatch):
     assert folder.read(".lock") == b"theirs"
 
 
-def test_a_task_waits_while_another_one_deletes_the_lock(tmp_path, monkeypatch):
-    folder = Folder(str(tmp_path / "data"))
+def test_a_task_waits_while_another_one_deletes_the_lock(folder, monkeypatch):
     first = lock_folder(folder, shared=True)
     first.__enter__()
     is_last = shard_writer._is_last
@@ -157,8 +151,7 @@ def test_a_task_waits_while_another_one_deletes_the_lock(tmp_path, monkeypatch):
     assert folder.names() == []
 
 
-def test_folder_deleted_by_a_refused_run_is_recreated(tmp_path, monkeypatch):
-    folder = Folder(str(tmp_path / "data"))
+def test_folder_deleted_by_a_refused_run_is_recreated(folder, monkeypatch):
     opened = os.open
     calls = []
 

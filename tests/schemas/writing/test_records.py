@@ -7,7 +7,6 @@ import pytest
 from schemas.failures import FailuresEntry
 from schemas.footers import Footer
 from schemas.manifest import ShardEntry
-from schemas.storage.folder import Folder
 from schemas.writing.records import Record, Source, read_record, record_name, write_record
 
 SHARD = "part-00001-of-00003.parquet"
@@ -21,11 +20,6 @@ SOURCES = (
     Source("a", 'quote".jpg', -1, "etag", "e" * 64),
 )
 FULL = Record.of(ENTRY, FOOTER, "c" * 64, SOURCES)
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return Folder(str(tmp_path / "data"))
 
 
 def path(folder):

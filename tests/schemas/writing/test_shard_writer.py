@@ -12,7 +12,6 @@ from schemas.features import FeatureSpec
 from schemas.fingerprints import canonical_json
 from schemas.footers import read_footer
 from schemas.kinds import CAPTIONS, FAILURES, VOCABULARY, schema_of
-from schemas.storage.folder import Folder
 from schemas.writing.output import OutputDataset
 from schemas.writing.shard_writer import open_shard
 
@@ -20,11 +19,6 @@ NAME = "part-00000-of-00001.parquet"
 FAILED = "_failures/part-00000-of-00001.jsonl"
 RECORD = ".records/part-00000-of-00001.jsonl"
 PARAMETERS = {"tokenizer": "moses", "ü": [1, 2.5, None]}
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return Folder(str(tmp_path / "data"))
 
 
 def write(folder, tables, kind="captions", parameters=PARAMETERS, *, statistics=None, failures=()):
