@@ -50,6 +50,7 @@ check: $(STAMP) docs  ## Run the linter, the formatter's check and the type chec
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m tests.sizes
+	$(BIN)/python -m tests.wording
 
 format: $(STAMP)  ## Format the code.
 	$(BIN)/ruff check --fix .
