@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schemas.conversion import stored_values
+from schemas.conversion import convert, stored_values
 from schemas.errors import DatasetError
 from schemas.failures import FailuresEntry
 from schemas.fingerprints import FORMAT_VERSION, canonical_json, sha256_of_file, sha256_of_json
@@ -77,12 +77,12 @@ def inspect_shard(folder: Folder, name: str) -> Footer | None:
         version, digest = int(content["version"]), content.pop("sha256", None)
         if digest != (None if version == 1 else sha256_of_json(content)):
             return None  # Damage, not another dataset.
-        failures = _object(content["failures"]) if version > 1 else {}
+        failures = json.loads(content["failures"]) if version > 1 else {}
         return Footer(
             kind=content["kind"],
             fingerprint=content["fingerprint"],
-            parameters=_object(content["parameters"]),
-            statistics=_object(content["statistics"]),
+            parameters=convert(json.loads(content["parameters"]), dict, error=DatasetError),
+            statistics=convert(json.loads(content["statistics"]), dict, error=DatasetError),
             rows=metadata.num_rows,
             failures=FailuresEntry(**stored_values(FailuresEntry, failures)),
             version=version,
@@ -125,13 +125,6 @@ def sha256_of_footer(file: pa.NativeFile) -> str:
     digest = sha256_of_file(file)
     file.seek(0)
     return digest
-
-
-def _object(text: str) -> dict[str, Any]:
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise ValueError(f"expected an object, found {text[:60]!r}")
-    return value
 
 
 def _read_metadata(folder: Folder, name: str) -> pq.FileMetaData | None:

@@ -173,14 +173,7 @@ class _Handler(logging.Handler):
         emit(event, message=record.getMessage(), source=record.name)
 
 
-def _warn(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
+def _warn(message: Warning | str, category: type[Warning], *place: object, **more: object) -> None:
     emit("warning", message=str(message), source=category.__name__)
 
 

@@ -66,11 +66,6 @@ def _connect(address: str) -> tuple[fs.FileSystem, str]:
     if filesystem.type_name == "s3":
         rebuild, (settings,) = filesystem.__reduce__()
         if "allow_delayed_open" in settings:  # pyarrow 20: a small file takes one request instead of three.
-            filesystem = rebuild(
-                {
-                    **settings,
-                    "allow_delayed_open": True,
-                    "retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=RETRIES.attempts),
-                }
-            )
+            retries = fs.AwsStandardS3RetryStrategy(max_attempts=RETRIES.attempts)
+            filesystem = rebuild({**settings, "allow_delayed_open": True, "retry_strategy": retries})
     return filesystem, root

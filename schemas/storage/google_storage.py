@@ -43,12 +43,10 @@ class GoogleBucket(Bucket):
         self._options = {"timeout": (RETRIES.connect_seconds, RETRIES.read_seconds), "retry": _retry()}
 
     def exists(self) -> bool:
-        """Return whether the bucket exists."""
         with _store_errors():
             return self._bucket.exists(**self._options)
 
     def page(self, prefix: str, *, after: str, by_folder: bool) -> Page:
-        """List a page, see `Bucket.page`."""
         with _store_errors():
             listing = self._client.list_blobs(
                 self._bucket,
@@ -64,13 +62,11 @@ class GoogleBucket(Bucket):
         return Page(objects, sorted(listing.prefixes), listing.next_page_token or "")
 
     def head(self, key: str) -> Written | None:
-        """Return tag and writer of an object; None if it does not exist."""
         with _store_errors():
             blob = self._bucket.get_blob(key, **self._options)
         return None if blob is None else Written(str(blob.generation), (blob.metadata or {}).get(WRITER, ""))
 
     def get(self, key: str) -> tuple[bytes, str] | None:
-        """Return content and tag of an object; None if it does not exist."""
         from google.api_core.exceptions import NotFound
 
         while (head := self.head(key)) is not None:
@@ -79,7 +75,6 @@ class GoogleBucket(Bucket):
         return None
 
     def part(self, key: str, start: int, stop: int) -> bytes | None:
-        """Return a range of the bytes of an object; None if it does not exist."""
         from google.api_core.exceptions import NotFound
 
         with _store_errors(), suppress(NotFound):
@@ -87,7 +82,6 @@ class GoogleBucket(Bucket):
         return None
 
     def write(self, key: str, data: bytes | Path, replaces: str | None, writer: str) -> str:
-        """Write an object, see `Bucket.write`."""
         from google.api_core.exceptions import PreconditionFailed
 
         condition = {} if replaces == ANY else {"if_generation_match": int(replaces or 0)}
@@ -104,7 +98,6 @@ class GoogleBucket(Bucket):
         return str(blob.generation)
 
     def delete(self, key: str, tag: str) -> None:
-        """Delete an object if it has this tag."""
         from google.api_core.exceptions import NotFound, PreconditionFailed
 
         with _store_errors(), suppress(NotFound, PreconditionFailed):

@@ -69,14 +69,12 @@ class S3Bucket(Bucket):
         return _connect(self._address)
 
     def exists(self) -> bool:
-        """Return whether the bucket exists."""
         with _store_errors(404):
             self._client.head_bucket()
             return True
         return False
 
     def page(self, prefix: str, *, after: str, by_folder: bool) -> Page:
-        """List a page, see `Bucket.page`."""
         options: dict[str, Any] = {"Prefix": prefix, "MaxKeys": object_store.PAGE_OBJECTS}
         if after:
             options["ContinuationToken"] = after
@@ -92,21 +90,18 @@ class S3Bucket(Bucket):
         return Page(objects, folders, page["NextContinuationToken"] if page["IsTruncated"] else "")
 
     def head(self, key: str) -> Written | None:
-        """Return tag and writer of an object; None if it does not exist."""
         with _store_errors(404):
             head = self._client.head_object(Key=key)
             return Written(head["ETag"], head["Metadata"].get(WRITER, ""))
         return None
 
     def get(self, key: str) -> tuple[bytes, str] | None:
-        """Return content and tag of an object; None if it does not exist."""
         try:
             return _get_object(self._address, key)
         except ValueError:  # obstore does not support control characters in keys.
             return self._get(key)
 
     def part(self, key: str, start: int, stop: int) -> bytes | None:
-        """Return a range of the bytes of an object; None if it does not exist."""
         content = self._get(key, Range=f"bytes={start}-{stop - 1}")
         return None if content is None else content[0]
 
@@ -120,7 +115,7 @@ class S3Bucket(Bucket):
         return None
 
     def write(self, key: str, data: bytes | Path, replaces: str | None, writer: str) -> str:
-        """Write an object, see `Bucket.write`; S3 checks the condition of a multipart upload when it completes."""
+        # S3 checks the condition of a multipart upload when it completes.
         from botocore.exceptions import ClientError
 
         condition = {} if replaces == ANY else {"IfNoneMatch": "*"} if replaces is None else {"IfMatch": replaces}
@@ -134,7 +129,6 @@ class S3Bucket(Bucket):
                 raise RefusedError(status) from error
 
     def delete(self, key: str, tag: str) -> None:
-        """Delete an object if it has this tag."""
         with _store_errors(404, 409, 412):
             self._client.delete_object(Key=key, IfMatch=tag)
 

@@ -45,9 +45,15 @@ def known_shards(shards: ShardsRequest, folder: Folder, *, overwrite: bool) -> i
     """
     if isinstance(shards, int):
         return shards
-    if shards != AUTO:
-        return _shards_like(shards.removeprefix(LIKE))
-    return None if overwrite else _stored_shards(folder)
+    if shards == AUTO:
+        return None if overwrite else _stored_shards(folder)
+    location = shards.removeprefix(LIKE)
+    manifest = Manifest.read(Folder(location))
+    if not belongs_to_images(manifest.kind):
+        raise UsageError(
+            f"{location!r} holds {manifest.kind}, which has no images: name captions, features or the like after '{LIKE}'"
+        )
+    return len(manifest.shards)
 
 
 def choose_shards(size: int, shard_bytes: int) -> int:
@@ -69,15 +75,6 @@ def check_shard_bytes(shards: int, size: int, folder: Folder | None) -> None:
             f"{_gib(size)} GiB in {shards:,} shards make {_gib(size / shards)} GiB each, expected at most {_gib(_MAX_BYTES)}, "
             f"because readers hold a shard in memory: give --shards {-(-size // _MAX_BYTES)} or more, or {AUTO}"
         )
-
-
-def _shards_like(location: str) -> int:
-    manifest = Manifest.read(Folder(location))
-    if not belongs_to_images(manifest.kind):
-        raise UsageError(
-            f"{location!r} holds {manifest.kind}, which has no images: name captions, features or the like after '{LIKE}'"
-        )
-    return len(manifest.shards)
 
 
 def _stored_shards(folder: Folder) -> int | None:

@@ -38,7 +38,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -308,8 +308,6 @@ class Attempt:
 
 _TEXT_ROW_GROUP_ROWS = 65_536
 
-Rows: TypeAlias = pa.Table | pa.RecordBatch
-
 
 class ShardWriter:
     """A writer of the rows of one shard that holds about one row group in memory. Created by `open_shard`.
@@ -340,7 +338,7 @@ class ShardWriter:
         """Number of rows so far."""
         return self._written_rows + self._pending_rows
 
-    def write(self, rows: Rows) -> None:
+    def write(self, rows: pa.Table | pa.RecordBatch) -> None:
         """Append rows, sorted by key and after the rows so far."""
         table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
         table = table.cast(self._output.schema) if table.schema != self._output.schema else table
@@ -368,7 +366,12 @@ class ShardWriter:
         return footer
 
     def _write_group(self, group: pa.Table) -> None:
-        self._writer.write_table(_canonical(group), row_group_size=self._group_rows)
+        # One chunk per column, and dictionaries in the order of first use: bytes do not depend on the input tables.
+        for column, field in enumerate(group.schema):
+            if pa.types.is_dictionary(field.type):
+                plain = group.column(column).cast(field.type.value_type).combine_chunks()
+                group = group.set_column(column, field, plain.dictionary_encode())
+        self._writer.write_table(group.combine_chunks(), row_group_size=self._group_rows)
         self._written_rows += group.num_rows
 
 
@@ -387,11 +390,16 @@ def open_shard(output: OutputDataset, index: int) -> Iterator[ShardWriter]:
         ...     shard.statistics = {"images": table.num_rows}
     """
     folder, name = output.folder, output.name(index)
-    options, group_rows = _layout(output.schema)
+    schema, rows = output.schema, _TEXT_ROW_GROUP_ROWS
+    options: dict[str, Any] = {"compression": "zstd", "use_dictionary": True, "write_statistics": True}
+    if holds_vectors(schema):
+        # Compression would halve the reading speed for a third of the bytes, see tests/benchmarks/bench_reading.py.
+        keys = [field.name for field in schema if not is_vector(field.type)]
+        options, rows = {"compression": "none", "use_dictionary": False, "write_statistics": keys}, group_rows(schema)
     attempt = Attempt(folder, name)
     with contextlib.suppress(LostRaceError), folder.temporary(name) as file:
-        with pq.ParquetWriter(file, output.schema, version="2.6", **options) as parquet:
-            shard = ShardWriter(parquet, output, group_rows)
+        with pq.ParquetWriter(file, schema, version="2.6", **options) as parquet:
+            shard = ShardWriter(parquet, output, rows)
             if output.listings is None and output.states is not None:
                 shard.state = output.states[index]
             yield shard
@@ -404,25 +412,3 @@ def open_shard(output: OutputDataset, index: int) -> Iterator[ShardWriter]:
             attempt.publish(file, Record.of(entry, footer, shard.state, shard.sources), failures)
         except FileNotFoundError as error:  # A commit deletes temporary files, also of running attempts.
             raise attempt.committed() from error
-
-
-def _layout(schema: pa.Schema) -> tuple[dict[str, Any], int]:
-    """Return Parquet options and rows per row group for a schema.
-
-    Vectors are stored uncompressed, without dictionaries or statistics: compression halves the reading speed for a third of the
-    bytes. tests/benchmarks/bench_reading.py compares the encodings.
-    """
-    if not holds_vectors(schema):
-        return {"compression": "zstd", "use_dictionary": True, "write_statistics": True}, _TEXT_ROW_GROUP_ROWS
-    keys = [field.name for field in schema if not is_vector(field.type)]
-    options = {"compression": "none", "use_dictionary": False, "write_statistics": keys}
-    return options, group_rows(schema)
-
-
-def _canonical(group: pa.Table) -> pa.Table:
-    """Use one chunk per column, and dictionaries in the order of first use, so that bytes do not depend on the input tables."""
-    for column, field in enumerate(group.schema):
-        if pa.types.is_dictionary(field.type):
-            plain = group.column(column).cast(field.type.value_type).combine_chunks()
-            group = group.set_column(column, field, plain.dictionary_encode())
-    return group.combine_chunks()
