@@ -33,19 +33,6 @@ def test_each_portion_is_a_test_of_its_own(run, toy):
         assert json.loads(json.dumps(score.to_dict()))["text_to_image"]["queries"] == len(data.captions)
 
 
-def test_a_job_opens_the_run(write_run, toy):
-    folder = write_run(languages=("en", "de"))
-    job = EvaluateJob(
-        folder, toy.captions, toy.features, splits=("val",), languages=("en",), portion="translation", device="cpu"
-    )
-    expected = score_run(
-        open_run(folder), captions=toy.captions, features=toy.features, splits=["val"], languages=["en"], portion="translation"
-    )
-    assert evaluate_run(job) == expected
-    with pytest.raises(UsageError, match="device is 'gpu', expected 'cpu'"):
-        evaluate_run(replace(job, device="gpu"))
-
-
 def test_a_language_and_a_portion(run, write_run, toy):
     arguments = {"captions": toy.captions, "features": toy.features, "splits": ["val"]}
     chosen = score_run(run, **arguments, languages=["en"], portion="translation")
@@ -63,12 +50,6 @@ def test_score_with_foreign_data_is_refused(run, toy, other_toy):
         score_run(run, captions=other_toy.captions, features=toy.features, splits=["test"])
     with pytest.raises(DatasetError, match="comes from another extractor"):
         score_run(run, captions=toy.captions, features=other_toy.features, splits=["test"])
-
-
-def test_a_score_includes_chance(run, toy):
-    (score,) = score_run(run, captions=toy.captions, features=toy.features, splits=["test"], languages=["fr"])
-    assert score.chance["text_to_image"][0] == pytest.approx(100 / 9)
-    assert replace(score, chance={}).to_dict()["chance"] == {}
 
 
 def test_the_default_split_is_the_test_images_of_2016(run, toy):
@@ -164,14 +145,20 @@ def test_an_ensemble_has_the_mean_of_the_scores(pair, toy):
         assert score.retrieval == evaluate_ensemble(members)[score.language]
 
 
-def test_a_job_takes_several_runs(pair, toy):
+def test_a_job_opens_its_runs(pair, toy):
     folders = tuple(run.folder.location for run in pair)
-    job = EvaluateJob(folders, toy.captions, toy.features, splits=("val",), device="cpu")
-    assert evaluate_run(job) == score_ensemble(pair, captions=toy.captions, features=toy.features, splits=["val"])
+    options = {"splits": ("val",), "languages": ("en",), "portion": "translation"}
+    job = EvaluateJob(folders, toy.captions, toy.features, device="cpu", **options)
+    assert evaluate_run(job) == score_ensemble(pair, captions=toy.captions, features=toy.features, **options)
+    assert evaluate_run(replace(job, run=folders[0])) == score_ensemble(
+        pair[:1], captions=toy.captions, features=toy.features, **options
+    )
     with pytest.raises(UsageError, match="no run to evaluate"):
         replace(job, run=())
     with pytest.raises(UsageError, match="is given twice, so that its scores would count twice"):
         replace(job, run=(*folders, folders[0]))
+    with pytest.raises(UsageError, match="device is 'gpu', expected 'cpu'"):
+        evaluate_run(replace(job, device="gpu"))
 
 
 def test_ensemble_is_scored_in_common_languages(pair, write_run, toy):

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 from math import sqrt
 from pathlib import Path
-from statistics import mean
 
 import numpy as np
 import pandas as pd
@@ -219,45 +219,23 @@ def test_other_arrays_are_refused(tmp_path, arrays, message):
 
 
 def test_damaged_npz_is_refused(tmp_path):
-    (tmp_path / "a.npz").write_bytes(b"PK\x03\x04 no archive")
-    with pytest.raises(InputError, match="does not hold vectors of sentences"):
-        read_sentence_vectors(str(tmp_path / "a.npz"), ["a"])
-    np.save(tmp_path / "b.npy", np.ones((2, 2)))
-    (tmp_path / "b.npy").rename(tmp_path / "b.npz")
-    with pytest.raises(InputError, match="does not hold vectors of sentences"):
-        read_sentence_vectors(str(tmp_path / "b.npz"), ["a"])
-
-
-def r_by_hand(x, y) -> float:
-    """Pearson's r by its definition."""
-    a, b = [v - mean(x) for v in x], [v - mean(y) for v in y]
-    return sum(p * q for p, q in zip(a, b, strict=True)) / sqrt(sum(p * p for p in a) * sum(q * q for q in b))
-
-
-def ranks_by_hand(values) -> list[float]:
-    """The mean of the places that a value can take in the sorted series."""
-    ordered = sorted(values)
-    return [mean(place for place, other in enumerate(ordered, start=1) if other == value) for value in values]
+    array = io.BytesIO()
+    np.save(array, np.ones((2, 2)))
+    for data in (b"PK\x03\x04 no archive", array.getvalue()):
+        (tmp_path / "a.npz").write_bytes(data)
+        with pytest.raises(InputError, match="does not hold vectors of sentences"):
+            read_sentence_vectors(str(tmp_path / "a.npz"), ["a"])
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_correlations_equal_the_definition_and_pandas(seed):
+def test_correlations_equal_pandas(seed):
     rng = np.random.default_rng(seed)
-    x = rng.integers(0, 26, size=120) / 5  # Like scores of people: with many ties.
+    x = rng.integers(0, 26, size=120) / 5  # Like human scores: with many ties.
     y = np.round(x + rng.normal(0, 2, size=120), 1)
-    assert pearson(x, y) == pytest.approx(r_by_hand(x.tolist(), y.tolist()), abs=1e-12)
-    assert ranks_with_ties(x).tolist() == ranks_by_hand(x.tolist())
-    assert spearman(x, y) == pytest.approx(r_by_hand(ranks_by_hand(x.tolist()), ranks_by_hand(y.tolist())), abs=1e-12)
     frame = pd.DataFrame({"x": x, "y": y})
+    assert ranks_with_ties(x).tolist() == frame.x.rank().tolist()
     assert pearson(x, y) == pytest.approx(frame.x.corr(frame.y), abs=1e-12)
     assert spearman(x, y) == pytest.approx(frame.x.rank().corr(frame.y.rank()), abs=1e-12)
-
-
-def test_spearman_sees_the_order_alone():
-    x = [0.1, 0.2, 0.5, 0.9]
-    assert spearman(x, np.exp(10 * np.array(x))) == pytest.approx(1)
-    assert pearson(x, np.exp(10 * np.array(x))) < 0.95
-    assert spearman(x, [4, 3, 2, 1]) == pytest.approx(-1)
 
 
 @pytest.mark.parametrize("constant", [[1, 1, 1], [0.9999999, 1.0, 0.99999995], [0, 0, 0]])

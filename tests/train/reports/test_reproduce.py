@@ -330,15 +330,6 @@ def test_the_plot_is_a_picture(finished, tmp_path, paper):
         assert len(image.convert("L").getcolors()) > 10
 
 
-@pytest.mark.cluster
-def test_several_runs_at_a_time_give_the_same_results(finished, toy_2016, tmp_path):
-    run(job_of(toy_2016, tmp_path / "o", workers=2, seeds=1, rows=("pivot-*",)))
-    for name in ("pivot-sym", "pivot-asym"):
-        path = Path("results", "gella2017", name, "seed-0.json")
-        ours, expected = (json.loads((folder / path).read_text()) for folder in (tmp_path / "o", finished))
-        assert ours == expected
-
-
 @pytest.mark.slow
 def test_results_of_changed_content_are_not_kept(toy_2016, new_dataset, tmp_path):
     job = job_of(toy_2016, tmp_path / "o", seeds=1, rows=("vse-en",))
@@ -401,29 +392,6 @@ def test_features_of_zeros_are_said_once(toy_2016, new_dataset, tmp_path):
     remarks.clear()
     reproduce(job, remark=remarks.append)
     assert remarks == []  # Nothing is left to train.
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda text: "",
-        lambda text: text[: len(text) // 2],
-        lambda text: "[]",
-        lambda text: text.replace('"scores": [', '"scores": [3, '),
-        lambda text: text.replace('"recall_at_5": ', '"recall_at_5": null, "x": '),
-        lambda text: text.replace('"step": ', '"steps": '),
-        lambda text: "[" * 100_000,
-    ],
-)
-def test_a_damaged_result_is_an_error(finished, toy_2016, tmp_path, change):
-    shutil.copytree(finished, tmp_path / "o")
-    path = tmp_path / "o/results/gella2017/vse-en/seed-1.json"
-    path.write_text(change(path.read_text()))
-    with pytest.raises(DatasetError, match=r"seed-1\.json' is damaged, or not a result of imagepivot reproduce .*delete it"):
-        read_report(str(tmp_path / "o"), "gella2017")
-    with pytest.raises(DatasetError, match=r"seed-1\.json' is damaged"):
-        run(job_of(toy_2016, tmp_path / "o"))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from train.reports.row_results import Failure, read_failure, write_failure
+from schemas.errors import DatasetError
+from train.reports.row_results import Failure, read_failure, read_result, write_failure, write_result
 
 
 def test_a_failure_is_written_and_read(tmp_path):
@@ -24,3 +25,22 @@ def test_a_damaged_failure_is_still_a_failure(tmp_path, text):
     failure = read_failure(path)
     assert failure.kind == "refused"
     assert "is damaged: the next command replaces it" in failure.reason
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: "[]",
+        lambda text: "[" * 100_000,
+        lambda text: text.replace("1.5", "2.5"),
+        lambda text: text.replace('"sha256"', '"sha"'),
+    ],
+)
+def test_read_result_of_a_damaged_file_is_refused(tmp_path, damage):
+    path = tmp_path / "seed-1.json"
+    write_result(path, {"scores": [1.5]})
+    assert read_result(path) == {"scores": [1.5]}
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(DatasetError, match=r"seed-1\.json' is damaged, or not a result of imagepivot reproduce .*delete it"):
+        read_result(path)

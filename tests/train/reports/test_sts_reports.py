@@ -79,15 +79,11 @@ def test_data_sets_are_known_by_their_baseline(pairs, baseline, task):
 
 
 def test_the_real_data_sets_are_known(sts_pairs):
-    result = measured(sts_pairs)
+    result = sts(StsJob(tuple(str(sts_pairs / f"images-{year}.tsv") for year in (2014, 2015))))
     assert {pairs.name: TASKS[task] for pairs, task in zip(result.data, tasks_of(result), strict=True)} == {
         "images-2014": "images 2014",
         "images-2015": "images 2015",
     }
-
-
-def measured(folder) -> StsResult:
-    return sts(StsJob(tuple(str(folder / f"images-{year}.tsv") for year in (2014, 2015))))
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
