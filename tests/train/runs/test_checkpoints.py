@@ -66,11 +66,6 @@ def test_a_failed_write_leaves_the_old_checkpoint(folder, monkeypatch):
     assert folder.names() == [LAST]
 
 
-def test_a_missing_checkpoint(folder):
-    with pytest.raises(FileNotFoundError):
-        read_checkpoint(folder, BEST)
-
-
 class Evil:
     """Runs code when it is unpickled without care."""
 
@@ -95,19 +90,15 @@ def test_read_checkpoint_of_other_files_is_refused(folder, data, capfd):
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory):
-    """A checkpoint's bytes, and where each of its parts lies."""
+    """A checkpoint's bytes, and start and size of each of its parts."""
     folder = Folder(str(tmp_path_factory.mktemp("parts")))
     write_checkpoint(folder, BEST, CHECKPOINT)
     data = folder.read(BEST)
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        members = {info.filename.partition("/")[2]: info for info in archive.infolist()}
-    places = {name: data.index(data_of(data, info), info.header_offset) for name, info in members.items()}
-    return data, {name: (places[name], info.file_size) for name, info in members.items()}
-
-
-def data_of(data, info):
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        return archive.read(info)
+        return data, {
+            info.filename.partition("/")[2]: (data.index(archive.read(info), info.header_offset), info.file_size)
+            for info in archive.infolist()
+        }
 
 
 @pytest.mark.parametrize("part", ["data.pkl", "data/0", "data/1"])
@@ -128,27 +119,18 @@ def test_a_flipped_bit_is_found(folder, parts, part, bit):
     [
         ({"config": 3}, "config is 3"),
         ({"seed": "3"}, "seed is '3'"),
-        ({"precision": None}, "precision is None"),
-        ({"captions": []}, r"captions is \[\]"),
         ({"captions": {"text": 7}}, "text is 7, expected an object"),
         ({"model": {"a": [1.0]}}, "model does not map names to tensors"),
-        ({"model": None}, "model does not map names to tensors"),
         ({"tokens": ["<pad>"]}, "tokens are not text"),
-        ({"tokens": (1, 2)}, "tokens are not text"),
         ({"fingerprints": {"captions": "c"}}, "fingerprints are not those of captions, features, vocabulary, extractor"),
         ({"optimizer": 4}, "optimizer is of type int"),
         ({"sampler": "x"}, "sampler is of type str"),
         ({"progress": {"step": "7"}}, "progress.step is '7', expected a whole number"),
-        ({"progress": 3}, "progress is 3, expected an object"),
-        ({"progress": {"steps": 7}}, "unknown key progress.steps"),
         ({"dimensions": {"languages": ("en",)}}, "dimensions.vocabulary_size is missing"),
         ({"dimensions": {"languages": ("en",), "vocabulary_size": 5, "feature_shape": (-2,)}}, r"feature_shape is \(-2,\)"),
         ({"dimensions": {"languages": ("en",), "vocabulary_size": 5, "feature_shape": ()}}, r"feature_shape is \(\)"),
-        ({"missing_features": {"train": 3}}, "missing_features.train is 3, expected an object"),
         ({"contents": {"features": 3}}, "contents.features is 3, expected text"),
-        ({"started_from": 7}, "started_from is "),
         ({"started_from": "a run"}, "started_from is "),
-        ({"started_from": {"run": "x"}}, "started_from is "),
         ({"started_from": {"run": "x", "weights_sha256": 3}}, "started_from is "),
         ({"more": 1}, "'more' is unknown"),
         ({"version": "1"}, "version is '1'"),
@@ -247,7 +229,6 @@ def with_weights(name, values):
         ({"model": with_weights("images.weight", lambda weights: weights[:, :-1])}, r"images\.weight is float32 \[6, 7\]"),
         ({"model": with_weights("images.weight", lambda weights: weights.double())}, r"images\.weight is float64 \[6, 8\]"),
         ({"model": with_weights("images.weight", lambda weights: weights * torch.nan)}, r"images\.weight holds .* not finite"),
-        ({"model": with_weights("images.weight", lambda weights: weights / 0)}, r"images\.weight holds .* not finite"),
         ({"model": lambda model: {**model, "more": torch.zeros(1)}}, "more is unknown"),
         ({"model": {}}, r"images\.weight is missing"),
         ({"config": "[data]\nportions = 3"}, "data.portions is 3, expected a table"),
@@ -273,7 +254,6 @@ def first_moment(value):
     [
         ({"model": {}}, "is missing"),
         ({"optimizer": {}}, "the state of its optimizer does not fit the model"),
-        ({"optimizer": {"state": {}, "param_groups": []}}, "the state of its optimizer does not fit the model"),
         ({"optimizer": first_moment(torch.zeros(3))}, r"exp_avg of parameter 0 is float32 \[3\] or not finite"),
         ({"optimizer": first_moment(7)}, "the state of its optimizer does not fit the model"),
         ({"sampler": {}}, "the state of its sampler does not fit the data: KeyError"),
