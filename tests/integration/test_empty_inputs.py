@@ -50,8 +50,6 @@ CAPTIONS = "--workers 1 --shards 2 --format"
 @pytest.mark.parametrize(
     ("command", "name", "content", "options", "says"),
     [
-        ("captions", "a.csv", b"image_id,text\n", f"{CAPTIONS} table", "a.csv' has no rows below its header"),
-        ("captions", "a.tsv", b"image_id\ttext\n", f"{CAPTIONS} table", "a.tsv' has no rows below its header"),
         ("captions", "a.parquet", parquet_without_rows, f"{CAPTIONS} table", "a.parquet' has no rows"),
         ("captions", "captions_train.json", json.dumps(COCO).encode(), f"{CAPTIONS} coco", "train.json' has no 'annotations'"),
         ("captions", "dataset_x.json", json.dumps(KARPATHY).encode(), f"{CAPTIONS} karpathy", "_x.json' holds no captions"),

@@ -94,6 +94,7 @@ def test_emulated_bfloat16_warns_once(imagepivot, photos, tmp_path, monkeypatch)
 
 
 def test_features_are_torchvisions(dataset, independent):
+    assert validate(dataset.folder.location) == []
     assert dataset.image_ids() == [name for number in range(2) for name in dataset.shard(number)["image_id"].to_pylist()]
     assert set(dataset.image_ids()) == set(independent)
     assert len(independent) == 18
@@ -101,12 +102,6 @@ def test_features_are_torchvisions(dataset, independent):
         expected = independent[image_id]
         assert feature.shape == expected.shape == (2048,)
         assert np.abs(feature - expected).max() < 1e-4 * np.abs(expected).max()
-
-
-def test_features_dataset_is_valid_and_marked_untrained(dataset, imagepivot):
-    assert validate(dataset.folder.location) == []
-    shown = imagepivot("inspect", dataset.folder.location).stdout
-    assert "untrained: the weights are random, the features mean nothing" in shown
 
 
 # --- images that cannot be used --------------------------------------------------------------------------------------
@@ -158,13 +153,3 @@ def test_every_bad_image_is_one_failure_and_stops_nothing(mixed, dataset, imagep
     assert "5 failures" in shown
     assert "deep/page.jpg" in shown
     features(imagepivot, mixed, tmp_path / "f", "--max-failures", "5", code=0)
-
-
-def test_unreadable_address_is_a_failure(photos, imagepivot, tmp_path):
-    shutil.copy(photos / "images" / "cat.jpg", tmp_path / "cat.jpg")
-    (tmp_path / "folder.jpg").mkdir()
-    rows = [("cat", "cat.jpg"), ("folder", "folder.jpg"), ("below", "cat.jpg/x.jpg"), ("none", "none.jpg")]
-    (tmp_path / "t.tsv").write_text("".join("\t".join(row) + "\n" for row in [("image_id", "uri"), *rows]))
-    features(imagepivot, tmp_path / "t.tsv", tmp_path / "f", code=3)
-    assert failures_of(tmp_path / "f") == {name: (uri, "read", "unreadable") for name, uri in rows[1:]}
-    assert open_dataset(tmp_path / "f").image_ids() == ["cat"]

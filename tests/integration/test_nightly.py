@@ -367,26 +367,6 @@ def test_the_nights_of_the_page(machine, stores, imagepivot, monkeypatch):
     assert images_read(far)[0] == ["046.jpg"]
 
 
-def test_update_of_an_emptied_bucket_is_refused(stores, imagepivot, monkeypatch):
-    near, _ = stores
-    use(near.environment, monkeypatch)
-    use_colours(monkeypatch)
-    photos, output = Folder(near.address("half/photos")), near.address("half/features")
-    upload(photos, range(6))
-    imagepivot("features", photos.location, output)
-    for number in range(3):
-        photos.delete(f"{number:03d}.jpg")
-    assert "`--keep-removed` an update never drops any" in section("Night by night")
-    imagepivot("features", photos.location, output, "--update", "--keep-removed")
-    assert len(open_dataset(output)) == 6
-    imagepivot("features", photos.location, output, "--update")
-    assert len(open_dataset(output)) == 3
-    for number in range(3, 6):
-        photos.delete(f"{number:03d}.jpg")
-    imagepivot("features", photos.location, output, "--update", code=1)
-    assert len(open_dataset(output)) == 3
-
-
 def kill_in_the_middle(process, machine, far, near, before, opened, monkeypatch) -> None:
     """Kill the first attempt between two shards, and look at the dataset as a reader does then."""
     if machine.codes:

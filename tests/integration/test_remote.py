@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import tempfile
-import time
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,9 +20,6 @@ from pipelines.running.execution import Execution
 from pipelines.running.runner import run_pipeline
 from schemas.dataset import open_dataset
 from schemas.errors import ImagepivotError
-from schemas.storage.folder import Folder
-from schemas.writing.output import PUBLISHING_NAME
-from schemas.writing.shard_writer import lock_file, lock_folder
 from tests.builders import tree
 from tests.integration.clusters import job_service
 from tests.integration.gate import GATE, at_work
@@ -145,12 +141,6 @@ def test_a_fault_on_a_worker_leaves_its_trace_in_a_file(cluster, tmp_path, monke
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_a_run_lasts_longer_than_any_answer_may_take(cluster):
-    """Beam itself ends a run of its own job service after that time."""
-    execution = Execution(beam_flags=(*cluster.flags, "--job_server_timeout=3"))
-    run_pipeline(lambda pipeline: pipeline | beam.Create([8]) | beam.Map(time.sleep), execution)
-
-
 # --- the life of a job -----------------------------------------------------------------------------------------------
 
 
@@ -232,19 +222,6 @@ def test_a_signal_leaves_the_job(held, words, tmp_path, number, code):
     held.hold.unlink()
     wait_for(lambda: (output / "_manifest.json").exists() and not (output / ".first-worker.tmp-0").exists())
     assert open_dataset(output).manifest.rows == 40
-
-
-def test_publishing_worker_keeps_its_lock_after_the_launcher_ends(tmp_path):
-    """A launcher that leaves its job deletes only the lock of a publisher that was killed."""
-    folder = Folder(str(tmp_path / "out"))
-    publishing = tmp_path / "out" / PUBLISHING_NAME
-    with lock_folder(folder):
-        worker = lock_file(publishing)
-    assert publishing.exists()
-    os.close(worker)
-    with lock_folder(folder):
-        pass
-    assert not publishing.exists()
 
 
 def test_how_far_a_job_is_comes_from_the_runner(held, words, tmp_path):
