@@ -73,21 +73,13 @@ def test_captions_of_two_workers_equal_those_of_one(inputs, finished, imagepivot
     assert {"_truecaser/en.model", "_truecaser/de.model", "_truecaser/pt-BR.model"} < set(files)
 
 
-def test_vocabulary_of_two_workers_equals_that_of_one(finished, imagepivot, tmp_path):
-    imagepivot("vocabulary", finished / "captions", tmp_path / "v", "--workers", "2")
-    assert tree(tmp_path / "v") == tree(finished / "vocabulary")
-    assert set(tree(tmp_path / "v")) == {
-        ".records/part-00000-of-00001.jsonl",
-        "_manifest.json",
-        "part-00000-of-00001.parquet",
-        "_vocabulary.txt",
-    }
-
-
-def test_token_ids_of_two_workers_equal_those_of_one(finished, imagepivot, tmp_path):
-    imagepivot("encode", finished / "captions", finished / "vocabulary", tmp_path / "e", "--workers", "2")
-    assert tree(tmp_path / "e") == tree(finished / "encoded")
-    assert len(tree(tmp_path / "e")) == 2 * SHARDS + 1
+@pytest.mark.parametrize(
+    ("command", "sources", "kind"),
+    [("vocabulary", ("captions",), "vocabulary"), ("encode", ("captions", "vocabulary"), "encoded")],
+)
+def test_outputs_of_two_workers_equal_those_of_one(finished, imagepivot, tmp_path, command, sources, kind):
+    imagepivot(command, *(finished / name for name in sources), tmp_path / kind, "--workers", "2")
+    assert tree(tmp_path / kind) == tree(finished / kind)
 
 
 @pytest.mark.parametrize(("workers", "batch_size"), [(1, 16), (2, 1)])

@@ -12,7 +12,6 @@ import typer
 
 from pipelines.commands import app
 from pipelines.commands.exit_codes import run
-from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec
 from tests.builders import write_rows
 from tests.integration.processes import start, wait_for
@@ -100,26 +99,17 @@ def test_the_end_of_import_export_and_diff(imagepivot, folder, tmp_path):
     assert (last_of(done)["status"], last_of(done)["counts"]) == ("failed", {"rows": 1, "missing": 2, "differing": 1})
 
 
-@pytest.mark.slow
-def test_failures_are_counted_by_reason(imagepivot, folder, tmp_path):
-    done = imagepivot(*captions(folder, tmp_path / "o", "bad", "--workers", "1"), code=3)
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.cluster)])
+def test_failures_are_counted_by_reason(imagepivot, forked, folder, tmp_path, workers):
+    """The last counts of worker processes are complete, though none writes more often than five times a second."""
+    run = imagepivot if workers == 1 else forked
+    done = run(*captions(folder, tmp_path / "o", "bad", "--workers", workers), code=3)
     end = last_of(done)
     assert (end["status"], end["exit_code"]) == ("failures", 3)
     assert end["counts"] == {"rows": 1, "shards": 4, "failed": {"empty_caption": 2}}
     assert (progress_of(done)["done"], progress_of(done)["failed"]) == (3, 2)
     [remark] = [event["message"] for event in events_of(done) if event["event"] == "remark"]
     assert remark.startswith("2 inputs failed: 2 empty_caption. They are listed by: imagepivot inspect ")
-
-
-@pytest.mark.slow
-def test_end_event_of_a_resumed_run_counts_all_rows(imagepivot, folder, tmp_path):
-    arguments = captions(folder, tmp_path / "o", "good", "--workers", "1")
-    imagepivot(*arguments)
-    (tmp_path / "o" / "manifest.json").unlink(missing_ok=True)
-    (tmp_path / "o" / "_manifest.json").unlink(missing_ok=True)
-    sorted((tmp_path / "o").glob("part-*"))[0].unlink()
-    done = imagepivot(*arguments)
-    assert (progress_of(done)["done"], last_of(done)["counts"]["rows"]) == (40, 40)
 
 
 def test_an_error_is_an_event_and_the_reason_of_the_end(imagepivot, folder, tmp_path):
@@ -171,15 +161,6 @@ def test_internal_error_event_has_a_traceback(imagepivot, folder, tmp_path, monk
 
 
 @pytest.mark.slow
-def test_a_remark_about_weights_is_an_event(imagepivot, photos, tmp_path):
-    """The device is looked at after the remark: nothing has to be extracted."""
-    arguments = ("--weights", "random:0", "--device", "cuda:99", "--log-json")
-    done = imagepivot("features", photos / "images" / "cat.jpg", tmp_path / "f", *arguments, code=2)
-    remarks = [event["message"] for event in events_of(done) if event["event"] == "remark"]
-    assert remarks == ["untrained: the weights are random, the features mean nothing"]
-
-
-@pytest.mark.slow
 def test_ctrl_c_is_the_last_event(folder, tmp_path):
     (tmp_path / "t.tsv").write_text("image_id\ttext\n" + "".join(f"i{n}\tA dog runs.\n" for n in range(200_000)))
     words = ("captions", tmp_path / "t.tsv", tmp_path / "o", "--format", "table", "--workers", "2", "--log-json")
@@ -191,14 +172,6 @@ def test_ctrl_c_is_the_last_event(folder, tmp_path):
     end = last_of(done)
     assert (end["status"], end["exit_code"], end["output"]) == ("stopped", 130, str(tmp_path / "o"))
     assert end["message"] == "stopped; finished shards are kept, the same command continues from here"
-
-
-@pytest.mark.cluster
-def test_worker_processes_report_complete_counts_as_events(forked, folder, tmp_path):
-    """With two workers: the last counts are complete, though no worker writes more often than five times a second."""
-    done = forked(*captions(folder, tmp_path / "o", "bad", "--workers", "2"), code=3)
-    assert (progress_of(done)["done"], progress_of(done)["failed"]) == (3, 2)
-    assert last_of(done)["counts"] == {"rows": len(open_dataset(tmp_path / "o")), "shards": 4, "failed": {"empty_caption": 2}}
 
 
 def test_a_default_may_ask_for_it_too(monkeypatch, tmp_path):
