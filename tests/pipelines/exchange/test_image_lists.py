@@ -16,6 +16,7 @@ from schemas.errors import InputError
         ("a.b", "name", "a.b"),
         ("猫", "name", "猫"),
         ("no#tag", "name", "no#tag"),
+        *((text, "exact", text) for text in (" a ", "cafe\u0301", "caf\u00e9", "a\u2028b", "\u202eb", "A.b", "x" * 200)),
     ],
 )
 def test_make_image_id_applies_the_rule(entry, rule, image_id):
@@ -26,3 +27,9 @@ def test_make_image_id_applies_the_rule(entry, rule, image_id):
 def test_make_image_id_refuses_invalid_entries(entry):
     with pytest.raises(InputError, match=r"list, line 3: .* is not an image id"):
         make_image_id(entry, "name", place="list, line 3")
+
+
+@pytest.mark.parametrize("control", ["\x00", "\t", "\x1b", "\x7f", "\x85", "\x9b", "\n"])
+def test_make_image_id_refuses_control_characters(control):
+    with pytest.raises(InputError, match=r"^'here'.*the image id .* has the control character"):
+        make_image_id(f"a{control}b", "exact", place="'here'")
