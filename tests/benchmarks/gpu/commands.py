@@ -30,10 +30,6 @@ def files_with_gpu_tests() -> list[str]:
 # --- tests -----------------------------------------------------------------------------------------------------------
 
 
-def _need_gpu(settings: Settings) -> None:
-    settings.need_gpu("the tests would skip")
-
-
 def _run_tests(settings: Settings, file: str) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         outcome = Path(folder) / "outcome.xml"
@@ -136,7 +132,7 @@ PARTS = (
         ("passed", "failed", "skipped"),
         lambda settings: [(file,) for file in files_with_gpu_tests()],
         _run_tests,
-        _need_gpu,
+        lambda settings: settings.need_gpu("the tests would skip"),
     ),
     Part(
         "features",

@@ -206,14 +206,6 @@ def _same_boxes(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -
     return f"{same} of {total}"
 
 
-def _need_sync_debug(settings: Settings) -> None:
-    settings.need_gpu("nothing waits for it")
-
-
-def _need_kernels(settings: Settings) -> None:
-    settings.need_gpu("it runs no kernels")
-
-
 def _need_memory(settings: Settings) -> None:
     settings.need_gpu("its memory cannot be limited")
     if settings.is_quick:
@@ -237,7 +229,7 @@ PARTS = (
         ("waits", "lines", "other_waits"),
         _by_precision,
         _measure_waits,
-        _need_sync_debug,
+        lambda settings: settings.need_gpu("nothing waits for it"),
     ),
     Part(
         "speed",
@@ -254,7 +246,7 @@ PARTS = (
         ("batch", "busy_share", "kernels_and_copies"),
         _by_precision,
         _measure_busy,
-        _need_kernels,
+        lambda settings: settings.need_gpu("it runs no kernels"),
     ),
     Part(
         "memory",
