@@ -45,14 +45,6 @@ def test_two_devices_in_one_operation_are_an_error_with_its_name_and_line(functi
             function(x, y)
 
 
-def test_numbers_of_the_cpu_meet_tensors_of_the_gpu_number_by_number():
-    number = torch.tensor(2.0)
-    with fake_gpu():
-        values = random(4, 3).to(GPU)
-        assert torch.equal((values * number).cpu(), random(4, 3) * 2)
-        assert (values.masked_fill(values > 0, number) <= 2).all()
-
-
 @pytest.mark.parametrize(
     ("function", "expected"),
     [
@@ -85,15 +77,6 @@ def test_numbers_of_the_cpu_meet_tensors_of_the_gpu_number_by_number():
 def test_waits(function, expected, context):
     with context():
         assert waits_of(function)[0] == expected
-
-
-def test_a_wait_names_the_innermost_line_of_the_project():
-    from extractors.regions.boxes import nms
-
-    with fake_gpu() as gpu, torch.inference_mode():
-        nms(torch.tensor([[[0.0, 0.0, 9.0, 9.0]]]).to(GPU), torch.tensor([[True]]).to(GPU), 0.5, 1)
-    assert any(line.startswith("extractors/regions/boxes.py:") for _, line in gpu.waits)
-    assert "extractors/regions/boxes.py" in gpu.report()
 
 
 def test_unawaited_copies_are_detected():
