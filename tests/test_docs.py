@@ -25,7 +25,7 @@ from pipelines.commands.signals import BROKEN_PIPE
 from schemas.console import events
 from schemas.kinds import schema_of, vector_bytes
 from tests import reference
-from tests.test_messages import SOURCES, literals
+from tests.test_messages import COMMANDS, OPTION, SOURCES, literals, options_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = {
@@ -40,11 +40,9 @@ TREE_COLUMN = 25  # Of CONTRIBUTING's tree: what follows is about the folder.
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")
 HEADING = re.compile(r"^#+ (.+)$", flags=re.MULTILINE)
 MAKE_TARGET = re.compile(r"^([a-z-]+):", flags=re.MULTILINE)
 
-COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 OUR_PACKAGES = {"schemas", "extractors", "pipelines", "train"}
 VARIABLES = {parameter.envvar for command in COMMANDS.values() for parameter in command.params}
 BEAM_FLAGS = {"--runner", "--project", "--experiments"}
@@ -65,12 +63,6 @@ def code_spans(page: str) -> list[str]:
 
 def shell_lines(page: str) -> list[str]:
     return [line for block in blocks(page, "sh") for line in block.splitlines() if line.strip()]
-
-
-def options_of(command: str) -> set[str]:
-    return {option for parameter in COMMANDS[command].params for option in parameter.opts + parameter.secondary_opts} | {
-        "--help"
-    }
 
 
 def anchors(page: str) -> Iterator[str]:
@@ -162,7 +154,7 @@ def test_shell_lines_are_accepted(page: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_and_options_in_the_text_exist(page: str) -> None:
     every_option = set().union(
-        *map(options_of, COMMANDS), BEAM_FLAGS, {"--version", "--install-completion", "--show-completion"}
+        *map(options_of, COMMANDS), BEAM_FLAGS, {"--help", "--version", "--install-completion", "--show-completion"}
     )
     for span in code_spans(page):
         if span.startswith(OTHER_PROGRAMS):
@@ -171,7 +163,7 @@ def test_commands_and_options_in_the_text_exist(page: str) -> None:
         if span.startswith("imagepivot "):
             command = span.split()[1]
             assert command in COMMANDS, span
-            known = options_of(command) | BEAM_FLAGS
+            known = options_of(command) | {"--help"} | BEAM_FLAGS
         assert set(OPTION.findall(span)) <= known, span
 
 
