@@ -447,10 +447,6 @@ def test_draw_boxes_draws_the_first_box_on_top():
     assert not of_colour(drawing, colour_of(2)).any()
 
 
-def test_no_boxes_leave_the_picture():
-    assert of_colour(draw_boxes(plain(800, 600), []), GREY).all()
-
-
 @pytest.fixture
 def photos(tmp_path):
     folder = tmp_path / "photos"

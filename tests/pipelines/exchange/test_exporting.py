@@ -240,7 +240,7 @@ def test_mulisera_refuses_unsupported_datasets(tmp_path, features, regions):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_npy_goes_back_to_the_same_dataset(tmp_path, dtype):
+def test_npy_holds_the_vectors_in_their_shape_and_type(tmp_path, dtype):
     path, values = make_features(tmp_path / "features", 2, 3, dtype=dtype)
     written = export(tmp_path, path, "npy")
     assert [path.name for path in written] == ["features.npy", "ids.txt"]
@@ -248,9 +248,6 @@ def test_npy_goes_back_to_the_same_dataset(tmp_path, dtype):
     assert (array.dtype, array.shape) == (np.dtype(dtype), (6, 2, 3))
     for image_id, row in zip(ids, array, strict=True):
         assert row.tobytes() == values[image_id].tobytes()
-    import_features(ImportJob((str(written[0]),), output=str(tmp_path / "back"), name="toy", shards=SHARDS))
-    for shard in range(SHARDS):
-        assert open_dataset(tmp_path / "back").shard(shard).equals(open_dataset(path).shard(shard))
 
 
 def test_regions_as_npy_go_back(tmp_path, regions):
