@@ -183,20 +183,6 @@ def test_while_a_task_runs_a_plain_run_is_refused_and_another_task_is_not(images
     assert tree(output) == plain
 
 
-@pytest.mark.cluster
-def test_while_a_plain_run_writes_a_task_is_refused(images, plain, imagepivot, tmp_path):
-    output = tmp_path / "o"
-    with start(*features_of(images, output), folder=tmp_path / "process") as run:
-        stopped(run, output)
-        try:
-            done = imagepivot(*features_of(images, output, "0/2"), code=1)
-            assert f"Error: {str(output)!r} is in use: another run is writing it." in done.stderr
-        finally:
-            run.send(signal.SIGCONT)
-        assert run.wait().returncode == 0
-    assert tree(output) == plain
-
-
 # --- what the command says -------------------------------------------------------------------------------------------
 
 

@@ -159,22 +159,3 @@ def test_pieces_of_captions_do_not_outlive_the_next_run(inputs, finished, imagep
     assert bool(list(output.glob(".captions-*"))) == (victim != "worker")
     imagepivot(*captions_of(inputs, output, 1))
     assert tree(output) == tree(finished / "captions")
-
-
-def test_a_second_run_is_refused_while_one_writes(inputs, finished, imagepivot, tmp_path):
-    output = tmp_path / "o"
-    arguments = captions_of(inputs, output, 1)
-    with start(*arguments, folder=tmp_path / "process") as run:
-        wait_for_a_shard(output, run)
-        before = stamps(shards_in(output))
-        run.send(signal.SIGSTOP)
-        try:
-            second = imagepivot(*arguments, code=1)
-            assert f"Error: {str(output)!r} is in use: another run is writing it." in second.stderr
-            third = imagepivot(*arguments, "--overwrite", code=1)
-            assert "is in use" in third.stderr
-            assert stamps(shards_in(output)).items() >= before.items()
-        finally:
-            run.send(signal.SIGCONT)
-        assert run.wait().returncode == 0
-    assert tree(output) == tree(finished / "captions")

@@ -126,11 +126,9 @@ def test_an_error_is_an_event_and_the_reason_of_the_end(imagepivot, folder, tmp_
     ("words", "says"),
     [
         (("captions", "x.tsv", "o", "--log-json"), "Missing option '--format'"),
-        (("captions", "x.tsv", "--log-json"), "Missing argument 'output'"),
         (("captions", "x.tsv", "o", "--format", "table", "--bogus", "--log-json"), "No such option: --bogus"),
         (("captions", "x.tsv", "o", "--format", "moses", "--log-json"), "--format is 'moses', expected one of"),
         (("captions", "x.tsv", "", "--format", "table", "--log-json"), "OUTPUT is '', expected a value"),
-        (("vocabulary", "x", "o", "--min-count", "0", "--log-json"), "--min-count is 0"),
         (("inspect", "x", "--log-json"), "No such option: --log-json"),
         (("nonsense", "--log-json"), "No such command 'nonsense'"),
     ],

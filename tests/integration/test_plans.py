@@ -96,26 +96,6 @@ def test_a_signal_stops_the_steps_in_order(tmp_path):
     assert not processes_in(folder)
 
 
-def test_failed_step_ends_the_build_with_its_exit_code_and_message(tmp_path):
-    folder = plan_in(tmp_path / "plan")
-    done = [
-        subprocess.run(
-            [SCRIPT, "build", "plan.toml", "--set", setting], cwd=folder, capture_output=True, text=True, check=False
-        )
-        for setting in ("paths.table=none.tsv", "steps.vocabulary.min-count=0", "steps.vocabulary.languages=fr")
-    ]
-    assert [run.returncode for run in done] == [1, 2, 1]
-    assert "none.tsv" in done[0].stderr
-    assert (
-        "step captions (imagepivot captions) failed with exit code 1, these steps did not run: vocabulary, encoded"
-        in done[0].stderr
-    )
-    assert "--min-count is 0, expected 1 or more (in steps.vocabulary)" in done[1].stderr, "no step has begun"
-    assert "step vocabulary (imagepivot vocabulary) failed with exit code 1, these steps did not run: encoded" in done[2].stderr
-    assert not any("Traceback" in run.stderr for run in done)
-    assert [path.name for path in (folder / "build/plan").iterdir()] == ["captions"]
-
-
 def test_another_dataset_stops_the_build_and_overwrite_replaces_it(tmp_path, imagepivot, forked_steps):
     folder = plan_in(tmp_path / "plan")
     imagepivot("build", "plan.toml", cwd=folder)

@@ -12,14 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import apache_beam as beam
 import pytest
 
 from pipelines.running import package_wheel
-from pipelines.running.execution import Execution
-from pipelines.running.runner import run_pipeline
 from schemas.dataset import open_dataset
-from schemas.errors import ImagepivotError
 from tests.builders import tree
 from tests.integration.clusters import job_service
 from tests.integration.gate import GATE, at_work
@@ -128,17 +124,6 @@ def test_worker_killed_at_start_is_reported(inputs, imagepivot, tmp_path, monkey
     (log,) = tmp_path.glob("imagepivot-run-*.log")
     assert f"Its log is '{log}'" in message
     assert "TimeoutError" in log.read_text()
-
-
-def test_a_fault_on_a_worker_leaves_its_trace_in_a_file(cluster, tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    execution = Execution(beam_flags=cluster.flags, shared_disk=True)
-    with pytest.raises(ImagepivotError, match=r"PortableRunner did not finish the run: ZeroDivisionError") as fault:
-        run_pipeline(lambda pipeline: pipeline | beam.Create([0]) | beam.Map(lambda number: 1 // number), execution)
-    (log,) = tmp_path.glob("imagepivot-run-*.log")
-    assert f"Its log is '{log}'" in str(fault.value)
-    assert "Traceback" in log.read_text()
-    assert "Traceback" not in capfd.readouterr().err
 
 
 # --- the life of a job -----------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import gzip
 import random
 import re
-import shutil
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -170,12 +169,11 @@ def test_the_splits_to_learn_from_can_be_named(folder, rows, imagepivot):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("below", ["", "_truecaser"], ids=["dataset", "folder"])
-def test_a_truecaser_can_be_used_again(folder, rows, imagepivot, learned, below, tmp_path):
+def test_a_truecaser_can_be_used_again(folder, rows, imagepivot, learned, tmp_path):
     """Captions without a training split are truecased by models learned from other captions."""
     others = [row for row in rows if row[4] != "train"]
     table = write(tmp_path / "others.tsv", others)
-    captions(imagepivot, table, tmp_path / "o", "--truecaser", folder / "captions" / below, "--workers", "1")
+    captions(imagepivot, table, tmp_path / "o", "--truecaser", folder / "captions", "--workers", "1")
     assert tokens_of(tmp_path / "o") == reference_tokens(others, learned)
     dataset = open_dataset(tmp_path / "o")
     assert {f"truecaser/{language}.model" for language in learned} < {entry["name"] for entry in dataset.manifest.inputs}
@@ -185,27 +183,7 @@ def test_a_truecaser_can_be_used_again(folder, rows, imagepivot, learned, below,
         assert (tmp_path / "o" / name).read_bytes() == (folder / "captions" / name).read_bytes()
 
 
-def test_a_language_without_a_truecaser_is_an_error(folder, imagepivot, tmp_path):
-    shutil.copytree(folder / "captions" / "_truecaser", tmp_path / "models")
-    (tmp_path / "models" / "cs.model").unlink()
-    done = captions(
-        imagepivot, folder / "captions.tsv", tmp_path / "o", *("--truecaser", tmp_path / "models", "--workers", "1"), code=1
-    )
-    assert done.stderr.startswith("Error: no truecaser for language 'cs': there are models for de, en, fr. ")
-    assert done.stderr.count("\n") == 1
-    assert not (tmp_path / "o" / "_manifest.json").exists()
-
-
 def test_missing_training_split_is_refused_with_advice(folder, imagepivot, tmp_path):
     done = captions(imagepivot, folder / "captions.tsv", tmp_path / "o", "--splits", "val", "--workers", "1", code=1)
     assert "there are models for no language" in done.stderr
     assert "--train-splits" in done.stderr
-
-
-def test_replacing_it_by_captions_without_truecasers_leaves_none_behind(folder, imagepivot, tmp_path):
-    shutil.copytree(folder / "captions", tmp_path / "o")
-    imagepivot(
-        *("captions", folder / "captions.tsv", tmp_path / "o", "--format", "table", "--overwrite", "--shards", "3"),
-        *("--workers", "1"),
-    )
-    assert validate(tmp_path / "o") == []
