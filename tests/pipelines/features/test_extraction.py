@@ -8,7 +8,6 @@ from pathlib import Path
 
 import apache_beam as beam
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from extractors import Description, ExtractorRequest, RegionOptions
@@ -79,14 +78,10 @@ def images(colours, tmp_path) -> Path:
     return tmp_path / "images"
 
 
-def job_of(images, output, *, weights: str = "0", id_rule: str = "name", **more) -> FeaturesJob:
-    return FeaturesJob(
-        images=open_images(images, id_rule=id_rule),
-        output=str(output),
-        extractor=ExtractorRequest("resnet50-pool", weights=weights),
-        device="cpu",
-        **with_policy({"shards": 4, **more}),
-    )
+def job_of(images, output, *, weights: str = "0", **more) -> FeaturesJob:
+    request = ExtractorRequest("resnet50-pool", weights=weights)
+    options = with_policy({"shards": 4, "device": "cpu", **more})
+    return FeaturesJob(images=open_images(images), output=str(output), extractor=request, **options)
 
 
 @pytest.fixture(scope="module")
@@ -144,8 +139,7 @@ def test_each_image_has_its_feature_in_the_shard_of_its_id_and_the_model_is_load
 @pytest.mark.slow
 def test_one_process_writes_the_bytes_of_beam(images, tmp_path, monkeypatch):
     (images / "bad.png").write_bytes(b"")
-    pipelines = []
-    run = runner.run_pipeline
+    pipelines, run = [], runner.run_pipeline
     monkeypatch.setattr(runner, "run_pipeline", lambda *arguments, **options: pipelines.append(1) or run(*arguments, **options))
     made = {}
     for name, execution in (("here", ONE), ("beam", BY_BEAM)):
@@ -180,15 +174,6 @@ def test_a_failure_in_the_middle_keeps_finished_shards_and_nothing_half_written(
     assert extract_features(job_of(images, tmp_path / "f"), execution).rows == 40
 
 
-@pytest.mark.slow
-def test_bytes_do_not_depend_on_the_batch(images, tmp_path):
-    (images / "bad.png").write_bytes(b"")
-    extract_features(job_of(images, tmp_path / "f", batch_size=16), ONE)
-    for batch_size in (1, 5, 100):
-        extract_features(job_of(images, tmp_path / f"{batch_size}", batch_size=batch_size), ONE)
-        assert tree(tmp_path / "f") == tree(tmp_path / f"{batch_size}"), batch_size
-
-
 def test_shards_without_images_are_written(images, tmp_path):
     manifest = extract_features(job_of(images / "more" / "image001.png", tmp_path / "f", shards=7), ONE)
     rows = [shard.rows for shard in manifest.shards]
@@ -216,23 +201,6 @@ def test_failures_are_rows_of_their_own_and_the_meter_counts_them(images, colour
     assert manifest.rows == len(colours)
     assert str(images) not in "".join(row["message"] for row in failures.values())
     assert validate(tmp_path / "f") == []
-
-
-def test_shard_of_failures_alone_is_written(tmp_path):
-    (tmp_path / "images").mkdir()
-    for number in range(100):
-        (tmp_path / "images" / f"{number}.jpg").write_bytes(b"")
-    manifest = extract_features(job_of(tmp_path / "images", tmp_path / "f", shards=2, batch_size=2), ONE)
-    assert (manifest.rows, manifest.failed) == (0, 100)
-    assert len(open_dataset(tmp_path / "f").failures()) == 100
-
-
-def test_a_complete_dataset_is_returned_as_it_is(images, extracted, tmp_path):
-    first = open_dataset(extracted).manifest
-    for path in images.rglob("*.png"):
-        path.write_bytes(path.read_bytes()[::-1])
-        os.utime(path, ns=(STAMP, STAMP))  # Of the same size and time: nothing is read again.
-    assert extract_features(job_of(images, tmp_path / "f"), ONE) == first
 
 
 def replace_image(path: Path, colour: tuple[int, int, int]) -> None:
@@ -334,15 +302,21 @@ def test_update_retries_unreadable_images(images, tmp_path, monkeypatch):
     assert tree(tmp_path / "f") == fresh(images, tmp_path)
 
 
-def test_rows_of_a_damaged_shard_are_not_copied(images, extracted, tmp_path):
-    new = next(f"new{n}" for n in range(99) if shard_of(f"new{n}", 4) == 2)
-    (images / f"{new}.png").write_bytes(picture(1, 2, 3))
-    path = extracted / "part-00002-of-00004.parquet"
+@pytest.mark.parametrize(
+    ("pattern", "part"), [("part-*", np.float32([255, 0, 0]).tobytes()), ("_failures/*", b"bytes")], ids=["shard", "failures"]
+)
+def test_rows_of_a_damaged_file_are_not_copied(images, tmp_path, pattern, part):
+    for name, data in (("red", picture(255, 0, 0)), ("bad", b"")):
+        (images / f"{name}.png").write_bytes(data)
+    extract_features(job_of(images, tmp_path / "f", shards=1), ONE)
+    [path] = (tmp_path / "f").glob(pattern)
     data = bytearray(path.read_bytes())
-    data[data.index(np.array(pq.read_table(path)["feature"][0].as_py(), np.float32).tobytes())] ^= 1
+    data[data.index(part)] ^= 1
     path.write_bytes(data)
-    extract_features(job_of(images, tmp_path / "f", update=True), ONE)
-    assert tree(extracted) == fresh(images, tmp_path)
+    (images / "new.png").write_bytes(picture(1, 2, 3))
+    extract_features(job_of(images, tmp_path / "f", shards=1, update=True), ONE)
+    extract_features(job_of(images, tmp_path / "g", shards=1), ONE)
+    assert tree(tmp_path / "f") == tree(tmp_path / "g")
 
 
 def test_update_extracts_new_images_and_equals_a_fresh_run(images, colours, tmp_path, seen):
@@ -391,33 +365,6 @@ def test_other_weights_replace_every_shard(images, colours, extracted):
     assert dataset.numpy().tolist() == [[part + 5.0 for part in colours[image_id]] for image_id in dataset.image_ids()]
 
 
-def test_two_files_with_one_id_are_an_error_and_ids_of_paths_tell_them_apart(images, tmp_path):
-    (images / "image001.jpg").write_bytes(picture(0, 0, 0))
-    message = r"'image001' belongs to two files, 'image001.jpg' and 'more/image001.png': rename one"
-    with pytest.raises(InputError, match=message):
-        extract_features(job_of(images, tmp_path / "f"), ONE)
-    assert not (tmp_path / "f" / "_manifest.json").exists()
-    extract_features(job_of(images, tmp_path / "f", id_rule="path"), ONE)
-    assert {"image001", "more/image001"} <= set(open_dataset(tmp_path / "f").image_ids())
-
-
-def test_listing_is_read_once(images, tmp_path, monkeypatch):
-    job = job_of(images, tmp_path / "f")
-    listing = list_images(job)
-    assert listing.count == 40
-    monkeypatch.setattr("pipelines.features.extraction.list_images", lambda *_, **__: pytest.fail("listed once more"))
-    assert extract_features(job, ONE, listing=listing).rows == 40
-
-
-def test_fingerprint_covers_the_feature_space(images, extracted, tmp_path):
-    first = open_dataset(extracted).manifest
-    second = extract_features(job_of(images / "more", tmp_path / "g"), ONE)
-    assert first.fingerprint == second.fingerprint
-    assert first.statistics["listing"] != second.statistics["listing"]
-    job = job_of(images, "h", weights="5")
-    assert plan_features(job, list_images(job)).fingerprint != first.fingerprint
-
-
 @pytest.mark.slow
 def test_the_transform_gives_the_numbers_of_its_shards_and_counts(images, tmp_path):
     (images / "empty.png").write_bytes(b"")
@@ -425,14 +372,9 @@ def test_the_transform_gives_the_numbers_of_its_shards_and_counts(images, tmp_pa
     description = job.extractor.describe()
     parameters = {"feature": description.spec.to_json(), "extractor_fingerprint": description.fingerprint}
     output = OutputDataset(Folder(str(tmp_path / "f")), "features", parameters, shards=4)
-    gathered = []
     pipeline = beam.Pipeline(runner=beam.runners.portability.fn_api_runner.FnApiRunner())
     shards = pipeline | ExtractFeatures(job=job, output=output, finished=frozenset({1}))
-    _ = (
-        shards
-        | beam.combiners.ToList()
-        | beam.Map(lambda found: gathered.append(sorted(found)) or Path(tmp_path / "found").write_text(str(sorted(found))))
-    )
+    _ = shards | beam.combiners.ToList() | beam.Map(lambda found: (tmp_path / "found").write_text(str(sorted(found))))
     result = pipeline.run()
     result.wait_until_finish()
     assert (tmp_path / "found").read_text() == "[0, 2, 3]"
@@ -444,27 +386,21 @@ def test_the_transform_gives_the_numbers_of_its_shards_and_counts(images, tmp_pa
     assert {"decode_msec", "forward_msec", "wait_msec"} <= set(counters)
 
 
-def test_an_error_of_the_extractor_is_the_users_with_its_message(images, tmp_path, monkeypatch):
-    def load(request, device):
-        raise UsageError(f"device {device!r} is not on this host for {request.name}")
-
-    monkeypatch.setattr(ExtractorRequest, "load", load)
-    with pytest.raises(UsageError, match=r"^device 'cpu' is not on this host for resnet50-pool$"):
-        extract_features(job_of(images, tmp_path / "f"), ONE)
-
-
-@pytest.mark.parametrize("more", [{"precision": "fp16"}, {"compile": True}, {"device": "cuda:7"}])
-def test_unsupported_device_is_refused_before_replacing(images, extracted, tmp_path, more, monkeypatch):
+@pytest.mark.parametrize(
+    ("device", "more", "message"),
+    [
+        ("cpu", {"precision": "fp16"}, "needs a GPU"),
+        ("cpu", {"compile": True}, r"needs a C\+\+ compiler"),
+        ("cuda:7", {}, "is not on this host"),
+    ],
+)
+def test_unsupported_device_is_refused_before_replacing(images, extracted, device, more, message, monkeypatch):
     monkeypatch.setenv("CXX", "/no/such/compiler")
-    before = tree(tmp_path / "f")
-    job = job_of(images, tmp_path / "f", shards=3, overwrite=True)
-    if "device" in more:
-        job = replace(job, **more)
-    else:
-        job = replace(job, extractor=replace(job.extractor, **more))
-    with pytest.raises(UsageError, match=r"needs a GPU|needs a C\+\+ compiler|is not on this host"):
-        extract_features(job, ONE)
-    assert tree(tmp_path / "f") == before
+    before = tree(extracted)
+    job = job_of(images, extracted, shards=3, overwrite=True, device=device)
+    with pytest.raises(UsageError, match=message):
+        extract_features(replace(job, extractor=replace(job.extractor, **more)), ONE)
+    assert tree(extracted) == before
 
 
 def test_a_worker_with_other_weights_than_planned_writes_nothing(images, tmp_path, monkeypatch):
@@ -488,17 +424,6 @@ def test_changed_listing_is_an_error_and_the_next_run_resumes(images, extracted,
     assert tree(tmp_path / "g") == tree(extracted)
 
 
-def test_folder_removed_before_listing_is_an_error(images, tmp_path):
-    job = job_of(images, tmp_path / "f")
-    listing = list_images(job)
-    images.rename(tmp_path / "away")
-    with pytest.raises(InputError, match=r"no images found in .*images': check the path; it holds no files at all"):
-        extract_features(job, ONE, listing=listing)
-    (tmp_path / "away").rename(images)
-    assert extract_features(job, ONE).rows == 40
-    assert validate(tmp_path / "f") == []
-
-
 def test_folder_removed_while_reading_is_an_error(images, tmp_path, monkeypatch):
     read, left = ImagesInFolder.read, iter(range(25))
 
@@ -517,17 +442,6 @@ def test_folder_removed_while_reading_is_an_error(images, tmp_path, monkeypatch)
     (tmp_path / "away").rename(images)
     assert extract_features(job_of(images, tmp_path / "f"), ONE).failed == 0
     assert validate(tmp_path / "f") == []
-
-
-def test_a_changed_failure_is_not_copied(images, tmp_path):
-    (images / "bad.png").write_bytes(b"")
-    extract_features(job_of(images, tmp_path / "f"), ONE)
-    path = next((tmp_path / "f" / "_failures").iterdir())
-    path.write_bytes(path.read_bytes().replace(b"bytes", b"bites"))
-    new = next(f"new{n}" for n in range(99) if shard_of(f"new{n}", 4) == shard_of("bad", 4))
-    (images / f"{new}.png").write_bytes(picture(1, 2, 3))
-    extract_features(job_of(images, tmp_path / "f", update=True), ONE)
-    assert tree(tmp_path / "f") == fresh(images, tmp_path)
 
 
 # --- the number of shards --------------------------------------------------------------------------------------------
