@@ -12,7 +12,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
-from schemas.errors import DatasetError, ImagepivotError, UsageError
+from schemas.errors import ImagepivotError, UsageError, first_line
 from schemas.storage.folder import TEMPORARY_MARK, Folder
 from schemas.storage.locations import STORE, check_location, is_remote
 
@@ -148,7 +148,8 @@ def compare_with_cpu(device: str, title: str, compute: Callable[[str, str], np.n
         values = compute(device, "float32")
     except RuntimeError as error:  # Also torch's error for full memory.
         advice = next((advice for text, advice in _CUDA_ADVICE.items() if text in str(error)), "see nvidia-smi and dmesg")
-        return Check(device, "failed", f"{title}: a small network fails with {_first_line(error)}", advice)
+        cause = f"{type(error).__name__}: {first_line(error)}"
+        return Check(device, "failed", f"{title}: a small network fails with {cause}", advice)
     difference = float(np.abs(values - expected).max() / np.abs(expected).max())
     result = f"{title}: a small network differs from the CPU in float64 by {difference:.1e} of the largest value"
     if difference <= _TOLERANCE:  # False for NaN.
@@ -202,8 +203,6 @@ def check_output(location: str) -> Iterator[Check]:
     try:
         folder.write(name, b"imagepivot")
         folder.delete(name)
-    except OSError as error:
-        raise DatasetError(f"cannot write to {location!r} ({error.strerror or error}): choose another folder") from error
     finally:
         for path in missing:
             with suppress(OSError):  # Another process may have written a file.
@@ -219,7 +218,7 @@ def _attempt(name: str, checks: Iterator[Check]) -> list[Check]:
     except ImagepivotError as error:
         results.append(Check(name, "failed", str(error)))
     except Exception as error:  # noqa: BLE001 -- any fault of a machine is a result
-        results.append(Check(name, "failed", _first_line(error), "report it with this output"))
+        results.append(Check(name, "failed", f"{type(error).__name__}: {first_line(error)}", "report it with this output"))
     return results
 
 
@@ -257,10 +256,6 @@ def _run_network(device: str, dtype: str) -> np.ndarray:
     with precision_context("fp32", torch.device(device)), torch.inference_mode():
         maps = torch.nn.functional.conv2d(pixels, kernel, padding=1).relu()
         return (maps.mean(dim=(2, 3)) @ matrix).cpu().numpy()
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".strip().partition("\n")[0]
 
 
 def _without_keys(text: str) -> str:

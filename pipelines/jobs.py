@@ -429,7 +429,7 @@ class ViewJob:
     images: Annotated[str | Source, Opt("Location of the images, as for features.")]
     image_id: Annotated[str, Opt("Draw the image of this id.", name="image", is_option=True)]
     output: Annotated[str, Opt("Write this .png, .jpg or .webp file; local, gs:// or s3://.", is_option=True, short="-o")]
-    max_regions: Annotated[int, Opt("Draw at most this many regions, by score; 0: all.", least=0)] = 0
+    max_regions: Annotated[int, Opt("Draw at most this many regions, by score; 0: all.", min_=0)] = 0
     reading: ImageOptions = field(default_factory=ImageOptions)
     overwrite: Annotated[bool, Opt("Replace an existing file.")] = False
 
@@ -440,4 +440,4 @@ class DiffJob:
 
     a: Annotated[str, Opt("Folder of a dataset.")]
     b: Annotated[str, Opt("Folder of another dataset of the same kind.")]
-    tolerance: Annotated[float, Opt("Treat real numbers that differ by at most this as equal.", least=0)] = 0.0
+    tolerance: Annotated[float, Opt("Treat real numbers that differ by at most this as equal.", min_=0)] = 0.0

@@ -38,3 +38,8 @@ class LostJobError(ImagepivotError):
 
 class OtherDatasetError(DatasetError):
     """The folder of an output has another dataset."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first non-blank line of an error's message, or else its type."""
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -22,7 +22,7 @@ class Opt:
         panel: heading in ``--help``; empty for the general one.
         metavar: placeholder of the value in ``--help``; empty for the type's.
         completion: values for shell completion, or a function that returns them.
-        least: minimum of a number; None for any.
+        min_: minimum of a number; None for any.
         is_option: whether a field without a default is an option.
         is_argument: whether a field with a default is an argument.
         is_required: whether a field with a default is required.
@@ -36,7 +36,7 @@ class Opt:
     panel: str = ""
     metavar: str = ""
     completion: tuple[str, ...] | Callable[[], Iterable[str]] = ()
-    least: float | None = None
+    min_: float | None = None
     is_option: bool = False
     is_argument: bool = False
     is_required: bool = False

@@ -51,7 +51,7 @@ Settings: TypeAlias = Annotated[
     ),
 ]
 MaxSteps: TypeAlias = Annotated[
-    int | None, Opt("Stop after this many steps, as [i]--set schedule.max_steps=N[/i] does.", least=1)
+    int | None, Opt("Stop after this many steps, as [i]--set schedule.max_steps=N[/i] does.", min_=1)
 ]
 
 
@@ -329,7 +329,7 @@ class ReproduceJob:
         tuple[str, ...],
         Opt("Train only presets that match this pattern, e.g. [i]'bilingual*'[/i]; repeatable.", is_repeated=True),
     ] = ()
-    table: Annotated[int | None, Opt("Train only the rows of this table.", least=1)] = None
+    table: Annotated[int | None, Opt("Train only the rows of this table.", min_=1)] = None
     sts: Annotated[
         tuple[str, ...],
         Opt(

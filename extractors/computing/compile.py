@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from extractors.computing.cpu_parallel import run_single_threaded
-from schemas.errors import UsageError
+from schemas.errors import UsageError, first_line
 
 _FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 _CPU_CONFIG = {"freezing": True, "cpp.threads": 1, "compile_threads": 1}  # Without helper processes.
@@ -87,8 +87,3 @@ def warm_up_compile(forward: Callable[[Tensor], Any], example: Tensor) -> None:
     except (RuntimeError, OSError) as error:
         reason = first_line(error)[:300]
         raise UsageError(f"torch cannot compile the model on this machine ({reason}): leave --compile out") from error
-
-
-def first_line(error: Exception) -> str:
-    """Return the first non-blank line of an error's message, or else its type."""
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from extractors.computing.compile import first_line
 from extractors.computing.cpu_parallel import run_single_threaded
 from extractors.computing.devices import precision_context
 from extractors.computing.oom import run_with_oom_retry
+from schemas.errors import first_line
 
 
 class FusedConv2d(nn.Module):

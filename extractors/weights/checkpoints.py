@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from extractors.computing.compile import first_line
 from extractors.weights.restricted_pickle import OLD_TORCH_MAGIC, read_pickle, safe_globals
-from schemas.errors import InputError
+from schemas.errors import InputError, first_line
 
 COUNTER = ".num_batches_tracked"
 """Suffix of batch norm's counters, without effect on features."""

@@ -29,8 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from extractors.computing.compile import first_line
-from schemas.errors import InputError
+from schemas.errors import InputError, first_line
 
 OLD_TORCH_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 """First bytes of files of ``torch.save`` before version 1.6: the pickle of a magic number."""

@@ -196,8 +196,8 @@ class Option:
         return complete if values else None
 
     def _check(self, value: Any) -> Any:
-        if self.opt.least is not None and value is not None and not value >= self.opt.least:
-            raise UsageError(f"{self.label} is {value}, expected {self.opt.least:g} or more")
+        if self.opt.min_ is not None and value is not None and not value >= self.opt.min_:
+            raise UsageError(f"{self.label} is {value}, expected {self.opt.min_:g} or more")
         return value
 
 

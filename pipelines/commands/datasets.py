@@ -24,7 +24,7 @@ Dataset: TypeAlias = Annotated[str, Opt("Folder of a dataset.")]
 @command("inspect features --rows 3")
 def inspect(
     dataset: Dataset,
-    rows: Annotated[int, Opt("Show this many sample rows.", least=0)] = 5,
+    rows: Annotated[int, Opt("Show this many sample rows.", min_=0)] = 5,
     failures: Annotated[bool, Opt("List all failed inputs; with --json one per line.")] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -30,7 +30,7 @@ console = Console()
 notes = Console(stderr=True)
 """For progress and remarks, on standard error."""
 
-MaxFailures: TypeAlias = Annotated[int, Opt("Exit with code 3 if more inputs fail than this.", least=0)]
+MaxFailures: TypeAlias = Annotated[int, Opt("Exit with code 3 if more inputs fail than this.", min_=0)]
 LogJson: TypeAlias = Annotated[bool, Opt("Write stderr as lines of JSON, for programs.")]
 AsJson: TypeAlias = Annotated[bool, Opt("Print JSON.", name="json")]
 

@@ -124,7 +124,7 @@ class Execution:
         int,
         Opt(
             "Start this many local processes; 0: chosen by cores, GPUs and input size.",
-            least=0,
+            min_=0,
         ),
     ] = 0
     beam_flags: Annotated[tuple[str, ...], Opt("Pass flags to Beam.", is_behind_dashes=True)] = ()

@@ -33,7 +33,7 @@ from pipelines.running.execution import Execution
 from pipelines.running.meter import Meter, counts_of
 from pipelines.running.preflight import PREFLIGHT_MARKER
 from schemas.console import events
-from schemas.errors import DatasetError, ImagepivotError, LostJobError, UsageError
+from schemas.errors import DatasetError, ImagepivotError, LostJobError, UsageError, first_line
 from schemas.process.shutdown import DetachedError, set_shutdown_notice, shutdown_notice
 from schemas.storage.folder import Folder
 
@@ -157,7 +157,8 @@ def watch(result: Any, *, execution: Execution, output: Folder, meter: Meter) ->
             except Exception as error:
                 if isinstance(error, TimeoutError) or _has_ended(result):
                     raise
-                raise LostJobError(f"lost {job.words} ({_first_line(error)}): it may continue. {job.advice}") from error
+                cause = f"{type(error).__name__}: {first_line(error)[:200]}"
+                raise LostJobError(f"lost {job.words} ({cause}): it may continue. {job.advice}") from error
 
 
 def wait(result: Any, job: RemoteJob, *, has_started: Callable[[], bool], seconds: float) -> None:
@@ -296,11 +297,6 @@ def _counters(result: Any) -> Iterable[Any]:
     # Not `result.metrics()`, which caches the first answer.
     request = beam_job_api_pb2.GetJobMetricsRequest(job_id=result._job_id)
     return PortableMetrics(service.GetJobMetrics(request, timeout=_ANSWER_SECONDS)).query()[PortableMetrics.COUNTERS]
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}{f': {lines[0][:200]}' if lines else ''}"
 
 
 @contextlib.contextmanager

@@ -44,8 +44,9 @@ def test_metadata_lists_every_option_of_each_command():
         [pattern] = parameter["regexes"]
         assert re.fullmatch(r"\^.+\$", pattern)
         assert not re.match(pattern, "")
-        assert parameter["helpText"]
         having = [command for command in COMMANDS if name in parameters_of(command)]
+        helps = dict.fromkeys(re.sub(r"\[/?i\]", "", parameters_of(command)[name].opt.help) for command in having)
+        assert parameter["helpText"] == " ".join(helps) or not having
         if name not in {"command", *BEAM}:
             assert parameter.get("parentTriggerValues", list(COMMANDS)) == having, name
             assert parameter.get("parentName", "command") == "command"
