@@ -23,7 +23,6 @@ from tests.integration.processes import ForkedSteps
 from tests.train.trainings import CONFIG
 from train.config.presets import preset_names
 from train.config.sections import from_toml, resolve
-from train.data.splits import open_data
 from train.evaluation.scores import averages, evaluation_report, score_ensemble, score_run
 from train.evaluation.search import embed_gallery, search_gallery
 from train.evaluation.sts import sts
@@ -142,12 +141,6 @@ def test_wrong_usage_of_train(command, arguments, message):
         command("train", *arguments.split())
 
 
-def test_a_missing_dataset_is_refused(train, tmp_path):
-    with pytest.raises(DatasetError, match=r"nowhere.* is not a dataset"):
-        train("run", "--features", tmp_path / "nowhere")
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.slow
 def test_train_reports_missing_features(train, gappy, tmp_path):
     given = ("run", "--features", gappy.features, "--max-steps", "3", "--no-tensorboard")
@@ -188,6 +181,20 @@ def test_evaluate_prints_the_scores(command, write_run, toy):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("seeds", "title"), [((0,), "means over 3 folds of the images"), ((0, 1), "mean scores of ")])
+def test_evaluate_in_folds_and_as_an_ensemble(command, write_run, toy, seeds, title):
+    folders = [write_run(f"seed-{seed}", seed=seed) for seed in seeds]
+    runs, data = (
+        [open_run(folder) for folder in folders],
+        {"captions": toy.captions, "features": toy.features, "splits": ["val"]},
+    )
+    scores = score_run(*runs, **data, folds=3) if len(runs) == 1 else score_ensemble(runs, **data)
+    arguments = ("evaluate", *folders, *data_of(toy), "--split", "val", *(("--folds", 3) if len(runs) == 1 else ()))
+    assert json.loads(command(*arguments, "--json")[0]) == evaluation_report(scores)
+    assert title in " ".join(command(*arguments)[0].split())
+
+
+@pytest.mark.slow
 def test_evaluate_keeps_a_report_of_the_same_inputs(command, write_run, toy, tmp_path):
     report = tmp_path / "report.json"
     arguments = ("evaluate", write_run(), "--captions", toy.captions, "--features", toy.features, "--output", report)
@@ -211,24 +218,6 @@ def test_evaluate_keeps_a_report_of_the_same_inputs(command, write_run, toy, tmp
     assert report.read_text() == "{}"
 
 
-def test_evaluate_in_folds(command, write_run, toy):
-    folder = write_run()
-    arguments = ("evaluate", folder, "--captions", toy.captions, "--features", toy.features, "--split", "val", "--folds", 3)
-    scores = score_run(open_run(folder), captions=toy.captions, features=toy.features, splits=["val"], folds=3)
-    assert json.loads(command(*arguments, "--json")[0]) == evaluation_report(scores)
-    assert "means over 3 folds of the images" in " ".join(command(*arguments)[0].split())
-
-
-@pytest.mark.slow
-def test_evaluate_takes_an_ensemble(command, write_run, toy):
-    folders = [write_run("a", seed=0), write_run("b", seed=1)]
-    arguments = (*data_of(toy), "--split", "test")
-    scores = score_ensemble([open_run(run) for run in folders], captions=toy.captions, features=toy.features, splits=["test"])
-    assert json.loads(command("evaluate", *folders, *arguments, "--json")[0]) == evaluation_report(scores)
-    table, _ = command("evaluate", *folders, *arguments)
-    assert f"mean scores of {folders[0]}, {folders[1]}".replace(" ", "") in "".join(table.split())
-
-
 @pytest.mark.slow
 def test_compare(command, finished_run, train_toy, tmp_path):
     train_toy(CONFIG.replace("word_dim = 4", "word_dim = 5"), "wide")
@@ -241,9 +230,7 @@ def test_compare(command, finished_run, train_toy, tmp_path):
     out, notes = command("compare", *folders)
     assert re.search(r"model\.word_dim +4 +5 *\n", out)
     assert notes == ""
-    with pytest.raises(
-        UsageError, match=r"--output is '.*/a\.jpg', expected a folder, or a file that ends in \.png, \.pdf, \.svg"
-    ):
+    with pytest.raises(UsageError, match=r"--output is '.*/a\.jpg', expected a folder, or a file that ends in \.png"):
         command("compare", *folders, "--output", tmp_path / "a.jpg")
 
 
@@ -287,40 +274,16 @@ def test_commands_of_runs_count_embedded_vectors(command, write_run, toy, tmp_pa
     embed = ("embed", folder, tmp_path / "e", "--features", toy.features, "--captions", toy.captions)
     for _ in range(2):
         last, counts = progress_of(*embed)
-        assert (last["what"], last["unit"], last["done"], last["total"]) == (
-            "embed",
-            "vectors",
-            images + captions,
-            images + captions,
-        )
+        assert (last["what"], last["unit"]) == ("embed", "vectors")
+        assert last["done"] == last["total"] == images + captions
         assert counts["shards"] == 6
     last, counts = progress_of("search", folder, "en1", "--tokenized", "--language", "en", "--features", toy.features)
     assert (last["done"], last["total"], counts) == (images, images, {"hits": 10})
-    evaluated = ("evaluate", folder, "--captions", toy.captions, "--features", toy.features, "--split", "test", "--json")
-    last, counts = progress_of(*evaluated)
+    last, counts = progress_of("evaluate", folder, *data_of(toy)[:4], "--split", "test", "--json")
     scores = score_run(open_run(folder), captions=toy.captions, features=toy.features, splits=["test"])
-    test = len(open_data(toy.captions, toy.features, split="test", languages=["en"], portions=["comparable"]).features.array)
     queries = sum(score.retrieval.text_to_image.queries for score in scores)
     assert counts == {"scores": len(scores)}
-    assert queries < last["done"] <= queries + len(scores) * max(test, images)
-
-
-def test_evaluate_memory_maps_large_features(command, write_run, toy, tmp_path, monkeypatch):
-    arguments = ("evaluate", write_run(), "--captions", toy.captions, "--features", toy.features, "--split", "test", "--json")
-    expected = command(*arguments, "--device", "cpu")
-    monkeypatch.setattr("os.sysconf", lambda name: 1)
-    with pytest.raises(UsageError, match="--memory-map"):
-        command(*arguments, "--device", "cpu")
-    assert command(*arguments, "--device", "cpu", "--memory-map", tmp_path / "map") == expected
-    assert len(list((tmp_path / "map").iterdir())) == 1
-
-
-def test_embed_prints_the_written_datasets(command, write_run, toy, tmp_path):
-    out, _ = command("embed", write_run("my-run"), tmp_path / "e", "--features", toy.features, "--captions", toy.captions)
-    images, captions = (open_dataset(tmp_path / "e" / name) for name in ("images", "captions"))
-    assert f"features: {len(images)} rows in 3 shards" in out
-    assert f"embeddings: {len(captions)} rows in 3 shards" in out
-    assert images.spec.name == captions.spec.name == "my-run"
+    assert queries < last["done"] <= queries + len(scores) * images
 
 
 @pytest.mark.slow
@@ -436,20 +399,13 @@ def test_evaluate_reports_missing_features(command, write_run, gappy):
     assert {score["missing_features"]["images"] for score in json.loads(out)["scores"]} == {1}
 
 
-@pytest.mark.cluster
-def test_reproduce_reports_missing_features_once(reproduce, toy_2016, without_features, tmp_path):
-    few = without_features(toy_2016, tmp_path)
-    out, notes = reproduce("--no-plot", "--rows", "vse-*", "--allow-missing-features", corpus=few)
-    assert [line.partition(":")[0] for line in notes.splitlines() if line.startswith("left out")] == [
-        f"left out of split '{split}'" for split in ("train", "val", "test_2016")
-    ]
-    assert "left out of 2 runs" in out
-
-
 def test_embed_takes_splits_and_languages(command, write_run, toy, tmp_path):
-    arguments = ("embed", write_run(), tmp_path / "e", "--features", toy.features, "--captions", toy.captions)
-    command(*arguments, "--splits", "test, val", "--languages", "de")
+    arguments = ("embed", write_run("my-run"), tmp_path / "e", "--features", toy.features, "--captions", toy.captions)
+    out, _ = command(*arguments, "--splits", "test, val", "--languages", "de")
     images, captions = (open_dataset(tmp_path / "e" / name) for name in ("images", "captions"))
+    assert f"features: {len(images)} rows in 3 shards" in out
+    assert f"embeddings: {len(captions)} rows in 3 shards" in out
+    assert images.spec.name == captions.spec.name == "my-run"
     assert captions.manifest.parameters["selection"] == {"splits": ["test", "val"], "languages": ["de"]}
     assert images.manifest.parameters["selection"] == {"splits": ["test", "val"]}
     assert len(images) == 21

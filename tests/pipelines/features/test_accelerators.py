@@ -20,7 +20,6 @@ from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Accelerator, Execution
 from pipelines.running.runner import run_pipeline
 from schemas.errors import UsageError
-from schemas.writing.reuse_policy import ArrayTask
 from tests.fake_extractors import ColourExtractor, use_colours
 
 REMOTE = Execution(beam_flags=("--runner=FlinkRunner",), shared_disk=True, accelerator=Accelerator("nvidia-l4"))
@@ -42,11 +41,6 @@ def test_the_model_runs_on_the_gpus_of_the_workers(job, device):
         extract_features(replace(job, device=device), REMOTE)
     for fits in ("auto", "cuda"):
         replace(job, device=fits).check_execution(REMOTE)
-
-
-def test_task_with_a_remote_runner_is_refused(job):
-    with pytest.raises(UsageError, match="a task writes its shards on its own machine"):
-        extract_features(replace(job, task=ArrayTask(0, 2)), REMOTE)
 
 
 def test_the_only_process_of_a_worker_has_all_its_gpus(job, monkeypatch):
@@ -117,10 +111,5 @@ def test_shards_of_a_process_with_two_gpus(job, monkeypatch):
 
     run_pipeline(build, Execution(workers=1))
     assert devices == ["cuda:0", "cuda:1"]
-    rows = [row for number in range(6) for row in _rows(output, number)]
-    assert sorted(rows) == sorted((str(number), float(number)) for number in range(24))
-
-
-def _rows(output, number: int) -> list[tuple[str, float]]:
-    table = pq.read_table(output.folder.local_path / output.name(number))
-    return [(row["image_id"], vector[0]) for row in table.to_pylist() for vector in row.values() if not isinstance(vector, str)]
+    rows = [row for shard in range(6) for row in pq.read_table(output.folder.local_path / output.name(shard)).to_pylist()]
+    assert {row["image_id"]: row["feature"][0] for row in rows} == {str(number): number for number in range(24)}

@@ -13,7 +13,6 @@ from pipelines.features.extraction import extract_features, list_images
 from pipelines.inputs.images import open_images
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
-from pipelines.running.meter import Meter
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.keys import shard_of
@@ -89,18 +88,6 @@ def test_tasks_equal_a_plain_run(images, tmp_path):
     assert tree(tmp_path / "t") == fresh(images, tmp_path / "plain")
     assert validate(tmp_path / "t") == []
     assert (manifest.rows, manifest.failure_reasons) == (20, {"empty": 1})
-
-
-def test_a_task_extracts_the_images_of_its_own_shards_only(images, tmp_path, monkeypatch):
-    seen = []
-    monkeypatch.setattr(Meter, "add", lambda meter, **counts: seen.append(counts["images"]))
-    run(images, tmp_path / "t", 0)
-    mine = [path for path in images.iterdir() if shard_of(path.stem, SHARDS) % TASKS == 0]
-    assert sum(seen) == len(mine)
-    assert len(list((tmp_path / "t").glob("part-*"))) == 3
-    seen.clear()
-    run(images, tmp_path / "t", 0)
-    assert seen == []
 
 
 # --- images that change ----------------------------------------------------------------------------------------------
@@ -194,14 +181,16 @@ def test_dry_run_refuses_like_the_task(images, tmp_path):
 # --- wrong usage -----------------------------------------------------------------------------------------------------
 
 
-def test_overwriting_would_delete_the_shards_of_other_tasks(tmp_path):
-    with pytest.raises(UsageError, match="--overwrite with --task would delete the shards of other tasks"):
-        job_of(tmp_path, tmp_path / "t", 0, overwrite=True)
-
-
-def test_more_tasks_than_shards(tmp_path):
-    with pytest.raises(UsageError, match=r"--task is '0/2', expected at most one task per shard, and the dataset has 1:"):
-        job_of(tmp_path, tmp_path / "t", 0, shards=1)
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"overwrite": True}, "--overwrite with --task would delete the shards of other tasks"),
+        ({"shards": 1}, r"--task is '0/2', expected at most one task per shard, and the dataset has 1:"),
+    ],
+)
+def test_invalid_task_is_refused(tmp_path, more, message):
+    with pytest.raises(UsageError, match=message):
+        job_of(tmp_path, tmp_path / "t", 0, **more)
 
 
 def test_a_task_on_a_remote_runner(images, tmp_path):
@@ -212,11 +201,6 @@ def test_a_task_on_a_remote_runner(images, tmp_path):
 
 
 # --- the number of shards --------------------------------------------------------------------------------------------
-
-
-def test_tasks_choose_the_same_shard_count(images, tmp_path):
-    run(images, tmp_path / "t", 1, 0, shards="auto")
-    assert open_dataset(tmp_path / "t").num_shards == 16
 
 
 def test_a_task_takes_the_number_of_the_job_that_it_joins(images, tmp_path):

@@ -72,16 +72,6 @@ def test_a_shard_from_a_gpu_is_that_of_the_cpu(most):
     assert set(copies) == {"copy to the GPU", "copy to the CPU"}, gpu.report()
 
 
-def test_a_result_is_there_when_it_has_been_waited_for():
-    """The test above would not notice a missing wait if the fake GPU had results at once."""
-    with fake_gpu():
-        extractor = Tiny("cuda:0")
-        pixels = [extractor.preprocess(Image.new("RGB", (20, 20), (number, 0, 0))) for number in range(4)]
-        first, second = (extractor.extract_async(extractor.collate(pixels[start : start + 2])) for start in (0, 2))
-        whole = extractor.extract(extractor.collate(pixels))
-        assert np.array_equal(np.concatenate([first()["feature"], second()["feature"]]), whole)
-
-
 @pytest.mark.parametrize("device", ["cuda:0", "cpu"])
 def test_a_batch_has_the_order_of_the_models_and_is_in_pinned_memory_for_a_gpu(device):
     with fake_gpu() as gpu:
