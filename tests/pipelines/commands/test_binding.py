@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 import typer
 
+from extractors import ExtractorRequest
 from pipelines.commands import app as cli
 from pipelines.commands.binding import Option
 from schemas.errors import UsageError
@@ -256,6 +257,11 @@ def test_an_argument_keeps_spaces_and_commas():
         if hasattr(value, "files")
     ]
     assert (job.files, job.languages) == ((" a, b.vec ",), ("en",))
+
+
+def test_options_of_the_extractor_reach_its_request():
+    job = parse("features", "i", "o", "--extractor", "timm:resnet18", "--unpooled", "--dtype=float16")["job"]
+    assert job.extractor == ExtractorRequest("timm:resnet18", unpooled=True, dtype="float16")
 
 
 def test_every_option_has_a_sentence_of_help(command):

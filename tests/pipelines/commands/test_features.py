@@ -8,7 +8,6 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import extractors
-from extractors import ExtractorRequest
 from pipelines.commands import app as cli
 from schemas.dataset import open_dataset
 from schemas.errors import UsageError
@@ -83,41 +82,6 @@ def test_update_counts_new_changed_and_removed_images(features, images):
     code, out, _ = features(images, "--update")
     assert (code, out.splitlines()[1]) == (0, "update: 1 new, 1 changed, 1 removed, 0 kept")
     assert features(images, "--update")[1].splitlines()[1] == "update: 0 new, 0 changed, 0 removed, 2 kept"
-
-
-@pytest.mark.slow
-def test_options_of_the_extractor_reach_its_request(features, images, monkeypatch):
-    seen = []
-
-    def stop(job, **_):
-        seen.append(job.extractor)
-        raise UsageError("enough")
-
-    monkeypatch.setattr("pipelines.features.extraction.list_images", stop)
-    for extractor, options in (
-        ("vgg19-10crop-caffe", {"keep_crops": True, "dtype": "float16"}),
-        ("timm:resnet18", {"unpooled": True}),
-        ("resnet152-grid", {}),
-    ):
-        named = {name.replace("_", "-"): value for name, value in options.items()}
-        words = [f"--{name}" if value is True else f"--{name}={value}" for name, value in named.items()]
-        code, _, err = features(images, "--extractor", extractor, *words)
-        assert (code, "enough" in err) == (2, True)
-        assert seen.pop() == ExtractorRequest(extractor, **options)
-
-
-@pytest.mark.slow
-def test_features_unsupported_option_is_refused_before_writing(features, images, tmp_path):
-    code, _, err = features(images, "--keep-crops")
-    assert code == 2
-    assert "--keep-crops needs one of the extractors vgg19-10crop, vgg19-10crop-caffe, not 'resnet50-pool'" in " ".join(
-        err.split()
-    )
-    assert features(images, "--unpooled")[0] == 2
-    assert "--dtype is 'float64', expected one of 'float32', 'float16'" in " ".join(
-        features(images, "--dtype", "float64")[2].split()
-    )
-    assert not (tmp_path / "f").exists()
 
 
 # --- help ------------------------------------------------------------------------------------------------------------

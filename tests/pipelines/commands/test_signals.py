@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.commands import signals
-from schemas.process import shutdown
 from tests.builders import write_rows
 
 ROOT = Path(__file__).parents[3]
@@ -40,13 +38,13 @@ def folder(tmp_path_factory) -> Path:
 def call(folder: Path, *words: str, redirect: str = "", **environment: str) -> subprocess.CompletedProcess[bytes]:
     """Run the command in a shell, with redirections such as ``>&-``."""
     command = f'exec "{sys.executable}" -c "import imagepivot; imagepivot.command()" "$@" {redirect}'
-    settings = {**os.environ, "PYTHONPATH": str(Path(signals.__file__).parents[2]), "COLUMNS": "200", **environment}
+    settings = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **environment}
     return subprocess.run(["sh", "-c", command, "sh", *words], cwd=folder, env=settings, capture_output=True, check=False)
 
 
 def run_script(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run Python on a script, with our packages, in a folder."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(signals.__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", script]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
@@ -109,22 +107,6 @@ def test_features_unwritable_output_is_an_error(folder, words):
     assert done.stderr == b"Error: cannot write the output: No space left on device\n"
 
 
-@pytest.mark.parametrize(
-    ("command", "kept"),
-    [
-        ("features", "stopped; finished shards are kept, the same command continues from here"),
-        ("reproduce", "stopped; finished runs are kept, the same command continues from here"),
-        ("diff", "stopped"),
-        ("", "stopped"),
-    ],
-)
-def test_stopped_line_names_finished_work(monkeypatch, command, kept):
-    monkeypatch.setattr(sys, "argv", ["imagepivot", command])
-    monkeypatch.setattr(shutdown, "_notice", None)  # An interrupted command of another test has said what it left.
-    assert signals.stopped_line() == kept
-    assert signals.stop_signal() == 0
-
-
 def test_signal_to_another_thread_interrupts_the_main_thread():
     """The system may give a process's signal to any thread; here the main thread blocks it, and waits for ever."""
     script = (
@@ -135,9 +117,8 @@ def test_signal_to_another_thread_interrupts_the_main_thread():
         "    print('ready', flush=True)\n"
         "    threading.Event().wait()\n"
     )
-    root = Path(signals.__file__).parents[2]
     with subprocess.Popen(
-        [sys.executable, "-c", script], cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"

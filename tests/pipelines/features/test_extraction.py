@@ -460,14 +460,11 @@ def test_the_number_of_shards_follows_from_images_and_width(images, tmp_path, mo
     ("request_", "size", "shards"),
     [
         (ExtractorRequest("resnet50-pool"), 2048 * 4, 16),
-        (ExtractorRequest("vgg19-10crop"), 4096 * 4, 16),
         (ExtractorRequest("faster-rcnn-36"), 36 * 2048 * 4, 32),
         (ExtractorRequest("faster-rcnn-36", regions=RegionOptions(max_regions=100)), 100 * 2048 * 4, 64),
-        (ExtractorRequest("vgg19-grid"), 196 * 512 * 4, 32),
         (ExtractorRequest("resnet152-grid"), 196 * 2048 * 4, 128),
         (ExtractorRequest("resnet152-grid", dtype="float16"), 196 * 2048 * 2, 64),
         (ExtractorRequest("vgg19-10crop", keep_crops=True), 10 * 4096 * 4, 16),
-        (ExtractorRequest("faster-rcnn-36", dtype="float16"), 36 * 2048 * 2, 16),
     ],
 )
 def test_types_and_wide_features_decide_the_number_of_shards(request_, size, shards):

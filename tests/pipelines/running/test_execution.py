@@ -78,8 +78,9 @@ def test_on_this_machine_they_are_refused(flags):
         Execution(beam_flags=flags, accelerator=L4)
 
 
-def test_any_other_runner_gets_the_hints():
-    assert Execution(beam_flags=("--runner=FlinkRunner",), accelerator=L4).accelerator == L4
+def test_start_timeout_must_be_positive():
+    with pytest.raises(UsageError, match=r"--start-timeout is 0, expected more than 0 seconds"):
+        Execution(start_timeout=0)
 
 
 @pytest.fixture

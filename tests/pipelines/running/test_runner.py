@@ -8,7 +8,6 @@ import os
 import signal
 import stat
 import sys
-import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from zipfile import ZipFile
@@ -20,7 +19,7 @@ from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.runners.portability.portable_runner import PortableRunner
 
 from pipelines.running.execution import Execution
-from pipelines.running.runner import _carried, _without_label, run_pipeline
+from pipelines.running.runner import run_pipeline
 from schemas.errors import DatasetError, ImagepivotError, InputError, UsageError
 from schemas.process.resources import usable_cores
 
@@ -28,79 +27,24 @@ ONE = Execution(workers=1)
 MESSAGE = "caption key 'a/en/x/0' occurs twice: 'it''s [odd]' and \"b\": remove one"
 
 
-def carried_text(error: Exception, label: str = "Make/Shard") -> str:
-    """Return the text with which Beam reports an error of a worker process: its traceback and that of the error it caused."""
-    try:
-        try:
-            raise error
-        except Exception as cause:
-            raise type(cause)(f"{cause} [while running '{label}']") from cause
-    except Exception:  # noqa: BLE001 -- Beam catches any error, too
-        return f"bundle inst_7 stage-id failed:{traceback.format_exc()}\nmore of Beam's text\n"
+@pytest.mark.parametrize(("kind", "workers"), [(InputError, 1), (DatasetError, 1), (UsageError, 1), (InputError, 2)])
+def test_an_error_in_a_pipeline_keeps_its_class_and_message_and_is_not_logged(kind, workers, caplog):
+    def fail(_):
+        raise kind(MESSAGE)
 
-
-@pytest.mark.parametrize("kind", [InputError, DatasetError, UsageError, ImagepivotError])
-def test_an_error_of_a_worker_process_keeps_its_class_and_message(kind):
-    error = _carried(carried_text(kind(MESSAGE)))
-    assert type(error) is kind
-    assert str(error) == MESSAGE
-
-
-@pytest.mark.parametrize("error", [ValueError("schemas are wrong"), RuntimeError("errors.InputError")])
-def test_an_internal_error_stays_as_it_is(error):
-    assert _carried(carried_text(error)) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("broken [while running 'A/B-ptransform-3']", "broken"),
-        ("broken [while running 'A'] in line 3", "broken [while running 'A'] in line 3"),
-        ("it's [fine]", "it's [fine]"),
-        ("", ""),
-    ],
-)
-def test_the_label_of_the_step_is_removed_from_a_message(text, expected):
-    assert _without_label(text) == expected
-
-
-def _raise(error):
-    raise error
-
-
-@pytest.mark.parametrize("kind", [InputError, DatasetError, UsageError])
-def test_an_error_in_a_pipeline_keeps_its_class_and_message(kind):
-    error = kind(MESSAGE)
+    caplog.set_level(logging.DEBUG)
+    before = {name: logging.getLogger(name).level for name in ("", "apache_beam", "apache_beam.runners")}
     with pytest.raises(kind) as caught:
-        run_pipeline(lambda p: p | beam.Create([1]) | "Deep" >> beam.Map(lambda _: _raise(error)), ONE)
+        run_pipeline(lambda p: p | beam.Create([1]) | "Deep" >> beam.Map(fail), Execution(workers=workers))
     assert str(caught.value) == MESSAGE
     assert type(caught.value) is kind
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert {name: logging.getLogger(name).level for name in before} == before
 
 
 def test_an_internal_error_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError, match="modulo by zero"):
         run_pipeline(lambda p: p | beam.Create([0]) | beam.Map(lambda x: 1 // x), ONE)
-
-
-def test_a_pipeline_is_run_to_its_end(tmp_path):
-    def build(pipeline):
-        return pipeline | beam.Create(range(10)) | beam.CombineGlobally(sum) | beam.Map(lambda x: (tmp_path / str(x)).touch())
-
-    run_pipeline(build, ONE)
-    assert [path.name for path in tmp_path.iterdir()] == ["45"]
-
-
-def test_an_error_of_the_user_is_not_logged_with_a_traceback(caplog):
-    caplog.set_level(logging.DEBUG)
-    with pytest.raises(InputError, match=r"^broken$"):
-        run_pipeline(lambda p: p | beam.Create([1]) | beam.Map(lambda _: _raise(InputError("broken"))), ONE)
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-def test_levels_of_logging_are_as_before():
-    before = {name: logging.getLogger(name).level for name in ("", "apache_beam", "apache_beam.runners")}
-    run_pipeline(lambda p: p | beam.Create([1]), ONE)
-    assert {name: logging.getLogger(name).level for name in before} == before
 
 
 @pytest.mark.parametrize(
@@ -149,22 +93,6 @@ def test_check_locations_local_path_of_remote_workers_is_refused():
     expected = r"OUTPUT 'my out' is a path on this machine, and the workers of FlinkRunner run on .* --shared-disk if all"
     with pytest.raises(UsageError, match=expected):
         Execution(beam_flags=flink).check_locations(locations)
-
-
-def test_a_worker_needs_time_to_start():
-    with pytest.raises(UsageError, match=r"--start-timeout is 0, expected more than 0 seconds"):
-        Execution(start_timeout=0)
-
-
-def test_flags_reach_beam():
-    """A runner that the flags name is chosen by Beam."""
-    seen = []
-
-    def build(pipeline):
-        seen.append((type(pipeline.runner).__name__, pipeline.options.get_all_options()["job_name"]))
-
-    run_pipeline(build, Execution(beam_flags=("--runner=BundleBasedDirectRunner", "--job_name=mine")))
-    assert seen == [("BundleBasedDirectRunner", "mine")]
 
 
 @pytest.mark.parametrize(("image", "brought"), [((), True), (("--sdk_container_image=my/image",), False)])
