@@ -44,8 +44,7 @@ Shards: TypeAlias = Annotated[
     ),
 ]
 IdRule: TypeAlias = Annotated[
-    Literal["name", "path"],
-    Opt("Use the file [i]name[/i] or the whole [i]path[/i], without extension, as image id."),
+    Literal["name", "path"], Opt("Use the file [i]name[/i] or the whole [i]path[/i], without extension, as image id.")
 ]
 Columns: TypeAlias = Annotated[Mapping[str, str], Opt("Rename columns: OURS=THEIRS, e.g. [i]image_id=file[/i].", panel=_TABLES)]
 Delimiter: TypeAlias = Annotated[
@@ -274,11 +273,7 @@ class ImageOptions:
 
     id_rule: IdRule = "name"
     allow_private_addresses: Annotated[
-        bool,
-        Opt(
-            "Fetch http addresses from private networks and through proxies, too.",
-            panel=_TABLES,
-        ),
+        bool, Opt("Fetch http addresses from private networks and through proxies, too.", panel=_TABLES)
     ] = False
     columns: Columns = field(default_factory=dict)
     delimiter: Delimiter = ""
@@ -320,10 +315,7 @@ class FeaturesJob:
     output: Output
     extractor: ExtractorRequest = ExtractorRequest("resnet50-pool")
     device: Device = "auto"
-    batch_size: Annotated[
-        int | None,
-        Opt("Set the batch size. Default: the extractor's, or the fastest on the GPU."),
-    ] = None
+    batch_size: Annotated[int | None, Opt("Set the batch size. Default: the extractor's, or the fastest on the GPU.")] = None
     reading: ImageOptions = field(default_factory=ImageOptions)
     shards: Shards = AUTO
     policy: ReusePolicy = ReusePolicy()

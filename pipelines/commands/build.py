@@ -71,8 +71,7 @@ def build_(
         ),
     ] = (),
     overwrite: Annotated[
-        tuple[str, ...],
-        Opt("Run this step with --overwrite; repeatable.", metavar="STEP", is_repeated=True),
+        tuple[str, ...], Opt("Run this step with --overwrite; repeatable.", metavar="STEP", is_repeated=True)
     ] = (),
     dry_run: Annotated[bool, Opt("Print the commands in order without running them.")] = False,
     list_plans: Annotated[bool, Opt("List the plans of the package.", name="list")] = False,

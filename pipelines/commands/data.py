@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 
 @command("captions multi30k captions --format multi30k --languages en,de")
 def captions(
-    job: CaptionsJob,
-    max_failures: MaxFailures = 0,
-    log_json: LogJson = False,
-    execution: Execution = Execution(),
+    job: CaptionsJob, max_failures: MaxFailures = 0, log_json: LogJson = False, execution: Execution = Execution()
 ) -> None:
     """Tokenize raw captions into shards.
 
@@ -49,11 +46,7 @@ def captions(
 
 
 @command("vocabulary captions vocabulary --min-count 4")
-def vocabulary(
-    job: VocabularyJob,
-    log_json: LogJson = False,
-    execution: Execution = Execution(workers=1),
-) -> None:
+def vocabulary(job: VocabularyJob, log_json: LogJson = False, execution: Execution = Execution(workers=1)) -> None:
     """Build the joint vocabulary of captions, in which rare tokens are <unk>.
 
     Writes a Parquet shard (id, token, count, counts by language) and _vocabulary.txt, and prints the overlap of languages.
@@ -69,11 +62,7 @@ def vocabulary(
 
 
 @command("encode captions vocabulary encoded --max-length 100")
-def encode(
-    job: EncodeJob,
-    log_json: LogJson = False,
-    execution: Execution = Execution(),
-) -> None:
+def encode(job: EncodeJob, log_json: LogJson = False, execution: Execution = Execution()) -> None:
     """Encode the tokens of captions as ids of a vocabulary."""
     from pipelines.text.encoding import encode_captions
     from schemas.dataset import open_dataset
@@ -86,10 +75,7 @@ def encode(
 
 
 @command("word-vectors vocabulary wiki.en.align.vec wiki.de.align.vec word-vectors --languages en,de")
-def word_vectors(
-    job: WordVectorsJob,
-    log_json: LogJson = False,
-) -> None:
+def word_vectors(job: WordVectorsJob, log_json: LogJson = False) -> None:
     """Import pretrained vectors of a vocabulary's words, to initialize a training.
 
     Each language has a FILE. The vectors of all languages share a space: use the aligned ones of fastText. Tokens are looked up
@@ -108,10 +94,7 @@ def word_vectors(
 
 @command("token-features captions bert --model bert-base-multilingual-cased --dtype float16")
 def token_features(
-    job: TokenFeaturesJob,
-    max_failures: MaxFailures = 0,
-    log_json: LogJson = False,
-    execution: Execution = Execution(),
+    job: TokenFeaturesJob, max_failures: MaxFailures = 0, log_json: LogJson = False, execution: Execution = Execution()
 ) -> None:
     """Extract contextual token vectors: the last layer of BERT or a similar model.
 

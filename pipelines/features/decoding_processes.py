@@ -1,12 +1,11 @@
 """Decoding and preprocessing in processes, for workers with more cores than the GIL lets threads use.
 
-A decoding thread holds the GIL for 16 to 27 % of its time (``docs/internals/performance.md``), so that the threads of a process use
-at most four to six cores. Here each thread sends the bytes of an image to a process, and waits for its pixels without the GIL.
+Each thread sends the bytes of an image to a process, and waits for its pixels without the GIL (``docs/internals/performance.md``).
 
 - Bytes go through a pipe; pixels come back in shared memory, and are copied once.
 - Processes are started, not forked, which is unsafe with threads or a CUDA context. They have their own session (without Ctrl-C),
   and exit when their pipe closes, even if the worker is killed.
-- A process loads torch only for transforms that need it (timm transforms beyond resize and centre crop): 340 instead of 28 MB.
+- A process loads torch only for transforms that need it (timm transforms beyond resize and centre crop).
 """
 
 from __future__ import annotations

@@ -59,9 +59,7 @@ def plan_features(job: FeaturesJob, listing: Listing, remark: Remark = warn_once
         folder=folder,
         kind=description.kind,
         parameters=FeaturesParameters(
-            feature=description.spec,
-            extractor=description.parameters,
-            extractor_fingerprint=description.fingerprint,
+            feature=description.spec, extractor=description.parameters, extractor_fingerprint=description.fingerprint
         ).to_json(),
         shards=len(listing.shards),
         listings=listing.shards,

@@ -26,8 +26,7 @@ from schemas.process.resources import CORES_TO_A_DECODER, usable_cores
 from schemas.writing.output import OutputDataset
 
 PROCESSES_FROM = 12
-"""Minimum cores per GPU worker for decoding processes. By the GIL, threads scale to four to six cores
-(``docs/internals/performance.md``); below a dozen cores processes are not worth their memory."""
+"""Minimum cores per GPU worker for decoding processes, see ``docs/internals/performance.md``."""
 
 
 def count_gpus(job: FeaturesJob) -> int:

@@ -79,7 +79,7 @@ def _batches(groups: Iterable[Iterable[ImageRef]], size: int) -> Iterator[list[I
 
 @dataclass(eq=False)
 class CopyImages(beam.PTransform):
-    """StagedImage the images of batches to the staging area; yields shard index and chunk of staged copies.
+    """Copy the images of batches to the staging area; yields shard index and chunk of staged copies.
 
     Attributes:
         job: images and reuse policy.
@@ -94,7 +94,7 @@ class CopyImages(beam.PTransform):
     folder: str | None = None
 
     def expand(self, portions: beam.PCollection) -> beam.PCollection:
-        """StagedImage each batch in one call; an update first selects images by shard."""
+        """Copy each batch in one call; an update first selects images by shard."""
         if not self.job.policy.update and not self.job.policy.retry_failed:
             wanted = portions | "AllImages" >> beam.Values()
         else:

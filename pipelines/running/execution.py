@@ -35,11 +35,7 @@ class Accelerator:
 
     type: Annotated[
         str,
-        Opt(
-            "Run the model only on workers with this type of GPU, e.g. [i]nvidia-l4[/i].",
-            name="gpu",
-            panel=SEVERAL_MACHINES,
-        ),
+        Opt("Run the model only on workers with this type of GPU, e.g. [i]nvidia-l4[/i].", name="gpu", panel=SEVERAL_MACHINES),
     ]
     count: Annotated[
         int, Opt("Set the number of GPUs per worker (--gpu only). Default: 1.", name="gpus-per-worker", panel=SEVERAL_MACHINES)
@@ -120,13 +116,7 @@ class Execution:
         UsageError: a value is out of range, a flag is misspelled, or --detach or --gpu is given without a remote runner.
     """
 
-    workers: Annotated[
-        int,
-        Opt(
-            "Start this many local processes; 0: chosen by cores, GPUs and input size.",
-            min_=0,
-        ),
-    ] = 0
+    workers: Annotated[int, Opt("Start this many local processes; 0: chosen by cores, GPUs and input size.", min_=0)] = 0
     beam_flags: Annotated[tuple[str, ...], Opt("Pass flags to Beam.", is_behind_dashes=True)] = ()
     shared_disk: Annotated[bool, Opt("Assume that workers see local paths as this machine does.", panel=SEVERAL_MACHINES)] = (
         False
@@ -135,11 +125,7 @@ class Execution:
         START_SECONDS
     )
     detach: Annotated[
-        bool,
-        Opt(
-            "Return once the job is accepted; the same command without it waits for the job.",
-            panel=SEVERAL_MACHINES,
-        ),
+        bool, Opt("Return once the job is accepted; the same command without it waits for the job.", panel=SEVERAL_MACHINES)
     ] = False
     accelerator: Annotated[Accelerator | None, "of commands that run a model over images"] = None
     default_workers: Callable[[], int] = field(default=usable_cores, repr=False, compare=False)

@@ -158,12 +158,7 @@ def _job_name(output: OutputDataset, policy: ReusePolicy) -> str:
 
 
 def _write_template(
-    output: OutputDataset,
-    build: Build,
-    *,
-    execution: Execution,
-    extras: Iterable[str],
-    check_worker: Callable[[], None] | None,
+    output: OutputDataset, build: Build, *, execution: Execution, extras: Iterable[str], check_worker: Callable[[], None] | None
 ) -> NoReturn:
     """Write a Dataflow template for all shards: the finished ones are unknown until it is launched."""
     from pipelines.running.preflight import PreflightCheck

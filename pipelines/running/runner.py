@@ -73,10 +73,17 @@ def run_pipeline(
             if not execution.runs_here:
                 add_wheel(options, Path(running), extras)
                 check_job_service(options, execution.beam_flags)
-            pipeline = _pipeline(options, execution.runner)
+            try:
+                pipeline = beam.Pipeline(options=options)
+            except (ImportError, ValueError) as error:  # Unknown, not installed, or without required options.
+                reason = " ".join(str(error).split())
+                raise errors.UsageError(f"Beam cannot start the runner {execution.runner!r}: {reason}") from error
         build(pipeline)
-        if not execution.runs_here:
-            _refuse_large(pipeline, execution.runner)
+        if not execution.runs_here and (size := pipeline.to_runner_api().ByteSize()) > MAX_GRAPH_BYTES:
+            raise errors.UsageError(
+                f"the pipeline for {execution.runner} is {size:,} bytes, expected at most {MAX_GRAPH_BYTES:,}: it names every "
+                "shard, and for captions every file. Give fewer --shards, or fewer files of captions"
+            )
         with _quiet() if execution.is_local else runner_log(execution.runner):
             try:
                 result = pipeline.run()
@@ -92,34 +99,19 @@ def run_pipeline(
                 raise _user_error(error, is_local=execution.is_local) from error
 
 
-def _pipeline(options: PipelineOptions, runner: str) -> beam.Pipeline:
-    """Create an empty pipeline for the runner in the options."""
-    try:
-        return beam.Pipeline(options=options)
-    except (ImportError, ValueError) as error:  # Unknown, not installed, or without required options.
-        raise errors.UsageError(f"Beam cannot start the runner {runner!r}: {' '.join(str(error).split())}") from error
-
-
-def _refuse_large(pipeline: beam.Pipeline, runner: str) -> None:
-    """Refuse a pipeline over the maximum size before it is submitted."""
-    if (size := pipeline.to_runner_api().ByteSize()) > MAX_GRAPH_BYTES:
-        raise errors.UsageError(
-            f"the pipeline for {runner} is {size:,} bytes, expected at most {MAX_GRAPH_BYTES:,}: it names every shard, and for "
-            "captions every file. Give fewer --shards, or fewer files of captions"
-        )
-
-
 def _user_error(error: Exception, *, is_local: bool) -> Exception:
     """Return our error inside Beam's error, or else Beam's error."""
     if isinstance(error, errors.ImagepivotError):
-        return type(error)(_without_label(str(error)))
-    carried = _carried(str(error))
-    if carried is None and is_local and WORKER_LOST in str(error):
-        carried = errors.ImagepivotError(
+        return type(error)(re.sub(r" \[while running '[^']*'\]$", "", str(error)))
+    if matches := _CARRIED_ERROR.findall(str(error)):
+        name, message = matches[-1]
+        return getattr(errors, name, errors.ImagepivotError)(message)
+    if is_local and WORKER_LOST in str(error):
+        return errors.ImagepivotError(
             "a worker process ended unexpectedly: it was killed, or ran out of memory. Finished shards are kept; "
             "run the same command again, with fewer --workers if memory is short"
         )
-    return carried or error
+    return error
 
 
 @contextmanager
@@ -182,17 +174,6 @@ def _local_runner(options: PipelineOptions, workers: int, running: str) -> FnApi
     command = shlex.join([sys.executable, "-c", f"{_START}main({os.getpid()}, {running!r})"])
     command = f"exec 3>&2 2>/dev/null; exec env {_WORKER_ENVIRONMENT} {command}"
     return FnApiRunner(default_environment=WorkerProcesses.from_command_string(command))
-
-
-def _without_label(message: str) -> str:
-    return re.sub(r" \[while running '[^']*'\]$", "", message)
-
-
-def _carried(text: str) -> errors.ImagepivotError | None:
-    if not (matches := _CARRIED_ERROR.findall(text)):
-        return None
-    name, message = matches[-1]
-    return getattr(errors, name, errors.ImagepivotError)(message)
 
 
 _URN = "imagepivot:env:worker_process:v1"

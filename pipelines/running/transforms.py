@@ -99,11 +99,7 @@ class CommitDataset(beam.PTransform):
 
 
 def _commit(
-    _impulse: bytes,
-    results: Iterable[Any],
-    output: OutputDataset,
-    libraries: tuple[str, ...],
-    statistics: Statistics | None,
+    _impulse: bytes, results: Iterable[Any], output: OutputDataset, libraries: tuple[str, ...], statistics: Statistics | None
 ) -> str:
     files = tuple(name for element in results if isinstance(element, tuple) for name in element)
     return commit(output, libraries=libraries, files=files, statistics=statistics).fingerprint
