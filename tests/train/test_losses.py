@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from schemas.errors import UsageError
-from tests.train.models.equations import diversity, triplets
+from tests.train.models.equations import cosine, diversity
 from train.config.models import DanConfig, MhaDConfig, MlmmeConfig, VseConfig
 from train.config.sections import LossConfig
 from train.data.batches import CaptionBatch
@@ -179,56 +179,33 @@ def images_of(model, data, images):
 
 
 @pytest.mark.parametrize("hinges", ["sum", "max"])
-def test_c2i_equals_brute_force(data, model, hinges):
-    sampler = TaskSampler(data.captions, 17, seed=0)
+@pytest.mark.parametrize("task", ["c2i", "c2c"])
+def test_task_objective_equals_brute_force(data, model, hinges, task):
+    sampler = TaskSampler(data.captions, 17, seed=0, c2c_probability=float(task == "c2c"))
     for _ in range(4):
         batch = sampler.next()
-        assert batch.task == "c2i"
+        assert batch.task == task
         loss, terms = objective(model)(build_inputs(data, batch, torch.device("cpu")), hinges)
-        a, b = images_of(model, data, batch.images), embed(model, data, batch.captions[0])
+        sides = [embed(model, data, rows) for rows in batch.captions]
+        a, b = sides if task == "c2c" else (images_of(model, data, batch.images), *sides)
         assert loss.item() == pytest.approx(by_hand(model, a, b, batch.images, hinges), rel=1e-5)
-        assert {name: value.item() for name, value in terms.items()} == {f"c2i/{batch.languages[0]}": loss.item()}
+        name = "c2c" if task == "c2c" else f"c2i/{batch.languages[0]}"  # Pairs of all languages form one pool.
+        assert {name: value.item() for name, value in terms.items()} == {name: loss.item()}
 
 
-@pytest.mark.parametrize("hinges", ["sum", "max"])
-def test_c2c_equals_brute_force(data, model, hinges):
-    sampler = TaskSampler(data.captions, 17, seed=0, c2c_probability=1.0)
-    batch = sampler.next()
-    assert batch.task == "c2c"
-    assert batch.languages == (None, None) or None in batch.languages  # Pairs of all languages form one pool.
-    loss, terms = objective(model)(build_inputs(data, batch, torch.device("cpu")), hinges)
-    a, b = (embed(model, data, rows) for rows in batch.captions)
-    assert loss.item() == pytest.approx(by_hand(model, a, b, batch.images, hinges), rel=1e-5)
-    assert {name: value.item() for name, value in terms.items()} == {"c2c": loss.item()}
-
-
-def test_objective_equals_equation_1_of_gella(data, model):
-    batch = ImageSampler(data.captions, 9, seed=0).next()
-    inputs = build_inputs(data, batch, torch.device("cpu"))
-    images = images_of(model, data, batch.images)
-    expected = sum(by_hand(model, images, embed(model, data, rows), batch.images) for rows in batch.captions)
-    assert len(batch.captions) == 3
-    loss, terms = objective(model, caption_weight=0.0)(inputs, "sum")
-    assert loss.item() == pytest.approx(expected, rel=1e-5)
-    assert list(terms) == ["c2i/en", "c2i/de", "c2i/fr"]
-
-
-def test_objective_equals_equation_2_of_gella(data, model):
+def test_objective_equals_equations_1_and_2_of_gella(data, model):
     batch = ImageSampler(data.captions, 9, seed=0).next()
     inputs = build_inputs(data, batch, torch.device("cpu"))
     images = images_of(model, data, batch.images)
     english, german, french = (embed(model, data, rows) for rows in batch.captions)
     pairs = [(images, english), (images, german), (images, french), (english, german), (english, french), (german, french)]
     by_pair = [by_hand(model, a, b, batch.images) for a, b in pairs]
-    loss, terms = objective(model)(inputs, "sum")
-    assert loss.item() == pytest.approx(sum(by_pair), rel=1e-5)
     names = ["c2i/en", "c2i/de", "c2i/fr", "c2c/en-de", "c2c/en-fr", "c2c/de-fr"]
-    assert {name: value.item() for name, value in terms.items()} == pytest.approx(
-        dict(zip(names, by_pair, strict=True)), rel=1e-5
-    )
-    weighted, same = objective(model, caption_weight=0.25)(inputs, "sum")
-    assert weighted.item() == pytest.approx(sum(by_pair[:3]) + 0.25 * sum(by_pair[3:]), rel=1e-5)
-    assert {name: value.item() for name, value in same.items()} == {name: value.item() for name, value in terms.items()}
+    for weight in (0.0, 0.25, 1.0):  # Equation 1 has no captions against captions.
+        loss, terms = objective(model, caption_weight=weight)(inputs, "sum")
+        assert loss.item() == pytest.approx(sum(by_pair[:3]) + weight * sum(by_pair[3:]), rel=1e-5)
+        expected = dict(zip(names, by_pair, strict=True) if weight else zip(names[:3], by_pair[:3], strict=True))
+        assert {name: value.item() for name, value in terms.items()} == pytest.approx(expected, rel=1e-5)
 
 
 def test_build_inputs_of_some_rows(data):
@@ -289,7 +266,8 @@ def test_objective_equals_equation_7_of_huang(regions, heads, languages):
         total += 0.7 * expected[f"diversity/{name}"]
         if one != other:
             ranked = f"c2i/{other}" if one == "images" else f"c2c/{name}"
-            expected[ranked] = triplets(views[one], views[other], MARGIN)
+            cosines = [[cosine(a, b) for b in views[other]] for a in views[one]]
+            expected[ranked] = brute_force(cosines, range(9), range(9), MARGIN, "max")
             total += (1.0 if one == "images" else 0.6) * expected[ranked]
     loss, terms = Objective(heads, terms_of(LOSS, heads), gather_rows=lambda part, count: part)(inputs, "max")
     assert loss.item() == pytest.approx(total, rel=1e-12)

@@ -161,7 +161,7 @@ def test_encode_images_batches_are_bounded(whole, regions, monkeypatch):
     monkeypatch.setattr(
         type(run.model), "encode_images", lambda self, images: sizes.append(len(images)) or encode(self, images)
     )
-    monkeypatch.setattr("train.evaluation.evaluation._MOST_BYTES", 5 * 4 * 8 * 4)
+    monkeypatch.setattr("train.evaluation.evaluation._MAX_BATCH_BYTES", 5 * 4 * 8 * 4)
     dataset = open_dataset(regions.features)
     read = read_features(dataset, dataset.image_ids()[:12])
     encoded = encode_images(run.model, read).values

@@ -49,17 +49,6 @@ def cosine(a, b):
     return a @ b / np.sqrt(a @ a) / np.sqrt(b @ b)
 
 
-def triplets(a, b, margin):
-    """Equation 3 over vectors ``[B, E]``: the hardest negative in each direction."""
-    total = 0.0
-    for p in range(len(a)):
-        others = [q for q in range(len(a)) if q != p]
-        true = cosine(a[p], b[p])
-        total += max(0.0, margin - true + max(cosine(a[p], b[q]) for q in others))
-        total += max(0.0, margin - true + max(cosine(a[q], b[p]) for q in others))
-    return total
-
-
 def diversity(a, b, margin):
     """Equation 5 over heads ``[B, K, H]``, with the distance 1 - s in place of s."""
     total = 0.0

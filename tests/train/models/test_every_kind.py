@@ -122,31 +122,6 @@ def test_scores_are_float32_under_autocast(config):
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
-@pytest.mark.cluster
-@pytest.mark.parametrize("name", ["vse", "scan-t2i", "mha-d", "dan"])
-def test_compiled_model_equals_plain_model(name):
-    model, images = build(CONFIGS[name]), images_of(CONFIGS[name], 4)
-    captions = batch_of(drawn(np.random.default_rng(0), 4))
-
-    def scores(images: ImageBatch) -> torch.Tensor:
-        return model.scores(model.encode_images(images), model.encode_captions(captions, "en"))
-
-    torch._dynamo.reset()
-    compiled, results = torch.compile(scores, backend="aot_eager"), []
-    for function in (scores, compiled):
-        model.zero_grad()
-        found = function(images)
-        found.sum().backward()
-        results.append([found, *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)])
-    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
-    if images.mask is not None:
-        again = replace(images, mask=images.mask[[0, 1, 1, 3]])  # Another number of regions.
-        torch.testing.assert_close(compiled(again), scores(again), rtol=1e-5, atol=1e-6)
-    model.train()
-    compiled(images).sum().backward()
-    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
-
-
 @every_kind
 def test_languages_have_separate_encoders(config):
     model, captions = build(config, language_ids={}), batch_of([[1, 4, 2]])

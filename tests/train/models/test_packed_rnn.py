@@ -108,28 +108,25 @@ def run(captions: list[list[int]], *, dtype: torch.dtype, words: int = WORDS, un
     return results
 
 
-@pytest.mark.parametrize("count", [1, 2, 33])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 1e-6)])
-def test_gru_equals_torch(count, dtype, tolerance):
-    theirs, ours = run(batch(count, count), dtype=dtype)
+@pytest.mark.parametrize(
+    ("captions", "dtype", "sizes", "tolerance"),
+    [
+        *(
+            (batch(n, n), dtype, {}, error)
+            for n in (1, 2, 33)
+            for dtype, error in ((torch.float64, 1e-13), (torch.float32, 1e-6))
+        ),
+        pytest.param(
+            batch(0, 40), torch.float32, {"words": 300, "units": 1024}, 1e-6, marks=pytest.mark.slow
+        ),  # The papers' sizes.
+        ([[3], [4], [3]], torch.float64, {}, 1e-13),
+    ],
+)
+def test_gru_equals_torch(captions, dtype, sizes, tolerance):
+    theirs, ours = run(captions, dtype=dtype, **sizes)
     assert list(ours) == list(theirs)
     for name, expected in theirs.items():
         assert (ours[name] - expected).abs().max() <= tolerance * expected.abs().max(), name
-
-
-@pytest.mark.slow
-def test_gru_equals_torch_at_paper_size():
-    theirs, ours = run(batch(0, 40), dtype=torch.float32, words=300, units=1024)
-    for name, expected in theirs.items():
-        assert (ours[name] - expected).abs().max() <= 1e-6 * expected.abs().max(), name
-
-
-def test_gru_captions_of_one_token():
-    theirs, ours = run([[3], [4], [3]], dtype=torch.float64)
-    assert torch.equal(ours["states"][0], ours["states"][2])
-    assert ours["weight_hh_l0"].abs().max() == 0
-    for name, expected in theirs.items():
-        torch.testing.assert_close(ours[name], expected, rtol=0, atol=1e-14, msg=name)
 
 
 def test_gru_without_captions():
@@ -181,17 +178,6 @@ def test_gru_is_reproducible(threads):
         assert results() == results()
 
 
-def test_gru_without_gradients_equals_states():
-    collected = packed(batch(5, 30))
-    torch.manual_seed(0)
-    gru = torch.nn.GRU(WORDS, UNITS)
-    words = torch.randn(len(collected.tokens), WORDS)
-    with torch.no_grad():
-        states = gru_over_trie(gru, words, collected)
-    assert not states.requires_grad
-    assert torch.equal(states, gru_over_trie(gru, words, collected))
-
-
 def test_gru_without_gradients_frees_steps(monkeypatch):
     made, alive = [], []
     advance = rnn_module._gru_forward
@@ -203,24 +189,16 @@ def test_gru_without_gradients_frees_steps(monkeypatch):
         return step
 
     monkeypatch.setattr(rnn_module, "_gru_forward", watched)
-    collected = packed([[1, 3, 4, 5, 6, 2]])
-    gru = torch.nn.GRU(WORDS, UNITS)
-    gru_over_trie(gru, torch.randn(6, WORDS), collected)
+    collected, gru, words = packed([[1, 3, 4, 5, 6, 2]]), torch.nn.GRU(WORDS, UNITS), torch.randn(6, WORDS)
+    expected = gru_over_trie(gru, words, collected)
     assert alive == [0, 1, 2, 3, 4, 5]
     made.clear()
     alive.clear()
     with torch.no_grad():
-        gru_over_trie(gru, torch.randn(6, WORDS), collected)
+        states = gru_over_trie(gru, words, collected)
     assert max(alive) <= 1
-
-
-@pytest.mark.slow
-def test_gru_in_a_compiled_caller():
-    collected = packed(batch(5, 30))
-    gru = torch.nn.GRU(WORDS, UNITS)
-    words = torch.randn(len(collected.tokens), WORDS)
-    compiled = torch.compile(lambda words: gru_over_trie(gru, words * 2, collected) + 1, backend="eager")
-    assert torch.equal(compiled(words), gru_over_trie(gru, words * 2, collected) + 1)
+    assert not states.requires_grad
+    assert torch.equal(states, expected)
 
 
 def test_gru_under_autocast():

@@ -216,21 +216,25 @@ def test_cross_attention_in_a_compiled_caller():
     assert torch.equal(compiled(queries.values), cross_attention(queries, contexts, choices) + 1)
 
 
-@pytest.mark.parametrize("count", [9, 30])
-def test_cross_attention_gpu_synchronisations_are_constant(count):
-    torch.manual_seed(0)
-    queries, contexts = (torch.nn.functional.normalize(torch.randn(count, parts, 8), dim=2) for parts in (5, 7))
-    masks = [torch.arange(parts) < torch.randint(1, parts + 1, (count, 1)) for parts in (5, 7)]
-
-    with fake_gpu() as gpu:
-        encoded = [
-            Encoded(values.to("cuda").requires_grad_(), mask.to("cuda"))
-            for values, mask in zip((queries, contexts), masks, strict=True)
-        ]
-        gpu.reset()
-        cross_attention(*encoded, CrossAttention(9.0, 6.0)).diagonal().sum().backward()
-        waits = {event.line: count for event, count in gpu.waits.items() if event.line.startswith("train/")}
-    assert sum(waits.values()) == 3, gpu.report()
+def test_cross_attention_gpu_synchronisations_and_launches_are_constant():
+    launches = set()
+    for count in (9, 30):
+        with fake_gpu() as gpu:
+            units = [torch.nn.functional.normalize(torch.randn(count, parts, 8), dim=2) for parts in (5, 7)]
+            masks = [torch.arange(parts) < torch.randint(1, parts + 1, (count, 1)) for parts in (5, 7)]
+            values = [vectors.to("cuda").requires_grad_() for vectors in units]
+            masked = [Encoded(vectors, mask.to("cuda")) for vectors, mask in zip(values, masks, strict=True)]
+            gpu.reset()
+            cross_attention(*masked, CrossAttention(9.0, 6.0)).diagonal().sum().backward()
+            waits = [number for event, number in gpu.waits.items() if event.line.startswith("train/")]
+            assert sum(waits) == 3, gpu.report()
+            plain = [Encoded(vectors.detach().requires_grad_()) for vectors in values]
+            scores = cross_attention(*plain, CrossAttention(9.0, 6.0)).diagonal().sum()
+            gpu.reset()
+            scores.backward()
+            launches.add(gpu.launches.total())
+    (found,) = launches
+    assert found <= 66, gpu.report()
 
 
 @pytest.mark.parametrize("gathered", [1, 300, 2**25], ids=["a pair", "some pairs", "all pairs"])
@@ -260,20 +264,6 @@ def test_cross_attention_gathered_gradients_equal_tiles(choices, gathered, monke
             for mine, other, one in zip(found, expected, encoded, strict=True):
                 torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-12)
                 assert one.mask is None or not mine[~one.mask].any()
-
-
-def test_cross_attention_gpu_launches_are_constant():
-    launches = set()
-    for count in (9, 30):
-        values = [torch.nn.functional.normalize(torch.randn(count, parts, 8), dim=2) for parts in (5, 7)]
-        with fake_gpu() as gpu:
-            encoded = [Encoded(value.to("cuda").requires_grad_()) for value in values]
-            scores = cross_attention(*encoded, CrossAttention(9.0, 6.0)).diagonal().sum()
-            gpu.reset()
-            scores.backward()
-            launches.add(gpu.launches.total())
-    (found,) = launches
-    assert found <= 66, gpu.report()
 
 
 def test_gathered_pairs_are_bounded(monkeypatch):
@@ -332,7 +322,7 @@ def test_scores_between_copies_captions_in_parts(images, monkeypatch):
     model = build()
     regions, words = model.encode_images(images), model.encode_captions(batch(), "en")
     expected, seen = model.scores(regions, words)[1:, [2, 0, 3]], []
-    monkeypatch.setattr(evaluation, "_COPIED_AT_ONCE", 2)
+    monkeypatch.setattr(evaluation, "_COLUMNS_AT_ONCE", 2)
     monkeypatch.setattr(model, "scores", lambda a, b, whole=model.scores: seen.append(len(b)) or whole(a, b))
     scores = evaluation.scores_between(model, regions, words)
     torch.testing.assert_close(scores(slice(1, 4), torch.tensor([2, 0, 3])), expected)
@@ -341,7 +331,7 @@ def test_scores_between_copies_captions_in_parts(images, monkeypatch):
 
 
 @pytest.mark.parametrize("attention", ["t2i", "i2t"])
-def test_scan_scores_and_gradients_under_autocast(attention, images):
+def test_scan_gradients_are_equal_under_autocast(attention, images):
     model = build(attention=attention)
     regions, words = model.encode_images(images), model.encode_captions(batch(), "en")
     results = []
@@ -352,12 +342,6 @@ def test_scan_scores_and_gradients_under_autocast(attention, images):
             ranking_loss(scores, torch.arange(4), torch.arange(4), margin=0.2, hinges="max").backward()
         results.append((scores.detach(), *(value.grad for value in values)))
     assert_equal(*results)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        rounded = model.scores(model.encode_images(images), model.encode_captions(batch(), "en"))
-        rounded.sum().backward()
-    assert rounded.dtype == torch.float32
-    assert 0 < (rounded - results[0][0]).abs().max() < 0.05
-    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("attention", ["t2i", "i2t"])
