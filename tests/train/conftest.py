@@ -17,7 +17,7 @@ from schemas.storage.folder import Folder
 from schemas.vocabulary import Vocabulary
 from tests.builders import write_rows
 from tests.integration.processes import ForkedSteps
-from tests.train.trainings import CONFIG, region_row
+from tests.train.trainings import CONFIG, region_row, rewrite
 from train.config.sections import from_toml
 from train.data.captions import Captions
 from train.data.splits import open_data
@@ -163,28 +163,23 @@ def without_features() -> Callable[[Corpus, Path], Corpus]:
     """Write the features of a corpus into another folder, without those of `LACKING`."""
 
     def write(corpus: Corpus, folder: Path) -> Corpus:
-        rows = [row for row in open_dataset(corpus.features).table().to_pylist() if row["image_id"] not in LACKING]
-        write_dataset(folder / "features", "features", rows, parameters={}, spec=FeatureSpec("toy", (8,)))
-        return Corpus(corpus.captions, str(folder / "features"), corpus.vocabulary)
+        def present(rows: list[dict]) -> list[dict]:
+            return [row for row in rows if row["image_id"] not in LACKING]
+
+        return replace(corpus, features=rewrite(corpus.features, folder / "features", present))
 
     return write
 
 
-@pytest.fixture(scope="session")
-def with_several_features(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Corpus], Corpus]:
+def write_several_features(corpus: Corpus, folder: Path) -> Corpus:
     """Write features ``[3, 8]`` for a corpus: its own at a random position, and noise at the others."""
-
-    def write(corpus: Corpus) -> Corpus:
-        folder, rng = tmp_path_factory.mktemp("several") / "features", np.random.default_rng(0)
-        rows = open_dataset(corpus.features).table().to_pylist()
-        for row in rows:
-            places = rng.standard_normal((3, 8)).astype(np.float32)
-            places[rng.integers(3)] = row["feature"]
-            row["feature"] = places.ravel()
-        write_dataset(folder, "features", rows, parameters={}, spec=FeatureSpec("several", (3, 8)))
-        return Corpus(corpus.captions, str(folder), corpus.vocabulary)
-
-    return write
+    rows, rng = open_dataset(corpus.features).table().to_pylist(), np.random.default_rng(0)
+    for row in rows:
+        places = rng.standard_normal((3, 8)).astype(np.float32)
+        places[rng.integers(3)] = row["feature"]
+        row["feature"] = places.ravel()
+    write_dataset(folder, "features", rows, parameters={}, spec=FeatureSpec("several", (3, 8)))
+    return replace(corpus, features=str(folder))
 
 
 @pytest.fixture(scope="session")
@@ -224,15 +219,15 @@ def toy_tokens(toy: Corpus, write_tokens: Callable[..., str], tmp_path_factory: 
 
 
 @pytest.fixture(scope="session")
-def four_languages_regions(four_languages: Corpus, with_several_features: Callable[[Corpus], Corpus]) -> Corpus:
+def four_languages_regions(four_languages: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     """Captions in four languages of images with three features each."""
-    return with_several_features(four_languages)
+    return write_several_features(four_languages, tmp_path_factory.mktemp("several"))
 
 
 @pytest.fixture(scope="session")
-def toy_regions(toy: Corpus, with_several_features: Callable[[Corpus], Corpus]) -> Corpus:
+def toy_regions(toy: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     """The toy with three features an image."""
-    return with_several_features(toy)
+    return write_several_features(toy, tmp_path_factory.mktemp("several"))
 
 
 @pytest.fixture(scope="session")
@@ -291,7 +286,6 @@ def write_run(toy: Corpus, tmp_path: Path) -> Callable[..., str]:
         data = open_data(toy.captions, toy.features, toy.vocabulary, split="test")
         assert data.vocabulary is not None
         config = from_toml(text, "toy")
-        assert config.data.languages == tuple(languages)
         dimensions = Dimensions(tuple(languages), len(data.vocabulary), (8,))
         checkpoint = Checkpoint(
             config=text,

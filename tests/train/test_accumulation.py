@@ -1,4 +1,6 @@
-"""Gradient accumulation, against a float64 reference."""
+"""Gradient accumulation and clipping, against a float64 reference."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -68,6 +70,22 @@ class Reference:
             change = (first / (1 - 0.9**self.step)) / ((second / (1 - 0.999**self.step)).sqrt() + EPSILON)
             self.weights[name] = (value - RATE * change).detach().requires_grad_()
         return norm
+
+
+def first_moments(train_toy, folder: Path, limit: float) -> Tensor:
+    """Return Adam's first moments after a step with a maximum norm of the gradient."""
+    text = ENGLISH.replace("[schedule]", f"max_grad_norm = {limit}\n[schedule]").replace("= 44", "= 1")
+    train_toy(text, folder.name)
+    state = read_checkpoint(Folder(str(folder)), LAST).optimizer["state"]
+    return torch.cat([moments["exp_avg"].flatten() for moments in state.values()])
+
+
+def test_gradient_clipping(train_toy, tmp_path):
+    free = first_moments(train_toy, tmp_path / "free", 0)
+    norm = float(free.norm()) / 0.1
+    assert torch.equal(first_moments(train_toy, tmp_path / "above", 2 * norm), free)
+    clipped = first_moments(train_toy, tmp_path / "below", norm / 8)
+    torch.testing.assert_close(clipped, free / 8, rtol=1e-5, atol=0)
 
 
 @pytest.mark.cluster

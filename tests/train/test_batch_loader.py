@@ -30,13 +30,18 @@ def data(request, toy, regions):
     return config, load_training_inputs(config, corpus, seed=0), request.param == "regions"
 
 
+@pytest.fixture
+def region_inputs(regions):
+    """A configuration without pairs of captions, and its training inputs."""
+    config = from_toml(REGION_CONFIG.replace("0.5", "0"), "test")
+    return config, load_training_inputs(config, regions, seed=0)
+
+
 @pytest.mark.parametrize("processes", [DistributedContext(), DistributedContext(1, 3)])
 def test_loader_equals_the_sampler(data, processes):
     config, training_inputs, _ = data
-    loader, sampler = (
-        BatchLoader(training_inputs, training_inputs.sampler(config, 3), processes, CPU),
-        training_inputs.sampler(config, 3),
-    )
+    sampler = training_inputs.sampler(config, 3)
+    loader = BatchLoader(training_inputs, training_inputs.sampler(config, 3), processes, CPU)
     assert (loader.state(), loader.epoch, loader.epoch_steps) == (sampler.state(), 0, sampler.epoch_steps)
     with loader.prefetching():
         for _ in range(2 * sampler.epoch_steps + 5):
@@ -90,9 +95,8 @@ def test_loader_prefetches_several_features_only(data, monkeypatch):
     assert seen == {not ahead}
 
 
-def test_loader_copies_pinned_memory_to_a_gpu(regions, monkeypatch):
-    config = from_toml(REGION_CONFIG.replace("0.5", "0"), "test")
-    training_inputs = load_training_inputs(config, regions, seed=0)
+def test_loader_copies_pinned_memory_to_a_gpu(region_inputs, monkeypatch):
+    config, training_inputs = region_inputs
     pinned, moved, moving = [], [], torch.Tensor.to
 
     def pin(self):
@@ -117,9 +121,8 @@ def test_loader_copies_pinned_memory_to_a_gpu(regions, monkeypatch):
     assert all(how == {"non_blocking": True} for _, how in moved)
 
 
-def test_loader_prefetches_two_batches_and_raises_in_order(regions, monkeypatch):
-    config = from_toml(REGION_CONFIG, "test")
-    training_inputs = load_training_inputs(config, regions, seed=0)
+def test_loader_prefetches_two_batches_and_raises_in_order(region_inputs, monkeypatch):
+    config, training_inputs = region_inputs
     sampler, inputs = training_inputs.sampler(config, 0), TrainingInputs.inputs
     read, returned, go_on = [], [], threading.Event()
 
@@ -151,9 +154,8 @@ def test_loader_prefetches_two_batches_and_raises_in_order(regions, monkeypatch)
     assert threads() == []
 
 
-def test_prefetching_interrupted_waits_for_the_current_batch(regions, monkeypatch):
-    config = from_toml(REGION_CONFIG, "test")
-    training_inputs = load_training_inputs(config, regions, seed=0)
+def test_prefetching_interrupted_waits_for_the_current_batch(region_inputs, monkeypatch):
+    config, training_inputs = region_inputs
     read, started, go_on, inputs = [], threading.Event(), threading.Event(), TrainingInputs.inputs
 
     def slowly(self, *arguments):

@@ -96,14 +96,13 @@ def test_resuming_with_other_vectors_is_refused(train_toy, toy_words, toy_tokens
 def test_vectors_without_matching_configuration_are_refused(toy, toy_words, toy_tokens):
     for text, corpus, message in (
         (begins(CONFIG), toy, "no word vectors are given: give --word-vectors FOLDER"),
+        (begins(CONFIG, "frozen"), toy, "model.word_vectors is 'frozen', but no word vectors are given"),
         (CONFIG, toy_words, "model.word_vectors is 'random', so that the model would not use them"),
         (reads(CONFIG), toy, "token features are missing: give --token-features FOLDER"),
         (CONFIG, toy_tokens, "is given, but model.word_vectors is not 'precomputed'"),
     ):
         with pytest.raises(UsageError, match=message):
             load_training_inputs(from_toml(text, "test"), replace(corpus, captions="nowhere"), seed=0)
-    with pytest.raises(UsageError, match=r"model\.word_dim is 5, but the vectors in .* have width 4"):
-        load_training_inputs(from_toml(reads(CONFIG).replace("word_dim = 4", "word_dim = 5"), "test"), toy_tokens, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +214,7 @@ def run(toy_tokens, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_evaluate_with_token_features(run, toy_tokens, finished_run, write_tokens, tmp_path):
+def test_evaluate_with_token_features(run, toy_tokens, finished_run, tmp_path):
     job = EvaluateJob(run, toy_tokens.captions, toy_tokens.features, ("test",), token_features=toy_tokens.token_features)
     scores = evaluate_run(job)
     assert {score.language for score in scores} == {"en", "de"}
@@ -227,9 +226,6 @@ def test_evaluate_with_token_features(run, toy_tokens, finished_run, write_token
         evaluate_run(replace(job, run=str(finished_run[0])))
     # An ensemble may have members of both sorts.
     assert evaluate_run(replace(job, run=(run, str(finished_run[0]))))
-    other = write_tokens(tmp_path, model="0" * 64)
-    with pytest.raises(DatasetError, match="the token features come from another model"):
-        evaluate_run(replace(job, token_features=other))
 
 
 @pytest.mark.slow
@@ -250,11 +246,11 @@ def test_embed_with_token_features(run, toy_tokens, tmp_path):
 
 
 def test_search_and_sts_without_token_features_are_refused(run, toy_tokens, tmp_path):
-    with pytest.raises(UsageError, match=r"of a text there are none\. evaluate, embed and figures take them"):
+    with pytest.raises(UsageError, match=r"exist for captions only: it cannot read other text\. evaluate, embed and"):
         search(SearchJob(run, "en1", "en", toy_tokens.features, device="cpu", tokenized=True))
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("score\tsentence1\tsentence2\n1\ten1\ten2\n2\ten3\ten2\n")
-    with pytest.raises(UsageError, match="of a text there are none"):
+    with pytest.raises(UsageError, match="exist for captions only"):
         sts(StsJob((str(pairs), run), tokenized=True))
 
 

@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.parameters import VocabularyParameters
 from schemas.vocabulary import Vocabulary
 from tests.train.trainings import CONFIG as TRAINED
-from tests.train.trainings import events
+from tests.train.trainings import events, rewrite
 from train.config.sections import from_toml
 from train.data.sampling import ImageSampler, TaskSampler
 from train.jobs import TrainJob
@@ -100,16 +99,7 @@ def test_samplers(toy):
 
 @pytest.mark.parametrize("batches", ["tasks", "images"])
 def test_sampler_of_a_single_image_is_refused(new_captions, batches):
-    config = from_toml(
-        f"""
-    [data]
-    portions = {{ en = ["comparable"], de = ["comparable"] }}
-    [schedule]
-    batches = "{batches}"
-    batch_size = 2
-    """,
-        "test",
-    )
+    config = from_toml(CONFIG + f"[schedule]\nbatches = '{batches}'\nbatch_size = 2", "test")
     rows = [
         ("a", "en", "comparable", 0, [1, 5, 2]),
         ("a", "de", "comparable", 0, [1, 6, 2]),
@@ -133,13 +123,13 @@ def test_bucket_by_length(toy):
 
 
 @pytest.fixture
-def unvalidated(toy, new_dataset, tmp_path):
+def unvalidated(toy, tmp_path):
     """The toy without German captions in the validation split."""
-    dataset = open_dataset(toy.captions)
-    rows = [row for row in dataset.table().to_pylist() if (row["split"], row["language"]) != ("val", "de")]
-    manifest = dataset.manifest
-    new_dataset(tmp_path / "few", "encoded", rows, parameters=manifest.parameters, inputs=manifest.inputs)
-    return replace(toy, captions=str(tmp_path / "few"))
+
+    def change(rows):
+        return [row for row in rows if (row["split"], row["language"]) != ("val", "de")]
+
+    return replace(toy, captions=rewrite(toy.captions, tmp_path / "few", change))
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import torch
 
 from schemas.dataset import open_dataset
 from schemas.storage.folder import Folder
+from tests.builders import write_rows
 from train.data.batches import CaptionBatch
 from train.jobs import Corpus, ReproduceJob
 from train.runs.checkpoints import BEST, LAST, read_checkpoint
@@ -97,6 +99,15 @@ def region_row(image_id: str, num_regions: int, features: np.ndarray) -> dict:
     for name in ("class", "attribute"):
         row |= {f"{name}_ids": np.zeros(len(features), np.int16), f"{name}_scores": np.zeros(len(features), np.float32)}
     return row
+
+
+def rewrite(location: str, folder: Path, change: Callable[[list[dict]], list[dict]], **options) -> str:
+    """Write the changed rows of a dataset as another dataset, and return its folder."""
+    dataset = open_dataset(location)
+    parameters = {name: value for name, value in dataset.manifest.parameters.items() if name != "feature"}
+    options = {"parameters": parameters, "inputs": dataset.manifest.inputs, "shards": 3, **options}
+    write_rows(folder, dataset.kind, change([dict(row) for row in dataset]), dataset.spec, **options)
+    return str(folder)
 
 
 def settings_of(overrides: dict[str, str]) -> tuple[str, ...]:

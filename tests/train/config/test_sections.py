@@ -102,12 +102,9 @@ def test_file_extends_a_preset(tmp_path):
         ("[loss]\ncaption_weight = 0\nc2c_probability = 0.5", "such steps would learn nothing"),
         ("[model]\nkind = 'vsa'", "model.kind is 'vsa', expected one of .*'vse'"),
         ("[model]\nkind = 'scan'\nlambda_lse = 0", "model.lambda_lse is 0.0, expected more than 0"),
-        *(
-            (
-                f"[model]\nkind = '{kind}'\nword_vectors = 'fasttext'",
-                "model.word_vectors is 'fasttext', expected one of 'random', 'finetuned', 'frozen', 'precomputed'",
-            )
-            for kind in ("vse", "mha-d", "scan", "dan", "mlmme")
+        (
+            "[model]\nword_vectors = 'f'",
+            "model.word_vectors is 'f', expected one of 'random', 'finetuned', 'frozen', 'precomputed'",
         ),
         ("[model]\nkind = 'dan'\nattention_steps = 0", "model.attention_steps is 0, expected more than 0"),
         ("[model]\nkind = 'dan'\ndropout = 1.0", "model.dropout is 1.0, expected 0 to less than 1"),
@@ -155,8 +152,6 @@ def test_invalid_values_are_refused(text, message):
             "needs captions of each image in every language",
         ),
         ("[data", "mine: not TOML"),
-        ("extends = 3", "extends is 3, expected the name of a preset"),
-        ('extends = "kadar2018/bilingal"', r"there is no preset 'kadar2018/bilingal': did you mean kadar2018/bilingual"),
     ],
 )
 def test_invalid_configurations_are_refused(text, message):

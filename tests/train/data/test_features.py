@@ -26,6 +26,12 @@ TOY = FeatureSpec("toy", (6,))
 IDS = ["b", "a", "ü", "猫", *(f"image-{n}" for n in range(23))]
 
 
+@pytest.fixture(params=["in memory", "mapped"])
+def storage(request, tmp_path) -> dict:
+    """Arguments of `read_features`."""
+    return {"memory_map": tmp_path / "cache"} if request.param == "mapped" else {}
+
+
 @pytest.fixture
 def features(new_dataset, tmp_path):
     rng = np.random.default_rng(0)
@@ -41,13 +47,11 @@ def features(new_dataset, tmp_path):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("l2", [False, True])
-@pytest.mark.parametrize("mapped", [False, True])
-def test_read_features_in_requested_order(features, tmp_path, dtype, l2, mapped):
+def test_read_features_in_requested_order(features, storage, dtype, l2):
     dataset, by_id = features(spec=FeatureSpec("toy", (6,), dtype))
     ids = [IDS[n] for n in np.random.default_rng(1).permutation(len(IDS))[:17]]
-    arguments = {"memory_map": tmp_path / "cache"} if mapped else {}
-    result = read_features(dataset, ids, l2=l2, **arguments)
-    assert isinstance(result.stored, np.memmap) == mapped
+    result = read_features(dataset, ids, l2=l2, **storage)
+    assert isinstance(result.stored, np.memmap) == bool(storage)
     assert result.stored.dtype == dtype  # Nothing is held twice as wide as it is stored.
     assert (result.array.dtype, result.array.shape, result.shape, len(result)) == (np.float32, (17, 6), (17, 6), 17)
     for number, image_id in enumerate(ids):
@@ -60,23 +64,20 @@ def test_read_features_in_requested_order(features, tmp_path, dtype, l2, mapped)
 
 
 @pytest.mark.parametrize("width", [1, 3, 8, 2048])
-def test_features_of_a_batch_equal_all_features(new_dataset, tmp_path, width):
+def test_features_of_a_batch_equal_all_features(new_dataset, storage, tmp_path, width):
     values = np.random.default_rng(2).standard_normal((50, width)).astype(np.float16)
     ids = [f"{number:02d}" for number in range(50)]
     rows = [{"image_id": image_id, "feature": value} for image_id, value in zip(ids, values, strict=True)]
     new_dataset(tmp_path / "wide", "features", rows, parameters={}, spec=FeatureSpec("wide", (width,), "float16"))
     wide = values.astype(np.float32)
     expected = wide / np.linalg.norm(wide, axis=-1, keepdims=True)
-    for arguments in ({}, {"memory_map": tmp_path / "cache"}):
-        features = read_features(open_dataset(tmp_path / "wide"), ids, l2=True, **arguments)
-        assert np.concatenate([features[n : n + 1] for n in range(50)]).tobytes() == expected.tobytes()
-        assert features[np.arange(7, 39)].tobytes() == expected[7:39].tobytes()
+    features = read_features(open_dataset(tmp_path / "wide"), ids, l2=True, **storage)
+    assert np.concatenate([features[n : n + 1] for n in range(50)]).tobytes() == expected.tobytes()
+    assert features[np.arange(7, 39)].tobytes() == expected[7:39].tobytes()
 
 
-def test_read_features_without_images(features, tmp_path):
-    dataset, _ = features()
-    for arguments in ({}, {"memory_map": tmp_path / "cache"}):
-        assert read_features(dataset, [], **arguments).array.shape == (0, 6)
+def test_read_features_without_images(features, storage):
+    assert read_features(features()[0], [], **storage).array.shape == (0, 6)
 
 
 def test_mapped_file_is_reused(features, tmp_path):
@@ -136,17 +137,14 @@ def test_other_kinds_are_refused(toy):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_nonfinite_features_are_refused(new_dataset, tmp_path, value):
+def test_nonfinite_features_are_refused(new_dataset, storage, tmp_path, value):
     rows = [{"image_id": name, "feature": np.zeros(6)} for name in IDS]
     rows[4]["feature"][5] = value
     new_dataset(tmp_path / "features", "features", rows, parameters={}, spec=TOY)
+    dataset = open_dataset(tmp_path / "features")
     with pytest.raises(DatasetError, match=f"has NaN or infinite features, e.g. of image '{IDS[4]}'"):
-        read_features(open_dataset(tmp_path / "features"), IDS)
-    arguments = {"memory_map": tmp_path / "cache"}
-    with pytest.raises(DatasetError, match=f"has NaN or infinite features, e.g. of image '{IDS[4]}'"):
-        read_features(open_dataset(tmp_path / "features"), IDS, **arguments)
-    for chosen in ({}, arguments):  # Only what is read counts.
-        assert len(read_features(open_dataset(tmp_path / "features"), IDS[:4], **chosen)) == 4
+        read_features(dataset, IDS, **storage)
+    assert len(read_features(dataset, IDS[:4], **storage)) == 4  # Only requested images are checked.
 
 
 SPEC = FeatureSpec("toy-regions", (3, 2), "float16")
@@ -186,13 +184,11 @@ def file_pages(folder: Path) -> int:
 
 @pytest.mark.parametrize("padding", [0.0, -7.0, np.nan, np.inf])
 @pytest.mark.parametrize("l2", [False, True])
-@pytest.mark.parametrize("mapped", [False, True])
-def test_padding_is_zeros_and_masked(write, tmp_path, padding, l2, mapped):
+def test_padding_is_zeros_and_masked(write, storage, padding, l2):
     dataset, by_id = write(padding)
-    arguments = {"memory_map": tmp_path / "cache"} if mapped else {}
     ids = FULL[::-1]
-    read = read_features(dataset, ids, l2=l2, **arguments)
-    assert (read.stored.dtype, isinstance(read.stored, np.memmap)) == (np.float16, mapped)
+    read = read_features(dataset, ids, l2=l2, **storage)
+    assert (read.stored.dtype, isinstance(read.stored, np.memmap)) == (np.float16, bool(storage))
     assert (read.shape, read.array.dtype) == ((9, 3, 2), np.float32)
     mask = read.mask(slice(None))
     for values, present, image_id in zip(read.array, mask, ids, strict=True):
@@ -239,12 +235,11 @@ def test_mapped_pages_are_released(write, tmp_path):
     assert file_pages(tmp_path / "cache") == 0
 
 
-def test_image_without_regions_lacks_features(write, tmp_path):
+def test_image_without_regions_lacks_features(write, storage):
     dataset, _ = write()
     assert missing_images(dataset, [*REGION_IDS, "other"]).tolist() == [0, 4, 8, 12]
-    for arguments in ({}, {"memory_map": tmp_path / "cache"}):
-        with pytest.raises(DatasetError, match=r"lacks the features of 3 of 12 images: image-00, image-04, image-08$"):
-            read_features(dataset, REGION_IDS, **arguments)
+    with pytest.raises(DatasetError, match=r"lacks the features of 3 of 12 images: image-00, image-04, image-08$"):
+        read_features(dataset, REGION_IDS, **storage)
 
 
 def test_shard_features_of_regions(write):
@@ -269,20 +264,17 @@ def test_invalid_region_counts_are_refused(write):
             vectors_of(dataset, dataset.table(["features", "num_regions"]))
 
 
-def test_nonfinite_regions_are_refused(write, tmp_path):
+def test_nonfinite_regions_are_refused(write, storage):
     dataset, _ = write(np.nan, factors={7: np.nan})
-    for arguments in ({}, {"memory_map": tmp_path / "cache"}):
-        with pytest.raises(DatasetError, match=r"has NaN or infinite features, e\.g\. of image 'image-07'"):
-            read_features(dataset, FULL, **arguments)
-        assert len(read_features(dataset, FULL[:5], **arguments)) == 5
+    with pytest.raises(DatasetError, match=r"has NaN or infinite features, e\.g\. of image 'image-07'"):
+        read_features(dataset, FULL, **storage)
+    assert len(read_features(dataset, FULL[:5], **storage)) == 5
 
 
-@pytest.mark.parametrize("mapped", [False, True])
-def test_padding_is_no_outlier(write, tmp_path, mapped):
-    arguments = {"memory_map": tmp_path / "cache"} if mapped else {}
+def test_padding_is_no_outlier(write, storage):
     dataset, _ = write(5e4)
-    assert find_feature_outliers("train", read_features(dataset, FULL, **arguments), FULL) is None
+    assert find_feature_outliers("train", read_features(dataset, FULL, **storage), FULL) is None
     dataset, _ = write(5e4, name="odd", factors={5: 0, 6: 1000, 7: 1e-3})
-    found = find_feature_outliers("train", read_features(dataset, FULL, **arguments), FULL)
+    found = find_feature_outliers("train", read_features(dataset, FULL, **storage), FULL)
     assert (found.images, found.zero_features, found.norm_outliers, found.example) == (9, 1, 2, "image-05")
     assert 1.4 < found.median < 2.9

@@ -11,7 +11,7 @@ import pytest
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
-from schemas.features import FeatureSpec
+from tests.train.trainings import rewrite
 from train.data.captions import disjoint_halves, half_of_images, one_caption_per_image, read_captions
 from train.data.splits import MissingFeatures, check_fingerprints, open_data
 
@@ -69,38 +69,36 @@ def test_other_vocabulary_is_refused(toy, other_toy):
         open_data(toy.captions, toy.features, other_toy.vocabulary, split="val")
 
 
-def test_vocabulary_without_a_language_is_refused(toy, new_dataset, tmp_path):
-    rows = open_dataset(toy.vocabulary).table().to_pylist()
-    fingerprint = new_dataset(tmp_path / "voc", "vocabulary", rows, parameters={"languages": ["de", "en"]}, shards=1)
-    inputs = ({"name": "vocabulary", "fingerprint": fingerprint},)
-    rows = open_dataset(toy.captions).table().to_pylist()
-    new_dataset(tmp_path / "encoded", "encoded", rows, parameters={}, inputs=inputs)
-    folders = str(tmp_path / "encoded"), toy.features, str(tmp_path / "voc")
+def test_vocabulary_without_a_language_is_refused(toy, tmp_path):
+    vocabulary = rewrite(toy.vocabulary, tmp_path / "voc", list, parameters={"languages": ["de", "en"]}, shards=1)
+    inputs = ({"name": "vocabulary", "fingerprint": open_dataset(vocabulary).fingerprint},)
+    folders = rewrite(toy.captions, tmp_path / "encoded", list, inputs=inputs), toy.features, vocabulary
     assert len(open_data(*folders, split="val", languages=["en", "de"]).captions)
     with pytest.raises(DatasetError, match="was counted on captions in de, en: those in fr are nearly all <unk>"):
         open_data(*folders, split="val")
 
 
-def test_captions_without_vocabulary_fingerprint_are_refused(toy, new_dataset, tmp_path):
-    new_dataset(tmp_path / "encoded", "encoded", open_dataset(toy.captions).table().to_pylist(), parameters={})
+def test_captions_without_vocabulary_fingerprint_are_refused(toy, tmp_path):
+    encoded = rewrite(toy.captions, tmp_path, list, inputs=())
     with pytest.raises(DatasetError, match="does not name its vocabulary: encode the captions again"):
-        open_data(str(tmp_path / "encoded"), toy.features, split="val")
+        open_data(encoded, toy.features, split="val")
 
 
-def test_missing_features_are_refused(toy, new_dataset, tmp_path):
-    rows = [row for row in open_dataset(toy.features).table().to_pylist() if row["image_id"] not in ("val-003", "val-007")]
-    new_dataset(tmp_path / "few", "features", rows, parameters={}, spec=FeatureSpec("toy", (8,)))
+def test_missing_features_are_refused(toy, tmp_path):
+    few = rewrite(
+        toy.features, tmp_path / "few", lambda rows: [row for row in rows if row["image_id"] not in ("val-003", "val-007")]
+    )
     # An image has three English and two German captions.
     with pytest.raises(
         DatasetError, match=r"features of 2 of 12 images of split 'val', with 10 of 60 captions: val-003, val-007\. "
     ):
-        open_data(toy.captions, str(tmp_path / "few"), split="val", portions=COMPARABLE)
-    new_dataset(tmp_path / "none", "features", [], parameters={}, spec=FeatureSpec("toy", (8,)))
+        open_data(toy.captions, few, split="val", portions=COMPARABLE)
+    none = rewrite(toy.features, tmp_path / "none", lambda rows: [])
     names = r"val-000, val-001, val-002, val-003, val-004, \.\.\."
     # No caption would be left without them, so that leaving them out is no way on.
     end = r"\. Extract the features of these images, or check that both datasets are of the same images$"
     with pytest.raises(DatasetError, match=rf"12 of 12 images of split 'val', with 84 of 84 captions: {names}{end}"):
-        open_data(toy.captions, str(tmp_path / "none"), split="val")
+        open_data(toy.captions, none, split="val")
 
 
 def test_datasets_of_other_kinds_are_refused(toy, tmp_path):
@@ -175,9 +173,7 @@ def test_samples_are_independent_of_missing_features(toy, gappy):
     assert set(data.captions.image_ids) < set(whole.captions.image_ids)
 
 
-def test_portion_without_features_is_refused(toy, new_dataset, tmp_path):
-    new_dataset(
-        tmp_path / "one", "features", [{"image_id": "x", "feature": np.ones(8)}], parameters={}, spec=FeatureSpec("toy", (8,))
-    )
+def test_portion_without_features_is_refused(toy, tmp_path):
+    other = rewrite(toy.features, tmp_path, lambda rows: [rows[0] | {"image_id": "x"}])
     with pytest.raises(DatasetError, match="lacks the features of all images with captions in de comparable of split 'val'"):
-        open_data(toy.captions, str(tmp_path / "one"), split="val", languages=["de"], allow_missing_features=True)
+        open_data(toy.captions, other, split="val", languages=["de"], allow_missing_features=True)

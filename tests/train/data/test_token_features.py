@@ -9,7 +9,7 @@ import pytest
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
-from tests.builders import write_rows
+from tests.train.trainings import rewrite
 from train.data import features
 from train.data.batches import CaptionBatch
 from train.data.splits import open_data
@@ -83,19 +83,9 @@ def test_captions_without_token_vectors_are_refused(toy):
     assert CaptionBatch(captions.token_ids, captions.offsets, np.arange(2)).compact().vectors is None
 
 
-def rewritten(location, folder, change, **options):
-    """The same dataset with other rows."""
-    dataset = open_dataset(location)
-    options = {"inputs": dataset.manifest.inputs, **options}
-    parameters = {name: value for name, value in dataset.manifest.parameters.items() if name != "feature"}
-    rows = change([dict(row) for row in dataset])
-    write_rows(folder, "token-features", rows, dataset.spec, parameters=parameters, **options)
-    return str(folder)
-
-
 def test_missing_captions_are_refused(toy_tokens, tmp_path):
     failure = {"key": "x", "uri": "", "stage": "extract", "reason": "not_finite", "message": ""}
-    location = rewritten(
+    location = rewrite(
         toy_tokens.token_features,
         tmp_path / "lacks",
         lambda rows: [row for row in rows if row["image_id"] != "val-003"],
@@ -114,7 +104,7 @@ def test_other_caption_lengths_are_refused(toy, write_tokens, tmp_path):
 
 
 def test_token_features_of_other_captions_are_refused(toy_tokens, tmp_path):
-    location = rewritten(
+    location = rewrite(
         toy_tokens.token_features, tmp_path / "other", list, inputs=({"name": "captions", "fingerprint": "d" * 64},)
     )
     with pytest.raises(DatasetError, match=r"belongs to other captions \(fingerprint dddddddddddd\.\.\.\) than"):
@@ -127,7 +117,7 @@ def test_nonfinite_token_vectors_are_refused(toy_tokens, tmp_path, mapped):
         rows[7]["vectors"] = np.full_like(rows[7]["vectors"], np.nan)
         return rows
 
-    location = rewritten(toy_tokens.token_features, tmp_path / "nan", spoil)
+    location = rewrite(toy_tokens.token_features, tmp_path / "nan", spoil)
     with pytest.raises(DatasetError, match="has a NaN or infinite vector of"):
         opened(replace(toy_tokens, token_features=location), memory_map=str(tmp_path / "maps") if mapped else None)
 

@@ -15,7 +15,7 @@ from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
 from tests.builders import write_rows
-from tests.train.trainings import region_row
+from tests.train.trainings import region_row, rewrite
 from train.data.torch_datasets import PairDataset, PairStream, collate_pairs
 
 KEY = ("image_id", "language", "portion", "index")
@@ -27,7 +27,7 @@ def key_of(pair):
 
 
 def keys(pairs):
-    return [key_of(pair) for pair in pairs]
+    return list(map(key_of, pairs))
 
 
 def joined(captions, features, **selected):
@@ -71,12 +71,8 @@ def regions(toy, tmp_path_factory):
 @pytest.fixture(scope="session")
 def resharded(toy, tmp_path_factory):
     """The features of the toy in other numbers of shards."""
-    dataset, folder = open_dataset(toy.features), tmp_path_factory.mktemp("resharded")
-    rows = dataset.table().to_pylist()
-    return {
-        shards: write_rows(folder / str(shards), "features", rows, dataset.spec, shards=shards) and str(folder / str(shards))
-        for shards in (1, 2, 6, 7)
-    }
+    folder = tmp_path_factory.mktemp("resharded")
+    return {shards: rewrite(toy.features, folder / str(shards), list, shards=shards) for shards in (1, 2, 6, 7)}
 
 
 @pytest.fixture(scope="session")
@@ -400,9 +396,10 @@ def test_other_kinds_are_refused(toy):
 
 @pytest.mark.parametrize("dataset", [PairDataset, PairStream])
 def test_nonfinite_features_are_refused(toy, dataset, tmp_path):
-    source = open_dataset(toy.features)
-    rows = source.table().to_pylist()
-    rows[5]["feature"][2] = float("nan")
-    write_rows(tmp_path / "broken", "features", rows, source.spec, shards=3)
-    with pytest.raises(DatasetError, match=rf"NaN or infinite features, e\.g\. of image '{rows[5]['image_id']}'"):
-        list(dataset(toy.captions, tmp_path / "broken"))
+    def spoil(rows):
+        feature = np.full(8, np.nan, np.float32)
+        return [row | ({"feature": feature} if row["image_id"] == "train-005" else {}) for row in rows]
+
+    broken = rewrite(toy.features, tmp_path, spoil)
+    with pytest.raises(DatasetError, match=r"NaN or infinite features, e\.g\. of image 'train-005'"):
+        list(dataset(toy.captions, broken))

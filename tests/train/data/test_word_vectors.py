@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
-from train.config.models import DanConfig, MhaDConfig, MlmmeConfig, ModelConfig, ScanConfig, VseConfig
-from train.data.word_vectors import WordVectors, check_word_vectors, open_word_vectors
+from train.data.word_vectors import WordVectors, open_word_vectors
 
 
 def test_open_word_vectors_equals_rows(toy, toy_words):
@@ -22,19 +19,28 @@ def test_open_word_vectors_equals_rows(toy, toy_words):
         np.testing.assert_array_equal(words.vectors[language], np.float32([expected[n] for n in sorted(expected)]))
 
 
+WORDS = WordVectors(
+    "w",
+    "f",
+    2,
+    ids={"en": np.array([4, 6]), "de": np.array([4, 5]), "fr": np.array([4])},
+    vectors={"en": np.float32([[1, 0], [7, 7]]), "de": np.float32([[0, 1], [5, 5]]), "fr": np.float32([[9, 9]])},
+)
+
+
+@pytest.mark.parametrize(
+    ("languages", "ids", "expected"), [(("en",), range(9), 2), (("en", "de"), range(9), 3), (("de", "fr"), (0, 4, 6, 7), 1)]
+)
+def test_count_tokens_with_a_vector(languages, ids, expected):
+    assert WORDS.count(languages, ids) == expected
+
+
 def test_of_languages_averages_by_counts():
-    words = WordVectors(
-        "w",
-        "f",
-        2,
-        ids={"en": np.array([4, 6]), "de": np.array([4, 5]), "fr": np.array([4])},
-        vectors={"en": np.float32([[1, 0], [7, 7]]), "de": np.float32([[0, 1], [5, 5]]), "fr": np.float32([[9, 9]])},
-    )
     counts = [{}, {}, {}, {}, {"en": 3, "de": 1, "fr": 100}, {"de": 2}, {"en": 1, "de": 50}]
-    ids, vectors = words.of_languages(("en", "de"), counts)
+    ids, vectors = WORDS.of_languages(("en", "de"), counts)
     assert ids.tolist() == [4, 5, 6]
     assert vectors.tolist() == [[0.75, 0.25], [5, 5], [7, 7]]  # No vector of German for 6, however often it occurs there.
-    ids, vectors = words.of_languages(("de",), counts)
+    ids, vectors = WORDS.of_languages(("de",), counts)
     assert (ids.tolist(), vectors.tolist()) == ([4, 5], [[0, 1], [5, 5]])
 
 
@@ -59,20 +65,3 @@ def test_incompatible_word_vectors_are_refused(toy, toy_words, change, error, me
 def test_another_kind_of_dataset(toy):
     with pytest.raises(DatasetError, match="holds vocabulary, expected word-vectors"):
         open_word_vectors(toy.vocabulary, vocabulary="", languages=("en",), width=4)
-
-
-@pytest.mark.parametrize(
-    "model", [VseConfig(), MhaDConfig(), ScanConfig(), DanConfig(), MlmmeConfig()], ids=lambda model: model.kind
-)
-def test_check_word_vectors(model):
-    check_word_vectors(model, "")
-    for start in ("finetuned", "frozen"):
-        check_word_vectors(replace(model, word_vectors=start), "folder")
-        with pytest.raises(UsageError, match=rf"model\.word_vectors is '{start}', but no .* give --word-vectors FOLDER"):
-            check_word_vectors(replace(model, word_vectors=start), "")
-    with pytest.raises(UsageError, match=r"'folder' is given, but model\.word_vectors is 'random'.*word_vectors=finetuned"):
-        check_word_vectors(model, "folder")
-
-
-def test_model_config_defaults_to_random_words():
-    assert (ModelConfig().pretrained_width, ModelConfig().frozen_words) == (0, False)

@@ -97,14 +97,6 @@ def test_caption_embedding_equals_equations(model, language):
         np.testing.assert_allclose(encoded.values[row].detach(), wanted, rtol=0, atol=1e-12)
 
 
-def test_scores_are_cosines(model):
-    a, b = (unit(np.random.default_rng(seed).standard_normal(12)) for seed in (0, 1))
-    scores = model.scores(Encoded(torch.tensor(np.stack([a, b, a]))), Encoded(torch.tensor(np.stack([a, b]))))
-    np.testing.assert_allclose(scores, [[1, a @ b], [a @ b, 1], [1, a @ b]], atol=1e-12)
-    assert model.similarity == "cosine"
-    assert model.vectors
-
-
 def test_attention_weights_reproduce_embeddings(model):
     features = torch.randn(1, 6, 8, dtype=torch.float64)
     images = ImageBatch(features, torch.tensor([[True, True, False, True, True, False]]))

@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from tests.train.models.equations import batch_of
+from tests.train.models.equations import batch_of, sigmoid
 from train.config.models import MlmmeConfig
 from train.models.catalogue import build_model
 from train.models.mlmme import Mlmme
@@ -17,10 +17,6 @@ CAPTIONS = [[1, 4, 2], [1, 4, 5, 6, 2], [1, 2], [1, 7, 2]]
 def build(scoring: str, **changes) -> Mlmme:
     config = MlmmeConfig(embed_dim=4, word_dim=3, hidden_size=5, scoring=scoring)
     return build_model(config, replace(DIMENSIONS, **changes), seed=0).double()
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
 
 
 def sentence(model: Mlmme, language: str, caption: list[int]) -> np.ndarray:
