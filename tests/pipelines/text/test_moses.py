@@ -2,7 +2,6 @@ import gzip
 import json
 import random
 import re
-import unicodedata
 from pathlib import Path
 
 import pytest
@@ -126,11 +125,6 @@ TOKENIZED = [
 @pytest.mark.parametrize(("text", "expected"), LOWERED)
 def test_lower(text: str, expected: str) -> None:
     assert lower(text) == expected
-
-
-def test_lower_works_character_by_character() -> None:
-    letters = "".join(chr(c) for c in range(0x20, 0x2100) if unicodedata.category(chr(c))[0] == "L")
-    assert lower(letters) == "".join(character.lower() for character in letters)
 
 
 @pytest.mark.parametrize(("language", "text", "expected"), NORMALIZED)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from pipelines.jobs import CaptionsJob, EncodeJob, VocabularyJob
 from pipelines.running.execution import Execution
 from pipelines.text.captions import prepare_captions
 from pipelines.text.encoding import encode_captions
-from pipelines.text.token_counts import sum_by_key, sum_counters
 from pipelines.text.vocabulary import build_vocabulary
 from tests.builders import tree
 from tests.pipelines.text.captions import random_captions
@@ -50,10 +48,3 @@ def test_every_file_is_the_same_in_process_and_with_beam(table, tmp_path, beam):
     alone, shared = write(IN_PROCESS, tmp_path / "in_process"), write(beam, tmp_path / "beam")
     assert [len(alone[name]) for name in ("lower", "true", "words", "ids")] == [8, 10, 4, 7]
     assert shared == alone
-
-
-def test_counters_add_up():
-    counters = [Counter("aab"), Counter("b"), Counter("c")]
-    assert sum_counters(counters) == Counter("aabbc")
-    assert sum_by_key([("x", counters[0]), ("y", counters[1]), ("x", counters[2])]) == {"x": Counter("aabc"), "y": Counter("b")}
-    assert (sum_counters([]), sum_by_key([])) == (Counter(), {})

@@ -1,18 +1,14 @@
 from __future__ import annotations
 
-import gzip
 import hashlib
-import pickle
 import random
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 
 import pytest
 
-from pipelines.text.moses import RECIPES, prepare
 from pipelines.text.truecasing import TruecaseModel, count_forms, load_truecasers, parse_truecaser, truecase, truecaser_inputs
 from schemas.errors import InputError, UsageError
 
@@ -36,18 +32,7 @@ and (2/2)
 US (2/3) us (1)
 sees (2/2)
 """
-SORTED_MODEL = """\
-&quot; (1/1)
-a (3/3)
-and (2/2)
-Berlin (2/2)
-dog (4/6) Dog (2)
-in (3/3)
-is (1/1)
-sees (2/2)
-the (1/1)
-US (2/3) us (1)
-"""
+SORTED_MODEL = "".join(sorted(PERL_MODEL.splitlines(keepends=True), key=str.lower))
 
 # The caption, and what counts, in tenths. Checked against the Perl.
 COUNTED = [
@@ -133,7 +118,6 @@ def test_best_form_has_the_highest_count_then_the_smallest_code_points() -> None
 
 def test_to_text_equals_the_sorted_model_of_the_perl_trainer() -> None:
     assert MODEL.to_text() == SORTED_MODEL
-    assert sorted(SORTED_MODEL.split("\n")) == sorted(PERL_MODEL.split("\n"))
     assert TruecaseModel.from_text(PERL_MODEL) == MODEL
     assert TruecaseModel.from_text(SORTED_MODEL) == MODEL
 
@@ -167,10 +151,6 @@ def test_models_load_without_a_final_line_end_and_from_an_empty_file() -> None:
 def test_forms_may_hold_brackets_and_odd_separators() -> None:
     model = TruecaseModel.from_counts({"(a/b)": 10, "(A/B)": 20, "x\x85y": 10, "x\x1cy": 10})
     assert TruecaseModel.from_text(model.to_text()) == model
-
-
-def test_models_pickle() -> None:
-    assert pickle.loads(pickle.dumps(MODEL)) == MODEL
 
 
 @pytest.mark.parametrize(
@@ -264,23 +244,6 @@ def test_equals_the_reference_on_random_captions() -> None:
     for caption in captions + _random_captions(seed=12, count=5000):
         tokens = caption.split(" ") if caption else []
         assert " ".join(truecase(tokens, model)) == _reference_truecase(caption, best, known), repr(caption)
-
-
-@pytest.mark.slow
-def test_equals_the_reference_on_multi30k(multi30k: Path) -> None:
-    for language in ("en", "de"):
-        path = multi30k / "data" / "task2" / "raw" / f"val.1.{language}.gz"
-        lines = gzip.decompress(path.read_bytes()).decode("utf-8").split("\n")[:-1]
-        captions = [prepare(line, language, RECIPES["moses-truecase"]) for line in lines]
-        model = TruecaseModel.from_counts(_sum(captions))
-        reference = _reference_counts([" ".join(tokens) for tokens in captions])
-        assert model.counts == {form: count for forms in reference.values() for form, count in forms.items()}
-        changed = 0
-        for tokens in captions:
-            ours = truecase(tokens, model)
-            assert " ".join(ours) == _reference_truecase(" ".join(tokens), dict(model.best), set(model.counts))
-            changed += ours != tokens
-        assert changed > len(captions) // 2
 
 
 EN = "dog (3/4) Dog (1)\nthe (2/2)\n"
