@@ -55,10 +55,10 @@ def test_blocks_stream():
 
 
 def test_forms_are_counted_by_language_in_the_training_splits():
-    captions = random_captions(5)
+    captions = [*random_captions(5), caption(text=None)]
     expected: dict[str, Counter] = defaultdict(Counter)
     for raw in captions:
-        if raw.split == "train":
+        if raw.text and raw.split == "train":
             for form, weight in count_forms(prepare(raw.text, raw.language, TRUECASE)):
                 expected[raw.language][form] += weight
     assert block_forms(block(*captions), TRUECASE, frozenset({"train"})) == expected
@@ -81,10 +81,13 @@ def test_tokenize_captions_follows_the_recipe(recipe):
     assert failures == []
 
 
-@pytest.mark.parametrize("text", ["", " ", "\t \u00a0"])
-def test_a_caption_without_a_token_is_a_failure(text):
+@pytest.mark.parametrize("recipe", [RAW, LC, TRUECASE], ids=["raw", "lc", "truecase"])
+@pytest.mark.parametrize(
+    ("text", "named"), [("", "caption ''"), ("\t \u00a0", r"caption '\t \xa0'"), (None, "missing caption (null)")]
+)
+def test_a_caption_without_a_token_is_a_failure(recipe, text, named):
     captions = [caption(text="one"), caption(index=3, split="val", text=text), caption(text="two")]
-    table, failures = tokenize_captions(block(*captions), LC)
+    table, failures = tokenize_captions(block(*captions), recipe, {"en": TruecaseModel({}, {})})
     assert table["text"].to_pylist() == ["one", "two"]
     assert failures == [
         {
@@ -92,7 +95,7 @@ def test_a_caption_without_a_token_is_a_failure(text):
             "uri": "",
             "stage": "prepare",
             "reason": "empty_caption",
-            "message": f"the caption {text!r} of split 'val' holds no token",
+            "message": f"the {named} of split 'val' holds no token",
         }
     ]
 

@@ -7,7 +7,7 @@ import pytest
 from pipelines.running.execution import Execution
 from pipelines.text.token_features import TokenFeaturesJob, extract_token_features, token_feature_rows
 from schemas.dataset import open_dataset
-from schemas.errors import DatasetError, InputError, UsageError
+from schemas.errors import DatasetError, UsageError
 from schemas.kinds import schema_of
 from schemas.writing.validation import validate
 from tests.builders import tree, write_rows
@@ -123,10 +123,6 @@ def test_vectors_beyond_float16_are_failures(captions, model, tmp_path):
 
 
 def test_mistakes(job, captions, model, tmp_path):
-    with pytest.raises(UsageError, match="--sub-words is 'last', expected one of mean, first"):
-        extract_token_features(TokenFeaturesJob(captions, str(tmp_path / "x"), str(model), sub_words="last"))
-    with pytest.raises(InputError, match="there is no model 'no-bert'"):
-        extract_token_features(TokenFeaturesJob(captions, str(tmp_path / "x"), "no-bert"))
     extract_token_features(job, ONE)
     with pytest.raises(DatasetError, match="holds token-features, expected captions"):
         extract_token_features(TokenFeaturesJob(job.output, str(tmp_path / "x"), str(model)))

@@ -15,7 +15,7 @@ from pipelines.text.encoding import EncodeJob
 from pipelines.text.token_counts import count_tokens, vocabulary_statistics
 from pipelines.text.vocabulary import VocabularyJob, build_vocabulary
 from schemas.dataset import Dataset, open_dataset
-from schemas.errors import DatasetError, InputError, UsageError
+from schemas.errors import InputError, UsageError
 from schemas.vocabulary import SPECIALS, Vocabulary
 from schemas.writing.validation import validate
 from tests.builders import tree
@@ -251,15 +251,6 @@ def test_a_selection_without_captions_is_an_error(captions, tmp_path, selection,
     assert not (tmp_path / "v").exists()
 
 
-@pytest.mark.slow
-def test_captions_without_rows_are_an_error(tmp_path):
-    (tmp_path / "captions.tsv").write_text("image_id\ttext\na\t \n")
-    source = open_source("table", tmp_path / "captions.tsv")
-    prepare_captions(CaptionsJob(source=source, output=str(tmp_path / "c"), shards=1), ONE)
-    with pytest.raises(DatasetError, match=r"has no captions: .* prepare the captions again$"):
-        build_vocabulary(VocabularyJob(str(tmp_path / "c"), str(tmp_path / "v")), ONE)
-
-
 @pytest.mark.parametrize(
     ("job", "arguments", "message"),
     [
@@ -271,11 +262,3 @@ def test_captions_without_rows_are_an_error(tmp_path):
 def test_invalid_arguments_are_refused(job, arguments, message):
     with pytest.raises(UsageError, match=message):
         job("c", "v", **arguments)
-
-
-@pytest.mark.slow
-def test_portion_with_slash_is_refused(tmp_path):
-    (tmp_path / "captions.tsv").write_text("image_id\tportion\ttext\na\ttask1/raw\tx x x x\n")
-    source = open_source("table", tmp_path / "captions.tsv")
-    with pytest.raises(InputError, match=r"row 1 \(line 2\): 'portion' is 'task1/raw', expected a name .* without '/'"):
-        prepare_captions(CaptionsJob(source=source, output=str(tmp_path / "c"), shards=1), ONE)
