@@ -210,18 +210,13 @@ def _spoil(generator: random.Random, keys: list[str], source: Source) -> list[st
     return keys
 
 
-def _expected(keys: list[str], source: Source, ids: str) -> list[str]:
-    """Return the id of each key, by the rule alone."""
-    return [key.split("/")[-1] for key in keys] if source.paths and ids == "name" else keys
-
-
 def check(name: str, ids: str, seed: int, folder: Path) -> str:
     source = SOURCES[name]
     generator = random.Random(f"{name} {ids} {seed}")
     keys = _spoil(generator, _keys(generator, source), source)
     if name == "multi30k":
         keys = [key.replace("#", "") for key in keys]
-    expected = _expected(keys, source, ids)
+    expected = [key.split("/")[-1] for key in keys] if source.paths and ids == "name" else keys
     refused = any(not image_id or any(control in image_id for control in CONTROLS) for image_id in expected)
     repeated = max(Counter(expected).values()) > 1 and not source.groups
     try:

@@ -13,8 +13,8 @@ import pytest
 from pipelines.inputs import tables
 from pipelines.inputs.captions import EVERYTHING, Part, Selection, open_source
 from pipelines.inputs.files import read_lines
-from pipelines.inputs.tables import Table, check_columns
-from schemas.errors import InputError, UsageError
+from pipelines.inputs.tables import Table
+from schemas.errors import InputError
 from schemas.storage.folder import Folder
 
 WORDS = ["a", 'b"c', "", " ", "é", "中文", "\u2028", "NA", "x" * 40]
@@ -162,9 +162,3 @@ def test_a_quote_behind_a_delimiter_of_several_bytes_counts(tmp_path):
     for shift in range(7):
         (tmp_path / "a.csv").write_text("image_id¦text\n" + "x" * shift + "\n".join([*rows, '9¦"a"']))
         assert open_source("table", tmp_path / "a.csv", delimiter="¦").parts(EVERYTHING) == [Part("a.csv")]
-
-
-def test_unknown_columns_are_refused():
-    check_columns({"image_id": "img"}, ("image_id", "uri"))
-    with pytest.raises(UsageError, match="unknown column 'text': ours are image_id, uri; write OURS=THEIRS"):
-        check_columns({"image_id": "img", "text": "caption"}, ("image_id", "uri"))

@@ -168,7 +168,7 @@ SMALL = WebAccess(allow_private_addresses=True, max_bytes=1000, total_seconds=30
 TOO_LARGE = "larger than 1,000 bytes"
 
 
-def endless(start: bytes, piece: bytes):
+def endless(start: bytes, piece: bytes, pause: float = 0.0):
     """An answer that never ends, without its headers' end where ``start`` has none."""
 
     def send(handler):
@@ -176,6 +176,7 @@ def endless(start: bytes, piece: bytes):
         handler.wfile.write(start)
         while True:
             handler.wfile.write(piece)
+            time.sleep(pause)
 
     return send
 
@@ -212,17 +213,6 @@ def test_fetch_limits_chunk_framing(site, pauses):
     assert reason(site.address("/a"), SMALL) in (TOO_LARGE, "connection broken")  # Some versions of urllib3 look for it.
 
 
-def dripping(start: bytes):
-    def send(handler):
-        handler.close_connection = True
-        handler.wfile.write(start)
-        while True:
-            handler.wfile.write(b"x")
-            time.sleep(0.02)
-
-    return send
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "start",
@@ -230,7 +220,7 @@ def dripping(start: bytes):
     ids=["status", "headers", "body", "chunk"],
 )
 def test_fetch_limits_total_time(site, start):
-    site.pages["/a"] = dripping(start)
+    site.pages["/a"] = endless(start, b"x", pause=0.02)
     assert reason(site.address("/a"), WebAccess(allow_private_addresses=True, total_seconds=0.3)) == "timed out"
     assert len(site.requests) == 1
 
@@ -307,7 +297,7 @@ def test_with_versions_returns_headers_in_order(site, pauses, tmp_path):
         "/nothing": lambda handler: handler.answer(200, Content_Length=""),
         "/moved": status(302, Location="/tag"),
         "/large": lambda handler: handler.answer(200, ETag='W/"1"', Content_Length=str(10**12)),
-        "/busy": in_turn(status(503), lambda handler: handler.answer(200, b"a", ETag='"1"')),
+        "/busy": in_turn(*[status(503), lambda handler: handler.answer(200, b"a", ETag='"1"')] * 40),
         "/no-head": status(405),
         "/unknown-head": status(501),
     }
@@ -315,7 +305,6 @@ def test_with_versions_returns_headers_in_order(site, pauses, tmp_path):
     paths = [*pages, "/missing"]
     addresses = [site.address(path) for path in paths] * 20
     expected = ['"5d8c" 3', f"{changed} 3", "4", "", '"5d8c" 3', 'W/"1" 1000000000000', '"1" 1', "", "", ""]
-    site.pages["/busy"] = in_turn(*[status(503), lambda handler: handler.answer(200, b"a", ETag='"1"')] * 40)
     assert len(addresses) > 2 * PARALLEL_READS
     (tmp_path / "t.csv").write_text("image_id,uri\n" + "".join(f"{n},{address}\n" for n, address in enumerate(addresses)))
     images = open_images(tmp_path / "t.csv", allow_private_addresses=True)

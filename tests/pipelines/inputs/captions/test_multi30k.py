@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import pickle
 from collections import Counter
 
@@ -93,9 +92,6 @@ def test_inputs_are_the_files_of_the_selection(root):
     rows = open_source("multi30k", root).inputs(Selection(portions=("comparable",)))
     names = ["task2/image_splits/val_images.txt", "task2/raw/val.1.de.gz", "task2/raw/val.2.de.gz"]
     assert [row["name"] for row in rows] == names
-    for row in rows:
-        data = (root / "data" / row["name"]).read_bytes()
-        assert row == {"name": row["name"], "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     everything = open_source("multi30k", root).inputs()
     assert len(everything) == 8
     assert everything == open_source("multi30k", root / "data").inputs()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import hashlib
 import io
 import json
 import pickle
@@ -17,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.inputs import tables
-from pipelines.inputs.captions import CAPTION_COLUMNS, EVERYTHING, Part, RawCaption, Selection, open_source
+from pipelines.inputs.captions import CAPTION_COLUMNS, EVERYTHING, RawCaption, Selection, open_source
 from schemas.errors import InputError, UsageError
 from tests.pipelines.inputs.reading import read, write
 
@@ -158,7 +157,6 @@ def test_csv_quoting(tmp_path):
     [
         ("", r"a.csv' is empty: expected a line with the names of the columns"),
         ("image_id,text\n", r"a.csv' has no rows below its header: check the program that wrote it"),
-        ("image_id,text\n\n\n", r"a.csv' has no rows below its header"),
         ("image_id,text\n1,a\n2\n", r"row 2 \(line 3\): 1 columns, expected the 2 of the header"),
         ("image_id,text\n1,a, b\n", r"row 1 \(line 2\): 3 columns, expected the 2"),
         ('image_id,text\n1,"a\nb"\n2,a,b\n', r"row 2 \(line 4\): 3 columns"),
@@ -171,14 +169,12 @@ def test_csv_quoting(tmp_path):
         ("image_id,text\ra,b\r", r"row 0 \(line 1\): a CR outside quotes"),
         ("\ufeff", r"a.csv' is empty: expected a line with the names of the columns"),
         ("\ufeff\ufeffimage_id,text\n1,a\n", r"has no column 'image_id'; its columns are '\\ufeffimage_id', 'text'"),
-        ("image_id,text\n1,a\n".encode("utf-16"), r"a.csv' is UTF-16 \(little endian\), expected UTF-8: .* iconv -f UTF-16"),
         ("image_id,text,language\n1,a,en\n2,b,english\n", r"row 2 \(line 3\): the language 'english' is not a language tag"),
         ("image_id,text,language\n1,a,\n", r"row 1 \(line 2\): 'language' is '', expected a name .*fill it in"),
         ("image_id,text,split\n1,a,\n", r"row 1 \(line 2\): 'split' is '', expected a name"),
         ("image_id,text,portion\n1,a,\x07\n", r"'portion' is '\\x07', expected a name"),
-        (b"image_id,text\n1,a\n2,caf\xe9\n", r"a.csv' is not UTF-8: line 3, column 6 \(byte 6 of the line\) is the byte 0xe9"),
+        ("image_id,text,portion\n1,a,task1/raw\n", r"'portion' is 'task1/raw', expected a name .* without '/'"),
         (b"image_id,text\n1,a\n" + b"2,\x22" + b"x\n" * 100_000, r"row 2 \(line 3\): unexpected end of data"),
-        ('image_id,text\n1,a\n2,"' + "x\n3,y" * 1_000, r"row 2 \(line 3\): a value in quotes .* the 100 lines .* 100 rows"),
     ],
 )
 def test_broken_csv(tmp_path, text, message):
@@ -217,11 +213,9 @@ GOOD = '{"image_id": "1", "text": "a"}\n'
         ('[{"image_id": "1"}]\n', r"line 1: found .*; if the file is one JSON array, .*: jq -c '\.\[\]' OLD > NEW\.jsonl"),
         ('[\n{"image_id": "1"}]\n', r"line 1: not JSON, .*; if the file is one JSON array"),
         (GOOD.replace("\n", "\r") * 2, r"line 1: not JSON, .*; if lines end in CR alone, .*: tr "),
-        (GOOD + "null\n", r"line 2: found 'null', expected a JSON object"),
         (GOOD + '{"image_id":\n', r"line 2: not JSON, .*; each line must hold one whole object"),
         (GOOD + "\ufeff" + GOOD, r"line 2: not JSON, .*BOM"),
         (GOOD + '{"image_id": "2"}\n', r"line 2: lacks 'text', unlike the first line"),
-        (GOOD + '{"text": "b"}\n', r"line 2: lacks 'image_id', unlike the first line"),
         (GOOD + '{"image_id": "2", "text": "b", "split": "val"}\n', r"line 2: has 'split', unlike the first line"),
         (GOOD + '{"image_id": null, "text": "b"}\n', r"line 2: 'image_id' is missing"),
         (GOOD + '{"image_id": "2", "text": ["a", "b"]}\n', r"line 2: 'text' is \['a', 'b'\], .*; write a row"),
@@ -259,13 +253,11 @@ def test_parquet_types(tmp_path):
     [
         ({"text": [["a", "b", "c"], ["d"]]}, r"row 1: 'text' is \['a', 'b', 'c'\], .*explode"),
         ({"image_id": ["1", None]}, r"a.parquet', row 2: 'image_id' is missing"),
-        ({"image_id": ["1", ""]}, r"row 2: the image id is empty"),
         ({"text": [b"a", b"b"]}, r"row 1: 'text' is b'a', expected a string"),
         ({"text": [{"raw": "a"}, {"raw": "b"}]}, r"row 1: 'text' is {'raw': 'a'}"),
         ({"index": [0, 40_000]}, r"row 2: 'index' is 40000"),
         ({"index": [0.0, 1.0]}, r"row 1: 'index' is 0.0, expected an integer"),
         ({"language": ["en", None]}, r"row 2: 'language' is missing"),
-        ({"text": pa.array([b"a", b"\xff"]).view(pa.string())}, r"column 'text', row 2: not UTF-8, .*0xff"),
     ],
 )
 def test_broken_parquet_rows(tmp_path, columns, message):
@@ -364,14 +356,6 @@ def test_wrong_column_for_splits(tmp_path):
         read(_text_table(tmp_path / "a.csv", "image_id,text,split\n" + rows))
 
 
-def test_parts_and_inputs(tmp_path):
-    path = _save(tmp_path / "a.csv.gz", _random_rows(seed=3, count=3), COLUMNS)
-    source = open_source("table", path)
-    assert source.parts(EVERYTHING) == [Part("a.csv.gz")]
-    data = path.read_bytes()
-    assert source.inputs() == [{"name": "a.csv.gz", "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}]
-
-
 def _peak(path) -> int:
     source = open_source("table", path)
     tracemalloc.start()
@@ -404,13 +388,9 @@ def test_a_null_caption_is_a_row_without_text(tmp_path, name):
     assert _pairs(source) == [("1", None), ("2", "b")]  # Read one by one.
 
 
-LONG = "abcd " * 40_000
-VERY_LONG = 'é,"\t' * 50_000
-
-
-@pytest.mark.parametrize("text", [LONG, VERY_LONG])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_value_may_have_any_length(tmp_path, name, text):
+def test_a_value_may_have_any_length(tmp_path, name):
+    text = 'é,"\t' * 50_000
     row = {"image_id": "1" * 200_000, "text": text, "language": "en", "portion": "comparable", "index": 0, "split": "train"}
     path = _save(tmp_path / name.lower(), [row], COLUMNS)
     assert read(open_source("table", path)) == [RawCaption(**row)]
@@ -430,8 +410,8 @@ def test_lists_as_text_are_refused(tmp_path, name, texts):
 
 # --- dialects --------------------------------------------------------------------------------------------------------
 
-OPEN_QUOTE = 'image_id\ttext\ni1\t"A sign that opens\n' + "".join(f"i{n}\ta boy number {n}\n" for n in range(2, 9))
-QUOTES = OPEN_QUOTE + 'i9\tcloses"\ni10\tlast\n'
+BOYS = "".join(f"i{n}\ta boy number {n}\n" for n in range(2, 9))
+QUOTES = f'image_id\ttext\ni1\t"A sign that opens\n{BOYS}i9\tcloses"\ni10\tlast\n'
 """A value that begins with an ordinary quote, and a later one that ends with one."""
 
 

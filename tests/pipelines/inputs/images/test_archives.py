@@ -48,38 +48,29 @@ def contents(source):
     return files
 
 
-class Counted(io.RawIOBase):
+class Counted:
     """A file that counts the bytes that are read from it."""
 
     def __init__(self, file, counts) -> None:
         self._file, self._counts = file, counts
 
-    def readable(self) -> bool:
-        return True
+    def __getattr__(self, name):
+        return getattr(self._file, name)
 
-    def seekable(self) -> bool:
-        return True
+    def __enter__(self):
+        return self
 
-    def seek(self, *arguments) -> int:
-        return self._file.seek(*arguments)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def size(self) -> int:
-        return self._file.size()
+    def __exit__(self, *error) -> None:
+        self._file.close()
 
     def _count(self, data: bytes) -> bytes:
         self._counts.append(len(data))
         return data
 
-    def read(self, size=-1) -> bytes:
-        return self._count(self._file.read(None if size is None or size < 0 else size))
+    def read(self, size=None) -> bytes:
+        return self._count(self._file.read(size))
 
-    def readinto(self, buffer) -> int:
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
+    read_buffer = read
 
     def read_at(self, size, offset) -> bytes:
         return self._count(self._file.read_at(size, offset))

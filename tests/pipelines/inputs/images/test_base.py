@@ -7,7 +7,6 @@ import pickle
 import random
 import re
 import socket
-import tarfile
 from pathlib import Path
 
 import pyarrow as pa
@@ -103,16 +102,6 @@ def test_check_ids_names_both_images_and_a_helpful_option(tmp_path, make, messag
         with pytest.raises(InputError, match="belongs to two") as refusal:
             _check(by_path)
         assert PATHS not in str(refusal.value)
-
-
-def test_tars_unpacked_as_advised_keep_images_apart(tmp_path):
-    for name in ("t", "u"):
-        _tar(tmp_path / f"{name}.tar", "a.jpg")
-        with tarfile.open(tmp_path / f"{name}.tar") as tar:
-            tar.extractall(tmp_path / "unpacked" / name, filter="data")
-    images = open_images(tmp_path / "unpacked", id_rule="path")
-    _check(images)
-    assert sorted(ref.image_id for ref in images.refs()) == ["t/a", "u/a"]
 
 
 def skipped(location) -> SkippedFiles:
@@ -293,6 +282,8 @@ def test_read_of_special_files_fails(special):
         with pytest.raises(DatasetError, match=f"it is {kind}, expected a file") as caught:
             source.read(ImageRef("x", name))
         assert caught.value.__cause__.strerror == f"{kind}, not a file"
+    with pytest.raises(InputError, match=r"pipe\.jpg': it is a named pipe, expected a file"):
+        open_images(special / "pipe.jpg")
 
 
 def test_table_with_special_files_fails_on_read(special):
@@ -300,14 +291,3 @@ def test_table_with_special_files_fails_on_read(special):
     for uri in ("pipe.jpg", str(special / "pipe.jpg"), "/dev/zero"):
         with pytest.raises(DatasetError, match=r"it is a (named pipe|device), expected a file"):
             table.read(ImageRef("x", uri))
-
-
-def test_a_pipe_is_no_source(special):
-    with pytest.raises(InputError, match=r"pipe\.jpg': it is a named pipe, expected a file"):
-        open_images(special / "pipe.jpg")
-    os.mkfifo(special / "t.csv")
-    with pytest.raises(InputError, match=r"t\.csv': it is a named pipe, expected a file: write its content to a file first"):
-        open_images(special / "t.csv")
-    os.mkfifo(special / "t.tar")
-    with pytest.raises(DatasetError, match=r"t\.tar': it is a named pipe, expected a file"):
-        list(open_images(special / "*.tar").refs())

@@ -177,8 +177,6 @@ def test_only_a_table_has_columns_and_only_one_of_text_a_dialect(tree):
     for options in ({"delimiter": ";"}, {"quoting": "none"}):
         with pytest.raises(UsageError, match=r"--delimiter or --quoting was given for .*: only a table of addresses has them"):
             open_images(tree, **options)
-        with pytest.raises(UsageError, match=r"--delimiter and --quoting are for CSV and TSV, but the table is 't.jsonl'"):
-            open_images(write_table(tree / "t.jsonl"), **options)
 
 
 def test_a_table_of_images_has_a_dialect(tree):
