@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterable
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -37,6 +38,14 @@ def random_captions(seed: int, count: int = 300) -> list[RawCaption]:
         )
         for _ in range(count)
     ]
+
+
+def write_table(path: Path, captions: Iterable[RawCaption]) -> Path:
+    """Write captions as a TSV without a column of indices."""
+    names = [name for name in RawCaption._fields if name != "index"]
+    rows = [names, *([str(getattr(caption, name)) for name in names] for caption in captions)]
+    path.write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
+    return path
 
 
 def tokenized(*captions: list[str]) -> pa.Table:

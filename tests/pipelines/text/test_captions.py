@@ -1,5 +1,4 @@
 import gzip
-import random
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -25,34 +24,14 @@ from schemas.storage.folder import Folder
 from schemas.writing.output import OutputDataset
 from schemas.writing.validation import validate
 from tests.builders import tree
+from tests.pipelines.text.captions import caption, random_captions, write_table
 
 ONE = Execution(workers=1)
-HEADER = ("image_id", "language", "portion", "split", "text")
-
-
-def random_rows(seed: int = 1) -> list[tuple[str, ...]]:
-    generator = random.Random(seed)
-    words = ["A", "dog", "Dog", "runs", "(", "don't", "Zwei", "Hunde", "!", "é"]
-    return [
-        (
-            f"img{generator.randrange(25)}",
-            generator.choice(["en", "de"]),
-            generator.choice(["comparable", "translation"]),
-            generator.choice(["train", "val"]),
-            " ".join(generator.choices(words, k=generator.randrange(1, 7))),
-        )
-        for _ in range(200)
-    ]
-
-
-def write_table(path: Path, rows) -> Path:
-    path.write_text("".join("\t".join(row) + "\n" for row in [HEADER, *rows]))
-    return path
 
 
 @pytest.fixture(scope="module")
 def rows():
-    return random_rows()
+    return random_captions(1, 200)
 
 
 @pytest.fixture
@@ -75,7 +54,7 @@ def job_of(table: Path, output: Path, **more) -> CaptionsJob:
 def brute(rows, *, shard: int, shards: int = 4, recipe: str = "multi30k-lc") -> list[dict]:
     seen: Counter = Counter()
     expected = []
-    for image_id, language, portion, split, text in rows:
+    for image_id, language, portion, _, split, text in rows:
         index = seen[image_id, language, portion]
         seen[image_id, language, portion] += 1
         values = (image_id, language, portion, index, split, text, prepare(text, language, RECIPES[recipe]))
@@ -103,18 +82,20 @@ def test_statistics_in_the_manifest_are_those_of_a_plain_loop(rows, prepared):
     statistics = open_dataset(prepared).manifest.statistics
     for key, counts in statistics["captions"].items():
         portion, split, language = key.split("/")
-        texts = [row[4] for row in rows if (row[2], row[3], row[1]) == (portion, split, language)]
+        texts = [row.text for row in rows if (row.portion, row.split, row.language) == (portion, split, language)]
         tokens = sum(len(prepare(text, language, RECIPES["multi30k-lc"])) for text in texts)
         assert counts == {"captions": len(texts), "tokens": tokens}
     assert sum(counts["captions"] for counts in statistics["captions"].values()) == 200
-    assert statistics["images"] == {split: len({row[0] for row in rows if row[3] == split}) for split in ("train", "val")}
+    assert statistics["images"] == {
+        split: len({row.image_id for row in rows if row.split == split}) for split in ("train", "val")
+    }
 
 
 @pytest.mark.slow
 def test_selection_filters_captions(rows, table, tmp_path):
     selected = {"languages": ("de",), "portions": ("comparable",), "splits": ("val",)}
     manifest = prepare_captions(job_of(table, tmp_path / "c", **selected), ONE)
-    expected = sorted(row[4] for row in rows if row[1:4] == ("de", "comparable", "val"))
+    expected = sorted(row.text for row in rows if (row.language, row.portion, row.split) == ("de", "comparable", "val"))
     assert sorted(open_dataset(tmp_path / "c").table()["text"].to_pylist()) == expected
     assert [manifest.parameters[name] for name in ("languages", "portions", "splits")] == [["de"], ["comparable"], ["val"]]
 
@@ -124,7 +105,7 @@ def test_captions_without_tokens_are_counted_failures(rows, tmp_path, monkeypatc
     monkeypatch.setattr("pipelines.running.meter._WRITE_SECONDS", -1.0)
     (tmp_path / "meter").mkdir()
     meter = Meter(str(tmp_path / "meter"))
-    more = [("img1", "en", "comparable", "train", " "), ("new", "de", "translation", "val", "")]
+    more = [caption("img1", portion="comparable", text=" "), caption("new", "de", split="val", text="")]
     manifest = prepare_captions(job_of(write_table(tmp_path / "t.tsv", [*rows, *more]), tmp_path / "c"), ONE, meter)
     assert meter.total() == {"captions": 202, "failed": 2}
     failures = {row["key"]: row["message"] for row in open_dataset(tmp_path / "c").failures().to_pylist()}
@@ -232,7 +213,6 @@ def test_transforms_in_a_custom_pipeline(table, prepared, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"shards": 0}, "--shards is 0"),
         ({"truecaser": "models"}, "recipe 'multi30k-lc' does not truecase: leave --truecaser out"),
         ({"recipe": "nonsense"}, r"nonsense.*multi30k-lc"),
     ],

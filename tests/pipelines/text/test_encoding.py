@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.inputs.captions import open_source
 from pipelines.running.execution import Execution
 from pipelines.text.captions import CaptionsJob, prepare_captions
 from pipelines.text.encoding import EncodeJob, encode_captions, encode_table
@@ -64,9 +63,8 @@ def test_vocabulary_and_encode_agree_on_text_with_reserved_names(tmp_path):
     ]
     rows = [f"i{number}\t{language}\t{split}\t{text}" for number, (language, split, text) in enumerate(texts)]
     (tmp_path / "captions.tsv").write_text("\n".join(["image_id\tlanguage\tsplit\ttext", *rows]) + "\n")
-    source = open_source("table", tmp_path / "captions.tsv")
     captions, vocabulary, encoded = (str(tmp_path / name) for name in ("captions", "vocabulary", "encoded"))
-    prepare_captions(CaptionsJob(source=source, output=captions, recipe="raw", shards=2), ONE)
+    prepare_captions(CaptionsJob(str(tmp_path / "captions.tsv"), captions, "table", recipe="raw", shards=2), ONE)
     statistics = build_vocabulary(VocabularyJob(captions=captions, output=vocabulary, min_count=2), ONE).statistics
     words = ["a", "dog", "cat", "ein", "hund", "runs"]
     assert open_dataset(vocabulary).vocabulary().tokens[4:] == tuple(words)
@@ -102,8 +100,8 @@ def inputs(tmp_path_factory):
     lines = ["image_id\ttext"]
     lines += [f"img{n}\t{' '.join(generator.choices(WORDS, [16, 8, 4, 2, 1], k=6))}" for n in range(4)]
     (folder / "captions.tsv").write_text("\n".join(lines) + "\n")
-    source = open_source("table", folder / "captions.tsv")
-    prepare_captions(CaptionsJob(source=source, output=str(folder / "captions"), recipe="raw", shards=5), ONE)
+    job = CaptionsJob(str(folder / "captions.tsv"), str(folder / "captions"), "table", recipe="raw", shards=5)
+    prepare_captions(job, ONE)
     build_vocabulary(VocabularyJob(str(folder / "captions"), str(folder / "vocabulary"), min_count=3), ONE)
     return folder
 

@@ -141,8 +141,9 @@ def test_number_captions_continues_across_tables(step):
 
 def test_number_captions_keeps_indices_of_the_source():
     captions = [caption(index=index, text=str(index)) for index in (7, 0, 32767)]
-    table = sort_captions([block(*captions)]).select(["index", "text"])
-    assert [tuple(row.values()) for row in table.to_pylist()] == [(0, "0"), (7, "7"), (32767, "32767")]
+    captions += [caption(index=0, language="de"), caption(index=0, portion="comparable"), caption(index=0, image_id="b")]
+    rows = sort_captions([block(*captions)]).to_pylist()
+    assert [tuple(row.values())[:-1] for row in rows] == sorted(captions)
 
 
 def test_merge_runs_orders_keys_by_code_point(monkeypatch):
@@ -164,17 +165,6 @@ def test_number_captions_names_both_captions_of_a_duplicate_key(monkeypatch, apa
     )
     with pytest.raises(InputError, match=message):
         sort_captions([block(caption(image_id="b", index=0), part=2), *blocks])
-
-
-def test_number_captions_accepts_an_index_once_per_language_portion_and_image():
-    captions = [
-        caption(index=0),
-        caption(index=0, language="de"),
-        caption(index=0, portion="comparable"),
-        caption(index=0, image_id="b"),
-        caption(index=1),
-    ]
-    assert sort_captions([block(*captions)]).num_rows == 5
 
 
 @pytest.mark.parametrize("size", [1, 1 << 20])

@@ -8,7 +8,7 @@ import pytest
 import sacremoses
 
 from pipelines.text import moses
-from pipelines.text.moses import RECIPES, lower, normalize_punctuation, prefix_language, prepare, recipe, split_tokens, tokenize
+from pipelines.text.moses import RECIPES, lower, normalize_punctuation, prepare, recipe, split_tokens, tokenize
 from schemas.errors import UsageError
 from schemas.parameters import TextRecipe
 
@@ -176,14 +176,6 @@ def test_tokenize_equals_sacremoses_on_random_lines(language: str, monkeypatch: 
         line = "".join(rng.choice(words if rng.random() < 0.4 else marks) for _ in range(rng.randint(1, 20)))
         if not line.isspace():
             assert tokenize(line, language) == theirs.tokenize(line, return_str=True), repr(line)
-
-
-@pytest.mark.parametrize(
-    ("language", "expected"),
-    [("en", "en"), ("de", "de"), ("cs", "cs"), ("cz", "en"), ("pt-BR", "pt"), ("DE-at", "de"), ("tr", "en"), ("german", "en")],
-)
-def test_prefix_language(language: str, expected: str) -> None:
-    assert prefix_language(language) == expected
 
 
 def test_the_primary_subtag_decides() -> None:

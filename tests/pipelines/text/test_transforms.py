@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.inputs.captions import RawCaption
 from pipelines.jobs import CaptionsJob, EncodeJob, VocabularyJob
 from pipelines.running.execution import Execution
 from pipelines.text.captions import prepare_captions
 from pipelines.text.encoding import encode_captions
 from pipelines.text.vocabulary import build_vocabulary
 from tests.builders import tree
-from tests.pipelines.text.captions import random_captions
+from tests.pipelines.text.captions import caption, random_captions, write_table
 
 RUNNER = "--runner=apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 IN_PROCESS, TWO, SHUFFLING = Execution(workers=1), Execution(workers=2), Execution(beam_flags=(RUNNER,))
@@ -21,12 +20,8 @@ IN_PROCESS, TWO, SHUFFLING = Execution(workers=1), Execution(workers=2), Executi
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "captions.tsv"
-    names = [name for name in RawCaption._fields if name != "index"]
-    rows = [[str(getattr(caption, name)) for name in names] for caption in random_captions(3)]
-    rows.append([*rows[0][:-1], " "])  # An empty caption, which is a failure.
-    path.write_text("".join("\t".join(row) + "\n" for row in [names, *rows]), encoding="utf-8")
-    return path
+    captions = [*random_captions(3), caption(text=" ")]  # The last is a failure.
+    return write_table(tmp_path_factory.mktemp("text") / "captions.tsv", captions)
 
 
 @pytest.mark.slow

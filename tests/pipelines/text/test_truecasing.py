@@ -158,15 +158,12 @@ def test_forms_may_hold_brackets_and_odd_separators() -> None:
     [
         ("", "expected 'best (count/total) other (count) ...'"),
         ("dog", "expected 'best (count/total) other (count) ...'"),
-        ("dog (4)", "expected 'best (count/total) other (count) ...'"),
         ("dog (-4/6) Dog (2)", "expected 'best (count/total) other (count) ...'"),
         (" dog (4/4)", "expected 'best (count/total) other (count) ...'"),
         ("dog (4/6) Dog", "expected ' other (count)' at column 10"),
-        ("dog (4/6) Dog (2) ", "expected ' other (count)' at column 18"),
         ("dog (4/6) Dog (2)\r", "expected ' other (count)' at column 18"),
         ("dog (4/6) Dog (x)", "expected ' other (count)' at column 10"),
         ("dog (4/6) dog (2)", "the line has the form 'dog' twice"),
-        ("dog (4/6)", "the counts add up to 4, expected the total 6"),
         ("dog (0.4/6) Dog (2.1)", "the counts add up to 2.5, expected the total 6"),
         ("dog (4/6) Cat (2)", "expected forms of one word, 'dog' in lower case, found one of 'cat'"),
         ("A (1/1)", "an earlier line also has forms of 'a'"),
@@ -256,16 +253,12 @@ def test_models_of_a_folder_or_of_a_dataset(tmp_path, below):
     folder.mkdir(exist_ok=True)
     (folder / "en.model").write_text(EN)
     (folder / "de.model").write_text(DE)
+    (folder / "PT-br.model").write_text(EN)
     (folder / "README").write_text("not a model")
     if below:
         (tmp_path / "_manifest.json").write_text("{}")
         (tmp_path / "xx.model").write_text("a folder with a folder '_truecaser' is a dataset: this is not read")
-    assert load_truecasers(str(tmp_path)) == {"en": EN, "de": DE}
-
-
-def test_language_tags_are_normalized(tmp_path):
-    (tmp_path / "PT-br.model").write_text(EN)
-    assert list(load_truecasers(str(tmp_path))) == ["pt-BR"]
+    assert load_truecasers(str(tmp_path)) == {"en": EN, "de": DE, "pt-BR": EN}
 
 
 def test_inputs_are_digests_in_the_order_of_languages():

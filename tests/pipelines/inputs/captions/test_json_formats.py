@@ -260,7 +260,6 @@ def test_coco_broken_content(tmp_path, images, annotations, message):
             "make ids of whole paths with --id-rule path, or rename one of them, here and on the disk, or write a table",
         ),
         ("a/a.png", "rename one of them, here and on the disk, or write a table with ids of your own"),
-        ("a.jpg", "make ids of whole paths with --id-rule path, or rename"),
     ],
 )
 def test_images_of_one_name_are_refused(tmp_path, second, advice):

