@@ -103,16 +103,8 @@ def _install(environment: Any, folder: Path, images: Path, image: dict[str, Any]
     if not (images / digest).exists():
         with tempfile.TemporaryDirectory(dir=images) as making:
             python = _make_image(Path(making) / "image", image)
-            command = [
-                str(python),
-                "-m",
-                "pip",
-                "install",
-                "--no-index",
-                "--no-cache-dir",
-                "--disable-pip-version-check",
-                *packages,
-            ]
+            options = ("-m", "pip", "install", "--no-index", "--no-cache-dir", "--disable-pip-version-check")
+            command = [str(python), *options, *packages]
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False) if packages else None
             if done and done.returncode:
                 raise ValueError(f"Failed to install packages: {done.stderr.strip()}")
@@ -213,17 +205,13 @@ class Job:
 
     def metrics(self) -> dict[str, Any]:
         """The counters, each as it is tentatively and as it is committed."""
-        names = {}
+        metrics = []
         for counter in self.counters:
-            context = {"namespace": counter["namespace"], "step": counter["step"]}
-            names[json.dumps(counter)] = ({"origin": "user", "name": counter["name"], "context": context}, counter["value"])
-        return {
-            "metrics": [
-                {"name": {**name, "context": {**name["context"], **tentative}}, "scalar": value}
-                for name, value in names.values()
-                for tentative in ({}, {"tentative": "true"})
-            ]
-        }
+            for tentative in ({}, {"tentative": "true"}):
+                context = {"namespace": counter["namespace"], "step": counter["step"], **tentative}
+                name = {"origin": "user", "name": counter["name"], "context": context}
+                metrics.append({"name": name, "scalar": counter["value"]})
+        return {"metrics": metrics}
 
     def cancel(self) -> None:
         """End it."""
