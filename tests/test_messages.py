@@ -210,20 +210,14 @@ def test_every_optional_import_has_an_extra():
     ("command", "module", "extra"),
     [
         ("features", "torch", "pipelines"),
-        ("features", "apache_beam", "pipelines"),
         ("features", "timm", "timm"),
         ("view", "PIL", "pipelines"),
         ("import", "h5py", "hdf5"),
-        ("train", "torch", "train"),
         ("reproduce", "matplotlib", "train"),
         ("search", "sacremoses", "pipelines"),
-        ("sts", "sacremoses", "pipelines"),
-        ("sts", "matplotlib", "train"),
         ("figures", "torch", "figures"),
         ("figures", "sklearn", "figures"),
         ("figures", "obstore", "pipelines"),
-        ("inspect", "PIL", "extractors"),
-        ("inspect", "ours", None),
     ],
 )
 def test_advised_extra_is_that_of_the_command(monkeypatch, command, module, extra):

@@ -13,7 +13,6 @@ from PIL import Image
 from torchvision import transforms
 
 from schemas.dataset import open_dataset
-from schemas.process import resources
 from schemas.writing.validation import validate
 
 pytestmark = pytest.mark.slow
@@ -80,17 +79,6 @@ def test_the_set_of_weights_taken_of_several_is_said_every_time(imagepivot, tmp_
             assert done.stderr.count(f"using {taken}: choose another with --weights {path}#{other}") == 1
         digests.add(open_dataset(tmp_path / taken).manifest.parameters["extractor"]["weights"]["sha256"])
     assert len(digests) == 2
-
-
-def test_emulated_bfloat16_warns_once(imagepivot, photos, tmp_path, monkeypatch):
-    (tmp_path / "cpuinfo").write_text("flags : fpu avx2\n")
-    monkeypatch.setattr(resources, "_CPU", tmp_path / "cpuinfo")
-    images = tmp_path / "images"
-    images.mkdir()
-    shutil.copy(next((photos / "images").iterdir()), images)
-    for precision, count in (("bf16", 1), ("fp32", 0)):
-        done = features(imagepivot, images, tmp_path / precision, "--precision", precision, "--device", "auto")
-        assert done.stderr.count("no instructions for bfloat16") == count
 
 
 def test_features_are_torchvisions(dataset, independent):

@@ -3,7 +3,6 @@
 import re
 
 import pytest
-from PIL import Image
 
 from schemas.dataset import open_dataset
 from schemas.writing.validation import validate
@@ -24,13 +23,6 @@ def extracted(imagepivot, photos, visual_genome, tmp_path_factory):
         *("--attribute-names", visual_genome / "attributes_vocab.txt"),
     )
     return folder, arguments, imagepivot(*arguments)
-
-
-def test_regions_run_reports_its_dataset(extracted):
-    _, _, done = extracted
-    assert done.stdout.startswith("regions: 1 rows in 2 shards in ")
-    assert "untrained" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_the_dataset_keeps_every_promise(extracted):
@@ -68,12 +60,3 @@ def test_a_run_without_names_agrees(extracted, imagepivot):
     again = imagepivot(*arguments[: arguments.index("--class-names")])
     first, second = (re.sub(r"B, [^,)]+", "B", run.stdout) for run in (done, again))  # Without seconds.
     assert first == second
-
-
-def test_the_regions_are_drawn(extracted, imagepivot, photos):
-    folder, _, _ = extracted
-    done = imagepivot("view", folder / "named", photos / "images", "--image", PHOTO, "-o", folder / "cat.png")
-    used = open_dataset(folder / "named").get(PHOTO)["num_regions"]
-    assert f"{used} regions of {PHOTO!r}" in done.stdout
-    with Image.open(folder / "cat.png") as drawing, Image.open(photos / "images" / f"{PHOTO}.jpg") as photo:
-        assert max(drawing.size) == max(800, *photo.size)

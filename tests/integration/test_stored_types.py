@@ -3,10 +3,6 @@
 import numpy as np
 import pytest
 
-from extractors import ExtractorRequest
-from pipelines.features.extraction import extract_features
-from pipelines.inputs.images import open_images
-from pipelines.jobs import FeaturesJob
 from schemas.dataset import open_dataset
 from schemas.writing.validation import validate
 
@@ -50,19 +46,6 @@ def test_the_values_are_those_of_float32_rounded(folder, whole, half):
     sizes = [sum(shard.bytes for shard in dataset.manifest.shards) for dataset in (whole, half)]
     assert sizes[0] - sizes[1] == pytest.approx(18 * 96 * 2, abs=300)  # the footers differ by some letters
     assert validate(folder / "half") == []
-
-
-def test_python_job_and_value_file_write_the_same_dataset(imagepivot, photos, folder, half):
-    job = FeaturesJob(
-        images=open_images(str(photos / "images")),
-        output=str(folder / "job"),
-        extractor=ExtractorRequest(NAME, weights="random:0", dtype="float16"),
-        device="cpu",
-        shards=2,
-    )
-    assert extract_features(job) == half.manifest
-    (folder / "run.toml").write_text('dtype = "float16"\n', encoding="utf-8")
-    assert features(imagepivot, photos, folder / "file", "--config", folder / "run.toml").manifest == half.manifest
 
 
 def test_commands_take_it(imagepivot, folder, whole, half):

@@ -264,18 +264,8 @@ def test_regions_as_npy_go_back(tmp_path, regions):
 # --- tsv -------------------------------------------------------------------------------------------------------------
 
 TSV = ["image_id", "image_w", "image_h", "num_boxes", "boxes", "features"]
-TSV_LXMERT = [
-    "img_id",
-    "img_h",
-    "img_w",
-    "objects_id",
-    "objects_conf",
-    "attrs_id",
-    "attrs_conf",
-    "num_boxes",
-    "boxes",
-    "features",
-]
+LABELS = ["objects_id", "objects_conf", "attrs_id", "attrs_conf"]
+TSV_LXMERT = ["img_id", "img_h", "img_w", *LABELS, "num_boxes", "boxes", "features"]
 
 
 @pytest.mark.parametrize("columns", ["bottom-up", "lxmert"])
@@ -289,7 +279,7 @@ def test_a_tsv_is_read_as_the_projects_read_it(tmp_path, regions, columns, reque
     assert sorted(item[fields[0]] for item in items) == sorted(IMAGES)
     names = {"boxes": "boxes", "features": "features"}
     if columns == "lxmert":
-        names |= dict(zip(TSV_LXMERT[3:7], ("class_ids", "class_scores", "attribute_ids", "attribute_scores"), strict=True))
+        names |= dict(zip(LABELS, ("class_ids", "class_scores", "attribute_ids", "attribute_scores"), strict=True))
     for item in items:
         row, boxes = rows[item[fields[0]]], int(item["num_boxes"])
         prefix = "image" if columns == "bottom-up" else "img"
