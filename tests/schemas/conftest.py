@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from schemas.console import events
 from schemas.features import FeatureSpec
 from schemas.kinds import schema_of
 from schemas.manifest import Manifest
@@ -127,19 +128,16 @@ class Toy:
         return [row for row in self.rows if shard_by_hand(row["image_id"], self.output.shards) == number]
 
     def table(self, rows: list[dict[str, Any]]) -> pa.Table:
-        """Rows as an Arrow table of the kind's schema."""
         flat = [{name: v.ravel() if isinstance(v, np.ndarray) else v for name, v in row.items()} for row in rows]
         return pa.Table.from_pylist(flat, schema=self.schema)
 
     def fill(self, number: int, shard: ShardWriter) -> None:
-        """Writes the rows and failures of one shard."""
         rows = self.shard(number)
         shard.write(self.table(rows))
         shard.add_failures(f for f in self.failures if self.failure_shard(f) == number)
         shard.statistics = {"rows_written": len(rows)}
 
     def write_shard(self, number: int) -> None:
-        """Writes one shard through the public writer."""
         with open_shard(self.output, number) as shard:
             self.fill(number, shard)
 
@@ -147,7 +145,6 @@ class Toy:
         return shard_by_hand(failure["key"].split("/")[0], self.output.shards)
 
     def write(self) -> Manifest:
-        """Writes the whole dataset as a run does."""
         prepare(self.output, overwrite=False)
         for number in range(self.output.shards):
             self.write_shard(number)
@@ -198,43 +195,20 @@ def make_captions(path: Path, **kwargs: Any) -> Toy:
     rng = np.random.default_rng(11)
     rows = []
     for position, image_id in enumerate(IMAGE_IDS):
-        for language, portion, index in [
-            ("en", "translation", 0),
-            ("de", "translation", 0),
-            ("en", "comparable", 0),
-            ("en", "comparable", 1),
-        ]:
-            tokens = [words[language][n] for n in rng.integers(0, 5, size=1 + position % 4)]
-            rows.append(
-                {
-                    "image_id": image_id,
-                    "language": language,
-                    "portion": portion,
-                    "index": index,
-                    "split": "val" if position % 4 == 0 else "train",
-                    "text": " ".join(tokens) + " .",
-                    "tokens": tokens,
-                }
-            )
-    failures = [
-        {
-            "key": f"{image_id}/de/comparable/0",
-            "uri": "captions.tsv:7",
-            "stage": "prepare",
-            "reason": "empty_caption",
-            "message": "nothing but spaces: «  »",
-        }
-        for image_id in IMAGE_IDS[:2]
-    ]
+        split = "val" if position % 4 == 0 else "train"
+        for key in (("en", "translation", 0), ("de", "translation", 0), ("en", "comparable", 0), ("en", "comparable", 1)):
+            tokens = [words[key[0]][n] for n in rng.integers(0, 5, size=1 + position % 4)]
+            row = dict(zip(CAPTION_KEY, (image_id, *key, split), strict=True))
+            rows.append({**row, "text": " ".join(tokens) + " .", "tokens": tokens})
+    failure = {"uri": "captions.tsv:7", "stage": "prepare", "reason": "empty_caption", "message": "nothing but spaces: «  »"}
+    failures = [{"key": f"{image_id}/de/comparable/0", **failure} for image_id in IMAGE_IDS[:2]]
     return make_toy(path, "captions", rows, parameters={"tokenizer": "moses"}, failures=failures, **kwargs)
 
 
-def count_tokens(captions: Toy) -> dict[str, dict[str, int]]:
-    counts: dict[str, dict[str, int]] = {}
+def count_tokens(captions: Toy) -> dict[str, Counter[str]]:
+    counts: dict[str, Counter[str]] = {}
     for row in captions.rows:
-        for token in row["tokens"]:
-            found = counts.setdefault(row["language"], {})
-            found[token] = found.get(token, 0) + 1
+        counts.setdefault(row["language"], Counter()).update(row["tokens"])
     return counts
 
 
@@ -250,12 +224,7 @@ def make_vocabulary(path: Path, captions: Toy, **kwargs: Any) -> Toy:
 def make_word_vectors(path: Path, captions: Toy, vocabulary: Toy, **kwargs: Any) -> Toy:
     rng = np.random.default_rng(19)
     rows = [
-        {
-            "language": language,
-            "id": row["id"],
-            "token": row["token"],
-            "vector": rng.standard_normal(WORDS.shape, dtype=np.float32),
-        }
+        {"language": language, "id": row["id"], "token": row["token"], "vector": rng.standard_normal(8, dtype=np.float32)}
         for language in count_tokens(captions)
         for row in vocabulary.rows
         if language in dict(row["counts"])
@@ -354,9 +323,14 @@ def folder(tmp_path: Path) -> Folder:
 
 
 @pytest.fixture
-def copy_toy(toys: dict[str, Toy], tmp_path: Path) -> Callable[[str], Toy]:
-    """Makes a copy of a dataset, to be broken."""
+def remarks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    shown: list[str] = []
+    monkeypatch.setattr(events, "_show", lambda text, style: shown.append(text))
+    return shown
 
+
+@pytest.fixture
+def copy_toy(toys: dict[str, Toy], tmp_path: Path) -> Callable[[str], Toy]:
     def copy(name: str) -> Toy:
         return toys[name].at(Path(shutil.copytree(toys[name].path, tmp_path / name)))
 
@@ -365,7 +339,6 @@ def copy_toy(toys: dict[str, Toy], tmp_path: Path) -> Callable[[str], Toy]:
 
 @pytest.fixture
 def new_features(tmp_path: Path) -> Callable[..., Toy]:
-    """Describes a dataset of features that is not written yet."""
     return lambda name="new", **kwargs: make_features(tmp_path / name, **kwargs)
 
 
@@ -409,7 +382,6 @@ class Forger:
         self.relist(toy, name)
 
     def footer(self, toy: Toy, name: str) -> dict[str, str]:
-        """What a shard says of itself."""
         pairs = pq.read_metadata(toy.path / name).metadata
         return {k.decode(): v.decode() for k, v in pairs.items() if k.startswith(b"imagepivot.")}
 
@@ -433,8 +405,6 @@ class Forger:
         return {**footer, "imagepivot.sha256": hashlib.sha256(text.encode()).hexdigest()}
 
     def value(self, toy: Toy, name: str, row: int, **values: Any) -> None:
-        """Changes values of one row of a shard."""
-
         def change(table: pa.Table) -> pa.Table:
             rows = table.to_pylist()
             rows[row].update(values)
@@ -452,7 +422,7 @@ def forge() -> Forger:
 
 
 @contextmanager
-def _blocked_process(script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def blocked_process(script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Runs a script until it prints ``ready``; there it must wait on its standard input. Killed at the end."""
     process = subprocess.Popen(
         [sys.executable, "-c", script, *arguments], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -465,8 +435,3 @@ def _blocked_process(script: str, *arguments: str) -> Iterator[subprocess.Popen[
         process.wait()
         process.stdin.close()
         process.stdout.close()
-
-
-@pytest.fixture(scope="session")
-def blocked_process() -> Callable[..., Any]:
-    return _blocked_process

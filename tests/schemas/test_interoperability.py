@@ -51,12 +51,8 @@ SIDE_FILES = {
 }
 
 
-def failures(images):
-    """So many that every shard has some."""
-    return [
-        {"key": f"broken-{n}", "uri": f"{n}.jpg", "stage": "decode", "reason": "truncated", "message": "Ende"}
-        for n in range(images)
-    ]
+FAILURE = {"uri": "n.jpg", "stage": "decode", "reason": "truncated", "message": "Ende"}
+FAILURES = [{"key": f"broken-{n}", **FAILURE} for n in range(200)]  # Every shard has some.
 
 
 @pytest.fixture(scope="module", params=[1, 3, 16])
@@ -67,10 +63,9 @@ def full(request, toys, tmp_path_factory):
     for kind in KINDS:
         toy = toys[kind]
         shards = 1 if kind in ("vocabulary", "word-vectors") else request.param
-        failed = failures(200) if kind in ("captions", "features", "features16", "regions") else []
-        toy = make_toy(
-            root / kind, toy.kind, toy.rows, spec=toy.spec, parameters=toy.output.parameters, failures=failed, shards=shards
-        )
+        failed = FAILURES if kind in ("captions", "features", "features16", "regions") else []
+        options = {"spec": toy.spec, "parameters": toy.output.parameters, "failures": failed, "shards": shards}
+        toy = make_toy(root / kind, toy.kind, toy.rows, **options)
         toy.write()
         if kind in SIDE_FILES:
             for name in SIDE_FILES[kind]:

@@ -123,9 +123,8 @@ def test_bfloat16_without_instructions_has_a_remark(tmp_path, text, emulates):
 ROOT = Path(__file__).parents[3]
 glibc = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"), reason="needs Linux with glibc")
 
-BUFFERS = f"""
+BUFFERS = """
 import resource, sys, threading
-sys.path.insert(0, {str(ROOT)!r})
 from schemas.process.resources import keep_freed_memory
 keep_freed_memory()
 
@@ -178,8 +177,7 @@ def test_a_buffer_as_large_as_the_last_costs_no_page_faults(where):
     ],
 )
 def test_keep_freed_memory_keeps_user_settings(environment, is_set):
-    start = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from schemas.process import resources"
-    code = f"{start}; print(resources.keep_freed_memory())"
+    code = "from schemas.process import resources; print(resources.keep_freed_memory())"
     assert run(code, **environment) == str(is_set)
 
 
@@ -192,9 +190,7 @@ def test_keep_freed_memory_without_mallopt_does_nothing(system, monkeypatch):
     assert keep_freed_memory() is False
 
 
-SET = f"""
-import sys
-sys.path.insert(0, {str(ROOT)!r})
+SET = """
 from schemas.process import resources
 resources.keep_freed_memory = lambda: print("set")
 """
@@ -204,10 +200,10 @@ resources.keep_freed_memory = lambda: print("set")
 @pytest.mark.parametrize(
     "start",
     [
-        "import imagepivot; sys.argv[1:] = ['--version']; imagepivot.command()",
+        "import sys, imagepivot; sys.argv[1:] = ['--version']; imagepivot.command()",
         "import os, tempfile; from apache_beam.runners.worker import sdk_worker_main; from pipelines.running import worker\n"
         "sdk_worker_main.main = lambda words: None; worker.main(os.getppid(), tempfile.gettempdir())",
-        "from importlib.machinery import ModuleSpec; sys.modules['__main__'].__spec__ = "
+        "import sys; from importlib.machinery import ModuleSpec; sys.modules['__main__'].__spec__ = "
         "ModuleSpec('apache_beam.runners.worker.sdk_worker_main', None); import pipelines",
     ],
     ids=["command", "local worker", "worker on another machine"],

@@ -7,7 +7,6 @@ from itertools import chain, permutations
 
 import pytest
 
-from schemas.console import events
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.manifest import Manifest
@@ -272,9 +271,7 @@ def test_another_dataset_is_refused_and_its_shard_found_by_the_last_task(toy):
     assert not (toy.path / "_manifest.json").exists()
 
 
-def test_files_of_other_tools_are_left_alone(toy, monkeypatch):
-    remarks = []
-    monkeypatch.setattr(events, "_show", lambda text, style: remarks.append(text))
+def test_files_of_other_tools_are_left_alone(toy, remarks):
     run(toy, 0)
     toy.output.folder.write("index.json", b"{}")
     for index in (1, 2):

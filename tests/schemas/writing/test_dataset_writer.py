@@ -19,7 +19,7 @@ from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.shard_writer import lock_folder
 from schemas.writing.validation import validate
 from tests.builders import tree
-from tests.schemas.conftest import prepare
+from tests.schemas.conftest import blocked_process, prepare
 
 
 def test_failures_come_before_their_shard_its_record_after_it_and_the_manifest_last(toys, tmp_path, monkeypatch):
@@ -95,7 +95,7 @@ with lock_folder(output.folder):
 
 
 @pytest.mark.slow
-def test_a_killed_run_is_cleaned_up_and_goes_on(folder, blocked_process):
+def test_a_killed_run_is_cleaned_up_and_goes_on(folder):
     output = OutputDataset(folder, kind="captions", parameters={"a": 1}, shards=2)
     finished = [".records/part-00000-of-00002.jsonl", "_failures/part-00000-of-00002.jsonl", "part-00000-of-00002.parquet"]
     with blocked_process(KILLED, folder.location) as process:

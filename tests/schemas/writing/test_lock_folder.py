@@ -10,7 +10,7 @@ from schemas.storage.folder import Folder
 from schemas.writing import shard_writer
 from schemas.writing.shard_writer import lock_folder, publishing
 from tests.builders import tree
-from tests.schemas.conftest import prepare
+from tests.schemas.conftest import blocked_process, prepare
 
 HOLDER = """
 import sys
@@ -25,7 +25,7 @@ with lock_folder(Folder(sys.argv[1])):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True], ids=["a run", "a task"])
-def test_second_run_is_refused_until_the_first_is_killed(folder, blocked_process, shared):
+def test_second_run_is_refused_until_the_first_is_killed(folder, shared):
     says = r"'.*/data' is in use: another run is writing it"
     with blocked_process(HOLDER, folder.location) as process:
         for _ in range(2):
@@ -89,7 +89,7 @@ def test_lock_file_deleted_while_waiting_is_recreated(folder, monkeypatch):
 
 
 @pytest.mark.slow
-def test_tasks_share_a_folder_and_keep_runs_out(folder, blocked_process):
+def test_tasks_share_a_folder_and_keep_runs_out(folder):
     with blocked_process(HOLDER.replace("argv[1])", "argv[1]), shared=True"), folder.location) as process:
         with lock_folder(folder, shared=True):
             assert folder.names() == [".lock"]

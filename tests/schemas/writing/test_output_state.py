@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from schemas.console import events
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.footers import Footer
@@ -368,13 +367,6 @@ OTHERS = (
     *("_manifest.json.old", "notes.tmp-old/x", "data.tmp-7", "_SUCCESS"),
 )
 """Files of other tools, and of people; litdata writes ``index.json``, macOS ``.DS_Store``, Spark ``_SUCCESS``."""
-
-
-@pytest.fixture
-def remarks(monkeypatch) -> list[str]:
-    said: list[str] = []
-    monkeypatch.setattr(events, "_show", lambda text, style: said.append(text))
-    return said
 
 
 @pytest.mark.parametrize("state", ["missing", "without manifest", "overwrite"])

@@ -30,10 +30,8 @@ def write(folder, tables, kind="captions", parameters=PARAMETERS, *, statistics=
         shard.statistics = statistics or {}
 
 
-def write_captions(folder, rows, *, size=None, **kwargs):
-    size = size or max(1, len(rows))
-    tables = (pa.Table.from_pylist(rows[i : i + size], schema=CAPTIONS) for i in range(0, len(rows), size))
-    write(folder, tables, **kwargs)
+def write_captions(folder, rows, **kwargs):
+    write(folder, [pa.Table.from_pylist(rows, schema=CAPTIONS)], **kwargs)
 
 
 def many_captions(count):
@@ -149,14 +147,15 @@ def test_row_groups_of_features_hold_4_mib(folder, width, dtype, group_rows):
     assert pq.ParquetFile(folder.local_path / NAME).read().equals(table)
 
 
-@pytest.mark.parametrize("size", [1, 7, 100, 333, 999])
-def test_bytes_of_captions_do_not_depend_on_batches(folder, size):
-    rows = many_captions(1000)
-    write_captions(folder, rows)
+@pytest.mark.parametrize("size", [1, 33, 512, 513, 999])
+@pytest.mark.parametrize("kind", ["captions", "features"])
+def test_bytes_do_not_depend_on_batches(folder, kind, size):
+    captions = pa.Table.from_pylist(many_captions(1000), schema=CAPTIONS)
+    table, parameters = (features(POOL, 1100), {"feature": POOL.to_json()}) if kind == "features" else (captions, PARAMETERS)
+    write(folder, [table], kind, parameters)
     whole = folder.read(NAME)
-    write_captions(folder, rows, size=size)
+    write(folder, table.to_batches(max_chunksize=size), kind, parameters)
     assert folder.read(NAME) == whole
-    assert pq.ParquetFile(folder.local_path / NAME).read().to_pylist() == rows
 
 
 def test_bytes_do_not_depend_on_input_dictionaries_and_nullability(folder):
@@ -170,15 +169,6 @@ def test_bytes_do_not_depend_on_input_dictionaries_and_nullability(folder):
         write(folder, [table])
         written.add(folder.read(NAME))
     assert len(written) == 1
-
-
-@pytest.mark.parametrize("size", [1, 33, 512, 513, 1023])
-def test_bytes_of_features_do_not_depend_on_batches(folder, size):
-    table, parameters = features(POOL, 1100), {"feature": POOL.to_json()}
-    write(folder, [table], "features", parameters)
-    whole = folder.read(NAME)
-    write(folder, table.to_batches(max_chunksize=size), "features", parameters)
-    assert folder.read(NAME) == whole
 
 
 @pytest.mark.slow
@@ -219,17 +209,16 @@ def test_memory_holds_one_row_group(folder):
 # --- whole or not at all ---------------------------------------------------------------------------------------------
 
 
-def failing(rows):
-    yield pa.Table.from_pylist(rows, schema=CAPTIONS)
-    raise ZeroDivisionError("in the middle")
-
-
 @pytest.mark.slow
 def test_open_shard_failure_keeps_the_old_shard(folder):
+    def failing():
+        yield pa.Table.from_pylist(many_captions(70_000), schema=CAPTIONS)
+        raise ZeroDivisionError("in the middle")
+
     write_captions(folder, many_captions(5))
     before = folder.read(NAME)
     with pytest.raises(ZeroDivisionError, match="in the middle"):
-        write(folder, failing(many_captions(70_000)))
+        write(folder, failing())
     assert folder.names() == [RECORD, NAME]
     assert folder.read(NAME) == before
 

@@ -50,15 +50,6 @@ def test_a_dataset_in_use_is_valid(copy_toy):
         assert validate(toy.path) == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_forging_alone_breaks_nothing(copy_toy, forge, kind):
-    # The tests below rewrite shards; that the rewriting itself goes unnoticed makes their one complaint mean something.
-    toy = copy_toy(kind)
-    for path in sorted(toy.path.glob("part-*")):
-        forge.shard(toy, path.name, lambda table: table)
-    assert validate(toy.path) == []
-
-
 # --- manifest and files ----------------------------------------------------------------------------------------------
 
 
