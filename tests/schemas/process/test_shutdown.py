@@ -51,32 +51,29 @@ def test_shutdown_notice_persists_after_interrupt_not_after_error():
 # --- deferring -------------------------------------------------------------------------------------------------------
 
 
-def test_a_signal_is_raised_after_the_block(handlers):
-    reached = []
+def interrupt(*numbers: int, agreed: int = 0) -> list[int]:
+    """Raise signals in a block that defers them and ends with an interrupt; return the signal received after each."""
+    received = []
 
     def block() -> None:
         with defer_signals() as deferred:
-            signal.raise_signal(signal.SIGINT)
-            reached.append(deferred.received)
+            deferred.agreed = agreed
+            for number in numbers:
+                signal.raise_signal(number)
+                received.append(deferred.received)
 
     with pytest.raises(KeyboardInterrupt):
         block()
-    assert reached == [signal.SIGINT]
+    return received
+
+
+def test_a_signal_is_raised_after_the_block(handlers):
+    assert interrupt(signal.SIGINT) == [signal.SIGINT]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_second_signal_is_not_deferred(handlers):
-    reached = []
-
-    def block() -> None:
-        with defer_signals():
-            signal.raise_signal(signal.SIGTERM)
-            signal.raise_signal(signal.SIGINT)
-            reached.append("never")
-
-    with pytest.raises(KeyboardInterrupt):
-        block()
-    assert reached == []
+    assert interrupt(signal.SIGTERM, signal.SIGINT) == [signal.SIGTERM]
 
 
 def test_defer_signals_restores_handlers(handlers):
@@ -95,27 +92,11 @@ def test_defer_signals_restores_handlers(handlers):
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda number, frame: None])
 def test_defer_signals_raises_interrupt_if_the_handler_returns(handlers, handler):
     signal.signal(signal.SIGTERM, handler)
-
-    def block() -> None:
-        with defer_signals() as deferred:
-            deferred.agreed = signal.SIGTERM
-
-    with pytest.raises(KeyboardInterrupt):
-        block()
+    assert interrupt(agreed=signal.SIGTERM) == []
 
 
 def test_defer_signals_raises_the_agreed_signal(handlers):
-    received = []
-
-    def block() -> None:
-        with defer_signals() as deferred:
-            deferred.agreed = signal.SIGINT
-            signal.raise_signal(signal.SIGTERM)  # It comes after the other's, and is the first one here.
-            received.append(deferred.received)
-
-    with pytest.raises(KeyboardInterrupt):
-        block()
-    assert received == [signal.SIGTERM]
+    assert interrupt(signal.SIGTERM, agreed=signal.SIGINT) == [signal.SIGTERM]
 
 
 def test_without_a_signal_nothing_happens(handlers):
