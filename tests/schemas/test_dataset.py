@@ -16,7 +16,6 @@ IMAGE_KINDS = ["captions", "encoded", "features", "features16", "regions", "embe
 
 
 def same(found, expected):
-    """Whether rows are equal, vectors included."""
     assert len(found) == len(expected)
     for a, b in zip(found, expected, strict=True):
         assert list(a) == list(b)

@@ -80,12 +80,12 @@ WRONG = [
 
 
 @pytest.mark.parametrize("change", WRONG, ids=repr)
-def test_footer_value_of_another_type_is_damage(folder, change):
+def test_footer_value_of_another_type_is_damage(folder, forge, change):
     write_captions(folder, 3)
     path = folder.local_path / NAME
     pairs = {k.decode(): v.decode() for k, v in pq.read_metadata(path).metadata.items() if k.startswith(b"imagepivot.")}
     table = pq.ParquetFile(path).read().replace_schema_metadata(None)
-    for footer, whole in ((pairs, True), ({**pairs, **change}, False)):
+    for footer, whole in ((pairs, True), (forge.sealed({**pairs, **change}), False)):
         with pq.ParquetWriter(path, table.schema) as writer:
             writer.write_table(table)
             writer.add_key_value_metadata(footer)

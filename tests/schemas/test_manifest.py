@@ -244,7 +244,6 @@ def test_invalid_content_is_named(changes, problem):
 
 
 def written(kind, parameters):
-    """The text of a manifest with these parameters, with a fitting fingerprint."""
     shards = example().shards
     fingerprint = fingerprint_of(kind, parameters, (), shards=2)
     manifest = example(kind=kind, parameters=parameters, inputs=(), fingerprint=fingerprint, shards=shards)

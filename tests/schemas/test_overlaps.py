@@ -8,7 +8,6 @@ from tests.builders import write_rows
 
 
 def rows_of(splits: dict[str, str]) -> list[dict]:
-    """One caption for each split of an image, in the order of its word."""
     return [
         {"image_id": image, "language": "en", "portion": "p", "index": n, "split": split, "text": "a b", "tokens": ["a", "b"]}
         for image, names in splits.items()

@@ -19,7 +19,6 @@ UNLIMITED = "9223372036854771712"  # What version 1 says where there is no limit
 
 @pytest.fixture
 def group(tmp_path, monkeypatch):
-    """Make files of control groups, and return the arguments that lead to them."""
     monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": HOST // 4096}.__getitem__)
 
     def group(groups: str | None, files: dict[str, str]) -> tuple[Path, Path]:

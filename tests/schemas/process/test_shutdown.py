@@ -21,7 +21,6 @@ def nothing_left():
 
 @pytest.fixture
 def handlers():
-    """Restore what signals do."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.getsignal(number) for number in numbers]
     yield

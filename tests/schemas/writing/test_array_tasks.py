@@ -27,7 +27,7 @@ FAILURE = {"key": "lost-01", "uri": "lost-01.jpg", "stage": "decode", "reason": 
 def run(
     toy, index: int, count: int = 3, output: OutputDataset | None = None, during=None, made: list[int] | None = None, **policy
 ) -> Manifest | str:
-    """Runs a task as the pipelines do; returns the manifest, or what it says of shards that are missing."""
+    """Run a task as the pipelines do; return the manifest, or the message about missing shards."""
     output = output or toy.output
 
     def write_missing(finished: frozenset[int]) -> None:
@@ -52,7 +52,6 @@ def nothing() -> None:
 
 @pytest.fixture
 def plain(new_features) -> dict[str, bytes]:
-    """The files of one plain run."""
     toy = new_features("plain", failures=[FAILURE])
     write_dataset(toy.output, toy.fill, libraries=("pillow",))
     return tree(toy.path)

@@ -21,7 +21,6 @@ from tests.stages import Choose, attempt, every_order, output_in, staged
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> dict[str, dict[str, bytes]]:
-    """The dataset that each attempt makes alone."""
     made = {}
     for name in "ABC":
         path = tmp_path_factory.mktemp(name) / "x"

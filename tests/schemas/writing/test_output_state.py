@@ -40,17 +40,14 @@ FAILURE = {"key": "lost", "uri": "lost.jpg", "stage": "decode", "reason": "empty
 
 @dataclass(frozen=True)
 class Case:
-    """What is done to the second of three shards, and what then becomes of it.
+    """A change of the second of three shards, and its consequences.
 
     Attributes:
-        status: what `state_of` says.
-        change: makes it so.
-        resume: ``kept``, ``written`` or ``refused`` by the same command.
-        update: likewise, with an update.
+        resume: ``kept``, ``written`` or ``refused`` by the same command; update: with an update.
         commit: ``listed``, ``refused``, or ``deleted`` and refused.
-        repair: ``kept``, ``deleted``, ``left`` where it is no shard of ours, or ``-`` where there is nothing to do.
-        verify: whether only a run that compares digests sees it.
-        without_manifest: whether it is only so where no manifest tells.
+        repair: ``kept``, ``deleted``, ``left`` (a shard of others), or ``-`` (nothing to do).
+        verify: only a run that compares digests detects it.
+        without_manifest: the status differs with a manifest.
     """
 
     status: str
@@ -94,6 +91,7 @@ CASES = {
     "cut": Case("damaged", lambda path, _: cut(path / f"{SHARD}.parquet"), "written", "written", "deleted", "deleted"),
     "grown": Case("damaged", lambda path, _: grow(path / f"{SHARD}.parquet"), "written", "written", "deleted", "deleted"),
     "failures cut": Case("damaged", lambda path, _: cut(failures(path)), "written", "written", "deleted", "deleted"),
+    "failures grown": Case("damaged", lambda path, _: grow(failures(path)), "written", "written", "deleted", "deleted"),
     "flipped": Case(
         "damaged",
         lambda path, _: flip(path / f"{SHARD}.parquet", 200),
@@ -125,7 +123,6 @@ IN_FOLDERS = [
 
 @pytest.fixture(params=IN_FOLDERS)
 def situation(request, new_features) -> tuple[Case, Path, OutputDataset]:
-    """A case, a dataset with its second shard as the case says, and what a run would write there now."""
     case, committed = CASES[request.param[0]], request.param[1]
     toy = new_features()
     output = replace(toy.output, listings=LISTINGS, states=LISTINGS)
@@ -236,8 +233,6 @@ def test_validate_by_shard_status(situation):
 
 @pytest.fixture(params=[True, False], ids=["committed", "killed"])
 def copy_run(copy_toy, request):
-    """Makes a copy of a dataset, with its manifest or as a run leaves it that is killed right before its commit."""
-
     def copy(name):
         toy = copy_toy(name)
         if not request.param:
@@ -252,7 +247,6 @@ def all_but(toy, *numbers):
 
 
 def file_of(toy, what) -> tuple[Path, int]:
-    """A file of a dataset, and the number of its shard."""
     if what == "failures":
         number = toy.failure_shard(toy.failures[0])
         return toy.path / "_failures" / f"part-0000{number}-of-00003.jsonl", number
@@ -328,7 +322,6 @@ def test_damaged_record_is_rewritten_with_verify(copy_toy, toys):
 
 
 def with_parameters(output: OutputDataset, **parameters) -> OutputDataset:
-    """The same folder, for a dataset of other parameters."""
     return replace(output, parameters={**output.parameters, **parameters})
 
 

@@ -22,7 +22,6 @@ PARAMETERS = {"tokenizer": "moses", "ü": [1, 2.5, None]}
 
 
 def write(folder, tables, kind="captions", parameters=PARAMETERS, *, statistics=None, failures=()):
-    """The one shard of a dataset."""
     with open_shard(OutputDataset(folder, kind, parameters), 0) as shard:
         for table in tables:
             shard.write(table)
@@ -227,7 +226,6 @@ def test_open_shard_failure_keeps_the_old_shard(folder):
 
 
 def failures_in(folder):
-    """The lines, as anyone would read them."""
     return [json.loads(line) for line in folder.read(FAILED).decode().splitlines()]
 
 

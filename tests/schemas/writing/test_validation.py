@@ -21,7 +21,6 @@ VOCABULARY = "part-00000-of-00001.parquet"
 
 
 def complains(toy, *expected):
-    """Whether the complaints are those expected, each a regular expression of the whole sentence, and no others."""
     problems = validate(toy.path)
     assert len(problems) == len(expected), problems
     for problem, pattern in zip(problems, expected, strict=True):
