@@ -1,4 +1,4 @@
-"""The fake GPU itself: what it must notice, against what is known of CUDA."""
+"""Counts of the fake GPU and its errors, compared with CUDA's documented behaviour."""
 
 from collections import Counter
 
@@ -27,18 +27,15 @@ def waits_of(function):
 @pytest.mark.parametrize(
     ("function", "operation"),
     [
-        (lambda x, y: x + y, "aten.add.Tensor"),
         (lambda x, y: y.add_(x), "aten.add_.Tensor"),
         (lambda x, y: torch.cat([x, y]), "aten.cat.default"),
-        (lambda x, y: x @ y.T, "aten.mm.default"),
-        (lambda x, y: x.index_select(0, torch.tensor([1])), "aten.index_select.default"),
         (lambda x, y: torch.stack([x[0, 0], y[0, 0]]), "aten.stack.default"),
         (lambda x, y: y[torch.tensor([0], device=GPU)], "aten.index.Tensor"),
         (lambda x, y: y * x[0, 0], "aten.mul.Tensor"),
     ],
 )
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
-def test_two_devices_in_one_operation_are_an_error_with_its_name_and_line(function, operation, context):
+def test_operation_tensors_of_two_devices_raise(function, operation, context):
     with fake_gpu(), context():
         x, y = random(4, 3).to(GPU), random(4, 3)
         with pytest.raises(DeviceMismatchError, match=rf"{operation} in tests/test_fake_gpu.py:\d+ got .*cuda:0 \["):
@@ -49,14 +46,11 @@ def test_two_devices_in_one_operation_are_an_error_with_its_name_and_line(functi
     ("function", "expected"),
     [
         (lambda x, mask: x[0, 0].item(), {"_local_scalar_dense": 1}),
-        (lambda x, mask: float(x.sum()), {"_local_scalar_dense": 1}),
-        (lambda x, mask: bool((x > 0).all()), {"_local_scalar_dense": 1}),
         (lambda x, mask: x.cpu(), {"copy to the CPU": 1}),
         (lambda x, mask: x.tolist(), {"copy to the CPU": 1}),
         (lambda x, mask: mask.nonzero(), {"nonzero": 1}),
         (lambda x, mask: x[mask], {"boolean mask": 1}),
         (lambda x, mask: x.masked_select(x > 0), {"masked_select": 1}),
-        (lambda x, mask: x.__setitem__(mask, x[:2].clone()), {"boolean mask": 1}),
         (lambda x, mask: x[[1, 2]], {"copy to the GPU": 1}),
         (lambda x, mask: x[torch.tensor([1, 2])], {"copy to the GPU": 1}),
         (lambda x, mask: torch.equal(x, x), {"equal": 1}),
@@ -79,7 +73,7 @@ def test_waits(function, expected, context):
         assert waits_of(function)[0] == expected
 
 
-def test_unawaited_copies_are_detected():
+def test_copies_non_blocking_are_counted_without_waits():
     with fake_gpu() as gpu:
         pinned = random(8, 3).pin_memory()
         assert pinned.is_pinned()
@@ -99,7 +93,7 @@ def test_unawaited_copies_are_detected():
 
 
 @pytest.mark.parametrize("context", [torch.enable_grad, torch.inference_mode])
-def test_views_and_operations_on_nothing_start_no_kernel(context):
+def test_launches_views_and_empty_tensors_are_not_counted(context):
     def look(x, mask):
         x.view(3, 4), x[1:, :2].T.unsqueeze(0).expand(5, -1, -1).permute(1, 0, 2), x.split(2), x.unbind(), x.flatten()
         torch.empty(9, device=GPU), torch.empty_like(x), x.detach(), x.unflatten(1, (3, 1)).squeeze(2), x.to(GPU)
@@ -110,8 +104,8 @@ def test_views_and_operations_on_nothing_start_no_kernel(context):
     assert (waits, launches) == ({}, 0)
 
 
-def test_a_division_by_a_number_is_a_product_with_its_reciprocal():
-    """As CUDA's kernel says of itself, it may lose a bit; a division by a tensor of the GPU does not."""
+def test_division_by_number_multiplies_by_reciprocal():
+    """As in CUDA's kernel; a division by a tensor of the GPU is exact."""
     values = torch.arange(256, dtype=torch.float32)
     with fake_gpu():
         found = values.to(GPU).div_(255).cpu()
@@ -123,7 +117,7 @@ def test_a_division_by_a_number_is_a_product_with_its_reciprocal():
     assert torch.equal(floored, values // 7)
 
 
-def test_a_hollow_gpu_counts_and_computes_nothing():
+def test_hollow_gpu_counts_launches_without_values():
     counts = []
     for hollow in (False, True):
         with fake_gpu(hollow=hollow) as gpu, torch.inference_mode():
@@ -137,7 +131,7 @@ def test_a_hollow_gpu_counts_and_computes_nothing():
     assert counts[0] == counts[1]
 
 
-def test_unawaited_copies_complete_at_a_later_synchronization():
+def test_copies_non_blocking_end_at_synchronization():
     with fake_gpu() as gpu:
         values = random(3)
         there, whole = values.to(GPU), torch.arange(3).to(GPU)
@@ -158,7 +152,7 @@ def test_unawaited_copies_complete_at_a_later_synchronization():
         assert {wait.operation: count for wait, count in gpu.waits.items()} == {"event": 1, "synchronize": 1}
 
 
-def test_page_locked_memory_must_not_change_before_its_copy_has_ended():
+def test_pinned_memory_changed_during_copy_raises():
     with fake_gpu():
         memory = torch.empty((2, 3), pin_memory=True)
         assert memory.is_pinned()

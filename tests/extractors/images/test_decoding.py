@@ -13,7 +13,7 @@ import pytest
 from PIL import Image, ImageFile, features
 
 from extractors.images import decoding
-from extractors.images.decoding import FORMATS, DecodeError, decode, format_of, missing_decoder
+from extractors.images.decoding import FORMATS, DecodeError, decode, format_of
 
 pillow_heif.register_heif_opener()  # For writing the files of the tests.
 RAMP = np.arange(0, 256, 4, dtype=np.uint8).reshape(8, 8)
@@ -56,7 +56,7 @@ def reason_of(data: bytes, match: str = r"\w", **options) -> str:
 
 
 @pytest.mark.parametrize("format", ["PNG", "BMP", "TIFF", "WEBP", "JPEG2000", "PPM", "TGA", "ICO"])
-def test_rgb_of_lossless_formats_is_as_stored(format):  # noqa: A002
+def test_decode_lossless_formats_equal_stored_rgb(format):  # noqa: A002
     image = noise()
     options = {"WEBP": {"lossless": True}, "ICO": {"sizes": [image.size]}}.get(format, {})
     np.testing.assert_array_equal(pixels(encode(image, format, **options)), np.asarray(image))
@@ -67,14 +67,10 @@ def test_jpeg_is_decoded_at_full_size_as_pillow_does():
     np.testing.assert_array_equal(pixels(data), np.asarray(Image.open(io.BytesIO(data))))
 
 
-def test_grey_is_replicated():
-    np.testing.assert_array_equal(pixels(encode(Image.fromarray(RAMP))), replicated(RAMP))
-    assert pixels(encode(Image.fromarray(RAMP), "JPEG")).shape == (8, 8, 3)
-
-
-def test_black_and_white_is_0_and_255():
-    bits = Image.fromarray(np.where(RAMP > 100, 255, 0).astype(np.uint8)).convert("1")
-    np.testing.assert_array_equal(pixels(encode(bits)), replicated(np.where(RAMP > 100, 255, 0).astype(np.uint8)))
+@pytest.mark.parametrize("mode", ["L", "1"])
+def test_decode_grey_is_replicated(mode):
+    values = RAMP if mode == "L" else np.where(RAMP > 100, 255, 0).astype(np.uint8)
+    np.testing.assert_array_equal(pixels(encode(Image.fromarray(values).convert(mode))), replicated(values))
 
 
 @pytest.mark.parametrize("transparency", [None, 1, b"\x80\x00\xff"])
@@ -109,38 +105,25 @@ def test_16_bit_rgb_and_grey_with_alpha_give_the_high_byte():
 
 
 @pytest.mark.parametrize("chunk", [{"tRNS": b"\x42\x42"}, {"gAMA": b"\x00\x01\x86\xa0"}, {"sBIT": b"\x0c"}])
-def test_a_transparent_grey_gamma_and_significant_bits_of_a_png_change_nothing(chunk):
+def test_decode_png_ignores_transparency_gamma_and_significant_bits(chunk):
     """Samples of fewer significant bits are scaled to all bits by who writes the file (PNG 13.12)."""
     values = np.arange(16) * 0x111  # 12 bits
     row = b"\x00" + (values << 4 | values >> 8).astype(">u2").tobytes()
     assert pixels(png(16, 1, 16, 0, row, **chunk))[0, :, 0].tolist() == [17 * value for value in range(16)]
 
 
-def test_32_bit_grey_is_scaled_like_16_bit_where_it_fits():
+def test_decode_32_bit_grey_within_16_bits_is_scaled():
     fitting = Image.fromarray(np.array([[0, 257, 65535]], dtype=np.int32))
     assert pixels(encode(fitting, "TIFF")).tolist() == [[[0] * 3, [1] * 3, [255] * 3]]
 
 
 @pytest.mark.parametrize("value", [-1, 65536])
-def test_32_bit_grey_beyond_16_bits_is_unsupported(value):
+def test_decode_32_bit_grey_beyond_16_bits_is_unsupported(value):
     data = encode(Image.fromarray(np.array([[0, value]], dtype=np.int32)), "TIFF")
     assert reason_of(data) == "unsupported"
 
 
-def test_floats_and_lab_are_unsupported():
-    assert reason_of(encode(Image.fromarray(np.zeros((2, 2), dtype=np.float32)), "TIFF")) == "unsupported"
-    assert reason_of(encode(Image.new("LAB", (2, 2)), "TIFF")) == "unsupported"
-
-
-def test_12_bit_grey_is_unsupported():
-    short, tags = 3, [(256, 2), (257, 1), (258, 12), (259, 1), (262, 1), (273, 8), (277, 1), (278, 1), (279, 3)]
-    entries = b"".join(struct.pack("<HHIHH", tag, short, 1, value, 0) for tag, value in tags)
-    data = b"II*\x00" + struct.pack("<I", 12) + bytes(4) + struct.pack("<H", len(tags)) + entries + bytes(4)
-    assert Image.open(io.BytesIO(data)).mode == "I;16"
-    assert reason_of(data, "12 bits, expected 8 or 16") == "unsupported"
-
-
-def test_cmyk_jpeg_is_inverted_with_adobes_marker_or_without():
+def test_decode_cmyk_jpeg_is_inverted_with_and_without_adobe_marker():
     data = encode(Image.new("CMYK", (16, 16), (0, 255, 255, 0)), "JPEG", quality=100)
     at = data.index(b"\xff\xee")
     (length,) = struct.unpack_from(">H", data, at + 2)
@@ -209,19 +192,19 @@ def test_floats_of_a_pfm_are_unsupported():
     assert reason_of(b"Pf\n1 1\n-1.0\n" + struct.pack("<f", 0.5)) == "unsupported"
 
 
-def test_a_tga_of_15_bits_begins_at_the_bottom():
+def test_decode_15_bit_tga_begins_at_the_bottom():
     header = struct.pack("<BBBHHBHHHHBB", 0, 0, 2, 0, 0, 0, 0, 0, 2, 2, 16, 0)
     rows = struct.pack("<HHHH", 0x7C00, 0x03E0, 0x001F, 0x7FFF)  # Red and green, above them blue and white.
     assert pixels(header + rows + bytes(26)).tolist() == [[[0, 0, 255], [255, 255, 255]], [[255, 0, 0], [0, 255, 0]]]
 
 
-def test_a_palette_in_a_tga_is_looked_up():
+def test_decode_tga_palette_is_applied():
     header = struct.pack("<BBBHHBHHHHBB", 0, 1, 1, 0, 2, 24, 0, 0, 2, 1, 8, 0x20)
     palette = b"\x00\x00\xff" + b"\x00\x80\x00"  # Blue, green, red.
     assert pixels(header + palette + b"\x01\x00").tolist() == [[[0, 128, 0], [255, 0, 0]]]
 
 
-def test_the_largest_image_of_an_icon_counts():
+def test_decode_icon_reads_largest_image():
     image = Image.new("RGBA", (48, 48), (10, 20, 30, 0))
     decoded = decode(encode(image, "ICO", sizes=[(16, 16), (48, 48), (32, 32)]))
     assert (decoded.size, decoded.getpixel((5, 5))) == ((48, 48), (10, 20, 30))
@@ -231,7 +214,7 @@ def test_grey_of_jpeg_2000_has_up_to_16_bits():
     np.testing.assert_array_equal(pixels(jp2(RAMP_16)), replicated(np.round(RAMP_16 / 257).astype(np.uint8)))
 
 
-def test_grey_of_12_bits_in_jpeg_2000():
+def test_decode_jpeg_2000_12_bit_grey_is_scaled():
     values = np.arange(4096, dtype=np.uint16).reshape(64, 64)
     # The encoder stores the distance from the middle: of these values in 16 bits it is that of `values` in 12 bits.
     data = bytearray(encode(Image.fromarray(values + 32768 - 2048), "JPEG2000", no_jp2=True))
@@ -256,13 +239,13 @@ def test_fewer_bits_in_jpeg_2000_are_unsupported():
     assert reason_of(bytes(data)) == "unsupported"
 
 
-@pytest.mark.parametrize("format", ["AVIF", "HEIF"])
-def test_the_first_frame_or_the_primary_image_counts(format):  # noqa: A002
+@pytest.mark.parametrize("format", ["GIF", "PNG", "WEBP", "TIFF", "MPO", "AVIF", "HEIF"])
+def test_decode_several_frames_reads_the_first_or_primary(format):  # noqa: A002
     frames = [Image.new("RGB", (64, 64), color) for color in ((200, 0, 0), (0, 0, 200))]
     options = {"primary_index": 1} if format == "HEIF" else {}
     data = encode(frames[0], format, save_all=True, append_images=frames[1:], **options)
-    expected = [0, 0, 200] if format == "HEIF" else [200, 0, 0]
-    assert np.abs(pixels(data).astype(int) - expected).max() <= 3
+    assert Image.open(io.BytesIO(data)).n_frames == 2
+    assert np.abs(pixels(data).astype(int) - ([0, 0, 200] if options else [200, 0, 0])).max() <= 3
 
 
 @pytest.mark.parametrize("orientation", [1, 3, 6, 8])
@@ -346,53 +329,31 @@ def test_orientation_of_tiff_is_part_of_the_format():
     np.testing.assert_array_equal(pixels(data), np.rot90(np.asarray(noise()), k=-1))
 
 
-@pytest.mark.parametrize("format", ["GIF", "PNG", "WEBP", "TIFF", "MPO", "AVIF"])
-def test_the_first_frame_of_several_counts(format):  # noqa: A002
-    frames = [Image.new("RGB", (8, 8), color) for color in ((255, 0, 0), (0, 0, 255))]
-    data = encode(frames[0], format, save_all=True, append_images=frames[1:])
-    assert Image.open(io.BytesIO(data)).n_frames == 2
-    assert np.abs(pixels(data).astype(int) - [255, 0, 0]).max() <= 2
-
-
 @pytest.mark.parametrize("data", [b"", b"\x00" * 100, b"<html>not found</html>", b"%PDF-1.4 ...", b"GIF"])
-def test_not_an_image(data):
+def test_decode_other_bytes_are_not_an_image(data):
     assert reason_of(data) == ("not_an_image" if data else "empty")
 
 
 @pytest.mark.parametrize("format", ["EPS", "PDF", "PCX", "SGI", "DDS"])
-def test_formats_outside_the_list_are_not_opened(format):  # noqa: A002
+def test_decode_other_formats_are_not_an_image(format):  # noqa: A002
     assert reason_of(encode(noise(), format)) == "not_an_image"
 
 
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "GIF", "BMP", "PPM", "TGA"])
+@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("part", [0.5, 0.9])
-def test_a_file_cut_short_is_truncated(format, part):  # noqa: A002
+def test_decode_cut_file_fails(format, part):  # noqa: A002
     data = encode(noise(), format)
-    assert reason_of(data[: int(len(data) * part)]) == "truncated"
+    reason = reason_of(data[: int(len(data) * part)])
+    assert reason == "truncated" or (reason == "decode_error" and format not in ("JPEG", "PNG", "GIF", "BMP", "PPM", "TGA"))
 
 
-@pytest.mark.parametrize("format", ["TIFF", "WEBP", "AVIF", "JPEG2000", "ICO", "HEIF"])
-def test_a_file_cut_short_fails_in_every_format(format):  # noqa: A002
-    data = encode(noise(), format)
-    assert reason_of(data[: len(data) // 2]) in ("truncated", "decode_error")
-
-
-def test_a_damaged_header_is_told_from_no_image():
+def test_decode_damaged_header_is_decode_error():
     assert reason_of(b"\x89PNG\r\n\x1a\n" + bytes(50), "begin like PNG, but the header cannot be read") == "decode_error"
 
 
-def test_damage_inside_a_png_is_a_decode_error():
-    data = bytearray(encode(noise()))
-    at = data.index(b"IDAT")
-    data[at + 40] ^= 0xFF
-    assert reason_of(bytes(data)) in ("decode_error", "truncated")
-
-
 @pytest.mark.filterwarnings("ignore")  # Pillow warns of what it finds in damaged headers
-@pytest.mark.parametrize(
-    "format", ["JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF", "JPEG2000", "PPM", "TGA", "ICO", "HEIF"]
-)
-def test_random_damage_ends_in_pixels_or_a_reason(format):  # noqa: A002
+@pytest.mark.parametrize("format", FORMATS)
+def test_decode_random_damage_gives_pixels_or_a_reason(format):  # noqa: A002
     clean, random = encode(noise(16, 16), format), np.random.default_rng(1)
     for _ in range(200):
         data = bytearray(clean)
@@ -405,10 +366,10 @@ def test_random_damage_ends_in_pixels_or_a_reason(format):  # noqa: A002
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-def test_pixels_are_counted_in_the_header_before_decoding():
+def test_decode_max_pixels_are_counted_in_the_header():
     bomb = png(10_000, 10_000, 8, 2, b"")  # has no pixels: decoding it would fail for another reason
     assert reason_of(bomb, "10000×10000 pixels, expected at most 99999999 in all", max_pixels=99_999_999) == "too_large"
-    assert reason_of(bomb) != "too_large"
+    assert reason_of(bomb, max_pixels=100_000_000) != "too_large"
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
@@ -423,28 +384,23 @@ def test_decode_default_limit_equals_pillow_limit(is_icon, monkeypatch):
     assert reason_of(bomb) == "too_large"
 
 
-def test_the_limit_itself_is_allowed():
-    assert decode(encode(noise(64, 48)), max_pixels=64 * 48).size == (48, 64)
-    assert reason_of(encode(noise(64, 48)), max_pixels=64 * 48 - 1) == "too_large"
-
-
-def test_tolerance_of_truncated_files_is_refused(monkeypatch):
+def test_decode_pillow_tolerating_truncation_raises(monkeypatch):
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     with pytest.raises(Exception, match="LOAD_TRUNCATED_IMAGES is True in this process"):
         decode(encode(noise()))
 
 
-def test_error_travels_between_processes():
+def test_decode_error_can_be_pickled():
     error = pickle.loads(pickle.dumps(DecodeError("empty", "no bytes")))
     assert (error.reason, str(error)) == ("empty", "no bytes")
 
 
-def test_reasons_are_closed():
+def test_decode_error_unknown_reason_raises():
     with pytest.raises(ValueError, match="reason is 'other', expected one of"):
         DecodeError("other", "")
 
 
-def test_a_decoded_photograph_holds_no_file():
+def test_decode_jpeg_closes_its_file():
     image = decode(encode(Image.new("RGB", (40, 30), (200, 30, 90)), "JPEG"))
     assert (image.mode, image.size, getattr(image, "fp", None)) == ("RGB", (40, 30), None)
 
@@ -460,7 +416,7 @@ def test_format_of_files_from_pillow_is_detected(name):
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "RGB"])
-def test_every_kind_of_ppm_is_one(mode):
+def test_format_of_ppm_variants_is_ppm(mode):
     assert format_of(encode_as("PPM", mode)) == "PPM"
     assert format_of(b"P1\n# by hand\n1 1\n0\n") == "PPM"
 
@@ -472,7 +428,7 @@ def test_every_kind_of_ppm_is_one(mode):
         *((mode, {"compression": "tga_rle"}) for mode in ("L", "LA", "P", "RGB", "RGBA")),
     ],
 )
-def test_a_tga_is_one_with_and_without_its_footer(mode, options):
+def test_format_of_tga_needs_no_footer(mode, options):
     data = encode_as("TGA", mode, **options)
     assert data.endswith(b"TRUEVISION-XFILE.\x00")
     assert format_of(data) == format_of(data[:-26]) == "TGA"
@@ -498,11 +454,11 @@ def test_a_tga_is_one_with_and_without_its_footer(mode, options):
         struct.pack("<BBBHHBHHHHBB", 3, 0, 1, 0, 0, 0, 0, 0, 5, 5, 8, 0),  # TGA of indices without a palette
     ],
 )
-def test_other_files_are_none(data):
+def test_format_of_other_files_is_none(data):
     assert format_of(data) is None
 
 
-def test_containers_are_told_by_all_their_brands():
+def test_format_of_container_reads_all_brands():
     def box(*brands: bytes) -> bytes:
         return struct.pack(">I", 12 + 4 * len(brands)) + b"ftyp" + brands[0] + bytes(4) + b"".join(brands[1:])
 
@@ -512,7 +468,7 @@ def test_containers_are_told_by_all_their_brands():
     assert format_of(box(b"isom", b"mp42") + b"avif") is None
 
 
-def test_heic_without_the_extra_says_which_one(monkeypatch):
+def test_decode_heic_without_the_extra_names_it(monkeypatch):
     data = encode_as("HEIF")
     assert decode(data).size == (32, 32)
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
@@ -525,7 +481,7 @@ def test_heic_without_the_extra_says_which_one(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["AVIF", "WEBP"])
-def test_a_pillow_without_a_codec_says_so(monkeypatch, name):
+def test_decode_pillow_without_codec_is_unsupported(monkeypatch, name):
     supported = [feature for feature in features.get_supported() if feature != name.lower()]
     monkeypatch.setattr(features, "get_supported", lambda: supported)
     assert reason_of(encode_as(name), rf"bytes are {name}, and this build of Pillow has no decoder for it") == "unsupported"
@@ -539,7 +495,3 @@ def test_decode_missing_codec_is_unsupported(monkeypatch, name, options, codec):
     data = encode_as(name, **options)
     monkeypatch.delattr(Image.core, f"{codec}_decoder")
     assert reason_of(data, rf"cannot decode the {name} file .*decoder {codec} not available") == "unsupported"
-
-
-def test_this_build_has_them_all():
-    assert [missing_decoder(name) for name in FORMATS] == [None] * len(FORMATS)

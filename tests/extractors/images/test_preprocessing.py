@@ -10,12 +10,7 @@ from PIL import Image
 from torchvision import transforms
 
 from extractors.images.decoding import DecodeError, decode
-from extractors.images.preprocessing import (
-    check_resized,
-    resize,
-    resize_and_crop,
-    ten_crop,
-)
+from extractors.images.preprocessing import check_resized, resize, resize_and_crop, ten_crop
 from extractors.whole_image.resnet50 import PREPROCESSING
 
 CPU = torch.device("cpu")
@@ -32,16 +27,23 @@ def torchvision_crop(image: Image.Image, resize: int = 256, crop: int = 224, mod
     return transforms.Compose(steps)(image)
 
 
-@pytest.mark.parametrize("size_wh", SIZES_WH)
-def test_crop_has_torchvisions_bytes(size_wh):
-    ours = resize_and_crop(noise(*size_wh), PREPROCESSING)
-    assert ours.dtype == torch.uint8
-    assert ours.shape == (3, 224, 224)
-    assert torch.equal(ours, torchvision_crop(noise(*size_wh)))
+@pytest.mark.parametrize(
+    ("size_wh", "resize", "crop", "interpolation"),
+    [
+        *((size_wh, 256, 224, "bilinear") for size_wh in SIZES_WH),
+        ((500, 333), 256, 224, "bicubic"),
+        *((size_wh, 40, 61, "bilinear") for size_wh in ((50, 40), (51, 40), (40, 51), (90, 40), (33, 33))),  # Padded.
+    ],
+)
+def test_resize_and_crop_equals_torchvision(size_wh, resize, crop, interpolation):
+    plan = dataclasses.replace(PREPROCESSING, resize_short=resize, crop=crop, interpolation=interpolation)
+    found, mode = resize_and_crop(noise(*size_wh), plan), transforms.InterpolationMode(interpolation)
+    assert (found.dtype, found.shape) == (torch.uint8, (3, crop, crop))
+    assert torch.equal(found, torchvision_crop(noise(*size_wh), resize, crop, mode))
 
 
 @pytest.mark.slow
-def test_crop_of_photographs_has_torchvisions_bytes(photos):
+def test_resize_and_crop_photographs_equal_torchvision(photos):
     files = sorted((photos / "images").iterdir())
     assert len(files) == 18
     for file in files:
@@ -50,21 +52,7 @@ def test_crop_of_photographs_has_torchvisions_bytes(photos):
         assert torch.equal(resize_and_crop(decode(file.read_bytes()), PREPROCESSING), expected), file.name
 
 
-@pytest.mark.parametrize("size_wh", [(50, 40), (51, 40), (40, 51), (90, 40), (33, 33)])
-def test_crop_larger_than_the_image_is_padded_as_torchvision_pads(size_wh):
-    padding = dataclasses.replace(PREPROCESSING, resize_short=40, crop=61)
-    assert torch.equal(resize_and_crop(noise(*size_wh), padding), torchvision_crop(noise(*size_wh), 40, 61))
-
-
-def test_interpolation_has_an_effect():
-    bicubic = dataclasses.replace(PREPROCESSING, interpolation="bicubic")
-    image = noise(500, 333)
-    expected = torchvision_crop(image, mode=transforms.InterpolationMode.BICUBIC)
-    assert torch.equal(resize_and_crop(image, bicubic), expected)
-    assert not torch.equal(resize_and_crop(image, PREPROCESSING), expected)
-
-
-def test_normalize_is_to_tensor_and_normalize():
+def test_normalizer_equals_torchvision():
     crop = resize_and_crop(noise(500, 333), PREPROCESSING)
     steps = [transforms.ToTensor(), transforms.Normalize(PREPROCESSING.mean, PREPROCESSING.std)]
     expected = transforms.Compose(steps)(Image.fromarray(crop.permute(1, 2, 0).numpy()))
@@ -85,25 +73,25 @@ def test_normalizer_memory_layouts_give_equal_values(size_hw, order):
         assert torch.equal(laid_out, before)
 
 
-def test_pixels_are_copied_not_shared():
+def test_resize_and_crop_copies_pixels():
     image = noise(256, 256)
     before = np.asarray(image).copy()
     resize_and_crop(image, PREPROCESSING).zero_()
     np.testing.assert_array_equal(np.asarray(image), before)
 
 
-def test_too_thin_to_resize_is_a_failure_of_the_image():
+def test_resize_and_crop_too_thin_image_raises_decode_error():
     with pytest.raises(DecodeError, match="60000×1 pixels would be resized to 15360000×256") as caught:
         resize_and_crop(Image.new("RGB", (60_000, 1)), PREPROCESSING)
     assert caught.value.reason == "too_large"
 
 
-def test_other_modes_are_refused():
+def test_resize_and_crop_other_mode_raises():
     with pytest.raises(ValueError, match="mode 'L', expected 'RGB'"):
         resize_and_crop(Image.new("L", (9, 9)), PREPROCESSING)
 
 
-def test_parameters_are_plain_values():
+def test_preprocessing_parameters_are_json_values():
     parameters = PREPROCESSING.parameters()
     assert json.loads(json.dumps(parameters)) == parameters
     assert parameters == {
@@ -117,6 +105,7 @@ def test_parameters_are_plain_values():
         "antialias": True,
         "resize_with": "pillow",
     }
+    assert ALIASED.parameters() == parameters | {"antialias": False, "resize_with": "imagepivot"}
 
 
 ALIASED = dataclasses.replace(PREPROCESSING, antialias=False)
@@ -134,7 +123,7 @@ def bilinear(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("size_wh", [size for size in SIZES_WH if max(size) < 2000])
-def test_without_antialias_is_the_bilinear_formula_rounded(size_wh):
+def test_resize_without_antialias_equals_bilinear_formula(size_wh):
     image = noise(*size_wh)
     ours = np.asarray(resize(image, ALIASED))
     short, long = min(size_wh), max(size_wh)
@@ -145,30 +134,14 @@ def test_without_antialias_is_the_bilinear_formula_rounded(size_wh):
     np.testing.assert_array_equal(ours[clear], np.rint(exact)[clear])
 
 
-def test_without_antialias_by_hand():
-    """Two pixels become four: the outer ones stay, the inner ones lie a quarter of the way; ties go to the even value."""
-    image = Image.fromarray(np.array([[[0, 100, 10], [8, 102, 12]], [[0, 100, 10], [8, 102, 12]]], dtype=np.uint8))
-    rows = np.asarray(resize(image, dataclasses.replace(ALIASED, resize_short=4)))
-    assert rows[2].tolist() == [[0, 100, 10], [2, 100, 10], [6, 102, 12], [8, 102, 12]]
-    half = np.asarray(resize(noise(512, 512), ALIASED))
-    corner = np.asarray(noise(512, 512))[:2, :2].astype(float).mean(axis=(0, 1))
-    np.testing.assert_array_equal(half[0, 0], np.rint(corner))
-
-
-def test_strips_do_not_show(monkeypatch):
+def test_resize_without_antialias_does_not_depend_on_strips(monkeypatch):
     whole = np.asarray(resize(noise(500, 333), ALIASED))
     for values in (1, 10_000, 2**40):
         monkeypatch.setattr("extractors.images.preprocessing._STRIP_VALUES", values)
         np.testing.assert_array_equal(np.asarray(resize(noise(500, 333), ALIASED)), whole)
 
 
-def test_antialias_has_an_effect_and_is_recorded():
-    image = noise(500, 333)
-    assert np.abs(np.asarray(resize(image, ALIASED)).astype(int) - np.asarray(resize(image, PREPROCESSING))).max() > 20
-    assert (ALIASED.parameters()["antialias"], ALIASED.parameters()["resize_with"]) == (False, "imagepivot")
-
-
-def test_image_of_the_right_size_is_returned_itself():
+def test_resize_image_of_target_size_is_returned():
     image = noise(256, 300)
     assert resize(image, ALIASED) is image
     assert resize(image, PREPROCESSING) is image
@@ -181,7 +154,7 @@ def test_check_resized_zero_side_raises_decode_error():
 
 
 @pytest.mark.parametrize("size_wh", SIZES_WH)
-def test_without_a_shorter_side_both_are_resized_as_torchvision_does(size_wh):
+def test_resize_and_crop_both_sides_equals_torchvision(size_wh):
     warp = dataclasses.replace(PREPROCESSING, resize_short=None)
     expected = transforms.Compose([transforms.Resize((224, 224)), transforms.PILToTensor()])(noise(*size_wh))
     assert torch.equal(resize_and_crop(noise(*size_wh), warp), expected)
@@ -204,7 +177,7 @@ def numbered(height: int, width: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("size_hw", SIZES_HW)
-def test_nearest_is_torchvisions_ten_crop(size_hw):
+def test_ten_crop_nearest_equals_torchvision(size_hw):
     pixels = numbered(*size_hw)
     expected = torch.stack(transforms.TenCrop(224)(pixels))
     found = ten_crop(pixels, crop=224, center="nearest")
@@ -213,7 +186,7 @@ def test_nearest_is_torchvisions_ten_crop(size_hw):
 
 
 @pytest.mark.parametrize("size_hw", SIZES_HW)
-def test_floor_is_caffes_oversample(size_hw):
+def test_ten_crop_floor_equals_caffe_oversample(size_hw):
     """Cut crops with Caffe's arithmetic: the centre minus half a crop, truncated; then the same five mirrored."""
     pixels = numbered(*size_hw)
     image, size = pixels.numpy().transpose(1, 2, 0), np.array(size_hw)

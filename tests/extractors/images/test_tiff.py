@@ -63,14 +63,14 @@ def message_of(data: bytes) -> str:
 @pytest.mark.parametrize("compressed", [False, True])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("kind", ["u1", "u2"])
-def test_grey_with_white_at_0_is_inverted(order, kind, compressed):
+def test_tiff_white_is_zero_is_inverted(order, kind, compressed):
     values = RAMP * (257 if kind == "u2" else 1)
     expected = [255, 238, 221, 204, 187, 170, 153, 136, 119, 102, 85, 68, 51, 34, 17, 0]
     assert row_of(grey(order, values, kind, compressed=compressed, t262=0)) == expected
     assert row_of(grey(order, values, kind, compressed=compressed)) == expected[::-1]
 
 
-def test_grey_with_white_at_0_is_scaled_after_the_inversion():
+def test_tiff_white_is_zero_is_scaled_after_inversion():
     values = [0, 128, 129, 20000, 65406, 65407, 65535] + [65535] * 9
     assert row_of(grey("<", values, "u2", t262=0))[:7] == [255, 255, 254, 177, 1, 0, 0]
 
@@ -84,31 +84,31 @@ def test_tiff_single_sample_ignores_planes_tag(order, photometric, kind):
     assert row_of(grey(order, values, kind, t262=photometric, t284=2)) == expected.tolist()
 
 
-def test_reversed_bits_of_grey_with_white_at_0():
+def test_tiff_white_is_zero_with_reversed_bits_is_inverted():
     row = bytes(int(f"{byte:08b}"[::-1], 2) for byte in samples("<", RAMP * 257, "u2"))
     assert row_of(tiff("<", [row], {BITS: 16, PHOTOMETRIC: 0, SAMPLES: 1, FILL_ORDER: 2})) == (255 - RAMP).tolist()
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_greatest_and_least_value_are_statistics(order):
+def test_tiff_sample_value_range_is_ignored(order):
     """TIFF 6.0: MaxSampleValue "is not to be used to affect the visual appearance of an image"."""
     assert row_of(grey(order, RAMP * 16, "u2", t280=0, t281=4095)) == ((RAMP * 16 + 128) // 257).tolist()
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_signed_grey_is_scaled_as_unsigned_where_nothing_is_negative(order):
+def test_tiff_nonnegative_signed_grey_is_scaled(order):
     assert row_of(grey(order, RAMP // 2, "i1", t339=2)) == (RAMP // 2).tolist()
     assert row_of(grey(order, RAMP // 2 * 257, "i2", t339=2)) == (RAMP // 2).tolist()
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_negative_grey_is_unsupported(order):
+def test_tiff_negative_grey_is_unsupported(order):
     assert "run from -128 to 127, expected 0 to 255" in message_of(grey(order, RAMP - 128, "i1", t339=2))
     assert "run from -32768 to 32767, expected 0 to 65535" in message_of(grey(order, RAMP * 257 - 32768, "i2", t339=2))
 
 
 @pytest.mark.parametrize("kind", ["i2", "i4"])
-def test_compressed_signed_grey_is_right_or_unsupported(kind):
+def test_tiff_compressed_signed_grey_big_endian_is_unsupported(kind):
     """Pillow swaps the bytes of big-endian values that libtiff has put in order already."""
     values = [256, 257] * 8
     assert row_of(grey("<", values, kind, compressed=True, t339=2)) == [1] * 16
@@ -118,7 +118,7 @@ def test_compressed_signed_grey_is_right_or_unsupported(kind):
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("photometric", [0, 1])
 @pytest.mark.parametrize("bits", [6, 10, 12, 14, 24, 64])
-def test_grey_of_other_depths_is_unsupported(order, photometric, bits):
+def test_tiff_other_depths_are_unsupported(order, photometric, bits):
     message = message_of(tiff(order, [bytes(2 * bits)], {BITS: bits, PHOTOMETRIC: photometric, SAMPLES: 1}))
     assert ("12 bits, expected 8 or 16" in message) == ((order, photometric, bits) == ("<", 1, 12)), message
 
@@ -126,7 +126,7 @@ def test_grey_of_other_depths_is_unsupported(order, photometric, bits):
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("bits", [1, 2, 4])
 @pytest.mark.parametrize("photometric", [0, 1])
-def test_grey_of_fewer_bits_is_scaled_to_255(order, bits, photometric):
+def test_tiff_fewer_bits_are_scaled(order, bits, photometric):
     values = np.arange(16) % 2**bits
     packed = int("".join(f"{value:0{bits}b}" for value in values), 2).to_bytes(2 * bits, "big")
     expected = values * 255 // (2**bits - 1)
@@ -149,12 +149,12 @@ def test_grey_of_fewer_bits_is_scaled_to_255(order, bits, photometric):
         ("u1", {"t259": 50001}),  # WebP, which a library that can decode it may not have
     ],
 )
-def test_whole_files_of_other_kinds_are_unsupported(order, kind, tags):
+def test_tiff_other_kinds_are_unsupported(order, kind, tags):
     assert message_of(grey(order, RAMP, kind, **tags))
 
 
 @pytest.mark.parametrize(("order", "bits"), [("<", 8), (">", 8), ("<", 16)])
-def test_grey_without_a_photometric_interpretation_is_unsupported(order, bits):
+def test_tiff_without_photometric_interpretation_is_unsupported(order, bits):
     assert "0 may be black or white" in message_of(tiff(order, [bytes(2 * bits)], {BITS: bits, SAMPLES: 1}))
 
 
@@ -168,7 +168,7 @@ COLOURS = np.stack([RAMP, RAMP[::-1], np.full(16, 51)], axis=-1)
 @pytest.mark.parametrize("compressed", [False, True])
 @pytest.mark.parametrize("extra", [(), (0,), (1,), (2,)])
 @pytest.mark.parametrize("kind", ["u1", "u2"])
-def test_colours_are_right_or_unsupported(order, planes, compressed, extra, kind):
+def test_tiff_colours_are_decoded_or_unsupported(order, planes, compressed, extra, kind):
     """Pillow takes uncompressed planes of 16 bits for bytes."""
     factor = 257 if kind == "u2" else 1
     values = np.concatenate([COLOURS * factor, np.full((16, len(extra)), 255 * factor)], axis=-1)
@@ -183,7 +183,7 @@ def test_colours_are_right_or_unsupported(order, planes, compressed, extra, kind
         np.testing.assert_array_equal(np.asarray(decode(data))[0], COLOURS)
 
 
-def test_premultiplied_colours_are_divided_by_alpha():
+def test_tiff_premultiplied_colours_are_divided_by_alpha():
     values = np.concatenate([COLOURS * 128 // 255, np.full((16, 1), 128)], axis=-1)
     tags = {BITS: [8] * 4, PHOTOMETRIC: 2, SAMPLES: 4, EXTRA_SAMPLES: 1}
     found = np.asarray(decode(tiff("<", [samples("<", values, "u1")], tags)))[0]
@@ -192,7 +192,7 @@ def test_premultiplied_colours_are_divided_by_alpha():
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("factor", [1, 256, 257])
-def test_a_palette_of_8_bits_is_told_by_its_greatest_value(order, factor):
+def test_tiff_8_bit_palette_equals_opencv(order, factor):
     """As libtiff tells them apart; OpenCV reads the files with it."""
     palette = np.zeros((3, 256), int)
     palette[:, :16] = COLOURS.T * factor
@@ -209,20 +209,20 @@ def ycbcr(order: str, *, compressed: bool) -> bytes:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_ycbcr_is_right_or_unsupported(order):
+def test_tiff_uncompressed_ycbcr_is_unsupported(order):
     """Pillow takes uncompressed YCbCr for RGBX."""
     assert row_of(ycbcr(order, compressed=True)) == RAMP.tolist()
     assert "YCbCr without compression" in message_of(ycbcr(order, compressed=False))
 
 
 @pytest.mark.parametrize("photometric", [8, 9, 10])
-def test_lab_is_unsupported(photometric):
+def test_tiff_lab_is_unsupported(photometric):
     for kind in ("u1", "u2"):
         tags = {BITS: [8 * np.dtype(kind).itemsize] * 3, PHOTOMETRIC: photometric, SAMPLES: 3}
         assert message_of(tiff("<", [samples("<", COLOURS, kind)], tags))
 
 
-def test_grey_with_alpha_has_8_bits():
+def test_tiff_grey_with_alpha_needs_8_bits():
     values = np.stack([RAMP, RAMP[::-1]], axis=-1)
     tags = {BITS: [8, 8], PHOTOMETRIC: 1, SAMPLES: 2, EXTRA_SAMPLES: 2}
     assert row_of(tiff("<", [samples("<", values, "u1")], tags)) == RAMP.tolist()
