@@ -63,7 +63,7 @@ def find(monkeypatch):
     return find
 
 
-def test_batches_are_doubled_up_to_256_while_they_are_faster(find):
+def test_find_batch_size_doubles_up_to_256_while_faster(find):
     extractor = Timed()
     assert find(extractor) == 256
     assert extractor.sizes == [16, 16, 32, 32, 64, 64, 128, 128, 256, 256]  # Each once to warm up.
@@ -83,14 +83,14 @@ def test_find_batch_size_tries_at_most_half_of_free_memory(find, free, expected)
     assert max(extractor.sizes) == expected
 
 
-def test_a_batch_of_large_features_is_small_on_the_host(find):
+def test_find_batch_size_is_limited_by_host_memory(find):
     assert find(Timed(width=2**18)) == 32  # A MiB, and 3 KiB of pixels: 64 would be more than 64 MiB.
 
 
 @pytest.mark.parametrize(
     "extractor", [{"device": "cpu"}, {"kind": "regions"}, {"compiled": True}], ids=["cpu", "regions", "compiled"]
 )
-def test_others_take_their_own_number_and_nothing_is_run(find, extractor):
+def test_find_batch_size_cpu_regions_or_compiled_is_fixed(find, extractor):
     timed = Timed(**extractor)
     assert find(timed) == 16
     assert timed.sizes == []

@@ -14,7 +14,7 @@ from schemas.errors import UsageError
 from schemas.features import FeatureSpec
 
 
-def test_names_and_specs():
+def test_names_are_sorted_and_have_specs():
     assert "resnet50-pool" in extractors.names()
     assert list(extractors.names()) == sorted(extractors.names())
     for name in extractors.names():
@@ -24,14 +24,14 @@ def test_names_and_specs():
 
 
 @pytest.mark.parametrize("method", [ExtractorRequest.spec, ExtractorRequest.describe, ExtractorRequest.load])
-def test_unknown_name(method):
+def test_extractor_request_unknown_name_raises(method):
     with pytest.raises(
         UsageError, match=r"there is no extractor 'resnet': did you mean 'resnet50-pool'\? Extractors are .*vgg19-grid"
     ):
         method(ExtractorRequest("resnet"))
 
 
-def test_importing_the_package_loads_neither_torch_nor_pillow():
+def test_extractors_import_loads_neither_torch_nor_pillow():
     code = "import extractors, sys; extractors.names(); extractors.ExtractorRequest('resnet50-pool').spec(); "
     code += "print([m for m in ('torch', 'torchvision', 'PIL', 'safetensors', 'apache_beam') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -50,7 +50,7 @@ def test_import_module_missing_extra_names_it(name, package, extra):
     assert f"pip install 'imagepivot[{extra}]'" in done.stdout
 
 
-def test_fingerprint_is_of_the_parameters_alone_and_not_of_their_order():
+def test_fingerprint_does_not_depend_on_order_of_parameters():
     spec = FeatureSpec(name="x", shape=(1,))
     first = Description(spec, {"a": 1, "b": [2, "é"]})
     assert first.fingerprint == Description(spec, {"b": [2, "é"], "a": 1}).fingerprint
@@ -75,7 +75,7 @@ def test_entries_match_loaded_extractors(name):
 
 
 @pytest.mark.slow
-def test_the_catalogue_has_every_name_and_both_families():
+def test_entries_have_all_names_and_families():
     assert [entry.name for entry in extractors.entries()] == [*extractors.names(), "timm:NAME", "detectron2:CONFIG+WEIGHTS"]
     assert [entry.name for entry in extractors.entries() if entry.shape is None] == ["timm:NAME", "detectron2:CONFIG+WEIGHTS"]
 
@@ -96,7 +96,7 @@ def test_the_catalogue_has_every_name_and_both_families():
         ("detectron2:c.yaml", "default", ("c.yaml",), ("detectron2:{}/c.yaml", "default")),
     ],
 )
-def test_a_request_means_the_same_to_a_process_in_another_folder(tmp_path, monkeypatch, name, weights, files, sent):
+def test_located_request_has_absolute_paths(tmp_path, monkeypatch, name, weights, files, sent):
     monkeypatch.chdir(tmp_path)
     request = ExtractorRequest(name, weights, "bf16", True, extractors.RegionOptions(max_regions=50))
     assert request.files() == files

@@ -21,7 +21,7 @@ def built(build: Callable[..., nn.Module], seed: int = 3) -> tuple[nn.Module, Te
 
 
 @pytest.mark.slow
-def test_small_residual_networks_equal_torchvisions():
+def test_resnet_few_blocks_equals_torchvision():
     """Of one block a stage, and of two; the big ones are made of the same."""
     for blocks in ((1, 1, 1, 1), (2, 1, 2, 1)):
         ours, after = built(lambda blocks=blocks: ResNet(blocks))
@@ -34,7 +34,7 @@ def test_small_residual_networks_equal_torchvisions():
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(("build", "name"), [(resnet50, "resnet50"), (resnet152, "resnet152"), (VGG19, "vgg19")])
-def test_networks_equal_torchvisions(build, name):
+def test_networks_equal_torchvision(build, name):
     (ours, after), (theirs, expected) = built(build), built(getattr(torchvision.models, name))
     assert_equal(ours, theirs, (1, 3, 64, 64))
     assert torch.equal(after, expected)
@@ -52,7 +52,7 @@ def assert_equal(ours: nn.Module, theirs: nn.Module, shape: tuple[int, ...]) -> 
 
 
 @pytest.mark.parametrize("build", [resnet50, resnet152, VGG19])
-def test_on_the_meta_device_nothing_is_drawn(build):
+def test_networks_on_meta_device_draw_no_weights(build):
     before = torch.random.get_rng_state()
     with torch.device("meta"):
         model = build()
@@ -69,12 +69,12 @@ def test_on_the_meta_device_nothing_is_drawn(build):
     ],
     ids=str,
 )
-def test_published_weights_are_torchvisions(ours, theirs):
+def test_pretrained_weights_equal_torchvision(ours, theirs):
     assert (str(ours), ours.url) == (str(theirs), theirs.url)
 
 
 @pytest.mark.cluster
-def test_extracting_loads_neither_torchvision_nor_the_compiler():
+def test_extract_imports_neither_torchvision_nor_compiler():
     """Importing torchvision loads torch's compiler, and so does an operation on the meta device: a second each."""
     script = """
 import sys

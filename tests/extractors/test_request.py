@@ -14,8 +14,7 @@ from extractors.options import ExtractorOptions
 from extractors.weights.resolve import Weights
 from schemas.errors import UsageError
 
-# Fingerprints from before there were types, maps and separate crops, for weights without tensors; of resnet50-pool and of a
-# network of timm since their norms are folded, which moved the last bits.
+# Fingerprints without options, for weights without tensors.
 BEFORE = {
     "resnet50-pool": "560d922ec1d6b3556cf9926d407fbce92cb7d01e44d5ba084eeda266c438d5c5",
     "vgg19-10crop": "007d548e152f96db3f691a03e32e211a7a6453662a3b800a42acd21f289aa2fd",
@@ -45,7 +44,7 @@ def test_fingerprint_without_options_is_unchanged(name):
 
 
 @pytest.mark.parametrize("name", [*ENTRIES])
-def test_the_type_is_part_of_the_spec_and_of_the_fingerprint(name):
+def test_request_dtype_changes_spec_and_fingerprint(name):
     whole, half = described(name), described(name, dtype="float16")
     assert (whole.spec.dtype, half.spec.dtype) == ("float32", "float16")
     assert half.parameters == {**whole.parameters, "dtype": "float16"}
@@ -55,7 +54,7 @@ def test_the_type_is_part_of_the_spec_and_of_the_fingerprint(name):
 
 
 @pytest.mark.parametrize("name", [*ENTRIES])
-def test_precision_and_device_are_checked_before_weights_are_read(name, monkeypatch):
+def test_load_unavailable_precision_or_device_raises_before_reading(name, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for precision in ("tf32", "fp16"):
         with pytest.raises(UsageError, match=f"precision '{precision}' needs a GPU"):
@@ -67,12 +66,12 @@ def test_precision_and_device_are_checked_before_weights_are_read(name, monkeypa
 
 
 @pytest.mark.parametrize("regions", [extractors.RegionOptions(10, 100), extractors.RegionOptions(50, 50)])
-def test_regions_of_another_number_keep_the_type(regions):
+def test_request_regions_keep_dtype(regions):
     assert described("faster-rcnn-36", dtype="float16", regions=regions).spec.dtype == "float16"
 
 
 @pytest.mark.parametrize("name", ["vgg19-10crop", "vgg19-10crop-caffe"])
-def test_separate_crops_are_part_of_the_spec_and_of_the_fingerprint(name):
+def test_request_keep_crops_changes_spec_and_fingerprint(name):
     mean, separate = described(name), described(name, keep_crops=True)
     assert (mean.spec.shape, separate.spec.shape) == ((4096,), (10, 4096))
     assert separate.parameters == {**mean.parameters, "separate": True}

@@ -10,13 +10,13 @@ def parts(tokens, positions=512):
     return parts_of(tokens, begin=CLS, end=SEP, positions=positions)
 
 
-def test_a_caption_is_one_part():
+def test_parts_of_short_caption_is_one_part():
     (part,) = parts([[5], [6, 7, 8], [9]])
     assert part.ids == (CLS, 5, 6, 7, 8, 9, SEP)
     assert part.starts.tolist() == [0, 1, 4]
 
 
-def test_a_caption_without_tokens_is_its_beginning_and_end():
+def test_parts_of_empty_caption_has_begin_and_end():
     (part,) = parts([])
     assert (part.ids, part.starts.tolist()) == ((CLS, SEP), [])
     states = np.array([[1, 2], [3, 4]], np.float32)
@@ -32,13 +32,13 @@ def test_a_caption_without_tokens_is_its_beginning_and_end():
         (3, [(CLS, 1, SEP), (CLS, 2, SEP), (CLS, 4, SEP), (CLS, 6, SEP)]),  # What of a token has no room is not read.
     ],
 )
-def test_a_long_caption_is_read_in_parts(positions, expected):
+def test_parts_of_long_caption_are_split_between_tokens(positions, expected):
     found = parts([[1], [2, 3], [4, 5], [6, 7]], positions)
     assert [part.ids for part in found] == expected
     assert sum(len(part.starts) for part in found) == 4
 
 
-def test_a_token_gets_the_mean_or_the_first_of_its_sub_words():
+def test_vectors_of_pools_sub_words():
     rng = np.random.default_rng(0)
     sizes = [[1, 3, 2], [4]]
     found = parts([[7] * size for part in sizes for size in part], positions=8)

@@ -1,4 +1,4 @@
-"""What a model of text makes is remembered, where its folder is all that decides it."""
+"""Cached descriptions of text models."""
 
 from types import SimpleNamespace
 
@@ -29,21 +29,21 @@ def model(tmp_path):
     return str(tmp_path)
 
 
-def test_a_model_is_loaded_once_for_each_request_and_not_for_each_device(model, loads):
+def test_describe_loads_model_once_per_request(model, loads):
     first = TokenRequest(model).describe()
     assert TokenRequest(model).describe("cuda") == first
     assert TokenRequest(model, "first").describe().parameters == {"sub_words": "first"}
     assert loads == [(TokenRequest(model), "cpu"), (TokenRequest(model, "first"), "cpu")]
 
 
-def test_an_adapter_is_loaded_each_time_because_it_names_a_model_elsewhere(model, tmp_path, loads):
+def test_describe_adapter_is_not_cached(model, tmp_path, loads):
     (tmp_path / "adapter_config.json").write_text("{}", encoding="utf-8")
     for _ in range(2):
         TokenRequest(model).describe()
     assert len(loads) == 2
 
 
-def test_mistakes_are_those_of_the_request(model, loads):
+def test_describe_invalid_request_raises(model, loads):
     with pytest.raises(UsageError, match="--model is missing"):
         TokenRequest("").describe()
     with pytest.raises(UsageError, match="--sub-words is 'last', expected one of mean, first"):

@@ -57,7 +57,7 @@ def by_hand(folder, caption, first=False):
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_vectors_are_those_of_transformers(folder, no_network, first):
+def test_extract_equals_transformers(folder, no_network, first):
     extractor = TokenRequest(str(folder), "first" if first else "mean").load()
     found = vectors(extractor, CAPTIONS)
     assert [len(one) for one in found] == [len(caption) + 2 for caption in CAPTIONS]
@@ -69,20 +69,20 @@ def test_vectors_are_those_of_transformers(folder, no_network, first):
     np.testing.assert_allclose(found[5][23:], by_hand(folder, ["a"] * 8, first)[1:], atol=2e-6)
 
 
-def test_sub_words_are_counted(folder):
+def test_read_counts_sub_words(folder):
     parts, counts = TokenRequest(str(folder)).load().read(CAPTIONS)
     assert parts[0][0].ids == (2, 5, 12, 13, 14, 10, 17, 3)  # [CLS] a man snow ##board ##s . [SEP]
     # The others: ein, grun ##er, hund; dog; man ' s, [UNK], run ##ning, dog ##s; and a thirty times, in two parts.
     assert counts == {"sub_words": 6 + 4 + 1 + 8 + 30, "unknown_sub_words": 1, "captions_in_parts": 1}
 
 
-def test_a_token_without_sub_words_is_unknown(folder):
+def test_read_token_without_sub_words_is_unknown(folder):
     parts, counts = TokenRequest(str(folder)).load().read([["dog", "\u200b", "dog"]])
     assert parts[0][0].ids == (2, 7, 1, 7, 3)
     assert counts["unknown_sub_words"] == 1
 
 
-def test_bytes_depend_on_nothing_but_the_caption(folder):
+def test_extract_does_not_depend_on_batch_and_threads(folder):
     extractor = TokenRequest(str(folder)).load()
     rng = np.random.default_rng(3)
     words = ["a", "dog", "runs", "man's", "snowboards", "grüner", "."]
@@ -95,7 +95,7 @@ def test_bytes_depend_on_nothing_but_the_caption(folder):
         assert [one.tobytes() for one in found] == [expected[n] for n in order]
 
 
-def test_the_fingerprint_is_that_of_the_model_and_not_of_its_folder(folder, tmp_path):
+def test_fingerprint_depends_on_model_and_not_on_folder(folder, tmp_path):
     def fingerprint(where, **options):
         return TokenRequest(str(where), **options).load().description.fingerprint
 
@@ -116,37 +116,27 @@ def test_the_fingerprint_is_that_of_the_model_and_not_of_its_folder(folder, tmp_
     assert len({same[0], *others}) == 6
 
 
-def test_the_head_of_another_task_is_left_out(folder, tmp_path, capfd):
+def test_load_ignores_task_head_silently(folder, tmp_path, capfd):
     with_head = make_tiny_bert(tmp_path / "head", head=True)
     capfd.readouterr()
     extractor = TokenRequest(str(with_head)).load()
+    assert capfd.readouterr() == ("", "")
     np.testing.assert_allclose(vectors(extractor, CAPTIONS[:1])[0], by_hand(with_head, CAPTIONS[0]), atol=2e-6)
 
 
-def test_loading_says_nothing(folder, capfd):
-    TokenRequest(str(folder)).load()
-    assert capfd.readouterr() == ("", "")
-
-
-def test_a_tokenizer_that_cuts_and_fills_up_does_neither(folder, tmp_path):
+def test_load_disables_truncation_and_padding(folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "cuts")
     stored = json.loads((copy / "tokenizer.json").read_text())
     stored["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
-    stored["padding"] = {
-        "strategy": {"Fixed": 12},
-        "direction": "Right",
-        "pad_to_multiple_of": None,
-        "pad_id": 0,
-        "pad_type_id": 0,
-        "pad_token": "[PAD]",
-    }
+    stored["padding"] = {"strategy": {"Fixed": 12}, "direction": "Right", "pad_to_multiple_of": None}
+    stored["padding"] |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"}
     (copy / "tokenizer.json").write_text(json.dumps(stored))
     plain, cuts = TokenRequest(str(folder)).load(), TokenRequest(str(copy)).load()
     assert cuts.description.fingerprint == plain.description.fingerprint
     np.testing.assert_array_equal(vectors(cuts, CAPTIONS)[4], vectors(plain, CAPTIONS)[4])
 
 
-def test_float16_is_rounded(folder):
+def test_extract_float16_is_rounded_float32(folder):
     plain, half = (TokenRequest(str(folder), dtype=dtype).load() for dtype in ("float32", "float16"))
     assert half.description.spec.dtype == "float16"
     np.testing.assert_array_equal(vectors(half, CAPTIONS)[0], vectors(plain, CAPTIONS)[0].astype(np.float16))
@@ -169,15 +159,18 @@ def test_token_request_folder_without_config_raises(tmp_path):
         TokenRequest(str(tmp_path)).load()
 
 
-@pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
-def test_a_damaged_model(folder, tmp_path, file):
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "missing model.safetensors"])
+def test_token_request_damaged_model_raises(folder, tmp_path, file):
     copy = shutil.copytree(folder, tmp_path / "broken")
-    (copy / file).write_bytes(b"{ no")
+    if file.startswith("missing"):
+        (copy / file.split()[1]).unlink()
+    else:
+        (copy / file).write_bytes(b"{ no")
     with pytest.raises(InputError, match=r"transformers cannot read the model in .*broken.* download it again"):
         TokenRequest(str(copy)).load()
 
 
-def test_weights_of_another_config(folder, tmp_path):
+def test_token_request_other_config_raises(folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "broken")
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
@@ -185,14 +178,7 @@ def test_weights_of_another_config(folder, tmp_path):
         TokenRequest(str(copy)).load()
 
 
-def test_token_request_missing_weights_raise(folder, tmp_path):
-    copy = shutil.copytree(folder, tmp_path / "broken")
-    (copy / "model.safetensors").unlink()
-    with pytest.raises(InputError, match="transformers cannot read the model"):
-        TokenRequest(str(copy)).load()
-
-
-def test_a_model_of_another_kind(tmp_path):
+def test_token_request_other_architecture_raises(tmp_path):
     from tokenizers import Tokenizer, models
     from transformers import GPT2Config, GPT2Model, PreTrainedTokenizerFast
 
@@ -203,7 +189,7 @@ def test_a_model_of_another_kind(tmp_path):
         TokenRequest(str(tmp_path)).load()
 
 
-def test_transformers_is_not_installed(monkeypatch, tmp_path):
+def test_token_request_without_transformers_raises(monkeypatch, tmp_path):
     import sys
 
     (tmp_path / "config.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""Files that torch does not read: refused in our own words, without its advice to switch the protection off."""
+"""Refusal of files that torch does not read, without its advice to disable the protection."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def old_tar(path: Path) -> None:
     ],
     ids=["module", "object", "pickle", "TorchScript", "tar"],
 )
-def test_other_files_are_refused_in_our_own_words(tmp_path, write, message, recwarn):
+def test_read_torch_other_file_raises_without_torchs_advice(tmp_path, write, message, recwarn):
     write(tmp_path / "w.pth")
     with pytest.raises(InputError, match=message) as caught:
         read_torch(tmp_path / "w.pth")
@@ -59,7 +59,7 @@ def test_other_files_are_refused_in_our_own_words(tmp_path, write, message, recw
     assert [str(warning.message) for warning in recwarn if issubclass(warning.category, UserWarning)] == []
 
 
-def test_flipped_bits_end_in_an_error_for_users_or_in_tensors(tmp_path):
+def test_read_torch_flipped_bits_give_tensors_or_input_error(tmp_path):
     torch.save({"a": torch.zeros(30), "b": torch.ones(2)}, tmp_path / "whole.pth")
     data, rng = (tmp_path / "whole.pth").read_bytes(), random.Random(1)
     for _ in range(300):
@@ -75,7 +75,7 @@ def test_flipped_bits_end_in_an_error_for_users_or_in_tensors(tmp_path):
         assert not any(word in message for word in ADVICE), message
 
 
-def test_numbers_of_a_tensor_in_a_pickle(tmp_path):
+def test_read_pickle_invalid_tensor_storage_raises(tmp_path):
     """They are read by torch, which refuses what is no storage."""
 
     class Storage:

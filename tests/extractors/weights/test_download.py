@@ -39,13 +39,13 @@ def page(body: bytes, **headers: str):
     return lambda handler: handler.answer(200, body, **headers)
 
 
-def test_a_local_path_stays_as_it_is(tmp_path, cache):
+def test_local_file_local_path_is_returned(tmp_path, cache):
     assert local_file(f"file://{tmp_path}/a%20b.pth") == tmp_path / "a b.pth"
     assert local_file("no/such.pth") == Path("no/such.pth")
     assert not cache.exists()
 
 
-def test_weights_by_address_are_those_of_the_file(site, tmp_path):
+def test_resolve_weights_address_equals_file(site, tmp_path):
     state = build().state_dict()
     torch.save(state, tmp_path / "w.pth")
     site.pages["/models/w.pth"] = page((tmp_path / "w.pth").read_bytes(), ETag='"1"')
@@ -56,7 +56,7 @@ def test_weights_by_address_are_those_of_the_file(site, tmp_path):
 
 def test_local_file_downloads_each_version_once(site, cache):
     address = site.address("/a%20b.pth")
-    site.pages["/a%20b.pth"] = page(b"one", ETag='"1"')
+    site.pages |= {"/a%20b.pth": page(b"one", ETag='"1"'), "/other/a%20b.pth": page(b"other", ETag='"1"')}
     first = local_file(address)
     assert (first.read_bytes(), local_file(address)) == (b"one", first)
     site.pages["/a%20b.pth"] = page(b"two", ETag='"2"')
@@ -64,15 +64,10 @@ def test_local_file_downloads_each_version_once(site, cache):
     assert (first.read_bytes(), second.read_bytes()) == (b"one", b"two")
     assert names(cache) == sorted([first.name, second.name])
     assert all(name.endswith("-a_b.pth") for name in names(cache))
+    assert local_file(site.address("/other/a%20b.pth")).read_bytes() == b"other"
 
 
-def test_the_same_name_at_another_address_is_another_file(site):
-    site.pages |= {"/a/w.pth": page(b"a", ETag='"1"'), "/b/w.pth": page(b"b", ETag='"1"')}
-    assert local_file(site.address("/a/w.pth")).read_bytes() == b"a"
-    assert local_file(site.address("/b/w.pth")).read_bytes() == b"b"
-
-
-def test_without_a_version_the_digest_of_the_bytes_tells_files_apart(site, cache):
+def test_local_file_without_etag_is_named_by_digest(site, cache):
     site.pages["/w.pth"] = b"one"
     first = local_file(site.address("/w.pth"))
     assert local_file(site.address("/w.pth")) == first
@@ -104,7 +99,7 @@ def test_local_file_unwritable_cache_raises(site, tmp_path, monkeypatch):
         local_file(site.address("/w.pth"))
 
 
-def test_messages_name_the_address(site):
+def test_resolve_weights_error_names_the_address(site):
     address = site.address("/w.pth")
     site.pages["/w.pth"] = page(b"no checkpoint", ETag='"1"')
     with pytest.raises(InputError, match=address) as found:
@@ -113,7 +108,7 @@ def test_messages_name_the_address(site):
 
 
 @pytest.mark.cluster
-def test_many_processes_fetch_once(site, cache):
+def test_local_file_several_processes_download_once(site, cache):
     """Each process asks for the version before it takes its turn; the bytes are read to the end by one of them."""
     body = bytes(range(256)) * 40_000
     site.pages["/w.pth"] = page(body, ETag='"1"')

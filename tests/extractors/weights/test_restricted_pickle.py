@@ -40,7 +40,7 @@ def refused(tmp_path, content: bytes, match: str) -> None:
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_arrays_and_containers_come_back(tmp_path, protocol):
+def test_read_pickle_arrays_and_containers(tmp_path, protocol):
     content = OrderedDict(model=OrderedDict(ARRAYS), number=np.float32(1.5), **PLAIN)
     read = read_pickle(write(tmp_path, pickle.dumps(content, protocol)))
     assert list(read) == ["model", "number", *PLAIN]
@@ -53,14 +53,14 @@ def test_arrays_and_containers_come_back(tmp_path, protocol):
         np.testing.assert_array_equal(found, expected)
 
 
-def test_the_names_of_numpy_1_are_known(tmp_path):
+def test_read_pickle_numpy_1_module_names(tmp_path):
     content = pickle.dumps(ARRAYS["float32"], 2)
     assert b"numpy._core.multiarray" in content
     read = read_pickle(write(tmp_path, content.replace(b"numpy._core.multiarray", b"numpy.core.multiarray")))
     np.testing.assert_array_equal(read, ARRAYS["float32"])
 
 
-def test_a_pickle_of_python_2_is_read(tmp_path):
+def test_read_pickle_of_python_2(tmp_path):
     # cPickle.dumps({"w": numpy.array([1, 2], "<f4")}, 2) of Python 2.7: strings are bytes, and so is the content of arrays.
     content = (
         b"\x80\x02}q\x01U\x01wcnumpy.core.multiarray\n_reconstruct\nq\x02cnumpy\nndarray\nq\x03K\x00\x85U\x01b\x87Rq\x04"
@@ -74,7 +74,7 @@ def test_a_pickle_of_python_2_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("protocol", [2, 4, 5])
-def test_tensors_come_back(tmp_path, protocol):
+def test_read_pickle_tensors(tmp_path, protocol):
     base = torch.arange(24, dtype=torch.float32).reshape(4, 6)
     tensors = {"whole": base, "view": base[1:3, ::2], "turned": base.T, "half": base.bfloat16(), "one": torch.tensor(3)}
     read = read_pickle(write(tmp_path, pickle.dumps(tensors, protocol)))
@@ -101,7 +101,7 @@ class Call:
 @pytest.mark.parametrize(
     "function", [os.system, eval, exec, getattr, __import__, np.load, torch.load, np.empty, OrderedDict.fromkeys]
 )
-def test_functions_are_refused_by_their_name_and_not_called(tmp_path, protocol, function):
+def test_read_pickle_functions_raise_and_are_not_called(tmp_path, protocol, function):
     trace = tmp_path / "ran"
     content = pickle.dumps({"model": {"w": Call(function, f"touch {trace}")}}, protocol)
     refused(tmp_path, content, rf"refused as a pickle \(it asks for .*({function.__name__}|getattr)")
@@ -137,7 +137,7 @@ def test_read_pickle_other_programs_raise(tmp_path, program, what):
     refused(tmp_path, program, what)
 
 
-def test_arrays_of_objects_and_records_are_refused(tmp_path):
+def test_read_pickle_arrays_of_objects_and_records_raise(tmp_path):
     refused(tmp_path, pickle.dumps(np.array([{}, None], dtype=object)), "holds object, not numbers")
     refused(tmp_path, pickle.dumps(np.zeros(2, dtype=[("a", "f4")])), "not numbers|not a number's")
     refused(tmp_path, pickle.dumps(np.array(["a"])), "not numbers")
@@ -153,7 +153,7 @@ def test_read_pickle_claimed_lengths_allocate_no_memory(tmp_path):
         refused(tmp_path, array, "bytes for an array of shape|an array of shape")
 
 
-def test_the_same_bytes_do_not_make_array_after_array(tmp_path):
+def test_read_pickle_limits_total_bytes(tmp_path):
     array = pickle.dumps(np.arange(1000, dtype=np.float32), 5)
     make = array[array.index(b"\x8c") : -1]  # without the frame and the stop
     assert read_pickle(write(tmp_path, b"\x80\x05" + make + b".")).shape == (1000,)
@@ -161,7 +161,7 @@ def test_the_same_bytes_do_not_make_array_after_array(tmp_path):
     refused(tmp_path, text + b"h\x01h\x00X\x06\x00\x00\x00latin1\x86R" * 5 + b"t.", "makes more bytes than the file has")
 
 
-def test_storages_are_those_of_tensors_and_views_stay_inside(tmp_path):
+def test_read_pickle_invalid_storages_and_views_raise(tmp_path):
     content = pickle.dumps(torch.arange(6.0), 2)
     assert content.count(b"K\x00K\x06\x85q") == 1
     refused(tmp_path, content.replace(b"K\x00K\x06\x85q", b"K\x00K\x60\x85q"), "out of bounds")
@@ -170,7 +170,7 @@ def test_storages_are_those_of_tensors_and_views_stay_inside(tmp_path):
     refused(tmp_path, load.replace(b"\x02", b"\x04") + b"C" + bytes([len(evil)]) + evil + b"\x85R.", "a tensor without bytes")
 
 
-def test_damage_anywhere_is_an_input_error(tmp_path):
+def test_read_pickle_damaged_file_raises(tmp_path):
     content = pickle.dumps({"model": {"w": ARRAYS["float32"][:1, :1], "n": ARRAYS["scalar array"]}, "t": torch.zeros(2)}, 2)
     for length in range(0, len(content), 5):
         with pytest.raises(InputError):
@@ -187,7 +187,7 @@ def test_damage_anywhere_is_an_input_error(tmp_path):
     assert survived < 200
 
 
-def test_containers_of_any_depth_end_in_a_result_or_an_error(tmp_path):
+def test_read_pickle_deep_and_recursive_containers(tmp_path):
     deep = read_pickle(write(tmp_path, b"\x80\x02]" + b"]" * 20_000 + b"a" * 20_000 + b"."))
     assert isinstance(deep, list)
     loop = read_pickle(write(tmp_path, b"\x80\x02]q\x00h\x00a."))

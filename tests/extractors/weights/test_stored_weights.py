@@ -1,4 +1,4 @@
-"""Describing an extractor and then loading it reads its weights once, and keeps none of them for long."""
+"""Weights stored between describing and loading an extractor."""
 
 import gc
 import pickle
@@ -98,7 +98,7 @@ def expected_reads(request_: ExtractorRequest, times: int) -> dict[str, int]:
     return dict.fromkeys(kinds, times)
 
 
-def test_describe_and_load_read_once_and_a_second_load_reads_again(request_, reads):
+def test_load_after_describe_reads_once(request_, reads):
     description = request_.describe()
     first = request_.load()
     assert +reads == expected_reads(request_, 1)
@@ -108,7 +108,7 @@ def test_describe_and_load_read_once_and_a_second_load_reads_again(request_, rea
     assert all(torch.equal(first.state[name], second.state[name]) for name in second.state)
 
 
-def test_a_request_takes_only_its_own_weights(tmp_path, reads):
+def test_load_uses_stored_weights_of_its_request_only(tmp_path, reads):
     ExtractorRequest(NAME, weights=saved(tmp_path, "a.pth", seed=1)).describe()
     path = saved(tmp_path, "b.pth", seed=2)
     extractor = extractors.load(NAME, weights=path)
@@ -146,7 +146,7 @@ def test_load_later_file_changes_do_not_affect_model(tmp_path, kind):
     assert all(torch.equal(extractor.state[name], tensor) for name, tensor in before.items())
 
 
-def test_a_repacked_archive_of_compressed_members_is_not_mapped(tmp_path):
+def test_is_mappable_compressed_archive_is_false(tmp_path):
     import zipfile
 
     path = Path(saved(tmp_path, "w.pth"))
@@ -163,7 +163,7 @@ def test_a_repacked_archive_of_compressed_members_is_not_mapped(tmp_path):
 
 
 @pytest.mark.cluster
-def test_after_loading_nothing_is_held(request_):
+def test_load_releases_stored_weights(request_):
     request_.describe()
     assert len(resolve._stored) == 1
     extractor = request_.load()
@@ -186,7 +186,7 @@ def test_store_weights_unused_weights_are_dropped(tmp_path, monkeypatch, reads):
     assert reads["parsed"] == 2
 
 
-def test_describing_takes_no_memory_for_mapped_values(tmp_path):
+def test_describe_maps_values(tmp_path):
     path = saved(tmp_path, "w.pth")
     assert resolve_weights(path, Architecture(build=build)).mapped
     ExtractorRequest(NAME, weights=path).describe()
@@ -194,7 +194,7 @@ def test_describing_takes_no_memory_for_mapped_values(tmp_path):
         assert any(line.rstrip().endswith(path) for line in maps)
 
 
-def test_a_request_can_be_pickled_and_making_one_checks_nothing():
+def test_extractor_request_can_be_pickled_and_checks_later():
     request = ExtractorRequest("no-such", weights="/no/such.pth", regions=extractors.RegionOptions(10, 20))
     assert pickle.loads(pickle.dumps(request)) == request
     with pytest.raises(UsageError, match="there is no extractor 'no-such'"):
