@@ -74,7 +74,7 @@ def load(name, precision, device):
         for precision in ("fp32", "tf32", "bf16", "fp16")
     ],
 )
-def test_a_batch_keeps_its_budget(name, precision):
+def test_extract_launches_stay_within_budget(name, precision):
     """Nothing is computed: what these networks cost a GPU does not depend on values."""
     (plain, cast), each = DENSE[name]
     with fake_gpu(hollow=True) as gpu:
@@ -114,7 +114,7 @@ def test_out_of_memory_halves_the_images(name, forward, monkeypatch):
 
 
 @pytest.mark.slow
-def test_features_are_those_of_the_cpu():
+def test_extract_equals_cpu():
     request = ExtractorRequest("timm:resnet18", weights="random:0")
     batch = pixels(2, 224, 224)
     expected = request.load("cpu").extract(batch)
@@ -124,7 +124,7 @@ def test_features_are_those_of_the_cpu():
 
 
 @pytest.mark.parametrize("order", ["RGB", "BGR"])
-def test_pixels_are_normalised_to_the_bits_of_the_cpu(order):
+def test_normalizer_equals_cpu(order):
     """CUDA divides by a number of the host as it multiplies by its reciprocal, which gives other last bits."""
     levels = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(2, 3, -1, -1)
     numbers = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "channel_order": order}
@@ -137,7 +137,7 @@ def test_pixels_are_normalised_to_the_bits_of_the_cpu(order):
         assert torch.equal(found.cpu(), expected)
 
 
-def test_crops_are_averaged_to_the_bits_of_the_cpu():
+def test_vgg19_mean_of_crops_equals_cpu():
     values = torch.rand(2 * 10, 4096, generator=torch.Generator().manual_seed(0)) * 1000
     found = []
     extractor = vgg19.VGG19TenCrop.__new__(vgg19.VGG19TenCrop)  # Without the network, which is large.
@@ -149,7 +149,7 @@ def test_crops_are_averaged_to_the_bits_of_the_cpu():
     assert torch.equal(*found)
 
 
-def test_boxes_are_scaled_to_the_bits_of_the_cpu():
+def test_box_scales_equal_cpu():
     boxes = torch.rand(1, 300, 4, generator=torch.Generator().manual_seed(0)) * 600
     pixels = torch.zeros(3, 333, 500, dtype=torch.uint8)
     expected = boxes / faster_rcnn._scales([send(pixels, CPU)])[:, None, None]
@@ -168,7 +168,7 @@ def detector_weights():
 @pytest.mark.parametrize(
     "precision", ["fp32", *(pytest.param(each, marks=pytest.mark.cluster) for each in ("tf32", "bf16", "fp16"))]
 )
-def test_regions_keep_their_budget_and_are_those_of_the_cpu(precision, detector_weights, monkeypatch):
+def test_regions_stay_within_budget_and_equal_cpu(precision, detector_weights, monkeypatch):
     monkeypatch.setattr(network, "PROPOSALS", 12)
     coarse = np.random.default_rng(0).integers(0, 256, (7, 9, 3), dtype=np.uint8)
     image = Image.fromarray(coarse).resize(THIN, Image.Resampling.BICUBIC)
@@ -194,7 +194,7 @@ def test_regions_keep_their_budget_and_are_those_of_the_cpu(precision, detector_
 @pytest.mark.parametrize(
     ("precision", "launches", "tolerance"), [("fp32", 33, 1e-5), ("tf32", 33, 1e-5), ("bf16", 68, 0.1), ("fp16", 68, 0.02)]
 )
-def test_tokens_keep_their_budget_and_are_those_of_the_cpu(precision, launches, tolerance, tmp_path):
+def test_tokens_stay_within_budget_and_equal_cpu(precision, launches, tolerance, tmp_path):
     """Captions of as many sub-words are one batch."""
     request = TokenRequest(str(make_tiny_bert(tmp_path / "bert")), precision=precision)
     captions = [["a", "dog"], ["a", "man"], ["ein", "hund", "running"]]

@@ -49,7 +49,7 @@ def extracted(cache: Path, size: int, threads: int) -> dict:
 
 
 @pytest.mark.cluster
-def test_a_compiled_model_is_found_by_other_processes_and_has_the_same_bytes_for_any_threads_and_batches(tmp_path):
+def test_compiled_model_is_cached_and_independent_of_threads_and_batches(tmp_path):
     pytest.importorskip("timm", reason="needs timm: pip install 'imagepivot[timm]'")
     first = extracted(tmp_path, 2, 1)
     libraries = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "compiled").rglob("*.so")}
@@ -64,7 +64,7 @@ def test_a_compiled_model_is_found_by_other_processes_and_has_the_same_bytes_for
 
 
 @pytest.mark.parametrize("named", [None, default_cache_dir()])
-def test_the_cache_is_a_folder_of_our_own_unless_the_user_names_one(named, tmp_path, monkeypatch):
+def test_set_compile_cache_respects_environment(named, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", named or "")
     if named is None:
         monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
@@ -75,7 +75,7 @@ def test_the_cache_is_a_folder_of_our_own_unless_the_user_names_one(named, tmp_p
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "theirs")
 
 
-def test_without_a_compiler_it_is_a_clear_error_on_a_cpu(monkeypatch):
+def test_check_compile_without_compiler_raises_on_cpu(monkeypatch):
     monkeypatch.setenv("CXX", "/no/such/compiler")
     with pytest.raises(
         UsageError, match=r"needs a C\+\+ compiler, but /no/such/compiler is not installed.*leave --compile out"

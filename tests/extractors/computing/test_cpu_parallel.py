@@ -20,7 +20,7 @@ def threads(request):
 
 
 @pytest.mark.parametrize("images", [1, 2, 3, 7, 16])
-def test_chunks_have_one_size_and_results_keep_the_order(threads, images):
+def test_run_in_chunks_has_fixed_size_and_keeps_order(threads, images):
     sizes = []
 
     def double(chunk):
@@ -32,7 +32,7 @@ def test_chunks_have_one_size_and_results_keep_the_order(threads, images):
     assert sizes == [FORWARD_IMAGES] * -(-images // FORWARD_IMAGES)
 
 
-def test_torch_has_one_thread_inside_and_keeps_its_threads_outside(threads):
+def test_run_single_threaded_limits_torch_inside_only(threads):
     seen = run_single_threaded(lambda _: torch.tensor(torch.get_num_threads()), [torch.zeros(1)] * 20)
     assert {int(number) for number in seen} == {1}
     assert torch.get_num_threads() == threads
@@ -43,7 +43,7 @@ def test_torch_has_one_thread_inside_and_keeps_its_threads_outside(threads):
     assert fresh == [threads]
 
 
-def test_several_pools_at_once_limit_their_own_threads_alone(threads):
+def test_single_threaded_pool_limits_own_threads_only(threads):
     """Begun by threads that have not used torch before, as those of a worker."""
     seen: list[tuple[set[int], int]] = []
 
@@ -61,7 +61,7 @@ def test_several_pools_at_once_limit_their_own_threads_alone(threads):
     assert torch.get_num_threads() == threads
 
 
-def test_all_threads_work_at_once(threads):
+def test_run_single_threaded_uses_all_threads(threads):
     barrier = threading.Barrier(threads, timeout=20)
 
     def wait(item):
@@ -71,7 +71,7 @@ def test_all_threads_work_at_once(threads):
     assert len(run_single_threaded(wait, [torch.zeros(1)] * threads * 3)) == threads * 3
 
 
-def test_several_callers_share_threads_if_there_are_several(threads):
+def test_run_single_threaded_callers_share_threads(threads):
     assert passes_share_threads() == (threads > 1)
     names: set[str] = set()
 
@@ -88,7 +88,7 @@ def test_several_callers_share_threads_if_there_are_several(threads):
     assert {name.startswith("extractor") for name in names} == {threads > 1}
 
 
-def test_gradients_are_off_and_errors_come_through(threads):
+def test_run_single_threaded_disables_gradients_and_raises_errors(threads):
     weight = torch.ones(1, requires_grad=True)
     assert not any(out.requires_grad for out in run_single_threaded(lambda item: item * weight, [torch.zeros(1)] * 4))
 

@@ -33,7 +33,7 @@ def pretend_gpus(monkeypatch, count: int) -> None:
         ("cuda:1", 2, "cuda:1"),
     ],
 )
-def test_the_requested_device_is_used(monkeypatch, device, gpus, expected):
+def test_resolve_device_returns_requested_device(monkeypatch, device, gpus, expected):
     pretend_gpus(monkeypatch, gpus)
     assert resolve_device(device) == torch.device(expected)
 
@@ -48,19 +48,22 @@ def test_resolve_device_missing_gpu_names_host_state(monkeypatch, device, gpus):
 
 
 @pytest.mark.parametrize("device", ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda0", "mps", "cuda:²"])
-def test_other_devices_are_refused(device):
+def test_resolve_device_invalid_name_raises(device):
     with pytest.raises(UsageError, match="expected 'cpu', 'cuda', 'cuda:N' or 'auto'"):
         resolve_device(device)
 
 
-@pytest.mark.parametrize("precision", ["tf32", "fp16"])
-def test_precisions_of_a_gpu_are_refused_on_a_cpu(precision):
-    with pytest.raises(UsageError, match=f"precision '{precision}' needs a GPU"):
-        check_precision(precision, CPU)
-    check_precision(precision, GPU)
+def test_check_precision_on_cpu():
+    for precision in ("tf32", "fp16"):
+        with pytest.raises(UsageError, match=f"precision '{precision}' needs a GPU"):
+            check_precision(precision, CPU)
+        check_precision(precision, GPU)
+    check_precision("fp32", CPU)
+    with pytest.raises(UsageError, match="precision is 'float32', expected one of fp32, tf32, bf16, fp16"):
+        check_precision("float32", CPU)
 
 
-def test_emulated_bfloat16_is_said_once(monkeypatch, tmp_path, caplog):
+def test_check_precision_emulated_bfloat16_warns_once(monkeypatch, tmp_path, caplog):
     (tmp_path / "cpuinfo").write_text("flags : fpu avx2\n")
     monkeypatch.setattr(resources, "_CPU", tmp_path / "cpuinfo")
     warn_once.cache_clear()
@@ -70,13 +73,6 @@ def test_emulated_bfloat16_is_said_once(monkeypatch, tmp_path, caplog):
     assert [record.message.partition(" (")[0] for record in caplog.records] == [
         "this processor has no instructions for bfloat16"
     ]
-
-
-def test_precisions_of_a_cpu():
-    check_precision("fp32", CPU)
-    check_precision("bf16", CPU)
-    with pytest.raises(UsageError, match="precision is 'float32', expected one of fp32, tf32, bf16, fp16"):
-        check_precision("float32", CPU)
 
 
 @pytest.fixture
@@ -102,7 +98,7 @@ def switches() -> dict[str, object]:
 
 
 @pytest.mark.parametrize(("precision", "tf32"), [("fp32", False), ("tf32", True), ("bf16", False), ("fp16", False)])
-def test_numerics_switch_tf32_inside_only(gpu, precision, tf32):
+def test_precision_context_switches_tf32_inside_only(gpu, precision, tf32):
     before = switches()
     with precision_context(precision, GPU):
         value = "tf32" if tf32 else "ieee"
@@ -118,7 +114,7 @@ def test_numerics_switch_tf32_inside_only(gpu, precision, tf32):
 
 
 @pytest.mark.parametrize("name", ["conv", "rnn", "matmul"])
-def test_switches_that_contradict_each_other_are_restored_too(gpu, name):
+def test_precision_context_restores_contradicting_switches(gpu, name):
     """A program may have set one of the new switches, after which torch refuses to tell the old ones."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     owner = {"conv": cudnn.conv, "rnn": cudnn.rnn, "matmul": matmul}[name]
@@ -132,14 +128,14 @@ def test_switches_that_contradict_each_other_are_restored_too(gpu, name):
         owner.fp32_precision = before
 
 
-def test_the_gpu_is_the_one_of_this_thread_inside(gpu):
+def test_precision_context_sets_gpu_of_thread(gpu):
     """Page-locked memory names no device: it would open a context on the first GPU, in every worker."""
     with precision_context("fp32", torch.device("cuda", 3)):
         assert gpu.device == 3
     assert gpu.device is None
 
 
-def test_numerics_restore_after_an_error_and_touch_nothing_for_a_cpu(gpu):
+def test_precision_context_restores_after_error(gpu):
     before = switches()
     with pytest.raises(ZeroDivisionError, match="by zero"), precision_context("tf32", GPU):
         1 / 0  # noqa: B018
@@ -186,7 +182,7 @@ def test_precision_context_equal_switches_run_concurrently(gpu):
     assert switches() == before
 
 
-def test_cast_layers_leave_a_norm_that_they_hold():
+def test_cast_layers_skips_nested_norm():
     layer = nn.Conv2d(3, 8, 3)
     layer.norm = nn.BatchNorm2d(8)
     assert cast_layers(layer, "bf16") == torch.bfloat16
@@ -212,7 +208,7 @@ def test_cast_layers_equals_autocast():
 
 
 @pytest.mark.slow
-def test_compile_is_part_of_the_fingerprint_and_its_absence_is_not():
+def test_compile_changes_fingerprint():
     plain = ExtractorRequest("resnet50-pool", weights="random:0").describe()
     compiled = ExtractorRequest("resnet50-pool", weights="random:0", compile=True).describe()
     assert compiled.parameters == {**plain.parameters, "compiled": True}
@@ -221,7 +217,7 @@ def test_compile_is_part_of_the_fingerprint_and_its_absence_is_not():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_compiled_features_are_close_to_plain_ones():
+def test_compile_on_gpu_is_close_to_plain():
     pixels = torch.randint(0, 256, (5, 3, 224, 224), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     plain, compiled = (
         extractors.load("resnet50-pool", weights="random:0", device="cuda", compile=compile).extract(pixels)
@@ -262,7 +258,7 @@ class Mixed(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_kept_casts_leave_bits_and_weights_alone(dtype):
+def test_cache_casts_preserves_results_and_weights(dtype):
     torch.manual_seed(0)
     model, values = Mixed().eval().requires_grad_(False), torch.randn(4, 3, 16, 16)
     state, plain = {name: tensor.clone() for name, tensor in model.state_dict().items()}, deepcopy(model)
@@ -277,14 +273,14 @@ def test_kept_casts_leave_bits_and_weights_alone(dtype):
     assert model(values).equal(plain(values))
 
 
-def test_without_autocast_nothing_is_kept():
+def test_cache_casts_without_dtype_changes_nothing():
     model = nn.Sequential(nn.Linear(2, 2))
     cache_casts(model, None)
     assert type(model[0]) is nn.Linear
     assert not dict(model.named_buffers())
 
 
-def test_layers_that_keep_their_casts_cast_their_input_alone():
+def test_cache_casts_launches_fewer_kernels():
     with fake_gpu() as gpu, torch.inference_mode(), torch.autocast("cuda", torch.bfloat16):
         model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(16, 2)).to("cuda")
         values = torch.randn(2, 3, 2, 2).to("cuda")

@@ -17,12 +17,9 @@ from tests.extractors.computing.test_fusion import Spread, with_statistics
 from tests.fake_gpu import fake_gpu
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
-SHAPE = (1, 3, 40, 32)
-FUSED = {
-    "cudnn_convolution_relu": 9,
-    "cudnn_convolution_add_relu": 8,
-    "convolution": 3,
-}  # Of ResNet18; its shortcuts have no ReLU.
+SHAPE = (1, 3, 64, 64)  # Torch's convolutions in bfloat16 are wrong on feature maps of 3×2 with AMX.
+# Of ResNet18; its shortcuts have no ReLU.
+FUSED = {"cudnn_convolution_relu": 9, "cudnn_convolution_add_relu": 8, "convolution": 3}
 RELU, ADD_RELU = torch.cudnn_convolution_relu, torch.cudnn_convolution_add_relu
 
 
@@ -39,8 +36,8 @@ def trunk():
         return with_statistics(nn.Sequential(*list(torchvision.models.resnet18(weights=None).children())[:-2]))
 
 
-def images(batch=2, side=40):
-    return torch.randn(batch, 3, side, 32, generator=torch.Generator().manual_seed(2))
+def images(batch=2):
+    return torch.randn(batch, *SHAPE[1:], generator=torch.Generator().manual_seed(2))
 
 
 def ready(trunk, device, precision="fp32"):
@@ -71,7 +68,7 @@ def launches_of_layers(gpu):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 3e-6), ("tf32", 3e-6), ("bf16", 0.05), ("fp16", 0.01)])
-def test_a_network_has_the_results_of_its_layers_in_one_launch_each(precision, tolerance, copies, caplog):
+def test_fuse_cudnn_network_has_one_launch_per_layer(precision, tolerance, copies, caplog):
     expected = plain(copies, images())
     with fake_gpu() as gpu:
         network = ready(copies(), GPU, precision)
@@ -136,17 +133,6 @@ def test_cudnn_layers_with_errors_or_other_results_are_disabled(relu, reason, co
     assert reason in message
 
 
-def test_the_memory_of_a_result_is_not_read(copies, monkeypatch):
-    """Where a result will lie is filled with what spoils any sum, before layers are compared."""
-    filled = []
-    full_like = torch.full_like
-    monkeypatch.setattr(torch, "full_like", lambda like, value: (filled.append((like.shape, value)), full_like(like, value))[1])
-    with fake_gpu():
-        ready(copies(), GPU)
-    assert len(filled) == 17
-    assert all(value != value for _, value in filled)
-
-
 @pytest.mark.slow
 def test_cudnn_missing_engine_for_a_shape_falls_back_to_torch(copies, monkeypatch, caplog):
     with fake_gpu() as gpu, caplog.at_level(logging.WARNING):
@@ -168,7 +154,7 @@ def test_cudnn_missing_engine_for_a_shape_falls_back_to_torch(copies, monkeypatc
 
 
 @pytest.mark.slow
-def test_too_little_memory_is_for_the_caller_to_see(copies, monkeypatch):
+def test_cudnn_out_of_memory_is_raised(copies, monkeypatch):
     def full(*arguments):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
@@ -233,7 +219,7 @@ def test_fuse_cudnn_in_place_residual_is_not_fused(is_other_first):
 
 
 def test_fuse_cudnn_broadcast_sum_is_not_fused():
-    graph = fuse_cudnn(trace_and_fold(Spread(3, (40, 32))), SHAPE)
+    graph = fuse_cudnn(trace_and_fold(Spread(3, SHAPE[2:])), SHAPE)
     assert not any(isinstance(layer, fused_conv2d.CudnnFusedConv2d) for layer in graph.modules())
 
 

@@ -92,7 +92,7 @@ def in_place(left: Tensor, right: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("add", [lambda left, right: left + right, lambda left, right: right + left, in_place, torch.add])
-def test_a_block_is_two_operations(add):
+def test_fuse_onednn_residual_block_is_two_operations(add):
     merged = assert_fused_alike(Residual(add))
     assert counts(merged) == {"Conv2d": 0, "BatchNorm2d": 0, "ReLU": 0, "FusedConv2d": 2}
     assert [node.op for node in merged.graph.nodes] == ["placeholder", "call_module", "call_module", "output"]
@@ -124,7 +124,7 @@ class Spread(nn.Module):
         return self.relu(self.conv(values) + self.whole(values))
 
 
-def test_a_sum_that_is_spread_over_pixels_is_not_taken_for_one_of_maps():
+def test_fuse_onednn_broadcast_sum_is_unchanged():
     assert_fused_alike(Spread(8, (9, 7)))
 
 
@@ -157,7 +157,7 @@ def test_fold_norms_shared_convolution_is_not_folded():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "resnet50", "vgg11_bn"])
-def test_networks_of_torchvision(name):
+def test_fuse_onednn_torchvision_networks_are_fused_entirely(name):
     """All convolutions, norms, sums and ReLUs are merged. Against float64, torch's own layers are off by up to 1.3e-6 here."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -173,7 +173,7 @@ def test_networks_of_torchvision(name):
             assert_close(merged(images(other)), exact(images(other).double()), 3e-6)
 
 
-def test_a_merged_convolution_has_the_bits_of_a_convolution_and_a_relu():
+def test_fused_conv2d_equals_convolution_and_relu():
     conv = nn.Conv2d(8, 16, 3, padding=1).requires_grad_(False).to(memory_format=torch.channels_last)
     with torch.inference_mode():
         expected = conv(images()).relu()
@@ -258,7 +258,7 @@ class ByName(nn.Sequential):
         pytest.param(lambda: nn.Sequential(*list(torchvision.models.resnet18(weights=None).children())[:-2]), id="resnet18"),
     ],
 )
-def test_shapes_of_known_layers_are_calculated(model: Callable[[], nn.Module], shape, monkeypatch):
+def test_infer_shapes_known_layers_are_not_run(model: Callable[[], nn.Module], shape, monkeypatch):
     network = model()
     monkeypatch.setattr(fusion, "_run_on_meta", refuse)
     assert without_output(infer_shapes(traced(network), shape, torch.float32)) == computed(network, shape)
@@ -273,12 +273,12 @@ def test_shapes_of_known_layers_are_calculated(model: Callable[[], nn.Module], s
         pytest.param(lambda: ByName(nn.Conv2d(3, 4, 3)), id="an input by its name"),
     ],
 )
-def test_shapes_of_anything_else_are_found_too(model: Callable[[], nn.Module]):
+def test_infer_shapes_other_layers_run_on_meta(model: Callable[[], nn.Module]):
     network, shape = model(), (2, 3, 9, 11)
     assert without_output(infer_shapes(traced(network), shape, torch.float32)) == computed(network, shape)
 
 
-def test_sums_of_maps_of_several_sizes_are_not_guessed():
+def test_infer_shapes_broadcast_sum():
     class Broadcast(nn.Module):
         def forward(self, values: Tensor) -> Tensor:
             return values + values[:, :1]

@@ -25,7 +25,7 @@ class SmallDevice:
 
 
 @pytest.mark.parametrize(("limit", "sizes"), [(99, [13]), (7, [13, 7, 6]), (4, [13, 7, 4, 4, 4, 1])])
-def test_halves_go_on_after_running_out_of_memory(limit, sizes, caplog):
+def test_run_with_oom_retry_halves_the_batch(limit, sizes, caplog):
     batch, device = torch.arange(13), SmallDevice(limit)
     assert torch.equal(run_with_oom_retry(device, batch), batch * 2)
     assert device.sizes == sizes
@@ -64,24 +64,24 @@ def test_run_with_oom_retry_remembers_size_by_item_shape(caplog):
         "FIND was unable to find an engine to execute this computation",
     ],
 )
-def test_the_errors_of_all_libraries_count_as_out_of_memory(message):
+def test_run_with_oom_retry_recognizes_errors_of_libraries(message):
     device = SmallDevice(4, RuntimeError(message))
     assert torch.equal(run_with_oom_retry(device, torch.arange(7)), torch.arange(7) * 2)
     assert device.sizes == [7, 4, 3]
 
 
-def test_other_errors_come_through():
+def test_run_with_oom_retry_raises_other_errors():
     device = SmallDevice(4, RuntimeError("CUDA error: an illegal memory access was encountered"))
     with pytest.raises(RuntimeError, match="illegal memory access"):
         run_with_oom_retry(device, torch.arange(7))
     assert device.sizes == [7]
 
 
-def test_nothing_is_handed_on():
+def test_run_with_oom_retry_empty_batch():
     assert run_with_oom_retry(SmallDevice(4), torch.zeros(0, 3)).shape == (0, 3)
 
 
-def test_one_image_too_many_is_an_error():
+def test_run_with_oom_retry_single_image_raises():
     with pytest.raises(ImagepivotError, match="too small for the model and one image"):
         run_with_oom_retry(SmallDevice(0), torch.arange(3))
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,7 +8,7 @@ from torch.nn import functional as F  # noqa: N812
 from extractors.computing import winograd
 from extractors.computing.fused_conv2d import FusedConv2d
 from extractors.computing.fusion import fuse_onednn, infer_shapes, replace_with_winograd, trace
-from extractors.computing.winograd import GroupedWinogradConv2d, WinogradConv2d, make_winograd, winograd_matrices, winograd_tile
+from extractors.computing.winograd import GroupedWinogradConv2d, WinogradConv2d, make_winograd, winograd_tile
 from tests.extractors.computing.test_fusion import images
 
 
@@ -22,15 +21,6 @@ def convolution(inputs: int, outputs: int, *, bias: bool = True, **options) -> n
 def exactly(conv: nn.Conv2d, values: Tensor) -> Tensor:
     bias = None if conv.bias is None else conv.bias.double()
     return F.conv2d(values.double(), conv.weight.double(), bias, padding=1)
-
-
-@pytest.mark.parametrize("outputs", [2, 3, 4])
-def test_a_tile_is_the_filter_at_each_of_its_places(outputs):
-    generator = np.random.default_rng(0)
-    signal, taps = generator.normal(size=outputs + 2), generator.normal(size=3)
-    before, filters, after = winograd_matrices(outputs)
-    assert np.abs(after @ ((before @ signal) * (filters @ taps)) - np.correlate(signal, taps, "valid")).max() < 1e-14
-    assert before.shape == (outputs + 2, outputs + 2)
 
 
 def grouped(conv: nn.Conv2d, side: int, *, relu: bool) -> GroupedWinogradConv2d:
@@ -51,7 +41,7 @@ KINDS = [WinogradConv2d, grouped, grouped_and_laid_out]
 @pytest.mark.parametrize("relu", [True, False])
 @pytest.mark.parametrize("side", [2, 3, 4])
 @pytest.mark.parametrize("shape", [(2, 9, 7, 7), (1, 64, 14, 14), (3, 5, 1, 13), (1, 8, 6, 4)])
-def test_it_is_the_convolution(shape, side, relu, bias, kind):
+def test_winograd_conv2d_equals_convolution(shape, side, relu, bias, kind):
     conv, values = convolution(shape[1], 11, bias=bias), images(shape)
     expected = exactly(conv, values)
     expected = expected.relu() if relu else expected
@@ -64,7 +54,7 @@ def test_it_is_the_convolution(shape, side, relu, bias, kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_map_of_several_strips_has_no_seams(kind):
+def test_winograd_conv2d_several_strips_equal_convolution(kind):
     conv, values = convolution(64, 64), images((1, 64, 190, 66))  # 4 MB of inputs of tiles are 24 of the 48 rows of tiles.
     with torch.inference_mode():
         found = kind(conv, 4, relu=False)(values)
@@ -93,7 +83,7 @@ def processor(monkeypatch):
     ("shape", "side"),
     [((1, 64, 224, 224), 4), ((2, 64, 14, 14), 4), ((1, 64, 14, 14), 2), ((2, 64, 7, 7), 2), ((1, 64, 7, 7), None)],
 )
-def test_few_tiles_are_small_and_very_few_none(shape, side, processor):
+def test_winograd_tile_depends_on_number_of_tiles(shape, side, processor):
     processor(INTEL)
     assert winograd_tile(convolution(64, 64), shape) == side
 
@@ -103,7 +93,7 @@ def test_few_tiles_are_small_and_very_few_none(shape, side, processor):
     [(AMD, (None, None, 4, None)), (INTEL, (4, 4, 4, 2)), (OLDER, (4, 4, 4, 2)), ({}, (4, 4, 4, 2))],
     ids=["AMD with AVX-512", "Intel with AVX-512", "AMD without", "unknown"],
 )
-def test_products_are_left_to_onednn_where_those_of_mkl_are_slow(capabilities, sides, processor):
+def test_winograd_tile_amd_with_avx512_uses_onednn(capabilities, sides, processor):
     """On an AMD EPYC with AVX-512, products of MKL reach 60 GFLOP/s a core where convolutions of oneDNN reach 110."""
     processor(capabilities)
     layers = ((64, 64, 56), (64, 128, 56), (128, 128, 56), (128, 128, 7))
@@ -112,7 +102,7 @@ def test_products_are_left_to_onednn_where_those_of_mkl_are_slow(capabilities, s
     assert type(layer) is (GroupedWinogradConv2d if capabilities is AMD else WinogradConv2d)
 
 
-def test_weights_are_laid_out_by_the_compiler_or_here(processor):
+def test_make_winograd_compiled_layer_stays_conv2d(processor):
     processor(AMD)
     layers = [make_winograd(convolution(128, 128), (2, 128, 56, 56), relu=True, compile=one) for one in (True, False)]
     assert [[type(part) for part in layer.children()] for layer in layers] == [[nn.Conv2d], [FusedConv2d]]
@@ -133,7 +123,7 @@ def test_weights_are_laid_out_by_the_compiler_or_here(processor):
     ],
     ids=str,
 )
-def test_other_convolutions_are_left_alone(other, processor):
+def test_winograd_tile_unsupported_convolution_is_none(other, processor):
     processor(INTEL)
     inputs, outputs = other.pop("inputs", 64), other.pop("outputs", 64)
     assert winograd_tile(convolution(inputs, outputs, **other), (1, inputs, 56, 56)) is None
@@ -151,7 +141,7 @@ class Block(nn.Module):
 
 
 @pytest.mark.parametrize(("capabilities", "kind"), [(INTEL, WinogradConv2d), (AMD, GroupedWinogradConv2d)])
-def test_a_network_keeps_its_results_and_its_input(capabilities, kind, processor):
+def test_replace_with_winograd_network_equals_float64(capabilities, kind, processor):
     processor(capabilities)
     block, shape = Block().eval().requires_grad_(False), (2, 128, 28, 28)
     with torch.inference_mode():

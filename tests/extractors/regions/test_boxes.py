@@ -46,12 +46,12 @@ def random_boxes(generator, count, *, most=200.0, step=None):
     return torch.from_numpy(np.concatenate((corners.min(axis=1), corners.max(axis=1)), axis=1).astype(np.float32))
 
 
-def test_anchors_are_caffes():
+def test_cell_anchors_equal_caffe():
     assert cell_anchors().tolist() == [list(map(float, anchor)) for anchor in LEGACY]
     assert cell_anchors().dtype == torch.float32
 
 
-def test_grid_goes_by_row_then_column_then_anchor():
+def test_anchor_grid_order_is_row_column_anchor():
     grid = anchor_grid(cell_anchors(), rows=2, columns=3)
     expected = [
         [left + 16 * x, top + 16 * y, right + 16 * x, bottom + 16 * y]
@@ -62,11 +62,7 @@ def test_grid_goes_by_row_then_column_then_anchor():
     assert grid.tolist() == expected
 
 
-def test_zeros_make_a_box_one_pixel_longer():
-    assert decode(torch.tensor([[0.0, 10.0, 15.0, 49.0]]), torch.zeros(1, 4)).tolist() == [[0, 10, 16, 50]]
-
-
-def test_decode_equals_the_formula_in_exact_numbers():
+def test_decode_equals_formula_in_float64():
     generator = np.random.default_rng(0)
     anchors, deltas = random_boxes(generator, 200), torch.from_numpy(generator.normal(size=(200, 4)).astype(np.float32))
     for (left, top, right, bottom), (dx, dy, dw, dh), found in zip(
@@ -83,25 +79,25 @@ def test_decode_equals_the_formula_in_exact_numbers():
         assert found == pytest.approx(expected, rel=1e-5, abs=1e-3)
 
 
-def test_growth_is_held():
+def test_decode_limits_growth():
     (found,) = decode(torch.tensor([[0.0, 0.0, 15.0, 15.0]]), torch.tensor([[0.0, 0.0, 50.0, 4.0]])).tolist()
     assert found[2] - found[0] == pytest.approx(1000, rel=1e-5)
     assert found[3] - found[1] == pytest.approx(16 * math.exp(4), rel=1e-5)
 
 
-def test_clip_stops_at_the_outermost_pixels():
+def test_clip_limits_to_outermost_pixels():
     boxes = torch.tensor([[-5.0, -6.0, 700.0, 800.0], [700.0, 800.0, 900.0, 900.0], [1.5, 2.5, 3.5, 4.5]])
     assert clip(boxes, width=600, height=500).tolist() == [[0, 0, 599, 499], [599, 499, 599, 499], [1.5, 2.5, 3.5, 4.5]]
 
 
-def test_a_side_of_exactly_the_limit_is_too_short():
+def test_is_larger_side_of_exactly_the_limit_is_false():
     boxes = torch.tensor([[0.0, 0, 15, 30], [0, 0, 15.001, 30], [0, 0, 30, 15], [9, 9, 9, 40], [9, 9, 40, 8]])
     assert is_larger(boxes, 16).tolist() == [False, True, False, False, False]
     assert is_larger(boxes, -100).tolist() == [True, True, True, False, False]  # corners in order, whatever the side
 
 
 @pytest.mark.parametrize("step", [None, 8.0])
-def test_iou_equals_the_kernels_arithmetic_to_the_last_bit(step):
+def test_iou_equals_float32_loops(step):
     generator = np.random.default_rng(1)
     boxes, others = random_boxes(generator, 60, step=step), random_boxes(generator, 50, step=step)
     found = iou(boxes, others).numpy()
@@ -147,7 +143,7 @@ def random_case(generator, *, boxes, classes):
 @pytest.mark.cluster
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-def test_all_classes_at_once_equal_one_after_the_other(device, seed):
+def test_best_scores_after_nms_equals_sequential_nms(device, seed):
     generator = np.random.default_rng(seed)
     for _ in range(250 if device.type == "cpu" else 80):
         boxes, scores = random_case(generator, boxes=int(generator.integers(1, 40)), classes=int(generator.integers(1, 5)))
@@ -161,7 +157,7 @@ def test_all_classes_at_once_equal_one_after_the_other(device, seed):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_blocks_equal_one_after_the_other(device, seed, monkeypatch):
+def test_nms_blocks_equal_sequential_nms(device, seed, monkeypatch):
     monkeypatch.setitem(boxes_module._BLOCK, "cuda", 150)
     generator = np.random.default_rng(100 + seed)
     for _ in range(20 if device.type == "cpu" else 4):
@@ -173,7 +169,7 @@ def test_blocks_equal_one_after_the_other(device, seed, monkeypatch):
         assert order[kept].tolist() == expected
 
 
-def test_images_do_not_act_on_one_another(device, monkeypatch):
+def test_nms_images_of_a_batch_are_independent(device, monkeypatch):
     """Images of different numbers of boxes, padded with boxes that would cover others if they counted."""
     monkeypatch.setitem(boxes_module._BLOCK, "cuda", 40)
     generator = np.random.default_rng(6)
@@ -192,7 +188,7 @@ def test_images_do_not_act_on_one_another(device, monkeypatch):
         assert torch.equal(surviving[i, :size], best(boxes[i, :size], scores[i, :size], 0.3, torch.device("cpu")))
 
 
-def test_a_chain_longer_than_the_rounds_before_a_look(device):
+def test_nms_long_chain_converges(device):
     """Each box covers the next one alone, so that every second one is kept, and whether one is hangs on all before it."""
     count = 61
     boxes = torch.arange(count)[:, None] * 4.0 + torch.tensor([0.0, 0, 9, 9])
@@ -210,7 +206,7 @@ def test_first_true_positions_and_counts():
     assert first_true(chosen, 9)[0].shape == (3, 5)
 
 
-def test_a_whole_detectors_worth_of_boxes_and_classes(device):
+def test_best_scores_after_nms_300_boxes_100_classes_equals_reference(device):
     generator = np.random.default_rng(5)
     boxes, scores = random_case(generator, boxes=300, classes=100)
     found = best(torch.from_numpy(boxes), torch.from_numpy(scores), 0.3, device)
@@ -218,7 +214,7 @@ def test_a_whole_detectors_worth_of_boxes_and_classes(device):
     np.testing.assert_array_equal(found.numpy(), best_scores(boxes, np.concatenate((background, scores), axis=1)))
 
 
-def test_an_overlap_of_exactly_the_threshold_suppresses(device):
+def test_nms_overlap_of_exactly_the_threshold_suppresses(device):
     boxes = torch.tensor([[0.0, 0, 9, 9], [0, 0, 9, 4]])  # 10 by 10 and 10 by 5 pixels: half
     scores = torch.tensor([[0.9], [0.8]])
     just_over = float(np.nextafter(np.float32(0.5), np.float32(1)))
@@ -231,18 +227,13 @@ def test_an_overlap_of_exactly_the_threshold_suppresses(device):
     assert keep(boxes, 0.7, 9, device) == [0]
 
 
-def test_of_equal_scores_the_earlier_box_goes_first(device):
-    boxes = torch.tensor([[0.0, 0, 9, 9], [0, 0, 9, 8], [50, 50, 60, 60]])
-    assert best(boxes, torch.full((3, 1), 0.5), 0.3, device).tolist() == [0.5, 0, 0.5]
-
-
-def test_without_ties_it_is_torchvisions(device):
+def test_nms_without_ties_equals_torchvision(device):
     boxes = random_boxes(np.random.default_rng(7), 400, most=300)
     expected = torchvision.ops.nms(boxes + torch.tensor([0, 0, 1, 1]), torch.arange(400, 0, -1.0), 0.7)
     assert keep(boxes, 0.7, 400, device) == expected.tolist()
 
 
-def test_boxes_without_an_area_and_very_large_ones(device):
+def test_nms_empty_and_infinite_boxes(device):
     boxes = torch.tensor([[5.0, 5, 4, 9], [5, 5, 4, 9], [0, 0, 1e20, 1e20], [0, 0, 1e20, 1e20], [3, 3, 3, 3], [3, 3, 3, 3]])
     # No area is no overlap, and an infinite area no number: these cover nothing. A pixel covers itself.
     assert keep(boxes, 0.5, 9, device) == [0, 1, 2, 3, 4]
@@ -250,14 +241,14 @@ def test_boxes_without_an_area_and_very_large_ones(device):
 
 
 @pytest.mark.parametrize(("boxes", "classes"), [(0, 3), (3, 0), (0, 0)])
-def test_nothing_to_suppress(device, boxes, classes):
+def test_nms_without_boxes_or_classes(device, boxes, classes):
     assert best(torch.zeros(boxes, 4), torch.zeros(boxes, classes), 0.3, device).tolist() == [0] * boxes
     assert keep(torch.zeros(0, 4), 0.7, 300, device) == []
     assert best_scores_after_nms(torch.zeros(0, boxes, 4), torch.zeros(0, boxes, classes), 0.3).shape == (0, boxes)
     assert nms(torch.zeros(0, 5, 4), torch.zeros(0, 5, dtype=torch.bool), 0.7, 3)[0].shape == (0, 3)
 
 
-def test_number_of_bits_at_the_edge_of_a_word(device):
+def test_best_scores_after_nms_box_counts_at_word_size(device):
     for count in (61, 62, 63, 124, 125):
         boxes = torch.arange(count)[:, None] * 100.0 + torch.tensor([0.0, 0, 9, 9])
         boxes[-1] = boxes[0]

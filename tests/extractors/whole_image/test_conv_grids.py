@@ -55,7 +55,7 @@ def independent(model: torch.nn.Module, name: str, images: list[Image.Image]) ->
 
 
 @pytest.mark.cluster
-def test_maps_equal_torchvisions_layers_run_by_hand(pair, images):
+def test_extract_equals_torchvision_layers(pair, images):
     extractor, model = pair
     name = extractor.spec.name
     pixels = [extractor.preprocess(image) for image in images]
@@ -88,7 +88,7 @@ def meta_state(name: str) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-def test_both_sides_are_resized_and_nothing_is_cut_off():
+def test_preprocess_resizes_both_sides():
     extractor = small("resnet152-grid")
     left = Image.new("RGB", (600, 100))
     left.paste((255, 0, 0), (0, 0, 300, 100))
@@ -101,7 +101,7 @@ def test_both_sides_are_resized_and_nothing_is_cut_off():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_cells_go_row_by_row_and_channels_are_red_green_blue(name):
+def test_extract_cells_are_row_major_and_channels_rgb(name):
     image = Image.new("RGB", (448, 448))
     image.paste((255, 0, 0), (32 * 5, 32 * 2, 32 * 6, 32 * 3))  # column 5 of row 2
     extractor = small(name)
@@ -114,7 +114,7 @@ def test_cells_go_row_by_row_and_channels_are_red_green_blue(name):
 
 
 @pytest.mark.slow
-def test_float16_is_the_rounded_map():
+def test_extract_float16_is_rounded_float32():
     image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (80, 70, 3), dtype=np.uint8))
     whole, half = small("vgg19-grid"), small("vgg19-grid", dtype="float16")
     batch = whole.preprocess(image)[None]
@@ -130,7 +130,7 @@ def test_float16_is_the_rounded_map():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-def test_files_are_read_without_the_layers_behind_the_map(tmp_path, name, suffix):
+def test_read_drops_layers_after_feature_map(tmp_path, name, suffix):
     with torch.device("meta"):
         names = MODELS[name](weights=None).state_dict()
     state, path = {key: torch.full((2,), float(n)) for n, key in enumerate(names)}, tmp_path / f"w{suffix}"
@@ -140,7 +140,7 @@ def test_files_are_read_without_the_layers_behind_the_map(tmp_path, name, suffix
     assert all(torch.equal(found[key], state[key]) for key in found)
 
 
-def test_defaults_are_torchvisions_of_the_papers_time_and_others_are_refused():
+def test_architectures_default_is_v1_and_others_are_refused():
     defaults = {name: VARIANTS[name].architecture.file_name for name in NAMES}
     assert defaults == {"vgg19-grid": "vgg19-dcbb9e9d.pth", "resnet152-grid": "resnet152-394f9c45.pth"}
     newer = torchvision.models.ResNet152_Weights.IMAGENET1K_V2.url

@@ -11,11 +11,7 @@ from timm.layers import BatchNormAct2d  # noqa: E402
 import extractors  # noqa: E402
 from extractors import ExtractorRequest  # noqa: E402
 from extractors.computing.fused_conv2d import FusedConv2d  # noqa: E402
-from extractors.computing.fusion import (  # noqa: E402
-    fuse_onednn,
-    infer_shapes,
-    optimize_for_inference,
-)
+from extractors.computing.fusion import fuse_onednn, infer_shapes, optimize_for_inference  # noqa: E402
 from extractors.computing.winograd import WinogradConv2d  # noqa: E402
 from extractors.whole_image.timm_models import MapModel, fold_timm_norms  # noqa: E402
 from tests.extractors.computing import test_fusion  # noqa: E402
@@ -76,7 +72,7 @@ def count(model: nn.Module, kind: type[nn.Module]) -> int:
         ("densenet121", 62),  # Half of the norms come before their convolution.
     ],
 )
-def test_networks_are_folded_and_merged(name, left, grid):
+def test_fold_timm_norms_networks_are_folded_and_fused(name, left, grid):
     model = models_own(name)
     fused = assert_as_exact_as_timms_own(MapModel(model) if grid else model)
     assert count(fused, nn.BatchNorm2d) == left
@@ -87,7 +83,7 @@ def test_networks_are_folded_and_merged(name, left, grid):
 @pytest.mark.slow
 @pytest.mark.parametrize("grid", [False, True], ids=["pooled", "grid"])
 @pytest.mark.parametrize("name", ["test_vit", "convnext_atto", "test_nfnet"])
-def test_networks_without_batch_norms_stay_as_they_are(name, grid):
+def test_fold_timm_norms_without_batch_norms_is_none(name, grid):
     model = models_own(name)
     before = {key: values.clone() for key, values in model.state_dict().items()}
     assert fold_timm_norms(MapModel(model) if grid else model) is None
@@ -95,7 +91,7 @@ def test_networks_without_batch_norms_stay_as_they_are(name, grid):
     assert "norms" not in ExtractorRequest(f"timm:{name}", weights="random:0", unpooled=grid).describe().parameters
 
 
-def test_the_description_says_whether_norms_are_folded_and_loading_agrees():
+def test_describe_records_folded_norms():
     name = "timm:test_resnet.r160_in1k"
     described = ExtractorRequest(name, weights="random:0").describe()
     assert described.parameters["norms"] == "folded"
@@ -108,7 +104,7 @@ def loaded_in_bf16() -> nn.Module:
     return extractors.load("timm:test_resnet.r160_in1k", weights="random:0", precision="bf16")._model
 
 
-def test_in_16_bits_norms_are_folded_and_casts_kept_where_the_processor_does_not_merge(monkeypatch):
+def test_load_bf16_without_fusion_caches_casts(monkeypatch):
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False, raising=False)
     model = loaded_in_bf16()
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
@@ -122,7 +118,7 @@ merges_bf16 = pytest.mark.skipif(
 
 
 @merges_bf16
-def test_in_16_bits_layers_are_merged_where_the_processor_can():
+def test_load_bf16_with_fusion_has_fused_layers():
     model = loaded_in_bf16()
     assert [count(model, kind) for kind in (nn.BatchNorm2d, nn.Conv2d)] == [0, 0]
 
@@ -130,7 +126,7 @@ def test_in_16_bits_layers_are_merged_where_the_processor_can():
 @pytest.mark.slow
 @merges_bf16
 @pytest.mark.parametrize("name", ["resnet18", "resnext50_32x4d", "seresnet50", "efficientnet_b0", "densenet121", "dla34"])
-def test_merged_layers_within_autocast_are_as_exact_as_torchs(name):
+def test_fuse_onednn_bf16_is_as_exact_as_autocast(name):
     model = models_own(name)
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
         with torch.autocast("cpu", enabled=False):
@@ -175,7 +171,7 @@ class Twice(nn.Module):
         return self.own(self.third(self.shared(self.second(found).sin())))
 
 
-def test_a_norm_with_an_activation_keeps_it_wherever_it_is_used():
+def test_fold_timm_norms_shared_norm_keeps_activation():
     fused = assert_as_exact_as_timms_own(with_statistics(Twice()))
     assert count(fused, nn.BatchNorm2d) == 2
     assert count(fused, nn.ReLU) == 1

@@ -42,7 +42,7 @@ def cells(name: str, images: list[Image.Image]) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_maps_of_a_convolutional_network_go_row_by_row(images):
+def test_unpooled_convolutional_network_is_row_major(images):
     found, expected = cells(CONVOLUTIONAL, images), unpooled(CONVOLUTIONAL, images).numpy()
     assert (found.shape, expected.shape) == ((3, 25, 96), (3, 96, 5, 5))
     for y in range(5):
@@ -53,7 +53,7 @@ def test_maps_of_a_convolutional_network_go_row_by_row(images):
     assert np.abs(found.mean(axis=1) - vectors).max() < 1e-5 * np.abs(vectors).max()
 
 
-def test_tokens_of_a_transformer_come_without_the_class(images):
+def test_unpooled_transformer_drops_class_token(images):
     found, expected = cells(TRANSFORMER, images), unpooled(TRANSFORMER, images).numpy()
     assert (found.shape, expected.shape) == ((3, 100, 64), (3, 101, 64))
     assert np.abs(found - expected[:, 1:]).max() < 1e-5 * np.abs(expected).max()
@@ -82,7 +82,7 @@ def test_unpooled_channels_last_maps_are_row_major(images):
     assert np.abs(found - expected.reshape(1, 49, 768)).max() < 1e-5 * np.abs(expected).max()
 
 
-def test_the_grid_is_part_of_the_spec_and_of_the_fingerprint():
+def test_unpooled_changes_spec_and_fingerprint():
     name = f"timm:{TRANSFORMER}"
     pooled, grid = (ExtractorRequest(name, weights="random:0", unpooled=grid).describe() for grid in (False, True))
     assert (pooled.spec.shape, grid.spec.shape) == ((64,), (100, 64))
@@ -98,7 +98,7 @@ def test_the_grid_is_part_of_the_spec_and_of_the_fingerprint():
     ("name", "made"),
     [("hiera_tiny_224", r"\[1, 49, 768\]"), ("twins_pcpvt_small", r"\[1, 49, 512\]"), ("crossvit_tiny_240", "a list")],
 )
-def test_models_without_a_grid_of_known_order_are_refused(name, made):
+def test_unpooled_model_without_grid_raises(name, made):
     with pytest.raises(
         UsageError, match=rf"timm's model '{name}\..*' returns {made} before its pooling, expected a feature map, or one"
     ):

@@ -42,7 +42,7 @@ def seeded(name: str, seed: int = 0) -> torch.nn.Module:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_features_and_pixels_equal_timms_own(name, images):
+def test_extract_equals_timm(name, images):
     extractor = extractors.load(f"timm:{name}", weights="random:0")
     model = seeded(name)
     config = resolve_model_data_config(model)
@@ -63,17 +63,13 @@ def test_features_and_pixels_equal_timms_own(name, images):
 @pytest.mark.parametrize(
     "change",
     [
-        *[
-            {"crop_pct": 0.875},
-            {"crop_pct": 1.0},
-            {"interpolation": "bilinear"},
-            {"crop_mode": "squash"},
-            {"crop_mode": "border"},
-        ],
-        *[{"interpolation": "lanczos"}, {"input_size": (3, 96, 160)}],
+        *({"crop_pct": share} for share in (0.875, 1.0)),
+        *({"interpolation": filter_} for filter_ in ("bilinear", "lanczos")),
+        *({"crop_mode": mode} for mode in ("squash", "border")),
+        {"input_size": (3, 96, 160)},
     ],
 )
-def test_transforms_of_all_kinds_make_timms_pixels_here_and_in_other_processes(change, images, monkeypatch):
+def test_preprocess_all_transforms_equal_timm(change, images, monkeypatch):
     monkeypatch.setattr(timm_models, "resolve_data_config", lambda **given: resolve_data_config(**given) | change)
     extractor = extractors.load(f"timm:{MODELS[0]}", weights="random:0")
     config = resolve_data_config(pretrained_cfg=timm.models.get_pretrained_cfg(MODELS[0]).to_dict()) | change
@@ -98,14 +94,6 @@ def test_timm_features_do_not_depend_on_threads_and_batch(name, unpooled, images
         with threads_of_torch(threads):
             found = np.concatenate([extractor.extract(part) for part in batch.split(size)])
         assert found.tobytes() == expected.tobytes(), (threads, size)
-
-
-def test_pure_red_reaches_the_first_channel(monkeypatch):
-    extractor = extractors.load(TINY, weights="random:0")
-    pixels = extractor.preprocess(Image.new("RGB", (300, 200), (255, 0, 0)))
-    assert pixels.float().mean(dim=(1, 2)).tolist() == [255, 0, 0]
-    monkeypatch.setattr(extractor, "_model", lambda values: values.mean(dim=(2, 3)).repeat(1, 32))
-    assert extractor.extract(pixels[None])[0, :3].tolist() == pytest.approx([1, -1, -1])
 
 
 @pytest.mark.slow
@@ -133,7 +121,7 @@ def test_timm_spec_has_full_name_and_output_width(model, name, width):
         ("local-dir:/tmp", "has no model 'local-dir:"),
     ],
 )
-def test_unknown_models_are_refused_with_close_names(model, hint):
+def test_spec_unknown_model_raises_with_close_names(model, hint):
     with pytest.raises(UsageError, match=hint):
         ExtractorRequest(f"timm:{model}").spec()
 
@@ -144,7 +132,7 @@ def test_unknown_models_are_refused_with_close_names(model, hint):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS[:2])
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-def test_weights_of_a_file_with_and_without_a_classifier(tmp_path, name, suffix):
+def test_load_file_with_and_without_classifier(tmp_path, name, suffix):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = timm.create_model(name, pretrained=False)
@@ -165,7 +153,7 @@ def test_weights_of_a_file_with_and_without_a_classifier(tmp_path, name, suffix)
 
 
 @pytest.mark.slow
-def test_names_of_the_models_origin_are_translated_by_timm(tmp_path):
+def test_find_weights_original_names_are_converted(tmp_path):
     """ConvNeXt with Facebook's names."""
     state = seeded("convnext_atto").state_dict()
     old = {}
@@ -184,13 +172,13 @@ def test_names_of_the_models_origin_are_translated_by_timm(tmp_path):
 
 
 @pytest.mark.parametrize("name", MODELS[:2])
-def test_weights_of_another_model_are_refused(tmp_path, name):
+def test_load_weights_of_other_model_raise(tmp_path, name):
     torch.save(seeded("test_convnext").state_dict(), tmp_path / "w.pth")
     with pytest.raises(InputError, match=r"are not this model's|is of another model than"):
         extractors.load(f"timm:{name}", weights=str(tmp_path / "w.pth"))
 
 
-def test_default_weights_are_timms_and_the_same_as_those_of_a_file(monkeypatch, tmp_path):
+def test_load_default_weights_equal_file(monkeypatch, tmp_path):
     trained, original = seeded(MODELS[1], seed=7), timm.create_model
 
     def create(name, pretrained, num_classes):
@@ -206,7 +194,7 @@ def test_default_weights_are_timms_and_the_same_as_those_of_a_file(monkeypatch, 
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError("An error happened while trying"), RuntimeError("No pretrained weights")])
-def test_no_network_says_how_to_pass_a_file(monkeypatch, error):
+def test_describe_default_weights_without_network_raises(monkeypatch, error):
     original = timm.create_model
 
     def create(name, pretrained, num_classes):
@@ -222,13 +210,13 @@ def test_no_network_says_how_to_pass_a_file(monkeypatch, error):
 # --- limits ------------------------------------------------------------------------------------------------------------
 
 
-def test_random_numbers_of_the_process_stay_as_they_were():
+def test_load_preserves_random_state():
     before = torch.random.get_rng_state()
     extractors.load(TINY, weights="random:3")
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_too_thin_images_are_failures_of_the_image():
+def test_preprocess_too_thin_image_raises_decode_error():
     extractor = extractors.load(TINY, weights="random:0")
     with pytest.raises(DecodeError, match="expected at most") as caught:
         extractor.preprocess(Image.new("RGB", (60_000, 1)))
@@ -246,6 +234,6 @@ def test_too_thin_images_are_failures_of_the_image():
         ("border", (60_000, 1), (168, 0)),
     ],
 )
-def test_size_after_resizing_in_each_mode(mode, size_wh, expected):
+def test_resized_wh_of_each_crop_mode(mode, size_wh, expected):
     config = {"input_size": (3, 160, 160), "crop_pct": 0.95, "crop_mode": mode}
     assert timm_models._resized_wh(size_wh, config) == expected

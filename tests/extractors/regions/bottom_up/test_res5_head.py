@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import copy
 
-import numpy as np
 import pytest
 import torch
-from torch.nn import functional as F  # noqa: N812
 from torchvision.ops import roi_pool
 
 from extractors.regions.bottom_up.network import Head, fold_norms
@@ -14,7 +12,6 @@ from extractors.regions.bottom_up.res5_head import (
     MergedStage,
     PlainStage,
     ProductStage,
-    _phase_matrices,
     distinct_bins,
     pool_bins,
 )
@@ -41,16 +38,6 @@ def head():
     return head
 
 
-def test_transforms_are_exact_on_one_axis():
-    before, filters, after = _phase_matrices()
-    generator = np.random.default_rng(0)
-    values, taps = generator.normal(size=7), generator.normal(size=3)
-    padded = np.concatenate(([0], values, [0]))
-    expected = [sum(taps[k] * padded[i + k] for k in range(3)) for i in range(7)]
-    np.testing.assert_allclose(after @ ((before @ values) * (filters @ taps)), expected, rtol=0, atol=1e-14)
-    assert before.shape == (11, 7)
-
-
 FORMS = {
     "plain": PlainStage,
     "merged": lambda head: MergedStage(head.layer4, 2),
@@ -61,7 +48,7 @@ FORMS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_equals_the_convolutions(head, form):
+def test_stage_equals_convolutions(head, form):
     pooled = torch.randn(3, 1024, 14, 14).relu_()
     exact = copy.deepcopy(head.layer4).double()
     stage, given = FORMS[form](head), pooled.clone()
@@ -80,7 +67,7 @@ def test_every_form_equals_the_convolutions(head, form):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
-def test_regions_that_share_bins_are_as_those_that_do_not(head, form):
+def test_stage_shared_bins_equal_separate_regions(head, form):
     """The bins of three regions, some in all of them and in any order; what is shared is read alone."""
     generator = torch.Generator().manual_seed(0)
     bins = torch.randn(50, 1024, generator=generator).relu_()
@@ -94,21 +81,6 @@ def test_regions_that_share_bins_are_as_those_that_do_not(head, form):
         expected = head(bins[index].permute(0, 3, 1, 2))
     assert all(map(torch.equal, shared, kept))
     assert (found - expected).abs().max() < 1e-6 * expected.abs().max()
-
-
-@pytest.mark.slow
-def test_a_pixel_acts_on_its_own_parity_alone(head):
-    """In the dilated convolution of the first block a pixel changes only pixels of its own parity."""
-    stage = ProductStage(head.layer4)
-    weight = head.layer4[0].conv2.weight
-    values = torch.zeros(1, 512, 14, 14)
-    values[0, :, 5, 8] = 1.0
-    fields = values.view(1, 512, 7, 2, 7, 2).permute(2, 4, 3, 5, 0, 1).reshape(-1, 512)
-    found = stage._convolve(fields, stage._blocks[0].weight2)
-    found = found.view(7, 7, 2, 2, 1, 512).permute(4, 5, 0, 2, 1, 3).reshape(1, 512, 14, 14)
-    torch.testing.assert_close(found, F.conv2d(values, weight, padding=2, dilation=2), rtol=0, atol=1e-4)
-    touched = found[0].abs().amax(dim=0).gt(1e-3).nonzero().tolist()
-    assert touched == [[y, x] for y in (3, 5, 7) for x in (6, 8, 10)]
 
 
 SCALE = 1 / 16
@@ -141,7 +113,7 @@ def by_torchvision(maps: torch.Tensor, boxes: torch.Tensor, side: int) -> torch.
 
 @pytest.mark.parametrize(("height", "width"), [(38, 50), (50, 38), (1, 63), (7, 9), (2, 2)])
 @pytest.mark.parametrize("side", [14, 7, 1])
-def test_every_cell_is_torchvisions(height, width, side):
+def test_pool_bins_equals_torchvision(height, width, side):
     maps = random_maps(24, height, width)
     boxes = random_boxes(120, 16 * width, 16 * height)
     found = pool_cells(maps, boxes, side, SCALE)
@@ -149,13 +121,13 @@ def test_every_cell_is_torchvisions(height, width, side):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_rounding_before_is_rounding_after(dtype):
+def test_pool_bins_16_bits_equal_rounded_float32(dtype):
     maps = random_maps(32, 38, 50)
     boxes = random_boxes(60, 800, 600)
     assert torch.equal(pool_cells(maps.to(dtype), boxes, 14, SCALE), by_torchvision(maps, boxes, 14).to(dtype))
 
 
-def test_boxes_at_and_beyond_the_edges():
+def test_pool_bins_boxes_at_and_beyond_edges_equal_torchvision():
     maps = random_maps(8, 38, 50)
     boxes = torch.tensor(
         [
@@ -169,7 +141,7 @@ def test_boxes_at_and_beyond_the_edges():
     assert torch.equal(pool_cells(maps, boxes, 14, SCALE), expected)
 
 
-def test_halves_go_up_however_near_to_them_a_box_ends():
+def test_pool_bins_halves_round_up_as_in_torchvision():
     maps = random_maps(4, 40, 63)
     half = torch.tensor([16 * cell + 8.0 for cell in range(2, 60)])
     for near in (half, half.nextafter(torch.tensor(0.0)), half.nextafter(torch.tensor(9e9))):
@@ -177,7 +149,7 @@ def test_halves_go_up_however_near_to_them_a_box_ends():
         assert torch.equal(pool_cells(maps, boxes, 14, SCALE), by_torchvision(maps, boxes, 14))
 
 
-def test_no_boxes_and_maps_in_another_layout():
+def test_pool_bins_without_boxes_and_in_contiguous_layout():
     maps = random_maps(8, 20, 30)
     assert pool_cells(maps, torch.zeros(0, 4), 14, SCALE).shape == (0, 8, 14, 14)
     boxes = random_boxes(20, 480, 320)

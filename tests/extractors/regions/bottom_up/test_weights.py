@@ -1,7 +1,5 @@
 """Expected names are torchvision's for the ResNet, mapped to those of the releases by plain text rules in this file."""
 
-import io
-import os
 import pickle
 import re
 from collections import OrderedDict
@@ -17,7 +15,6 @@ from torch import Tensor
 from extractors.regions.bottom_up.network import build
 from extractors.regions.bottom_up.weights import read_detector
 from extractors.regions.boxes import cell_anchors, decode
-from extractors.weights.checkpoints import check_state
 from schemas.errors import InputError
 from tests.extractors.weights.test_caffemodel import blob, layer, net
 
@@ -140,11 +137,11 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("counters", [True, False], ids=["with counters", "without counters"])
 @pytest.mark.parametrize("suffix", [".pth", ".pkl", ".safetensors"])
-def test_milvlg_names_in_every_kind_of_file(tmp_path, state, suffix, counters):
+def test_read_detector_milvlg_file_of_any_format(tmp_path, state, suffix, counters):
     assert_same(read_detector(written(tmp_path / f"w{suffix}", milvlg(state, counters=counters))), state)
 
 
-def test_milvlg_names_and_shapes_are_those_of_its_code():
+def test_milvlg_names_and_shapes_equal_release():
     """The hash is of the 639 names and shapes of its ``GeneralizedBUARCNN``, built with ``test-caffe-r101-fix36.yaml``."""
     with torch.device("meta"):
         names = milvlg(build().state_dict())
@@ -171,31 +168,29 @@ def test_read_detector_removes_wrappers(tmp_path, state, wrap):
     assert_same(read_detector(written(tmp_path / "bua-caffe-frcn-r101-k36.pth", wrap(milvlg(state)))), state)
 
 
-def test_a_file_has_its_own_anchors_or_the_original_ones(tmp_path, state):
+def test_read_detector_uses_anchors_of_file_or_default(tmp_path, state):
     own = cell_anchors() + 0.25
     assert_same(read_detector(written(tmp_path / "w.pth", milvlg(state, anchors=own))), state | {"rpn.anchors": own})
     assert torch.equal(read_detector(written(tmp_path / "w.pth", milvlg(state)))["rpn.anchors"], cell_anchors())
 
 
 @pytest.mark.slow
-def test_means_and_deviations_of_pixels_must_be_the_detector_s(tmp_path, state):
+def test_read_detector_other_pixel_statistics_raise(tmp_path, state):
     names = milvlg(state)
     mean = torch.tensor([102.9801, 115.9465, 122.7717]).view(3, 1, 1)
     assert_same(
         read_detector(written(tmp_path / "w.pth", names | {"pixel_mean": mean, "pixel_std": torch.ones(3, 1, 1)})), state
     )
     for name, value in (("pixel_mean", mean.flip(0)), ("pixel_mean", mean[:1]), ("pixel_std", torch.full((3, 1, 1), 58.0))):
-        with pytest.raises(
-            InputError, match=rf"were trained with the {name} \({value.flatten()[0]:.5g}.*features would be wrong"
-        ):
+        with pytest.raises(InputError, match=rf"were trained with {name} \({value.flatten()[0]:.5g}.*features would be wrong"):
             read_detector(written(tmp_path / "w.pth", names | {name: value}))
 
 
-def test_our_own_names_stay(tmp_path, state):
+def test_read_detector_own_names(tmp_path, state):
     assert_same(read_detector(written(tmp_path / "w.safetensors", state)), state)
 
 
-def test_sixteen_bits_stay_for_the_caller(tmp_path, state):
+def test_read_detector_keeps_16_bits(tmp_path, state):
     read = read_detector(written(tmp_path / "w.pth", {name: tensor.half() for name, tensor in milvlg(state).items()}))
     assert_same(read, {name: tensor if name == "rpn.anchors" else tensor.half() for name, tensor in state.items()})
 
@@ -204,7 +199,7 @@ def test_sixteen_bits_stay_for_the_caller(tmp_path, state):
 
 
 @pytest.mark.parametrize("name", ["faster_rcnn_from_caffe_attr.pkl", "pytorch_model.bin"])
-def test_airsplay_numbers_background_last_and_has_one_logit(tmp_path, state, name):
+def test_read_detector_airsplay_classes_and_logits_are_converted(tmp_path, state, name):
     content = {"model": arrays(airsplay(state)), "__author__": "hao", "matching_heuristics": True}
     read = read_detector(written(tmp_path / name, content))
     same = {name: tensor for name, tensor in state.items() if not name.startswith(("rpn.scores", "rpn.anchors"))}
@@ -216,7 +211,7 @@ def test_airsplay_numbers_background_last_and_has_one_logit(tmp_path, state, nam
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["anchors in the file", "anchors of the configuration"])
-def test_airsplay_anchors_decode_as_there(tmp_path, state, own):
+def test_read_detector_airsplay_anchors_equal_detectron2_decoding(tmp_path, state, own):
     """Compare with detectron2's decoding, written out; the far corners of its anchors lie outside of the boxes."""
     sizes = [(size, ratio) for size in (64, 128, 256, 512) for ratio in (0.5, 1, 2)]
     corners = [(size * ratio**-0.5 / 2, size * ratio**0.5 / 2) for size, ratio in sizes]
@@ -231,7 +226,7 @@ def test_airsplay_anchors_decode_as_there(tmp_path, state, own):
     torch.testing.assert_close(decode(anchors, deltas), torch.cat((centre - half, centre + half), dim=1), rtol=1e-6, atol=1e-4)
 
 
-def test_airsplay_without_attributes_answers_none(tmp_path, state):
+def test_read_detector_airsplay_without_attributes_predicts_none(tmp_path, state):
     without = {
         name: value for name, value in airsplay(state).items() if not re.search("cls_embedding|fc_attr|attr_score", name)
     }
@@ -250,14 +245,14 @@ def test_airsplay_without_attributes_answers_none(tmp_path, state):
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_the_original_s_layers(tmp_path, state, legacy):
+def test_read_detector_caffemodel(tmp_path, state, legacy):
     path = tmp_path / "resnet101_faster_rcnn_final_iter_320000.caffemodel"
     layers = caffe(state).items()
     path.write_bytes(b"".join(layer(name, [blob(array, legacy=legacy) for array in blobs]) for name, blobs in layers))
     assert_same(read_detector(path), state)  # the factor is a power of two, so nothing is rounded
 
 
-def test_a_norm_that_has_seen_nothing_is_zero_as_in_caffe(tmp_path, state):
+def test_read_detector_caffe_norm_of_factor_0_is_zero(tmp_path, state):
     layers = caffe(state)
     layers["bn2a_branch1"][2] = np.zeros(1, np.float32)
     (tmp_path / "w.caffemodel").write_bytes(net(layers))
@@ -279,7 +274,7 @@ def test_read_detector_missing_caffe_layers_are_listed(tmp_path, state):
 # --- what is refused ----------------------------------------------------------------------------------------------------
 
 
-def test_missing_and_unexpected_names_are_listed(tmp_path, state):
+def test_read_detector_missing_and_unexpected_names_raise(tmp_path, state):
     names = milvlg(state)
     del names["roi_heads.box_predictor.cls_embed.weight"], names["backbone.res3.1.conv2.norm.bias"]
     names["backbone.res4.23.conv1.weight"] = torch.zeros(2, 3, 1, 1)  # ResNet-152 has more blocks
@@ -294,7 +289,7 @@ def test_missing_and_unexpected_names_are_listed(tmp_path, state):
         read_detector(written(tmp_path / "w.pkl", arrays(half)))
 
 
-def test_names_of_other_models_are_refused_with_what_was_found(tmp_path):
+def test_read_detector_other_model_raises(tmp_path):
     resnet = {"conv1.weight": torch.zeros(2), "bn1.weight": torch.zeros(2)}
     with pytest.raises(InputError, match=r"no release of the detector has tensors such as conv1\.weight, bn1\.weight\. P"):
         read_detector(written(tmp_path / "w.pth", resnet))
@@ -303,44 +298,19 @@ def test_names_of_other_models_are_refused_with_what_was_found(tmp_path):
         read_detector(written(tmp_path / "w.pth", fpn))
 
 
-def test_shapes_are_for_the_model_to_check(tmp_path, state):
-    names = milvlg(state) | {"proposal_generator.rpn_head.objectness_logits.weight": torch.zeros(30, 5, 1, 1)}
-    read = read_detector(written(tmp_path / "w.pth", names))
-    with pytest.raises(InputError, match=r"1 of another shape: rpn\.scores\.weight \[30, 5, 1, 1\] for \[24, 5, 1, 1\]"):
-        check_state(read, state, source="'w.pth'")
-
-
 @pytest.mark.parametrize(
     "value", [torch.zeros(2, dtype=torch.int64), np.zeros(2, dtype=np.int32), np.zeros(2, dtype=np.complex64)]
 )
-def test_numbers_must_be_floating_point(tmp_path, state, value):
+def test_read_detector_integer_or_complex_weights_raise(tmp_path, state, value):
     with pytest.raises(InputError, match=r"have type .*(int64|int32|complex64) in 'backbone\.stem\.conv1\.norm\.bias'"):
         read_detector(written(tmp_path / "w.pth", milvlg(state) | {"backbone.stem.conv1.norm.bias": value}))
 
 
-class _Call:
-    def __init__(self, command):
-        self.command = command
-
-    def __reduce__(self):
-        return os.system, (self.command,)
-
-
-@pytest.mark.parametrize("form", ["torch", "old torch", "pickle"])
-def test_nothing_in_a_file_is_run(tmp_path, state, form):
-    content, path = {"model": milvlg(state), "config": _Call(f"touch {tmp_path / 'ran'}")}, tmp_path / "w.pth"
-    if form == "pickle":
-        path.write_bytes(pickle.dumps(content, 2))
-    else:
-        torch.save(content, path, _use_new_zipfile_serialization=form == "torch")
-    with pytest.raises(InputError, match=r"refused.*(posix|os)\.system"):
-        read_detector(path)
-    assert not (tmp_path / "ran").exists()
-
-
-def test_arrays_of_objects_in_a_torch_file_are_refused(tmp_path, state):
-    content = io.BytesIO()
-    torch.save(milvlg(state) | {"extra": np.array([None], dtype=object)}, content)
-    (tmp_path / "w.pth").write_bytes(content.getvalue())
-    with pytest.raises(InputError, match="holds object, not numbers"):
-        read_detector(tmp_path / "w.pth")
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [(OrderedDict.fromkeys, "OrderedDict|getattr"), (np.array([None], dtype=object), "holds object, not numbers")],
+    ids=["function", "array of objects"],
+)
+def test_read_detector_other_objects_raise(tmp_path, state, value, reason):
+    with pytest.raises(InputError, match=reason):
+        read_detector(written(tmp_path / "w.pth", milvlg(state) | {"extra": value}))

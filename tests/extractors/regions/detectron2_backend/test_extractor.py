@@ -44,7 +44,7 @@ def check_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) ->
     check_agrees(found, used(expected, 0), tolerance=1e-4)
 
 
-def test_the_model_has_the_weights_of_the_other_one_by_milvlgs_names():
+def test_detectron2_state_has_milvlg_names():
     with torch.device("meta"):
         expected, found = build().state_dict(), build_detectron2(load_config(CONFIG)).state_dict()
     renamed = detectron2_state(expected)
@@ -65,7 +65,7 @@ def test_the_model_has_the_weights_of_the_other_one_by_milvlgs_names():
 
 
 @pytest.mark.slow
-def test_regions_of_a_thin_image_equal_the_other_backends(backends):
+def test_extract_thin_image_equals_torchvision_backend(backends):
     found, expected = (columns(extractor, noise(20, 500)) for extractor in backends)
     check_same(found, expected)
     assert (found["width"][0], found["height"][0]) == (20, 500)
@@ -73,7 +73,7 @@ def test_regions_of_a_thin_image_equal_the_other_backends(backends):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("photo", ["voc_000456.jpg", "china.jpg"])
-def test_regions_of_photographs_equal_the_other_backends(backends, photos, photo):
+def test_extract_photograph_equals_torchvision_backend(backends, photos, photo):
     image = extractors.decode((photos / "images" / photo).read_bytes())
     found, expected = (columns(extractor, image) for extractor in backends)
     assert expected["num_regions"][0] == 36
@@ -81,7 +81,7 @@ def test_regions_of_photographs_equal_the_other_backends(backends, photos, photo
 
 
 @pytest.mark.slow
-def test_anchors_of_the_weights_are_used(tmp_path):
+def test_extract_uses_anchors_of_weights(tmp_path):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         state = build().state_dict()
@@ -95,7 +95,7 @@ def test_anchors_of_the_weights_are_used(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_backend_is_in_the_parameters_and_in_nothing_else():
+def test_describe_records_backend():
     found, expected = (
         ExtractorRequest(NAME, weights="random:0", regions=RegionOptions(backend=name)).describe()
         for name in ("detectron2", "torchvision")
@@ -105,6 +105,6 @@ def test_the_backend_is_in_the_parameters_and_in_nothing_else():
     assert found.fingerprint != expected.fingerprint
 
 
-def test_compiling_is_refused():
+def test_describe_compile_raises():
     with pytest.raises(UsageError, match=r"--compile does not work with detectron2's models.*--backend torchvision"):
         ExtractorRequest(NAME, weights="random:0", compile=True, regions=RegionOptions(backend="detectron2")).describe()

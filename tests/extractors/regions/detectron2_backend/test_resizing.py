@@ -119,7 +119,7 @@ def load(backend, network):
 
 @pytest.mark.parametrize("order", ["RGB", "BGR"])
 @pytest.mark.parametrize("size", SIZES)
-def test_preprocess_resizes_and_the_model_does_not(backend, size, order):
+def test_preprocess_resizes_once(backend, size, order):
     network, image = stock_network(backend, order), noise(*size)
     extractor = load(backend, network)
     preprocessed = extractor.preprocess(image)
@@ -137,7 +137,7 @@ def test_preprocess_resizes_and_the_model_does_not(backend, size, order):
     assert (found["width"][0], found["height"][0], found["num_regions"][0]) == (*size, 0)
 
 
-def test_images_of_a_batch_keep_their_own_sizes(backend):
+def test_extract_columns_images_keep_their_sizes(backend):
     network = stock_network(backend, "BGR")
     extractor = load(backend, network)
     found = extractor.extract_columns([extractor.preprocess(noise(*size)) for size in SIZES])
@@ -145,14 +145,14 @@ def test_images_of_a_batch_keep_their_own_sizes(backend):
     assert extractor.extract([]).shape == (0, 6, 8)
 
 
-def test_an_image_that_is_too_thin_is_refused_before_it_is_resized(backend):
+def test_preprocess_too_thin_image_raises_before_resizing(backend):
     extractor = load(backend, stock_network(backend, "BGR"))
     with pytest.raises(extractors.DecodeError, match="too thin"):
         extractor.preprocess(noise(1, 400))
     assert ResizeTransform.resized == 0
 
 
-def test_the_detector_of_bottom_up_attention_gets_the_pixels_as_they_are(backend):
+def test_visual_genome_network_pixels_are_not_resized(backend):
     network, image = backend("networks").VisualGenomeNetwork(Model()), noise(50, 40)
     pixels = network.pixels(image)
     assert np.array_equal(pixels.permute(1, 2, 0).numpy(), np.asarray(image))
