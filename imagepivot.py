@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from pipelines.running.transforms import CommitDataset as CommitDataset
     from pipelines.text.captions import prepare_captions as prepare_captions
     from pipelines.text.encoding import encode_captions as encode_captions
+    from pipelines.text.moses import recipe
     from pipelines.text.queries import tokenize_query as tokenize_query
     from pipelines.text.token_features import extract_token_features as extract_token_features
     from pipelines.text.transforms import BuildVocabulary as BuildVocabulary
@@ -134,6 +135,7 @@ if TYPE_CHECKING:
     open_captions = open_source
     repair_dataset = repair
     resolve_config = resolve
+    text_recipe = recipe
     validate_dataset = validate
 
 _PACKAGES = frozenset({"schemas", "extractors", "pipelines", "train"})

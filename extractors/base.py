@@ -62,6 +62,12 @@ class Extractor(ABC):
 
     Attributes:
         device: device of the model; None for the CPU.
+
+    Examples:
+        >>> extractor = imagepivot.load_extractor("resnet50-pool", weights="random:0")
+        >>> images = [imagepivot.decode_image(Path(f"photos/img-0{n}.jpg").read_bytes()) for n in range(3)]
+        >>> extractor.extract(extractor.collate([extractor.preprocess(image) for image in images])).shape
+        (3, 2048)
     """
 
     def __init__(self, description: Description, device: torch.device | None = None) -> None:

@@ -28,6 +28,10 @@ class RegionOptions:
 
     Raises:
         UsageError: a value is out of range.
+
+    Examples:
+        >>> adaptive = imagepivot.RegionOptions(min_regions=10, max_regions=100)
+        >>> request = imagepivot.ExtractorRequest("faster-rcnn-36", weights="random:0", regions=adaptive)
     """
 
     min_regions: Annotated[int, Opt("Store at least this many regions per image. Default: 36.", panel=_REGIONS)] = 36

@@ -58,6 +58,11 @@ class ExtractorRequest:
         dtype: features are rounded from float32. An image with values beyond the range of float16 becomes a failure.
         unpooled: extract ``[H * W, D]`` in row-major order.
         keep_crops: extract ``[10, D]``.
+
+    Examples:
+        >>> request = imagepivot.ExtractorRequest("vgg19-10crop", weights="random:0", dtype="float16")
+        >>> request.spec().shape
+        (4096,)
     """
 
     name: Annotated[
@@ -198,14 +203,7 @@ def load(
     unpooled: bool = False,
     keep_crops: bool = False,
 ) -> Extractor:
-    """Load an extractor, see `ExtractorRequest`.
-
-    Example:
-        >>> extractor = load("resnet50-pool", weights="random:0")  # doctest: +SKIP
-        >>> pixels = [extractor.preprocess(decode(data)) for data in files]  # doctest: +SKIP
-        >>> extractor.extract(extractor.collate(pixels)).shape  # doctest: +SKIP
-        (16, 2048)
-    """
+    """Load an extractor, see `ExtractorRequest`; `Extractor` has an example."""
     return ExtractorRequest(name, weights, precision, compile, regions, dtype, unpooled, keep_crops).load(device)
 
 

@@ -74,6 +74,11 @@ class CaptionsJob:
 
     Raises:
         UsageError: a value is out of range, or two options contradict each other.
+
+    Examples:
+        >>> job = imagepivot.CaptionsJob("captions.tsv", "build/captions", format="table", languages=("de",))
+        >>> imagepivot.prepare_captions(job, imagepivot.Execution(workers=1)).rows
+        12
     """
 
     source: Annotated[str | Source, Opt("File or folder with the raw captions.")]
@@ -137,6 +142,11 @@ class VocabularyJob:
 
     Raises:
         UsageError: a value is out of range.
+
+    Examples:
+        >>> job = imagepivot.VocabularyJob("captions", "build/vocabulary", min_count=1, languages=("de",))
+        >>> imagepivot.build_vocabulary(job, imagepivot.Execution(workers=1)).kind
+        'vocabulary'
     """
 
     captions: Captions
@@ -164,6 +174,11 @@ class EncodeJob:
 
     Raises:
         UsageError: a value is out of range.
+
+    Examples:
+        >>> job = imagepivot.EncodeJob("captions", "vocabulary", "build/encoded", max_length=50)
+        >>> imagepivot.encode_captions(job, imagepivot.Execution(workers=1)).rows
+        36
     """
 
     captions: Captions
@@ -180,10 +195,16 @@ class EncodeJob:
 
 @dataclass(frozen=True)
 class WordVectorsJob:
-    """Job of ``imagepivot word-vectors``; see `schemas.vector_files` for the files.
+    r"""Job of ``imagepivot word-vectors``; see `schemas.vector_files` for the files.
 
     Raises:
         UsageError: the numbers of languages and files differ.
+
+    Examples:
+        >>> _ = Path("en.vec").write_text("2 3\nred 1 0 0\ncircle 0 1 0\n")
+        >>> job = imagepivot.WordVectorsJob("vocabulary", ("en.vec",), "build/word-vectors", languages=("en",))
+        >>> imagepivot.import_word_vectors(job).rows
+        2
     """
 
     vocabulary: Vocabulary
@@ -210,6 +231,11 @@ class TokenFeaturesJob:
 
     Raises:
         UsageError: a value is out of range.
+
+    Examples:
+        >>> job = imagepivot.TokenFeaturesJob("captions", "build/token-features", model="bert", device="cpu")
+        >>> imagepivot.extract_token_features(job, imagepivot.Execution(workers=1)).rows
+        36
     """
 
     captions: Captions
@@ -269,7 +295,13 @@ class TokenFeaturesJob:
 
 @dataclass(frozen=True)
 class ImageOptions:
-    """Options of `pipelines.inputs.images.open_images`."""
+    """Options of `pipelines.inputs.images.open_images`.
+
+    Examples:
+        >>> images = imagepivot.ImageOptions(id_rule="path").open("photos")
+        >>> sum(1 for _ in images.refs())
+        6
+    """
 
     id_rule: IdRule = "name"
     allow_private_addresses: Annotated[
@@ -309,6 +341,13 @@ class FeaturesJob:
 
     Raises:
         UsageError: a value is out of range, or two options contradict each other.
+
+    Examples:
+        >>> request = imagepivot.ExtractorRequest("resnet50-pool", weights="random:0")
+        >>> job = imagepivot.FeaturesJob("photos", "build/features", request, device="cpu", shards=2)
+        >>> manifest = imagepivot.extract_features(job, imagepivot.Execution(workers=1))
+        >>> manifest.rows, manifest.failed
+        (6, 0)
     """
 
     images: Annotated[str | Source, Opt("Folder, pattern, table, tar, Parquet file or image.")]
@@ -415,7 +454,12 @@ class FeaturesJob:
 
 @dataclass(frozen=True)
 class ViewJob:
-    """Job of ``imagepivot view``. Its images may also be the result of `open_images`."""
+    """Job of ``imagepivot view``. Its images may also be the result of `open_images`.
+
+    Examples:
+        >>> job = imagepivot.ViewJob("features", "photos", image_id="img-00", output="build/img-00.png")
+        >>> imagepivot.draw_view(job)  # doctest: +SKIP
+    """
 
     dataset: Annotated[str, Opt("Folder of regions or features.")]
     images: Annotated[str | Source, Opt("Location of the images, as for features.")]
@@ -428,7 +472,12 @@ class ViewJob:
 
 @dataclass(frozen=True)
 class DiffJob:
-    """Job of ``imagepivot diff``. Shard counts may differ."""
+    """Job of ``imagepivot diff``. Shard counts may differ.
+
+    Examples:
+        >>> imagepivot.compare_datasets(imagepivot.DiffJob("features", "features", tolerance=1e-6)).differs
+        False
+    """
 
     a: Annotated[str, Opt("Folder of a dataset.")]
     b: Annotated[str, Opt("Folder of another dataset of the same kind.")]

@@ -43,9 +43,8 @@ def open_dataset(path: str | os.PathLike[str], *, kind: str | None = None) -> Da
     Raises:
         DatasetError: the folder has no dataset, its manifest is unusable, or it has another kind.
 
-    Example:
-        >>> features = open_dataset("build/demo/features")  # doctest: +SKIP
-        >>> features.get("scene-00007")["feature"].shape  # doctest: +SKIP
+    Examples:
+        >>> imagepivot.open_dataset("features").get("img-00")["feature"].shape
         (2048,)
     """
     folder = Folder(os.fspath(path))
@@ -68,7 +67,15 @@ class OpenShard(NamedTuple):
 
 @dataclass(frozen=True)
 class Dataset:
-    """A committed dataset. Cheap to create and to pickle; data is read on demand."""
+    """A committed dataset. Cheap to create and to pickle; data is read on demand.
+
+    Examples:
+        >>> features = imagepivot.open_dataset("features")
+        >>> features.kind, len(features), features.numpy().shape
+        ('features', 6, (6, 2048))
+        >>> features.get("img-00")["feature"].dtype
+        dtype('float32')
+    """
 
     folder: Folder
     manifest: Manifest

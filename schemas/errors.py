@@ -9,7 +9,15 @@ from schemas.escapes import escape_text
 
 
 class ImagepivotError(Exception):
-    """Base of all errors that a user can fix. The command ends with exit code 1."""
+    """Base of all errors that a user can fix. The command ends with exit code 1.
+
+    Examples:
+        >>> try:
+        ...     imagepivot.open_dataset("photos")
+        ... except imagepivot.ImagepivotError as error:
+        ...     print(type(error).__name__)
+        DatasetError
+    """
 
     def __str__(self) -> str:
         """Return the message; control characters of data in it are escapes."""
@@ -17,15 +25,33 @@ class ImagepivotError(Exception):
 
 
 class UsageError(ImagepivotError):
-    """An argument or a combination of arguments is invalid. The command ends with exit code 2."""
+    """An argument or a combination of arguments is invalid. The command ends with exit code 2.
+
+    Examples:
+        >>> imagepivot.ArrayTask(3, 3)
+        Traceback (most recent call last):
+        schemas.errors.UsageError: ...
+    """
 
 
 class InputError(ImagepivotError):
-    """Raw input (captions, images, weights) is missing, broken or contradicts itself."""
+    """Raw input (captions, images, weights) is missing, broken or contradicts itself.
+
+    Examples:
+        >>> imagepivot.open_captions("table", "missing.tsv")
+        Traceback (most recent call last):
+        schemas.errors.InputError: ...
+    """
 
 
 class DatasetError(ImagepivotError):
-    """A dataset folder breaks the contract, is of the wrong kind, or is in use by another run."""
+    """A dataset folder breaks the contract, is of the wrong kind, or is in use by another run.
+
+    Examples:
+        >>> imagepivot.open_dataset("photos")
+        Traceback (most recent call last):
+        schemas.errors.DatasetError: ...
+    """
 
 
 class CommittedError(DatasetError):

@@ -26,6 +26,10 @@ class FeatureSpec:
         shape: shape of the feature of one image, e.g. ``(2048,)``.
         dtype: one of `DTYPES`, as stored.
         source: the paper or file that defines the feature.
+
+    Examples:
+        >>> imagepivot.FeatureSpec("mean-colour", shape=(3,)).width
+        3
     """
 
     name: str

@@ -46,6 +46,10 @@ class CaptionKey:
         language: BCP 47 tag.
         portion: the collection that the caption belongs to, e.g. ``translation``.
         index: number of the caption among those of its image, language and portion, from 0.
+
+    Examples:
+        >>> str(imagepivot.CaptionKey("1000092795", "de", "translation", 0))
+        '1000092795/de/translation/0'
     """
 
     image_id: str

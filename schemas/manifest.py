@@ -83,6 +83,11 @@ class Manifest:
         libraries: versions of libraries.
         failures: files of failures, in the order of their shards.
         statistics: statistics of the content.
+
+    Examples:
+        >>> manifest = imagepivot.open_dataset("features").manifest
+        >>> manifest.kind, manifest.rows, len(manifest.shards), manifest.failed
+        ('features', 6, 2, 0)
     """
 
     kind: str

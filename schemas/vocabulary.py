@@ -24,6 +24,11 @@ class Vocabulary:
     Attributes:
         tokens: the specials, then tokens by count descending, then by code point.
         counts: occurrences of each token by language; empty for specials.
+
+    Examples:
+        >>> vocabulary = imagepivot.open_dataset("vocabulary").vocabulary()
+        >>> [vocabulary.tokens[token_id] for token_id in vocabulary.encode(["red", "circle", "unicorn"])]
+        ['<start>', 'red', 'circle', '<unk>', '<end>']
     """
 
     tokens: tuple[str, ...]

@@ -75,7 +75,12 @@ class DivergedError(ImagepivotError):
 
 @dataclass(frozen=True)
 class Corpus:
-    """Folders of the datasets to train on."""
+    """Folders of the datasets to train on.
+
+    Examples:
+        >>> corpus = imagepivot.Corpus(captions="encoded", features="features", vocabulary="vocabulary")
+        >>> job = imagepivot.TrainJob("demo", corpus, "build/run")
+    """
 
     captions: Captions
     features: Features
@@ -90,6 +95,12 @@ class TrainJob:
 
     The configuration may also be a resolved one, without ``settings`` and ``max_steps``. Without a corpus, `train.loop.train` needs
     its argument ``training_inputs``. A resumed run ignores ``init_from``.
+
+    Examples:
+        >>> corpus = imagepivot.Corpus("encoded", "features", "vocabulary")
+        >>> job = imagepivot.TrainJob("demo", corpus, "build/run", device="cpu", max_steps=2)
+        >>> imagepivot.train(job).progress.step
+        2
     """
 
     config: Annotated[str | Configuration, Opt("Name of a preset, or a TOML file.", completion=_presets, is_argument=True)] = ""
@@ -155,7 +166,13 @@ class Result:
 
 @dataclass(frozen=True)
 class EvaluateJob:
-    """Job of ``imagepivot evaluate``. Several runs are an ensemble with mean scores."""
+    """Job of ``imagepivot evaluate``. Several runs are an ensemble with mean scores.
+
+    Examples:
+        >>> job = imagepivot.EvaluateJob("runs/demo", "encoded", "features", splits=("test",), languages=("de",))
+        >>> [(score.language, score.portion) for score in imagepivot.evaluate(job)]
+        [('de', 'comparable'), ('de', 'translation')]
+    """
 
     run: Annotated[tuple[str, ...] | str, Opt("Folder of a run; of several, an ensemble.")]
     captions: Captions
@@ -191,7 +208,13 @@ class EvaluateJob:
 
 @dataclass(frozen=True)
 class EmbedJob:
-    """Job of ``imagepivot embed``."""
+    """Job of ``imagepivot embed``.
+
+    Examples:
+        >>> manifests = imagepivot.embed(imagepivot.EmbedJob("runs/demo", "build/embeddings", captions="encoded"))
+        >>> imagepivot.open_dataset("build/embeddings/captions").numpy("embedding").shape
+        (36, 64)
+    """
 
     run: RunFolder
     output: Annotated[str, Opt("Folder for the datasets OUTPUT/images and OUTPUT/captions.")]
@@ -221,7 +244,13 @@ class EmbedJob:
 
 @dataclass(frozen=True)
 class SearchJob:
-    """Job of ``imagepivot search``."""
+    """Job of ``imagepivot search``.
+
+    Examples:
+        >>> job = imagepivot.SearchJob("runs/demo", "red circle", language="en", features="features", top=3, tokenized=True)
+        >>> len(imagepivot.search(job))
+        3
+    """
 
     run: RunFolder
     query: Annotated[str, Opt("Sentence to search for.")]
@@ -241,9 +270,15 @@ class SearchJob:
 
 @dataclass(frozen=True)
 class StsJob:
-    """Job of ``imagepivot sts``. Runs and sentence pairs are distinguished by the contents of their folders.
+    r"""Job of ``imagepivot sts``. Runs and sentence pairs are distinguished by the contents of their folders.
 
     See `train.evaluation.sts_data` for the formats. The language is English if a run supports it, or the only language of the run.
+
+    Examples:
+        >>> _ = Path("pairs.tsv").write_text("5\tred circle\ta red circle\n0\tred circle\tblue star\n3\ta star\tblue star\n")
+        >>> result = imagepivot.sts(imagepivot.StsJob(("pairs.tsv", "runs/demo"), tokenized=True))
+        >>> [system.name for system in result.systems]
+        ['word overlap', 'runs/demo']
     """
 
     places: Annotated[tuple[str, ...], Opt("Folders of runs, and files or folders of sentence pairs, in any order.")]
@@ -264,7 +299,13 @@ class StsJob:
 
 @dataclass(frozen=True)
 class FiguresJob:
-    """Job of ``imagepivot figures``."""
+    """Job of ``imagepivot figures``.
+
+    Examples:
+        >>> job = imagepivot.FiguresJob("runs/demo", "build/figures", "encoded", "features", only=("retrieval",), split="test")
+        >>> imagepivot.draw_figures(job, imagepivot.read_pictures).names
+        ('retrieval.png', 'figures.json')
+    """
 
     run: RunFolder
     output: Annotated[str, Opt("Folder for the figures.")]
@@ -308,7 +349,12 @@ class FiguresJob:
 
 @dataclass(frozen=True)
 class ReproduceJob:
-    """Job of ``imagepivot reproduce``. ``output`` becomes an absolute path."""
+    """Job of ``imagepivot reproduce``. ``output`` becomes an absolute path.
+
+    Examples:
+        >>> job = imagepivot.ReproduceJob("kadar2018", "build/kadar", "encoded", ("features",), "vocabulary", seeds=3)
+        >>> result = imagepivot.reproduce(job)  # doctest: +SKIP
+    """
 
     paper: Annotated[Literal["gella2017", "kadar2018", "huang2019"], Opt("Paper to reproduce.")]
     output: Annotated[str, Opt("Folder for runs, results and report.")]

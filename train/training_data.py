@@ -85,6 +85,12 @@ class TrainingInputs:
     Attributes:
         training: the training split, reduced as configured.
         validation: the validation split of all monitored languages, and of other languages with captions in it.
+
+    Examples:
+        >>> config, corpus = imagepivot.resolve_config("demo"), imagepivot.Corpus("encoded", "features", "vocabulary")
+        >>> inputs = imagepivot.load_training_inputs(config, corpus, seed=0)
+        >>> inputs.dimensions.feature_shape
+        (2048,)
     """
 
     training: SplitData

@@ -51,10 +51,17 @@ _FORMATS = {
 
 @dataclass(frozen=True)
 class ImportJob:
-    """Job of ``imagepivot import``. The default format is that of the first file's extension.
+    r"""Job of ``imagepivot import``. The default format is that of the first file's extension.
 
     Raises:
         UsageError: a value is out of range, two options contradict each other, or an option is not of the format.
+
+    Examples:
+        >>> np.save("vectors.npy", np.zeros((2, 8), np.float32))
+        >>> _ = Path("ids.txt").write_text("img-00\nimg-01\n")
+        >>> job = imagepivot.ImportJob(("vectors.npy",), "build/imported", name="zeros", ids=("ids.txt",))
+        >>> imagepivot.import_features(job).rows
+        2
     """
 
     sources: Annotated[tuple[str, ...], Opt("Files with features, which become one dataset.")]
@@ -120,6 +127,10 @@ class ExportJob:
 
     Raises:
         UsageError: a value is out of range, an option is missing, or is not of the format.
+
+    Examples:
+        >>> [path.name for path in imagepivot.export_dataset(imagepivot.ExportJob("features", "build/arrays", format="npy"))]
+        ['features.npy', 'ids.txt']
     """
 
     dataset: Annotated[str, Opt("Folder of features or regions.")]

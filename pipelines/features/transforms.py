@@ -75,6 +75,14 @@ class ExtractFeatures(beam.PTransform):
         folder: local folder for references, if all workers see one disk.
         copies: staging area of images in row groups; None to read images from the source.
         kept: cached listing.
+
+    Examples:
+        >>> request = imagepivot.ExtractorRequest("resnet50-pool", weights="random:0")
+        >>> job = imagepivot.FeaturesJob("photos", "build/pooled", request, device="cpu")
+        >>> parameters = {"feature": request.spec().to_json(), "extractor_fingerprint": request.describe().fingerprint}
+        >>> output = imagepivot.OutputDataset(imagepivot.Folder(job.output), "features", parameters, shards=2)
+        >>> with beam.Pipeline() as pipeline:
+        ...     _ = pipeline | imagepivot.ExtractFeatures(job, output) | imagepivot.CommitDataset(output, libraries=("torch",))
     """
 
     job: FeaturesJob

@@ -31,6 +31,10 @@ class Accelerator:
 
     Raises:
         UsageError: a name is invalid, or the number is below 1.
+
+    Examples:
+        >>> gpu = imagepivot.Accelerator("nvidia-l4", machine="g2-standard-4")
+        >>> execution = imagepivot.Execution(beam_flags=("--runner=DataflowRunner",), accelerator=gpu)
     """
 
     type: Annotated[
@@ -114,6 +118,12 @@ class Execution:
 
     Raises:
         UsageError: a value is out of range, a flag is misspelled, or --detach or --gpu is given without a remote runner.
+
+    Examples:
+        >>> local = imagepivot.Execution(workers=4)
+        >>> remote = imagepivot.Execution(beam_flags=("--runner=FlinkRunner",), shared_disk=True)
+        >>> local.runs_here, remote.runs_here
+        (True, False)
     """
 
     workers: Annotated[int, Opt("Start this many local processes; 0: chosen by cores, GPUs and input size.", min_=0)] = 0

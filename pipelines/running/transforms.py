@@ -84,6 +84,13 @@ class CommitDataset(beam.PTransform):
         output: the dataset.
         libraries: distributions whose versions affect the content.
         statistics: argument of `schemas.writing.dataset_writer.commit`.
+
+    Examples:
+        >>> output = imagepivot.OutputDataset(imagepivot.Folder("build/committed"), "encoded", {"max_length": 20}, shards=2)
+        >>> captions, vocabulary = imagepivot.open_dataset("captions"), imagepivot.open_dataset("vocabulary")
+        >>> with beam.Pipeline() as pipeline:
+        ...     shards = pipeline | beam.Create(range(2)) | imagepivot.EncodeCaptions(captions, vocabulary, 20, output)
+        ...     _ = shards | imagepivot.CommitDataset(output, libraries=("apache-beam",))
     """
 
     output: OutputDataset

@@ -39,6 +39,11 @@ class ReadCaptions(beam.PTransform):
         skip_shards: shards to drop.
         folder: folder for the runs, on a disk that all workers share; None to shuffle their bytes. See `merge_sort`.
         check: preflight check of the first worker on another machine; None on this one.
+
+    Examples:
+        >>> source = imagepivot.open_captions("table", "captions.tsv")
+        >>> with beam.Pipeline() as pipeline:
+        ...     runs = pipeline | imagepivot.ReadCaptions(source, shards=2, selection=imagepivot.Selection(languages=("de",)))
     """
 
     source: CaptionSource
@@ -63,7 +68,13 @@ class ReadCaptions(beam.PTransform):
 
 @dataclass(eq=False)
 class TrainTruecasers(beam.PTransform):
-    """Pairs (shard index, sorted run) to pairs (language, text of a truecaser), learned from the captions of some splits."""
+    """Pairs (shard index, sorted run) to pairs (language, text of a truecaser), learned from the captions of some splits.
+
+    Examples:
+        >>> source, recipe = imagepivot.open_captions("table", "captions.tsv"), imagepivot.text_recipe("moses-truecase")
+        >>> with beam.Pipeline() as pipeline:
+        ...     models = pipeline | imagepivot.ReadCaptions(source, shards=2) | imagepivot.TrainTruecasers(recipe)
+    """
 
     recipe: Recipe
     splits: tuple[str, ...] = ("train",)
@@ -91,6 +102,13 @@ class TokenizeCaptions(beam.PTransform):
         truecasers: pairs (language, text of a truecaser), for a recipe that truecases.
         finished: shards that an earlier run finished.
         advice: end of the error for a duplicate key.
+
+    Examples:
+        >>> source = imagepivot.open_captions("table", "captions.tsv")
+        >>> output = imagepivot.OutputDataset(imagepivot.Folder("build/tokens"), "captions", {"recipe": "raw"}, shards=2)
+        >>> with beam.Pipeline() as pipeline:
+        ...     runs = pipeline | imagepivot.ReadCaptions(source, output.shards)
+        ...     shards = runs | imagepivot.TokenizeCaptions(output, imagepivot.text_recipe("raw"))
     """
 
     output: OutputDataset
@@ -159,7 +177,15 @@ def build_captions(
 
 @dataclass(eq=False)
 class CountTokens(beam.PTransform):
-    """Shard indices to pairs ((portion, split, language), token counts)."""
+    """Shard indices to pairs ((portion, split, language), token counts).
+
+    Examples:
+        >>> captions = imagepivot.open_dataset("captions")
+        >>> with beam.Pipeline() as pipeline:
+        ...     counts = pipeline | beam.Create(range(captions.num_shards)) | imagepivot.CountTokens(captions)
+        ...     _ = counts | beam.MapTuple(lambda group, counter: print(*group, counter.most_common(2)))
+        translation...
+    """
 
     captions: Dataset
     meter: Meter = Meter()
@@ -175,7 +201,16 @@ class CountTokens(beam.PTransform):
 
 @dataclass(eq=False)
 class BuildVocabulary(beam.PTransform):
-    """Pairs ((portion, split, language), token counts) to a vocabulary dataset."""
+    """Pairs ((portion, split, language), token counts) to a vocabulary dataset.
+
+    Examples:
+        >>> captions, folder = imagepivot.open_dataset("captions"), imagepivot.Folder("build/words")
+        >>> job = imagepivot.VocabularyJob("captions", folder.location, min_count=1)
+        >>> output = imagepivot.OutputDataset(folder, "vocabulary", {"min_count": 1})
+        >>> with beam.Pipeline() as pipeline:
+        ...     counts = pipeline | beam.Create(range(captions.num_shards)) | imagepivot.CountTokens(captions)
+        ...     _ = counts | imagepivot.BuildVocabulary(job, output) | imagepivot.CommitDataset(output, libraries=())
+    """
 
     job: VocabularyJob
     output: OutputDataset
@@ -216,7 +251,14 @@ def build_counts(
 
 
 class EncodeCaptions(WriteShards):
-    """Shard indices to encoded shards on disk; the output holds their indices."""
+    """Shard indices to encoded shards on disk; the output holds their indices.
+
+    Examples:
+        >>> output = imagepivot.OutputDataset(imagepivot.Folder("build/ids"), "encoded", {"max_length": 20}, shards=2)
+        >>> captions, vocabulary = imagepivot.open_dataset("captions"), imagepivot.open_dataset("vocabulary")
+        >>> with beam.Pipeline() as pipeline:
+        ...     _ = pipeline | beam.Create(range(2)) | imagepivot.EncodeCaptions(captions, vocabulary, 20, output)
+    """
 
     def __init__(
         self, captions: Dataset, vocabulary: Dataset, max_length: int, output: OutputDataset, meter: Meter = Meter()
@@ -228,6 +270,14 @@ class ExtractTokenFeatures(WriteShards):
     """Shard indices to shards of token features on disk; the output holds their indices.
 
     The arguments are those of `pipelines.text.token_features.TokenFeatureExtractor`.
+
+    Examples:
+        >>> job = imagepivot.TokenFeaturesJob("captions", "build/vectors", model="bert")
+        >>> parameters = {"feature": {"name": "bert", "shape": [16]}, "model_fingerprint": job.request().describe().fingerprint}
+        >>> output = imagepivot.OutputDataset(imagepivot.Folder(job.output), "token-features", parameters, shards=2)
+        >>> with beam.Pipeline() as pipeline:
+        ...     extract = imagepivot.ExtractTokenFeatures(job, imagepivot.open_dataset("captions"), output)
+        ...     _ = pipeline | beam.Create(range(2)) | extract
     """
 
     def __init__(

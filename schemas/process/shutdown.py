@@ -25,6 +25,12 @@ class DetachedError(Exception):
 
     Attributes:
         job: runner, id and page of the job, and the command to cancel it; empty for a template.
+
+    Examples:
+        >>> try:
+        ...     imagepivot.extract_features(job, imagepivot.Execution(beam_flags=flags, detach=True))  # doctest: +SKIP
+        ... except imagepivot.DetachedError as error:
+        ...     print(error.job["id"])
     """
 
     def __init__(self, message: str, job: Mapping[str, str] | None = None) -> None:

@@ -53,6 +53,11 @@ class Folder:
 
     Attributes:
         location: local path, ``gs://...`` or ``s3://...``; ``file://...`` and ``~`` become plain paths.
+
+    Examples:
+        >>> folder = imagepivot.Folder("features")
+        >>> [name for name in folder.names() if name.endswith(".parquet")]
+        ['part-00000-of-00002.parquet', 'part-00001-of-00002.parquet']
     """
 
     location: str

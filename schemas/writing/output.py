@@ -41,6 +41,13 @@ class OutputDataset:
         files: content by name of files beside the shards, known before the run and not part of the fingerprint.
         other_files: regular expression for the names of all files that a run may write beside the shards.
         sources: locations of the datasets behind listings and states, for messages; empty for images.
+
+    Examples:
+        >>> parameters = {"feature": imagepivot.FeatureSpec("zeros", (3,)).to_json()}
+        >>> output = imagepivot.OutputDataset(imagepivot.Folder("build/zeros"), "features", parameters)
+        >>> rows = pa.Table.from_pylist([{"image_id": "img-00", "feature": [0, 0, 0]}], schema=output.schema)
+        >>> imagepivot.write_dataset(output, lambda index, shard: shard.write(rows)).rows
+        1
     """
 
     folder: Folder

@@ -20,6 +20,10 @@ class ReusePolicy:
 
     Raises:
         UsageError: two settings contradict each other.
+
+    Examples:
+        >>> policy = imagepivot.ReusePolicy(update=True, keep_removed=True)
+        >>> job = imagepivot.FeaturesJob("photos", "features", policy=policy)
     """
 
     overwrite: Overwrite = False
@@ -47,6 +51,10 @@ class ArrayTask:
 
     Raises:
         UsageError: the index is not between 0 and ``count - 1``.
+
+    Examples:
+        >>> list(imagepivot.ArrayTask.parse("1/3").shards(8))
+        [1, 4, 7]
     """
 
     index: int

@@ -319,6 +319,13 @@ class ShardWriter:
         failures: failures so far, rows of kind ``failures``.
         sources: source of each row and failure, if later runs should detect changes.
         state: digest of the sources, see `Record`.
+
+    Examples:
+        >>> parameters = {"feature": imagepivot.FeatureSpec("zeros", (3,)).to_json()}
+        >>> output = imagepivot.OutputDataset(imagepivot.Folder("build/shard"), "features", parameters)
+        >>> with imagepivot.open_shard(output, 0) as shard:
+        ...     shard.write(pa.Table.from_pylist([{"image_id": "img-00", "feature": [0, 0, 0]}], schema=output.schema))
+        ...     shard.statistics = {"images": shard.rows}
     """
 
     def __init__(self, writer: pq.ParquetWriter, output: OutputDataset, group_rows: int) -> None:
@@ -384,10 +391,12 @@ def open_shard(output: OutputDataset, index: int) -> Iterator[ShardWriter]:
     Raises:
         DatasetError: the dataset is committed, or the folder cannot be written.
 
-    Example:
-        >>> with open_shard(output, 0) as shard:  # doctest: +SKIP
-        ...     shard.write(table)
-        ...     shard.statistics = {"images": table.num_rows}
+    Examples:
+        >>> rows = imagepivot.open_dataset("features").shard(0)
+        >>> parameters = {"feature": imagepivot.FeatureSpec("copy", (2048,)).to_json()}
+        >>> output = imagepivot.OutputDataset(imagepivot.Folder("build/copy"), "features", parameters)
+        >>> with imagepivot.open_shard(output, 0) as shard:
+        ...     shard.write(rows)
     """
     folder, name = output.folder, output.name(index)
     schema, rows = output.schema, _TEXT_ROW_GROUP_ROWS

@@ -50,7 +50,14 @@ ENTRY_POINTS = "imagepivot.models"
 
 @dataclass(frozen=True)
 class ModelConfig(Tagged):
-    """Base class of the section ``model``: frozen dataclasses that set ``kind`` and add their keys."""
+    """Base class of the section ``model``: frozen dataclasses that set ``kind`` and add their keys.
+
+    Examples:
+        >>> @dataclass(frozen=True)
+        ... class Linear(imagepivot.ModelConfig):
+        ...     kind: ClassVar[str] = "linear"
+        ...     width: int = 64
+    """
 
     kind: ClassVar[str]
 

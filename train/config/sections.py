@@ -204,7 +204,13 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """Configuration of a model and its training, with a description for people, e.g. the row of a paper's table."""
+    """Configuration of a model and its training, with a description for people, e.g. the row of a paper's table.
+
+    Examples:
+        >>> config = imagepivot.resolve_config("demo", {"model.embed_dim": "32"})
+        >>> config.data.languages, config.model.embed_dim
+        (('en', 'de', 'fr', 'cs'), 32)
+    """
 
     data: DataConfig
     model: ModelConfig = field(default_factory=VseConfig)
@@ -269,8 +275,8 @@ def resolve(source: str, overrides: Mapping[str, str] | None = None) -> Config:
     Raises:
         UsageError: the preset or file is missing, or not a configuration.
 
-    Example:
-        >>> resolve("kadar2018/bilingual-c2c", {"model.embed_dim": "256"}).model.embed_dim
+    Examples:
+        >>> imagepivot.resolve_config("kadar2018/bilingual-c2c", {"model.embed_dim": "256"}).model.embed_dim
         256
     """
     return _build(read_table(source), source, overrides)

@@ -48,6 +48,12 @@ class CaptionBatch:
 
     Raises:
         ValueError: a caption has no tokens.
+
+    Examples:
+        >>> ids, offsets = np.array([1, 7, 2, 1, 5, 6, 2]), np.array([0, 3, 7])
+        >>> imagepivot.CaptionBatch(ids, offsets, rows=np.array([0, 1])).padded(0)
+        array([[1, 7, 2, 0],
+               [1, 5, 6, 2]])
     """
 
     token_ids: np.ndarray

@@ -222,9 +222,11 @@ class PairDataset(MapDataset[Pair]):
         UsageError: the arguments are invalid, or the features do not fit into memory.
         DatasetError: a dataset is missing or of another kind, lacks these captions, or images lack features.
 
-    Example:
-        >>> pairs = PairDataset("build/demo/encoded", "build/demo/features", splits=["train"])  # doctest: +SKIP
-        >>> loader = torch.utils.data.DataLoader(pairs, batch_size=8, shuffle=True, collate_fn=collate_pairs)  # doctest: +SKIP
+    Examples:
+        >>> pairs = imagepivot.PairDataset("encoded", "features", splits=["train"])
+        >>> loader = torch.utils.data.DataLoader(pairs, batch_size=8, shuffle=True, collate_fn=imagepivot.collate_pairs)
+        >>> next(iter(loader))["feature"].shape
+        torch.Size([8, 2048])
     """
 
     def __init__(
@@ -293,6 +295,12 @@ class PairStream(IterableDataset[Pair]):
     Raises:
         UsageError: the arguments are invalid.
         DatasetError: a dataset is missing or of another kind, lacks these captions, or images lack features.
+
+    Examples:
+        >>> pairs = imagepivot.PairStream("encoded", "features", splits=["train"], shuffle=True)
+        >>> loader = torch.utils.data.DataLoader(pairs, batch_size=8, collate_fn=imagepivot.collate_pairs)
+        >>> sum(len(batch["image_id"]) for batch in loader) == pairs.num_pairs
+        True
     """
 
     def __init__(

@@ -32,6 +32,9 @@ class Dimensions:
         language_ids: token ids with a word vector, by language: ascending, ``<unk>`` included. A language without an entry uses all
             ids. Languages with a shared encoder have the same ids.
         token_width: width of precomputed token vectors; 0 for a model with a word embedding.
+
+    Examples:
+        >>> sizes = imagepivot.Dimensions(languages=("en", "de"), vocabulary_size=10_000, feature_shape=(36, 2048))
     """
 
     languages: tuple[str, ...]
@@ -55,6 +58,9 @@ class ImageBatch:
     Attributes:
         features: float32 ``[N, D]``, or ``[N, R, D]`` for several per image; zeros outside the mask.
         mask: bool ``[N, R]``, true for features and false for padding; None without padding. Each image has at least one feature.
+
+    Examples:
+        >>> regions = imagepivot.ImageBatch(torch.rand(2, 36, 2048), mask=torch.ones(2, 36, dtype=torch.bool))
     """
 
     features: Tensor
@@ -77,6 +83,11 @@ class Encoded:
     Attributes:
         values: ``[N, E]``, or ``[N, K, E]`` for several vectors each, e.g. one per region or word.
         mask: bool ``[N, K]``, true for vectors and false for padding; None without padding.
+
+    Examples:
+        >>> images = imagepivot.Encoded(torch.ones(3, 64))
+        >>> len(images), len(images[:2])
+        (3, 2)
     """
 
     values: Tensor
@@ -122,6 +133,11 @@ class AttentionWeights:
         words: weights of each head over the tokens, ``<start>`` and ``<end>`` included, ``[heads, T]``; each row sums to 1.
         pairs: weights between tokens and regions, ``[T, R]``; rows sum to 1 if words attend to regions, otherwise columns.
         words_attend: direction of ``pairs``: words attend to regions, or regions to words.
+
+    Examples:
+        >>> weights = imagepivot.AttentionWeights(pairs=torch.tensor([[0.9, 0.1], [0.2, 0.8]]))
+        >>> weights.pairs.argmax(1)  # The region that each word attends to most.
+        tensor([0, 1])
     """
 
     regions: Tensor | None = None
@@ -143,6 +159,12 @@ class RetrievalModel(nn.Module):
             ``loss.diversity_weight``.
         vectors: whether an image or caption has one embedding. A model with cross attention has none, so that ``embed`` and
             ``search`` do not support it.
+
+    Examples:
+        >>> model = imagepivot.open_run("runs/demo").model
+        >>> images = model.encode_images(imagepivot.ImageBatch(torch.rand(3, 2048)))
+        >>> model.scores(images, images).shape
+        torch.Size([3, 3])
     """
 
     languages: tuple[str, ...]

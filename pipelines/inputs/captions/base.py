@@ -91,6 +91,10 @@ class Selection:
 
     Raises:
         UsageError: a language is not a BCP 47 tag.
+
+    Examples:
+        >>> imagepivot.Selection(languages=("EN", "de")).takes("en", "comparable", "train")
+        True
     """
 
     languages: tuple[str, ...] = ()
