@@ -86,7 +86,7 @@ def folder(demo: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_pages_with_snippets() -> None:
-    assert (len(WITH_SNIPPETS), sum(len(blocks(page, "python")) for page in PAGES)) == (6, 22)
+    assert (len(WITH_SNIPPETS), sum(len(blocks(page, "python")) for page in PAGES)) == (7, 22)
 
 
 @pytest.mark.cluster
@@ -356,13 +356,11 @@ def test_exit_codes() -> None:
 @pytest.mark.slow
 def test_messages_in_troubleshooting_are_those_of_the_program() -> None:
     written = [text for source in SOURCES.values() for _, text in literals(source)]
-    headings = re.findall(r"^### `(.+)`$", PAGES["docs/how-to/troubleshooting.md"], flags=re.MULTILINE)
+    pages = [page for page in PAGES if page.startswith("docs/how-to/troubleshooting")]
+    headings = [text for page in pages for text in re.findall(r"^### `(.+)`$", PAGES[page], flags=re.MULTILINE)]
     assert len(headings) > 30
-    spans = [
-        span
-        for span in code_spans("docs/how-to/troubleshooting.md")
-        if span.count(" ") > 1 and not span.startswith("imagepivot ")
-    ]
+    every_span = [span for page in pages for span in code_spans(page)]
+    spans = [span for span in every_span if span.count(" ") > 1 and not span.startswith("imagepivot ")]
     assert {text for text in [*headings, *spans] if not any(text in message for message in written)} == set()
 
 
@@ -388,7 +386,8 @@ def test_the_tree_names_every_folder() -> None:
 
 
 def test_paths_in_contributing_exist() -> None:
-    paths = [span for span in code_spans("CONTRIBUTING.md") if span.partition("/")[0] in {*OUR_PACKAGES, "docs", "tests"}]
+    spans = [*code_spans("CONTRIBUTING.md"), *code_spans("docs/internals/extending.md")]
+    paths = [span for span in spans if span.partition("/")[0] in {*OUR_PACKAGES, "docs", "tests"}]
     assert len(paths) > 20
     assert [path for path in paths if not any(ROOT.glob(path))] == []
 
@@ -396,8 +395,7 @@ def test_paths_in_contributing_exist() -> None:
 @pytest.mark.slow
 def test_names_in_contributing_exist() -> None:
     source = "".join(path.read_text(encoding="utf-8") for folder in source_folders() for path in (ROOT / folder).glob("*.py"))
-    recipes = PAGES["CONTRIBUTING.md"].partition("## How to add")[2].partition("## House style")[0]
-    walked = recipes + PAGES["docs/internals/architecture.md"].partition("## Call chains")[2]
+    walked = PAGES["docs/internals/extending.md"] + PAGES["docs/internals/architecture.md"].partition("## Call chains")[2]
     names = {part for span in CODE.findall(walked) if re.fullmatch(r"[A-Za-z_.]+", span) for part in span.split(".")}
     assert {name for name in names if not re.search(rf"\b{name}\b", source)} == set()
     placed = re.findall(r"`([A-Za-z_.]+)`\s+\(`([a-z0-9_/]+\.py)`\)", walked)

@@ -1,6 +1,6 @@
 """Decoding and preprocessing in processes, for workers with more cores than the GIL lets threads use.
 
-Each thread sends the bytes of an image to a process, and waits for its pixels without the GIL (``docs/internals/performance.md``).
+Each thread sends the bytes of an image to a process and waits for its pixels without the GIL (``docs/internals/optimizations.md``).
 
 - Bytes go through a pipe; pixels come back in shared memory, and are copied once.
 - Processes are started, not forked, which is unsafe with threads or a CUDA context. They have their own session (without Ctrl-C),

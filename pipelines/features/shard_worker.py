@@ -26,7 +26,7 @@ from schemas.process.resources import CORES_TO_A_DECODER, usable_cores
 from schemas.writing.output import OutputDataset
 
 PROCESSES_FROM = 12
-"""Minimum cores per GPU worker for decoding processes, see ``docs/internals/performance.md``."""
+"""Minimum cores per GPU worker for decoding processes, see ``docs/internals/optimizations.md``."""
 
 
 def count_gpus(job: FeaturesJob) -> int:
