@@ -281,8 +281,6 @@ def evaluate_folds(members: Members, folds: int, *, count: Count = no_progress) 
 
 def chance_in_folds(captions: Captions, language: str, folds: int) -> Mapping[str, tuple[float, ...]]:
     """Return the means over the folds of `evaluate_folds` of `chance`."""
-    if folds == 1:
-        return chance(captions, language)
     recalls = [chance(_captions_of(captions, language, images), language) for images in _folds(captions, language, folds)]
     return {direction: tuple(map(mean, zip(*(fold[direction] for fold in recalls), strict=True))) for direction in recalls[0]}
 

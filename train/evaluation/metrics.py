@@ -49,7 +49,6 @@ class RecallMetrics:
         recall_at_10: share with a right item up to rank 10.
         median_rank: median of the ranks. For an even number of queries, the mean of the middle two is rounded down, as in the
             published code of Kiros et al. 2015, Vendrov et al. 2016 and Faghri et al. 2018. Means over folds are not rounded.
-        queries: number of queries.
     """
 
     recall_at_1: float

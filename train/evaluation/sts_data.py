@@ -58,11 +58,8 @@ class StsPairs:
     """Sentence pairs with their scores.
 
     Attributes:
-        name: name of the data set.
         location: file of the sentences.
         scores: human scores of similarity, mostly 0 to 5.
-        first: first sentence of each pair.
-        second: second sentence of each pair.
         lines: line of each pair in the file, from 1.
         unscored: number of pairs that were left out for lack of a score.
     """

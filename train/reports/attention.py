@@ -39,7 +39,6 @@ class AttendedCaption:
     """Attention to a caption, or between a caption and its image.
 
     Attributes:
-        caption: the caption.
         words: weights of tokens by head, ``[K, T]``; None for models without heads over words.
         pairs: weights between tokens and regions, ``[T, R]``; None for models with heads.
         words_attend: whether words attend to regions in ``pairs``, rather than regions to words.
@@ -56,12 +55,9 @@ class AttendedImage:
     """Attention to an image and its captions.
 
     Attributes:
-        number: number of the example.
-        image_id: the image.
         boxes: corners of the regions in pixels, x1, y1, x2, y2, ``[R, 4]``; None for features without boxes.
         size_wh: width and height in pixels; None if unknown.
         regions: weights of regions by head, ``[K, R]``; None for models without heads over regions.
-        captions: its captions.
         grid_hw: rows and columns of grid features; None for others.
     """
 
@@ -188,7 +184,8 @@ def _draw_heads(shown: AttendedImage, picture: Picture | None) -> Figure:
         for head, weights in enumerate(shown.regions):
             panel = figure.add_subplot(grid[divmod(first + head, across)])
             if grid_hw is not None:
-                _draw_grid(panel, weights.reshape(grid_hw))
+                _draw_cells(panel, weights.reshape(grid_hw), 1 / len(weights), aspect="equal")
+                panel.set(xticks=[], yticks=[])
             else:
                 regions = strongest(weights, _LABELLED_BOXES)
                 labels = {region: f"{region + 1}: {_percent(weights[region])}" for region in regions}
@@ -296,13 +293,6 @@ def _draw_heat_map(
     panel.set_yticks(np.arange(1, len(rows)) - 0.5, minor=True)
     panel.grid(which="minor", color="white", linewidth=0.6)
     panel.tick_params(which="minor", length=0)
-
-
-def _draw_grid(panel: Axes, weights: np.ndarray) -> None:
-    """Draw the weights of grid cells, ``[rows, columns]``."""
-    _draw_cells(panel, weights, 1 / weights.size, aspect="equal")
-    panel.set_xticks([])
-    panel.set_yticks([])
 
 
 def _draw_cells(panel: Axes, weights: np.ndarray, uniform: float, *, aspect: Literal["auto", "equal"]) -> None:

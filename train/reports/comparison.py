@@ -36,11 +36,9 @@ class ComparedRun:
 
     Attributes:
         name: the distinct end of its path.
-        folder: its folder.
         settings: configuration by dotted key. Runs with a checkpoint also have ``seed``, ``precision``, numbers of images without
             features, and the first digits of fingerprints (``data: captions``) and content digests (``content: captions``).
         state: stop reason (``patience``, ``epochs`` or ``steps``); ``unfinished`` for a run that is still training or was stopped.
-        history: its log.
     """
 
     name: str
@@ -95,7 +93,6 @@ class Comparison:
     """Runs side by side.
 
     Attributes:
-        runs: the runs.
         differences: settings that differ, by key, in the order of the runs; None for a run without the setting.
         groups: runs that differ only in their seeds.
         notes: warnings about scores that cannot be compared.

@@ -30,11 +30,9 @@ class EmbeddingMap:
     """Images and a caption of each in each language, in a plane.
 
     Attributes:
-        image_ids: the images.
         languages: languages of the captions.
         points: float32 ``[1 + L, I, 2]``: the images, then their captions in each language.
         numbers: numbers of the examples, by index in ``image_ids``.
-        perplexity: perplexity of t-SNE.
         seed: seed of the sample of images and of t-SNE.
     """
 

@@ -23,7 +23,6 @@ class ShownCaption:
 
     Attributes:
         row: its row in `Captions`.
-        key: its key.
         tokens: its tokens, with ``<start>`` and ``<end>``.
     """
 
@@ -61,15 +60,9 @@ def choose_examples(
 ) -> tuple[tuple[Example, ...], str]:
     """Choose images and captions.
 
-    By default, ``count`` images with captions in all languages are sampled, and each is shown with its first caption in each
-    language.
-
-    Args:
-        captions: captions to choose from.
-        words: tokens of the vocabulary.
-        count: maximum number of images.
-        seed: seed of the sample.
-        caption_ids: captions to show instead, as ``image/language/portion/index``; those of one image are one example.
+    By default, at most ``count`` images with captions in all languages are sampled, each with its first caption in each language.
+    ``caption_ids`` are captions to show instead, as ``image/language/portion/index``; those of one image are one example. ``words``
+    are the tokens of the vocabulary.
 
     Returns:
         The examples, and a description of the choice.

@@ -35,11 +35,9 @@ class Figures:
     """Figures of a run; empty or None if not requested, or refused.
 
     Attributes:
-        names: names of the files.
         refused: reasons for figures that cannot be drawn, by name.
         rule: selection of the examples, in words.
         rankings: retrieved images by caption.
-        map: map of embeddings.
         attention: attention by example.
     """
 
@@ -62,11 +60,8 @@ def draw_figures(
 
     Equal runs, data and options give equal bytes on the same machine and number of threads.
 
-    Args:
-        job: the job.
-        read_pictures: reader for the pictures of ``job.images``, e.g. ``imagepivot.read_pictures``.
-        count: progress callback.
-        made_from: result of ``job.made_from()``, which reads every input, if it is known.
+    ``read_pictures`` reads the pictures of ``job.images``, e.g. ``imagepivot.read_pictures``. ``made_from`` is the result of
+    ``job.made_from()``, which reads every input, if it is known.
 
     Raises:
         UsageError: the run does not know a language, no captions match, or a figure of ``job.only`` cannot be drawn.

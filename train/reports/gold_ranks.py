@@ -42,8 +42,6 @@ class RankedCaption:
     """A caption as query.
 
     Attributes:
-        image_id: its image.
-        language: its language.
         index: index among the comparable captions of its image.
         text: the caption as printed in the paper, or its tokens.
         ranks: rank of its image under each run, by column.
@@ -71,12 +69,8 @@ class Tally:
     """Comparison of a column with OE over all captions of a language.
 
     Attributes:
-        language: language of the captions.
-        column: column of the table.
-        median_rank: median of the ranks.
         better: share of captions with a smaller rank than under OE, in percent; None for OE itself, or without OE.
         worse: share of captions with a greater rank than under OE, in percent; None as ``better``.
-        captions: number of captions.
     """
 
     language: str

@@ -40,8 +40,6 @@ class PublishedRow:
         table: name of the table in the paper, e.g. ``table 2``.
         name: name of the row in the paper, with the source of a quoted row.
         preset: preset that trains it, for a quoted row mostly of another paper; or a name in `ENSEMBLES`.
-        language: language of the captions.
-        portion: portion of the captions.
         image_to_text: published numbers with images as queries.
         text_to_image: published numbers with captions as queries.
     """
@@ -62,7 +60,6 @@ class PublishedSts:
     Attributes:
         name: name of the row in the paper.
         numbers: published number for each of ``tasks``.
-        tasks: data sets of the numbers.
         quoted: whether the paper quotes it from other work.
         preset: preset that trains it; empty if none does.
     """
@@ -95,10 +92,7 @@ class GoldRank:
     """A line of table 3 of Gella et al. 2017: a caption as query, and the rank of its image under several models.
 
     Attributes:
-        image_id: image of the caption.
-        language: language of the caption.
         index: index among the comparable captions of its image: the number of its file in Multi30K minus one.
-        text: the caption.
         ranks: rank of the image, by column of the table.
     """
 

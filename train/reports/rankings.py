@@ -32,8 +32,6 @@ class Ranking:
     """Ranking of the images for a caption.
 
     Attributes:
-        example: number of the example.
-        caption: the caption.
         hits: the best images, best first.
         rank: rank of the right image, from 1; ties count against it.
         right: the right image with its score.

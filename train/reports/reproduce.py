@@ -77,12 +77,7 @@ class Task:
     """One run of one row.
 
     Attributes:
-        preset: preset of the row.
-        seed: seed of the run.
         config: its configuration; of an ensemble, that of the first member.
-        job: the job that it is part of.
-        corpus: its datasets.
-        fingerprints: fingerprints of the datasets.
         contents: digests of their content, see `train.training_data.contents_of`.
         members: tasks of the members of an ensemble; empty for a single model.
     """
@@ -186,10 +181,8 @@ def reproduce(
 
     The next call retries failed runs from their last checkpoints, and diverged ones from the beginning.
 
-    Args:
-        job: the job.
-        watch: called for every run that has ended, first for those of earlier calls.
-        remark: receives warnings about emulated precision, skipped rows, missing features, and features of zeros or unusual norms.
+    ``watch`` is called for every run that has ended, first for those of earlier calls. ``remark`` receives warnings about emulated
+    precision, skipped rows, missing features, and features of zeros or unusual norms.
 
     Returns:
         The runs that failed.

@@ -99,7 +99,6 @@ class Report:
     """All tables of a paper.
 
     Attributes:
-        paper: the paper.
         notes: sentences about the runs.
         sections: tables of the paper.
         further: measurements of the same rows in unpublished languages and portions.

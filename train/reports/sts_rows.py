@@ -28,7 +28,6 @@ class StsRow:
     """A row of a table.
 
     Attributes:
-        published: the published row.
         measured: the runs of its preset, or the baseline in its row.
         refused: reason if the runs cannot be measured; else empty.
     """

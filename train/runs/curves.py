@@ -41,7 +41,7 @@ def draw_curves(history: History, folder: Folder, name: str) -> None:
                 draw_series(panel, *history.recall(language, direction, cutoff), style, offset=index)
         panel.set_ylabel(f"validation recall, {words} (%)")
         panel.set_xlabel("step")
-        fit_percent(panel)
+        panel.set_ylim(0, min(103.0, panel.get_ylim()[1]) if panel.lines else 100.0)  # 100 %, and the height of a marker.
     if history.best is not None:
         for panel in recalls:
             panel.axvline(history.best["step"], color=GREY, linewidth=0.8, zorder=1)
@@ -119,12 +119,8 @@ def new_figure(
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure and its panels, row by row.
 
-    Args:
-        rows: number of rows.
-        columns: number of columns.
-        width: width in inches; the default is two columns of a paper.
-        height: height of a row in inches.
-        options: options of ``Figure.subplots``.
+    Sizes are in inches: the width of the figure, by default two columns of a paper, and the height of a row. Options are those of
+    ``Figure.subplots``.
     """
     figure = Figure(figsize=(width, height * rows), layout="constrained")
     panels = list(figure.subplots(rows, columns, squeeze=False, **options).flat)
@@ -153,15 +149,8 @@ def draw_series(
 ) -> None:
     """Draw a line with a few markers, if it has values.
 
-    Args:
-        panel: the panel to draw on.
-        steps: steps of the values.
-        values: values at the steps.
-        style: style of the line.
-        smooth: replace many values by their running mean.
-        pale: draw the values below their running mean.
-        offset: index of the line, which shifts its markers.
-        options: options of ``Axes.plot``, e.g. the label.
+    ``smooth`` replaces many values by their running mean, and ``pale`` draws the values below it. ``offset``, the index of the
+    line, shifts its markers. Options are those of ``Axes.plot``, e.g. the label.
     """
     if not values:
         return
@@ -200,11 +189,6 @@ def mark_empty(panel: Axes) -> None:
     """Write a note into a panel without lines."""
     if not panel.lines:
         panel.text(0.5, 0.5, "nothing logged yet", ha="center", transform=panel.transAxes, fontsize=SMALL, color=GREY)
-
-
-def fit_percent(panel: Axes) -> None:
-    """Limit an axis of percentages to 0 to 100 and the height of a marker."""
-    panel.set_ylim(0, min(103.0, panel.get_ylim()[1]) if panel.lines else 100.0)
 
 
 def save(figure: Figure, folder: Folder, name: str) -> None:

@@ -101,12 +101,9 @@ class RunLog:
                 self._events.close()
 
     def write(self, event: str, step: int, values: Mapping[str, Any]) -> None:
-        """Write a line; numbers become curves in TensorBoard.
+        """Write a line for an event of those in the docstring of this module; numbers become curves in TensorBoard.
 
-        Args:
-            event: one of the events in the docstring of this module.
-            step: the step.
-            values: plain values, for JSON; may be nested.
+        Values are plain, for JSON, and may be nested.
 
         Raises:
             ValueError: a number is not finite.

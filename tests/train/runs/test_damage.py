@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from schemas.errors import DatasetError, ImagepivotError
 from tests.train.trainings import CONFIG, assert_equal, reproduce_job, weights
@@ -198,11 +197,3 @@ def test_a_damaged_copy_of_features(toy, write_run, tmp_path, monkeypatch, capfd
         put(path, bytes(flipped))
         assert evaluate_run(job) == expected, place
     assert capfd.readouterr() == ("", "")
-
-
-def test_torch_was_not_told_to_read_without_protection(copied_run, monkeypatch):
-    """`TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD` would turn it off for calls that do not ask for it."""
-    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
-    torch.save({"format": "imagepivot run", "version": 1, "model": Path}, copied_run / "best.pt")
-    with pytest.raises(DatasetError, match="it holds something else than numbers, text and tensors"):
-        evaluate_run(EvaluateJob(run=str(copied_run), captions="c", features="f", device="cpu"))
