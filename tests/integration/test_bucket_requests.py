@@ -2,7 +2,6 @@
 
 import io
 import os
-import tarfile
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -22,6 +21,7 @@ from schemas.writing.output import OutputDataset
 from schemas.writing.output_state import OutputState
 from schemas.writing.reuse_policy import ReusePolicy
 from tests.fake_extractors import use_colours
+from tests.pipelines.inputs.reading import write_tar
 from tests.stores import Requests, far_away, use
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -122,13 +122,7 @@ def test_run_lists_and_reads_a_bucket_once(running, monkeypatch, tmp_path, sourc
         Image.effect_noise((100, 100), number).save(data, "png")
         images[f"{number:02d}.png"] = data.getvalue()
     if source == "tars":
-        packed = io.BytesIO()
-        with tarfile.open(fileobj=packed, mode="w") as tar:
-            for name, data in images.items():
-                member = tarfile.TarInfo(name)
-                member.size = len(data)
-                tar.addfile(member, io.BytesIO(data))
-        images = {"a.tar": packed.getvalue()}
+        images = {"a.tar": write_tar(tmp_path / "a.tar", images.items()).read_bytes()}
     upload(folder.location, images)
     far = running[1]
     use(far.environment, monkeypatch)

@@ -20,23 +20,19 @@ def home(tmp_path, monkeypatch) -> Path:
     return home
 
 
-def address(path: Path) -> str:
-    return path.as_uri()
-
-
 def test_captions_vocabulary_and_token_ids(imagepivot, home):
     (home / "c.csv").write_text("image_id,text\n" + "".join(f"i{n},a small dog\n" for n in range(5)))
     one = ("--workers", "1")
     arguments = ("--format", "table", "--recipe", "moses-truecase", "--shards", "2", *one)
-    imagepivot("captions", address(home / "c.csv"), "~/captions", *arguments)
-    imagepivot("captions", "~/c.csv", address(home / "again"), *arguments, "--truecaser", address(home / "captions"))
-    imagepivot("vocabulary", address(home / "captions"), "~/v", "--min-count", "1")
-    imagepivot("encode", "~/captions", address(home / "v"), "~/encoded", *one)
+    imagepivot("captions", (home / "c.csv").as_uri(), "~/captions", *arguments)
+    imagepivot("captions", "~/c.csv", (home / "again").as_uri(), *arguments, "--truecaser", (home / "captions").as_uri())
+    imagepivot("vocabulary", (home / "captions").as_uri(), "~/v", "--min-count", "1")
+    imagepivot("encode", "~/captions", (home / "v").as_uri(), "~/encoded", *one)
     assert {path.name for path in home.iterdir()} == {"c.csv", "captions", "again", "v", "encoded"}
-    assert len(open_dataset("~/encoded")) == len(open_dataset(address(home / "captions"))) == 5
-    imagepivot("inspect", address(home / "v"))
+    assert len(open_dataset("~/encoded")) == len(open_dataset((home / "captions").as_uri())) == 5
+    imagepivot("inspect", (home / "v").as_uri())
     imagepivot("validate", "~/encoded")
-    imagepivot("diff", "~/captions", address(home / "captions"))
+    imagepivot("diff", "~/captions", (home / "captions").as_uri())
 
 
 def test_images_weights_and_drawings(imagepivot, home):
@@ -47,10 +43,10 @@ def test_images_weights_and_drawings(imagepivot, home):
     Image.new("RGB", (60, 50), (200, 30, 20)).save(home / "i" / "a.png")
     torch.save(timm.create_model("test_resnet.r160_in1k", num_classes=0).state_dict(), home / "w.pth")
     extract = ("--extractor", "timm:test_resnet.r160_in1k", "--shards", "1", "--workers", "1")
-    imagepivot("features", address(home / "i"), "~/f", "--weights", "~/w.pth", *extract)
-    imagepivot("features", "~/i", address(home / "g"), "--weights", address(home / "w.pth"), *extract)
+    imagepivot("features", (home / "i").as_uri(), "~/f", "--weights", "~/w.pth", *extract)
+    imagepivot("features", "~/i", (home / "g").as_uri(), "--weights", (home / "w.pth").as_uri(), *extract)
     assert open_dataset("~/f").fingerprint == open_dataset("~/g").fingerprint
-    imagepivot("view", "~/f", address(home / "i"), "--image", "a", "-o", address(home / "v.png"))
+    imagepivot("view", "~/f", (home / "i").as_uri(), "--image", "a", "-o", (home / "v.png").as_uri())
     assert {path.name for path in home.iterdir()} == {"i", "w.pth", "f", "g", "v.png"}
 
 
@@ -58,10 +54,10 @@ def test_imports_and_exports(imagepivot, home):
     np.save(home / "x.npy", np.arange(6, dtype=np.float32).reshape(2, 3))
     (home / "ids of x.txt").write_text("b\na\n")
     imagepivot(
-        "import", address(home / "x.npy"), "~/f", "--name", "x", "--ids", address(home / "ids of x.txt"), "--shards", "1"
+        "import", (home / "x.npy").as_uri(), "~/f", "--name", "x", "--ids", (home / "ids of x.txt").as_uri(), "--shards", "1"
     )
-    imagepivot("export", address(home / "f"), "~/out", "--format", "npy")
-    imagepivot("export", "~/f", address(home / "out2"), "--format", "npy", "--lists", "~/ids of x.txt")
+    imagepivot("export", (home / "f").as_uri(), "~/out", "--format", "npy")
+    imagepivot("export", "~/f", (home / "out2").as_uri(), "--format", "npy", "--lists", "~/ids of x.txt")
     assert np.array_equal(np.load(home / "out2" / "features.npy"), np.load(home / "x.npy"))
     assert sorted(Folder("~/out").names()) == ["_made_from.json", "features.npy", "ids.txt"]
     assert {path.name for path in home.iterdir()} == {"x.npy", "ids of x.txt", "f", "out", "out2"}

@@ -1,14 +1,11 @@
 """A network that is gone for some seconds while inputs are read from a store and a dataset is written to it."""
 
-import io
-
 import pytest
-from PIL import Image
 
 from schemas.storage.folder import Folder
 from schemas.writing.validation import validate
 from tests.builders import stored
-from tests.fake_extractors import use_colours
+from tests.fake_extractors import picture, use_colours
 from tests.stores import use
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -23,9 +20,7 @@ def far(stores, monkeypatch):
     use(far.environment, monkeypatch)
     use_colours(monkeypatch)
     for number in range(12):
-        data = io.BytesIO()
-        Image.new("RGB", (8, 8), (number, 20, 30)).save(data, "png")
-        Folder(far.address("photos")).write(f"{number:02d}.png", data.getvalue())
+        Folder(far.address("photos")).write(f"{number:02d}.png", picture(number, 20, 30))
     lines = "".join(f"image{number},en,A dog.,train\n" for number in range(20))
     Folder(far.address("raw")).write("c.csv", ("image_id,language,text,split\n" + lines).encode())
     return far

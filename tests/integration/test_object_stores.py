@@ -1,7 +1,6 @@
 """The commands against object stores: S3 by moto's server, Google Cloud Storage by an emulator, each a process on loopback."""
 
 import signal
-import tarfile
 import time
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from schemas.storage.folder import Folder
 from schemas.writing.validation import validate
 from tests.builders import stored, write_rows
 from tests.integration.processes import start, wait_for
+from tests.pipelines.inputs.reading import write_tar
 from tests.stores import emulator, free_port, is_installed, untagged, use
 
 pytest.importorskip("timm", reason="a small model of timm's makes many runs possible")
@@ -82,10 +82,7 @@ def pictures(photos, tmp_path_factory) -> Path:
     for path in chosen:
         (folder / "photos").mkdir(exist_ok=True)
         (folder / "photos" / path.name).write_bytes(path.read_bytes())
-    (folder / "tars").mkdir()
-    with tarfile.open(folder / "tars" / "a.tar", "w") as tar:
-        for path in chosen:
-            tar.add(path, path.name)
+    write_tar(folder / "tars" / "a.tar", [(path.name, path.read_bytes()) for path in chosen])
     (folder / "parquet").mkdir()
     columns = {"image_id": [path.stem for path in chosen], "image": [path.read_bytes() for path in chosen]}
     pq.write_table(pa.table(columns), folder / "parquet" / "a.parquet", row_group_size=2)

@@ -1,7 +1,6 @@
 """How often sources of images are listed and read, in bytes, by runs of many processes: a proxy before a store counts."""
 
 import io
-import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,6 +14,7 @@ from schemas.storage.folder import Folder
 from schemas.writing.output import LOCK_NAME
 from tests.integration import clusters
 from tests.integration.workload import MODEL
+from tests.pipelines.inputs.reading import write_tar
 from tests.stores import FarStore, emulator, far_away, is_installed, use
 
 pytest.importorskip("distributed", reason="the extra dev installs it")
@@ -39,20 +39,17 @@ def pictures() -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def sources(pictures) -> dict[str, dict[str, bytes]]:
+def sources(pictures, tmp_path_factory) -> dict[str, dict[str, bytes]]:
     """The same images as files of their own, in two tars, and in two Parquet files of four row groups each."""
     packed = {"photos": {f"{name}.png": data for name, data in pictures.items()}, "tars": {}, "parquet": {}}
     names = list(pictures)
     for file, chosen in {"a": names[: IMAGES // 2], "b": names[IMAGES // 2 :]}.items():
-        tarred, rows = io.BytesIO(), io.BytesIO()
-        with tarfile.open(fileobj=tarred, mode="w") as tar:
-            for name in chosen:
-                member = tarfile.TarInfo(f"{name}.png")
-                member.size = len(pictures[name])
-                tar.addfile(member, io.BytesIO(pictures[name]))
+        members = [(f"{name}.png", pictures[name]) for name in chosen]
+        packed["tars"][f"{file}.tar"] = write_tar(tmp_path_factory.mktemp("tars") / "a.tar", members).read_bytes()
+        rows = io.BytesIO()
         columns = {"image_id": chosen, "image": [pictures[name] for name in chosen]}
         pq.write_table(pa.table(columns), rows, row_group_size=len(chosen) // 4)
-        packed["tars"][f"{file}.tar"], packed["parquet"][f"{file}.parquet"] = tarred.getvalue(), rows.getvalue()
+        packed["parquet"][f"{file}.parquet"] = rows.getvalue()
     return packed
 
 

@@ -5,7 +5,6 @@ import io
 import pickle
 import re
 import sys
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from schemas.dataset import open_dataset
 from schemas.errors import InputError, UsageError
 from schemas.writing.validation import validate
 from tests.builders import shard_by_hand, tree
+from tests.pipelines.inputs.reading import write_tar
 
 IDS = ["1000092795", "bild-ä", "猫", "a.b", "x1", "x2", "x3", "x4", "x5", "x6"]
 WIDTH = 6
@@ -540,11 +540,7 @@ def test_broken_tar_files_are_refused(tmp_path, members, message):
     (tmp_path / "x.tar").write_bytes(b"text" * 1000)
     with pytest.raises(InputError, match=r"x.tar' cannot be read as an uncompressed tar file"):
         import_features(job)
-    with tarfile.open(tmp_path / "x.tar", "w") as tar:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
+    write_tar(tmp_path / "x.tar", members)
     with pytest.raises(InputError, match=message):
         import_features(job)
     assert not (tmp_path / "out").exists()
