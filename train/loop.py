@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import isfinite, isnan, nan
@@ -72,21 +72,10 @@ class Step:
         return per_query((batch, *losses) for batch, losses in zip(self.batches, self.losses, strict=True))
 
 
-def find_divergence(step: Step, state: Iterable[Tensor] = ()) -> str:
-    """Describe the NaN or infinite values of a step; return an empty string if all are finite.
-
-    A step with a finite loss may still corrupt weights or optimizer state. Synchronises with a GPU once.
-    """
-    if not torch.isfinite(step.loss + step.norm):
-        return f"the loss is {float(step.loss)} and the norm of its gradient {float(step.norm)}"
-    finite = [values.isfinite().all().to(step.norm.device) for values in state]
-    return "weights are not finite" if finite and not torch.stack(finite).all() else ""
-
-
 _LOG_EVERY_STEPS = 10
 
-_RUN_FILES = (BEST, LAST, CONFIG, LOG, METRICS, CURVES)
-_TEMPORARY_FILE = re.compile(rf"\.({'|'.join(map(re.escape, _RUN_FILES))}){re.escape(TEMPORARY_MARK)}\d+")
+_NAMES = "|".join(map(re.escape, (BEST, LAST, CONFIG, LOG, METRICS, CURVES)))
+_TEMPORARY_FILE = re.compile(rf"\.({_NAMES}){re.escape(TEMPORARY_MARK)}\d+")
 
 Watch = Callable[[Report], None]
 Remark = Callable[[str], None]
@@ -361,10 +350,17 @@ class _Loop:
             self.watch(replace(self._report(done.per_query()[0], scores), validation_loss=validation.loss))
 
     def _check_finite(self, done: Step, *, weights: bool) -> None:
-        """Raise a `DivergedError` before invalid values are written. Synchronises with a GPU."""
-        moments = (value for state in self.optimizer.state.values() for value in state.values())
-        if finding := find_divergence(done, (*self.model.state_dict().values(), *moments) if weights else ()):
-            raise self._diverged(finding)
+        """Raise a `DivergedError` before invalid values are written. Synchronises with a GPU.
+
+        A step with a finite loss may still corrupt weights or optimizer state.
+        """
+        if not torch.isfinite(done.loss + done.norm):
+            raise self._diverged(f"the loss is {float(done.loss)} and the norm of its gradient {float(done.norm)}")
+        if weights:
+            moments = (value for state in self.optimizer.state.values() for value in state.values())
+            values = (*self.model.state_dict().values(), *moments)
+            if not torch.stack([value.isfinite().all().to(done.norm.device) for value in values]).all():
+                raise self._diverged("weights are not finite")
 
     def _diverged(self, finding: str) -> DivergedError:
         rate, saved = self.optimizer.param_groups[0]["lr"], self.saved_step

@@ -134,10 +134,15 @@ def open_data(
     """
     encoded = open_dataset(captions, kind="encoded")
     extracted = open_dataset(features)
+    fingerprint = encoded.manifest.input_fingerprint("vocabulary")
+    if fingerprint is None:
+        raise DatasetError(
+            f"the manifest of {encoded.folder.location!r} does not name its vocabulary: encode the captions again"
+        )
     fingerprints = {
         "captions": encoded.fingerprint,
         "features": extracted.fingerprint,
-        "vocabulary": _vocabulary_of(encoded),
+        "vocabulary": fingerprint,
         "extractor": extractor_fingerprint(extracted),
     }
     tokens = open_token_features(token_features, encoded, width=token_width) if token_features else None
@@ -145,10 +150,10 @@ def open_data(
         fingerprints |= token_fingerprints(tokens)
     check_fingerprints(fingerprints, expected or {}, captions=captions, features=features)
     words = None if vocabulary is None else open_dataset(vocabulary, kind="vocabulary")
-    if words is not None and words.fingerprint != (other := fingerprints["vocabulary"]):
+    if words is not None and words.fingerprint != fingerprint:
         raise DatasetError(
-            f"{encoded.folder.location!r} was encoded with another vocabulary (fingerprint {other[:12]}...) than {vocabulary!r} "
-            f"({words.fingerprint[:12]}...): give that one, or encode the captions again with this one"
+            f"{encoded.folder.location!r} was encoded with another vocabulary (fingerprint {fingerprint[:12]}...) than "
+            f"{vocabulary!r} ({words.fingerprint[:12]}...): give that one, or encode the captions again with this one"
         )
     chosen = read_captions(encoded, split=split, languages=languages, portions=portions)
     if words is not None:
@@ -190,16 +195,6 @@ def check_fingerprints(actual: Mapping[str, str], expected: Mapping[str, str], *
     for name, fingerprint in expected.items():
         if actual[name] != fingerprint:
             raise DatasetError(f"{messages[name]} (fingerprint {actual[name][:12]}..., expected {fingerprint[:12]}...)")
-
-
-def _vocabulary_of(encoded: Dataset) -> str:
-    """Return the fingerprint of the vocabulary of encoded captions."""
-    fingerprint = encoded.manifest.input_fingerprint("vocabulary")
-    if fingerprint is None:
-        raise DatasetError(
-            f"the manifest of {encoded.folder.location!r} does not name its vocabulary: encode the captions again"
-        )
-    return fingerprint
 
 
 def _check_languages(vocabulary: Dataset, captions: Captions) -> None:

@@ -19,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from torch import Tensor
 from torch.utils.data import Dataset as MapDataset
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -28,6 +27,7 @@ from schemas.errors import DatasetError, UsageError
 from schemas.keys import shard_of
 from schemas.kinds import numpy_type
 from schemas.vocabulary import PAD
+from train.data.batches import CaptionBatch
 from train.data.captions import labels_of, no_captions
 from train.data.features import (
     VECTORS,
@@ -383,19 +383,13 @@ def collate_pairs(pairs: Sequence[Pair]) -> dict[str, Any]:
     for name, first in pairs[0].items():
         values = [pair[name] for pair in pairs]
         if name == "token_ids":
-            batch["token_ids"], batch["lengths"] = _pad(values)
+            captions = CaptionBatch(np.concatenate(values), np.cumsum([0, *map(len, values)]), np.arange(len(values)))
+            batch["token_ids"], batch["lengths"] = torch.from_numpy(captions.padded(PAD)), torch.from_numpy(captions.lengths)
         elif isinstance(first, np.ndarray):
             batch[name] = torch.from_numpy(np.stack(values))
         else:
             batch[name] = torch.tensor(values) if isinstance(first, int) else values
     return batch
-
-
-def _pad(captions: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
-    lengths = np.array([len(caption) for caption in captions], np.int64)
-    padded = np.full((len(captions), lengths.max()), PAD, np.int64)
-    padded[np.arange(padded.shape[1]) < lengths[:, None]] = np.concatenate(captions)
-    return torch.from_numpy(padded), torch.from_numpy(lengths)
 
 
 def _value(column: np.ndarray | list[object], index: int) -> object:

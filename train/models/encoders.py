@@ -37,9 +37,6 @@ from train.models.similarity import inner_product
 class ImageEncoder(nn.Linear):
     """Affine map of image features, ``[B, D]`` to ``[B, E]``."""
 
-    def __init__(self, feature_width: int, embed_dim: int) -> None:
-        super().__init__(feature_width, embed_dim)
-
     def reset_parameters(self) -> None:
         """Sample weights uniformly from ±sqrt(6 / (D + E)) and set the bias to 0.
 
@@ -343,7 +340,8 @@ def load_pretrained_embeddings(model: RetrievalModel, words: WordVectors, counts
                 f"{name} has word vectors of width {weight.shape[1]}, but {words.location!r} has width {words.width}: choose other "
                 "vectors, or another width"
             )
-        languages = _languages_of(model, name)
+        by_module = model.modules_by_language().items()
+        languages = next((languages for module, languages in by_module if name.startswith(f"{module}.")), model.languages)
         rows_by_id = {token_id: row for row, token_id in enumerate(ids)}
         token_ids, vectors = words.of_languages(languages, counts)
         positions = [position for position, token_id in enumerate(token_ids.tolist()) if token_id in rows_by_id]
@@ -360,14 +358,6 @@ def freeze_word_embeddings(model: nn.Module, vocabulary_size: int) -> None:
     """Exclude word embeddings from training."""
     for name in embedding_parameters(model, vocabulary_size):
         model.get_parameter(name).requires_grad_(False)
-
-
-def _languages_of(model: RetrievalModel, name: str) -> Sequence[str]:
-    """Return the languages of a parameter."""
-    for module, languages in model.modules_by_language().items():
-        if name.startswith(f"{module}."):
-            return tuple(languages)
-    return model.languages
 
 
 class SentenceEncoderModel(RetrievalModel):

@@ -36,9 +36,8 @@ class Mlmme(SentenceEncoderModel):
     def __init__(self, config: MlmmeConfig, dimensions: Dimensions) -> None:
         super().__init__(config, dimensions)
         self.images = ImageEncoder(dimensions.feature_shape[0], config.embed_dim)
-        self.projection = ImageEncoder(
-            config.hidden_size, config.embed_dim
-        )  # The same initialization: Xavier, and biases of 0.
+        # As the image encoder: Xavier, and biases of 0.
+        self.projection = ImageEncoder(config.hidden_size, config.embed_dim)
         self.sentences = SentenceEncoders(
             dimensions, config.word_dim, lambda: FinalStateGRU(config.word_dim, config.hidden_size)
         )
@@ -47,7 +46,7 @@ class Mlmme(SentenceEncoderModel):
         self.similarity, self.width = "cosine", config.embed_dim
         if config.scoring == "general":
             self.similarity, self.width = "inner-product", len(self._pairs) * config.embed_dim
-            self.mappings = nn.ModuleDict({_name(pair): _mapping(config.embed_dim) for pair in self._pairs})
+            self.mappings = nn.ModuleDict({"-".join(pair): _mapping(config.embed_dim) for pair in self._pairs})
 
     def encode_images(self, images: ImageBatch) -> Encoded:
         """Map features ``[N, D]`` to embeddings ``[N, E]``."""
@@ -63,14 +62,10 @@ class Mlmme(SentenceEncoderModel):
             return Encoded(l2_normalize(widen_bfloat16(vectors)))
         zeros = torch.zeros_like(vectors)
         blocks = [
-            self.mappings[_name(pair)](vectors) if view == pair[0] else vectors if view == pair[1] else zeros
+            self.mappings["-".join(pair)](vectors) if view == pair[0] else vectors if view == pair[1] else zeros
             for pair in self._pairs
         ]
         return Encoded(widen_bfloat16(torch.cat(blocks, dim=1)))
-
-
-def _name(pair: tuple[str, str]) -> str:
-    return "-".join(pair)
 
 
 def _mapping(width: int) -> nn.Linear:
