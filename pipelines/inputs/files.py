@@ -30,9 +30,7 @@ _CHUNK = 1 << 18
 _REMOTE_CHUNK = 4 << 20  # Bytes per request.
 _HEX2 = rb"[0-9a-fA-F]{2}"
 # JSON escapes: anything but \u, a surrogate pair, a lone surrogate.
-_ESCAPE = re.compile(
-    rb"\\[^u]|\\u[dD][89abAB]" + _HEX2 + rb"\\u[dD][c-fC-F]" + _HEX2 + rb"|(?P<half>\\u[dD][89a-fA-F])",
-)
+_ESCAPE = re.compile(rb"\\[^u]|\\u[dD][89abAB]" + _HEX2 + rb"\\u[dD][c-fC-F]" + _HEX2 + rb"|(?P<half>\\u[dD][89a-fA-F])")
 _LONGEST_ESCAPE = 12
 _MORE = 1 << 12
 

@@ -11,14 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pipelines.inputs.captions.base import (
-    COMPARABLE,
-    TRANSLATION,
-    Part,
-    PathSource,
-    RawCaption,
-    Selection,
-)
+from pipelines.inputs.captions.base import COMPARABLE, TRANSLATION, Part, PathSource, RawCaption, Selection
 from pipelines.inputs.files import count_lines, kind_of, list_files, read_lines
 from pipelines.inputs.ids import IdRule, image_id_of
 from schemas.errors import InputError, UsageError

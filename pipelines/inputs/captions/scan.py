@@ -13,15 +13,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
-from pipelines.inputs.captions.base import (
-    COMPARABLE,
-    CaptionSource,
-    Part,
-    RawCaption,
-    Selection,
-    check_label,
-    find_files,
-)
+from pipelines.inputs.captions.base import COMPARABLE, CaptionSource, Part, RawCaption, Selection, check_label, find_files
 from pipelines.inputs.files import count_lines, list_files, read_lines
 from schemas.errors import InputError
 from schemas.keys import check_image_id

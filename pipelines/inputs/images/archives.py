@@ -26,8 +26,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelines.inputs.ids import IdRule, id_of_path
-from pipelines.inputs.images.base import EXTENSIONS, ImageRef, ImageSource, SkippedFiles, crosses_folders, is_image
+from pipelines.inputs.ids import id_of_path
+from pipelines.inputs.images.base import EXTENSIONS, FolderSource, ImageRef, SkippedFiles, is_image
 from pipelines.inputs.images.row_groups import RowGroups, first_rows, no_image, read_metadata
 from schemas.errors import DatasetError, InputError
 from schemas.keys import check_image_id
@@ -97,47 +97,18 @@ def holds_image_bytes(folder: Folder, name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class _Archives(ImageSource):
-    """Archives below a folder.
+class _Archives(FolderSource):
+    """Archives below a folder; ``pattern`` selects archives, not images."""
 
-    Attributes:
-        pattern: regular expression for the paths of archives relative to the folder; None selects all.
-        ids: ``name`` or ``path``, for ids from names.
-    """
-
-    folder: Folder
-    pattern: str | None = None
-    ids: IdRule = "name"
     _kind: ClassVar[ArchiveKind]
 
-    @property
-    def location(self) -> str:
-        """The folder."""
-        return self.folder.location
+    def _list(self, skipped: SkippedFiles) -> Iterator[ImageRef]:
+        """List the images, archive by archive; skipped members of tars are counted, too."""
+        for entry in sorted(self._entries(skipped)):
+            for ref in self._refs_in(entry.name, skipped):
+                yield ref._replace(version=entry.version)
 
-    def refs(self) -> Iterator[ImageRef]:
-        """List the images, archive by archive, and count skipped files: files beside the archives and members of tars."""
-        skipped, has_images = SkippedFiles(descends=crosses_folders(self.pattern)), False
-        for name, version in sorted(self._names(skipped)):
-            for ref in self._refs_in(name, skipped):
-                has_images = True
-                yield ref._replace(version=version)
-        if not has_images:
-            raise skipped.no_images(self.location)
-        self._note(skipped)
-
-    def _names(self, skipped: SkippedFiles) -> Iterator[tuple[str, str]]:
-        """Yield name and version of each archive."""
-        matches = re.compile(self.pattern).fullmatch if self.pattern is not None else None
-        for path, _, version, _ in self.folder.entries(skipped.add_link):
-            if matches(path) if matches else self._is_archive(path):
-                yield path, version
-            elif matches:
-                skipped.add_unmatched(path)
-            else:
-                skipped.add(path)
-
-    def _is_archive(self, path: str) -> bool:
+    def _holds_images(self, path: str) -> bool:
         name = PurePosixPath(path).name
         return not name.startswith((".", "_")) and not _COMPRESSED.search(name) and archive_kind(name) == self._kind
 

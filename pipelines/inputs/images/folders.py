@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,8 +10,8 @@ from functools import lru_cache
 from itertools import islice
 
 from pipelines.inputs.dialects import AUTO_DIALECT, Dialect
-from pipelines.inputs.ids import IdRule, id_of_path
-from pipelines.inputs.images.base import ImageRef, ImageSource, SkippedFiles, crosses_folders, is_image
+from pipelines.inputs.ids import id_of_path
+from pipelines.inputs.images.base import FolderSource, ImageRef, ImageSource, SkippedFiles, is_image
 from pipelines.inputs.tables import Table
 from pipelines.inputs.web import PARALLEL_READS, PUBLIC_ACCESS, WebAccess, check_proxy, fetch, is_web_address, version_of
 from schemas.errors import DatasetError, InputError, UsageError
@@ -28,41 +27,21 @@ _RENAME = "rename it, or choose the files with a pattern or a table"
 
 
 @dataclass(frozen=True)
-class ImagesInFolder(ImageSource):
-    """The images below a folder.
+class ImagesInFolder(FolderSource):
+    """The images below a folder, as separate files."""
 
-    Attributes:
-        pattern: regular expression for paths relative to the folder; None selects files by their extensions.
-        ids: ``name``: the image id is the file name without extension; ``path``: the relative path without extension.
-    """
+    def _list(self, skipped: SkippedFiles) -> Iterator[ImageRef]:
+        for path, size, version, _ in self._entries(skipped):
+            try:
+                path.encode()
+            except UnicodeEncodeError as error:
+                raise InputError(f"{self.location!r} holds the file {path!r}, and its name is not UTF-8: {_RENAME}") from error
+            image_id = id_of_path(path, self.ids)
+            check_image_id(image_id, place=f"{self.location!r}, file {path!r}", advice=_RENAME)
+            yield ImageRef(image_id, path, size, version=version)
 
-    folder: Folder
-    pattern: str | None = None
-    ids: IdRule = "name"
-
-    @property
-    def location(self) -> str:
-        """The folder."""
-        return self.folder.location
-
-    def refs(self) -> Iterator[ImageRef]:
-        """List the images by walking the folder, and count skipped files."""
-        matches = re.compile(self.pattern).fullmatch if self.pattern is not None else None
-        skipped, has_images = SkippedFiles(descends=crosses_folders(self.pattern)), False
-        for path, size, version, _ in self.folder.entries(skipped.add_link):
-            if matches(path) if matches else is_image(path):
-                _check_name(path, self.folder)
-                has_images = True
-                image_id = id_of_path(path, self.ids)
-                check_image_id(image_id, place=f"{self.location!r}, file {path!r}", advice=_RENAME)
-                yield ImageRef(image_id, path, size, version=version)
-            elif matches:
-                skipped.add_unmatched(path)
-            else:
-                skipped.add(path)
-        if not has_images:
-            raise skipped.no_images(self.location)
-        self._note(skipped)
+    def _holds_images(self, path: str) -> bool:
+        return is_image(path)
 
     def advice_apart(self, first: ImageRef, second: ImageRef) -> str:
         """Return the advice; it names ``--id-rule`` only if the paths differ in more than the extension."""
@@ -196,10 +175,3 @@ def _status(location: str) -> tuple[int, str]:
     except (DatasetError, UsageError, FileNotFoundError):
         return -1, ""
     return (-1, "") if entry is None else (entry.size, entry.version)
-
-
-def _check_name(path: str, folder: Folder) -> None:
-    try:
-        path.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(f"{folder.location!r} holds the file {path!r}, and its name is not UTF-8: {_RENAME}") from error

@@ -89,10 +89,7 @@ def test_a_caption_without_a_token_is_a_failure(recipe, text, named):
 
 
 def test_each_language_has_its_own_truecaser():
-    models = {
-        "en": TruecaseModel.from_counts({"dog": 30, "the": 20}),
-        "de": TruecaseModel.from_counts({"Dog": 30, "The": 20}),
-    }
+    models = {"en": TruecaseModel.from_counts({"dog": 30, "the": 20}), "de": TruecaseModel.from_counts({"Dog": 30, "The": 20})}
     captions = random_captions(7, 60)
     table, _ = tokenize_captions(block(*captions), TRUECASE, models)
     expected = [truecase(prepare(c.text, c.language, TRUECASE), models[c.language]) for c in captions]
