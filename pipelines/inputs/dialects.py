@@ -67,13 +67,7 @@ def header_lines(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
 
 
 def find_delimiter(head: Sequence[str], default: str, wanted: Collection[str]) -> str:
-    """Return the delimiter of a table.
-
-    Args:
-        head: the `header_lines`.
-        default: delimiter of the file's extension.
-        wanted: required columns.
-    """
+    """Return the delimiter of a table by its `header_lines`, the one of its extension, and the required columns."""
     if len(head) > 1 and (match := _SEP_LINE.fullmatch(head[0])):
         return match[1]
     headers = {delimiter: _split(head[-1], delimiter) for delimiter in (default, *_DELIMITERS)} if head else {}

@@ -68,16 +68,10 @@ def write_caption_shard(
     advice: str,
     meter: Meter,
 ) -> int:
-    """Merge, number, tokenize and write the captions of a shard.
+    """Merge, number, tokenize and write the captions of a shard, and return its index.
 
-    Args:
-        shard: index of the shard, which is returned.
-        runs: its sorted runs, in any order; None is skipped.
-        models: texts of truecasers by language, for a recipe that truecases.
-        output: the dataset.
-        recipe: the steps from text to tokens.
-        advice: end of the error for a duplicate key.
-        meter: counts captions.
+    Runs come in any order; None is skipped. ``models`` holds texts of truecasers by language, for a recipe that truecases.
+    ``advice`` ends the error for a duplicate key.
     """
     truecasers = {language: parse_truecaser(text) for language, text in models.items()}
     statistics = CaptionStatistics()

@@ -102,10 +102,7 @@ def _read_first(source: CaptionSource, parts: list[Part]) -> None:
 def plan_captions(job: CaptionsJob, inputs: list[dict[str, Any]], models: Mapping[str, str] | None = None) -> OutputDataset:
     """Return the dataset that a job writes.
 
-    Args:
-        job: the job.
-        inputs: the files of its source.
-        models: texts of the truecasers of the job, by language; None if they are learned or not used.
+    ``models`` holds the texts of the truecasers of the job, by language; None if they are learned or not used.
     """
     steps = recipe(job.recipe)
     selection = job.selection

@@ -116,12 +116,7 @@ def vocabulary_statistics(
 ) -> dict[str, Any]:
     """Return the numbers of Table 1 of Kádár et al. (2018), and the coverage of captions by a vocabulary.
 
-    Args:
-        vocabulary: the joint vocabulary.
-        counts: counts of tokens over all captions.
-        trained: counts of tokens by language, over the captions that the vocabulary was counted on.
-        min_count: threshold of the vocabulary.
-        count_scope: scope of the threshold.
+    ``trained`` holds the counts by language over the captions that the vocabulary was counted on, ``counts`` those of all captions.
 
     Returns:
         A dictionary with

@@ -98,10 +98,6 @@ class TokenFeatureExtractor:
     """Extractor of token features: a `pipelines.running.per_shard.ShardWork`.
 
     Args:
-        job: the model and how to run it.
-        captions: the captions dataset.
-        output: the dataset to write.
-        meter: counts captions.
         threads: torch threads in each worker; 0: torch's default.
     """
 

@@ -69,10 +69,6 @@ class TruecaseModel:
     def from_text(cls, text: str, source: str = "truecase model") -> TruecaseModel:
         """Read a model file of Moses or of `to_text`; the best form of each line stays the best.
 
-        Args:
-            text: content of the file.
-            source: name of the file, for error messages.
-
         Raises:
             InputError: a line does not have the format, does not add up, or repeats a type; the message names file and line.
         """

@@ -226,10 +226,7 @@ class Tally:
 def require_selected(selection: Selection, kinds: Iterable[tuple[str, str, str]], *, location: str) -> None:
     """Check that every value of a selection matches captions, alone and together with its other values.
 
-    Args:
-        selection: the selection.
-        kinds: all combinations of language, portion and split.
-        location: location of the captions, for messages.
+    ``kinds`` holds all combinations of language, portion and split.
 
     Raises:
         InputError: a value matches no captions; the message names the existing values.
@@ -287,13 +284,8 @@ def check_text(text: object, *, place: str) -> str:
 def find_files(location: str, pattern: str, *, hint: str) -> tuple[Folder, list[str]]:
     """Return folder and names of one file, or of the files of a folder that match a regular expression.
 
-    Args:
-        location: the file or folder.
-        pattern: regular expression for file names.
-        hint: description of the files, for messages.
-
     Raises:
-        InputError: the folder contains no such file.
+        InputError: the folder contains no such file; ``hint`` describes the files in the message.
     """
     if kind_of(location) == "file":
         parent, _, name = location.rpartition("/")

@@ -75,21 +75,15 @@ def _open(path: str, ids: IdRule) -> ImageSource:
         if archive == "parquet" and not holds_image_bytes(folder, name):
             archive = None
     elif re.search(r"[*?\[]", path):
-        root, pattern = split_pattern(path)
-        folder, name = Folder(root), ""
+        parts = path.split("/")
+        first = next(index for index, part in enumerate(parts) if re.search(r"[*?\[]", part))
+        folder, name, pattern = Folder("/".join(parts[:first]) or "/"), "", _to_regex("/".join(parts[first:]))
         archive = archive_kind(path)
     else:
         raise InputError(f"the images {path!r} do not exist: check the path")
     if archive is not None:
         return (ImagesInTars if archive == "tar" else ImagesInParquet)(folder, pattern=pattern, ids=ids)
     return ImageTable(folder, name) if is_table(name) else ImagesInFolder(folder, pattern=pattern, ids=ids)
-
-
-def split_pattern(location: str) -> tuple[str, str]:
-    """Split a shell pattern into the folder before the first wildcard and a regular expression."""
-    parts = location.split("/")
-    first = next(index for index, part in enumerate(parts) if re.search(r"[*?\[]", part))
-    return "/".join(parts[:first]) or "/", _to_regex("/".join(parts[first:]))
 
 
 def _to_regex(pattern: str) -> str:

@@ -16,6 +16,7 @@ from schemas.errors import InputError, UsageError
 from schemas.vocabulary import SPECIALS, Vocabulary
 from schemas.writing.validation import validate
 from tests.builders import tree
+from tests.pipelines.text.captions import caption, write_table
 
 ONE = Execution(workers=1)
 LANGUAGES = {"en": "abcdefgh", "de": "efghijkl", "fr": "hmnopqrs"}
@@ -44,9 +45,8 @@ def rows():
 @pytest.fixture(scope="module")
 def captions(rows, tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("vocabulary")
-    lines = ["image_id\tlanguage\tportion\tsplit\ttext", *("\t".join(row) for row in rows)]
-    (folder / "captions.tsv").write_text("\n".join(lines) + "\n")
-    job = CaptionsJob(str(folder / "captions.tsv"), str(folder / "captions"), "table", recipe="raw", shards=3)
+    table = write_table(folder / "captions.tsv", (caption(*row[:3], split=row[3], text=row[4]) for row in rows))
+    job = CaptionsJob(str(table), str(folder / "captions"), "table", recipe="raw", shards=3)
     prepare_captions(job, ONE)
     return str(folder / "captions")
 
