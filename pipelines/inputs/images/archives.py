@@ -27,7 +27,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.inputs.ids import id_of_path
-from pipelines.inputs.images.base import EXTENSIONS, FolderSource, ImageRef, SkippedFiles, is_image
+from pipelines.inputs.images.base import EXTENSIONS, ImageRef, SkippedFiles, is_image
+from pipelines.inputs.images.folders import FolderSource
 from pipelines.inputs.images.row_groups import RowGroups, first_rows, no_image, read_metadata
 from schemas.errors import DatasetError, InputError
 from schemas.keys import check_image_id

@@ -11,9 +11,7 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import ClassVar, NamedTuple
 
-from pipelines.inputs.ids import IdRule
 from schemas.errors import InputError
-from schemas.storage.folder import Entry, Folder
 
 EXTENSIONS = frozenset(
     {
@@ -253,49 +251,3 @@ class ImageSource(ABC):
             OSError, DatasetError: it cannot be read; a DatasetError has an OSError as its cause.
         """
         return map(self.read, refs)
-
-
-@dataclass(frozen=True)
-class FolderSource(ImageSource):
-    """Images in files or archives below a folder.
-
-    Attributes:
-        pattern: regular expression for paths relative to the folder; None selects files by their extensions.
-        ids: ``name``: the image id is the file name without extension; ``path``: the relative path without extension.
-    """
-
-    folder: Folder
-    pattern: str | None = None
-    ids: IdRule = "name"
-
-    @property
-    def location(self) -> str:
-        """The folder."""
-        return self.folder.location
-
-    def refs(self) -> Iterator[ImageRef]:
-        """List the images, and count skipped files."""
-        skipped, has_images = SkippedFiles(descends=crosses_folders(self.pattern)), False
-        for ref in self._list(skipped):
-            has_images = True
-            yield ref
-        if not has_images:
-            raise skipped.no_images(self.location)
-        object.__setattr__(self, "skipped", skipped)  # Not a field, since sources are compared by value.
-
-    def _entries(self, skipped: SkippedFiles) -> Iterator[Entry]:
-        """Yield the files of the pattern, or those that hold images."""
-        matches = re.compile(self.pattern).fullmatch if self.pattern is not None else None
-        for entry in self.folder.entries(skipped.add_link):
-            if matches(entry.name) if matches else self._holds_images(entry.name):
-                yield entry
-            elif matches:
-                skipped.add_unmatched(entry.name)
-            else:
-                skipped.add(entry.name)
-
-    @abstractmethod
-    def _list(self, skipped: SkippedFiles) -> Iterator[ImageRef]: ...
-
-    @abstractmethod
-    def _holds_images(self, path: str) -> bool: ...

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,13 +12,13 @@ from functools import lru_cache
 from itertools import islice
 
 from pipelines.inputs.dialects import AUTO_DIALECT, Dialect
-from pipelines.inputs.ids import id_of_path
-from pipelines.inputs.images.base import FolderSource, ImageRef, ImageSource, SkippedFiles, is_image
+from pipelines.inputs.ids import IdRule, id_of_path
+from pipelines.inputs.images.base import ImageRef, ImageSource, SkippedFiles, crosses_folders, is_image
 from pipelines.inputs.tables import Table
 from pipelines.inputs.web import PARALLEL_READS, PUBLIC_ACCESS, WebAccess, check_proxy, fetch, is_web_address, version_of
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.keys import check_image_id
-from schemas.storage.folder import Folder, file_at
+from schemas.storage.folder import Entry, Folder, file_at
 from schemas.storage.locations import is_remote, plain_location
 
 TABLE_COLUMNS = ("image_id", "uri")
@@ -24,6 +26,52 @@ TABLE_COLUMNS = ("image_id", "uri")
 _SCHEMES = ("http", "https", "s3", "gs", "gcs")
 _FIRST_ROWS = 1000
 _RENAME = "rename it, or choose the files with a pattern or a table"
+
+
+@dataclass(frozen=True)
+class FolderSource(ImageSource):
+    """Images in files or archives below a folder.
+
+    Attributes:
+        pattern: regular expression for paths relative to the folder; None selects files by their extensions.
+        ids: ``name``: the image id is the file name without extension; ``path``: the relative path without extension.
+    """
+
+    folder: Folder
+    pattern: str | None = None
+    ids: IdRule = "name"
+
+    @property
+    def location(self) -> str:
+        """The folder."""
+        return self.folder.location
+
+    def refs(self) -> Iterator[ImageRef]:
+        """List the images, and count skipped files."""
+        skipped, has_images = SkippedFiles(descends=crosses_folders(self.pattern)), False
+        for ref in self._list(skipped):
+            has_images = True
+            yield ref
+        if not has_images:
+            raise skipped.no_images(self.location)
+        object.__setattr__(self, "skipped", skipped)  # Not a field, since sources are compared by value.
+
+    def _entries(self, skipped: SkippedFiles) -> Iterator[Entry]:
+        """Yield the files of the pattern, or those that hold images."""
+        matches = re.compile(self.pattern).fullmatch if self.pattern is not None else None
+        for entry in self.folder.entries(skipped.add_link):
+            if matches(entry.name) if matches else self._holds_images(entry.name):
+                yield entry
+            elif matches:
+                skipped.add_unmatched(entry.name)
+            else:
+                skipped.add(entry.name)
+
+    @abstractmethod
+    def _list(self, skipped: SkippedFiles) -> Iterator[ImageRef]: ...
+
+    @abstractmethod
+    def _holds_images(self, path: str) -> bool: ...
 
 
 @dataclass(frozen=True)
