@@ -147,7 +147,7 @@ def test_extract_float16_is_rounded_float32(folder):
 
 def test_token_request_unknown_name_raises(no_network, monkeypatch, tmp_path):
     with pytest.raises(
-        InputError, match=r"there is no model 'nobody/no-bert': .* the command hf of huggingface_hub, and give its folder"
+        InputError, match=r"there is no model 'nobody/no-bert': .* \(command hf of huggingface_hub\), and give its folder"
     ):
         TokenRequest("nobody/no-bert").load()
     with pytest.raises(InputError, match="there is no model 'no such/folder/at all'"):
