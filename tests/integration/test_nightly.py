@@ -209,10 +209,10 @@ def machine_with_script(folder: Path, scheme: str) -> Iterator[Machine]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         for name in ("imagepivot", "date", "sleep", "mail", "gcloud", "aws"):
             machine.write(f"bin/{name}", CLIENT.format(python=sys.executable, address=address))
-        [script] = blocks("The script", "bash")
+        [script] = blocks("Script", "bash")
         if scheme == "s3":
             [of_google] = re.findall(r"^ *gcloud storage rsync.*\n.*\n", script, flags=re.MULTILINE)
-            [of_amazon] = blocks("A copy for each date", "bash")
+            [of_amazon] = blocks("Dated copies", "bash")
             script = script.replace(of_google, of_amazon)
         machine.write("nightly.sh", script)
         yield machine
@@ -263,7 +263,7 @@ def machine(stores, tmp_path, monkeypatch) -> Iterator[Machine]:
 
 def check_night(machine: Machine, features: str) -> None:
     """Compare what a night left with the table of the page, and its report with the dataset."""
-    [(_, _, rows, failures, codes)] = [row for row in rows_of("Night by night") if row[0] == machine.night]
+    [(_, _, rows, failures, codes)] = [row for row in rows_of("Example") if row[0] == machine.night]
     expected = {} if failures == "none" else {reason: int(n) for n, reason in (part.split() for part in failures.split(", "))}
     assert machine.codes == [int(code) for code in codes.split(", ")]
     manifest = open_dataset(features).manifest
@@ -291,7 +291,7 @@ def test_the_nights_of_the_page(machine, stores, imagepivot, monkeypatch):
     upload(photos, range(40))
     with pytest.MonkeyPatch.context() as patch:
         use_colours(patch)
-        for line in blocks("Before the first night", "sh")[0].replace("gs://", f"{near.scheme}://").splitlines():
+        for line in blocks("Nightly updates", "sh")[0].replace("gs://", f"{near.scheme}://").splitlines():
             imagepivot(*shlex.split(line)[1:])
     assert Folder(features).names() == []
     far.asked()
@@ -310,7 +310,7 @@ def test_the_nights_of_the_page(machine, stores, imagepivot, monkeypatch):
     check_night(machine, features)
     assert images_read(far)[0] == [f"{number:03d}.jpg" for number in (0, 1, *range(40, 47))]
     assert machine.mails == []
-    [words] = [shlex.split(line) for line in blocks("The report", "sh")[0].splitlines()]
+    [words] = [shlex.split(line) for line in blocks("Report", "sh")[0].splitlines()]
     said = imagepivot(*[word.replace("gs://", f"{near.scheme}://") for word in words[1:]], code=1).stdout
     assert "002" in said
     assert "045" in said
@@ -326,7 +326,7 @@ def test_the_nights_of_the_page(machine, stores, imagepivot, monkeypatch):
     assert machine.pauses == [0, 600]
     [(subject, text)] = machine.mails
     assert subject == ["-s", "features of 2026-11-22: exit code 3", "team@example.com"]
-    [line] = blocks("The alert", "json")
+    [line] = blocks("Alerts", "json")
     shown = {**json.loads(line), "output": features}
     assert {**json.loads(text), "time": ""} == {**shown, "time": ""}
     assert list(json.loads(text)) == list(shown)
@@ -362,7 +362,7 @@ def test_the_nights_of_the_page(machine, stores, imagepivot, monkeypatch):
 
     # By hand: every failure once more.
     far.asked()
-    line = blocks("Night by night", "sh")[0].replace("gs://", f"{near.scheme}://")
+    line = blocks("Example", "sh")[0].replace("gs://", f"{near.scheme}://")
     imagepivot(*shlex.split(line)[1:])
     assert images_read(far)[0] == ["046.jpg"]
 
@@ -386,7 +386,7 @@ def kill_in_the_middle(process, machine, far, near, before, opened, monkeypatch)
         open_dataset(folder.location)
     for number in range(opened.num_shards):
         if opened.manifest.shards[number].path in replaced():
-            with pytest.raises(DatasetError, match=r"is damaged"):
+            with pytest.raises(DatasetError, match=r"the manifest says"):
                 opened.shard(number)
         else:
             opened.shard(number)
@@ -398,7 +398,7 @@ def kill_in_the_middle(process, machine, far, near, before, opened, monkeypatch)
 
 
 def test_running_nightly_script_locks_out_the_next(machine):
-    [line] = blocks("Starting it", "text")
+    [line] = blocks("Scheduling", "text")
     assert line.split()[:5] == ["0", "2", "*", "*", "*"]
     command = line.split(maxsplit=5)[5].replace("/srv/nightly", str(machine.folder))
     machine.write("nightly.sh", "#!/bin/bash\ntouch began\nread <go\ntouch ended\n")
@@ -416,8 +416,8 @@ def test_running_nightly_script_locks_out_the_next(machine):
 def test_systemd_takes_the_units(tmp_path):
     if (program := shutil.which("systemd-analyze")) is None:
         pytest.skip("no systemd-analyze")
-    [block] = blocks("Starting it", "ini")
-    (tmp_path / "nightly.sh").write_text(blocks("The script", "bash")[0])
+    [block] = blocks("Scheduling", "ini")
+    (tmp_path / "nightly.sh").write_text(blocks("Script", "bash")[0])
     (tmp_path / "nightly.sh").chmod(0o755)
     units = re.split(r"^# (nightly\.\w+)\n", block.replace("/srv/nightly", str(tmp_path)), flags=re.MULTILINE)[1:]
     for name, text in zip(units[::2], units[1::2], strict=True):
@@ -436,7 +436,7 @@ def test_kubernetes_cron_job_follows_the_page():
     assert (given_up["action"], given_up["onExitCodes"]) == ("FailJob", {"operator": "In", "values": [2, 3]})
     assert disruption["action"] == "Ignore"
     [container] = spec["jobTemplate"]["spec"]["template"]["spec"]["containers"]
-    [script] = blocks("The script", "bash")
+    [script] = blocks("Script", "bash")
     [line] = re.findall(r"imagepivot (features .*?) 2>>", script)
     for name, location in re.findall(r"(\w+)=(gs://\S+)", script):
         line = line.replace(f'"${name}"', location)
@@ -449,7 +449,7 @@ def test_kubernetes_cron_job_follows_the_page():
 def test_requests_of_an_unchanged_night_equal_the_page(stores, machine, imagepivot, monkeypatch):
     """The numbers of the page, and that they grow with the shards as it says."""
     near, far = stores
-    (_, *fixed), (_, *each) = rows_of("What it costs")
+    (_, *fixed), (_, *each) = rows_of("Cost")
     column = ["gs", "s3"].index(near.scheme)
     use_colours(monkeypatch)
     photos = Folder(near.address("quiet/photos"))
@@ -467,8 +467,8 @@ def test_the_same_as_a_plan(stores, tmp_path, imagepivot, monkeypatch):
     use(near.environment, monkeypatch)
     steps = ForkedSteps(before=colours)  # With an extractor without a model.
     monkeypatch.setattr("schemas.process.steps.run_command", steps)
-    [line] = blocks("The same as a plan", "sh")
-    [plan] = blocks("The same as a plan", "toml")
+    [line] = blocks("Plan", "sh")
+    [plan] = blocks("Plan", "toml")
     (tmp_path / "nightly.toml").write_text(plan.replace("gs://", f"{near.scheme}://"), encoding="utf-8")
     captions = [f"{number:03d}\ta dog runs\ttrain\n" for number in range(30)]
 
