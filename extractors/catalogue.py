@@ -1,4 +1,4 @@
-"""Extractors by name. Importing this loads no torch."""
+"""Registry of extractors by name. Importing this loads no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""System fonts for data in pictures, and advice on fonts to install for other scripts."""
+"""Font fallback for matplotlib: system fonts for missing glyphs, and advice on fonts to install."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``_made_from.json``: command, options and input digests of exports and figures, so that an unchanged command can be skipped.
+"""Provenance of exports and figures (``_made_from.json``): command, options and input digests, to skip an unchanged command.
 
 Reports store the same under the key ``made_from``. It has no locations and no times.
 """

@@ -1,4 +1,4 @@
-"""Devices and precisions. A request that a device does not support is an error."""
+"""Devices, precisions (TF32, autocast) and pinned copies. A request that a device does not support is an error."""
 
 from __future__ import annotations
 

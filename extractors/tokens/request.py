@@ -1,4 +1,4 @@
-"""Requests for text models, and their folders on this machine. Importing this loads no torch."""
+"""Requests for text encoders (Hugging Face), with their local or cached folders. Importing this loads no torch."""
 
 from __future__ import annotations
 

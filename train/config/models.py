@@ -1,4 +1,4 @@
-"""The section ``model`` of a configuration, with a dataclass for each ``kind``; and checks of single values for all sections.
+"""Model configurations, one dataclass per ``kind``, with their registry; and checks of single values for all sections.
 
 `train.models.catalogue` builds the models.
 """

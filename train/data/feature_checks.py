@@ -1,4 +1,4 @@
-"""Checks for image features with suspicious norms, before training."""
+"""Checks for zero vectors and norm outliers among image features, before training."""
 
 from __future__ import annotations
 
