@@ -200,9 +200,9 @@ class Dataset:
 
     def _rows_between(self, start: int, stop: int) -> Iterator[dict[str, object]]:
         first = 0
-        for number, entry in enumerate(self.manifest.shards):
+        for index, entry in enumerate(self.manifest.shards):
             if first < stop and start < first + entry.rows:
-                with self.open_shard(number) as shard:
+                with self.open_shard(index) as shard:
                     begin = first
                     for group in range(shard.parquet.num_row_groups):
                         end = begin + shard.parquet.metadata.row_group(group).num_rows

@@ -47,7 +47,7 @@ def mark_length(head: bytes, location: str) -> int:
     return 0
 
 
-def decode_line(line: bytes, number: int, location: str) -> str:
+def decode_line(line: bytes, line_number: int, location: str) -> str:
     """Decode a line without the LF or CR LF at its end; ``number`` counts lines from 1, for messages.
 
     Raises:
@@ -57,8 +57,8 @@ def decode_line(line: bytes, number: int, location: str) -> str:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
         column = len(line[: error.start].decode("utf-8")) + 1
-        place = f"line {number}, column {column} (byte {error.start + 1} of the line)"
-        zipped = number == 1 and line.startswith(b"\x1f\x8b")
+        place = f"line {line_number}, column {column} (byte {error.start + 1} of the line)"
+        zipped = line_number == 1 and line.startswith(b"\x1f\x8b")
         raise not_utf8(location, place=place, byte=line[error.start], zipped=zipped) from error
     if text.endswith("\n"):
         return text[:-2] if text.endswith("\r\n") else text[:-1]
@@ -72,7 +72,7 @@ def decode_text(data: bytes, location: str) -> str:
         InputError: it is not UTF-8.
     """
     lines = data[mark_length(data[:HEAD], location) :].split(b"\n")
-    ended = [decode_line(line + b"\n", number, location) for number, line in enumerate(lines[:-1], start=1)]
+    ended = [decode_line(line + b"\n", line_number, location) for line_number, line in enumerate(lines[:-1], start=1)]
     return "\n".join([*ended, decode_line(lines[-1], len(lines), location)])
 
 

@@ -89,12 +89,12 @@ def read_vector_file(
     """
     reader = _Lines(location, {word.encode() for word in wanted}, expected)
     with open_user_file(location, expected) as (file, digest):
-        number = 0
-        for number, line in enumerate(file, start=1):
-            reader.read(number, line)
-            if number % _REPORT_LINES == 0:
+        line_number = 0
+        for line_number, line in enumerate(file, start=1):
+            reader.read(line_number, line)
+            if line_number % _REPORT_LINES == 0:
                 watch(_REPORT_LINES)
-        watch(number % _REPORT_LINES)
+        watch(line_number % _REPORT_LINES)
         reader.finish()
         sha256 = digest.sha256()
     return VectorFile(
@@ -118,13 +118,13 @@ class _Lines:
         self._invalid: tuple[int, bytes] | None = None  # First line that is not UTF-8.
         self._is_utf8 = False  # A word is valid UTF-8 beyond ASCII.
 
-    def read(self, number: int, line: bytes) -> None:
+    def read(self, line_number: int, line: bytes) -> None:
         """Parse a line.
 
         Raises:
             InputError: it is not a word and its values.
         """
-        if number == 1:
+        if line_number == 1:
             line = line[mark_length(line[:HEAD], self._location) :]
             if header := _HEADER.fullmatch(line):
                 self._announced, self.width = int(header[1]), int(header[2])
@@ -133,21 +133,21 @@ class _Lines:
         if not word:
             return
         self._last = line
-        self._check_encoding(number, line, word)
+        self._check_encoding(line_number, line, word)
         # Fast path for words that are not requested: count spaces without splitting.
         if self.words and word not in self._wanted and line.rstrip().count(b" ") >= self.width:
             self.words += 1
             return
         values = line.split()[1:]
         if not self.words:
-            self._begin(number, line, values)
+            self._begin(line_number, line, values)
         if len(values) < self.width:
-            raise self._not_a_vector(number, line)
+            raise self._not_a_vector(line_number, line)
         self.words += 1
         if len(values) == self.width and word in self._wanted and word not in self.vectors:
             vector = _numbers(values)
             if vector is None:
-                raise self._not_a_vector(number, line)
+                raise self._not_a_vector(line_number, line)
             self.vectors[word] = vector
 
     def finish(self) -> None:
@@ -168,7 +168,7 @@ class _Lines:
         if self._invalid is not None and not self._is_utf8:
             decode_line(self._invalid[1], self._invalid[0], self._location)
 
-    def _check_encoding(self, number: int, line: bytes, word: bytes) -> None:
+    def _check_encoding(self, line_number: int, line: bytes, word: bytes) -> None:
         """Distinguish a few invalid words from a file in another encoding, which has no valid words beyond ASCII."""
         if self._is_utf8 or word.isascii():
             return
@@ -176,19 +176,19 @@ class _Lines:
             word.decode()
             self._is_utf8 = True
         except UnicodeDecodeError:
-            self._invalid = self._invalid or (number, line)
+            self._invalid = self._invalid or (line_number, line)
 
-    def _begin(self, number: int, line: bytes, values: Sequence[bytes]) -> None:
+    def _begin(self, line_number: int, line: bytes, values: Sequence[bytes]) -> None:
         if len(values) != (self.width or len(values)) or len(values) < 2 or _numbers(values) is None:
-            raise self._not_a_vector(number, line)
+            raise self._not_a_vector(line_number, line)
         self.width = len(values)
 
-    def _not_a_vector(self, number: int, line: bytes) -> InputError:
+    def _not_a_vector(self, line_number: int, line: bytes) -> InputError:
         start = line[:40].decode("utf-8", "replace").rstrip("\r\n")
         count = f"{self.width} " if self.width else ""
         return InputError(
-            f"{self._location!r}, line {number}: expected a word and its {count}numbers with spaces between them, as in GloVe's "
-            f"files and fastText's .vec, found {start!r}. {self._expected}"
+            f"{self._location!r}, line {line_number}: expected a word and its {count}numbers with spaces between them, as in "
+            f"GloVe's files and fastText's .vec, found {start!r}. {self._expected}"
         )
 
 

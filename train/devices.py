@@ -31,8 +31,8 @@ def resolve_device(device: str) -> torch.device:
     available, count = torch.cuda.is_available(), torch.cuda.device_count()
     if device == "cpu" or (device == "auto" and not available):
         return torch.device("cpu")
-    _, colon, number = device.partition(":")
-    index = int(number) if colon else int(os.environ.get("LOCAL_RANK", "0"))
+    _, colon, position = device.partition(":")
+    index = int(position) if colon else int(os.environ.get("LOCAL_RANK", "0"))
     if not available or index >= count:
         raise UsageError(
             f"device 'cuda:{index}' is not on this host: torch.cuda.is_available() is {available}, torch.cuda.device_count() is "

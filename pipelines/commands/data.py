@@ -154,7 +154,7 @@ def features(
         _remark_on_precision(request.precision, job.device)
     total = listing.count
     if job.task is not None:
-        total = sum(listing.counts[number] for number in job.task.shards(len(listing.shards)))
+        total = sum(listing.counts[shard] for shard in job.task.shards(len(listing.shards)))
     with show_progress(notes, request.name, unit="images", total=total, log_json=log_json) as meter:
         manifest = extract_features(job, execution, meter, listing=listing, remark=remark)
         if job.task is None:

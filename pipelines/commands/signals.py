@@ -54,8 +54,8 @@ def stoppable() -> Iterator[None]:
     process exits immediately, or after the import if it is in a critical section.
     """
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        _received.append(number)
+    def handle(signum: int, frame: FrameType | None) -> None:
+        _received.append(signum)
         if len(_received) > 1:
             _end()
         interrupt(frame)
@@ -91,9 +91,9 @@ def stoppable() -> Iterator[None]:
     waiting: list[bool] = []
     main = threading.get_ident()
     signals = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-    caught = [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]  # nohup ignores SIGHUP.
-    for number in caught:
-        signal.signal(number, handle)
+    caught = [signum for signum in signals if signal.getsignal(signum) is not signal.SIG_IGN]  # nohup ignores SIGHUP.
+    for signum in caught:
+        signal.signal(signum, handle)
     signal.signal(signal.SIGURG, wake)  # Ignored signals interrupt no system call.
     _wake_main_thread(main, caught)
     sys.unraisablehook = report
@@ -105,8 +105,8 @@ def stoppable() -> Iterator[None]:
             _end()  # Without joining threads that still compute.
         raise
     finally:
-        for number in caught:
-            signal.signal(number, _end_late)
+        for signum in caught:
+            signal.signal(signum, _end_late)
 
 
 def _wake_main_thread(main: int, numbers: Sequence[signal.Signals]) -> None:
@@ -145,14 +145,14 @@ def prepare_streams() -> None:
     Characters outside the terminal's encoding are written as escapes. A closed stream is opened on the null device: otherwise the
     next opened file would take its descriptor, and receive the output of libraries.
     """
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
-            os.fstat(number)
+            os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # Takes the lowest free number, which is this one.
-            os.set_inheritable(number, True)  # Worker processes inherit it.
+            os.set_inheritable(descriptor, True)  # Worker processes inherit it.
         if getattr(sys, name) is None:
-            setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))  # noqa: SIM115
+            setattr(sys, name, open(descriptor, "r" if descriptor == 0 else "w", encoding="utf-8", closefd=False))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -223,8 +223,8 @@ def _end() -> None:
     os._exit(code)
 
 
-def _end_late(number: int, _frame: FrameType | None) -> None:
-    _received.append(number)
+def _end_late(signum: int, _frame: FrameType | None) -> None:
+    _received.append(signum)
     _end()
 
 

@@ -71,8 +71,8 @@ def match_ids(path: Path, image_ids: Collection[str]) -> list[str]:
         InputError: it is not UTF-8, a line is not an image id, or two different lines name one image.
     """
     listed, images = [], dict[str, str]()
-    for number, line in enumerate(read_lines(path), 1):
-        place = f"{path.name}, line {number}"
+    for line_number, line in enumerate(read_lines(path), 1):
+        place = f"{path.name}, line {line_number}"
         rule: IdRule = next((rule for rule in _RULES_WITH_FOLDERS if apply_rule(line, rule) in image_ids), "name")
         image_id, image = make_image_id(line, rule, place=place), CAPTION_NUMBER.sub("", line)
         if images.setdefault(image_id, image) != image:

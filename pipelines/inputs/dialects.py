@@ -59,9 +59,9 @@ AUTO_DIALECT = Dialect()
 
 def header_lines(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
     """Yield the optional ``sep=`` line and the header of a table, from numbered lines; empty lines are skipped."""
-    for number, line in lines:
+    for line_number, line in lines:
         if line:
-            yield number, line
+            yield line_number, line
             if not _SEP_LINE.fullmatch(line):
                 return
 
@@ -104,9 +104,9 @@ def split_rows(
 
     def stream() -> Iterator[str]:
         nonlocal first
-        for number, line in numbered:
+        for line_number, line in numbered:
             if not lines:
-                first = number
+                first = line_number
             lines.append(line)
             if len(lines) == _CHECKED_LINES:  # The quote may be open to the end of a large file.
                 check()

@@ -133,7 +133,7 @@ def read_lines(folder: Folder, name: str, *, start: int = 0, stop: int | None = 
     location = folder.path_of(name)
     with _open_at(folder, name, start) if start else open_input(folder, name) as stream:
         position = start - 1 + len(stream.readline()) if start else _skip_mark(stream, location)
-        number = 1
+        line_number = 1
         while chunk := stream.read(_CHUNK if stop is None else max(0, min(_CHUNK, stop - position))):
             if not chunk.endswith(b"\n"):
                 chunk += stream.readline()
@@ -141,9 +141,9 @@ def read_lines(folder: Folder, name: str, *, start: int = 0, stop: int | None = 
             try:  # A chunk at a time is three times as fast as a line.
                 lines = chunk.decode("utf-8").replace("\r\n", "\n").split("\n")
             except UnicodeDecodeError:
-                yield from (decode_line(line + b"\n", n, location) for n, line in enumerate(chunk.split(b"\n"), number))
+                yield from (decode_line(line + b"\n", n, location) for n, line in enumerate(chunk.split(b"\n"), line_number))
                 raise
-            number += len(lines) - 1
+            line_number += len(lines) - 1
             yield from lines if lines[-1] else lines[:-1]
 
 

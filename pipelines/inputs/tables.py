@@ -194,19 +194,19 @@ class Table:
         positions = {ours: header.index(theirs) for ours, theirs in names.items()}
 
         def checked() -> Iterator[tuple[int, list[str]]]:
-            number = 0
-            for number, (line, row) in enumerate(rows, start=1):
+            row_number = 0
+            for row_number, (line, row) in enumerate(rows, start=1):
                 if len(row) != len(header):
                     advice = "a delimiter or line end inside a value needs quotes around the value"
                     if quoting == "none":
                         advice = "without quoting, no value can hold a delimiter or line end: "
                         advice += "leave out --quoting none if values are quoted"
                     raise InputError(
-                        f"{location!r}, {_ROW.format(number, line)}: {len(row)} columns, expected the {len(header)} of the header, "
-                        f"with {delimiter!r} as the delimiter; {advice}"
+                        f"{location!r}, {_ROW.format(row_number, line)}: {len(row)} columns, expected the {len(header)} of the "
+                        f"header, with {delimiter!r} as the delimiter; {advice}"
                     )
                 yield line, row
-            if not number and part is None:
+            if not row_number and part is None:
                 raise InputError(
                     f"{location!r} has no rows below its header: check the program that wrote it, or name another file"
                 )
@@ -218,7 +218,9 @@ class Table:
         return self._text_batches(checked(), columns, names, _ROW)
 
     def _json_batches(self, part: Range | None) -> Iterator[Batch]:
-        numbered = ((number, line) for number, line in enumerate(self._lines(_first_object, part), start=1) if line.strip())
+        numbered = (
+            (line_number, line) for line_number, line in enumerate(self._lines(_first_object, part), start=1) if line.strip()
+        )
         first = next(numbered, None)
         if first is None:
             raise InputError(f"{self._location!r} is empty: expected one JSON object per line")
@@ -229,15 +231,15 @@ class Table:
         wanted, present = set(names.values()), set(resolved.values())
 
         def checked() -> Iterator[tuple[int, dict[str, Any]]]:
-            for number, line in numbered if is_inside else chain((first,), numbered):
-                row = self._json_row(line, number)
+            for line_number, line in numbered if is_inside else chain((first,), numbered):
+                row = self._json_row(line, line_number)
                 if wanted.intersection(row) != present:
                     theirs = next(theirs for theirs in names.values() if (theirs in row) != (theirs in present))
                     raise InputError(
-                        f"{self._location!r}, line {number}: {'lacks' if theirs in present else 'has'} {theirs!r}, unlike the "
+                        f"{self._location!r}, line {line_number}: {'lacks' if theirs in present else 'has'} {theirs!r}, unlike the "
                         "first line; all lines need the same columns"
                     )
-                yield number, row
+                yield line_number, row
 
         def columns(rows: Sequence[dict[str, Any]]) -> dict[str, Column]:
             return {ours: [row[theirs] for row in rows] for ours, theirs in resolved.items()}
@@ -280,16 +282,16 @@ class Table:
             return lines
         return chain((line for _, line in head(enumerate(read_lines(self.folder, self.name)))), lines)
 
-    def _json_row(self, line: str, number: int) -> dict[str, Any]:
+    def _json_row(self, line: str, line_number: int) -> dict[str, Any]:
         try:
             row = json.loads(line)
         except ValueError as error:
             advice = LONE_CR if "\r" in line else _ARRAY if line.startswith("[") else "each line must hold one whole object"
-            raise InputError(f"{self._location!r}, line {number}: not JSON, {error}; {advice}") from error
+            raise InputError(f"{self._location!r}, line {line_number}: not JSON, {error}; {advice}") from error
         if not isinstance(row, dict):
             advice = f"; {_ARRAY}" if isinstance(row, list) else ""
             raise InputError(
-                f"{self._location!r}, line {number}: found {line[:80]!r}, expected a JSON object such as {{...}}{advice}"
+                f"{self._location!r}, line {line_number}: found {line[:80]!r}, expected a JSON object such as {{...}}{advice}"
             )
         return row
 
@@ -364,15 +366,15 @@ def type_of(name: str) -> str:
 
 
 def _first_object(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    return islice(((number, line) for number, line in lines if line.strip()), 1)
+    return islice(((line_number, line) for line_number, line in lines if line.strip()), 1)
 
 
-def _place(form: str, first: int, lines: Sequence[int], number: int) -> str:
-    return form.format(first + number, lines[number])
+def _place(form: str, first: int, lines: Sequence[int], index: int) -> str:
+    return form.format(first + index, lines[index])
 
 
-def _row(first: int, number: int) -> str:
-    return f"row {first + number}"
+def _row(first: int, index: int) -> str:
+    return f"row {first + index}"
 
 
 @lru_cache(maxsize=8)

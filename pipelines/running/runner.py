@@ -129,18 +129,18 @@ def _interrupts(running: str) -> Iterator[list[int]]:
         if callable(handler := signal.getsignal(stopping)):
             handlers[stopping] = handler
 
-    def record(number: int, frame: FrameType | None) -> None:
-        signals.append(number)
+    def record(signum: int, frame: FrameType | None) -> None:
+        signals.append(signum)
         shutil.rmtree(running, ignore_errors=True)
-        handlers[number](number, frame)
+        handlers[signum](signum, frame)
 
-    for number in handlers:
-        signal.signal(number, record)
+    for signum in handlers:
+        signal.signal(signum, record)
     try:
         yield signals
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
 
 
 @contextmanager

@@ -109,6 +109,6 @@ def encode_table(captions: pa.Table, vocabulary: Vocabulary, max_length: int) ->
         "unknown_tokens": int(np.count_nonzero(ids == UNK)),
         "captions_cut": pc.sum(pc.greater(pc.list_value_length(captions["tokens"]), max_length)).as_py() or 0,
     }
-    if reserved := [number for number, word in enumerate(words) if word in SPECIALS]:
+    if reserved := [index for index, word in enumerate(words) if word in SPECIALS]:
         statistics["reserved_tokens"] = int(np.isin(indices, reserved).sum())
     return table, statistics

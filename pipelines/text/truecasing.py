@@ -74,7 +74,7 @@ class TruecaseModel:
         """
         best: dict[str, str] = {}
         counts: dict[str, int] = {}
-        for number, line in enumerate(text.removesuffix("\n").split("\n") if text else (), start=1):
+        for line_number, line in enumerate(text.removesuffix("\n").split("\n") if text else (), start=1):
             try:
                 forms = _parse_line(line)
                 (word_type, *other_types) = dict.fromkeys(map(lower, forms))
@@ -86,7 +86,7 @@ class TruecaseModel:
                     raise ValueError(f"an earlier line also has forms of {word_type!r}")
             except ValueError as error:
                 raise InputError(
-                    f"{source}, line {number}: {error}; the line is {line[:200]!r}; train the model again or copy it again"
+                    f"{source}, line {line_number}: {error}; the line is {line[:200]!r}; train the model again or copy it again"
                 ) from None
             best[word_type] = next(iter(forms))
             counts.update(forms)
@@ -162,9 +162,9 @@ def _parse_line(line: str) -> dict[str, int]:
     return forms
 
 
-def _tenths(number: str) -> int:
+def _tenths(text: str) -> int:
     # The Perl adds up tenths as floating-point numbers and prints the rounding error: 7118.99999999999.
-    return round(float(number) * TENTHS)
+    return round(float(text) * TENTHS)
 
 
 def _number(tenths: int) -> str:

@@ -111,9 +111,9 @@ def import_word_vectors(job: WordVectorsJob, meter: Meter = Meter()) -> Manifest
 def _look_up(vocabulary: Vocabulary, language: str, location: str, meter: Meter) -> _LanguageVectors:
     """Find the vectors of the tokens that a vocabulary counts in a language."""
     words = {
-        number: unescape(token)
-        for number, token in enumerate(vocabulary.tokens)
-        if number >= len(SPECIALS) and language in vocabulary.counts[number]
+        token_id: unescape(token)
+        for token_id, token in enumerate(vocabulary.tokens)
+        if token_id >= len(SPECIALS) and language in vocabulary.counts[token_id]
     }
     wanted = {form for word in words.values() for form in (word, word.lower())}
     if location.endswith(_MODEL_SUFFIX):
@@ -121,19 +121,21 @@ def _look_up(vocabulary: Vocabulary, language: str, location: str, meter: Meter)
     else:
         file = read_vector_file(location, wanted, expected=_EXPECTED, watch=lambda count: meter.add(words=count))
     vectors: dict[int, np.ndarray] = {}
-    counts = {number: vocabulary.counts[number][language] for number in words}
+    counts = {token_id: vocabulary.counts[token_id][language] for token_id in words}
     lower = 0
-    for number, word in words.items():
+    for token_id, word in words.items():
         form = word if word in file.vectors else word.lower()
         if form in file.vectors:
-            vectors[number] = file.vectors[form]
+            vectors[token_id] = file.vectors[form]
             lower += form != word
     if not vectors:
         raise InputError(
             f"{location!r} has none of the {len(words):,} words of {language!r} among its {file.words:,}: check that it is the "
             "file of that language, and that the vocabulary holds whole words"
         )
-    missing = sorted((number for number in words if number not in vectors), key=lambda number: (-counts[number], number))
+    missing = sorted(
+        (token_id for token_id in words if token_id not in vectors), key=lambda token_id: (-counts[token_id], token_id)
+    )
     return _LanguageVectors(
         file,
         vectors,
@@ -143,8 +145,8 @@ def _look_up(vocabulary: Vocabulary, language: str, location: str, meter: Meter)
             "types_found": len(vectors),
             "types_in_lower_case": lower,
             "occurrences": sum(counts.values()),
-            "occurrences_found": sum(counts[number] for number in vectors),
-            "most_frequent_missing": {vocabulary.tokens[number]: counts[number] for number in missing[:_LISTED]},
+            "occurrences_found": sum(counts[token_id] for token_id in vectors),
+            "most_frequent_missing": {vocabulary.tokens[token_id]: counts[token_id] for token_id in missing[:_LISTED]},
         },
     )
 
@@ -161,14 +163,14 @@ def _common_width(looked_up: Mapping[str, _LanguageVectors], locations: Mapping[
 
 
 def _rows(vocabulary: Vocabulary, language: str, vectors: Mapping[int, np.ndarray], spec: FeatureSpec) -> pa.Table:
-    numbers = sorted(vectors)
-    values = spec.rounded(np.stack([vectors[number] for number in numbers]).astype(np.float32))
+    token_ids = sorted(vectors)
+    values = spec.rounded(np.stack([vectors[token_id] for token_id in token_ids]).astype(np.float32))
     schema = schema_of("word-vectors", spec)
     return pa.table(
         {
-            "language": pa.array([language] * len(numbers)).dictionary_encode(),
-            "id": np.array(numbers, np.int32),
-            "token": [vocabulary.tokens[number] for number in numbers],
+            "language": pa.array([language] * len(token_ids)).dictionary_encode(),
+            "id": np.array(token_ids, np.int32),
+            "token": [vocabulary.tokens[token_id] for token_id in token_ids],
             "vector": pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), type=schema.field("vector").type),
         },
         schema=schema,

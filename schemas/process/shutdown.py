@@ -110,21 +110,21 @@ def defer_signals() -> Iterator[DeferredSignal]:
     """
     deferred = DeferredSignal()
     alone = {signal.SIG_IGN, None} if multiprocessing.parent_process() is None else {signal.SIG_IGN, None, signal.SIG_DFL}
-    numbers = _SIGNALS if threading.current_thread() is threading.main_thread() else ()
-    before = {number: handler for number in numbers if (handler := signal.getsignal(number)) not in alone}
+    signums = _SIGNALS if threading.current_thread() is threading.main_thread() else ()
+    before = {signum: handler for signum in signums if (handler := signal.getsignal(signum)) not in alone}
 
     def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
-    def note(number: int, frame: FrameType | None) -> None:
+    def note(signum: int, frame: FrameType | None) -> None:
         if deferred.received:
             restore()
-            signal.raise_signal(number)
-        deferred.received = number
+            signal.raise_signal(signum)
+        deferred.received = signum
 
-    for number in before:
-        signal.signal(number, note)
+    for signum in before:
+        signal.signal(signum, note)
     try:
         yield deferred
     finally:

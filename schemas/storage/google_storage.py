@@ -122,7 +122,7 @@ class GoogleBucket(Bucket):
 
         try:
             parts = [temporary() for _ in range(-(-object_store.size_of(data) // PART_BYTES))]
-            object_store.upload_parts(data, PART_BYTES, lambda number, part: self._send(parts[number - 1], part, {}))
+            object_store.upload_parts(data, PART_BYTES, lambda part_number, part: self._send(parts[part_number - 1], part, {}))
             while len(parts) > _MAX_SOURCES:
                 groups = [parts[start : start + _MAX_SOURCES] for start in range(0, len(parts), _MAX_SOURCES)]
                 parts = [self._compose(temporary(), group, {}) for group in groups]

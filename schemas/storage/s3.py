@@ -138,8 +138,11 @@ class S3Bucket(Bucket):
             return client.put_object(Key=key, **_body(object_store.read_part(data)), **condition, Metadata=metadata)["ETag"]
         upload = {"Key": key, "UploadId": client.create_multipart_upload(Key=key, Metadata=metadata)["UploadId"]}
 
-        def send(number: int, part: bytes) -> dict[str, Any]:
-            return {"PartNumber": number, "ETag": client.upload_part(**upload, **_body(part), PartNumber=number)["ETag"]}
+        def send(part_number: int, part: bytes) -> dict[str, Any]:
+            return {
+                "PartNumber": part_number,
+                "ETag": client.upload_part(**upload, **_body(part), PartNumber=part_number)["ETag"],
+            }
 
         try:
             parts = object_store.upload_parts(data, max(PART_BYTES, -(-size // _MAX_PARTS)), send)

@@ -171,14 +171,14 @@ def _from_inputs(location: str) -> Iterator[_Row]:
 def _from_table(location: str) -> Iterator[_Row]:
     lines = _lines(location)
     columns, num_headers = _columns(lines[0] if lines else "", location)
-    for number, line in enumerate(lines[num_headers:], start=num_headers + 1):
+    for line_number, line in enumerate(lines[num_headers:], start=num_headers + 1):
         cells = line.split("\t")
         if len(cells) <= max(columns):
             raise InputError(
-                f"{location!r}, line {number}: expected {max(columns) + 1} columns with tabs between them, found {len(cells)}: "
-                f"{line!r}"
+                f"{location!r}, line {line_number}: expected {max(columns) + 1} columns with tabs between them, found "
+                f"{len(cells)}: {line!r}"
             )
-        yield _row(number, *(cells[column] for column in columns), files=(location, location))
+        yield _row(line_number, *(cells[column] for column in columns), files=(location, location))
 
 
 def _columns(line: str, location: str) -> tuple[tuple[int, ...], int]:
@@ -316,7 +316,7 @@ def read_sentence_vectors(location: str, sentences: Sequence[str]) -> np.ndarray
         raise InputError(
             f"{location!r}: expected finite numbers in 'vectors', found {vectors.dtype} or some that are not finite"
         )
-    rows = {text: number for number, text in enumerate(texts.tolist())}
+    rows = {text: index for index, text in enumerate(texts.tolist())}
     missing = [sentence for sentence in sentences if sentence not in rows]
     if missing:
         raise InputError(

@@ -129,12 +129,12 @@ def plot_comparison(comparison: Comparison, output: str | os.PathLike[str]) -> s
     grouped = {run.name for group in comparison.groups for run in group.runs}
     labels: dict[str, int] = {}
     for run in comparison.runs:
-        number = labels.setdefault(comparison.label(run), len(labels))
-        style = style_of(number)
+        index = labels.setdefault(comparison.label(run), len(labels))
+        style = style_of(index)
         thin: dict[str, Any] = {"linewidth": 0.9, "alpha": 0.8} if run.name in grouped else {}
-        draw_series(losses, *run.history.loss, style, smooth=True, offset=number, **thin)
+        draw_series(losses, *run.history.loss, style, smooth=True, offset=index, **thin)
         for language, panel in recalls.items():
-            draw_series(panel, *run.history.sum_of_recalls(language), style, offset=number, **thin)
+            draw_series(panel, *run.history.sum_of_recalls(language), style, offset=index, **thin)
     smoothed = any(is_smoothed(run.history.loss.values) for run in comparison.runs)
     losses.set_ylabel("loss per query" + (" (running mean)" if smoothed else ""))
     for language, panel in recalls.items():
@@ -146,8 +146,8 @@ def plot_comparison(comparison: Comparison, output: str | os.PathLike[str]) -> s
         panel.set_ylim(bottom=0)
         mark_empty(panel)
     handles = [
-        Line2D([], [], **style_of(number)._asdict(), markersize=4, linewidth=1.2, label=plain(label))
-        for label, number in labels.items()
+        Line2D([], [], **style_of(index)._asdict(), markersize=4, linewidth=1.2, label=plain(label))
+        for label, index in labels.items()
     ]
     columns = max(1, min(6, 110 // (max(map(len, labels)) + 8)))
     if count < len(panels) and len(handles) <= _LINES_OF_A_PANEL:

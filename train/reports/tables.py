@@ -158,8 +158,8 @@ def tasks_of(result: StsResult) -> list[int | None]:
 
 def sts_tables(result: StsResult) -> list[Table]:
     """Return tables of measured and published correlations, and a table of tokenization and coverage."""
-    numbers = range(len(result.data))
-    tables = [_correlations(result, numbers[start : start + _DATA_SETS]) for start in numbers[::_DATA_SETS]]
+    indices = range(len(result.data))
+    tables = [_correlations(result, indices[start : start + _DATA_SETS]) for start in indices[::_DATA_SETS]]
     rows: list[Row] = []
     for system in result.systems:
         cells: tuple[str | int, ...] = ()
@@ -171,21 +171,21 @@ def sts_tables(result: StsResult) -> list[Table]:
     return [*tables, Table(columns, rows, "what was read", notes)]
 
 
-def _correlations(result: StsResult, numbers: Sequence[int]) -> Table:
+def _correlations(result: StsResult, indices: Sequence[int]) -> Table:
     tasks = tasks_of(result)
-    has_means = numbers[-1] == len(result.data) - 1 > 0
-    columns = [_data_column(result.data[number], tasks[number]) for number in numbers]
+    has_means = indices[-1] == len(result.data) - 1 > 0
+    columns = [_data_column(result.data[index], tasks[index]) for index in indices]
     rows: list[Row] = []
     for system in result.systems:
-        correlations = [*(system.correlations[number] for number in numbers), *([system.means] if has_means else [])]
+        correlations = [*(system.correlations[index] for index in indices), *([system.means] if has_means else [])]
         rows.append((f"{system.name} {system.language}".rstrip(), *map(_correlation_cell, correlations)))
     notes = ["Pearson's r times 100, in brackets Spearman's rho times 100"]
-    if any(tasks[number] is not None for number in numbers):
+    if any(tasks[index] is not None for index in indices):
         notes.append(f"{_QUOTED}: quoted in that paper from other work")
         for paper in STS_PAPERS:
             rows += [(), (Cell(paper.title, style="bold"),)]
             for row in paper.rows:
-                values = [None if (task := tasks[number]) is None else row.values[task] for number in numbers]
+                values = [None if (task := tasks[index]) is None else row.values[task] for index in indices]
                 cells = [ABSENT if value is None else f"{value:.1f}" + " " * len(" (00.0)") for value in values]
                 rows.append([Cell(text, style="dim") for text in (_quoted(row.name, row.quoted), *cells)])
     columns += [Column("mean", ".1f")] if has_means else []
@@ -267,26 +267,26 @@ def _pairs(result: StsResult) -> Iterator[Row]:
 
 def sts_row_tables(rows: StsRows) -> list[Table]:
     """Return a paper's table of textual similarity, with published numbers in brackets, split by data sets."""
-    numbers = range(len(rows.data))
-    return [_sts_row_table(rows, numbers[start : start + _DATA_SETS]) for start in numbers[::_DATA_SETS]]
+    indices = range(len(rows.data))
+    return [_sts_row_table(rows, indices[start : start + _DATA_SETS]) for start in indices[::_DATA_SETS]]
 
 
-def _sts_row_table(rows: StsRows, numbers: Sequence[int]) -> Table:
+def _sts_row_table(rows: StsRows, indices: Sequence[int]) -> Table:
     columns = ["row", *number_columns("runs")]
-    columns += (_data_column(rows.data[number], rows.tasks[number]) for number in numbers)
+    columns += (_data_column(rows.data[index], rows.tasks[index]) for index in indices)
     lines: list[Row] = []
     for row in rows.rows:
-        measured = [Measurement(rows.published(row, number), row.values(number)) for number in numbers]
+        measured = [Measurement(rows.published(row, index), row.values(index)) for index in indices]
         runs = len(row.measured) if row.published.preset else None
         lines.append((_quoted(row.published.name, row.published.quoted), runs, *(cell.to_cell() for cell in measured)))
-    is_last = numbers[-1] == len(rows.data) - 1
+    is_last = indices[-1] == len(rows.data) - 1
     title = f"Table {rows.paper.table}: semantic textual similarity"
     return Table(columns, lines, title, _sts_row_notes(rows) if is_last else ())
 
 
 def _sts_row_notes(rows: StsRows) -> list[str]:
     unknown = [pairs.name for pairs, task in zip(rows.data, rows.tasks, strict=True) if task is None]
-    absent = [task for number, task in enumerate(TASKS) if number not in rows.tasks]
+    absent = [task for index, task in enumerate(TASKS) if index not in rows.tasks]
     return [
         "Pearson's r times 100, the mean of the runs ± their standard deviation, the published one in brackets.",
         f"{_QUOTED} quoted in the paper from other work.",

@@ -133,14 +133,14 @@ def parse_entries(data: bytes, source: str) -> list[tuple[bytes, dict[str, Any]]
     """
     entries = []
     # Lines of text would also end at Unicode line separators in names.
-    for number, line in enumerate(data.split(b"\n")[:-1], start=1):
+    for line_number, line in enumerate(data.split(b"\n")[:-1], start=1):
         try:
             entry = json.loads(line)
             if not isinstance(entry["step"], int) or not isinstance(entry["event"], str):
                 raise TypeError(f"step is {entry['step']!r}, event is {entry['event']!r}")
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise DatasetError(
-                f"{source}, line {number}, is damaged ({type(error).__name__}: {error}): delete this line, or the whole file, "
+                f"{source}, line {line_number}, is damaged ({type(error).__name__}: {error}): delete this line, or the whole file, "
                 "which is only for people, and give the same command again"
             ) from error
         entries.append((line + b"\n", entry))

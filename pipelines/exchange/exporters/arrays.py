@@ -177,16 +177,16 @@ def write_array(
         start = file.tell()
         for batch in dataset.batches(["image_id", *read], batch_size=max(1, _BATCH_BYTES // row_bytes)):
             image_ids = batch.column("image_id").to_pylist()
-            wanted = [number for number, image_id in enumerate(image_ids) if image_id in rows]
+            wanted = [index for index, image_id in enumerate(image_ids) if image_id in rows]
             if wanted:
                 taken = batch.take(wanted)
                 arrays = [taken.column(name) for name in read]
                 flat = [array.flatten() if column != "sizes" else array for array in arrays]
                 values = np.stack([array.to_numpy(zero_copy_only=False) for array in flat], axis=-1)
                 values = values.reshape(len(wanted), *shape)
-                converted = _convert(values, dtype, l2=l2, image_ids=[image_ids[number] for number in wanted])
-                for number, values_of_row in zip(wanted, converted, strict=True):
-                    for row in rows[image_ids[number]]:
+                converted = _convert(values, dtype, l2=l2, image_ids=[image_ids[index] for index in wanted])
+                for index, values_of_row in zip(wanted, converted, strict=True):
+                    for row in rows[image_ids[index]]:
                         file.seek(start + row * row_bytes)
                         file.write(values_of_row.tobytes())
             meter.add(images=len(wanted))

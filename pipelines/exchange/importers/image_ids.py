@@ -83,7 +83,9 @@ class ImageIds:
         Raises:
             InputError: it is not UTF-8, or a line is invalid, see `read`.
         """
-        return [self.read(line, place=f"{path.name}, line {number}") for number, line in enumerate(read_lines(path), 1)]
+        return [
+            self.read(line, place=f"{path.name}, line {line_number}") for line_number, line in enumerate(read_lines(path), 1)
+        ]
 
 
 def read_karpathy_numbers(path: Path, key: KarpathyKey) -> dict[int, str]:

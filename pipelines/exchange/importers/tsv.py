@@ -51,7 +51,7 @@ class _Line(NamedTuple):
 
     file: int
     offset: int
-    number: int
+    line_number: int
 
 
 def open_tsv(job: ImportJob) -> FeatureFiles:
@@ -107,12 +107,12 @@ class _TsvFiles:
             mark = stream.read(mark_length(stream.peek(HEAD)[:HEAD], str(path)))
             digest.update(mark)
             offset += len(mark)
-            for number, line in enumerate(stream, 1):
+            for line_number, line in enumerate(stream, 1):
                 digest.update(line)
-                if number == 1:
+                if line_number == 1:
                     self.columns.append(_columns_of(line, path))
-                if number > 1 or not _is_header(line):
-                    self._index(_Line(file, offset, number), line)
+                if line_number > 1 or not _is_header(line):
+                    self._index(_Line(file, offset, line_number), line)
                 offset += len(line)
         if len(self.columns) == file:
             raise InputError(f"{path.name} is empty")
@@ -156,7 +156,7 @@ class _TsvFiles:
 
     def place(self, entry: _Line) -> str:
         """Return file and line, counted from 1."""
-        return f"{self.paths[entry.file].name}, line {entry.number}"
+        return f"{self.paths[entry.file].name}, line {entry.line_number}"
 
     def read(self, rows: Sequence[int]) -> dict[str, np.ndarray]:
         """Read lines again, and return their columns."""

@@ -76,16 +76,16 @@ class KarpathySource(_JsonSource):
         """Yield the captions image by image."""
         location = self.folder.path_of(part.name)
         tally = Tally(location)
-        number = 0
+        position = 0
         places = f"{location!r}, image number "
-        for number, image in enumerate(iter_json(self.folder, part.name, prefix="images.item"), start=1):
-            image_id, split, texts = _parse_image(image, self.ids, place=f"{places}{number}")
+        for position, image in enumerate(iter_json(self.folder, part.name, prefix="images.item"), start=1):
+            image_id, split, texts = _parse_image(image, self.ids, place=f"{places}{position}")
             if texts:
                 tally.add((part.language, part.portion, split))
             if selection.takes(part.language, part.portion, split):
                 for index, text in enumerate(texts):
                     yield RawCaption(image_id, part.language, part.portion, index, split, text)
-        if not number:
+        if not position:
             raise InputError(f"{location!r} has no 'images' at its top level: is it a 'dataset_*.json' of Karpathy's splits?")
         tally.require(selection)
 
@@ -116,23 +116,23 @@ def _parse_image(image: Any, ids: IdRule, *, place: str) -> tuple[str, str, list
 def _check_numbers(image: Mapping[str, Any], *, place: str) -> None:
     """Check the optional ``imgid``, ``sentid`` and ``sentids`` of an image and its sentences."""
     sentences, listed, imgid = image["sentences"], image.get("sentids"), image.get("imgid")
-    numbers = [sentence.get("sentid") for sentence in sentences]
+    sentids = [sentence.get("sentid") for sentence in sentences]
     if imgid is not None:
         for sentence in sentences:
             if sentence.get("imgid", imgid) != imgid:
                 raise InputError(
                     f"{place}: its 'imgid' is {imgid!r}, but that of a sentence is {sentence['imgid']!r}; fetch the file again"
                 )
-    for row, number in enumerate(numbers):
-        if number is not None and number in numbers[:row]:
+    for row, sentid in enumerate(sentids):
+        if sentid is not None and sentid in sentids[:row]:
             raise InputError(
-                f"{place}: two of its sentences have the 'sentid' {number!r}: remove one of them, or renumber them"
+                f"{place}: two of its sentences have the 'sentid' {sentid!r}: remove one of them, or renumber them"
             )
-    if isinstance(listed, list) and listed != numbers:
-        numbers = [number for number in numbers if number is not None]
-        if len(listed) != len(sentences) or not all(number in listed for number in numbers):
+    if isinstance(listed, list) and listed != sentids:
+        sentids = [sentid for sentid in sentids if sentid is not None]
+        if len(listed) != len(sentences) or not all(sentid in listed for sentid in sentids):
             raise InputError(
-                f"{place}: 'sentids' is {listed!r}, but its sentences are {numbers or len(sentences)!r}: some are missing or "
+                f"{place}: 'sentids' is {listed!r}, but its sentences are {sentids or len(sentences)!r}: some are missing or "
                 "belong to another image; fetch the file again, or if the sentences are right, take 'sentids' out"
             )
 
@@ -177,28 +177,28 @@ class CocoSource(_JsonSource):
         counts = dict.fromkeys(images.values(), 0)
         keys = KeyHashes()
         places = f"{location!r}, annotation number "
-        number = 0
-        for number, annotation in enumerate(self._items(part.name, "annotations"), start=1):
+        position = 0
+        for position, annotation in enumerate(self._items(part.name, "annotations"), start=1):
             if not isinstance(annotation, dict) or "image_id" not in annotation or "caption" not in annotation:
                 raise InputError(
-                    f"{places}{number}: no 'image_id' or no 'caption' in it; is it one of COCO's 'captions_*.json'?"
+                    f"{places}{position}: no 'image_id' or no 'caption' in it; is it one of COCO's 'captions_*.json'?"
                 )
             key = annotation["image_id"]
             if type(key) not in (int, str) or (image_id := images.get(key)) is None:
                 raise InputError(
-                    f"{places}{number}: its image {key!r} is not among the 'images' of the file; was the file edited? Fetch it "
+                    f"{places}{position}: its image {key!r} is not among the 'images' of the file; was the file edited? Fetch it "
                     "again"
                 )
             if (own := annotation.get("id")) is not None:
                 keys.add((key, str(own)))
-            text = check_text(annotation["caption"], place=f"{places}{number} (image {image_id!r})")
+            text = check_text(annotation["caption"], place=f"{places}{position} (image {image_id!r})")
             yield RawCaption(image_id, part.language, part.portion, counts[image_id], part.split, text)
             counts[image_id] += 1
-        if not number:
+        if not position:
             raise InputError(f"{location!r} has no 'annotations': is it one of COCO's 'captions_*.json'? Fetch it again")
         # Joined files may repeat annotation ids, but not for one image.
         annotations = enumerate(self._items(part.name, "annotations"), start=1)
-        if repeat := keys.repeat(((item["image_id"], str(item.get("id"))), number) for number, item in annotations):
+        if repeat := keys.repeat(((item["image_id"], str(item.get("id"))), position) for position, item in annotations):
             (image, own), first, second = repeat
             raise InputError(
                 f"{location!r}: the annotations number {first} and {second} both have the id {own!r} and describe the image "
@@ -213,8 +213,8 @@ class CocoSource(_JsonSource):
         location = self.folder.path_of(name)
         paths: dict[int | str, str] = {}
         keys: dict[str, int | str] = {}
-        for number, image in enumerate(self._items(name, "images"), start=1):
-            place = f"{location!r}, image number {number}"
+        for position, image in enumerate(self._items(name, "images"), start=1):
+            place = f"{location!r}, image number {position}"
             if not isinstance(image, dict) or "file_name" not in image or type(image.get("id")) not in (int, str):
                 raise InputError(f"{place}: no 'id' or no 'file_name' in it; is it one of COCO's 'captions_*.json'?")
             key, path = image["id"], image["file_name"]

@@ -122,5 +122,5 @@ class Multi30kSource(PathSource):
     def _image_ids(self, name: str) -> Iterator[str]:
         """Yield the image ids of a list; in the COCO test set a caption id follows the file name (``NAME.jpg#367178``)."""
         lines = f"{self.folder.path_of(name)!r}, line "
-        for number, line in enumerate(read_lines(self.folder, name), start=1):
-            yield image_id_of(line.partition("#")[0], self.ids, place=f"{lines}{number}")
+        for line_number, line in enumerate(read_lines(self.folder, name), start=1):
+            yield image_id_of(line.partition("#")[0], self.ids, place=f"{lines}{line_number}")

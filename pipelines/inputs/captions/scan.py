@@ -107,12 +107,12 @@ class ScanSource(CaptionSource):
             )
         line_of: dict[str, int] = {}
         places = f"{list_location!r}, line "
-        for number, line in enumerate(read_lines(self.folder, part.images), start=1):
-            image_id = check_image_id(line, place=f"{places}{number}")
-            if images < captions and (other := line_of.setdefault(image_id, number)) != number:
+        for line_number, line in enumerate(read_lines(self.folder, part.images), start=1):
+            image_id = check_image_id(line, place=f"{places}{line_number}")
+            if images < captions and (other := line_of.setdefault(image_id, line_number)) != line_number:
                 raise InputError(
-                    f"{list_location!r} has an id for {captions // images} captions each, but the lines {other} and {number} are "
-                    f"both {image_id!r}: give each image an id of its own, or list the id of every caption"
+                    f"{list_location!r} has an id for {captions // images} captions each, but the lines {other} and "
+                    f"{line_number} are both {image_id!r}: give each image an id of its own, or list the id of every caption"
                 )
             yield from repeat(image_id, captions // images)
 
