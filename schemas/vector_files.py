@@ -74,7 +74,7 @@ class VectorFile:
 
 
 def read_vector_file(
-    location: str, wanted: Collection[str], *, expected: str, watch: Callable[[int], object] = lambda words: None
+    location: str, wanted: Collection[str], *, expected: str, on_progress: Callable[[int], object] = lambda words: None
 ) -> VectorFile:
     """Read the vectors of words; the first of duplicates counts.
 
@@ -82,7 +82,7 @@ def read_vector_file(
         location: the file, local or in a store.
         wanted: the requested words, in the spelling of the file.
         expected: advice in messages, a sentence.
-        watch: function called with the number of words read since its last call.
+        on_progress: function called with the number of words read since its last call.
 
     Raises:
         InputError: the file cannot be read, is cut off, is not UTF-8, or has no word vectors.
@@ -93,8 +93,8 @@ def read_vector_file(
         for line_number, line in enumerate(file, start=1):
             reader.read(line_number, line)
             if line_number % _REPORT_LINES == 0:
-                watch(_REPORT_LINES)
-        watch(line_number % _REPORT_LINES)
+                on_progress(_REPORT_LINES)
+        on_progress(line_number % _REPORT_LINES)
         reader.finish()
         sha256 = digest.sha256()
     return VectorFile(

@@ -85,8 +85,8 @@ logger = logging.getLogger(__name__)
 
 def train(
     job: TrainJob,
-    watch: Watch = lambda report: None,
-    remark: Remark = logger.warning,
+    on_report: Watch = lambda report: None,
+    on_warning: Remark = logger.warning,
     *,
     training_inputs: TrainingInputsProtocol | None = None,
 ) -> Result:
@@ -102,8 +102,8 @@ def train(
 
     Args:
         job: the job.
-        watch: called with a report every few steps and after each evaluation.
-        remark: called with sentences about the data, the precision, pretrained weights and changed contents.
+        on_report: called with a report every few steps and after each evaluation.
+        on_warning: called with sentences about the data, the precision, pretrained weights and changed contents.
         training_inputs: data in place of the job's corpus.
 
     Raises:
@@ -154,7 +154,7 @@ def train(
             remarks = check_same_run(before, start, folder, allow_changed_content=job.allow_changed_content)
             is_whole = is_finished(before, start, folder, curves=job.curves)
             start = replace(start, started_from=before.started_from, contents=contents_since(before, start))
-        loop = _Loop(job, config, training_inputs, start, processes, device, watch)
+        loop = _Loop(job, config, training_inputs, start, processes, device, on_report)
         reason = loop.stop_reason(before.progress) if before is not None and is_whole else ""
         if before is not None and not reason and not job.resume:
             raise holds_a_run(folder)
@@ -164,7 +164,7 @@ def train(
             remarks += [missing.remark for missing in training_inputs.missing_features]
             remarks += [outliers.remark for outliers in training_inputs.feature_outliers]
             for sentence in filter(None, remarks):
-                remark(sentence)
+                on_warning(sentence)
         if before is not None and reason:
             return Result(job.output, replace(before.progress, stop_reason=reason), training_inputs.missing_features)
         with defer_signals() as interruption, loop.batches.prefetching():
@@ -183,10 +183,10 @@ class _Loop:
         start: Checkpoint,
         processes: DistributedContext,
         device: torch.device,
-        watch: Watch,
+        on_report: Watch,
     ) -> None:
         self.job, self.config, self.training_inputs, self.start = job, config, training_inputs, start
-        self.processes, self.device, self.watch = processes, device, watch
+        self.processes, self.device, self.on_report = processes, device, on_report
         self.folder = Folder(job.output)
         self.progress = TrainingProgress()
         self.saved_step = 0  # Step of last.pt.
@@ -347,7 +347,7 @@ class _Loop:
         self.progress = self.progress.evaluated(score)
         if log is not None:
             scores = {language: retrieval.sum_of_recalls for language, retrieval in results.items()}
-            self.watch(replace(self._report(done.per_query()[0], scores), validation_loss=validation.loss))
+            self.on_report(replace(self._report(done.per_query()[0], scores), validation_loss=validation.loss))
 
     def _check_finite(self, done: Step, *, weights: bool) -> None:
         """Raise a `DivergedError` before invalid values are written. Synchronises with a GPU.
@@ -384,7 +384,7 @@ class _Loop:
                 "learning_rate": self.optimizer.param_groups[0]["lr"],
             },
         )
-        self.watch(self._report(loss, {}))
+        self.on_report(self._report(loss, {}))
 
     def _report(self, loss: float, scores: dict[str, float]) -> Report:
         progress, schedule = self.progress, self.config.schedule

@@ -156,7 +156,7 @@ def features(
     if job.task is not None:
         total = sum(listing.counts[shard] for shard in job.task.shards(len(listing.shards)))
     with show_progress(notes, request.name, unit="images", total=total, log_json=log_json) as meter:
-        manifest = extract_features(job, execution, meter, listing=listing, remark=remark)
+        manifest = extract_features(job, execution, meter, listing=listing, on_warning=remark)
         if job.task is None:
             meter.finalize(images=manifest.rows + manifest.failed, failed=manifest.failed)
         changes = meter.total() if job.policy.update else None

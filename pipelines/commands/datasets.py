@@ -71,7 +71,7 @@ def validate(
     if mend:
         _repair(dataset)
     remarks: list[str] = []
-    problems = problems_of(dataset, strict=strict, remark=remarks.append)
+    problems = problems_of(dataset, strict=strict, on_warning=remarks.append)
     opened = open_dataset(dataset)
     if not problems and opened.kind in ("captions", "encoded") and (overlap := find_overlap(opened)) is not None:
         remarks.append(overlap.remark)
@@ -153,7 +153,7 @@ def export(job: ExportJob, log_json: LogJson = False) -> None:
 
     remarks: list[str] = []
     with show_progress(notes, "export", unit="images", log_json=log_json) as meter:
-        paths = export_dataset(job, meter, note=remarks.append)
+        paths = export_dataset(job, meter, on_warning=remarks.append)
     for text in remarks:
         remark(text)
     size = sum(path.stat().st_size for path in paths)

@@ -373,7 +373,9 @@ def _report_sts(job: ReproduceJob, pairs: Sequence[StsPairs], *, log_json: bool)
     from train.reports.tables import sts_row_tables, write_sts_rows
 
     with CountDisplay(notes, "sts", unit="sentences", log_json=log_json) as count:
-        rows = sts_rows(job.paper, job.output, pairs, tokenize_query, truecaser=job.truecaser, device=job.device, count=count)
+        rows = sts_rows(
+            job.paper, job.output, pairs, tokenize_query, truecaser=job.truecaser, device=job.device, on_progress=count
+        )
     render_tables(console, sts_row_tables(rows))
     _print_written(job, write_sts_rows(rows, job.output))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipelines.exchange.exporters.arrays import write_mulisera, write_npy
-from pipelines.exchange.exporters.base import Note, Staging, Writer
+from pipelines.exchange.exporters.base import Staging, WarningCallback, Writer
 from pipelines.exchange.exporters.scan import write_scan
 from pipelines.exchange.exporters.tsv import write_tsv
 from pipelines.exchange.exporters.webdataset import write_webdataset
@@ -29,7 +29,7 @@ _WRITERS: dict[str, Writer] = {
 }
 
 
-def export_dataset(job: ExportJob, meter: Meter = Meter(), *, note: Note = lambda text: None) -> list[Path]:
+def export_dataset(job: ExportJob, meter: Meter = Meter(), *, on_warning: WarningCallback = lambda text: None) -> list[Path]:
     """Write a dataset in a layout, unless the folder holds this export of the same content (``_made_from.json``).
 
     Returns:
@@ -45,7 +45,7 @@ def export_dataset(job: ExportJob, meter: Meter = Meter(), *, note: Note = lambd
     inputs = {"dataset": (job.dataset,), "captions": (options.pop("captions", ""),), "lists": options.pop("lists", ())}
     description = made_from("export", {"format": job.format, **options}, inputs)
     if not job.overwrite and is_current(Folder(job.output), description):
-        note("up to date: nothing was written")
+        on_warning("up to date: nothing was written")
         return [target / name for name in read_made_from(Folder(job.output))["files"]]
-    staging = Staging(job.output, job.overwrite, description, meter, note)
+    staging = Staging(job.output, job.overwrite, description, meter, on_warning)
     return _WRITERS[job.format](job, open_dataset(job.dataset), staging)

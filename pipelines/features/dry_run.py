@@ -58,14 +58,14 @@ class DryRunReport:
         return sum((shard.images + shard.kept) * self.row_bytes for shard in self.todo)
 
 
-def plan_dry_run(job: FeaturesJob, listing: Listing, remark: Remark = warn_once) -> DryRunReport:
-    """Count images and bytes to write, without writing; ``remark`` is that of `plan_features`.
+def plan_dry_run(job: FeaturesJob, listing: Listing, on_warning: Remark = warn_once) -> DryRunReport:
+    """Count images and bytes to write, without writing; ``on_warning`` is that of `plan_features`.
 
     Raises:
         ImagepivotError: the images, weights or device are missing, or the run would refuse the folder.
     """
     job = job.opened()
-    output = plan_features(job, listing, remark)
+    output = plan_features(job, listing, on_warning)
     job.check_device()
     output.folder.check_writable()
     state = read_compatible(output, job.policy, job.task)

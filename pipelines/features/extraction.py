@@ -41,8 +41,8 @@ Remark = Callable[[str], None]
 """Receives a sentence for the user; the default logs it once per process."""
 
 
-def plan_features(job: FeaturesJob, listing: Listing, remark: Remark = warn_once) -> OutputDataset:
-    """Return the dataset that a job writes; ``remark`` receives a sentence about a file with several sets of weights.
+def plan_features(job: FeaturesJob, listing: Listing, on_warning: Remark = warn_once) -> OutputDataset:
+    """Return the dataset that a job writes; ``on_warning`` receives a sentence about a file with several sets of weights.
 
     The fingerprint covers the feature space (extractor, weights, transform, precision) and the shard count. It excludes images:
     a dataset grows, and trained models meet features of other images. Digests in shard footers identify the images. It also
@@ -50,7 +50,7 @@ def plan_features(job: FeaturesJob, listing: Listing, remark: Remark = warn_once
     """
     description = job.extractor.describe()
     if description.remark:
-        remark(description.remark)
+        on_warning(description.remark)
     folder = Folder(job.output)
     names = names_files(job.extractor.regions, description)
     if description.kind == "regions" and not job.policy.overwrite:
@@ -76,12 +76,12 @@ def extract_features(
     meter: Meter = Meter(),
     *,
     listing: Listing | None = None,
-    remark: Remark = warn_once,
+    on_warning: Remark = warn_once,
 ) -> Manifest:
     """Write a dataset of kind ``features`` or ``regions``.
 
     The default number of workers is one per GPU, or a single one on all cores. ``listing`` is the result of `list_images`, which
-    takes long for large sources. ``remark`` is that of `plan_features`.
+    takes long for large sources. ``on_warning`` is that of `plan_features`.
 
     Raises:
         UsageError: the job is a task of an array job, and the execution has another runner.
@@ -94,7 +94,7 @@ def extract_features(
     job = job.for_workers(execution)
     gpus = execution.accelerator.count if execution.accelerator is not None else 0
     listing = listing or list_images(job, keep=not execution.is_local and not execution.template)
-    output = plan_features(job, listing, remark)
+    output = plan_features(job, listing, on_warning)
     execution = replace(execution, default_workers=lambda: max(1, count_gpus(job)))
 
     def build(pipeline: beam.Pipeline, finished: frozenset[int], check: PreflightCheck | None) -> None:

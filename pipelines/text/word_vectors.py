@@ -119,7 +119,7 @@ def _look_up(vocabulary: Vocabulary, language: str, location: str, meter: Meter)
     if location.endswith(_MODEL_SUFFIX):
         file = _read_model_file(location, wanted, words.values())
     else:
-        file = read_vector_file(location, wanted, expected=_EXPECTED, watch=lambda count: meter.add(words=count))
+        file = read_vector_file(location, wanted, expected=_EXPECTED, on_progress=lambda count: meter.add(words=count))
     vectors: dict[int, np.ndarray] = {}
     counts = {token_id: vocabulary.counts[token_id][language] for token_id in words}
     lower = 0

@@ -31,7 +31,9 @@ STRAY = "is in the folder but not in the manifest"
 """End of the problem that `validate` reports for such a file."""
 
 
-def validate(path: str | os.PathLike[str], *, strict: bool = False, remark: Callable[[str], None] = events.remark) -> list[str]:
+def validate(
+    path: str | os.PathLike[str], *, strict: bool = False, on_warning: Callable[[str], None] = events.remark
+) -> list[str]:
     """Check a dataset against the format; memory holds one shard.
 
     The checks cover manifest and fingerprint; presence, size and digest of every file, and stray shards; footers; schema; row
@@ -41,7 +43,7 @@ def validate(path: str | os.PathLike[str], *, strict: bool = False, remark: Call
     Args:
         path: the dataset's folder.
         strict: report files of other tools in the folder as problems.
-        remark: function that receives a sentence about files of other tools.
+        on_warning: function that receives a sentence about files of other tools.
 
     Returns:
         The problems, one sentence each; empty if the dataset is valid.
@@ -54,7 +56,7 @@ def validate(path: str | os.PathLike[str], *, strict: bool = False, remark: Call
     stray = _stray_files(dataset, entries)
     others = [] if strict else [name for name in stray if not is_own(name) and not is_like_shard(name)]
     if others:
-        remark(left_alone(folder.location, others))
+        on_warning(left_alone(folder.location, others))
     states = [
         state_of(folder, entry.path, entries, manifest, fingerprint=manifest.fingerprint, read_all=True)
         for entry in manifest.shards

@@ -27,7 +27,7 @@ def test_words_are_read_unchanged(tmp_path, name, header, end, mark):
     stored = gzip.compress(data) if name.endswith(".gz") else data
     (tmp_path / name).write_bytes(stored)
     seen = []
-    found = read_vector_file(str(tmp_path / name), WANTED, expected="", watch=seen.append)
+    found = read_vector_file(str(tmp_path / name), WANTED, expected="", on_progress=seen.append)
     assert {word: vector.tolist() for word, vector in found.vectors.items()} == EXPECTED
     assert (found.width, found.words, found.bytes) == (3, len(LINES), len(stored))
     assert found.sha256 == hashlib.sha256(stored).hexdigest()

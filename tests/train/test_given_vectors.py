@@ -140,7 +140,7 @@ def test_rows_with_vectors_need_their_dataset(toy_regions, toy_words, toy_tokens
 @pytest.mark.parametrize("how", ["finetuned", "frozen"])
 def test_training_starts_from_word_vectors(train_toy, toy_words, tmp_path, how):
     remarks = []
-    train_toy(begins(CONFIG, how), corpus=toy_words, remark=remarks.append)
+    train_toy(begins(CONFIG, how), corpus=toy_words, on_warning=remarks.append)
     train_toy(CONFIG, "drawn")
     begun, drawn = weights(tmp_path / "run")[TABLE], weights(tmp_path / "drawn")[TABLE]
     vectors = stored(toy_words)
@@ -163,7 +163,7 @@ def test_training_starts_from_word_vectors(train_toy, toy_words, tmp_path, how):
 def test_init_from_run_overrides_word_vectors(train_toy, toy_words, tmp_path):
     train_toy(CONFIG.replace(', de = ["comparable"]', "").replace("c2c_probability = 0.5", ""), "english")
     remarks = []
-    train_toy(begins(CONFIG, "frozen", 1), corpus=toy_words, init_from=str(tmp_path / "english"), remark=remarks.append)
+    train_toy(begins(CONFIG, "frozen", 1), corpus=toy_words, init_from=str(tmp_path / "english"), on_warning=remarks.append)
     assert [remark.partition(" ")[0] for remark in remarks] == ["word", "started"]
     assert_equal(weights(tmp_path / "run")[TABLE], weights(tmp_path / "english", "best.pt")[TABLE])
 
@@ -172,7 +172,7 @@ def test_init_from_run_overrides_word_vectors(train_toy, toy_words, tmp_path):
 def test_adding_word_vectors_keeps_results_of_other_rows(four_languages_regions, write_words, tmp_path):
     remarks = []
     rows = ("mha-d", "mha-d-fasttext")
-    assert reproduce(huang(four_languages_regions, tmp_path / "o", *rows), remark=remarks.append) == ()
+    assert reproduce(huang(four_languages_regions, tmp_path / "o", *rows), on_warning=remarks.append) == ()
     assert any(
         remark.startswith("left out for lack of") and remark.endswith(": huang2019/mha-d-fasttext") for remark in remarks
     )

@@ -129,7 +129,7 @@ def test_interrupted_run_writes_metrics_and_curves(train_toy, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train_toy(watch=watch, curves=True)
+        train_toy(on_report=watch, curves=True)
     rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
     assert [row.split(",")[:2] for row in rows[1:]] == [
         *(["step", "10"], ["evaluation", "17"], ["validation", "17"], ["step", "20"]),
@@ -214,12 +214,12 @@ def test_resuming_with_other_threads_is_reported(copied_run, train_toy):
     path = copied_run / "log.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     remarks = []
-    train_toy(resume=True, remark=remarks.append)
+    train_toy(resume=True, on_warning=remarks.append)
     assert remarks == []
     other = torch.get_num_threads() + 1
     lines = [line | ({"threads": other} if line["event"] == "timing" else {}) for line in lines]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    train_toy(resume=True, remark=remarks.append)
+    train_toy(resume=True, on_warning=remarks.append)
     (remark,) = remarks
     assert remark.startswith(f"the run was trained with {other} threads and goes on with {other - 1}: ")
     assert f"OMP_NUM_THREADS={other} continues it to the same weights" in remark
@@ -230,14 +230,14 @@ def test_training_excludes_missing_features(train_toy, gappy, tmp_path, caplog):
     with pytest.raises(DatasetError, match=r"2 of 12 images of split 'val'.*--allow-missing-features"):
         train_toy(corpus=gappy)
     remarks = []
-    result = train_toy(corpus=gappy, allow_missing_features=True, remark=remarks.append)
+    result = train_toy(corpus=gappy, allow_missing_features=True, on_warning=remarks.append)
     assert [(missing.split, missing.images) for missing in result.missing_features] == [("train", 7), ("val", 2)]
     assert remarks == [missing.remark for missing in result.missing_features]
     run = open_run(tmp_path / "run")
     assert run.missing_features == {missing.split: missing.to_dict() for missing in result.missing_features}
     logged = events(tmp_path / "run", "missing_features")
     assert logged == [{"event": "missing_features", "step": 0, **missing.to_dict()} for missing in result.missing_features]
-    # Nobody who calls it without `remark` misses it.
+    # Nobody who calls it without `on_warning` misses it.
     train_toy(corpus=gappy, name="again", allow_missing_features=True)
     assert caplog.messages == remarks
     assert_equal(weights(tmp_path / "run"), weights(tmp_path / "again"))
@@ -270,7 +270,7 @@ def test_zero_features_are_reported(toy, train_toy, tmp_path):
         return [row | {"feature": row["feature"] * 0 + values.get(row["image_id"], row["feature"])} for row in rows]
 
     remarks = []
-    train_toy(corpus=replace(toy, features=rewrite(toy.features, tmp_path / "odd", change)), remark=remarks.append)
+    train_toy(corpus=replace(toy, features=rewrite(toy.features, tmp_path / "odd", change)), on_warning=remarks.append)
     assert len(remarks) == 2
     assert remarks[0].startswith(
         "feature outliers in split 'train': of 40 images 2 have a feature of zeros, for example train-004;"

@@ -73,7 +73,7 @@ def test_killed_training_resumes_bit_for_bit(train_toy, regions, whole, tmp_path
             raise SystemExit("killed")
 
     with pytest.raises(SystemExit, match="killed"):
-        train_toy(REGION_CONFIG, corpus=regions, save_every=7, watch=kill)
+        train_toy(REGION_CONFIG, corpus=regions, save_every=7, on_report=kill)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetching")]
     train_toy(REGION_CONFIG, corpus=regions, save_every=7, resume=True)
     assert_same_run(tmp_path / "run", whole)
@@ -116,7 +116,7 @@ def test_embedding_and_searching(whole, regions, write_regions, tmp_path):
     corpus = write_regions(tmp_path, np.nan, without=WITHOUT)
     manifests = embed(
         EmbedJob(run.folder.location, str(tmp_path / "embedded"), features=corpus.features, captions=corpus.captions),
-        remark=remarks.append,
+        on_warning=remarks.append,
     )
     assert remarks == [
         "not embedded, because no region was found in them: 4 of 61 images: test-004, train-003, train-011, val-002"

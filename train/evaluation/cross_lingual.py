@@ -29,7 +29,9 @@ class CrossLingualRetrieval:
         return {**asdict(self.direction), "chance": list(self.chance)}
 
 
-def evaluate_cross_lingual(members: Members, *, count: Count = no_progress) -> dict[tuple[str, str], CrossLingualRetrieval]:
+def evaluate_cross_lingual(
+    members: Members, *, on_progress: Count = no_progress
+) -> dict[tuple[str, str], CrossLingualRetrieval]:
     """Rank the captions in each language among those in each other language.
 
     All captions of the same image are right, and the best-ranked counts. Images without captions in both languages take no part, so
@@ -44,7 +46,9 @@ def evaluate_cross_lingual(members: Members, *, count: Count = no_progress) -> d
     rows = {name: captions.rows_of(name) for name in languages}
     rows = {name: indices[np.argsort(captions.images[indices], kind="stable")] for name, indices in rows.items()}
     encoded = {
-        name: [encode_captions(model, data.captions.batch(rows[name]), name, count=count) for model, data in members]
+        name: [
+            encode_captions(model, data.captions.batch(rows[name]), name, on_progress=on_progress) for model, data in members
+        ]
         for name in languages
     }
     results = {}

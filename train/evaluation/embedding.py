@@ -54,24 +54,24 @@ _Rows: TypeAlias = Callable[[int], tuple[_Columns, dict[str, int]]]
 
 
 def embed_shard(
-    run: Run, features: Dataset, shard: int, chosen: pa.Array | None = None, count: Count = no_progress
+    run: Run, features: Dataset, shard: int, chosen: pa.Array | None = None, on_progress: Count = no_progress
 ) -> tuple[list[str], Tensor]:
     """Return the image ids of a shard of features and their embeddings ``[I, E]``, without images that have no regions.
 
     ``chosen`` are the ids to embed; all by default.
     """
     image_ids, values = shard_features(features, shard, chosen=chosen, l2=run.config.data.l2_features)
-    return image_ids, encode_images(run.model, values, count=count).values
+    return image_ids, encode_images(run.model, values, on_progress=on_progress).values
 
 
-def embed(job: EmbedJob, count: Count = no_progress, remark: Remark = logger.warning) -> list[Manifest]:
+def embed(job: EmbedJob, on_progress: Count = no_progress, on_warning: Remark = logger.warning) -> list[Manifest]:
     """Open a run and embed images and captions with its model, one output shard per input shard.
 
     An interrupted call is resumed by the next. Embeddings of other content than that of the inputs are replaced only with
     ``overwrite``, even if fingerprints agree. Captions that are not selected, or in languages that the model does not know, are
     left out and counted. The selection is part of the fingerprint.
 
-    ``remark`` receives a sentence about missing features for each split that lacks some.
+    ``on_warning`` receives a sentence about missing features for each split that lacks some.
 
     Returns:
         Manifests of the datasets: kind ``features`` in ``images``, kind ``embeddings`` in ``captions``.
@@ -94,20 +94,22 @@ def embed(job: EmbedJob, count: Count = no_progress, remark: Remark = logger.war
         _check_selection(encoded, splits, languages)
     if images is not None and encoded is not None:
         for split in splits:
-            _check_images(images, encoded, split, job.allow_missing_features, remark)
+            _check_images(images, encoded, split, job.allow_missing_features, on_warning)
     if images is not None and not splits:
-        _report_empty_images(images, remark)
+        _report_empty_images(images, on_warning)
     write = partial(_write, run, weights_digest(run.model.state_dict()), job)
     manifests = []
     if images is not None:
         chosen = _images_with_captions(encoded, splits) if encoded is not None and splits else None
         sources = (images,) if chosen is None or encoded is None else (images, encoded)
         selection = {"splits": tuple(sorted(splits))} if chosen is not None else {}
-        manifests.append(write("features", "images", sources, selection, partial(_image_rows, run, images, chosen, count)))
+        manifests.append(
+            write("features", "images", sources, selection, partial(_image_rows, run, images, chosen, on_progress))
+        )
     if encoded is not None:
         labels = {"splits": splits, "languages": languages}
         selection = {label: tuple(sorted(values)) for label, values in labels.items() if values}
-        rows = partial(_caption_rows, run, encoded, tokens, splits, languages or run.model.languages, count)
+        rows = partial(_caption_rows, run, encoded, tokens, splits, languages or run.model.languages, on_progress)
         sources = (encoded,) if tokens is None else (encoded, tokens)
         manifests.append(write("embeddings", "captions", sources, selection, rows))
     return manifests
@@ -138,7 +140,7 @@ def _images_with_captions(captions: Dataset, splits: Sequence[str]) -> pa.Array:
     return pa.concat_arrays([pc.unique(table.filter(_is_in(table["split"], splits))["image_id"]) for table in shards])
 
 
-def _check_images(features: Dataset, captions: Dataset, split: str, allow_missing: bool, remark: Remark) -> None:
+def _check_images(features: Dataset, captions: Dataset, split: str, allow_missing: bool, on_warning: Remark) -> None:
     """Check that all images of a split have features, or report the others if they may be missing."""
     ids = _images_with_captions(captions, [split]).unique()
     missing = sorted(ids.take(pa.array(missing_images(features, ids))).to_pylist())
@@ -151,15 +153,15 @@ def _check_images(features: Dataset, captions: Dataset, split: str, allow_missin
         if len(missing) < len(ids):
             advice += ", or embed the other images with --allow-missing-features (allow_missing_features=True)"
         raise DatasetError(f"{features.folder.location!r} lacks the features of {summary}. {advice}")
-    remark(f"not embedded for lack of features: {summary}{hint and f': {hint}'}")
+    on_warning(f"not embedded for lack of features: {summary}{hint and f': {hint}'}")
 
 
-def _report_empty_images(features: Dataset, remark: Remark) -> None:
+def _report_empty_images(features: Dataset, on_warning: Remark) -> None:
     """Report images that have a row, but no region."""
     image_ids = features.image_ids()
     empty = sorted(image_ids[row] for row in missing_images(features, image_ids).tolist())
     if empty:
-        remark(
+        on_warning(
             f"not embedded, because no region was found in them: {len(empty):,} of {len(image_ids):,} images: {_names(empty)}"
         )
 
@@ -210,14 +212,14 @@ def _write(
 
 
 def _image_rows(
-    run: Run, features: Dataset, chosen: pa.Array | None, count: Count, shard: int
+    run: Run, features: Dataset, chosen: pa.Array | None, on_progress: Count, shard: int
 ) -> tuple[_Columns, dict[str, int]]:
-    image_ids, embeddings = embed_shard(run, features, shard, chosen, count)
+    image_ids, embeddings = embed_shard(run, features, shard, chosen, on_progress)
     statistics = {"images": len(image_ids)}
     num_skipped = features.manifest.shards[shard].rows - len(image_ids)
     if chosen is not None or num_skipped:
         statistics["images_left_out"] = num_skipped
-        count(num_skipped)
+        on_progress(num_skipped)
     return {"image_id": image_ids, "feature": _vectors(embeddings)}, statistics
 
 
@@ -227,7 +229,7 @@ def _caption_rows(
     tokens: Dataset | None,
     splits: Sequence[str],
     languages: Sequence[str],
-    count: Count,
+    on_progress: Count,
     shard: int,
 ) -> tuple[_Columns, dict[str, int]]:
     table = captions.shard(shard).combine_chunks()
@@ -240,12 +242,12 @@ def _caption_rows(
     vectors = None if tokens is None else shard_token_vectors(tokens, shard, selected)
     rows = [np.flatnonzero(row_languages == language) for language in languages]
     parts = [
-        encode_captions(run.model, CaptionBatch(token_ids, offsets, indices, vectors), language, count=count).values
+        encode_captions(run.model, CaptionBatch(token_ids, offsets, indices, vectors), language, on_progress=on_progress).values
         for language, indices in zip(languages, rows, strict=True)
     ]
     embeddings = torch.zeros(len(selected), run.model.width)
     embeddings[np.concatenate(rows)] = torch.cat(parts).cpu()  # One synchronization for all languages.
-    count(len(table) - len(selected))
+    on_progress(len(table) - len(selected))
     columns = {name: selected[name].combine_chunks() for name in _KEY} | {"embedding": _vectors(embeddings)}
     return columns, {"captions": len(selected), "captions_left_out": len(table) - len(selected)}
 

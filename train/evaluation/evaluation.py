@@ -65,7 +65,7 @@ def eval_mode(model: RetrievalModel) -> Iterator[torch.device]:
 
 
 def encode_images(
-    model: RetrievalModel, features: np.ndarray | ImageFeatures, *, batch_size: int = _BATCH, count: Count = no_progress
+    model: RetrievalModel, features: np.ndarray | ImageFeatures, *, batch_size: int = _BATCH, on_progress: Count = no_progress
 ) -> Encoded:
     """Encode images in batches, since their features may be memory-mapped.
 
@@ -83,12 +83,12 @@ def encode_images(
             else:
                 batch = ImageBatch(upload(torch.from_numpy(np.array(features[rows], np.float32)), device))
             parts.append(model.encode_images(batch))
-            count(len(batch))
+            on_progress(len(batch))
     return Encoded.concatenate(parts)
 
 
 def encode_captions(
-    model: RetrievalModel, captions: CaptionBatch, language: str, *, batch_size: int = _BATCH, count: Count = no_progress
+    model: RetrievalModel, captions: CaptionBatch, language: str, *, batch_size: int = _BATCH, on_progress: Count = no_progress
 ) -> Encoded:
     """Encode captions in one language, bucketed by length: a batch takes as many time steps as its longest caption has tokens.
 
@@ -100,7 +100,7 @@ def encode_captions(
         for start in range(0, max(len(captions), 1), batch_size):
             batch = replace(captions, rows=captions.rows[by_length[start : start + batch_size]])
             parts.append(model.encode_captions(batch, language))
-            count(len(batch))
+            on_progress(len(batch))
         return take_rows(Encoded.concatenate(parts), np.argsort(by_length, kind="stable"))
 
 
@@ -109,7 +109,7 @@ def take_rows(encoded: Encoded, rows: np.ndarray) -> Encoded:
     return encoded[upload(torch.from_numpy(rows).long(), encoded.values.device)]
 
 
-def evaluate_ensemble(members: Members, *, count: Count = no_progress) -> dict[str, RetrievalMetrics]:
+def evaluate_ensemble(members: Members, *, on_progress: Count = no_progress) -> dict[str, RetrievalMetrics]:
     """Measure recall and median rank of an ensemble by language; its scores are the means of its members' scores.
 
     The candidates of a language are its captions and the images that have any: other images are neither query nor candidate. A
@@ -118,16 +118,18 @@ def evaluate_ensemble(members: Members, *, count: Count = no_progress) -> dict[s
     Returns:
         Metrics by language, in the order of ``captions.language_names``; languages without captions are left out.
     """
-    return {language: RetrievalMetrics.of(ranks) for language, ranks in ensemble_ranks(members, count=count).items()}
+    return {
+        language: RetrievalMetrics.of(ranks) for language, ranks in ensemble_ranks(members, on_progress=on_progress).items()
+    }
 
 
-def ensemble_ranks(members: Members, *, count: Count = no_progress) -> dict[str, Ranks]:
+def ensemble_ranks(members: Members, *, on_progress: Count = no_progress) -> dict[str, Ranks]:
     """Rank the images and captions of each language by the mean scores of an ensemble, as in `evaluate_ensemble`."""
     models = [model for model, _ in members]
-    images = [encode_images(model, data.features, count=count) for model, data in members]
+    images = [encode_images(model, data.features, on_progress=on_progress) for model, data in members]
 
     def encode(language: str, rows: np.ndarray) -> list[Encoded]:
-        return [encode_captions(model, data.captions.batch(rows), language, count=count) for model, data in members]
+        return [encode_captions(model, data.captions.batch(rows), language, on_progress=on_progress) for model, data in members]
 
     return _ranks_by_language(models, members[0][1].captions, images, encode)
 
@@ -251,7 +253,7 @@ def _views(encoded: _EncodedSplit, batch: Batch, device: torch.device) -> Views:
     return Views(indices, images, tuple(zip(batch.languages, captions, strict=True)))
 
 
-def evaluate_folds(members: Members, folds: int, *, count: Count = no_progress) -> dict[str, RetrievalMetrics]:
+def evaluate_folds(members: Members, folds: int, *, on_progress: Count = no_progress) -> dict[str, RetrievalMetrics]:
     """Measure recall and median rank within each fold of the images, and return the means over the folds by language.
 
     A language's images are cut in the order of their ids; the first folds may have one more. One fold ranks all images together.
@@ -263,13 +265,15 @@ def evaluate_folds(members: Members, folds: int, *, count: Count = no_progress) 
         UsageError: a language has fewer images than folds.
     """
     if folds == 1:
-        return evaluate_ensemble(members, count=count)
+        return evaluate_ensemble(members, on_progress=on_progress)
     captions = members[0][1].captions
     results = {}
     for language in captions.language_names:
         if len(captions.rows_of(language)):
             metrics = [
-                evaluate_ensemble([(model, _select_images(data, language, images)) for model, data in members], count=count)
+                evaluate_ensemble(
+                    [(model, _select_images(data, language, images)) for model, data in members], on_progress=on_progress
+                )
                 for images in _folds(captions, language, folds)
             ]
             directions = ("image_to_text", "text_to_image")

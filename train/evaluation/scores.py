@@ -63,10 +63,10 @@ class Score:
         }
 
 
-def evaluate_run(job: EvaluateJob, count: Count = no_progress, remark: Remark = logger.warning) -> list[Score]:
+def evaluate_run(job: EvaluateJob, on_progress: Count = no_progress, on_warning: Remark = logger.warning) -> list[Score]:
     """Open the runs of a job and evaluate them as an ensemble, see `score_ensemble`.
 
-    ``remark`` receives a sentence about evaluated images that a run was trained on.
+    ``on_warning`` receives a sentence about evaluated images that a run was trained on.
 
     Raises:
         ImagepivotError: a folder holds no run, or as for `score_ensemble`.
@@ -79,9 +79,9 @@ def evaluate_run(job: EvaluateJob, count: Count = no_progress, remark: Remark = 
         open_dataset(job.captions, kind="encoded"), lambda splits: bool(splits & trained) and bool(splits & evaluated)
     )
     if overlap is not None:
-        remark(overlap.remark)
+        on_warning(overlap.remark)
     options = {name: value for name, value in vars(job).items() if name not in ("run", "device")}
-    return score_ensemble(runs, count=count, **options)
+    return score_ensemble(runs, on_progress=on_progress, **options)
 
 
 def score_run(run: Run, *, captions: str, features: str, **options: Any) -> list[Score]:
@@ -98,7 +98,7 @@ def score_ensemble(
     languages: Sequence[str] = (),
     portion: str = "",
     memory_map: str | None = None,
-    count: Count = no_progress,
+    on_progress: Count = no_progress,
     allow_missing_features: bool = False,
     folds: int = 1,
     cross_lingual: bool = False,
@@ -149,8 +149,10 @@ def score_ensemble(
                 for l2 in dict.fromkeys(run.config.data.l2_features for run in runs)
             }
             members = [(run.model, data[run.config.data.l2_features]) for run in runs]
-            new = [_score(members, language, name, folds, count) for language, names in portions.items() for name in names]
-            scores += _add_cross_lingual(members, new, count) if cross_lingual else new
+            new = [
+                _score(members, language, name, folds, on_progress) for language, names in portions.items() for name in names
+            ]
+            scores += _add_cross_lingual(members, new, on_progress) if cross_lingual else new
     if cross_lingual and not any(score.cross_lingual for score in scores):
         raise UsageError(
             "nothing to rank across languages: no portion has captions of the same images in two of the languages that are "
@@ -191,7 +193,7 @@ def _listing(labels: Collection[tuple[str, str, str]], splits: Sequence[str]) ->
     )
 
 
-def _score(members: Members, language: str, portion: str, folds: int, count: Count) -> Score:
+def _score(members: Members, language: str, portion: str, folds: int, on_progress: Count) -> Score:
     data = members[0][1]
     captions = data.captions
     chosen = captions.select((captions.languages == captions.language_names.index(language)) & _in_portion(captions, portion))
@@ -199,19 +201,19 @@ def _score(members: Members, language: str, portion: str, folds: int, count: Cou
         language=language,
         portion=portion,
         split=captions.split,
-        retrieval=evaluate_folds(_with_captions(members, chosen), folds, count=count)[language],
+        retrieval=evaluate_folds(_with_captions(members, chosen), folds, on_progress=on_progress)[language],
         chance=chance_in_folds(chosen, language, folds),
         missing_features=data.missing_features,
         folds=folds,
     )
 
 
-def _add_cross_lingual(members: Members, scores: Sequence[Score], count: Count) -> list[Score]:
+def _add_cross_lingual(members: Members, scores: Sequence[Score], on_progress: Count) -> list[Score]:
     captions = members[0][1].captions
     results: dict[tuple[str, str], dict[str, CrossLingualRetrieval]] = {}
     for portion in dict.fromkeys(score.portion for score in scores):
         chosen = _with_captions(members, captions.select(_in_portion(captions, portion)))
-        for (query, other), result in evaluate_cross_lingual(chosen, count=count).items():
+        for (query, other), result in evaluate_cross_lingual(chosen, on_progress=on_progress).items():
             results.setdefault((query, portion), {})[other] = result
     return [replace(score, cross_lingual=results.get((score.language, score.portion), {})) for score in scores]
 

@@ -51,7 +51,7 @@ def search(
     job: SearchJob,
     tokenize: Tokenize | None = None,
     report_unknown: Callable[[Sequence[str]], None] = lambda tokens: None,
-    count: Count = no_progress,
+    on_progress: Count = no_progress,
 ) -> list[Hit]:
     """Open a run and search images with it.
 
@@ -76,14 +76,14 @@ def search(
     language = job.language or (languages[0] if len(languages) == 1 else "")
     _check_language(run, language)
     tokens = job.query.split() if job.tokenized or tokenize is None else tokenize(job.query, language, run.text, job.truecaser)
-    gallery = embed_gallery(run, job.features, count) if job.features else read_gallery(run, job.embeddings)
+    gallery = embed_gallery(run, job.features, on_progress) if job.features else read_gallery(run, job.embeddings)
     hits = search_gallery(run, tokens, language, gallery, top=job.top)
     if unknown := [token for token in tokens if token not in run.vocabulary.ids]:
         report_unknown(unknown)
     return hits
 
 
-def embed_gallery(run: Run, features: str, count: Count = no_progress) -> Gallery:
+def embed_gallery(run: Run, features: str, on_progress: Count = no_progress) -> Gallery:
     """Embed all images of a dataset of features or regions, except images without regions.
 
     Raises:
@@ -93,7 +93,7 @@ def embed_gallery(run: Run, features: str, count: Count = no_progress) -> Galler
     check_vectors(run)
     dataset = open_dataset(features)
     check_dataset(run, dataset, "extractor")
-    shards = [embed_shard(run, dataset, shard, count=count) for shard in range(dataset.num_shards)]
+    shards = [embed_shard(run, dataset, shard, on_progress=on_progress) for shard in range(dataset.num_shards)]
     return Gallery([image_id for ids, _ in shards for image_id in ids], torch.cat([embeddings for _, embeddings in shards]))
 
 

@@ -122,7 +122,7 @@ class StsResult:
         }
 
 
-def sts(job: StsJob, tokenize: Tokenize | None = None, count: Count = no_progress) -> StsResult:
+def sts(job: StsJob, tokenize: Tokenize | None = None, on_progress: Count = no_progress) -> StsResult:
     """Read sentence pairs, and measure the word-overlap baseline, runs and vectors on them.
 
     ``tokenize`` follows the text recipe of a run's captions; it is unused without runs, or if the sentences are tokens.
@@ -149,7 +149,7 @@ def sts(job: StsJob, tokenize: Tokenize | None = None, count: Count = no_progres
     systems = [score_overlap(data)]
     for run, folder, truecaser in zip(runs, folders, truecasers, strict=True):
         options = {"name": folder, "language": job.language, "truecaser": truecaser}
-        systems.append(score_sts(run, data, tokenize, **options, count=count))
+        systems.append(score_sts(run, data, tokenize, **options, on_progress=on_progress))
     systems += [_score_vectors(location, data, tokenized=job.tokenized) for location in job.vectors]
     return StsResult(tuple(data), tuple(systems))
 
@@ -162,7 +162,7 @@ def score_sts(
     name: str = "",
     language: str = "",
     truecaser: str = "",
-    count: Count = no_progress,
+    on_progress: Count = no_progress,
 ) -> StsSystem:
     """Measure an open run on data sets.
 
@@ -182,7 +182,7 @@ def score_sts(
             f"{run.folder.location!r} knows no word of the sentences in {language}, such as {sentences[0]!r}: are they in another "
             "language, or other tokens than those of its captions?"
         )
-    vectors = dict(zip(sentences, _embed(run, tokens, language, count), strict=True))
+    vectors = dict(zip(sentences, _embed(run, tokens, language, on_progress), strict=True))
     text = "tokens as given" if tokenize is None or run.text is None else f"recipe {run.text.recipe}"
     return _system(name or run.folder.location, "run", text, data, vectors, language=language, coverage=coverage)
 
@@ -244,13 +244,13 @@ def _truecases(run: Run) -> bool:
     return run.text is not None and bool(run.text.truecase)
 
 
-def _embed(run: Run, sentences: Tokens, language: str, count: Count) -> np.ndarray:
+def _embed(run: Run, sentences: Tokens, language: str, on_progress: Count) -> np.ndarray:
     """Return the vectors of tokenized sentences, float32 ``[S, E]``."""
     ids = [run.vocabulary.encode(tokens) for tokens in sentences]
     token_ids = np.fromiter((token for sentence_ids in ids for token in sentence_ids), np.int32)
     offsets = np.cumsum([0, *map(len, ids)], dtype=np.int64)
     batch = CaptionBatch(token_ids, offsets, np.arange(len(ids)))
-    return encode_captions(run.model, batch, language, count=count).values.cpu().numpy()
+    return encode_captions(run.model, batch, language, on_progress=on_progress).values.cpu().numpy()
 
 
 def _sentences(data: Sequence[StsPairs]) -> list[str]:

@@ -58,7 +58,7 @@ def map_embeddings(
     *,
     max_images: int,
     seed: int,
-    count: Count = no_progress,
+    on_progress: Count = no_progress,
 ) -> EmbeddingMap:
     """Map the images of the examples, and a sample of others, with the first caption of each in each language.
 
@@ -77,7 +77,7 @@ def map_embeddings(
     vectors = [images.values.cpu().numpy()[chosen]]
     for language, language_rows in zip(captions.language_names, rows.T, strict=True):
         batch = captions.batch(language_rows)
-        vectors.append(encode_captions(model, batch, language, count=count).values.cpu().numpy())
+        vectors.append(encode_captions(model, batch, language, on_progress=on_progress).values.cpu().numpy())
     stacked = np.stack(vectors)  # [1 + L, I, E]
     perplexity = min(_PERPLEXITY, max(2.0, stacked.shape[0] * stacked.shape[1] / 10))
     points = plane_of(stacked.reshape(-1, stacked.shape[2]), perplexity=perplexity, seed=seed)

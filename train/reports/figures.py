@@ -52,7 +52,7 @@ class Figures:
 def draw_figures(
     job: FiguresJob,
     read_pictures: ReadPictures | None = None,
-    count: Count = no_progress,
+    on_progress: Count = no_progress,
     *,
     made_from: Mapping[str, Any] | None = None,
 ) -> Figures:
@@ -79,14 +79,16 @@ def draw_figures(
 
     @cache
     def images() -> Encoded:
-        return encode_images(run.model, data.features, count=count)
+        return encode_images(run.model, data.features, on_progress=on_progress)
 
     def embedding_map() -> EmbeddingMap:
         check_vectors(run)
-        return map_embeddings(run.model, data.captions, images(), examples, max_images=job.points, seed=job.seed, count=count)
+        return map_embeddings(
+            run.model, data.captions, images(), examples, max_images=job.points, seed=job.seed, on_progress=on_progress
+        )
 
     compute: dict[str, Callable[[], Any]] = {
-        "retrieval": lambda: rank_examples(run.model, data.captions, images(), examples, top=job.top, count=count),
+        "retrieval": lambda: rank_examples(run.model, data.captions, images(), examples, top=job.top, on_progress=on_progress),
         "map": embedding_map,
         "attention": lambda: tuple(attend(run, data, features, example) for example in examples),
     }

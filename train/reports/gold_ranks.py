@@ -104,7 +104,7 @@ def gold_ranks(
     *,
     device: str = "cpu",
     allow_missing_features: bool = False,
-    count: Count = no_progress,
+    on_progress: Count = no_progress,
 ) -> GoldRanks:
     """Rank the images of the test captions of 2016 by the trained rows of table 3 in an output folder of ``reproduce``.
 
@@ -124,7 +124,7 @@ def gold_ranks(
                 run = open_run(folder, device=resolve_device(device))
                 tokens = run.vocabulary.tokens
                 data = _test_data(run, corpus, allow_missing_features)
-                for language, language_ranks in ensemble_ranks([(run.model, data)], count=count).items():
+                for language, language_ranks in ensemble_ranks([(run.model, data)], on_progress=on_progress).items():
                     captions[language] = data.captions.select(data.captions.rows_of(language))
                     run_ranks.setdefault(language, []).append(language_ranks.text_to_image.cpu().numpy())
             if run_ranks:

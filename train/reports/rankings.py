@@ -58,7 +58,7 @@ def rank_examples(
     examples: Sequence[Example],
     *,
     top: int,
-    count: Count = no_progress,
+    on_progress: Count = no_progress,
 ) -> tuple[Ranking, ...]:
     """Rank the images with a caption in the language of each caption, as an evaluation does, and return the ``top`` best."""
     rankings = {}
@@ -69,7 +69,7 @@ def rank_examples(
             continue
         chosen = np.unique(captions.images[captions.rows_of(language)])
         rows = np.array([caption.row for _, caption in queries])
-        encoded = encode_captions(model, captions.batch(rows), language, count=count)
+        encoded = encode_captions(model, captions.batch(rows), language, on_progress=on_progress)
         columns = torch.arange(len(rows), device=model.device)
         scores = scores_between(model, take_rows(images, chosen), encoded)(slice(None), columns).cpu().numpy()  # [I, captions]
         for (example, caption), caption_scores in zip(queries, scores.T, strict=True):

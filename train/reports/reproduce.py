@@ -175,14 +175,14 @@ class FinishedRun:
 
 
 def reproduce(
-    job: ReproduceJob, watch: Callable[[FinishedRun], None] = lambda done: None, remark: Remark = logger.warning
+    job: ReproduceJob, on_report: Callable[[FinishedRun], None] = lambda done: None, on_warning: Remark = logger.warning
 ) -> tuple[FailedRun, ...]:
     """Train and measure every row that has no result yet; a failed or killed run does not end the others.
 
     The next call retries failed runs from their last checkpoints, and diverged ones from the beginning.
 
-    ``watch`` is called for every run that has ended, first for those of earlier calls. ``remark`` receives warnings about emulated
-    precision, skipped rows, missing features, and features of zeros or unusual norms.
+    ``on_report`` is called for every run that has ended, first for those of earlier calls. ``on_warning`` receives warnings about
+    emulated precision, skipped rows, missing features, and features of zeros or unusual norms.
 
     Returns:
         The runs that failed.
@@ -195,12 +195,12 @@ def reproduce(
     check_precision(job.precision, device)
     tasks = list(_tasks(job))
     for sentence in filter(None, (bfloat16_remark(job.precision, device.type), *skip_remarks(job), *_check_data(tasks, job))):
-        remark(sentence)
+        on_warning(sentence)
     with lock_folder(Folder(job.output)):
         failed = []
         for count, (task, failure) in enumerate(_run_all(tasks, job), start=1):
             task.end(failure)
-            watch(FinishedRun(task, count, len(tasks), failure))
+            on_report(FinishedRun(task, count, len(tasks), failure))
             if failure is not None:
                 failed.append(FailedRun(task.preset, task.seed, failure))
         return tuple(failed)

@@ -121,7 +121,7 @@ def sts_rows(
     *,
     truecaser: str = "",
     device: str = "cpu",
-    count: Count = no_progress,
+    on_progress: Count = no_progress,
 ) -> StsRows:
     """Measure the finished runs in an output folder of ``reproduce`` on sentence pairs.
 
@@ -143,7 +143,9 @@ def sts_rows(
         for folder in finished_runs(output, published.preset) if published.preset else ():
             run, name = open_run(folder, device=resolve_device(device)), f"{published.preset}/{folder.name}"
             try:
-                systems.append(score_sts(run, data, tokenize, name=name, language=_LANGUAGE, truecaser=truecaser, count=count))
+                systems.append(
+                    score_sts(run, data, tokenize, name=name, language=_LANGUAGE, truecaser=truecaser, on_progress=on_progress)
+                )
             except UsageError as error:
                 refused = str(error)
                 break

@@ -30,8 +30,8 @@ from schemas.storage.locations import local_path, target_path
 from schemas.storage.storage_errors import create_folder, storage_errors
 from schemas.text import read_text
 
-Note: TypeAlias = Callable[[str], None]
-"""Callback for a remark to the user."""
+WarningCallback: TypeAlias = Callable[[str], None]
+"""Callback for a sentence to the user."""
 
 _DEFAULTS: dict[str, Any] = {"id_rule": "name", "max_regions": REGIONS, "boxes": None, "sizes": None}
 _FILES = ("ids", "boxes", "sizes")
@@ -49,7 +49,7 @@ class Staging:
     overwrite: bool
     made_from: Mapping[str, Any]
     meter: Meter
-    note: Note
+    on_warning: WarningCallback
 
     @contextlib.contextmanager
     def files(

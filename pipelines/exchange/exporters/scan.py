@@ -54,12 +54,12 @@ def _parts(job: ExportJob, dataset: Dataset, staging: Staging) -> dict[str, tupl
         image_ids, captions = _even(table.filter(pc.equal(table["split"], split)), split, job.captions_per_image)
         check_images(dataset, image_ids, wanted_by=f"split {split!r}", advice="choose other splits with --splits")
         if name == "dev" and captions.num_rows < _DEV_CAPTIONS:
-            staging.note(
+            staging.on_warning(
                 f"split 'dev' has {captions.num_rows:,} captions: the loaders of VSE++ and SCAN set its length to "
                 f"{_DEV_CAPTIONS:,} and fail behind the last one, change that line of their data.py"
             )
         if job.text == "text" and (broken := pc.sum(pc.match_substring_regex(captions["text"], r"[\r\n]")).as_py()):
-            staging.note(
+            staging.on_warning(
                 f"{broken:,} captions of split {split!r} hold line ends, which became spaces: this layout has one per line"
             )
         parts[name] = image_ids, captions

@@ -50,10 +50,12 @@ def write_webdataset(job: ExportJob, dataset: Dataset, staging: Staging) -> list
                     num_images += 1
                     staging.meter.add(images=1)
     if captions is not None and (missing := pc.count_distinct(captions["image_id"]).as_py() - num_images):
-        staging.note(f"{missing:,} images with a chosen caption have no row in {dataset.folder.location!r}: they were skipped")
+        staging.on_warning(
+            f"{missing:,} images with a chosen caption have no row in {dataset.folder.location!r}: they were skipped"
+        )
     if captions is not None and skipped:
         hint = normalization_hint(skipped, pc.unique(captions["image_id"]).to_pylist())
-        staging.note(f"{len(skipped):,} images without a chosen caption were skipped{hint and f': {hint}'}")
+        staging.on_warning(f"{len(skipped):,} images without a chosen caption were skipped{hint and f': {hint}'}")
     return staging.paths(names)
 
 

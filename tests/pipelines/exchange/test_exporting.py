@@ -123,7 +123,7 @@ def test_scan_files_pair_images_with_their_captions(tmp_path, features, captions
     path, values = features
     notes = []
     job = scan_job(tmp_path, path, captions, split_names={"val": "dev"}, text=text)
-    written = export_dataset(job, note=notes.append)
+    written = export_dataset(job, on_warning=notes.append)
     assert sorted(path.name for path in written) == files_of(tmp_path / "out")
     assert files_of(tmp_path / "out") == [f"{s}_{e}" for s in ("dev", "train") for e in ("caps.txt", "ids.txt", "ims.npy")]
     for split, name in (("train", "train"), ("val", "dev")):
@@ -338,11 +338,11 @@ def test_webdataset_samples_hold_feature_and_captions(tmp_path, features, shards
 def test_webdataset_takes_images_with_a_row_and_a_chosen_caption(tmp_path, features, captions):
     notes = []
     job = ExportJob(str(features[0]), str(tmp_path / "out"), "webdataset", captions=str(captions), splits=("val",))
-    export_dataset(job, note=notes.append)
+    export_dataset(job, on_warning=notes.append)
     assert set(samples_of(tmp_path / "out")) == {"9", "bild-ä"}
     few, _ = make_features(tmp_path / "few", images=["30", "9"])
     job = ExportJob(str(few), str(tmp_path / "few out"), "webdataset", captions=str(captions))
-    export_dataset(job, note=notes.append)
+    export_dataset(job, on_warning=notes.append)
     assert notes == [
         "4 images without a chosen caption were skipped",
         f"4 images with a chosen caption have no row in {str(few)!r}: they were skipped",
@@ -416,13 +416,13 @@ def test_files_are_not_overwritten_unasked_and_never_half(tmp_path, features, mo
 def test_the_same_export_writes_nothing_and_a_killed_one_continues(tmp_path, features):
     output, notes = tmp_path / "out", []
     job = ExportJob(str(features[0]), str(output), "npy")
-    paths = export_dataset(job, note=notes.append)
+    paths = export_dataset(job, on_warning=notes.append)
     before = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in output.iterdir()}
-    assert export_dataset(job, note=notes.append) == paths
+    assert export_dataset(job, on_warning=notes.append) == paths
     assert {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in output.iterdir()} == before
     assert notes == ["up to date: nothing was written"]
     (output / "ids.txt").unlink()  # As a process leaves it that was killed between two files.
-    assert export_dataset(job, note=notes.append) == paths
+    assert export_dataset(job, on_warning=notes.append) == paths
     assert {path.name: path.read_bytes() for path in output.iterdir()} == {name: data for name, (data, _) in before.items()}
     (output / MADE_FROM_NAME).unlink()
     with pytest.raises(DatasetError, match=r"holds 'features.npy' already: nothing was written"):

@@ -115,13 +115,13 @@ def test_overlapping_splits_are_reported(toy, tmp_path):
 
     corpus, remarks = replace(toy, captions=rewrite(toy.captions, tmp_path / "e", move)), []
     config = from_toml(CONFIG.replace("max_steps = 44", "max_steps = 1"), "test")
-    train(TrainJob(config, corpus, str(tmp_path / "run"), device="cpu", curves=False), remark=remarks.append)
+    train(TrainJob(config, corpus, str(tmp_path / "run"), device="cpu", curves=False), on_warning=remarks.append)
     job = EvaluateJob(str(tmp_path / "run"), corpus.captions, corpus.features, ("test",), device="cpu")
-    evaluate_run(job, remark=remarks.append)
+    evaluate_run(job, on_warning=remarks.append)
     expected = "2 images have captions in several splits (2 in test, train): train-003, train-007. "
     assert [remark[: len(expected)] for remark in remarks] == [expected] * 2
-    evaluate_run(replace(job, splits=("val",)), remark=remarks.append)
-    evaluate_run(replace(job, captions=toy.captions), remark=remarks.append)
+    evaluate_run(replace(job, splits=("val",)), on_warning=remarks.append)
+    evaluate_run(replace(job, captions=toy.captions), on_warning=remarks.append)
     assert len(remarks) == 2
 
 

@@ -362,7 +362,7 @@ def test_captions_without_features_are_left_out(toy_2016, without_features, tmp_
         run(job)
     allowed = replace(job, allow_missing_features=True)
     remarks = []
-    reproduce(allowed, remark=remarks.append)
+    reproduce(allowed, on_warning=remarks.append)
     assert [remark.partition(":")[0] for remark in remarks] == [
         f"left out of split '{split}'" for split in ("train", "val", "test_2016")
     ]
@@ -384,13 +384,13 @@ def test_features_of_zeros_are_said_once(toy_2016, new_dataset, tmp_path):
     new_dataset(tmp_path / "odd", "features", rows, parameters={}, spec=open_dataset(toy_2016.features).spec)
     job = job_of(replace(toy_2016, features=str(tmp_path / "odd")), tmp_path / "o", rows=("vse-en",), seeds=2)
     remarks = []
-    assert reproduce(job, remark=remarks.append) == ()
+    assert reproduce(job, on_warning=remarks.append) == ()
     assert [remark.partition(",")[0] for remark in remarks] == [
         "feature outliers in split 'train': of 40 images 1 have a feature of zeros",
         "feature outliers in split 'test_2016': of 9 images 1 have a feature of zeros",
     ]
     remarks.clear()
-    reproduce(job, remark=remarks.append)
+    reproduce(job, on_warning=remarks.append)
     assert remarks == []  # Nothing is left to train.
 
 

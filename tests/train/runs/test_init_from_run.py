@@ -226,7 +226,7 @@ def test_embeddings_of_ones_own_are_matched_by_token(source, other, monkeypatch)
 def train_from(corpus: Corpus, folder: Path, text: str = CONFIG, **fields):
     remarks = []
     job = TrainJob(from_toml(text, "test"), corpus, str(folder), device="cpu", seed=1, **fields)
-    return train(job, remark=remarks.append), remarks
+    return train(job, on_warning=remarks.append), remarks
 
 
 @pytest.mark.slow

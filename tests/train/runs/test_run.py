@@ -267,7 +267,7 @@ def test_resume_with_allowed_changed_content_trains_on_it(toy, tmp_path, train_t
     train_toy(CONFIG.replace("max_steps = 44", "max_steps = 20"))
     other, remarks = with_other_features(toy, tmp_path / "other"), []
     job = TrainJob(from_toml(CONFIG, "test"), other, str(tmp_path / "run"), device="cpu", curves=False, resume=True)
-    assert train(replace(job, allow_changed_content=True), remark=remarks.append).progress.step == 44
+    assert train(replace(job, allow_changed_content=True), on_warning=remarks.append).progress.step == 44
     assert [remark.partition(" (")[0] for remark in remarks] == ["the content of features has changed since step 20"]
     was, now = (open_dataset(corpus.features).manifest.content_sha256 for corpus in (toy, other))
     stored = read_checkpoint(Folder(str(tmp_path / "run")), LAST).contents
