@@ -187,7 +187,6 @@ def test_folders_fit_each_other_from_page_to_page() -> None:
 
 
 def test_files_of_values_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first block has sections, the second the keys of one command; the lines of the page are run with the first."""
     monkeypatch.chdir(tmp_path)
     for text, name in zip(blocks("docs/reference/configuration.md", "toml"), ("run.toml", "captions.toml"), strict=True):
         assert text.startswith(f"# {name}")

@@ -145,7 +145,6 @@ def kill_workers(held: Held, tell: Callable[[str], None]) -> None:
 
 
 def test_flink_continues_without_a_killed_task_manager(flink, inputs, check, tell, tmp_path):
-    """The job is restarted on the other one."""
     folder = shutil.copytree(inputs, tmp_path / "there")
     engine = flink.engine
     with start(*flink.words(*commands("--shared-disk")[0]), folder=folder) as launcher:

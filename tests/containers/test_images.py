@@ -105,7 +105,6 @@ def test_the_demo_runs(demo):
 
 
 def test_training_runs_and_is_evaluated(demo, images, image):
-    """The page's line, a small model and two steps."""
     image("train")
     small = {"IMAGEPIVOT_TRAIN_SET": "model.embed_dim=8 model.word_dim=8 schedule.max_steps=2 schedule.eval_every_steps=1"}
     words = line_of("docker run", having="/train:", PWD=str(demo))

@@ -35,7 +35,6 @@ def target(container: dict[str, Any]) -> str:
 
 
 def test_the_array_job(images, image, shared):
-    """Two tasks with the weights that are baked in; the second one commits."""
     folder = shared / "array"
     folder.mkdir()
     make_inputs(folder)

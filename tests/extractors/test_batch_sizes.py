@@ -71,7 +71,6 @@ def test_find_batch_size_doubles_up_to_256_while_faster(find):
 
 @pytest.mark.parametrize(("knee", "expected"), [(16, 16), (64, 64), (100, 128), (128, 128)])
 def test_find_batch_size_stops_without_speedup(find, knee, expected):
-    """From the knee on each image takes as long as in a smaller batch."""
     extractor = Timed(seconds=lambda size: max(1.0, size / knee))
     assert find(extractor) == expected
 

@@ -22,7 +22,6 @@ def built(build: Callable[..., nn.Module], seed: int = 3) -> tuple[nn.Module, Te
 
 @pytest.mark.slow
 def test_resnet_few_blocks_equals_torchvision():
-    """Of one block a stage, and of two; the big ones are made of the same."""
     for blocks in ((1, 1, 1, 1), (2, 1, 2, 1)):
         ours, after = built(lambda blocks=blocks: ResNet(blocks))
         theirs, expected = built(

@@ -75,7 +75,6 @@ def load(name, precision, device):
     ],
 )
 def test_extract_launches_stay_within_budget(name, precision):
-    """Nothing is computed: what these networks cost a GPU does not depend on values."""
     (plain, cast), each = DENSE[name]
     with fake_gpu(hollow=True) as gpu:
         extractor = load(name, precision, GPU)
@@ -195,7 +194,6 @@ def test_regions_stay_within_budget_and_equal_cpu(precision, detector_weights, m
     ("precision", "launches", "tolerance"), [("fp32", 33, 1e-5), ("tf32", 33, 1e-5), ("bf16", 68, 0.1), ("fp16", 68, 0.02)]
 )
 def test_tokens_stay_within_budget_and_equal_cpu(precision, launches, tolerance, tmp_path):
-    """Captions of as many sub-words are one batch."""
     request = TokenRequest(str(make_tiny_bert(tmp_path / "bert")), precision=precision)
     captions = [["a", "dog"], ["a", "man"], ["ein", "hund", "running"]]
     on_cpu = TokenRequest(request.model).load("cpu")

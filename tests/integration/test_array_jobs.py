@@ -122,7 +122,6 @@ def test_killed_array_task_rerun_completes_the_dataset(images, plain, imagepivot
 
 @pytest.mark.cluster
 def test_array_of_64_tasks_with_two_killed_lists_the_missing_tasks(imagepivot, tmp_path, monkeypatch):
-    """Only tasks touch the folder: this process, as the machine that submits them, reads it at the end."""
     photos, output = tmp_path / "photos", tmp_path / "o"
     photos.mkdir()
     for number in range(100):
@@ -272,7 +271,6 @@ def leaves(value: object) -> Iterator[str]:
     [("Kubernetes", "JOB_COMPLETION_INDEX"), ("AWS Batch", "AWS_BATCH_JOB_ARRAY_INDEX"), ("Google Batch", "BATCH_TASK_INDEX")],
 )
 def test_scheduler_files_contain_valid_commands(section, variable, imagepivot, tmp_path):
-    """The variables are replaced, and the images are missing: everything else about the lines is right."""
     values = [json.loads(block) for block in blocks(section, "json")]
     values += [value for block in blocks(section, "yaml") for value in yaml.safe_load_all(block)]
     assert values

@@ -113,7 +113,6 @@ def test_many_small_folders_are_listed_together(store, small_pages):
 
 @pytest.mark.parametrize("source", ["photos", "tars"])
 def test_run_lists_and_reads_a_bucket_once(running, monkeypatch, tmp_path, source):
-    """Tars are read a second time, whatever the number of shards: their headers say what is in them."""
     use(running[0].environment, monkeypatch)
     use_colours(monkeypatch)
     folder, images = Folder(running[0].address(f"run/{source}")), {}

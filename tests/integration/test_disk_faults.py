@@ -94,7 +94,6 @@ def test_a_folder_without_permission(arguments, undisturbed, forked, locked: Pat
 
 
 def test_a_dataset_without_permission(arguments, undisturbed, imagepivot, forked, locked: Path) -> None:
-    """Its folder may be read only: the run is refused before it changes anything."""
     locked.chmod(0o755)
     imagepivot(*arguments(locked))
     (locked / "_manifest.json").unlink()

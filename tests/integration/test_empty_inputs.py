@@ -114,6 +114,5 @@ def test_encoding_no_captions(fails, imagepivot, tmp_path):
 
 
 def test_empty_datasets_can_be_written_and_inspected(imagepivot, tmp_path):
-    """Writing and reading a dataset of no rows stays possible: only the inputs of commands must hold something."""
     write_rows(tmp_path / "f", "features", [], FeatureSpec("x", (4,)))
     assert "0 in 1 shards" in imagepivot("inspect", tmp_path / "f").stdout

@@ -173,7 +173,6 @@ def test_ctrl_c_is_the_last_event(folder, tmp_path):
 
 
 def test_a_default_may_ask_for_it_too(monkeypatch, tmp_path):
-    """Where the option does not stand on the command line, what happens after it was parsed is events."""
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setattr(sys, "argv", ["imagepivot", "vocabulary", str(tmp_path / "none"), str(tmp_path / "v")])

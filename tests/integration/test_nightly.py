@@ -447,7 +447,6 @@ def test_kubernetes_cron_job_follows_the_page():
 
 
 def test_requests_of_an_unchanged_night_equal_the_page(stores, machine, imagepivot, monkeypatch):
-    """The numbers of the page, and that they grow with the shards as it says."""
     near, far = stores
     (_, *fixed), (_, *each) = rows_of("Cost")
     column = ["gs", "s3"].index(near.scheme)

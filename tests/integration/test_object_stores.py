@@ -62,7 +62,6 @@ def text(imagepivot, table, folder, workers="1"):
 
 
 def test_text_is_the_same_as_in_local_folders(store, table, local, imagepivot):
-    """Captions by two workers, which must reach the store as well."""
     folder = store.address("text of wörkers")
     upload(table.parent, f"{folder}/raw")
     text(imagepivot, f"{folder}/raw/captions.csv", folder, workers="2")
@@ -257,7 +256,6 @@ def checkpoints(tmp_path_factory) -> dict[int, bytes]:
 
 
 def test_weights_in_a_bucket(store, pictures, checkpoints, imagepivot, tmp_path, monkeypatch):
-    """They are fetched once; an object that is replaced is other weights; the features are those of the file."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
     bucket = Folder(store.address("weights of wörkers"))
     for seed, data in checkpoints.items():
@@ -301,6 +299,5 @@ def test_a_drawing_is_stored_as_it_is_locally(store, regions, imagepivot, empty,
 
 
 def test_a_drawing_into_no_bucket_is_refused_before_any_work(store, regions, imagepivot):
-    """The picture is not even looked for."""
     arguments = ("view", regions / "regions", regions, "--image", "nothing", "-o", f"{store.scheme}://nobucket/a.png")
     assert "there is no bucket 'nobucket'" in imagepivot(*arguments, code=1).stderr

@@ -55,7 +55,6 @@ def test_names_are_shown(extracted, imagepivot, visual_genome):
 
 
 def test_a_run_without_names_agrees(extracted, imagepivot):
-    """A complete dataset is returned as it is, so nothing is extracted again; the fingerprint is the same."""
     _, arguments, done = extracted
     again = imagepivot(*arguments[: arguments.index("--class-names")])
     first, second = (re.sub(r"B, [^,)]+", "B", run.stdout) for run in (done, again))  # Without seconds.

@@ -55,7 +55,6 @@ def inputs(tmp_path_factory) -> Path:
 
 
 def test_local_paths_are_refused_before_anything_starts(inputs, imagepivot, tmp_path):
-    """No job service is needed to say so."""
     folder = shutil.copytree(inputs, tmp_path / "inputs")
     before = tree(folder)
     for name, arguments in {"SOURCE 'captions.tsv'": commands()[0], "IMAGES 'photos'": commands()[-1]}.items():
@@ -67,8 +66,6 @@ def test_local_paths_are_refused_before_anything_starts(inputs, imagepivot, tmp_
 
 
 def test_a_worker_with_other_code(inputs, imagepivot, tmp_path, monkeypatch):
-    """Its copy of the package has one more file."""
-
     with zipfile.ZipFile(package_wheel.build_wheel(tmp_path, ())) as wheel:
         wheel.extractall(tmp_path / "other")
     (tmp_path / "other" / "schemas" / "more.py").write_text("")
@@ -83,7 +80,6 @@ def test_a_worker_with_other_code(inputs, imagepivot, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("options", [("--device", "cuda"), ("--gpu", "nvidia-l4")])
 def test_a_worker_without_the_device(cluster, inputs, imagepivot, tmp_path, options):
-    """The launcher needs no GPU; the first worker says that it has none, and no image is looked at."""
     import torch
 
     if torch.cuda.is_available():
@@ -96,7 +92,6 @@ def test_a_worker_without_the_device(cluster, inputs, imagepivot, tmp_path, opti
 
 
 def test_unreachable_job_service_is_reported(inputs, imagepivot, tmp_path):
-    """One that refuses connections, and one that accepts them and says nothing."""
     folder = shutil.copytree(inputs, tmp_path / "inputs")
     before = tree(folder)
     with socket.socket() as silent:
@@ -195,7 +190,6 @@ def test_job_survives_its_killed_launcher(held, words, imagepivot, tmp_path):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_leaves_the_job(held, words, tmp_path, number, code):
-    """What the workers need no launcher for, they do."""
     output = tmp_path / "out"
     with start(*words, folder=tmp_path / "first") as first:
         job = submitted(first)

@@ -151,7 +151,6 @@ def test_a_users_mistake_on_a_worker_is_one_line(kind, request, imagepivot, tmp_
 
 
 def test_worker_killed_during_features_ends_the_job_and_the_rerun_resumes(inputs, local, imagepivot, tmp_path):
-    """Beam's job service gives up; the finished shard is kept, and the same command goes on from it."""
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "sitecustomize.py").write_text(DIES_ONCE.format(mark=str(tmp_path / "died")))
     folder = shutil.copytree(inputs, tmp_path / "there")

@@ -90,8 +90,6 @@ KEEPING = ("captions", "captions with workers", "listing", "import")
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_ctrl_c_at_any_moment(folder, tmp_path, name):
-    """Pressed once and, at other moments, twice."""
-
     def begin_into(output: str) -> subprocess.Popen[str]:
         return begin(folder, *(str(tmp_path / output) if word == "OUT" else word for word in COMMANDS[name]))
 
@@ -117,7 +115,6 @@ def test_ctrl_c_at_any_moment(folder, tmp_path, name):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
 def test_other_signals_end_a_run_in_the_same_way(folder, tmp_path, number, code):
-    """Sent to the command alone, in the midst of a run with workers: these end as well."""
     ended = (0, "", "")
     for attempt in range(5):  # On a busy machine the run may be over before it is noticed that it has begun.
         output = tmp_path / f"out-{attempt}"
@@ -137,7 +134,6 @@ def test_other_signals_end_a_run_in_the_same_way(folder, tmp_path, number, code)
 
 
 def test_ignored_signal_stays_ignored(folder, tmp_path):
-    """As under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         process = begin(folder, *(str(tmp_path / "out") if word == "OUT" else word for word in COMMANDS["import"]))

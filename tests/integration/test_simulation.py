@@ -56,7 +56,6 @@ def compare(few: list[Cost], many: list[Cost]) -> None:
 
 
 def test_the_cost_of_an_image_is_flat(tmp_path):
-    """Images of a shard stay as many, as with a number of shards that is chosen."""
     costs = {}
     for count, shards in ((20_000, 4), (200_000, 40)):
         folder = tmp_path / str(count)
@@ -78,7 +77,6 @@ def test_the_cost_of_a_caption_is_flat(tmp_path):
 
 
 def test_vocabulary_cost_is_independent_of_shards():
-    """Ten times the shards with the same words make no larger vocabulary."""
     few, many = (vocabulary(2_000, shards)[1].items for shards in (100, 1000))
     assert few == many == 2_000
 

@@ -106,7 +106,6 @@ def listings(asked, prefix: str) -> int:
     ],
 )
 def test_source_is_listed_once_and_read_at_most_twice(kind, source, store, sources, expected, imagepivot, tmp_path):
-    """Of tars this small all is read with the headers, and footers and heads of answers count beside such small files."""
     size = sum(map(len, sources[source].values()))
     with runner(kind, tmp_path / "cluster") as words:
         store.asked()

@@ -111,7 +111,6 @@ def learned(rows) -> dict[str, dict[str, int]]:
 
 
 def test_sample_has_only_tokens_of_the_reference(rows):
-    """Tags and factors are the subject of the tests of ``pipelines.text.truecasing``."""
     recipe = RECIPES["moses-truecase"]
     tokens = [token for row in rows for token in prepare(row[5], row[1], recipe)]
     assert len(tokens) > 20_000
@@ -170,7 +169,6 @@ def test_the_splits_to_learn_from_can_be_named(folder, rows, imagepivot):
 
 @pytest.mark.cluster
 def test_a_truecaser_can_be_used_again(folder, rows, imagepivot, learned, tmp_path):
-    """Captions without a training split are truecased by models learned from other captions."""
     others = [row for row in rows if row[4] != "train"]
     table = write(tmp_path / "others.tsv", others)
     captions(imagepivot, table, tmp_path / "o", "--truecaser", folder / "captions", "--workers", "1")

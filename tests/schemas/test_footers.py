@@ -52,7 +52,6 @@ def test_inspect_shard_any_footer_damage_returns_none(folder):
 
 
 def test_a_version_that_changes_is_damage(folder):
-    """Version 1 names no digest: the version itself must not become that, or one that never was."""
     write_captions(folder, 3)
     data = folder.read(NAME)
     position = data.index(b"2", data.index(b"imagepivot.version"))

@@ -62,7 +62,6 @@ def test_two_processes_equal_one(toy, toy_regions, tmp_path, text):
 
 @pytest.mark.cluster
 def test_two_processes_with_dropout(toy_regions, tmp_path):
-    """Where dropout is stands in the model, so that processes agree on it; each drops out of its own rows."""
     text = DAN.replace("max_steps = 44", "max_steps = 5")
     train_in_two_processes(toy_regions, tmp_path / "two", text)
     train(TrainJob(from_toml(text, "test"), toy_regions, str(tmp_path / "one"), device="cpu"))

@@ -85,7 +85,6 @@ def test_a_training_step_keeps_its_budget(kind, precision, corpus_of, tmp_path, 
 
 @pytest.mark.slow
 def test_evaluation_and_embedding_on_a_fake_gpu_equal_cpu(toy, finished_run, tmp_path):
-    """Evaluation waits where it reads a result: for ranks, of which there are as many as languages, portions and directions."""
     run = str(finished_run[0])
     evaluation = {"run": run, "captions": toy.captions, "features": toy.features, "splits": ("test",), "cross_lingual": True}
     embedding = {"run": run, "captions": toy.captions, "features": toy.features}

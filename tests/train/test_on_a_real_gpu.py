@@ -68,7 +68,6 @@ def test_gpu_run_resumes(kind, device, corpus_of, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_gpu_run_on_cpu(device, toy, tmp_path):
-    """The checkpoint that a device writes, read by either."""
     trained("vse", toy, tmp_path / "run", device)
     data = {"run": str(tmp_path / "run"), "captions": toy.captions, "features": toy.features}
     job = EvaluateJob(**data, splits=("test",), cross_lingual=True, device="cpu")

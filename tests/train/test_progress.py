@@ -92,7 +92,6 @@ def test_training_display_shows_the_time_left(clock, written, steps, stops_early
 
 
 def test_training_display_events(clock, written):
-    """One at most every second, one at each evaluation, and the last report."""
     output = io.StringIO()
     with TrainingDisplay(Console(file=output), log_json=True) as watch:
         for step, seconds, scores in ((10, 0.5, {}), (20, 1.0, {}), (30, 0.1, {"en": 60.0}), (40, 0.1, {})):

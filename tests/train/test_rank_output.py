@@ -53,7 +53,6 @@ def data(toy, tmp_path) -> list[str]:
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_two_processes_stop_at_the_same_step(data, tmp_path, whole):
-    """Whether both are asked, as by Ctrl-C, or only the second one."""
     process = torchrun(tmp_path, "train", "forever.toml", "run", *data, "--save-every", "20")
     try:
         wait_for(lambda: (tmp_path / "run" / "last.pt").exists() or process.poll() is not None)

@@ -181,7 +181,6 @@ def test_the_parts_of_a_gpu_run(gpu):
 @pytest.mark.cluster
 @pytest.mark.parametrize("preset", ["huang2019/mha-d", "scan/t2i-avg", "dan"])
 def test_presets_of_several_features_train_on_invented_data(preset, tmp_path, monkeypatch):
-    """Small; the quick report leaves them out."""
     monkeypatch.setattr(training, "PRESETS", {preset: (3, 8)})
     real = training.write_corpus
     monkeypatch.setattr(training, "write_corpus", lambda folder, sizes, shape: real(tmp_path, sizes, (3, 8)))

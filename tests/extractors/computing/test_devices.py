@@ -147,7 +147,6 @@ def test_precision_context_restores_after_error(gpu):
 
 @pytest.mark.slow
 def test_precision_context_other_switches_wait(gpu):
-    """Otherwise one thread would restore switches that another still needs."""
     entered = Event()
 
     def other() -> None:
@@ -163,7 +162,6 @@ def test_precision_context_other_switches_wait(gpu):
 
 
 def test_precision_context_equal_switches_run_concurrently(gpu):
-    """One per GPU: the last one restores the switches."""
     before, entered, leave = switches(), Event(), Event()
 
     def other() -> None:

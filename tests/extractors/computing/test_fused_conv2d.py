@@ -211,7 +211,6 @@ def test_fuse_cudnn_sums(add, options, is_fused):
 
 @pytest.mark.parametrize("is_other_first", [False, True])
 def test_fuse_cudnn_in_place_residual_is_not_fused(is_other_first):
-    """Whoever reads it later expects the sum. Tracing writes such sums as others, so that this one is made by hand."""
     graph = trace_and_fold(Block((lambda left, right: right + left) if is_other_first else operator.add, later=True))
     next(node for node in graph.graph.nodes if node.target is operator.add).target = operator.iadd
     layers = list(fuse_cudnn(graph, SHAPE).modules())

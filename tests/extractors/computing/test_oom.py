@@ -45,7 +45,6 @@ def test_run_with_oom_retry_remembers_size_and_warns_once(caplog):
 
 
 def test_run_with_oom_retry_remembers_size_by_item_shape(caplog):
-    """Long captions take more memory than short ones; the log has one line for all."""
     device, fitted = SmallDevice(8), BatchLimits()
     for length, count in ((3, 8), (9, 10), (3, 8), (9, 10), (5, 10)):
         run_with_oom_retry(device, torch.zeros(count, length), fitted)

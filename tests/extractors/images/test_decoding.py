@@ -375,7 +375,6 @@ def test_decode_max_pixels_are_counted_in_the_header():
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("is_icon", [False, True])
 def test_decode_default_limit_equals_pillow_limit(is_icon, monkeypatch):
-    """In an icon, whose images Pillow decodes while it opens it, too."""
     bomb = png(20_000, 20_000, 8, 2, b"")
     if is_icon:
         bomb = struct.pack("<HHH", 0, 1, 1) + struct.pack("<BBBBHHII", 0, 0, 0, 0, 1, 32, len(bomb), 22) + bomb

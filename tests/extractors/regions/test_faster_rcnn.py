@@ -182,7 +182,6 @@ def on_fake_gpu(weights, precision="fp32"):
 
 @pytest.mark.cluster
 def test_extract_on_fake_gpu_equals_cpu(extractor, weights):
-    """Three images are alike once resized, one of these by another scale; another one has no proposals."""
     images = [picture(*THIN), picture(*EMPTY), picture(1000, 18), picture(4000, 40, seed=1), picture(*THIN, seed=2)]
     expected = regions(extractor, *images)
     assert (expected["num_regions"] > 0).tolist() == [True, False, True, True, True]
@@ -267,7 +266,6 @@ def test_load_bf16_uses_merged_stage_if_supported(weights, extractor, monkeypatc
 
 @pytest.mark.cluster
 def test_extract_many_shared_bins_are_split(extractor, monkeypatch):
-    """Where what regions share would take much memory, it is made for fewer of them at once."""
     image = extractor.preprocess(picture(*THIN))
     expected = extractor.extract_columns([image])
     shared: list[int] = []
@@ -307,7 +305,6 @@ def test_half_backbone_is_close(extractor, weights):
 @pytest.mark.cluster
 @pytest.mark.parametrize("stage", ["backbone", "propose", "suppress", "pool", "head", "gather_regions"])
 def test_out_of_memory_in_each_stage_halves_the_images(extractor, monkeypatch, stage):
-    """Run the code for GPUs on the CPU, with a stage that runs out of memory as soon as it gets several images."""
     images = [extractor.preprocess(picture(*THIN, seed=seed)) for seed in range(3)]
     expected = torch.cat([extractor._detect_on_gpu([image]) for image in images])
     holder, name = {

@@ -168,7 +168,6 @@ def test_columns_images_of_a_batch_are_independent():
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
 @pytest.mark.parametrize("options", [RegionOptions(1, 5), RegionOptions(1, 5, score_threshold=0.85), RegionOptions(2, 2)])
 def test_gather_regions_nonfinite_proposal_marks_image(value, options):
-    """As 16 bits overflow: whatever else would have been chosen, the proposal might have been, and nothing is stored."""
     bad = detections(3)
     bad.features[2, 1] = value
     classes = bad.classes.clone()

@@ -76,8 +76,6 @@ def test_read_torch_flipped_bits_give_tensors_or_input_error(tmp_path):
 
 
 def test_read_pickle_invalid_tensor_storage_raises(tmp_path):
-    """They are read by torch, which refuses what is no storage."""
-
     class Storage:
         def __reduce__(self):
             buffer = io.BytesIO()

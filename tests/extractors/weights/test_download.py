@@ -109,7 +109,6 @@ def test_resolve_weights_error_names_the_address(site):
 
 @pytest.mark.cluster
 def test_local_file_several_processes_download_once(site, cache):
-    """Each process asks for the version before it takes its turn; the bytes are read to the end by one of them."""
     body = bytes(range(256)) * 40_000
     site.pages["/w.pth"] = page(body, ETag='"1"')
     code = (

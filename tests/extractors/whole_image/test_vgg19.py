@@ -101,7 +101,6 @@ REFERENCES = {"vgg19-10crop": torchvision_crops, "vgg19-10crop-caffe": caffe_cro
 
 @pytest.mark.cluster
 def test_extract_equals_torchvision(model, images, features):
-    """One of the two is enough: they differ only in their inputs, which have tests of their own."""
     found = features("vgg19-10crop")
     assert (found.dtype, found.shape) == (np.float32, (1, 4096))
     with torch.inference_mode():
@@ -138,7 +137,6 @@ def test_extract_mean_of_kept_crops_equals_feature(separate, pixels, features):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_extract_kept_crops_order(name, separate, monkeypatch):
-    """Each corner of the image has a red of its own, so that the corners of a crop say where it was cut."""
     colours = [(10, 0, 0), (20, 0, 0), (30, 0, 0), (40, 0, 0)]
     image = Image.new("RGB", (256, 256))
     for colour, place in zip(colours, ((0, 0), (240, 0), (0, 240), (240, 240)), strict=True):

@@ -82,7 +82,6 @@ imagepivot.main()
 
 @pytest.mark.slow
 def test_the_bare_package_is_enough(tmp_path):
-    """As a health check in an image that reads datasets only."""
     done = subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "torch is not installed" in done.stdout

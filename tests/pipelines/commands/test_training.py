@@ -257,7 +257,6 @@ def test_evaluate_prints_means_and_captions_cross_lingual(command, write_run, to
 
 @pytest.mark.slow
 def test_commands_of_runs_count_embedded_vectors(command, write_run, toy, tmp_path, monkeypatch):
-    """The last progress is complete, also where an earlier run did all of it."""
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
     folder, images = write_run(), len(open_dataset(toy.features))
@@ -492,7 +491,6 @@ def test_mistakes_of_sts_are_named(command, write_run, pairs, tmp_path):
 
 @pytest.mark.slow
 def test_figures_of_a_run_read_images_as_features_does(command, write_run, toy, tmp_path):
-    """Images in a folder, and in a table whose columns have other names."""
     (tmp_path / "photos").mkdir()
     rows = ["file,uri"]
     for number in range(9):

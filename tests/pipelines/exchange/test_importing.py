@@ -492,7 +492,6 @@ def test_hdf5_links_are_followed_and_dangling_links_refused(hdf5, tmp_path):
 
 @pytest.mark.slow
 def test_the_number_of_shards_follows_from_images_and_width_or_another_dataset(tmp_path, monkeypatch):
-    """Ten images of six numbers of four bytes."""
     values, shards = make_rows(10, WIDTH), {}
     for most, expected in ((15, 16), (14, 32)):
         monkeypatch.setattr(importing, "VECTOR_SHARD_BYTES", most)

@@ -70,7 +70,6 @@ def test_no_worker_falls_back_to_its_cpu(job, monkeypatch):
 
 
 def test_each_gpu_makes_one_shard_at_a_time(job):
-    """Four threads, two GPUs: both work at once, and neither on two shards."""
     at_once, most = {"a": 0, "b": 0}, []
     both = threading.Barrier(2)
     # Shared by the threads, and even: a thread at the barrier always gets a partner, whichever threads take the turns.

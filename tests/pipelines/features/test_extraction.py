@@ -449,7 +449,6 @@ def test_folder_removed_while_reading_is_an_error(images, tmp_path, monkeypatch)
 
 @pytest.mark.parametrize(("most", "shards"), [(512 << 20, 16), (20 * 8192, 16), (8192, 64), (2 * 8192, 32)])
 def test_the_number_of_shards_follows_from_images_and_width(images, tmp_path, monkeypatch, most, shards):
-    """40 images of resnet50-pool, of 2048 numbers each."""
     monkeypatch.setattr("pipelines.features.extraction.VECTOR_SHARD_BYTES", most)
     job = job_of(images, tmp_path / "f", shards="auto")
     assert list_images(job) == Listing.of(job.images.refs(), shards)
@@ -468,7 +467,6 @@ def test_the_number_of_shards_follows_from_images_and_width(images, tmp_path, mo
     ],
 )
 def test_types_and_wide_features_decide_the_number_of_shards(request_, size, shards):
-    """Of the 31,783 images of Flickr30k."""
     bytes_ = FeaturesJob(images=None, output="f", extractor=request_).feature_bytes()
     assert bytes_ == size
     assert choose_shards(31_783 * bytes_, VECTOR_SHARD_BYTES) == shards

@@ -102,7 +102,6 @@ def test_batches_are_filled_across_failures():
 
 @pytest.mark.parametrize("good", [(), (29,), (0, 29), (13,)])
 def test_no_image_is_lost_behind_a_long_run_of_failures(good):
-    """More images fail in a row than are read ahead of the model."""
     files = {f"image{n:02d}": grey(n) if n in good else b"" for n in range(30)}
     rows, tally, _ = run(files, batch_size=2, threads=1)
     assert rows == expected_rows({f"image{n:02d}": n for n in good})

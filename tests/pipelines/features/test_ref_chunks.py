@@ -45,7 +45,6 @@ def test_finished_shards_are_left_out(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize(("folder", "most"), [("file", 10), ("bytes", 100)])
 def test_few_bytes_travel_for_an_image(tmp_path, folder, most):
-    """The local runner holds them in the launcher; names and times of change take more than a hundred bytes each."""
     count = 100_000
     pieces = chunk_refs(map(reference, range(count)), 64, folder=str(tmp_path) if folder == "file" else None)
     travelling = sum(len(pickle.dumps(piece)) for piece in pieces)

@@ -136,7 +136,6 @@ def test_resumed_run_reads_only_missing_images(images, tmp_path, read):
 @pytest.mark.cluster
 @pytest.mark.parametrize("lost", [r"\.images-.*", r"\.listing-.*", r"\.(images|listing)-.*"])
 def test_missing_copies_are_read_from_the_source(images, tmp_path, monkeypatch, lost):
-    """As if another launcher had cleared the folder."""
     extract_features(job_of(images, tmp_path / "here"), HERE)
     for module, name in ((stage_images, "_copied"), (CachedListing, "share")):
         made = getattr(module, name)
@@ -229,7 +228,6 @@ class Nowhere(StagingArea):
 
 @pytest.mark.slow
 def test_few_bytes_travel_for_an_image(tmp_path):
-    """The local runner holds them in the launcher: places of references, and of the places of copies."""
     count, shards, folder = 20_000, 1024, Folder(str(tmp_path))
     refs = (ImageRef(f"i{number:06d}", f"train-00000-of-00010.parquet/{number}", offset=number) for number in range(count))
     by_portion: dict[int, list[RefChunk]] = {}

@@ -27,7 +27,6 @@ def test_accelerator_invalid_values_are_refused(values, message):
 
 
 def test_hints_are_those_of_beam():
-    """Beam refuses names and values that it does not know."""
     from apache_beam.transforms.resources import parse_resource_hints
 
     hints = parse_resource_hints(Accelerator("nvidia-l4", machine="g2-standard-4").hints())

@@ -131,7 +131,6 @@ def test_json_lines_for_programs(always):
 
 
 def test_settled_counts_are_those_of_the_dataset_and_not_of_this_run(tmp_path, monkeypatch):
-    """What workers did not write in time, and what an earlier run made, is counted as done and does not count as speed."""
     monkeypatch.setattr(meters, "_WRITE_SECONDS", 1000.0)
     (tmp_path / "12345.json").write_text('{"images": 4, "forward_msec": 7}')
     meter = Meter(str(tmp_path))

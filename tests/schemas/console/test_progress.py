@@ -103,7 +103,6 @@ def test_time_left_grows_during_a_long_pause():
 
 @pytest.mark.parametrize("width", [80, 130])
 def test_live_line_fits_the_terminal(width):
-    """A long name is cut at its beginning; rate, failures and bottleneck stay."""
     file = io.StringIO()
     counts = {"images": 30000, "failed": 1234, "wait_msec": 900, "forward_msec": 100}
     with ProgressDisplay(Console(file=file, width=width, force_terminal=True, color_system=None)) as display:

@@ -145,7 +145,6 @@ def test_rerun_task_continues(toy, plain):
 
 
 def test_copy_of_a_task_still_writing_at_the_commit(toy, plain):
-    """The commit deletes its temporary file; its shard is there, and it says so as a task does that comes late."""
     run(toy, 0)
     run(toy, 1)
     others = []

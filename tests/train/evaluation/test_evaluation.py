@@ -140,7 +140,6 @@ def test_embeddings_of_no_images_are_on_the_device(monkeypatch):
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", None])
 def test_evaluation_on_a_gpu_computes_in_float32(model, data, precision):
-    """Without a training, too: by default torch lets cuDNN's recurrent networks round to TF32."""
     seen = []
 
     def look(*_):
@@ -294,7 +293,6 @@ def test_validation_loss_is_displayed_with_the_scores(toy, tmp_path):
 
 
 def test_validate_without_images_in_all_languages_has_no_loss(untrained):
-    """For batches of images that are in every language."""
     text = ORDER.replace("c2c_probability = 0.5", "").replace("[schedule]", '[schedule]\nbatches = "images"')
     config, data, model, terms = untrained(text)
     captions = data.captions

@@ -205,7 +205,6 @@ def test_each_score_is_computed_once_and_few_are_held(per_image, scores_at_once)
 
 
 def test_uneven_numbers_of_captions_are_ranked_in_tiles_of_bounded_size():
-    """One image has most of the captions, and some have none."""
     owner = torch.tensor([3] * 40 + [0, 7, 7, 9, 9, 9, 1])
     generator = torch.Generator().manual_seed(4)
     left, right = (torch.randint(3, (size, 3), generator=generator).float() for size in (12, len(owner)))

@@ -143,7 +143,6 @@ def test_missing_features_are_refused_before_training(multi30k, new_dataset, tmp
 
 @pytest.mark.slow
 def test_unread_images_need_no_features(multi30k, new_dataset, tmp_path):
-    """A German row needs no features of an image that has only a French caption."""
     source, rows = open_dataset(multi30k.captions), []
     for row in source.table().to_pylist():
         rows.append(row)
@@ -206,7 +205,6 @@ def counted(corpus, data) -> tuple[int, dict[str, int]]:
 
 @pytest.mark.cluster
 def test_one_vocabulary_serves_all_rows(four_languages, tmp_path):
-    """Each row keeps the words that are frequent in its own captions, whatever the joint vocabulary holds."""
     rows = {
         row: resolve(f"kadar2018/{row}").data
         for row in ("monolingual-en", "monolingual-translation-cs", "multi-translation-c2c", "multi-comparable")
@@ -298,7 +296,6 @@ def test_without_results_the_published_numbers_stand_alone(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("paper", ["gella2017", "kadar2018", "huang2019"])
 def test_narrow_tables_have_lines_for_each_direction(finished, paper):
-    """Each row of the paper has its name, and for each direction what was measured and what was published."""
     report = read_report(str(finished), paper)
     for section, table in zip((*report.sections, *report.further), report.to_tables(), strict=False):
         rows = iter(table.values)

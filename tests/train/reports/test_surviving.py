@@ -168,7 +168,6 @@ def test_a_full_disk(command, undisturbed, disk, workers):
 
 
 def test_one_cause_is_said_once(command, disk, monkeypatch):
-    """Where nothing fits, there is nothing to report but that."""
     monkeypatch.setitem(LONGER, "model.embed_dim", "300")
     code, out, errors = command(disk(2000) / "o", {}, workers=1)
     assert code == 3

@@ -170,7 +170,6 @@ def test_a_damaged_result_of_tables(toy_2016, tmp_path, capfd):
 
 
 def test_a_damaged_copy_of_features(toy, write_run, tmp_path, monkeypatch, capfd):
-    """The header is checked, and the copy made again; its values are those of the disk."""
     folder = write_run()
     monkeypatch.setattr("train.data.features.memory_limit", lambda: 1)
     where = {"device": "cpu", "memory_map": str(tmp_path / "map")}

@@ -145,7 +145,6 @@ def test_a_finished_run_is_up_to_date(train_toy, finished_run, copied_run, resum
 
 @pytest.mark.parametrize("change", [BEST, "metrics.csv", "config.toml", "unfinished", "max_steps = 45"])
 def test_a_run_is_not_overwritten(train_toy, copied_run, change):
-    """A run that lacks a file, has not ended, or is to have other steps."""
     if change == "unfinished":
         checkpoint = read_checkpoint(Folder(str(copied_run)), LAST)
         unfinished = replace(checkpoint, progress=replace(checkpoint.progress, stop_reason=""))

@@ -284,7 +284,6 @@ def test_images_of_one_name_are_refused(tmp_path, second, advice):
 
 
 def test_ids_of_annotations_may_start_again_for_another_image(tmp_path):
-    """And an image that is listed again is the same image."""
     images = [IMAGE, {"id": 2, "file_name": "b.jpg"}, IMAGE]
     annotations = [CAPTION, {**CAPTION, "image_id": 2}, {"image_id": 1, "caption": "x"}, {"image_id": 1, "caption": "x"}]
     path = _write(tmp_path / "captions_x.json", {"images": images, "annotations": annotations})

@@ -305,7 +305,6 @@ def test_tables_with_unusual_rows_checks_rows_one_by_one(tmp_path, monkeypatch, 
 
 
 def test_non_utf8_string_names_column_and_row(tmp_path):
-    """And rows are numbered over all batches."""
     captions = pa.array([b"a"] * 8_500 + [b"\xff"]).view(pa.string())
     pq.write_table(pa.table({"image_id": ["1"] * 8_501, "caption": captions}), tmp_path / "a.parquet", row_group_size=1_000)
     with pytest.raises(InputError, match=r"column 'caption', row 8501: not UTF-8"):

@@ -274,7 +274,6 @@ def test_parquet_ids_with_and_without_paths_are_unique(tmp_path):
 
 @pytest.mark.parametrize("row", [{}, {"path": None}])
 def test_a_struct_without_paths(tmp_path, row):
-    """As a field that is missing, or null by its type."""
     pq.write_table(pa.table({"image": [{"bytes": b"x", **row}, {"bytes": b"y", **row}]}), tmp_path / "a.parquet")
     assert contents(open_images(tmp_path)) == {"a-000000": b"x", "a-000001": b"y"}
 

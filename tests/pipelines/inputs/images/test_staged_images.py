@@ -88,7 +88,6 @@ def test_read_without_intact_staged_file_reads_the_source(source, tmp_path, dama
 
 
 def test_staging_skips_unreadable_images(source, tmp_path):
-    """Each of them becomes a failure where its shard is made."""
     refs = list(source.refs())
     source.refs()  # Drops what is known of the files.
     path = tmp_path / "in" / "a.parquet"
