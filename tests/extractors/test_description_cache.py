@@ -1,5 +1,3 @@
-"""Validity of cached descriptions."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""``imagepivot demo``: everything, on scenes that are drawn."""
-
 import shutil
 from pathlib import Path
 

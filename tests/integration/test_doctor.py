@@ -1,5 +1,3 @@
-"""The output check of ``imagepivot doctor`` in object stores."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""Faults that a run must survive: kills at random moments."""
-
 import random
 import signal
 import time

@@ -1,5 +1,3 @@
-"""Features of images behind web addresses, from the command line."""
-
 from __future__ import annotations
 
 import hashlib

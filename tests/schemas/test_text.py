@@ -1,5 +1,3 @@
-"""Byte order marks, line ends and other encodings."""
-
 import os
 
 import pytest

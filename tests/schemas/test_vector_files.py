@@ -1,5 +1,3 @@
-"""Files of word vectors, as GloVe, word2vec and fastText write them, whole and broken."""
-
 from __future__ import annotations
 
 import gzip

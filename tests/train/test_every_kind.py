@@ -1,5 +1,3 @@
-"""Training of every model kind, and the commands over its runs."""
-
 from __future__ import annotations
 
 import numpy as np

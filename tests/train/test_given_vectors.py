@@ -1,5 +1,3 @@
-"""Training with pretrained word vectors, or with token features."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Every preset trains, evaluates and can be opened, with small numbers in place of its own."""
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""Training, evaluating, embedding and searching with a model that attends to regions."""
-
 from __future__ import annotations
 
 import threading

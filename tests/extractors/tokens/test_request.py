@@ -1,5 +1,3 @@
-"""Cached descriptions of text models."""
-
 from types import SimpleNamespace
 
 import pytest

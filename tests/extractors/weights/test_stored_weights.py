@@ -1,5 +1,3 @@
-"""Weights stored between describing and loading an extractor."""
-
 import gc
 import pickle
 import sys

@@ -1,5 +1,3 @@
-"""The commands `features` and `extractors`: files that are skipped, options of the extractor, help."""
-
 import json
 import os
 

@@ -1,5 +1,3 @@
-"""The parameters of the Flex Template: its metadata, and the command that a launch means."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""The commands that train and measure models: what they print and write."""
-
 from __future__ import annotations
 
 import io

@@ -1,5 +1,3 @@
-"""Files with the names of classes and attributes."""
-
 import pytest
 
 from pipelines.datasets.region_names import read_names

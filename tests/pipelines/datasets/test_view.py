@@ -1,5 +1,3 @@
-"""Pictures of a collection, boxes over them, and the command ``view``."""
-
 from __future__ import annotations
 
 import io

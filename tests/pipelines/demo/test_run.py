@@ -1,5 +1,3 @@
-"""The folder of a data set of drawn scenes."""
-
 import csv
 
 import pytest

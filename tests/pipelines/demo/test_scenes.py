@@ -1,5 +1,3 @@
-"""Drawn scenes: the contents of the pictures, and the folder of a data set."""
-
 import hashlib
 import math
 

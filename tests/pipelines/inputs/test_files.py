@@ -1,5 +1,3 @@
-"""Lines of text, items of JSON and checksums."""
-
 from __future__ import annotations
 
 import gzip

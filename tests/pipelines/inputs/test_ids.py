@@ -1,5 +1,3 @@
-"""Image ids from paths, and keys that occur twice."""
-
 from __future__ import annotations
 
 import random

@@ -1,5 +1,3 @@
-"""Configurations that extend files of one's own."""
-
 from __future__ import annotations
 
 import re

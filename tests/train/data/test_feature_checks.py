@@ -1,5 +1,3 @@
-"""Features of zeros and of unusual norms."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Rows that are ensembles of the runs of other rows."""
-
 from __future__ import annotations
 
 import shutil

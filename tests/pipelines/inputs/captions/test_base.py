@@ -1,5 +1,3 @@
-"""The basis of all readers of captions: selection, language tags, columns, opening by format."""
-
 from __future__ import annotations
 
 import pytest

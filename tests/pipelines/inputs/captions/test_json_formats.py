@@ -1,5 +1,3 @@
-"""Karpathy's ``dataset_*.json`` and COCO's ``captions_*.json``."""
-
 from __future__ import annotations
 
 import gzip

@@ -1,5 +1,3 @@
-"""Multi30K: small ones made here, and the real text."""
-
 from __future__ import annotations
 
 import gzip

@@ -1,5 +1,3 @@
-"""``SPLIT_caps.txt`` and ``SPLIT_ids.txt`` of VSE++ and SCAN."""
-
 from __future__ import annotations
 
 import pickle

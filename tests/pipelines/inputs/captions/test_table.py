@@ -1,5 +1,3 @@
-"""Tables of captions: CSV, TSV, JSON lines, Parquet."""
-
 from __future__ import annotations
 
 import csv

@@ -1,5 +1,3 @@
-"""Duplicate image ids and skipped files."""
-
 from __future__ import annotations
 
 import os
