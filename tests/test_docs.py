@@ -326,7 +326,7 @@ def rows_of(page: str, heading: str) -> list[list[str]]:
         )
     ],
 )
-def test_disk_that_features_take(row: int, request_: ExtractorRequest) -> None:
+def test_features_report_their_disk_space(row: int, request_: ExtractorRequest) -> None:
     name, spec, kind = request_.name, request_.spec(), "features"
     if name == "faster-rcnn-36":
         kind, spec = "regions", replace(spec, shape=((request_.regions or RegionOptions()).max_regions, *spec.shape[1:]))

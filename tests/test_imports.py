@@ -347,7 +347,7 @@ for image_id, row in zip(dataset.image_ids(), dataset.numpy()):
     assert sorted(lines) == [f"{n} {4 * n} {4 * n + 1} {4 * n + 2} {4 * n + 3}" for n in range(6)]
 
 
-def test_nothing_asks_arrow_for_what_takes_pandas(sources):
+def test_arrow_calls_import_no_pandas(sources):
     for path, text in sources.items():
         assert "to_pandas" not in text, f"{path}: `schemas.kinds.numpy_type` needs no pandas"
 
@@ -369,7 +369,7 @@ def without_seconds(lines: list[str]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_run_in_one_process_loads_no_torchvision_and_no_beam_and_one_that_finds_nothing_to_do_no_torch(tmp_path):
+def test_features_in_process_import_neither_torchvision_nor_beam_and_up_to_date_no_torch(tmp_path):
     Image.new("RGB", (32, 32)).save(tmp_path / "image.png")
     script = """
 import sys
@@ -411,7 +411,7 @@ def text_inputs(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_text_in_one_process_loads_neither_beam_nor_torch_and_nothing_where_it_is_there_already(text_inputs):
+def test_text_in_process_imports_neither_beam_nor_torch_and_up_to_date_nothing(text_inputs):
     commands = (
         "captions table.csv captions --format table",
         "vocabulary captions vocabulary --min-count 1",
@@ -424,7 +424,7 @@ def test_text_in_one_process_loads_neither_beam_nor_torch_and_nothing_where_it_i
 
 
 @pytest.mark.cluster
-def test_token_features_in_one_process_load_no_beam_and_no_model_where_they_are_there_already(tmp_path):
+def test_token_features_in_process_import_no_beam_and_up_to_date_no_model(tmp_path):
     rows = [{"image_id": "1", "language": "en", "portion": "comparable", "index": 0, "split": "train", "text": "a dog"}]
     write_rows(tmp_path / "captions", "captions", [row | {"tokens": row["text"].split()} for row in rows], shards=1)
     make_tiny_bert(tmp_path / "bert")

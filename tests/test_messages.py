@@ -220,6 +220,6 @@ def test_every_optional_import_has_an_extra():
         ("figures", "obstore", "pipelines"),
     ],
 )
-def test_advised_extra_is_that_of_the_command(monkeypatch, command, module, extra):
+def test_advised_extra_belongs_to_the_command(monkeypatch, command, module, extra):
     monkeypatch.setattr(sys, "argv", ["imagepivot", command])
     assert exit_codes._extra_for(module) == extra

@@ -88,7 +88,7 @@ def test_a_launch_makes_the_dataset(gcloud):
     assert open_dataset("gs://bucket/captions").manifest.rows == 40
 
 
-def test_a_launch_takes_weights_that_are_baked_in(gcloud, image):
+def test_launch_uses_weights_of_the_image(gcloud, image):
     for number in range(5):
         photo = io.BytesIO()
         Image.new("RGB", (60 + number, 50), (200, 30 * number, 20)).save(photo, "PNG")

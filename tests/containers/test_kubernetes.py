@@ -70,7 +70,7 @@ def test_kubernetes_takes_it(name):
     kubernetes_validate.validate(DOCUMENTS[name], kubernetes_validate.latest_version(), strict=True)
 
 
-def test_the_schemas_would_refuse_what_is_wrong():
+def test_schemas_refuse_wrong_manifests():
     wrong = yaml.safe_load((MANIFESTS / "features.yaml").read_text())
     wrong["spec"]["paralellism"] = 3
     with pytest.raises(kubernetes_validate.ValidationError, match="paralellism"):

@@ -33,7 +33,7 @@ def test_the_lists_and_the_constraints_agree():
         assert {name: left[name] for name in left.keys() & right} == {name: right[name] for name in left.keys() & right}
 
 
-def test_the_lists_have_what_the_extras_of_the_images_need():
+def test_requirement_lists_cover_the_extras_of_the_images():
     listed = {**pins("docker/torch.txt"), **pins("docker/requirements.txt")}
     for line in requires("imagepivot") or ():
         requirement = Requirement(line)
@@ -47,7 +47,7 @@ def test_the_lists_have_what_the_extras_of_the_images_need():
 
 @pytest.mark.slow
 @pytest.mark.containers
-def test_the_script_that_makes_the_lists_leaves_them_as_they_are(tmp_path):
+def test_lock_script_reproduces_the_lists(tmp_path):
     for name in FILES:
         shutil.copy(ROOT / "docker" / name, tmp_path)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -72,7 +72,7 @@ def test_hadolint_has_nothing_to_say():
 
 @pytest.mark.slow
 @pytest.mark.containers
-def test_the_script_that_builds_names_the_targets():
+def test_build_script_names_the_targets():
     done = subprocess.run([ROOT / "docker" / "build.sh", "gpu", "image"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (
         2,

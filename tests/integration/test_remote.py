@@ -203,7 +203,7 @@ def test_a_signal_leaves_the_job(held, words, tmp_path, number, code):
     assert open_dataset(output).manifest.rows == 40
 
 
-def test_how_far_a_job_is_comes_from_the_runner(held, words, tmp_path):
+def test_remote_progress_comes_from_the_runner(held, words, tmp_path):
     """Beam's own job service says nothing before the end, and then everything; nothing is not zero."""
     with start(*words[:7], "--log-json", *words[7:], folder=tmp_path / "first") as first:
         at_work(tmp_path / "out")

@@ -51,7 +51,7 @@ def test_inspect_shard_any_footer_damage_returns_none(folder):
     assert outcomes[True] > 100  # Where it is found; a byte of a description, say, does no harm.
 
 
-def test_a_version_that_changes_is_damage(folder):
+def test_changed_footer_version_is_damage(folder):
     write_captions(folder, 3)
     data = folder.read(NAME)
     position = data.index(b"2", data.index(b"imagepivot.version"))

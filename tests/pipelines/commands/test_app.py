@@ -143,7 +143,7 @@ def test_missing_module_names_its_extra_or_is_raised(call, monkeypatch, words, p
         ),
     ],
 )
-def test_ctrl_c_says_what_is_kept(call, monkeypatch, words, place, says):
+def test_ctrl_c_reports_kept_work(call, monkeypatch, words, place, says):
     importlib.import_module("pipelines.text.encoding")  # It would keep the replaced function for other tests.
     monkeypatch.setattr(place, raising(KeyboardInterrupt()))
     code, out, err = call(*words)

@@ -203,13 +203,13 @@ def test_a_task_on_a_remote_runner(images, tmp_path):
 # --- the number of shards --------------------------------------------------------------------------------------------
 
 
-def test_a_task_takes_the_number_of_the_job_that_it_joins(images, tmp_path):
+def test_array_task_uses_the_shard_count_of_its_job(images, tmp_path):
     run(images, tmp_path / "t", 1)
     run(images, tmp_path / "t", 0, shards="auto")
     assert open_dataset(tmp_path / "t").num_shards == SHARDS
 
 
-def test_more_tasks_than_shards_that_are_chosen_are_refused(images, tmp_path):
+def test_more_tasks_than_automatic_shards_are_refused(images, tmp_path):
     with pytest.raises(UsageError, match=r"--task is '0/64', .*the dataset has 16: give all tasks --shards 64 or more"):
         extract_features(job_of(images, tmp_path / "t", shards="auto", task=ArrayTask(0, 64)), ONE)
     assert not (tmp_path / "t").exists()

@@ -472,7 +472,7 @@ def test_types_and_wide_features_decide_the_number_of_shards(request_, size, sha
     assert choose_shards(31_783 * bytes_, VECTOR_SHARD_BYTES) == shards
 
 
-def test_a_run_that_goes_on_and_an_update_keep_the_number(images, extracted, tmp_path):
+def test_resumed_and_updated_runs_keep_the_shard_count(images, extracted, tmp_path):
     (extracted / "_manifest.json").unlink()
     next(extracted.glob("part-*")).unlink()
     assert len(extract_features(job_of(images, extracted, shards="auto"), ONE).shards) == 4

@@ -201,7 +201,7 @@ def test_a_plan_knows_the_size_of_all_columns(images, tmp_path):
     assert (plan.images, plan.bytes) == (23, 23 * plan.row_bytes)
 
 
-def test_libraries_name_what_made_the_regions(images):
+def test_libraries_name_the_region_backend(images):
     assert "detectron2" not in job_of(images, "r").libraries()
     assert job_of(images, "r", regions=RegionOptions(backend="detectron2")).libraries()[-1] == "detectron2"
     assert job_of(images, "r", name="detectron2:c.yaml+w.pth").libraries()[-1] == "detectron2"
@@ -242,7 +242,7 @@ def test_names_can_be_given_later_and_are_kept(images, names, extracted, tmp_pat
     assert validate(tmp_path / "r") == []
 
 
-def test_names_that_another_extractor_left_are_not_taken_over(images, tmp_path):
+def test_region_names_of_another_extractor_are_replaced(images, tmp_path):
     (tmp_path / "r" / "_names").mkdir(parents=True)
     (tmp_path / "r" / "_names" / "classes").write_text("one\nof too few\n")
     (tmp_path / "r" / "_names" / "attributes").write_text("blue\nold\n")

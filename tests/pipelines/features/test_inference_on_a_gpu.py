@@ -55,7 +55,7 @@ def extract(extractor, count: int) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize("most", [100, 3, 1])
-def test_a_shard_from_a_gpu_is_that_of_the_cpu(most):
+def test_shard_of_fake_gpu_equals_cpu(most):
     expected = extract(Tiny("cpu"), 26)
     with fake_gpu() as gpu:
         extractor = Tiny("cuda:0")

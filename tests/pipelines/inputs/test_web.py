@@ -84,7 +84,7 @@ def test_one_connection_serves_many_files_and_missing_ones(site):
     assert site.connections == 1
 
 
-def test_a_body_that_is_compressed_or_chunked_is_put_together(site):
+def test_compressed_or_chunked_body_is_decoded(site):
     packed = gzip.compress(b"picture")
     site.pages["/a"] = lambda handler: handler.answer(200, packed, Content_Encoding="gzip")
     assert fetch(site.address("/a"), HERE) == b"picture"

@@ -38,7 +38,7 @@ OURS = f"imagepivot-{version('imagepivot')}-py3-none-any.whl"
         (("--environment_type=DOCKER", "--environment_options=docker_container_image=my/image"), [], ["imagepivot"]),
     ],
 )
-def test_what_a_run_brings_along(tmp_path, flags, packages, plugins):
+def test_staged_files_of_a_run(tmp_path, flags, packages, plugins):
     assert staged(*flags, folder=tmp_path) == (packages, plugins)
 
 
@@ -67,7 +67,7 @@ def requirements(folder: Path, *extras: str) -> dict[str, str]:
     return dict(re.findall("^Requires-Dist: (.*)==(.*)$", metadata, re.MULTILINE))
 
 
-def test_workers_get_the_versions_that_are_installed_here_and_only_what_they_need(tmp_path):
+def test_workers_get_installed_versions_of_needed_packages_only(tmp_path):
     text = requirements(tmp_path, "pipelines")
     assert text["sacremoses"] == version("sacremoses")
     assert {"numpy", "pyarrow", "ijson"} <= text.keys()
@@ -78,7 +78,7 @@ def test_workers_get_the_versions_that_are_installed_here_and_only_what_they_nee
 
 
 @pytest.mark.cluster
-def test_a_worker_that_has_only_the_wheel(tmp_path):
+def test_worker_with_the_wheel_alone_imports_our_packages(tmp_path):
     """In a folder where other modules have our names, as Beam's own worker starts there: with that folder first on its path."""
     wheel = build_wheel(tmp_path, ("pipelines",))
     pip = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target"]

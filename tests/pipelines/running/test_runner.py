@@ -96,7 +96,7 @@ def test_check_locations_local_path_of_remote_workers_is_refused():
 
 
 @pytest.mark.parametrize(("image", "brought"), [((), True), (("--sdk_container_image=my/image",), False)])
-def test_a_job_that_is_submitted_brings_our_package_along(monkeypatch, image, brought):
+def test_submitted_job_stages_the_package(monkeypatch, image, brought):
     submitted = []
 
     class Result:

@@ -350,7 +350,7 @@ def test_an_ensemble_is_folded_too(model, write_run, comparable):
     assert both != alone
 
 
-def test_chance_in_folds_is_that_of_smaller_galleries(comparable):
+def test_chance_in_folds_counts_smaller_galleries(comparable):
     # 12 images with three English captions each, in folds of four images and 12 captions.
     recalls = chance_in_folds(comparable.captions, "en", 3)
     assert recalls["text_to_image"] == (25.0, 100.0, 100.0)
