@@ -54,7 +54,7 @@ def test_write_replaces_measured_cells(tmp_path: Path) -> None:
     assert page.read_text(encoding="utf-8").endswith("<!-- speed: end -->\nafter\n")
 
 
-def test_a_page_without_a_table_is_said_to_be_one(tmp_path: Path) -> None:
+def test_page_without_a_table_is_said_to_be_one(tmp_path: Path) -> None:
     page = tmp_path / "speed.md"
     page.write_text("nothing\n", encoding="utf-8")
     with pytest.raises(SystemExit, match="the page lacks <!-- speed: begin -->"):

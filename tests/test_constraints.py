@@ -44,7 +44,7 @@ def test_transitive_requirements_are_pinned_once():
 
 
 @pytest.mark.slow
-def test_the_pinned_versions_are_installed():
+def test_pinned_versions_are_installed():
     assert {name: version(name) for name in closure("imagepivot", "dev") if pinned()[name] != [f"=={version(name)}"]} == {}
 
 
@@ -56,5 +56,5 @@ def test_numpy_and_torch_are_pinned_for_every_python(python):
     assert ("gensim" in names) == (python != "3.14")
 
 
-def test_the_file_names_no_address():
+def test_file_names_no_address():
     assert "://" not in CONSTRAINTS.read_text(encoding="utf-8")

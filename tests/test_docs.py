@@ -371,7 +371,7 @@ def source_folders() -> set[str]:
     return {path.parent.relative_to(ROOT).as_posix() for path in files}
 
 
-def test_the_tree_names_every_folder() -> None:
+def test_tree_names_every_folder() -> None:
     [tree] = [block for block in blocks("CONTRIBUTING.md", "") if "schemas/" in block]
     named: set[str] = set()
     above: list[str] = []
@@ -417,11 +417,11 @@ def test_links_lead_somewhere(page: str) -> None:
             assert anchor in anchors(str(target.resolve().relative_to(ROOT))), link
 
 
-def test_the_site_has_every_page() -> None:
+def test_site_has_every_page() -> None:
     assert {page for page in PAGES if page.startswith("docs/")} == {page for page in SITE if page in PAGES}
 
 
-def test_the_readme_is_short() -> None:
+def test_readme_is_short() -> None:
     assert len(PAGES["README.md"].splitlines()) <= README_LINES
 
 

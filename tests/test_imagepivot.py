@@ -85,7 +85,7 @@ def test_missing_extra_is_named_on_first_use(features):
 
 
 @pytest.mark.slow
-def test_a_script_beside_foreign_modules(here, features):
+def test_script_beside_foreign_modules(here, features):
     (here / "script.py").write_text(
         "import sys\nimport imagepivot\n\nprint(imagepivot.open_dataset(sys.argv[1]).image_ids())\n"
         "import schemas, train\nprint(schemas.__name__, train.__name__)\n"
@@ -102,7 +102,7 @@ def test_script_called_train_imports_our_package(here, features):
 
 
 @pytest.mark.slow
-def test_an_interactive_session_beside_foreign_modules(here, features):
+def test_interactive_session_beside_foreign_modules(here, features):
     session = f"import imagepivot\nprint(len(imagepivot.open_dataset({str(features)!r})))\n"
     done = python("-i", "-q", cwd=here, stdin=session)
     assert "6\n" in done.stdout

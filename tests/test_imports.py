@@ -262,7 +262,7 @@ def test_only_the_storage_package_imports_store_clients(sources):
     assert set().union(*map(clients, sources.values())) == CLIENTS
 
 
-def test_the_layout_has_no_circle_itself():
+def test_layout_has_no_circle_itself():
     for rooms in ROOMS.values():
         edges = {name: {*rooms} - {name} if "*" in allowed else allowed for name, allowed in rooms.items()}
         assert circle(edges) == []
@@ -277,7 +277,7 @@ def test_the_layout_has_no_circle_itself():
     ],
 )
 @pytest.mark.parametrize("place", ["{}", "def lazily():\n    {}"])
-def test_a_trespass_is_found(statement, place):
+def test_trespass_is_found(statement, place):
     source = place.format(statement)
     found = graph({"pipelines.inputs.files": source, "pipelines.features": "", "pipelines.features.extraction": ""})
     assert trespasses(found) == [f"pipelines.inputs.files:{source.count(chr(10)) + 1} imports pipelines.features.extraction"]

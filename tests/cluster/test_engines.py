@@ -232,7 +232,7 @@ def test_detached_flink_job_names_page_and_cancel_command(flink, inputs, imagepi
 
 
 @pytest.mark.parametrize("name", ["flink", "spark", "prism"])
-def test_a_users_mistake_on_a_worker_is_one_line(name, request, imagepivot, tell, tmp_path):
+def test_users_mistake_on_a_worker_is_one_line(name, request, imagepivot, tell, tmp_path):
     held = request.getfixturevalue(name)
     (tmp_path / "captions.tsv").write_text("image_id\tindex\ttext\n" + "a\t0\tx\ne\t0\tx\n" * 2)  # Found in both shards.
     done = imagepivot(*held.words(*commands("--shared-disk")[0]), cwd=tmp_path, code=1)

@@ -63,7 +63,7 @@ def gcloud(images, image, tmp_path_factory) -> Iterator[Callable[..., subprocess
         yield run
 
 
-def test_the_template_is_the_metadata_and_the_image(gcloud, image):
+def test_template_is_the_metadata_and_the_image(gcloud, image):
     spec = json.loads(Folder("gs://bucket/templates").read("imagepivot.json"))
     assert spec["image"] == image("launcher")
     assert spec["metadata"] == json.loads((ROOT / "docker" / "metadata.json").read_text())
@@ -80,7 +80,7 @@ def launch(gcloud: Callable[..., subprocess.CompletedProcess[str]], **changed: s
     return wait_for(lambda: (said := gcloud(*watch).stdout.strip()) != "JOB_STATE_RUNNING" and said, seconds=600)
 
 
-def test_a_launch_makes_the_dataset(gcloud):
+def test_launch_makes_the_dataset(gcloud):
     rows = [f"i{number}\t{language}\tThe Dog of Anna runs {number}" for number in range(20) for language in ("en", "de")]
     Folder("gs://bucket").write("captions.tsv", "\n".join(["image_id\tlanguage\ttext", *rows, ""]).encode())
     assert launch(gcloud) == "JOB_STATE_DONE"
@@ -100,6 +100,6 @@ def test_launch_uses_weights_of_the_image(gcloud, image):
     assert open_dataset("gs://bucket/features").manifest.rows == 5
 
 
-def test_a_wrong_parameter_is_refused_before_anything_starts(gcloud):
+def test_wrong_parameter_is_refused_before_anything_starts(gcloud):
     words = [word.replace("command=captions", "command=train") for word in line_of("gcloud dataflow flex-template run")]
     assert "Invalid value for parameter command: train" in gcloud(*words, code=1).stderr

@@ -26,7 +26,7 @@ NO_INDEX = ("--env", "PIP_INDEX_URL=http://localhost:9/")  # Where nothing liste
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_command_and_no_compiler(target, images, image):
+def test_command_and_no_compiler(target, images, image):
     said = images.run(image(target), "imagepivot", "--version").stdout
     assert said == "imagepivot 0.1.0\n"
     found = images.run(image(target), "sh", "-c", f"for name in {COMPILERS}; do command -v $name; done; true").stdout
@@ -34,12 +34,12 @@ def test_the_command_and_no_compiler(target, images, image):
 
 
 @pytest.mark.parametrize(("target", "user"), [("worker-cpu", "10001"), ("train", "10001"), ("launcher", "0"), ("worker", "0")])
-def test_the_user(target, user, images, image):
+def test_user(target, user, images, image):
     assert images.run(image(target), "id", "-u").stdout == f"{user}\n"
     assert images.run(image(target), "id", "-u", user="10001").stdout == "10001\n"
 
 
-def test_the_user_for_dataflow(images, image):
+def test_user_for_dataflow(images, image):
     image("worker-cpu")
     script, target, _ = line_of("docker/build.sh worker-cpu ")
     given = ("--build-arg", "RUN_AS=0", "--build-context", f"weights={images.folder / 'weights'}")
@@ -68,7 +68,7 @@ def test_training_needs_neither_beam_nor_extractors(images, image):
     assert images.run(image("train"), "python", "-c", look).stdout == "[]\n"
 
 
-def test_the_gpu_worker_has_cuda(images, image):
+def test_gpu_worker_has_cuda(images, image):
     assert images.run(image("worker"), "python", "-c", "import torch; print(torch.version.cuda)").stdout != "None\n"
 
 
@@ -98,7 +98,7 @@ def demo(images, image, shared) -> Path:
     return shared / "demo"
 
 
-def test_the_demo_runs(demo):
+def test_demo_runs(demo):
     for name in ("captions", "vocabulary", "encoded", "features"):
         assert validate(str(demo / name)) == []
     assert open_dataset(demo / "features").manifest.rows == 300
@@ -114,7 +114,7 @@ def test_training_runs_and_is_evaluated(demo, images, image):
     assert "R@1" in images.docker(*start, "evaluate", "/data/runs/c2c", *data, "--split", "test").stdout
 
 
-def test_a_command_in_a_container_and_from_a_pool_of_containers(images, image, shared, imagepivot):
+def test_command_in_a_container_and_from_a_pool_of_containers(images, image, shared, imagepivot):
     """The page's lines, Beam's own job service in place of Flink's: both make the same bytes."""
     image("worker-cpu")
     alone, pooled = shared / "alone", shared / "pooled"
@@ -132,7 +132,7 @@ def test_a_command_in_a_container_and_from_a_pool_of_containers(images, image, s
 
 
 @pytest.mark.parametrize("target", ["worker-cpu", "worker"])
-def test_a_worker_serves_a_job_from_outside(target, images, image, shared, imagepivot):
+def test_worker_serves_a_job_from_outside(target, images, image, shared, imagepivot):
     """The pool is not root and reaches no index; the job brings its package, which boot installs for it alone; equal bytes."""
     folder = shared / f"job-{target}"
     (folder / "there").mkdir(parents=True)

@@ -34,7 +34,7 @@ def target(container: dict[str, Any]) -> str:
     return container["image"].rpartition("/")[2].partition(":")[0]
 
 
-def test_the_array_job(images, image, shared):
+def test_array_job(images, image, shared):
     folder = shared / "array"
     folder.mkdir()
     make_inputs(folder)
@@ -53,7 +53,7 @@ def test_the_array_job(images, image, shared):
     assert open_dataset(folder / "features").manifest.rows == 5
 
 
-def test_the_nightly_job(images, image, shared, monkeypatch):
+def test_nightly_job(images, image, shared, monkeypatch):
     """Two nights on an emulated bucket, with the weights that are baked in; a photo comes between them."""
     spec = manifest("nightly")["jobTemplate"]["spec"]["template"]["spec"]
     (container,) = spec["containers"]

@@ -26,7 +26,7 @@ def pins(name: str) -> dict[str, str]:
     return found
 
 
-def test_the_lists_and_the_constraints_agree():
+def test_lists_and_the_constraints_agree():
     torch, others, constraints = pins("docker/torch.txt"), pins("docker/requirements.txt"), pins("constraints.txt")
     assert all(specifier.startswith("==") for specifier in (*torch.values(), *others.values()))
     for left, right in ((torch, others), (torch, constraints), (others, constraints)):

@@ -229,7 +229,7 @@ def test_wrong_usage(images, imagepivot, tmp_path, arguments, message):
 
 
 @pytest.mark.slow
-def test_a_task_without_a_shard_to_write_commits_without_torch_and_beam(images, plain, imagepivot, tmp_path, monkeypatch):
+def test_task_without_a_shard_to_write_commits_without_torch_and_beam(images, plain, imagepivot, tmp_path, monkeypatch):
     for name, data in plain.items():
         if name != "_manifest.json":
             (tmp_path / "o" / name).parent.mkdir(parents=True, exist_ok=True)

@@ -148,7 +148,7 @@ def test_missing_image_raises_the_same_error_in_every_store(store):
         source.read(ref)
 
 
-def test_an_upload_goes_in_large_parts(store):
+def test_upload_goes_in_large_parts(store):
     folder = Folder(store.address("large"))
     store.asked()
     folder.write("small", b"x")
@@ -223,7 +223,7 @@ def dataset(undelayed, running, monkeypatch):
     return undelayed
 
 
-def test_a_complete_dataset_is_recognised_from_a_listing_its_manifest_and_a_small_read_a_shard(dataset, store):
+def test_complete_dataset_is_recognised_from_a_listing_its_manifest_and_a_small_read_a_shard(dataset, store):
     store.asked()
     assert OutputState(dataset).committed_manifest() is not None
     asked = store.asked()
@@ -254,7 +254,7 @@ def test_finished_shards_take_two_concurrent_requests_each(dataset, store):
     assert not [request for request in asked.all if request.path.endswith(".parquet") and "list-type" not in request.path]
 
 
-def test_a_commit_reads_no_shard_again(dataset, store):
+def test_commit_reads_no_shard_again(dataset, store):
     before = dataset.folder.read(MANIFEST_NAME)
     dataset.folder.delete(MANIFEST_NAME)
     store.asked()

@@ -34,7 +34,7 @@ def test_every_dataset_keeps_every_promise(folder, name):
     assert validate(folder / name) == []
 
 
-def test_the_datasets_fit_together(demo, folder):
+def test_datasets_fit_together(demo, folder):
     captions, vocabulary, encoded, features, regions = (open_dataset(folder / name) for name in DATASETS)
     assert len(features) == demo.scenes
     assert sorted(regions.image_ids()) == [f"scene-0000{number}" for number in range(4)]
@@ -50,7 +50,7 @@ def test_the_datasets_fit_together(demo, folder):
     assert captions.manifest.failed == features.manifest.failed == 0
 
 
-def test_a_model_is_trained_and_queried(demo, folder):
+def test_model_is_trained_and_queried(demo, folder):
     assert open_run(folder / "run").model.languages == ("en", "de", "fr", "cs")
     assert "scenes that were held out" in demo.stdout
     assert f"one query in each language: scene-00009, among {demo.scenes} scenes" in demo.stdout
@@ -67,7 +67,7 @@ def test_all_are_shown(demo):
         assert f"build/demo/{name}" in demo.stdout.replace("\n", "")
 
 
-def test_a_second_run_changes_nothing(demo, folder, imagepivot, tmp_path):
+def test_second_run_changes_nothing(demo, folder, imagepivot, tmp_path):
     shutil.copytree(folder, tmp_path / "build" / "demo")
     before = state(tmp_path / "build" / "demo")
     again = imagepivot("demo", "build/demo", "--scenes", demo.scenes, cwd=tmp_path)

@@ -84,7 +84,7 @@ def locked(tmp_path: Path) -> Iterator[Path]:
     folder.chmod(0o755)
 
 
-def test_a_folder_without_permission(arguments, undisturbed, forked, locked: Path) -> None:
+def test_folder_without_permission(arguments, undisturbed, forked, locked: Path) -> None:
     output = locked / "features"
     says(forked(*arguments(output), before=as_others, code=1), "permission denied", str(output))
     assert list(locked.iterdir()) == []
@@ -93,7 +93,7 @@ def test_a_folder_without_permission(arguments, undisturbed, forked, locked: Pat
     assert tree(output) == undisturbed
 
 
-def test_a_dataset_without_permission(arguments, undisturbed, imagepivot, forked, locked: Path) -> None:
+def test_dataset_without_permission(arguments, undisturbed, imagepivot, forked, locked: Path) -> None:
     locked.chmod(0o755)
     imagepivot(*arguments(locked))
     (locked / "_manifest.json").unlink()
@@ -126,7 +126,7 @@ def small_disk(tmp_path: Path, undisturbed: dict[str, bytes]) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_full_disk(arguments, undisturbed, imagepivot, small_disk: Path, workers: str) -> None:
+def test_full_disk(arguments, undisturbed, imagepivot, small_disk: Path, workers: str) -> None:
     output = small_disk / "features"
     says(
         imagepivot(*arguments(output, "--workers", workers), code=1),

@@ -7,7 +7,7 @@ from schemas.storage.folder import Folder
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
-def test_an_existing_bucket_is_left_as_it_was(store, imagepivot):
+def test_existing_bucket_is_left_as_it_was(store, imagepivot):
     Folder(store.address("features")).write("_manifest.json", b"{}")
     done = imagepivot("doctor", store.address("features"), "--json")
     assert json.loads(done.stdout)["checks"][-1] == {
@@ -19,7 +19,7 @@ def test_an_existing_bucket_is_left_as_it_was(store, imagepivot):
     assert Folder(store.address("")).names() == ["features/_manifest.json"]
 
 
-def test_a_missing_bucket_fails(store, imagepivot):
+def test_missing_bucket_fails(store, imagepivot):
     done = imagepivot("doctor", f"{store.scheme}://nowhere/x", code=1)
     assert done.stdout.count("FAILED") == 1
     assert "there is no bucket 'nowhere'" in done.stdout

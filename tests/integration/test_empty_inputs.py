@@ -58,7 +58,7 @@ CAPTIONS = "--workers 1 --shards 2 --format"
         ("import", "x.tsv", b"", "--name x", "x.tsv"),
     ],
 )
-def test_a_file_without_rows(fails, tmp_path, command, name, content, options, says):
+def test_file_without_rows(fails, tmp_path, command, name, content, options, says):
     (tmp_path / name).write_bytes(content() if callable(content) else content)
     fails(command, tmp_path / name, tmp_path / "out", *options.split(), says=says)
 

@@ -66,7 +66,7 @@ def independent(photos) -> dict[str, np.ndarray]:
     return vectors
 
 
-def test_the_set_of_weights_taken_of_several_is_said_every_time(imagepivot, tmp_path):
+def test_set_of_weights_taken_of_several_is_said_every_time(imagepivot, tmp_path):
     (tmp_path / "images").mkdir()
     Image.new("RGB", (300, 260), (200, 30, 40)).save(tmp_path / "images" / "a.png")
     state = torchvision.models.resnet50(weights=None).state_dict()

@@ -88,7 +88,7 @@ def test_end_event_counts_written_rows_and_shards(imagepivot, folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_end_of_import_export_and_diff(imagepivot, folder, tmp_path):
+def test_end_of_import_export_and_diff(imagepivot, folder, tmp_path):
     done = imagepivot("import", folder / "x.npy", tmp_path / "f", "--name", "x", "--shards", "2", "--log-json")
     assert last_of(done)["counts"] == {"rows": 3, "shards": 2, "failed": {}}
     done = imagepivot("export", tmp_path / "f", tmp_path / "x", "--format", "npy", "--log-json")
@@ -112,7 +112,7 @@ def test_failures_are_counted_by_reason(imagepivot, forked, folder, tmp_path, wo
     assert remark.startswith("2 inputs failed: 2 empty_caption. They are listed by: imagepivot inspect ")
 
 
-def test_an_error_is_an_event_and_the_reason_of_the_end(imagepivot, folder, tmp_path):
+def test_error_is_an_event_and_the_reason_of_the_end(imagepivot, folder, tmp_path):
     done = imagepivot(*captions(folder, tmp_path / "o", "none"), code=1)
     [error] = [event for event in events_of(done) if event["event"] == "error"]
     assert "none.tsv' does not exist" in error["message"]
@@ -141,7 +141,7 @@ def test_wrong_usage_is_an_event(imagepivot, words, says):
     assert says.lower() in end["message"].lower()
 
 
-def test_an_option_behind_the_dashes_is_for_beam(imagepivot, folder, tmp_path):
+def test_option_behind_the_dashes_is_for_beam(imagepivot, folder, tmp_path):
     done = imagepivot("vocabulary", tmp_path / "none", tmp_path / "v", "--", "--log-json", code=1)
     assert done.stderr.startswith("--log-json after -- is not a flag of Beam, which ignores it\nError: ")
 
@@ -172,7 +172,7 @@ def test_ctrl_c_is_the_last_event(folder, tmp_path):
     assert end["message"] == "stopped; finished shards are kept, the same command continues from here"
 
 
-def test_a_default_may_ask_for_it_too(monkeypatch, tmp_path):
+def test_default_may_ask_for_it_too(monkeypatch, tmp_path):
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setattr(sys, "argv", ["imagepivot", "vocabulary", str(tmp_path / "none"), str(tmp_path / "v")])

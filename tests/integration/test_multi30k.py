@@ -121,7 +121,7 @@ def test_translation_vocabulary_equals_table_1(folder):
     assert len(open_dataset(folder / "translation")) == 16_562 + 4
 
 
-def test_the_vocabulary_of_the_independent_captions(folder):
+def test_vocabulary_of_the_independent_captions(folder):
     statistics = open_dataset(folder / "comparable").manifest.statistics
     assert (statistics["sum"], statistics["union"]) == (18_328, 17_664)
     assert list(statistics["jaccard"]) == ["de/en"]

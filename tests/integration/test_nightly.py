@@ -282,7 +282,7 @@ def check_night(machine: Machine, features: str) -> None:
     assert validate(f"{features}-{machine.night}") == []
 
 
-def test_the_nights_of_the_page(machine, stores, imagepivot, monkeypatch):
+def test_nights_of_the_page(machine, stores, imagepivot, monkeypatch):
     near, far = stores
     photos, features = Folder(near.address("photos")), near.address("features")
     night = iter(NIGHTS)
@@ -461,7 +461,7 @@ def test_requests_of_an_unchanged_night_equal_the_page(stores, machine, imagepiv
         assert len(far.asked()) == int(fixed[column]) + int(each[column]) * (shards - 16)
 
 
-def test_the_same_as_a_plan(stores, tmp_path, imagepivot, monkeypatch):
+def test_same_as_a_plan(stores, tmp_path, imagepivot, monkeypatch):
     near, far = stores
     use(near.environment, monkeypatch)
     steps = ForkedSteps(before=colours)  # With an extractor without a model.

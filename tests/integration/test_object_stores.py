@@ -168,7 +168,7 @@ def refused(run, *expected: str) -> None:
     assert took < GIVE_UP_SECONDS
 
 
-def test_a_missing_bucket(store, table, imagepivot, tmp_path):
+def test_missing_bucket(store, table, imagepivot, tmp_path):
     missing = f"{store.scheme}://no-such-bucket/x"
     captions = ("captions", "--format", "table")
     refused(
@@ -235,7 +235,7 @@ def test_object_keys_are_used_unchanged(store):
 
 
 @pytest.mark.parametrize("name", ["x*[1]~%25 +&=ü.jpg", "back\\slash.jpg", "tab\t.jpg", "a.b/..c", "quote\"'`|<>^{}.jpg"])
-def test_an_image_is_read_under_any_key(store, name):
+def test_image_is_read_under_any_key(store, name):
     folder = Folder(store.address("any keys"))
     folder.write(name, name.encode())
     assert folder.read_object(name) == folder.read(name) == name.encode()
@@ -286,7 +286,7 @@ def regions(tmp_path_factory) -> Path:
     return folder
 
 
-def test_a_drawing_is_stored_as_it_is_locally(store, regions, imagepivot, empty, tmp_path):
+def test_drawing_is_stored_as_it_is_locally(store, regions, imagepivot, empty, tmp_path):
     arguments = ("view", regions / "regions", regions / "cat.png", "--image", "cat", "-o")
     imagepivot(*arguments, tmp_path / "cat.png")
     address = store.address("drawings of wörkers")
@@ -298,6 +298,6 @@ def test_a_drawing_is_stored_as_it_is_locally(store, regions, imagepivot, empty,
     imagepivot(*arguments, f"{address}/cat.png", "--overwrite")
 
 
-def test_a_drawing_into_no_bucket_is_refused_before_any_work(store, regions, imagepivot):
+def test_drawing_into_no_bucket_is_refused_before_any_work(store, regions, imagepivot):
     arguments = ("view", regions / "regions", regions, "--image", "nothing", "-o", f"{store.scheme}://nobucket/a.png")
     assert "there is no bucket 'nobucket'" in imagepivot(*arguments, code=1).stderr

@@ -97,7 +97,7 @@ def test_attempt_overtaken_during_upload_is_discarded(store, alone, monkeypatch,
     assert output.folder.read(NAME) == alone["C"][NAME]
 
 
-def test_a_record_of_another_attempt_is_not_believed(store):
+def test_record_of_another_attempt_is_not_believed(store):
     """Of the same size, as where who overtook was killed: the commit and the next run look at the shard itself."""
     outputs = {name: output_in(store.address(f"mixed/{name}")) for name in "AC"}
     for name, output in outputs.items():
@@ -119,7 +119,7 @@ def test_a_record_of_another_attempt_is_not_believed(store):
     assert folder.read(MANIFEST_NAME) == before
 
 
-def test_a_claim_without_a_shard_or_record_is_no_finished_shard(store):
+def test_claim_without_a_shard_or_record_is_no_finished_shard(store):
     output = output_in(store.address("claimed"))
     attempt(output, "A")
     output.folder.write(record_name(NAME), b"claimed by somebody\n")

@@ -70,7 +70,7 @@ def test_command_starts_beside_foreign_modules_of_our_names(installed, tmp_path,
     installed(command, **trapped(tmp_path, PACKAGES, MODULES))
 
 
-def test_a_wheel_holds_every_file_of_the_packages(tmp_path):
+def test_wheel_holds_every_file_of_the_packages(tmp_path):
     root = Path(__file__).parents[2]
     names = ("schemas", "extractors", "pipelines", "train")
     ours = {path.relative_to(root).as_posix() for name in names for path in (root / name).rglob("*") if path.is_file()}

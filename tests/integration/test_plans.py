@@ -76,7 +76,7 @@ def test_killed_anywhere_it_goes_on_to_the_same_bytes(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in rough.rglob("*") if path.is_file()}.items() <= before.items()
 
 
-def test_a_signal_stops_the_steps_in_order(tmp_path):
+def test_signal_stops_the_steps_in_order(tmp_path):
     folder = plan_in(tmp_path / "plan")
     process = subprocess.Popen(
         [SCRIPT, "build", "plan.toml"],
@@ -113,7 +113,7 @@ def test_another_dataset_stops_the_build_and_overwrite_replaces_it(tmp_path, ima
     assert "--overwrite encoded: the step is not among those to run: captions, vocabulary" in unchosen
 
 
-def test_a_dry_run_prints_the_commands_and_runs_none(tmp_path, imagepivot, forked_steps):
+def test_dry_run_prints_the_commands_and_runs_none(tmp_path, imagepivot, forked_steps):
     folder = plan_in(tmp_path / "a plan")
     done = imagepivot("build", "plan.toml", "vocabulary", "--dry-run", cwd=folder)
     assert done.stdout.splitlines() == [
@@ -124,7 +124,7 @@ def test_a_dry_run_prints_the_commands_and_runs_none(tmp_path, imagepivot, forke
     assert not (folder / "build").exists()
 
 
-def test_the_captions_of_multi30k(tmp_path, multi30k, imagepivot, forked_steps):
+def test_captions_of_multi30k(tmp_path, multi30k, imagepivot, forked_steps):
     words = ("build", "multi30k", "encoded", "--set", f"paths.multi30k={multi30k}", "--output", tmp_path / "plan")
     imagepivot(*words, cwd=tmp_path)
     imagepivot("captions", multi30k, "captions", "--format", "multi30k", "--languages", "en,de", cwd=tmp_path)
@@ -169,7 +169,7 @@ def karpathy(folder: Path, name: str, images: list[tuple[str, str, str]]) -> Non
         ),
     ],
 )
-def test_a_plan_in_the_layout_of_its_data(tmp_path, imagepivot, forked_steps, plan, name, images):
+def test_plan_in_the_layout_of_its_data(tmp_path, imagepivot, forked_steps, plan, name, images):
     karpathy(tmp_path, name, images)
     words = ("build", plan, "encoded", "features", "--set", f"paths.captions_json={name}", "--set", "paths.photos=photos")
     cheap = ("--set", "steps.features.weights=random:0", "--set", "steps.features.device=cpu")

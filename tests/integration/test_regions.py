@@ -25,7 +25,7 @@ def extracted(imagepivot, photos, visual_genome, tmp_path_factory):
     return folder, arguments, imagepivot(*arguments)
 
 
-def test_the_dataset_keeps_every_promise(extracted):
+def test_dataset_keeps_every_promise(extracted):
     folder, _, _ = extracted
     assert validate(folder / "named") == []
     dataset = open_dataset(folder / "named", kind="regions")
@@ -54,7 +54,7 @@ def test_names_are_shown(extracted, imagepivot, visual_genome):
     assert f"{name} {row['class_scores'][best]:.2f} (" in shown
 
 
-def test_a_run_without_names_agrees(extracted, imagepivot):
+def test_run_without_names_agrees(extracted, imagepivot):
     _, arguments, done = extracted
     again = imagepivot(*arguments[: arguments.index("--class-names")])
     first, second = (re.sub(r"B, [^,)]+", "B", run.stdout) for run in (done, again))  # Without seconds.

@@ -65,7 +65,7 @@ def test_local_paths_are_refused_before_anything_starts(inputs, imagepivot, tmp_
     assert tree(folder) == before
 
 
-def test_a_worker_with_other_code(inputs, imagepivot, tmp_path, monkeypatch):
+def test_worker_with_other_code(inputs, imagepivot, tmp_path, monkeypatch):
     with zipfile.ZipFile(package_wheel.build_wheel(tmp_path, ())) as wheel:
         wheel.extractall(tmp_path / "other")
     (tmp_path / "other" / "schemas" / "more.py").write_text("")
@@ -79,7 +79,7 @@ def test_a_worker_with_other_code(inputs, imagepivot, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("options", [("--device", "cuda"), ("--gpu", "nvidia-l4")])
-def test_a_worker_without_the_device(cluster, inputs, imagepivot, tmp_path, options):
+def test_worker_without_the_device(cluster, inputs, imagepivot, tmp_path, options):
     import torch
 
     if torch.cuda.is_available():
@@ -153,7 +153,7 @@ def submitted(started: Started) -> str:
     return found[0]
 
 
-def test_a_detached_job_goes_on_and_the_same_command_finds_its_shards(held, words, imagepivot, tmp_path):
+def test_detached_job_goes_on_and_the_same_command_finds_its_shards(held, words, imagepivot, tmp_path):
     local, output = tmp_path / "local", tmp_path / "out"
     alone = (*words[:2], local, *words[3:7], "--workers", "1")
     imagepivot(*alone)
@@ -189,7 +189,7 @@ def test_job_survives_its_killed_launcher(held, words, imagepivot, tmp_path):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_leaves_the_job(held, words, tmp_path, number, code):
+def test_signal_leaves_the_job(held, words, tmp_path, number, code):
     output = tmp_path / "out"
     with start(*words, folder=tmp_path / "first") as first:
         job = submitted(first)

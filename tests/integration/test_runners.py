@@ -137,7 +137,7 @@ def test_addresses_on_dataflow(dataflow, local, local_features, imagepivot):
 
 
 @pytest.mark.parametrize("kind", ["job_service", "dask", "dataflow"])
-def test_a_users_mistake_on_a_worker_is_one_line(kind, request, imagepivot, tmp_path):
+def test_users_mistake_on_a_worker_is_one_line(kind, request, imagepivot, tmp_path):
     cluster = request.getfixturevalue(kind)
     root = f"{STORE}mistake/" if kind == "dataflow" else f"{tmp_path}/"
     Folder(root).write(

@@ -55,7 +55,7 @@ def compare(few: list[Cost], many: list[Cost]) -> None:
         assert more.calls > 0
 
 
-def test_the_cost_of_an_image_is_flat(tmp_path):
+def test_cost_of_an_image_is_flat(tmp_path):
     costs = {}
     for count, shards in ((20_000, 4), (200_000, 40)):
         folder = tmp_path / str(count)
@@ -66,7 +66,7 @@ def test_the_cost_of_an_image_is_flat(tmp_path):
     compare(*costs.values())
 
 
-def test_the_cost_of_a_caption_is_flat(tmp_path):
+def test_cost_of_a_caption_is_flat(tmp_path):
     costs = {}
     for count, shards in ((50_000, 8), (500_000, 80)):
         folder = tmp_path / str(count)
@@ -122,7 +122,7 @@ def test_pipeline_of_many_shards_can_be_submitted(shards):
     assert size < 60_000 + GRAPH_BYTES * shards
 
 
-def test_a_manifest_of_any_number_of_shards_is_written_and_read():
+def test_manifest_of_any_number_of_shards_is_written_and_read():
     parameters = CaptionsParameters(text=None).to_json()
     sizes = []
     for shards in (1000, MAX_SHARDS):

@@ -34,7 +34,7 @@ def half(imagepivot, photos, folder):
     return features(imagepivot, photos, folder / "half", "--dtype", "float16")
 
 
-def test_the_values_are_those_of_float32_rounded(folder, whole, half):
+def test_values_are_those_of_float32_rounded(folder, whole, half):
     assert (whole.spec.dtype, half.spec.dtype) == ("float32", "float16")
     assert half.numpy().tobytes() == whole.numpy().astype(np.float16).tobytes()
     assert half.image_ids() == whole.image_ids()

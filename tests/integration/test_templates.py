@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
 @pytest.mark.skipif(not is_installed("gs"), reason="no emulator of Google Cloud Storage")
-def test_a_template_is_written_and_nothing_else(imagepivot, tmp_path, monkeypatch):
+def test_template_is_written_and_nothing_else(imagepivot, tmp_path, monkeypatch):
     from apache_beam.internal.gcp import auth
 
     monkeypatch.setattr(auth._Credentials, "_credentials_init", True)  # None: nobody is asked for any.

@@ -100,7 +100,7 @@ def text_input(request, tmp_path):
     return text, reading
 
 
-def test_a_mark_and_crlf_change_nothing(text_input):
+def test_mark_and_crlf_change_nothing(text_input):
     text, reading = text_input
     plain = reading(text.encode())
     assert plain

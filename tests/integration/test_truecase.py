@@ -136,7 +136,7 @@ def tokens_of(path: Path) -> dict[tuple[str, str, str, int], list[str]]:
     return {(row["image_id"], row["language"], row["portion"], row["index"]): row["tokens"] for row in table}
 
 
-def test_the_tokens_are_those_of_the_reference(folder, rows, learned):
+def test_tokens_are_those_of_the_reference(folder, rows, learned):
     expected = reference_tokens(rows, learned)
     assert tokens_of(folder / "captions") == expected
     recipe = RECIPES["moses-truecase"]
@@ -160,7 +160,7 @@ def test_other_splits_do_not_matter_to_the_truecaser(folder, rows, imagepivot):
         assert (folder / "changed" / name).read_bytes() == (folder / "captions" / name).read_bytes()
 
 
-def test_the_splits_to_learn_from_can_be_named(folder, rows, imagepivot):
+def test_splits_to_learn_from_can_be_named(folder, rows, imagepivot):
     captions(imagepivot, folder / "captions.tsv", folder / "val", "--workers", "1", "--train-splits", "val")
     recipe = RECIPES["moses-truecase"]
     counts = learn(prepare(row[5], "de", recipe) for row in rows if row[1] == "de" and row[4] == "val")
@@ -168,7 +168,7 @@ def test_the_splits_to_learn_from_can_be_named(folder, rows, imagepivot):
 
 
 @pytest.mark.cluster
-def test_a_truecaser_can_be_used_again(folder, rows, imagepivot, learned, tmp_path):
+def test_truecaser_can_be_used_again(folder, rows, imagepivot, learned, tmp_path):
     others = [row for row in rows if row[4] != "train"]
     table = write(tmp_path / "others.tsv", others)
     captions(imagepivot, table, tmp_path / "o", "--truecaser", folder / "captions", "--workers", "1")

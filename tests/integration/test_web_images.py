@@ -28,7 +28,7 @@ def tagged(body: bytes) -> Callable[[Handler], None]:
 
 
 @pytest.mark.cluster
-def test_a_table_of_addresses(imagepivot, tmp_path, monkeypatch):
+def test_table_of_addresses(imagepivot, tmp_path, monkeypatch):
     for name in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)

@@ -60,7 +60,7 @@ def test_run_checks_reports_an_unknown_extractor_once():
     assert failed.result.startswith("there is no extractor 'resnet51': did you mean 'resnet50-pool'? Extractors are")
 
 
-def test_an_unexpected_error_is_a_failed_check_after_those_before_it():
+def test_unexpected_error_is_a_failed_check_after_those_before_it():
     def checks():
         yield Check("a", "ok", "1")
         raise RuntimeError("driver is gone\nat 0x12")
@@ -138,7 +138,7 @@ def test_versions_without_extras(installed):
     ]
 
 
-def test_an_extra_is_installed_with_the_packages_of_its_nested_extras(installed):
+def test_extra_is_installed_with_the_packages_of_its_nested_extras(installed):
     installed("apache_beam", "2.77.0", "Provides-Extra: gcp", 'Requires-Dist: google-cloud-storage; extra == "gcp"')
     *_, extras = check_versions()
     assert extras.result == "installed: fasttext; not installed: extractors, pipelines, gcp"
@@ -171,7 +171,7 @@ def test_files_without_metadata_are_a_failed_check(monkeypatch, tmp_path):
 # --- device ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_missing_torch_is_a_warning_unless_a_device_is_named(monkeypatch):
+def test_missing_torch_is_a_warning_unless_a_device_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     (check,) = check_device()
     assert (check.status, check.result) == ("warning", "torch is not installed")
@@ -192,7 +192,7 @@ def test_every_requested_gpu_computes(gpus, device, names):
     assert all(check.result.startswith(f"Fake {check.name[-1]}: ") for check in checks if check.name != "cpu")
 
 
-def test_a_missing_gpu(gpus):
+def test_missing_gpu(gpus):
     gpus(0)
     (check,) = check_device()
     assert (check.name, check.status) == ("cpu", "ok")
@@ -202,7 +202,7 @@ def test_a_missing_gpu(gpus):
 
 
 @pytest.mark.parametrize(("part", "status"), [(0.9, "ok"), (1.1, "failed"), (np.nan, "failed"), (np.inf, "failed")])
-def test_the_difference_is_relative_to_the_largest_value(part, status):
+def test_difference_is_relative_to_the_largest_value(part, status):
     values = (EXPECTED + np.array([0, 0, 4 * part * 1e-4])).astype(np.float32)
     check = compare_with_cpu("cuda:0", "Fake", lambda device, dtype: EXPECTED if device == "cpu" else values)
     assert check.status == status
@@ -231,7 +231,7 @@ def test_errors_of_cuda_have_advice(text, advice):
     assert advice in check.advice
 
 
-def test_the_network_equals_numpy():
+def test_network_equals_numpy():
     generator = torch.Generator().manual_seed(0)
     shapes = (4, 3, 64, 64), (16, 3, 3, 3), (16, 32)
     pixels, kernel, matrix = (torch.randn(*shape, generator=generator).double().numpy() for shape in shapes)
@@ -244,7 +244,7 @@ def test_the_network_equals_numpy():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_gpu_computes_as_the_cpu_does():
+def test_gpu_computes_as_the_cpu_does():
     checks = run_checks(extractor=REQUEST, device="cuda")
     assert {check.status for check in checks if check.name.startswith("cuda:")} == {"ok"}
     assert checks[-1] == Check("extractor", "ok", "resnet50-pool computes float32[2048] for one image")
@@ -278,7 +278,7 @@ def loads(monkeypatch):
     return devices, Extractor
 
 
-def test_the_extractor_runs_once_on_the_device(loads):
+def test_extractor_runs_once_on_the_device(loads):
     weights, run = check_weights(replace(REQUEST, weights="w.pth"), "cuda:1")
     assert texts([weights]) == [("weights", "ok", "w.pth for fake, SHA-256 abcdefabcdef…", "")]
     assert texts([run]) == [("extractor", "ok", "fake computes float32[3] for one image", "")]
@@ -322,14 +322,14 @@ def test_weights_of_the_right_and_of_another_model(tmp_path):
 # --- output ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_new_folder_is_removed_again(tmp_path):
+def test_new_folder_is_removed_again(tmp_path):
     location = str(tmp_path / "new" / "features")
     (check,) = check_output(location)
     assert texts([check]) == [("output", "ok", f"a file was written to {location!r} and deleted", "")]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_existing_folder_is_left_as_it_was(tmp_path):
+def test_existing_folder_is_left_as_it_was(tmp_path):
     (tmp_path / "_manifest.json").write_text("{}")
     (check,) = check_output(str(tmp_path))
     assert check.status == "ok"
@@ -356,7 +356,7 @@ def test_check_output_unwritable_location_fails(tmp_path, monkeypatch, location,
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "link"]
 
 
-def test_a_full_disk_leaves_no_folder(tmp_path, monkeypatch):
+def test_full_disk_leaves_no_folder(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 

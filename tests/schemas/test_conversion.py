@@ -171,7 +171,7 @@ def test_text_becomes_a_value_of_the_type(text, hint, value):
     assert (found, type(found)) == (value, type(value))
 
 
-def test_a_class_may_read_its_own_text():
+def test_class_may_read_its_own_text():
     assert convert_text("abcd", Half | None).text == "ab"
 
 

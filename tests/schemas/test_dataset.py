@@ -99,7 +99,7 @@ def test_all_rows_of_an_image(toys, kind):
         assert same(dataset.rows(image_id, columns).to_pylist(), [{name: row[name] for name in columns} for row in expected])
 
 
-def test_the_row_of_an_image(toys):
+def test_row_of_an_image(toys):
     for kind in ("features", "features16", "regions"):
         dataset = open_dataset(toys[kind].path)
         for row in toys[kind].rows:
@@ -112,7 +112,7 @@ def test_the_row_of_an_image(toys):
 
 @pytest.mark.parametrize("image_id", ["nothing", "", "image-0", "image-00 ", "IMAGE-00", "猫猫"])
 @pytest.mark.parametrize("kind", ["captions", "features"])
-def test_an_unknown_image_is_a_key_error(toys, kind, image_id):
+def test_unknown_image_is_a_key_error(toys, kind, image_id):
     dataset = open_dataset(toys[kind].path)
     with pytest.raises(KeyError, match=f"^'{image_id}'$"):
         dataset.rows(image_id)
@@ -120,7 +120,7 @@ def test_an_unknown_image_is_a_key_error(toys, kind, image_id):
         dataset.get(image_id)
 
 
-def test_an_image_with_several_rows_has_no_single_one(toys):
+def test_image_with_several_rows_has_no_single_one(toys):
     with pytest.raises(DatasetError, match=r"image '猫' has 4 rows of kind captions: use rows\(\)"):
         open_dataset(toys["captions"].path).get("猫")
 
@@ -146,7 +146,7 @@ def test_rows_of_a_vocabulary_are_refused(toys):
         ("regions", "attribute_scores", (12, 36), "float32"),
     ],
 )
-def test_a_column_as_one_array(toys, kind, column, shape, dtype):
+def test_column_as_one_array(toys, kind, column, shape, dtype):
     dataset = open_dataset(toys[kind].path)
     array = dataset.numpy(column)
     assert (array.shape, array.dtype, array.flags.c_contiguous, array.flags.writeable) == (shape, np.dtype(dtype), True, True)
@@ -154,7 +154,7 @@ def test_a_column_as_one_array(toys, kind, column, shape, dtype):
     assert dataset.image_ids() == [row["image_id"] for row in toys[kind].rows]
 
 
-def test_a_dataset_without_rows(tmp_path):
+def test_dataset_without_rows(tmp_path):
     make_features(tmp_path / "none", image_ids=[], shards=2).write()
     dataset = open_dataset(tmp_path / "none")
     assert dataset.numpy().shape == (0, 2048)
@@ -241,7 +241,7 @@ def test_failures(toys):
     assert open_dataset(toys["encoded"].path).failures().equals(FAILURES.empty_table())
 
 
-def test_the_vocabulary(toys):
+def test_vocabulary(toys):
     counts = count_tokens(toys["captions"])
     vocabulary = open_dataset(toys["vocabulary"].path).vocabulary()
     assert vocabulary == Vocabulary.from_counts(counts, min_count=1)
@@ -258,7 +258,7 @@ def test_datasets_are_pickled(toys):
     np.testing.assert_array_equal(again.numpy(), dataset.numpy())
 
 
-def test_a_shard_with_fewer_rows_than_listed_is_no_array(copy_toy, forge):
+def test_shard_with_fewer_rows_than_listed_is_no_array(copy_toy, forge):
     # Otherwise the rows that are not there would be whatever lies in memory.
     toy = copy_toy("features")
     path = toy.path / "part-00000-of-00003.parquet"

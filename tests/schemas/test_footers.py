@@ -21,7 +21,7 @@ def write_captions(folder, count):
 
 
 @pytest.mark.parametrize("kept", [0, 1, 4, 0.5, -8, -4, -1])
-def test_a_truncated_shard_has_no_footer(folder, kept):
+def test_truncated_shard_has_no_footer(folder, kept):
     write_captions(folder, 100)
     data = folder.read(NAME)
     (folder.local_path / NAME).write_bytes(data[: round(len(data) * kept) if isinstance(kept, float) else kept])

@@ -16,7 +16,7 @@ from schemas.keys import (
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 16, 64, 1000, MAX_SHARDS])
 @pytest.mark.parametrize("image_id", ["", "0", "1000092795", "scene-00007", "bild-ä", "猫", "a b/c", "x" * 500])
-def test_a_shard_is_the_digest_modulo_the_number_of_shards(image_id, shards):
+def test_shard_is_the_digest_modulo_the_number_of_shards(image_id, shards):
     assert shard_of(image_id, shards) == int(hashlib.blake2b(image_id.encode()).hexdigest(), 16) % shards
 
 

@@ -75,7 +75,7 @@ def test_is_current_compares_file_sizes(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"made_from": 3}', "[" * 100_000])
-def test_a_damaged_description_is_none(tmp_path, text):
+def test_damaged_description_is_none(tmp_path, text):
     for name in (MADE_FROM_NAME, "report.json"):
         (tmp_path / name).write_text(text)
         assert read_made_from(Folder(str(tmp_path)), name) == {}

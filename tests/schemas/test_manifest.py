@@ -49,7 +49,7 @@ def test_round_trip():
     assert (manifest.rows, manifest.failed) == (7, 4)
 
 
-def test_the_text_is_plain_json_for_people_and_other_tools():
+def test_text_is_plain_json_for_people_and_other_tools():
     text = example().to_json()
     content = json.loads(text)
     assert text == json.dumps(content, sort_keys=True, indent=2, ensure_ascii=False) + "\n"
@@ -87,7 +87,7 @@ def test_manifest_lists_the_files_of_the_folder(toys, kind):
     assert content["libraries"] == {name: metadata.version(name) for name in ("imagepivot", "numpy", "pyarrow")}
 
 
-def test_a_newer_version_is_refused():
+def test_newer_version_is_refused():
     with pytest.raises(DatasetError, match=r"data/_manifest.json has format version 3, .* reads up to 2: update imagepivot"):
         # What a newer version holds is not known: it must not be read as far as possible.
         read(edited(version=3, shards="elsewhere"))
@@ -107,7 +107,7 @@ def test_values_without_canonical_json_are_refused(text):
         read(text)
 
 
-def test_a_manifest_of_other_bytes_is_refused(tmp_path):
+def test_manifest_of_other_bytes_is_refused(tmp_path):
     (tmp_path / "_manifest.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(
         DatasetError, match=r"_manifest.json is damaged \('utf-8' codec .*\): copy it again, or delete it and run"
@@ -292,7 +292,7 @@ def refused(folder) -> str:
     return str(caught.value).partition("is not a dataset")[2]
 
 
-def test_a_folder_of_datasets_names_a_few(tmp_path):
+def test_folder_of_datasets_names_a_few(tmp_path):
     (tmp_path / "notes").mkdir()
     for number, advice in enumerate(("'{0}/0'", "one of '{0}/0', '{0}/1'")):
         write_rows(tmp_path / str(number), "features", [], SPEC)
@@ -303,7 +303,7 @@ def test_a_folder_of_datasets_names_a_few(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["best.pt", "last.pt", "log.jsonl"])
-def test_a_run(tmp_path, name):
+def test_run(tmp_path, name):
     (tmp_path / "config.toml").touch()
     assert "but a run" not in refused(tmp_path)
     (tmp_path / name).touch()

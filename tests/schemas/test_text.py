@@ -44,12 +44,12 @@ def test_wide_encodings_are_named(encoding, message):
         decode_text("image_id,text\n1,Größe\n".encode(encoding), "a.csv")
 
 
-def test_a_big_endian_mark():
+def test_big_endian_mark():
     with pytest.raises(InputError, match=r"is UTF-16 \(big endian\), expected"):
         mark_length(b"\xfe\xff\x00a", "a.csv")
 
 
-def test_a_file_of_zeros_or_of_one_byte_is_no_other_encoding():
+def test_file_of_zeros_or_of_one_byte_is_no_other_encoding():
     assert [mark_length(head, "a") for head in (b"\x00\x00\x00\x00", b"\x00", b"a", b"\xef\xbb", b"ab\x00c")] == [0] * 5
 
 

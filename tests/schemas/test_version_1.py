@@ -89,7 +89,7 @@ def write(toy, **options):
 
 
 @pytest.mark.parametrize("lost", ["nothing", "manifest.json"])
-def test_a_run_does_not_go_on_with_it(old_toy, lost):
+def test_run_does_not_go_on_with_it(old_toy, lost):
     toy = old_toy("features")
     (toy.path / lost).unlink(missing_ok=True)
     before = tree(toy.path)
@@ -127,7 +127,7 @@ def test_both_manifests_never_stand_side_by_side_unnoticed(old_toy, toys):
     assert validate(toy.path) == ["manifest.json is in the folder but not in the manifest"]
 
 
-def test_a_shard_of_a_newer_version_is_not_touched(copy_toy, monkeypatch):
+def test_shard_of_a_newer_version_is_not_touched(copy_toy, monkeypatch):
     toy = copy_toy("captions")
     (toy.path / "_manifest.json").unlink()
     name = toy.output.name(0)

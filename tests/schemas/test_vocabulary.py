@@ -33,7 +33,7 @@ def test_specials_come_first_and_never_move():
         ("joint", 5, []),
     ],
 )
-def test_the_threshold(scope, min_count, kept):
+def test_threshold(scope, min_count, kept):
     assert tokens(COUNTS, min_count=min_count, scope=scope) == kept
 
 
@@ -88,14 +88,14 @@ def test_captions_are_cut_at_max_length(max_length, expected):
     assert vocabulary.encode(["dog", "Hund", "dog", "Hund"], max_length=max_length) == expected
 
 
-def test_the_line_of_the_text_is_the_id():
+def test_line_of_the_text_is_the_id():
     vocabulary = Vocabulary.from_counts({"de": {"Schnäuzer": 2, "«": 1, "\u2028": 1}}, min_count=1)
     assert vocabulary.to_text() == "<pad>\n<start>\n<end>\n<unk>\nSchnäuzer\n«\n\u2028\n"
     lines = vocabulary.to_text().encode().decode().split("\n")[:-1]
     assert {token: number for number, token in enumerate(lines)} == vocabulary.ids
 
 
-def test_a_table_holds_it_all():
+def test_table_holds_it_all():
     vocabulary = Vocabulary.from_counts(COUNTS, min_count=2)
     table = vocabulary.to_table()
     assert table["id"].to_pylist() == list(range(9))
@@ -105,7 +105,7 @@ def test_a_table_holds_it_all():
     assert Vocabulary.from_table(table) == vocabulary
 
 
-def test_a_vocabulary_checks_itself():
+def test_vocabulary_checks_itself():
     with pytest.raises(ValueError, match="a vocabulary begins with"):
         Vocabulary(tokens=("<unk>", "<pad>", "<start>", "<end>"), counts=({}, {}, {}, {}))
     with pytest.raises(ValueError, match="5 tokens but 4 counts"):

@@ -62,7 +62,7 @@ def steps_of(gpu, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_training_step_keeps_its_budget(kind, precision, corpus_of, tmp_path, monkeypatch):
+def test_training_step_keeps_its_budget(kind, precision, corpus_of, tmp_path, monkeypatch):
     corpus, output = corpus_of(kind), tmp_path / "run"
     with fake_gpu() as gpu:
         steps = steps_of(gpu, monkeypatch)

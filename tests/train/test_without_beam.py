@@ -103,6 +103,6 @@ def test_train_package_imports_no_beam(parts):
     assert parts[1] == "12 ['de', 'en']\n"
 
 
-def test_the_command_trains(parts):
+def test_command_trains(parts):
     assert "3 steps in" in parts[2]
     assert parts[2].endswith("['torch']\n")

@@ -36,7 +36,7 @@ def call(monkeypatch, *arguments):
 
 
 @pytest.mark.cluster
-def test_the_report_of_a_cpu_is_complete(monkeypatch, tmp_path):
+def test_report_of_a_cpu_is_complete(monkeypatch, tmp_path):
     assert call(monkeypatch, "--device", "cpu", "--quick", "--output", tmp_path) == 0
     report = load_report(tmp_path / "gpu-report.json")
     assert (report["device"], report["quick"], report["machine"]["gpu"]) == ("cpu", True, None)
@@ -66,7 +66,7 @@ def test_without_a_gpu_nothing_is_claimed(monkeypatch, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_page_names_every_part():
+def test_page_names_every_part():
     lines = (ROOT / "docs/internals/gpus.md").read_text(encoding="utf-8").splitlines()
     assert [name for name in PARTS if sum(line.startswith(f"| `{name}` |") for line in lines) != 1] == []
 
@@ -164,7 +164,7 @@ def gpu(monkeypatch, debug_modes):
 
 
 @pytest.mark.cluster
-def test_the_parts_of_a_gpu_run(gpu):
+def test_parts_of_a_gpu_run(gpu):
     name = "timm:resnet18"
     assert extraction._measure_waits(ON_GPU, name, "fp32") == {"waits": 0, "lines": "", "other_waits": "none"}
     found = extraction._measure_speed(ON_GPU, name, "fp32", 2)

@@ -181,7 +181,7 @@ def test_pgm_and_pbm_are_scaled_to_their_maximum(data, expected):
     assert pixels(data).tolist() == [[[value] * 3 for value in expected]]
 
 
-def test_a_ppm_is_scaled_to_its_maximum():
+def test_ppm_is_scaled_to_its_maximum():
     assert pixels(b"P3 1 1 15\n0 5 15\n").tolist() == [[[0, 85, 255]]]
     colours = np.stack([RAMP_16, RAMP_16[::-1], RAMP_16.T], axis=-1)
     data = b"P6 64 64 65535\n" + colours.astype(">u2").tobytes()

@@ -76,7 +76,7 @@ def test_starting_loads_nothing_heavy():
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 
-def test_the_version(call):
+def test_version(call):
     code, out, _ = call("--version")
     assert code == 0
     assert out.startswith("imagepivot 0.")
@@ -96,7 +96,7 @@ def raising(error: BaseException):
 
 
 @pytest.mark.parametrize("error", [DatasetError("a [bold]folder[/bold] is wrong"), UsageError("--x is [0]")])
-def test_an_error_of_the_user_is_one_line(call, monkeypatch, error):
+def test_error_of_the_user_is_one_line(call, monkeypatch, error):
     monkeypatch.setattr("schemas.writing.validation.validate", raising(error))
     assert call("validate", "folder") == (2 if isinstance(error, UsageError) else 1, "", f"Error: {error}\n")
 

@@ -181,7 +181,7 @@ def test_values_of_another_type_are_refused_alike(command, monkeypatch):
             assert refusal(parse, command, *words_of(command, values)) == message
 
 
-def test_an_empty_value_is_named(command):
+def test_empty_value_is_named(command):
     for key, values in cases(command).items():
         option = options_of(command)[key]
         if not option.is_flag:
@@ -234,7 +234,7 @@ def test_plan_names_a_missing_value_of_a_step():
         BOUND["captions"].words({"source": "s", "output": "o"})
 
 
-def test_a_refusal_names_the_place_of_the_value(tmp_path, monkeypatch):
+def test_refusal_names_the_place_of_the_value(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("run.toml").write_text("min-count = 0\n", encoding="utf-8")
     with pytest.raises(UsageError, match=r"^--min-count is 0, expected 1 or more \(in 'run\.toml'\)$"):
@@ -250,7 +250,7 @@ def test_a_refusal_names_the_place_of_the_value(tmp_path, monkeypatch):
         cli.app(["vocabulary", "c", "o"], standalone_mode=False)
 
 
-def test_an_argument_keeps_spaces_and_commas():
+def test_argument_keeps_spaces_and_commas():
     [job] = [
         value
         for value in parse("word-vectors", "v", " a, b.vec ", "o", "--languages", " en ").values()

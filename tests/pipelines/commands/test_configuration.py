@@ -42,7 +42,7 @@ def parse(group, tmp_path, monkeypatch):
 # --- precedence ------------------------------------------------------------------------------------------------------
 
 
-def test_the_command_line_comes_before_the_environment_before_the_file_before_the_default(parse, monkeypatch):
+def test_command_line_comes_before_the_environment_before_the_file_before_the_default(parse, monkeypatch):
     toml = 'images = "photos"\noutput = "features"\nshards = 3\n'
     assert parse("features", "photos", "features").params["shards"] == "auto"
     assert parse("features", toml=toml).params["shards"] == 3
@@ -71,7 +71,7 @@ def test_switches_in_the_environment(parse, monkeypatch, text, value):
     assert parse("features", toml='images = "i"\noutput = "o"\noverwrite = true\n').params["overwrite"] is value
 
 
-def test_an_empty_variable_counts_as_none(parse, monkeypatch):
+def test_empty_variable_counts_as_none(parse, monkeypatch):
     monkeypatch.setenv("IMAGEPIVOT_FEATURES_SHARDS", "")
     monkeypatch.setenv("IMAGEPIVOT_FEATURES_OVERWRITE", "")
     params = parse("features", "photos", "features").params
@@ -87,7 +87,7 @@ def test_environment_of_other_programs_is_ignored(group, monkeypatch, capsys):
     assert "Show a dataset" in capsys.readouterr().out
 
 
-def test_the_file_itself_may_be_named_in_the_environment(parse, monkeypatch):
+def test_file_itself_may_be_named_in_the_environment(parse, monkeypatch):
     Path("of.toml").write_text('dataset = "d"\nrows = 2\n')
     monkeypatch.setenv("IMAGEPIVOT_INSPECT_CONFIG", "of.toml")
     assert parse("inspect").params["rows"] == 2

@@ -29,7 +29,7 @@ def check(monkeypatch, call):
     return run
 
 
-def test_a_warning_is_exit_code_0(check):
+def test_warning_is_exit_code_0(check):
     code, out, err, arguments = check(checks=(FINE, WARNING))
     assert (code, err) == (0, "")
     assert out == (
@@ -38,7 +38,7 @@ def test_a_warning_is_exit_code_0(check):
     assert arguments == [None, None, "auto"]
 
 
-def test_a_failed_check_is_exit_code_1(check):
+def test_failed_check_is_exit_code_1(check):
     code, out, err, _ = check(checks=(FAILED, FINE))
     assert (code, err) == (1, "")
     assert out.startswith("FAILED   output      there is no bucket\n         -> create it\n")
@@ -81,7 +81,7 @@ imagepivot.main()
 
 
 @pytest.mark.slow
-def test_the_bare_package_is_enough(tmp_path):
+def test_bare_package_is_enough(tmp_path):
     done = subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "torch is not installed" in done.stdout
@@ -102,7 +102,7 @@ finally:
 
 
 @pytest.mark.cluster
-def test_a_health_check_loads_no_more_than_torch(tmp_path):
+def test_health_check_loads_no_more_than_torch(tmp_path):
     done = subprocess.run([sys.executable, "-c", WITHOUT_BEAM], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "[]\n"), done.stdout + done.stderr
     assert json.loads(done.stdout)["ok"] is True

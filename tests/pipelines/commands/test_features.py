@@ -63,7 +63,7 @@ def test_features_pipe_becomes_a_failure(features, images, tmp_path):
     assert sorted(dataset.image_ids()) == ["a", "b"]
 
 
-def test_a_folder_without_images_is_an_error(features, tmp_path):
+def test_folder_without_images_is_an_error(features, tmp_path):
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "a.psd").touch()
     code, _, err = features(tmp_path / "images")

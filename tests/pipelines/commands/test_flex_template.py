@@ -143,14 +143,14 @@ def test_command_line_invalid_launch_is_refused(arguments, message):
 
 
 @pytest.mark.slow
-def test_a_wrong_launch_ends_in_one_line():
+def test_wrong_launch_ends_in_one_line():
     entry = [sys.executable, str(ROOT / "docker" / "launch.py")]
     wrong = subprocess.run([*entry, "--command=none"], capture_output=True, text=True, check=False)
     assert (wrong.returncode, wrong.stderr.count("\n")) == (1, 1)
     assert wrong.stderr.startswith("Error: the parameter 'command' is 'none'")
 
 
-def test_a_launch_runs_the_command(monkeypatch):
+def test_launch_runs_the_command(monkeypatch):
     ran = []
     monkeypatch.setattr(flex_template, "run_command", lambda: ran.append(sys.argv))
     given = ("--command=captions", "--source=gs://b/x.tsv", "--output=gs://b/y", "--format=table")

@@ -94,7 +94,7 @@ def train(command, toy, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_from_a_file(train, tmp_path):
+def test_run_from_a_file(train, tmp_path):
     settings = ["--set", "model.embed_dim=5", "--set", "loss.hinges = max", "--seed", "7", "--no-tensorboard", "--no-curves"]
     output, _ = train("run", *settings, "--max-steps", "12")
     assert "12 steps in" in output
@@ -120,7 +120,7 @@ def test_presets_are_listed(command):
     assert "kadar2018/bilingual-c2c  Kádár et al. 2018, tables 2 and 3, Bilingual + c2c: English and German" in lines
 
 
-def test_a_configuration_is_shown_in_full(command):
+def test_configuration_is_shown_in_full(command):
     text, _ = command("train", "gella2017/oe-de", "--show", "--set", "loss.margin=0.3", "--max-steps", "9")
     assert from_toml(text, "shown") == resolve("gella2017/oe-de", {"schedule.max_steps": "9", "loss.margin": "0.3"})
 
@@ -353,7 +353,7 @@ def test_reproduce_writes_the_report(reproduce, steps, tmp_path, monkeypatch):
 
 
 @pytest.mark.cluster
-def test_a_table_chooses_its_rows_and_table_3_ranks_captions(reproduce, tmp_path):
+def test_table_chooses_its_rows_and_table_3_ranks_captions(reproduce, tmp_path):
     with pytest.raises(UsageError, match="--table and --rows both select rows"):
         reproduce("--no-plot", "--table", "3", "--rows", "vse-*")
     out, notes = reproduce("--no-plot", "--table", "3")
@@ -519,7 +519,7 @@ def test_figures_of_a_run_read_images_as_features_does(command, write_run, toy, 
         command("figures", *given, "--caption-ids", "test-004/en/comparable/0")
 
 
-def test_a_missing_package_shows_before_the_figures(command, monkeypatch):
+def test_missing_package_shows_before_the_figures(command, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
     with pytest.raises(ImportError, match="sklearn"):
         command("figures", "r", "o", "--captions", "c", "--features", "f")

@@ -252,7 +252,7 @@ def test_encoded_captions_and_vocabularies(tmp_path, kind):
     assert {name: count for name, count in comparison.columns.items() if count} == dict.fromkeys(change, 1)
 
 
-def test_the_table_names_the_worst_image(tmp_path):
+def test_table_names_the_worst_image(tmp_path):
     right = vectors()
     right["image-07"] = -right["image-07"]
     rows = rows_of(compare(features(tmp_path / "a", vectors()), features(tmp_path / "b", right)))

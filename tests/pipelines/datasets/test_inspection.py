@@ -127,7 +127,7 @@ def test_statistics_table_without_statistics_is_empty():
         assert statistics_table(Manifest(kind, "0" * 64, {}, (), {}, ())).rows == []
 
 
-def test_the_key_of_a_caption_is_not_broken_into_columns(tmp_path):
+def test_key_of_a_caption_is_not_broken_into_columns(tmp_path):
     key = {"image_id": "scene-00003", "language": "de", "portion": "translation", "index": 0, "split": "train"}
     row = {**key, "text": "Eine Katze schläft.", "tokens": ["eine", "katze", "schläft", "."]}
     write_rows(tmp_path / "c", "captions", [row, {**row, "index": 1}])

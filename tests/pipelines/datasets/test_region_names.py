@@ -24,7 +24,7 @@ def test_names_may_have_any_letters_but_lines_end_at_newlines_only(tmp_path):
     assert read_names(tmp_path / "names.txt", 2) == ("café\u2028bar", "木")
 
 
-def test_the_released_files_of_visual_genome(visual_genome):
+def test_released_files_of_visual_genome(visual_genome):
     classes, attributes = (
         read_names(visual_genome / f"{what}_vocab.txt", n) for what, n in (("objects", 1600), ("attributes", 400))
     )
@@ -32,7 +32,7 @@ def test_the_released_files_of_visual_genome(visual_genome):
     assert attributes[:3] == ("gray,grey", "multi colored,multi-colored,multicolored", "double decker,double-decker")
 
 
-def test_the_count_must_fit(tmp_path):
+def test_count_must_fit(tmp_path):
     (tmp_path / "names.txt").write_text("yolk\ngoal\n")
     with pytest.raises(InputError, match=r"names\.txt' has 2 names, expected 1600"):
         read_names(tmp_path / "names.txt", 1600)

@@ -145,13 +145,13 @@ def test_regions_without_classes_have_numbers(photos_here, tmp_path, drawn):
     assert [box.label for box in drawn[0][1]] == ["region 1", "region 2", "region 3"]
 
 
-def test_an_image_without_regions_is_drawn_as_it_is(regions, photos_here, tmp_path):
+def test_image_without_regions_is_drawn_as_it_is(regions, photos_here, tmp_path):
     assert draw_view(regions, open_images(photos_here), "dog-01", str(tmp_path / "out.png")) == "0 regions of 'dog-01'"
     np.testing.assert_array_equal(pixels(tmp_path / "out.png"), pixels(photos_here / "dog-01.png"))
 
 
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".JPEG", ".webp"])
-def test_the_extension_says_the_format(regions, photos_here, tmp_path, suffix):
+def test_extension_says_the_format(regions, photos_here, tmp_path, suffix):
     output = tmp_path / "new" / f"out{suffix}"
     draw_view(regions, open_images(photos_here), "thin", str(output))
     with Image.open(output) as image:
@@ -179,7 +179,7 @@ def test_ten_crops_are_drawn_over_the_resized_picture(photos_here, tmp_path, dra
     assert [box.label for box in boxes][:2] == ["1 top left, 6 top left mirrored", "2 top right, 7 top right mirrored"]
 
 
-def test_a_mirrored_crop_of_other_columns_has_a_box_of_its_own(photos_here, tmp_path, drawn):
+def test_mirrored_crop_of_other_columns_has_a_box_of_its_own(photos_here, tmp_path, drawn):
     Image.new("RGB", (1364, 1024)).save(photos_here / "cat.png")
     nearest = CAFFE | {"antialias": True, "channel_order": "RGB", "center": "nearest"}
     draw_view(features_of(tmp_path / "f", nearest), open_images(photos_here), "cat", str(tmp_path / "out.png"))
@@ -236,7 +236,7 @@ def test_one_crop_is_drawn_over_the_picture(photos_here, tmp_path, drawn, transf
         ("nowhere", r"'nowhere' is not among the images in '.*photos': .*--id-rule path makes ids of whole paths"),
     ],
 )
-def test_an_unknown_image(regions, photos_here, tmp_path, image, message):
+def test_unknown_image(regions, photos_here, tmp_path, image, message):
     with pytest.raises(InputError, match=message):
         draw_view(regions, open_images(photos_here), image, str(tmp_path / "out.png"))
     assert not (tmp_path / "out.png").exists()
@@ -288,12 +288,12 @@ def test_draw_view_refuses_existing_files(regions, photos_here, tmp_path):
         ("c.PNG", ".", "c.PNG"),
     ],
 )
-def test_the_place_of_a_drawing(output, folder, name):
+def test_place_of_a_drawing(output, folder, name):
     assert file_at(output) == (Folder(folder), name)
 
 
 @pytest.mark.parametrize("name", ["out", "out.pdf"])
-def test_an_unknown_format(regions, photos_here, tmp_path, name):
+def test_unknown_format(regions, photos_here, tmp_path, name):
     with pytest.raises(UsageError, match=r"expected a name that ends in \.png, \.jpg, \.jpeg, \.webp"):
         draw_view(regions, open_images(photos_here), "cat", str(tmp_path / name))
 
@@ -314,7 +314,7 @@ def test_datasets_with_nothing_to_draw(photos_here, tmp_path, kind):
 
 
 @pytest.mark.slow
-def test_the_command(regions, photos_here, tmp_path, call):
+def test_command(regions, photos_here, tmp_path, call):
     places = (regions.folder.location, photos_here, "--image", "cat", "-o", tmp_path / "out.png")
     arguments = ("view", *places, "--max-regions", "1")
     assert call(*arguments) == (0, f"{tmp_path / 'out.png'}: 1 region of 'cat'\n", "")
@@ -364,7 +364,7 @@ def test_colours_differ():
     assert all(max(colour) > 200 for colour in colours), "strong on any photograph"
 
 
-def test_a_box_has_four_sides_of_its_colour_and_leaves_the_rest():
+def test_box_has_four_sides_of_its_colour_and_leaves_the_rest():
     drawing = draw_boxes(plain(800, 600), [LabelledBox((100, 50, 300, 250), "", 5)])
     expected = np.zeros((600, 800), dtype=bool)
     expected[50:251, 100:301] = True

@@ -269,7 +269,7 @@ TSV_LXMERT = ["img_id", "img_h", "img_w", *LABELS, "num_boxes", "boxes", "featur
 
 
 @pytest.mark.parametrize("columns", ["bottom-up", "lxmert"])
-def test_a_tsv_is_read_as_the_projects_read_it(tmp_path, regions, columns, request):
+def test_tsv_is_read_as_the_projects_read_it(tmp_path, regions, columns, request):
     path, rows = regions
     file, _ = export(tmp_path, path, "tsv", columns=columns)
     request.addfinalizer(partial(csv.field_size_limit, csv.field_size_limit(sys.maxsize)))
@@ -413,7 +413,7 @@ def test_files_are_not_overwritten_unasked_and_never_half(tmp_path, features, mo
     np.testing.assert_allclose(np.linalg.norm(np.load(tmp_path / "out" / "features.npy"), axis=1), 1, rtol=1e-6)
 
 
-def test_the_same_export_writes_nothing_and_a_killed_one_continues(tmp_path, features):
+def test_same_export_writes_nothing_and_a_killed_one_continues(tmp_path, features):
     output, notes = tmp_path / "out", []
     job = ExportJob(str(features[0]), str(output), "npy")
     paths = export_dataset(job, on_warning=notes.append)

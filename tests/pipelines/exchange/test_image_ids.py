@@ -141,7 +141,7 @@ def test_broken_files_are_refused(tmp_path, images, key, message):
         read_karpathy_numbers(tmp_path / "d.json", key)
 
 
-def test_a_compressed_file_is_read(karpathy, tmp_path):
+def test_compressed_file_is_read(karpathy, tmp_path):
     (tmp_path / "d.json.gz").write_bytes(gzip.compress(Path(karpathy).read_bytes()))
     assert read_karpathy_numbers(tmp_path / "d.json.gz", "cocoid") == dict(zip(COCOIDS, NAMES, strict=True))
 

@@ -104,7 +104,7 @@ def test_other_layouts_of_numbers_become_float32(tmp_path, dtype, order):
         ("features.npy", "ids.txt"),
     ],
 )
-def test_the_list_beside_an_array_is_found(tmp_path, array, list_):
+def test_list_beside_an_array_is_found(tmp_path, array, list_):
     np.save(tmp_path / array, make_rows(2, WIDTH))
     (tmp_path / list_).write_text("a.jpg\nb.jpg\n")
     import_features(ImportJob((str(tmp_path / array),), output=str(tmp_path / "out"), name="toy"))
@@ -265,7 +265,7 @@ def test_format_of_refuses_unsupported_formats(location, name):
         format_of(location)
 
 
-def test_the_format_is_known_by_the_extension_or_the_file_of_a_folder(tmp_path):
+def test_format_is_known_by_the_extension_or_the_file_of_a_folder(tmp_path):
     names = ("a.npy", "B.TSV", "c.h5", "d.hdf5", "e.tar")
     assert [format_of(name) for name in names] == ["npy", "tsv", "hdf5", "hdf5", "webdataset"]
     with pytest.raises(UsageError, match=r"cannot tell the format of 'x\.bin' from its name: give --format npy, tsv, hdf5"):
@@ -283,7 +283,7 @@ def regions_of(image: int, boxes: int, width: int = 8) -> tuple[np.ndarray, np.n
 
 
 @pytest.mark.parametrize("header", [False, True])
-def test_a_bottom_up_tsv_becomes_regions(tmp_path, header):
+def test_bottom_up_tsv_becomes_regions(tmp_path, header):
     images = {image_id: regions_of(n, boxes) for n, (image_id, boxes) in enumerate({"9": 36, "25": 10, "30": 1}.items())}
     names = [["image_id", "image_w", "image_h", "num_boxes", "boxes", "features"]] if header else []
     lines = [tsv_line(image_id, *arrays) for image_id, arrays in images.items()]
@@ -304,7 +304,7 @@ def test_a_bottom_up_tsv_becomes_regions(tmp_path, header):
             assert not row[name].any()
 
 
-def test_the_id_of_an_image_may_be_the_name_of_the_column(tmp_path):
+def test_id_of_an_image_may_be_the_name_of_the_column(tmp_path):
     path = write_tsv(tmp_path / "t.tsv", [tsv_line(image_id, *regions_of(1, 2)) for image_id in ("image_id", "b")])
     assert len(import_features(ImportJob((path,), output=str(tmp_path / "out"), name="x")).shards) > 0
     assert sorted(open_dataset(tmp_path / "out").image_ids()) == ["b", "image_id"]
@@ -318,7 +318,7 @@ def test_values_of_a_tsv_have_no_limit(tmp_path):
     np.testing.assert_array_equal(open_dataset(tmp_path / "out").get(image_id)["features"], regions_of(1, 36, 2048)[1])
 
 
-def test_the_lxmert_tsv_brings_classes_and_attributes(tmp_path):
+def test_lxmert_tsv_brings_classes_and_attributes(tmp_path):
     boxes, features = regions_of(1, 3)
     labels = ([7, 1599, 0], [0.5, 0.25, 1], [399, -1, 2], [0.125, 0.5, 0.75])
     path = write_tsv(tmp_path / "a.tsv", [tsv_line("a.jpg", boxes, features, lxmert=labels)])
@@ -332,7 +332,7 @@ def test_the_lxmert_tsv_brings_classes_and_attributes(tmp_path):
     assert row["attribute_scores"].tolist() == [0.125, 0.5, 0.75, 0]
 
 
-def test_an_image_without_regions_is_a_row_of_zeros(tmp_path):
+def test_image_without_regions_is_a_row_of_zeros(tmp_path):
     lines = [tsv_line("a", *regions_of(1, 2)), tsv_line("b", np.zeros((0, 4)), np.zeros((0, 8)))]
     import_features(ImportJob((write_tsv(tmp_path / "a.tsv", lines),), output=str(tmp_path / "out"), name="x"))
     assert validate(tmp_path / "out") == []
@@ -401,7 +401,7 @@ def hdf5(tmp_path):
 
 
 @pytest.mark.parametrize("ids", [[b"a.jpg", b"b.jpg", b"c.jpg"], [30, 9, 25]])
-def test_an_hdf5_array_with_ids_beside_it(tmp_path, hdf5, ids):
+def test_hdf5_array_with_ids_beside_it(tmp_path, hdf5, ids):
     values = make_rows(3, 2, WIDTH, dtype="float16")
     dataset = imported(hdf5({"train/features": values, "train/ids": ids}, array="train/features", id_array="train/ids"))
     assert dataset.spec.dtype == "float16"
@@ -410,7 +410,7 @@ def test_an_hdf5_array_with_ids_beside_it(tmp_path, hdf5, ids):
         assert dataset.get(image_id)["feature"].tobytes() == values[number].tobytes()
 
 
-def test_an_hdf5_array_with_a_list_of_ids(tmp_path, hdf5):
+def test_hdf5_array_with_a_list_of_ids(tmp_path, hdf5):
     (tmp_path / "ids.txt").write_text("c\nc\na\na\n")
     values = np.repeat(make_rows(2, WIDTH), 2, axis=0)
     import_features(hdf5({"features": values}, array="features", ids=(str(tmp_path / "ids.txt"),)))
@@ -491,7 +491,7 @@ def test_hdf5_links_are_followed_and_dangling_links_refused(hdf5, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_number_of_shards_follows_from_images_and_width_or_another_dataset(tmp_path, monkeypatch):
+def test_number_of_shards_follows_from_images_and_width_or_another_dataset(tmp_path, monkeypatch):
     values, shards = make_rows(10, WIDTH), {}
     for most, expected in ((15, 16), (14, 32)):
         monkeypatch.setattr(importing, "VECTOR_SHARD_BYTES", most)

@@ -35,7 +35,7 @@ def job(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0", "cuda:1"])
-def test_the_model_runs_on_the_gpus_of_the_workers(job, device):
+def test_model_runs_on_the_gpus_of_the_workers(job, device):
     expected = f"^--device is '{device}', and --gpu 'nvidia-l4' runs the model on all GPUs of a worker: leave"
     with pytest.raises(UsageError, match=expected):
         extract_features(replace(job, device=device), REMOTE)
@@ -43,14 +43,14 @@ def test_the_model_runs_on_the_gpus_of_the_workers(job, device):
         replace(job, device=fits).check_execution(REMOTE)
 
 
-def test_the_only_process_of_a_worker_has_all_its_gpus(job, monkeypatch):
+def test_only_process_of_a_worker_has_all_its_gpus(job, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     assert devices_of_worker(job, "sdk-0-7", 3) == ("cuda:0", "cuda:1", "cuda:2")
     assert devices_of_worker(job, "sdk-0-7", 1) == ("cuda:0",)
 
 
-def test_a_worker_with_fewer_gpus_says_so(job, monkeypatch):
+def test_worker_with_fewer_gpus_says_so(job, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     planned = ColourExtractor().fingerprint

@@ -109,7 +109,7 @@ def change(images: Path, task: int, how: str) -> None:
 @pytest.mark.cluster
 @pytest.mark.parametrize("how", ["gone", "new", "another"])
 @pytest.mark.parametrize("tasks", [(1,), (0, 1)])
-def test_an_update_of_a_finished_dataset_by_tasks(images, tmp_path, how, tasks):
+def test_update_of_a_finished_dataset_by_tasks(images, tmp_path, how, tasks):
     fresh(images, tmp_path / "t")
     for task in tasks:
         change(images, task, how)
@@ -156,7 +156,7 @@ def planned(images: Path, output: Path, index: int, **more):
     return plan_dry_run(job, list_images(job))
 
 
-def test_a_dry_run_lists_the_shards_of_the_task(images, tmp_path):
+def test_dry_run_lists_the_shards_of_the_task(images, tmp_path):
     plan = planned(images, tmp_path / "t", 0)
     assert [shard.shard for shard in plan.todo] == [0, 2, 4]
     assert plan.finished == 0
@@ -193,7 +193,7 @@ def test_invalid_task_is_refused(tmp_path, more, message):
         job_of(tmp_path, tmp_path / "t", 0, **more)
 
 
-def test_a_task_on_a_remote_runner(images, tmp_path):
+def test_task_on_a_remote_runner(images, tmp_path):
     job = job_of(images, tmp_path / "t", 0)
     with pytest.raises(UsageError, match=r"--task is '0/2', and --runner follows --: .* Leave out one of the two"):
         extract_features(job, Execution(beam_flags=("--runner=DataflowRunner",)))

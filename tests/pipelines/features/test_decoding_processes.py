@@ -147,7 +147,7 @@ def _refuse(image):
 
 
 @pytest.mark.cluster
-def test_a_bug_ends_the_process_and_its_traceback_is_in_the_log(capfd):
+def test_bug_ends_the_process_and_its_traceback_is_in_the_log(capfd):
     broken = DecodingProcesses(_refuse, 1)
     with pytest.raises(ImagepivotError, match="ended with exit code 1; the log has its error"):
         broken.pixels(photograph(1))

@@ -44,7 +44,7 @@ def plan_of(job: FeaturesJob):
     return plan_dry_run(job, list_images(job))
 
 
-def test_a_plan_of_everything(images, tmp_path):
+def test_plan_of_everything(images, tmp_path):
     plan = plan_of(job_of(images, tmp_path / "f"))
     expected = {number: sum(shard_of(f"image{n:02d}", 4) == number for n in range(30)) for number in range(4)}
     assert {shard.shard: shard.images for shard in plan.todo} == expected
@@ -124,7 +124,7 @@ def test_run_and_plan_are_refused_before_writing(images, tmp_path, monkeypatch, 
         assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_plan_is_shown(images, tmp_path):
+def test_plan_is_shown(images, tmp_path):
     table = plan_table(plan_of(job_of(images, tmp_path / "f")))
     assert table.title == "4 shards to do, 0 finished"
     assert [row[0] for row in table.values] == [0, 1, 2, 3, "all"]

@@ -155,7 +155,7 @@ def test_one_process_writes_the_bytes_of_beam(images, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("execution", [ONE, BY_BEAM])
-def test_a_failure_in_the_middle_keeps_finished_shards_and_nothing_half_written(images, tmp_path, monkeypatch, execution):
+def test_failure_in_the_middle_keeps_finished_shards_and_nothing_half_written(images, tmp_path, monkeypatch, execution):
     extract, calls = FakeExtractor.extract, []
 
     def fail_later(extractor, batch):
@@ -366,7 +366,7 @@ def test_other_weights_replace_every_shard(images, colours, extracted):
 
 
 @pytest.mark.slow
-def test_the_transform_gives_the_numbers_of_its_shards_and_counts(images, tmp_path):
+def test_transform_gives_the_numbers_of_its_shards_and_counts(images, tmp_path):
     (images / "empty.png").write_bytes(b"")
     job = job_of(images, tmp_path / "f")
     description = job.extractor.describe()
@@ -403,7 +403,7 @@ def test_unsupported_device_is_refused_before_replacing(images, extracted, devic
     assert tree(extracted) == before
 
 
-def test_a_worker_with_other_weights_than_planned_writes_nothing(images, tmp_path, monkeypatch):
+def test_worker_with_other_weights_than_planned_writes_nothing(images, tmp_path, monkeypatch):
     monkeypatch.setattr(ExtractorRequest, "load", lambda request, device: FakeExtractor(request.name, "1"))
     with pytest.raises(InputError, match="a worker's extractor differs from the launcher's \\(weights '0'"):
         extract_features(job_of(images, tmp_path / "f"), ONE)
@@ -448,7 +448,7 @@ def test_folder_removed_while_reading_is_an_error(images, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(("most", "shards"), [(512 << 20, 16), (20 * 8192, 16), (8192, 64), (2 * 8192, 32)])
-def test_the_number_of_shards_follows_from_images_and_width(images, tmp_path, monkeypatch, most, shards):
+def test_number_of_shards_follows_from_images_and_width(images, tmp_path, monkeypatch, most, shards):
     monkeypatch.setattr("pipelines.features.extraction.VECTOR_SHARD_BYTES", most)
     job = job_of(images, tmp_path / "f", shards="auto")
     assert list_images(job) == Listing.of(job.images.refs(), shards)
@@ -500,7 +500,7 @@ class _ManyImages(ImagesInFolder):
 
 
 @pytest.mark.cluster
-def test_a_listing_takes_less_than_100_bytes_an_image(images, tmp_path):
+def test_listing_takes_less_than_100_bytes_an_image(images, tmp_path):
     list_images(job_of(images, tmp_path / "f", shards="auto"))  # Whatever is kept from a first call.
     job = FeaturesJob(images=_ManyImages(Folder("photos")), output=str(tmp_path / "f"))
     tracemalloc.start()

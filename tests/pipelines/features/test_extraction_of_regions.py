@@ -194,7 +194,7 @@ def test_options_reach_the_extractor_and_the_fingerprint(images, tmp_path):
     assert fingerprint(compile=True) != plain
 
 
-def test_a_plan_knows_the_size_of_all_columns(images, tmp_path):
+def test_plan_knows_the_size_of_all_columns(images, tmp_path):
     job = job_of(images, tmp_path / "r")
     plan = plan_dry_run(job, list_images(job))
     assert plan.row_bytes == 4 * R * D + 4 * 4 * R + (2 + 4) * R * 2

@@ -135,7 +135,7 @@ def test_failures_name_stage_and_reason():
 
 
 @pytest.mark.parametrize("bad", [(), (3, 4, 5, 6, 7), tuple(range(12))])
-def test_the_watcher_is_told_of_each_image_once(bad):
+def test_watcher_is_told_of_each_image_once(bad):
     told = []
     files = {f"image{n:02d}": b"" if n in bad else grey(n) for n in range(12)}
     run(files, batch_size=3, on_batch=lambda batch: told.append((batch.images, len(batch.failures))))
@@ -287,7 +287,7 @@ def test_rows_and_failures_of_a_gpu_are_those_of_a_plain_loop(batch_size):
     assert sum(told) == 20
 
 
-def test_the_next_batch_is_started_before_a_result_is_waited_for():
+def test_next_batch_is_started_before_a_result_is_waited_for():
     class Waiting(Elsewhere):
         def on_result(self, number):
             if number < 3:
@@ -298,7 +298,7 @@ def test_the_next_batch_is_started_before_a_result_is_waited_for():
     assert [number for what, number in extractor.log if what == "taken"] == [0, 1, 2, 3]
 
 
-def test_the_next_batch_is_started_while_rows_are_written_and_images_are_decoded_meanwhile():
+def test_next_batch_is_started_while_rows_are_written_and_images_are_decoded_meanwhile():
     written, decoded = threading.Event(), threading.Event()
 
     class Waiting(Elsewhere):
@@ -332,7 +332,7 @@ def test_feeder_thread_is_one_batch_ahead():
 
 
 @pytest.mark.parametrize("moment", ["on_start", "on_result"])
-def test_an_error_of_the_model_ends_the_shard_behind_the_rows_before_it(moment):
+def test_error_of_the_model_ends_the_shard_behind_the_rows_before_it(moment):
     def fail(extractor, number):
         if number == 2:
             raise RuntimeError("a fault of ours")
@@ -394,7 +394,7 @@ def stored(colours: list[int], dtype: str, scale: float, *, precision: str = "fp
 
 
 @pytest.mark.filterwarnings("error")
-def test_an_image_beyond_the_range_of_float16_is_a_failure_and_the_others_are_stored():
+def test_image_beyond_the_range_of_float16_is_a_failure_and_the_others_are_stored():
     # Multiplied by 256, colours from 251 on reach 65,536.
     rows, tally = stored([0, 255, 200, 251, 250, 249, 255, 255, 255], "float16", 256.0)
     assert rows == {f"image{n:02d}": [256.0 * (c + k) for k in range(6)] for n, c in ((0, 0), (2, 200), (4, 250), (5, 249))}

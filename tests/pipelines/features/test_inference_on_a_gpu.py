@@ -72,7 +72,7 @@ def test_shard_of_fake_gpu_equals_cpu(most):
 
 
 @pytest.mark.parametrize("device", ["cuda:0", "cpu"])
-def test_a_batch_has_the_order_of_the_models_and_is_in_pinned_memory_for_a_gpu(device):
+def test_batch_has_the_order_of_the_models_and_is_in_pinned_memory_for_a_gpu(device):
     with fake_gpu() as gpu:
         extractor = Tiny(device)
         pixels = [extractor.preprocess(Image.new("RGB", (20, 20), (number, 0, 0))) for number in range(3)]

@@ -98,5 +98,5 @@ def check(seed: int, root: Path) -> None:
 
 
 @pytest.mark.cluster
-def test_an_array_job_ends_with_the_bytes_of_a_plain_run(tmp_path: Path) -> None:
+def test_array_job_ends_with_the_bytes_of_a_plain_run(tmp_path: Path) -> None:
     assert len(list(check_seeds(check, tmp_path, JOBS))) >= JOBS

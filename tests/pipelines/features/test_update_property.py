@@ -183,7 +183,7 @@ def check(seed: int, root: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_an_update_ends_with_the_bytes_of_a_fresh_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_update_ends_with_the_bytes_of_a_fresh_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     counts: Counter[str] = Counter()
     for steps in check_seeds(check, tmp_path, SEQUENCES):
         counts.update(steps)

@@ -81,7 +81,7 @@ def test_range_holds_lines_by_their_first_byte(tmp_path, length):
 
 @pytest.mark.parametrize("value", ['"quoted"', '"with\nline end"'])
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_table_with_a_quoted_value_is_read_whole(tmp_path, value, place):
+def test_table_with_a_quoted_value_is_read_whole(tmp_path, value, place):
     rows = rows_of(seed=2)
     path = write(tmp_path / "a.csv", rows)
     fields = ["9", "x"]
@@ -92,7 +92,7 @@ def test_a_table_with_a_quoted_value_is_read_whole(tmp_path, value, place):
     assert len(ranges_of(tmp_path, "a.csv")) > 10
 
 
-def test_a_quote_at_the_very_start_counts(tmp_path):
+def test_quote_at_the_very_start_counts(tmp_path):
     path = write(tmp_path / "a.csv", rows_of(seed=3))
     for start in ("", "\ufeff"):
         path.write_text(start + path.read_text().replace("image_id", '"image_id"').lstrip("\ufeff"))
@@ -157,7 +157,7 @@ def test_ranges_have_the_delimiter_of_the_head_of_the_table(tmp_path, start, opt
     assert (len(source.parts(EVERYTHING)) > 1) is ("quoting" in options)
 
 
-def test_a_quote_behind_a_delimiter_of_several_bytes_counts(tmp_path):
+def test_quote_behind_a_delimiter_of_several_bytes_counts(tmp_path):
     rows = [f"{row['image_id']}¦{row['text']}" for row in rows_of(seed=9)]
     for shift in range(7):
         (tmp_path / "a.csv").write_text("image_id¦text\n" + "x" * shift + "\n".join([*rows, '9¦"a"']))

@@ -225,7 +225,7 @@ def test_fetch_limits_total_time(site, start):
     assert len(site.requests) == 1
 
 
-def test_a_silent_server_is_cut_off_and_asked_again(site, pauses):
+def test_silent_server_is_cut_off_and_asked_again(site, pauses):
     site.pages["/a"] = in_turn(lambda handler: time.sleep(0.5), found(b"a"))
     assert fetch(site.address("/a"), WebAccess(allow_private_addresses=True, read_seconds=0.1)) == b"a"
     assert pauses == [0.5]
@@ -384,7 +384,7 @@ def test_fetch_of_allowed_private_hosts(site, host):
 @pytest.mark.parametrize(
     "addresses", [["127.0.0.1"], ["127.0.0.1", "10.0.0.1"], ["10.0.0.1", "127.0.0.1"], ["::1", "127.0.0.1"]]
 )
-def test_a_name_is_refused_if_any_of_its_addresses_is_private(site, names, one_is_public, addresses):
+def test_name_is_refused_if_any_of_its_addresses_is_private(site, names, one_is_public, addresses):
     names["photos.test"] = [addresses]
     if len(addresses) == 1:
         assert fetch(site.address("/a", "photos.test"), WebAccess()) == b"a"

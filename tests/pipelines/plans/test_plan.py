@@ -39,7 +39,7 @@ def test_read_plan_sorts_steps_after_their_dependencies(folder):
     assert list(plan.steps) == ["captions", "vocabulary", "encoded"]
 
 
-def test_a_location_below_a_step_and_a_folder_of_its_name(folder):
+def test_location_below_a_step_and_a_folder_of_its_name(folder):
     text = '[steps.scenes]\ncommand = "demo"\nonly = "scenes"\n[steps.a]\ncommand = "captions"\nformat = "table"\nsource = {}\n'
     below = read(folder, text.format('"scenes/captions.tsv"')).steps["a"]
     assert (below.values["source"], below.dependencies) == (str(folder / "build/plan/scenes/captions.tsv"), ("scenes",))
@@ -97,7 +97,7 @@ def test_read_plan_sets_defaults_for_rerunning_commands(folder):
         ("extends = 'none.toml'", "but there is no file .*none.toml'"),
     ],
 )
-def test_a_mistake_is_named(folder, text, message, monkeypatch):
+def test_mistake_is_named(folder, text, message, monkeypatch):
     monkeypatch.chdir(folder)
     with pytest.raises(UsageError, match=message):
         read_plan("plan.toml", LINE) if (folder / "plan.toml").write_text(text) else None
@@ -124,7 +124,7 @@ def test_read_plan_refuses_unknown_settings(folder, key, message):
         read(folder, settings={key: "1"})
 
 
-def test_a_plan_extends_another(folder):
+def test_plan_extends_another(folder):
     (folder / "own.toml").write_text(
         'extends = "plan.toml"\n[steps.vocabulary]\nmin_count = 2\n[steps.more]\ncommand = "demo"\n'
     )
@@ -134,7 +134,7 @@ def test_a_plan_extends_another(folder):
     assert plan.steps["vocabulary"].dependencies == ("captions",)
 
 
-def test_the_plans_of_the_package_are_understood():
+def test_plans_of_the_package_are_understood():
     assert plan_names() == ("coco", "demo", "flickr30k", "multi30k")
     for name in plan_names():
         plan = read_plan(name, LINE)

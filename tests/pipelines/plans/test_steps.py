@@ -188,7 +188,7 @@ def files(folder: Path) -> dict[str, tuple[bytes, int]]:
     return {str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
 
 
-def test_a_second_build_runs_every_command_and_writes_nothing(first):
+def test_second_build_runs_every_command_and_writes_nothing(first):
     before = files(first)
     assert sorted(build(first, ForkedSteps())) == sorted(COMMANDS)
     assert files(first) == before

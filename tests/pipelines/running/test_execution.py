@@ -65,7 +65,7 @@ def test_gpus_are_asked_for_once(flag):
     Execution(beam_flags=(DATAFLOW, flag))
 
 
-def test_a_process_for_each_core_is_refused():
+def test_process_for_each_core_is_refused():
     with pytest.raises(UsageError, match="every core of a worker would load the model into GPU memory"):
         Execution(beam_flags=(DATAFLOW, "--experiments=use_multiple_sdk_containers"), accelerator=L4)
 

@@ -69,12 +69,12 @@ def test_counts_are_written_at_once_and_then_five_times_a_second(tmp_path, monke
     assert totals == [1, 1, 1, 4, 4, 6]
 
 
-def test_a_deleted_folder_does_not_stop_the_work(tmp_path, always):
+def test_deleted_folder_does_not_stop_the_work(tmp_path, always):
     Meter(str(tmp_path / "gone")).add(images=1)
     assert Meter(str(tmp_path / "gone")).total() == {}
 
 
-def test_a_half_written_file_is_skipped(tmp_path):
+def test_half_written_file_is_skipped(tmp_path):
     (tmp_path / "1.json").write_text('{"images": 4}')
     (tmp_path / "2.json").write_text('{"ima')
     assert Meter(str(tmp_path)).total() == {"images": 4}
@@ -93,7 +93,7 @@ def test_plain_lines_outside_a_terminal(monkeypatch, always):
 
 
 @pytest.mark.slow
-def test_a_terminal_gets_a_live_line(always):
+def test_terminal_gets_a_live_line(always):
     file = io.StringIO()
     console = Console(file=file, width=200, force_terminal=True)
     with show_progress(console, "resnet50-pool", unit="images", total=8) as meter:
@@ -110,7 +110,7 @@ def test_progress_of_a_short_run_prints_nothing():
     assert file.getvalue() == ""
 
 
-def test_an_error_passes_through_and_ends_the_display():
+def test_error_passes_through_and_ends_the_display():
     before = threading.active_count()
     with pytest.raises(ValueError, match="inside"), show_progress(Console(file=io.StringIO()), "x", unit="y"):
         raise ValueError("inside")

@@ -42,7 +42,7 @@ def test_staged_files_of_a_run(tmp_path, flags, packages, plugins):
     assert staged(*flags, folder=tmp_path) == (packages, plugins)
 
 
-def test_the_wheel_holds_our_packages_and_nothing_else(tmp_path):
+def test_wheel_holds_our_packages_and_nothing_else(tmp_path):
     names = zipfile.ZipFile(build_wheel(tmp_path, ())).namelist()
     tracked = subprocess.run(["git", "ls-files", "--others", "--cached", "--exclude-standard"], cwd=ROOT, capture_output=True)
     if tracked.returncode:

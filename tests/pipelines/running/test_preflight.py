@@ -28,7 +28,7 @@ def folder(tmp_path):
     return Folder(str(tmp_path / "out"))
 
 
-def test_a_worker_like_the_launcher_leaves_a_sign(folder):
+def test_worker_like_the_launcher_leaves_a_sign(folder):
     PreflightCheck.of_this_process(folder)()
     assert folder.names() == [PREFLIGHT_MARKER]
 
@@ -62,7 +62,7 @@ def test_preflight_runs_the_extra_check(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("values", [[], [1], ["a", "b", "c"]])
-def test_a_pipeline_begins_with_its_values(folder, values):
+def test_pipeline_begins_with_its_values(folder, values):
     for check in (None, PreflightCheck.of_this_process(folder)):
         run_pipeline(
             lambda pipeline, check=check: assert_that(pipeline | CreateAfterPreflight(values, check), equal_to(values)), ONE

@@ -60,7 +60,7 @@ def test_wait_cancels_a_run_without_workers():
 
 
 @pytest.mark.slow
-def test_a_run_may_take_its_time_once_a_worker_has_started():
+def test_run_may_take_its_time_once_a_worker_has_started():
     run, asked = Run(), []
 
     def has_started() -> bool:
@@ -101,7 +101,7 @@ def test_watch_of_a_running_job_raises_lost_job(tmp_path, state):
         watch(run, execution=DATAFLOW, output=Folder(str(tmp_path)), meter=Meter())
 
 
-def test_a_detached_launcher_does_not_wait(tmp_path, monkeypatch):
+def test_detached_launcher_does_not_wait(tmp_path, monkeypatch):
     notes: list[str] = []
     monkeypatch.setattr(events, "_show", lambda text, style: notes.append(text))
     execution = replace(DATAFLOW, detach=True)
@@ -152,7 +152,7 @@ def detached_job(result: object, *flags: str) -> dict[str, str]:
     return caught.value.job
 
 
-def test_a_job_on_flink_is_found_by_its_name(flink):
+def test_job_on_flink_is_found_by_its_name(flink):
     expected = {
         "runner": "PortableRunner",
         "id": "captions-1_0",
@@ -244,7 +244,7 @@ def test_last_line_names_the_cause(said, expected):
 
 
 @pytest.mark.parametrize("flags", [(), ("--job_endpoint=embed",), ("--job_server_timeout=7",)])
-def test_a_run_is_not_limited_by_the_time_of_an_answer(flags):
+def test_run_is_not_limited_by_the_time_of_an_answer(flags):
     options = PipelineOptions(list(flags))
     check_job_service(options, flags)
     assert options.view_as(PortableOptions).job_server_timeout > 30 * 24 * 3600

@@ -28,7 +28,7 @@ MESSAGE = "caption key 'a/en/x/0' occurs twice: 'it''s [odd]' and \"b\": remove 
 
 
 @pytest.mark.parametrize(("kind", "workers"), [(InputError, 1), (DatasetError, 1), (UsageError, 1), (InputError, 2)])
-def test_an_error_in_a_pipeline_keeps_its_class_and_message_and_is_not_logged(kind, workers, caplog):
+def test_error_in_a_pipeline_keeps_its_class_and_message_and_is_not_logged(kind, workers, caplog):
     def fail(_):
         raise kind(MESSAGE)
 
@@ -42,7 +42,7 @@ def test_an_error_in_a_pipeline_keeps_its_class_and_message_and_is_not_logged(ki
     assert {name: logging.getLogger(name).level for name in before} == before
 
 
-def test_an_internal_error_keeps_its_traceback():
+def test_internal_error_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError, match="modulo by zero"):
         run_pipeline(lambda p: p | beam.Create([0]) | beam.Map(lambda x: 1 // x), ONE)
 
@@ -126,7 +126,7 @@ def test_workers_default_to_one_per_core():
     assert Execution().local_workers == usable_cores()
 
 
-def test_the_keyboard_interrupts_a_pipeline():
+def test_keyboard_interrupts_a_pipeline():
     """Beam wraps the errors of functions; Ctrl-C must be raised as itself."""
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):

@@ -73,7 +73,7 @@ def test_forms_are_counted_by_language_in_the_training_splits():
 @pytest.mark.parametrize(
     ("text", "named"), [("", "caption ''"), ("\t \u00a0", r"caption '\t \xa0'"), (None, "missing caption (null)")]
 )
-def test_a_caption_without_a_token_is_a_failure(recipe, text, named):
+def test_caption_without_a_token_is_a_failure(recipe, text, named):
     captions = [caption(text="one"), caption(index=3, split="val", text=text), caption(text="two")]
     table, failures = tokenize_captions(block(*captions), recipe, {"en": TruecaseModel({}, {})})
     assert table["text"].to_pylist() == ["one", "two"]
@@ -98,7 +98,7 @@ def test_each_language_has_its_own_truecaser():
 
 
 @pytest.mark.parametrize(("models", "languages"), [({}, "no language"), ({"fr": TruecaseModel({}, {})}, "fr")])
-def test_a_language_without_a_truecaser_is_an_error(models, languages):
+def test_language_without_a_truecaser_is_an_error(models, languages):
     message = rf"no truecaser for language 'de': there are models for {languages}\. .*--truecaser, .*--train-splits"
     with pytest.raises(InputError, match=message):
         tokenize_captions(block(caption(language="en"), caption(language="de")), TRUECASE, models)

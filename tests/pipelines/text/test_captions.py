@@ -232,7 +232,7 @@ def shards_of(source, output, **more) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "most"), [("t.tsv", 1 << 26), ("t.tsv", 400), ("t.tsv.gz", 400)])
-def test_the_number_of_shards_follows_from_the_bytes_of_the_files(tmp_path, rows, monkeypatch, name, most):
+def test_number_of_shards_follows_from_the_bytes_of_the_files(tmp_path, rows, monkeypatch, name, most):
     """A table of 7 to 12 kB; compressed, it has about 3 kB that count four times."""
     plain = write_table(tmp_path / "t.tsv", rows)
     table = tmp_path / name

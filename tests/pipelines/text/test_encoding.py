@@ -118,7 +118,7 @@ def encoded(inputs) -> Path:
 
 
 @pytest.mark.slow
-def test_the_pipeline_encodes_each_caption_in_its_place(inputs, tmp_path):
+def test_pipeline_encodes_each_caption_in_its_place(inputs, tmp_path):
     manifest = encode_captions(job_of(inputs, tmp_path / "e", max_length=4), ONE)
     captions, vocabulary = open_dataset(inputs / "captions"), open_dataset(inputs / "vocabulary")
     known = [token for token in vocabulary.table()["token"].to_pylist() if not token.startswith("<")]

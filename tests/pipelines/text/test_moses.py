@@ -178,7 +178,7 @@ def test_tokenize_equals_sacremoses_on_random_lines(language: str, monkeypatch: 
             assert tokenize(line, language) == theirs.tokenize(line, return_str=True), repr(line)
 
 
-def test_the_primary_subtag_decides() -> None:
+def test_primary_subtag_decides() -> None:
     assert normalize_punctuation('"ja."', "de-CH") == normalize_punctuation('"ja."', "de") == '"ja".'
     assert tokenize("l'eau bzw. Das", "fr-CA") == tokenize("l'eau bzw. Das", "fr") == "l&apos; eau bzw . Das"
     assert tokenize("bzw. Das", "de-CH") == "bzw. Das"
@@ -218,7 +218,7 @@ def test_prepare_finds_no_tokens_in_blank_text(text: str, name: str) -> None:
     assert prepare(text, "en", recipe(name)) == []
 
 
-def test_an_unknown_recipe_is_refused_with_the_known_names_and_the_closest() -> None:
+def test_unknown_recipe_is_refused_with_the_known_names_and_the_closest() -> None:
     message = "unknown recipe 'multi30k': expected one of moses-truecase, multi30k-lc, raw; did you mean 'multi30k-lc'?"
     with pytest.raises(UsageError, match=f"^{re.escape(message)}$"):
         recipe("multi30k")

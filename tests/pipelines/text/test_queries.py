@@ -10,7 +10,7 @@ from pipelines.text.truecasing import TruecaseModel
 from schemas.errors import InputError, UsageError
 
 
-def test_a_query_goes_through_the_recipe_of_the_captions():
+def test_query_goes_through_the_recipe_of_the_captions():
     steps = recipe("multi30k-lc").parameters()
     assert tokenize_query("Two DOGS, isn't it?", "en", steps) == ["two", "dogs", ",", "isn", "&apos;t", "it", "?"]
     assert tokenize_query("Two  Dogs.", "en", recipe("raw").parameters()) == ["Two", "Dogs."]

@@ -136,7 +136,7 @@ def test_mistakes(job, captions, model, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-def test_the_command(captions, model, tmp_path, call):
+def test_command(captions, model, tmp_path, call):
     options = ("--model", model, "--sub-words", "first", "--dtype", "float16", "--device", "cpu")
     code, out, _ = call("token-features", captions, tmp_path / "bert", *options)
     assert (code, "token-features: 90 rows in 4 shards" in out) == (0, True)

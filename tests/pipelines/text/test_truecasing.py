@@ -169,7 +169,7 @@ def test_forms_may_hold_brackets_and_odd_separators() -> None:
         ("A (1/1)", "an earlier line also has forms of 'a'"),
     ],
 )
-def test_a_broken_model_line_is_named(line: str, problem: str) -> None:
+def test_broken_model_line_is_named(line: str, problem: str) -> None:
     message = f"models/truecase.en, line 2: {problem}; the line is {line!r}; train the model again or copy it again"
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
         TruecaseModel.from_text(f"a (3/3)\n{line}\nin (1/1)\n", source="models/truecase.en")
@@ -290,7 +290,7 @@ def test_load_truecasers_of_broken_models_fails(tmp_path, name, data, kind, mess
         load_truecasers(str(tmp_path / "models"))
 
 
-def test_a_file_is_parsed_once_until_it_changes(tmp_path, monkeypatch):
+def test_file_is_parsed_once_until_it_changes(tmp_path, monkeypatch):
     parsed = []
     from_text = TruecaseModel.from_text
 
@@ -305,7 +305,7 @@ def test_a_file_is_parsed_once_until_it_changes(tmp_path, monkeypatch):
     assert parsed == [EN, EN + "a (1/1)\n"]
 
 
-def test_a_text_is_parsed_once():
+def test_text_is_parsed_once():
     model = parse_truecaser(EN)
     assert dict(model.best) == {"dog": "dog", "the": "the"}
     assert dict(model.counts) == {"dog": 30, "Dog": 10, "the": 20}

@@ -204,7 +204,7 @@ def test_statistics_in_the_manifest_are_those_of_a_plain_loop(rows, built):
 
 
 @pytest.mark.slow
-def test_a_second_run_changes_nothing(captions, built, tmp_path):
+def test_second_run_changes_nothing(captions, built, tmp_path):
     shutil.copytree(built(), tmp_path / "v")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "v").rglob("*")}
     assert build_vocabulary(VocabularyJob(captions, str(tmp_path / "v")), ONE) == open_dataset(built()).manifest
@@ -236,7 +236,7 @@ def test_resumed_run_restores_lost_files(captions, built, tmp_path, lost):
         ({"splits": ()}, "no captions of the selected portions, splits and languages together"),
     ],
 )
-def test_a_selection_without_captions_is_an_error(captions, tmp_path, selection, message):
+def test_selection_without_captions_is_an_error(captions, tmp_path, selection, message):
     with pytest.raises(InputError, match=message):
         build_vocabulary(VocabularyJob(captions, str(tmp_path / "v"), **selection), ONE)
     assert not (tmp_path / "v").exists()

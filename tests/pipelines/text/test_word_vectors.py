@@ -138,12 +138,12 @@ def test_fingerprint_is_independent_of_file_order_and_place(job, tmp_path):
         ({"languages": ("en", "en")}, "--languages names 'en' twice: give one file for each"),
     ],
 )
-def test_a_language_for_each_file(job, change, message):
+def test_language_for_each_file(job, change, message):
     with pytest.raises(UsageError, match=message):
         WordVectorsJob(**{**vars(job), **change})
 
 
-def test_an_unknown_language_is_named(job):
+def test_unknown_language_is_named(job):
     with pytest.raises(InputError, match=r"has no words of language 'fr': it has de, en\. Choose with --languages"):
         import_word_vectors(WordVectorsJob(job.vocabulary, job.files, job.output, ("en", "fr")))
     assert not Path(job.output).exists()
@@ -170,7 +170,7 @@ def test_another_dataset_is_no_vocabulary(job):
         import_word_vectors(WordVectorsJob(job.output, job.files, job.output, job.languages))
 
 
-def test_the_command_prints_the_coverage(job, call):
+def test_command_prints_the_coverage(job, call):
     code, printed, _ = call("word-vectors", job.vocabulary, *job.files, job.output, "--languages", "en,de")
     assert code == 0
     assert "word-vectors: 8 rows in 1 shards" in printed
@@ -204,7 +204,7 @@ def read(vocabulary, tmp_path):
     )
 
 
-def test_a_model_makes_other_words_of_their_sub_words(read, model_file, tmp_path):
+def test_model_makes_other_words_of_their_sub_words(read, model_file, tmp_path):
     from gensim.models.fasttext import load_facebook_vectors
 
     manifest = read(model_file)
@@ -233,6 +233,6 @@ def test_gensim_is_an_extra(read, model_file, monkeypatch):
 
 
 @pytest.mark.usefixtures("model_file")
-def test_a_model_is_not_read_from_a_store(read):
+def test_model_is_not_read_from_a_store(read):
     with pytest.raises(InputError, match=r"cc\.en\.300\.bin' is in a store, expected a local file: copy .* here first"):
         read("s3://bucket/cc.en.300.bin")

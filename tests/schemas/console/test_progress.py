@@ -36,7 +36,7 @@ def test_format_duration(seconds, text):
     assert format_duration(seconds) == text
 
 
-def test_a_line_of_a_slow_extractor_shows_seconds_per_image():
+def test_line_of_a_slow_extractor_shows_seconds_per_image():
     snapshot = Snapshot("faster-rcnn-36", "images", {"images": 10, "failed": 1}, 24.0, 100)
     assert snapshot.to_line() == "faster-rcnn-36: 10 of 100 images, 3 min 36 s left, 2.4 s each, 1 failed"
 
@@ -45,7 +45,7 @@ def test_nothing_done_has_no_rate():
     assert Snapshot("captions", "captions", {}, 3.0).to_line() == "captions: 0 captions"
 
 
-def test_a_rate_has_three_digits_however_small_it_is():
+def test_rate_has_three_digits_however_small_it_is():
     fields = Snapshot("x", "images", {"images": 1}, 400.0, 10).to_fields()
     assert fields["per_second"] == 0.0025
     assert fields["seconds_left"] == 3600.0
@@ -67,7 +67,7 @@ def test_unknown_counts_are_null():
 @pytest.mark.parametrize(
     ("waited", "worked", "expected"), [(0, 0, None), (5, 0, None), (10, 90, "model"), (11, 89, "decoding"), (0, 1, "model")]
 )
-def test_the_bottleneck_is_named(waited, worked, expected):
+def test_bottleneck_is_named(waited, worked, expected):
     counts = {"images": 1, "wait_msec": waited, "forward_msec": worked}
     assert Snapshot("x", "images", counts, 1.0).bottleneck == expected
 

@@ -57,7 +57,7 @@ def group(tmp_path, monkeypatch):
         ("4:memory:/docker/12\n0::/docker/12\n", {"memory/memory.limit_in_bytes": "800"}, 800),
     ],
 )
-def test_the_lowest_limit_counts(group, groups, files, expected):
+def test_lowest_limit_counts(group, groups, files, expected):
     assert memory_limit(*group(groups, files)) == expected
 
 
@@ -80,11 +80,11 @@ def test_this_process_has_a_limit():
         ("4:cpu:/a\n", {"cpu/a/cpu.cfs_quota_us": "50000"}, None),
     ],
 )
-def test_the_lowest_quota_of_cores_counts(group, groups, files, expected):
+def test_lowest_quota_of_cores_counts(group, groups, files, expected):
     assert core_quota(*group(groups, files)) == expected
 
 
-def test_the_cores_of_this_process(monkeypatch):
+def test_cores_of_this_process(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 5, 7}, raising=False)
     assert core_count() == 3
     monkeypatch.delattr(os, "sched_getaffinity")
@@ -158,7 +158,7 @@ def run(code: str, *words: str, **environment: str) -> str:
 @pytest.mark.slow
 @glibc
 @pytest.mark.parametrize("where", ["main", "thread"])
-def test_a_buffer_as_large_as_the_last_costs_no_page_faults(where):
+def test_buffer_as_large_as_the_last_costs_no_page_faults(where):
     assert int(run(BUFFERS, where)) < 100
     # Without the setting each buffer is mapped and touched anew: 24 pages of 2 MB at the least.
     assert int(run(BUFFERS, where, MALLOC_CHECK_="0")) >= 240
@@ -212,5 +212,5 @@ def test_every_process_of_ours_sets_its_allocator(start):
 
 
 @pytest.mark.slow
-def test_an_import_leaves_the_allocator_of_a_program_alone():
+def test_import_leaves_the_allocator_of_a_program_alone():
     assert run(SET + "import imagepivot, pipelines, schemas; imagepivot.open_dataset") == ""

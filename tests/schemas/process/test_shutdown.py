@@ -66,12 +66,12 @@ def interrupt(*numbers: int, agreed: int = 0) -> list[int]:
     return received
 
 
-def test_a_signal_is_raised_after_the_block(handlers):
+def test_signal_is_raised_after_the_block(handlers):
     assert interrupt(signal.SIGINT) == [signal.SIGINT]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_second_signal_is_not_deferred(handlers):
+def test_second_signal_is_not_deferred(handlers):
     assert interrupt(signal.SIGTERM, signal.SIGINT) == [signal.SIGTERM]
 
 

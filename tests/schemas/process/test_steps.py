@@ -38,7 +38,7 @@ def programs(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.mark.slow
-def test_a_command_returns_its_exit_code_and_its_lines(tmp_path, monkeypatch, capfd):
+def test_command_returns_its_exit_code_and_its_lines(tmp_path, monkeypatch, capfd):
     (tmp_path / "json.py").write_text("raise SystemExit('a module of the current folder was imported')")
     monkeypatch.chdir(tmp_path)
     lines = []
@@ -85,7 +85,7 @@ def test_tasks_share_the_devices():
     assert max(most) == 2
 
 
-def test_a_fault_of_the_work_reaches_the_caller():
+def test_fault_of_the_work_reaches_the_caller():
     with pytest.raises(ZeroDivisionError):
         list(run_side_by_side(lambda task, device: task / 0, [1, 2, 3], ["a"]))
 
@@ -100,7 +100,7 @@ def test_run_side_by_side_caller_stops_ends_processes(programs):
 
 
 @pytest.mark.cluster
-def test_an_interrupt_stops_all_steps(programs, capfd):
+def test_interrupt_stops_all_steps(programs, capfd):
     tasks = [note(programs, name) for name in ("one", "two", "three")]
 
     def interrupt() -> None:

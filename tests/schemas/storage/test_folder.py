@@ -60,7 +60,7 @@ def test_local_paths_are_made_absolute(tmp_path, monkeypatch):
     assert Folder("a/b").local_path == tmp_path / "a" / "b"
 
 
-def test_a_folder_means_the_same_to_a_process_in_another_folder(tmp_path, monkeypatch):
+def test_folder_means_the_same_to_a_process_in_another_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sent = [pickle.dumps(Folder(location)) for location in ("a/../b", "/c", "gs://bucket/d", "s3://bucket/e?region=x")]
     monkeypatch.chdir("/")
@@ -149,7 +149,7 @@ def test_children_and_streams_of_an_object_store(bucket):
         folder.stream("nothing")
 
 
-def test_a_stream_is_read_as_it_is_stored(folder):
+def test_stream_is_read_as_it_is_stored(folder):
     folder.write("a.gz", b"not compressed")
     with folder.stream("a.gz") as stream:
         assert (stream.read(3), stream.read()) == (b"not", b" compressed")
@@ -311,7 +311,7 @@ def test_entry_has_size_and_time_of_a_file(folder):
     assert folder.tagged() == {"deep/a": ("deep/a", 3, "", "")}
 
 
-def test_an_object_store_holds_whole_files_only(bucket, tmp_path, monkeypatch):
+def test_object_store_holds_whole_files_only(bucket, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     folder = Folder("gs://bucket/data/")
@@ -330,7 +330,7 @@ def test_an_object_store_holds_whole_files_only(bucket, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []  # The local temporary files are gone.
 
 
-def test_a_dataset_in_an_object_store(bucket, toys):
+def test_dataset_in_an_object_store(bucket, toys):
     toy = toys["features"]
     remote = make_toy("gs://bucket/features", "features", toy.rows, spec=toy.spec, failures=toy.failures)
     with lock_folder(remote.output.folder):

@@ -37,7 +37,7 @@ def test_has_tags_needs_the_client_of_the_store(monkeypatch, missing, tags):
     assert not has_tags("/x")
 
 
-def test_a_module_within_no_package_is_not_installed():
+def test_module_within_no_package_is_not_installed():
     assert object_store._is_installed.__wrapped__("schemas.storage.object_store")
     assert not object_store._is_installed.__wrapped__("no.such.module")
 

@@ -98,7 +98,7 @@ def test_damaged_shard_is_named_by_every_reader(copy, kind, damage):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_missing_shard_or_a_folder_in_its_place(copy, kind):
+def test_missing_shard_or_a_folder_in_its_place(copy, kind):
     toy, path = copy(kind)
     path.unlink()
     every_reader_names(toy, rf"{path} is listed in the manifest but missing: copy")
@@ -174,7 +174,7 @@ def test_text_not_utf8_is_named_by_every_reader(copy, forge):
             READS[name](open_dataset(toy.path))
 
 
-def test_a_vocabulary_without_its_specials(copy_toy, forge):
+def test_vocabulary_without_its_specials(copy_toy, forge):
     toy = copy_toy("vocabulary")
     forge.shard(toy, toy.output.name(0), lambda table: table.slice(4))
     with pytest.raises(DatasetError, match=r"'.*/vocabulary' is no vocabulary: a vocabulary begins with .*\. Write it again"):

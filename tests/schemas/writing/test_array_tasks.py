@@ -84,7 +84,7 @@ def test_every_shard_belongs_to_one_task_and_tasks_differ_by_one_shard(shards, c
     assert parts[count - 1][0] == count - 1
 
 
-def test_a_task_as_the_command_takes_it():
+def test_task_as_the_command_takes_it():
     assert ArrayTask.parse("3/64") == ArrayTask(3, 64)
     assert str(ArrayTask.parse("03/064")) == "3/64"  # Some schedulers pad their numbers.
 
@@ -160,7 +160,7 @@ def test_copy_of_a_task_still_writing_at_the_commit(toy, plain):
     assert tree(toy.path) == plain
 
 
-def test_a_damaged_shard_of_a_finished_dataset_is_made_again_by_its_task_alone(committed, plain):
+def test_damaged_shard_of_a_finished_dataset_is_made_again_by_its_task_alone(committed, plain):
     (committed.path / SHARD(1)).write_bytes(b"torn")
     before = tree(committed.path)
     with pytest.raises(DatasetError, match=r"2 of 3 shards are done; damaged 1: run task 1 of 3 again"):
@@ -172,7 +172,7 @@ def test_a_damaged_shard_of_a_finished_dataset_is_made_again_by_its_task_alone(c
     assert tree(committed.path) == plain
 
 
-def test_a_task_with_something_to_write_deletes_nothing_but_the_manifest(committed):
+def test_task_with_something_to_write_deletes_nothing_but_the_manifest(committed):
     before = tree(committed.path)
     flip(committed.path / SHARD(1), 1000)
     seen, made = [], []

@@ -76,7 +76,7 @@ def test_publishers_take_turns(tmp_path):
     assert folder.names() == []
 
 
-def test_a_committed_dataset_is_not_written_to(tmp_path):
+def test_committed_dataset_is_not_written_to(tmp_path):
     output = output_in(tmp_path / "x")
     attempt(output, "A")
     commit(output)

@@ -95,7 +95,7 @@ with lock_folder(output.folder):
 
 
 @pytest.mark.slow
-def test_a_killed_run_is_cleaned_up_and_goes_on(folder):
+def test_killed_run_is_cleaned_up_and_goes_on(folder):
     output = OutputDataset(folder, kind="captions", parameters={"a": 1}, shards=2)
     finished = [".records/part-00000-of-00002.jsonl", "_failures/part-00000-of-00002.jsonl", "part-00000-of-00002.parquet"]
     with blocked_process(KILLED, folder.location) as process:

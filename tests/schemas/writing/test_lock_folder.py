@@ -50,7 +50,7 @@ def test_refused_run_keeps_existing_folders(tmp_path, name, left):
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == left
 
 
-def test_a_refused_overwrite_leaves_no_lock(copy_toy):
+def test_refused_overwrite_leaves_no_lock(copy_toy):
     toy = copy_toy("features")
     (toy.path / "notes.parquet").write_bytes(b"mine")
     before = tree(toy.path)
@@ -126,7 +126,7 @@ def test_task_exit_keeps_the_lock_of_a_new_run(folder, monkeypatch):
     assert folder.read(".lock") == b"theirs"
 
 
-def test_a_task_waits_while_another_one_deletes_the_lock(folder, monkeypatch):
+def test_task_waits_while_another_one_deletes_the_lock(folder, monkeypatch):
     first = lock_folder(folder, shared=True)
     first.__enter__()
     is_last = shard_writer._is_last

@@ -258,7 +258,7 @@ FILES = [*((kind, number) for kind in KINDS for number in (0, 2)), ("captions", 
 
 
 @pytest.mark.parametrize(("kind", "what"), FILES)
-def test_a_flipped_byte_is_found_by_its_digest(copy_run, kind, what):
+def test_flipped_byte_is_found_by_its_digest(copy_run, kind, what):
     toy = copy_run(kind)
     path, number = file_of(toy, what)
     flip(path, 60)
@@ -288,7 +288,7 @@ def test_damaged_side_files_are_found(copy_toy):
         assert OutputState(toy.output).committed_manifest() is None
 
 
-def test_the_digests_of_the_manifest_outlive_it(copy_toy):
+def test_digests_of_the_manifest_outlive_it(copy_toy):
     # Records may be lost; before a run deletes the manifest it puts on record what only the manifest knows.
     toy = copy_toy("features")
     shutil.rmtree(toy.path / ".records")
@@ -387,7 +387,7 @@ def test_files_of_other_tools_beside_a_dataset_are_left_alone(copy_toy, remarks,
 
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("name", [*OTHERS, "part-00000-of-00001.parquet", "_failures/part-00000-of-00001.parquet"])
-def test_a_folder_with_other_files_and_no_dataset_is_refused(new_features, name, overwrite):
+def test_folder_with_other_files_and_no_dataset_is_refused(new_features, name, overwrite):
     toy = new_features()
     (toy.path / name).parent.mkdir(parents=True)
     if name.endswith(".parquet"):  # Of other tools, whatever their name.
@@ -398,7 +398,7 @@ def test_a_folder_with_other_files_and_no_dataset_is_refused(new_features, name,
     refuse(toy.output, rf"holds files that do not belong to a dataset, e.g. '{name}'", overwrite=overwrite)
 
 
-def test_the_content_of_sources_is_noted_in_the_records_alone(toys, new_features):
+def test_content_of_sources_is_noted_in_the_records_alone(toys, new_features):
     captions, vocabulary = (open_dataset(toys[name].path) for name in ("captions", "vocabulary"))
     plain, toy = new_features("plain"), new_features("noted")
     plain.write()
@@ -455,7 +455,7 @@ def test_another_dataset_is_refused_with_its_difference(copy_toy, change, match)
     refuse(change(copy_toy("features").output), match)
 
 
-def test_a_damaged_manifest_is_refused_and_can_be_replaced(copy_toy):
+def test_damaged_manifest_is_refused_and_can_be_replaced(copy_toy):
     toy = copy_toy("features")
     (toy.path / "_manifest.json").write_text("{", encoding="utf-8")
     assert OutputState(toy.output).committed_manifest() is None

@@ -55,7 +55,7 @@ def test_record_file_is_json_lines_sorted_by_image(folder):
     assert path(folder).read_bytes() == before
 
 
-def test_a_record_matches_its_shard_alone(folder):
+def test_record_matches_its_shard_alone(folder):
     assert RECORD.matches_shard(4711, STATISTICS)
     assert RECORD.matches_shard(4711, dict(reversed(STATISTICS.items())))
     for size, statistics in ((4712, STATISTICS), (None, STATISTICS), (4711, {**STATISTICS, "rows": 4})):
@@ -74,7 +74,7 @@ def test_as_footer_incomplete_record_is_none(shard):
     assert dataclasses.replace(RECORD, shard=shard).as_footer(SHARD, 4711) is None
 
 
-def test_a_long_first_line_is_read_whole(folder):
+def test_long_first_line_is_read_whole(folder):
     long = Record.of(ENTRY, dataclasses.replace(FOOTER, statistics={"names": "x" * 200_000}))
     write_record(folder, SHARD, dataclasses.replace(long, sources=SOURCES))
     whole = read_record(folder, SHARD, whole=True)

@@ -14,14 +14,14 @@ SHARD = "part-{:05d}-of-00003"
 
 
 @pytest.mark.parametrize("kind", ["captions", "vocabulary", "encoded", "features", "regions", "embeddings"])
-def test_a_whole_dataset_is_left_alone(copy_toy, kind):
+def test_whole_dataset_is_left_alone(copy_toy, kind):
     toy = copy_toy(kind)
     before = tree(toy.path)
     assert repair(toy.path) == Repair()
     assert tree(toy.path) == before
 
 
-def test_the_text_of_a_vocabulary_is_written_from_its_shard(copy_toy, toys):
+def test_text_of_a_vocabulary_is_written_from_its_shard(copy_toy, toys):
     toy = copy_toy("vocabulary")
     for break_it in (flip, Path.unlink):
         break_it(toy.path / "_vocabulary.txt")
@@ -68,7 +68,7 @@ def test_files_of_other_tools_stay(copy_toy):
     assert tree(toy.path) == before
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path):
+def test_folder_of_something_else_is_left_alone(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(DatasetError, match="is not a dataset"):
         repair(tmp_path)

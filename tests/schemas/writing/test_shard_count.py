@@ -78,7 +78,7 @@ def known(shards, folder, *, overwrite=False):
     return known_shards(shards, Folder(str(folder)), overwrite=overwrite)
 
 
-def test_a_folder_keeps_its_number_complete_or_not(captions, tmp_path):
+def test_folder_keeps_its_number_complete_or_not(captions, tmp_path):
     assert known("auto", tmp_path / "new") is None
     assert not (tmp_path / "new").exists()
     assert (known("auto", captions), known("auto", captions, overwrite=True), known(5, captions)) == (6, None, 5)
@@ -115,7 +115,7 @@ def test_shards_of_more_than_4_gib_are_refused_with_the_arithmetic(tmp_path):
         check_shard_bytes(8, 36 * GIB, folder)
 
 
-def test_a_folder_with_large_shards_can_go_on(captions):
+def test_folder_with_large_shards_can_go_on(captions):
     check_shard_bytes(6, 36 * GIB, Folder(str(captions)))
     with pytest.raises(UsageError, match=r"in 5 shards make 7\.2 GiB each"):
         check_shard_bytes(5, 36 * GIB, Folder(str(captions)))

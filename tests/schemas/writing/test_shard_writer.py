@@ -247,7 +247,7 @@ def test_failures_lie_sorted_beside_their_shard(folder, order):
     assert read_footer(folder, NAME).failures == entry
 
 
-def test_a_retry_without_failures_removes_those_of_the_first_try(folder):
+def test_retry_without_failures_removes_those_of_the_first_try(folder):
     write_captions(folder, many_captions(3), failures=[failure("a")])
     write_captions(folder, many_captions(3), failures=[])
     assert folder.names() == [RECORD, NAME]

@@ -29,7 +29,7 @@ def complains(toy, *expected):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_fresh_dataset_is_valid(toys, kind):
+def test_fresh_dataset_is_valid(toys, kind):
     assert validate(toys[kind].path) == []
     assert validate(str(toys[kind].path)) == []
 
@@ -43,7 +43,7 @@ def test_shards_without_rows_are_valid(tmp_path):
         assert validate(tmp_path / kind) == []
 
 
-def test_a_dataset_in_use_is_valid(copy_toy):
+def test_dataset_in_use_is_valid(copy_toy):
     toy = copy_toy("features")
     with lock_folder(toy.output.folder):
         assert validate(toy.path) == []
@@ -52,7 +52,7 @@ def test_a_dataset_in_use_is_valid(copy_toy):
 # --- manifest and files ----------------------------------------------------------------------------------------------
 
 
-def test_a_damaged_footer(copy_toy, forge):
+def test_damaged_footer(copy_toy, forge):
     toy = copy_toy("features")
     data = bytearray((toy.path / FIRST).read_bytes())
     footer = int.from_bytes(data[-8:-4], "little")
@@ -74,7 +74,7 @@ def test_another_footer_than_listed(copy_toy, forge):
 
 
 @pytest.mark.parametrize("size", [0, 1000])
-def test_a_shard_of_another_size(copy_toy, size):
+def test_shard_of_another_size(copy_toy, size):
     toy = copy_toy("features")
     data = (toy.path / FIRST).read_bytes()
     (toy.path / FIRST).write_bytes(data[:size])
@@ -84,7 +84,7 @@ def test_a_shard_of_another_size(copy_toy, size):
 @pytest.mark.parametrize(
     ("kind", "name"), [("features", FIRST), ("features", "_failures/part-*"), ("vocabulary", "_vocabulary.txt")]
 )
-def test_a_missing_file(copy_toy, kind, name):
+def test_missing_file(copy_toy, kind, name):
     toy = copy_toy(kind)
     path = next(toy.path.glob(name))
     path.unlink()
@@ -126,7 +126,7 @@ def test_unlisted_vocabulary_file(copy_toy, forge):
         *("_failures/part-00000-of-00004.jsonl", ".records/part-00000-of-00004.jsonl", "_vocabulary.txt", "_tasks.json"),
     ],
 )
-def test_an_extra_file(copy_toy, name):
+def test_extra_file(copy_toy, name):
     toy = copy_toy("features")
     (toy.path / name).parent.mkdir(exist_ok=True)
     (toy.path / name).write_bytes(b"")
@@ -134,7 +134,7 @@ def test_an_extra_file(copy_toy, name):
 
 
 @pytest.mark.parametrize("name", ["index.json", ".DS_Store", "_failures/notes.txt", "notes/a.txt", "_SUCCESS"])
-def test_a_file_of_another_tool_is_a_remark(copy_toy, name):
+def test_file_of_another_tool_is_a_remark(copy_toy, name):
     toy, remarks = copy_toy("features"), []
     (toy.path / name).parent.mkdir(exist_ok=True)
     (toy.path / name).write_bytes(b"{}")
@@ -146,7 +146,7 @@ def test_a_file_of_another_tool_is_a_remark(copy_toy, name):
 # --- footers, schema, counts -----------------------------------------------------------------------------------------
 
 
-def test_a_shard_of_another_dataset(copy_toy, forge):
+def test_shard_of_another_dataset(copy_toy, forge):
     toy = copy_toy("captions")
     footer = {
         "imagepivot.version": "1",
@@ -160,7 +160,7 @@ def test_a_shard_of_another_dataset(copy_toy, forge):
 
 
 @pytest.mark.parametrize("footer", [{}, {"imagepivot.kind": "captions"}])
-def test_a_shard_without_a_footer_of_ours(copy_toy, forge, footer):
+def test_shard_without_a_footer_of_ours(copy_toy, forge, footer):
     toy = copy_toy("captions")
     forge.shard(toy, FIRST, lambda table: table, footer=footer)
     assert complains(toy, rf"{FIRST} does not say in its footer which dataset it was made for")
@@ -207,7 +207,7 @@ def test_other_columns(copy_toy, forge, change):
 
 
 @pytest.mark.parametrize("kind", ["captions", "encoded", "features", "regions", "embeddings"])
-def test_a_row_in_the_wrong_shard(copy_toy, forge, kind):
+def test_row_in_the_wrong_shard(copy_toy, forge, kind):
     toy = copy_toy(kind)
     stray = next(f"龍-{n}" for n in range(99) if shard_by_hand(f"龍-{n}", 3) == 2)
     forge.value(toy, FIRST, -1, image_id=stray)
@@ -291,7 +291,7 @@ def test_unused_regions_not_zero(copy_toy, forge, column):
 
 @pytest.mark.parametrize("row", [0, 2, -1, None])
 @pytest.mark.parametrize("ids", [[], [1], [2], [5], [1, 5], [5, 2], [2, 5, 1], [5, 6, 7]])
-def test_a_caption_without_start_or_end(copy_toy, forge, row, ids):
+def test_caption_without_start_or_end(copy_toy, forge, row, ids):
     toy = copy_toy("encoded")
     for number in range(len(toy.shard(0))) if row is None else [row]:
         forge.value(toy, FIRST, number, token_ids=ids, length=len(ids))
@@ -317,7 +317,7 @@ def swap(rows):
         (lambda rows: rows[-1].update(id=rows[-2]["id"]), [r"key \(\d+,\) occurs twice", r"the ids are not 0, 1, 2, \.\.\."]),
     ],
 )
-def test_a_wrong_vocabulary(copy_toy, forge, change, complaints):
+def test_wrong_vocabulary(copy_toy, forge, change, complaints):
     toy = copy_toy("vocabulary")
 
     def rewrite(table):

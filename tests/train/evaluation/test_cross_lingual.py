@@ -101,7 +101,7 @@ def test_languages_without_a_common_image_are_left_out(write_run, data):
 
 
 @pytest.mark.cluster
-def test_an_ensemble_ranks_by_the_mean(write_run, data):
+def test_ensemble_ranks_by_the_mean(write_run, data):
     models = [open_run(write_run(f"run-{seed}", languages=("en", "fr"), seed=seed)).model for seed in range(2)]
     fewer = replace(data, captions=data.captions.select(data.captions.languages != data.captions.language_names.index("de")))
     found = evaluate_cross_lingual([(model, fewer) for model in models])
@@ -109,7 +109,7 @@ def test_an_ensemble_ranks_by_the_mean(write_run, data):
         assert found[pair].direction == by_hand(models, fewer, *pair).direction
 
 
-def test_a_model_without_vectors_is_asked_for_its_scores(write_run, data):
+def test_model_without_vectors_is_asked_for_its_scores(write_run, data):
     model = open_run(write_run(languages=("en", "de", "fr"))).model
     expected = evaluate_cross_lingual([(model, data)])
 
@@ -136,7 +136,7 @@ def test_a_model_without_vectors_is_asked_for_its_scores(write_run, data):
 
 
 @pytest.mark.slow
-def test_a_score_holds_them_on_request(write_run, toy):
+def test_score_holds_them_on_request(write_run, toy):
     folder = write_run(languages=("en", "de", "fr"))
     job = EvaluateJob(folder, toy.captions, toy.features, splits=("val", "test"), device="cpu")
     plain, scores = evaluate_run(job), evaluate_run(replace(job, cross_lingual=True))

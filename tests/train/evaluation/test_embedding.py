@@ -93,7 +93,7 @@ def test_every_caption_of_a_known_language_has_its_embedding(run, toy, job):
         np.testing.assert_allclose(embedding, expected.numpy(), atol=1e-6)
 
 
-def test_the_same_run_gives_the_same_bytes_and_resumes(job):
+def test_same_run_gives_the_same_bytes_and_resumes(job):
     def content() -> dict[str, bytes]:
         root = Path(job.output)
         return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
@@ -178,7 +178,7 @@ def test_damaged_shards_are_written_again_when_they_are_verified(job):
     assert path.read_bytes() == whole
 
 
-def test_a_job_needs_something_to_embed():
+def test_job_needs_something_to_embed():
     with pytest.raises(UsageError, match="nothing to embed: give --features, --captions, or both"):
         EmbedJob(run="run", output="out")
     names = {folder: EmbedJob(run=folder, output="out", features="f").name for folder in ("runs/c2c", "c2c/", "c2c", "/")}
@@ -202,7 +202,7 @@ def test_features_are_normalised_as_in_training(write_run, toy, tmp_path):
     np.testing.assert_allclose(open_dataset(tmp_path / "o" / "images").numpy(), expected, atol=1e-6)
 
 
-def test_a_shard_without_images_has_no_embeddings(run, toy, new_dataset, tmp_path):
+def test_shard_without_images_has_no_embeddings(run, toy, new_dataset, tmp_path):
     rows = open_dataset(toy.features).table().to_pylist()[:2]
     new_dataset(tmp_path / "few", "features", rows, parameters={}, spec=FeatureSpec("toy", (8,)), shards=7)
     features = open_dataset(tmp_path / "few")
@@ -215,7 +215,7 @@ def test_a_shard_without_images_has_no_embeddings(run, toy, new_dataset, tmp_pat
     assert gallery.embeddings.shape == (2, 6)
 
 
-def test_a_shard_without_captions_has_no_embeddings(run, toy, new_dataset, tmp_path):
+def test_shard_without_captions_has_no_embeddings(run, toy, new_dataset, tmp_path):
     source = open_dataset(toy.captions)
     rows = [row for row in source.table().to_pylist() if row["image_id"] == "val-000"]
     new_dataset(tmp_path / "few", "encoded", rows, parameters={}, inputs=source.manifest.inputs, shards=3)

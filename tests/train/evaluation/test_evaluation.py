@@ -107,7 +107,7 @@ def test_images_without_a_caption_in_the_language_take_no_part(model, data):
     assert english_result.text_to_image.recall_at_5 == 100  # Three candidates only.
 
 
-def test_a_language_without_captions_is_left_out(model, data):
+def test_language_without_captions_is_left_out(model, data):
     captions = data.captions
     german = captions.select(captions.languages == captions.language_names.index("de"))
     assert list(evaluate_ensemble([(model, replace(data, captions=german))])) == ["de"]
@@ -343,7 +343,7 @@ def test_one_fold_is_the_usual_evaluation(model, comparable):
     assert chance_in_folds(comparable.captions, "en", 1) == chance(comparable.captions, "en")
 
 
-def test_an_ensemble_is_folded_too(model, write_run, comparable):
+def test_ensemble_is_folded_too(model, write_run, comparable):
     other = open_run(write_run("other", languages=("en", "de", "fr"), seed=1)).model
     alone, both = evaluate_folds([(model, comparable)], 3), evaluate_folds([(model, comparable), (other, comparable)], 3)
     assert evaluate_folds([(model, comparable), (model, comparable)], 3) == alone

@@ -132,7 +132,7 @@ def test_nan_scores_rank_last(scores_at_once):
     assert ranks.image_to_text.tolist() == [2, 3, 2]
 
 
-def test_an_image_without_captions_is_a_candidate_but_not_a_query():
+def test_image_without_captions_is_a_candidate_but_not_a_query():
     images = torch.tensor([[1.0], [5.0], [0.0]])
     ranks = retrieval_ranks(between(images, torch.tensor([[1.0], [1.0]])), 3, torch.tensor([0, 2]))
     assert RetrievalMetrics.of(ranks).image_to_text.queries == 2
@@ -162,7 +162,7 @@ def test_recall_of_no_queries_is_an_error():
         RecallMetrics.of(torch.zeros(0, dtype=torch.int64))
 
 
-def test_the_sum_of_recalls_has_six_terms():
+def test_sum_of_recalls_has_six_terms():
     one = RecallMetrics(recall_at_1=1, recall_at_5=2, recall_at_10=3, median_rank=50, queries=7)
     two = RecallMetrics(recall_at_1=10, recall_at_5=20, recall_at_10=30, median_rank=5, queries=7)
     both = RetrievalMetrics(image_to_text=one, text_to_image=two)

@@ -33,7 +33,7 @@ def test_each_portion_is_a_test_of_its_own(run, toy):
         assert json.loads(json.dumps(score.to_dict()))["text_to_image"]["queries"] == len(data.captions)
 
 
-def test_a_language_and_a_portion(run, write_run, toy):
+def test_language_and_a_portion(run, write_run, toy):
     arguments = {"captions": toy.captions, "features": toy.features, "splits": ["val"]}
     chosen = score_run(run, **arguments, languages=["en"], portion="translation")
     assert [(score.language, score.portion) for score in chosen] == [("en", "translation")]
@@ -52,7 +52,7 @@ def test_score_with_foreign_data_is_refused(run, toy, other_toy):
         score_run(run, captions=toy.captions, features=other_toy.features, splits=["test"])
 
 
-def test_the_default_split_is_the_test_images_of_2016(run, toy):
+def test_default_split_is_the_test_images_of_2016(run, toy):
     with pytest.raises(UsageError, match="no split test_2016 or test_2016_flickr: choose with --split of test, train, val"):
         score_run(run, captions=toy.captions, features=toy.features)
     scores = score_run(run, captions=toy.captions, features=toy.features, splits=["val", "test"], languages=["fr"])
@@ -77,7 +77,7 @@ def test_test_captions_may_be_in_two_splits(run, write_run, multi30k):
     assert scored(open_run(write_run("german", languages=("de",))), multi30k) == comparable[:1]
 
 
-def test_a_requested_split_must_hold_captions(run, write_run, multi30k):
+def test_requested_split_must_hold_captions(run, write_run, multi30k):
     with pytest.raises(UsageError, match=r"nothing to evaluate: split 'test_2016' has .* but the run knows only en, de, fr"):
         scored(run, multi30k, splits=["test_2016_flickr", "test_2016"], languages=["fr"])
     with pytest.raises(DatasetError, match="has no captions of split 'nothing'"):
@@ -90,7 +90,7 @@ def test_a_requested_split_must_hold_captions(run, write_run, multi30k):
         scored(german, multi30k, portion="translation")
 
 
-def test_a_requested_language_must_have_captions(write_run, multi30k):
+def test_requested_language_must_have_captions(write_run, multi30k):
     run = open_run(write_run("czech", languages=("en", "cs")))
     assert {language for _, language, _ in scored(run, multi30k)} == {"en"}
     with pytest.raises(UsageError, match="nothing to evaluate in cs: split 'test_2016' has"):
@@ -131,7 +131,7 @@ def pair(write_run):
     return [open_run(write_run("a", seed=0)), open_run(write_run("b", seed=1, l2=True))]
 
 
-def test_an_ensemble_has_the_mean_of_the_scores(pair, toy):
+def test_ensemble_has_the_mean_of_the_scores(pair, toy):
     data = {"captions": toy.captions, "features": toy.features, "splits": ["test"]}
     scores = score_ensemble(pair, **data)
     assert scores != score_run(pair[0], **data)
@@ -145,7 +145,7 @@ def test_an_ensemble_has_the_mean_of_the_scores(pair, toy):
         assert score.retrieval == evaluate_ensemble(members)[score.language]
 
 
-def test_a_job_opens_its_runs(pair, toy):
+def test_job_opens_its_runs(pair, toy):
     folders = tuple(run.folder.location for run in pair)
     options = {"splits": ("val",), "languages": ("en",), "portion": "translation"}
     job = EvaluateJob(folders, toy.captions, toy.features, device="cpu", **options)
@@ -210,7 +210,7 @@ def test_each_split_and_portion_has_its_means(scores):
     assert averages([score for score in scores if score.language == "fr"]) == []
 
 
-def test_the_report_is_json(scores):
+def test_report_is_json(scores):
     report = json.loads(json.dumps(evaluation_report(scores)))
     assert report["scores"] == json.loads(json.dumps([score.to_dict() for score in scores]))
     first = report["averages"][0]

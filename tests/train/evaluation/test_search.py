@@ -27,7 +27,7 @@ def gallery(run, toy):
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "order"])
-def test_the_best_images_equal_those_of_a_full_sort(write_run, toy, similarity):
+def test_best_images_equal_those_of_a_full_sort(write_run, toy, similarity):
     run = open_run(write_run(similarity=similarity))
     features = open_dataset(toy.features)
     ids = np.array(run.vocabulary.encode(["en1", "en2", "nothing"]))
@@ -66,7 +66,7 @@ def test_images_of_another_model_are_refused(run, write_run, toy, other_toy, tmp
         read_gallery(run, str(tmp_path / "nothing"))
 
 
-def test_a_query_without_an_answer_is_refused(run, gallery):
+def test_query_without_an_answer_is_refused(run, gallery):
     with pytest.raises(UsageError, match="--language is 'fr', expected a language of the run: en, de"):
         search_gallery(run, ["fr1"], "fr", gallery)
     with pytest.raises(UsageError, match="knows no word of 'cats and dogs'"):
@@ -77,7 +77,7 @@ def test_a_query_without_an_answer_is_refused(run, gallery):
         search_gallery(run, ["en1"], "en", gallery, top=0)
 
 
-def test_a_job_tokenizes_and_searches(write_run, toy):
+def test_job_tokenizes_and_searches(write_run, toy):
     folder = write_run()
     run, asked, unknown = open_run(folder), [], []
 

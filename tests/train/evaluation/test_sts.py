@@ -80,7 +80,7 @@ def test_word_overlap_is_the_cosine_of_binary_vectors():
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_is_measured_by_the_cosines_of_its_sentences(finished_run, data):
+def test_run_is_measured_by_the_cosines_of_its_sentences(finished_run, data):
     folder, run = str(finished_run[0]), open_run(finished_run[0])
     result = sts(StsJob((data, folder), device="cpu"), tokenize)
     baseline, system = result.systems
@@ -133,7 +133,7 @@ def test_tokens_are_made_as_the_captions_of_each_run_were(write_run, data):
         np.testing.assert_array_equal(system.similarities[0], other.similarities[0])
 
 
-def test_the_tokenizer_of_queries_makes_tokens_as_of_captions(write_run):
+def test_tokenizer_of_queries_makes_tokens_as_of_captions(write_run):
     run = replace(open_run(write_run()), captions={"text": recipe("multi30k-lc").parameters().to_json()})
     data = StsPairs("a", "", (5.0, 4.0, 0.0), ("EN1, En2!", "en3", "en7."), ("en1 , en2 !", "en4", "en29"), (1, 2, 3))
     system = score_sts(run, [data], tokenize_query)
@@ -163,7 +163,7 @@ def test_truecasers_are_passed_to_truecasing_runs(write_run, data, monkeypatch):
 @pytest.mark.parametrize(
     ("languages", "given", "expected"), [(("en", "de"), "", "en"), (("de",), "", "de"), (("en", "de"), "de", "de")]
 )
-def test_the_language_is_english_or_the_only_one(write_run, data, languages, given, expected):
+def test_language_is_english_or_the_only_one(write_run, data, languages, given, expected):
     german = [replace(pairs, first=pairs.first[:1] + tuple("de1" for _ in pairs.first[1:])) for pairs in read_sts(data)]
     system = score_sts(open_run(write_run(languages=languages)), german, None, language=given)
     assert system.language == expected

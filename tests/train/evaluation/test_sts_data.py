@@ -73,7 +73,7 @@ def test_tables_with_and_without_a_header(tmp_path, name, text, lines, unscored)
     assert (pairs.name, pairs.lines, pairs.unscored) == ("a", lines, unscored)
 
 
-def test_a_folder_holds_several_and_equal_names_are_told_apart(task, tmp_path):
+def test_folder_holds_several_and_equal_names_are_told_apart(task, tmp_path):
     (task / "b.tsv").write_text("1\tone\ttwo\n")
     (task / "README.md").write_text("not pairs")
     (task / "STS.gs.ALL.txt").write_text("1\n")
@@ -168,7 +168,7 @@ def test_word_vectors_of_all_kinds(tmp_path, name, header):
     assert {word: vector.tolist() for word, vector in found.items()} == expected
 
 
-def test_the_vector_of_a_sentence_is_the_mean_of_those_of_its_words():
+def test_vector_of_a_sentence_is_the_mean_of_those_of_its_words():
     vectors = {"a": np.array([1.0, 0.0]), "b": np.array([0.0, 3.0])}
     means = mean_vectors([["a", "b", "b"], ["a", "c"], ["c"], []], vectors)
     np.testing.assert_allclose(means, [[1 / 3, 2], [1, 0], [0, 0], [0, 0]])

@@ -68,7 +68,7 @@ def test_runs_differing_only_in_seeds_form_a_group(runs):
 
 
 @pytest.mark.slow
-def test_the_tables(runs):
+def test_tables(runs):
     comparison = compare_runs(runs)
     differences, progress, scores = comparison_tables(comparison)
     assert differences.headings == ["", "both (2 seeds)", "english"]
@@ -117,7 +117,7 @@ def test_compare_runs_with_an_interrupted_run(train_toy, finished_run, tmp_path)
     assert comparison.differences == {"schedule.max_steps": (44, 20)}
 
 
-def test_a_copy_without_its_last_checkpoint_or_log(copied_run, finished_run, tmp_path):
+def test_copy_without_its_last_checkpoint_or_log(copied_run, finished_run, tmp_path):
     (copied_run / "last.pt").unlink()
     (copied_run / "log.jsonl").unlink()
     comparison = compare_runs([str(finished_run[0]), str(copied_run)])
@@ -175,7 +175,7 @@ def test_scores_on_other_captions_are_not_compared():
 # --- pictures ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_picture(monkeypatch, tmp_path):
+def test_picture(monkeypatch, tmp_path):
     figures = []
     monkeypatch.setattr("train.reports.plots.save", lambda figure, folder, name: figures.append(figure))
     runs = tuple(ComparedRun(f"x/seed-{n}", f"x/{n}", {"seed": n}, "steps", HISTORY) for n in range(2))
@@ -203,7 +203,7 @@ def test_the_picture(monkeypatch, tmp_path):
         ("gs://bucket/a.png", "gs://bucket", "a.png"),
     ],
 )
-def test_the_place_of_the_picture(output, folder, name):
+def test_place_of_the_picture(output, folder, name):
     found = picture_place(output)
     assert (found[0].location, found[1]) == (folder, name)
     with pytest.raises(UsageError, match=r"--output is 'a\.jpeg', expected a folder"):

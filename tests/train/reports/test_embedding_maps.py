@@ -44,7 +44,7 @@ def test_points_are_those_of_images_and_their_first_captions(mapped):
             np.testing.assert_allclose(found.points[number, image], vector, atol=1e-6)
 
 
-def test_the_examples_are_among_the_images_and_numbered(mapped):
+def test_examples_are_among_the_images_and_numbered(mapped):
     make, _, _ = mapped
     for seed in range(5):
         found, examples = make(4, seed)
@@ -59,7 +59,7 @@ def test_the_examples_are_among_the_images_and_numbered(mapped):
 
 
 @pytest.mark.slow
-def test_the_plane_keeps_neighbours_and_is_the_same_again():
+def test_plane_keeps_neighbours_and_is_the_same_again():
     rng = np.random.default_rng(0)
     centres = rng.standard_normal((3, 8)) * 5
     vectors = np.repeat(centres, 20, axis=0) + rng.standard_normal((60, 8)) * 0.1

@@ -36,7 +36,7 @@ def test_images_are_drawn_from_those_with_captions_in_all_languages(new_captions
     assert examples == choose_examples(captions, WORDS, count=9, seed=3)[0]
 
 
-def test_the_first_caption_of_each_language_is_shown(new_captions):
+def test_first_caption_of_each_language_is_shown(new_captions):
     captions = new_captions(ROWS)
     examples, _ = choose_examples(captions, WORDS, count=9, seed=0)
     keys = [[str(caption.key) for caption in example.captions] for example in examples]

@@ -105,7 +105,7 @@ def framed(panel) -> bool:
 
 
 @pytest.mark.slow
-def test_the_sheet_shows_the_best_images_and_frames_the_right_one(job, drawn):
+def test_sheet_shows_the_best_images_and_frames_the_right_one(job, drawn):
     found = draw_figures(replace(job, images="photos", top=3, only=("retrieval",)), pictures)
     assert found.names == ("retrieval.png", "figures.json")
     panels = list(drawn["retrieval.png"].axes)
@@ -155,7 +155,7 @@ def test_everything_is_the_same_again_and_nothing_else_is_written(job, tmp_path)
 
 
 @pytest.mark.slow
-def test_the_numbers_are_written(job, tmp_path):
+def test_numbers_are_written(job, tmp_path):
     found = draw_figures(job)
     content = json.loads((tmp_path / "figures" / "figures.json").read_text())
     assert [row["rank"] for row in content["retrieval"]] == [ranking.rank for ranking in found.rankings]
@@ -391,7 +391,7 @@ def test_pictures_without_a_reader_are_refused(job):
 
 
 @pytest.mark.slow
-def test_a_figure_appears_whole(job, tmp_path, monkeypatch):
+def test_figure_appears_whole(job, tmp_path, monkeypatch):
     draw_figures(replace(job, only=("retrieval",)))
     before = {path.name: path.read_bytes() for path in (tmp_path / "figures").iterdir()}
 
@@ -416,7 +416,7 @@ def test_regions_of_a_picture_of_another_size(attending, boxed, tmp_path):
     assert not list(Path(job.output).glob("*"))
 
 
-def test_the_strongest_come_first():
+def test_strongest_come_first():
     assert strongest([0.1, 0.5, 0.1, 0.3], 3) == [1, 3, 0]
 
 

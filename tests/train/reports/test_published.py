@@ -88,7 +88,7 @@ def test_recalls_rise_with_the_cutoff():
 
 
 @pytest.mark.parametrize(("paper", "row"), ROWS, ids=str)
-def test_the_preset_of_a_row_trains_its_language(paper, row):
+def test_preset_of_a_row_trains_its_language(paper, row):
     others = ("gella2017/", "vsepp", "scan/", "dan") if paper == "huang2019" else ("gella2017/",)
     assert row.preset.startswith((f"{paper}/", *others))
     for preset in ENSEMBLES.get(row.preset, (row.preset,)):
@@ -113,7 +113,7 @@ def test_quoted_lines_equal_their_source():
         assert row.portion == original.portion == "comparable"
 
 
-def test_the_presets_of_a_table():
+def test_presets_of_a_table():
     assert presets_of_table("gella2017", 2) == tuple(
         f"gella2017/{name}" for name in ("vse-de", "oe-de", "pivot-sym", "parallel-sym", "pivot-asym", "parallel-asym")
     )
@@ -130,7 +130,7 @@ def test_the_presets_of_a_table():
         presets_of_table("gella2017", 5)
 
 
-def test_the_presets_of_a_paper_have_members_before_their_ensembles():
+def test_presets_of_a_paper_have_members_before_their_ensembles():
     names = presets_of_paper("huang2019")
     assert len(set(names)) == len(names)
     assert ENSEMBLES["scan/t2i-avg+i2t-lse-de"] == ("scan/t2i-avg-de", "scan/i2t-lse-de")
@@ -140,7 +140,7 @@ def test_the_presets_of_a_paper_have_members_before_their_ensembles():
     assert presets_of_paper("gella2017") == (*dict.fromkeys(row.preset for row in rows_of_paper("gella2017")), "mlmme")
 
 
-def test_the_gold_ranks_of_the_paper():
+def test_gold_ranks_of_the_paper():
     assert [tuple(rank.ranks.values()) for rank in GOLD_RANKS] == [(141, 37, 6), (85, 7, 3), (36, 1, 3), (24, 2, 2)]
     assert all(list(rank.ranks) == list(GOLD_COLUMNS) for rank in GOLD_RANKS)
     for preset in GOLD_COLUMNS.values():
@@ -160,6 +160,6 @@ def test_gold_captions_equal_multi30k():
         assert re.findall(r"\w+", text.lower()) == re.findall(r"\w+", rank.text.lower())
 
 
-def test_an_unknown_paper_is_refused():
+def test_unknown_paper_is_refused():
     with pytest.raises(UsageError, match="no tables of 'nobody2020': expected one of gella2017, kadar2018, huang2019"):
         rows_of_paper("nobody2020")

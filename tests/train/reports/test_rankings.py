@@ -12,7 +12,7 @@ from train.runs.run import open_run
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_order_by_counting(seed):
+def test_order_by_counting(seed):
     """The place of the right score is the number of wrong ones that are not below it; the others are in descending order."""
     rng = np.random.default_rng(seed)
     scores = rng.integers(0, 5, 30).astype(np.float32)

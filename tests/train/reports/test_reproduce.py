@@ -52,7 +52,7 @@ def finished(toy_2016, tmp_path_factory) -> Path:
 
 
 @pytest.mark.cluster
-def test_a_result_equals_an_evaluation_of_the_run(finished, toy_2016):
+def test_result_equals_an_evaluation_of_the_run(finished, toy_2016):
     for seed in (0, 1):
         name = f"gella2017/pivot-asym/seed-{seed}"
         result = json.loads((finished / "results" / f"{name}.json").read_text())
@@ -157,7 +157,7 @@ def test_unread_images_need_no_features(multi30k, new_dataset, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_row_with_test_captions_in_only_one_split(multi30k, tmp_path):
+def test_row_with_test_captions_in_only_one_split(multi30k, tmp_path):
     job = replace(job_of(multi30k, tmp_path / "o", seeds=1), paper="kadar2018", rows=("monolingual-translation-fr",))
     run(job)
     result = json.loads((tmp_path / "o/results/kadar2018/monolingual-translation-fr/seed-0.json").read_text())
@@ -165,7 +165,7 @@ def test_a_row_with_test_captions_in_only_one_split(multi30k, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_report_has_means_deviations_and_published_numbers(finished):
+def test_report_has_means_deviations_and_published_numbers(finished):
     report = read_report(str(finished), "gella2017")
     assert [section.title for section in report.sections] == ["Table 1 (comparable captions)", "Table 2 (comparable captions)"]
     results = [json.loads((finished / f"results/gella2017/pivot-sym/seed-{seed}.json").read_text()) for seed in (0, 1)]
@@ -313,13 +313,13 @@ def test_narrow_tables_have_lines_for_each_direction(finished, paper):
 
 
 @pytest.mark.parametrize(("values", "text"), [((), "–"), ((12.34,), "12.3"), ((10.0, 20.0, 30.0), "20.0 ± 10.0")])
-def test_the_text_of_a_measurement(values, text):
+def test_text_of_a_measurement(values, text):
     assert Measurement(76.0, values).to_cell() == Cell(text, 76.0)
 
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("paper", ["gella2017", "kadar2018"])
-def test_the_plot_is_a_picture(finished, tmp_path, paper):
+def test_plot_is_a_picture(finished, tmp_path, paper):
     plot_report(read_report(str(finished), paper), tmp_path / "plot.png")
     with Image.open(tmp_path / "plot.png") as image:
         assert image.format == "PNG"
@@ -342,7 +342,7 @@ def test_results_of_changed_content_are_not_kept(toy_2016, new_dataset, tmp_path
     assert path.read_bytes() == before
 
 
-def test_a_damaged_run_is_a_failure_of_its_row(toy_2016, tmp_path):
+def test_damaged_run_is_a_failure_of_its_row(toy_2016, tmp_path):
     damaged = tmp_path / "o" / "runs" / "gella2017" / "vse-en" / "seed-0"
     damaged.mkdir(parents=True)
     (damaged / "last.pt").write_bytes(b"nothing")

@@ -56,7 +56,7 @@ def job_of(given: dict[str, Dataset], *names: str, rows: tuple[str, ...] = ("*",
     return reproduce_job(paper, "o", corpus, *others, rows=rows, overrides=SMALL)
 
 
-def test_a_table_is_divided_among_the_features(given):
+def test_table_is_divided_among_the_features(given):
     rows = ("vsepp", "mha-d", "mha-d-vgg19", "scan/t2i-avg+i2t-lse")
     job = job_of(given, "vector", "regions", "crops", rows=rows)
     assert {preset: Path(corpus.features).name for preset, corpus in corpora_of(job).items()} == {

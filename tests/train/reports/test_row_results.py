@@ -8,7 +8,7 @@ from schemas.errors import DatasetError
 from train.reports.row_results import Failure, read_failure, read_result, write_failure, write_result
 
 
-def test_a_failure_is_written_and_read(tmp_path):
+def test_failure_is_written_and_read(tmp_path):
     path = tmp_path / "row" / "failed-seed-0.json"
     assert read_failure(path) is None
     write_failure(path, Failure("killed", "gone", "trace"), {"seed": 0})
@@ -19,7 +19,7 @@ def test_a_failure_is_written_and_read(tmp_path):
 @pytest.mark.parametrize(
     "text", ["", "[]", "{", '{"kind": "bored", "reason": "x"}', '{"kind": "killed"}', "[" * 100_000, "\xff"]
 )
-def test_a_damaged_failure_is_still_a_failure(tmp_path, text):
+def test_damaged_failure_is_still_a_failure(tmp_path, text):
     path = tmp_path / "failed-seed-0.json"
     path.write_bytes(text.encode("latin-1"))
     failure = read_failure(path)

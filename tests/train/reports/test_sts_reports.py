@@ -78,7 +78,7 @@ def test_data_sets_are_known_by_their_baseline(pairs, baseline, task):
     assert (None if found is None else TASKS[found]) == task
 
 
-def test_the_real_data_sets_are_known(sts_pairs):
+def test_real_data_sets_are_known(sts_pairs):
     result = sts(StsJob(tuple(str(sts_pairs / f"images-{year}.tsv") for year in (2014, 2015))))
     assert {pairs.name: TASKS[task] for pairs, task in zip(result.data, tasks_of(result), strict=True)} == {
         "images-2014": "images 2014",
@@ -135,7 +135,7 @@ def test_undefined_correlation_is_a_dash():
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_report_holds_everything(tmp_path):
+def test_report_holds_everything(tmp_path):
     result = result_of(2, pairs=750)
     assert write_sts(result, str(tmp_path)) == ["sts.json", "sts.csv", "sts-pairs.csv"]
     report = json.loads((tmp_path / "sts.json").read_text())
@@ -160,7 +160,7 @@ def test_the_report_holds_everything(tmp_path):
 
 
 @pytest.mark.parametrize("count", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_panel_for_each_system_and_data_set(tmp_path, count, monkeypatch):
+def test_panel_for_each_system_and_data_set(tmp_path, count, monkeypatch):
     figures = []
     monkeypatch.setattr("train.reports.plots.save", lambda figure, folder, name: figures.append(figure))
     assert plot_sts(result_of(count, ("runs/a_$long$", "b.vec")), str(tmp_path)) == f"{tmp_path}/sts.png"

@@ -119,7 +119,7 @@ def undisturbed(command, tmp_path, known):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_diverging_row(command, undisturbed, tmp_path, workers):
+def test_diverging_row(command, undisturbed, tmp_path, workers):
     expected, output = undisturbed({}), tmp_path / "o"
     wild = {"optimizer.learning_rate": "1e30"}
     check_failed(command(output, wild, workers=workers), output, expected, "diverged", "the training has diverged")
@@ -134,7 +134,7 @@ def test_a_diverging_row(command, undisturbed, tmp_path, workers):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_killed_worker(command, undisturbed, tmp_path, workers):
+def test_killed_worker(command, undisturbed, tmp_path, workers):
     expected, output = undisturbed(LONG), tmp_path / "o"
     run = output / "runs" / "gella2017" / BAD / "seed-0"
 
@@ -159,7 +159,7 @@ def has_open(pid: int | None, path: Path) -> bool:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_full_disk(command, undisturbed, disk, workers):
+def test_full_disk(command, undisturbed, disk, workers):
     expected, output = undisturbed(LARGE), disk(2500) / "o"
     check_failed(command(output, LARGE, workers=workers), output, expected, "disk", "the disk is full: free some space")
     assert not [path for path in output.rglob(".*") if path.is_file()]

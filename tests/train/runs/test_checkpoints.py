@@ -40,7 +40,7 @@ def folder(tmp_path):
     return Folder(str(tmp_path))
 
 
-def test_a_checkpoint_survives_a_round_trip(folder):
+def test_checkpoint_survives_a_round_trip(folder):
     write_checkpoint(folder, LAST, CHECKPOINT)
     stored = read_checkpoint(folder, LAST)
     for name in CHECKPOINT.__dataclass_fields__.keys() - {"model", "optimizer"}:
@@ -51,7 +51,7 @@ def test_a_checkpoint_survives_a_round_trip(folder):
     assert folder.names() == [LAST]
 
 
-def test_a_failed_write_leaves_the_old_checkpoint(folder, monkeypatch):
+def test_failed_write_leaves_the_old_checkpoint(folder, monkeypatch):
     write_checkpoint(folder, LAST, CHECKPOINT)
     before = folder.read(LAST)
 
@@ -103,7 +103,7 @@ def parts(tmp_path_factory):
 
 @pytest.mark.parametrize("part", ["data.pkl", "data/0", "data/1"])
 @pytest.mark.parametrize("bit", [0, 7])
-def test_a_flipped_bit_is_found(folder, parts, part, bit):
+def test_flipped_bit_is_found(folder, parts, part, bit):
     """Torch itself reads other weights without a word."""
     data, places = parts
     start, size = places[part]

@@ -28,7 +28,7 @@ def points(line) -> list[tuple[float, float]]:
 
 
 @pytest.mark.slow
-def test_the_curves_of_a_run(drawn):
+def test_curves_of_a_run(drawn):
     figure = drawn(HISTORY)
     losses, rate, *recalls = figure.axes
     assert {line.get_label(): points(line) for line in losses.lines} == {
@@ -52,7 +52,7 @@ def test_the_curves_of_a_run(drawn):
     assert [text.get_text() for text in legend.texts] == ["en", "de", "R@10", "R@5", "R@1", "best model, step 20"]
 
 
-def test_a_language_looks_the_same_in_all_panels(drawn):
+def test_language_looks_the_same_in_all_panels(drawn):
     losses, _, recalls, _ = drawn(HISTORY).axes
     (english,) = (line for line in losses.lines if line.get_label() == "c2i, en")
     assert {(line.get_color(), line.get_marker()) for line in recalls.lines[:3]} == {
@@ -70,7 +70,7 @@ def test_panels_without_anything_say_so(drawn):
 
 
 @pytest.mark.cluster
-def test_the_same_log_gives_the_same_bytes(tmp_path):
+def test_same_log_gives_the_same_bytes(tmp_path):
     for kind in ("png", "pdf"):
         for name in ("a", "b"):
             draw_curves(HISTORY, Folder(str(tmp_path)), f"{name}.{kind}")
@@ -83,7 +83,7 @@ def test_lines_are_told_apart_without_colour():
     assert len({style.color for style in styles[:7]}) == 7
 
 
-def test_a_running_mean():
+def test_running_mean():
     assert running_mean([1.0, 2.0, 6.0, 4.0]) == [1.0, 3.0, 4.0, 4.0]  # As far as there are neighbours on both sides.
     values = [float(number % 7) for number in range(300)]
     means = running_mean(values)

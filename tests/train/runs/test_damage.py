@@ -95,7 +95,7 @@ def survives(use: Callable[[], object], path: Path, expected: object, capfd, see
     return refused
 
 
-def test_a_damaged_model(toy, copied_run, tmp_path, capfd):
+def test_damaged_model(toy, copied_run, tmp_path, capfd):
     features = {"run": str(copied_run), "features": toy.features, "device": "cpu"}
     commands: dict[str, Callable[[], object]] = {
         "evaluate": lambda: evaluate_run(EvaluateJob(captions=toy.captions, splits=("test",), **features)),
@@ -111,7 +111,7 @@ def test_a_damaged_model(toy, copied_run, tmp_path, capfd):
         assert {"nonsense", "text", "JSON", "an archive", "a folder"} <= refused, name
 
 
-def test_a_damaged_training(toy, train_toy, tmp_path, capfd):
+def test_damaged_training(toy, train_toy, tmp_path, capfd):
     train_toy(CONFIG.replace("max_steps = 44", "max_steps = 30"), "begun")
     train_toy(name="whole")
     job = TrainJob(from_toml(CONFIG, "test"), toy, str(tmp_path / "run"), device="cpu", resume=True)
@@ -149,7 +149,7 @@ def contents_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-def test_a_damaged_result_of_tables(toy_2016, tmp_path, capfd):
+def test_damaged_result_of_tables(toy_2016, tmp_path, capfd):
     overrides = {"model.embed_dim": "6", "model.word_dim": "4", "schedule.batch_size": "8", "schedule.max_steps": "2"}
     job = reproduce_job(
         paper="gella2017", output=str(tmp_path), corpus=toy_2016, rows=("vse-en",), seeds=1, overrides=overrides, device="cpu"
@@ -169,7 +169,7 @@ def test_a_damaged_result_of_tables(toy_2016, tmp_path, capfd):
         assert capfd.readouterr() == ("", ""), way
 
 
-def test_a_damaged_copy_of_features(toy, write_run, tmp_path, monkeypatch, capfd):
+def test_damaged_copy_of_features(toy, write_run, tmp_path, monkeypatch, capfd):
     folder = write_run()
     monkeypatch.setattr("train.data.features.memory_limit", lambda: 1)
     where = {"device": "cpu", "memory_map": str(tmp_path / "map")}

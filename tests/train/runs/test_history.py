@@ -62,7 +62,7 @@ def test_speed_is_the_mean_over_all_laps():
     assert History(ENTRIES[:3]).speed == {}
 
 
-def test_the_table_has_a_row_for_each_step_and_evaluation_and_no_times():
+def test_table_has_a_row_for_each_step_and_evaluation_and_no_times():
     header, *rows = (line.split(",") for line in HISTORY.to_csv().splitlines())
     assert header[:9] == ["event", "step", "loss", "terms.c2c", "terms.c2i/en", "task", "languages", "learning_rate", "score"]
     assert header[9:12] == ["en.image_to_text.recall_at_1", "en.image_to_text.recall_at_5", "en.image_to_text.recall_at_10"]
@@ -76,7 +76,7 @@ def test_the_table_has_a_row_for_each_step_and_evaluation_and_no_times():
     assert not [name for name in header if "second" in name or "images" in name]
 
 
-def test_an_empty_log_is_an_empty_table(tmp_path):
+def test_empty_log_is_an_empty_table(tmp_path):
     assert read_history(Folder(str(tmp_path))) == History(())
     assert History(()).to_csv() == "event,step\n"
 

@@ -130,7 +130,7 @@ def test_languages_are_matched_by_name(source, other):
     ],
     ids=["one language to two", "two to one", "shared to one each"],
 )
-def test_an_encoder_of_one_of_the_languages_is_taken(source, toy, before, after):
+def test_encoder_of_one_of_the_languages_is_taken(source, toy, before, after):
     run = source(before)
     drawn, model, tokens, start = started(after, toy, run)
     for ours, first in zip(model.sentences, drawn.sentences, strict=True):
@@ -138,7 +138,7 @@ def test_an_encoder_of_one_of_the_languages_is_taken(source, toy, before, after)
     assert start.modules == {}
 
 
-def test_an_encoder_of_no_common_language_is_not(source, toy):
+def test_encoder_of_no_common_language_is_not(source, toy):
     run = source(languages(ENGLISH, '{ en = ["comparable"] }'))
     drawn, model, _, start = started(languages(ENGLISH, '{ de = ["comparable"] }'), toy, run)
     assert_equal(dict(model.sentences.state_dict()), dict(drawn.sentences.state_dict()))
@@ -230,7 +230,7 @@ def train_from(corpus: Corpus, folder: Path, text: str = CONFIG, **fields):
 
 
 @pytest.mark.slow
-def test_a_training_starts_from_the_best_weights_and_says_so(toy, finished_run, tmp_path):
+def test_training_starts_from_the_best_weights_and_says_so(toy, finished_run, tmp_path):
     source, _ = finished_run
     assert not torch.equal(weights(source, BEST)["images.weight"], weights(source, LAST)["images.weight"])
     folder = tmp_path / "run"

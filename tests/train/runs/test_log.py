@@ -47,7 +47,7 @@ def test_lines_of_steps_to_be_repeated_are_dropped_before_anything_is_written(tm
 
 
 @pytest.mark.parametrize("line", ["{", "[1]", '{"event": "step"}', '{"step": "x"}', "\x00\x00", "", "\udcff"])
-def test_a_damaged_line_is_an_error(tmp_path, line):
+def test_damaged_line_is_an_error(tmp_path, line):
     text = f'{{"event": "step", "step": 10}}\n{line}\n{{"event": "step", "step": 20}}\n'
     (tmp_path / LOG).write_bytes(text.encode(errors="surrogateescape"))
     before = (tmp_path / LOG).read_bytes()
@@ -56,7 +56,7 @@ def test_a_damaged_line_is_an_error(tmp_path, line):
     assert (tmp_path / LOG).read_bytes() == before
 
 
-def test_a_line_may_hold_unicode_line_separators(tmp_path):
+def test_line_may_hold_unicode_line_separators(tmp_path):
     with RunLog(tmp_path, step=0, tensorboard=False) as log:
         log.write("evaluation", 10, {"a\u2028b\x85": 1})
     before = (tmp_path / LOG).read_bytes()
@@ -159,7 +159,7 @@ def test_table_and_picture_are_written_however_it_ends(tmp_path, ending):
     assert (tmp_path / CURVES).read_bytes().startswith(b"\x89PNG")
 
 
-def test_an_error_is_not_hidden_by_another_at_the_end(tmp_path):
+def test_error_is_not_hidden_by_another_at_the_end(tmp_path):
     (tmp_path / METRICS).mkdir()
     with pytest.raises(DatasetError, match="the first"), RunLog(tmp_path, step=0, tensorboard=False):
         raise DatasetError("the first")
@@ -215,7 +215,7 @@ def clock(monkeypatch):
     return go_on
 
 
-def test_a_lap(clock):
+def test_lap(clock):
     watch = Stopwatch()
     for _ in range(4):
         with watch.measure("data"):

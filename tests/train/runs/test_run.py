@@ -104,7 +104,7 @@ train(TrainJob(from_toml(text, "test"), corpus, output, device="cpu", save_every
     ],
     ids=["c2c, saving", *(f"{kind}, training" for kind in ("parallel", "mha-d", "dan", "mlmme", "scan"))],
 )
-def test_a_killed_run_resumes_to_the_same_weights(request, train_toy, tmp_path, text, data, step, where):
+def test_killed_run_resumes_to_the_same_weights(request, train_toy, tmp_path, text, data, step, where):
     corpus = request.getfixturevalue(data)
     output = tmp_path / "killed"
     arguments = [corpus.captions, corpus.features, corpus.vocabulary, str(output), text, str(step), where]
@@ -128,7 +128,7 @@ def test_a_killed_run_resumes_to_the_same_weights(request, train_toy, tmp_path, 
 
 
 @pytest.mark.slow
-def test_a_run_resumes_with_a_greater_budget(train_toy, finished_run, tmp_path):
+def test_run_resumes_with_a_greater_budget(train_toy, finished_run, tmp_path):
     train_toy(CONFIG.replace("max_steps = 44", "max_steps = 20"))
     more = train_toy(resume=True)
     assert more.progress.step == 44
@@ -136,7 +136,7 @@ def test_a_run_resumes_with_a_greater_budget(train_toy, finished_run, tmp_path):
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_a_finished_run_is_up_to_date(train_toy, finished_run, copied_run, resume):
+def test_finished_run_is_up_to_date(train_toy, finished_run, copied_run, resume):
     before, stamps = contents(copied_run), {path: path.stat().st_mtime_ns for path in copied_run.iterdir()}
     assert train_toy(resume=resume).progress == finished_run[1].progress
     assert contents(copied_run) == before
@@ -144,7 +144,7 @@ def test_a_finished_run_is_up_to_date(train_toy, finished_run, copied_run, resum
 
 
 @pytest.mark.parametrize("change", [BEST, "metrics.csv", "config.toml", "unfinished", "max_steps = 45"])
-def test_a_run_is_not_overwritten(train_toy, copied_run, change):
+def test_run_is_not_overwritten(train_toy, copied_run, change):
     if change == "unfinished":
         checkpoint = read_checkpoint(Folder(str(copied_run)), LAST)
         unfinished = replace(checkpoint, progress=replace(checkpoint.progress, stop_reason=""))
@@ -158,7 +158,7 @@ def test_a_run_is_not_overwritten(train_toy, copied_run, change):
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_a_run_is_not_written_into_a_dataset(train_toy, tmp_path, resume):
+def test_run_is_not_written_into_a_dataset(train_toy, tmp_path, resume):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "_manifest.json").write_text("{}", encoding="utf-8")
     with pytest.raises(UsageError, match="/run' holds a dataset: choose another folder for the run; nothing was changed"):
@@ -195,7 +195,7 @@ def test_only_leftovers_of_killed_runs_are_deleted(train_toy, tmp_path):
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_a_run_without_its_last_checkpoint_is_not_overwritten(train_toy, copied_run, resume):
+def test_run_without_its_last_checkpoint_is_not_overwritten(train_toy, copied_run, resume):
     (copied_run / LAST).unlink()
     before = contents(copied_run)
     with pytest.raises(UsageError, match=r"holds a run, but has no last\.pt to resume from: choose another folder"):
@@ -205,7 +205,7 @@ def test_a_run_without_its_last_checkpoint_is_not_overwritten(train_toy, copied_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [17, 44])
-def test_a_run_killed_between_its_two_checkpoints_resumes(train_toy, tmp_path, monkeypatch, steps):
+def test_run_killed_between_its_two_checkpoints_resumes(train_toy, tmp_path, monkeypatch, steps):
     write = write_checkpoint
 
     def killed(folder, name, checkpoint):
@@ -231,7 +231,7 @@ def test_resume_without_training_state_is_refused(train_toy, copied_run, lost):
         train_toy(resume=True)
 
 
-def test_a_folder_in_use_is_refused(train_toy, tmp_path):
+def test_folder_in_use_is_refused(train_toy, tmp_path):
     with lock_folder(Folder(str(tmp_path / "run"))), pytest.raises(DatasetError, match="is in use: another run is writing it"):
         train_toy()
 

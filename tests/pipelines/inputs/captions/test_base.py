@@ -67,7 +67,7 @@ def test_open_source_of_nothing(tmp_path, format_):
         open_source(format_, tmp_path / "nothing.csv")
 
 
-def test_a_location_may_be_relative_or_a_uri(tmp_path, monkeypatch):
+def test_location_may_be_relative_or_a_uri(tmp_path, monkeypatch):
     write(tmp_path / "a b" / "a.csv", "image_id,text\n1,one\n")
     monkeypatch.chdir(tmp_path / "a b")
     sources = [open_source("table", "a.csv"), open_source("table", f"file://{tmp_path}/a%20b/a.csv")]

@@ -34,7 +34,7 @@ def precomp(tmp_path):
     )
 
 
-def test_a_folder_of_splits_with_one_id_for_each_image(precomp):
+def test_folder_of_splits_with_one_id_for_each_image(precomp):
     expected = [caption("31.x/ü", index, "dev", f"dev {index}") for index in range(5)]
     expected += [caption(("31", "7")[n // 5], n % 5, "train", f"train {n}") for n in range(10)]
     assert read(open_source("scan", precomp)) == expected

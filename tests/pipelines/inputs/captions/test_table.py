@@ -187,7 +187,7 @@ def test_broken_csv(tmp_path, text, message):
         ("a.jsonl", '{{"image_id": "1", "text": "a", "index": {}}}\n', ["-1", "32768", "1.0", "true", "[]"]),
     ],
 )
-def test_an_index_is_a_small_number(tmp_path, name, text, indices):
+def test_index_is_a_small_number(tmp_path, name, text, indices):
     for index in indices:
         with pytest.raises(InputError, match=r"(row 1 \()?line [12]\)?: 'index' is .*, expected an integer from 0 to 32767"):
             read(_text_table(tmp_path / name, text.format(index)))
@@ -376,7 +376,7 @@ def test_memory_does_not_grow_with_the_table(tmp_path, kind, count):
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
-def test_a_null_caption_is_a_row_without_text(tmp_path, name):
+def test_null_caption_is_a_row_without_text(tmp_path, name):
     texts = ["a", None, "b", None, None, "c"]
     rows = [{"image_id": str(n), "text": text, "index": 1} for n, text in enumerate(texts, start=1)]
     source = open_source("table", _save(tmp_path / name, rows, ["image_id", "text"]))
@@ -386,7 +386,7 @@ def test_a_null_caption_is_a_row_without_text(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_value_may_have_any_length(tmp_path, name):
+def test_value_may_have_any_length(tmp_path, name):
     text = 'é,"\t' * 50_000
     row = {"image_id": "1" * 200_000, "text": text, "language": "en", "portion": "comparable", "index": 0, "split": "train"}
     path = _save(tmp_path / name.lower(), [row], COLUMNS)
@@ -486,7 +486,7 @@ def test_delimiters(tmp_path, name, delimiter, stated, quoting):
 
 @pytest.mark.parametrize("line", ["sep=;", '"sep=;"', "\ufeffsep=;", "\n\nsep=;\n"])
 @pytest.mark.parametrize("stated", ["", ";"])
-def test_a_sep_line_names_the_delimiter(tmp_path, line, stated):
+def test_sep_line_names_the_delimiter(tmp_path, line, stated):
     path = tmp_path / "a.csv"
     path.write_text(f'{line}\nimg;caption\n1;"a; b"\n2;c, d\n')
     source = open_source("table", path, columns={"image_id": "img", "text": "caption"}, delimiter=stated)

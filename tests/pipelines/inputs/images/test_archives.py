@@ -185,7 +185,7 @@ def test_tar_with_links_or_non_utf8_names_is_refused(tmp_path, name, kind, messa
         list(open_images(tmp_path / "a.tar").refs())
 
 
-def test_a_folder_named_as_a_tar_is_refused(tmp_path):
+def test_folder_named_as_a_tar_is_refused(tmp_path):
     write_tar(tmp_path / "x.tar" / "a.tar", [("a.jpg", b"1")])
     with pytest.raises(InputError, match=r"is in a folder whose name ends in '.tar': rename the folder"):
         list(open_images(tmp_path).refs())
@@ -273,7 +273,7 @@ def test_parquet_ids_with_and_without_paths_are_unique(tmp_path):
 
 
 @pytest.mark.parametrize("row", [{}, {"path": None}])
-def test_a_struct_without_paths(tmp_path, row):
+def test_struct_without_paths(tmp_path, row):
     pq.write_table(pa.table({"image": [{"bytes": b"x", **row}, {"bytes": b"y", **row}]}), tmp_path / "a.parquet")
     assert contents(open_images(tmp_path)) == {"a-000000": b"x", "a-000001": b"y"}
 

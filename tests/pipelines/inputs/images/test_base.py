@@ -110,7 +110,7 @@ def skipped(location) -> SkippedFiles:
     return source.skipped
 
 
-def test_the_extensions_are_those_of_the_formats():
+def test_extensions_are_those_of_the_formats():
     import pillow_heif
 
     pillow_heif.register_heif_opener()
@@ -119,7 +119,7 @@ def test_the_extensions_are_those_of_the_formats():
     assert {known[extension] for extension in EXTENSIONS} == {*FORMATS, "MPO"}
 
 
-def test_the_documentation_lists_them():
+def test_documentation_lists_them():
     page = (Path(__file__).parents[4] / "docs" / "reference" / "images.md").read_text(encoding="utf-8")
     (paragraph,) = (text for text in page.split("\n\n") if text.startswith("Image files end in"))
     assert set(re.findall(r"`(\.\w+)`", paragraph)) == EXTENSIONS
@@ -197,7 +197,7 @@ def test_folder_with_links_only_is_refused(tmp_path):
         list(open_images(tmp_path / "images").refs())
 
 
-def test_the_note_does_not_depend_on_the_order_of_the_walk(tmp_path, monkeypatch):
+def test_note_does_not_depend_on_the_order_of_the_walk(tmp_path, monkeypatch):
     images = _files(tmp_path / "images", "a.jpg", *(f"{number}/{number}.k{number % 30}" for number in range(90)))
     names = list(Folder(str(images)).files())
     notes = set()
@@ -227,7 +227,7 @@ def test_warning_escapes_non_utf8_names(tmp_path):
     assert skipped(images).warning.encode() == rb"skipped: 1 file (.\udcff 1), e.g. 'b.\udcff'"
 
 
-def test_the_number_of_kinds_is_limited():
+def test_number_of_kinds_is_limited():
     found = SkippedFiles()
     for number in range(5000):
         found.add(f"a.{number}")

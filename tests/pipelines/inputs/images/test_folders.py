@@ -103,12 +103,12 @@ def test_parallel_reads_of_folders(tmp_path):
     assert ImagesInFolder(Folder("gs://bucket/photos")).parallel_reads == PARALLEL_READS
 
 
-def test_a_source_with_access_is_the_same_after_pickling(tmp_path):
+def test_source_with_access_is_the_same_after_pickling(tmp_path):
     source = open_images(table(tmp_path / "t.csv", {"a": "http://h/a"}), allow_private_addresses=True)
     assert pickle.loads(pickle.dumps(source)) == source != open_images(tmp_path / "t.csv")
 
 
-def test_a_proxy_is_refused_before_anything_is_fetched(tmp_path, monkeypatch):
+def test_proxy_is_refused_before_anything_is_fetched(tmp_path, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     path = table(tmp_path / "t.csv", {"a": "a.png", "b": "http://h.test/b.png"})
     with pytest.raises(UsageError, match=r"cannot fetch 'http://h.test/b.png': the environment names a proxy"):
@@ -152,7 +152,7 @@ def test_file_addresses_and_home_folders_in_a_table(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("form", ["file://{}", "file://localhost{}", "~/i", "FILE://{}/"])
-def test_the_images_themselves_may_be_named_so(tmp_path, monkeypatch, form):
+def test_images_themselves_may_be_named_so(tmp_path, monkeypatch, form):
     monkeypatch.setenv("HOME", str(tmp_path))
     folder = tmp_path / "i"
     folder.mkdir()

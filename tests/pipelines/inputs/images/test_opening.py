@@ -35,7 +35,7 @@ def listed(location, id_rule: str = "name") -> dict[str, str]:
     return {ref.image_id: ref.uri for ref in refs}
 
 
-def test_a_folder_is_searched_to_every_depth(tree):
+def test_folder_is_searched_to_every_depth(tree):
     expected = {"a": "a.JPEG", "b": "b.jpg", "c": "x/c.png", "d.tar": "x/d.tar.gif", "e": "x/y/e.webp", "é f": "x/y/é f.bmp"}
     assert listed(tree) == expected | {"g": "z/g.tif", "h": "z/h.TIFF"}
     assert set(listed(tree, id_rule="path")) == {"a", "b", "x/c", "x/d.tar", "x/y/e", "x/y/é f", "z/g", "z/h"}
@@ -79,7 +79,7 @@ def test_pattern_without_matches_lists_existing_kinds(tree, pattern):
         list(open_images(tree / pattern).refs())
 
 
-def test_a_pattern_may_be_relative_and_have_characters_of_regular_expressions(tree, monkeypatch):
+def test_pattern_may_be_relative_and_have_characters_of_regular_expressions(tree, monkeypatch):
     for name in ("a+b(1).jpg", "aab1.jpg", "a.b.jpg", "axb.jpg"):
         write(tree / "p" / name, "")
     assert set(listed(tree / "p/a+b(1)*")) == {"a+b(1)"}
@@ -140,7 +140,7 @@ def write_table(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.jsonl", "t.parquet", "t.csv.gz"])
-def test_a_table_gives_ids_and_addresses_relative_to_itself(tree, name):
+def test_table_gives_ids_and_addresses_relative_to_itself(tree, name):
     source = open_images(write_table(tree / name))
     assert isinstance(source, ImageTable)
     assert list(source.refs()) == [ref_of(tree / "x/c.png", "one", "x/c.png"), ref_of(tree / "b.jpg", "two", "b.jpg")]
@@ -174,7 +174,7 @@ def test_only_a_table_has_columns_and_only_one_of_text_a_dialect(tree):
             open_images(tree, **options)
 
 
-def test_a_table_of_images_has_a_dialect(tree):
+def test_table_of_images_has_a_dialect(tree):
     (tree / "t.csv").write_text('image_id;uri\n"one;x/c.png\ntwo;b.jpg\nthree";b.jpg\n')
     with pytest.raises(InputError, match=r"row 1 \(line 2\): a value in quotes holds the delimiter ';' and a line end"):
         list(open_images(tree / "t.csv").refs())
