@@ -102,8 +102,8 @@ def images(count: int, shards: int, folder: Path) -> list[Cost]:
     job = FeaturesJob(Images(count), str(folder / "features"), ExtractorRequest("resnet50-pool"), shards=shards)
     with costs.phase("launcher: list the images", count) as (size, _):
         listing = list_images(job, keep=True)
-        assert listing.kept is not None
-        size.append(Path(listing.kept.path).stat().st_size)
+        assert listing.cached is not None
+        size.append(Path(listing.cached.path).stat().st_size)
     assert listing.count == count
     held: dict[int, list[RefChunk]] = {}
     with costs.phase("worker: deal out references", count) as (size, passed):

@@ -10,6 +10,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -72,8 +73,9 @@ def test_worker_with_other_code(inputs, imagepivot, tmp_path, monkeypatch):
     folder = shutil.copytree(inputs, tmp_path / "inputs")
     with job_service(tmp_path / "cluster", PYTHONPATH=str(tmp_path / "other")) as cluster:
         done = imagepivot(*commands("--shared-disk")[0], "--", *cluster.flags, cwd=folder, code=2)
-    assert "the first worker failed its check: expected the launcher's code of that version" in " ".join(
-        done.stderr.replace("│", " ").split()
+    message = " ".join(done.stderr.replace("│", " ").split())
+    assert (
+        f"the first worker failed its check: it has imagepivot {version('imagepivot')}, expected the launcher's code" in message
     )
     assert "Traceback" not in done.stderr
 

@@ -39,6 +39,6 @@ def test_template_is_written_and_nothing_else(imagepivot, tmp_path, monkeypatch)
         template = json.loads(Folder(store.address("templates")).read("captions"))
         assert template["environment"]["sdkPipelineOptions"]["options"]["pipelineUrl"]
         detached = imagepivot(*words, "--detach", "--", *flags, code=2).stderr
-        assert "--template_location makes none" in detached
+        assert "--template_location writes only a template" in detached
         output.write("part-00000-of-00016.parquet", b"")
         assert "expected an empty folder for a template" in imagepivot(*words, "--", *flags, code=1).stderr

@@ -63,7 +63,7 @@ def test_training_improves_recall(kind, train_kind, corpus, tmp_path):
     train_kind("untrained", ("learning_rate = 0.01", "learning_rate = 1e-9"))
     portion = "" if "scan" in kind else "comparable"
     trained, untrained = (sum_of_recalls(corpus, tmp_path / name, portion=portion) for name in ("trained", "untrained"))
-    assert trained > untrained + 100  # Of 600 for each language and portion.
+    assert trained > untrained + 75  # Of 600 for each language and portion; on one processor scan-t2i gains 91.
     assert sum_of_recalls(corpus, tmp_path / "trained", tmp_path / "untrained", portion=portion) != trained
 
 

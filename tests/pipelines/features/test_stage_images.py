@@ -137,7 +137,7 @@ def test_resumed_run_reads_only_missing_images(images, tmp_path, read):
 @pytest.mark.parametrize("lost", [r"\.images-.*", r"\.listing-.*", r"\.(images|listing)-.*"])
 def test_missing_copies_are_read_from_the_source(images, tmp_path, monkeypatch, lost):
     extract_features(job_of(images, tmp_path / "here"), HERE)
-    for module, name in ((stage_images, "_copied"), (CachedListing, "share")):
+    for module, name in ((stage_images, "_copy_images"), (CachedListing, "share")):
         made = getattr(module, name)
 
         def losing(*arguments, made=made):
