@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import time
 from collections.abc import Mapping
@@ -35,7 +34,7 @@ LogJson: TypeAlias = Annotated[bool, Opt("Write stderr as lines of JSON, for pro
 AsJson: TypeAlias = Annotated[bool, Opt("Print JSON.", name="json")]
 
 _started = time.monotonic()  # The program imports this module before it runs a command.
-_DIGEST = re.compile("[0-9a-f]{64}")
+_NOT_SHOWN = {"images", "failed", "listing", "content"}  # Statistics in the summary already, or digests.
 
 
 def remark(text: str, style: str = "yellow") -> None:
@@ -74,11 +73,7 @@ def finish(manifest: Manifest, output: str, max_failures: int = 0, changes: Mapp
         new, changed, removed = (changes.get(name, 0) for name in ("new", "changed", "removed"))
         unchanged = manifest.rows + manifest.failed - new - changed
         print_line(f"[bold]update[/bold]: {new:,} new, {changed:,} changed, {removed:,} removed, {unchanged:,} kept")
-    shown = {
-        name: value
-        for name, value in manifest.statistics.items()
-        if name not in ("images", "failed") and not (isinstance(value, str) and _DIGEST.fullmatch(value))
-    }
+    shown = {name: value for name, value in manifest.statistics.items() if name not in _NOT_SHOWN}
     render_tables(console, [statistics_table(replace(manifest, statistics=shown))])
     if manifest.failed:
         counts = ", ".join(f"{count:,} {reason}" for reason, count in failed.items())
