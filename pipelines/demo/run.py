@@ -18,7 +18,8 @@ from pipelines.demo.scenes import draw, make_scenes
 from pipelines.running.meter import Meter
 from schemas.console.tables import render_tables
 from schemas.dataset import open_dataset
-from schemas.errors import UsageError
+from schemas.errors import DatasetError, UsageError
+from schemas.storage.storage_errors import create_folder
 
 _JPEG_QUALITY = 90
 _COLUMNS = ("image_id", "language", "portion", "index", "split", "text")
@@ -36,14 +37,17 @@ def write_scenes(folder: Path, count: int = 300, seed: int = 0, meter: Meter = M
     same names are replaced where they differ.
 
     Raises:
+        DatasetError: the folder cannot be created.
         UsageError: the count is out of range, the folder is a file, or ``images`` contains other files.
     """
     scenes = dict(make_scenes(count, seed))
     images, table = folder / "images", folder / "captions.tsv"
     try:
-        images.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise UsageError(f"expected a folder, found a file at {error.filename!r}: give another folder") from error
+        create_folder(images)
+    except DatasetError as error:
+        if isinstance(cause := error.__cause__, FileExistsError | NotADirectoryError):
+            raise UsageError(f"expected a folder, found a file at {cause.filename!r}: give another folder") from error
+        raise
     if others := sorted(path.name for path in images.iterdir() if path.suffix != ".jpg" or path.stem not in scenes):
         raise UsageError(
             f"expected nothing but the pictures of {count} scenes, found {others[0]!r} and {len(others) - 1} more files in "

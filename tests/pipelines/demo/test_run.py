@@ -1,11 +1,12 @@
 import csv
+from pathlib import Path
 
 import pytest
 
 from pipelines.demo.run import write_scenes
 from pipelines.demo.scene_captions import captions
 from pipelines.demo.scenes import make_scenes
-from schemas.errors import UsageError
+from schemas.errors import DatasetError, UsageError
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +82,12 @@ def test_file_in_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "demo").write_text("x")
     with pytest.raises(UsageError, match="found a file"):
         write_scenes(tmp_path / "demo", count=1)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system without folders of users")
+def test_impossible_folder_is_refused_with_advice():
+    with pytest.raises(DatasetError, match=r"cannot create the folder '/proc/demo/images': .* choose another folder"):
+        write_scenes(Path("/proc/demo"), count=1)
 
 
 def test_broken_run_leaves_no_table(tmp_path, monkeypatch):
