@@ -1,5 +1,3 @@
-"""The parts of the demo that need no scenes; tests/integration/test_demo.py has the rest."""
-
 from __future__ import annotations
 
 from pipelines.demo.run import split_of

@@ -1,5 +1,3 @@
-"""Pretrained vectors of a vocabulary's words, beside a plain look-up."""
-
 from __future__ import annotations
 
 import gzip

@@ -1,5 +1,3 @@
-"""Limits of memory and cores, with files as the kernel shows them."""
-
 from __future__ import annotations
 
 import ctypes

@@ -1,5 +1,3 @@
-"""Vectors of the tokens of captions, read beside the captions."""
-
 from __future__ import annotations
 
 from dataclasses import replace
