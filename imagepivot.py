@@ -6,7 +6,7 @@
 Names are imported on first use: reading a dataset needs neither torch nor Beam, and a missing extra fails only on use of a name
 that needs it.
 
-Importing this module resolves ``schemas``, ``extractors``, ``pipelines`` and ``train`` to the packages of imagepivot, before
+Importing this module resolves ``schemas``, ``extractors``, ``pipelines`` and ``train`` to the packages of imagepivot. They precede
 modules of these names in the script's folder or on ``PYTHONPATH``. The command, all worker processes and ``pipelines`` import it
 first.
 """
@@ -143,7 +143,7 @@ _ROOT = Path(__file__).resolve().parent
 
 
 class _OurPackages(MetaPathFinder):
-    """Import finder of our four packages, which have generic names, in the folder of this file."""
+    """Import finder of our four packages, in the folder of this file."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -174,7 +174,7 @@ _resolve_our_packages_first()
 
 @functools.cache
 def _places() -> dict[str, tuple[str, str]]:
-    """Return module and attribute of each public name, from the imports for type checkers at the top of this file."""
+    """Return module and attribute of each public name, from the imports above."""
     import ast
 
     block = next(node for node in ast.parse(Path(__file__).read_text(encoding="utf-8")).body if isinstance(node, ast.If))

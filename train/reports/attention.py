@@ -1,8 +1,7 @@
-"""Attention figures: weights of regions as boxes over the picture, weights of words and grid cells as heat maps.
+"""Attention figures: boxes of regions over the picture, and heat maps.
 
-Weights show in the width of a box and the darkness of a cell, also in grey print. Each panel has its own scale, from 0 to the
-maximum weight or three times the uniform weight, whichever is greater, so that uniform attention is pale. The title
-names both weights.
+Weights show in the width of a box and the darkness of a cell, also in grey print. Each panel has its own scale, named in its title.
+It ends at the maximum weight or three times the uniform weight, whichever is greater: uniform attention is pale.
 
 Letters: ``K`` heads, ``R`` regions, ``T`` tokens.
 """
@@ -137,7 +136,7 @@ def _plain(values: np.ndarray | None) -> list[Any] | None:
 
 
 def strongest(weights: Sequence[float] | np.ndarray, count: int) -> list[int]:
-    """Return the indices of the greatest weights, in descending order; ties keep their order."""
+    """Return the indices of the greatest weights, by a stable descending sort."""
     return np.argsort(-np.asarray(weights), kind="stable")[:count].tolist()
 
 
@@ -153,7 +152,9 @@ _CHARACTER, _LINE = 0.045, 0.1  # Width and height of a label's characters in in
 
 
 def plot_attention(shown: AttendedImage, picture: Picture | None, folder: Folder, name: str) -> None:
-    """Draw the attention to an image and its captions; without a picture, on an empty field.
+    """Draw the attention to an image and its captions.
+
+    Without a picture, boxes are drawn on an empty field.
 
     Raises:
         DatasetError: the figure cannot be written.
@@ -164,7 +165,7 @@ def plot_attention(shown: AttendedImage, picture: Picture | None, folder: Folder
 
 
 def _draw_heads(shown: AttendedImage, picture: Picture | None) -> Figure:
-    """Draw a picture for each head over regions, and a heat map of heads over words for each caption."""
+    """Draw a panel for each head over regions, and a heat map for each caption."""
     num_heads = 0 if shown.regions is None else len(shown.regions)
     has_boxes = shown.boxes is not None and (picture is not None or shown.size_wh is not None)
     grid_hw = shown.grid_hw if num_heads and not has_boxes else None
@@ -205,7 +206,7 @@ def _draw_heads(shown: AttendedImage, picture: Picture | None) -> Figure:
 
 
 def _draw_pairs(shown: AttendedImage, picture: Picture | None) -> Figure:
-    """Draw a heat map of words and regions for each caption, beside the picture with the strongest regions."""
+    """Draw a heat map for each caption, beside a picture with the strongest regions."""
     has_boxes = shown.boxes is not None and (picture is not None or shown.size_wh is not None)
     min_height = 2.6 * _aspect(shown, picture) if has_boxes else 0.0
     heights = [max(0.6 + 0.15 * len(caption.caption.words), min_height) for caption in shown.captions]
@@ -227,7 +228,7 @@ def _draw_pairs(shown: AttendedImage, picture: Picture | None) -> Figure:
 
 
 def _strongest_words(pairs: np.ndarray, words: Sequence[str]) -> tuple[np.ndarray, dict[int, str]]:
-    """Return the maximum weight of each region over the words, and labels of the strongest regions with that word."""
+    """Return each region's maximum weight, and labels of the strongest regions."""
     if len(pairs) > 2:
         pairs, words = pairs[1:-1], words[1:-1]  # Without <start> and <end>.
     weights, best = pairs.max(axis=0), pairs.argmax(axis=0)
@@ -237,7 +238,7 @@ def _strongest_words(pairs: np.ndarray, words: Sequence[str]) -> tuple[np.ndarra
 def _draw_boxes(
     panel: Axes, shown: AttendedImage, picture: Picture | None, weights: np.ndarray, labels: dict[int, str], uniform: float
 ) -> None:
-    """Draw the regions with the greatest weights, the greatest on top, and some labels."""
+    """Draw the regions with the greatest weights, the greatest on top."""
     assert shown.boxes is not None
     draw_picture(panel, picture, "" if picture is None else shown.image_id, shown.size_wh)
     max_weight = _end_of_scale(weights, uniform)
@@ -254,7 +255,7 @@ def _draw_boxes(
 
 
 def placed_labels(boxes: np.ndarray, labels: Mapping[int, str], width: float, height: float) -> list[tuple[str, float, float]]:
-    """Place each label in the first free corner of its box, or leave it out if none is free.
+    """Place each label in the first free corner of its box, if any.
 
     Boxes are ``[R, 4]``; labels are by region, the most important first; width and height are those of the picture, in the units of
     the boxes. Returns labels with their upper left corners.
@@ -275,7 +276,7 @@ def placed_labels(boxes: np.ndarray, labels: Mapping[int, str], width: float, he
 def _draw_heat_map(
     panel: Axes, weights: np.ndarray, rows: Sequence[str], columns: Sequence[str], uniform: float, *, slanted: bool = False
 ) -> None:
-    """Draw weights as grey cells; with slanted labels also their values in percent, if the columns are few."""
+    """Draw weights as grey cells, with values in percent if labels are slanted."""
     _draw_cells(panel, weights, uniform, aspect="auto")
     panel.set_yticks(range(len(rows)), list(map(plain, rows)), fontsize=TINY)
     every = next(step for step in (1, 5, 10, 20, 50, len(columns)) if len(columns) <= _MAX_TICKS * step)

@@ -48,7 +48,10 @@ class ComparedRun:
     history: History
 
     def scores(self, language: str) -> dict[tuple[str, str], float]:
-        """Return the validation scores of a language at the best step, by `SCORES` and `SUM`; empty if not evaluated."""
+        """Return a language's validation scores at the best step; empty if not evaluated.
+
+        Keys are `SCORES` and `SUM`.
+        """
         metrics = (self.history.best or {}).get(language)
         if not isinstance(metrics, Mapping) or language not in self.history.languages:
             return {}
@@ -70,17 +73,17 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class SeedGroup:
-    """Runs that differ only in their seeds; ``name`` is the common beginning of their names."""
+    """Runs that differ only in their seeds, with the common prefix of their names."""
 
     name: str
     runs: tuple[ComparedRun, ...]
 
     def mean(self, language: str) -> dict[tuple[str, str], float]:
-        """Return the means of `ComparedRun.scores` over the runs; empty if a run has none."""
+        """Return the means of `ComparedRun.scores`; empty if a run has none."""
         return {pair: mean(values) for pair, values in self._scores(language).items()}
 
     def deviation(self, language: str) -> dict[tuple[str, str], float]:
-        """Return the standard deviations (n - 1) of `ComparedRun.scores` over the runs; empty if a run has none."""
+        """Return the standard deviations (n - 1) of scores; empty if a run has none."""
         return {pair: stdev(values) for pair, values in self._scores(language).items()}
 
     def _scores(self, language: str) -> dict[tuple[str, str], list[float]]:
@@ -224,7 +227,7 @@ def _common_name(names: Sequence[str]) -> str:
 
 
 def _notes(runs: Sequence[ComparedRun]) -> list[str]:
-    """Return warnings about runs that were measured on different captions, or are unfinished."""
+    """Return warnings about runs on different captions, and unfinished runs."""
     notes = []
     for language in dict.fromkeys(language for run in runs for language in run.history.languages):
         captions = set()

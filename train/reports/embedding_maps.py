@@ -1,4 +1,6 @@
-"""t-SNE map of images and their captions, as in figure 3 of Huang et al. 2019; a thin line joins an image and its captions.
+"""t-SNE map of images and their captions, as in figure 3 of Huang et al. 2019.
+
+A thin line joins an image and its captions.
 
 Letters: ``I`` images, ``L`` languages, ``E`` width of a vector.
 """
@@ -60,9 +62,10 @@ def map_embeddings(
     seed: int,
     on_progress: Count = no_progress,
 ) -> EmbeddingMap:
-    """Map the images of the examples, and a sample of others, with the first caption of each in each language.
+    """Map images and the first caption of each in each language.
 
-    At most ``max_images`` encoded images are mapped. Examples without a caption in some language are left out.
+    Images are those of the examples and a sample of others, at most ``max_images`` in all. Examples without a caption in some
+    language are left out.
 
     Raises:
         UsageError: fewer than two images have captions in all languages, or all vectors are equal, or some are not finite.
@@ -93,10 +96,10 @@ def map_embeddings(
 
 
 def plane_of(vectors: np.ndarray, *, perplexity: float, seed: int) -> np.ndarray:
-    """Compute t-SNE (van der Maaten and Hinton 2008) of vectors ``[N, E]``, float32 ``[N, 2]``, by Euclidean distance.
+    """Compute t-SNE by Euclidean distance (van der Maaten and Hinton 2008).
 
-    Initialized by PCA. Single-threaded, since sums depend on the number of threads: equal vectors and seeds give equal bits on the
-    same machine.
+    Maps vectors ``[N, E]`` to float32 ``[N, 2]``, initialized by PCA. Single-threaded, since sums depend on the number of threads:
+    equal vectors and seeds give equal bits on the same machine.
 
     Raises:
         UsageError: all vectors are equal, or some are not finite.

@@ -1,4 +1,4 @@
-"""Examples of figures: images and captions, sampled with a seed independent of the model or named by id; and their pictures."""
+"""Images and captions in figures, sampled or named by id, with their pictures."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ class ShownCaption:
 
 @dataclass(frozen=True)
 class Example:
-    """An image in a figure with captions; ``number`` counts from 1, ``image`` is its index in `Captions.image_ids`."""
+    """An image in a figure with its captions.
+
+    ``number`` counts from 1, ``image`` is an index in `Captions.image_ids`.
+    """
 
     number: int
     image: int

@@ -1,4 +1,4 @@
-"""Figures of a run: retrieved images of captions, a map of embeddings, and attention."""
+"""Figures of a run: retrieved images, a map of embeddings, and attention."""
 
 from __future__ import annotations
 
@@ -56,9 +56,10 @@ def draw_figures(
     *,
     made_from: Mapping[str, Any] | None = None,
 ) -> Figures:
-    """Draw ``retrieval.png``, ``map.png`` and ``attention-N.png``, and write ``figures.json`` and ``_made_from.json``.
+    """Draw the figures of a run into a folder.
 
-    Equal runs, data and options give equal bytes on the same machine and number of threads.
+    Files are ``retrieval.png``, ``map.png``, ``attention-N.png``, ``figures.json`` and ``_made_from.json``. Equal runs, data and
+    options give equal bytes on the same machine and number of threads.
 
     ``read_pictures`` reads the pictures of ``job.images``, e.g. ``imagepivot.read_pictures``. ``made_from`` is the result of
     ``job.made_from()``, which reads every input, if it is known.
@@ -155,7 +156,7 @@ def _write(
 
 
 def _open(run: Run, job: FiguresJob) -> SplitData:
-    """Open the captions of a split with their features, in one portion if all languages share one."""
+    """Open the captions of a split, in one portion if all languages share one."""
     known, token_width = run.model.languages, check_tokens([run], job.token_features)
     check_languages(job.languages, known)
     labels = labels_of(open_dataset(job.captions, kind="encoded"))

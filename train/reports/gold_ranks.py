@@ -1,7 +1,7 @@
-"""Table 3 of Gella et al. 2017, measured: rank of the right image for single captions, by models with order similarity.
+"""Measured table 3 of Gella et al. 2017: image ranks of single captions.
 
-The paper shows two images with a German and an English caption each, as "a few examples where PIVOT-ASYM and PARALLEL-ASYM models
-performed better on both the languages compared to baseline order embedding model". The report has
+The paper shows two images with a German and an English caption each. They are "a few examples where PIVOT-ASYM and PARALLEL-ASYM
+models performed better on both the languages compared to baseline order embedding model". The report has
 
 * these four captions, if the dataset holds them, with the published ranks;
 * examples chosen by the paper's criterion: the gain of a caption is its rank under OE over the worse of its ranks under PIVOT and
@@ -83,10 +83,10 @@ class Tally:
 
 @dataclass(frozen=True)
 class GoldRanks:
-    """Table 3 of Gella et al. 2017: captions of the paper, and examples by its criterion; ``runs`` counts by preset."""
+    """Captions of table 3 of Gella et al. 2017, and examples by its criterion."""
 
     images: int
-    runs: Mapping[str, int]
+    runs: Mapping[str, int]  # Numbers of runs by preset.
     published: tuple[RankedCaption, ...]
     examples: tuple[RankedCaption, ...]
     tallies: tuple[Tally, ...]
@@ -106,9 +106,10 @@ def gold_ranks(
     allow_missing_features: bool = False,
     on_progress: Count = no_progress,
 ) -> GoldRanks:
-    """Rank the images of the test captions of 2016 by the trained rows of table 3 in an output folder of ``reproduce``.
+    """Rank the images of the test captions of 2016 by the runs of table 3.
 
-    Rows without a result are left out. The corpus is the one that the rows were trained on.
+    Runs are those in the output folder of ``reproduce``. Rows without a result are left out. The corpus is the one that the rows
+    were trained on.
 
     Raises:
         DatasetError: no row of the table is trained, or the rows were trained on another corpus.
@@ -160,7 +161,7 @@ def _test_data(run: Run, corpus: Corpus, allow_missing_features: bool) -> SplitD
 
 @dataclass(frozen=True)
 class _Results:
-    """Captions of each language, ranks ``[runs, captions]`` by language and column, and the tokens of the vocabulary."""
+    """Captions by language, and ranks ``[runs, captions]`` by language and column."""
 
     captions: Mapping[str, Captions]
     ranks: Mapping[str, Mapping[str, np.ndarray]]

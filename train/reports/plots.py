@@ -1,4 +1,4 @@
-"""Plots of reports: measured and published rows of a paper, textual similarity, and compared runs."""
+"""Plots of measured and published rows, textual similarity and compared runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MEASURE = "recall_at_10"
 
 
 def plot_report(report: Report, path: Path) -> None:
-    """Draw a panel for each table. Dots with their deviations are measured, rings are published."""
+    """Draw a panel for each table: dots are measured, rings are published."""
     heights = [len(section.lines) + 2 for section in report.sections]
     figure = Figure(figsize=(8, 0.28 * sum(heights) + 0.6), layout="constrained")
     panels = figure.subplots(len(report.sections), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
@@ -52,7 +52,7 @@ _TITLE, _LABEL = 17, 32  # Maximum characters above a panel and along its height
 
 
 def plot_sts(result: StsResult, output: str) -> str:
-    """Draw ``sts.png`` into a folder, with a row of panels for each system and a column for each data set.
+    """Draw ``sts.png`` into a folder, by system (rows) and data set (columns).
 
     Returns:
         Location of the picture.
@@ -83,7 +83,7 @@ def plot_sts(result: StsResult, output: str) -> str:
 
 
 def _cut(text: str, length: int) -> str:
-    """Return a text without its beginning if it is too long, since paths differ at their ends."""
+    """Shorten a text at its beginning, since paths differ at their ends."""
     return text if len(text) <= length else f"…{text[1 - length :]}"
 
 
@@ -110,9 +110,10 @@ def picture_place(output: str | os.PathLike[str]) -> tuple[Folder, str]:
 
 
 def plot_comparison(comparison: Comparison, output: str | os.PathLike[str]) -> str:
-    """Draw losses and validation recalls of runs; runs that differ only in their seeds share a style.
+    """Draw losses and validation recalls of runs.
 
-    The output is the path of a ``.png``, ``.pdf`` or ``.svg``, or a folder for ``comparison.png``.
+    Runs that differ only in their seeds share a style. The output is the path of a ``.png``, ``.pdf`` or ``.svg``, or a folder for
+    ``comparison.png``.
 
     Returns:
         Location of the picture.

@@ -1,6 +1,7 @@
-"""Published numbers of the papers' tables with the preset of each row, from ``published/PAPER.toml``, which names their sources.
+"""Published tables of the papers, with the preset of each row.
 
-Recalls, textual similarity (Pearson's r, times 100, on three data sets of the shared tasks), and ranks of single captions.
+Recalls, textual similarity (Pearson's r, times 100, on three data sets of the shared tasks), and ranks of single captions. The
+numbers and their sources are in ``published/PAPER.toml``.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class StsPaper:
 
 @dataclass(frozen=True)
 class GoldRank:
-    """A line of table 3 of Gella et al. 2017: a caption as query, and the rank of its image under several models.
+    """A caption of table 3 of Gella et al. 2017, with the ranks of its image.
 
     Attributes:
         index: index among the comparable captions of its image: the number of its file in Multi30K minus one.
@@ -105,7 +106,10 @@ class GoldRank:
 
 @dataclass(frozen=True)
 class _Table:
-    """A table of recalls: rows of name, preset, language, and the measures of image to text and text to image."""
+    """A table of recalls.
+
+    Rows are name, preset, language, and the measures of image to text and of text to image.
+    """
 
     name: str
     portion: str
@@ -160,7 +164,7 @@ def rows_of_paper(paper: str) -> tuple[PublishedRow, ...]:
 
 
 def presets_of_paper(paper: str) -> tuple[str, ...]:
-    """Return the distinct presets of a paper's rows, including members of ensembles, with ensembles last.
+    """Return the presets of a paper's rows and of ensemble members, ensembles last.
 
     Raises:
         UsageError: the paper is unknown.
@@ -195,10 +199,10 @@ def _sts_presets(paper: str) -> dict[int, list[str]]:
 
 
 def task_of(pairs: StsPairs, baseline: float | None) -> int | None:
-    """Return the index of a data set in `TASKS`, by its number of pairs and its baseline; None for others.
+    """Return the index of a data set in `TASKS`; None for others.
 
-    File names are ambiguous: ``STS.input.images.txt`` exists for 2014 and 2015, and for training and test data. The baseline is
-    Pearson's r of word overlap, times 100.
+    Number of pairs and baseline identify it, since file names are ambiguous: ``STS.input.images.txt`` exists for 2014 and 2015, and
+    for training and test data. The baseline is Pearson's r of word overlap, times 100.
     """
     if baseline is None or len(pairs) != _PAIRS:
         return None

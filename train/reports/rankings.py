@@ -1,4 +1,4 @@
-"""Captions in each language with their best-ranked images and the rank of the right one, as in figure 2 of Huang et al. 2019.
+"""Best-ranked images of captions, as in figure 2 of Huang et al. 2019.
 
 Letters: ``I`` images.
 """
@@ -60,7 +60,10 @@ def rank_examples(
     top: int,
     on_progress: Count = no_progress,
 ) -> tuple[Ranking, ...]:
-    """Rank the images with a caption in the language of each caption, as an evaluation does, and return the ``top`` best."""
+    """Rank the images for each caption, and return the ``top`` best.
+
+    As in an evaluation, only images with a caption in its language are ranked.
+    """
     rankings = {}
     shown = [(example, caption) for example in examples for caption in example.captions]
     for language in captions.language_names:
@@ -82,7 +85,7 @@ def rank_examples(
 
 
 def ranked(scores: np.ndarray, right: int) -> np.ndarray:
-    """Return the indices of scores ``[I]``, best first; ties and NaN precede the right one."""
+    """Return the indices of scores ``[I]``, best first, ties and NaN before ``right``."""
     wrong = np.arange(len(scores)) != right
     values = np.where(np.isnan(scores), np.where(wrong, np.inf, -np.inf), scores)
     return np.lexsort((np.arange(len(scores)), ~wrong, -values))
@@ -101,9 +104,10 @@ _MARKS = re.compile(r" ([^\w\s]+)(?=\s|$)")
 def plot_rankings(
     rankings: Sequence[Ranking], pictures: Mapping[str, Picture], folder: Folder, name: str, *, note: str
 ) -> None:
-    """Draw a row for each caption: text and rank, the best images, and after a gap the right one if it is not among them.
+    """Draw a row for each caption: text and rank, and the best images.
 
-    Captions of one example are adjacent. Images without a picture are fields with their ids. The note is at the bottom.
+    The right image follows after a gap if it is not among the best. Captions of one example are adjacent. Images without a picture
+    are fields with their ids. The note is at the bottom.
 
     Raises:
         DatasetError: the picture cannot be written.
@@ -133,7 +137,7 @@ def plot_rankings(
 
 
 def draw_picture(panel: Axes, picture: Picture | None, image_id: str, size_wh: tuple[int, int] | None = None) -> None:
-    """Draw a picture in the coordinates of its pixels; without a picture, a field with the id of the image."""
+    """Draw a picture in pixel coordinates, or a field with the id of the image."""
     if picture is None:
         width, height = size_wh or (1, 1)
         panel.add_patch(Rectangle((0, 0), width, height, facecolor="0.92", edgecolor="none", zorder=0))
@@ -152,7 +156,7 @@ def draw_picture(panel: Axes, picture: Picture | None, image_id: str, size_wh: t
 
 
 def _panel(figure: Figure, left: float, bottom: float) -> Axes:
-    """Return a square panel at a position in inches, with the picture at its upper edge to align the headings."""
+    """Return a square panel at a position in inches, anchored at its upper edge."""
     width, height = figure.get_size_inches()
     return figure.add_axes((left / width, bottom / height, _CELL / width, _CELL / height), anchor="N")
 
@@ -165,7 +169,7 @@ def _finish(panel: Axes, title: str, *, framed: bool) -> None:
 
 
 def _write_query(figure: Figure, ranking: Ranking, y: float, *, start: bool) -> None:
-    """Write number of the example (in its first row), language, text, and rank of the right image."""
+    """Write example number, language and text, and the rank of the right image."""
     top = y + _CELL
     if start:
         _write(figure, _EDGE, top, str(ranking.example), fontsize=SMALL, fontweight="bold", va="top")

@@ -1,11 +1,11 @@
-"""``imagepivot reproduce``: train the rows of a paper's tables with several seeds each, and measure them.
+"""``imagepivot reproduce``: train and measure the rows of a paper's tables.
 
 The commands ``train`` and ``evaluate`` run in separate processes, see `schemas.process.steps`, in parallel on the devices. An
 ensemble is evaluated on the runs of its members.
 
-A run leaves ``results/PRESET/seed-N.json`` in the output folder, or ``failed-seed-N.json`` if it fails, which does not affect the
-others. Existing results are kept. The same command resumes what was interrupted and retries what failed, and rows that need other
-data can be added by another command with the same output.
+A run writes ``results/PRESET/seed-N.json`` into the output folder, or ``failed-seed-N.json`` if it fails. Existing results are
+kept. The same command resumes interrupted runs and retries failed ones. Rows that need other data can be added by another command
+with the same output.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Task:
         return True
 
     def end(self, failure: Failure | None) -> None:
-        """Write the failure of the run, as far as the disk allows, or delete that of an earlier attempt."""
+        """Write the failure of the run if possible, or delete that of an earlier attempt."""
         if failure is None:
             self.failure.unlink(missing_ok=True)
         else:
@@ -166,7 +166,7 @@ class Task:
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run that has ended, as the ``count``-th of ``total``; ``failure`` is None if it has a result."""
+    """A finished run, the ``count``-th of ``total``, with its failure if it has one."""
 
     task: Task
     count: int
@@ -177,9 +177,10 @@ class FinishedRun:
 def reproduce(
     job: ReproduceJob, on_report: Callable[[FinishedRun], None] = lambda done: None, on_warning: Remark = logger.warning
 ) -> tuple[FailedRun, ...]:
-    """Train and measure every row that has no result yet; a failed or killed run does not end the others.
+    """Train and measure every row that has no result yet.
 
-    The next call retries failed runs from their last checkpoints, and diverged ones from the beginning.
+    A failed or killed run does not end the others. The next call retries failed runs from their last checkpoints, and diverged ones
+    from the beginning.
 
     ``on_report`` is called for every run that has ended, first for those of earlier calls. ``on_warning`` receives warnings about
     emulated precision, skipped rows, missing features, and features of zeros or unusual norms.
@@ -207,7 +208,7 @@ def reproduce(
 
 
 def _tasks(job: ReproduceJob) -> Iterator[Task]:
-    """Yield the tasks by seed, so that an interrupted table has no gaps, and ensembles last."""
+    """Yield tasks by seed, so that interrupted tables have no gaps; ensembles last."""
     corpora = corpora_of(job)
     fingerprints = {preset: _fingerprints(corpus, job) for preset, corpus in corpora.items()}
     contents = {preset: contents_of(corpus) for preset, corpus in corpora.items()}
@@ -235,7 +236,7 @@ def _fingerprints(corpus: Corpus, job: ReproduceJob) -> dict[str, str]:
 
 
 def _check_data(tasks: Sequence[Task], job: ReproduceJob) -> list[str]:
-    """Check before training that captions and features cover the training and test data of all rows.
+    """Check that captions and features cover the training and test data of all rows.
 
     Returns:
         Warnings about missing features, if the job allows them, and about outliers among features that are still needed.
@@ -276,7 +277,7 @@ def _check_data(tasks: Sequence[Task], job: ReproduceJob) -> list[str]:
 
 
 def _run_all(tasks: Sequence[Task], job: ReproduceJob) -> Iterator[tuple[Task, Failure | None]]:
-    """Yield the finished runs of earlier calls, then run the others and yield each when it ends."""
+    """Yield the finished runs of earlier calls, then run and yield the others."""
     devices = _devices(job)[: len(tasks)]
     # Oversubscribed cores slow down each matrix product.
     variables = {"OMP_NUM_THREADS": "1"} if len(devices) > 1 else {}
@@ -351,7 +352,10 @@ def _run_command(words: Sequence[str], variables: Mapping[str, str]) -> Failure 
 
 
 def failure_of(error: str, message: str, traceback: str = "") -> Failure:
-    """Classify an error that ended a run, from the name of its class and its message; only unexpected ones have a traceback."""
+    """Classify the error of a run by the name of its class and its message.
+
+    Only unexpected errors have a traceback.
+    """
     message = " ".join(message.split())
     if error == "DivergedError":
         return Failure("diverged", message)
@@ -366,7 +370,7 @@ def failure_of(error: str, message: str, traceback: str = "") -> Failure:
 
 
 def _ensemble_content(task: Task) -> dict[str, Any]:
-    """Return the result of an ensemble without its scores: the properties that its members share."""
+    """Return the result of an ensemble without its scores."""
     first = read_result(task.members[0].result)
     common = {name: first[name] for name in ("feature", "untrained", "recipe", "vocabulary")}
     return task.identity | {"preset": task.preset, "overrides": _overrides(task.job)} | common

@@ -1,4 +1,4 @@
-"""Report of ``imagepivot reproduce``: measured and published numbers, for a terminal and as Markdown."""
+"""Report of ``imagepivot reproduce``: measured and published numbers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Line:
-    """A row of a table, with measurements by direction and measure and its numbers of runs and failed runs."""
+    """A row of a table, with measurements by direction and measure."""
 
     row: PublishedRow
     runs: int
@@ -77,7 +77,7 @@ class Section:
         return Table(["row", "language", *number_columns("runs", *measures)], rows, self.title)
 
     def to_narrow_table(self) -> Table:
-        """Return the table for a terminal of 80 columns, with a line for each row and direction."""
+        """Return the table for a terminal of 80 columns, with a line per direction."""
         measures = [measure for measure in MEASURES if any(measure == column for _, column in self.columns)]
         rows: list[Row] = []
         for line in self.lines:
@@ -133,7 +133,7 @@ class Report:
         return markdown_document(f"{self.paper}: measured beside published", self.notes, tables)
 
     def to_tables(self) -> list[Table]:
-        """Return the report as tables for a terminal of 80 columns; rows with the same data share a table."""
+        """Return the report as tables for a terminal of 80 columns."""
         tables = [section.to_narrow_table() for section in (*self.sections, *self.further)]
         for data, rows in groupby(self.rows, key=_data):
             tables.append(Table([""], [(f"{row.preset}: {_describe(row)}",) for row in rows], f"trained{data}"))
@@ -174,7 +174,7 @@ def _describe(row: RowSummary) -> str:
 
 
 def read_report(output: str, paper: str) -> Report:
-    """Read the results in a folder, with the published numbers of a paper, also for rows without results.
+    """Read the results in a folder, with the published numbers of a paper.
 
     Raises:
         UsageError: the paper is unknown.
@@ -201,7 +201,7 @@ def read_report(output: str, paper: str) -> Report:
 
 
 def _unpublished(row: PublishedRow, summary: RowSummary, seen: set[tuple[str, str, str]]) -> list[PublishedRow]:
-    """Return a row for each measured language and portion that is not in ``seen``, and add it there."""
+    """Return rows for measured languages and portions not in ``seen``, and add them."""
     rows = []
     for language, portion in sorted({(score["language"], score["portion"]) for r in summary.results for score in r["scores"]}):
         if (row.preset, language, portion) not in seen:

@@ -1,4 +1,4 @@
-"""Choose the datasets for each selected row of the papers' tables: features, word vectors, vectors of tokens.
+"""Selection of features, word vectors and token vectors for rows of tables.
 
 A row is trained on the first dataset of features that fits it. Models of the kind ``vse`` take one vector per image. Of the models
 that attend to several, SCAN and those of Huang et al. take regions, and others the sort in `_SORTS`. Features of unknown origin,
@@ -61,7 +61,7 @@ _EXAMPLES: Mapping[str, str] = {
 
 
 def corpora_of(job: ReproduceJob) -> dict[str, Corpus]:
-    """Return the datasets of each selected preset, in the order of the tables, ensembles last.
+    """Return the datasets of each selected preset, ensembles last.
 
     Presets without a fitting dataset are skipped, see `skip_remarks`. A corpus holds only datasets that its preset takes.
 
@@ -101,7 +101,7 @@ def _sentences(missing: Mapping[str, str]) -> list[str]:
 
 
 def _assign_datasets(job: ReproduceJob) -> tuple[dict[str, Corpus], dict[str, str]]:
-    """Return the datasets of each preset, and the missing dataset of each skipped preset."""
+    """Return the datasets of each preset, and the missing one of skipped presets."""
     features = {location: open_dataset(location) for location in job.features}
     corpora: dict[str, Corpus] = {}
     missing: dict[str, str] = {}
@@ -144,7 +144,7 @@ def _select_presets(job: ReproduceJob) -> list[str]:
 
 
 def features_for(preset: str, config: Config, datasets: Mapping[str, Dataset]) -> tuple[str, str]:
-    """Choose the features for a row from datasets by folder, in the order of preference.
+    """Choose the features for a row from datasets in order of preference.
 
     Returns:
         The folder of the features and "", or "" and a message with the missing features and their option.
@@ -158,7 +158,7 @@ def features_for(preset: str, config: Config, datasets: Mapping[str, Dataset]) -
 
 
 def _sort(dataset: Dataset) -> str:
-    """Return the sort of features, see `_EXAMPLES`; empty for several vectors of unknown origin."""
+    """Return the sort of features, a key of `_EXAMPLES`; empty if unknown."""
     if len(feature_spec(dataset).shape) == 1:
         return "vector"
     if dataset.kind == "regions":

@@ -1,4 +1,4 @@
-"""Results of ``imagepivot reproduce``: a JSON file with the scores or the failure of each run, and summaries of rows."""
+"""Results and failures of ``imagepivot reproduce``, and summaries of rows."""
 
 from __future__ import annotations
 
@@ -93,7 +93,10 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_failure(path: Path) -> Failure | None:
-    """Read a failure; None if the file does not exist, and a failure of its own if the file is damaged."""
+    """Read a failure; None if the file does not exist.
+
+    A damaged file is itself a failure, of the kind ``refused``.
+    """
     try:
         content = json.loads(path.read_bytes())
         kind, reason = content["kind"], " ".join(content["reason"].split())
@@ -172,12 +175,12 @@ class RowSummary:
 
     @property
     def words(self) -> str:
-        """Number of words frequent enough to have a vector, by text encoder if the model has several."""
+        """Number of words with a vector, by text encoder if the model has several."""
         return self._by_language("words")
 
     @property
     def pretrained(self) -> str:
-        """Number of words with a pretrained vector, by text encoder if the model has several."""
+        """Number of words with a pretrained vector, by text encoder if several."""
         return self._by_language("pretrained")
 
     @property

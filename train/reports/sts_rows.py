@@ -1,4 +1,4 @@
-"""Tables of semantic textual similarity in the papers, measured: runs of their rows and the baseline on sentence pairs."""
+"""Measured tables of semantic textual similarity in the papers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class StsRow:
 
 @dataclass(frozen=True)
 class StsRows:
-    """A published table with measurements; ``tasks`` are the indices of the data sets in `TASKS`, None for others."""
+    """A published table with measurements; ``tasks`` are indices in `TASKS` or None."""
 
     paper: StsPaper
     data: tuple[StsPairs, ...]
@@ -87,12 +87,12 @@ class StsRows:
 
 
 def sts_paper(paper: str, table: int | None = None) -> StsPaper | None:
-    """Return a paper's table of textual similarity; None if it has none, or ``table`` is another one."""
+    """Return a paper's table of textual similarity; None if ``table`` is another."""
     return next((sts for sts in STS_PAPERS if sts.paper == paper and table in (None, sts.table)), None)
 
 
 def open_sts(job: ReproduceJob, tokenize: Tokenize) -> list[StsPairs]:
-    """Read the sentence pairs of a job, if any, and check that the text recipe of its captions can tokenize them.
+    """Read the sentence pairs of a job, and check that they can be tokenized.
 
     Raises:
         InputError: pairs are missing or damaged.
@@ -123,7 +123,7 @@ def sts_rows(
     device: str = "cpu",
     on_progress: Count = no_progress,
 ) -> StsRows:
-    """Measure the finished runs in an output folder of ``reproduce`` on sentence pairs.
+    """Measure the finished runs of ``reproduce`` on sentence pairs.
 
     Rows without a result have only the published numbers. Without ``tokenize`` the sentences are tokens, separated by spaces.
     ``truecaser`` is the folder of truecasers for runs with truecased captions.

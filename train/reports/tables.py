@@ -1,4 +1,4 @@
-"""Tables of scores, compared runs, textual similarity and ranks of captions; files of tables, and reports of ``evaluate``."""
+"""Tables of scores, compared runs, textual similarity and ranks of captions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def score_tables(scores: Sequence[Score], *, title: str) -> list[Table]:
 
 
 def score_table(scores: Sequence[Score], *, title: str) -> Table:
-    """Return a table of recalls, with those of chance in brackets, and median ranks by language, portion and split."""
+    """Return a table of recalls and median ranks by language, portion and split."""
     folds = f"; means over {scores[0].folds} folds of the images" if scores and scores[0].folds > 1 else ""
     rows: list[Row] = []
     for score in scores:
@@ -54,7 +54,7 @@ def score_table(scores: Sequence[Score], *, title: str) -> Table:
 
 
 def _average_table(scores: Sequence[Score]) -> Table:
-    """Return a table of means and sums of recalls, also over the languages of a portion; no rows for a single score."""
+    """Return a table of means and sums of recalls; no rows for a single score."""
     means = {(average.split, average.portion): average for average in averages(scores)}
     rows: list[Row] = []
     for index, score in enumerate(scores if len(scores) > 1 else ()):
@@ -157,7 +157,7 @@ def tasks_of(result: StsResult) -> list[int | None]:
 
 
 def sts_tables(result: StsResult) -> list[Table]:
-    """Return tables of measured and published correlations, and a table of tokenization and coverage."""
+    """Return tables of measured and published correlations, and one of coverage."""
     indices = range(len(result.data))
     tables = [_correlations(result, indices[start : start + _DATA_SETS]) for start in indices[::_DATA_SETS]]
     rows: list[Row] = []
@@ -206,7 +206,7 @@ def _quoted(name: str, quoted: bool) -> str:
 
 
 def sts_report(result: StsResult) -> dict[str, Any]:
-    """Return the result and published scores on the same data sets as plain values, for JSON."""
+    """Return the result and published scores as plain values, for JSON."""
     tasks = tasks_of(result)
     plain = result.to_dict()
     for entry, task in zip(plain["data"], tasks, strict=True):
@@ -228,7 +228,7 @@ def sts_report(result: StsResult) -> dict[str, Any]:
 
 
 def write_sts(result: StsResult, output: str) -> list[str]:
-    """Write ``sts.json``, ``sts.csv`` with its numbers, and ``sts-pairs.csv`` with the similarities of pairs into a folder.
+    """Write ``sts.json``, ``sts.csv`` and ``sts-pairs.csv`` into a folder.
 
     Returns:
         The names of the files.
@@ -266,7 +266,7 @@ def _pairs(result: StsResult) -> Iterator[Row]:
 
 
 def sts_row_tables(rows: StsRows) -> list[Table]:
-    """Return a paper's table of textual similarity, with published numbers in brackets, split by data sets."""
+    """Return a paper's table of textual similarity, split by data sets."""
     indices = range(len(rows.data))
     return [_sts_row_table(rows, indices[start : start + _DATA_SETS]) for start in indices[::_DATA_SETS]]
 
@@ -297,14 +297,14 @@ def _sts_row_notes(rows: StsRows) -> list[str]:
 
 
 def write_sts_rows(rows: StsRows, output: str) -> list[str]:
-    """Write a table into a folder as ``PAPER-table-N.md`` and ``.json``, and return the file names."""
+    """Write ``PAPER-table-N.md`` and ``.json`` into a folder, and return their names."""
     name = f"{rows.paper.paper}-table-{rows.paper.table}"
     text = markdown_document(f"{rows.paper.paper}: measured beside published", (), sts_row_tables(rows))
     return _write(output, {f"{name}.md": text, f"{name}.json": to_json(rows.to_dict(), indent=2) + "\n"})
 
 
 def gold_rank_tables(ranks: GoldRanks) -> list[Table]:
-    """Return tables of ranks of single captions, with published ones in brackets, and of comparisons over all captions."""
+    """Return tables of ranks of single captions, and of all captions."""
     tallies: list[Row] = []
     for tally in ranks.tallies:
         shares = (None if share is None else f"{share:.1f} %" for share in (tally.better, tally.worse))
@@ -326,7 +326,7 @@ def _caption_table(title: str, captions: Sequence[RankedCaption]) -> Table:
 
 
 def write_gold_ranks(ranks: GoldRanks, output: str) -> list[str]:
-    """Write the ranks into a folder as ``gella2017-table-3.md`` and ``.json``, and return the file names."""
+    """Write ``gella2017-table-3.md`` and ``.json``, and return their names."""
     notes = [
         f"Rank of the image of a caption among {ranks.images:,} test images, the published one in brackets; OE is the row of the "
         "caption's language alone.",
