@@ -1,4 +1,4 @@
-"""Commands whose options are fields of jobs, or their own parameters, declared by `schemas.options.Opt`.
+"""Commands with options from the fields of jobs and from parameters.
 
 A value comes from the first of: command line (text), environment (text), file of ``--config`` (TOML), default. `Option` converts
 text and TOML, with the same messages. A file has the keys of one command, or a section per command; unknown keys are errors.
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Option:
-    """An option or argument of a command; its default is ``MISSING`` if the command requires a value."""
+    """An option or argument; a required one has the default ``MISSING``."""
 
     key: str
     hint: Any
@@ -85,7 +85,7 @@ class Option:
         return self.key.upper() if self.is_argument else f"--{self.name}"
 
     def value(self, raw: Any) -> Any:
-        """Convert text of a command line or the environment; a value of a file is converted already.
+        """Convert text; values of files are converted already.
 
         Raises:
             UsageError: the text is not of the type, a number is too small, or a required value is missing.
@@ -128,7 +128,7 @@ class Option:
         return ",".join(value) if isinstance(value, tuple) else str(value)
 
     def words(self, value: Any) -> list[str]:
-        """Return the words of a command line for a value; none for flags of Beam, which `Command.words` appends."""
+        """Return the words of a command line for a value; none for flags of Beam."""
         if self.opt.is_behind_dashes:
             return []
         if self.is_flag:
@@ -137,7 +137,7 @@ class Option:
         return texts if self.is_argument else [f"--{self.name}={text}" for text in texts]
 
     def parameter(self) -> inspect.Parameter:
-        """Return the parameter for typer, which leaves values as text: `value` converts them."""
+        """Return the parameter for typer; `value` converts its text."""
         if self.default is MISSING or self.opt.is_required:
             default: Any = inspect.Parameter.empty
         elif self.default is None or self.takes_several:
@@ -220,7 +220,7 @@ def options_of(job: Any, default: Any = MISSING, *, is_optional: bool = False) -
 
 
 def job_from(job: type[T], values: Mapping[str, Any], default: Any = MISSING, *, is_optional: bool = False) -> T | None:
-    """Build a dataclass from the values of options, by their keys; None if it is optional and none of its options is set.
+    """Build a dataclass from option values; None if it is optional and none is set.
 
     Args:
         job: a dataclass, see `options_of`.
@@ -281,16 +281,17 @@ def _key(name: str, opt: Opt) -> str:
 
 
 def _text_type(hint: Any) -> Any:
-    """Return the type without ``Annotated``; ``str`` if callers from Python may give an object of a protocol instead of text."""
+    """Return the type without ``Annotated``; ``str`` if it includes a protocol."""
     if any(getattr(kind, "_is_protocol", False) for kind in alternatives_of(hint)):
         return str
     return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
 class Command(TyperCommand):
-    """A function as a command; its options may also be set in the environment (``IMAGEPIVOT_COMMAND_OPTION``) and in a file.
+    """A function as a command, with options from command line, environment or file.
 
-    The program creates all commands but runs one; the options are therefore created when they are first used.
+    The program creates all commands but runs one; the options are therefore created when they are first used. Environment
+    variables have names such as ``IMAGEPIVOT_FEATURES_DEVICE``.
 
     Empty values are refused. They mostly come from an unset shell variable, and could mean the current folder.
 
@@ -309,7 +310,7 @@ class Command(TyperCommand):
 
     @cached_property
     def _declared(self) -> tuple[dict[str, Option], dict[str, Callable[[Mapping[str, Any]], Any]]]:
-        """Options by key, and for each parameter of the function a function from values to its argument."""
+        """Options by key, and builders of the function's arguments from values."""
         function: Any = self.callback
         hints = get_type_hints(function, include_extras=True)
         options: list[Option] = []
@@ -428,7 +429,7 @@ class Command(TyperCommand):
         return values
 
     def words(self, values: Mapping[str, Any]) -> list[str]:
-        """Return the words of a command line for values: options, arguments in order, flags for Beam.
+        """Return the words of a command line: options, arguments, flags for Beam.
 
         Raises:
             UsageError: the command would refuse the values.
@@ -463,7 +464,7 @@ def flags_of(context: typer.Context) -> tuple[str, ...]:
 
 
 def _origins(context: typer.Context, options: Mapping[str, Option], message: str) -> str:
-    """Return the sources of options that a message is about, if the command line does not show their values."""
+    """Return the environment variables or file that a message is about."""
     places: dict[str, None] = {}
     for key, option in options.items():
         value = context.params.get(key)

@@ -76,7 +76,7 @@ def build_(
     dry_run: Annotated[bool, Opt("Print the commands in order without running them.")] = False,
     list_plans: Annotated[bool, Opt("List the plans of the package.", name="list")] = False,
 ) -> None:
-    """Run the commands of a plan in order: captions, vocabulary, encoding, features, trainings.
+    """Run the commands of a plan in order.
 
     PLAN is a TOML file with a section per step, or the name of a plan of the package. Each step is a command in its own process;
     the first failure ends the build with its exit code.

@@ -1,4 +1,4 @@
-"""Commands ``captions``, ``vocabulary``, ``encode``, ``word-vectors``, ``token-features``, ``features``, ``extractors``."""
+"""Commands that prepare data: captions, vocabularies, vectors, features."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def extractors(as_json: AsJson = False) -> None:
 
 
 def _show_skipped(images: ImageSource) -> None:
-    """Report skipped files: a warning for possible images, a dim remark for other files."""
+    """Warn about skipped images, and remark on other skipped files."""
     if images.skipped is not None:
         for text, style in ((images.skipped.warning, "yellow"), (images.skipped.remark, "dim")):
             if text:

@@ -1,4 +1,4 @@
-"""Commands ``inspect``, ``validate``, ``view``, ``import``, ``export`` and ``diff``."""
+"""Commands that inspect, validate, draw, convert and compare datasets."""
 
 from __future__ import annotations
 

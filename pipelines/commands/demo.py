@@ -21,7 +21,7 @@ def demo(
     seed: Annotated[int, Opt("Seed the scenes.")] = 0,
     only: Annotated[Literal["scenes"] | None, Opt("Draw only the scenes: OUTPUT/images and OUTPUT/captions.tsv.")] = None,
 ) -> None:
-    """Run all steps on synthetic scenes: captions in four languages, vocabulary, encoding, features, regions, training.
+    """Run all steps on synthetic scenes with captions in four languages.
 
     A small model trains for a few seconds, is evaluated on held-out scenes, and answers one query per language. The command builds
     the plan demo of imagepivot build, and shows the results.

@@ -24,7 +24,7 @@ def doctor(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Check versions and device, and optionally the weights of an extractor and OUTPUT.
+    """Check versions and device, and optionally extractor weights and OUTPUT.
 
     The device computes a small network, which is compared with the CPU. Without arguments, checks take a few seconds and use no
     internet. The exit code is 1 if a check fails.

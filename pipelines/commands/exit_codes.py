@@ -117,6 +117,6 @@ def _is_output_error(error: OSError) -> bool:
 
 
 def _extra_for(module: str) -> str | None:
-    """Return the extra for a module: the command's own, or else the smallest; None without one."""
+    """Return the extra for a module: the command's own, or else the smallest."""
     command = "".join(sys.argv[1:2])
     return next((extra for extra in (_NEEDS.get(command, ""), *_EXTRAS) if module in _EXTRAS.get(extra, ())), None)

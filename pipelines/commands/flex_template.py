@@ -1,4 +1,4 @@
-"""Flex Template: convert launch parameters, see ``docker/metadata.json``, to a command line.
+"""Flex Template: launch parameters (``docker/metadata.json``) as a command line.
 
 Google's launcher runs `main` with ``--NAME=VALUE`` for parameters and for its own flags, without positional arguments or ``--``.
 Our parameters go before ``--``, all others after it.

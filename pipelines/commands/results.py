@@ -1,4 +1,4 @@
-"""Output of the commands: consoles, options of printing, remarks, and the summary of a written dataset."""
+"""Output of the commands: consoles, remarks, summaries of written datasets."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def print_line(text: str) -> None:
 
 
 def print_dataset(manifest: Manifest, output: str) -> None:
-    """Print a line about a dataset: rows, shards, folder, failed inputs, size, seconds, and whether weights are random."""
+    """Print a line about a written dataset."""
     size = sum(entry.bytes for entry in manifest.shards)
     size_text = f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:,.1f} kB"
     facts = [f"{manifest.failed:,} failed", size_text, format_duration(time.monotonic() - _started)]
@@ -60,7 +60,7 @@ def print_dataset(manifest: Manifest, output: str) -> None:
 
 
 def finish(manifest: Manifest, output: str, max_failures: int = 0, changes: Mapping[str, int] | None = None) -> None:
-    """Print the summary of a written dataset; exit with code 3 if more inputs failed than are allowed.
+    """Print the summary of a dataset; exit with code 3 after too many failures.
 
     ``changes`` holds the numbers of new, changed and removed images of an update. Digests are left to ``inspect``.
     """

@@ -133,7 +133,7 @@ def _wake_main_thread(main: int, numbers: Sequence[signal.Signals]) -> None:
 
 
 def stopped_line() -> str:
-    """Return the last line of a stopped command: the current shutdown notice, or the work that it keeps."""
+    """Return the last line of a stopped command: its notice, or the kept work."""
     if (notice := shutdown.current_notice()) is not None:
         return notice
     return f"stopped{_KEPT_WORK.get(''.join(sys.argv[1:2]), '')}"
@@ -159,16 +159,17 @@ def prepare_streams() -> None:
 
 
 def reduce_gc() -> None:
-    """Collect cyclic garbage less often: importing torch and Beam creates a million lasting objects, which each run visits."""
+    """Collect cyclic garbage less often: each run visits a million objects of torch."""
     _, *older = gc.get_threshold()
     gc.set_threshold(_GC_THRESHOLD, *older)
 
 
 @contextlib.contextmanager
 def fast_exit() -> Iterator[None]:
-    """Exit with the block's exit code after threads and `atexit` functions, without freeing every object.
+    """Exit with the block's exit code without freeing every object.
 
-    For the outermost block of a process. Freeing takes 0.2 s after torch is imported, and a second more after Beam.
+    For the outermost block of a process. Threads and `atexit` functions end first. Freeing takes 0.2 s after torch is imported,
+    and a second more after Beam.
 
     Raises:
         SystemExit: as the block does.
@@ -190,7 +191,7 @@ def fast_exit() -> Iterator[None]:
 
 
 def flush_streams() -> OSError | None:
-    """Flush the output streams; silence a stream that cannot be written, and return its error."""
+    """Flush the output streams; silence a failing stream, and return its error."""
     failed = None
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -211,7 +212,7 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 
 def _end() -> None:
-    """Exit immediately with the last line, written past Python's buffers, which may be in use."""
+    """Exit immediately; the last line bypasses Python's buffers, which may be in use."""
     code = 128 + _received[0]
     with contextlib.suppress(OSError):
         if events.emit("remark", message=stopped_line()):
@@ -229,7 +230,7 @@ def _end_late(signum: int, _frame: FrameType | None) -> None:
 
 
 def skip_pandas() -> None:
-    """Hide pandas from pyarrow, which would import it for the first array of a list; that takes a second."""
+    """Keep pyarrow from importing pandas with the first array, which takes a second."""
     if "pandas" in sys.modules:
         return
     import pyarrow as pa

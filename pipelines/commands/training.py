@@ -1,4 +1,4 @@
-"""The commands ``train``, ``evaluate``, ``compare``, ``embed``, ``search``, ``sts``, ``figures`` and ``reproduce``."""
+"""Commands that train and evaluate models."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def evaluate(
     as_json: AsJson = False,
     log_json: LogJson = False,
 ) -> None:
-    """Evaluate image-text retrieval: R@1, R@5, R@10 and median rank in both directions.
+    """Evaluate image-text retrieval: R@1, R@5, R@10, median rank, both directions.
 
     The best-ranked caption of an image counts. Equal scores count against the model. Several runs form an ensemble, which averages
     their scores. Means over languages follow.
@@ -198,10 +198,10 @@ def sts(
     as_json: AsJson = False,
     log_json: LogJson = False,
 ) -> None:
-    """Evaluate semantic textual similarity: the correlation of cosine similarity with human ratings.
+    """Evaluate semantic textual similarity: cosines against human ratings.
 
-    Prints Pearson's r times 100 and Spearman's rho for each data set, with the word-overlap baseline of the shared tasks and the
-    results of Gella et al. 2017 and Huang et al. 2019. Sentences are tokenized by the recipe of a run's captions.
+    Prints Pearson's r times 100 and Spearman's rho for each data set. The word-overlap baseline of the shared tasks and the results
+    of Gella et al. 2017 and Huang et al. 2019 follow. Sentences are tokenized by the recipe of a run's captions.
 
     Sentence pairs are STS.input.X.txt with STS.gs.X.txt, tab-separated tables with columns score, sentence1 and sentence2, or files
     of the STS benchmark. Pairs without a score are skipped.

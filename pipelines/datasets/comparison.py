@@ -1,4 +1,4 @@
-"""``imagepivot diff``: the differences between two datasets of one kind, by key and size.
+"""``imagepivot diff``: the differences between two datasets of one kind.
 
 Rows are joined by key as two sorted streams, so memory holds a few rows of each open shard. Datasets with the same number of
 shards are joined shard by shard. With ``A`` and ``B`` shards, an image of shard ``a`` can only be in a shard ``b`` with the same
@@ -34,7 +34,7 @@ _Row: TypeAlias = Mapping[str, Any]
 
 
 class ParameterDifference(NamedTuple):
-    """A parameter or input that differs: its keys, joined by dots, and its values in A and B, None if it is not set."""
+    """A differing parameter or input: its dotted path, and its values or None."""
 
     path: str
     a: Any
@@ -57,7 +57,7 @@ class KeySample:
 
 @dataclass
 class VectorDifference:
-    """The differences of a column of real numbers over the rows that both datasets have.
+    """The differences of a column of real numbers over common rows.
 
     Attributes:
         has_cosine: whether the values are features, for which cosines are computed (of regions: region by region).
@@ -86,7 +86,7 @@ class VectorDifference:
 
     @property
     def relative(self) -> float:
-        """The largest absolute difference divided by the largest absolute value of either side."""
+        """The largest absolute difference divided by the largest absolute value."""
         return self.max_difference / self._max_value if self._max_value else 0.0
 
     @property
@@ -148,7 +148,7 @@ class Comparison:
 
     @property
     def differs(self) -> bool:
-        """Whether keys differ, or values by more than the tolerance. Parameters alone do not count."""
+        """Whether keys or values differ beyond the tolerance; parameters do not count."""
         return (
             bool(self.incomparable)
             or bool(self.missing_in_a.count or self.missing_in_b.count)
@@ -226,7 +226,7 @@ def compare_datasets(job: DiffJob, meter: Meter = Meter()) -> Comparison:
 
 
 def _shapes_differ(a: Dataset, b: Dataset) -> str:
-    """Return the reason why features cannot be subtracted, or an empty string; the number of regions may differ."""
+    """Return the reason why features cannot be compared, or an empty string."""
     first = 1 if a.kind == "regions" else 0
     if a.spec is None or b.spec is None or a.spec.shape[first:] == b.spec.shape[first:]:
         return ""

@@ -26,7 +26,7 @@ _KEY_OF_CAPTION = ("image_id", "language", "portion", "index", "split")
 
 
 def describe(dataset: Dataset, *, rows: int = 5) -> list[Table]:
-    """Describe a dataset by tables: parameters, columns, statistics, failures and the first rows."""
+    """Describe parameters, columns, statistics, failures and first rows as tables."""
     columns = [tuple(column.values()) for column in _columns(dataset)]
     sample = _sample_regions if dataset.kind == "regions" else _sample
     return [
@@ -39,7 +39,7 @@ def describe(dataset: Dataset, *, rows: int = 5) -> list[Table]:
 
 
 def describe_json(dataset: Dataset, *, rows: int = 5) -> dict[str, Any]:
-    """Describe a dataset by JSON values; sample rows have only the first four values of a vector."""
+    """Describe a dataset as JSON; vectors have only their first four values."""
     manifest = dataset.manifest
     return {
         "dataset": dataset.folder.location,
@@ -77,7 +77,7 @@ def _overview(dataset: Dataset) -> Iterator[Row]:
 
 
 def value_rows(values: Mapping[str, Any], *, empty: str = "none", depth: int = 0) -> Iterator[Row]:
-    """Yield a row for each named JSON value; values of a mapping follow its name, indented. An empty list is shown as `empty`."""
+    """Yield a row for each JSON value; the values of a mapping are indented."""
     for name, value in values.items():
         label = _name("  " * depth + name)
         if isinstance(value, Mapping):

@@ -71,9 +71,9 @@ class RegionNames:
         return cls(*(() if entry is None else _lines(dataset.read_file(entry)) for entry in stored))
 
     def label(self, class_id: int, attribute_id: int = 0) -> str:
-        """Return the label of a region, e.g. ``blue sky``, with ids for missing names and the first of several synonyms.
+        """Return the label of a region, e.g. ``blue sky``, or ids if names are missing.
 
-        The label is empty for the background without attribute.
+        The label has the first of several synonyms, and is empty for the background without attribute.
         """
         name, attribute = _name(self.classes, class_id, "class"), _name(self.attributes, attribute_id, "attribute")
         if self.attributes:
@@ -95,7 +95,7 @@ class NamedRegion(NamedTuple):
 
 
 def named_regions(row: Mapping[str, Any], names: RegionNames) -> list[NamedRegion]:
-    """Return the regions of a row of a dataset of kind ``regions``, the best class score first."""
+    """Return the regions of a row, the best class score first."""
     used = int(row["num_regions"])
     columns = (row["class_scores"], row["class_ids"], row["attribute_ids"], np.reshape(row["boxes"], (-1, 4)))
     scores, classes, attributes, boxes = (np.asarray(values)[:used] for values in columns)
@@ -119,7 +119,7 @@ def _lines(data: bytes) -> tuple[str, ...]:
 
 
 def names_files(options: RegionOptions | None, description: Description) -> dict[str, bytes]:
-    """Return the content of a dataset's files with names, by path, from the files in the options.
+    """Return the files with names for a dataset, by path.
 
     Raises:
         UsageError: the extractor has no classes or attributes to name.
@@ -138,7 +138,7 @@ def names_files(options: RegionOptions | None, description: Description) -> dict
 
 
 def stored_names(folder: Folder, description: Description) -> Mapping[str, bytes]:
-    """Read the files with names in the folder of a dataset, finished or not, that have as many names as the extractor."""
+    """Read the files with names that match the extractor from a dataset's folder."""
     expected = {_CLASSES: description.classes, _ATTRIBUTES: description.attributes}
     files = {name: folder.read(name) for name in expected if folder.size(name) is not None}
     return {name: data for name, data in files.items() if len(_lines(data)) == expected[name]}

@@ -1,4 +1,4 @@
-"""``imagepivot view``: regions or crops of an image drawn over its picture, and pictures by image id.
+"""``imagepivot view``: regions or crops of an image drawn over its picture.
 
 matplotlib, of the extra train, draws the boxes and is loaded only for them.
 """
@@ -40,7 +40,7 @@ _GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
 def draw_view(job: ViewJob) -> str:
-    """Draw the regions of an image, or the crops of its features, over the picture; return a description of the drawing.
+    """Draw the regions or crops of an image over its picture; return a description.
 
     Raises:
         UsageError: the file exists, or its name has no known extension.
@@ -71,7 +71,7 @@ def draw_view(job: ViewJob) -> str:
 def center_crop_box(
     size_wh: tuple[int, int], *, resize_short: float, crop_wh: tuple[int, int]
 ) -> tuple[float, float, float, float]:
-    """Return the box of a resized image's centre crop in the original image, accurate to about a pixel.
+    """Return a resized image's centre crop in the original image, to about a pixel.
 
     Example:
         >>> center_crop_box((512, 600), resize_short=256, crop_wh=(224, 224))
@@ -139,7 +139,7 @@ def _draw_one_crop(transform: Mapping[str, Any], picture: Image.Image) -> tuple[
 
 
 def _draw_ten_crops(transform: Mapping[str, Any], picture: Image.Image) -> tuple[Image.Image, str]:
-    """Draw the crops over the resized picture; a mirrored crop has its own box if it covers other columns."""
+    """Draw the crops over the resized picture; crops of equal corners share a box."""
     from extractors.images.preprocessing import Preprocessing, resize, ten_crop_views
 
     resized = resize(picture, Preprocessing(**{field.name: transform[field.name] for field in fields(Preprocessing)}))
@@ -156,7 +156,7 @@ def _draw_ten_crops(transform: Mapping[str, Any], picture: Image.Image) -> tuple
 
 
 class LabelledBox(NamedTuple):
-    """A box in pixels of the picture, with a label at its upper left corner; the boxes of a group have the same colour."""
+    """A box in pixels with a label; the boxes of a group have the same colour."""
 
     xyxy: tuple[float, float, float, float]
     label: str
@@ -164,7 +164,7 @@ class LabelledBox(NamedTuple):
 
 
 def colour_of(group: int) -> tuple[int, int, int]:
-    """Return a strong colour; by the golden ratio, the hues of successive groups are far apart."""
+    """Return a colour; by the golden ratio, hues of successive groups are far apart."""
     red, green, blue = colorsys.hsv_to_rgb(group * _GOLDEN_RATIO % 1, 0.8, 0.95)
     return round(red * 255), round(green * 255), round(blue * 255)
 
@@ -229,7 +229,7 @@ def _within(xyxy: Iterable[float], size_wh: tuple[int, int]) -> _Place:
 
 
 def _place_of(label_wh: tuple[int, int], box: _Place, taken: Sequence[_Place], size_wh: tuple[int, int]) -> _Place | None:
-    """Find a free place for a label: the upper left corner of its box, the first place below, then above, or None."""
+    """Find a free place for a label: the corner of its box, below, then above."""
     width, height = label_wh
     left = max(0, min(box[0], size_wh[0] - 1 - width))
     lowest = max(0, size_wh[1] - 1 - height)
@@ -244,7 +244,7 @@ def _place_of(label_wh: tuple[int, int], box: _Place, taken: Sequence[_Place], s
 
 
 class Picture(NamedTuple):
-    """A picture for a figure: RGB, uint8 ``[height, width, 3]``, and its original width and height."""
+    """RGB pixels, uint8 ``[height, width, 3]``, and the original width and height."""
 
     pixels: np.ndarray
     size_wh: tuple[int, int]
@@ -253,7 +253,7 @@ class Picture(NamedTuple):
 def read_pictures(
     images: str | os.PathLike[str] | ImageSource, image_ids: Sequence[str], *, longer_side: int = _LONGER_SIDE
 ) -> dict[str, Picture]:
-    """Read pictures for a figure, by image id, downscaled to at most `longer_side` pixels.
+    """Read pictures by image id, downscaled to at most `longer_side` pixels.
 
     Raises:
         InputError: the location does not exist, lacks an image, or an image cannot be read.
@@ -296,7 +296,7 @@ def decoded_pictures(images: ImageSource, image_ids: Sequence[str]) -> dict[str,
 
 
 def _suggest_ids(image_id: str, image_ids: Iterable[str]) -> str:
-    """Return the end of a message: the id in another Unicode normalization, similar ids, or examples of ids."""
+    """Return a hint for a message: a normalized id, similar ids, or examples."""
     ids = sorted(image_ids)
     if hint := normalization_hint([image_id], ids):
         return f": {hint}"

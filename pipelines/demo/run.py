@@ -1,7 +1,7 @@
-"""First and last step of ``imagepivot demo``: write a small data set of drawn scenes, and print the datasets of its plan.
+"""First and last step of ``imagepivot demo``: draw scenes, print datasets.
 
 The scenes try out pipelines and training without a download. The same count and seed give the same scenes and captions in every
-version of Python, and a smaller data set is the beginning of a larger one with the same seed.
+version of Python. A smaller data set is the beginning of a larger one with the same seed.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _COLUMNS = ("image_id", "language", "portion", "index", "split", "text")
 
 
 def split_of(index: int) -> str:
-    """Return the split of a scene by its index: eight of ten are in ``train``, one in ``val``, one in ``test``."""
+    """Return the split of a scene: 80% ``train``, 10% ``val``, 10% ``test``."""
     return {8: "val", 9: "test"}.get(index % 10, "train")
 
 
 def write_scenes(folder: Path, count: int = 300, seed: int = 0, meter: Meter = Meter()) -> None:
-    """Write pictures ``images/scene-00000.jpg`` ... and then captions, ``captions.tsv``.
+    """Write pictures ``images/scene-00000.jpg`` ... and ``captions.tsv``.
 
     The table is UTF-8 with the columns image_id, language, portion, index, split and text. Files of an earlier run with the
     same names are replaced where they differ.

@@ -56,7 +56,7 @@ class Language:
 
 
 def _table(text: str) -> _Table:
-    """Parse a table; the first line has the column names, the first cell of every other line the row name."""
+    """Parse a table with a header of column names and a first column of row names."""
     header, *rows = [line.split() for line in text.strip().splitlines()]
     return {_form(name): dict(zip(header, map(_form, cells), strict=True)) for name, *cells in rows}
 
@@ -80,7 +80,7 @@ LANGUAGES = _read_languages()
 
 @dataclass(frozen=True)
 class Caption:
-    """One sentence about one scene, without the image id; indices count within language and portion."""
+    """One sentence about a scene; indices count within language and portion."""
 
     language: str
     portion: str
@@ -89,7 +89,7 @@ class Caption:
 
 
 def captions(scene: Scene) -> list[Caption]:
-    """Write all captions of a scene: five comparable ones in English and German, one translation in each language.
+    """Return all captions of a scene.
 
     The choice of templates depends only on the scene.
     """
@@ -121,7 +121,7 @@ def _templates(grammar: Language, scene: Scene) -> tuple[str, ...]:
 
 
 def _draw_templates(rng: Random, language: str, scene: Scene) -> list[int]:
-    """Sample without replacement; of `Random`, only ``random()`` gives the same numbers in all versions of Python."""
+    """Sample without replacement, by the version-independent ``Random.random()``."""
     indices = list(range(template_count(language, scene)))
     return [indices.pop(int(rng.random() * len(indices))) for _ in range(_COMPARABLE_CAPTIONS)]
 

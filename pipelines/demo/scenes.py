@@ -1,7 +1,7 @@
 """Drawn scenes of coloured shapes: contents, layouts and pictures.
 
-The same count and seed give the same scenes in every version of Python, and fewer scenes are the beginning of more scenes with
-the same seed.
+The same count and seed give the same scenes in every version of Python. Fewer scenes are the beginning of more scenes with the
+same seed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Group:
-    """One to four equal shapes close to each other: of ``SHAPES``, ``COLOURS``, ``SIZES`` and ``POSITIONS``."""
+    """One to four equal shapes: keys of `SHAPES`, `COLOURS`, `SIZES`, `POSITIONS`."""
 
     shape: str
     colour: str
@@ -106,7 +106,7 @@ class Placed:
 
 
 def make_scenes(count: int, seed: int = 0) -> Iterator[tuple[str, Scene]]:
-    """Generate scenes with different contents, and their image ids ``scene-00000``, ``scene-00001`` ....
+    """Generate different scenes and their image ids ``scene-00000`` ....
 
     Raises:
         UsageError: the count is out of range.
@@ -124,7 +124,7 @@ def make_scenes(count: int, seed: int = 0) -> Iterator[tuple[str, Scene]]:
 
 
 def _draw_scene(rng: Random) -> Scene:
-    """Sample a scene; of `Random`, only ``random()`` gives the same numbers in all versions of Python."""
+    """Sample a scene, by the version-independent ``Random.random()``."""
     background = _pick(rng, tuple(BACKGROUNDS))
     if rng.random() < 0.5:
         positions: tuple[str, ...] = (_pick(rng, tuple(POSITIONS)),)
@@ -150,7 +150,7 @@ def picture_size_wh(scene: Scene) -> tuple[int, int]:
 
 
 def layout(scene: Scene) -> list[Placed]:
-    """Place the shapes of a scene: each in a cell of its own, so that none overlap or leave the picture."""
+    """Place the shapes of a scene in cells, without overlap."""
     rng = Random(2 * scene.variant)
     width, height = picture_size_wh(scene)
     placed = []
@@ -171,7 +171,7 @@ def layout(scene: Scene) -> list[Placed]:
 
 
 def _cells(area_xyxy: _Box, count: int, columns: int) -> list[_Box]:
-    """Divide an area into rows of equal height; the last row may have fewer and then wider cells."""
+    """Divide an area into rows of equal height; the last may have fewer cells."""
     left, top, right, bottom = area_xyxy
     rows = -(-count // columns)
     height = (bottom - top) / rows
@@ -193,7 +193,7 @@ def _between(rng: Random, low: float, high: float) -> float:
 
 
 def draw(scene: Scene) -> Image.Image:
-    """Draw a scene as an RGB picture of 320×240, 240×320 or 300×300 pixels; the same scene gives the same pixels."""
+    """Draw a scene as an RGB picture; the same scene gives the same pixels."""
     picture = _paper(scene)
     shapes = layout(scene)
     shadow = Image.new("L", picture.size)
@@ -208,7 +208,7 @@ def draw(scene: Scene) -> Image.Image:
 
 
 def _paper(scene: Scene) -> Image.Image:
-    """Draw the background: a mottled sheet that darkens a little from one end to the other."""
+    """Draw the background, a mottled sheet that darkens to one end."""
     rng = Random(2 * scene.variant + 1)
     width, height = picture_size_wh(scene)
     slope = Image.linear_gradient("L").rotate(90 * int(rng.random() * 4)).resize((width, height))
@@ -233,7 +233,7 @@ def _shaded(colour: tuple[int, int, int], size_wh: tuple[int, int]) -> Image.Ima
 
 
 def _mask(shape: Placed) -> tuple[tuple[int, int], Image.Image]:
-    """Draw the silhouette of a shape; return its upper left corner in the picture and an antialiased ``L`` mask."""
+    """Draw the antialiased ``L`` mask of a shape, and return its corner and the mask."""
     x, y = shape.centre_xy
     corner_xy = (math.floor(x - shape.radius) - 1, math.floor(y - shape.radius) - 1)
     side = math.ceil(2 * shape.radius) + 3

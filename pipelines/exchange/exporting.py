@@ -1,4 +1,4 @@
-"""``imagepivot export``: features, regions and captions in the layouts of other code bases.
+"""``imagepivot export``: datasets in the layouts of other code bases.
 
 One process, no Beam. All files get their names together when complete; existing files stay unless ``overwrite`` is set. Features
 are written batch by batch; the chosen captions are held in memory.
@@ -30,7 +30,7 @@ _WRITERS: dict[str, Writer] = {
 
 
 def export_dataset(job: ExportJob, meter: Meter = Meter(), *, on_warning: WarningCallback = lambda text: None) -> list[Path]:
-    """Write a dataset in a layout, unless the folder holds this export of the same content (``_made_from.json``).
+    """Write a dataset in a layout, unless ``_made_from.json`` is up to date.
 
     Returns:
         The files.

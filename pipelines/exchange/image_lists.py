@@ -65,7 +65,7 @@ def needs_exact_rule(image_ids: Iterable[str]) -> bool:
 
 
 def match_ids(path: Path, image_ids: Collection[str]) -> list[str]:
-    """Read a list of images of a dataset: each line is an image id or, if the dataset lacks that id, a path of an image file.
+    """Read a list of images of a dataset, one image id or file path per line.
 
     Raises:
         InputError: it is not UTF-8, a line is not an image id, or two different lines name one image.
@@ -91,7 +91,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def expand_ids(ids: list[str], rows: int, repeats: int, *, list_name: str, array_name: str) -> list[str]:
-    """Return the image id of each row of an array; images may be repeated in successive rows of the array, the list or both.
+    """Return the image id of each row; array or list may repeat each image.
 
     Raises:
         InputError: list and array are of different lengths.

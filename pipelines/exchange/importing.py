@@ -1,4 +1,4 @@
-"""``imagepivot import``: datasets of kind ``features`` or ``regions`` from features of other tools.
+"""``imagepivot import``: datasets from features of other tools.
 
 One process, no Beam: the work is reading and writing. All values are checked before the first shard is written. Each shard is read
 from the files a few rows at a time: memory holds a few megabytes and the image ids, for files of any size.
@@ -62,7 +62,7 @@ def format_of(location: str) -> ImportFormat:
 
 
 def import_features(job: ImportJob, meter: Meter = Meter()) -> Manifest:
-    """Write a dataset of kind ``features`` or ``regions`` from features of other tools.
+    """Write a dataset of kind ``features`` or ``regions``.
 
     Raises:
         ImagepivotError: the files are missing, damaged or contradict each other, or the folder cannot be written.

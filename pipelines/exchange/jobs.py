@@ -1,4 +1,4 @@
-"""Jobs of ``import`` and ``export``; each field declares its option. Importing this loads nothing heavy."""
+"""Jobs of ``import`` and ``export``. Importing them loads nothing heavy."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _FORMATS = {
 
 @dataclass(frozen=True)
 class ImportJob:
-    r"""Job of ``imagepivot import``. The default format is that of the first file's extension.
+    r"""Job of ``imagepivot import``.
 
     Raises:
         UsageError: a value is out of range, two options contradict each other, or an option is not of the format.
@@ -178,7 +178,7 @@ def format_options(job: ImportJob | ExportJob) -> dict[str, Any]:
 
 
 def _check_options(job: ImportJob | ExportJob, *choices: str) -> None:
-    """Check the choices, options with a closed list of values, and refuse options of other formats; without a format all pass."""
+    """Check options with a closed list of values, and refuse those of other formats."""
     misfit = "these files are" if isinstance(job, ImportJob) else "not for"
     kind: Any = type(job)
     hints = hints_of(kind)

@@ -1,1 +1,1 @@
-"""Writers of the layouts of other code bases: each writes a dataset of an `ExportJob` to a `Staging`."""
+"""Writers of the layouts of other code bases."""

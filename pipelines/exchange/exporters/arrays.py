@@ -1,4 +1,4 @@
-"""npy arrays of features with lists of image ids, also in the layout of Multi30K (``data/imgfeats``).
+"""npy arrays of features, also in Multi30K's layout (``data/imgfeats``).
 
 Arrays are written row by row and never held in memory. kadarakos/mulisera reads those of Multi30K by file name and line number.
 
@@ -27,9 +27,10 @@ _MULISERA = "resnet50-avgpool"
 
 
 def write_npy(job: ExportJob, dataset: Dataset, staging: Staging) -> list[Path]:
-    """Write ``features.npy`` as stored and ``ids.txt``; for regions also ``boxes.npy`` and ``sizes.npy`` (width, height).
+    """Write ``features.npy`` as stored and ``ids.txt``.
 
-    ``features.import.json`` holds the options that ``import`` needs, see `pipelines.exchange.exporters.base`.
+    Regions also have ``boxes.npy`` and ``sizes.npy`` (width, height). ``features.import.json`` holds the options that ``import``
+    needs, see `pipelines.exchange.exporters.base`.
     """
     column = feature_column(dataset)
     image_ids = dataset.image_ids()
@@ -54,9 +55,9 @@ def write_npy(job: ExportJob, dataset: Dataset, staging: Staging) -> list[Path]:
 
 
 def write_mulisera(job: ExportJob, dataset: Dataset, staging: Staging) -> list[Path]:
-    """Write ``SPLIT-resnet50-avgpool.npy``, float16 ``[N, D]``, and ``SPLIT-resnet50-avgpool.ids``, the image ids of its rows.
+    """Write ``SPLIT-resnet50-avgpool.npy``, float16 ``[N, D]``, and ``.ids``.
 
-    The rows follow a list of Multi30K, e.g. ``image_splits/SPLIT.txt``: one list for each split.
+    The rows follow a list of Multi30K for each split, e.g. ``image_splits/SPLIT.txt``; ``.ids`` holds their image ids.
     """
     if dataset.kind != "features" or dataset.spec is None or len(dataset.spec.shape) != 1:
         raise DatasetError(f"{dataset.folder.location!r} does not hold features [D], the only ones that mulisera reads")

@@ -1,4 +1,4 @@
-"""Interface of the layout writers: staged files, sidecars with import options, and the selection of captions.
+"""Interface of the layout writers: staged files, sidecars, selected captions.
 
 Files are written under temporary names in the target folder, and renamed together when all are complete. A sidecar holds the
 options for importing a file again: ``features.import.json`` is written for ``features.npy`` if the defaults of ``import`` would
@@ -55,7 +55,7 @@ class Staging:
     def files(
         self, names: Sequence[str], *, options: Mapping[str, Mapping[str, Any]] | None = None, obsolete: str = ""
     ) -> Iterator[list[Path]]:
-        """Yield temporary files that get their names if the block succeeds, and are deleted if it fails.
+        """Yield temporary files that are renamed on success and deleted on failure.
 
         Args:
             names: names of the files.
@@ -116,7 +116,7 @@ def sidecar_name(name: str) -> str:
 
 
 def options_for(image_ids: Iterable[str], *, regions: int | None = None, ids: str = "") -> dict[str, Any]:
-    """Return the options for importing an exported file, empty if the defaults suffice.
+    """Return the options for importing an exported file beyond the defaults.
 
     Args:
         image_ids: image ids of the file.
@@ -182,12 +182,12 @@ def _is_valid(option: str, value: object) -> bool:
 
 
 def read_captions(job: ExportJob, *columns: str, unique: tuple[str, ...] = ()) -> pa.Table:
-    """Read the selected captions, sorted by image id, language, portion and index; labels are plain strings.
+    """Read the selected captions, sorted by image id, language, portion and index.
 
     Args:
         job: selects captions by language, portion and splits.
         columns: columns besides key and split.
-        unique: labels of which the selection may have only one value.
+        unique: labels with a single value in the selection.
 
     Raises:
         UsageError: a selected value does not occur, or a unique label has several values.

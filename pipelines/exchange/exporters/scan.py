@@ -1,7 +1,7 @@
-"""The ``*_precomp`` layout of VSE++ (fartashf/vsepp) and SCAN (kuanghuei/SCAN), and of the many code bases built on them.
+"""The ``*_precomp`` layout of fartashf/vsepp (VSE++) and kuanghuei/SCAN.
 
-Their loaders read ``SPLIT_caps.txt``, one caption per line, and ``SPLIT_ims.npy``, and take caption ``i`` to describe row
-``i // 5``, or row ``i`` if both have the same length. Some also read ``SPLIT_ids.txt``, the id of each row, which most convert to a
+Their loaders read ``SPLIT_caps.txt``, one caption per line, and ``SPLIT_ims.npy``. Caption ``i`` describes row ``i // 5``, or row
+``i`` if both have the same length. Some also read ``SPLIT_ids.txt``, the id of each row, which most convert to a
 number. They always take the first 5,000 captions of ``dev``.
 """
 
@@ -24,9 +24,9 @@ _DEV_CAPTIONS = 5000
 
 
 def write_scan(job: ExportJob, dataset: Dataset, staging: Staging) -> list[Path]:
-    """Write ``SPLIT_ims.npy`` (float32), ``SPLIT_caps.txt`` and ``SPLIT_ids.txt`` of each split, images sorted by id.
+    """Write ``SPLIT_ims.npy`` (float32), ``SPLIT_caps.txt`` and ``SPLIT_ids.txt``.
 
-    Features ``[D]`` are written as such, regions as ``[R, D]``. The captions must be of one language and portion.
+    Images are sorted by id, features have the shape ``[D]`` or ``[R, D]``. The captions must be of one language and portion.
     """
     column = feature_column(dataset)
     parts = _parts(job, dataset, staging)
@@ -73,7 +73,7 @@ def _lines(captions: pa.Table, text: str) -> pa.ChunkedArray:
 
 
 def _max_supported(count: int) -> int:
-    """Return the largest number of captions per image up to ``count`` that the loaders support."""
+    """Return the largest supported number of captions per image up to ``count``."""
     return max(supported for supported in _PER_IMAGE if supported <= count)
 
 

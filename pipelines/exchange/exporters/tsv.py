@@ -1,4 +1,4 @@
-"""The tsv of bottom-up-attention, and that of its PyTorch port, which LXMERT reads: one line per image, arrays in base64."""
+"""The tsv files of bottom-up-attention and of its PyTorch port."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _NUMBERS = {"image_w": "width", "image_h": "height", "img_w": "width", "img_h": 
 
 
 def write_tsv(job: ExportJob, dataset: Dataset, staging: Staging) -> list[Path]:
-    """Write ``regions.tsv``: every image with the regions that are in use, in the order of the dataset."""
+    """Write ``regions.tsv`` with the used regions of each image."""
     if dataset.kind != "regions":
         raise DatasetError(f"{dataset.folder.location!r} holds {dataset.kind}, expected regions: a tsv holds boxes")
     regions = dataset.spec.shape[0] if dataset.spec is not None else None

@@ -1,4 +1,4 @@
-"""WebDataset: tar files in which the files of a sample are adjacent and share their name up to the first dot."""
+"""WebDataset tar files; files of a sample share their name up to the first dot."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ _LABELS = ("class_ids", "class_scores", "attribute_ids", "attribute_scores")
 
 
 def write_webdataset(job: ExportJob, dataset: Dataset, staging: Staging) -> list[Path]:
-    """Write one ``part-00000.tar`` ... per shard, with ``IMAGE_ID.feature.npy`` as stored; always the same bytes.
+    """Write one ``part-00000.tar`` ... per shard, with ``IMAGE_ID.feature.npy``.
 
-    Regions also have ``IMAGE_ID.boxes.npy`` and ``IMAGE_ID.regions.json``. With captions, images also have
-    ``IMAGE_ID.captions.json``, a list, and images without a chosen caption are skipped.
+    Features are written as stored, always as the same bytes. Regions also have ``IMAGE_ID.boxes.npy`` and
+    ``IMAGE_ID.regions.json``. With captions, images also have ``IMAGE_ID.captions.json``, a list, and images without a chosen
+    caption are skipped.
     """
     feature_column(dataset)
     captions = read_captions(job, "text", "tokens") if job.captions else None
@@ -80,7 +81,7 @@ def _rows(dataset: Dataset, shard: int) -> Iterator[dict[str, Any]]:
 
 
 def _is_sample_name(image_id: str) -> bool:
-    """Return True for a path below the reader's folder without a dot in its last component."""
+    """Return True for a relative path without a dot in its last component."""
     *folders, name = image_id.split("/")
     return "" not in (*folders, name) and not {".", ".."} & set(folders) and "." not in name
 
@@ -108,7 +109,7 @@ def _json(value: object) -> bytes:
 
 
 def _by_image(captions: pa.Table) -> Callable[[str], list[dict[str, Any]]]:
-    """Return a function from an image id to the captions of the image, sorted by key, without the id."""
+    """Return a function that looks captions up by image id."""
     runs = pc.run_end_encode(captions["image_id"].combine_chunks())
     ends = runs.run_ends.to_numpy()
     ranges = dict(zip(runs.values.to_pylist(), zip(np.concatenate([[0], ends[:-1]]), ends, strict=True), strict=True))

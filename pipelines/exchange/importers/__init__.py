@@ -1,1 +1,1 @@
-"""Readers of features of other tools: each opens the files of an `ImportJob` as `FeatureFiles`."""
+"""Readers of features of other tools."""

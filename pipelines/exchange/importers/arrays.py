@@ -1,4 +1,4 @@
-"""npy arrays with lists of image ids, e.g. Multi30K's own features, or those of VSE++ and SCAN.
+"""npy arrays with lists of image ids, e.g. of Multi30K, VSE++ and SCAN.
 
 The arrays are memory-mapped, never loaded, and never unpickled.
 
@@ -24,7 +24,7 @@ from schemas.kinds import REGIONS
 
 
 def guess_ids(array: Path) -> Path:
-    """Return the list of image ids beside an array: ``X.ids``, ``X.txt``, ``S_ids.txt`` for ``S_ims.npy``, or ``ids.txt``.
+    """Return the list beside an array, e.g. ``S_ids.txt`` for ``S_ims.npy``.
 
     Raises:
         UsageError: no list exists.
@@ -127,7 +127,7 @@ def _regions(values: np.ndarray, boxes: np.ndarray, sizes: np.ndarray, regions: 
 
 
 def _pad(values: np.ndarray, regions: int) -> np.ndarray:
-    """Pad the second axis of an array with zeros: ``(N, r, ...)`` becomes ``(N, regions, ...)``."""
+    """Pad an array ``(N, r, ...)`` with zeros to ``(N, regions, ...)``."""
     padded = np.zeros((len(values), regions, *values.shape[2:]), dtype=values.dtype)
     padded[:, : values.shape[1]] = values
     return padded
@@ -141,7 +141,7 @@ def _map(path: Path) -> np.ndarray:
 
 
 def _flaw(path: Path, error: Exception) -> str:
-    """Describe the flaw of a file; numpy's own message on pickles advises to allow them."""
+    """Describe the flaw of a file; numpy's message on pickles advises to allow them."""
     if isinstance(error, OSError):
         return str(error.strerror)
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Interface of the readers of imported features, with checks and conversion to stored types."""
+"""Interface of the readers of imported features."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def describe_file(path: Path) -> dict[str, Any]:
 
 
 def stored_dtype(dtype: np.dtype, *, place: str) -> str:
-    """Return the type in which values are stored: float16 and float32 unchanged, float64 as float32.
+    """Return the stored dtype: float16 or float32, also for float64.
 
     Raises:
         InputError: the values have another type.

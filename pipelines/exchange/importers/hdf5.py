@@ -1,4 +1,4 @@
-"""Features in an HDF5 file: one array for all images, or one array per image. Needs h5py."""
+"""Features in an HDF5 file: one array for all images, or one per image."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class _Contents:
         return f"{self.path.name} holds {', '.join(map(repr, names[:5]))}{', ...' if len(names) > 5 else ''}"
 
     def check_flat_rows(self, group: Any) -> None:
-        """Refuse the adaptive regions of bottom-up-attention: ``pos_boxes`` are the first and last row of each image."""
+        """Refuse adaptive regions: ``pos_boxes`` are the row ranges of images."""
         if "pos_boxes" in group:
             raise InputError(
                 f"{self.path.name} holds 'pos_boxes': its arrays have one row per region, not per image, which import does not "
@@ -133,7 +133,7 @@ def _ids(contents: _Contents, job: ImportJob, ids: ImageIds) -> list[str]:
 
 
 def _arrays(contents: _Contents, path: str, group: Any) -> tuple[list[str], tuple[int, ...], np.dtype]:
-    """Return the paths of all arrays in a group and its groups, and their common shape and type."""
+    """Return the paths of all arrays below a group, and their shape and dtype."""
     names: list[str] = []
     first: Any = None
     for name, array in _walk(contents, group, (group,)):  # Only the first array stays open.
@@ -151,7 +151,7 @@ def _arrays(contents: _Contents, path: str, group: Any) -> tuple[list[str], tupl
 
 
 def _walk(contents: _Contents, group: Any, parents: tuple[Any, ...], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield path and array of every link to an array, also if several lead to one array."""
+    """Yield path and array of every link to an array."""
     for name, item in group.items():
         place = contents.place(path + name)
         if item is None:

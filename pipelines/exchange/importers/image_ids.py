@@ -1,4 +1,4 @@
-"""Image ids of an import, from lists or from the image numbers of Karpathy's ``dataset_*.json``."""
+"""Image ids of an import, from lists or Karpathy's ``dataset_*.json``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from schemas.storage.folder import Folder
 
 
 class ImageIds:
-    """Reader of the image ids of all sources of an import; different entries have different ids.
+    """Reader of the image ids of an import; different entries have different ids.
 
     Entries that differ only in their caption number, as ``1.jpg#0`` and ``1.jpg#1``, name one image. With a ``dataset_*.json`` of
     Karpathy's splits, entries are its numbers, and ids are the file names without extension.

@@ -1,6 +1,7 @@
-"""Regions in the tsv files of bottom-up-attention and of its PyTorch port: one line per image, arrays in base64.
+"""Regions in the tsv files of bottom-up-attention and of its PyTorch port.
 
-The files are read twice: first to index and check every line, then line by line as shards need them.
+A line holds an image, with arrays in base64. The files are read twice: first to index and check every line, then line by line as
+shards need them.
 """
 
 from __future__ import annotations
@@ -188,7 +189,7 @@ def _is_header(line: bytes) -> bool:
 
 
 def _columns_of(line: bytes, path: Path) -> list[str]:
-    """Return the names of the columns from the header, or by their number without a header."""
+    """Return the column names from the header, or by their number."""
     parts = _split(line)
     by_count: dict[int, Sequence[str]] = {len(columns): columns for columns in (BOTTOM_UP, LXMERT)}
     names = [part.decode(errors="replace") for part in parts] if _is_header(line) else by_count.get(len(parts), ())
@@ -203,7 +204,7 @@ def _columns_of(line: bytes, path: Path) -> list[str]:
 
 
 def _ids_from_one(ids: np.ndarray, *, place: str, name: str) -> np.ndarray:
-    """Convert ids that count from 0, with -1 for none, to ids that count from 1, with 0 for none."""
+    """Convert ids from 0, -1 for none, to ids from 1, 0 for none."""
     if len(ids) and (ids.min() < -1 or ids.max() >= 2**15 - 1):
         raise InputError(f"{place}: {name} lie between {ids.min()} and {ids.max()}, expected 0 to 32766, or -1 for none")
     return ids + 1

@@ -1,4 +1,4 @@
-"""Features in tar files of WebDataset, as `export` writes them: ``ID.feature.npy``, and for regions boxes and labels."""
+"""Features in tar files of WebDataset, as `export` writes them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _VECTORS = ("class_ids", "class_scores", "attribute_ids", "attribute_scores")
 
 @dataclass(frozen=True)
 class _Sample:
-    """Place of a sample: its file and key, and offset and size of each member by extension."""
+    """Place of a sample, with offset and size of its members by extension."""
 
     path: Path
     key: str
