@@ -1,4 +1,4 @@
-"""Beam pipelines and the command line. Importing this loads neither Beam nor torch."""
+"""Beam pipelines and the command line, importable without Beam and torch."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Checks of an installation: versions, device, weights of an extractor, output location."""
+"""Checks of an installation: versions, device, weights and output location."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def run_checks(output: str | None = None, extractor: ExtractorRequest | None = N
 
 
 def check_versions() -> Iterator[Check]:
-    """Compare installed versions with the requirements of the package, and list the extras."""
+    """Compare installed versions with the requirements, and list the extras."""
     try:
         version = metadata.version("imagepivot")
     except metadata.PackageNotFoundError:
@@ -139,7 +139,7 @@ def check_device(device: str = "auto") -> Iterator[Check]:
 
 
 def compare_with_cpu(device: str, title: str, compute: Callable[[str, str], np.ndarray] | None = None) -> Check:
-    """Compare a network, called with a device and a dtype, in float32 on a device with float64 on the CPU."""
+    """Compare a small network in float32 on a device with float64 on the CPU."""
     import numpy as np
 
     compute = compute or _run_network
@@ -159,7 +159,9 @@ def compare_with_cpu(device: str, title: str, compute: Callable[[str, str], np.n
 
 
 def check_weights(request: ExtractorRequest, device: str | None = "auto") -> Iterator[Check]:
-    """Download and verify the weights of an extractor; with a device load them, too, and run it on one image.
+    """Verify the weights of an extractor, and run it on one image.
+
+    Without a device the weights are only downloaded and verified.
 
     Raises:
         ImagepivotError: the extractor or its weights are missing, damaged or of another model.
@@ -223,7 +225,7 @@ def _attempt(name: str, checks: Iterator[Check]) -> list[Check]:
 
 
 def _requirements(distribution: str, extra: str = "") -> dict[str, SpecifierSet]:
-    """Return name -> versions of the packages that an extra requires, including those of nested extras."""
+    """Return the versions that an extra requires by package, with nested extras."""
     from packaging.requirements import Requirement
 
     specifiers: dict[str, SpecifierSet] = {}
@@ -243,7 +245,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _run_network(device: str, dtype: str) -> np.ndarray:
-    """Compute a convolution, ReLU, mean pooling and a linear layer with fixed weights; float[4, 32]."""
+    """Compute a small network with fixed weights; float[4, 32]."""
     import torch
 
     from extractors.computing.devices import precision_context
@@ -259,7 +261,7 @@ def _run_network(device: str, dtype: str) -> np.ndarray:
 
 
 def _without_keys(text: str) -> str:
-    """Replace users, keys and query values of addresses by ``***``: the output goes into reports.
+    """Replace users, keys and query values of addresses by ``***``.
 
     Example:
         >>> _without_keys("s3://AKIA:wJalr@bucket/x and https://host/w.pth?X-Amz-Signature=12ab")

@@ -1,4 +1,7 @@
-"""Jobs of the commands that write datasets; each field declares its option. Importing this loads neither Beam nor torch."""
+"""Jobs of the commands that write datasets; each field declares its option.
+
+Importing this loads neither Beam nor torch.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,9 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class CaptionsJob:
-    """Job of ``imagepivot captions``. Its source may also be the result of `open_captions`.
+    """Job of ``imagepivot captions``.
+
+    The source may also be the result of `open_captions`.
 
     Raises:
         UsageError: a value is out of range, or two options contradict each other.
@@ -170,7 +175,9 @@ class VocabularyJob:
 
 @dataclass(frozen=True)
 class EncodeJob:
-    """Job of ``imagepivot encode``. Captions are cut after 100 tokens, as in Huang et al. 2019.
+    """Job of ``imagepivot encode``.
+
+    Captions are cut after 100 tokens by default, as in Huang et al. 2019.
 
     Raises:
         UsageError: a value is out of range.
@@ -227,7 +234,9 @@ class WordVectorsJob:
 
 @dataclass(frozen=True)
 class TokenFeaturesJob:
-    """Job of ``imagepivot token-features``; see `extractors.tokens` for the model. The batch size changes no vector.
+    """Job of ``imagepivot token-features``; see `extractors.tokens` for the model.
+
+    The batch size changes no vector.
 
     Raises:
         UsageError: a value is out of range.
@@ -272,7 +281,7 @@ class TokenFeaturesJob:
         return (self.model,) if is_folder(self.model) else ()
 
     def check_device(self) -> None:
-        """Check that this machine has the device, and that the device supports the precision.
+        """Check that the device exists and supports the precision.
 
         Raises:
             UsageError: the device is missing, or the precision is unsupported.
@@ -334,10 +343,10 @@ class ImageOptions:
 
 @dataclass(frozen=True)
 class FeaturesJob:
-    """Job of ``imagepivot features``. Its images may also be the result of `open_images`.
+    """Job of ``imagepivot features``.
 
-    The batch size affects speed and memory, not the features. None is the extractor's own on a CPU, and the fastest on a GPU, see
-    `extractors.batch_sizes`.
+    The images may also be the result of `open_images`. The batch size affects speed and memory, not the features. None is the
+    extractor's own on a CPU, and the fastest on a GPU, see `extractors.batch_sizes`.
 
     Raises:
         UsageError: a value is out of range, or two options contradict each other.
@@ -406,7 +415,7 @@ class FeaturesJob:
         return {"float32": 4, "float16": 2}[spec.dtype] * rows * prod(spec.shape[1:])
 
     def check_device(self) -> None:
-        """Check that this machine has the device, and that the device supports the extractor's options.
+        """Check that the device exists and supports the extractor's options.
 
         Raises:
             UsageError: the device is missing, or an option is unsupported.
@@ -431,14 +440,14 @@ class FeaturesJob:
             )
 
     def for_workers(self, execution: Execution) -> FeaturesJob:
-        """Return the job for workers: remote ones need absolute paths and, with an accelerator, the device ``cuda``."""
+        """Return the job for workers, with absolute paths for remote ones."""
         job = self if execution.runs_here else replace(self, extractor=self.extractor.located())
         if execution.accelerator is None:
             return job
         return replace(job, device="cuda")  # A worker without a GPU must fail, not use its CPU.
 
     def extras(self) -> tuple[str, ...]:
-        """Return the extras for remote workers; with that for HEIC images if this process has it."""
+        """Return the extras for remote workers."""
         from importlib.util import find_spec
 
         heif = ("heif",) if find_spec("pillow_heif") is not None else ()

@@ -1,4 +1,4 @@
-"""Dialects of CSV and TSV: the delimiter between values, and the quoting of values.
+"""Dialects of CSV and TSV: delimiter and quoting of values.
 
 Files do not declare them. The delimiter is that of a ``sep=`` line (Excel writes one above the header), else that of the file's
 extension. If the header then lacks a required column, it is the one of ``,``, tab, ``;`` and ``|`` that yields all of them.
@@ -58,7 +58,7 @@ AUTO_DIALECT = Dialect()
 
 
 def header_lines(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    """Yield the optional ``sep=`` line and the header of a table, from numbered lines; empty lines are skipped."""
+    """Yield the optional ``sep=`` line and the header from numbered lines."""
     for line_number, line in lines:
         if line:
             yield line_number, line
@@ -67,7 +67,7 @@ def header_lines(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
 
 
 def find_delimiter(head: Sequence[str], default: str, wanted: Collection[str]) -> str:
-    """Return the delimiter of a table by its `header_lines`, the one of its extension, and the required columns."""
+    """Return the delimiter of a table by its `header_lines` and required columns."""
     if len(head) > 1 and (match := _SEP_LINE.fullmatch(head[0])):
         return match[1]
     headers = {delimiter: _split(head[-1], delimiter) for delimiter in (default, *_DELIMITERS)} if head else {}
@@ -90,7 +90,7 @@ def _split(line: str, delimiter: str) -> list[str]:
 def split_rows(
     numbered: Iterable[tuple[int, str]], delimiter: str, quoting: Quoting, location: str
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows of numbered lines, from the header on, each with the number of its first line; empty rows are skipped.
+    """Yield the rows of numbered lines, each with the number of its first line.
 
     Raises:
         InputError: quotes do not match, or `quoting` is ``auto`` and a quoted value looks like rows.
@@ -129,7 +129,7 @@ def split_rows(
 
 
 def _check_lines(lines: Sequence[str], delimiter: str, width: int, *, place: str) -> None:
-    """Check that a row over several lines is not several rows, by the number of values in three quarters of its lines."""
+    """Check that a row over several lines is not several rows."""
     rows = sum(line.count(delimiter) + 1 == width for line in lines)
     if 4 * rows >= 3 * len(lines):
         raise InputError(

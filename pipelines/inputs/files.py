@@ -1,4 +1,4 @@
-"""Input files, local or in a store: listing, opening, lines of text, items of JSON, checksums.
+"""Input files, local or in a store: lines of text, items of JSON, checksums.
 
 Everything streams, in constant memory. An `InputError` (a file that is missing, truncated, not UTF-8 or not JSON) names the file
 and the place in it.
@@ -53,7 +53,7 @@ def kind_of(location: str) -> PathKind:
 
 
 def list_files(folder: Folder, below: str = "") -> list[str]:
-    """Return the sorted names of the files directly in a folder or its subfolder `below`; empty if it does not exist."""
+    """Return the sorted names of files directly in a folder; empty if it is missing."""
     with input_errors(folder.path_of(below)):
         return folder.children(below)
 
@@ -102,7 +102,7 @@ def open_seekable(folder: Folder, name: str) -> pa.NativeFile:
 
 @contextmanager
 def input_errors(location: str) -> Iterator[None]:
-    """Convert errors of the operating system or the object store to an `InputError` with advice."""
+    """Convert errors of the system or the store to an `InputError` with advice."""
     try:
         with storage_errors(location):
             yield
@@ -117,7 +117,7 @@ def input_errors(location: str) -> Iterator[None]:
 
 
 def read_lines(folder: Folder, name: str, *, start: int = 0, stop: int | None = None) -> Iterator[str]:
-    """Yield the lines of a UTF-8 text file, plain or ``.gz``, without the LF or CR LF at their ends.
+    """Yield the lines of a UTF-8 text file, plain or ``.gz``, without line ends.
 
     A byte order mark at the start of the file is dropped, see `schemas.text`.
 
@@ -148,7 +148,7 @@ def read_lines(folder: Folder, name: str, *, start: int = 0, stop: int | None = 
 
 
 def count_lines(folder: Folder, name: str) -> int:
-    """Return the number of lines of `read_lines`; a last line without a line end counts."""
+    """Return the number of lines that `read_lines` yields."""
     lines, last = 0, b"\n"
     with open_input(folder, name) as stream:
         _skip_mark(stream, folder.path_of(name))
@@ -159,7 +159,7 @@ def count_lines(folder: Folder, name: str) -> int:
 
 
 def iter_json(folder: Folder, name: str, *, prefix: str) -> Iterator[Any]:
-    """Yield the items of a list inside a JSON document, plain or ``.gz``, one at a time.
+    """Yield the items of a list inside a JSON document, plain or ``.gz``.
 
     The prefix is the path of the items in ijson's notation, e.g. ``images.item``.
 
@@ -191,7 +191,7 @@ def iter_json(folder: Folder, name: str, *, prefix: str) -> Iterator[Any]:
 
 
 def inventory(folder: Folder, names: Iterable[str]) -> list[dict[str, Any]]:
-    """Return name, size in bytes and SHA-256 of each stored file, sorted by name, for a fingerprint."""
+    """Return name, size in bytes and SHA-256 of each file, sorted by name."""
     rows = []
     for name in sorted(set(names)):
         digest, size = hashlib.sha256(), 0
@@ -204,7 +204,7 @@ def inventory(folder: Folder, names: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def _skip_mark(stream: BinaryIO, location: str) -> int:
-    """Skip the byte order mark at the start of a stream of `open_input`, and return its length.
+    """Skip the byte order mark at the start of a stream, and return its length.
 
     Raises:
         InputError: the file is UTF-16 or UTF-32.

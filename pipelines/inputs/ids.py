@@ -67,7 +67,7 @@ class KeyHashes:
         return set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
 
     def repeat(self, records: Iterable[tuple[Hashable, object]]) -> tuple[Any, Any, Any] | None:
-        """Return the first duplicate key and the places of its first two records; None without one.
+        """Return the first duplicate key and its first two places; None without one.
 
         The records are pairs of key and place, read only if two hashes are equal.
         """

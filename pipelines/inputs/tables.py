@@ -1,4 +1,4 @@
-"""Tables in CSV, TSV, JSON lines (plain or ``.gz``) or Parquet, by extension, streamed in batches or row by row.
+"""Tables in CSV, TSV, JSON lines (plain or ``.gz``) or Parquet, by extension.
 
 * Values are exact: nothing is trimmed, and "NA", "None" or "null" are ordinary values. Only a byte order mark at the start of the
   file is dropped, and CR LF counts as LF, also in quoted values; see `schemas.text`.
@@ -8,7 +8,7 @@
 * A JSON line is an object. The first line determines the columns; a later line with others is an error.
 
 Several workers read ranges of a large table: row groups of Parquet, or lines by their first byte. Lines must be rows, so CSV and
-TSV with quoted values are not split, nor are compressed files.
+TSV with quoted values are not split, nor are ``.gz`` files.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Table:
         return (row for batch in self.batches() for row in batch)
 
     def ranges(self) -> list[Range]:
-        """Return the ranges of a large table; empty if it is small, damaged, or cannot be split."""
+        """Return the ranges of a large table; empty for a table to be read whole."""
         state = self.folder.state(self.name)
         if state is None or state[0] <= RANGE_BYTES or self.name.endswith(".gz"):
             return []
@@ -253,7 +253,7 @@ class Table:
         names: Mapping[str, str],
         place: str,
     ) -> Iterator[Batch]:
-        """Yield batches of rows, given with their first lines; `place` is a format string for row and line."""
+        """Yield batches of rows; `place` is a format string for row and line."""
         done, failure, is_last = 1, None, False  # The header of CSV is row 0.
         while not is_last and failure is None:
             lines: list[int] = []
@@ -379,7 +379,7 @@ def _row(first: int, index: int) -> str:
 
 @lru_cache(maxsize=8)
 def _ranges(table: Table, state: tuple[int, ...]) -> tuple[Range, ...]:
-    """Return the ranges of a table in this state; cached, since a run needs them several times."""
+    """Return the ranges of a table in this state; a run needs them several times."""
     folder, name = table.folder, table.name
     kind = type_of(name)
     if kind == "parquet":
@@ -406,7 +406,7 @@ def _row_groups(folder: Folder, name: str) -> Iterator[Range]:
 
 
 def _has_quoted_values(folder: Folder, name: str, delimiter: bytes) -> bool:
-    """Return whether a quote is at the start of the file, a line or a value, also after a byte order mark."""
+    """Return whether the file, a line or a value begins with a quote."""
     with open_input(folder, name) as stream:
         last = b"\n"
         while chunk := stream.read(_CHUNK):

@@ -1,4 +1,4 @@
-"""HTTP and HTTPS downloads with limits of time and size, and protection against requests to private addresses (SSRF).
+"""HTTP and HTTPS downloads with limits and protection against SSRF.
 
 The host of each hop is resolved once. If any of its addresses is not public, nothing is sent. The connection goes to a checked
 address, so that a second DNS answer cannot redirect it; Host header and certificate are those of the URL. Messages of errors become
@@ -105,7 +105,7 @@ _LIMITS: ContextVar[_Limits] = ContextVar("_LIMITS")
 
 
 def is_public(address: str) -> bool:
-    """Return whether an IP address is public; an embedded IPv4 address (mapped, 6to4, NAT64) decides for IPv6.
+    """Return whether an IP address, or the IPv4 address in an IPv6 one, is public.
 
     >>> is_public("93.184.215.14"), is_public("::ffff:10.0.0.1")
     (True, False)
@@ -122,7 +122,7 @@ def is_public(address: str) -> bool:
 
 
 def _proxy_of(address: str) -> str | None:
-    """Return the proxy for an address by the environment; None for a direct connection."""
+    """Return the proxy of the environment for an address; None without one."""
     proxies = getproxies()
     try:
         parts = urlsplit(address)
@@ -246,7 +246,7 @@ def is_web_address(location: str) -> bool:
 
 
 def check_proxy(address: str, access: WebAccess) -> None:
-    """Check that an address is reached directly, since a proxy's connections cannot be checked.
+    """Check that an address is reached directly, not through a proxy.
 
     Raises:
         UsageError: the environment names a proxy for it, and private addresses are not allowed or it is not an HTTP proxy.
@@ -287,7 +287,7 @@ def version_of(address: str, access: WebAccess = PUBLIC_ACCESS) -> str:
 
 
 def _request_with_retries(method: str, address: str, access: WebAccess, take: Callable[[Any, WebAccess], _T]) -> _T:
-    """Make requests until one succeeds or fails for good, or attempts or time are used up."""
+    """Make requests until one succeeds or fails for good, within the limits."""
     limits = _Limits(access, time.monotonic() + access.total_seconds)
     token = _LIMITS.set(limits)
     try:

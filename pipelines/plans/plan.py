@@ -70,7 +70,7 @@ class Command(Protocol):
         """The options by key, e.g. ``min_count``; each has a ``name``, e.g. ``min-count``."""
 
     def convert(self, table: Mapping[str, Any], place: str) -> dict[str, Any]:
-        """Check a table of options, and return their values by key, or raise a `UsageError`."""
+        """Check a table of options, and return values by key, or raise a `UsageError`."""
 
     def words(self, values: Mapping[str, Any]) -> list[str]:
         """Return the words of a command line, with the command's name first."""
@@ -103,7 +103,7 @@ class Plan:
     steps: Mapping[str, Step]
 
     def choose(self, targets: Sequence[str]) -> tuple[Step, ...]:
-        """Return the steps of these names with all dependencies, in order; every step if no name is given.
+        """Return the named steps, or all, with their dependencies, in order.
 
         Raises:
             UsageError: a name is unknown.
@@ -118,7 +118,7 @@ class Plan:
 
 
 def command_lines(steps: Sequence[Step], commands: Mapping[str, Command], overwrite: Collection[str] = ()) -> list[list[str]]:
-    """Return the words of each step's command, with ``--overwrite`` for the steps named in `overwrite`.
+    """Return the words of each step's command, with ``--overwrite`` where named.
 
     Raises:
         UsageError: the command of such a step has no ``--overwrite``.
@@ -232,7 +232,7 @@ def _output_of(name: str, section: Any, folder: str) -> str:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reader of steps: locations are relative to ``folder``, those of overrides to the current folder."""
+    """Reader of steps, with locations relative to ``folder``."""
 
     paths: Mapping[str, str]
     outputs: Mapping[str, str]
@@ -268,7 +268,7 @@ class _Reader:
         return Step(name, command, values, tuple(dependencies), self.outputs[name], variables)
 
     def _location(self, value: str, base: Path, key: str, dependencies: dict[str, None], names: str | None = None) -> str:
-        """Resolve a value to a location, and add the step that it names to the dependencies."""
+        """Resolve a value to a location, and add its step to the dependencies."""
         first, slash, rest = value.partition("/")
         if first in self.outputs:
             dependencies[first] = None
@@ -355,7 +355,7 @@ def _override(table: dict[str, Any], key: str, text: str) -> tuple[str, ...]:
 
 
 def _order(steps: Mapping[str, Step]) -> list[str]:
-    """Sort names of steps topologically, by depth-first search in the order of the plan."""
+    """Sort names of steps topologically, else in the order of the plan."""
     ordered: dict[str, None] = {}
 
     def add(name: str, chain: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Base of the caption readers: the row, the unit of reading, the selection and checks of values.
+"""Base of the caption readers: row, part, selection and checks of values.
 
 A source is a small frozen value without open files. The launcher lists its parts by file name; a worker streams one part. Every
 value is passed on exactly as read.
@@ -78,7 +78,7 @@ TABLE_ROWS = 8000
 
 
 def tables_of(captions: Iterable[RawCaption]) -> Iterator[pa.Table]:
-    """Convert captions to tables with the columns `CAPTION_COLUMNS` and at most `TABLE_ROWS` rows."""
+    """Convert captions to tables of at most `TABLE_ROWS` rows."""
     remaining = iter(captions)
     while rows := list(islice(remaining, TABLE_ROWS)):
         columns = map(list, zip(*rows, strict=True))
@@ -87,7 +87,7 @@ def tables_of(captions: Iterable[RawCaption]) -> Iterator[pa.Table]:
 
 @dataclass(frozen=True)
 class Selection:
-    """The captions to read; an empty tuple selects all. Languages take their usual case.
+    """The captions to read; an empty tuple selects all.
 
     Raises:
         UsageError: a language is not a BCP 47 tag.
@@ -117,7 +117,7 @@ EVERYTHING = Selection()
 
 
 class CaptionSource(ABC):
-    """A collection of raw captions in the files of a folder: a frozen, picklable value."""
+    """A collection of raw captions in a folder: a frozen, picklable value."""
 
     folder: Folder
 
@@ -152,11 +152,11 @@ class CaptionSource(ABC):
         """
 
     def tables(self, part: Part, selection: Selection) -> Iterator[pa.Table]:
-        """Yield the captions of `read` as tables of some thousand rows with the columns `CAPTION_COLUMNS`."""
+        """Yield the captions of `read` as tables with the columns `CAPTION_COLUMNS`."""
         return tables_of(self.read(part, selection))
 
     def inputs(self, selection: Selection = EVERYTHING) -> list[dict[str, Any]]:
-        """Return ``name`` (relative), ``bytes`` and ``sha256`` of each file of a selection, sorted by name."""
+        """Return ``name``, ``bytes`` and ``sha256`` of each file of a selection."""
         parts = self.parts(selection)
         return inventory(self.folder, [name for part in parts for name in (part.name, part.images) if name])
 
@@ -224,9 +224,9 @@ class Tally:
 
 
 def require_selected(selection: Selection, kinds: Iterable[tuple[str, str, str]], *, location: str) -> None:
-    """Check that every value of a selection matches captions, alone and together with its other values.
+    """Check that every value of a selection matches captions.
 
-    ``kinds`` holds all combinations of language, portion and split.
+    ``kinds`` holds all combinations of language, portion and split. A value must match alone and together with the others.
 
     Raises:
         InputError: a value matches no captions; the message names the existing values.
@@ -282,7 +282,7 @@ def check_text(text: object, *, place: str) -> str:
 
 
 def find_files(location: str, pattern: str, *, hint: str) -> tuple[Folder, list[str]]:
-    """Return folder and names of one file, or of the files of a folder that match a regular expression.
+    """Return folder and names of one file, or of a folder's files by a regex.
 
     Raises:
         InputError: the folder contains no such file; ``hint`` describes the files in the message.

@@ -1,11 +1,11 @@
-"""Captions in JSON documents: Karpathy's ``dataset_*.json`` and COCO's ``captions_*.json``.
+"""Captions in JSON documents: Karpathy's splits and COCO.
 
-Karpathy's splits of Flickr8k, Flickr30k and COCO hold images with their captions. A caption's index is its position in
-``sentences``, its text is ``raw``; ``tokens`` are not read. Splits keep their names (``train``, ``restval``, ``val``, ``test``).
-``imgid``, ``sentid`` and ``sentids`` are optional and only checked.
+Karpathy's splits of Flickr8k, Flickr30k and COCO hold images with their captions. Image ids come from ``filename`` and the optional
+``filepath``. A caption's index is its position in ``sentences``, its text is ``raw``; ``tokens`` are not read. Splits keep their
+names (``train``, ``restval``, ``val``, ``test``). ``imgid``, ``sentid`` and ``sentids`` are optional and only checked.
 
-COCO's files hold a list of images and a list of annotations in either order, so a file is read twice. Memory holds the names and
-counts of images. An image's captions are indexed in the order of the file.
+COCO's files hold a list of images and a list of annotations in either order, so a file is read twice. Image ids come from
+``file_name``. Memory holds the names and counts of images. An image's captions are indexed in the order of the file.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _JsonSource(PathSource):
 
 @dataclass(frozen=True)
 class KarpathySource(_JsonSource):
-    """The captions of one ``dataset_*.json``; image ids come from ``filename`` and the optional ``filepath``."""
+    """The captions of one ``dataset_*.json``."""
 
     folder: Folder
     name: str
@@ -114,7 +114,7 @@ def _parse_image(image: Any, ids: IdRule, *, place: str) -> tuple[str, str, list
 
 
 def _check_numbers(image: Mapping[str, Any], *, place: str) -> None:
-    """Check the optional ``imgid``, ``sentid`` and ``sentids`` of an image and its sentences."""
+    """Check the optional ``imgid``, ``sentid`` and ``sentids`` of an image."""
     sentences, listed, imgid = image["sentences"], image.get("sentids"), image.get("imgid")
     sentids = [sentence.get("sentid") for sentence in sentences]
     if imgid is not None:
@@ -139,7 +139,7 @@ def _check_numbers(image: Mapping[str, Any], *, place: str) -> None:
 
 @dataclass(frozen=True)
 class CocoSource(_JsonSource):
-    """The captions of one or more ``captions_SPLIT.json``; image ids come from ``file_name``."""
+    """The captions of one or more ``captions_SPLIT.json``."""
 
     folder: Folder
     names: tuple[str, ...]
@@ -235,6 +235,6 @@ class CocoSource(_JsonSource):
 
 
 def _split_of(name: str) -> str:
-    """Return ``train2014`` for ``captions_train2014.json``, an empty string for other names."""
+    """Return ``train2014`` for ``captions_train2014.json``; empty for other names."""
     stem = name.removesuffix(".gz").removesuffix(".json")
     return stem.removeprefix("captions_") if stem.startswith("captions_") else ""

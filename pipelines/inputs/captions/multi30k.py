@@ -1,4 +1,4 @@
-"""Multi30K in its authors' layout: one caption per line, and image lists with the image of each line.
+"""Multi30K in its authors' layout: one caption per line, with image lists.
 
 ``task1`` holds translations (``raw/SPLIT.LANG.gz``, one caption per image and language), ``task2`` independent captions
 (``raw/SPLIT.N.LANG.gz``, N from 1). The same test images are ``test_2016_flickr`` in task 1 and ``test_2016`` in
@@ -30,14 +30,14 @@ _NOT_CAPTIONS = re.compile(r"\..*|(README|LICENSE).*", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Multi30kSource(PathSource):
-    """The captions of Multi30K, in the folder of ``task1`` and ``task2``; image ids come from the image lists."""
+    """The captions of Multi30K, with image ids from the image lists."""
 
     folder: Folder
     ids: IdRule = "name"
 
     @classmethod
     def open(cls, location: str, *, ids: IdRule = "name") -> Multi30kSource:
-        """Find ``task1`` and ``task2`` in a folder or its subfolder ``data``; one of the two is enough.
+        """Find ``task1`` or ``task2`` in a folder or its subfolder ``data``.
 
         Raises:
             InputError: neither exists.
@@ -68,7 +68,7 @@ class Multi30kSource(PathSource):
         return parts
 
     def read(self, part: Part, selection: Selection) -> Iterator[RawCaption]:
-        """Yield the captions of a text file with its image list; the lines of both are counted before the first caption."""
+        """Yield the captions of a text file with its image list."""
         texts, images = count_lines(self.folder, part.name), count_lines(self.folder, part.images)
         if texts != images:
             raise InputError(
@@ -120,7 +120,7 @@ class Multi30kSource(PathSource):
         )
 
     def _image_ids(self, name: str) -> Iterator[str]:
-        """Yield the image ids of a list; in the COCO test set a caption id follows the file name (``NAME.jpg#367178``)."""
+        """Yield the image ids of a list, without caption ids (``NAME.jpg#367178``)."""
         lines = f"{self.folder.path_of(name)!r}, line "
         for line_number, line in enumerate(read_lines(self.folder, name), start=1):
             yield image_id_of(line.partition("#")[0], self.ids, place=f"{lines}{line_number}")

@@ -1,8 +1,9 @@
-"""The ``*_precomp`` folders of VSE++ and SCAN: ``SPLIT_caps.txt`` with one caption per line, grouped by image.
+"""Captions in the ``*_precomp`` folders of VSE++ and SCAN.
 
-An optional ``SPLIT_ids.txt`` holds image ids: one line per image, or per caption (VSE++ repeats each image). Without it each image
-has five captions, as the loaders of both assume, and ids such as ``test-7``, counted from 0. Splits keep their names (``train``,
-``dev``, ``test``, ``testall``). ``imagepivot export --format scan`` writes this layout.
+``SPLIT_caps.txt`` holds one caption per line, grouped by image. An optional ``SPLIT_ids.txt`` holds image ids: one line per image,
+or per caption (VSE++ repeats each image). Without it each image has five captions, as the loaders of both assume, and ids such as
+``test-7``, counted from 0. Splits keep their names (``train``, ``dev``, ``test``, ``testall``). ``imagepivot export --format scan``
+writes this layout.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class ScanSource(CaptionSource):
 
     @classmethod
     def open(cls, location: str, *, language: str) -> ScanSource:
-        """Open one file, or all ``SPLIT_caps.txt`` of a folder, with the lists of ids beside them.
+        """Open one file, or all ``SPLIT_caps.txt`` of a folder, with their ids.
 
         Raises:
             InputError: the folder contains none, a file name does not contain a split, or two contain the same.
@@ -80,7 +81,7 @@ class ScanSource(CaptionSource):
         return self._select(parts, selection)
 
     def read(self, part: Part, selection: Selection) -> Iterator[RawCaption]:
-        """Yield the captions of one split; the lines of both files are counted before the first caption."""
+        """Yield the captions of one split."""
         captions = count_lines(self.folder, part.name)
         counts: Counter[str] = Counter()
         for image_id, text in zip(self._image_ids(part, captions), read_lines(self.folder, part.name), strict=True):

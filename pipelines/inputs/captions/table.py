@@ -1,4 +1,4 @@
-"""One table of captions: CSV, TSV or JSON lines, plain or ``.gz``, or Parquet, by the file's extension.
+"""One table of captions, see `pipelines.inputs.tables`.
 
 The columns ``image_id`` and ``text`` are required; ``language``, ``portion``, ``index`` and ``split`` are optional. `columns` maps
 our names to the table's. Whole columns are checked; only for unusual values, rows are checked one by one.
@@ -79,7 +79,7 @@ class TableSource(CaptionSource):
         return cls(folder, name, language, tuple(sorted(columns.items())), dialect)
 
     def parameters(self) -> dict[str, Any]:
-        """Return the default language, the names of the columns, and the explicit parts of the dialect."""
+        """Return the default language, the columns and the explicit dialect."""
         dialect = {"delimiter": self.dialect.delimiter} if self.dialect.delimiter else {}
         dialect |= {"quoting": "none"} if self.dialect.quoting == "none" else {}
         return {"default_language": self.language, "columns": dict(self.columns), **dialect}
@@ -190,7 +190,7 @@ def _check_lists(texts: pa.ChunkedArray, batch: Batch) -> None:
 
 
 def _kinds(table: pa.Table) -> list[tuple[str, str, str]]:
-    """Return the combinations of language, portion and split, in the order of first use."""
+    """Return the combinations of language, portion and split."""
     kinds = pc.binary_join_element_wise(table["language"], table["portion"], table["split"], "/")  # They have no slash.
     return [(language, portion, split) for language, portion, split in (kind.split("/") for kind in kinds.unique().to_pylist())]
 
@@ -213,7 +213,7 @@ def _check_index(value: object, *, place: str) -> int:
 
 
 def _texts(column: Column, *, nullable: bool = False) -> pa.Array | None:
-    """Return the strings of a column; None if a value is null (unless `nullable`), not a string or not UTF-8."""
+    """Return the strings of a column; None if a value is invalid."""
     try:
         strings = column if isinstance(column, pa.Array) else pa.array(column, pa.string())
         dtype = strings.type.value_type if pa.types.is_dictionary(strings.type) else strings.type
@@ -227,7 +227,7 @@ def _texts(column: Column, *, nullable: bool = False) -> pa.Array | None:
 
 
 def _image_ids(column: Column) -> pa.Array | None:
-    """Return image ids as strings; None if one is null, empty, has a control character, or is neither string nor integer."""
+    """Return image ids as strings; None if one is invalid."""
     if isinstance(column, pa.Array):
         column = column.cast(pa.string()) if pa.types.is_integer(column.type) else column
     elif set(map(type, column)) == {int}:
@@ -237,7 +237,7 @@ def _image_ids(column: Column) -> pa.Array | None:
 
 
 def _labels(column: Column, ours: str) -> pa.Array | None:
-    """Return languages in their usual case, portions or splits; None if one is invalid."""
+    """Return checked languages, portions or splits; None if one is invalid."""
     values = _texts(column)
     if values is None:
         return None

@@ -1,4 +1,4 @@
-"""Images in archives: tar shards in WebDataset's layout, and Parquet files with a column of image bytes.
+"""Images in archives: WebDataset's tars, and Parquet files with image bytes.
 
 A hash of its id assigns an image to a shard, so the images of a shard are scattered over all archives.
 
@@ -47,7 +47,7 @@ _ROW_GROUPS = RowGroups()
 
 
 def archive_kind(name: str) -> ArchiveKind | None:
-    """Return the kind of an archive by its extension; None for a file that is not an archive.
+    """Return the kind of an archive by its extension; None for another file.
 
     Raises:
         InputError: it is a compressed tar.
@@ -62,7 +62,7 @@ def archive_kind(name: str) -> ArchiveKind | None:
 
 
 def archives_in(folder: Folder) -> ArchiveKind | None:
-    """Return the kind of the archives in a folder; None if it contains an image file, or no archive.
+    """Return the kind of a folder's archives; None with an image, or without archives.
 
     Raises:
         InputError: it contains no image file, but tars and Parquet files, or compressed tars.
@@ -88,7 +88,7 @@ def archives_in(folder: Folder) -> ArchiveKind | None:
 
 
 def holds_image_bytes(folder: Folder, name: str) -> bool:
-    """Return whether a Parquet file has a column of image bytes and no column ``uri``; False if the file is damaged."""
+    """Return whether a valid Parquet file has image bytes and no column ``uri``."""
     try:
         with folder.open(name) as file:
             schema = pq.read_schema(file)
@@ -128,7 +128,7 @@ class _Archives(FolderSource):
 
 @dataclass(frozen=True)
 class ImagesInTars(_Archives):
-    """The images in tar files such as WebDataset's shards: members ``KEY.jpg``; other members are counted.
+    """The images in tar files, such as WebDataset's shards.
 
     The image id is the member's name without its last extension; with ``ids="path"`` its whole path in the tar. ``uri`` is the
     path of the tar followed by that of the member, ``offset`` the position of the member's bytes in the tar.
@@ -281,7 +281,7 @@ class ImagesInParquet(_Archives):
                 ) from error
 
     def _refs_by_path(self, name: str, paths: Sequence[str | None]) -> Iterator[ImageRef]:
-        """Yield references with ids from the paths of one file, or from file and row if a path is null."""
+        """Yield references with ids from paths, or from file and row without a path."""
         stem = id_of_path(name, self.ids)
         taken = {
             image_id for image_id in (id_of_path(path, self.ids) for path in paths if path) if image_id.startswith(f"{stem}-")
@@ -307,7 +307,7 @@ def _changed() -> OSError:
 
 
 def _parts_of(uri: str) -> tuple[str, str]:
-    """Split a URI at the first component that ends in ``.tar``: path of the tar, path of the member."""
+    """Split a URI into the path of a tar and the path of its member."""
     parts = uri.split("/")
     end = next((index for index, part in enumerate(parts) if part.lower().endswith(".tar")), len(parts))
     return "/".join(parts[: end + 1]), "/".join(parts[end + 1 :])
@@ -361,7 +361,7 @@ def _check_member(member: tarfile.TarInfo, location: str) -> None:
 
 
 def _read_paths(table: pq.ParquetFile, column: str) -> list[str | None]:
-    """Return the path of each row of a file; None for a null, or if the struct has no paths."""
+    """Return the path of each row of a file; None for a missing path."""
     struct, _, field = column.partition(".")
     if table.schema_arrow.field(struct).type.get_field_index(field) < 0:
         return [None] * table.metadata.num_rows
@@ -370,7 +370,7 @@ def _read_paths(table: pq.ParquetFile, column: str) -> list[str | None]:
 
 
 def read_column(folder: Folder, name: str, version: str, group: int) -> pa.ChunkedArray:
-    """Return the images of a row group, with nulls; a broken file raises an ArrowException or OSError."""
+    """Return the images of a row group, or raise an ArrowException or OSError."""
     with folder.open(name) as file:
         table = pq.ParquetFile(file, metadata=read_metadata(folder, name, version))
         column = _bytes_column(table.schema_arrow)

@@ -1,4 +1,4 @@
-"""Interface of image collections: a source lists small references, reads images one at a time, and counts skipped files."""
+"""Interface of image collections, which list references and read images."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ def is_image(path: str) -> bool:
 
 
 def crosses_folders(pattern: str | None) -> bool:
-    """Return whether the regular expression of a shell pattern can match files in subfolders; None matches any file."""
+    """Return whether the regex of a shell pattern can match files in subfolders."""
     return pattern is None or "/" in pattern.replace("[^/]", "") or ".*" in pattern
 
 
 @dataclass
 class SkippedFiles:
-    """Files that a listing of images skips, by kind: extension in lower case, ``no extension`` or ``hidden``.
+    """Files that a listing of images skips, by kind, e.g. ``.txt`` or ``hidden``.
 
     Attributes:
-        files: number of files of each kind, except for the following.
+        files: number of files of each kind (extension, ``no extension`` or ``hidden``), except for the following.
         companions: number of files of each kind that are expected beside images, such as texts and tables.
         unmatched: number of files of each kind outside the pattern.
         links: number of links to folders, which are not followed, because they may be cyclic.
@@ -135,7 +135,7 @@ def _count(kinds: Counter[str], path: PurePosixPath) -> None:
 
 
 def _files(kinds: Counter[str]) -> str:
-    """Return ``5 files (.heic 3, .txt 2)``: the most frequent kinds first, then by name."""
+    """Return e.g. ``5 files (.heic 3, .txt 2)``, the most frequent kinds first."""
     ordered = sorted(kinds.items(), key=lambda item: (-item[1], item[0]))
     shown = [f"{kind} {count:,}" for kind, count in ordered[:_SHOWN_KINDS]]
     if len(ordered) > _SHOWN_KINDS:
@@ -219,7 +219,7 @@ class ImageSource(ABC):
 
     @property
     def has_versions(self) -> bool:
-        """Whether references have versions; otherwise `with_versions` asks for them, one request per image."""
+        """Whether references have versions, without a request for each image."""
         return True
 
     def with_versions(self, refs: Sequence[ImageRef]) -> list[ImageRef]:
@@ -232,7 +232,7 @@ class ImageSource(ABC):
         return 1
 
     def in_reading_order(self, refs: Sequence[ImageRef]) -> Sequence[ImageRef]:
-        """Return images in the cheapest order of reading; the list itself if the order does not matter."""
+        """Return images in the cheapest order; the list itself if any order is."""
         return refs
 
     @property
@@ -245,7 +245,7 @@ class ImageSource(ABC):
         return ([ref] for ref in refs)
 
     def read_group(self, refs: Sequence[ImageRef]) -> Iterator[bytes | None]:
-        """Yield the bytes of images of one row group, None for a null; the group is read once.
+        """Yield the bytes of images of one row group, None for a null.
 
         Raises:
             OSError, DatasetError: it cannot be read; a DatasetError has an OSError as its cause.

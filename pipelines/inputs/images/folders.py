@@ -92,7 +92,7 @@ class ImagesInFolder(FolderSource):
         return is_image(path)
 
     def advice_apart(self, first: ImageRef, second: ImageRef) -> str:
-        """Return the advice; it names ``--id-rule`` only if the paths differ in more than the extension."""
+        """Return the advice, with ``--id-rule`` if it separates the paths."""
         if self.ids == "name" and id_of_path(first.uri, "path") != id_of_path(second.uri, "path"):
             return "rename one, choose the files with a pattern or a table, or make ids of whole paths with --id-rule path"
         return "rename one, or choose the files with a pattern or a table"
@@ -109,7 +109,7 @@ class ImagesInFolder(FolderSource):
 
 @dataclass(frozen=True)
 class ImageTable(ImageSource):
-    """The images in a table (CSV, TSV, JSON lines, Parquet) with the columns ``image_id`` and ``uri``.
+    """The images in a table with the columns ``image_id`` and ``uri``.
 
     An address is a path (absolute, relative to the table, or below ``~``) or a URL with the scheme ``file``, ``http``, ``https``,
     ``s3`` or ``gs``.
@@ -140,7 +140,7 @@ class ImageTable(ImageSource):
 
     @property
     def has_versions(self) -> bool:
-        """False if the first addresses are remote: listing would send a request for each image."""
+        """False if the first addresses are remote, where each costs a request."""
         return self.folder.is_local and not any(map(is_remote, _first_addresses(self._rows)))
 
     def listed_locations(self) -> Sequence[str]:
@@ -169,7 +169,7 @@ class ImageTable(ImageSource):
             yield ImageRef(check_image_id(image_id, place=f"{self.location!r}, {place}"), uri, size, version=version)
 
     def with_versions(self, refs: Sequence[ImageRef]) -> list[ImageRef]:
-        """Look up ETags on web servers, sizes and modification times in stores and on disks, many at a time."""
+        """Look up ETags on web servers, else sizes and modification times."""
         if self.has_versions:
             return list(refs)
         with ThreadPoolExecutor(PARALLEL_READS, thread_name_prefix="versions") as pool:
@@ -216,7 +216,7 @@ def _first_addresses(table: Table) -> tuple[str, ...]:
 
 
 def _status(location: str) -> tuple[int, str]:
-    """Return size and version of a file on a disk or in a store; -1 and empty if unknown."""
+    """Return size and version of a file; -1 and empty if unknown."""
     try:
         folder, name = file_at(location)
         entry = folder.entry(name)

@@ -1,4 +1,4 @@
-"""Listings of images: counts and digests, and the references in a cache file or beside the output."""
+"""Listings of images: counts, digests and cached references."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _hexadecimal(number: int) -> str:
 
 
 class CachedListing:
-    """References in a compressed temporary file, about 20 bytes per image; deleted with this object."""
+    """References in a compressed temporary file, deleted with this object."""
 
     def __init__(self) -> None:
         with storage_errors(tempfile.gettempdir()):
@@ -142,7 +142,7 @@ class SharedListing:
     sha256: str
 
     def refs(self, images: ImageSource) -> Iterator[ImageRef]:
-        """Yield the references; list the images again if the file is missing or has changed."""
+        """Yield the references; list images again if the file is missing or changed."""
         with self._fetched() as path:
             yield from images.refs() if path is None else read_listing(path)
 
@@ -162,7 +162,7 @@ class SharedListing:
 
 
 def read_listing(path: str) -> Iterator[ImageRef]:
-    """Yield the references in the file of a `CachedListing`, in any process of this machine."""
+    """Yield the references in the file of a `CachedListing`."""
     with storage_errors(path), pa.OSFile(path) as file, pa.ipc.open_stream(file) as reader:
         for batch in reader:
             yield from (ImageRef(*fields) for fields in zip(*(column.to_pylist() for column in batch.columns), strict=True))

@@ -1,4 +1,4 @@
-"""Opening a collection of images: a folder, a pattern, one file, a table of ids and addresses, or archives."""
+"""Opening of a collection of images by its location."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _open(path: str, ids: IdRule) -> ImageSource:
 
 
 def _to_regex(pattern: str) -> str:
-    """Translate a shell pattern to a regular expression: ``*`` and ``?`` stop at ``/``, ``**/`` crosses any number of folders."""
+    """Translate a shell pattern, in which only ``**`` crosses ``/``, to a regex."""
     tokens = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     result = ""
     for piece in re.findall(r"\*\*/|\*\*|\*|\?|\[!?[^\]]+\]|.", pattern):

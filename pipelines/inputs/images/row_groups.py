@@ -40,7 +40,7 @@ class _InMemory:
 
 
 class _OnDisk:
-    """The values of a row group in a file, None for a null; memory holds eight bytes per row."""
+    """The values of a row group in a file, with eight bytes per row in memory."""
 
     def __init__(self, file: IO[bytes], column: pa.ChunkedArray) -> None:
         self._file = file  # Keeps it open.
@@ -78,7 +78,7 @@ class RowGroups:
         self._room = 0
 
     def get(self, key: Any, load: Callable[[], pa.ChunkedArray]) -> Values:
-        """Return the values of a row group, loading it if necessary; errors of ``load`` are not cached."""
+        """Return the cached or loaded values of a row group; errors are not cached."""
         values: Values | None = self._on_disk.get(key)
         if values is not None:
             return values
@@ -124,7 +124,7 @@ def read_metadata(folder: Folder, name: str, version: str) -> pq.FileMetaData:
 
 @lru_cache(maxsize=4096)
 def first_rows(folder: Folder, name: str, version: str) -> tuple[int, ...]:
-    """Return the first row of each row group of a Parquet file, followed by the number of rows."""
+    """Return the first row of each row group, followed by the number of rows."""
     metadata = read_metadata(folder, name, version)
     return tuple(accumulate((metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)), initial=0))
 

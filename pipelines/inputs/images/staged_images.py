@@ -33,7 +33,7 @@ _FILE_BYTES = 64 << 20
 
 
 class StagedImage(NamedTuple):
-    """Byte range of a staged image, by its URI in the source; ``bytes`` is -1 for a null."""
+    """Byte range of a staged image; ``bytes`` is -1 for a null."""
 
     uri: str
     name: str
@@ -57,7 +57,7 @@ class StagingArea:
 
     @classmethod
     def of_run(cls, folder: Folder) -> StagingArea:
-        """Return the staging area of a new run, which takes at most half of the free space on a local disk."""
+        """Return the area of a new run, with half of the free space of a local disk."""
         reserved_bytes = 0
         if folder.is_local:
             path = folder.local_path
@@ -65,7 +65,9 @@ class StagingArea:
         return cls(folder, uuid.uuid4().hex[:16], reserved_bytes)
 
     def write(self, images: ImageSource, refs: Iterable[ImageRef]) -> Iterator[StagedImage]:
-        """Stage images, given in the order of the listing; unreadable images, and all after the disk is full, are skipped.
+        """Stage images, given in the order of the listing.
+
+        Unreadable images, and all after the disk is full, are skipped.
 
         Raises:
             DatasetError: the folder cannot be written.
@@ -93,7 +95,7 @@ class StagingArea:
         return f".images-{self.run}-{uuid.uuid4().hex}{TEMPORARY_MARK}0"
 
     def _write(self, name: str, data: bytearray) -> bool:
-        """Write a file if the disk has room, without fsync: no staged image is needed after a crash."""
+        """Write a file if the disk has room, without fsync, as a crash discards it."""
         with self.folder.temporary(name) as file:
             if self.reserved_bytes and shutil.disk_usage(self.folder.local_path).free - len(data) < self.reserved_bytes:
                 return False
@@ -125,7 +127,7 @@ class StagedImages(ImageSource):
         self._images.check_ids(refs)
 
     def read(self, ref: ImageRef) -> bytes:
-        """Return the bytes of one staged image, or read the source if its file is missing or truncated."""
+        """Return the staged bytes of an image, or read the source if they are missing."""
         staged = self._staged.get(ref.uri)
         if staged is not None and staged.bytes < 0:
             raise no_image()
