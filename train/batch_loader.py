@@ -1,4 +1,4 @@
-"""Batches for one process of a training, in the order of the sampler, with optional prefetching."""
+"""Batches for one process in the order of the sampler, optionally prefetched."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class _Drawn:
 class BatchLoader:
     """Batches with the inputs of a model, and the position of the training in them.
 
-    `prefetching` reads the next batches in a thread, into pinned memory for a GPU, if an image has several features; reading single
-    vectors is faster than a thread. It changes neither the batches nor `state` and `epoch`, which are those of the last returned
-    batch.
+    `prefetching` reads the next batches in a thread, into pinned memory for a GPU, if an image has several features. Single
+    vectors are read without a thread, which is faster. It changes neither the batches nor `state` and `epoch`, which are those
+    of the last returned batch.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class BatchLoader:
         return self._sampler.state() if self._last is None else self._last.state
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of a sampler with the same arguments; not inside `prefetching`."""
+        """Restore the state of an equal sampler; not inside `prefetching`."""
         self._sampler.restore(state)
         self._last = None
 
     @contextmanager
     def prefetching(self) -> Iterator[None]:
-        """Prefetch batches inside the block. Its end waits for the batch being read, and discards the prefetched ones."""
+        """Prefetch batches inside the block; its end discards the unused ones."""
         if len(self._training_inputs.dimensions.feature_shape) == 1:
             yield
             return

@@ -1,4 +1,4 @@
-"""Results of ``imagepivot demo``: recalls on held-out scenes, and a query in each language."""
+"""Results of ``imagepivot demo``: recalls, and a query in each language."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TOP = 3
 
 
 def show_run(output: Path, *, console: Console, tokenize: Tokenize) -> None:
-    """Evaluate the run of the demo on its test split, and search for one of its scenes."""
+    """Evaluate the run on its test split, and search for one of its scenes."""
     captions = open_dataset(output / "captions", kind="captions")
     features = str(output / "features")
     console.print(Rule("training"))
@@ -36,7 +36,7 @@ def show_run(output: Path, *, console: Console, tokenize: Tokenize) -> None:
 
 
 def _answers(run: Run, captions: Dataset, features: str, tokenize: Tokenize) -> Table:
-    """Search with the sentences of one scene, and return the best scenes and the rank of that scene."""
+    """List the best scenes for the sentences of one scene, and its own rank."""
     rows = [row for row in captions.table().to_pylist() if row["split"] == "test" and row["portion"] == "translation"]
     target = min(row["image_id"] for row in rows)
     gallery = embed_gallery(run, features)

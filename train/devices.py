@@ -1,4 +1,4 @@
-"""Devices and precisions of training. An unavailable device is an error, never replaced."""
+"""Devices and precisions of training; an unavailable device is an error."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def upload(values: Tensor, device: torch.device) -> Tensor:
 
 @contextmanager
 def computing(precision: str, device: torch.device) -> Iterator[None]:
-    """Compute in a precision, on a GPU as the current device, inside the block; restore torch's switches afterwards."""
+    """Compute in a precision inside the block, on a GPU as the current device."""
     with ExitStack() as stack:
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))
@@ -79,7 +79,7 @@ def computing(precision: str, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _float32_products(*, tf32: bool) -> Iterator[None]:
-    """Switch TF32 on or off for all float32 products of cuBLAS and cuDNN, as `extractors.computing.devices` does.
+    """Switch TF32 on or off for all float32 products of cuBLAS and cuDNN.
 
     Torch has old and new switches. Reading an old switch that contradicts a new one is an error, e.g. in ``torch.compile``.
     Therefore both are set, the old ones first, since they set new ones, too. Switches that already contradict stay.

@@ -33,11 +33,11 @@ class DistributedContext:
         return self.rank == 0
 
     def rows(self, count: int) -> slice:
-        """Return this process's part of ``count`` rows; sizes of parts differ by at most one."""
+        """Return this process's part of some rows; part sizes differ by at most one."""
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def gather_rows(self, part: Encoded, count: int) -> Encoded:
-        """All-gather ``count`` encoded rows from the parts of all processes; gradients flow back to every part."""
+        """All-gather ``count`` encoded rows; gradients flow back to every part."""
         return part if self.size == 1 else self._gather_rows(part, count)
 
     @torch.compiler.disable  # Communication cannot be traced.
@@ -81,7 +81,7 @@ def _scatter_rows(part: Tensor, rows: slice, count: int) -> Tensor:
 
 @contextmanager
 def join_processes(device: torch.device) -> Iterator[DistributedContext]:
-    """Join the processes of ``torchrun``, if any, inside the block. A GPU becomes the process's current device."""
+    """Join the processes of ``torchrun``, if any, inside the block."""
     if device.type == "cuda":  # Otherwise NCCL and calls without a device open contexts on the first GPU.
         torch.cuda.set_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:

@@ -1,4 +1,4 @@
-"""Jobs of the commands that train and evaluate models. Each field declares its option; imports are light."""
+"""Jobs of the commands for training and evaluation; imports are light."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _presets() -> tuple[str, ...]:
 
 
 class Configuration(Protocol):
-    """A resolved configuration (`train.config.sections.Config`), for callers from Python."""
+    """A resolved `train.config.sections.Config`, for callers from Python."""
 
     @property
     def description(self) -> str:
@@ -270,9 +270,10 @@ class SearchJob:
 
 @dataclass(frozen=True)
 class StsJob:
-    r"""Job of ``imagepivot sts``. Runs and sentence pairs are distinguished by the contents of their folders.
+    r"""Job of ``imagepivot sts``.
 
-    See `train.evaluation.sts_data` for the formats. The language is English if a run supports it, or the only language of the run.
+    Runs and sentence pairs are distinguished by the contents of their folders. See `train.evaluation.sts_data` for the formats.
+    The language is English if a run supports it, or the only language of the run.
 
     Examples:
         >>> _ = Path("pairs.tsv").write_text("5\tred circle\ta red circle\n0\tred circle\tblue star\n3\ta star\tblue star\n")

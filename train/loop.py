@@ -1,7 +1,7 @@
 """The training loop.
 
-After initialization only the sampler is random, and its state is its position. A killed run resumes from its last checkpoint and
-reaches the weights of an uninterrupted one, bit for bit on a CPU with the same number of threads.
+After initialization only the sampler is random, and its state is its position. A killed run resumes from its last checkpoint
+and reaches the weights of an uninterrupted one. On a CPU with the same number of threads they are equal bit for bit.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def train(
 
 
 class _Loop:
-    """State of a training run; ``start`` is its checkpoint before the first step, without a model."""
+    """State of a training run; ``start`` is its checkpoint before the first step."""
 
     def __init__(
         self,
@@ -350,9 +350,9 @@ class _Loop:
             self.on_report(replace(self._report(done.per_query()[0], scores), validation_loss=validation.loss))
 
     def _check_finite(self, done: Step, *, weights: bool) -> None:
-        """Raise a `DivergedError` before invalid values are written. Synchronises with a GPU.
+        """Raise a `DivergedError` before invalid values are written.
 
-        A step with a finite loss may still corrupt weights or optimizer state.
+        This synchronises with a GPU. A step with a finite loss may still corrupt weights or optimizer state.
         """
         if not torch.isfinite(done.loss + done.norm):
             raise self._diverged(f"the loss is {float(done.loss)} and the norm of its gradient {float(done.norm)}")
@@ -393,7 +393,7 @@ class _Loop:
         return Report(progress.step, limit, self.batches.epoch, loss, scores, progress.best_score, stops_early=stops_early)
 
     def stop_reason(self, progress: TrainingProgress) -> str:
-        """Return the reason to stop after some progress, see `train.schedules.stop_reason`."""
+        """Return the reason to stop, see `train.schedules.stop_reason`."""
         return stop_reason(progress, self.config.schedule, self.epoch_steps)
 
     def _stop_if_over(self) -> None:

@@ -32,7 +32,7 @@ from train.models.similarity import l2_normalize
 
 
 def ranking_loss(scores: Tensor, row_images: Tensor, column_images: Tensor, *, margin: float, hinges: str = "sum") -> Tensor:
-    """Return the triplet ranking loss of a batch in both directions, summed over queries.
+    """Return the triplet ranking loss in both directions, summed over queries.
 
     With s(r, c) the score of row r and column c, and the true pairs on the diagonal, the hinges are
     ``max(0, margin - s(r, r) + s(r, c))`` for the negatives c of each row and ``max(0, margin - s(c, c) + s(r, c))`` for the
@@ -66,8 +66,8 @@ def diversity_loss(a: Tensor, b: Tensor, *, margin: float) -> Tensor:
     ``a`` and ``b`` are two views of the same images, or the same view twice. With s the cosine, the hinges are
     ``max(0, margin - (1 - s(a[p, k], b[p, r])))`` for the heads k and r of row p, r not k.
 
-    The equation in the paper has s in place of the distance 1 - s, which would pull heads together; its text says "to increase the
-    distance (up to a diversity margin)". Within one view, both orders of two heads count, as in the paper's sum.
+    The equation in the paper has s in place of the distance 1 - s, which would pull heads together. Its text says "to increase
+    the distance (up to a diversity margin)". Within one view, both orders of two heads count, as in the paper's sum.
 
     The cosine with a head of zeros is 0, without gradient.
 
@@ -186,7 +186,7 @@ def _heads(num_heads: int, margin: float, views: Views, hinges: str) -> Iterator
 
 
 def named_losses(terms: Sequence[Term], views: Views, hinges: str) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """Return the objective of a batch, a scalar, and its unweighted losses by name, e.g. ``c2i/en``."""
+    """Return the objective, a scalar, and unweighted losses by name, e.g. ``c2i/en``."""
     named = [
         (f"{term.name}/{name}" if name else term.name, term.weight, value)
         for term in terms
@@ -200,9 +200,9 @@ def named_losses(terms: Sequence[Term], views: Views, hinges: str) -> tuple[Tens
 
 
 def per_query(batches: Iterable[tuple[Batch, Tensor, Mapping[str, Tensor]]]) -> tuple[float, dict[str, float]]:
-    """Return the objective and the losses as means over queries, the rows in both directions.
+    """Return the objective and the losses as means over queries.
 
-    A loss is averaged over its own batches.
+    Rows are queries in both directions. A loss is averaged over its own batches.
     """
     named = [
         (name, value, 2 * len(batch.images)) for batch, loss, terms in batches for name, value in {"": loss, **terms}.items()
@@ -227,7 +227,7 @@ class Objective(nn.Module):
         self._compiled: Callable[..., tuple[Tensor, Mapping[str, Tensor]]] | None = None
 
     def forward(self, inputs: Inputs, hinges: str) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Return the objective, a scalar, and its unweighted losses by name, e.g. ``c2i/en``."""
+        """Return the objective, a scalar, and unweighted losses by name, e.g. ``c2i/en``."""
         states = [
             self.model.token_states(batch, self._encoder_language(language))
             for batch, language in zip(inputs.captions, inputs.languages, strict=True)
@@ -235,7 +235,7 @@ class Objective(nn.Module):
         return (self._compiled or self._losses)(inputs, states, hinges)
 
     def compile(self, *arguments: Any, **options: Any) -> None:
-        """Compile the objective as one graph, except `RetrievalModel.token_states`, which runs first."""
+        """Compile the objective as one graph, except `RetrievalModel.token_states`."""
         self._compiled = torch.compile(self._losses, *arguments, **options)
 
     def _losses(self, inputs: Inputs, states: Sequence[Any], hinges: str) -> tuple[Tensor, Mapping[str, Tensor]]:

@@ -1,4 +1,4 @@
-"""Output of ``torchrun`` processes: rank 0 writes; other ranks report only their own errors."""
+"""Output of ``torchrun`` processes: ranks except 0 report only their own errors."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class RankOutput:
     def report_once(self, work: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a function so that only one process reports an error.
 
-        ``torchrun`` ends all processes after the first error. An error that rank 0 may share, or that is the consequence of another
-        process's error, waits some seconds for this end before it is raised.
+        ``torchrun`` ends all processes after the first error. An error that rank 0 may share, or that another process caused,
+        waits some seconds for this end before it is raised.
         """
 
         def reporting(*arguments: Any, **options: Any) -> Any:

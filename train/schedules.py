@@ -9,17 +9,17 @@ from train.runs.checkpoints import TrainingProgress
 
 
 def steps_per_epoch(schedule: ScheduleConfig, batches: int) -> int:
-    """Return the number of steps in an epoch of some batches; the last step may accumulate fewer."""
+    """Return the number of steps in an epoch; the last may accumulate fewer batches."""
     return -(-batches // schedule.grad_accum_steps)
 
 
 def max_total_steps(schedule: ScheduleConfig, epoch_steps: int) -> int | None:
-    """Return the maximum number of steps, from ``max_steps`` and ``max_epochs``; None without a limit."""
+    """Return the maximum number of steps; None without a limit."""
     return min((limit for limit in (schedule.max_steps, schedule.max_epochs * epoch_steps) if limit), default=None)
 
 
 def learning_rate(config: Config, *, step: int, epoch: int, epoch_steps: int) -> float:
-    """Return the learning rate of a step; ``step`` and ``epoch`` count the complete ones before it."""
+    """Return the learning rate after some complete steps and epochs."""
     schedule, rate = config.schedule, config.optimizer.learning_rate
     if schedule.lr_schedule == "cosine":
         total = max_total_steps(schedule, epoch_steps)
@@ -31,7 +31,7 @@ def learning_rate(config: Config, *, step: int, epoch: int, epoch_steps: int) ->
 
 
 def stop_reason(progress: TrainingProgress, schedule: ScheduleConfig, epoch_steps: int) -> str:
-    """Return the reason to stop training: ``patience``, ``steps`` or ``epochs``; an empty string to continue."""
+    """Return the reason to stop training; an empty string to continue."""
     if schedule.patience and progress.evals_since_best >= schedule.patience:
         return "patience"
     if schedule.max_steps and progress.step >= schedule.max_steps:

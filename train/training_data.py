@@ -1,4 +1,4 @@
-"""Inputs of a training run: the protocol `TrainingInputsProtocol`, and its implementation on datasets, `TrainingInputs`."""
+"""Inputs of a training run: the protocol, and its implementation on datasets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from train.models.retrieval_model import Dimensions, ImageBatch, RetrievalModel
 
 
 class TrainingInputsProtocol(Protocol):
-    """Inputs of `train.loop.train` besides its job. Implement it to train on other data than datasets."""
+    """Inputs of `train.loop.train` besides its job, from datasets or other data."""
 
     @property
     def dimensions(self) -> Dimensions:
@@ -48,13 +48,14 @@ class TrainingInputsProtocol(Protocol):
 
     @property
     def fingerprints(self) -> Mapping[str, str]:
-        """Identities of ``captions``, ``features``, ``vocabulary`` and ``extractor``; optionally also of ``word_vectors``, or of
-        ``token_features`` and ``token_model``.
+        """Identities of ``captions``, ``features``, ``vocabulary`` and ``extractor``.
+
+        Optionally also of ``word_vectors``, or of ``token_features`` and ``token_model``.
         """
 
     @property
     def contents(self) -> Mapping[str, str]:
-        """Digests of contents, by name, to detect changes under the same fingerprint; may be empty."""
+        """Digests of contents, by name, to detect changes; may be empty."""
 
     @property
     def word_vectors(self) -> WordVectors | None:
@@ -122,7 +123,7 @@ class TrainingInputs:
         return tuple(outliers for outliers in by_split if outliers is not None)
 
     def counts(self, config: Config) -> dict[str, dict[str, int]]:
-        """Count captions by language, and words with a vector, and with a pretrained one, by encoder."""
+        """Count captions by language, and words with vectors by encoder."""
         dimensions, captions, languages = self.dimensions, self.training.captions, self.dimensions.languages
         all_ids = range(dimensions.vocabulary_size)
         encoders = {"+".join(languages): languages} if config.model.mixes_languages else {name: (name,) for name in languages}
@@ -151,7 +152,9 @@ class TrainingInputs:
 def load_training_inputs(
     config: Config, corpus: Corpus, *, seed: int, memory_map: str | None = None, allow_missing_features: bool = False
 ) -> TrainingInputs:
-    """Read and check the datasets of a corpus; arguments as in `train.data.splits.open_data`.
+    """Read and check the datasets of a corpus.
+
+    Other arguments are those of `train.data.splits.open_data`.
 
     Raises:
         UsageError: the configuration does not fit the data, or the features do not fit into memory.
@@ -215,7 +218,9 @@ def contents_of(corpus: Corpus) -> dict[str, str]:
 
 
 def validation_portions(config: Config, location: str) -> dict[str, tuple[str, ...]]:
-    """Return the portions of the validation split by language; other languages than the monitored ones may lack some.
+    """Return the portions of the validation split by language.
+
+    Other languages than the monitored ones may lack some.
 
     Raises:
         DatasetError: a monitored language lacks captions.
@@ -242,7 +247,7 @@ def validation_portions(config: Config, location: str) -> dict[str, tuple[str, .
 
 
 def overlap_remark(config: Config, corpus: Corpus | None) -> str:
-    """Return a sentence about training images with captions in other splits, or an empty string."""
+    """Return a sentence about training images in other splits, or an empty string."""
     if corpus is None:
         return ""
     trained = {*config.data.splits}
@@ -251,7 +256,7 @@ def overlap_remark(config: Config, corpus: Corpus | None) -> str:
 
 
 def tokens_of(vocabulary: Vocabulary, language: str, parameters: VocabularyParameters) -> tuple[int, ...]:
-    """Return the token ids of one language in a joint vocabulary: the specials, and its frequent tokens.
+    """Return the token ids of one language in a joint vocabulary, with the specials.
 
     A threshold of the vocabulary per language applies here, too. With a threshold on the joint count, a token belongs to every
     language that contains it.
@@ -265,7 +270,7 @@ def tokens_of(vocabulary: Vocabulary, language: str, parameters: VocabularyParam
 
 
 def frequent_tokens(captions: Captions, min_count: int, *, together: bool) -> dict[str, tuple[int, ...]]:
-    """Return the specials and the frequent token ids of captions, ascending, by language.
+    """Return the specials and the frequent token ids, ascending, by language.
 
     Args:
         captions: sampled captions of the training split, as in Kádár et al. 2018.

@@ -1,4 +1,4 @@
-"""Caption shards from blocks of captions: reading, tokenizing, writing and counting, without Beam.
+"""Reading, tokenizing, writing and counting of caption shards, without Beam.
 
 A block is an Arrow table of a few thousand captions: Beam takes longer to pass a caption than to tokenize it. Only raw text
 travels; the worker that writes a shard tokenizes it.
@@ -36,7 +36,7 @@ _REPORT_ROWS = 2000
 
 
 def blocks_of(tables: Iterable[pa.Table], part: int) -> Iterator[pa.Table]:
-    """Add the column ``position`` to the tables of the part with this index, see `CaptionSource.tables`."""
+    """Add the column ``position`` to the tables of a part, see `CaptionSource.tables`."""
     start = part * _PART
     for table in tables:
         position = pa.array(np.arange(start, start + table.num_rows))
@@ -53,7 +53,7 @@ def read_sorted_runs(
     skip_shards: frozenset[int],
     folder: str | None,
 ) -> Iterator[tuple[int, SortedRun]]:
-    """Read parts of a source, given with their indices, and yield pairs (shard index, sorted run); see `make_sorted_runs`."""
+    """Read parts of a source and yield pairs (shard index, sorted run)."""
     blocks = (block for index, part in parts for block in blocks_of(source.tables(part, selection), index))
     yield from make_sorted_runs(blocks, shards, skip_shards=skip_shards, folder=folder)
 
@@ -92,13 +92,13 @@ def write_caption_shard(
 
 
 def learn_truecasers(runs: Iterable[SortedRun], recipe: Recipe, splits: Iterable[str]) -> dict[str, str]:
-    """Return the text of a truecaser for each language, learned from the captions of these splits."""
+    """Learn a truecaser for each language, and return their texts."""
     forms = (pair for run in runs for pair in block_forms(read_run(run), recipe, frozenset(splits)).items())
     return {language: TruecaseModel.from_counts(counts).to_text() for language, counts in sum_by_key(forms).items()}
 
 
 def block_forms(block: pa.Table, recipe: Recipe, splits: frozenset[str]) -> dict[str, Counter[str]]:
-    """Return the counts of word forms by language, in tenths, over the captions of the training splits."""
+    """Count word forms, in tenths, in the captions of some splits, by language."""
     forms: dict[str, Counter[str]] = {}
     rows = zip(block["language"].to_pylist(), block["split"].to_pylist(), block["text"].to_pylist(), strict=True)
     for language, split, text in rows:
@@ -112,7 +112,9 @@ def block_forms(block: pa.Table, recipe: Recipe, splits: frozenset[str]) -> dict
 def tokenize_captions(
     table: pa.Table, recipe: Recipe, models: Mapping[str, TruecaseModel] | None = None
 ) -> tuple[pa.Table, list[dict[str, str]]]:
-    """Tokenize the captions of a block; a recipe that truecases needs truecasers by language.
+    """Tokenize the captions of a block.
+
+    A recipe that truecases needs ``models``, truecasers by language.
 
     Returns:
         The captions with at least one token, in order and with the column ``tokens``, and a failure for each other caption.
@@ -157,7 +159,7 @@ def _empty_caption(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 class CaptionStatistics:
-    """Counts of captions and tokens by portion, split and language, and of images by split, in a shard."""
+    """Counts of captions and tokens by group, and of images by split, in a shard."""
 
     def __init__(self) -> None:
         self._captions: dict[str, Counter[str]] = {}

@@ -1,4 +1,4 @@
-"""``imagepivot captions``: raw captions to shards of tokenized captions, by an external merge sort.
+"""``imagepivot captions``: tokenize captions by an external merge sort.
 
 `prepare_captions` runs in one process, or with Beam in several: see `pipelines.text.transforms`.
 """

@@ -27,7 +27,7 @@ from schemas.writing.shard_writer import ShardWriter
 
 
 def encode_captions(job: EncodeJob, execution: Execution = Execution(), meter: Meter = Meter()) -> Manifest:
-    """Write a dataset of kind ``encoded`` with the number of shards of the captions, and return its manifest.
+    """Write a dataset of kind ``encoded`` with a shard per shard of captions.
 
     Raises:
         DatasetError: an input is not a dataset of the expected kind, or has no captions.

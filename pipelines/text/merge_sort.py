@@ -1,14 +1,14 @@
 """External merge sort of captions by (shard, key).
 
 1. `make_sorted_runs`: a worker gathers 32 MiB of captions, sorts them by shard and key, and cuts them into runs of 128 KiB.
-2. If all workers share a disk, each gathering becomes one file beside the shards, and only file ranges travel: the local runner
+2. If all workers share a disk, each gathering becomes one file beside the shards. Only file ranges travel: the local runner
    shuffles in the launcher's memory. Otherwise the runner shuffles the runs, and the shard writer spills them: `spill_to_disk`.
 3. `merge_runs`: the shard writer reads the runs of a shard in the order of their first keys. Rows below the first key of the next
    run are in their final place.
 4. `number_captions`: each row gets its index; duplicate keys are an error.
 
 Every caption is written once and read once. Memory hardly depends on the number of captions or shards. The commit deletes the
-temporary files before it writes the manifest; a failed run deletes its own, and the next run those of a killed one.
+temporary files before it writes the manifest; a failed run deletes its own. The next run deletes those of a killed one.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _gather(blocks: Iterable[pa.Table]) -> Iterator[pa.Table]:
 def partition_by_shard(
     table: pa.Table, shards: int, skip_shards: frozenset[int] = frozenset()
 ) -> Iterator[tuple[int, pa.Table]]:
-    """Yield pairs (shard index, sorted rows) of a block, by ascending shard; each has about `RUN_BYTES` at most."""
+    """Yield pairs (shard index, sorted rows) by ascending shard, of about `RUN_BYTES`."""
     image_ids = table["image_id"].combine_chunks().dictionary_encode()
     shard_of_id = np.array([shard_of(image_id, shards) for image_id in image_ids.dictionary.to_pylist()], np.int32)
     shard_of_row = shard_of_id[image_ids.indices.to_numpy()]
@@ -115,7 +115,7 @@ def read_run(run: SortedRun) -> pa.Table:
 
 @contextmanager
 def spill_to_disk(runs: Iterable[SortedRun]) -> Iterator[list[SortedRun]]:
-    """Yield runs in files: bytes go to a temporary file, which is deleted at the end of the block."""
+    """Spill the bytes of runs to a temporary file inside the block."""
     with tempfile.NamedTemporaryFile(prefix="imagepivot-") as file:
         spilled: list[SortedRun] = []
         with storage_errors(file.name):
@@ -130,7 +130,7 @@ def spill_to_disk(runs: Iterable[SortedRun]) -> Iterator[list[SortedRun]]:
 
 
 def merge_runs(runs: Iterable[SortedRun]) -> Iterator[pa.Table]:
-    """Merge the runs of a shard, in any order, and yield tables of consecutive sorted rows.
+    """Merge the runs of a shard, and yield tables of consecutive sorted rows.
 
     Memory holds the keys of all runs, the rows of those that overlap the current one, and about 8 MiB more.
     """
@@ -200,7 +200,7 @@ def _row_key(rows: pa.Table, row: int) -> RowKey:
 
 
 def _sort_keys(table: pa.Table) -> tuple[np.ndarray, ...]:
-    """Return numbers [rows] that sort like the columns of `_ORDER`, the last column first, as `numpy.lexsort` takes them."""
+    """Return numbers [rows] that sort like the columns of `_ORDER`, in reverse order."""
     return tuple(
         _ranks(table[name]) if pa.types.is_string(table[name].type) else table[name].to_numpy() for name in reversed(_ORDER)
     )
@@ -216,7 +216,7 @@ def _ranks(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def _differs(table: pa.Table, columns: Iterable[str]) -> np.ndarray:
-    """Return a mask [rows] that is True where a row of a sorted table differs from the previous one in any of the columns."""
+    """Mark the rows of a sorted table that differ from the previous one, bool [rows]."""
     differs = np.zeros(table.num_rows, bool)
     differs[0] = True
     for name in columns:

@@ -1,4 +1,4 @@
-"""Moses text processing of captions: lower-casing, punctuation normalization and tokenization.
+"""Lower-casing, punctuation normalization and tokenization of Moses.
 
 The reference is the output of ``lowercase.perl``, ``normalize-punctuation.perl -l LANGUAGE`` and ``tokenizer.perl -l LANGUAGE``
 at Moses commit 3a0631a (2017-12-12), the origin of the ``tok`` files of Multi30K. Newer versions of Moses tokenize some lines
@@ -6,7 +6,7 @@ differently. The rules of the normalizer and the abbreviations come from sacremo
 Perl. For speed, only rules that can match are applied.
 
 Letters, digits, case and white space are those of Unicode 14.0 (Perl 5.36) in any version of Python; ``letters.toml`` lists
-them. Unlike sacremoses, the Perl splits words of Indic scripts at virama and nukta, which are not alphabetic, and does not split
+them. Unlike sacremoses, the Perl splits words of Indic scripts at virama and nukta, which are not alphabetic. It does not split
 runs of Han, kana and Hangul.
 
 Text is one caption, a line without its line end, so split files on LF only. Language tags are BCP 47; the primary subtag selects
@@ -14,8 +14,8 @@ the rules (``pt`` for ``pt-BR``).
 
 Known differences from the Perl, without effect on Multi30K:
 
-* The nonbreaking prefixes of es, is, it, nl, sk, sv and ta differ in a few entries, and sacremoses has lists for some languages
-  for which Moses falls back to English.
+* The nonbreaking prefixes of es, is, it, nl, sk, sv and ta differ in a few entries. sacremoses has lists for some languages for
+  which Moses falls back to English.
 * Text that contains Moses' own placeholder ``DOTMULTI``.
 """
 
@@ -134,7 +134,7 @@ def prepare(text: str, language: str, recipe: Recipe) -> list[str]:
 
 
 def lower(text: str) -> str:
-    """Return the text in lower case as Perl's ``lc``: character by character, so capital sigma becomes σ, never ς."""
+    """Return a text in lower case as Perl's ``lc``: capital sigma becomes σ, never ς."""
     if text.isascii() or _BEYOND_LATIN.search(text) is None:
         return text.lower()
     lower_case = _lower_case()
@@ -142,7 +142,7 @@ def lower(text: str) -> str:
 
 
 def _bound(text: str) -> str:
-    """Return the last character of the smallest of four ranges that contains the text; smaller ranges are faster."""
+    """Return the last character of the smallest of four ranges that holds a text."""
     if text.isascii():
         return "\x7f"
     if _BEYOND_LATIN.search(text) is None:
@@ -160,7 +160,7 @@ def _lower_case() -> dict[str, str]:
 
 
 def normalize_punctuation(text: str, language: str) -> str:
-    """Return the output of ``normalize-punctuation.perl -l LANGUAGE`` for a line, without the line end."""
+    """Return the output of ``normalize-punctuation.perl -l LANGUAGE`` for a line."""
     if _NORMALIZABLE.search(text) is None:
         return text
     # The Perl sees the line end: a full stop before a closing quote moves after the quote before any character but "<".
@@ -171,7 +171,7 @@ def normalize_punctuation(text: str, language: str) -> str:
 
 
 def tokenize(text: str, language: str) -> str:
-    """Return the output of ``tokenizer.perl -l LANGUAGE`` for a line, without the line end.
+    """Return the output of ``tokenizer.perl -l LANGUAGE`` for a line.
 
     Single spaces join the tokens, and ``& | < > ' " [ ]`` become entities. A line that ends in ``.'`` gets a space at its end. A
     blank line is unchanged. `prefix_language` selects the abbreviations.
@@ -185,7 +185,7 @@ def tokenize(text: str, language: str) -> str:
 
 
 def split_tokens(line: str) -> list[str]:
-    """Return the tokens of a tokenized line: its non-empty parts between ASCII spaces. A blank line has none."""
+    """Split a tokenized line at ASCII spaces; a blank line has no tokens."""
     # Only a blank line, which is unchanged, can hold other white space.
     return [] if _BLANK.fullmatch(line) else [token for token in line.split(" ") if token]
 
@@ -196,7 +196,7 @@ def _split_words(text: str, bound: str) -> list[str]:
 
 
 def prefix_language(language: str) -> str:
-    """Return the language of the nonbreaking prefixes, words such as ``Mr`` that keep their full stop.
+    """Return the language of the nonbreaking prefixes, which keep their full stop.
 
     It is the primary subtag, or ``en`` without a list in sacremoses, as in Moses.
     """
@@ -239,13 +239,13 @@ def _normalizer_rules(language: str) -> tuple[_Rule, ...]:
 
 
 def _within(bound: str, content: str) -> str:
-    """Cut the content of a character class at a bound: `re` tests non-BMP ranges one by one."""
+    """Cut the content of a character class at a bound: `re` is slow beyond the BMP."""
     cut = re.sub(f"[^\0-{bound}].*", "", content)
     return cut + bound if cut.endswith("-") else cut
 
 
 def _apostrophe_rules(language: str, letter: str, number: str) -> tuple[_Rule, ...]:
-    """Compile the substitutions around apostrophes in their order, for a primary subtag and the content of two classes."""
+    """Compile the substitutions around apostrophes, in their order."""
     if language == "en":
         rules = [
             (f"([^{letter}])'([^{letter}])", r"\1 ' \2"),
@@ -314,7 +314,7 @@ class _Tokenizer:
         return _DOTS_MARKER.sub(lambda marker: "." * (len(marker[0]) // 3 - 1), text) if "MULTI" in text else text
 
     def _split_full_stops(self, words: list[str]) -> None:
-        """Split full stops off the ends of words, in place, unless they belong to the word."""
+        """Split full stops off words, in place, unless they belong to the word."""
         for i, word in enumerate(words):
             if not word.endswith(".") or word == ".":
                 continue

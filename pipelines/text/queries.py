@@ -1,4 +1,4 @@
-"""Tokens of search queries, by the recipe of the captions that a model was trained on."""
+"""Tokenization of search queries, as of the captions of a run."""
 
 from __future__ import annotations
 

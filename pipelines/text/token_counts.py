@@ -114,7 +114,7 @@ def vocabulary_statistics(
     min_count: int,
     count_scope: Scope,
 ) -> dict[str, Any]:
-    """Return the numbers of Table 1 of Kádár et al. (2018), and the coverage of captions by a vocabulary.
+    """Return the numbers of Table 1 of Kádár et al. (2018), and rates of ``<unk>``.
 
     ``trained`` holds the counts by language over the captions that the vocabulary was counted on, ``counts`` those of all captions.
 
@@ -164,7 +164,7 @@ def vocabulary_statistics(
 
 
 def vocabulary_from_counts(job: VocabularyJob, counts: Mapping[Group, Mapping[str, int]]) -> tuple[Vocabulary, dict[str, Any]]:
-    """Return the vocabulary of a job and its statistics, from the token counts of all captions.
+    """Build the vocabulary of a job and its statistics from all token counts.
 
     Raises:
         InputError: no token reaches the threshold.

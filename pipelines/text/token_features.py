@@ -1,4 +1,4 @@
-"""``imagepivot token-features``: last hidden states of a transformer for the tokens of captions, shard by shard.
+"""``imagepivot token-features``: last hidden states of a transformer for tokens.
 
 The model reads tokens without the escapes of the Moses tokenizer (``&apos;s`` as ``'s``). Vectors never pass through a shuffle.
 """
@@ -44,9 +44,9 @@ _KEY = tuple(CAPTIONS.names[:5])
 
 
 def extract_token_features(job: TokenFeaturesJob, execution: Execution = Execution(), meter: Meter = Meter()) -> Manifest:
-    """Write a dataset of kind ``token-features`` with the number of shards of the captions, and return its manifest.
+    """Write a dataset of kind ``token-features``, and return its manifest.
 
-    By default one worker uses all cores.
+    It has as many shards as the captions. By default one worker uses all cores.
 
     Raises:
         DatasetError: ``job.captions`` is not a captions dataset, or has no captions.
@@ -142,7 +142,7 @@ class TokenFeatureExtractor:
 def token_feature_rows(
     captions: pa.Table, extractor: TokenExtractor, max_length: int, batch_size: int = 64
 ) -> tuple[pa.Table, list[dict[str, str]], dict[str, Any]]:
-    """Extract the vectors of captions, each truncated to ``max_length`` tokens, on a GPU in batches of ``batch_size``.
+    """Extract the vectors of captions, each truncated to ``max_length`` tokens.
 
     Returns:
         Rows of kind ``token-features`` in the same order; captions with vectors that are not finite in the stored dtype, as rows

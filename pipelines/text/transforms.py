@@ -1,4 +1,4 @@
-"""Beam transforms of the text commands, for several workers; they wrap the functions that one process calls without Beam."""
+"""Beam transforms of the text commands, for several workers."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ReadCaptions(beam.PTransform):
 
 @dataclass(eq=False)
 class TrainTruecasers(beam.PTransform):
-    """Pairs (shard index, sorted run) to pairs (language, text of a truecaser), learned from the captions of some splits.
+    """Pairs (shard index, sorted run) to pairs (language, text of a truecaser).
 
     Examples:
         >>> source, recipe = imagepivot.open_captions("table", "captions.tsv"), imagepivot.text_recipe("moses-truecase")
@@ -96,7 +96,7 @@ def _forms(run: tuple[int, SortedRun], recipe: Recipe, splits: frozenset[str]) -
 
 @dataclass(eq=False)
 class TokenizeCaptions(beam.PTransform):
-    """Pairs (shard index, sorted run) to shards on disk; the output holds the indices of the shards.
+    """Pairs (shard index, sorted run) to shards on disk, as their indices.
 
     Attributes:
         truecasers: pairs (language, text of a truecaser), for a recipe that truecases.
@@ -119,7 +119,7 @@ class TokenizeCaptions(beam.PTransform):
     meter: Meter = Meter()
 
     def expand(self, runs: beam.PCollection) -> beam.PCollection:
-        """Group the runs by shard; one call tokenizes and writes a shard, also an empty one."""
+        """Group the runs by shard, and write each shard in one call, also an empty one."""
         missing = [(shard, None) for shard in self.output.missing(self.finished)]
         write = beam.Map(
             _write_shard,
@@ -155,7 +155,7 @@ def build_captions(
     staged: str | None,
     meter: Meter,
 ) -> None:
-    """Add the transforms of a job to an empty pipeline: `build` of `pipelines.running.job.run_job`."""
+    """Add the transforms of a job to a pipeline, for `pipelines.running.job.run_job`."""
     steps, source = recipe(job.recipe), job.open_source()
     skip_shards = frozenset() if steps.truecase and models is None else finished  # Truecasers learn from all captions.
     runs = pipeline | "ReadCaptions" >> ReadCaptions(source, output.shards, job.selection, skip_shards, staged, check)
@@ -216,7 +216,7 @@ class BuildVocabulary(beam.PTransform):
     output: OutputDataset
 
     def expand(self, counts: beam.PCollection) -> beam.PCollection:
-        """Pass all counts to one function as a side input: a vocabulary must fit in memory anyway."""
+        """Pass all counts to one call as a side input."""
         once = counts.pipeline | "Once" >> beam.Create([b""])
         write = beam.Map(
             lambda _, counts, job, output: (write_vocabulary(job, output, counts),),
@@ -237,7 +237,7 @@ def build_counts(
     output: OutputDataset,
     meter: Meter,
 ) -> None:
-    """Add the transforms of a job to an empty pipeline: `build` of `pipelines.running.job.run_job`."""
+    """Add the transforms of a job to a pipeline, for `pipelines.running.job.run_job`."""
     if finished:
         restore = beam.Map(lambda _, output: (restore_text(output),), output)
         written = pipeline | "VocabularyIsThere" >> CreateAfterPreflight([b""], check) | "WriteText" >> restore
@@ -251,7 +251,7 @@ def build_counts(
 
 
 class EncodeCaptions(WriteShards):
-    """Shard indices to encoded shards on disk; the output holds their indices.
+    """Shard indices to encoded shards on disk, as their indices.
 
     Examples:
         >>> output = imagepivot.OutputDataset(imagepivot.Folder("build/ids"), "encoded", {"max_length": 20}, shards=2)
@@ -267,7 +267,7 @@ class EncodeCaptions(WriteShards):
 
 
 class ExtractTokenFeatures(WriteShards):
-    """Shard indices to shards of token features on disk; the output holds their indices.
+    """Shard indices to shards of token features on disk, as their indices.
 
     The arguments are those of `pipelines.text.token_features.TokenFeatureExtractor`.
 

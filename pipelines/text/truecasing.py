@@ -1,4 +1,4 @@
-"""Truecasing of tokenized captions: trainer and truecaser of Moses, and their model files.
+"""Trainer and truecaser of Moses for tokenized captions, and their model files.
 
 Both follow ``train-truecaser.perl`` and ``truecase.perl`` of Moses (the same at commit 3a0631a and today), and the model files are
 interchangeable. One rule is ours: forms of equal count are ordered by code point; in the Perl they depend on its hash seed.
@@ -67,7 +67,7 @@ class TruecaseModel:
 
     @classmethod
     def from_text(cls, text: str, source: str = "truecase model") -> TruecaseModel:
-        """Read a model file of Moses or of `to_text`; the best form of each line stays the best.
+        """Read a model file of Moses or of `to_text`; its best forms stay the best.
 
         Raises:
             InputError: a line does not have the format, does not add up, or repeats a type; the message names file and line.
@@ -93,7 +93,7 @@ class TruecaseModel:
         return cls(best=best, counts=counts)
 
     def to_text(self) -> str:
-        """Return the model as the text of a file that ``truecase.perl`` reads: one line per type, sorted by type.
+        """Return the text of a model file for ``truecase.perl``, a line per type, sorted.
 
         A line is ``best (count/total) other (count) ...``, the other forms by decreasing count, then by code point.
         """
@@ -112,7 +112,7 @@ class TruecaseModel:
 
 
 def count_forms(tokens: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Yield the words of a caption with evidence of case, and their weights in tenths; a word may occur more than once.
+    """Yield words of a caption with evidence of their case, and weights in tenths.
 
     The first word of a sentence is no evidence, since its capital may be due to its position.
     """
@@ -139,7 +139,7 @@ def truecase(tokens: Sequence[str], model: TruecaseModel) -> list[str]:
 
 
 def _parse_line(line: str) -> dict[str, int]:
-    """Return the counts of the forms on a line of a model, in tenths, the best form first.
+    """Parse a line of a model into forms and counts in tenths, the best form first.
 
     Raises:
         ValueError: the line does not have the format, or its counts do not add up to its total.
@@ -181,7 +181,7 @@ TRUECASER_FILES = rf"({'|'.join(TRUECASER_FOLDERS)})/[A-Za-z0-9-]+\.model"
 
 
 def truecaser_inputs(texts: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the inputs of a dataset for texts of truecasers by language: names, sizes in bytes and digests."""
+    """Return names, sizes in bytes and digests of truecasers, as inputs of a dataset."""
     return [
         {"name": f"truecaser/{language}.model", "bytes": len(text.encode()), "sha256": sha256_of_bytes(text.encode())}
         for language, text in sorted(texts.items())
@@ -189,7 +189,9 @@ def truecaser_inputs(texts: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def load_truecasers(location: str) -> dict[str, str]:
-    """Return the text of each ``LANGUAGE.model`` by language, in a folder or its subfolder ``_truecaser``.
+    """Return the texts of the files ``LANGUAGE.model`` of a folder by language.
+
+    The folder may also be a captions dataset, with models in its subfolder ``_truecaser``.
 
     Raises:
         InputError: the folder holds no model, or a broken one.
@@ -228,7 +230,7 @@ def parse_truecaser(text: str) -> TruecaseModel:
 
 @lru_cache(maxsize=64)
 def _checked_text(data: bytes, location: str) -> str:
-    """Return the text of a file and check that it is a model, once per process: queries are tokenized one at a time."""
+    """Decode and check a model, once per process: queries come one at a time."""
     text = decode_text(data, location)
     TruecaseModel.from_text(text, source=location)
     return text

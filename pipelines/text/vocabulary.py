@@ -1,4 +1,4 @@
-"""``imagepivot vocabulary``: the tokens of the training split that reach a threshold.
+"""``imagepivot vocabulary``: the frequent tokens of the training split.
 
 `build_vocabulary` counts in one process, or with Beam in several: see `pipelines.text.transforms`.
 """
@@ -69,7 +69,7 @@ def _check_selected(job: VocabularyJob, captions: Dataset) -> None:
 
 
 def build_vocabulary(job: VocabularyJob, execution: Execution = Execution(), meter: Meter = Meter()) -> Manifest:
-    """Write a dataset of kind ``vocabulary`` and its plain text file, and return its manifest.
+    """Write a dataset of kind ``vocabulary``, and return its manifest.
 
     Raises:
         DatasetError: ``job.captions`` is not a captions dataset, or holds no captions.

@@ -1,7 +1,7 @@
-"""``imagepivot word-vectors``: pretrained vectors of a vocabulary's words, from one file for each language.
+"""``imagepivot word-vectors``: pretrained vectors of a vocabulary's words.
 
-Tokens are looked up without the escapes of the Moses tokenizer (``&apos;s`` as ``'s``), first as they are, then in lower case,
-since the files of aligned vectors have no capitals.
+Each language has its own file. Tokens are looked up without the escapes of the Moses tokenizer (``&apos;s`` as ``'s``). The
+lookup is repeated in lower case, since the files of aligned vectors have no capitals.
 
 Files are read one after the other; memory holds the vectors of the vocabulary. gensim loads a fastText model (``.bin``) whole.
 """

@@ -1,4 +1,4 @@
-"""Model configurations, one dataclass per ``kind``, with their registry; and checks of single values for all sections.
+"""Model configurations, one dataclass per ``kind``, and checks of values.
 
 `train.models.catalogue` builds the models.
 """
@@ -50,7 +50,7 @@ ENTRY_POINTS = "imagepivot.models"
 
 @dataclass(frozen=True)
 class ModelConfig(Tagged):
-    """Base class of the section ``model``: frozen dataclasses that set ``kind`` and add their keys.
+    """Base class of the section ``model``: frozen dataclasses with a ``kind``.
 
     Examples:
         >>> @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class ModelConfig(Tagged):
 
     @classmethod
     def choose(cls, table: Mapping[str, Any], prefix: str) -> tuple[type[Any], Mapping[str, Any]]:
-        """Return the dataclass of a table's kind, by default ``vse``, and the table without ``kind``.
+        """Return the dataclass of a table's kind, and the table without ``kind``.
 
         Raises:
             UsageError: the kind is unknown.
@@ -160,7 +160,7 @@ class _Words(ModelConfig):
 
 @dataclass(frozen=True)
 class VseConfig(_Words):
-    """Joint embedding: one vector per image and sentence (Kiros et al. 2015, and the papers of the presets).
+    """Joint embedding with one vector per image and sentence (Kiros et al. 2015).
 
     Attributes:
         embed_dim: width of the joint space, and hidden size of the text encoder.
@@ -188,7 +188,9 @@ class VseConfig(_Words):
 
 @dataclass(frozen=True)
 class MhaDConfig(_Words):
-    """Multi-head attention with diversity (MHA-D) over regions and words (Huang et al. 2019), one text encoder per language.
+    """Multi-head attention with diversity, MHA-D (Huang et al. 2019).
+
+    It attends to regions and words, with one text encoder per language.
 
     Attributes:
         embed_dim: H, width of regions and words in the joint space, and hidden size of the LSTM. An embedding has K times H
@@ -214,7 +216,7 @@ class MhaDConfig(_Words):
 
 @dataclass(frozen=True)
 class ScanConfig(_Words):
-    """Stacked cross attention between the regions of an image and the words of a caption (Lee et al. 2018).
+    """Stacked cross attention of regions and words, SCAN (Lee et al. 2018).
 
     Attributes:
         embed_dim: width of regions and words in the joint space, and hidden size of the text encoder.
@@ -246,7 +248,7 @@ class ScanConfig(_Words):
         not_negative("model", self, "negative_slope")
 
     def check_compile(self) -> None:
-        """Reject ``--compile``: the attention is computed in tiles that cannot be compiled."""
+        """Reject ``--compile``: the attention is computed in tiles."""
         raise UsageError(
             f"--compile gains nothing with a model of the kind {self.kind!r}: its attention, most of a step, is computed in tiles "
             "that cannot be compiled. Leave --compile out"
@@ -255,7 +257,9 @@ class ScanConfig(_Words):
 
 @dataclass(frozen=True)
 class DanConfig(_Words):
-    """Dual attention network for matching (m-DAN) with attention steps and a memory (Nam et al. 2017), one encoder per language.
+    """Dual attention network for matching, m-DAN (Nam et al. 2017).
+
+    It has attention steps with a memory, and one text encoder per language.
 
     Attributes:
         embed_dim: H, width of a context vector and of a word, and hidden size of the LSTM. An embedding has (K + 1) times H
@@ -282,7 +286,9 @@ class DanConfig(_Words):
 
 @dataclass(frozen=True)
 class MlmmeConfig(_Words):
-    """Multilingual multi-modal embedding (MLMME), a GRU per language and one projection (Calixto et al. 2017).
+    """Multilingual multi-modal embedding, MLMME (Calixto et al. 2017).
+
+    It has a GRU per language and one projection.
 
     Attributes:
         embed_dim: width of the joint space.

@@ -1,4 +1,4 @@
-"""Presets (TOML files in ``train/presets``) for the rows of the papers' tables, and the key ``extends`` of configurations.
+"""Presets in ``train/presets``, and the key ``extends`` of configurations.
 
 The name of a preset is its path in the folder without extension, e.g. ``kadar2018/bilingual-c2c``. Files with a leading underscore
 are bases of presets. Other files are named by their path.
@@ -41,7 +41,7 @@ def read_preset(name: str) -> str:
 
 
 def read_table(source: str) -> dict[str, Any]:
-    """Read a configuration as a table, merged with the configurations that it ``extends``.
+    """Read a configuration as a table, merged with those that it ``extends``.
 
     Args:
         source: name of a preset, or path of a TOML file, which ends in ``.toml``.
@@ -53,12 +53,12 @@ def read_table(source: str) -> dict[str, Any]:
 
 
 def parse_table(text: str, source: str) -> dict[str, Any]:
-    """Parse the text of a configuration as `read_table` does; paths in it are relative to the current folder."""
+    """Parse a configuration as `read_table` does, relative to the current folder."""
     return _extend(text, Path(), (source,))
 
 
 def _read(source: str, folder: Path, chain: tuple[str, ...]) -> dict[str, Any]:
-    """Read a configuration at a path relative to ``folder``; ``chain`` lists the configurations that extend it."""
+    """Read a configuration relative to ``folder``, extended by those in ``chain``."""
     by = f"{chain[-1]} extends {source!r}, but " if chain else ""
     if not source.endswith(".toml"):
         try:
@@ -86,7 +86,7 @@ def _append(chain: tuple[str, ...], name: str) -> tuple[str, ...]:
 
 
 def _extend(text: str, folder: Path, chain: tuple[str, ...]) -> dict[str, Any]:
-    """Parse a text, and add the keys of the configuration that it ``extends``, section by section."""
+    """Parse a text, and add the keys of the configuration that it ``extends``."""
     try:
         table = parse_toml(text)
         name = table.pop("extends", None)

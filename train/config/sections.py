@@ -67,7 +67,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class LossConfig:
-    """The section ``loss``: ranking losses of images and captions and, in batches of several languages, of captions and captions.
+    """The section ``loss``: ranking losses, and the diversity of attention heads.
 
     Attributes:
         caption_weight: weight of ranking captions against captions: 1 in equation 2 of Gella et al. 2017 (PARALLEL) and in Kádár et
@@ -140,7 +140,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """The section ``schedule``: batches, learning rate, evaluations, and early stopping.
+    """The section ``schedule``: batches, learning rate and early stopping.
 
     Attributes:
         batches: ``tasks``: a batch ranks images against captions in one language, or captions in two languages against each other
@@ -204,7 +204,7 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """Configuration of a model and its training, with a description for people, e.g. the row of a paper's table.
+    """Configuration of a model and its training.
 
     Examples:
         >>> config = imagepivot.resolve_config("demo", {"model.embed_dim": "32"})
@@ -328,7 +328,7 @@ def differences(old: Config, new: Config) -> list[str]:
 
 
 def _values(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield dotted key and TOML value of all keys; text, so that the order of languages counts."""
+    """Yield dotted keys and TOML values; as text, the order of languages counts."""
     for section in fields(config):
         values = getattr(config, section.name)
         if isinstance(values, ModelConfig):
@@ -338,7 +338,7 @@ def _values(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def settings_of(text: str) -> dict[str, Any]:
-    """Parse the text of `to_toml` to plain values by dotted key, without the description."""
+    """Parse the text of `to_toml` to values by dotted key, without the description."""
     table = parse_toml(text)
     table.pop("description", None)
     settings: dict[str, Any] = {}

@@ -1,1 +1,1 @@
-"""Captions and features as arrays, and the batches drawn from them. Only `train.data.torch_datasets` loads torch."""
+"""Captions, features and batches as arrays; only `torch_datasets` loads torch."""

@@ -14,7 +14,7 @@ from train.data.memmap import release
 
 
 def token_positions(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return the positions of the tokens of captions, int64 ``[P]``, from the first position and the length of each."""
+    """Return the positions of the tokens of captions, int64 ``[P]``."""
     ends = np.cumsum(lengths)
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
 
@@ -76,7 +76,7 @@ class CaptionBatch:
         return self.offsets[self.rows + 1] - self.offsets[self.rows]
 
     def padded(self, padding: int) -> np.ndarray:
-        """Return the token ids, int64 ``[B, T]``, with ``padding`` after the end of each caption."""
+        """Return the token ids, int64 ``[B, T]``, padded with ``padding``."""
         lengths = self.lengths
         steps = np.arange(lengths.max(initial=0))
         inside = steps < lengths[:, None]
@@ -85,7 +85,7 @@ class CaptionBatch:
         return grid
 
     def token_vectors(self) -> np.ndarray:
-        """Return a copy of the token vectors of the batch, concatenated, float32 ``[P, W]``.
+        """Copy the token vectors of the batch, concatenated, float32 ``[P, W]``.
 
         Raises:
             ValueError: the captions have none.
@@ -98,7 +98,7 @@ class CaptionBatch:
         return values
 
     def compact(self) -> CaptionBatch:
-        """Copy the batch without the other captions of the dataset, also from memory-mapped files."""
+        """Copy the batch without the other captions of the dataset."""
         offsets = np.concatenate([[0], np.cumsum(self.lengths)])
         token_ids = self.token_ids[token_positions(self.offsets[self.rows], self.lengths)]
         vectors = None if self.vectors is None else TokenVectors(self.token_vectors(), offsets[:-1])

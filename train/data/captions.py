@@ -1,4 +1,4 @@
-"""Encoded captions as flat arrays, caption pairs, and the data regimes of Kádár et al. 2018.
+"""Encoded captions as flat arrays, and the data regimes of Kádár et al. 2018.
 
 Shapes: ``N`` captions, ``I`` images, ``L`` languages, ``T`` tokens of all captions, ``R`` selected rows, ``P`` pairs.
 """
@@ -27,7 +27,7 @@ _LABELS = ("split", "language", "portion")
 
 @dataclass(frozen=True)
 class Captions:
-    """Captions of one split or several, sorted by image id, language, portion and index.
+    """Captions, sorted by image id, language, portion and index.
 
     Attributes:
         token_ids: int32 ``[T]``, concatenated token ids, including ``<start>`` and ``<end>``.
@@ -64,7 +64,7 @@ class Captions:
         return np.diff(self.offsets)
 
     def rows_of(self, language: str) -> np.ndarray:
-        """Return the rows of a language, int64 and ascending; none for an unknown language."""
+        """Return the rows of a language, int64, ascending; none for an unknown one."""
         if language not in self.language_names:
             return np.zeros(0, np.int64)
         return np.flatnonzero(self.languages == self.language_names.index(language))
@@ -155,7 +155,7 @@ def labels_of(dataset: Dataset) -> dict[tuple[str, str, str], int]:
 
 
 def check_token_ids(dataset: Dataset, token_ids: np.ndarray, lengths: np.ndarray) -> None:
-    """Check the token ids of encoded captions: an id outside the vocabulary would abort the process on a GPU.
+    """Check token ids: one outside the vocabulary would abort the process on a GPU.
 
     Raises:
         DatasetError: an id is not in the vocabulary, or a caption has no ids.
@@ -228,7 +228,7 @@ def _select_portions(
 
 
 class _Part(NamedTuple):
-    """Selected captions of a shard, as in `Captions`, with the shard's own ``image_ids``."""
+    """Selected captions of a shard, with the shard's own ``image_ids``."""
 
     image_ids: np.ndarray
     images: np.ndarray
@@ -265,7 +265,7 @@ def _read_shard(dataset: Dataset, shard: int, selection: _Selection) -> _Part:
 
 
 def _codes(labels: pa.ChunkedArray, names: Sequence[str]) -> np.ndarray:
-    """Return the position of each label in ``names``, int8, -1 for others. Row groups may have different dictionaries."""
+    """Return the position of each label in ``names``, int8, -1 for others."""
     codes = [np.zeros(0, np.int8)]
     for chunk in labels.chunks:
         positions = pc.fill_null(pc.index_in(chunk.dictionary, pa.array(names, chunk.dictionary.type)), -1).to_numpy()
@@ -274,7 +274,7 @@ def _codes(labels: pa.ChunkedArray, names: Sequence[str]) -> np.ndarray:
 
 
 def _join(parts: Sequence[_Part], selection: _Selection) -> Captions:
-    """Join the shards, sorted by image. The captions of an image are in one shard, sorted by key."""
+    """Join the shards, sorted by image; a shard has all captions of its images."""
     names = np.concatenate([part.image_ids for part in parts])
     order = np.argsort(names, kind="stable")
     rank = np.empty(len(order), np.int32)
@@ -298,7 +298,7 @@ def _join(parts: Sequence[_Part], selection: _Selection) -> Captions:
 
 
 def no_captions(dataset: Dataset, labels: str) -> str:
-    """Return the message that a dataset has no captions with some labels, and a list of its labels."""
+    """Return the message that no captions have some labels, and the existing labels."""
     by_split: dict[str, list[str]] = {}
     for (split, language, portion), count in sorted(labels_of(dataset).items()):
         by_split.setdefault(split, []).append(f"{language} {portion} {count:,}")
@@ -347,7 +347,7 @@ class CaptionPairs:
 
 
 def caption_pairs(captions: Captions) -> CaptionPairs:
-    """Enumerate the caption pairs of every image, over all pairs of languages (Kádár et al. 2018, section 3).
+    """Enumerate the caption pairs of every image (Kádár et al. 2018, section 3).
 
     Captions in the same language form no pair. With five English and five German captions an image has 25 pairs; with one French
     and one Czech caption added it has 46 (section 6.2): 5 x 5, four times 5 x 1, and 1.
@@ -384,17 +384,17 @@ def one_caption_per_image(captions: Captions, seed: int) -> Captions:
 
 
 def half_of_images(captions: Captions, seed: int) -> Captions:
-    """Keep the captions of a random half of the images, rounded down, equal for every language (section 5.3).
+    """Keep the captions of a random half of the images, equal for every language.
 
-    With one language this is Half Monolingual, with two Bi-overlap.
+    The half is rounded down (section 5.3). With one language this is Half Monolingual, with two Bi-overlap.
     """
     return captions.select(_in_half(captions, seed)[captions.images])
 
 
 def disjoint_halves(captions: Captions, seed: int) -> Captions:
-    """Keep the first language's captions of the half of `half_of_images`, and the second's of the other half (section 5.3).
+    """Keep a separate half of the images for each of two languages (section 5.3).
 
-    This is Bi-disjoint: no image has captions in both languages.
+    The first language has the half of `half_of_images`. This is Bi-disjoint: no image has captions in both languages.
     """
     return captions.select(_in_half(captions, seed)[captions.images] == (captions.languages == 0))
 
@@ -409,7 +409,7 @@ def _in_half(captions: Captions, seed: int) -> np.ndarray:
 
 
 def _random_keys(captions: Captions, images: np.ndarray, seed: int, purpose: str) -> np.ndarray:
-    """Return a uniform random uint64 per image, a function of seed, purpose and image id."""
+    """Return a random uint64 per image, a function of seed, purpose and image id."""
     ids = (captions.image_ids[image] for image in images.tolist())
     digests = (hashlib.blake2b(f"{seed}/{purpose}/{name}".encode(), digest_size=8).digest() for name in ids)
     return np.frombuffer(b"".join(digests), "<u8")

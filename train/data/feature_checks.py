@@ -17,7 +17,7 @@ NORM_OUTLIER_FACTOR = 100.0
 
 @dataclass(frozen=True)
 class FeatureOutliers:
-    """Counts of images of a split with a feature of zeros, or of an unusual norm; padding is ignored.
+    """Counts of images with zero features or unusual norms; padding is ignored.
 
     Attributes:
         split: the split.

@@ -99,13 +99,13 @@ def check_finite(values: np.ndarray, dataset: Dataset, image_ids: Sequence[str])
 
 
 def norms_of(values: np.ndarray) -> np.ndarray:
-    """Return the Euclidean norms ``[...]`` of vectors ``[..., D]``, in float32; infinite on overflow."""
+    """Return the norms ``[...]`` of vectors ``[..., D]``, float32, inf on overflow."""
     with np.errstate(over="ignore"):
         return np.linalg.norm(values.astype(np.float32), axis=-1)
 
 
 def unit_vectors(values: np.ndarray, norms: np.ndarray | None = None) -> np.ndarray:
-    """Divide vectors ``[..., D]`` by their Euclidean norms, in float32; zeros stay zeros."""
+    """Divide vectors ``[..., D]`` by their norms, in float32; zeros stay zeros."""
     norms = norms_of(values) if norms is None else norms
     return values.astype(np.float32, copy=False) / np.where(norms > 0, norms, np.float32(1))[..., np.newaxis]
 
@@ -158,7 +158,7 @@ class ImageFeatures:
         return values if values.dtype == np.float32 else values.astype(np.float32)
 
     def as_stored(self, images: np.ndarray | slice) -> np.ndarray:
-        """Return features at some positions in the stored type, or in float32 if divided by their norms."""
+        """Return features in the stored type, or in float32 if divided by their norms."""
         rows = self.rows[images]
         values = np.asarray(self.stored[rows])
         if self.l2:
@@ -172,7 +172,7 @@ class ImageFeatures:
         return None if self.counts is None else region_mask(_gather(self.counts, self.rows[images]), self.shape[1])
 
     def norms_of_images(self) -> np.ndarray:
-        """Return a copy of the norms in the order of the images, float32 ``[I]`` or ``[I, R]``."""
+        """Copy the norms in the order of the images, float32 ``[I]`` or ``[I, R]``."""
         return _gather(self.norms, self.rows)
 
     @property
@@ -195,7 +195,7 @@ class ImageFeatures:
 
 
 def extractor_fingerprint(dataset: Dataset) -> str:
-    """Return the fingerprint of the extractor of a dataset; a model accepts features of one extractor only.
+    """Return the fingerprint of the extractor of a dataset.
 
     It does not depend on the images. For imported features it is the SHA-256 of their name, shape, type and source.
 
@@ -208,7 +208,7 @@ def extractor_fingerprint(dataset: Dataset) -> str:
 
 
 def missing_images(dataset: Dataset, image_ids: Sequence[str]) -> np.ndarray:
-    """Return the positions in ``image_ids``, int64, of images without features, or with zero regions."""
+    """Return the positions of images without features or regions, int64."""
     requested = pa.array(image_ids, pa.string())
     present = np.zeros(len(image_ids), bool)
     for table in dataset.shards(["image_id", *vector_columns(dataset)[1:]]):
@@ -293,7 +293,7 @@ def _gather(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def _record(dataset: Dataset) -> np.dtype[Any]:
-    """Return the structured type of an image's features, with their norms, which take long to compute."""
+    """Return the structured type of an image's features and norms."""
     spec = feature_spec(dataset)
     counts = [("counts", np.int32)] if dataset.kind == "regions" else []
     return np.dtype([("stored", spec.dtype, spec.shape), ("norms", np.float32, spec.shape[:-1]), *counts])

@@ -27,9 +27,9 @@ def mapped_array(
     dtype: DTypeLike,
     fill: Callable[[np.ndarray], None],
 ) -> np.ndarray:
-    """Memory-map an array from a file, writing the file first if it is missing, truncated or another array.
+    """Memory-map an array from a file, which is written first if necessary.
 
-    A single process writes; others wait for it.
+    The file is written if it is missing, truncated or another array. A single process writes; others wait for it.
 
     Args:
         folder: folder of the files.
@@ -64,7 +64,7 @@ def mapped_array(
 
 
 def release(array: np.ndarray) -> None:
-    """Release the pages of a memory-mapped array from this process, without losing data.
+    """Release the pages of a memory-mapped array, without losing data.
 
     They would count as memory of the process until memory is short. They remain in the page cache, which processes share.
 
@@ -120,7 +120,7 @@ def _write(path: Path, shape: tuple[int, ...], dtype: DTypeLike, fill: Callable[
 
 
 def _reserve(path: Path) -> None:
-    """Allocate the blocks of a sparse file: a full disk kills a process that writes to a mapped page."""
+    """Allocate a sparse file: a full disk kills a process that writes a mapped page."""
     size = path.stat().st_size
     with path.open("r+b") as file:
         if hasattr(os, "posix_fallocate"):

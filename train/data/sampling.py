@@ -1,6 +1,6 @@
 """Samplers of captions and images for batches: shuffled, seeded and resumable.
 
-The state of a sampler is its position. The order of a pass is a function of the seed and the index of the pass, so that a restored
+The state of a sampler is its position. The order of a pass is a function of the seed and the index of the pass. A restored
 sampler returns the batches of an uninterrupted one.
 
 Shapes: ``I`` images, ``L`` languages, ``B`` rows of a batch.
@@ -119,7 +119,7 @@ class _Passes:
 
 
 class EpochBatches(_Passes):
-    """Batches of rows in random order, reshuffled for each pass (Kádár et al. 2018, section 3).
+    """Batches of rows, reshuffled for each pass (Kádár et al. 2018, section 3).
 
     Every row occurs once per pass. The last batch of a pass may be shorter.
 
@@ -202,7 +202,7 @@ class TaskSampler:
 
     @property
     def epoch_steps(self) -> int:
-        """Number of batches that cover the image-caption pairs once on average; with c2c alone, the caption pairs."""
+        """Number of batches that cover the image-caption pairs once on average."""
         if self._c2c_probability == 1:
             return self._shuffled_pairs.epoch_steps
         return round(sum(rows.epoch_steps for rows in self._languages.values()) / (1 - self._c2c_probability))
@@ -243,7 +243,7 @@ class TaskSampler:
 
 
 class ImageSampler(_Passes):
-    """Sampler of distinct images with one caption in every language (Gella et al. 2017, section 4).
+    """Sampler of images with one caption per language (Gella et al. 2017, section 4).
 
     An epoch covers every caption once, in passes over the images. Pass n uses the n-th caption of each image in each language, in
     an order that is shuffled in each epoch. An image with fewer captions in one language than in another repeats them in turn; with
@@ -291,7 +291,7 @@ class ImageSampler(_Passes):
 
 
 def fixed_batches(captions: Captions, schedule: ScheduleConfig, loss: LossConfig) -> list[Batch]:
-    """Return validation batches, composed like training batches, in an order that depends on the captions alone.
+    """Return validation batches, composed like training batches, in a fixed order.
 
     Each caption occurs once: for ``tasks`` in a batch of its language, with as many c2c batches as training has on average; for
     ``images`` in the passes of `ImageSampler`.

@@ -1,4 +1,4 @@
-"""Captions and features of one split or several, checked and joined for training or evaluation."""
+"""Captions and features of splits, checked and joined."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def check_fingerprints(actual: Mapping[str, str], expected: Mapping[str, str], *
 
 
 def _check_languages(vocabulary: Dataset, captions: Captions) -> None:
-    """Check that a vocabulary was counted on all languages of the captions; no languages in its manifest means all."""
+    """Check that a vocabulary was counted on all languages of the captions."""
     counted = VocabularyParameters.from_json(vocabulary.manifest.parameters).languages or captions.language_names
     uncounted = [language for language in captions.language_names if language not in counted]
     if uncounted:
@@ -211,7 +211,7 @@ def _check_languages(vocabulary: Dataset, captions: Captions) -> None:
 def leave_out_missing(
     captions: Captions, features: Dataset, *, allow_missing_features: bool = False
 ) -> tuple[MissingFeatures | None, Captions]:
-    """Return the images without features, or None, and the captions of the other images.
+    """Return the images without features, or None, and the captions of the others.
 
     Raises:
         DatasetError: images lack features, and that is not allowed, or a language or portion has no captions left.
@@ -236,7 +236,7 @@ def leave_out_missing(
 
 
 def lacking(features: Dataset, missing: MissingFeatures, *, images: int, captions: int) -> DatasetError:
-    """Return the error about missing features; ``images`` and ``captions`` are the totals of the split."""
+    """Return the error about missing features; ``images`` and ``captions`` are totals."""
     failed = (
         f" ({features.manifest.failed:,} images failed there, see 'imagepivot inspect')" if features.manifest.failed else ""
     )

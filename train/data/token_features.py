@@ -1,4 +1,4 @@
-"""Precomputed token vectors of captions (datasets of ``imagepivot token-features``), in place of word embeddings.
+"""Precomputed token vectors of captions, in place of word embeddings.
 
 Shapes: ``N`` captions, ``M`` stored vectors, ``W`` width of a vector.
 """
@@ -114,7 +114,9 @@ def with_token_features(captions: Captions, dataset: Dataset, *, memory_map: str
 
 
 def shard_token_vectors(dataset: Dataset, shard: int, captions: pa.Table) -> TokenVectors:
-    """Return the token vectors of a shard of encoded captions. Both datasets have the same captions in each shard.
+    """Return the token vectors of a shard of encoded captions.
+
+    Both datasets have the same captions in each shard.
 
     Raises:
         DatasetError: captions are missing, or have other tokens.
@@ -130,7 +132,7 @@ def shard_token_vectors(dataset: Dataset, shard: int, captions: pa.Table) -> Tok
 
 @dataclass(frozen=True)
 class _Index:
-    """Text keys of the captions of a dataset, and their numbers of vectors, int64 ``[N]``."""
+    """Keys of the captions of a dataset, and numbers of vectors, int64 ``[N]``."""
 
     keys: pa.ChunkedArray
     lengths: np.ndarray
@@ -152,7 +154,7 @@ class _Index:
         return self.rows_of_keys(keys, captions.lengths, dataset)
 
     def rows_of_keys(self, keys: pa.Array | pa.ChunkedArray, lengths: np.ndarray, dataset: Dataset) -> np.ndarray:
-        """Return the row of each key, int64 ``[N]``, and check the number of vectors against ``lengths``."""
+        """Return the row of each key, int64 ``[N]``, and check the numbers of vectors."""
         indices = pc.index_in(keys, self.keys.combine_chunks())
         location = dataset.folder.location
         if indices.null_count:

@@ -59,9 +59,10 @@ def _caption(table: pa.Table, row: int) -> dict[str, Any]:
 
 
 class PairSource:
-    """Readers of the captions and features of pairs; arguments and errors as of `PairDataset`.
+    """Readers of the captions and features of pairs.
 
-    ``labels`` are the selected values of each label, in the order of `_LABELS`.
+    Arguments and errors are those of `PairDataset`. ``labels`` are the selected values of each label, in the order of
+    `_LABELS`.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class PairSource:
         _check_labels(texts, self.labels)
 
     def captions_of(self, shard: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """Read keys, splits and some columns, by default the content, of the selected captions of a shard."""
+        """Read keys, splits and columns of the selected captions of a shard."""
         content = _CAPTIONS[self.captions.kind] if columns is None else columns
         table = self.captions.shard(shard, [*KEY, "split", *content])
         for label in _LABELS:  # Shards have different dictionaries.
@@ -101,7 +102,7 @@ class PairSource:
         return table
 
     def captions_beside(self, shard: int, image_ids: pa.ChunkedArray) -> tuple[pa.Table, np.ndarray]:
-        """Read the selected captions of images in a shard of features, and the positions of their images in it.
+        """Read the selected captions of a shard of features, and their images' positions.
 
         The id of an image determines its shard. Only shards of captions with the same remainder can contain it.
         """
@@ -197,7 +198,7 @@ Pair = dict[str, Any]
 
 
 class PairDataset(MapDataset[Pair]):
-    """Pairs of a caption and its image as a map-style dataset, sorted by the keys of the captions.
+    """Pairs of a caption and its image as a map-style dataset, sorted by key.
 
     A pair is a dict with:
 
@@ -276,7 +277,7 @@ class PairDataset(MapDataset[Pair]):
 
 
 class PairStream(IterableDataset[Pair]):
-    """Pairs as in `PairDataset` as an iterable dataset, with one shard of features in memory at a time.
+    """Pairs as an iterable dataset, with one shard of features in memory at a time.
 
     The workers of a ``DataLoader`` share the shards, so that every pair occurs once. Captions with the same number of shards as the
     features are read fastest. ``num_pairs`` is the number of pairs; ``len`` is undefined, since the last batch of each worker may

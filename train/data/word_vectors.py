@@ -35,7 +35,7 @@ class WordVectors:
         return len(np.intersect1d(np.concatenate([self.ids[language] for language in languages]), ids))
 
     def of_languages(self, languages: Sequence[str], counts: Sequence[Mapping[str, int]]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the token ids of some languages, int64 ``[N]``, ascending, and their vectors, float32 ``[N, W]``.
+        """Return token ids, int64 ``[N]``, ascending, and vectors, float32 ``[N, W]``.
 
         A token of several languages gets the mean of its vectors, weighted by its counts.
         """
