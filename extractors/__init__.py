@@ -1,4 +1,4 @@
-"""Feature extractors for images and caption tokens: preprocessing and models. Uses no Beam, and importing it loads no torch."""
+"""Feature extractors for images and caption tokens; importing loads no torch."""
 
 from extractors.base import Description, Extractor, RegionExtractor
 from extractors.catalogue import CatalogueEntry, ExtractorModule, entries, names

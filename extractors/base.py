@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Description:
-    """Feature spec and parameters of an extractor: picklable, without weights and device.
+    """Picklable description of an extractor, without weights and device.
 
     Attributes:
         parameters: JSON values that determine the features: name, decoding rules, transform, weights, precision. They exclude
@@ -81,7 +81,7 @@ class Extractor(ABC):
 
     @property
     def feeder_threads(self) -> int:
-        """Number of threads that feed the model, one batch in flight each: by default one on a GPU, else none."""
+        """Number of feeder threads, one batch in flight each: 1 on a GPU, else 0."""
         return 1 if self.on_gpu else 0
 
     @property
@@ -101,7 +101,7 @@ class Extractor(ABC):
 
     @property
     def preprocessor(self) -> Callable[[Image.Image], np.ndarray] | None:
-        """Picklable `preprocess` without the model, for other processes: returns ``[3, H, W]``. None if unsupported."""
+        """Picklable `preprocess` without the model: to ``[3, H, W]``; None if unsupported."""
         return None
 
     @abstractmethod
@@ -120,7 +120,7 @@ class Extractor(ABC):
         return self.preprocess(image)
 
     def collate(self, images: Sequence[Tensor]) -> Any:
-        """Stack the pixels of B images, all of one size, to a batch for `extract`: uint8 ``[B, 3, H, W]``."""
+        """Stack B preprocessed images of one size: uint8 ``[B, 3, H, W]``."""
         import torch
 
         return torch.stack(list(images))
@@ -134,7 +134,7 @@ class Extractor(ABC):
         """
 
     def extract_columns(self, batch: Any) -> dict[str, np.ndarray]:
-        """Run the model and return arrays ``[B, ...]`` by shard column; by default only ``feature``."""
+        """Run the model and return ``[B, ...]`` by column, by default only ``feature``."""
         return {"feature": self.extract(batch)}
 
     def extract_async(self, batch: Any) -> Callable[[], dict[str, np.ndarray]]:
@@ -159,12 +159,12 @@ class RegionExtractor(Extractor):
         return list(images)
 
     def extract(self, batch: Sequence[Any]) -> np.ndarray:
-        """Return only region features, ``[B, R, D]`` in the spec's dtype, padded with zero rows."""
+        """Return region features, ``[B, R, D]`` in the spec's dtype, padded with zeros."""
         return self.extract_columns(batch)["features"]
 
     @abstractmethod
     def extract_columns(self, batch: Sequence[Any]) -> dict[str, np.ndarray]:
-        """Detect the regions of each image: all columns of kind ``regions`` except ``image_id``."""
+        """Detect regions: all columns of kind ``regions`` except ``image_id``."""
 
 
 @cache

@@ -28,11 +28,11 @@ logger = logging.getLogger(__name__)
 
 
 def find_batch_size(extractor: Extractor, clock: Callable[[], float] = time.perf_counter) -> int:
-    """Return the batch size of an extractor: on a CPU, for regions and for compiled models the default of its description.
+    """Return the batch size of an extractor.
 
-    Other models run on noise, in batches of doubled size. The search stops at 256 images, at a speedup of less than 5 %, at half
-    of the free GPU memory, or at 64 MiB of host memory for pixels and features. Results are cached by GPU name and memory,
-    extractor name and shape, precision, and library versions.
+    On a CPU, for regions and for compiled models it is the default of the description. Other models run on noise, in batches of
+    doubled size. The search stops at 256 images, a speedup under 5 %, half of the free GPU memory, or 64 MiB of pixels and
+    features. Results are cached by GPU name and memory, extractor name and shape, precision, and library versions.
     """
     size = extractor.description.batch_size
     if not extractor.on_gpu or extractor.description.kind != "features" or extractor.parameters.get("compiled"):

@@ -178,7 +178,7 @@ _FAMILIES = (
 
 
 def entries() -> tuple[CatalogueEntry, ...]:
-    """List all extractors: `names` and the two families. Imports torch, and reads no weights.
+    """List all extractors: `names` and the two families; imports torch.
 
     Raises:
         UsageError: a required package is not installed.
@@ -204,7 +204,7 @@ def _catalogue_entry(name: str) -> CatalogueEntry:
 
 
 def names() -> tuple[str, ...]:
-    """Return the sorted names of the extractors, without the families ``timm:NAME`` and ``detectron2:CONFIG+WEIGHTS``."""
+    """Return the sorted names of the extractors, without families."""
     return tuple(sorted(ENTRIES))
 
 

@@ -1,4 +1,4 @@
-"""Cache of extractor descriptions, so that a run with nothing to do loads no torch and hashes no weights.
+"""Cache of extractor descriptions, read without torch and without hashing weights.
 
 A cache entry is a JSON file. Its key is the SHA-256 of
 
@@ -35,7 +35,7 @@ _PACKAGES = ("extractors", "schemas")
 
 
 class FileStamp(NamedTuple):
-    """Identity of a file's content by its status; resetting ``mtime`` changes ``ctime``."""
+    """Identity of a file's content; resetting ``mtime`` changes ``ctime``."""
 
     device: int
     inode: int
@@ -112,7 +112,7 @@ def load_json(kind: str, key: Mapping[str, Any]) -> Any:
 
 
 def store_json(kind: str, key: Mapping[str, Any], value: Any) -> None:
-    """Store a JSON value in the cache, atomically; ignore an unwritable cache. See `load_json`."""
+    """Store a JSON value in the cache, atomically; ignore an unwritable cache."""
     file = _file(kind, key)
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ from extractors.options import ExtractorOptions
 
 
 class FixedSizeExtractor(Extractor):
-    """Extractor with one input size, ``size_hw``, and ``forward_images`` images per forward on a CPU."""
+    """Extractor with one input size, and ``forward_images`` per forward on a CPU."""
 
     def __init__(
         self,
@@ -45,11 +45,11 @@ class FixedSizeExtractor(Extractor):
 
     @property
     def feeder_threads(self) -> int:
-        """Number of threads that feed the model: on a CPU two, so that the next batch uses threads that the last one leaves."""
+        """Number of feeder threads: two on a CPU, so that no torch thread idles."""
         return 2 if not self.on_gpu and passes_share_threads() else super().feeder_threads
 
     def collate(self, images: Sequence[Tensor]) -> Tensor:
-        """Stack the pixels of B images to a batch for `extract`, for a GPU in pinned memory.
+        """Stack B preprocessed images, for a GPU in pinned memory.
 
         Returns:
             uint8 ``[B, 3, H, W]`` in channels-last layout, that of the images from `preprocess` and of the models.
@@ -62,7 +62,7 @@ class FixedSizeExtractor(Extractor):
 
     @abstractmethod
     def forward(self, pixels: Tensor) -> Tensor:
-        """Compute features: uint8 ``[B, 3, H, W]`` on any device to float32 ``[B, *spec.shape]`` on the extractor's."""
+        """Compute float32 ``[B, *spec.shape]`` from uint8 ``[B, 3, H, W]`` on any device."""
 
     def warm_up_compile(self, *, enabled: bool) -> None:
         """Compile a model on a CPU now if ``enabled``; on a GPU the first batch does so."""
@@ -102,7 +102,7 @@ class FixedSizeExtractor(Extractor):
 
 
 class CenterCropExtractor(FixedSizeExtractor):
-    """Convolutional network up to its last feature map, ``trunk`` (on the CPU), applied to the centre crop of an image."""
+    """Network up to its last feature map (``trunk``) on the centre crop of an image."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class CenterCropExtractor(FixedSizeExtractor):
 
     @abstractmethod
     def features(self, maps: Tensor) -> Tensor:
-        """Convert feature maps ``[B, D, h, w]`` in the network's dtype to features, float32 ``[B, *spec.shape]``."""
+        """Convert feature maps ``[B, D, h, w]`` to float32 ``[B, *spec.shape]``."""
 
     @property
     def preprocessor(self) -> Callable[[Image.Image], np.ndarray]:
@@ -141,6 +141,6 @@ class CenterCropExtractor(FixedSizeExtractor):
         return resize_and_crop(image, self._preprocessing, single_threaded=True)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Compute features: uint8 ``[B, 3, S, S]`` on any device to float32 ``[B, *spec.shape]`` on the extractor's."""
+        """Compute float32 ``[B, *spec.shape]`` from uint8 ``[B, 3, S, S]`` on any device."""
         pixels = upload(pixels, self._device).contiguous(memory_format=torch.channels_last)
         return self.features(self._trunk(self._normalize(pixels).to(self._dtype)))

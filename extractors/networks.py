@@ -1,8 +1,9 @@
-"""ResNet50, ResNet152 (He et al. 2016, arXiv:1512.03385) and VGG19 (Simonyan and Zisserman 2015, arXiv:1409.1556, column E).
+"""ResNet50, ResNet152 (He et al. 2016) and VGG19 (Simonyan and Zisserman 2015).
 
-Layers, names and the order of random initialization are torchvision's, so equal generator states give equal weights. As there, the
-stride of a ResNet stage is in the 3×3 convolution of its first block, not in the preceding 1×1 convolution as in the paper.
-Importing torchvision instead would load torch's compiler, which takes as long as torch itself.
+The papers are arXiv:1512.03385 and arXiv:1409.1556 (column E). Layers, names and the order of random initialization are
+torchvision's, so equal generator states give equal weights. As there, a ResNet stage has its stride in the 3×3 convolution of its
+first block; the paper has it in the 1×1 convolution before. Importing torchvision instead would load torch's compiler, which
+takes as long as torch itself.
 
 Shapes: ``B`` images, ``C`` channels, ``H`` and ``W`` pixels or cells.
 """
@@ -21,7 +22,7 @@ _CLASSES = 1000
 
 
 class Bottleneck(nn.Module):
-    """Residual block of a 1×1, a 3×3 (``width`` channels, with the stride) and a 1×1 convolution."""
+    """Residual block of 1×1, 3×3 (``width`` channels, strided) and 1×1 convolution."""
 
     def __init__(self, channels: int, width: int, stride: int = 1) -> None:
         super().__init__()
@@ -39,7 +40,7 @@ class Bottleneck(nn.Module):
             self.downsample = nn.Sequential(projection, nn.BatchNorm2d(outgoing))
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Compute feature maps: ``[B, C, H, W]`` to ``[B, 4 * width, H / stride, W / stride]``, not negative."""
+        """Map ``[B, C, H, W]`` to ``[B, 4 * width, H / stride, W / stride]``, at least 0."""
         inner = self.relu(self.bn1(self.conv1(maps)))
         inner = self.relu(self.bn2(self.conv2(inner)))
         inner = self.bn3(self.conv3(inner))
@@ -49,7 +50,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Residual network of bottlenecks with its classifier; ``blocks`` are the block counts of the four stages."""
+    """Residual network of bottlenecks; ``blocks`` counts them in the four stages."""
 
     def __init__(self, blocks: Sequence[int]) -> None:
         super().__init__()
@@ -97,7 +98,7 @@ _VGG_WIDTH = 4096
 
 
 class VGG19(nn.Module):
-    """VGG19: sixteen convolutions in ``features``, three fully connected layers in ``classifier``."""
+    """VGG19: 16 convolutions in ``features``, 3 linear layers in ``classifier``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +152,7 @@ def init_weights(model: nn.Module, *, linear_std: float | None = None) -> None:
 
 
 class PretrainedWeights(NamedTuple):
-    """Weights published by torchvision: their name and URL. The file name contains the first digits of its SHA-256."""
+    """Name and URL of weights published by torchvision."""
 
     name: str
     url: str

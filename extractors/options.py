@@ -1,4 +1,4 @@
-"""Options of an extractor except weights and device. Importing this loads no torch."""
+"""Options of an extractor except weights and device; importing loads no torch."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class RegionOptions:
         return str(self.max_regions) if self.min_regions == self.max_regions else f"{self.min_regions}-{self.max_regions}"
 
     def parameters(self) -> dict[str, Any]:
-        """Return the options that determine the features, as JSON values; class and attribute names do not."""
+        """Return the options that determine the features, as JSON values."""
         half = {"half_backbone": True} if self.half_backbone else {}
         return {"min": self.min_regions, "max": self.max_regions, "score_threshold": self.score_threshold} | half
 
@@ -103,7 +103,7 @@ class ExtractorOptions:
     keep_crops: bool = False
 
     def parameters(self, weights: Weights, **more: Any) -> dict[str, Any]:
-        """Return the parameters of a `Description`: those common to all extractors, and ``more``."""
+        """Return the parameters of a `Description`: common ones and ``more``."""
         compiled = {"compiled": True} if self.compile else {}
         stored = {} if self.spec.dtype == "float32" else {"dtype": self.spec.dtype}
         common = {"name": self.spec.name, "decoding": DECODING, **weights.parameters(), "precision": self.precision}

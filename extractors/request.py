@@ -1,4 +1,4 @@
-"""Requests for extractors by name, weights and options. Importing this loads no torch."""
+"""Requests for extractors by name and options; importing loads no torch."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class ExtractorRequest:
         return self._entry().spec
 
     def describe(self) -> Description:
-        """Describe the extractor that `load` would create, without a device, for machines that only plan a run.
+        """Describe the extractor that `load` would create, without a device.
 
         Weights are hashed and checked, but not copied into memory where the format allows it. A following `load` in this process
         reuses them, see `extractors.weights.resolve`. Descriptions are cached, see `extractors.description_cache`.
@@ -137,7 +137,7 @@ class ExtractorRequest:
         return module.load(settings, weights.in_memory(), torch_device)
 
     def check_device(self, device: str) -> torch.device:
-        """Return a device after checking that this machine has it and that it supports the request.
+        """Return a device that this machine has and that supports the request.
 
         Raises:
             UsageError: the device is missing, or does not support the request.
@@ -172,7 +172,7 @@ class ExtractorRequest:
         return import_module(module, entry.spec.name), settings
 
     def _entry(self) -> Entry:
-        """Return the catalogue entry with the spec for ``dtype``, ``unpooled`` and ``keep_crops``."""
+        """Return the catalogue entry with the requested spec."""
         entry = entry_of(self.name, unpooled=self.unpooled)
         if self.dtype not in DTYPES:
             raise UsageError(f"--dtype is {self.dtype!r}, expected one of {', '.join(DTYPES)}")
@@ -208,7 +208,7 @@ def load(
 
 
 def _stock_model(name: str) -> tuple[str, ...]:
-    """Return the config and weights in the name of a detectron2 model, else an empty tuple."""
+    """Return config and weights of a detectron2 model's name, else an empty tuple."""
     return tuple(_CONFIG_END.split(name.removeprefix(DETECTRON2), maxsplit=1)) if name.startswith(DETECTRON2) else ()
 
 

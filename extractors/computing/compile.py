@@ -1,6 +1,6 @@
 """Models compiled by ``torch.compile``.
 
-On a CPU, code is compiled for one thread and one input shape, with frozen weights, so that features do not depend on thread count
+On a CPU, code is compiled for one thread and one input shape, with frozen weights. Features therefore do not depend on thread count
 and batch size. This needs a C++ compiler. Later runs and other workers reuse the code from imagepivot's cache or from
 ``TORCHINDUCTOR_CACHE_DIR``.
 """
@@ -41,7 +41,9 @@ def check_compile(device: torch.device) -> None:
 
 
 def compile_model(model: nn.Module, device: torch.device, *, enabled: bool) -> nn.Module:
-    """Set a model up to be compiled at its first forward if ``enabled``, and return it. On a CPU call `warm_up_compile` next.
+    """Set a model up to be compiled at its first forward if ``enabled``.
+
+    Returns the model. On a CPU call `warm_up_compile` next.
 
     Raises:
         UsageError: see `check_compile`.

@@ -29,7 +29,7 @@ _pool_lock, _limiting = Lock(), Lock()
 
 
 def run_in_chunks(function: Callable[[Tensor], Tensor], batch: Tensor, images: int = FORWARD_IMAGES) -> Tensor:
-    """Apply a model to chunks of a batch, one thread per chunk, in all of torch's threads.
+    """Apply a model to chunks of a batch in parallel, one thread per chunk.
 
     Args:
         function: from ``[images, ...]`` to ``[images, ...]``; called from several threads.
@@ -47,9 +47,9 @@ def run_in_chunks(function: Callable[[Tensor], Tensor], batch: Tensor, images: i
 
 
 def run_single_threaded(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
-    """Apply a function to items in parallel, one thread per item, in ``torch.get_num_threads()`` threads.
+    """Apply a function to items in parallel, one thread per item.
 
-    The thread count is read at every call and not changed. ``function`` runs in inference mode.
+    The pool has ``torch.get_num_threads()`` threads, read at every call and not changed. ``function`` runs in inference mode.
     """
 
     def run(item: _Item) -> _Result:
@@ -61,7 +61,7 @@ def run_single_threaded(function: Callable[[_Item], _Result], items: Iterable[_I
 
 
 def passes_share_threads() -> bool:
-    """Return whether concurrent calls of `run_single_threaded` share a thread pool, after starting it.
+    """Start the thread pool, and return whether concurrent callers share it.
 
     False if torch has one thread, so that each caller computes in its own.
     """
@@ -83,7 +83,7 @@ def _pool(pid: int, threads: int) -> ThreadPoolExecutor:
 
 
 def single_threaded_pool(threads: int, name: str) -> ThreadPoolExecutor:
-    """Start a pool of threads with one torch thread each; ``name`` is the prefix of their names.
+    """Start a pool of threads with one torch thread each.
 
     ``torch.set_num_threads`` also changes the default of threads that use torch later, which is restored before returning.
     """

@@ -1,4 +1,4 @@
-"""Devices, precisions (TF32, autocast) and pinned copies. A request that a device does not support is an error."""
+"""Devices, precisions (TF32, autocast) and pinned copies."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def check_request(device: str, precision: str, *, compile: bool = False) -> torc
 
 
 def cast_layers(model: nn.Module, precision: str) -> torch.dtype:
-    """Cast the convolution and linear layers of a model in place, and return the dtype of its input.
+    """Cast convolution and linear layers in place, and return their dtype.
 
     Results equal those of ``torch.autocast``, which would cast the layers in each call.
     """
@@ -102,7 +102,7 @@ def cast_layers(model: nn.Module, precision: str) -> torch.dtype:
 
 
 def cache_casts(model: nn.Module, dtype: torch.dtype | None) -> None:
-    """Cache the casts of ``torch.autocast`` in the convolution and linear layers of a model.
+    """Cache the autocast copies of convolution and linear weights in a model.
 
     Features keep their bits. Weights remain for other readers, and subclasses of torch's layers remain unchanged, so the model
     takes 1.5 times the memory.
@@ -170,14 +170,14 @@ def download(parts: Sequence[Tensor]) -> Callable[[], Tensor]:
 
 
 def pinned_empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return uninitialized pinned memory. Torch's allocator reuses it only after pending copies have ended."""
+    """Return uninitialized pinned memory, reused only after pending copies."""
     with torch.cuda.device(device):  # See `precision_context`.
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
 
 @contextmanager
 def precision_context(precision: str, device: torch.device) -> Iterator[None]:
-    """Set the precision of a GPU inside the block, and the current device of this thread; restore all switches afterwards.
+    """Set the precision of a GPU and this thread's current device in the block.
 
     By default torch allows TF32 in convolutions on a GPU; ``fp32`` forbids it. Nondeterministic algorithms are forbidden, too,
     where torch passes that on (see `extractors.computing.fused_conv2d`). Threads with equal switches run concurrently, others wait.
@@ -217,7 +217,7 @@ def _deterministic() -> Iterator[None]:
 
 @contextmanager
 def _float32_products(*, tf32: bool) -> Iterator[None]:
-    """Allow or forbid TF32 in all products on a GPU (cuBLAS and cuDNN), as in `train.devices`.
+    """Allow or forbid TF32 in all products on a GPU, as in `train.devices`.
 
     Torch has old and new switches, and reading an old one that contradicts the new ones raises, e.g. in ``torch.compile``. Both are
     therefore set, the old ones first, since they also set new ones. Contradicted old switches remain unchanged.

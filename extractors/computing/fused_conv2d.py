@@ -1,7 +1,7 @@
-"""Fused convolution, bias, residual add and ReLU: one kernel of oneDNN on a CPU, of cuDNN on a GPU.
+"""Fused convolution, bias, residual add and ReLU by oneDNN (CPU) or cuDNN (GPU).
 
 On a CPU the weights are pre-packed. On a GPU torch would launch one kernel per operation, each reading and writing the whole
-feature map; cuDNN has one for all if it finds an engine for shapes, dtype and GPU. Each cuDNN layer is compared with torch's
+feature map. cuDNN has one for all if it finds an engine for shapes, dtype and GPU. Each cuDNN layer is compared with torch's
 layers before use. Torch's layers compute if results differ, if two runs differ, or if cuDNN has no engine.
 
 Torch passes the TF32 switch to cuDNN's fused convolutions, but does not forbid nondeterministic algorithms there
@@ -58,7 +58,7 @@ class FusedConv2d(nn.Module):
 
 
 def pointwise(weight: Tensor, bias: Tensor | None) -> nn.Conv2d:
-    """Return a batched matrix product with weight ``[P, C, D]`` and bias ``[P, D]`` as a grouped 1×1 convolution."""
+    """Convert weight ``[P, C, D]`` and bias ``[P, D]`` to a grouped 1×1 convolution."""
     count, inputs, outputs = weight.shape
     with torch.device("meta"):
         conv = nn.Conv2d(count * inputs, count * outputs, 1, groups=count, bias=bias is not None)
@@ -84,7 +84,7 @@ _TOLERANCE_OF_TF32 = _TOLERANCES[torch.float16]
 
 
 class CudnnFusedConv2d(nn.Module):
-    """Convolution, optional residual add and ReLU in one launch of cuDNN; ``conv`` must be zero-padded."""
+    """Zero-padded convolution, optional residual add and ReLU in one cuDNN launch."""
 
     def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class CudnnFusedConv2d(nn.Module):
         return expected
 
     def _differs(self, expected: Tensor, values: Tensor, other: Tensor | None, tolerance: float) -> str:
-        """Return the difference of cuDNN's results from those expected in words; empty if they agree."""
+        """Return the difference of cuDNN's results in words; empty if they agree."""
         # The next result reuses this memory; cuDNN must not read it.
         torch.full_like(expected, torch.nan)
         result, again = (self._by_cudnn(values, other) for _ in range(2))
@@ -142,7 +142,7 @@ class CudnnFusedConv2d(nn.Module):
 
 
 def disable_mismatching_layers(graph: fx.GraphModule, shape: tuple[int, ...], precision: str, device: torch.device) -> None:
-    """Disable the `CudnnFusedConv2d` layers of a network with results that differ from torch's on noise.
+    """Disable the `CudnnFusedConv2d` layers that differ from torch's on noise.
 
     Args:
         graph: network on the GPU.

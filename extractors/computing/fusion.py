@@ -35,7 +35,7 @@ _SHAPE_PRESERVING = (nn.ReLU, nn.BatchNorm2d, nn.Identity)
 
 
 def trace_and_fold(model: nn.Module) -> fx.GraphModule:
-    """Trace a network and fold its batch norms into convolutions, which changes the model, too.
+    """Trace a network and fold its batch norms, which also changes the model.
 
     Args:
         model: in evaluation mode, on the CPU, in float32, without data-dependent control flow.
@@ -46,7 +46,7 @@ def trace_and_fold(model: nn.Module) -> fx.GraphModule:
 
 
 def fold_norms(graph: fx.GraphModule) -> int:
-    """Fold each batch norm of a traced network into the preceding convolution, in place, and return their number."""
+    """Fold batch norms into the preceding convolutions in place; return their number."""
     layers = dict(graph.named_modules())
     calls = Counter(node.target for node in graph.graph.nodes)
     count = 0
@@ -64,7 +64,7 @@ def fold_norms(graph: fx.GraphModule) -> int:
 
 
 def trace(model: nn.Module) -> fx.GraphModule:
-    """Trace a network without data-dependent control flow, and drop its identity layers."""
+    """Trace a network (no data-dependent control flow), and drop identity layers."""
     graph = fx.symbolic_trace(model)
     layers = dict(graph.named_modules())
     for node in list(graph.graph.nodes):
@@ -82,7 +82,7 @@ def recompile(graph: fx.GraphModule) -> fx.GraphModule:
 
 
 def fold_norm(conv: nn.Conv2d, norm: Any) -> None:
-    """Fold a (frozen) batch norm into a convolution in place: in float64, rounded once."""
+    """Fold a (frozen) batch norm into a convolution in place, in float64."""
     exact: list[Any] = [
         None if tensor is None else tensor.to(torch.float64)
         for tensor in (conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.weight, norm.bias)
@@ -100,7 +100,7 @@ def optimize_for_inference(
     precision: str,
     compile: bool,  # noqa: A002
 ) -> nn.Module:
-    """Return a network optimized for a device: compiled if requested, else with fused layers.
+    """Return a network for a device: compiled if requested, else with fused layers.
 
     Args:
         graph: from `trace_and_fold` or `trace`, after casts.
@@ -127,7 +127,7 @@ def optimize_for_inference(
 
 
 def replace_with_winograd(graph: fx.GraphModule, shapes: dict[str, torch.Size], *, compile: bool) -> fx.GraphModule:  # noqa: A002
-    """Replace 3×3 convolutions on a CPU and their ReLUs by Winograd convolutions, in place, where that is faster.
+    """Replace 3×3 convolutions (with ReLU) by Winograd in place where it is faster.
 
     Args:
         graph: from `trace_and_fold`, after casts, on the CPU.
@@ -143,7 +143,7 @@ def replace_with_winograd(graph: fx.GraphModule, shapes: dict[str, torch.Size], 
 
 
 def fuse_onednn(graph: fx.GraphModule, shapes: dict[str, torch.Size], dtype: torch.dtype | None = None) -> fx.GraphModule:
-    """Fuse each convolution on a CPU with the following residual add and ReLU, in place, where oneDNN supports it.
+    """Fuse convolutions with residual add and ReLU, in place, if oneDNN supports it.
 
     Args:
         graph: from `trace_and_fold`, after casts, on the CPU.
@@ -160,7 +160,7 @@ def fuse_onednn(graph: fx.GraphModule, shapes: dict[str, torch.Size], dtype: tor
 
 
 def fuse_cudnn(graph: fx.GraphModule, shape: tuple[int, ...]) -> fx.GraphModule:
-    """Fuse each convolution with the following residual add and ReLU, in place, into one layer of cuDNN.
+    """Fuse each convolution, residual add and ReLU in place into one cuDNN layer.
 
     Args:
         graph: from `trace_and_fold`, after casts; call `extractors.computing.fused_conv2d.disable_mismatching_layers` next.
@@ -207,7 +207,7 @@ class _Group(NamedTuple):
 
 
 def _groups(graph: fx.GraphModule, shapes: dict[str, torch.Size] | None = None, *, overwrite: bool = False) -> Iterator[_Group]:
-    """Yield each convolution with the ReLU that follows it, and with inferred shapes also the residual add in between.
+    """Yield each convolution with its ReLU, and with shapes also the residual add.
 
     Args:
         graph: the network.
@@ -249,7 +249,7 @@ def _residual(addition: fx.Node, conv: fx.Node, shapes: dict[str, torch.Size]) -
 
 
 def _can_overwrite(graph: fx.GraphModule, other: fx.Node, addition: fx.Node) -> bool:
-    """Return whether a sum may overwrite a residual: no later readers, and no shared memory."""
+    """Return whether a residual is unshared and not read after the sum."""
     layers = dict(graph.named_modules())
     order = {node: index for index, node in enumerate(graph.graph.nodes)}
     # Excludes the network's input and possible views.
@@ -297,7 +297,7 @@ def _calculate(node: fx.Node, layer: Any, inputs: list[torch.Size]) -> torch.Siz
 
 
 def _output_hw(layer: Any, shape: torch.Size) -> tuple[int, ...]:
-    """Return the output rows and columns by the formula of torch's ``Conv2d`` and ``MaxPool2d``."""
+    """Return the output sides by the formula of ``Conv2d`` and ``MaxPool2d``."""
     geometry = (_pair(value) for value in (layer.kernel_size, layer.stride, layer.padding, layer.dilation))
     return tuple(
         (side + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1

@@ -1,4 +1,4 @@
-"""Out-of-memory handling: halve the batch on a GPU, return freed host memory to the system.
+"""Out-of-memory handling on a GPU, and release of freed host memory.
 
 Shapes: ``B`` images of a batch.
 """
@@ -40,7 +40,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @dataclass
 class BatchLimits:
-    """Maximum batch sizes of an extractor on a device, learned from out-of-memory errors.
+    """Maximum batch sizes of an extractor, learned from out-of-memory errors.
 
     Attributes:
         max_items: maximum number of items by item shape; unlimited for other shapes.
@@ -52,7 +52,7 @@ class BatchLimits:
 
 
 def run_with_oom_retry(function: Callable[[Tensor], Tensor], batch: Tensor, limits: BatchLimits | None = None) -> Tensor:
-    """Apply a model to a batch; halve the batch repeatedly when device memory runs out.
+    """Apply a model to a batch; halve the batch while GPU memory runs out.
 
     Args:
         function: from ``[B, ...]`` to ``[B, ...]``.
@@ -72,7 +72,7 @@ def run_with_oom_retry(function: Callable[[Tensor], Tensor], batch: Tensor, limi
 def run_parts_with_oom_retry(
     function: Callable[[Tensor], Tensor], batch: Tensor, limits: BatchLimits | None = None
 ) -> list[Tensor]:
-    """Return the partial results of `run_with_oom_retry`: at least one, even for an empty batch."""
+    """Return the parts of `run_with_oom_retry`: at least one, even if B is 0."""
     limits = BatchLimits() if limits is None else limits
     shape = tuple(batch.shape[1:])
     size = min(len(batch), limits.max_items.get(shape, len(batch)))
@@ -110,6 +110,6 @@ def _attempt(function: Callable[[Tensor], Tensor], part: Tensor) -> Tensor | Non
 
 
 def release_unused_memory() -> None:
-    """Return freed memory to the operating system (glibc only), since glibc keeps fragmented peaks of all stages."""
+    """Return memory that glibc keeps after freeing to the operating system."""
     if sys.platform == "linux":
         getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)(0)

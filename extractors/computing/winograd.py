@@ -1,4 +1,4 @@
-"""Winograd convolution for 3×3 filters on CPUs (Lavin and Gray 2016, arXiv:1509.09308).
+"""Winograd convolution of 3×3 filters (Lavin and Gray 2016, arXiv:1509.09308).
 
 The output is split into 4×4 or 2×2 tiles. F(4×4, 3×3) needs 36 multiplications per tile and channel pair instead of 144, F(2×2,
 3×3) 16 instead of 36. The element-wise products become one matrix product per transform position, run by MKL
@@ -49,14 +49,14 @@ _LIMITS, _GROUPED_LIMITS = _Limits(64, 32, (4, 2)), _Limits(128, 16, (4,))
 
 @cache
 def prefers_onednn() -> bool:
-    """Return whether convolutions by oneDNN are faster than matrix products by MKL: with AVX-512, but not on Intel."""
+    """Return whether oneDNN is faster than MKL: with AVX-512, but not on Intel."""
     # Older versions of torch do not name the processor.
     capabilities: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(capabilities.get("avx512_f")) and "Intel" not in capabilities["cpu_name"] and can_fuse_in(torch.float32)
 
 
 def winograd_tile(conv: nn.Conv2d, shape: Sequence[int]) -> int | None:
-    """Return the fastest tile side for a convolution of an input ``[B, C, H, W]``; None if Winograd is not faster."""
+    """Return the fastest tile side for ``[B, C, H, W]``; None if Winograd is slower."""
     geometry = (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups, conv.padding_mode)
     is_plain = geometry == ((KERNEL_SIZE, KERNEL_SIZE), (1, 1), (1, 1), (1, 1), 1, "zeros")
     limits = _GROUPED_LIMITS if prefers_onednn() else _LIMITS
@@ -73,7 +73,7 @@ def make_winograd(
     relu: bool,
     compile: bool,  # noqa: A002
 ) -> WinogradConv2d | None:
-    """Return a Winograd convolution of an input ``[B, C, H, W]`` with an optional ReLU; None if it is not faster.
+    """Return a Winograd convolution for ``[B, C, H, W]``; None if it is slower.
 
     Weights are not pre-packed for ``compile``, since the compiler packs them.
     """
@@ -86,7 +86,7 @@ def make_winograd(
 
 
 def winograd_matrices(outputs: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the matrices ``B_t`` ``[a, a]``, ``G`` ``[a, 3]`` and ``A_t`` ``[m, a]`` for m = ``outputs`` (2 to 4).
+    """Return ``B_t`` ``[a, a]``, ``G`` ``[a, 3]`` and ``A_t`` ``[m, a]``, 2 ≤ m ≤ 4.
 
     By Toom-Cook interpolation, ``y = A_t @ ((G @ g) * (B_t @ d))`` are the outputs of a filter g and inputs d along one axis.
     """
@@ -131,7 +131,7 @@ class WinogradConv2d(nn.Module):
         return max(1, self._strip // (self._inputs**2 * count * across * channels * self._b_t.element_size()))
 
     def forward(self, values: Tensor) -> Tensor:
-        """Convolve float32 ``[B, C, H, W]`` to ``[B, D, H, W]``, both in channels-last layout."""
+        """Convolve float32 ``[B, C, H, W]`` to ``[B, D, H, W]``, both channels-last."""
         pixels = values.permute(0, 2, 3, 1)
         count, height, width, channels = pixels.shape
         side, inputs = self._side, self._inputs
@@ -147,7 +147,7 @@ class WinogradConv2d(nn.Module):
 
     @property
     def _bias_position(self) -> int:
-        """Transform position with weight 1 in all outputs of a tile: the interpolation point (1, 1)."""
+        """Position of the interpolation point (1, 1), with weight 1 in all outputs."""
         return self._inputs + 1
 
     def _outputs(self, tiles: Tensor) -> Tensor:
@@ -165,7 +165,7 @@ class WinogradConv2d(nn.Module):
 
 
 class GroupedWinogradConv2d(WinogradConv2d):
-    """Winograd convolution by oneDNN: a grouped 1×1 convolution with tiles as pixels and transform positions as groups.
+    """Winograd convolution by oneDNN: 1×1, tiles as pixels, positions as groups.
 
     Args:
         conv: 3×3 convolution.
@@ -203,6 +203,6 @@ class GroupedWinogradConv2d(WinogradConv2d):
 
 
 def _evaluation(points: tuple[float, ...], coefficients: int) -> np.ndarray:
-    """Return the matrix that evaluates a polynomial with a number of coefficients at points and at infinity."""
+    """Return the matrix that evaluates a polynomial at points and at infinity."""
     values: Any = np.vander(np.array(points, dtype=np.float64), coefficients, increasing=True)
     return np.vstack([values, np.eye(coefficients)[-1]])

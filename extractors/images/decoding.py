@@ -1,4 +1,4 @@
-"""Decoding of image files to RGB pixels: a defined result, or a defined reason of failure.
+"""Decoding of image files to RGB pixels, or to a defined reason of failure.
 
 Pixels are those stored in the file, without repairs or corrections:
 
@@ -171,7 +171,7 @@ def _check_pixels(width: int, height: int, max_pixels: int) -> None:
 
 
 def _check_icon(data: bytes, max_pixels: int) -> None:
-    """Check the headers of the images in an icon, since Pillow decodes one of them when it opens the file."""
+    """Check the headers in an icon, since Pillow decodes one image when opening it."""
     (count,) = struct.unpack_from("<H", data, 4)
     for index in range(count):
         (offset,) = struct.unpack_from("<I", data, 6 + 16 * index + 12)
@@ -184,7 +184,7 @@ def _check_icon(data: bytes, max_pixels: int) -> None:
 
 
 def _check_depth(data: bytes, mode: str) -> None:
-    """Check that a JPEG 2000 file has 8 bits (grey: 8 to 16), since Pillow converts other depths wrongly."""
+    """Check that JPEG 2000 has 8 bits (grey: 8 to 16); Pillow misconverts others."""
     start = data.index(b"\xff\x4f\xff\x51")  # ISO 15444-1 A.5.1: number of components, then 3 bytes for each.
     (count,) = struct.unpack_from(">H", data, start + 40)
     depths = {(data[start + 42 + 3 * index] & 0x7F) + 1 for index in range(count)}
@@ -198,7 +198,7 @@ def _check_depth(data: bytes, mode: str) -> None:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """Apply an AVIF image's properties ``irot`` and ``imir``, which Pillow returns as EXIF."""
+    """Apply ``irot`` and ``imir`` of an AVIF image, which Pillow returns as EXIF."""
     from PIL import ImageOps
 
     image.info.pop("xmp", None)  # It may contain another orientation.
@@ -224,7 +224,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _grey16_to_rgb(image: Image.Image) -> Image.Image:
-    """Scale grey values in 0…65535 to 8 bits, rounded to the nearest, and replicate them."""
+    """Scale grey in 0…65535 to 8 bits, rounded to the nearest, and replicate it."""
     from PIL import Image as PilImage
 
     values = _array(image).astype("int64")  # [H, W]
@@ -251,7 +251,7 @@ def _check_range(values: np.ndarray, max_value: int) -> None:
 
 
 def _unsupported_property(data: bytes, kind: str, error: Exception) -> str | None:
-    """Return the unsupported property of a file that caused an error; None for a corrupt file."""
+    """Return the unsupported property that caused an error; None for a corrupt file."""
     if kind == "JPEG" and (process := _jpeg_process(data)) is not None:
         return process
     if isinstance(error, NotImplementedError):
@@ -260,7 +260,7 @@ def _unsupported_property(data: bytes, kind: str, error: Exception) -> str | Non
 
 
 def _jpeg_process(data: bytes) -> str | None:
-    """Return the process and depth of a JPEG file if libjpeg does not support it, else None."""
+    """Return a JPEG file's process and depth if libjpeg does not support it."""
     position = 2
     while data[position : position + 1] == b"\xff" and position + 5 <= len(data):
         marker, length, bits = struct.unpack_from(">BHB", data, position + 1)
@@ -332,7 +332,7 @@ def format_of(data: bytes) -> str | None:
 
 
 def missing_decoder(name: str) -> str | None:
-    """Return how to install the decoder of a format if it is missing, else None; codecs of JPEG 2000 and TIFF are not checked."""
+    """Return how to install a missing decoder, else None; codecs are not checked."""
     if name == "HEIF":
         return None if _register_heif() else "its decoder is not installed: pip install 'imagepivot[heif]'"
     if name in ("AVIF", "WEBP"):

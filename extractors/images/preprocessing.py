@@ -24,7 +24,7 @@ _STRIP_VALUES = 2**16  # size of the float64 arrays of `_bilinear`: small enough
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Steps from an RGB image to the input of a model, stored in the parameters of features.
+    """Steps from an RGB image to the input of a model.
 
     Attributes:
         resize_short: pixels of the shorter side after resizing; the longer becomes ``int(resize_short * long / short)``. None to
@@ -50,7 +50,7 @@ class Preprocessing:
         return Normalizer(self.mean, self.std, device, divisor=self.divisor, channel_order=self.channel_order)
 
     def parameters(self) -> dict[str, Any]:
-        """Return all attributes and the resizing library as JSON values; without a crop ``resize_hw`` instead of sizes."""
+        """Return the attributes and the resizing library as JSON values."""
         values = {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
         if values["resize_short"] is None:
             values["resize_hw"] = [values.pop("crop")] * 2
@@ -92,12 +92,12 @@ def cropped_pixels(image: Image.Image, preprocessing: Preprocessing) -> np.ndarr
 
 
 def resized_pixels(image: Image.Image, preprocessing: Preprocessing) -> np.ndarray:
-    """Return the result of `resize` as an array: uint8 ``[3, H, W]``, channels R, G, B, in channels-last layout."""
+    """Return `resize` as an array: uint8 ``[3, H, W]``, R, G, B, channels-last."""
     return np.array(resize(image, preprocessing)).transpose(2, 0, 1)
 
 
 def resize(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
-    """Resize the shorter side and keep the aspect ratio; without ``resize_short`` resize both sides to ``crop``.
+    """Resize the shorter side, or both sides to ``crop`` without ``resize_short``.
 
     With ``antialias`` this is Pillow's ``resize``. Otherwise it is bilinear interpolation with half-pixel centres and repeated
     edges, computed exactly and rounded half to even.
@@ -128,7 +128,7 @@ def _checked_size(image: Image.Image, preprocessing: Preprocessing) -> tuple[int
 
 
 def check_resized(image: Image.Image, size_wh: tuple[int, int], *, min_side: int = 1) -> None:
-    """Raise `DecodeError` if the resized image would have more than `MAX_PIXELS` pixels or a side under ``min_side``."""
+    """Raise `DecodeError` for more than `MAX_PIXELS` or a side under ``min_side``."""
     pixels, short = size_wh[0] * size_wh[1], min(size_wh)
     if short >= min_side and pixels <= MAX_PIXELS:
         return
@@ -162,7 +162,7 @@ class Normalizer:
         self._reverses = channel_order != "RGB"
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """Normalise pixels in torchvision's order of operations, ``(pixels / divisor - mean) / std``.
+        """Compute ``(pixels / divisor - mean) / std`` in torchvision's order.
 
         Args:
             pixels: uint8 ``[B, 3, H, W]``, channels R, G, B.
@@ -204,7 +204,7 @@ def _bilinear(pixels: np.ndarray, size_wh: tuple[int, int]) -> np.ndarray:
 
 
 def _neighbours(length: int, resized: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the two source positions of each output, and the weight of the second times ``2 * resized``."""
+    """Return both source positions, and the second's weight times ``2 * resized``."""
     numerators = (2 * np.arange(resized, dtype=np.int64) + 1) * length - resized  # Of the centre, over 2 * resized.
     first, weight = np.divmod(numerators.clip(0, 2 * resized * (length - 1)), 2 * resized)
     return first, np.minimum(first + 1, length - 1), weight.astype(np.float64)
@@ -216,7 +216,7 @@ def _resized_wh(width: int, height: int, short: int) -> tuple[int, int]:
 
 
 def _crop_box(width: int, height: int, crop: int) -> tuple[int, int, int, int]:
-    """Return left, top, right and bottom of torchvision's ``CenterCrop``, beyond the image if it is smaller than the crop."""
+    """Return left, top, right, bottom of ``CenterCrop``, possibly beyond the image."""
     left = round((width - crop) / 2) if width >= crop else -((crop - width) // 2)
     top = round((height - crop) / 2) if height >= crop else -((crop - height) // 2)
     return left, top, left + crop, top + crop
@@ -234,7 +234,7 @@ class View(NamedTuple):
 
 
 def ten_crop_views(height: int, width: int, *, crop: int, center: str) -> tuple[View, ...]:
-    """Return the ten crops of an image: top left, top right, bottom left, bottom right, centre; then the mirrored ones.
+    """Return ten crops: four corners row by row, the centre, then all mirrored.
 
     Args:
         height: height of the image in pixels.
@@ -262,7 +262,7 @@ def ten_crop_views(height: int, width: int, *, crop: int, center: str) -> tuple[
 
 
 def ten_crop(pixels: Tensor, *, crop: int, center: str) -> Tensor:
-    """Crop an image ``[3, H, W]`` by `ten_crop_views`, on its device: ``[K, 3, crop, crop]`` in its dtype."""
+    """Crop ``[3, H, W]`` by `ten_crop_views` to ``[K, 3, crop, crop]``."""
     views = ten_crop_views(pixels.shape[1], pixels.shape[2], crop=crop, center=center)
     cuts = [pixels[:, view.top : view.top + crop, view.left : view.left + crop] for view in views]
     return torch.stack([cut.flip(2) if view.mirrored else cut for cut, view in zip(cuts, views, strict=True)])

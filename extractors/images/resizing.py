@@ -1,7 +1,7 @@
-"""Byte-exact reimplementation of Pillow's ``Image.resize`` for RGB images on torch, limited to a box of the result.
+"""Byte-exact reimplementation of Pillow's ``Image.resize`` for RGB on torch.
 
 Pillow resamples in two separable passes with 22-bit fixed-point coefficients, and rounds to 8 bits after each
-(``src/libImaging/Resample.c`` in github.com/python-pillow/Pillow). Each pass is one call of FBGEMM's embedding bag kernel: image
+(``src/libImaging/Resample.c`` in github.com/python-pillow/Pillow). Each pass is one call of FBGEMM's embedding bag kernel. Image
 rows are the embedding table, an output row is a bag, coefficients are the per-sample weights. Coefficients are split into a
 high and a low part, so that float32 sums are exact. The first pass runs on the transposed image.
 
@@ -65,7 +65,7 @@ class _Coefficients:
 
 
 def can_resize_exactly(image: Image.Image, size_wh: tuple[int, int]) -> bool:
-    """Return whether `resize_exactly` supports an RGB image: with Pillow's bytes, faster, and without a copy of the image."""
+    """Return whether `resize_exactly` supports an RGB image."""
     if image.height > _MAX_ASPECT * image.width or max(image.width / size_wh[0], image.height / size_wh[1]) > _MAX_DOWNSCALE:
         return False
     return _zero_copy_view(image) is not None and _matches_pillow()
@@ -121,7 +121,7 @@ def resize_exactly(
 
 @lru_cache(maxsize=32)  # Images of a collection have few sizes.
 def _coefficients(length: int, size: int, interpolation: str, start: int, stop: int) -> _Coefficients:
-    """Return the coefficients for outputs ``start`` to ``stop`` of ``size``, as Pillow's ``precompute_coeffs``."""
+    """Return Pillow's ``precompute_coeffs`` for outputs ``start`` to ``stop``."""
     scale = length / size
     stretch = max(scale, 1.0)
     support = _SUPPORT[interpolation] * stretch
@@ -166,7 +166,7 @@ _FILTERS = {"bilinear": _bilinear, "bicubic": _bicubic}
 
 
 def _zero_copy_view(image: Image.Image) -> Tensor | None:
-    """Return a view of Pillow's memory, int32 ``[H, W]`` with four bytes per pixel; None if unsupported."""
+    """Return Pillow's memory as int32 ``[H, W]``, 4 bytes per pixel, or None."""
     if not hasattr(image, "__arrow_c_array__"):  # Pillow 11.1 and before.
         return None
     try:
@@ -177,14 +177,14 @@ def _zero_copy_view(image: Image.Image) -> Tensor | None:
 
 
 def _empty_rows(rows: int, pixels: int) -> Tensor:
-    """Return an uninitialized byte table for FBGEMM, with scale and bias at the end of each row."""
+    """Return an uninitialized table for FBGEMM, scale and bias at each row's end."""
     table = torch.empty(rows, pixels + 2, dtype=torch.int32)
     table[:, pixels:] = torch.from_numpy(_SCALE_AND_BIAS)
     return table
 
 
 def _weighted_row_sums(table: Tensor, bags: _Coefficients) -> Tensor:
-    """Run the embedding bag kernel on a table ``[N, pixels + 2]``, and round to 8 bits: uint8 ``[n, 4 * pixels]``."""
+    """Run the kernel on ``[N, pixels + 2]``, rounded to uint8 ``[n, 4 * pixels]``."""
     sums, low = torch.ops.quantized.embedding_bag_byte_rowwise_offsets(
         table.view(torch.uint8), bags.rows, bags.starts, per_sample_weights=bags.weights, include_last_offset=False
     ).split(bags.count)

@@ -13,7 +13,7 @@ _UNSIGNED, _SIGNED = 1, 2
 
 
 class TiffFile(TiffImagePlugin.TiffImageFile):
-    """TIFF file of Pillow that raises `NotImplementedError` for tags that Pillow would ignore.
+    """Pillow's TIFF file that raises `NotImplementedError` for tags Pillow ignores.
 
     Attributes:
         white_is_zero: loaded 16-bit grey values have white at 0; Pillow inverts fewer bits itself.

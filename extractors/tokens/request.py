@@ -1,4 +1,4 @@
-"""Requests for text encoders (Hugging Face), with their local or cached folders. Importing this loads no torch."""
+"""Requests for text encoders of Hugging Face; importing loads no torch."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TokenRequest:
                 raise UsageError(f"{option} is {value!r}, expected one of {', '.join(choices)}")
 
     def describe(self, device: str = "cpu") -> Description:
-        """Describe the model, from the cache if possible, else by loading it on a device; raise as `load`."""
+        """Describe the model from the cache, else by loading it; raise as `load`."""
         folder = find_folder(self.model)
         if Path(folder, _ADAPTER).exists():
             return self.load(device).description

@@ -1,7 +1,7 @@
-"""Token vectors from the last layer of a pretrained text model, such as multilingual BERT, by the package transformers.
+"""Token vectors from the last layer of a pretrained text model (transformers).
 
-Nothing is downloaded: a model is a local folder, or a name in Hugging Face's cache. On a CPU the bytes of a caption do not
-depend on other captions and on the thread count: batches contain captions of equal sub-word counts, without padding.
+Nothing is downloaded: a model is a local folder, or a name in Hugging Face's cache. Batches contain
+captions of equal sub-word counts, so on a CPU the bytes of a caption do not depend on other captions and on the thread count.
 
 Shapes: ``B`` parts of captions, ``S`` sub-words, ``T`` tokens, ``D`` width of a vector.
 """
@@ -220,7 +220,7 @@ def _quiet() -> Iterator[None]:
 
 
 def parts_of(tokens: Sequence[Sequence[int]], *, begin: int, end: int, positions: int) -> list[Part]:
-    """Split a caption into as few parts as possible, each with as many whole tokens as fit.
+    """Split a caption into as few parts of whole tokens as possible.
 
     Args:
         tokens: sub-word ids of each token, at least one; tokens longer than a part are truncated.
@@ -248,7 +248,7 @@ def parts_of(tokens: Sequence[Sequence[int]], *, begin: int, end: int, positions
 
 
 def vectors_of(parts: Sequence[Part], states: Sequence[np.ndarray], pooling: str) -> np.ndarray:
-    """Pool the model's ``states`` of each part, float32 ``[S, D]``, to the vectors of a caption, float32 ``[T + 2, D]``."""
+    """Pool the states of a caption's parts, float32 ``[S, D]``, to ``[T + 2, D]``."""
     tokens = [_pool(part.starts, state[1:-1], pooling) for part, state in zip(parts, states, strict=True)]
     return np.concatenate([states[0][:1], *tokens, states[-1][-1:]])
 

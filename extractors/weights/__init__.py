@@ -1,1 +1,1 @@
-"""Weights: resolution and download, safe readers of checkpoints, checks against a model."""
+"""Resolution and download of weights, safe readers, checks against a model."""

@@ -38,7 +38,7 @@ class _MalformedError(Exception):
 
 
 class _Field(NamedTuple):
-    """Field of a message: number, wire type, value of a varint (else 0), start and end of its content."""
+    """Field of a message: number, wire type, varint (else 0), start and end."""
 
     number: int
     wire_type: int
@@ -152,7 +152,7 @@ def _dims(data: mmap.mmap, shape: _Field) -> list[int]:
 
 
 def _numbers(data: mmap.mmap, field: _Field, end: int) -> tuple[np.ndarray, int]:
-    """Read packed numbers, or a run of single tagged numbers that begins with ``field``.
+    """Read packed numbers, or a run of tagged numbers that begins with ``field``.
 
     Returns:
         The numbers as float32, and the end of the field or run.
@@ -189,7 +189,7 @@ def _fields(data: mmap.mmap, start: int, end: int) -> Iterator[_Field]:
 
 
 def _field(data: mmap.mmap, start: int, end: int) -> _Field:
-    """Read the tag at ``start``, and locate its content, which must end at or before ``end``."""
+    """Read the tag at ``start``, and locate its content, at most up to ``end``."""
     key, position = _varint(data, start, end)
     number, wire_type = key >> 3, key & 7
     value = 0

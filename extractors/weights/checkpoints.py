@@ -73,7 +73,7 @@ class Choice:
 
 
 def format_of(path: Path) -> str:
-    """Detect the format of a file: ``torch``, ``safetensors``, ``pickle``, ``caffe``, or empty for others.
+    """Detect a format: ``torch``, ``safetensors``, ``pickle``, ``caffe``, else empty.
 
     Unknown content, such as that of a corrupt file, has the format of the file's extension.
     """
@@ -96,9 +96,10 @@ def _is_text(head: bytes) -> bool:
 
 
 def read_state(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
-    """Read a state dict, or a chosen set of weights, from a file of ``torch.save``, ``.safetensors`` or a pickle of arrays.
+    """Read a state dict, or a chosen set of weights, from a file.
 
-    Wrappers of training scripts (``{"state_dict": ...}``, ``{"model": ...}``, and ``module.`` before names) are removed.
+    Supported are files of ``torch.save``, ``.safetensors`` and pickles of arrays. Wrappers of training scripts
+    (``{"state_dict": ...}``, ``{"model": ...}``, and ``module.`` before names) are removed.
 
     Raises:
         InputError: the file is of another kind, is corrupt, could run code when read, or lacks the set of weights.
@@ -110,7 +111,7 @@ def read_state(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
 
 
 def read_entries(path: Path, choice: Choice | None = None, *, arrays: bool = False) -> dict[str, Any]:
-    """Read tensors or arrays like `read_state`; ``arrays`` permits NumPy arrays in files of ``torch.save``."""
+    """Read as `read_state`; ``arrays`` permits NumPy arrays in ``torch.save`` files."""
     kind = format_of(path)
     if kind != "safetensors" and not path.stat().st_size:
         raise InputError(f"the weights file {str(path)!r} is empty: download it again")
@@ -129,7 +130,7 @@ def read_entries(path: Path, choice: Choice | None = None, *, arrays: bool = Fal
 
 
 def _unwrap(content: Any, path: Path, choice: Choice | None = None) -> dict[str, Any]:
-    """Remove the wrappers of training scripts around a state dict, and set the remark of the choice."""
+    """Remove the wrappers around a state dict, and set the remark of the choice."""
     choice = choice or Choice()
     sets = {"": content} if _is_state(content) else dict(_sets(content))
     usual = sorted((_rank(name), name) for name in sets if set(name.split("/")) <= {*_WRAPPERS, ""})
@@ -231,7 +232,7 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 def is_mappable(path: Path) -> bool:
-    """Return whether a file can be memory-mapped: ``.safetensors``, or an uncompressed zip archive of ``torch.save``."""
+    """Return whether a file can be memory-mapped: safetensors or an uncompressed zip."""
     try:
         if format_of(path) == "safetensors":
             return True
@@ -256,7 +257,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_torch(path: Path, functions: Mapping[str, Any] | None = None) -> Any:
-    """Read a file of ``torch.save`` in its new or old format, and permit calls of ``functions`` besides torch's own.
+    """Read a file of ``torch.save``, new or old; permit calls of ``functions``.
 
     Raises:
         InputError: the file is corrupt, of another kind, or could run code when read.

@@ -1,6 +1,6 @@
-"""Download of weights from object stores and web servers to a cache on this machine.
+"""Download of weights from object stores and web servers to a local cache.
 
-The cached file's name begins with a digest of the address and the object's version (generation, ETag, modification time), so a
+The cached file's name begins with a digest of the address and the object's version (generation, ETag, modification time). A
 replaced object becomes another file. Files appear atomically. A lock file ensures that one process per machine downloads.
 """
 
@@ -47,7 +47,7 @@ class _Object(NamedTuple):
 
 
 def split_choice(weights: str) -> tuple[str, str]:
-    """Split ``PATH#NAME`` into a file or address and the name of a set of weights, possibly empty.
+    """Split ``PATH#NAME`` into a file or address and a (possibly empty) set name.
 
     A ``#`` in the name of an existing file, or before an extension in an address, does not split.
 
@@ -68,7 +68,7 @@ def cache_folder() -> Path:
 
 
 def local_file(location: str) -> Path:
-    """Return the local path of weights, after a download of remote ones that are not cached.
+    """Return the local path of weights; download remote ones that are not cached.
 
     Args:
         location: a local path, unchecked, or an address ``gs://``, ``s3://``, ``http://`` or ``https://``.
@@ -135,7 +135,7 @@ def _fetch(location: str, folder: Path) -> Path:
 
 
 def _download(location: str, source: _Object, folder: Path) -> tuple[Path, str]:
-    """Download an object to a temporary file; return its path and the digest of its bytes."""
+    """Download to a temporary file; return its path and the digest of its bytes."""
     handle, name = tempfile.mkstemp(prefix=TEMPORARY_MARK, dir=folder)
     digest = hashlib.sha256()
     try:
@@ -163,7 +163,7 @@ def _read(location: str, stream: BinaryIO) -> bytes:
 
 
 def _is_current(location: str, source: _Object) -> bool:
-    """Return whether an object in a store is still the opened version; a web server's response is one version."""
+    """Return whether a store still has the opened version; True for web servers."""
     if _is_web(location):
         return True
     with _open(location) as now:

@@ -1,10 +1,10 @@
-"""Resolution of weights: locate or download, hash, read, and check against a model.
+"""Resolution of weights: locate or download, hash, read and check.
 
 Weights are identified by the SHA-256 of their tensors, which does not depend on the file format. The hash of the file itself is
 compared only for downloads of published files, and with those of known wrong files.
 
 Planning describes an extractor and often loads it in the same process. The weights of the last description are therefore cached in
-memory for one minute, not longer, since they may take as much memory as the model.
+memory, for one minute only, since they may be as large as the model.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Weights:
         return copy
 
     def parameters(self) -> dict[str, Any]:
-        """Return the weights' part of an extractor's parameters, without path and format of the file.
+        """Return the weights' part of the parameters, without path and format.
 
         Random weights are marked, so that a dataset of ``random:0`` cannot be continued with a file of equal tensors.
         """
@@ -163,7 +163,7 @@ def resolve_weights(request: str, architecture: Architecture) -> Weights:
 
 
 def _check_file(path: Path, sha256: str, architecture: Architecture, *, is_download: bool) -> None:
-    """Check the SHA-256 of a file: a download must match its name, and no file may be refused."""
+    """Check the SHA-256 of a download, and that the file is not refused."""
     if is_download and not sha256.startswith(architecture.hash_prefix):
         raise InputError(
             f"the downloaded weights {str(path)!r} have the SHA-256 {sha256[:16]}…, expected one that begins with "
@@ -175,7 +175,7 @@ def _check_file(path: Path, sha256: str, architecture: Architecture, *, is_downl
 
 
 def state_sha256(state: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of name, dtype, shape and values (little-endian) of tensors, sorted by name.
+    """Return the SHA-256 of sorted names, dtypes, shapes and little-endian values.
 
     Batch norm's ``num_batches_tracked`` is excluded: files before 2018 lack it, and features do not depend on it.
     """
@@ -243,7 +243,7 @@ def store_weights(key: Hashable, weights: Weights) -> None:
 
 
 def pop_weights(key: Hashable) -> Weights | None:
-    """Remove and return the weights of a key; None if they are missing or their file has changed."""
+    """Remove and return weights; None if they are missing or their file has changed."""
     with _lock:
         if key not in _stored:
             return None

@@ -53,7 +53,7 @@ _ERRORS = (
 
 
 def read_pickle(path: Path) -> Any:
-    """Read a pickle of arrays and plain containers (protocols 2 to 5, also from Python 2).
+    """Read a pickle of arrays and containers (protocols 2 to 5, also of Python 2).
 
     Returns:
         Numbers, strings, bytes, None, tuples, lists, dictionaries, tensors, and (possibly read-only) numpy arrays.
@@ -175,7 +175,7 @@ class _Array(np.ndarray):
         return np.ndarray.__new__(cls, (0,))
 
     def __setstate__(self, state: Any) -> None:
-        """Apply ``(version, shape, type, is Fortran order, bytes)``; old files lack the version."""
+        """Apply ``([version,] shape, type, is Fortran order, bytes)``."""
         shape, kind, is_fortran, content = state[-4:]
         content = content.encode("latin1") if isinstance(content, str) else content
         self._builders.array(content, kind, shape)

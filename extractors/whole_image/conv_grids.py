@@ -1,4 +1,4 @@
-"""``vgg19-grid`` and ``resnet152-grid``: the last feature map of a network, for models with attention over grid cells.
+"""``vgg19-grid`` and ``resnet152-grid``: the last feature map of a network.
 
 The features of DAN (Nam, Ha, Kim: Dual Attention Networks for Multimodal Reasoning and Matching, CVPR 2017, arXiv 1611.00471):
 
@@ -109,7 +109,7 @@ VARIANTS = {
 
 
 class FeatureMapExtractor(CenterCropExtractor):
-    """Network up to its last feature map, for images resized to 448×448 pixels without keeping the aspect ratio."""
+    """Network up to its last feature map, for images squashed to 448×448 pixels."""
 
     def __init__(self, settings: ExtractorOptions, weights: Weights, device: torch.device) -> None:
         variant = VARIANTS[settings.spec.name]
@@ -117,7 +117,7 @@ class FeatureMapExtractor(CenterCropExtractor):
         super().__init__(describe(settings, weights), trunk, PREPROCESSING, settings, device, _FORWARD_IMAGES)
 
     def features(self, maps: Tensor) -> Tensor:
-        """Flatten feature maps in row-major order: ``[B, D, 14, 14]`` to float32 ``[B, G, D]``, not negative."""
+        """Flatten maps in row-major order: ``[B, D, 14, 14]`` to float32 ``[B, G, D]``."""
         return maps.permute(0, 2, 3, 1).flatten(1, 2).to(torch.float32)
 
 

@@ -39,7 +39,7 @@ class ResNet50Pool(CenterCropExtractor):
         super().__init__(describe(settings, weights), trunk, PREPROCESSING, settings, device)
 
     def features(self, maps: Tensor) -> Tensor:
-        """Average feature maps over cells: ``[B, D, 7, 7]`` to float32 ``[B, D]``, not negative."""
+        """Average over cells: ``[B, D, 7, 7]`` to float32 ``[B, D]``, not negative."""
         return maps.to(torch.float32).mean(dim=(2, 3))
 
 

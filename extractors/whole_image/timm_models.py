@@ -1,11 +1,11 @@
-"""``timm:NAME``: the pooled feature of any image model of the package timm, with that model's preprocessing.
+"""``timm:NAME``: the pooled feature of any image model of the package timm.
 
 Preprocessing follows ``timm.data.resolve_model_data_config``, with the bytes of timm's transform; pixels are normalised on the
 device. The feature is the model's output with ``num_classes=0``. Weights files may have timm's tensor names or those of the model's
 origin, which timm translates; a classifier is dropped.
 
-With ``unpooled`` the feature is the output of timm's ``forward_features``: feature maps of convolutional and hierarchical networks,
-patch tokens of transformers (without class, distillation and register tokens), in row-major order.
+With ``unpooled`` the feature is the output of timm's ``forward_features`` in row-major order: feature maps, or the patch tokens of
+transformers (without class, distillation and register tokens).
 
 In traceable models, batch norms after plain convolutions are folded (see `extractors.computing.fusion`), including timm's batch
 norm with an activation. Other models run as in timm.
@@ -57,7 +57,7 @@ _DOWNLOAD_ERRORS = (OSError, HTTPException, RuntimeError)  # timm raises Runtime
 
 
 class TimmModel(FixedSizeExtractor):
-    """timm model without its classifier; 16-bit precisions use ``torch.autocast``, for its many kinds of layers."""
+    """timm model without its classifier; 16-bit precisions use ``torch.autocast``."""
 
     def __init__(self, settings: ExtractorOptions, weights: Weights, device: torch.device) -> None:
         name = settings.spec.name.removeprefix(_PREFIX)
@@ -76,7 +76,7 @@ class TimmModel(FixedSizeExtractor):
         self.warm_up_compile(enabled=settings.compile)
 
     def _optimize(self, network: nn.Module, settings: ExtractorOptions, device: torch.device) -> nn.Module:
-        """Fold norms and fuse layers of a network on its device where possible; in 16 bits layers are fused on a CPU only."""
+        """Fold norms and fuse layers where possible; in 16 bits fuse on a CPU only."""
         graph, dtype = fold_timm_norms(network), AUTOCAST_DTYPES.get(settings.precision)
         shape = (self._forward_images, *self._input_shape)
         if graph is not None and dtype is None:
@@ -95,17 +95,17 @@ class TimmModel(FixedSizeExtractor):
         return partial(_array, transform=self._transform, config=self._config)
 
     def preprocess(self, image: Image.Image) -> Tensor:
-        """Resize and crop with timm's transform for the model: uint8 ``[3, H, W]``, channels R, G, B."""
+        """Apply timm's transform: uint8 ``[3, H, W]``, channels R, G, B."""
         return _pixels(image, self._transform, self._config)
 
     def preprocess_single_threaded(self, image: Image.Image) -> Tensor:
-        """Return the bytes of `preprocess`, for most models faster, if called from a single thread."""
+        """Return the bytes of `preprocess`, for most models faster."""
         if self._preprocessing is not None:
             return resize_and_crop(image, self._preprocessing, single_threaded=True)
         return self.preprocess(image)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Compute features: uint8 ``[B, 3, H, W]`` on any device to float32 ``[B, *spec.shape]`` on the extractor's."""
+        """Compute float32 ``[B, *spec.shape]`` from uint8 ``[B, 3, H, W]`` on any device."""
         values = self._normalize(upload(pixels, self._device).contiguous(memory_format=torch.channels_last))
         dtype = AUTOCAST_DTYPES.get(self._precision)
         with torch.autocast(self._device.type, dtype, enabled=dtype is not None):
@@ -168,7 +168,7 @@ def _pretrained_config(model: str) -> Any:
 
 
 def _config(name: str) -> dict[str, Any]:
-    """Return timm's preprocessing for a model; ``input_size`` is channels, height, width."""
+    """Return a model's preprocessing; ``input_size`` is channels, height, width."""
     config = resolve_data_config(pretrained_cfg=_pretrained_config(name).to_dict())
     return config | {"input_size": tuple(config["input_size"])}
 
@@ -249,7 +249,7 @@ def _read(path: Path, choice: Choice | None = None, *, name: str) -> dict[str, T
 
 
 def _plain(transform: Callable[[Image.Image], Tensor], config: dict[str, Any]) -> Preprocessing | None:
-    """Return the `Preprocessing` of a transform that resizes the shorter side and crops the centre; None for others."""
+    """Return a transform of resize and centre crop as `Preprocessing`, else None."""
     steps = getattr(transform, "transforms", [])
     if [type(step) for step in steps] != [Resize, CenterCrop, MaybePILToTensor]:
         return None
@@ -297,7 +297,7 @@ _NO_OPS = (nn.Identity, nn.Dropout, nn.Dropout2d)
 
 
 def fold_timm_norms(model: nn.Module) -> fx.GraphModule | None:
-    """Trace a model in evaluation mode and fold its batch norms, which changes the model, too; None if impossible."""
+    """Trace a model and fold its norms, which also changes it; None if impossible."""
     tracer = _Tracer(autowrap_functions=tuple(get_notrace_functions()))
     try:
         traced = tracer.trace(model)
@@ -309,14 +309,14 @@ def fold_timm_norms(model: nn.Module) -> fx.GraphModule | None:
 
 
 class _Tracer(fx.Tracer):
-    """Tracer that treats the layers that timm excludes from tracing as leaves, e.g. norms with an activation."""
+    """Tracer with the layers as leaves that timm excludes from tracing."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return is_notrace_module(type(m)) or super().is_leaf_module(m, module_qualified_name)
 
 
 def _split_norm_activations(graph: fx.GraphModule) -> None:
-    """Split each norm with an activation into two layers, and drop layers without effect in evaluation mode."""
+    """Split norms with an activation, and drop layers without effect in inference."""
     layers = dict(graph.named_modules())
     for node in list(graph.graph.nodes):
         layer: Any = layers.get(str(node.target)) if node.op == "call_module" else None

@@ -1,6 +1,7 @@
-"""``vgg19-10crop`` and ``vgg19-10crop-caffe``: the mean over ten crops of VGG19's second fully connected layer, after ReLU.
+"""``vgg19-10crop`` and ``vgg19-10crop-caffe``: VGG19's fc7, mean of ten crops.
 
-With ``keep_crops`` the feature is ``[K, D]`` in the order of `extractors.images.preprocessing.ten_crop_views`.
+The layer is the second fully connected one, after ReLU. With ``keep_crops`` the feature is ``[K, D]`` in the order of
+`extractors.images.preprocessing.ten_crop_views`.
 
 The two extractors have incompatible feature spaces:
 
@@ -160,7 +161,7 @@ VARIANTS = {
 
 
 class VGG19TenCrop(Extractor):
-    """VGG19 up to the ReLU after its second fully connected layer, averaged over ten crops by default."""
+    """VGG19 up to the ReLU of its second fully connected layer, for ten crops."""
 
     def __init__(self, settings: ExtractorOptions, weights: Weights, device: torch.device) -> None:
         super().__init__(describe(settings, weights), device)
@@ -186,7 +187,7 @@ class VGG19TenCrop(Extractor):
         return partial(resized_pixels, preprocessing=self._variant.preprocessing)
 
     def preprocess(self, image: Image.Image) -> Tensor:
-        """Resize the shorter side to 256: uint8 ``[3, H, W]``, channels R, G, B. The device crops later."""
+        """Resize the shorter side to 256: uint8 ``[3, H, W]``, channels R, G, B."""
         return torch.from_numpy(resized_pixels(image, self._variant.preprocessing))
 
     def collate(self, images: Sequence[Tensor]) -> list[Tensor]:
@@ -220,7 +221,7 @@ class VGG19TenCrop(Extractor):
             return self.spec.rounded(features.numpy())
 
     def _extract_on_cpu(self, batch: Sequence[Tensor]) -> Tensor:
-        """Run single-threaded forwards of one shape: convolutions on `FORWARD_CROPS` crops, other layers on ten."""
+        """Run convolutions on `FORWARD_CROPS` crops per thread, other layers on ten."""
         chunks = [chunk for image in batch for chunk in self._crops(image).split(FORWARD_CROPS)]
         maps = run_single_threaded(self._convolve, chunks)
         passes = CROPS // FORWARD_CROPS
@@ -228,21 +229,21 @@ class VGG19TenCrop(Extractor):
         return torch.cat(run_single_threaded(self._connect, per_image))
 
     def _forward(self, images: Sequence[Tensor]) -> Tensor:
-        """Compute features: uint8 images on any device to float32 ``[B, *spec.shape]`` on the CPU."""
+        """Compute float32 ``[B, *spec.shape]`` on the CPU from uint8 on any device."""
         crops = torch.cat([self._crops(image) for image in images])  # [B * K, 3, 224, 224]
         return self._connect(self._convolve(crops)).cpu()
 
     def _crops(self, image: Tensor) -> Tensor:
-        """Crop an image: uint8 ``[3, H, W]`` on any device to uint8 ``[K, 3, 224, 224]`` on the extractor's."""
+        """Crop uint8 ``[3, H, W]`` to ``[K, 3, 224, 224]`` on the extractor's device."""
         return ten_crop(upload(image, self._device), crop=self._variant.preprocessing.crop, center=self._variant.center)
 
     def _convolve(self, crops: Tensor) -> Tensor:
-        """Normalise and convolve: uint8 ``[N, 3, 224, 224]`` to ``[N, 25088]`` in the layers' dtype."""
+        """Normalise and convolve: uint8 ``[N, 3, 224, 224]`` to ``[N, 25088]``."""
         values = self._normalize(crops.contiguous(memory_format=torch.channels_last))
         return self._convolutions(values.to(self._dtype)).flatten(1)  # [N, 512, 7, 7] in Caffe's order, channels first
 
     def _connect(self, maps: Tensor) -> Tensor:
-        """Compute features from feature maps ``[B * K, 25088]``: float32 ``[B, D]`` (mean in float64) or ``[B, K, D]``."""
+        """Compute float32 ``[B, D]`` or ``[B, K, D]`` from maps ``[B * K, 25088]``."""
         crops = self._connected(maps).view(-1, CROPS, self.spec.shape[-1])  # [B, K, D]
         if self._keep_crops:
             return crops.to(torch.float32)
