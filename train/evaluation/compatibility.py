@@ -1,4 +1,4 @@
-"""Compatibility of a run with captions, features and languages, and of runs as members of an ensemble."""
+"""Compatibility of runs with datasets, languages and one another."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DATASETS = {
 
 
 def check_dataset(run: Run, dataset: Dataset, name: Literal["vocabulary", "extractor"]) -> None:
-    """Check that encoded captions have a run's vocabulary, or that features, of any images, come from its extractor.
+    """Check that captions have a run's vocabulary, or features its extractor.
 
     Raises:
         DatasetError: they come from another vocabulary or extractor.
@@ -61,7 +61,7 @@ def check_languages(languages: Sequence[str], known: Sequence[str], subject: str
 
 
 def check_members(runs: Sequence[Run]) -> list[str]:
-    """Check that runs can form an ensemble: they read the same captions and features, and share a language.
+    """Check that runs can form an ensemble: equal datasets, and a common language.
 
     Returns:
         The languages that all runs know, in the order of the first run.
@@ -87,7 +87,7 @@ def check_members(runs: Sequence[Run]) -> list[str]:
 
 
 def check_tokens(runs: Sequence[Run], token_features: str) -> int:
-    """Check that vectors of tokens are given exactly if a run reads them; other members may have words of their own.
+    """Check that token vectors are passed exactly if a run reads them.
 
     Returns:
         The width of the vectors; 0 if no run reads any.
@@ -101,7 +101,7 @@ def check_tokens(runs: Sequence[Run], token_features: str) -> int:
 
 
 def check_reads_text(run: Run) -> None:
-    """Check that a run's model reads any text, not only captions with precomputed vectors of tokens.
+    """Check that a run's model reads any text.
 
     Raises:
         UsageError: it reads precomputed vectors of tokens.
@@ -114,5 +114,5 @@ def check_reads_text(run: Run) -> None:
 
 
 def expected_fingerprints(runs: Sequence[Run]) -> dict[str, str]:
-    """Return the fingerprints that captions and features must have to be read by all runs of an ensemble."""
+    """Return the fingerprints of datasets that all runs of an ensemble can read."""
     return {name: run.fingerprints[name] for run in runs for name in _DATASETS if name in run.fingerprints}

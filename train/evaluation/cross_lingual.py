@@ -1,4 +1,4 @@
-"""Cross-lingual retrieval: captions as queries for captions of the same images in another language.
+"""Cross-lingual retrieval: captions as queries for captions in other languages.
 
 The image is the pivot between the languages (Gella et al. 2017; Kádár et al. 2018).
 
@@ -19,7 +19,7 @@ from train.evaluation.metrics import CUTOFFS, RecallMetrics, bidirectional_ranks
 
 @dataclass(frozen=True)
 class CrossLingualRetrieval:
-    """Metrics of captions as queries for those of their images in another language, and the recalls of a random order."""
+    """Metrics and chance recalls of captions as queries in another language."""
 
     direction: RecallMetrics
     chance: tuple[float, ...]

@@ -1,4 +1,4 @@
-"""``imagepivot embed``: embeddings of images and captions in a model's joint space, as sharded datasets.
+"""``imagepivot embed``: embeddings of images and captions as sharded datasets.
 
 Letters: ``I`` images, ``C`` captions, ``D`` feature width, ``E`` embedding width.
 """
@@ -56,16 +56,16 @@ _Rows: TypeAlias = Callable[[int], tuple[_Columns, dict[str, int]]]
 def embed_shard(
     run: Run, features: Dataset, shard: int, chosen: pa.Array | None = None, on_progress: Count = no_progress
 ) -> tuple[list[str], Tensor]:
-    """Return the image ids of a shard of features and their embeddings ``[I, E]``, without images that have no regions.
+    """Return the ids and embeddings ``[I, E]`` of the images in a shard.
 
-    ``chosen`` are the ids to embed; all by default.
+    ``chosen`` are the ids to embed; all by default. Images without regions are left out.
     """
     image_ids, values = shard_features(features, shard, chosen=chosen, l2=run.config.data.l2_features)
     return image_ids, encode_images(run.model, values, on_progress=on_progress).values
 
 
 def embed(job: EmbedJob, on_progress: Count = no_progress, on_warning: Remark = logger.warning) -> list[Manifest]:
-    """Open a run and embed images and captions with its model, one output shard per input shard.
+    """Embed images and captions with a run's model, one output per input shard.
 
     An interrupted call is resumed by the next. Embeddings of other content than that of the inputs are replaced only with
     ``overwrite``, even if fingerprints agree. Captions that are not selected, or in languages that the model does not know, are
@@ -141,7 +141,7 @@ def _images_with_captions(captions: Dataset, splits: Sequence[str]) -> pa.Array:
 
 
 def _check_images(features: Dataset, captions: Dataset, split: str, allow_missing: bool, on_warning: Remark) -> None:
-    """Check that all images of a split have features, or report the others if they may be missing."""
+    """Check that all images of a split have features, or report missing ones."""
     ids = _images_with_captions(captions, [split]).unique()
     missing = sorted(ids.take(pa.array(missing_images(features, ids))).to_pylist())
     if not missing:
@@ -184,7 +184,7 @@ def _write(
     selection: Mapping[str, tuple[str, ...]],
     rows: _Rows,
 ) -> Manifest:
-    """Write or complete a dataset with a shard for each of the first source; ``digest`` is that of the weights."""
+    """Write or complete a dataset with a shard for each of the first source."""
     spec = FeatureSpec(name=job.name, shape=(run.model.width,), source=run.config.description)
     languages = run.model.languages if kind == "embeddings" else None
     model = EmbeddingModel(weights_sha256=digest, similarity=run.model.similarity, languages=languages)

@@ -1,4 +1,4 @@
-"""Retrieval metrics of models on a split, by language: recall and median rank, also within folds of the images and during training.
+"""Retrieval metrics of models on a split, by language: recall and median rank.
 
 VSE++ (``evaluation.py``, ``evalrank``) and SCAN report COCO's "1K": the mean over five folds of 1,000 of its 5,000 test images with
 their five captions. Their folds follow the order of files in Karpathy's split. Ours follow the image ids, the only order that a
@@ -50,10 +50,10 @@ def no_progress(done: int) -> None:
 
 @contextmanager
 def eval_mode(model: RetrievalModel) -> Iterator[torch.device]:
-    """Put a model into evaluation mode without gradients inside the block, and yield its device.
+    """Run a block in evaluation mode without gradients; yield the model's device.
 
-    It computes in float32, also during a training in bfloat16 or TF32: bfloat16 rounds too many scores to
-    equal values for ranks, and TF32 differs from a CPU by as much as close scores differ from one another.
+    The block computes in float32, also during a training in bfloat16 or TF32. Bfloat16 rounds too many scores to equal values for
+    ranks. TF32 differs from a CPU by as much as close scores differ.
     """
     training, device = model.training, model.device
     model.eval()
@@ -90,9 +90,9 @@ def encode_images(
 def encode_captions(
     model: RetrievalModel, captions: CaptionBatch, language: str, *, batch_size: int = _BATCH, on_progress: Count = no_progress
 ) -> Encoded:
-    """Encode captions in one language, bucketed by length: a batch takes as many time steps as its longest caption has tokens.
+    """Encode captions in one language, bucketed by length.
 
-    The batch size affects speed, not results. The result keeps the order of the captions and is on the model's device.
+    The batch size affects only speed. The result keeps the order of the captions and is on the model's device.
     """
     by_length = np.argsort(captions.lengths, kind="stable")
     parts = []
@@ -110,7 +110,7 @@ def take_rows(encoded: Encoded, rows: np.ndarray) -> Encoded:
 
 
 def evaluate_ensemble(members: Members, *, on_progress: Count = no_progress) -> dict[str, RetrievalMetrics]:
-    """Measure recall and median rank of an ensemble by language; its scores are the means of its members' scores.
+    """Measure recall and median rank of the mean scores of models, by language.
 
     The candidates of a language are its captions and the images that have any: other images are neither query nor candidate. A
     language is thus scored as if it were the only one. The models return to their previous modes.
@@ -124,7 +124,7 @@ def evaluate_ensemble(members: Members, *, on_progress: Count = no_progress) -> 
 
 
 def ensemble_ranks(members: Members, *, on_progress: Count = no_progress) -> dict[str, Ranks]:
-    """Rank the images and captions of each language by the mean scores of an ensemble, as in `evaluate_ensemble`."""
+    """Rank images and captions by mean scores, as in `evaluate_ensemble`."""
     models = [model for model, _ in members]
     images = [encode_images(model, data.features, on_progress=on_progress) for model, data in members]
 
@@ -178,7 +178,7 @@ def _ranks_by_language(
 
 
 def scores_between(model: RetrievalModel, first: Encoded, second: Encoded) -> Scores:
-    """Return the scores of a model as a source for `train.evaluation.metrics.bidirectional_ranks`."""
+    """Return the scores of a model as a source for `bidirectional_ranks`."""
 
     def scores(rows: slice, columns: Tensor) -> Tensor:
         with eval_mode(model):
@@ -203,7 +203,7 @@ def mean_scores(sources: Sequence[Scores]) -> Scores:
 
 
 def chance(captions: Captions, language: str) -> dict[str, tuple[float, ...]]:
-    """Return the recalls of a random order, in percent, by direction; candidates are those of `evaluate_ensemble`."""
+    """Return the recalls of a random order in percent, by direction."""
     counts = np.unique(captions.images[captions.rows_of(language)], return_counts=True)[1]
     total = int(counts.sum())
     return {
@@ -254,7 +254,7 @@ def _views(encoded: _EncodedSplit, batch: Batch, device: torch.device) -> Views:
 
 
 def evaluate_folds(members: Members, folds: int, *, on_progress: Count = no_progress) -> dict[str, RetrievalMetrics]:
-    """Measure recall and median rank within each fold of the images, and return the means over the folds by language.
+    """Return the mean metrics over folds of the images, by language.
 
     A language's images are cut in the order of their ids; the first folds may have one more. One fold ranks all images together.
 

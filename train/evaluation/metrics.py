@@ -3,9 +3,9 @@
 A rank is one plus the number of wrong items before the right one. Ties are broken pessimistically: a wrong item with an equal score
 comes before the right one, so that a model with equal scores for everything ranks last. NaN scores count like ties.
 
-Scores are equal if they differ by at most `EQUAL_WITHIN` times the greater of 1 and the right score. Sums
-depend on tile shape and thread count, so that scores of equal captions differ in the last bits. Float32 scores of unit vectors then
-agree to 1e-7; scores of other models are further apart.
+Scores are equal if they differ by at most `EQUAL_WITHIN` times the greater of 1 and the right score. Sums depend on tile shape and
+thread count, so that scores of equal captions differ in the last bits. Float32 scores of unit vectors then agree to 1e-7; scores of
+other models are further apart.
 
 Image to text: the best-ranked of an image's captions counts, as in Karpathy and Fei-Fei 2015 and later work; its others are neither
 right nor wrong. Text to image: each caption is a query of its own.
@@ -125,7 +125,7 @@ def retrieval_ranks(
     device: torch.device | None = None,
     scores_at_once: int = _SCORES_AT_ONCE,
 ) -> Ranks:
-    """Rank all queries in both directions: `bidirectional_ranks` with one row per image.
+    """Rank all queries in both directions, with one row of scores per image.
 
     ``image_of_caption`` is int64 ``[C]``, the row of the image that each caption belongs to.
 
@@ -149,7 +149,7 @@ def bidirectional_ranks(
     device: torch.device | None = None,
     scores_at_once: int = _SCORES_AT_ONCE,
 ) -> tuple[Tensor, Tensor]:
-    """Rank rows among columns and columns among rows; right is the best-ranked item of the same image.
+    """Rank the best item of the same image for each row and each column.
 
     Tiled: one tile of the O(N²) scores is in memory, and each score is computed once. A tile has the rows of one strip of images
     and the columns of another. Diagonal tiles come first: they hold the right scores that all others are compared with.
@@ -200,7 +200,7 @@ def bidirectional_ranks(
 
 
 def _right_pairs(in_rows: Tensor, column_images: Tensor) -> tuple[Tensor, Tensor]:
-    """Return row and column of all pairs of items of the same image, from the number of rows of each image."""
+    """Return row and column of each pair of items of the same image."""
     first_row = in_rows.cumsum(0) - in_rows
     num_partners = in_rows[column_images]
     columns = torch.repeat_interleave(num_partners)
@@ -209,7 +209,7 @@ def _right_pairs(in_rows: Tensor, column_images: Tensor) -> tuple[Tensor, Tensor
 
 
 def _own_best_scores(right: Tensor, indices: Tensor, size: int) -> Tensor:
-    """Return the least score that equals the best right score of each of ``size`` items, given the items of ``right``."""
+    """Return the least score that equals the best right score of each item."""
     # NaN loses against every other score.
     best = right.new_full((size,), -torch.inf)
     best = best.scatter_reduce(0, indices, right.nan_to_num(-torch.inf, torch.inf, -torch.inf), "amax")
@@ -218,7 +218,7 @@ def _own_best_scores(right: Tensor, indices: Tensor, size: int) -> Tensor:
 
 
 def _count_better(tile: Tensor, row_bounds: Tensor, column_bounds: Tensor, row_better: Tensor, column_better: Tensor) -> None:
-    """Add to the counts of rows and columns the scores that are not below their bounds; NaN is not below."""
+    """Count the scores that are not below their bounds, by row and by column."""
     row_better += (~(tile < row_bounds[:, None])).sum(1)
     column_better += (~(tile < column_bounds)).sum(0)
 
@@ -242,7 +242,7 @@ def _strips(rows: Sequence[int], columns: Sequence[int], scores_at_once: int) ->
 
 
 def chance_recall(cutoff: int, right: int, items: int) -> float:
-    """Return the recall in percent at a cutoff in a random order with ``right`` right items (hypergeometric).
+    """Return the recall in percent at a cutoff in a random order (hypergeometric).
 
     >>> chance_recall(10, 1, 1000)
     1.0

@@ -1,4 +1,4 @@
-"""``imagepivot evaluate``: recall and median rank of a run or an ensemble on a split, by language and portion."""
+"""``imagepivot evaluate``: recall and median rank by language and portion."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def score_ensemble(
     cross_lingual: bool = False,
     token_features: str = "",
 ) -> list[Score]:
-    """Evaluate open runs on one device as an ensemble: the score of an image and a caption is the mean of the runs' scores.
+    """Evaluate open runs on one device as an ensemble, by their mean scores.
 
     Each split and portion is a test of its own. Arguments are as in `EvaluateJob`; default languages are those that all runs know.
 
@@ -164,9 +164,9 @@ def score_ensemble(
 def portions_in(
     labels: Iterable[tuple[str, str, str]], split: str, languages: Iterable[str], portion: str = ""
 ) -> dict[str, tuple[str, ...]]:
-    """Return the portions of each language in a split, for languages that have any; an empty ``portion`` selects all.
+    """Return the portions of each language with captions in a split.
 
-    The labels are splits, languages and portions of all captions, see `train.data.captions.labels_of`. Languages keep their order.
+    Labels are those of `train.data.captions.labels_of`. Languages keep their order, and an empty ``portion`` selects all.
     """
     pairs = sorted((language, name) for other, language, name in labels if other == split and portion in ("", name))
     portions = {language: tuple(name for other, name in pairs if other == language) for language in languages}

@@ -1,4 +1,4 @@
-"""Text-to-image search: rank images by their similarity with a sentence in any language of a model.
+"""Text-to-image search by a sentence in any language of a model.
 
 Letters: ``I`` images, ``E`` embedding width.
 """
@@ -41,7 +41,7 @@ class Gallery:
 
 @dataclass(frozen=True)
 class Hit:
-    """An image in the result of a search, with its similarity to the query; higher is more alike."""
+    """Image in the result of a search; a higher score is more similar."""
 
     image_id: str
     score: float
@@ -84,7 +84,7 @@ def search(
 
 
 def embed_gallery(run: Run, features: str, on_progress: Count = no_progress) -> Gallery:
-    """Embed all images of a dataset of features or regions, except images without regions.
+    """Embed all images of a dataset, except images without regions.
 
     Raises:
         UsageError: the run's model has no vectors.
@@ -98,7 +98,7 @@ def embed_gallery(run: Run, features: str, on_progress: Count = no_progress) -> 
 
 
 def read_gallery(run: Run, folder: str) -> Gallery:
-    """Read image embeddings from the output folder of ``imagepivot embed``, or from its subfolder ``images``.
+    """Read image embeddings from the output of ``embed``, or from its ``images``.
 
     Raises:
         UsageError: the run's model has no vectors.
@@ -119,9 +119,9 @@ def read_gallery(run: Run, folder: str) -> Gallery:
 
 
 def search_gallery(run: Run, tokens: Sequence[str], language: str, gallery: Gallery, *, top: int = 10) -> list[Hit]:
-    """Return the best images for a sentence, best first; ties keep the order of the gallery.
+    """Return the best images for a sentence, best first.
 
-    Tokens follow the text recipe of the run's captions; unknown ones are read as ``<unk>``.
+    Tokens follow the text recipe of the run's captions; unknown ones are read as ``<unk>``. Ties keep the order of the gallery.
 
     Raises:
         UsageError: the model does not know the language or any of the tokens, or ``top`` is less than 1.

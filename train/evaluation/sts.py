@@ -1,4 +1,4 @@
-"""Semantic textual similarity: correlation of the cosine of sentence vectors with human scores.
+"""Semantic textual similarity: correlation of cosines with human scores.
 
 The measure is Pearson's r over the pairs of a data set, times 100, as in the shared tasks; Spearman's rho is reported, too. A run's
 model embeds the sentences after the text recipe of its captions. Models trained with any similarity are compared by cosine (Huang
@@ -95,7 +95,7 @@ class StsSystem:
 
 @dataclass(frozen=True)
 class StsResult:
-    """Systems on data sets: the word-overlap baseline, then the runs, then the vectors."""
+    """Systems on data sets: the baseline, then the runs, then the vectors."""
 
     data: tuple[StsPairs, ...]
     systems: tuple[StsSystem, ...]
@@ -123,7 +123,7 @@ class StsResult:
 
 
 def sts(job: StsJob, tokenize: Tokenize | None = None, on_progress: Count = no_progress) -> StsResult:
-    """Read sentence pairs, and measure the word-overlap baseline, runs and vectors on them.
+    """Measure the word-overlap baseline, runs and vectors on sentence pairs.
 
     ``tokenize`` follows the text recipe of a run's captions; it is unused without runs, or if the sentences are tokens.
 
@@ -188,7 +188,7 @@ def score_sts(
 
 
 def word_overlap(first: str, second: str) -> float:
-    """Return the cosine of two sentences as binary vectors of their tokens, which white space separates.
+    """Return the cosine of two sentences as binary vectors of their tokens.
 
     Example:
         >>> word_overlap("A dog runs.", "A dog sleeps.")  # "A" and "dog", of three tokens each
@@ -258,7 +258,7 @@ def _sentences(data: Sequence[StsPairs]) -> list[str]:
 
 
 def _sentence_language(run: Run, language: str) -> str:
-    """Return the language in which a run reads the sentences, after checking that it can embed them."""
+    """Return the language in which a run reads sentences, if it can embed them."""
     check_vectors(run)
     check_reads_text(run)
     known = run.model.languages

@@ -1,4 +1,4 @@
-"""Data of semantic textual similarity: sentence pairs with human scores, vectors of sentences from files, and correlations.
+"""Sentence pairs with human scores, sentence vectors, and correlations.
 
 Sentence pairs are UTF-8 with tabs between the columns and no quoting, in one of the layouts of the shared tasks:
 
@@ -81,7 +81,7 @@ class StsPairs:
         return tuple(dict.fromkeys(sentence for pair in zip(self.first, self.second, strict=True) for sentence in pair))
 
     def correlation(self, similarities: ArrayLike) -> Correlation:
-        """Return the correlations, times 100, of the scores with similarities of the pairs ``[N]``.
+        """Return the correlations, times 100, of scores and similarities ``[N]``.
 
         Raises:
             ValueError: the numbers of similarities and pairs differ.
@@ -129,7 +129,7 @@ def _files_at(location: str) -> Iterator[str]:
 
 
 def _labels(files: Sequence[str]) -> list[str]:
-    """Return a name for each file: its stem, with as many parent folders as unique names need."""
+    """Return unique names of files: the stem, after parent folders if needed."""
     parts = [file.split("/") for file in files]
     names = [_INPUT.sub(r"\2", path[-1]) for path in parts]
     names = [os.path.splitext(name)[0] if name.endswith((*_TABLES, ".txt")) else name for name in names]  # noqa: PTH122
@@ -182,7 +182,7 @@ def _from_table(location: str) -> Iterator[_Row]:
 
 
 def _columns(line: str, location: str) -> tuple[tuple[int, ...], int]:
-    """Return the columns of the score and the two sentences, and the number of header lines."""
+    """Return the columns of score and sentences, and the number of header lines."""
     cells = [cell.strip() for cell in line.split("\t")]
     header = [cell.lower() for cell in cells]
     if set(_HEADER) <= set(header):
@@ -268,7 +268,7 @@ def words_of(sentence: str) -> list[str]:
 
 
 def mean_vectors(sentences: Sequence[Sequence[str]], vectors: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the mean vector of each sentence's known words, float64 ``[S, E]``; zeros for sentences without any."""
+    """Return the mean vectors of known words, float64 ``[S, E]``; zeros without any."""
     width = len(next(iter(vectors.values()), ()))
     means = np.zeros((len(sentences), width))
     for row, words in zip(means, sentences, strict=True):
@@ -278,7 +278,7 @@ def mean_vectors(sentences: Sequence[Sequence[str]], vectors: Mapping[str, np.nd
 
 
 def read_word_vectors(location: str, words: Collection[str]) -> dict[str, np.ndarray]:
-    """Read the vectors of some words, looked up as written, then in lower case, from text or ``.gz``.
+    """Read the vectors of words, looked up as written, then in lower case.
 
     Returns:
         Float64 ``[E]`` by word, for words with a vector.
@@ -293,7 +293,7 @@ def read_word_vectors(location: str, words: Collection[str]) -> dict[str, np.nda
 
 
 def read_sentence_vectors(location: str, sentences: Sequence[str]) -> np.ndarray:
-    """Read vectors of sentences from ``.npz``: float64 ``[S, E]``, in the order of ``sentences``.
+    """Read the vectors of sentences from ``.npz``, float64 ``[S, E]``.
 
     Raises:
         InputError: the file cannot be read, lacks an array, or lacks one of the sentences.
@@ -332,7 +332,7 @@ _RESOLUTION = 1e-6
 
 @dataclass(frozen=True)
 class Correlation:
-    """Pearson's r and Spearman's rho, times 100 as papers print them; None if a series is constant."""
+    """Pearson's r and Spearman's rho, times 100; None if a series is constant."""
 
     pearson: float | None
     spearman: float | None
@@ -353,19 +353,19 @@ def pearson(first: ArrayLike, second: ArrayLike) -> float | None:
 
 
 def spearman(first: ArrayLike, second: ArrayLike) -> float | None:
-    """Return Spearman's rho of two series ``[N]``, Pearson's r of their ranks; None if one is constant."""
+    """Return Spearman's rho of two series ``[N]``; None if one is constant."""
     x, y = np.asarray(first, np.float64), np.asarray(second, np.float64)
     return None if _constant(x) or _constant(y) else pearson(ranks_with_ties(x), ranks_with_ties(y))
 
 
 def ranks_with_ties(values: ArrayLike) -> np.ndarray:
-    """Return the ranks of values ``[N]`` from 1, ascending; equal values share their mean rank."""
+    """Return the ranks of values ``[N]`` from 1; equal values share their mean rank."""
     _, indices, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2)[indices]
 
 
 def cosines(first: ArrayLike, second: ArrayLike) -> np.ndarray:
-    """Return the row-wise cosines of two arrays ``[N, E]``, float64 ``[N]``; 0 for zero vectors."""
+    """Return row-wise cosines of ``[N, E]``, float64 ``[N]``; 0 for zero vectors."""
     x, y = np.asarray(first, np.float64), np.asarray(second, np.float64)
     lengths = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
     products = np.einsum("ne,ne->n", x, y)

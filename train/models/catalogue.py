@@ -1,4 +1,4 @@
-"""Registry of model kinds, which builds a model from the section ``model`` of a configuration."""
+"""Registry of model kinds."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def register_model(section: type[ModelConfig], builder: Builder) -> None:
 
 
 def build_model(config: ModelConfig, dimensions: Dimensions, seed: int) -> RetrievalModel:
-    """Build a model with seeded initial weights, equal on all devices; torch's global generator is unchanged.
+    """Build a model with seeded initial weights, equal on all devices.
 
     Raises:
         UsageError: the kind has no builder, or does not fit the data.

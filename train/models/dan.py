@@ -88,7 +88,7 @@ def _(values: Tensor, next_seed: Tensor, ratio: float) -> Tensor:
 
 
 class AttentionSteps(nn.Module):
-    """Context vectors of images or sentences: one of the mean, and one for each of K attention steps.
+    """Context vectors of images or sentences from K attention steps.
 
     With the regions v_n of an image, or the words of a sentence, and ⊙ the element-wise product::
 
@@ -147,14 +147,14 @@ class AttentionSteps(nn.Module):
 
 
 def _matrix(width: int, outputs: int) -> nn.Linear:
-    """Return a linear layer without bias, initialized by Xavier like the image encoder."""
+    """Build a linear layer without bias, initialized by Xavier."""
     matrix = nn.Linear(width, outputs, bias=False)
     nn.init.xavier_uniform_(matrix.weight)
     return matrix
 
 
 class Dan(SentenceEncoderModel):
-    """Images and sentences pooled by `AttentionSteps`; an embedding is the concatenation of their contexts.
+    """Images and sentences pooled by `AttentionSteps` into concatenated contexts.
 
     The similarity of an image and a sentence is the inner product of their embeddings: the sum of those of their contexts over the
     steps. A word is the sum of the states of both directions of an LSTM. Each language has its own sentence encoder.
@@ -182,7 +182,7 @@ class Dan(SentenceEncoderModel):
         return Encoded(widen_bfloat16(self.sentences.of(language).pooling(_sum_directions(states))))
 
     def attention_weights(self, images: ImageBatch, captions: CaptionBatch, language: str) -> AttentionWeights:
-        """Return the attention weights of each step over the regions of an image and the tokens of a caption."""
+        """Return the attention weights of each step over regions and tokens."""
         regions, words = Encoded(images.features, images.mask), _sum_directions(self.token_states(captions, language))
         return compute_head_weights(self.attention, regions, self.sentences.of(language).pooling, words)
 

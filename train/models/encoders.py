@@ -1,4 +1,4 @@
-"""Encoders of images and sentences into the joint space, and the base class of models with such encoders.
+"""Encoders of images and sentences into the joint space.
 
 A sentence passes through three stages::
 
@@ -79,7 +79,7 @@ class WordEmbedding(nn.Embedding):
 
 
 class PrecomputedTokens(nn.Module):
-    """Token vectors that the captions contain, such as those of BERT, in place of a `WordEmbedding`. It has no parameters."""
+    """Token vectors in the captions, e.g. of BERT, instead of a `WordEmbedding`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class PrecomputedTokens(nn.Module):
         self._place: Tensor
 
     def prepare(self, captions: CaptionBatch) -> tuple[nn.Embedding, CaptionBatch]:
-        """Return the inputs of a text encoder: the vectors of a batch, and its captions with token positions as ids.
+        """Return the vectors of a batch, and its captions with positions as token ids.
 
         Raises:
             ValueError: the captions have no vectors.
@@ -99,7 +99,7 @@ class PrecomputedTokens(nn.Module):
 
 
 class FinalStateGRU(nn.Module):
-    """Text encoder that returns its state after the last token, ``[B, E]``. On a CPU, shared prefixes are processed only once."""
+    """Text encoder that returns the state after the last token, ``[B, E]``."""
 
     def __init__(self, word_dim: int, hidden_size: int) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class FinalStateGRU(nn.Module):
 
 
 class BidirectionalLSTM(nn.Module):
-    """Text encoder that returns a state per token, ``[B, T, E]``: the mean of both directions, as in SCAN (``model.py``)."""
+    """Text encoder that averages the states of both directions, ``[B, T, E]``."""
 
     def __init__(self, word_dim: int, hidden_size: int) -> None:
         super().__init__()
@@ -146,10 +146,10 @@ TEXT_ENCODERS = {"gru": FinalStateGRU, "bilstm": BidirectionalLSTM, "bigru": Bid
 
 
 def orthogonalize(text_encoder: nn.Module) -> None:
-    """Initialize a recurrent text encoder with orthogonal matrices; its parameters have torch's names.
+    """Initialize a recurrent text encoder with orthogonal matrices.
 
-    The recurrent weights of each gate become an orthogonal matrix, the input weights are uniform in ±0.1, and the biases are 0, as
-    in github.com/ivendrov/order-embedding (``layers.py``, ``utils.py``).
+    As in github.com/ivendrov/order-embedding (``layers.py``, ``utils.py``), each gate has an orthogonal recurrent matrix. Input
+    weights are uniform in ±0.1, and biases are 0.
     """
     for name, parameter in text_encoder.named_parameters():
         if "weight_hh" in name:
@@ -162,7 +162,7 @@ def orthogonalize(text_encoder: nn.Module) -> None:
 
 
 def pool(encoded: Encoded, pooling: Literal["mean", "max"] = "mean") -> Tensor:
-    """Return one vector per item, ``[B, E]``: the mean or the maximum of its vectors, or its only vector."""
+    """Return the mean, the maximum, or the only vector of each item, ``[B, E]``."""
     if encoded.values.dim() == 2:
         return encoded.values
     outside = ~encoded.mask_or_ones[..., None]
@@ -274,7 +274,7 @@ class SentenceEncoders(nn.ModuleList):
 
 
 def uses_packed_rnn(device: torch.device) -> bool:
-    """Return whether `train.models.packed_rnn` runs GRU and LSTM on a device, rather than torch.
+    """Return whether `train.models.packed_rnn` replaces torch on a device.
 
     It is faster on a CPU (``tests/benchmarks/bench_training.py``). On a GPU, cuDNN runs all time steps in one kernel.
     """
@@ -282,14 +282,14 @@ def uses_packed_rnn(device: torch.device) -> bool:
 
 
 def _run_torch(network: nn.LSTM | nn.GRU, words: nn.Embedding, captions: CaptionBatch) -> tuple[Tensor, ...]:
-    """Run torch's bidirectional network; arguments and result as of `bilstm_over_trie`."""
+    """Run a bidirectional network of torch in place of `bilstm_over_trie`."""
     sequence, positions = _pack(words, captions)
     states, _ = pad_packed_sequence(network(sequence)[0], batch_first=True)  # [B, T, 2E]
     return states.index_select(0, positions).chunk(2, dim=2)
 
 
 def _pack(words: nn.Embedding, captions: CaptionBatch) -> tuple[PackedSequence, Tensor]:
-    """Return the word vectors of captions, the longest first, and int64 ``[B]``, the position of each caption in them."""
+    """Pack word vectors; also return the position of each caption, int64 ``[B]``."""
     device = words.weight.device
     vectors = words(upload(torch.from_numpy(captions.padded(PAD)), device))  # [B, T, W]
     # Sorted on the CPU: torch would copy the order back from the GPU, which synchronises.
@@ -301,6 +301,7 @@ def _pack(words: nn.Embedding, captions: CaptionBatch) -> tuple[PackedSequence, 
 def _average_directions(
     run: Callable[..., tuple[Tensor, ...]], network: nn.LSTM | nn.GRU, words: nn.Embedding, captions: CaptionBatch
 ) -> Encoded:
+    """Return the mean states of both directions, as in SCAN (``model.py``)."""
     if not len(captions):
         return Encoded(words.weight.new_zeros(0, 1, network.hidden_size))
     forward, backward = run(network, words, captions)  # [B, T, E]
@@ -323,7 +324,7 @@ def embedding_parameters(model: nn.Module, vocabulary_size: int) -> dict[str, Se
 
 
 def load_pretrained_embeddings(model: RetrievalModel, words: WordVectors, counts: Sequence[Mapping[str, int]]) -> str:
-    """Replace randomly initialized word vectors by pretrained ones; words without one keep theirs.
+    """Replace the random vectors of words that have pretrained ones.
 
     Returns:
         A sentence about the replaced vectors.
@@ -375,7 +376,7 @@ class SentenceEncoderModel(RetrievalModel):
         self.languages = dimensions.languages
 
     def token_states(self, captions: CaptionBatch, language: str) -> Encoded:
-        """Return the states of the text encoder, ``[B, T, H]``, or ``[B, H]`` if it returns only the last."""
+        """Return the states of the text encoder: ``[B, T, H]``, or the last, ``[B, H]``."""
         return self.sentences.of(language).states(captions)
 
     @abstractmethod
@@ -387,7 +388,7 @@ class SentenceEncoderModel(RetrievalModel):
         return self.pool_states(self.token_states(captions, language), language)
 
     def scores(self, a: Encoded, b: Encoded) -> Tensor:
-        """Return the scores of all pairs; by default the inner products of embeddings ``[A, E]`` and ``[B, E]``, ``[A, B]``.
+        """Return the scores of all pairs, ``[A, B]``; by default inner products.
 
         Autocast is off: bfloat16 rounding is nearly as large as the margins of the losses.
         """
@@ -410,7 +411,7 @@ def widen_bfloat16(values: Tensor) -> Tensor:
 
 
 def compute_head_weights(image_heads: Any, regions: Encoded, word_heads: Any, words: Encoded) -> AttentionWeights:
-    """Return the attention weights of the heads over the regions of an image and the tokens of a caption."""
+    """Return the weights of attention heads for an image and a caption."""
     return AttentionWeights(
         regions=image_heads.weights(regions)[0, :, regions.mask_or_ones[0]],
         words=word_heads.weights(words)[0, :, words.mask_or_ones[0]],

@@ -1,4 +1,4 @@
-"""Multi-head attention with diversity (Huang et al. 2019): the model kind ``mha-d``.
+"""Multi-head attention with diversity (Huang et al. 2019): kind ``mha-d``.
 
 Shapes: ``N`` images or captions, ``M`` regions or tokens, ``R`` regions, ``D`` feature width, ``H`` width of a region or token in
 the joint space, ``K`` heads, ``E`` = K * H embedding width.
@@ -51,7 +51,7 @@ class MultiHeadAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize contexts uniformly in ±0.1, like word vectors, and matrices by Xavier, like the image encoder.
+        """Initialize contexts uniformly in ±0.1, and matrices by Xavier.
 
         The paper does not say how. This attention starts near the mean, with different heads.
         """
@@ -79,7 +79,7 @@ class MultiHeadAttention(nn.Module):
 
 
 class MhaD(SentenceEncoderModel):
-    """Regions and words in one space, pooled by the heads of `MultiHeadAttention`; an embedding is their concatenation.
+    """Regions and words in one space, pooled by `MultiHeadAttention`.
 
     An affine map encodes regions, and one bidirectional LSTM per language encodes words. Images and each language have their own
     attention. Embeddings are normalized, see `l2_normalize`. The diversity of the heads (equations 5 and 6) is a term of the
@@ -114,7 +114,7 @@ class MhaD(SentenceEncoderModel):
         return _embedding(self.sentences.of(language).pooling(states))
 
     def attention_weights(self, images: ImageBatch, captions: CaptionBatch, language: str) -> AttentionWeights:
-        """Return the attention weights of each head over the regions of an image and the tokens of a caption."""
+        """Return the attention weights of each head over regions and tokens."""
         regions, words = self._regions(images), self.token_states(captions, language)
         return compute_head_weights(self.attention, regions, self.sentences.of(language).pooling, words)
 

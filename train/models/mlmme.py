@@ -23,7 +23,7 @@ _IMAGES = "images"
 
 
 class Mlmme(SentenceEncoderModel):
-    """Images, and the GRU states of sentences, mapped into one space: one GRU per language, one map for all languages.
+    """Images and sentences in one space: a GRU per language, one map for all.
 
     With ``scoring = "dot"`` embeddings ``[N, W]`` have length 1, and the similarity is their cosine. With ``"general"`` the
     similarity of x and y is x^T M y, with a learned matrix M for every two views (the images, and each language).
@@ -69,7 +69,7 @@ class Mlmme(SentenceEncoderModel):
 
 
 def _mapping(width: int) -> nn.Linear:
-    """Return a square matrix, uniform in ±0.1, as in the released code (``utils.py``, ``norm_weight``)."""
+    """Build a square matrix, uniform in ±0.1 (``norm_weight`` in ``utils.py``)."""
     matrix = nn.Linear(width, width, bias=False)
     nn.init.uniform_(matrix.weight, -0.1, 0.1)
     return matrix

@@ -30,7 +30,7 @@ from train.data.batches import CaptionBatch
 
 @dataclass(frozen=True)
 class PrefixTrie:
-    """Prefix trie of captions. Prefix 0 is empty; the others are numbered from 1 by length.
+    """Prefix trie of captions, numbered by length; prefix 0 is empty.
 
     Attributes:
         tokens: int64 ``[V]``, distinct token ids, ascending.
@@ -159,7 +159,7 @@ class _GruRecurrence(torch.autograd.Function):
 
 
 def _gru_forward(before: Tensor, recurrent: Tensor, gates: Tensor, *, out: Tensor) -> _GruStep:
-    """Write the states after a token ``[S, H]`` to ``out``, and overwrite the inputs x ``[S, 3H]`` with the gates."""
+    """Write the states ``[S, H]`` to ``out``, and gates over the inputs ``[S, 3H]``."""
     size = before.shape[1]
     gates[:, : 2 * size].add_(recurrent[:, : 2 * size]).sigmoid_()
     reset, update, new = gates.split(size, dim=1)
@@ -189,7 +189,7 @@ def _gru_gradients(ctx: Any, d_final: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _gru_backward(step: _GruStep, d_state: Tensor, *, d_gates: Tensor, d_input: Tensor) -> None:
-    """Compute the gradients of g ``[S, 3H]`` and x_n ``[S, H]`` from those of the states ``[S, H]``."""
+    """Compute the gradients of g ``[S, 3H]`` and x_n ``[S, H]`` from ``d_state``."""
     d_reset, d_update, d_new = d_gates.split(d_input.shape[1], dim=1)
     torch.addcmul(d_state, d_state, step.update, value=-1, out=d_input)
     _aten.tanh_backward.grad_input(d_input, step.new, grad_input=d_input)
@@ -236,7 +236,7 @@ def _reverse(captions: CaptionBatch) -> CaptionBatch:
 
 
 def _ancestors(trie: PrefixTrie, steps: int) -> Tensor:
-    """Return int64 ``[B, T]``: the prefix of the whole caption, its parent, and so on; 0 after the root."""
+    """Return each caption's prefix and its ancestors, int64 ``[B, T]``, then zeros."""
     parents = torch.cat([trie.parents.new_zeros(1), trie.parents])
     prefixes = [trie.ends]
     while len(prefixes) < steps:
@@ -245,13 +245,13 @@ def _ancestors(trie: PrefixTrie, steps: int) -> Tensor:
 
 
 def _lstm_states(lstm: nn.LSTM, suffix: str, words: Tensor, trie: PrefixTrie) -> Tensor:
-    """Return the states ``[1 + P, H]`` after each prefix in one direction, from words ``[V, W]``."""
+    """Return the states ``[1 + P, H]`` of prefixes, from words ``[V, W]``."""
     input_weight, recurrent_weight, *biases = _parameters(lstm, suffix)
     return _apply(_LstmRecurrence, words, input_weight, biases[0] + biases[1], (recurrent_weight, trie))
 
 
 class _LstmStep(NamedTuple):
-    """Values of a time step for the backward pass: gates ``[S, 4H]``, others ``[S, H]``."""
+    """Values of a step for the backward pass: gates ``[S, 4H]``, others ``[S, H]``."""
 
     gates: Tensor
     cell_before: Tensor
@@ -292,7 +292,7 @@ class _LstmRecurrence(torch.autograd.Function):
 
 
 def _lstm_forward(gates: Tensor, cell_before: Tensor, *, cell: Tensor, state: Tensor) -> _LstmStep:
-    """Write cell and state after a token ``[S, H]``, and overwrite the inputs ``[S, 4H]`` with the gates."""
+    """Write cell and state ``[S, H]``, and gates over the inputs ``[S, 4H]``."""
     size = cell.shape[1]
     gates[:, : 2 * size].sigmoid_()
     gates[:, 2 * size : 3 * size].tanh_()
@@ -323,7 +323,7 @@ def _lstm_gradients(ctx: Any, d_after: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _lstm_backward(step: _LstmStep, d_state: Tensor, d_cell: Tensor, *, d_gates: Tensor) -> None:
-    """Compute the gradient of the gates' inputs ``[S, 4H]`` from that of the states ``[S, H]``, and add to that of the cells."""
+    """Compute the gradient of the inputs ``[S, 4H]``, and add to that of the cells."""
     input_gate, forget_gate, new, output_gate = step.gates.split(d_state.shape[1], dim=1)
     d_input, d_forget, d_new, d_output = d_gates.split(d_state.shape[1], dim=1)
     d_cell.add_(_aten.tanh_backward(d_state * output_gate, step.tanh_cell))
@@ -337,7 +337,7 @@ def _lstm_backward(step: _LstmStep, d_state: Tensor, d_cell: Tensor, *, d_gates:
 
 
 def _addmm(inputs: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
-    """Return ``inputs + rows @ weight`` in the type of the rows; the product has the type of ``weight``."""
+    """Return ``inputs + rows @ weight`` in the rows' type, multiplied in the weight's."""
     if rows.dtype == weight.dtype:
         return torch.addmm(inputs, rows, weight)
     return (rows.to(weight.dtype) @ weight).to(rows.dtype).add_(inputs)

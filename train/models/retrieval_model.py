@@ -23,7 +23,7 @@ from train.devices import upload
 
 @dataclass(frozen=True)
 class Dimensions:
-    """Languages and sizes from the data; all hyper-parameters are in the section ``model`` of the configuration.
+    """Languages and sizes from the data.
 
     Attributes:
         languages: languages of the model, in its order.
@@ -186,9 +186,10 @@ class RetrievalModel(nn.Module):
         """
 
     def token_states(self, captions: CaptionBatch, language: str) -> Any:
-        """Return the input of `pool_states`: the part of `encode_captions` that ``torch.compile`` cannot trace, by default nothing.
+        """Run the part of `encode_captions` that ``torch.compile`` cannot trace.
 
-        A compiled objective calls it for all captions of a batch first; the remainder is one graph.
+        The result is the input of `pool_states`. A compiled objective calls it for all captions of a batch first; the remainder is
+        one graph.
 
         Raises:
             ValueError: the model does not support the language.
@@ -201,14 +202,14 @@ class RetrievalModel(nn.Module):
 
     @abstractmethod
     def scores(self, a: Encoded, b: Encoded) -> Tensor:
-        """Return the similarities of images and captions, or captions and captions: ``[A, B]``, float32, higher is more similar."""
+        """Return the similarities of all pairs, ``[A, B]``, float32; higher is more alike."""
 
     def attention_weights(self, images: ImageBatch, captions: CaptionBatch, language: str) -> AttentionWeights | None:
-        """Return the attention weights for one image and one caption, for figures; None for a model without attention."""
+        """Return the attention weights for an image and a caption; None without any."""
         return None
 
     def modules_by_language(self) -> Mapping[str, Sequence[str]]:
-        """Return the languages of modules that encode captions of some languages only, by module name.
+        """Return the languages of modules that encode only some, by module name.
 
         A run that starts from another run matches such modules by language; by default, all modules serve all languages.
         """

@@ -1,4 +1,4 @@
-"""Stacked cross attention (SCAN) of regions and words in any number of languages: the model kind ``scan``.
+"""Stacked cross attention (SCAN) of regions and words: the model kind ``scan``.
 
 Lee, Chen, Hua, Hu, He (2018): Stacked Cross Attention for Image-Text Matching (arXiv 1803.08024), section 3.1, and their code
 (github.com/kuanghuei/SCAN, ``model.py``). Queries attend to contexts: words to regions, or regions to words. With unit vectors q_t
@@ -9,7 +9,7 @@ of a query and v_k of a context, and s_kt = <v_k, q_t>:
 3. the relevance r_t of q_t is its cosine with sum_k a_kt v_k;
 4. the score of the pair is the LogSumExp of its relevances, log(sum_t exp(lambda_2 r_t)) / lambda_2, or their mean.
 
-The cosine does not depend on the denominator of the softmax, and follows from s and the Gram matrix G = V V^T of a context:
+The cosine is independent of the denominator of the softmax, and follows from s and the Gram matrix G = V V^T of a context:
 <q_t, sum_k a_k v_k> = sum_k a_k s_kt and |sum_k a_k v_k|^2 = a^T G a. Attended vectors of width E are never computed.
 
 Gradients are computed only for pairs with a nonzero score gradient: for the hardest negatives, three in a row of a batch. A CPU
@@ -92,7 +92,7 @@ def cross_attention(queries: Encoded, contexts: Encoded, choices: CrossAttention
 
 @torch.no_grad()
 def attention_of_pair(query: Encoded, context: Encoded, choices: CrossAttention) -> Tensor:
-    """Return the attention weights a_kt of a query ``[1, T, E]`` over a context ``[1, K, E]``.
+    """Return the weights a_kt of a query ``[1, T, E]`` over a context ``[1, K, E]``.
 
     Returns:
         ``[T, K]`` for the vectors inside the masks; each row sums to 1.
@@ -160,16 +160,16 @@ class _CrossAttention(torch.autograd.Function):
 
 
 class _Side(NamedTuple):
-    """All queries, or all contexts, ``[N, M, E]``, their mask on the CPU, and their gradients."""
+    """All queries or contexts ``[N, M, E]``, their CPU mask, and their gradients."""
 
     values: Tensor
     mask: Tensor | None
     gradients: Tensor
 
     def gather(self, cpu_rows: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the vectors ``[P, M, E]`` of rows, zeros outside the mask, and their mask; M is the largest size among them.
+        """Return rows ``[P, M, E]``, zeros outside the mask, and their mask.
 
-        The rows are int64 ``[P]``, on the CPU and on the device.
+        M is the largest size among them. The rows are int64 ``[P]``, on the CPU and on the device.
         """
         if self.mask is None:
             return self.values[rows], None
@@ -185,7 +185,7 @@ class _Side(NamedTuple):
 
 
 def _add_pair_gradients(queries: _Side, contexts: _Side, d_scores: Tensor, pairs: Tensor, choices: CrossAttention) -> None:
-    """Add the gradients of pairs of a query and a context, int64 ``[P, 2]`` on the CPU."""
+    """Add the gradients of pairs (query, context), int64 ``[P, 2]`` on the CPU."""
     _, max_size, width = queries.values.shape
     block_size = max(1, _GATHERED_ELEMENTS // max(1, (max_size + contexts.values.shape[1]) * width))
     for block in pairs.split(block_size) if len(pairs) else ():
@@ -271,13 +271,13 @@ def _contexts_per_tile(contexts: Tensor, queries: Tensor, mask: Tensor | None) -
 
 
 def _products(context: _Chunk, columns: Tensor, num_queries: int) -> Tensor:
-    """Return the inner products ``[A, K, T, B]`` of contexts and queries, ``[T * B, E]``."""
+    """Return inner products ``[A, K, T, B]`` of contexts and queries ``[T * B, E]``."""
     products = context.vectors.flatten(0, 1) @ columns.T
     return products.view(len(context), context.vectors.shape[1], -1, num_queries)
 
 
 class _Attention:
-    """Attention of a tile. Queries are the last dimension, so that sums over K and T are over contiguous rows.
+    """Attention of a tile; with queries last, sums are over contiguous rows.
 
     Args:
         products: ``[A, K, T, B]``.
@@ -313,7 +313,7 @@ class _Attention:
         return self._mask_padding(self.relevance * temperature).logsumexp(1) / temperature
 
     def gradients(self, d_scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradients of the products, ``[A, K, T, B]``, and of the Gram matrices, ``[A, K, K]``."""
+        """Return gradients of products ``[A, K, T, B]`` and Gram matrices ``[A, K, K]``."""
         temperature = self.choices.lambda_lse
         if temperature is None:
             d_relevance = (d_scores / self._counts())[:, None].expand_as(self.relevance)
@@ -330,7 +330,7 @@ class _Attention:
         return d_along * self.weights + slope * d_clipped, d_gram
 
     def _counts(self) -> Tensor | int:
-        """Return the number of vectors of each query, at least 1: ``[1, B]``, ``[A, B]``, or a single number."""
+        """Return the sizes of queries, at least 1: ``[1, B]``, ``[A, B]``, or a number."""
         return max(1, self.products.shape[2]) if self.query_mask is None else self.query_mask.sum(1).clamp_min(1)
 
     def _mask_padding(self, values: Tensor) -> Tensor:
@@ -343,7 +343,7 @@ def _inverse_root(squares: Tensor) -> Tensor:
 
 
 class Scan(SentenceEncoderModel):
-    """Images as regions and captions as words in one space; words attend to regions, or regions to words.
+    """Regions and words in one space, compared by stacked cross attention.
 
     All vectors are normalized (``l2norm`` in ``model.py``), see `l2_normalize`. ``<start>`` and ``<end>`` count as words, as in the
     released code (``data.py``).
@@ -383,7 +383,7 @@ class Scan(SentenceEncoderModel):
         return cross_attention(b, a, self._attention).T if self._words_attend else cross_attention(a, b, self._attention)
 
     def attention_weights(self, images: ImageBatch, captions: CaptionBatch, language: str) -> AttentionWeights:
-        """Return the attention weights between the words of a caption and the regions of an image."""
+        """Return the attention weights between words and regions."""
         regions, words = self.encode_images(images), self.encode_captions(captions, language)
         if self._words_attend:
             return AttentionWeights(pairs=attention_of_pair(words, regions, self._attention))

@@ -20,17 +20,17 @@ _MIN_NORM = 1e-12
 
 
 def l2_normalize(vectors: Tensor) -> Tensor:
-    """Divide vectors ``[..., E]`` by their Euclidean norms; zeros stay zeros and have no gradient.
+    """Divide vectors ``[..., E]`` by their Euclidean norms; zeros stay zeros.
 
-    Bit for bit ``torch.nn.functional.normalize``, except for zeros: that function multiplies their gradient by 10^12, so that
-    clipping the gradient erases all others.
+    Bit for bit ``torch.nn.functional.normalize``, except that zeros have no gradient. Torch multiplies their gradient by 10^12, so
+    that clipping erases all others.
     """
     norms = vectors.norm(dim=-1, keepdim=True)
     return vectors / norms.masked_fill(norms <= _MIN_NORM, torch.inf)
 
 
 def inner_product(a: Tensor, b: Tensor) -> Tensor:
-    """Return the inner products ``[A, B]`` of embeddings ``[A, E]`` and ``[B, E]``; of unit vectors, the cosines."""
+    """Return the inner products ``[A, B]`` of ``[A, E]`` and ``[B, E]``."""
     return a @ b.T
 
 
@@ -74,7 +74,10 @@ class _Order(torch.autograd.Function):
 
 
 def _excesses(a: Tensor, b: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Yield tiles of max(0, b - a): rows of a, rows of b, and ``[rows, columns, E]``, which the next tile overwrites."""
+    """Yield rows of a, rows of b, and their tile of max(0, b - a).
+
+    The next tile overwrites ``[rows, columns, E]``.
+    """
     elements = _TILE_ELEMENTS[a.device.type]
     width = min(len(b), max(1, elements // max(1, a.shape[1])))
     height = min(len(a), max(1, elements // max(1, width * a.shape[1])))

@@ -1,4 +1,4 @@
-"""Joint embedding of images and sentences in any number of languages: the model kind ``vse``.
+"""Joint embedding of images and sentences: the model kind ``vse``.
 
 Shapes: ``B`` images or captions, ``A`` and ``C`` the two sides of a comparison, ``D`` feature width, ``E`` embedding width.
 """

@@ -1,8 +1,8 @@
-"""Checkpoints of a run: ``last.pt`` to resume from, ``best.pt`` to use; and restoring models, optimizers and samplers from them.
+"""Checkpoints of a run: ``last.pt`` to resume from, ``best.pt`` to use.
 
 Both hold the model and everything needed to use it: configuration, vocabulary, and fingerprints of the training data. ``last.pt``
 also holds the state of the training. Writes are atomic. Reads use ``weights_only``, so that a checkpoint from an unknown source
-runs no code, and compare the CRC-32 of every part of the zip archive, which torch writes but does not check.
+runs no code. They compare the CRC-32 of every part of the zip archive, which torch writes but does not check.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class TrainingProgress:
     stop_reason: str = ""
 
     def evaluated(self, score: float) -> TrainingProgress:
-        """Return the progress after an evaluation at this step; of equal scores the earlier is best."""
+        """Return the progress after an evaluation; of equal scores the earlier is best."""
         if score > self.best_score:
             return replace(self, best_score=score, best_step=self.step, evals_since_best=0)
         return replace(self, evals_since_best=self.evals_since_best + 1)

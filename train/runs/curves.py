@@ -1,4 +1,4 @@
-"""Training curves of a run, and the style of all figures: lines differ by colour, and in grey print by dashes and markers."""
+"""Training curves of a run, and the style of all figures."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _draw_losses(panel: Axes, history: History) -> None:
 
 
 def _handles(history: History) -> list[Line2D]:
-    """Return the legend of both panels of recalls: languages, cutoffs, and the step of the best model."""
+    """Return the legend of recalls: languages, cutoffs, and the best step."""
     languages = [
         Line2D([], [], **(style_of(index)._asdict() | {"linestyle": "-"}), markersize=4, linewidth=1.2, label=plain(language))
         for index, language in enumerate(history.languages)
@@ -110,7 +110,7 @@ class Style(NamedTuple):
 
 
 def style_of(index: int) -> Style:
-    """Return the style of a line; colours, dashes and markers repeat with different periods, so that styles are unique."""
+    """Return a unique style: colours, dashes and markers have different periods."""
     return Style(*(choices[index % len(choices)] for choices in (_COLOURS, _DASHES, _MARKERS)))
 
 
@@ -170,7 +170,7 @@ def is_smoothed(values: Sequence[float]) -> bool:
 
 
 def running_mean(values: Sequence[float]) -> list[float]:
-    """Return the mean over a centred window at each value, a thirtieth of the series wide and narrower at its ends."""
+    """Return the mean over a centred window at each value, narrower at the ends."""
     max_radius = max(1, len(values) // _POINTS_TO_SMOOTH)
     sums = [0.0, *accumulate(values)]
     radii = [min(max_radius, index, len(values) - 1 - index) for index in range(len(values))]
@@ -178,9 +178,9 @@ def running_mean(values: Sequence[float]) -> list[float]:
 
 
 def plain(text: str) -> str:
-    """Escape a label for matplotlib, for which dollars begin mathematics and a leading underscore hides the label.
+    """Escape a label for matplotlib.
 
-    Control characters except line feeds become escape sequences.
+    Dollars begin mathematics, and a leading underscore hides the label. Control characters except line feeds become escapes.
     """
     return (" " if text.startswith("_") else "") + escape_text(text, lines=True).replace("$", r"\$")
 
@@ -192,7 +192,7 @@ def mark_empty(panel: Axes) -> None:
 
 
 def save(figure: Figure, folder: Folder, name: str) -> None:
-    """Write a figure atomically in the format of its name: ``.png``, ``.pdf`` or ``.svg``.
+    """Write a figure atomically as ``.png``, ``.pdf`` or ``.svg``, by its name.
 
     Equal figures give equal bytes, since dates and the version of matplotlib are left out. Characters that matplotlib's font lacks
     are drawn with fonts of this machine.

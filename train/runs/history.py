@@ -1,4 +1,4 @@
-"""Parsed log of a run: series for pictures and tables, and the table ``metrics.csv``."""
+"""Parsed log of a run, and the table ``metrics.csv``."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class History:
         return max(evaluations, key=lambda entry: entry["score"], default=None)
 
     def losses(self, event: str = "step") -> dict[str, Series]:
-        """Return the terms of the objective, per query, by name; on the validation split with the event ``validation``."""
+        """Return the objective's terms per query by name; ``event`` may be ``validation``."""
         terms = sorted({name for entry in self.of(event) for name in _mapping(entry, "terms")})
         return {name: self._series(event, "terms", name) for name in terms}
 
@@ -71,7 +71,7 @@ class History:
         return self._series("evaluation", language, direction, f"recall_at_{cutoff}")
 
     def sum_of_recalls(self, language: str) -> Series:
-        """Return the sum of the six recalls of a language on the validation split, 0 to 600."""
+        """Return the validation sum of recalls of a language, 0 to 600."""
         return self._series("evaluation", language, "sum_of_recalls")
 
     @property
@@ -126,7 +126,7 @@ def read_history(folder: Folder) -> History:
 
 
 def parse_entries(data: bytes, source: str) -> list[tuple[bytes, dict[str, Any]]]:
-    """Parse a log into its lines and their content, without an unfinished last line of a killed process.
+    """Parse a log into lines and their content, without an unfinished last line.
 
     Raises:
         DatasetError: a line is damaged.
@@ -148,7 +148,7 @@ def parse_entries(data: bytes, source: str) -> list[tuple[bytes, dict[str, Any]]
 
 
 def numbers_in(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers in nested values by path, e.g. ``en/text_to_image/recall_at_1``."""
+    """Return nested numbers by path, e.g. ``en/text_to_image/recall_at_1``."""
     return {"/".join(path): float(value) for path, value in _leaves(values) if isinstance(value, (int, float))}
 
 

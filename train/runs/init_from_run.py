@@ -59,7 +59,7 @@ class WeightInit:
 
 
 def provenance(run: Run) -> dict[str, Any]:
-    """Return folder, step, digest of the weights and fingerprints of the data of a run."""
+    """Return folder, step, weights digest and data fingerprints of a run."""
     return {
         "run": run.folder.location,
         "step": run.step,
@@ -69,7 +69,7 @@ def provenance(run: Run) -> dict[str, Any]:
 
 
 def init_from_run(model: RetrievalModel, tokens: Sequence[str], run: Run) -> WeightInit:
-    """Replace the random weights of a model by those of another run, as far as it has them.
+    """Replace random weights of a model by those of another run.
 
     Raises:
         UsageError: the parameters do not match, or match ambiguously; the model is unchanged.
@@ -117,7 +117,7 @@ def init_from_run(model: RetrievalModel, tokens: Sequence[str], run: Run) -> Wei
 
 
 def _counterparts(model: RetrievalModel, run: Run) -> dict[str, str | None]:
-    """Return, by language-specific module, the module of a run with a common language; None if the run has none."""
+    """Return the module of a run with a common language, by module, or None."""
     counterparts: dict[str, str | None] = {}
     for module, languages in model.modules_by_language().items():
         common = {name: set(other) & set(languages) for name, other in run.model.modules_by_language().items()}
@@ -133,7 +133,7 @@ def _counterparts(model: RetrievalModel, run: Run) -> dict[str, str | None]:
 
 
 def _source(name: str, modules: Mapping[str, str | None]) -> str | None:
-    """Return the name of a parameter's counterpart; None if it keeps its random initialization."""
+    """Return the counterpart of a parameter; None if it stays random."""
     for module, source in modules.items():
         if _within(name, module):
             return None if source is None else source + name.removeprefix(module)
@@ -145,7 +145,7 @@ def _within(name: str, module: str) -> bool:
 
 
 def _shape(name: str, weights: Mapping[str, Tensor], tables: Mapping[str, Sequence[str]]) -> tuple[object, ...]:
-    """Return dtype and shape of a parameter, without the number of words of a table of word vectors."""
+    """Return dtype and shape of a parameter, without the number of words."""
     values = weights[name]
     return values.dtype, name in tables, *values.shape[1 if name in tables else 0 :]
 

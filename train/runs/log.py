@@ -1,4 +1,4 @@
-"""Log of a training, ``log.jsonl``, and the table, picture and TensorBoard events derived from it.
+"""Log of a training, ``log.jsonl``, and the files derived from it.
 
 Each line of ``log.jsonl`` is an object with a ``step`` and one of these values of ``event``:
 
@@ -101,7 +101,7 @@ class RunLog:
                 self._events.close()
 
     def write(self, event: str, step: int, values: Mapping[str, Any]) -> None:
-        """Write a line for an event of those in the docstring of this module; numbers become curves in TensorBoard.
+        """Write a line for an event; its numbers become curves in TensorBoard.
 
         Values are plain, for JSON, and may be nested.
 
@@ -116,7 +116,7 @@ class RunLog:
             self._events.write({f"{event}/{name}": value for name, value in numbers_in(values).items()}, step)
 
     def refresh(self) -> None:
-        """Rewrite table and picture if that takes at most a hundredth of the time since the last time."""
+        """Rewrite table and picture, but spend at most a hundredth of the time on it."""
         if time.monotonic() - self._drawn >= self._cost / _SHARE:
             self._draw()
 
@@ -159,7 +159,7 @@ class Stopwatch:
 
     @contextmanager
     def measure(self, part: str) -> Iterator[None]:
-        """Charge the time of a block to ``data``, ``evaluation``, ``checkpoints`` or ``curves``; the rest is training."""
+        """Charge the time of a block to a part of the lap, e.g. ``data``."""
         started = time.perf_counter()
         try:
             yield

@@ -1,4 +1,4 @@
-"""Trained runs: opening a model with everything needed to use it, and checks before a run is resumed."""
+"""Trained runs: opening them, and checks before one is resumed."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def holds_a_run(folder: Folder) -> UsageError:
 
 
 def is_finished(old: Checkpoint, new: Checkpoint, folder: Folder, *, curves: bool) -> bool:
-    """Return whether a run that has reached its end is complete, and was trained on the same content."""
+    """Return whether an ended run is complete, and was trained on equal content."""
     if old.contents != new.contents or folder.size(BEST) is None or (curves and folder.size(CURVES) is None):
         return False
     history = read_history(folder)
@@ -150,7 +150,7 @@ def is_finished(old: Checkpoint, new: Checkpoint, folder: Folder, *, curves: boo
 
 
 def _threads_remark(folder: Folder) -> str:
-    """Return a warning about another number of threads than before; else an empty string."""
+    """Return a warning about another number of threads, or an empty string."""
     before = [entry["threads"] for entry in read_history(folder).of("timing") if "threads" in entry][-1:]
     now = torch.get_num_threads()
     if before in ([], [now]):
@@ -162,7 +162,7 @@ def _threads_remark(folder: Folder) -> str:
 
 
 def check_same_run(old: Checkpoint, new: Checkpoint, folder: Folder, *, allow_changed_content: bool = False) -> list[str]:
-    """Check that a run is resumed with the configuration, seed, precision and data of its start.
+    """Check that a run is resumed with its configuration, seed, precision and data.
 
     With ``allow_changed_content`` the content of datasets may have changed, but not their fingerprints.
 
@@ -202,7 +202,7 @@ def check_same_run(old: Checkpoint, new: Checkpoint, folder: Folder, *, allow_ch
 
 
 def contents_since(old: Checkpoint, new: Checkpoint) -> dict[str, str]:
-    """Return the contents of a resumed run: the present ones, and former ones that have changed."""
+    """Return the contents of a resumed run, with former ones that have changed."""
     before = {f"{name} until step {old.progress.step}": digest for name, (digest, _) in _changed(old, new).items()}
     return {**old.contents, **before, **new.contents}
 

@@ -1,4 +1,4 @@
-"""TensorBoard events of a run: configuration as text, hyper-parameters, the numbers of the log as curves, and the best scores.
+"""TensorBoard events of a run: configuration, curves and best scores.
 
 Events are written synchronously by the package's own ``RecordWriter``. The writer thread of torch's ``SummaryWriter`` loses events
 of a killed process, and prints a traceback when the disk is full.
@@ -54,8 +54,8 @@ class EventFile:
         self._add(file_version="brain.Event:2")
         self._add(step=step + 1, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
 
-    def describe(self, config: str, hparams: Mapping[str, Any], step: int) -> None:
-        """Write a configuration as text and as hyper-parameters, with further ones (numbers, text or bool)."""
+    def describe(self, config: str, hparams: Mapping[str, str | float | bool], step: int) -> None:
+        """Write a configuration as text and hyper-parameters, with further ones."""
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
         from tensorboard.plugins.text.summary_v2 import text_pb
 
