@@ -1,4 +1,4 @@
-"""Box arithmetic of Caffe's Faster R-CNN, and batched non-maximum suppression (NMS).
+"""Box arithmetic of Faster R-CNN, and batched non-maximum suppression (NMS).
 
 A box includes its far corner, so a side is one longer than the difference of its corners. The order of operations follows
 ``lib/rpn`` and ``lib/fast_rcnn/bbox_transform.py`` in github.com/peteanderson80/bottom-up-attention, in float32, because
@@ -33,7 +33,7 @@ _MAX_LOG_GROWTH = math.log(1000 / 16)
 
 
 def cell_anchors() -> Tensor:
-    """Return the twelve anchors of the cell at 0, 0: three ratios (outer loop) times four scales.
+    """Return the twelve anchors of the cell at 0, 0: by ratio, then by scale.
 
     Each ratio reshapes a window of 16×16 pixels, with sides rounded half to even (23×12, 16×16, 11×22). Each scale then enlarges it
     around its centre at 7.5. Source: ``lib/rpn/generate_anchors.py``.
@@ -53,7 +53,7 @@ def cell_anchors() -> Tensor:
 
 
 def anchor_grid(anchors: Tensor, rows: int, columns: int) -> Tensor:
-    """Shift the anchors ``[A, 4]`` of the cell at 0, 0 to all cells: ``[rows * columns * A, 4]``, in row-major order."""
+    """Shift anchors ``[A, 4]`` to all cells: ``[rows * columns * A, 4]``, row-major."""
     y, x = torch.meshgrid(
         torch.arange(rows, device=anchors.device) * STRIDE, torch.arange(columns, device=anchors.device) * STRIDE, indexing="ij"
     )
@@ -81,7 +81,7 @@ def decode(anchors: Tensor, deltas: Tensor) -> Tensor:
 
 
 def clip(boxes: Tensor, width: int, height: int) -> Tensor:
-    """Clip boxes ``[..., 4]`` to an image with outermost pixels ``width - 1`` and ``height - 1``."""
+    """Clip boxes ``[..., 4]`` to the pixels 0…width - 1 and 0…height - 1."""
     limit = boxes.new_empty(4)  # Filled on the device, without a copy from the host.
     limit[0::2].fill_(width - 1)
     limit[1::2].fill_(height - 1)
@@ -89,7 +89,7 @@ def clip(boxes: Tensor, width: int, height: int) -> Tensor:
 
 
 def is_larger(boxes: Tensor, side: float | Tensor) -> Tensor:
-    """Return a mask of the boxes with ordered corners and both sides longer than a limit.
+    """Return a mask of boxes with ordered corners and both sides above a limit.
 
     A side equal to the limit is too short, as in MILVLG's port; the original accepts it.
 
@@ -105,7 +105,7 @@ def is_larger(boxes: Tensor, side: float | Tensor) -> Tensor:
 
 
 def iou(boxes: Tensor, others: Tensor) -> Tensor:
-    """Compute the intersection over union of all pairs: ``[..., N, 4]`` and ``[..., M, 4]`` to ``[..., N, M]``, in 0…1."""
+    """Compute the IoU of pairs: ``[..., N, 4]``, ``[..., M, 4]`` to ``[..., N, M]``."""
     shared = _common_length(boxes, others, 0) * _common_length(boxes, others, 1)
     return shared / (_areas(boxes)[..., None] + _areas(others)[..., None, :] - shared)
 
@@ -127,7 +127,7 @@ _WORD = 62  # Bits used of an int64; the sign bit is 0.
 
 
 def first_true(mask: Tensor, max_count: int) -> tuple[Tensor, Tensor]:
-    """Return the positions of the first True values of a mask ``[B, P]``, in a shape that does not depend on the values.
+    """Return the positions of the first True values of a mask ``[B, P]``.
 
     Returns:
         int64 ``[B, min(P, max_count)]``, ascending positions of True values, then arbitrary ones; and int64 ``[B]``, the number of
@@ -172,12 +172,12 @@ def _nms_in_block(candidates: Tensor, covers: Tensor) -> Tensor:
 
 
 def _suppressed(survives: Tensor, covers: Tensor) -> Tensor:
-    """Return a mask of the boxes that survivors suppress: bool ``[B, K]`` and float32 0 or 1 ``[B, K, N]`` to bool ``[B, N]``."""
+    """Return a mask of suppressed boxes: ``[B, K]`` and ``[B, K, N]`` to ``[B, N]``."""
     return torch.bmm(survives[:, None].to(covers.dtype), covers)[:, 0] > 0
 
 
 def best_scores_after_nms(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
-    """Run NMS per class, and return each box's best score among the classes in which it survives.
+    """Return each box's best score among the classes in which it survives NMS.
 
     Args:
         boxes: ``[B, P, 4]``.

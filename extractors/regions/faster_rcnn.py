@@ -1,4 +1,4 @@
-"""``faster-rcnn-36``: the regions of bottom-up attention (Anderson et al. 2018) with features, boxes, classes and attributes.
+"""``faster-rcnn-36``: the regions of bottom-up attention (Anderson et al. 2018).
 
 Regions equal those of the original Caffe release and of MILVLG/bottom-up-attention.pytorch. Class and attribute ids count from 1,
 the first line of the files with their names; 0 is background or no attribute. Sides of a box exceed 16 pixels of the image; an
@@ -97,7 +97,7 @@ class FasterRCNNRegions(RegionExtractor):
             release_unused_memory()
 
     def _fuse(self, is_product: bool) -> None:
-        """Fuse the convolutions of backbone and head on a GPU, without those that `ProductStage` replaces."""
+        """Fuse the convolutions on a GPU except those that `ProductStage` replaces."""
         model, device, precision = self._model, self._device, self._precision
         model.backbone = optimize_for_inference(trace(model.backbone), _COMPARED, device, precision=precision, compile=False)
         if not is_product:
@@ -119,7 +119,7 @@ class FasterRCNNRegions(RegionExtractor):
         return GroupedStage(layer4, _REGIONS) if prefers_onednn() else ProductStage(layer4)
 
     def preprocess(self, image: Image.Image) -> Tensor:
-        """Return the pixels, uint8 ``[3, H0, W0]``, channels R, G, B; the device resizes them.
+        """Return the RGB pixels, uint8 ``[3, H0, W0]``, which the device resizes.
 
         Raises:
             DecodeError: the image is so thin that its shorter side would be less than `MIN_SIDE`.
@@ -160,7 +160,7 @@ class FasterRCNNRegions(RegionExtractor):
         return torch.cat(run_single_threaded(select, range(len(batch))))
 
     def _features(self, maps: Tensor, boxes: Tensor) -> Tensor:
-        """Compute the features of the regions of an image on a CPU: first for distinct bins, then for regions.
+        """Compute an image's features on a CPU: per distinct bin, then per region.
 
         Args:
             maps: ``[1, 1024, h, w]``.
@@ -206,7 +206,7 @@ class FasterRCNNRegions(RegionExtractor):
         return torch.stack([regions[order.index(i)] for i in range(len(batch))])
 
     def _maps(self, images: Sequence[Original]) -> Tensor:
-        """Compute the feature maps of B images that are resized to one size: float32 ``[B, 1024, h, w]``."""
+        """Compute maps of B images with one input size: float32 ``[B, 1024, h, w]``."""
         values = torch.cat([prepare(image) for image in images])
         return self._model.backbone(values.contiguous(memory_format=torch.channels_last))
 
@@ -216,7 +216,7 @@ class FasterRCNNRegions(RegionExtractor):
         return self._model.rpn.propose(maps, width, height, _scales(images))
 
     def _select(self, boxes: Tensor, valid: Tensor, features: Tensor, images: Sequence[Original]) -> Tensor:
-        """Classify features ``[B, P, D]`` of boxes ``[B, P, 4]`` and select regions, see `gather_regions`."""
+        """Classify features ``[B, P, D]`` of boxes ``[B, P, 4]``, and select regions."""
         classes, attributes = (
             scores.unflatten(0, boxes.shape[:2]) for scores in self._model.head.classify(features.flatten(0, 1))
         )

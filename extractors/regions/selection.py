@@ -1,4 +1,4 @@
-"""Selection of regions among the proposals of images, and their columns in a dataset.
+"""Selection of regions among proposals, and their columns in a dataset.
 
 The rule is that of ``tools/generate_tsv.py`` in github.com/peteanderson80/bottom-up-attention: boxes are ranked by their best score
 among the classes in which they survive NMS. Boxes are the proposals, without regression by class.

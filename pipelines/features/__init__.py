@@ -1,1 +1,1 @@
-"""Images to shards of features: the job, its workers, and the functions that write a shard."""
+"""Images to shards of features: the job, its workers, the writing of a shard."""

@@ -1,4 +1,4 @@
-"""Decoding and preprocessing in processes, for workers with more cores than the GIL lets threads use.
+"""Decoding and preprocessing in processes, where the GIL would limit threads.
 
 Each thread sends the bytes of an image to a process and waits for its pixels without the GIL (``docs/internals/optimizations.md``).
 
@@ -42,7 +42,7 @@ _EXIT_SECONDS = 5.0  # For a process to finish its image after its pipe is close
 
 
 class DecodingProcesses:
-    """Processes that decode images to pixels; each starts on first use, and again after a crash.
+    """Pool of decoding processes, which start on first use and after a crash.
 
     Args:
         preprocess: picklable function from a decoded image to pixels, uint8 ``[3, H, W]``, see `extractors.Extractor.preprocessor`.
@@ -184,7 +184,7 @@ def main(memory: int) -> None:
 
 
 def _reply(data: bytes, preprocess: Preprocessor, shared: mmap.mmap) -> Any:
-    """Return an error, or shape, whether channels are last, and pixels that do not fit into shared memory."""
+    """Return an error, or shape, whether channels are last, and too large pixels."""
     import numpy as np
 
     import extractors

@@ -59,7 +59,7 @@ class DryRunReport:
 
 
 def plan_dry_run(job: FeaturesJob, listing: Listing, on_warning: Remark = warn_once) -> DryRunReport:
-    """Count images and bytes to write, without writing; ``on_warning`` is that of `plan_features`.
+    """Count images and bytes to write, without writing.
 
     Raises:
         ImagepivotError: the images, weights or device are missing, or the run would refuse the folder.

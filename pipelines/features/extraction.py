@@ -42,11 +42,13 @@ Remark = Callable[[str], None]
 
 
 def plan_features(job: FeaturesJob, listing: Listing, on_warning: Remark = warn_once) -> OutputDataset:
-    """Return the dataset that a job writes; ``on_warning`` receives a sentence about a file with several sets of weights.
+    """Return the dataset that a job writes.
 
     The fingerprint covers the feature space (extractor, weights, transform, precision) and the shard count. It excludes images:
     a dataset grows, and trained models meet features of other images. Digests in shard footers identify the images. It also
     excludes names of classes and attributes, which a later run keeps unless its job has others.
+
+    ``on_warning`` receives a sentence about a file with several sets of weights.
     """
     description = job.extractor.describe()
     if description.remark:

@@ -1,4 +1,4 @@
-"""Write one shard of features without Beam: reuse the rows whose images are unchanged, extract the others.
+"""Writing of a shard of features: reuse of stored rows, extraction of the others.
 
 An image is unchanged if address, size and modification time match the shard's record, or with ``check_content`` if its digest does.
 Without a record all images are read, and compared with the joint digest in the shard's footer. If it differs, the whole shard is
@@ -127,7 +127,7 @@ def reusable_rows(output: OutputDataset, shard: int, refs: Sequence[ImageRef], p
 
 
 def _read_stored(output: OutputDataset, shard: int) -> _Stored | None:
-    """Read an earlier run's shard of the same fingerprint; None if it is missing or damaged."""
+    """Read a shard of an earlier run; None if it is missing or damaged."""
     folder, name = output.folder, output.name(shard)
     state = read_state(output, shard)
     record = read_record(folder, name, whole=True) if state.is_intact else None
@@ -274,7 +274,7 @@ def _state(sources: Iterable[Source]) -> str:
 
 
 def _refuse_other_list(output: OutputDataset, shard: int, refs: Sequence[ImageRef], images: ImageSource) -> None:
-    """Refuse a shard with other images than the launcher listed, which must not count as finished."""
+    """Refuse a shard with other images than the launcher listed."""
     if output.listings is not None and Listing.of(refs, 1).shards[0] != output.listings[shard]:
         raise InputError(
             f"the images in {images.location!r} changed during the run: shard {shard} now has {len(refs)} images, not those listed "

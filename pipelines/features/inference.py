@@ -135,7 +135,9 @@ def extract_rows(
     reads: int = 1,
     on_batch: Callable[[Tally], None] = lambda batch: None,
 ) -> Iterator[pa.Table]:
-    """Extract features of images in order; an unreadable or undecodable image becomes a failure without a row.
+    """Extract features of images in order.
+
+    An unreadable or undecodable image becomes a failure without a row.
 
     Args:
         refs: images of the shard, sorted by image id.
@@ -203,7 +205,10 @@ def extract_rows(
 
 
 def merge_rows(old: Iterable[pa.RecordBatch], new: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Merge two sorted sources of rows with disjoint image ids and without empty tables; memory holds one table of each."""
+    """Merge two sorted sources of rows with disjoint image ids.
+
+    No table is empty. Memory holds one table of each source.
+    """
     sides: list[Iterator[pa.Table]] = [(pa.Table.from_batches([batch]) for batch in old), iter(new)]
     heads: list[Any] = [next(side, None) for side in sides]
     while all(head is not None for head in heads):
@@ -250,7 +255,7 @@ def _failure(ref: ImageRef, stage: str, reason: str, message: str) -> dict[str, 
 
 
 def _table(batch: _Batch, extractor: extractors.Extractor, schema: pa.Schema) -> pa.Table | None:
-    """Wait for the columns of a batch, and build its rows; None if all values are invalid."""
+    """Wait for the columns of a batch, and build its rows; None if it has none."""
     tally, started = batch.tally, time.perf_counter()
     arrays = batch.columns()
     tally.forward_seconds += time.perf_counter() - started

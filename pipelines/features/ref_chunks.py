@@ -1,4 +1,4 @@
-"""Chunks of image references: compressed tables of `ImageRef` per shard, from the listing to the shard workers.
+"""Chunks of image references: compressed tables of `ImageRef` per shard.
 
 In a local run chunks are ranges of a spill file: the launcher, which shuffles them, holds a few bytes per image.
 """
@@ -35,7 +35,7 @@ _FIRST_BATCH_REFS = 1 << 13
 
 @contextmanager
 def reference_folder(is_local: bool) -> Iterator[str | None]:
-    """Yield a temporary folder for the workers of a local run; None for remote workers."""
+    """Yield a temporary folder for local workers; None for remote ones."""
     if not is_local:
         yield None
         return
@@ -71,7 +71,7 @@ def chunk_refs(
 def partition_by_shard(
     refs: Iterable[ImageRef], shards: int, *, skip_shards: frozenset[int] = frozenset(), folder: str | None = None
 ) -> Iterable[tuple[int, RefChunk]]:
-    """Partition references into a chunk per shard; arguments, result and errors are those of `chunk_refs`."""
+    """Partition references into a chunk per shard, see `chunk_refs`."""
     by_shard: dict[int, list[ImageRef]] = {}
     for ref in refs:
         by_shard.setdefault(shard_of(ref.image_id, shards), []).append(ref)
@@ -81,7 +81,7 @@ def partition_by_shard(
 def to_chunks(
     rows: Iterable[tuple[int, Sequence[tuple[object, ...]]]], schema: pa.Schema, folder: str | None
 ) -> Iterable[tuple[int, RefChunk]]:
-    """Serialize each list of rows as a chunk, in a file of the local folder if there is one."""
+    """Serialize each list of rows as a chunk, in a file of the local folder if any."""
     chunks = ((key, _serialize(values, schema)) for key, values in rows)
     return chunks if folder is None else write_ranges(chunks, Path(folder) / uuid4().hex)
 

@@ -30,7 +30,7 @@ PROCESSES_FROM = 12
 
 
 def count_gpus(job: FeaturesJob) -> int:
-    """Return the number of local GPUs that a job may use: all, unless it names a device."""
+    """Return the number of local GPUs for a job: all, unless it names a device."""
     import torch
 
     return torch.cuda.device_count() if job.device in ("auto", "cuda") and torch.cuda.is_available() else 0
@@ -55,7 +55,7 @@ def devices_of_worker(job: FeaturesJob, worker_id: str, gpus: int = 0) -> tuple[
 
 
 def decoding_threads(job: FeaturesJob, cores: int = 0) -> int:
-    """Return the number of decoding threads of a worker with some cores (0: all): on a CPU the model needs most of them."""
+    """Return the number of decoding threads of a worker with some cores (0: all)."""
     import torch
 
     cores = cores or usable_cores()
@@ -75,7 +75,7 @@ def planned_fingerprint(output: OutputDataset) -> str | None:
 
 
 def check_worker(job: FeaturesJob, planned: str | None, gpus: int) -> None:
-    """Check devices, precision and weights in this process, without building the network.
+    """Check devices, precision and weights without building the network.
 
     ``planned`` is the result of `planned_fingerprint`; the dataset would enlarge the graph.
 
@@ -101,7 +101,7 @@ def check_fingerprint(job: FeaturesJob, planned: str | None, fingerprint: str) -
 
 
 class ExtractorPool:
-    """Pool of the extractors of a process, one per device, for threads that extract a shard each.
+    """Extractors of a process, one per device, for threads that write a shard each.
 
     Beam's ``Shared`` needs a class with weak references. ``threads`` are decoding threads per extractor.
     """
@@ -154,7 +154,7 @@ class ShardExtractor:
         self._copies = copies
 
     def set_up(self, share: Callable[[Callable[[], ExtractorPool]], ExtractorPool] = lambda load: load()) -> None:
-        """Load the extractors; ``share`` (Beam's ``Shared.acquire``) returns those of another thread of this process.
+        """Load the extractors once per process, by ``share`` (Beam's ``Shared.acquire``).
 
         Raises:
             ImagepivotError: weights or device are missing, or differ from the plan.
@@ -172,7 +172,9 @@ class ShardExtractor:
             check_fingerprint(self._job, planned_fingerprint(self._output), fingerprint)
 
     def extract(self, shard: int, chunks: Iterable[RefChunk]) -> dict[str, int]:
-        """Write one shard from chunks of references and staged copies (or empty ones), and return the counts of `COUNTERS`.
+        """Write one shard, and return the counts of `COUNTERS`.
+
+        Chunks hold references or staged copies, or are empty.
 
         Raises:
             InputError: see `pipelines.features.feature_shards.write_feature_shard`.

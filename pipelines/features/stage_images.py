@@ -1,7 +1,7 @@
-"""Staging of images in row groups: each group is read once, and its images are copied to a staging area for the shard workers.
+"""Staging of images in row groups: each group is read once.
 
-Consecutive groups form batches, which are large enough for chunks of about a dozen images per shard. In an update each shard first
-selects the images that it will read.
+Its images are copied to a staging area for the shard workers. Consecutive groups form batches, which are large enough for chunks of
+about a dozen images per shard. In an update each shard first selects the images that it will read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RowGroupBatch: TypeAlias = tuple[int, RefChunk]
 
 @contextmanager
 def staging_area(job: FeaturesJob, execution: Execution, output: Folder) -> Iterator[StagingArea | None]:
-    """Yield the staging area of a run: in the dataset's folder for remote workers, otherwise on a local disk.
+    """Yield a staging area: in the output for remote workers, else on a local disk.
 
     None if staging saves nothing, because one process reads all images or images have no row groups.
     """
@@ -59,7 +59,7 @@ def staging_area(job: FeaturesJob, execution: Execution, output: Folder) -> Iter
 def row_group_batches(
     images: ImageSource, refs: Iterable[ImageRef], shards: int, *, skip_shards: frozenset[int], folder: str | None
 ) -> Iterator[tuple[int, RowGroupBatch]]:
-    """Yield shard index and batch part; arguments and errors are those of `pipelines.features.ref_chunks.chunk_refs`."""
+    """Yield shard index and batch part, see `ref_chunks.chunk_refs`."""
     size = min(max(_MIN_BATCH_REFS, _SHARD_REFS * shards), _MAX_BATCH_REFS)
     for index, batch in enumerate(_batches(images.groups(refs), size)):
         for shard, chunk in partition_by_shard(batch, shards, skip_shards=skip_shards, folder=folder):
@@ -79,7 +79,7 @@ def _batches(groups: Iterable[Iterable[ImageRef]], size: int) -> Iterator[list[I
 
 @dataclass(eq=False)
 class CopyImages(beam.PTransform):
-    """Copy the images of batches to the staging area; yields shard index and chunk of staged copies.
+    """Copy images to the staging area; yields shard index and chunk of copies.
 
     Attributes:
         job: images and reuse policy.
@@ -107,7 +107,7 @@ class CopyImages(beam.PTransform):
 def _select_refs(
     element: tuple[int, Iterable[RowGroupBatch]], job: FeaturesJob, output: OutputDataset, folder: str | None
 ) -> Iterator[RowGroupBatch]:
-    """Yield references to the images of a shard that will be read: to compare digests, or to extract features."""
+    """Yield references to the images that a shard will read."""
     shard, parts = element
     batches = {index: refs_in([chunk]) for index, chunk in parts}
     read: list[ImageRef] = []

@@ -62,7 +62,7 @@ def _batch_refs(shard: int, batch: RowGroupBatch) -> tuple[int, RefChunk]:
 
 @dataclass(eq=False)
 class ExtractFeatures(beam.PTransform):
-    """Write shards of features; the root of a pipeline, which yields the index of each written shard.
+    """Root of a pipeline, which writes shards of features and yields their indices.
 
     Attributes:
         job: images, extractor and settings.
@@ -97,7 +97,7 @@ class ExtractFeatures(beam.PTransform):
     kept: Kept = ""
 
     def expand(self, begin: beam.pvalue.PBegin) -> beam.PCollection:
-        """List images on a worker unless the listing is cached, group references by shard, and write each shard in one call."""
+        """List images, group references by shard, and write each shard in one call."""
         shards = self.output.shards
         gpus, hints = (self.accelerator.count, self.accelerator.hints()) if self.accelerator is not None else (0, {})
         # Only the launcher compares states; without them the graph is small.

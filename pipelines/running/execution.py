@@ -1,4 +1,7 @@
-"""Execution of a pipeline: workers, runner, GPUs. Importing this, and local runs of one process, load no Beam."""
+"""Execution of a pipeline: workers, runner, GPUs.
+
+Neither this module nor a local run of one process loads Beam.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ class Accelerator:
             raise UsageError(f"--gpus-per-worker is {self.count}, expected 1 or more")
 
     def hints(self) -> dict[str, str]:
-        """Return Beam's resource hints for a step on the GPUs, with one active bundle per GPU."""
+        """Return Beam's resource hints for a step on GPUs, with one bundle per GPU."""
         machine = f"machine_type:{self.machine};" if self.machine else ""
         return {
             # Format of Dataflow's right fitting.
@@ -97,7 +100,7 @@ class Accelerator:
             )
 
     def configure(self, options: PipelineOptions) -> None:
-        """Set one process per worker, with a thread per GPU unless flags set the number of threads."""
+        """Set one process per worker, with a thread per GPU unless flags set threads."""
         from apache_beam.options.pipeline_options import DebugOptions
 
         debug = options.view_as(DebugOptions)
@@ -171,7 +174,7 @@ class Execution:
 
     @property
     def runs_here(self) -> bool:
-        """Whether the workers run on this machine, in this environment, with our runner or one of the flags."""
+        """Whether the workers run on this machine, in this environment."""
         if self.is_local:
             return True
         from apache_beam.options.pipeline_options import PortableOptions, StandardOptions
@@ -237,7 +240,7 @@ class Execution:
                 )
 
     def for_text(self, size: int, min_bytes: int) -> Execution:
-        """Return a copy with one default worker if the text is under ``min_bytes`` bytes, where several are slower."""
+        """Return a copy with one default worker for less than ``min_bytes`` of text."""
         return self if size >= min_bytes else replace(self, default_workers=lambda: 1)
 
     @property

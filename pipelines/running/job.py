@@ -1,4 +1,4 @@
-"""Pipeline jobs: workers write the shards of a dataset, and the last step commits it.
+"""Pipeline jobs: workers write a dataset's shards, and the last step commits it.
 
 1. Lock the folder and read its state (`schemas.writing.dataset_writer.complete_dataset`).
 2. Return the manifest if all shards are up to date, without loading Beam.
@@ -152,7 +152,7 @@ def run_per_shard(
 
 
 def _job_name(output: OutputDataset, policy: ReusePolicy) -> str:
-    """Return the same name for the same work: Dataflow refuses a second active job of a name."""
+    """Return a name per work: Dataflow refuses a second active job of a name."""
     work = {"dataset": output.fingerprint, "listings": output.listings, "policy": asdict(policy)}
     return f"imagepivot-{output.kind.replace('_', '-')}-{sha256_of_json(work)[:12]}"
 
@@ -160,7 +160,7 @@ def _job_name(output: OutputDataset, policy: ReusePolicy) -> str:
 def _write_template(
     output: OutputDataset, build: Build, *, execution: Execution, extras: Iterable[str], check_worker: Callable[[], None] | None
 ) -> NoReturn:
-    """Write a Dataflow template for all shards: the finished ones are unknown until it is launched."""
+    """Write a Dataflow template for all shards, finished or not."""
     from pipelines.running.preflight import PreflightCheck
     from pipelines.running.runner import run_pipeline
 
@@ -185,8 +185,8 @@ def _write_template(
 
 
 def _delete_temporaries(folder: Folder, *, elsewhere: bool) -> None:
-    """Delete temporary files of a failed run; in an object store only remote workers leave any."""
-    if not folder.is_local and not elsewhere:
+    """Delete the temporary files of a failed run."""
+    if not folder.is_local and not elsewhere:  # Only remote workers leave any in an object store.
         return
     with contextlib.suppress(ImagepivotError):  # The next run does it.
         folder.map(folder.delete, [name for name in folder.names() if is_temporary(name)])

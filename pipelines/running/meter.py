@@ -64,7 +64,7 @@ class Meter:
     folder: str | None = None
 
     def add(self, **counts: int) -> None:
-        """Add to the counts of this process, and to Beam's counters of these names if Beam is loaded."""
+        """Add to the counts of this process, and to Beam's counters if it is loaded."""
         if "apache_beam" in sys.modules:
             from apache_beam.metrics import Metrics
 
@@ -88,7 +88,7 @@ class Meter:
                 _write(self.folder, _counts[self.folder])
 
     def report(self, counts: Mapping[str, int]) -> None:
-        """Replace the counts of processes by a remote runner's counts; empty if unknown yet."""
+        """Replace the processes' counts by a remote runner's; empty if still unknown."""
         if self.folder is not None:
             _write(self.folder, counts, _RUNNERS)
 

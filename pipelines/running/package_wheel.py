@@ -26,7 +26,7 @@ _LAUNCHER = "apache-beam"  # Workers have it before packages are installed.
 
 
 def add_wheel(options: PipelineOptions, folder: Path, extras: Iterable[str]) -> None:
-    """Add our wheel to a remote run, unless the user names a container image or a wheel.
+    """Add our wheel to a remote run, unless the user names an image or a wheel.
 
     Workers import it first, so that no module in their folder shadows it.
 

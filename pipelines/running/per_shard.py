@@ -1,4 +1,4 @@
-"""Jobs that compute each shard from the same shard of the inputs, without a shuffle.
+"""Jobs that compute each shard from the same shard of inputs, without a shuffle.
 
 One process writes all shards in turn (`write_missing`), or Beam distributes them (`pipelines.running.transforms.WriteShards`).
 """

@@ -1,4 +1,4 @@
-"""Preflight check: the first remote worker compares its code with the launcher's, and checks devices, weights and access.
+"""Preflight check of the first remote worker: code, devices, weights and access.
 
 A misconfigured worker fails before any long step. The launcher times out if no worker writes the marker.
 """

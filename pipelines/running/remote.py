@@ -220,7 +220,7 @@ def _locate(job: RemoteJob, result: Any, execution: Execution) -> RemoteJob:
 
 
 def _flink_of(result: Any, options: PipelineOptions) -> tuple[str, str]:
-    """Return the address of a job service's Flink, and the job's name in it; empty without Flink."""
+    """Return a job service's Flink address and the job's name; empty without Flink."""
     if (service := getattr(result, "_job_service", None)) is None:
         return "", ""
     try:
@@ -237,7 +237,7 @@ def _flink_of(result: Any, options: PipelineOptions) -> tuple[str, str]:
 
 
 def _flink_id(address: str, name: str) -> str:
-    """Return Flink's id of the newest job of a name; empty if Flink does not list it in time."""
+    """Return Flink's id of the newest job of a name; empty if none is listed."""
     until = time.monotonic() + _HANDOVER_SECONDS
     while True:  # The job service may not have submitted it to Flink yet.
         try:
@@ -301,7 +301,7 @@ def _counters(result: Any) -> Iterable[Any]:
 
 @contextlib.contextmanager
 def runner_log(runner: str) -> Iterator[None]:
-    """Log the runner's messages to a file, and raise its errors with the name of the file.
+    """Log the runner's messages to a file, which its errors name.
 
     Raises:
         ImagepivotError: the run failed; our own errors pass unchanged.

@@ -1,4 +1,4 @@
-"""Runners: Beam's in-process portable runner on the cores of this machine, or the runner in the flags for Beam.
+"""Runners: Beam's portable runner on this machine, or the one in the flags.
 
 The local runner is named explicitly, because Beam's default first tries to download another one. Several workers are processes of
 ``pipelines.running.worker``, and the exit of a process fails the run. Beam alone detects an exit only by the data connection, and
@@ -193,7 +193,7 @@ _START = (
 
 @Environment.register_urn(_URN, bytes)
 class WorkerProcesses(SubprocessSDKEnvironment):
-    """Beam environment of worker processes, in which an exit of a process fails the run."""
+    """Beam environment of worker processes; the exit of a process fails the run."""
 
     def to_runner_api_parameter(self, context: Any) -> tuple[str, bytes]:
         """Serialize the environment for Beam."""

@@ -1,4 +1,4 @@
-"""Spill files: Arrow tables on disk, passed between workers as path, offset and length.
+"""Spill files: Arrow tables on disk, passed as path, offset and length.
 
 Beam's local runner keeps shuffled elements in the launcher's memory; a file range takes some hundred bytes.
 """
@@ -68,7 +68,7 @@ def read_range(file_range: FileRange) -> pa.Table:
 
 @contextmanager
 def spill_folder(folder: Folder) -> Iterator[str]:
-    """Yield a local folder for spill files: the dataset's, or a temporary one if the dataset is in an object store."""
+    """Yield a local folder for spill files: the dataset's, or a temporary one."""
     if folder.is_local:
         yield str(folder.local_path)
         return

@@ -44,7 +44,7 @@ def _yield_after_check(_impulse: bytes, values: list[Any], check: PreflightCheck
 
 
 def spread_shards(pipeline: beam.Pipeline, shards: Iterable[int], check: PreflightCheck | None) -> beam.PCollection:
-    """Create shard indices and distribute them to all workers; ``check`` as in `CreateAfterPreflight`."""
+    """Create shard indices, and distribute them to all workers."""
     return pipeline | "ListShards" >> CreateAfterPreflight(shards, check) | "SpreadShards" >> beam.Reshuffle()  # Fusion break.
 
 
@@ -69,7 +69,7 @@ class WriteShards(beam.PTransform):
     work: ShardWork
 
     def expand(self, shards: beam.PCollection) -> beam.PCollection:
-        """Write each shard independently: input and output shards have the same keys, so nothing is shuffled."""
+        """Write each shard from the same shard of the inputs, without a shuffle."""
         return shards | "WriteShard" >> beam.ParDo(_WriteShardFn(self.output, self.work))
 
 

@@ -1,4 +1,4 @@
-"""Entry point of a local worker process: Beam's worker, which exits with its launcher, even if that is killed.
+"""Beam worker in a local process, which exits even if its launcher is killed.
 
 `pipelines.running.runner` starts it.
 """

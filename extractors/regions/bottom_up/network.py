@@ -1,6 +1,6 @@
-"""Detector of bottom-up attention: Faster R-CNN on ResNet-101 C4, with attributes (Anderson et al. 2018, arXiv:1707.07998).
+"""Detector of bottom-up attention: Faster R-CNN on ResNet-101 C4 with attributes.
 
-The computation is that of ``models/vg/ResNet-101/faster_rcnn_end2end_final/test.prototxt`` in
+Source: Anderson et al. 2018 (arXiv:1707.07998), ``models/vg/ResNet-101/faster_rcnn_end2end_final/test.prototxt`` in
 github.com/peteanderson80/bottom-up-attention. Layers have the names of torchvision's ResNet, with these differences:
 
 - The first pooling has no padding and rounds up.
@@ -67,7 +67,7 @@ class Backbone(nn.Module):
 
 
 class RegionProposals(nn.Module):
-    """Region proposal network: score and regress the anchors of every cell, and return the best boxes."""
+    """Region proposal network, which scores and regresses the anchors of each cell."""
 
     anchors: Tensor
 
@@ -134,12 +134,14 @@ class Head(nn.Module):
         self.attributes = nn.Linear(512, 1 + ATTRIBUTES)
 
     def forward(self, pooled: Tensor) -> Tensor:
-        """Compute features of pooled regions: float32 ``[N, 1024, 14, 14]`` to float32 ``[N, 2048]``."""
+        """Compute region features: float32 ``[N, 1024, 14, 14]`` to ``[N, 2048]``."""
         maps: Tensor = self.layer4(pooled.to(dtype=self.dtype, memory_format=torch.channels_last))
         return maps.to(torch.float32).mean(dim=(2, 3))
 
     def classify(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Classify features, float32 ``[N, 2048]``; attributes depend on the most probable class, background included.
+        """Classify regions by their features, float32 ``[N, 2048]``.
+
+        Attributes depend on the most probable class, background included.
 
         Returns:
             Probabilities, float32: ``[N, 1 + CLASSES]``, background first, and ``[N, 1 + ATTRIBUTES]``, "none" first.
@@ -186,7 +188,7 @@ def build() -> Detector:
 
 
 def fold_norms(model: nn.Module) -> None:
-    """Fold each batch norm into the preceding convolution in place: in float64, rounded once."""
+    """Fold each batch norm into the preceding convolution in place, in float64."""
     for module in list(model.modules()):
         for conv_name, norm_name in (("conv1", "bn1"), ("conv2", "bn2"), ("conv3", "bn3"), ("0", "1")):
             conv, norm = module._modules.get(conv_name), module._modules.get(norm_name)

@@ -1,4 +1,4 @@
-"""Preprocessing of the detector's input on the device: mean subtraction, then resize.
+"""Preprocessing of the detector's input on its device: mean, then resize.
 
 Equal to ``cv2.resize(image - mean, None, None, fx=scale, fy=scale)`` of ``lib/fast_rcnn/test.py`` in
 github.com/peteanderson80/bottom-up-attention, except for rare last bits: bilinear without antialiasing. The sampling step is
@@ -35,13 +35,13 @@ INPUT: dict[str, Any] = {
 
 
 def scale_of(width: int, height: int) -> float:
-    """Return the scale that resizes the shorter side to 600 pixels, but the longer side to at most 1000."""
+    """Return the scale to 600 pixels of the shorter side, at most 1000 of the longer."""
     scale = _SHORT / min(width, height)
     return _LONG / max(width, height) if round(scale * max(width, height)) > _LONG else scale
 
 
 def resized_wh(width: int, height: int) -> tuple[int, int]:
-    """Return width and height of the detector's input, rounded half to even; 0 for very thin images."""
+    """Return width and height of the input; one is 0 for very thin images."""
     scale = scale_of(width, height)
     return round(width * scale), round(height * scale)
 
@@ -66,7 +66,7 @@ class Original(NamedTuple):
 
 
 def send(pixels: Tensor, device: torch.device) -> Original:
-    """Upload an image, uint8 ``[3, H0, W0]``, channels R, G, B, with its coefficients in one copy."""
+    """Upload an RGB image, uint8 ``[3, H0, W0]``, with its coefficients in one copy."""
     height, width = pixels.shape[1:]
     columns, rows = resized_wh(width, height)
     coefficients = _coefficients(width, height)
@@ -95,7 +95,7 @@ def _neighbours(resized: int, length: int, scale: float) -> Tensor:
 
 
 def prepare(image: Original) -> Tensor:
-    """Subtract the mean and resize: float32 ``[1, 3, H, W]``, channels B, G, R, on the image's device."""
+    """Subtract the mean and resize: float32 ``[1, 3, H, W]``, channels B, G, R."""
     top, bottom = image.rows[:2].view(torch.int64)
     left, right = image.columns[:2].view(torch.int64)
 
@@ -108,5 +108,5 @@ def prepare(image: Original) -> Tensor:
 
 
 def _interpolate(first: Tensor, second: Tensor, weight: Tensor) -> Tensor:
-    """Return ``first + (second - first) * weight`` in float32 with one rounding (fused multiply-add), as OpenCV on x86."""
+    """Interpolate with one rounding (fused multiply-add), as OpenCV does on x86."""
     return torch.addcmul(first.to(torch.float64), (second - first).to(torch.float64), weight).to(torch.float32)

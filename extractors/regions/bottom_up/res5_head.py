@@ -1,6 +1,7 @@
-"""RoI pooling and res5 head of the detector: ``layer4`` of `extractors.regions.bottom_up.network.Head` on pooled regions.
+"""RoI pooling and res5 head of the detector.
 
-Most CPU time of the extractor is spent here. The head has four implementations:
+Most CPU time of the extractor is spent here. The head, ``layer4`` of `extractors.regions.bottom_up.network.Head`, has four
+implementations:
 
 ===============  ===============================  ============================================================================
 class            used for                         idea
@@ -46,7 +47,7 @@ class LastStage(ABC):
 
     @abstractmethod
     def share(self, bins: Tensor) -> tuple[Tensor, ...]:
-        """Compute the layers that act on single bins: from ``[B, 1024]`` to tables ``[B, C]`` for `finish`."""
+        """Apply the layers on single bins: ``[B, 1024]`` to tables ``[B, C]``."""
 
     @abstractmethod
     def finish(self, shared: tuple[Tensor, ...], index: Tensor) -> Tensor:
@@ -61,7 +62,7 @@ class LastStage(ABC):
         """
 
     def __call__(self, pooled: Tensor) -> Tensor:
-        """Compute features of pooled regions: ``[N, 1024, 14, 14]`` to float32 ``[N, 2048]``."""
+        """Compute region features: ``[N, 1024, 14, 14]`` to float32 ``[N, 2048]``."""
         bins = pooled.permute(0, 2, 3, 1).flatten(0, 2)
         index = torch.arange(len(bins), device=bins.device).view(-1, _POOLED, _POOLED)
         return self.finish(self.share(bins), index)
@@ -99,7 +100,7 @@ class MergedStage(LastStage):
         self._shortcut = fuse(blocks[0].downsample[0], relu=False)
 
     def share(self, bins: Tensor) -> tuple[Tensor, ...]:
-        """Apply the first convolution with its ReLU, and the shortcut's, see `LastStage.share`."""
+        """Apply the first convolution with its ReLU, and that of the shortcut."""
         pixels = _pixels(bins)
         return _rows(self._blocks[0][0](pixels)), _rows(self._shortcut(pixels))
 
@@ -113,14 +114,14 @@ class MergedStage(LastStage):
 
 
 class ProductStage(LastStage):
-    """Res5 head of matrix products; ``layer4`` has three float32 blocks with folded norms."""
+    """Res5 head of matrix products, for three float32 blocks with folded norms."""
 
     def __init__(self, layer4: nn.Module) -> None:
         self._b_t, self._a_t, blocks = _decompose(layer4)
         self._blocks = list(blocks)
 
     def share(self, bins: Tensor) -> tuple[Tensor, ...]:
-        """Apply the first product with its ReLU, and the shortcut's, see `LastStage.share`."""
+        """Apply the first product with its ReLU, and that of the shortcut."""
         block = self._blocks[0]
         assert block.shortcut is not None
         return torch.addmm(block.bias1, bins, block.weight1).relu_(), torch.addmm(block.bias3, bins, block.shortcut)
@@ -136,7 +137,7 @@ class ProductStage(LastStage):
         return values.view(-1, len(index), values.shape[1]).mean(dim=0)
 
     def _finish_block(self, block: _Block, hidden: Tensor, residual: Tensor) -> Tensor:
-        """Apply the 3×3 and the last convolution: ``[49 * M, C]`` to ``[49 * M, 2048]``; overwrites the residual."""
+        """Apply the 3×3 and last convolution to ``[49 * M, C]``; overwrites ``residual``."""
         hidden = self._convolve(hidden, block.weight2).add_(block.bias2).relu_()
         return residual.addmm_(hidden, block.weight3).relu_()
 
@@ -149,7 +150,7 @@ class ProductStage(LastStage):
 
 
 class GroupedStage(LastStage):
-    """Res5 head of grouped 1×1 convolutions, for CPUs with slow matrix products (`winograd.prefers_onednn`).
+    """Res5 head of grouped 1×1 convolutions, see `winograd.prefers_onednn`.
 
     Args:
         layer4: as for `ProductStage`, on the CPU.
@@ -161,7 +162,7 @@ class GroupedStage(LastStage):
         self._blocks = [_GroupedBlock.of(block, 4 * regions) for block in blocks]
 
     def share(self, bins: Tensor) -> tuple[Tensor, ...]:
-        """Apply the first product with its ReLU, and the shortcut's, see `LastStage.share`."""
+        """Apply the first product with its ReLU, and that of the shortcut."""
         pixels, block = _pixels(bins), self._blocks[0]
         assert block.shortcut is not None
         return _rows(block.first(pixels)), _rows(block.shortcut(pixels))
@@ -176,7 +177,7 @@ class GroupedStage(LastStage):
         return _rows(values).view(4, len(index), _SIDE**2, -1).mean(dim=(0, 2))
 
     def _convolve(self, values: Tensor, block: _GroupedBlock) -> Tensor:
-        """Apply a 3×3 convolution and a ReLU to ``[1, C, M * 49, 1]``, with equal output shape."""
+        """Apply a 3×3 convolution and a ReLU to ``[1, C, M * 49, 1]``."""
         rows = _rows(values).unflatten(0, (-1, _SIDE**2))  # [M, 49, C]
         phases, _, channels = rows.shape
         transformed = torch.bmm(self._b_t.expand(phases, -1, -1), rows)  # [M, K, C]
@@ -186,7 +187,7 @@ class GroupedStage(LastStage):
 
 
 def _decompose(layer4: nn.Module) -> tuple[Tensor, Tensor, Iterator[_Block]]:
-    """Return the transforms of inputs, ``[K, 49]``, and of products, ``[49, K]``, and the blocks."""
+    """Return transforms of inputs ``[K, 49]`` and products ``[49, K]``, and blocks."""
     weight = next(layer4.parameters())
     b_t, g, a_t = (torch.from_numpy(np.kron(matrix, matrix)).to(weight) for matrix in _phase_matrices())
     return b_t, a_t, (_Block.of(block, g) for block in layer4.children())
@@ -194,19 +195,19 @@ def _decompose(layer4: nn.Module) -> tuple[Tensor, Tensor, Iterator[_Block]]:
 
 @dataclass(frozen=True)
 class _Block:
-    """Matrices of a bottleneck, ``[inputs, outputs]``. ``bias3`` includes the bias of the shortcut."""
+    """Matrices of a bottleneck, ``[inputs, outputs]``."""
 
     weight1: Tensor
     bias1: Tensor
     weight2: Tensor  # [K, C, C], transformed
     bias2: Tensor
     weight3: Tensor
-    bias3: Tensor
+    bias3: Tensor  # Includes the bias of the shortcut.
     shortcut: Tensor | None
 
     @staticmethod
     def of(block: Any, filters: Tensor) -> _Block:
-        """Convert a bottleneck with folded norms; ``filters``, ``[K, 9]``, transforms its 3×3 filters."""
+        """Convert a bottleneck; ``filters``, ``[K, 9]``, transforms its 3×3 filters."""
         first, second, third = block.conv1, block.conv2, block.conv3
         taps = second.weight.permute(2, 3, 1, 0).reshape(filters.shape[1], -1)  # [9, C * C]
         transformed = (filters @ taps).view(len(filters), *second.weight.shape[1::-1])
@@ -219,7 +220,7 @@ class _Block:
 
 @dataclass(frozen=True)
 class _GroupedBlock:
-    """Products of a bottleneck as (grouped) 1×1 convolutions, ``first`` and ``third`` with bias and ReLU."""
+    """Products of a bottleneck as 1×1 convolutions; that of ``second`` is grouped."""
 
     first: FusedConv2d
     second: FusedConv2d
@@ -256,7 +257,7 @@ def _rows(pixels: Tensor) -> Tensor:
 
 
 def _regions(table: Tensor, index: Tensor) -> Tensor:
-    """Gather rows of a table ``[B, C]`` to pooled regions ``[N, C, 14, 14]``, channels last."""
+    """Gather rows ``[B, C]`` to regions ``[N, C, 14, 14]``, channels last."""
     return table.index_select(0, index.flatten()).view(*index.shape, -1).permute(0, 3, 1, 2)
 
 
@@ -265,7 +266,7 @@ def _matrix(conv: nn.Conv2d) -> Tensor:
 
 
 def _phase_matrices() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return ``B_t`` ``[11, 7]``, ``G`` ``[11, 3]`` and ``A_t`` ``[7, 11]`` for the tiles of a phase along one axis.
+    """Return ``B_t`` ``[11, 7]``, ``G`` ``[11, 3]`` and ``A_t`` ``[7, 11]``.
 
     A tile depends on the inputs of its outputs and one more on both sides; inputs outside of the phase are zero padding.
     """
@@ -336,7 +337,7 @@ def pool_bins(maps: Tensor, bins: Tensor) -> Tensor:
 
 
 def _bins(starts: Tensor, ends: Tensor, side: int, scale: float, cells: int) -> tuple[Tensor, Tensor]:
-    """Return the first cell of each bin along an axis, and the number of its cells: int64 ``[N, P]``."""
+    """Return first cell and number of cells of bins along an axis: int64 ``[N, P]``."""
     start, end = ((at.to(torch.float64) * scale + 0.5).floor().to(torch.float32) for at in (starts, ends))  # Round half up.
     size = ((end - start + 1).clamp(min=1) / side)[:, None]
     indices = torch.arange(side, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Weights of the Faster R-CNN of bottom-up attention, converted from all released formats to one naming scheme.
+"""Weights of bottom-up attention's detector, converted from all released formats.
 
 Our names are torchvision's for the ResNet (``backbone.layer3.0.conv1.weight``), and ``rpn.*`` and ``head.*``, see
 `extractors.regions.bottom_up.network`. A file may have our names or those of
@@ -128,7 +128,7 @@ def _from_detectron2(entries: Mapping[str, Any], path: Path) -> dict[str, Tensor
 
 
 def _from_airsplay(entries: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
-    """Convert the scheme with one logit per proposal, and background and "no attribute" last."""
+    """Convert weights with one logit per proposal, and the background last."""
     layers = dict(_AIRSPLAY)
     attributes = [ours for ours in layers if ours.startswith("head.attribute")]
     has_attributes = any(name.startswith(layers[ours]) for name in entries for ours in attributes)
@@ -199,7 +199,7 @@ def _layer_names(layers: Mapping[str, str], *, weight: str, bias: str) -> dict[s
 
 
 def _rename(entries: Mapping[str, Any], names: Mapping[str, str], path: Path) -> dict[str, Tensor]:
-    """Return tensors by our names, given the file's names by ours; raise for missing and unexpected names."""
+    """Rename tensors, given theirs by ours, and refuse missing and unexpected ones."""
     expected = {*names.values(), *_BOX_REGRESSION, *_PIXELS, _ANCHORS}
     missing = [theirs for theirs in names.values() if theirs not in entries]
     unexpected = [name for name in entries if name not in expected and not name.endswith(COUNTER)]
@@ -234,7 +234,7 @@ def _check_pixels(entries: Mapping[str, Any], path: Path) -> None:
 
 
 def _centred_anchors() -> Tensor:
-    """Return detectron2's anchors ``[A, 4]`` for airsplay's ``configs/VG-Detection``: sizes, then ratios."""
+    """Return detectron2's anchors ``[A, 4]`` for airsplay's ``configs/VG-Detection``."""
     sides = [(sqrt(size**2 / ratio), ratio) for size in (64, 128, 256, 512) for ratio in (0.5, 1.0, 2.0)]
     return torch.tensor([(-width / 2, -ratio * width / 2, width / 2, ratio * width / 2) for width, ratio in sides])
 

@@ -1,1 +1,1 @@
-"""Optional detectron2 backend: regions of bottom-up attention and of other detectron2 models."""
+"""Optional backend: bottom-up attention and other models of detectron2."""

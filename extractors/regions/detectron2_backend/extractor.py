@@ -1,4 +1,4 @@
-"""``--backend detectron2`` of ``faster-rcnn-36``: the same regions from detectron2's modules.
+"""``faster-rcnn-36`` with ``--backend detectron2``, from detectron2's modules.
 
 Network, config file (``faster_rcnn_vg.yaml``) and box arithmetic are detectron2's. Resizing and selection are those of
 `extractors.regions.faster_rcnn`. Features of the two backends differ by rounding only.
@@ -39,12 +39,12 @@ _Result = TypeVar("_Result")
 
 
 def detectron2_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the weights of `bottom_up.network` to those of this backend's `networks`, without anchors."""
+    """Rename weights of `bottom_up.network` to those of `networks`, without anchors."""
     return {theirs: state[ours] for ours, theirs in detectron2_names().items()}
 
 
 class Sized(NamedTuple):
-    """Pixels of an image, uint8 ``[3, H, W]``, channels R, G, B, with its original size, W0 and H0."""
+    """RGB pixels of an image, uint8 ``[3, H, W]``, and original size, W0 and H0."""
 
     pixels: Tensor
     width: int
@@ -52,7 +52,7 @@ class Sized(NamedTuple):
 
 
 class Detectron2Regions(RegionExtractor):
-    """detectron2 network with the selection of regions; only res5 computes in 16 bits, as in `extractors.regions.faster_rcnn`."""
+    """Region extractor of a detectron2 network; only res5 computes in 16 bits."""
 
     def __init__(self, description: Description, settings: ExtractorOptions, network: Network, device: torch.device) -> None:
         super().__init__(description, device)
@@ -66,7 +66,7 @@ class Detectron2Regions(RegionExtractor):
         model.to(device).to(memory_format=torch.channels_last)
 
     def preprocess(self, image: Image.Image) -> Any:
-        """Return a `Sized` with the pixels to upload, resized only if the network resizes on the host.
+        """Return a `Sized` of the pixels that the network uploads.
 
         Raises:
             DecodeError: the image is so thin that its shorter side would be less than `MIN_SIDE`.

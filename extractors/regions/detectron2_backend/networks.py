@@ -1,4 +1,4 @@
-"""detectron2 models with a ResNet C4, split into the steps of `extractors.regions.detectron2_backend.extractor`.
+"""detectron2 models with a ResNet C4, split into the steps of `extractor`.
 
 `VisualGenomeNetwork` is the detector of bottom-up attention. Its classes, named in ``faster_rcnn_vg.yaml``, each change one
 property of a detectron2 class to match Caffe. Tensor names are those of MILVLG/bottom-up-attention.pytorch. `StockNetwork` is a
@@ -47,7 +47,7 @@ _FAR_CORNER = (0.0, 0.0, 1.0, 1.0)  # Caffe's boxes include their far corners, d
 
 
 class InputSize(NamedTuple):
-    """detectron2's image size, plus ``scale``: pixels of the detector's input per pixel of the original image."""
+    """Size of an input, and its ``scale``: pixels of the input per pixel of the image."""
 
     height: int
     width: int
@@ -73,7 +73,7 @@ def build_caffe_resnet_backbone(cfg: Any, input_shape: Any) -> ResNet:
 
 @ANCHOR_GENERATOR_REGISTRY.register()
 class CaffeAnchorGenerator(DefaultAnchorGenerator):
-    """detectron2's anchor generator with the fixed anchors of `extractors.regions.boxes.cell_anchors`."""
+    """detectron2's anchor generator with the fixed anchors of `cell_anchors`."""
 
     def generate_cell_anchors(self, sizes: Any = None, aspect_ratios: Any = None) -> Tensor:
         """Return the anchors, float32 ``[A, 4]``."""
@@ -82,7 +82,7 @@ class CaffeAnchorGenerator(DefaultAnchorGenerator):
 
 @RPN_HEAD_REGISTRY.register()
 class CaffeRPNHead(StandardRPNHead):
-    """detectron2's head with two scores per anchor: background for all anchors first, then object."""
+    """detectron2's head with two scores per anchor: all backgrounds, then all objects."""
 
     objectness_logits: nn.Conv2d
 
@@ -92,7 +92,7 @@ class CaffeRPNHead(StandardRPNHead):
         self.objectness_logits = nn.Conv2d(single.in_channels, 2 * single.out_channels, kernel_size=1)
 
     def forward(self, features: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return object probabilities ``[B, A, h, w]`` and deltas ``[B, A * 4, h, w]`` of one feature map."""
+        """Return object probabilities ``[B, A, h, w]`` and deltas ``[B, A * 4, h, w]``."""
         scores, deltas = super().forward(features)
         pairs = [score.unflatten(1, (2, -1)) for score in scores]  # [B, 2, A, h, w]
         return [pair.softmax(dim=1)[:, 1] for pair in pairs], deltas
@@ -100,7 +100,10 @@ class CaffeRPNHead(StandardRPNHead):
 
 @PROPOSAL_GENERATOR_REGISTRY.register()
 class CaffeRPN(RPN):
-    """detectron2's RPN with boxes that include their far corners, and small boxes dropped before the top-k selection."""
+    """detectron2's RPN with boxes that include their far corners.
+
+    Small boxes are dropped before the top-k selection.
+    """
 
     def predict_proposals(
         self,
@@ -137,7 +140,7 @@ class CaffeRPN(RPN):
 
 
 class AttributePredictor(FastRCNNOutputLayers):
-    """detectron2's predictor with attributes and without box regression. Class 0 is background, attribute 0 none."""
+    """detectron2's predictor with attributes and without box regression."""
 
     def __init__(self, cfg: Any, input_shape: Any) -> None:
         super().__init__(cfg, input_shape)
@@ -148,7 +151,7 @@ class AttributePredictor(FastRCNNOutputLayers):
         self.attr_linear2 = nn.Linear(_HIDDEN, 1 + ATTRIBUTES)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits ``[N, 1 + CLASSES]`` and ``[N, 1 + ATTRIBUTES]`` for ``[N, 2048]``, see `network.Head.classify`."""
+        """Return class and attribute logits for ``[N, 2048]``, see `network.Head.classify`."""
         scores = self.cls_score(features)
         embedded = self.cls_embed(scores.argmax(dim=1))
         hidden = F.relu(self.attr_linear1(torch.cat((features, embedded), dim=1)))
@@ -157,7 +160,7 @@ class AttributePredictor(FastRCNNOutputLayers):
 
 @ROI_HEADS_REGISTRY.register()
 class AttributeRes5ROIHeads(Res5ROIHeads):
-    """detectron2's heads with `AttributePredictor`, and a dilated instead of strided res5."""
+    """detectron2's heads with `AttributePredictor` and a dilated res5."""
 
     @classmethod
     def from_config(cls, cfg: Any, input_shape: Any) -> dict[str, Any]:
@@ -184,7 +187,7 @@ class AttributeRes5ROIHeads(Res5ROIHeads):
 
 
 def load_config(path: Path) -> Any:
-    """Merge a config file and its ``_BASE_`` files into detectron2's defaults, without running code."""
+    """Merge a config file into detectron2's defaults, without running code."""
     cfg = get_cfg()
     cfg.merge_from_file(str(path), allow_unsafe=False)
     return cfg
@@ -206,7 +209,7 @@ class VisualGenomeNetwork:
         return resized_wh(width, height)
 
     def pixels(self, image: Image.Image) -> Tensor:
-        """Return the pixels to upload, uint8 ``[3, H0, W0]``, channels R, G, B; the device resizes them."""
+        """Return the RGB pixels, uint8 ``[3, H0, W0]``, which the device resizes."""
         return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
     def prepare(self, pixels: Tensor, device: torch.device) -> Tensor:
@@ -214,7 +217,7 @@ class VisualGenomeNetwork:
         return prepare(send(pixels, device))
 
     def propose(self, maps: Tensor, width: int, height: int) -> Tensor:
-        """Return proposals ``[P, 4]`` in pixels of the input, for the feature map ``[1, channels, h, w]`` of an image."""
+        """Return proposals ``[P, 4]`` of ``[1, channels, h, w]``, in pixels of the input."""
         columns, rows = resized_wh(width, height)
         return _proposals(self.model, maps, InputSize(rows, columns, scale_of(width, height)))
 
@@ -223,13 +226,16 @@ class VisualGenomeNetwork:
         return boxes / boxes.new_full((), scale_of(width, height))  # As `faster_rcnn` divides.
 
     def classify(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return probabilities of classes ``[N, 1 + C]``, background first, and attributes, none first, for ``[N, D]``."""
+        """Return probabilities of classes ``[N, 1 + C]`` and attributes for ``[N, D]``.
+
+        Background and "none" come first.
+        """
         classes, attributes = self.model.roi_heads.box_predictor(features)
         return classes.softmax(dim=1), attributes.softmax(dim=1)
 
 
 class StockNetwork:
-    """Model of detectron2's own classes, with preprocessing by ``INPUT`` of its config."""
+    """Model of detectron2's classes, with preprocessing by ``INPUT`` of its config."""
 
     def __init__(self, model: Any, inputs: Any) -> None:
         self.model = model
@@ -245,7 +251,7 @@ class StockNetwork:
         return columns, rows
 
     def pixels(self, image: Image.Image) -> Tensor:
-        """Resize 8-bit values with Pillow, as detectron2's ``DefaultPredictor`` does, to uint8 ``[3, H, W]``."""
+        """Resize with Pillow to uint8 ``[3, H, W]``, as ``DefaultPredictor`` does."""
         columns, rows = self.resized_wh(*image.size)
         resize = ResizeTransform(image.height, image.width, rows, columns, Image.Resampling.BILINEAR)
         # A copy, since Pillow's memory is read-only.
@@ -269,7 +275,7 @@ class StockNetwork:
         return boxes * boxes.new_tensor((width / columns, height / rows)).repeat(2)
 
     def classify(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Classify features; the model has no attributes, so all regions get attribute "none"."""
+        """Classify features; all regions get the attribute "none"."""
         predictor = self.model.roi_heads.box_predictor
         (classes,) = predictor.predict_probs(predictor(features), [features])
         attributes = features.new_tensor((1.0, 0.0)).expand(len(features), 2)

@@ -1,4 +1,4 @@
-"""``detectron2:CONFIG+WEIGHTS``: the regions of any detectron2 Faster R-CNN with a ResNet C4.
+"""``detectron2:CONFIG+WEIGHTS``: regions of a Faster R-CNN with a ResNet C4.
 
 CONFIG is the config file of the training (``.yaml``), WEIGHTS the checkpoint (``.pth``, or ``.pkl`` as in detectron2's model zoo)
 or ``random:SEED``. No code in either is run. Images are preprocessed by the config's test settings. Regions are selected from the
@@ -72,7 +72,7 @@ def spec(name: str) -> FeatureSpec:
 
 
 def find_weights(spec: FeatureSpec, request: str) -> Weights:
-    """Resolve the weights in the name, see `extractors.catalogue.ExtractorModule`; ``request`` must be ``default``."""
+    """Resolve the weights in the name, see `extractors.catalogue.ExtractorModule`."""
     config, weights = _paths(spec.name)
     if request != "default":
         raise UsageError(
@@ -132,7 +132,7 @@ def _config(path: Path) -> Any:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    """Return the model and input sections of a config file as JSON values, without paths and devices."""
+    """Read the model and input sections of a config, without paths and devices."""
     loaded = _read_config(path, partial(CfgNode.load_yaml_with_base, allow_unsafe=False))
     model = {key: value for key, value in loaded.get("MODEL", {}).items() if key not in ("WEIGHTS", "DEVICE")}
     inputs = {key: value for key, value in loaded.get("INPUT", {}).items() if key in _INPUTS}
