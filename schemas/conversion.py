@@ -1,4 +1,4 @@
-"""Strict conversion of JSON, TOML and text to frozen dataclasses and plain values: the annotation decides, an error names the key.
+"""Strict conversion of JSON, TOML and text to annotated types.
 
 A whole number is a number; no other types are mixed.
 """
@@ -42,7 +42,9 @@ class Tagged:
 
     @classmethod
     def choose(cls, table: Mapping[str, Any], prefix: str) -> tuple[type[Any], Mapping[str, Any]]:
-        """Return the selected dataclass, and the table without the key; ``prefix`` is the place of the table in messages.
+        """Return the selected dataclass, and the table without the key.
+
+        ``prefix`` is the place of the table in messages.
 
         Raises:
             UsageError: the table selects no known dataclass.
@@ -67,7 +69,7 @@ def convert(value: Any, hint: Any, place: str = "", *, error: type[ImagepivotErr
 
 
 def _convert(value: Any, hint: Any, place: str, error: type[ImagepivotError], root: tuple[Any, Any, str]) -> Any:
-    """Convert a nested value; the root is annotation, value and place of the outermost value."""
+    """Convert a value; the root is annotation, value and place of the outermost value."""
     alternatives = alternatives_of(hint)
     hint = next((alternative for alternative in alternatives if _fits(value, alternative)), None)
     if hint is None:
@@ -144,7 +146,9 @@ _PARSERS: dict[Any, Any] = {
 
 
 def stored_values(cls: Any, stored: Any, *, but: Collection[str] = ()) -> dict[str, Any]:
-    """Return the values of a dataclass's fields from untrusted JSON; missing fields are left out, other keys ignored.
+    """Return the values of a dataclass's fields from untrusted JSON.
+
+    Missing fields are left out, other keys ignored.
 
     Args:
         cls: a dataclass with annotated types.
@@ -184,7 +188,7 @@ def parse_value(text: str) -> Any:
 
 
 def override(table: dict[str, Any], key: str, text: str) -> None:
-    """Set one value in a table, in place, by a dotted key, e.g. ``optimizer.learning_rate``; see `parse_value`.
+    """Set a value by a dotted key, e.g. ``optimizer.learning_rate``.
 
     Raises:
         UsageError: a part of the key is not a section.
@@ -222,7 +226,7 @@ def key_value_pairs(settings: Sequence[str], example: str) -> dict[str, str]:
 
 
 def did_you_mean(name: str, known: Collection[str], prefix: str = "", known_keys: Sequence[str] = ()) -> str:
-    """Return the end of a message about an unknown name: similar names, or else all known names.
+    """Return the end of a message about an unknown name: similar or all known names.
 
     Args:
         name: the unknown name.
@@ -257,7 +261,7 @@ def _build(cls: Any, table: Mapping[str, Any], place: str, error: type[Imagepivo
 
 
 def _keys(hint: Any, table: Any, place: str) -> Iterator[str]:
-    """Yield the dotted keys of the values in a dataclass and in its dataclasses, also of an invalid table."""
+    """Yield the dotted keys of a dataclass and of its nested dataclasses."""
     [hint, *others] = alternatives_of(hint)
     if others or not is_dataclass(hint):
         yield place
@@ -281,7 +285,7 @@ def default_of(field: Any) -> Any:
 
 @cache
 def hints_of(cls: Any) -> dict[str, Any]:
-    """Return the evaluated annotations of a dataclass's fields, with the extras of ``Annotated``."""
+    """Return the evaluated annotations of a dataclass, including ``Annotated``."""
     return get_type_hints(cls, include_extras=True)
 
 
@@ -295,7 +299,7 @@ def alternatives_of(hint: Any) -> list[Any]:
 
 
 def _kind(hint: Any) -> Any:
-    """Return ``list`` or ``dict`` for lists or tables, else the annotation without its arguments."""
+    """Return ``list``, ``dict``, or the annotation without its arguments."""
     origin = get_origin(hint) or hint
     if is_dataclass(origin) or (isinstance(origin, type) and issubclass(origin, Mapping)):
         return dict
@@ -303,7 +307,7 @@ def _kind(hint: Any) -> Any:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Return whether a value has the annotated type, without checking items of lists and tables."""
+    """Return whether a value has the annotated type; items are not checked."""
     kind = _kind(hint)
     if kind is Literal:
         return any(value == choice and type(value) is type(choice) for choice in get_args(hint))
@@ -324,7 +328,7 @@ def _expected(alternatives: Sequence[Any], error: type[ImagepivotError]) -> str:
 
 
 def _suggest(value: Any, alternatives: Sequence[Any]) -> str:
-    """Return the end of a message with a similar choice from a closed list; empty without one."""
+    """Return the end of a message with a similar choice; empty without one."""
     choices = [
         choice for hint in alternatives if _kind(hint) is Literal for choice in get_args(hint) if isinstance(choice, str)
     ]

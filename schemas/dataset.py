@@ -1,4 +1,4 @@
-"""Reader of datasets: lazily, by shard, by key, as Arrow tables or as one contiguous array."""
+"""Reader of datasets: by shard, by key, as Arrow tables or as one array."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class Dataset:
     def shard_batches(
         self, index: int, columns: Sequence[str] | None = None, batch_size: int | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Read the rows of one shard in batches, of about four MiB by default; memory holds one.
+        """Read the rows of one shard in batches, of about four MiB by default.
 
         Raises:
             DatasetError: the shard is missing or damaged.
@@ -172,7 +172,7 @@ class Dataset:
         return table if columns is None else table.select(list(columns))
 
     def get(self, image_id: str) -> dict[str, object]:
-        """Read the row of an image in a dataset with one row per image; vectors are numpy arrays.
+        """Read the only row of an image; vectors are numpy arrays.
 
         Raises:
             KeyError: the dataset has no row of this image.
@@ -183,7 +183,7 @@ class Dataset:
         return next(self._rows_of(row))
 
     def __getitem__(self, index: int | slice) -> dict[str, object] | list[dict[str, object]]:
-        """Read a row by index, or the rows of a slice, in the order of `image_ids`; vectors as in `get`.
+        """Read a row, or the rows of a slice, in the order of `image_ids`.
 
         Each access reads row groups; iterate to read all rows.
         """
@@ -319,7 +319,7 @@ class Dataset:
             yield OpenShard(source, parquet)
 
     def read_file(self, entry: FileEntry) -> bytes:
-        """Read all bytes of a file in the manifest, for files other than shards of vectors.
+        """Read all bytes of a file in the manifest.
 
         Raises:
             DatasetError: the file is missing or damaged.

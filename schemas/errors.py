@@ -25,7 +25,7 @@ class ImagepivotError(Exception):
 
 
 class UsageError(ImagepivotError):
-    """An argument or a combination of arguments is invalid. The command ends with exit code 2.
+    """An argument or a combination of arguments is invalid (exit code 2).
 
     Examples:
         >>> imagepivot.ArrayTask(3, 3)
@@ -45,7 +45,7 @@ class InputError(ImagepivotError):
 
 
 class DatasetError(ImagepivotError):
-    """A dataset folder breaks the contract, is of the wrong kind, or is in use by another run.
+    """A dataset folder is invalid, of the wrong kind, or in use by another run.
 
     Examples:
         >>> imagepivot.open_dataset("photos")

@@ -1,4 +1,4 @@
-r"""Escapes for terminal control characters and directional overrides in displayed text.
+r"""Escapes for control characters and directional overrides in displayed text.
 
 Ids, captions, tokens and file names are untrusted. Text that is printed, logged, raised or drawn passes through `escape_text`. JSON
 passes through `to_json` and its JSON escapes: parsed values equal the data.
@@ -18,7 +18,7 @@ _UNSAFE_IN_JSON = re.compile(f"[{_BEYOND_ASCII}]")
 
 
 def escape_text(text: str, *, lines: bool = False) -> str:
-    r"""Return text with control characters and directional overrides as escapes, as Python writes them.
+    r"""Escape control characters and directional overrides as Python does.
 
     >>> print(escape_text("a\x1b[31mb\u202ec"))
     a\x1b[31mb\u202ec
@@ -31,6 +31,6 @@ def escape_text(text: str, *, lines: bool = False) -> str:
 
 
 def to_json(value: Any, **options: Any) -> str:
-    """Return a value as JSON that is safe to print, with options of `json.dumps`; other non-ASCII text stays."""
+    """Return a value as JSON that is safe to print, with options of `json.dumps`."""
     text = json.dumps(value, **{"ensure_ascii": False, **options})
     return _UNSAFE_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

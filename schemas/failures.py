@@ -1,4 +1,4 @@
-"""Files of failures: JSON lines in a folder of their own, which other tools do not read as data."""
+"""Files of failures: JSON lines that other tools do not read as data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from schemas.storage.storage_errors import content_errors
 
 @dataclass(frozen=True)
 class FailuresEntry:
-    """Counts of a shard's failures, and size and digest of their file, for the footer; no file without failures."""
+    """Counts of a shard's failures, and size and digest of their file."""
 
     rows: int = 0
     bytes: int = 0
@@ -45,7 +45,7 @@ def failures_content(failures: Iterable[Mapping[str, str]]) -> tuple[bytes, Fail
 
 
 def read_failures(folder: Folder, name: str) -> pa.Table:
-    """Read a file of failures: JSON lines, or Parquet as version 1 of the format has it.
+    """Read a file of failures: JSON lines, or Parquet in version 1 of the format.
 
     Raises:
         FileNotFoundError: the file does not exist.

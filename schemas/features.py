@@ -19,7 +19,7 @@ DTYPES = ("float32", "float16")
 
 @dataclass(frozen=True)
 class FeatureSpec:
-    """Shape and type of the feature of one image, as an extractor computes it and a shard stores it.
+    """Shape and type of the feature of one image.
 
     Attributes:
         name: the extractor's name, e.g. ``resnet50-pool``.
@@ -49,7 +49,7 @@ class FeatureSpec:
         return prod(self.shape)
 
     def rounded(self, values: np.ndarray) -> np.ndarray:
-        """Round float32 values to the stored type, to nearest even; overflow becomes infinite."""
+        """Round float32 values to the stored type; overflow becomes infinite."""
         import numpy as np  # Lazy: shell completion reads specs.
 
         with np.errstate(over="ignore"):

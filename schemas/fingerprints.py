@@ -16,7 +16,7 @@ SCHEMA_VERSION = 1
 
 
 def canonical_json(value: object) -> str:
-    """Return JSON with sorted keys, no white space and no escapes: equal values have equal text."""
+    """Return JSON with sorted keys, without white space and escapes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
@@ -31,7 +31,7 @@ def sha256_of_json(value: Any) -> str:
 
 
 def sha256_of_file(file: BinaryIO) -> str:
-    """Return the SHA-256 of the rest of a binary file, in hexadecimal; reads one MiB at a time."""
+    """Return the SHA-256 of the rest of a binary file, in hexadecimal."""
     digest = hashlib.sha256()
     while block := file.read(1 << 20):
         digest.update(block)
@@ -44,6 +44,6 @@ def sum_digests(digests: Iterable[str]) -> str:
 
 
 def fingerprint_of(kind: str, parameters: Mapping[str, Any], inputs: Sequence[Mapping[str, Any]], shards: int) -> str:
-    """Return the SHA-256 of all that determines a dataset's content; arguments as in `schemas.writing.output.OutputDataset`."""
+    """Return the SHA-256 of all that determines a dataset's content."""
     content = {"kind": kind, "parameters": parameters, "inputs": list(inputs), "shards": shards}
     return sha256_of_json({"schema_version": SCHEMA_VERSION, **content})

@@ -1,4 +1,4 @@
-"""Font fallback for matplotlib: system fonts for missing glyphs, and advice on fonts to install."""
+"""Font fallback for matplotlib: system fonts for missing glyphs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def font_files() -> list[str]:
 
 
 def draw_with_fonts(figure: Figure, draw: Callable[[], T]) -> T:
-    """Draw a matplotlib figure with fallback to system fonts; warn once per script without a font."""
+    """Draw a matplotlib figure with fallback to system fonts; warn of missing glyphs."""
     drawing, missing = _draw(draw)
     if missing and (families := _families_of(missing)):
         from matplotlib.text import Text
@@ -58,7 +58,7 @@ def draw_with_fonts(figure: Figure, draw: Callable[[], T]) -> T:
 
 
 def _draw(draw: Callable[[], T]) -> tuple[T, set[str]]:
-    """Return a drawing, and the missing characters, which matplotlib reports as warnings."""
+    """Return a drawing, and the characters that matplotlib reports as missing."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", _MISSING.pattern)
         drawing = draw()
@@ -72,7 +72,7 @@ def _draw(draw: Callable[[], T]) -> tuple[T, set[str]]:
 
 
 def _families_of(characters: Collection[str]) -> list[str]:
-    """Return font families with these characters; matplotlib's own list may be outdated."""
+    """Return font families with these characters."""
     from matplotlib.font_manager import fontManager
     from matplotlib.ft2font import FT2Font
 
@@ -93,13 +93,13 @@ def _families_of(characters: Collection[str]) -> list[str]:
 
 
 def warn_of_missing_glyphs(characters: Iterable[str]) -> None:
-    """Warn once of each script of characters that no font has; the warning names the font to install."""
+    """Warn once of each script without a font."""
     for script in sorted({_script_of(character) for character in characters}):
         _warn(*script)
 
 
 def _script_of(character: str) -> tuple[str, str, str]:
-    """Return the name of a character's script, a font that has it, and Debian's package of that font."""
+    """Return a character's script, a font that has it, and its Debian package."""
     word = unicodedata.name(character, "").partition(" ")[0]
     if word in _CJK:
         return "Chinese, Japanese or Korean", "Noto Sans CJK", "fonts-noto-cjk"

@@ -1,4 +1,4 @@
-"""Footer of a shard: fingerprint and parameters of the dataset, and statistics of the rows.
+"""Footer of a shard: fingerprint, parameters and statistics.
 
 A later run recognises a finished shard by its footer alone.
 """
@@ -47,7 +47,7 @@ FOREIGN = Footer(kind="", fingerprint="", parameters={})
 
 
 def footer_metadata(footer: Footer) -> dict[str, str]:
-    """Return the key-value metadata of a shard with this footer; Parquet itself stores the number of rows."""
+    """Return the key-value metadata of a shard; Parquet itself stores its rows."""
     content = {
         "version": str(footer.version),
         "kind": footer.kind,
@@ -98,7 +98,7 @@ def read_footer(folder: Folder, name: str) -> Footer | None:
 
 
 def shard_entry(folder: Folder, name: str, rows: int) -> ShardEntry:
-    """Return the manifest's entry for a file of rows or failures, with the digests of its bytes as they are stored.
+    """Return the manifest's entry for a file of rows or failures.
 
     Raises:
         FileNotFoundError: the file does not exist.
@@ -114,7 +114,7 @@ def entry_of(file: pa.NativeFile, name: str, rows: int) -> ShardEntry:
 
 
 def sha256_of_footer(file: pa.NativeFile) -> str:
-    """Return the SHA-256 of a Parquet file from its metadata to its end; the file is then at its start.
+    """Return the SHA-256 of a Parquet file from its metadata to its end, and rewind.
 
     The last eight bytes are the length of the metadata in front of them, and a magic number.
     """

@@ -1,6 +1,6 @@
 """Keys of rows, and the shard that a key belongs to.
 
-Shard assignment is a pure function of the image id, so two datasets with the same number of shards are co-partitioned: captions and
+The shard is a pure function of the image id. Two datasets with the same number of shards are therefore co-partitioned: captions and
 features of an image have the same shard index.
 """
 
@@ -62,10 +62,11 @@ class CaptionKey:
 
 
 def check_image_id(image_id: object, *, place: str, advice: str = "take it out of the file") -> str:
-    """Check an image id, a non-empty string without control characters and surrogates, and return it.
+    """Check an image id and return it.
 
-    Other characters are allowed and unchanged: slashes, dots, spaces, any script, case, normalization form and length. Messages
-    begin with ``place``, e.g. a file and a row, and end with ``advice`` for a control character.
+    An id is a string, not empty, without control characters and surrogates. Other characters are allowed and unchanged: slashes,
+    dots, spaces, any script, case, normalization form and length. Messages begin with ``place``, e.g. a file and a row. For a
+    control character they end with ``advice``.
 
     Raises:
         InputError: it is invalid.
@@ -86,7 +87,7 @@ def check_image_id(image_id: object, *, place: str, advice: str = "take it out o
 
 
 def normalization_hint(missing: Iterable[str], present: Iterable[str]) -> str:
-    r"""Return a hint if missing ids differ from present ids only in Unicode normalization, else empty.
+    r"""Return a hint if ids differ only in Unicode normalization, else empty.
 
     >>> normalization_hint(["b", "caf\xe9"], ["cafe\u0301"]).partition(".")[0]
     "Unicode normalization differs: 'caf\\xe9' (NFC) is 'cafe\\u0301' (NFD) there"
@@ -111,7 +112,7 @@ def _form(text: str) -> str:
 
 @lru_cache(maxsize=1024)
 def check_language(tag: str) -> str:
-    """Check that a language tag is well-formed BCP 47 (language, script, region, variants), and return it in its usual case.
+    """Check a BCP 47 tag (language, script, region, variants); return its usual case.
 
     >>> check_language("pt-br")
     'pt-BR'
@@ -144,7 +145,7 @@ def check_shards_request(shards: ShardsRequest) -> None:
 
 
 def shard_of(image_id: str, shards: int) -> int:
-    """Return the shard index of an image: its BLAKE2b digest (64 bytes, big-endian) modulo the number of shards."""
+    """Return the shard of an image: its BLAKE2b-512 digest, big-endian, modulo shards."""
     return int.from_bytes(hashlib.blake2b(image_id.encode()).digest(), "big") % shards
 
 

@@ -1,4 +1,4 @@
-"""The Arrow schema of every kind of dataset: columns, their order and their meaning.
+"""Arrow schemas of the kinds of datasets.
 
 No column is nullable. Each field has a ``description`` in its metadata, for readers with other tools.
 """
@@ -190,7 +190,7 @@ def is_vector(dtype: pa.DataType) -> bool:
 
 
 def numpy_type(dtype: pa.DataType) -> np.dtype:
-    """Return the numpy dtype of a column's values or vectors; Arrow's own conversion needs pandas."""
+    """Return the numpy dtype of a column's values or vectors."""
     return pa.array([], dtype.value_type if pa.types.is_fixed_size_list(dtype) else dtype).to_numpy(zero_copy_only=False).dtype
 
 
@@ -201,14 +201,14 @@ def vector_bytes(schema: pa.Schema) -> int:
 
 
 def batch_rows(schema: pa.Schema) -> int:
-    """Return the number of rows in about four MiB; 64 for a variable number of vectors per row."""
+    """Return the rows in about four MiB; 64 for a variable number of vectors per row."""
     if holds_vectors(schema) and not vector_bytes(schema):
         return _MIN_GROUP_ROWS
     return max(1, _BATCH_BYTES // (vector_bytes(schema) or _TEXT_ROW_BYTES))
 
 
 def group_rows(schema: pa.Schema) -> int:
-    """Return the rows per Parquet row group of vectors: about four MiB, or 64 wider rows in at most 32 MiB."""
+    """Return the rows of a row group: about four MiB, or 64 rows in at most 32 MiB."""
     size = vector_bytes(schema)
     least = min(_MIN_GROUP_ROWS, _MAX_GROUP_BYTES // size) if size else _MIN_GROUP_ROWS
     return max(least, batch_rows(schema))

@@ -1,6 +1,7 @@
-"""Provenance of exports and figures (``_made_from.json``): command, options and input digests, to skip an unchanged command.
+"""Provenance of exports and figures: command, options and input digests.
 
-Reports store the same under the key ``made_from``. It has no locations and no times.
+``_made_from.json`` stores it, so that an unchanged command is skipped; reports have it under the key ``made_from``. It has no
+locations and no times.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def made_from(
 
 
 def read_made_from(folder: Folder, name: str = MADE_FROM_NAME) -> dict[str, Any]:
-    """Read a description from ``_made_from.json`` or from a report; empty without a valid one."""
+    """Read a description from ``_made_from.json`` or a report; empty if invalid."""
     try:
         content = json.loads(folder.read(name))
     except (FileNotFoundError, ValueError, RecursionError):
@@ -57,14 +58,14 @@ def read_made_from(folder: Folder, name: str = MADE_FROM_NAME) -> dict[str, Any]
 
 
 def is_current(folder: Folder, now: Mapping[str, Any]) -> bool:
-    """Return whether a folder has the complete output of this description, by file sizes."""
+    """Return whether a folder has the output of this description, by file sizes."""
     stored = read_made_from(folder)
     files = stored.pop("files", None)
     return stored == now and isinstance(files, dict) and all(folder.size(name) == size for name, size in files.items())
 
 
 def write_made_from(folder: Folder, now: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
-    """Write ``_made_from.json``: a description from `made_from`, and the size of each file in bytes, by name."""
+    """Write ``_made_from.json``: a description, and file sizes in bytes by name."""
     folder.write(MADE_FROM_NAME, (json.dumps({**now, "files": sizes}, indent=1, ensure_ascii=False) + "\n").encode())
 
 
@@ -80,7 +81,7 @@ def differences(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _content(location: str) -> Any:
-    """Describe an input (dataset, run, file or folder of files) by digests; None if it does not exist."""
+    """Describe a dataset, run, file or folder by digests; None if it does not exist."""
     check_location(location)
     (beside, name), folder = file_at(location), Folder(location)
     if name and beside.size(name) is not None:

@@ -1,4 +1,4 @@
-"""``_manifest.json``: content and files of a dataset. Written last; a folder without a manifest is not a dataset."""
+"""Manifest of a dataset, written last: a folder without it is not a dataset."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _MAX_SIZE = 1 << 48
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file of a dataset: its path in the folder, size in bytes, and digest in hexadecimal."""
+    """A file of a dataset: path in the folder, size in bytes, hexadecimal SHA-256."""
 
     path: str
     bytes: int
@@ -130,7 +130,7 @@ class Manifest:
         return sum(shard.rows for shard in self.failures)
 
     def to_json(self) -> str:
-        """Return the manifest as indented JSON with sorted keys, including the digest of its canonical JSON."""
+        """Return the manifest as indented JSON with the digest of its canonical JSON."""
         content = json.loads(canonical_json({"format": _FORMAT, **asdict(self)}))
         for entry in (*content["shards"], *content["failures"]):
             if not entry["footer_sha256"]:
@@ -261,7 +261,7 @@ _MAX_NAMED = 5
 
 
 def diagnose(folder: Folder) -> str:
-    """Return the message about a folder without a manifest, with advice from its content.
+    """Return the message about a folder without a manifest.
 
     Raises:
         DatasetError: the folder cannot be listed.

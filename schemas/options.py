@@ -9,7 +9,7 @@ from typing import Annotated, TypeAlias
 
 @dataclass(frozen=True)
 class Opt:
-    """Annotation of a field as option or argument, e.g. ``Annotated[int, Opt("Maximum number of tokens.")]``.
+    """Annotation of a field as option or argument: ``Annotated[int, Opt("Size.")]``.
 
     A field without a default is an argument, any other an option. Tuples are comma-separated values, mappings comma-separated
     ``KEY=VALUE`` pairs; a class with a method ``parse`` parses its text. The fields of a nested dataclass are options, too; a

@@ -16,7 +16,7 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class Overlap:
-    """Counts of images by their splits, e.g. ``{("test", "train"): 3}``, and the first three ids."""
+    """Counts of images by splits, e.g. ``{("test", "train"): 3}``, and three ids."""
 
     counts: Mapping[tuple[str, ...], int]
     first: tuple[str, ...]
@@ -38,7 +38,7 @@ def _is_leak(splits: frozenset[str]) -> bool:
 
 
 def find_overlap(dataset: Dataset, counts: Callable[[frozenset[str]], bool] = _is_leak) -> Overlap | None:
-    """Find images with captions in several splits; memory holds ids and splits of one shard.
+    """Find images with captions in several splits.
 
     Args:
         dataset: a dataset of kind ``captions`` or ``encoded``. All captions of an image are in one shard.

@@ -24,7 +24,7 @@ class _Stated:
 
 
 class _Parameters(_Stated):
-    """Base of parameters stored under their field names; a field ``feature`` is required."""
+    """Base of parameters stored under their field names."""
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
@@ -205,7 +205,9 @@ class FeaturesParameters(_Stated):
 
 @dataclass(frozen=True)
 class WordVectorsParameters(_Parameters):
-    """Parameters of kind ``word-vectors``. Its inputs are the vocabulary, then a file for each language.
+    """Parameters of kind ``word-vectors``.
+
+    Its inputs are the vocabulary, then a file for each language.
 
     Attributes:
         feature: name, width and type of the vectors.

@@ -1,7 +1,7 @@
-"""Decoder of users' text files: UTF-8, with or without a byte order mark, in lines that end in LF or CR LF.
+"""Decoder of users' text files: UTF-8 with lines that end in LF or CR LF.
 
-A byte order mark at the start of a file is dropped, and CR LF counts as LF, so that neither becomes part of a token, an id, a
-header or a name. Other line ends (a lone CR of old Macs, U+2028) are text, and so is a later U+FEFF.
+A byte order mark at the start of a file is dropped, and CR LF counts as LF. Neither becomes part of a token, an id, a header or a
+name. Other line ends (a lone CR of old Macs, U+2028) are text, and so is a later U+FEFF.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MARKS = (
 
 
 def mark_length(head: bytes, location: str) -> int:
-    """Return the length of a text file's byte order mark, 3 or 0, from its first `HEAD` bytes.
+    """Return the length of a byte order mark, 3 or 0, from the first `HEAD` bytes.
 
     Raises:
         InputError: the file is UTF-16 or UTF-32, by its mark or by a zero in the first two bytes.
@@ -48,7 +48,7 @@ def mark_length(head: bytes, location: str) -> int:
 
 
 def decode_line(line: bytes, line_number: int, location: str) -> str:
-    """Decode a line without the LF or CR LF at its end; ``number`` counts lines from 1, for messages.
+    """Decode a line without its LF or CR LF; ``line_number`` counts from 1.
 
     Raises:
         InputError: the line is not UTF-8.

@@ -1,4 +1,4 @@
-"""Reader of word vectors in text files of GloVe, word2vec and fastText (``.vec``), plain or gzipped.
+"""Reader of text files of word vectors: GloVe, word2vec and fastText.
 
 Each line has a word and its values with spaces between them; word2vec and fastText begin with the number of words and the width. A
 file is streamed once, and only requested words take memory. Words that are not UTF-8 (fastText) or contain spaces (GloVe) are
@@ -169,7 +169,7 @@ class _Lines:
             decode_line(self._invalid[1], self._invalid[0], self._location)
 
     def _check_encoding(self, line_number: int, line: bytes, word: bytes) -> None:
-        """Distinguish a few invalid words from a file in another encoding, which has no valid words beyond ASCII."""
+        """Distinguish a few invalid words from a file in another encoding."""
         if self._is_utf8 or word.isascii():
             return
         try:
@@ -202,7 +202,7 @@ def _numbers(values: Sequence[bytes]) -> np.ndarray | None:
 
 @contextmanager
 def open_user_file(location: str, expected: str) -> Iterator[tuple[BinaryIO, FileDigest]]:
-    """Open a user's file, local or in a store, for sequential reading; names in ``.gz`` are decompressed.
+    """Open a user's file for sequential reading; names in ``.gz`` are decompressed.
 
     Yields the content, and the digest of the stored file. Messages end with ``expected``.
 

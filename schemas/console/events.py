@@ -1,6 +1,6 @@
-"""JSON event log on standard error, for programs that watch a command; docs/reference/events.md lists the events.
+"""JSON event log on standard error; docs/reference/events.md lists the events.
 
-`start` replaces standard error by JSON lines: `emit` writes events, and all other output (warnings and logs of libraries, output of
+`start` replaces standard error by JSON lines. `emit` writes events. All other output (warnings and logs of libraries, output of
 C++ code and worker processes) becomes events, too. `finish` writes the last line. Without `start`, `emit` returns False.
 """
 
@@ -60,7 +60,7 @@ def started() -> bool:
 
 
 def emit(event: str, **fields: Any) -> bool:
-    """Write an event ``progress``, ``remark``, ``warning`` or ``error``; return False without `start`."""
+    """Write an event, e.g. ``progress`` or ``warning``; return False without `start`."""
     if _log is None:
         return False
     _log.write(line(event, **fields))
@@ -82,7 +82,7 @@ def show_remarks(show: Callable[[str, str], None]) -> None:
 
 
 def record(**fields: Any) -> None:
-    """Set fields of the last event: ``command``, ``output``, ``counts``, and ``status`` and ``job`` of a running job."""
+    """Set fields of the last event, e.g. ``output``, ``counts`` or a job's ``status``."""
     if _log is not None:
         _log.end.update(fields)
 

@@ -1,4 +1,4 @@
-"""Progress of a run: snapshots of its counts, shown as a line on a terminal or as JSON events."""
+"""Progress of a run, shown as a line on a terminal or as JSON events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MIN_TIME_CONSTANT = 60.0  # Seconds.
 
 
 def format_rate(rate: float) -> str:
-    """Format a rate as ``12.5/s``, or as ``2.4 s each`` below one per second; empty for 0."""
+    """Format a rate as ``12.5/s``, or as ``2.4 s each`` if low; empty for 0."""
     if rate <= 0:
         return ""
     if rate >= 1:
@@ -91,14 +91,14 @@ class Snapshot:
 
     @property
     def bottleneck(self) -> str | None:
-        """``decoding`` if the model waits for images more than a tenth of the time, else ``model``; None if unknown."""
+        """``decoding`` if the model waits over a tenth of the time, else ``model``."""
         waiting, working = self.counts.get("wait_msec", 0), self.counts.get("forward_msec", 0)
         if not working:
             return None
         return "decoding" if waiting > 0.1 * (waiting + working) else "model"
 
     def to_fields(self) -> dict[str, Any]:
-        """Return the fields of the event ``progress``, with three significant digits of the rate."""
+        """Return the fields of the event ``progress``."""
         return {
             "what": self.task,
             "unit": self.unit,
@@ -158,7 +158,7 @@ class _TimeLeft:
         return max(0.0, max(0, snapshot.total - snapshot.done) * weight / units - min(idle, self._gap))
 
     def _average(self, seconds: float, units: int) -> tuple[float, float]:
-        """Return decayed units and decayed seconds after an interval with these units; their ratio is the average rate."""
+        """Return decayed units and decayed seconds; their ratio is the average rate."""
         time_constant = max(_MIN_TIME_CONSTANT, self._seconds / 2)
         decay = math.exp(-seconds / time_constant)
         added = time_constant * (1 - decay)
@@ -166,7 +166,7 @@ class _TimeLeft:
 
 
 class ProgressDisplay:
-    """Display of snapshots: a live line on a terminal, else a line every ten seconds; a context manager.
+    """Context manager that shows a live line, or without a terminal plain lines.
 
     Args:
         console: console for text.

@@ -1,4 +1,4 @@
-"""Tables of commands and reports, rendered on a terminal, as Markdown, JSON or CSV."""
+"""Tables of commands and reports: on a terminal, as Markdown, JSON or CSV."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Table:
         return "\n\n".join([*title, *_note_list(self.notes), "\n".join(table) if rows else "None."])
 
     def to_json(self) -> str:
-        """Return the values as a JSON list with an object per row, without columns with empty headings."""
+        """Return a JSON list of rows, without columns with empty headings."""
         rows = [{key: value for key, value in zip(self.headings, row, strict=True) if key} for row in self.values]
         return to_json(rows, indent=2)
 

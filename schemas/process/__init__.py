@@ -1,1 +1,1 @@
-"""Processes: cores, memory and allocator; notices and critical sections at shutdown; commands as steps in processes."""
+"""Processes: resources, shutdown, and commands as steps."""

@@ -1,6 +1,6 @@
-"""Cores, memory and CPU features of this process, by affinity and control groups; and glibc's allocator.
+"""Cores, memory, CPU features and allocator of this process.
 
-By default glibc maps large buffers again for each batch, trims its heap, and gives each thread its own heap, so that every batch
+By default glibc maps large buffers again for each batch, trims its heap, and gives each thread its own heap. Every batch then
 pays for page faults and system calls. `keep_freed_memory` prevents it.
 """
 
@@ -23,7 +23,7 @@ _VERSION_2 = ""
 
 
 def bfloat16_remark(precision: str, device: str, cpu: Path | None = None) -> str:
-    """Return a warning if the processor only emulates a precision; empty otherwise or if unknown.
+    """Return a warning if the processor only emulates a precision, else empty.
 
     Args:
         precision: precision of the model; only ``bf16`` has a warning.
@@ -68,7 +68,7 @@ def core_quota(groups: Path = _GROUPS, mount: Path = _MOUNT) -> float | None:
 
 
 def usable_cores() -> int:
-    """Return the number of cores for parallel computation, limited by affinity and control groups."""
+    """Return the number of cores, limited by affinity and control groups."""
     quota = core_quota()
     return core_count() if quota is None else max(1, min(core_count(), int(quota)))
 
@@ -116,7 +116,9 @@ _LARGEST_ONCE = 2**25  # Before glibc 2.35 the limit cannot be higher.
 
 
 def keep_freed_memory() -> bool:
-    """Let glibc keep freed memory: one heap for all threads, never trimmed, and mapped buffers only above 256 MB.
+    """Let glibc keep freed memory.
+
+    It then has one heap for all threads, which is never trimmed, and maps only buffers above 256 MB.
 
     Call it before threads are started. The process then holds its peak memory, unless `malloc_trim` is called. It has no effect
     if the user has set the allocator (``MALLOC_*``, ``GLIBC_TUNABLES``), or with other C libraries (musl, macOS).

@@ -21,7 +21,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class DetachedError(Exception):
-    """Work that continues outside this process: a remote job, a job template, or other array tasks.
+    """Work that continues elsewhere: a remote job, a template or other array tasks.
 
     Attributes:
         job: runner, id and page of the job, and the command to cancel it; empty for a template.
@@ -49,7 +49,7 @@ def current_notice() -> str | None:
 
 @contextlib.contextmanager
 def shutdown_notice(words: str) -> Iterator[None]:
-    """Register a notice while the block runs; it persists if an interrupt ends the block."""
+    """Register a notice while the block runs, and after an interrupt."""
     global _notice
     _notice = words
     try:
@@ -99,7 +99,7 @@ class DeferredSignal:
 
 @contextlib.contextmanager
 def defer_signals() -> Iterator[DeferredSignal]:
-    """Defer Ctrl-C, SIGTERM and SIGHUP inside the block, which should end soon after one.
+    """Defer Ctrl-C, SIGTERM and SIGHUP inside the block.
 
     The agreed signal is raised again after the block: Ctrl-C raises `KeyboardInterrupt`. A second signal is not deferred. Handlers
     are not changed for ignored signals (nohup), outside the main thread, and in a worker with default handlers, which its parent

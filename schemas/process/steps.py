@@ -1,4 +1,4 @@
-"""Runner of steps: imagepivot commands in processes of their own, sequentially or in parallel.
+"""Runner of steps: imagepivot commands in processes of their own.
 
 `build` runs the steps of a plan, `reproduce` the rows of a table. A step has its own process group: Ctrl-C reaches only the
 launcher, which stops its steps. A step also ends if its launcher is killed.
@@ -41,7 +41,7 @@ _running: set[subprocess.Popen[str]] = set()
 def run_command(
     words: Sequence[str], variables: Mapping[str, str] | None = None, read: Callable[[str], object] | None = None
 ) -> int:
-    """Run a command in a new process, and return its exit code, or 128 plus the number of the signal that ended it.
+    """Run a command in a new process; return its exit code, or 128 plus the signal.
 
     Args:
         words: name of the command, options and arguments.
@@ -80,7 +80,7 @@ def environment_of(command: str, variables: Mapping[str, str]) -> dict[str, str]
 
 
 def run_side_by_side(work: Callable[[T, str], R], tasks: Sequence[T], devices: Sequence[str]) -> Iterator[tuple[T, R]]:
-    """Run one task per device in parallel, in order, and yield each finished task with its result.
+    """Run one task per device in parallel; yield finished tasks and their results.
 
     If the caller stops early, running commands are terminated and waited for.
     """

@@ -18,7 +18,7 @@ from schemas.storage.storage_errors import storage_errors
 
 
 def filesystem_of(location: str) -> tuple[fs.FileSystem, str]:
-    """Return the file system of a location (see `plain_location`) and the path within it.
+    """Return the file system of a location and the path within it.
 
     An address has a scheme, a bucket, a literal key (without percent-encoding) and perhaps pyarrow options such as
     ``?region=eu-west-1``. Environment variables override the endpoints: ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL`` and
@@ -45,7 +45,7 @@ def filesystem_of(location: str) -> tuple[fs.FileSystem, str]:
 
 
 def store_settings(address: str) -> tuple[str, dict[str, Any]]:
-    """Return the bucket name of an address, and pyarrow's connection settings, which only its pickles contain."""
+    """Return the bucket name of an address, and pyarrow's connection settings."""
     filesystem, bucket = filesystem_of(address)
     return bucket.rstrip("/"), filesystem.__reduce__()[1][0]
 

@@ -81,12 +81,12 @@ class Folder:
 
     @property
     def is_google(self) -> bool:
-        """Whether the folder is in Google Cloud Storage, where a stream takes one request and random access at least two."""
+        """Whether the folder is in Google Cloud Storage."""
         return self.location.startswith(("gs://", "gcs://"))
 
     @property
     def _takes_ranges(self) -> bool:
-        """Whether to read by range requests of our own: pyarrow's files in S3 do not retry a response that is cut off."""
+        """Whether to read by range requests, since pyarrow does not retry cut responses."""
         return self.location.startswith("s3://") and self.has_tags
 
     @property
@@ -95,7 +95,7 @@ class Folder:
         return Path(filesystem_of(self.location)[1])
 
     def _find(self, name: str) -> tuple[fs.FileSystem, str]:
-        """Return the file system, and the path of a file, or of the folder for an empty name."""
+        """Return the file system and the path of a file; an empty name is the folder."""
         filesystem, root = filesystem_of(self.location)
         return filesystem, f"{root.rstrip('/')}/{name}" if name else root
 
@@ -111,11 +111,11 @@ class Folder:
         return f"{self.location.rstrip('/')}/{name}"
 
     def names(self) -> list[str]:
-        """Return the sorted names of all files below the folder, recursively; empty if it does not exist."""
+        """Return the sorted names of all files below the folder; empty if missing."""
         return sorted(name for name, _ in self.files())
 
     def files(self) -> Iterator[tuple[str, int]]:
-        """Yield name and size in bytes of all files below the folder, in no particular order; a dangling link has size -1."""
+        """Yield name and size in bytes of all files below the folder; -1 for a dead link."""
         yield from ((entry.name, entry.size) for entry in self.entries())
 
     def entries(self, on_link: Callable[[str], None] = lambda name: None) -> Iterator[Entry]:
@@ -136,16 +136,16 @@ class Folder:
             yield from (_entry(info, info.path.removeprefix(prefix)) for info in infos if info.type == fs.FileType.File)
 
     def tagged(self) -> dict[str, Entry]:
-        """Return all files below the folder by name, without modification times: objects with equal content are equal."""
+        """Return all files below the folder by name, without modification times."""
         return {entry.name: entry._replace(version="") for entry in self.entries()}
 
     def children(self, below: str = "") -> list[str]:
-        """Return the sorted names of the files directly in this folder or in a subfolder; empty if it does not exist."""
+        """Return the sorted names of the files in this folder or a subfolder, not deeper."""
         # Pipes and sockets (Unknown) are listed, so that reading them fails with their name.
         return self._children(below, fs.FileType.File, fs.FileType.Unknown)
 
     def folders(self) -> list[str]:
-        """Return the sorted names of the folders directly in this folder; empty if it does not exist."""
+        """Return the sorted names of the folders directly in this folder."""
         return self._children("", fs.FileType.Directory)
 
     def _children(self, below: str, *types: fs.FileType) -> list[str]:
@@ -169,7 +169,7 @@ class Folder:
         return kinds.get(file_type, "nothing")
 
     def entry(self, name: str) -> Entry | None:
-        """Return size and modification time of a file, without its tag; None if it does not exist."""
+        """Return size and modification time of a file; None if it does not exist."""
         filesystem, path = self._find(name)
         with storage_errors(self.path_of(name)):
             info = filesystem.get_file_info(path)
@@ -192,7 +192,7 @@ class Folder:
             return self._bucket.get(self._key(name))
 
     def state(self, name: str) -> tuple[int, ...] | None:
-        """Return size, modification time and, of a local file, inode, to detect replacement; None if it does not exist."""
+        """Return size, time and, of a local file, inode; None if it does not exist."""
         if not self.is_local:
             entry = self.entry(name)
             return None if entry is None else (entry.size, int(entry.version or 0))
@@ -219,11 +219,11 @@ class Folder:
             return filesystem.open_input_file(path)
 
     def open_ranges(self, name: str) -> pa.NativeFile:
-        """Open a file for random access as `open` does; in S3 each read is one range request with retries."""
+        """Open a file as `open` does; in S3 each read is one range request with retries."""
         return pa.PythonFile(self.stream(name), mode="r") if self._takes_ranges else self.open(name)
 
     def stream(self, name: str) -> Any:
-        """Open a file for sequential reading, without decompression; errors are those of `open`."""
+        """Open a file for sequential reading; errors are those of `open`."""
         if self._takes_ranges:
             size = self.size(name)
             if size == 0:  # Perhaps a response with truncated headers, which reading detects.
@@ -244,7 +244,7 @@ class Folder:
             return file.read()
 
     def read_object(self, name: str) -> bytes:
-        """Return all bytes of a file, from a store in one request and in parallel with other threads.
+        """Return all bytes of a file, from a store in one request.
 
         Raises:
             FileNotFoundError: the file does not exist; the error of a store has no path, since failures of images quote it.
@@ -277,13 +277,13 @@ class Folder:
             file.write(data)
 
     def swap(self, name: str, data: bytes | Path, replaces: str | None) -> str | None:
-        """Write an object if the one to replace is unchanged, and return its tag, else None; see `object_store.put`."""
+        """Write an object and return its tag, or None; see `object_store.put`."""
         with storage_errors(self.path_of(name)):
             return object_store.put(self._bucket, self._key(name), data, replaces)
 
     @contextmanager
     def replace(self, name: str) -> Iterator[BinaryIO]:
-        """Open a temporary file that is renamed to ``name`` if the block succeeds, and deleted if it fails."""
+        """Open a temporary file that becomes ``name`` if the block succeeds."""
         with storage_errors(self.path_of(name)), self.temporary(name) as file:
             yield file
             file.flush()
@@ -297,7 +297,7 @@ class Folder:
 
     @contextmanager
     def temporary(self, name: str) -> Iterator[BinaryIO]:
-        """Open a temporary file for writing and reading that `rename` can move to ``name``; it is deleted after the block."""
+        """Open a temporary file for `rename`, which is deleted after the block."""
         with storage_errors(self.path_of(name)):
             temporary = self._temporary_path(name)
             try:
@@ -307,7 +307,7 @@ class Folder:
                 temporary.unlink(missing_ok=True)
 
     def map(self, function: Callable[[_T], _R], values: Iterable[_T]) -> list[_R]:
-        """Apply a function that reads from the folder to values, in parallel for a store, and return its results in order."""
+        """Return a function's results for values, in order; in parallel for a store."""
         if self.is_local:
             return [function(value) for value in values]
         with ThreadPoolExecutor(_PARALLEL_READS, thread_name_prefix="store") as pool:
@@ -338,7 +338,7 @@ class Folder:
             )
 
     def check_writable(self) -> None:
-        """Check without writing that files can be written: permissions of a local folder, existence of a bucket.
+        """Check permissions of a local folder or existence of a bucket, without writing.
 
         Raises:
             DatasetError: files cannot be written.
@@ -459,7 +459,7 @@ def _walk(folder: str, prefix: str, on_link: Callable[[str], None]) -> Iterator[
 
 
 def file_at(location: str) -> tuple[Folder, str]:
-    """Return folder and name of a file; the folder gets the options of a store's address."""
+    """Return folder and name of a file; the folder gets the options of an address."""
     if is_remote(location):
         address, options = re.fullmatch(r"(.*?)(\?\w+=[^/?]*)?", location, re.DOTALL).groups(default="")  # type: ignore[union-attr]
         folder, _, name = address.rpartition("/")

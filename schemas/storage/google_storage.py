@@ -1,4 +1,4 @@
-"""Buckets in Google Cloud Storage through google-cloud-storage; see `schemas.storage.object_store`."""
+"""Buckets in Google Cloud Storage through google-cloud-storage."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def _client(address: str) -> tuple[Any, Any]:
 
 
 def _retry() -> Any:
-    """Return the client's default retry policy within our limits, extended to responses that are cut off."""
+    """Return the client's retry policy within our limits, and for cut-off responses."""
     from google.cloud.storage.retry import DEFAULT_RETRY
     from requests.exceptions import RequestException
 

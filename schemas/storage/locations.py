@@ -1,4 +1,4 @@
-"""Locations from users: local paths, ``file://`` addresses, and addresses of stores and servers."""
+"""Locations from users: local paths, and addresses of files, stores and servers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SPECIAL = (
 
 
 def is_remote(location: str) -> bool:
-    """Return whether a location is an address such as ``gs://bucket/name`` rather than a local path."""
+    """Return whether a location is an address such as ``gs://bucket/name``."""
     return "://" in location and _FILE_ADDRESS.match(location) is None
 
 
@@ -51,7 +51,7 @@ def check_location(location: str) -> None:
 
 
 def plain_location(location: str | os.PathLike[str]) -> str:
-    """Convert ``file://`` addresses and ``~`` to plain paths; addresses of stores stay unchanged.
+    """Convert ``file://`` addresses and ``~`` to plain paths.
 
     ``file:///a%20b`` and ``file://localhost/a%20b`` are the path ``/a b``. ``~`` and ``~user`` at the start of a path are home
     folders, if the user exists.
@@ -101,7 +101,7 @@ def target_path(location: str) -> Path:
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:
-    """Check that a local path is not a pipe, socket or device, on which a reader could wait forever.
+    """Check that a local path is not a pipe, socket or device.
 
     Raises:
         DatasetError: it is a pipe, socket or device; caused by an OSError, like all read errors.

@@ -1,4 +1,4 @@
-"""Object stores: the interface of a bucket, the retry policy of all clients, parallel listings and conditional writes.
+"""Object stores: buckets, retries, parallel listings and conditional writes.
 
 ``pyarrow.fs`` lacks the last two. A store gives every object a tag that changes with its content: the ETag in S3, the generation
 in Google Cloud Storage. A conditional write is a compare-and-swap: it names the tag of the object that it replaces, and exactly
@@ -69,7 +69,7 @@ class RetryPolicy(NamedTuple):
     read_seconds: int = 60
 
     def repeat(self, request: Callable[[], _T], is_transient: Callable[[Exception], bool]) -> _T:
-        """Send a request and retry transient errors, for clients without retries of their own."""
+        """Send a request and retry transient errors."""
         until, pause = time.monotonic() + self.seconds, self.first_pause
         while True:
             try:
@@ -115,7 +115,7 @@ class Page(NamedTuple):
 
 
 class Written(NamedTuple):
-    """The tag of an object, and its `WRITER` id, which is empty for objects of other tools."""
+    """The tag of an object, and its `WRITER` id; empty for objects of other tools."""
 
     tag: str
     writer: str
@@ -135,7 +135,10 @@ class RefusedError(Exception):
 
 
 class Bucket(ABC):
-    """A bucket, for use from several threads. Failed requests are retried and finally raise a ``StoreError``."""
+    """A bucket, for use from several threads.
+
+    Failed requests are retried and finally raise a ``StoreError``.
+    """
 
     @abstractmethod
     def exists(self) -> bool:
@@ -161,7 +164,7 @@ class Bucket(ABC):
 
     @abstractmethod
     def part(self, key: str, start: int, stop: int) -> bytes | None:
-        """Return the bytes of an object from ``start`` to ``stop``; None if it does not exist."""
+        """Return the bytes of an object in a range; None if it does not exist."""
 
     @abstractmethod
     def write(self, key: str, data: bytes | Path, replaces: str | None, writer: str) -> str:
@@ -202,7 +205,7 @@ def version_of(modified: datetime) -> str:
 
 
 def upload_parts(data: bytes | Path, part_bytes: int, send: Callable[[int, bytes], _T]) -> list[_T]:
-    """Send the content of an upload in parallel parts, counted from 1, and return the results in order."""
+    """Send an upload in parallel parts, counted from 1; return the results in order."""
     starts = range(0, size_of(data), part_bytes)
     with ThreadPoolExecutor(_PARALLEL_PARTS, thread_name_prefix="upload") as pool:
         return list(pool.map(lambda part, start: send(part, read_part(data, start, part_bytes)), count(1), starts))
@@ -230,7 +233,7 @@ def bucket_of(location: str) -> str:
 
 
 def list_objects(bucket: Bucket, prefix: str) -> Iterator[Entry]:
-    """Yield the objects below a prefix in no particular order, with names relative to it; memory holds a few pages.
+    """Yield the objects below a prefix in any order, with names relative to it.
 
     Stores send the pages of one listing sequentially. If the first page is full and covers few folders, the folders are listed
     in parallel. Many small folders are not: each takes a request.
@@ -262,7 +265,7 @@ def _list_page(bucket: Bucket, prefix: str, after: str) -> tuple[Page, list[tupl
 
 
 def put(bucket: Bucket, key: str, data: bytes | Path, replaces: str | None = ANY) -> str | None:
-    """Write an object by `Bucket.write` and return its tag; None if the object has another tag than ``replaces``.
+    """Write an object and return its tag; None if its tag is not ``replaces``.
 
     If the object with this tag was deleted, a new one is written.
     """

@@ -32,7 +32,7 @@ _REGION = "us-east-1"  # Default of the AWS tools; other stores ignore it.
 
 
 class Settings(NamedTuple):
-    """The connection settings of a bucket in S3, as pyarrow reads them from an address and the environment.
+    """The connection settings of a bucket in S3, as pyarrow reads them.
 
     Attributes:
         endpoint: URL of the store; empty for AWS.
@@ -191,7 +191,7 @@ def _connect(address: str) -> Any:
 
 
 def _get_object(address: str, key: str) -> tuple[bytes, str] | None:
-    """Return content and tag of an object through obstore, which releases the GIL; None if it does not exist."""
+    """Return content and tag of an object through obstore, which releases the GIL."""
     from obstore.exceptions import BaseError, GenericError, NotFoundError, PermissionDeniedError, UnauthenticatedError
 
     def get() -> tuple[bytes, str]:
@@ -211,7 +211,7 @@ def _get_object(address: str, key: str) -> tuple[bytes, str] | None:
 
 @lru_cache(maxsize=64)
 def _obstore(address: str) -> Any:
-    """Return obstore's client for a bucket, with the settings that pyarrow finds for its address."""
+    """Return obstore's client for a bucket."""
     from obstore.store import S3Store
 
     settings = settings_of(address)
@@ -244,7 +244,7 @@ def _obstore(address: str) -> Any:
 
 
 def _credentials() -> Callable[[], dict[str, Any]]:
-    """Return a provider of the credentials that botocore finds, in the order of the AWS tools."""
+    """Return a provider of the credentials that botocore finds."""
     from botocore.session import get_session
 
     credentials = get_session().get_credentials()
@@ -301,7 +301,7 @@ def _error_class(error: Exception) -> type[StoreError] | None:
 
 @contextmanager
 def _store_errors(*expected: int) -> Iterator[None]:
-    """Convert errors of botocore. A response with an expected status ends the block, unless the bucket does not exist."""
+    """Convert errors of botocore; a response with an expected status ends the block."""
     from botocore.exceptions import ClientError
 
     try:

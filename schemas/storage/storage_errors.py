@@ -80,7 +80,7 @@ _ARROW_STORE = re.compile(r"AWS Error|google::cloud::Status|\bcurl|HTTP status",
 
 @contextmanager
 def storage_errors(location: str) -> Iterator[None]:
-    """Convert errors of the operating system or the object store to a ``DatasetError`` with advice."""
+    """Convert errors of the disk or the object store to a ``DatasetError``."""
     try:
         yield
     except (DatasetError, UsageError, FileNotFoundError):
@@ -114,7 +114,7 @@ def create_folder(path: Path) -> None:
 
 
 def store_error_of(error: BaseException) -> type[StoreError] | None:
-    """Return the class of a failure of an object store, for pyarrow's errors by their text; None for any other error."""
+    """Return the class of an object store's failure; None for any other error."""
     if isinstance(error, StoreError):
         return type(error)
     text = str(error)
@@ -124,7 +124,7 @@ def store_error_of(error: BaseException) -> type[StoreError] | None:
 
 
 def damaged(path: str, problem: str) -> DatasetError:
-    """Return the error about a damaged file of a dataset; the problem is a clause that follows its path."""
+    """Return the error about a damaged file; the problem is a clause after its path."""
     return DatasetError(
         f"{path} {problem}: copy the whole folder again, or run the command that wrote it again with --verify, which rewrites "
         "only damaged files"
@@ -133,7 +133,7 @@ def damaged(path: str, problem: str) -> DatasetError:
 
 @contextmanager
 def content_errors(path: str) -> Iterator[None]:
-    """Convert errors of pyarrow and Python about the content of a file to a ``DatasetError``.
+    """Convert errors about the content of a file to a ``DatasetError``.
 
     The block must only read and decode: a bug in it would be reported as a damaged file.
     """

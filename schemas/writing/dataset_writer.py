@@ -1,8 +1,10 @@
 """Writing of datasets: the commit protocol.
 
-A run locks the folder, refuses to replace data that must not be lost, writes the shards that are not current, in any order and
-process, and commits: every shard is checked again, and the manifest is written last. A run killed at any moment leaves finished
-shards and no manifest; the same command continues from there.
+1. A run locks the folder, and refuses to replace data that must not be lost.
+2. It writes the shards that are not current, in any order and process.
+3. It commits: every shard is checked again, and the manifest is written last.
+
+A run killed at any moment leaves finished shards and no manifest; the same command continues from there.
 
 An array task is such a run over some of the shards, with a shared lock. It deletes nothing but the manifest. The first task that
 finds all shards current commits.
@@ -39,7 +41,7 @@ _MAX_RANGES = 20
 def write_shards(
     output: OutputDataset, indices: Iterable[int], write_shard: Callable[[int, ShardWriter], object]
 ) -> Iterator[int]:
-    """Write shards sequentially, and yield the index of each after its publication; errors are those of `open_shard`."""
+    """Write shards sequentially, and yield the index of each published shard."""
     for index in indices:
         with open_shard(output, index) as shard:
             write_shard(index, shard)
@@ -114,7 +116,7 @@ def complete_dataset(
 
 
 def read_compatible(output: OutputDataset, policy: ReusePolicy, task: ArrayTask | None = None) -> OutputState:
-    """Return the state of the folder before a run, if it is compatible; arguments and errors are those of `complete_dataset`."""
+    """Return the state of the folder before a run; errors as in `complete_dataset`."""
     if task is None:
         state = OutputState(output, policy)
     else:
@@ -161,7 +163,7 @@ def _complete_task(
 
 
 def _commit_if_done(output: OutputDataset, task: ArrayTask, policy: ReusePolicy, libraries: tuple[str, ...]) -> Manifest:
-    """Commit if all shards are current; else raise an error that lists the tasks to run again."""
+    """Commit if all shards are current; else list the tasks to run again."""
     state, unfinished = _read_after_task(output, policy)
     if not unfinished:
         manifest = state.committed_manifest()
@@ -192,7 +194,7 @@ def _commit_if_done(output: OutputDataset, task: ArrayTask, policy: ReusePolicy,
 
 
 def _read_after_task(output: OutputDataset, policy: ReusePolicy) -> tuple[OutputState, dict[int, Status]]:
-    """Return the state of the folder, and the status of the shards that are not current.
+    """Return the folder's state, and the status of the shards that are not current.
 
     A store is read again if a shard seems damaged: an attempt may have published it since the listing.
     """
@@ -208,12 +210,12 @@ def _read_after_task(output: OutputDataset, policy: ReusePolicy) -> tuple[Output
 
 
 def _drop_states(output: OutputDataset, policy: ReusePolicy) -> OutputDataset:
-    """Drop modification times, which may differ between machines, unless an update needs them."""
+    """Drop modification times, which differ between machines, unless it is an update."""
     return output if policy.update else replace(output, states=None)
 
 
 def _check_update(output: OutputDataset, policy: ReusePolicy) -> None:
-    """Refuse updates that leave no trace in an up-to-date shard: a task that never ran would go unnoticed."""
+    """Refuse updates that would not show that a task never ran."""
     if not policy.update:
         return
     start = "the task that commits must see which tasks have brought their shards up to date: leave out --task"
@@ -312,7 +314,7 @@ def commit(
 
 
 def _check_finished(state: OutputState, states: list[ShardState]) -> None:
-    """Check that all shards are current; delete damaged shards, so that the next run writes them again.
+    """Check that all shards are current; delete damaged shards.
 
     Raises:
         DatasetError: a shard is not current.

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OutputDataset:
-    """A dataset to write. Kind, parameters, inputs and number of shards determine content and fingerprint.
+    """A dataset to write.
+
+    Kind, parameters, inputs and number of shards determine content and fingerprint.
 
     Attributes:
         folder: folder of the dataset.
@@ -62,7 +64,7 @@ class OutputDataset:
     sources: tuple[str, ...] = ()
 
     def made_from(self, *sources: Dataset) -> OutputDataset:
-        """Return the output with digests of the content of its source datasets, for its records.
+        """Return the output with the digest of its source datasets' content as state.
 
         The inputs have only their fingerprints, and content may differ at the same fingerprint.
         """
@@ -127,7 +129,7 @@ def is_of_shard(name: str) -> bool:
 
 
 def is_control_file(name: str) -> bool:
-    """Return whether a file is a manifest, a lock, another file of the protocol, or temporary."""
+    """Return whether a file is temporary or a file of the protocol, e.g. a manifest."""
     return name in _CONTROL or is_temporary(name)
 
 
@@ -137,7 +139,7 @@ def is_temporary(name: str) -> bool:
 
 
 def is_leftover(name: str) -> bool:
-    """Return whether the next run deletes a file: temporary, or a leftover of the protocol."""
+    """Return whether the next run deletes a file."""
     return is_temporary(name) or name in (PROBE_NAME, TASKS_NAME)
 
 

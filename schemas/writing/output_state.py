@@ -75,7 +75,7 @@ class ShardState:
 
     @property
     def failures(self) -> ShardEntry | None:
-        """The manifest's entry for the shard's failures, in this version of the format; None without failures."""
+        """The manifest's entry for the shard's failures; None without failures."""
         if self.footer is None or not self.footer.failures.rows:
             return None
         stated = self.footer.failures
@@ -83,7 +83,7 @@ class ShardState:
 
 
 def read_state(output: OutputDataset, shard: int, manifest: Manifest | None = None, *, read_all: bool = False) -> ShardState:
-    """Return the state of one shard without listing the folder or comparing its inputs; see `state_of`."""
+    """Return the state of a shard without listing the folder or comparing its inputs."""
     folder, name = output.folder, output.name(shard)
     sizes = {part: folder.size(part) for part in (name, failures_name(name), record_name(name))}
     entries = {part: Entry(part, size) for part, size in sizes.items() if size is not None}
@@ -162,7 +162,7 @@ def state_of(
 def _read_footer(
     folder: Folder, shard: str, entries: Mapping[str, Entry], record: Record | None, fingerprint: str | None
 ) -> Footer | None:
-    """Read a footer; in a store take it from the record, without parameters, which saves requests."""
+    """Read a footer; in a store take it from the record, without parameters."""
     if record is not None and not folder.is_local and record.matches_tags(entries):
         recorded = record.as_footer(shard, entries[shard].size)
         if recorded is not None and recorded[1].fingerprint == fingerprint:
@@ -179,7 +179,7 @@ def _compare_failures(
     reference: str,
     digest: bool,
 ) -> str:
-    """Return the fault of a shard's failures; failures of a shard without any are leftovers, not a fault."""
+    """Return the fault of a shard's failures; leftovers are not a fault."""
     name, stated = failures_name(shard, footer.version), footer.failures
     expected: FileEntry | None = FileEntry(name, stated.bytes, stated.sha256) if stated.rows else None
     if manifest is not None:
@@ -192,7 +192,7 @@ def _compare_failures(
 
 
 def file_problem(folder: Folder, entries: Mapping[str, Entry], expected: FileEntry, reference: str, *, digest: bool) -> str:
-    """Return the fault of a file, missing or with another size or digest than the reference says; empty without a fault."""
+    """Return the fault of a file: missing, another size or digest; empty without any."""
     name = expected.path
     if name not in entries or entries[name].size < 0:
         return f"{name} is missing"
@@ -216,7 +216,9 @@ def _compare_digests(stored: FileEntry, expected: FileEntry | Record, reference:
 
 
 class OutputState:
-    """State of an output's folder. The folder is listed once at the start; manifest and shards are read once, on demand.
+    """State of an output's folder.
+
+    The folder is listed once at the start; manifest and shards are read once, on demand.
 
     Attributes:
         entries: listing of the folder.
@@ -280,7 +282,7 @@ class OutputState:
         return not (policy.check_content or is_unrecorded or "unreadable" in footer.failures.reasons)
 
     def is_committed(self) -> bool:
-        """Return whether an earlier run committed this dataset, with the same files beside the shards."""
+        """Return whether an earlier run committed this dataset with equal other files."""
         manifest = self._own_manifest
         if manifest is None or self._policy.overwrite:
             return False
@@ -291,7 +293,7 @@ class OutputState:
         return all(digests.get(name) == sha256_of_bytes(data) for name, data in self.output.files.items())
 
     def committed_manifest(self) -> Manifest | None:
-        """Return the manifest if the dataset is complete and the run has nothing to do, else None."""
+        """Return the manifest if the run has nothing to do, else None."""
         if not self.is_committed() or len(self.finished_shards()) < len(self.selected):
             return None
         return None if any(self._has_leftovers(shard) for shard in self.shards().values()) else self._own_manifest
@@ -327,7 +329,7 @@ class OutputState:
             self._check_not_stale()
 
     def clear(self) -> None:
-        """Delete the manifest, outdated shards and leftovers, and write the files known before the run.
+        """Delete manifest, outdated shards and leftovers, and write the output's files.
 
         The folder is then not a dataset until the run commits.
         """
@@ -389,7 +391,7 @@ class OutputState:
 
     @cached_property
     def _own_manifest(self) -> Manifest | None:
-        """The manifest in the folder if it has the output's fingerprint; `check_compatible` reports any other."""
+        """The manifest in the folder if it has the output's fingerprint, else None."""
         manifest = self._manifest
         if not isinstance(manifest, Manifest) or manifest.version != FORMAT_VERSION:
             return None
@@ -397,7 +399,10 @@ class OutputState:
 
     @cached_property
     def _footers(self) -> dict[str, Footer | None]:
-        """Footers of all files named like shards, by sorted name; an array task reads its own and one of other tasks."""
+        """Footers of files named like shards, by sorted name.
+
+        An array task reads those of its own shards and one of other tasks.
+        """
         folder, own = self.output.folder, {shard.name: shard for shard in self.shards().values()}
         others = [name for name in self.entries if name.startswith("part-") and name not in own]
         if self._is_task:
@@ -422,7 +427,7 @@ class OutputState:
         return any(name.startswith("part-") and read_footer(self.output.folder, name) is not None for name in self.entries)
 
     def _listed_files(self) -> set[str]:
-        """Return the files beside shards in the manifest of the folder, with any fingerprint."""
+        """Return the files beside shards that the folder's manifest lists."""
         return {entry.path for entry in self._manifest.files} if isinstance(self._manifest, Manifest) else set()
 
     def _check_same_dataset(self, stored: Manifest | Footer | DatasetError) -> None:

@@ -1,4 +1,4 @@
-"""Record of a shard in a small file beside it: the digest of its bytes, and the sources of its rows.
+"""Record of a shard beside it: the digest of its bytes, the sources of its rows.
 
 A run uses records to detect damaged shards before the manifest exists, and changed inputs. Records are not part of the dataset and
 not in the manifest, since modification times belong to one machine. Without a record, a run knows only the manifest and the
@@ -99,7 +99,7 @@ class Record:
         return f"{first}\n{lines}"
 
     def as_footer(self, shard: str, size: int | None) -> tuple[ShardEntry, Footer] | None:
-        """Return manifest entry and footer, without parameters, of a shard with this name and size; None if unknown."""
+        """Return manifest entry and footer without parameters; None for another shard."""
         if self.shard.get("path") != shard or size != self.bytes:
             return None
         try:
@@ -110,11 +110,11 @@ class Record:
             return None
 
     def matches_tags(self, stored: Mapping[str, Entry]) -> bool:
-        """Return whether shard and failures have the recorded tags in a listing; missing files and tags match."""
+        """Return whether shard and failures have the recorded tags or none in a listing."""
         return all(name not in stored or stored[name].tag in ("", tag) for name, tag in self.tags.items())
 
     def matches_shard(self, size: int | None, statistics: Mapping[str, Any]) -> bool:
-        """Return whether a shard of this size, with these statistics in its footer, is the recorded one."""
+        """Return whether size and statistics are those of the recorded shard."""
         return size == self.bytes and sha256_of_json(statistics) == self.statistics_sha256
 
 
@@ -129,7 +129,7 @@ def write_record(folder: Folder, shard: str, record: Record) -> None:
 
 
 def read_record(folder: Folder, shard: str, *, whole: bool = False) -> Record | None:
-    """Read the record of a shard, with its sources if ``whole``; None without a valid record."""
+    """Read a shard's record, with its sources if ``whole``; None if invalid."""
     try:
         if whole:
             first, _, lines = folder.read(record_name(shard)).partition(b"\n")
@@ -148,7 +148,7 @@ def read_record(folder: Folder, shard: str, *, whole: bool = False) -> Record | 
 
 
 def _first_line(file: Any) -> bytes:
-    """Return the start of a file up to at least the first line end; each read takes one request."""
+    """Return the start of a file up to at least the first line end."""
     start = b""
     while b"\n" not in start and (more := file.read(_FIRST_BYTES)):
         start += more

@@ -1,4 +1,4 @@
-"""Repair of a dataset: derived files are rewritten, and damaged shards deleted, so that the same command rewrites them."""
+"""Repair of a dataset: derived files are rewritten, damaged shards deleted."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def repair(path: str | os.PathLike[str]) -> Repair:
 
 
 def _read_manifest(folder: Folder) -> Manifest | None:
-    """Read the manifest; None if it is damaged or missing although the folder has shards."""
+    """Read the manifest; None if it is unusable although the folder has shards."""
     try:
         return Manifest.read(folder)
     except DatasetError:
@@ -118,7 +118,7 @@ def _repair_locked(folder: Folder, manifest: Manifest | None) -> Repair:
 
 
 def _vocabulary_text(folder: Folder, shard: ShardState) -> str | None:
-    """Return the text of a vocabulary from its shard; None if the shard cannot be read."""
+    """Return the text of a vocabulary from its shard; None if unreadable."""
     try:
         with folder.open(shard.name) as file:
             return Vocabulary.from_table(pq.ParquetFile(file).read()).to_text()

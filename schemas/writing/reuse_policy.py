@@ -1,4 +1,4 @@
-"""Reuse of an existing dataset by a run, and the shards of array tasks. Imports no heavy packages."""
+"""Reuse of an existing dataset, and array tasks. Imports no heavy packages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ Verify: TypeAlias = Annotated[bool, Opt("Verify the digests of existing shards, 
 
 @dataclass(frozen=True)
 class ReusePolicy:
-    """Policy for the existing dataset in a run's folder. Without ``update``, inputs must not have changed.
+    """Policy for the existing dataset in a run's folder.
+
+    Without ``update``, inputs must not have changed.
 
     Raises:
         UsageError: two settings contradict each other.
@@ -47,7 +49,7 @@ class ReusePolicy:
 
 @dataclass(frozen=True)
 class ArrayTask:
-    """Task ``index`` of ``count`` of an array job; it writes the shards ``index``, ``index + count``, ...
+    """Task of an array job; it writes the shards ``index``, ``index + count``, ...
 
     Raises:
         UsageError: the index is not between 0 and ``count - 1``.

@@ -1,7 +1,7 @@
-"""Number of shards of a dataset: requested, taken from its folder or another dataset, or chosen by size.
+"""Number of shards of a dataset: requested, from a dataset, or chosen by size.
 
-The chosen count depends on the data alone, never on the machine. It is a power of two, so that of two counts one divides the
-other: datasets of the same images can then be joined by groups of whole shards.
+The chosen count depends on the data alone, never on the machine. Of two counts one divides the other, since they are powers of
+two: datasets of the same images can then be joined by groups of whole shards.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_BYTES = 4 << 30
 
 
 def known_shards(shards: ShardsRequest, folder: Folder, *, overwrite: bool) -> int | None:
-    """Return the number of shards if it does not depend on the size; None if `choose_shards` has to choose it.
+    """Return the number of shards; None if `choose_shards` has to choose it.
 
     Args:
         shards: the request; ``auto`` keeps the count of shards in the folder, so that runs can be continued and updated.
@@ -57,7 +57,7 @@ def known_shards(shards: ShardsRequest, folder: Folder, *, overwrite: bool) -> i
 
 
 def choose_shards(size: int, shard_bytes: int) -> int:
-    """Return the smallest power of two from 16 to 8,192 with at most ``shard_bytes`` per shard."""
+    """Return the smallest power of two from 16 to 8,192 that fits ``shard_bytes``."""
     shards = _MIN_CHOSEN
     while shards < MAX_CHOSEN and size > shards * shard_bytes:
         shards *= 2
@@ -65,7 +65,7 @@ def choose_shards(size: int, shard_bytes: int) -> int:
 
 
 def check_shard_bytes(shards: int, size: int, folder: Folder | None) -> None:
-    """Check the size of the shards, unless the folder already has this number of shards.
+    """Check the size of the shards, unless the folder already has this number.
 
     Raises:
         UsageError: a shard would have more than 4 GiB.
@@ -78,7 +78,7 @@ def check_shard_bytes(shards: int, size: int, folder: Folder | None) -> None:
 
 
 def _stored_shards(folder: Folder) -> int | None:
-    """Return the number of shards of the dataset in a folder, complete or not; None without shards."""
+    """Return the number of shards of the dataset in a folder; None without shards."""
     counts = Counter(int(match[1]) for name in folder.names() if (match := SHARD_NAME.fullmatch(name)))
     return max(counts, key=lambda shards: (counts[shards], shards), default=None)
 

@@ -1,8 +1,8 @@
-"""Atomic writing of one shard: folder locks, attempts with the publishing protocol, and the Parquet file.
+"""Atomic writing of one shard: locks, publishing protocol and Parquet file.
 
 A runner may attempt a shard twice, one after the other or in parallel, and an attempt that was given up may still run. Attempts
 may differ: GPU results are not bit-identical, and some reads fail. A shard consists of three files (Parquet, failures, record)
-that name each other's digests: files of two attempts must not mix, and committed files must not change. The first attempt to
+that name each other's digests. Files of two attempts must not mix, and committed files must not change. The first attempt to
 publish wins.
 
 Publishing on a local disk:
@@ -60,10 +60,10 @@ _RETRY_SECONDS = 0.02
 
 @contextlib.contextmanager
 def lock_folder(folder: Folder, *, shared: bool = False) -> Iterator[None]:
-    """Lock a local folder for one run, or ``shared`` for several array tasks; the lock ends with the process.
+    """Lock a local folder for one run, or ``shared`` for several array tasks.
 
-    A missing folder is created. A folder in an object store is not locked: a lock object of a killed run would block its
-    successor. The publishing protocol is safe without the lock.
+    The lock ends with the process. A missing folder is created. A folder in an object store is not locked: a lock object of a
+    killed run would block its successor. The publishing protocol is safe without the lock.
 
     Raises:
         DatasetError: another run holds the lock, or the folder cannot be created.
@@ -97,7 +97,7 @@ def lock_folder(folder: Folder, *, shared: bool = False) -> Iterator[None]:
 
 
 def _delete_publishing(folder: Folder) -> None:
-    """Delete the lock file of a publisher that was killed, unless a worker of a job that still runs holds it."""
+    """Delete the lock file of a killed publisher, unless a worker still holds it."""
     if folder.size(PUBLISHING_NAME) is not None:
         with contextlib.suppress(BlockingIOError):
             handle = lock_file(folder.local_path / PUBLISHING_NAME)
@@ -106,7 +106,7 @@ def _delete_publishing(folder: Folder) -> None:
 
 
 def lock_file(path: Path, *, shared: bool = False, patience: float = 0.0) -> int:
-    """Lock a file, created if missing, until the returned descriptor is closed; the holder may delete the file.
+    """Lock a file, created if missing, until the returned descriptor is closed.
 
     Args:
         path: the file, on a file system with ``flock``.
@@ -142,7 +142,7 @@ def lock_file(path: Path, *, shared: bool = False, patience: float = 0.0) -> int
 
 
 def _is_last(handle: int, path: Path) -> bool:
-    """Turn a shared lock into an exclusive one if no other process shares it; otherwise the lock may be lost."""
+    """Return whether the lock is now exclusive; otherwise it may be lost."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.fstat(handle).st_ino == path.stat().st_ino
@@ -152,7 +152,7 @@ def _is_last(handle: int, path: Path) -> bool:
 
 @contextlib.contextmanager
 def publishing(folder: Folder) -> Iterator[None]:
-    """Exclude other processes from publishing shards of this folder, or committing it, while the block runs.
+    """Exclude other processes from publishing shards or committing in the block.
 
     An object store has no lock. Without tags, too, files of two attempts that end at the same moment may mix.
     """
@@ -168,7 +168,9 @@ def publishing(folder: Folder) -> Iterator[None]:
 
 
 def publish_manifest(folder: Folder, manifest: Manifest, stored: Mapping[str, Entry]) -> None:
-    """Write the manifest of a dataset inside `publishing`; ``stored`` is the listing that the manifest describes.
+    """Write the manifest of a dataset inside `publishing`.
+
+    ``stored`` is the listing that the manifest describes.
 
     Raises:
         DatasetError: an attempt has replaced a shard since the listing, or another run has committed another result.
@@ -276,14 +278,14 @@ class Attempt:
         return tag
 
     def _tag_claimed(self, name: str, claim: str) -> str | None:
-        """Return the tag of a file, read before checking that the claim is still the record."""
+        """Return the tag of a file, read before the check that the claim still holds."""
         tag = self._folder.tag(name)
         if self._folder.tag(record_name(self._shard)) != claim:
             raise LostRaceError
         return tag
 
     def _withdraw(self, tags: Mapping[str, str], claim: str, before: bytes | None) -> None:
-        """Restore the record if no shard was written; delete our failures if another attempt has published the shard."""
+        """Restore the record, or delete our failures if another attempt has published."""
         folder, beside, failures = self._folder, record_name(self._shard), failures_name(self._shard)
         if self._shard not in tags:
             if before is None:
@@ -310,7 +312,7 @@ _TEXT_ROW_GROUP_ROWS = 65_536
 
 
 class ShardWriter:
-    """A writer of the rows of one shard that holds about one row group in memory. Created by `open_shard`.
+    """A writer of the rows of one shard, created by `open_shard`.
 
     Row groups do not depend on the sizes of the tables.
 
