@@ -7,6 +7,9 @@ shared prefix is processed once, and no padding at all. This saves work, too:
 * the gradients of the gates share one buffer, where torch fills a zero gradient for each time step;
 * the recurrent weight gets its gradient in one matrix product after the last step.
 
+Results equal torch's up to rounding, and are reproducible with the same number of threads. Under ``torch.autocast`` the matrix
+products use its type.
+
 GPUs use cuDNN instead (`train.models.encoders.uses_packed_rnn`).
 
 Shapes: ``B`` captions, ``T`` tokens of the longest, ``P`` distinct prefixes, ``S`` prefixes of one time step, ``V`` distinct
@@ -46,9 +49,9 @@ class PrefixTrie:
     ends: Tensor
     level_sizes: tuple[int, ...]
 
-    def split_levels(self, values: Tensor) -> tuple[Tensor, ...]:
-        """Split values of prefixes ``[P, ...]`` by prefix length."""
-        return values.split(self.level_sizes)
+    def levels(self, *values: Tensor) -> list[tuple[Tensor, ...]]:
+        """Return values of prefixes ``[P, ...]`` by prefix length."""
+        return list(zip(*(item.split(self.level_sizes) for item in values), strict=True))
 
 
 def build_trie(captions: CaptionBatch) -> PrefixTrie:
@@ -79,9 +82,6 @@ _aten = torch.ops.aten
 
 def gru_over_trie(gru: nn.GRU, words: Tensor, trie: PrefixTrie) -> Tensor:
     """Run a unidirectional GRU of one layer.
-
-    Results equal torch's up to rounding, and are reproducible with the same number of threads. Under ``torch.autocast`` the matrix
-    products use its type.
 
     Args:
         gru: the parameters.
@@ -139,12 +139,10 @@ class _GruRecurrence(torch.autograd.Function):
         transposed = weight.to(dtype).T
         states = projected.new_zeros(1 + len(trie.parents), weight.shape[1])
         steps = []
-        end = 1
-        for tokens, parents in zip(trie.split_levels(trie.last_tokens), trie.split_levels(trie.parents), strict=True):
-            start, end = end, end + len(tokens)
+        for tokens, parents, state in trie.levels(trie.last_tokens, trie.parents, states[1:]):
             before = states.index_select(0, parents)  # [S, H]
             recurrent = _addmm(bias, before, transposed)  # [S, 3H]
-            step = _gru_forward(before, recurrent, projected.index_select(0, tokens), out=states[start:end])
+            step = _gru_forward(before, recurrent, projected.index_select(0, tokens), out=state)
             if differentiable:
                 steps.append(step)
         ctx.save_for_backward(projected, weight)
@@ -152,10 +150,26 @@ class _GruRecurrence(torch.autograd.Function):
         return states.index_select(0, trie.ends)
 
     @staticmethod
+    @torch.autocast("cpu", enabled=False)
     @once_differentiable
     def backward(ctx: Any, d_final: Tensor) -> tuple[Tensor | None, ...]:
-        with torch.autocast(d_final.device.type, enabled=False):
-            return (*_gru_gradients(ctx, d_final), None, None, None)
+        projected, weight = ctx.saved_tensors
+        trie, (size, count) = ctx.trie, (weight.shape[1], len(ctx.trie.parents))
+        recurrent_weight = weight.to(ctx.dtype)
+        d_states = projected.new_zeros(1 + count, size).index_add_(0, trie.ends, d_final)
+        d_recurrent = projected.new_empty(count, 3 * size)
+        d_new = projected.new_empty(count, size)
+        levels = trie.levels(trie.parents, d_states[1:], d_recurrent, d_new)
+        for (parents, d_state, d_gates, d_input), step in zip(reversed(levels), reversed(ctx.steps), strict=True):
+            _gru_backward(step, d_state, d_gates=d_gates, d_input=d_input)
+            d_states.index_add_(0, parents, _addmm(d_state * step.update, d_gates, recurrent_weight))
+        before = torch.cat([step.before for step in ctx.steps]) if ctx.steps else d_new
+        d_weight = (d_recurrent.to(ctx.dtype).T @ before.to(ctx.dtype)).to(weight.dtype)
+        d_bias = d_recurrent.sum(0)
+        # The reset gate separates g_n from x_n; in the other gates g and x get the same gradient.
+        d_recurrent[:, 2 * size :] = d_new
+        d_projected = torch.zeros_like(projected).index_add_(0, trie.last_tokens, d_recurrent)
+        return d_projected, d_weight, d_bias, None, None, None
 
 
 def _gru_forward(before: Tensor, recurrent: Tensor, gates: Tensor, *, out: Tensor) -> _GruStep:
@@ -166,26 +180,6 @@ def _gru_forward(before: Tensor, recurrent: Tensor, gates: Tensor, *, out: Tenso
     new.addcmul_(reset, recurrent[:, 2 * size :]).tanh_()
     torch.lerp(new, before, update, out=out)
     return _GruStep(before, recurrent[:, 2 * size :], reset, update, new)
-
-
-def _gru_gradients(ctx: Any, d_final: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of the projected tokens, the recurrent weight and its bias."""
-    projected, weight = ctx.saved_tensors
-    trie, (size, count) = ctx.trie, (weight.shape[1], len(ctx.trie.parents))
-    recurrent_weight = weight.to(ctx.dtype)
-    d_states = projected.new_zeros(1 + count, size).index_add_(0, trie.ends, d_final)
-    d_recurrent = projected.new_empty(count, 3 * size)
-    d_new = projected.new_empty(count, size)
-    per_step = zip(*map(trie.split_levels, (trie.parents, d_states[1:], d_recurrent, d_new)), ctx.steps, strict=True)
-    for parents, d_state, d_gates, d_input, step in reversed(list(per_step)):
-        _gru_backward(step, d_state, d_gates=d_gates, d_input=d_input)
-        d_states.index_add_(0, parents, _addmm(d_state * step.update, d_gates, recurrent_weight))
-    before = torch.cat([step.before for step in ctx.steps]) if ctx.steps else d_new
-    d_weight = (d_recurrent.to(ctx.dtype).T @ before.to(ctx.dtype)).to(weight.dtype)
-    d_bias = d_recurrent.sum(0)
-    # The reset gate separates g_n from x_n; in the other gates g and x get the same gradient.
-    d_recurrent[:, 2 * size :] = d_new
-    return torch.zeros_like(projected).index_add_(0, trie.last_tokens, d_recurrent), d_weight, d_bias
 
 
 def _gru_backward(step: _GruStep, d_state: Tensor, *, d_gates: Tensor, d_input: Tensor) -> None:
@@ -202,9 +196,6 @@ def _gru_backward(step: _GruStep, d_state: Tensor, *, d_gates: Tensor, d_input: 
 
 def bilstm_over_trie(lstm: nn.LSTM, words: Callable[[Tensor], Tensor], captions: CaptionBatch) -> tuple[Tensor, Tensor]:
     """Run a bidirectional LSTM of one layer.
-
-    Results equal torch's up to rounding, and are reproducible with the same number of threads. Under ``torch.autocast`` the matrix
-    products use its type.
 
     Args:
         lstm: the parameters.
@@ -273,11 +264,9 @@ class _LstmRecurrence(torch.autograd.Function):
         states = projected.new_zeros(1 + len(trie.parents), weight.shape[1])
         cells = torch.zeros_like(states)
         steps = []
-        end = 1
-        for tokens, parents in zip(trie.split_levels(trie.last_tokens), trie.split_levels(trie.parents), strict=True):
-            start, end = end, end + len(tokens)
+        for tokens, parents, state, cell in trie.levels(trie.last_tokens, trie.parents, states[1:], cells[1:]):
             gates = _addmm(projected.index_select(0, tokens), states.index_select(0, parents), transposed)  # [S, 4H]
-            step = _lstm_forward(gates, cells.index_select(0, parents), cell=cells[start:end], state=states[start:end])
+            step = _lstm_forward(gates, cells.index_select(0, parents), cell=cell, state=state)
             if differentiable:
                 steps.append(step)
         ctx.save_for_backward(projected, weight, states)
@@ -285,10 +274,23 @@ class _LstmRecurrence(torch.autograd.Function):
         return states
 
     @staticmethod
+    @torch.autocast("cpu", enabled=False)
     @once_differentiable
-    def backward(ctx: Any, d_states: Tensor) -> tuple[Tensor | None, ...]:
-        with torch.autocast(d_states.device.type, enabled=False):
-            return (*_lstm_gradients(ctx, d_states), None, None, None)
+    def backward(ctx: Any, d_after: Tensor) -> tuple[Tensor | None, ...]:
+        projected, weight, states = ctx.saved_tensors
+        trie, size = ctx.trie, weight.shape[1]
+        recurrent_weight = weight.to(ctx.dtype)
+        d_states, d_cells = d_after.clone(), torch.zeros_like(d_after)
+        d_gates = projected.new_empty(len(trie.parents), 4 * size)
+        levels = trie.levels(trie.parents, d_states[1:], d_cells[1:], d_gates)
+        for (parents, d_state, d_cell, d_gate), step in zip(reversed(levels), reversed(ctx.steps), strict=True):
+            _lstm_backward(step, d_state, d_cell, d_gates=d_gate)
+            d_cells.index_add_(0, parents, d_cell * step.gates[:, size : 2 * size])
+            d_states.index_add_(0, parents, (d_gate.to(ctx.dtype) @ recurrent_weight).to(d_states.dtype))
+        before = states.index_select(0, trie.parents)
+        d_weight = (d_gates.to(ctx.dtype).T @ before.to(ctx.dtype)).to(weight.dtype)
+        d_projected = torch.zeros_like(projected).index_add_(0, trie.last_tokens, d_gates)
+        return d_projected, d_weight, None, None, None
 
 
 def _lstm_forward(gates: Tensor, cell_before: Tensor, *, cell: Tensor, state: Tensor) -> _LstmStep:
@@ -303,23 +305,6 @@ def _lstm_forward(gates: Tensor, cell_before: Tensor, *, cell: Tensor, state: Te
     tanh_cell = cell.tanh()
     torch.mul(output_gate, tanh_cell, out=state)
     return _LstmStep(gates, cell_before, tanh_cell)
-
-
-def _lstm_gradients(ctx: Any, d_after: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of the projected tokens and the recurrent weight."""
-    projected, weight, states = ctx.saved_tensors
-    trie, size = ctx.trie, weight.shape[1]
-    recurrent_weight = weight.to(ctx.dtype)
-    d_states, d_cells = d_after.clone(), torch.zeros_like(d_after)
-    d_gates = projected.new_empty(len(trie.parents), 4 * size)
-    per_step = zip(*map(trie.split_levels, (trie.parents, d_states[1:], d_cells[1:], d_gates)), ctx.steps, strict=True)
-    for parents, d_state, d_cell, d_gate, step in reversed(list(per_step)):
-        _lstm_backward(step, d_state, d_cell, d_gates=d_gate)
-        d_cells.index_add_(0, parents, d_cell * step.gates[:, size : 2 * size])
-        d_states.index_add_(0, parents, (d_gate.to(ctx.dtype) @ recurrent_weight).to(d_states.dtype))
-    before = states.index_select(0, trie.parents)
-    d_weight = (d_gates.to(ctx.dtype).T @ before.to(ctx.dtype)).to(weight.dtype)
-    return torch.zeros_like(projected).index_add_(0, trie.last_tokens, d_gates), d_weight
 
 
 def _lstm_backward(step: _LstmStep, d_state: Tensor, d_cell: Tensor, *, d_gates: Tensor) -> None:
