@@ -59,23 +59,8 @@ _MIN_SQUARED_NORM = 1e-30
 _MAX_EXPONENT = 20.0
 
 
-@dataclass(frozen=True)
-class CrossAttention:
-    """Hyper-parameters of stacked cross attention.
-
-    Attributes:
-        lambda_softmax: inverse temperature of the softmax, lambda_1.
-        lambda_lse: inverse temperature of the LogSumExp, lambda_2; None averages the relevances instead.
-        negative_slope: slope of the leaky ReLU: 0 in the paper's equations, 0.1 in the released code.
-    """
-
-    lambda_softmax: float
-    lambda_lse: float | None
-    negative_slope: float = 0.1
-
-
 @torch.compiler.disable  # The number and shapes of tiles change with each batch.
-def cross_attention(queries: Encoded, contexts: Encoded, choices: CrossAttention) -> Tensor:
+def cross_attention(queries: Encoded, contexts: Encoded, config: ScanConfig) -> Tensor:
     """Return the scores of all queries and contexts, ``[Q, C]``.
 
     The Q x C x T x K products are computed in tiles, so that memory is bounded, and computed again in the backward pass. Values
@@ -84,21 +69,21 @@ def cross_attention(queries: Encoded, contexts: Encoded, choices: CrossAttention
     Args:
         queries: unit vectors or zeros, ``[Q, T, E]``.
         contexts: unit vectors or zeros, ``[C, K, E]``.
-        choices: hyper-parameters.
+        config: hyper-parameters; the side that attends and the encoders have no effect.
     """
-    scores: Tensor = _CrossAttention.apply(queries.values, queries.mask, contexts.values, contexts.mask, choices)
+    scores: Tensor = _CrossAttention.apply(queries.values, queries.mask, contexts.values, contexts.mask, config)
     return scores
 
 
 @torch.no_grad()
-def attention_of_pair(query: Encoded, context: Encoded, choices: CrossAttention) -> Tensor:
+def attention_of_pair(query: Encoded, context: Encoded, config: ScanConfig) -> Tensor:
     """Return the weights a_kt of a query ``[1, T, E]`` over a context ``[1, K, E]``.
 
     Returns:
         ``[T, K]`` for the vectors inside the masks; each row sums to 1.
     """
     q, v = (item.values[:, item.mask_or_ones[0]] for item in (query, context))
-    weights = _Attention((v @ q.mT)[..., None], v @ v.mT, None, None, choices).weights[0, :, :, 0]  # [K, T]
+    weights = _Attention((v @ q.mT)[..., None], v @ v.mT, None, None, config).weights[0, :, :, 0]  # [K, T]
     return (weights / weights.sum(0)).T
 
 
@@ -110,11 +95,11 @@ class _CrossAttention(torch.autograd.Function):
         query_mask: Tensor | None,
         contexts: Tensor,
         context_mask: Tensor | None,
-        choices: CrossAttention,
+        config: ScanConfig,
     ) -> Tensor:
         query_mask, context_mask = (None if mask is None else mask.cpu() for mask in (query_mask, context_mask))
         ctx.save_for_backward(queries, contexts)
-        ctx.choices, ctx.masks = choices, (query_mask, context_mask)
+        ctx.config, ctx.masks = config, (query_mask, context_mask)
         scores = queries.new_zeros(len(queries), len(contexts))
         query_chunks = _chunks(queries, query_mask, _TILE_QUERIES)
         block_size = max(1, _COPIED_ELEMENTS // max(1, _TILE_QUERIES * queries.shape[1] * queries.shape[2]))
@@ -123,8 +108,7 @@ class _CrossAttention(torch.autograd.Function):
             for context in _chunks(contexts, context_mask, _contexts_per_tile(contexts, queries, query_mask)):
                 gram = context.vectors @ context.vectors.mT
                 for query, column in zip(block, columns, strict=True):
-                    products = _products(context, column, len(query))
-                    attention = _Attention(products, gram, query.tile_mask, context.mask, choices)
+                    attention = _attend(query, column, context, gram, config)
                     scores[query.rows[:, None], context.rows] = attention.scores().T
         return scores
 
@@ -138,7 +122,7 @@ class _CrossAttention(torch.autograd.Function):
         with torch.autocast(queries.device.type, enabled=False):
             if queries.device.type != "cpu" and not is_dense:
                 sides = _Side(queries, query_mask, d_queries), _Side(contexts, context_mask, d_contexts)
-                _add_pair_gradients(*sides, d_scores, nonzero.nonzero(), ctx.choices)
+                _add_pair_gradients(*sides, d_scores, nonzero.nonzero(), ctx.config)
                 return d_queries, None, d_contexts, None, None
             height = _contexts_per_tile(contexts, queries, query_mask) if is_dense else 1
             for context in _chunks(contexts, context_mask, height):
@@ -147,8 +131,7 @@ class _CrossAttention(torch.autograd.Function):
                 rows = nonzero[:, context.cpu_rows].any(1).nonzero().flatten()
                 for query in _chunks(queries, query_mask, _TILE_QUERIES, rows):
                     columns = query.vectors.transpose(0, 1).flatten(0, 1)
-                    products = _products(context, columns, len(query))
-                    attention = _Attention(products, gram, query.tile_mask, context.mask, ctx.choices)
+                    attention = _attend(query, columns, context, gram, ctx.config)
                     d_products, d_tile_gram = attention.gradients(d_scores[query.rows[:, None], context.rows].T)
                     d_products = d_products.flatten(2).flatten(0, 1)  # [A * K, T * B]
                     d_gram += d_tile_gram
@@ -184,7 +167,7 @@ class _Side(NamedTuple):
         self.gradients[:, : gradients.shape[1]].index_put_((rows,), gradients, accumulate=True)
 
 
-def _add_pair_gradients(queries: _Side, contexts: _Side, d_scores: Tensor, pairs: Tensor, choices: CrossAttention) -> None:
+def _add_pair_gradients(queries: _Side, contexts: _Side, d_scores: Tensor, pairs: Tensor, config: ScanConfig) -> None:
     """Add the gradients of pairs (query, context), int64 ``[P, 2]`` on the CPU."""
     _, max_size, width = queries.values.shape
     block_size = max(1, _GATHERED_ELEMENTS // max(1, (max_size + contexts.values.shape[1]) * width))
@@ -197,7 +180,7 @@ def _add_pair_gradients(queries: _Side, contexts: _Side, d_scores: Tensor, pairs
             torch.bmm(context, context.mT),
             None if query_mask is None else query_mask[..., None],
             context_mask,
-            choices,
+            config,
         )
         d_products, d_gram = attention.gradients(d_scores[rows[:, 0], rows[:, 1], None])
         d_products = d_products.squeeze(3)  # [P, K, T]
@@ -224,11 +207,6 @@ class _Chunk:
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    @property
-    def tile_mask(self) -> Tensor | None:
-        """The mask of queries for `_Attention`: ``[1, M, n]``."""
-        return None if self.mask is None else self.mask.T[None]
 
     def add(self, total: Tensor, gradients: Tensor) -> None:
         """Add gradients ``[n, M, E]`` to those of all queries or contexts."""
@@ -270,10 +248,10 @@ def _contexts_per_tile(contexts: Tensor, queries: Tensor, mask: Tensor | None) -
     return max(1, int(_TILE_ELEMENTS[contexts.device.type] / max(1, elements)))
 
 
-def _products(context: _Chunk, columns: Tensor, num_queries: int) -> Tensor:
-    """Return inner products ``[A, K, T, B]`` of contexts and queries ``[T * B, E]``."""
-    products = context.vectors.flatten(0, 1) @ columns.T
-    return products.view(len(context), context.vectors.shape[1], -1, num_queries)
+def _attend(query: _Chunk, columns: Tensor, context: _Chunk, gram: Tensor, config: ScanConfig) -> _Attention:
+    """Return the attention of queries over contexts, from the queries' vectors ``[T * B, E]``."""
+    products = (context.vectors.flatten(0, 1) @ columns.T).view(*gram.shape[:2], -1, len(query))
+    return _Attention(products, gram, None if query.mask is None else query.mask.T[None], context.mask, config)
 
 
 class _Attention:
@@ -284,21 +262,20 @@ class _Attention:
         gram: inner products of the vectors of each context, ``[A, K, K]``.
         query_mask: bool ``[1, T, B]`` or ``[A, T, B]``; None without padding.
         context_mask: bool ``[A, K]``; None without padding.
-        choices: hyper-parameters.
     """
 
     def __init__(
-        self, products: Tensor, gram: Tensor, query_mask: Tensor | None, context_mask: Tensor | None, choices: CrossAttention
+        self, products: Tensor, gram: Tensor, query_mask: Tensor | None, context_mask: Tensor | None, config: ScanConfig
     ) -> None:
-        self.query_mask, self.choices, self.products = query_mask, choices, products
-        exponents = leaky_relu(products, choices.negative_slope)
+        self.query_mask, self.config, self.products = query_mask, config, products
+        exponents = leaky_relu(products, config.negative_slope)
         scratch = exponents * exponents  # Used three times: an allocation takes longer than the computation.
         self.scale = _inverse_root(scratch.sum(2, keepdim=True))  # [A, K, 1, B]
-        exponents *= choices.lambda_softmax * self.scale
+        exponents *= config.lambda_softmax * self.scale
         if context_mask is not None:
             exponents.masked_fill_(~context_mask[..., None, None], -torch.inf)
-        if choices.lambda_softmax > _MAX_EXPONENT:
-            exponents -= exponents.amax(1, keepdim=True).clamp_min(-choices.lambda_softmax)
+        if config.lambda_softmax > _MAX_EXPONENT:
+            exponents -= exponents.amax(1, keepdim=True).clamp_min(-config.lambda_softmax)
         self.weights = exponents.exp_()  # The softmax without its denominator.
         self.attended = torch.bmm(gram, self.weights.flatten(2)).view_as(products)  # Products of v_k with the attended vectors.
         self.along = torch.mul(self.weights, products, out=scratch).sum(1)  # [A, T, B]
@@ -307,26 +284,24 @@ class _Attention:
 
     def scores(self) -> Tensor:
         """Return the scores, ``[A, B]``."""
-        temperature = self.choices.lambda_lse
-        if temperature is None:
+        if self.config.pooling == "avg":
             return self.relevance.sum(1) / self._counts()  # Padding has the relevance 0.
-        return self._mask_padding(self.relevance * temperature).logsumexp(1) / temperature
+        return self._mask_padding(self.relevance * self.config.lambda_lse).logsumexp(1) / self.config.lambda_lse
 
     def gradients(self, d_scores: Tensor) -> tuple[Tensor, Tensor]:
         """Return gradients of products ``[A, K, T, B]`` and Gram matrices ``[A, K, K]``."""
-        temperature = self.choices.lambda_lse
-        if temperature is None:
+        if self.config.pooling == "avg":
             d_relevance = (d_scores / self._counts())[:, None].expand_as(self.relevance)
         else:
-            d_relevance = d_scores[:, None] * self._mask_padding(self.relevance * temperature).softmax(1)
+            d_relevance = d_scores[:, None] * self._mask_padding(self.relevance * self.config.lambda_lse).softmax(1)
         d_along = (d_relevance * self.inverse)[:, None]  # [A, 1, T, B]
         d_square = (d_relevance * self.relevance * self.inverse.square() / -2)[:, None]
         d_gram = torch.bmm((self.weights * d_square).flatten(2), self.weights.flatten(2).mT)
-        normalized = leaky_relu(self.products, self.choices.negative_slope) * self.scale
+        normalized = leaky_relu(self.products, self.config.negative_slope) * self.scale
         d_weights = d_along * self.products + 2 * d_square * self.attended
-        d_normalized = self.choices.lambda_softmax * self.weights * d_weights
+        d_normalized = self.config.lambda_softmax * self.weights * d_weights
         d_clipped = self.scale * (d_normalized - normalized * (d_normalized * normalized).sum(2, keepdim=True))
-        slope = (self.products > 0) + self.choices.negative_slope * (self.products <= 0)
+        slope = (self.products > 0) + self.config.negative_slope * (self.products <= 0)
         return d_along * self.weights + slope * d_clipped, d_gram
 
     def _counts(self) -> Tensor | int:
@@ -355,10 +330,8 @@ class Scan(SentenceEncoderModel):
         super().__init__(config, dimensions)
         self.width = config.embed_dim
         self.similarity = f"{config.attention}-{config.pooling}"
+        self._config = config
         self._words_attend = config.attention == "t2i"
-        self._attention = CrossAttention(
-            config.lambda_softmax, config.lambda_lse if config.pooling == "lse" else None, config.negative_slope
-        )
         self.images = ImageEncoder(dimensions.feature_shape[1], config.embed_dim)
         self.sentences = SentenceEncoders(
             dimensions,
@@ -380,11 +353,11 @@ class Scan(SentenceEncoderModel):
 
     def _compare(self, a: Encoded, b: Encoded) -> Tensor:
         """Return the scores of regions ``a`` and words ``b``."""
-        return cross_attention(b, a, self._attention).T if self._words_attend else cross_attention(a, b, self._attention)
+        return cross_attention(b, a, self._config).T if self._words_attend else cross_attention(a, b, self._config)
 
     def attention_weights(self, images: ImageBatch, captions: CaptionBatch, language: str) -> AttentionWeights:
         """Return the attention weights between words and regions."""
         regions, words = self.encode_images(images), self.encode_captions(captions, language)
         if self._words_attend:
-            return AttentionWeights(pairs=attention_of_pair(words, regions, self._attention))
-        return AttentionWeights(pairs=attention_of_pair(regions, words, self._attention).T, words_attend=False)
+            return AttentionWeights(pairs=attention_of_pair(words, regions, self._config))
+        return AttentionWeights(pairs=attention_of_pair(regions, words, self._config).T, words_attend=False)

@@ -18,16 +18,16 @@ from train.losses import ranking_loss
 from train.models import scan as module
 from train.models.catalogue import build_model
 from train.models.retrieval_model import Dimensions, Encoded, ImageBatch
-from train.models.scan import CrossAttention, Scan, cross_attention
+from train.models.scan import Scan, cross_attention
 
 CHOICES = [
-    pytest.param(CrossAttention(9.0, 6.0), id="t2i-lse"),
-    pytest.param(CrossAttention(9.0, None), id="t2i-avg"),
-    pytest.param(CrossAttention(4.0, 5.0), id="i2t-lse"),
-    pytest.param(CrossAttention(4.0, None), id="i2t-avg"),
-    pytest.param(CrossAttention(9.0, 6.0, negative_slope=0.0), id="as in the equations, lse"),
-    pytest.param(CrossAttention(4.0, None, negative_slope=0.0), id="as in the equations, avg"),
-    pytest.param(CrossAttention(35.0, 20.0), id="sharp"),
+    pytest.param(ScanConfig(pooling="lse"), id="t2i-lse"),
+    pytest.param(ScanConfig(), id="t2i-avg"),
+    pytest.param(ScanConfig(pooling="lse", lambda_softmax=4.0, lambda_lse=5.0), id="i2t-lse"),
+    pytest.param(ScanConfig(lambda_softmax=4.0), id="i2t-avg"),
+    pytest.param(ScanConfig(pooling="lse", negative_slope=0.0), id="as in the equations, lse"),
+    pytest.param(ScanConfig(lambda_softmax=4.0, negative_slope=0.0), id="as in the equations, avg"),
+    pytest.param(ScanConfig(pooling="lse", lambda_softmax=35.0, lambda_lse=20.0), id="sharp"),
 ]
 
 
@@ -35,7 +35,7 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
     return float(sum(x * y for x, y in zip(a, b, strict=True)) / (sqrt(sum(x * x for x in a)) * sqrt(sum(y * y for y in b))))
 
 
-def by_the_equations(queries: list[np.ndarray], contexts: list[np.ndarray], choices: CrossAttention) -> np.ndarray:
+def by_the_equations(queries: list[np.ndarray], contexts: list[np.ndarray], choices: ScanConfig) -> np.ndarray:
     """Score one pair after another."""
     scores = np.zeros((len(queries), len(contexts)))
     for row, query in enumerate(queries):
@@ -48,7 +48,7 @@ def by_the_equations(queries: list[np.ndarray], contexts: list[np.ndarray], choi
                 weights = [exp(choices.lambda_softmax * s[i][j] / norms[j]) if norms[j] else 1.0 for j in range(len(context))]
                 attended = sum(w / sum(weights) * e for w, e in zip(weights, context, strict=True))
                 relevances.append(cosine(query[i], attended))
-            if choices.lambda_lse is None:
+            if choices.pooling == "avg":
                 scores[row, column] = sum(relevances) / len(relevances)
             else:
                 scores[row, column] = log(sum(exp(choices.lambda_lse * r) for r in relevances)) / choices.lambda_lse
@@ -96,7 +96,7 @@ def test_cross_attention_equals_equations(choices, tiles):
 @pytest.mark.slow
 def test_cross_attention_float32_error_at_paper_size():
     queries, contexts = units([9, 14], 256, 0), units([36, 36, 20], 256, 1)
-    for choices in (CrossAttention(9.0, 6.0), CrossAttention(4.0, None)):
+    for choices in (ScanConfig(pooling="lse"), ScanConfig(lambda_softmax=4.0)):
         exact = by_the_equations(queries, contexts, choices)
         ours = [Encoded(encoded.values.float(), encoded.mask) for encoded in (together(queries), together(contexts))]
         np.testing.assert_allclose(cross_attention(*ours, choices), exact, rtol=0, atol=2e-6)
@@ -140,8 +140,8 @@ def test_cross_attention_sparse_gradients_equal_autograd(choices, tiles):
                 attended = (choices.lambda_softmax * s / s.norm(dim=0)).softmax(1) @ regions
                 # The queries are unit vectors; their length is not part of the formula.
                 relevance = (words * attended).sum(1) / attended.norm(dim=1)
-                lse = choices.lambda_lse
-                scores.append(relevance.mean() if lse is None else (relevance * lse).logsumexp(0) / lse)
+                avg, lse = choices.pooling == "avg", choices.lambda_lse
+                scores.append(relevance.mean() if avg else (relevance * lse).logsumexp(0) / lse)
             rows.append(torch.stack(scores))
         return torch.stack(rows)
 
@@ -201,7 +201,7 @@ def test_cross_attention_memory_is_bounded_by_a_tile(monkeypatch):
     monkeypatch.setattr(module, "_TILE_QUERIES", 8)
     queries, contexts = torch.randn(60, 7, 16).requires_grad_(), torch.randn(50, 9, 16).requires_grad_()
     with Sizes() as watch:
-        scores = cross_attention(Encoded(queries), Encoded(contexts), CrossAttention(9.0, 6.0))
+        scores = cross_attention(Encoded(queries), Encoded(contexts), ScanConfig(pooling="lse"))
         scores.sum().backward()
     assert max(watch.sizes) <= max(6000, queries.numel(), contexts.numel()) < scores.numel() * 7 * 9 / 20
 
@@ -209,7 +209,7 @@ def test_cross_attention_memory_is_bounded_by_a_tile(monkeypatch):
 @pytest.mark.slow
 def test_cross_attention_in_a_compiled_caller():
     queries, contexts = (together(units(counts, 5, seed)) for counts, seed in (([3, 2], 0), ([4, 4, 1], 1)))
-    choices = CrossAttention(9.0, 6.0)
+    choices = ScanConfig(pooling="lse")
     compiled = torch.compile(
         lambda values: cross_attention(Encoded(values * 1, queries.mask), contexts, choices) + 1, backend="eager"
     )
@@ -225,11 +225,11 @@ def test_cross_attention_gpu_synchronisations_and_launches_are_constant():
             values = [vectors.to("cuda").requires_grad_() for vectors in units]
             masked = [Encoded(vectors, mask.to("cuda")) for vectors, mask in zip(values, masks, strict=True)]
             gpu.reset()
-            cross_attention(*masked, CrossAttention(9.0, 6.0)).diagonal().sum().backward()
+            cross_attention(*masked, ScanConfig(pooling="lse")).diagonal().sum().backward()
             waits = [number for event, number in gpu.waits.items() if event.line.startswith("train/")]
             assert sum(waits) == 3, gpu.report()
             plain = [Encoded(vectors.detach().requires_grad_()) for vectors in values]
-            scores = cross_attention(*plain, CrossAttention(9.0, 6.0)).diagonal().sum()
+            scores = cross_attention(*plain, ScanConfig(pooling="lse")).diagonal().sum()
             gpu.reset()
             scores.backward()
             launches.add(gpu.launches.total())
@@ -272,7 +272,7 @@ def test_gathered_pairs_are_bounded(monkeypatch):
     both = [module._Side(value, None, torch.zeros_like(value)) for value in values]
     pairs = torch.ones(60, 50).nonzero()
     with Sizes() as watch:
-        module._add_pair_gradients(*both, torch.ones(60, 50), pairs, CrossAttention(9.0, 6.0))
+        module._add_pair_gradients(*both, torch.ones(60, 50), pairs, ScanConfig(pooling="lse"))
     assert max(watch.sizes) <= max(6000, *(value.numel() for value in values)) < len(pairs) * 9 * 16 / 20
 
 
@@ -311,7 +311,7 @@ def test_scan_scores_by_attention_and_pooling(attention, pooling, images):
     model = build(attention=attention, pooling=pooling, lambda_softmax=7.0, lambda_lse=3.0, negative_slope=0.2)
     regions, words = model.encode_images(images), model.encode_captions(batch([1, 2, 0]), "en")
     scores = model.scores(regions, words)
-    choices = CrossAttention(7.0, 3.0 if pooling == "lse" else None, 0.2)
+    choices = ScanConfig(pooling=pooling, lambda_softmax=7.0, lambda_lse=3.0, negative_slope=0.2)
     expected = cross_attention(words, regions, choices).T if attention == "t2i" else cross_attention(regions, words, choices)
     assert torch.equal(scores, expected)
     assert scores.shape == (4, 3)
