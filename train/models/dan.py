@@ -99,22 +99,22 @@ class AttentionSteps(nn.Module):
     Contexts of images are mapped into the space of those of sentences, f_k(x) = tanh(P_k x); for sentences f_k is the identity.
     Each step has its own matrices, without biases. Without regions or tokens, all contexts are zeros.
 
+    Dropout zeros words of a sentence, inputs of P_k, and h.
+
     Args:
         width: W.
-        embed_dim: E.
-        steps: K.
-        attention_dim: A.
+        config: hyper-parameters, of which ``embed_dim`` is E.
         mapped: map the contexts; otherwise E is W.
-        dropout: dropout ratio of the words of a sentence, the inputs of P_k, and h.
     """
 
-    def __init__(self, width: int, embed_dim: int, *, steps: int, attention_dim: int, mapped: bool, dropout: float) -> None:
+    def __init__(self, width: int, config: DanConfig, *, mapped: bool) -> None:
         super().__init__()
+        steps, attention_dim, embed_dim = config.attention_steps, config.attention_dim, config.embed_dim
         self.maps = nn.ModuleList(_matrix(width, embed_dim) for _ in range(steps + 1)) if mapped else None
         self.of_items = nn.ModuleList(_matrix(width, attention_dim) for _ in range(steps))
         self.of_memories = nn.ModuleList(_matrix(embed_dim, attention_dim) for _ in range(steps))
         self.of_hidden = nn.ModuleList(_matrix(attention_dim, 1) for _ in range(steps))
-        self.dropout = Dropout(dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, items: Encoded) -> Tensor:
         """Return the concatenated contexts of ``[N, M, W]``, ``[N, (K + 1) * E]``."""
@@ -165,12 +165,12 @@ class Dan(SentenceEncoderModel):
     def __init__(self, config: DanConfig, dimensions: Dimensions) -> None:
         super().__init__(config, dimensions)
         self.width = (config.attention_steps + 1) * config.embed_dim
-        self.attention = _attention(dimensions.feature_shape[1], config, mapped=True)
+        self.attention = AttentionSteps(dimensions.feature_shape[1], config, mapped=True)
         self.sentences = SentenceEncoders(
             dimensions,
             config.word_dim,
             lambda: BidirectionalLSTM(config.word_dim, config.embed_dim),
-            lambda: _attention(config.embed_dim, config, mapped=False),
+            lambda: AttentionSteps(config.embed_dim, config, mapped=False),
         )
 
     def encode_images(self, images: ImageBatch) -> Encoded:
@@ -185,17 +185,6 @@ class Dan(SentenceEncoderModel):
         """Return the attention weights of each step over regions and tokens."""
         regions, words = Encoded(images.features, images.mask), _sum_directions(self.token_states(captions, language))
         return compute_head_weights(self.attention, regions, self.sentences.of(language).pooling, words)
-
-
-def _attention(width: int, config: DanConfig, *, mapped: bool) -> AttentionSteps:
-    return AttentionSteps(
-        width,
-        config.embed_dim,
-        steps=config.attention_steps,
-        attention_dim=config.attention_dim,
-        mapped=mapped,
-        dropout=config.dropout,
-    )
 
 
 def _sum_directions(states: Encoded) -> Encoded:

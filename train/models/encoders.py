@@ -14,7 +14,6 @@ word vector, ``E`` width of the joint space.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -332,10 +331,9 @@ def load_pretrained_embeddings(model: RetrievalModel, words: WordVectors, counts
     Raises:
         UsageError: the model has no word embedding of this width.
     """
-    parameters = dict(model.named_parameters())
     replaced = []
     for name, ids in embedding_parameters(model, len(counts)).items():
-        weight = parameters[name]
+        weight = model.get_parameter(name)
         if weight.shape[1] != words.width:
             raise UsageError(
                 f"{name} has word vectors of width {weight.shape[1]}, but {words.location!r} has width {words.width}: choose other "
@@ -378,10 +376,6 @@ class SentenceEncoderModel(RetrievalModel):
     def token_states(self, captions: CaptionBatch, language: str) -> Encoded:
         """Return the states of the text encoder: ``[B, T, H]``, or the last, ``[B, H]``."""
         return self.sentences.of(language).states(captions)
-
-    @abstractmethod
-    def pool_states(self, states: Encoded, language: str) -> Encoded:
-        """Encode captions in one language from their states, in their order."""
 
     def encode_captions(self, captions: CaptionBatch, language: str) -> Encoded:
         """Encode captions in one language, in their order."""

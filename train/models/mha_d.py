@@ -35,26 +35,15 @@ class MultiHeadAttention(nn.Module):
         g^k = sum over i of a_i^k g_i
 
     The result is the concatenation of the heads; zeros without regions or tokens.
-
-    Args:
-        width: H.
-        num_heads: K.
-        attention_dim: A, H_attn in the paper.
-        context_dim: C, H_c in the paper.
     """
 
-    def __init__(self, width: int, *, num_heads: int, attention_dim: int, context_dim: int) -> None:
+    def __init__(self, config: MhaDConfig) -> None:
         super().__init__()
-        self.contexts = nn.Parameter(torch.empty(num_heads, context_dim))
-        self.of_contexts = nn.Parameter(torch.empty(num_heads, attention_dim, context_dim))
-        self.of_items = nn.Parameter(torch.empty(num_heads, attention_dim, width))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Initialize contexts uniformly in ±0.1, and matrices by Xavier.
-
-        The paper does not say how. This attention starts near the mean, with different heads.
-        """
+        heads, attention_dim = config.num_heads, config.attention_dim
+        self.contexts = nn.Parameter(torch.empty(heads, config.context_dim))
+        self.of_contexts = nn.Parameter(torch.empty(heads, attention_dim, config.context_dim))
+        self.of_items = nn.Parameter(torch.empty(heads, attention_dim, config.embed_dim))
+        # The paper does not say how to initialize. This attention starts near the mean, with different heads.
         nn.init.uniform_(self.contexts, -0.1, 0.1)
         for matrices in (self.of_contexts, self.of_items):
             for matrix in matrices:
@@ -71,10 +60,10 @@ class MultiHeadAttention(nn.Module):
         return weights if items.mask is None else weights.masked_fill(~items.mask[:, None], 0)
 
     def _logits(self, items: Tensor) -> Tensor:
-        """Return the logits ``[..., K]`` of regions or tokens ``[..., H]``."""
-        heads, attention, _ = self.of_items.shape
+        """Return the logits ``[..., K]`` of regions or tokens ``[..., H]``, with A the width of the attention space."""
+        heads, attention_dim, _ = self.of_items.shape
         queries = (self.of_contexts @ self.contexts[..., None]).squeeze(2).tanh()  # [K, A]
-        keys = linear(items, self.of_items.flatten(0, 1)).tanh().unflatten(-1, (heads, attention))  # [..., K, A]
+        keys = linear(items, self.of_items.flatten(0, 1)).tanh().unflatten(-1, (heads, attention_dim))  # [..., K, A]
         return torch.einsum("...ka,ka->...k", keys, queries.to(keys.dtype))
 
 
@@ -95,14 +84,13 @@ class MhaD(SentenceEncoderModel):
         super().__init__(config, dimensions)
         self.width = config.num_heads * config.embed_dim
         self.heads = config.num_heads
-        sizes = {"num_heads": config.num_heads, "attention_dim": config.attention_dim, "context_dim": config.context_dim}
         self.regions = ImageEncoder(dimensions.feature_shape[1], config.embed_dim)
-        self.attention = MultiHeadAttention(config.embed_dim, **sizes)
+        self.attention = MultiHeadAttention(config)
         self.sentences = SentenceEncoders(
             dimensions,
             config.word_dim,
             lambda: BidirectionalLSTM(config.word_dim, config.embed_dim),
-            lambda: MultiHeadAttention(config.embed_dim, **sizes),
+            lambda: MultiHeadAttention(config),
         )
 
     def encode_images(self, images: ImageBatch) -> Encoded:

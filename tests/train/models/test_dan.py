@@ -89,9 +89,8 @@ def steps_by_hand(items: np.ndarray, parameters: dict[str, np.ndarray], steps: i
 
 def attention(*, mapped: bool, steps: int = 2, width: int = 5, dropout: float = 0.0, spread: float = 3.0) -> AttentionSteps:
     torch.manual_seed(0)
-    module = AttentionSteps(
-        width, 4 if mapped else width, steps=steps, attention_dim=6, mapped=mapped, dropout=dropout
-    ).double()
+    config = DanConfig(embed_dim=4 if mapped else width, attention_steps=steps, attention_dim=6, dropout=dropout)
+    module = AttentionSteps(width, config, mapped=mapped).double()
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.mul_(spread)

@@ -123,7 +123,7 @@ def test_orthogonalize_each_gate(name, gates, recurrent):
 def test_model_parameters_keep_names_and_initial_weights(kind, shared):
     ids = (0, 1, 2, 3, 5, 7)
     several = Dimensions(("en", "de"), 9, (3, 7), {"en": ids, "de": ids})
-    sizes = {"num_heads": 2, "attention_dim": 5, "context_dim": 8}
+    mha_d = MhaDConfig(embed_dim=6, word_dim=4, num_heads=2, attention_dim=5, context_dim=8)
     if kind == "vse":
         model = build_model(
             VseConfig(embed_dim=6, word_dim=4, shared_encoder=shared, text_encoder="bigru"),
@@ -135,7 +135,7 @@ def test_model_parameters_keep_names_and_initial_weights(kind, shared):
     elif shared:
         pytest.skip("this kind has an encoder for each language")
     else:
-        model = build_model(MhaDConfig(embed_dim=6, word_dim=4, **sizes), several, 3)
+        model = build_model(mha_d, several, 3)
     expected = {}
 
     def drawn(prefix, module):
@@ -144,12 +144,12 @@ def test_model_parameters_keep_names_and_initial_weights(kind, shared):
     torch.manual_seed(3)
     drawn("regions" if kind == "mha-d" else "images", ImageEncoder(7, 6))
     if kind == "mha-d":
-        drawn("attention", MultiHeadAttention(6, **sizes))
+        drawn("attention", MultiHeadAttention(mha_d))
     for number in range(1 if shared else 2):
         drawn(f"sentences.{number}.words", WordEmbedding(9, 4, ids=ids))
         drawn(f"sentences.{number}.reader", BidirectionalLSTM(4, 6) if kind == "mha-d" else BidirectionalGRU(4, 6))
         if kind == "mha-d":
-            drawn(f"sentences.{number}.pooling", MultiHeadAttention(6, **sizes))
+            drawn(f"sentences.{number}.pooling", MultiHeadAttention(mha_d))
     found = model.state_dict()
     assert list(found) == list(expected)
     assert all(torch.equal(found[name], expected[name]) for name in expected)

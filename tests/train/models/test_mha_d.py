@@ -16,7 +16,7 @@ from train.models.retrieval_model import Dimensions, Encoded, ImageBatch
 
 def attention_of(heads=3, *, width=4, seed=0) -> MultiHeadAttention:
     torch.manual_seed(seed)
-    attention = MultiHeadAttention(width, num_heads=heads, attention_dim=5, context_dim=6).double()
+    attention = MultiHeadAttention(MhaDConfig(width, num_heads=heads, attention_dim=5, context_dim=6)).double()
     with torch.no_grad():
         attention.contexts.mul_(20)  # As initialized, all attend nearly to the mean.
     return attention
@@ -39,7 +39,7 @@ def test_attention_equals_equations_1_and_2(heads):
 
 def test_initial_attention_is_near_uniform_with_different_heads():
     torch.manual_seed(0)
-    attention = MultiHeadAttention(512, num_heads=3, attention_dim=512, context_dim=512)
+    attention = MultiHeadAttention(MhaDConfig())
     assert 0.099 < attention.contexts.abs().max() <= 0.1
     bound = (6 / 1024) ** 0.5
     for matrices in (attention.of_contexts, attention.of_items):
