@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from statistics import mean
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -64,9 +64,7 @@ def eval_mode(model: RetrievalModel) -> Iterator[torch.device]:
         model.train(training)
 
 
-def encode_images(
-    model: RetrievalModel, features: np.ndarray | ImageFeatures, *, batch_size: int = _BATCH, on_progress: Count = no_progress
-) -> Encoded:
+def encode_images(model: RetrievalModel, features: np.ndarray | ImageFeatures, *, on_progress: Count = no_progress) -> Encoded:
     """Encode images in batches, since their features may be memory-mapped.
 
     Features are ``[I, D]`` or ``[I, R, D]``. Batches shrink where features take much memory; their size affects speed, not results.
@@ -74,7 +72,7 @@ def encode_images(
     """
     parts = []
     # Vectors of the usual widths are far from the bound; regions take as much again in each layer of the model.
-    batch_size = max(1, min(batch_size, _MAX_BATCH_BYTES // (4 * math.prod(features.shape[1:]))))
+    batch_size = max(1, min(_BATCH, _MAX_BATCH_BYTES // (4 * math.prod(features.shape[1:]))))
     with eval_mode(model) as device:
         for start in range(0, max(len(features), 1), batch_size):  # No images have a shape, too.
             rows = slice(start, start + batch_size)
@@ -88,17 +86,17 @@ def encode_images(
 
 
 def encode_captions(
-    model: RetrievalModel, captions: CaptionBatch, language: str, *, batch_size: int = _BATCH, on_progress: Count = no_progress
+    model: RetrievalModel, captions: CaptionBatch, language: str, *, on_progress: Count = no_progress
 ) -> Encoded:
     """Encode captions in one language, bucketed by length.
 
-    The batch size affects only speed. The result keeps the order of the captions and is on the model's device.
+    The result keeps the order of the captions and is on the model's device.
     """
     by_length = np.argsort(captions.lengths, kind="stable")
     parts = []
     with eval_mode(model):
-        for start in range(0, max(len(captions), 1), batch_size):
-            batch = replace(captions, rows=captions.rows[by_length[start : start + batch_size]])
+        for start in range(0, max(len(captions), 1), _BATCH):
+            batch = replace(captions, rows=captions.rows[by_length[start : start + _BATCH]])
             parts.append(model.encode_captions(batch, language))
             on_progress(len(batch))
         return take_rows(Encoded.concatenate(parts), np.argsort(by_length, kind="stable"))
@@ -132,24 +130,6 @@ def ensemble_ranks(members: Members, *, on_progress: Count = no_progress) -> dic
         return [encode_captions(model, data.captions.batch(rows), language, on_progress=on_progress) for model, data in members]
 
     return _ranks_by_language(models, members[0][1].captions, images, encode)
-
-
-class _EncodedSplit(NamedTuple):
-    """Images in the order of their features, and captions in that of `Captions`."""
-
-    images: Encoded
-    captions: Encoded
-
-
-def _encode_split(model: RetrievalModel, data: SplitData) -> _EncodedSplit:
-    captions = data.captions
-    rows = [captions.rows_of(language) for language in captions.language_names]
-    parts = [
-        encode_captions(model, captions.batch(language_rows), language)
-        for language_rows, language in zip(rows, captions.language_names, strict=True)
-    ]
-    encoded = take_rows(Encoded.concatenate(parts), np.argsort(np.concatenate(rows), kind="stable"))
-    return _EncodedSplit(encode_images(model, data.features), encoded)
 
 
 def _ranks_by_language(
@@ -233,24 +213,32 @@ def validate(model: RetrievalModel, data: SplitData, config: Config, terms: Sequ
     Losses are those of `train.data.sampling` with the configured hinges, also during ``loss.sum_warmup_steps``, so that values of a
     run can be compared.
     """
-    encoded = _encode_split(model, data)
-    ranks = _ranks_by_language(
-        [model], data.captions, [encoded.images], lambda language, rows: [take_rows(encoded.captions, rows)]
-    )
+    images, captions = encode_images(model, data.features), _encode_all_captions(model, data.captions)
+    ranks = _ranks_by_language([model], data.captions, [images], lambda language, rows: [take_rows(captions, rows)])
     retrieval = {language: RetrievalMetrics.of(language_ranks) for language, language_ranks in ranks.items()}
     batches = fixed_batches(data.captions, config.schedule, config.loss)
     if not batches:
         return Validation(retrieval)
     with eval_mode(model) as device:
-        losses = [(batch, *named_losses(terms, _views(encoded, batch, device), config.loss.hinges)) for batch in batches]
+        losses = [
+            (batch, *named_losses(terms, _views(images, captions, batch, device), config.loss.hinges)) for batch in batches
+        ]
         return Validation(retrieval, *per_query(losses))
 
 
-def _views(encoded: _EncodedSplit, batch: Batch, device: torch.device) -> Views:
+def _encode_all_captions(model: RetrievalModel, captions: Captions) -> Encoded:
+    rows = [captions.rows_of(language) for language in captions.language_names]
+    parts = [
+        encode_captions(model, captions.batch(language_rows), language)
+        for language_rows, language in zip(rows, captions.language_names, strict=True)
+    ]
+    return take_rows(Encoded.concatenate(parts), np.argsort(np.concatenate(rows), kind="stable"))
+
+
+def _views(images: Encoded, captions: Encoded, batch: Batch, device: torch.device) -> Views:
     indices = upload(torch.from_numpy(batch.images).long(), device)
-    captions = (take_rows(encoded.captions, rows) for rows in batch.captions)
-    images = None if batch.task == "c2c" else encoded.images[indices]
-    return Views(indices, images, tuple(zip(batch.languages, captions, strict=True)))
+    views = (take_rows(captions, rows) for rows in batch.captions)
+    return Views(indices, None if batch.task == "c2c" else images[indices], tuple(zip(batch.languages, views, strict=True)))
 
 
 def evaluate_folds(members: Members, folds: int, *, on_progress: Count = no_progress) -> dict[str, RetrievalMetrics]:

@@ -59,11 +59,11 @@ def rows_of(data, language):
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 512])
-def test_embeddings_are_those_of_each_caption_alone(model, data, batch_size):
-    captions = data.captions
-    for language in captions.language_names:
+def test_embeddings_are_those_of_each_caption_alone(model, data, batch_size, monkeypatch):
+    monkeypatch.setattr("train.evaluation.evaluation._BATCH", batch_size)
+    for language in data.captions.language_names:
         batch = rows_of(data, language)
-        together = encode_captions(model, batch, language, batch_size=batch_size).values
+        together = encode_captions(model, batch, language).values
         assert len(together) == len(batch) > 0
         assert not together.requires_grad
         with torch.no_grad():
@@ -71,7 +71,7 @@ def test_embeddings_are_those_of_each_caption_alone(model, data, batch_size):
                 alone = replace(batch, rows=np.array([row]))
                 expected = model.encode_captions(alone, language).values[0]
                 torch.testing.assert_close(embedding, expected, atol=1e-6, rtol=1e-5)
-    images = encode_images(model, data.features.array, batch_size=batch_size).values
+    images = encode_images(model, data.features.array).values
     with torch.no_grad():
         expected = model.encode_images(ImageBatch(torch.from_numpy(data.features.array))).values
     torch.testing.assert_close(images, expected, atol=1e-6, rtol=1e-5)
