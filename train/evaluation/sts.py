@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import sqrt
 from statistics import mean
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from train.evaluation.compatibility import check_reads_text, check_vectors
 from train.evaluation.evaluation import Count, encode_captions, no_progress
 from train.evaluation.search import Tokenize
 from train.evaluation.sts_data import (
+    WORD,
     Correlation,
     Coverage,
     StsPairs,
@@ -37,16 +38,12 @@ from train.evaluation.sts_data import (
     read_sentence_vectors,
     read_sts,
     read_word_vectors,
-    words_of,
 )
 from train.jobs import StsJob
 from train.runs.run import Run, is_run, open_run
 
 OVERLAP = "word overlap"
 """Name of the baseline."""
-
-Tokens: TypeAlias = Sequence[Sequence[str]]
-"""The tokens of each sentence."""
 
 
 def sts_made_from(job: StsJob) -> dict[str, Any]:
@@ -73,7 +70,6 @@ class StsSystem:
         kind: ``baseline``, ``run`` or ``vectors``.
         text: description of the tokenization.
         similarities: similarities of the pairs of each data set, float64 ``[N]``.
-        correlations: correlations with the scores of each data set.
         language: language in which a run read the sentences; empty for other kinds.
         coverage: coverage of the words; None for systems that know all.
     """
@@ -116,9 +112,7 @@ class StsResult:
             **{name: getattr(system, name) for name in ("name", "kind", "text", "language")},
             "scores": {pairs.name: vars(correlations) for pairs, correlations in scores},
             "mean": vars(system.means),
-            "coverage": None
-            if system.coverage is None
-            else {**vars(system.coverage), "unknown": dict(system.coverage.unknown)},
+            "coverage": None if system.coverage is None else vars(system.coverage),
         }
 
 
@@ -210,7 +204,7 @@ def _score_vectors(location: str, data: Sequence[StsPairs], *, tokenized: bool) 
     if location.endswith(".npz"):
         vectors, text, coverage = read_sentence_vectors(location, sentences), "vectors of whole sentences", None
     else:
-        cut: Callable[[str], list[str]] = str.split if tokenized else words_of
+        cut: Callable[[str], list[str]] = str.split if tokenized else WORD.findall
         words = [cut(sentence) for sentence in sentences]
         by_word = read_word_vectors(location, {word for sentence_words in words for word in sentence_words})
         if not by_word:
@@ -231,7 +225,9 @@ def _system(
     return StsSystem(name, kind, text, similarities, correlations, **fields)
 
 
-def _tokenize(run: Run, sentences: Sequence[str], tokenize: Tokenize | None, language: str, truecaser: str) -> Tokens:
+def _tokenize(
+    run: Run, sentences: Sequence[str], tokenize: Tokenize | None, language: str, truecaser: str
+) -> list[Sequence[str]]:
     if tokenize is None:
         return [sentence.split() for sentence in sentences]
     try:
@@ -244,7 +240,7 @@ def _truecases(run: Run) -> bool:
     return run.text is not None and bool(run.text.truecase)
 
 
-def _embed(run: Run, sentences: Tokens, language: str, on_progress: Count) -> np.ndarray:
+def _embed(run: Run, sentences: Sequence[Sequence[str]], language: str, on_progress: Count) -> np.ndarray:
     """Return the vectors of tokenized sentences, float32 ``[S, E]``."""
     ids = [run.vocabulary.encode(tokens) for tokens in sentences]
     token_ids = np.fromiter((token for sentence_ids in ids for token in sentence_ids), np.int32)

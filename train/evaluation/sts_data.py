@@ -229,7 +229,7 @@ def _input_errors(location: str) -> Iterator[None]:
         raise InputError(str(error)) from error
 
 
-_WORD = re.compile(r"\w+")
+WORD = re.compile(r"\w+")
 _EXPECTED = "--vectors takes word vectors as text, or vectors of sentences as .npz"
 
 
@@ -260,11 +260,6 @@ def coverage_of(sentences: Sequence[Sequence[str]], known: Collection[str]) -> C
         blind=sum(not any(word in known for word in words) for words in sentences),
         unknown=dict(sorted(unknown.items(), key=lambda item: (-item[1], item[0]))),
     )
-
-
-def words_of(sentence: str) -> list[str]:
-    """Return the runs of letters and digits in a sentence."""
-    return _WORD.findall(sentence)
 
 
 def mean_vectors(sentences: Sequence[Sequence[str]], vectors: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -354,8 +349,7 @@ def pearson(first: ArrayLike, second: ArrayLike) -> float | None:
 
 def spearman(first: ArrayLike, second: ArrayLike) -> float | None:
     """Return Spearman's rho of two series ``[N]``; None if one is constant."""
-    x, y = np.asarray(first, np.float64), np.asarray(second, np.float64)
-    return None if _constant(x) or _constant(y) else pearson(ranks_with_ties(x), ranks_with_ties(y))
+    return None if pearson(first, second) is None else pearson(ranks_with_ties(first), ranks_with_ties(second))
 
 
 def ranks_with_ties(values: ArrayLike) -> np.ndarray:
