@@ -42,10 +42,12 @@ def draw_curves(history: History, folder: Folder, name: str) -> None:
         panel.set_ylabel(f"validation recall, {words} (%)")
         panel.set_xlabel("step")
         panel.set_ylim(0, min(103.0, panel.get_ylim()[1]) if panel.lines else 100.0)  # 100 %, and the height of a marker.
-    if history.best is not None:
+    best = history.best
+    if best is not None:
         for panel in recalls:
-            panel.axvline(history.best["step"], color=GREY, linewidth=0.8, zorder=1)
-        figure.legend(handles=_handles(history), loc="outside lower center", ncols=8, fontsize=TINY, frameon=False)
+            panel.axvline(best["step"], color=GREY, linewidth=0.8, zorder=1)
+        handles = _handles(history.languages, best["step"])
+        figure.legend(handles=handles, loc="outside lower center", ncols=8, fontsize=TINY, frameon=False)
     for panel in (losses, rate, *recalls):
         mark_empty(panel)
     losses.set_xlim(0, 1.02 * max(history.last_step, 1))
@@ -74,17 +76,14 @@ def _draw_losses(panel: Axes, history: History) -> None:
         panel.legend(fontsize=TINY, frameon=False, title=title, title_fontsize=TINY, ncols=2, **place)
 
 
-def _handles(history: History) -> list[Line2D]:
+def _handles(names: Sequence[str], best_step: int) -> list[Line2D]:
     """Return the legend of recalls: languages, cutoffs, and the best step."""
     languages = [
         Line2D([], [], **(style_of(index)._asdict() | {"linestyle": "-"}), markersize=4, linewidth=1.2, label=plain(language))
-        for index, language in enumerate(history.languages)
+        for index, language in enumerate(names)
     ]
     cutoffs = [Line2D([], [], color=GREY, linestyle=dashes, linewidth=1.2, label=f"R@{k}") for k, dashes in _CUTOFFS.items()]
-    assert history.best is not None
-    best = Line2D(
-        [], [], color=GREY, marker="|", markersize=9, linestyle="", label=f"best model, step {history.best['step']:,}"
-    )
+    best = Line2D([], [], color=GREY, marker="|", markersize=9, linestyle="", label=f"best model, step {best_step:,}")
     return [*languages, *cutoffs, best]
 
 

@@ -28,7 +28,7 @@ from schemas.errors import ImagepivotError, UsageError
 from schemas.escapes import to_json
 from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import storage_errors
-from train.runs.history import LOG, numbers_in, parse_entries, read_history
+from train.runs.history import LOG, History, numbers_in, parse_entries, read_history
 from train.runs.tensorboard_events import EventFile, write_all
 
 CONFIG, METRICS, CURVES = "config.toml", "metrics.csv", "curves.png"
@@ -45,10 +45,7 @@ class RunLog:
     `refresh` writes table and picture, and so does the end of the block, even after an error or an interrupt.
 
     Args:
-        folder: folder of the run.
         step: step from which the run continues; lines of later steps are dropped, since these steps are repeated.
-        tensorboard: also write TensorBoard events.
-        curves: also draw ``curves.png``.
         config: the run's configuration as TOML, for TensorBoard.
         hparams: further hyper-parameters, for TensorBoard.
 
@@ -95,7 +92,12 @@ class RunLog:
         try:
             # The error that ends the training must not be hidden by a later one.
             with suppress(*(ImagepivotError,) if error is not None else ()):
-                self._finish(succeeded=error is None)
+                best = self._draw().best
+                if self._events is not None:
+                    if best is not None:
+                        numbers = {f"best/{name}": value for name, value in numbers_in(best).items()}
+                        self._events.write(numbers, int(best["step"]))
+                    self._events.finish(succeeded=error is None)
         finally:
             if self._events is not None:
                 self._events.close()
@@ -120,7 +122,7 @@ class RunLog:
         if time.monotonic() - self._drawn >= self._cost / _SHARE:
             self._draw()
 
-    def _draw(self) -> None:
+    def _draw(self) -> History:
         started = time.monotonic()
         history = read_history(self._folder)
         self._folder.write(METRICS, history.to_csv().encode())
@@ -130,15 +132,7 @@ class RunLog:
             draw_curves(history, self._folder, CURVES)
         self._drawn = time.monotonic()
         self._cost = self._drawn - started
-
-    def _finish(self, *, succeeded: bool) -> None:
-        self._draw()
-        if self._events is not None:
-            best = read_history(self._folder).best
-            if best is not None:
-                numbers = {f"best/{name}": value for name, value in numbers_in(best).items()}
-                self._events.write(numbers, int(best["step"]))
-            self._events.finish(succeeded=succeeded)
+        return history
 
 
 class Stopwatch:
