@@ -220,7 +220,7 @@ class _Loop:
             source = self.folder.path_of(LAST)
             restore_model(self.model, before.model, source)
             restore_optimizer(self.optimizer, before.optimizer, source)
-            restore_sampler(self.batches, before.sampler, source)
+            restore_sampler(self.batches.restore, before.sampler, source)
             self.progress = replace(before.progress, stop_reason="")
             self.saved_step = self.progress.step
             set_shutdown_notice(_saved_notice(self.progress.step))

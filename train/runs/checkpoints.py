@@ -13,9 +13,9 @@ import pickle
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 import torch
@@ -216,10 +216,6 @@ _PER_PARAMETER = ("exp_avg", "exp_avg_sq")
 _MISMATCH_ERRORS = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
 
 
-class _Restorable(Protocol):
-    def restore(self, state: Mapping[str, Any]) -> None: ...
-
-
 def stored_model(config: ModelConfig, checkpoint: Checkpoint, source: str) -> RetrievalModel:
     """Build the model of a checkpoint, with its weights.
 
@@ -275,14 +271,14 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
         raise damaged(source, f"the state of its optimizer does not fit the model: {error}") from error
 
 
-def restore_sampler(sampler: _Restorable, state: Mapping[str, Any], source: str) -> None:
-    """Restore the position of a sampler.
+def restore_sampler(restore: Callable[[Mapping[str, Any]], None], state: Mapping[str, Any], source: str) -> None:
+    """Restore the position of a sampler with its function ``restore``.
 
     Raises:
         DatasetError: the state does not fit the sampler.
     """
     try:
-        sampler.restore(state)
+        restore(state)
     except _MISMATCH_ERRORS as error:
         raise damaged(source, f"the state of its sampler does not fit the data: {type(error).__name__}: {error}") from error
 

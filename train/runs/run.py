@@ -149,19 +149,19 @@ def is_finished(old: Checkpoint, new: Checkpoint, folder: Folder, *, curves: boo
     )
 
 
-def _threads_remark(folder: Folder) -> str:
-    """Return a warning about another number of threads, or an empty string."""
+def _compare_threads(folder: Folder) -> list[str]:
+    """Return a warning about another number of threads, if any."""
     before = [entry["threads"] for entry in read_history(folder).of("timing") if "threads" in entry][-1:]
     now = torch.get_num_threads()
     if before in ([], [now]):
-        return ""
-    return (
+        return []
+    return [
         f"the run was trained with {before[0]} threads and goes on with {now}: on a CPU its weights differ in the last bits "
         f"from those of an uninterrupted run. OMP_NUM_THREADS={before[0]} continues it to the same weights"
-    )
+    ]
 
 
-def check_same_run(old: Checkpoint, new: Checkpoint, folder: Folder, *, allow_changed_content: bool = False) -> list[str]:
+def check_same_run(old: Checkpoint, new: Checkpoint, folder: Folder, *, allow_changed_content: bool) -> list[str]:
     """Check that a run is resumed with its configuration, seed, precision and data.
 
     With ``allow_changed_content`` the content of datasets may have changed, but not their fingerprints.
@@ -198,7 +198,7 @@ def check_same_run(old: Checkpoint, new: Checkpoint, folder: Folder, *, allow_ch
             f"{folder.location!r} holds another run ({'; '.join(changes[:3])}), which cannot be resumed with these values. Give "
             "those that it was begun with, or choose another folder; nothing was changed"
         )
-    return [*filter(None, [_threads_remark(folder)]), *_check_content(old, new, folder, allow_changed_content)]
+    return _compare_threads(folder) + _check_content(old, new, folder, allow_changed_content)
 
 
 def contents_since(old: Checkpoint, new: Checkpoint) -> dict[str, str]:

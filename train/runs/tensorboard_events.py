@@ -28,7 +28,6 @@ class EventFile:
     """Event file of one process; TensorBoard merges those of a run.
 
     Args:
-        folder: folder of the run.
         step: step from which the run continues; TensorBoard hides later steps of earlier files.
 
     Raises:
