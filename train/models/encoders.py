@@ -49,7 +49,6 @@ class WordEmbedding(nn.Embedding):
     """Learned word vectors, from token ids to ``[..., W]``.
 
     Args:
-        vocabulary_size: number of token ids.
         width: W.
         ids: token ids with a vector, ascending; all others get the vector of ``<unk>``. None means all ids.
     """
@@ -202,7 +201,6 @@ class SentenceEncoder(nn.Module):
     """Word embedding, text encoder, and pooling.
 
     Args:
-        words: the word embedding.
         reader: one of `TEXT_ENCODERS`.
         pooling: from the states ``[B, T, E]`` or ``[B, E]`` to a vector per caption, e.g. `pool`.
     """
@@ -227,15 +225,7 @@ class SentenceEncoder(nn.Module):
 
 
 class SentenceEncoders(nn.ModuleList):
-    """The sentence encoders of a model: one for each language, or one for all.
-
-    Args:
-        dimensions: languages, vocabulary size, and token ids with a vector.
-        word_dim: W.
-        build_reader: builds a text encoder.
-        build_pooling: builds the pooling of an encoder.
-        shared: use one encoder for all languages.
-    """
+    """The sentence encoders of a model: one for each language, or one for all."""
 
     def __init__(
         self,

@@ -81,12 +81,7 @@ _aten = torch.ops.aten
 
 
 def gru_over_trie(gru: nn.GRU, words: Tensor, trie: PrefixTrie) -> Tensor:
-    """Run a unidirectional GRU of one layer.
-
-    Args:
-        gru: the parameters.
-        words: ``[V, W]``, vectors of ``trie.tokens``.
-        trie: captions.
+    """Run a unidirectional GRU of one layer on the vectors ``[V, W]`` of ``trie.tokens``.
 
     Returns:
         ``[B, H]``, the state of each caption after its last token.
@@ -195,12 +190,9 @@ def _gru_backward(step: _GruStep, d_state: Tensor, *, d_gates: Tensor, d_input: 
 
 
 def bilstm_over_trie(lstm: nn.LSTM, words: Callable[[Tensor], Tensor], captions: CaptionBatch) -> tuple[Tensor, Tensor]:
-    """Run a bidirectional LSTM of one layer.
+    """Run a bidirectional LSTM of one layer on one or more captions.
 
-    Args:
-        lstm: the parameters.
-        words: from distinct token ids ``[V]`` to their vectors ``[V, W]``.
-        captions: one or more captions.
+    ``words`` maps distinct token ids ``[V]`` to their vectors ``[V, W]``.
 
     Returns:
         The states of the forward and of the backward direction, ``[B, T, H]`` each; zeros after the end of a caption.

@@ -27,7 +27,6 @@ class Dimensions:
 
     Attributes:
         languages: languages of the model, in its order.
-        vocabulary_size: number of tokens in the joint vocabulary.
         feature_shape: shape of an image's features: ``[D]``, or ``[R, D]`` for several per image.
         language_ids: token ids with a word vector, by language: ascending, ``<unk>`` included. A language without an entry uses all
             ids. Languages with a shared encoder have the same ids.
@@ -152,7 +151,6 @@ class RetrievalModel(nn.Module):
     All state that training changes is in its parameters and buffers.
 
     Attributes:
-        languages: languages of the model.
         width: E.
         similarity: name of the similarity that `scores` computes, e.g. ``cosine``.
         heads: number of attention heads in an embedding, their concatenation; 1 without attention heads. Used by
