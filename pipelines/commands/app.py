@@ -24,7 +24,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from pipelines.commands import build, data, datasets, demo, doctor, training
-from pipelines.commands.exit_codes import run, wants_events
+from pipelines.commands.exit_codes import run
 from pipelines.commands.results import console, remark
 from pipelines.commands.signals import BROKEN_PIPE
 from schemas.console import events
@@ -105,7 +105,8 @@ def main() -> None:
     Console.on_broken_pipe = _exit_on_closed_pipe  # type: ignore[method-assign]
     Console.render = _render_escaped  # type: ignore[method-assign]
     warnings.showwarning = _show_warning
-    if wants_events(sys.argv[1:]):
+    words = sys.argv[1:]
+    if "--log-json" in words[: words.index("--") if "--" in words else None]:
         events.start()  # Before parsing: usage errors are events, too.
     sys.exit(run(output.report_once(app)))
 

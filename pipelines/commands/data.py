@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,9 +15,6 @@ from pipelines.running.meter import show_progress
 from schemas.console.tables import Table, render_tables
 from schemas.escapes import to_json
 from schemas.options import Opt
-
-if TYPE_CHECKING:
-    from pipelines.inputs.images import ImageSource
 
 
 @command("captions multi30k captions --format multi30k --languages en,de")
@@ -141,7 +138,10 @@ def features(
     job.check_execution(execution)
     execution.check_locations(job.locations())
     listing = list_images(job, keep=not execution.is_local and not execution.template)
-    _show_skipped(job.open_images())
+    if (skipped := job.open_images().skipped) is not None:
+        for text, style in ((skipped.warning, "yellow"), (skipped.remark, "dim")):
+            if text:
+                remark(text, style=style)
     if dry_run:
         from pipelines.features.dry_run import plan_dry_run, plan_table
 
@@ -181,14 +181,6 @@ def extractors(as_json: AsJson = False) -> None:
         values = {name: entry[name] for name in ("makes", "source", "weights", "preprocessing") if entry[name]}
         tables.append(Table(("", ""), list(value_rows(values)), entry["name"], has_borders=True))
     render_tables(console, tables)
-
-
-def _show_skipped(images: ImageSource) -> None:
-    """Warn about skipped images, and remark on other skipped files."""
-    if images.skipped is not None:
-        for text, style in ((images.skipped.warning, "yellow"), (images.skipped.remark, "dim")):
-            if text:
-                remark(text, style=style)
 
 
 def _remark_on_precision(precision: str, device: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from rich.markup import escape
@@ -39,11 +39,6 @@ _NEEDS = {
 """Extras that cover all of a command."""
 
 _INTERRUPTED = 130  # Ctrl-C in typer.
-
-
-def wants_events(words: Sequence[str]) -> bool:
-    """Return whether unparsed words contain ``--log-json``."""
-    return "--log-json" in words[: words.index("--") if "--" in words else None]
 
 
 def run(app: Callable[..., Any]) -> int:

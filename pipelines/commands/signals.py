@@ -77,9 +77,7 @@ def stoppable() -> Iterator[None]:
             interrupt(frame)
 
     def report(unraisable: Any) -> None:
-        if issubclass(
-            unraisable.exc_type, KeyboardInterrupt
-        ):  # Raised in a finalizer, for example, where Python only prints it.
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):  # E.g. in a finalizer, where Python only prints it.
             later()
         else:
             sys.__unraisablehook__(unraisable)

@@ -176,12 +176,9 @@ def search(job: SearchJob, as_json: AsJson = False, log_json: LogJson = False) -
     from schemas.dataset import open_dataset
     from train.evaluation.search import search as search_images
 
-    def report_unknown(tokens: Sequence[str]) -> None:
-        remark(f"not in the vocabulary: {' '.join(tokens)}")
-
     total = open_dataset(job.features).manifest.rows if job.features else None
     with CountDisplay(notes, "search", unit="images", total=total, log_json=log_json) as count:
-        hits = search_images(job, tokenize_query, report_unknown, count)
+        hits = search_images(job, tokenize_query, lambda words: remark(f"not in the vocabulary: {' '.join(words)}"), count)
     events.record(counts={"hits": len(hits)})
     ranks = [(rank, hit.image_id, hit.score) for rank, hit in enumerate(hits, start=1)]
     table = Table((Column("", ""), "image_id", Column("score", ".3f")), ranks)

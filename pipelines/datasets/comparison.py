@@ -185,10 +185,11 @@ def compare_datasets(job: DiffJob, meter: Meter = Meter()) -> Comparison:
         )
     incomparable = _shapes_differ(a, b)
     types = {} if incomparable else {field.name: field.type for field in a.schema if field.name not in KEY_COLUMNS[a.kind]}
-    real = [
-        name for name, dtype in types.items() if pa.types.is_fixed_size_list(dtype) and pa.types.is_floating(dtype.value_type)
-    ]
-    vectors = {name: VectorDifference(name, name in _FEATURES) for name in real}
+    vectors = {
+        name: VectorDifference(name, name in _FEATURES)
+        for name, dtype in types.items()
+        if pa.types.is_fixed_size_list(dtype) and pa.types.is_floating(dtype.value_type)
+    }
     columns = dict.fromkeys((name for name in types if name not in vectors), 0)
     slots_a, slots_b = (side.schema.field("class_ids").type.list_size if side.kind == "regions" else 1 for side in (a, b))
     only_a, only_b, differing = KeySample(), KeySample(), KeySample()
@@ -250,15 +251,10 @@ def _joined(a: Dataset, b: Dataset, columns: Sequence[str]) -> Iterator[tuple[tu
 def _rows(dataset: Dataset, shard: int, columns: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], Dataset, _Row]]:
     """Yield the rows of a shard with their key, and their dataset."""
     for batch in dataset.shard_batches(shard, columns):
-        for values in zip(*(_values(batch.column(name)) for name in columns), strict=True):
+        table = pa.Table.from_batches([batch])
+        for values in zip(*(dataset.values(table[name], name) for name in columns), strict=True):
             row = dict(zip(columns, values, strict=True))
             yield tuple(row[name] for name in KEY_COLUMNS[dataset.kind]), dataset, row
-
-
-def _values(column: pa.Array) -> Sequence[Any]:
-    if pa.types.is_fixed_size_list(column.type):
-        return list(column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1))
-    return column.to_pylist()
 
 
 def _parameters(a: Dataset, b: Dataset) -> Iterator[ParameterDifference]:

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 import pyarrow as pa
+from rich.filesize import pick_unit_and_suffix
 
 from pipelines.datasets.region_names import RegionNames, named_regions
 from schemas.console.tables import Cell, Column, Row, Table, number_columns
@@ -65,7 +66,10 @@ def _overview(dataset: Dataset) -> Iterator[Row]:
     if _is_untrained(dataset):
         yield _name("note"), Cell("untrained: the weights are random, the features mean nothing", style="yellow")
     yield _name("kind"), manifest.kind
-    yield _name("rows"), f"{manifest.rows:,} in {len(manifest.shards):,} shards, {_size(_stored_bytes(manifest))}"
+    size = _stored_bytes(manifest)
+    unit, suffix = pick_unit_and_suffix(size, ["bytes", "KiB", "MiB", "GiB"], 1024)
+    size_text = f"{size / unit:,.{int(unit > 1)}f} {suffix}"
+    yield _name("rows"), f"{manifest.rows:,} in {len(manifest.shards):,} shards, {size_text}"
     yield _name("fingerprint"), manifest.fingerprint
     yield from value_rows(manifest.parameters, empty="all")
     for entry in manifest.inputs[:_MAX_INPUTS]:
@@ -321,11 +325,3 @@ def _type(dtype: pa.DataType) -> str:
     if pa.types.is_map(dtype):
         return f"map of {dtype.key_type} to {dtype.item_type}"
     return str(dtype.value_type) if pa.types.is_dictionary(dtype) else str(dtype)
-
-
-def _size(size: float) -> str:
-    for unit in ("bytes", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:,.0f} {unit}" if unit == "bytes" else f"{size:,.1f} {unit}"
-        size /= 1024
-    return f"{size:,.1f} GiB"

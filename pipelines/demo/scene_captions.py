@@ -65,16 +65,11 @@ def _form(cell: str) -> str:
     return "" if cell == "-" else cell.replace("_", " ")
 
 
-def _read_languages() -> dict[str, Language]:
-    sections = parse_toml(Path(__file__).with_name("scene_languages.toml").read_text(encoding="utf-8"))
-    tables = {
-        code: {key: _table(value) if isinstance(value, str) else value for key, value in section.items()}
-        for code, section in sections.items()
-    }
-    return {code: convert(table, Language, code) for code, table in tables.items()}
-
-
-LANGUAGES = _read_languages()
+_SECTIONS = parse_toml(Path(__file__).with_name("scene_languages.toml").read_text(encoding="utf-8"))
+LANGUAGES: dict[str, Language] = {
+    code: convert({key: _table(value) if isinstance(value, str) else value for key, value in section.items()}, Language, code)
+    for code, section in _SECTIONS.items()
+}
 """Languages by code, in the order of captions."""
 
 

@@ -252,28 +252,21 @@ def _mask(shape: Placed) -> tuple[tuple[int, int], Image.Image]:
     return corner_xy, mask.reduce(_SUPERSAMPLING)
 
 
+_TURNS = [2 * math.pi * i / _CORNERS for i in range(_CORNERS)]
+
+
 def _round(radius: float) -> _Outline:
-    turns = [2 * math.pi * i / _CORNERS for i in range(_CORNERS)]
-    return tuple((radius * math.cos(turn), radius * math.sin(turn)) for turn in turns)
+    return tuple((radius * math.cos(turn), radius * math.sin(turn)) for turn in _TURNS)
 
 
-def _star() -> _Outline:
-    turns = [math.pi * i / 5 for i in range(10)]
-    radii = [0.43 if i % 2 else 1.0 for i in range(10)]
-    return tuple((radius * math.sin(turn), -radius * math.cos(turn)) for radius, turn in zip(radii, turns, strict=True))
-
-
-def _heart() -> _Outline:
-    turns = [2 * math.pi * i / _CORNERS for i in range(_CORNERS)]
-    return tuple(
-        (
-            16 / 17 * math.sin(t) ** 3,
-            -(13 * math.cos(t) - 5 * math.cos(2 * t) - 2 * math.cos(3 * t) - math.cos(4 * t)) / 17,
-        )
-        for t in turns
+_STAR = tuple((r * math.sin(math.pi * i / 5), -r * math.cos(math.pi * i / 5)) for i, r in enumerate((1.0, 0.43) * 5))
+_HEART = tuple(
+    (
+        16 / 17 * math.sin(t) ** 3,
+        -(13 * math.cos(t) - 5 * math.cos(2 * t) - 2 * math.cos(3 * t) - math.cos(4 * t)) / 17,
     )
-
-
+    for t in _TURNS
+)
 _A, _L = 0.29, 0.94  # Half the width and half the length of the bars of a cross.
 _CROSS = ((-_A, -_L), (_A, -_L), (_A, -_A), (_L, -_A), (_L, _A), (_A, _A))
 
@@ -282,9 +275,9 @@ SHAPES: dict[str, tuple[_Outline, ...]] = {
     "circle": (_round(0.90),),
     "square": (((-0.7, -0.7), (0.7, -0.7), (0.7, 0.7), (-0.7, 0.7)),),
     "triangle": (((0.0, -0.98), (0.86, 0.5), (-0.86, 0.5)),),
-    "star": (_star(),),
+    "star": (_STAR,),
     "cross": ((*_CROSS, *((-x, -y) for x, y in _CROSS)),),
     "diamond": (((0.0, -1.0), (0.72, 0.0), (0.0, 1.0), (-0.72, 0.0)),),
-    "heart": (_heart(),),
+    "heart": (_HEART,),
     "ring": (_round(0.92), _round(0.52)),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 from pipelines.exchange.jobs import IdRule
@@ -57,11 +57,6 @@ def apply_rule(text: str, rule: IdRule) -> str:
         return text
     path = _EXTENSION.sub("", CAPTION_NUMBER.sub("", text.strip()))
     return path.rpartition("/")[2] if rule == "name" else path
-
-
-def needs_exact_rule(image_ids: Iterable[str]) -> bool:
-    """Return True if the rule ``name`` would change an image id of a list."""
-    return any(apply_rule(image_id, "name") != image_id for image_id in image_ids)
 
 
 def match_ids(path: Path, image_ids: Collection[str]) -> list[str]:

@@ -127,18 +127,15 @@ def _check_rows(files: FeatureFiles, spec: FeatureSpec) -> list[int]:
     for block in _blocks(range(len(copies)), spec):
         pairs = [copies[index] for index in block]
         earlier_rows, later_rows = zip(*pairs, strict=True)
-        if not _table(files, earlier_rows, spec).equals(_table(files, later_rows, spec)):
-            _refuse_copy(files, pairs, spec)
+        if _table(files, earlier_rows, spec).equals(_table(files, later_rows, spec)):
+            continue
+        for earlier, later in pairs:
+            if not _table(files, [earlier], spec).equals(_table(files, [later], spec)):
+                raise InputError(
+                    f"image {files.image_ids[later]!r} occurs at {files.place(earlier)} and again, with other values, at "
+                    f"{files.place(later)}: an image has one feature; check that the list of ids belongs to the file"
+                )
     return list(first.values())
-
-
-def _refuse_copy(files: FeatureFiles, copies: Sequence[tuple[int, int]], spec: FeatureSpec) -> None:
-    for earlier, later in copies:
-        if not _table(files, [earlier], spec).equals(_table(files, [later], spec)):
-            raise InputError(
-                f"image {files.image_ids[later]!r} occurs at {files.place(earlier)} and again, with other values, at "
-                f"{files.place(later)}: an image has one feature; check that the list of ids belongs to the file"
-            )
 
 
 def _blocks(rows: Sequence[int], spec: FeatureSpec) -> Iterator[Sequence[int]]:

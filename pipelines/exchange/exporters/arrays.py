@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from pipelines.exchange.exporters.base import Staging, options_for
 from pipelines.exchange.image_lists import local_file, match_ids
@@ -19,6 +20,7 @@ from pipelines.running.meter import Meter
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.keys import normalization_hint
+from schemas.kinds import numpy_type
 from schemas.storage.locations import local_path
 from schemas.text import MARK
 
@@ -38,19 +40,19 @@ def write_npy(job: ExportJob, dataset: Dataset, staging: Staging) -> list[Path]:
         image_ids = match_ids(local_file(job.lists[0]), set(image_ids))
         check_images(dataset, image_ids, wanted_by=repr(job.lists[0]), advice="take them out of the list")
     rows = rows_of(image_ids)
-    dtype = dataset.spec.dtype if dataset.spec is not None else "float32"
+    dtype = numpy_type(dataset.schema.field(column).type).name
     names, regions = ["features.npy", "ids.txt"], None
-    if dataset.kind == "regions" and dataset.spec is not None:
-        names, regions = [*names, "boxes.npy", "sizes.npy"], dataset.spec.shape[0]
+    if dataset.kind == "regions":
+        names, regions = [*names, "boxes.npy", "sizes.npy"], dataset.shape_of(column)[0]
     options = options_for(image_ids, regions=regions, ids="ids.txt")
     if regions is not None:
         options |= {"boxes": "boxes.npy", "sizes": "sizes.npy"}
     with staging.files(names, options={"features.npy": options}) as files:
-        write_array(files[0], dataset, column, rows, dtype=dtype, l2=job.l2, meter=staging.meter)
+        write_array(files[0], dataset, [column], rows, dtype=dtype, l2=job.l2, meter=staging.meter)
         write_ids(files[1], image_ids)
         if regions is not None:
-            write_array(files[2], dataset, "boxes", rows, dtype="float32")
-            write_array(files[3], dataset, "sizes", rows, dtype="int32")
+            write_array(files[2], dataset, ["boxes"], rows, dtype="float32")
+            write_array(files[3], dataset, ["width", "height"], rows, dtype="int32")
     return staging.paths(names)
 
 
@@ -59,7 +61,7 @@ def write_mulisera(job: ExportJob, dataset: Dataset, staging: Staging) -> list[P
 
     The rows follow a list of Multi30K for each split, e.g. ``image_splits/SPLIT.txt``; ``.ids`` holds their image ids.
     """
-    if dataset.kind != "features" or dataset.spec is None or len(dataset.spec.shape) != 1:
+    if dataset.kind != "features" or len(dataset.shape_of("feature")) != 1:
         raise DatasetError(f"{dataset.folder.location!r} does not hold features [D], the only ones that mulisera reads")
     image_ids = set(dataset.image_ids())
     orders = {}
@@ -75,7 +77,7 @@ def write_mulisera(job: ExportJob, dataset: Dataset, staging: Staging) -> list[P
     options = {name: options_for(listed, ids=list_) for name, list_ in zip(names[::2], names[1::2], strict=True)}
     with staging.files(names, options=options) as files:
         for array, list_, order in zip(files[::2], files[1::2], orders.values(), strict=True):
-            write_array(array, dataset, "feature", rows_of(order), dtype="float16", l2=job.l2, meter=staging.meter)
+            write_array(array, dataset, ["feature"], rows_of(order), dtype="float16", l2=job.l2, meter=staging.meter)
             write_ids(list_, order)
     return staging.paths(names)
 
@@ -89,14 +91,6 @@ def feature_column(dataset: Dataset) -> str:
     if dataset.kind not in ("features", "regions"):
         raise DatasetError(f"{dataset.folder.location!r} holds {dataset.kind}, expected features or regions")
     return "feature" if dataset.kind == "features" else "features"
-
-
-def _row_shape(dataset: Dataset, column: str) -> tuple[int, ...]:
-    if column in ("feature", "features") and dataset.spec is not None:
-        return dataset.spec.shape
-    if column == "boxes":
-        return (dataset.schema.field(column).type.list_size // 4, 4)
-    return (2,)
 
 
 def rows_of(image_ids: Sequence[str]) -> dict[str, list[int]]:
@@ -148,42 +142,34 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 def write_array(
     path: Path,
     dataset: Dataset,
-    column: str,
+    columns: Sequence[str],
     rows: Mapping[str, Sequence[int]],
     *,
     dtype: str,
     l2: bool = False,
     meter: Meter = Meter(),
 ) -> None:
-    """Write vectors of images as an npy array.
+    """Write a column of vectors, or columns of numbers, as an npy array.
 
-    Args:
-        path: file to write.
-        dataset: features or regions.
-        column: column of vectors, or ``sizes`` for width and height.
-        rows: rows of the array by image id, from `rows_of`; together they cover the array.
-        dtype: type of the array.
-        l2: divide each vector by its Euclidean norm, over the last axis; a zero vector stays zero.
-        meter: counts images.
+    The rows of the array by image id are those of `rows_of`. With ``l2``, each vector is divided by its Euclidean norm over the
+    last axis; a zero vector stays zero.
 
     Raises:
         DatasetError: a value is too large for the type.
     """
-    shape, read = _row_shape(dataset, column), [column] if column != "sizes" else ["width", "height"]
+    shape = dataset.shape_of(columns[0]) or (len(columns),)
     row_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
     header = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False}
     with path.open("wb") as file:
         count = sum(len(numbers) for numbers in rows.values())
         np.lib.format.write_array_header_1_0(file, {**header, "shape": (count, *shape)})
         start = file.tell()
-        for batch in dataset.batches(["image_id", *read], batch_size=max(1, _BATCH_BYTES // row_bytes)):
+        for batch in dataset.batches(["image_id", *columns], batch_size=max(1, _BATCH_BYTES // row_bytes)):
             image_ids = batch.column("image_id").to_pylist()
             wanted = [index for index, image_id in enumerate(image_ids) if image_id in rows]
             if wanted:
-                taken = batch.take(wanted)
-                arrays = [taken.column(name) for name in read]
-                flat = [array.flatten() if column != "sizes" else array for array in arrays]
-                values = np.stack([array.to_numpy(zero_copy_only=False) for array in flat], axis=-1)
+                taken = pa.Table.from_batches([batch]).take(wanted)
+                values = np.stack([np.asarray(dataset.values(taken[name], name)) for name in columns], axis=-1)
                 values = values.reshape(len(wanted), *shape)
                 converted = _convert(values, dtype, l2=l2, image_ids=[image_ids[index] for index in wanted])
                 for index, values_of_row in zip(wanted, converted, strict=True):

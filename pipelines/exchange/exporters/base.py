@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, get_args
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.exchange.image_lists import needs_exact_rule
+from pipelines.exchange.image_lists import apply_rule
 from pipelines.exchange.jobs import ExportJob, IdRule, ImportJob, format_options
 from pipelines.running.meter import Meter
 from schemas.dataset import Dataset, open_dataset
@@ -57,10 +57,8 @@ class Staging:
     ) -> Iterator[list[Path]]:
         """Yield temporary files that are renamed on success and deleted on failure.
 
-        Args:
-            names: names of the files.
-            options: content of the sidecars, by name of the file; no sidecar for other files.
-            obsolete: pattern of files of an earlier export that would be read together with these.
+        The options are the contents of sidecars by file name. Obsolete files are those of an earlier export that would be read
+        together with these, as a pattern.
 
         Raises:
             DatasetError: a file already exists, or the folder cannot be written.
@@ -118,12 +116,9 @@ def sidecar_name(name: str) -> str:
 def options_for(image_ids: Iterable[str], *, regions: int | None = None, ids: str = "") -> dict[str, Any]:
     """Return the options for importing an exported file beyond the defaults.
 
-    Args:
-        image_ids: image ids of the file.
-        regions: number of regions per image; None for features.
-        ids: name of the list of image ids; empty without a list.
+    The number of regions per image is None for features. The name of the list of image ids is empty without a list.
     """
-    exact = needs_exact_rule(image_ids)
+    exact = any(apply_rule(image_id, "name") != image_id for image_id in image_ids)
     if not exact and regions in (None, _DEFAULTS["max_regions"]):
         return {}
     options = {"id_rule": "exact" if exact else _DEFAULTS["id_rule"], "max_regions": regions, "ids": ids or None}

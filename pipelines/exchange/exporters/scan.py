@@ -34,19 +34,18 @@ def write_scan(job: ExportJob, dataset: Dataset, staging: Staging) -> list[Path]
     listed = {image_id for image_ids, _ in parts.values() for image_id in image_ids}
     options = {f"{name}_ims.npy": options_for(listed, ids=f"{name}_ids.txt") for name in parts}
     with staging.files(names, options=options) as files:
-        for index, (image_ids, captions) in enumerate(parts.values()):
+        for index, (image_ids, texts) in enumerate(parts.values()):
             images, lines, ids = files[3 * index : 3 * index + 3]
-            write_array(images, dataset, column, rows_of(image_ids), dtype="float32", l2=job.l2, meter=staging.meter)
-            texts = _lines(captions, job.text)
+            write_array(images, dataset, [column], rows_of(image_ids), dtype="float32", l2=job.l2, meter=staging.meter)
             write_lines(lines, (line for chunk in texts.chunks for line in chunk.to_pylist()))
             write_ids(ids, image_ids)
     return staging.paths(names)
 
 
-def _parts(job: ExportJob, dataset: Dataset, staging: Staging) -> dict[str, tuple[list[str], pa.Table]]:
-    """Return image ids and captions of each split, by the layout's name of the split."""
+def _parts(job: ExportJob, dataset: Dataset, staging: Staging) -> dict[str, tuple[list[str], pa.ChunkedArray]]:
+    """Return image ids and lines of captions of each split, by the layout's name of the split."""
     table = read_captions(job, job.text, unique=("language", "portion"))
-    parts: dict[str, tuple[list[str], pa.Table]] = {}
+    parts: dict[str, tuple[list[str], pa.ChunkedArray]] = {}
     for split in sorted(pc.unique(table["split"]).to_pylist()):
         name = job.split_names.get(split, split)
         if name in parts:
@@ -58,18 +57,16 @@ def _parts(job: ExportJob, dataset: Dataset, staging: Staging) -> dict[str, tupl
                 f"split 'dev' has {captions.num_rows:,} captions: the loaders of VSE++ and SCAN set its length to "
                 f"{_DEV_CAPTIONS:,} and fail behind the last one, change that line of their data.py"
             )
-        if job.text == "text" and (broken := pc.sum(pc.match_substring_regex(captions["text"], r"[\r\n]")).as_py()):
+        texts = captions[job.text]
+        if job.text == "tokens":
+            texts = pc.binary_join(texts.cast(pa.list_(pa.string())), " ")
+        elif broken := pc.sum(pc.match_substring_regex(texts, r"[\r\n]")).as_py():
             staging.on_warning(
                 f"{broken:,} captions of split {split!r} hold line ends, which became spaces: this layout has one per line"
             )
-        parts[name] = image_ids, captions
+            texts = pc.replace_substring_regex(texts, r"\s*[\r\n]+\s*", " ")
+        parts[name] = image_ids, texts
     return parts
-
-
-def _lines(captions: pa.Table, text: str) -> pa.ChunkedArray:
-    if text == "tokens":
-        return pc.binary_join(captions["tokens"].cast(pa.list_(pa.string())), " ")
-    return pc.replace_substring_regex(captions["text"], r"\s*[\r\n]+\s*", " ")
 
 
 def _max_supported(count: int) -> int:

@@ -41,8 +41,7 @@ def write_tsv(job: ExportJob, dataset: Dataset, staging: Staging) -> list[Path]:
     """Write ``regions.tsv`` with the used regions of each image."""
     if dataset.kind != "regions":
         raise DatasetError(f"{dataset.folder.location!r} holds {dataset.kind}, expected regions: a tsv holds boxes")
-    regions = dataset.spec.shape[0] if dataset.spec is not None else None
-    options = options_for(dataset.image_ids(), regions=regions)
+    options = options_for(dataset.image_ids(), regions=dataset.shape_of("features")[0])
     with staging.files(["regions.tsv"], options={"regions.tsv": options}) as (path,), path.open("wb") as file:
         for batch in dataset.batches(batch_size=_BATCH_ROWS):
             for row in range(batch.num_rows):

@@ -61,17 +61,11 @@ def write_webdataset(job: ExportJob, dataset: Dataset, staging: Staging) -> list
 
 
 def _rows(dataset: Dataset, shard: int) -> Iterator[dict[str, Any]]:
-    spec = dataset.spec
-    shapes = {"feature": spec.shape, "features": spec.shape, "boxes": (-1, 4)} if spec is not None else {}
     for batch in dataset.shard_batches(shard):
-        for position in range(batch.num_rows):
-            row: dict[str, Any] = {}
-            for column in batch.schema:
-                value = batch.column(column.name)[position]
-                if pa.types.is_fixed_size_list(column.type):
-                    row[column.name] = value.values.to_numpy(zero_copy_only=False).reshape(shapes.get(column.name, (-1,)))
-                else:
-                    row[column.name] = value.as_py()
+        table = pa.Table.from_batches([batch])
+        columns = {name: dataset.values(table[name], name) for name in table.column_names}
+        for index in range(len(table)):
+            row: dict[str, Any] = {name: values[index] for name, values in columns.items()}
             if not _is_sample_name(row["image_id"]):
                 raise DatasetError(
                     f"image id {row['image_id']!r} holds a dot or is not a relative path: WebDataset ends the name of a sample at "

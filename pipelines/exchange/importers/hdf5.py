@@ -35,7 +35,11 @@ def open_hdf5(job: ImportJob) -> FeatureFiles:
     list_path = local_file(job.ids[0]) if job.ids else None
     node = contents.node(job.array or "/")
     is_array = isinstance(node, h5py.Dataset)
-    contents.check_flat_rows(node.parent if is_array else node)
+    if "pos_boxes" in (node.parent if is_array else node):  # First and last row of each image, in bottom-up-attention.
+        raise InputError(
+            f"{path.name} holds 'pos_boxes': its arrays have one row per region, not per image, which import does not support yet; "
+            "import the tsv files that it was made of"
+        )
     place = contents.place(job.array)
     names: list[str] = []
     if is_array:
@@ -93,14 +97,6 @@ class _Contents:
         """Name the first arrays and groups of the file, for messages."""
         names = sorted(self.file)
         return f"{self.path.name} holds {', '.join(map(repr, names[:5]))}{', ...' if len(names) > 5 else ''}"
-
-    def check_flat_rows(self, group: Any) -> None:
-        """Refuse adaptive regions: ``pos_boxes`` are the row ranges of images."""
-        if "pos_boxes" in group:
-            raise InputError(
-                f"{self.path.name} holds 'pos_boxes': its arrays have one row per region, not per image, which import does not "
-                "support yet; import the tsv files that it was made of"
-            )
 
     def node(self, name: str) -> Any:
         """Return an array or group by its path."""

@@ -21,11 +21,6 @@ class ImageIds:
     Entries that differ only in their caption number, as ``1.jpg#0`` and ``1.jpg#1``, name one image. With a ``dataset_*.json`` of
     Karpathy's splits, entries are its numbers, and ids are the file names without extension.
 
-    Args:
-        rule: rule for the id of an entry.
-        karpathy: location of the ``dataset_*.json``; empty if entries are ids.
-        key: numbers to read from that file.
-
     Raises:
         InputError: the file is missing or invalid, see `read_karpathy_numbers`.
     """

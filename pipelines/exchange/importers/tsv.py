@@ -152,7 +152,11 @@ class _TsvFiles:
                 row[name] = _decode(fields[name], dtype, boxes, values, place=place, name=name)
         for name in ("class_ids", "attribute_ids"):
             if name in row:
-                row[name] = _ids_from_one(row[name], place=place, name=name)
+                ids = row[name]
+                if len(ids) and (ids.min() < -1 or ids.max() >= 2**15 - 1):
+                    limits = f"{ids.min()} and {ids.max()}"
+                    raise InputError(f"{place}: {name} lie between {limits}, expected 0 to 32766, or -1 for none")
+                row[name] = ids + 1  # Stored ids count from 1; 0 is none.
         return row
 
     def place(self, entry: _Line) -> str:
@@ -201,13 +205,6 @@ def _columns_of(line: bytes, path: Path) -> list[str]:
             f"bottom-up-attention ({', '.join(BOTTOM_UP)}) or the {len(LXMERT)} of its PyTorch port ({', '.join(LXMERT)})"
         )
     return names
-
-
-def _ids_from_one(ids: np.ndarray, *, place: str, name: str) -> np.ndarray:
-    """Convert ids from 0, -1 for none, to ids from 1, 0 for none."""
-    if len(ids) and (ids.min() < -1 or ids.max() >= 2**15 - 1):
-        raise InputError(f"{place}: {name} lie between {ids.min()} and {ids.max()}, expected 0 to 32766, or -1 for none")
-    return ids + 1
 
 
 def _decode(text: bytes, dtype: np.dtype, boxes: int, width: int | None, *, place: str, name: str) -> np.ndarray:
