@@ -103,12 +103,22 @@ class ModelConfig(Tagged):
             UsageError: the kind is unknown.
         """
         kind = table.get("kind", VseConfig.kind)
-        return _section(kind, f"{prefix}kind"), {key: value for key, value in table.items() if key != "kind"}
+        if kind not in _SECTIONS:
+            for entry in entry_points(group=ENTRY_POINTS):
+                if entry.name == kind:
+                    entry.load()
+        if kind not in _SECTIONS:
+            raise UsageError(
+                f"{prefix}kind is {kind!r}, expected one of {', '.join(map(repr, model_kinds()))}: register a kind of your own "
+                "with imagepivot.register_model first"
+            )
+        return _SECTIONS[kind], {key: value for key, value in table.items() if key != "kind"}
 
 
 WordStart: TypeAlias = Literal["random", "finetuned", "frozen", "precomputed"]
 
 
+@dataclass(frozen=True)
 class _Words(ModelConfig):
     """Keys and checks of the kinds in this package.
 
@@ -119,14 +129,15 @@ class _Words(ModelConfig):
             ``precomputed`` token vectors, such as those of BERT, in place of word embeddings.
     """
 
-    embed_dim: int
-    word_dim: int
-    word_vectors: WordStart
     takes_regions: ClassVar[bool] = True
+
+    embed_dim: int = 512
+    word_dim: int = 300
+    word_vectors: WordStart = "random"
 
     def __post_init__(self) -> None:
         check_choices("model", self)
-        positive("model", self, "embed_dim", "word_dim")
+        positive("model", self, *(key for key, hint in hints_of(type(self)).items() if hint is int))
 
     @property
     def mixes_languages(self) -> bool:
@@ -177,8 +188,6 @@ class VseConfig(_Words):
     takes_regions: ClassVar[bool] = False
 
     embed_dim: int = 1024
-    word_dim: int = 300
-    word_vectors: WordStart = "random"
     shared_encoder: bool = True
     similarity: Literal["cosine", "order"] = "cosine"
     text_encoder: Literal["gru", "bilstm", "bigru"] = "gru"
@@ -202,16 +211,9 @@ class MhaDConfig(_Words):
 
     kind: ClassVar[str] = "mha-d"
 
-    embed_dim: int = 512
-    word_dim: int = 300
-    word_vectors: WordStart = "random"
     num_heads: int = 3
     attention_dim: int = 512
     context_dim: int = 512
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive("model", self, "num_heads", "attention_dim", "context_dim")
 
 
 @dataclass(frozen=True)
@@ -232,8 +234,6 @@ class ScanConfig(_Words):
     kind: ClassVar[str] = "scan"
 
     embed_dim: int = 1024
-    word_dim: int = 300
-    word_vectors: WordStart = "random"
     shared_encoder: bool = True
     text_encoder: Literal["bigru", "bilstm"] = "bigru"
     attention: Literal["t2i", "i2t"] = "t2i"
@@ -271,16 +271,13 @@ class DanConfig(_Words):
 
     kind: ClassVar[str] = "dan"
 
-    embed_dim: int = 512
     word_dim: int = 512
-    word_vectors: WordStart = "random"
     attention_steps: int = 2
     attention_dim: int = 512
     dropout: float = 0.5
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive("model", self, "attention_steps", "attention_dim")
         require(0 <= self.dropout < 1, f"model.dropout is {self.dropout}, expected 0 to less than 1")
 
 
@@ -301,13 +298,8 @@ class MlmmeConfig(_Words):
 
     embed_dim: int = 2048
     word_dim: int = 620
-    word_vectors: WordStart = "random"
     hidden_size: int = 1024
     scoring: Literal["dot", "general"] = "dot"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive("model", self, "hidden_size")
 
 
 _SECTIONS: dict[str, type[ModelConfig]] = {
@@ -330,16 +322,3 @@ def register_section(section: type[ModelConfig]) -> None:
 def model_kinds() -> tuple[str, ...]:
     """Return all model kinds, sorted, including those of other distributions."""
     return tuple(sorted({*_SECTIONS, *(entry.name for entry in entry_points(group=ENTRY_POINTS))}))
-
-
-def _section(kind: Any, key: str) -> type[ModelConfig]:
-    if kind not in _SECTIONS:
-        for entry in entry_points(group=ENTRY_POINTS):
-            if entry.name == kind:
-                entry.load()
-    if kind not in _SECTIONS:
-        raise UsageError(
-            f"{key} is {kind!r}, expected one of {', '.join(map(repr, model_kinds()))}: register a kind of your own with "
-            "imagepivot.register_model first"
-        )
-    return _SECTIONS[kind]

@@ -40,32 +40,24 @@ def read_preset(name: str) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def read_table(source: str) -> dict[str, Any]:
+def read_table(source: str, folder: Path = Path(), chain: tuple[str, ...] = ()) -> dict[str, Any]:
     """Read a configuration as a table, merged with those that it ``extends``.
 
     Args:
         source: name of a preset, or path of a TOML file, which ends in ``.toml``.
+        folder: folder of a relative path.
+        chain: configurations that extend it.
 
     Raises:
         UsageError: the preset or file, or one that it extends, is missing or not TOML; or they extend each other.
     """
-    return _read(source, Path(), ())
-
-
-def parse_table(text: str, source: str) -> dict[str, Any]:
-    """Parse a configuration as `read_table` does, relative to the current folder."""
-    return _extend(text, Path(), (source,))
-
-
-def _read(source: str, folder: Path, chain: tuple[str, ...]) -> dict[str, Any]:
-    """Read a configuration relative to ``folder``, extended by those in ``chain``."""
     by = f"{chain[-1]} extends {source!r}, but " if chain else ""
     if not source.endswith(".toml"):
         try:
             text = read_preset(source)
         except UsageError as error:
             raise UsageError(f"{by}{error}") from error
-        return _extend(text, Path(), _append(chain, source))
+        return parse_table(text, (*chain, source))
     path = Path(os.path.normpath(folder / local_path(source)))
     if not os.path.isfile(path):  # noqa: PTH113 -- also false for invalid paths
         advice = "a path starts at the folder of the file that names it" if chain else "check the path"
@@ -76,17 +68,13 @@ def _read(source: str, folder: Path, chain: tuple[str, ...]) -> dict[str, Any]:
         text = read_text(path)
     except InputError as error:
         raise UsageError(str(error)) from error
-    return _extend(text, path.parent, _append(chain, str(path)))
+    return parse_table(text, (*chain, str(path)), path.parent)
 
 
-def _append(chain: tuple[str, ...], name: str) -> tuple[str, ...]:
-    if name in chain:
-        raise UsageError(f"{chain[0]}: extends goes round in a circle: {' -> '.join((*chain, name))}. Take one of them out")
-    return *chain, name
-
-
-def _extend(text: str, folder: Path, chain: tuple[str, ...]) -> dict[str, Any]:
-    """Parse a text, and add the keys of the configuration that it ``extends``."""
+def parse_table(text: str, chain: tuple[str, ...], folder: Path = Path()) -> dict[str, Any]:
+    """Parse the last configuration of a chain, and add the keys of the one that it ``extends``."""
+    if chain[-1] in chain[:-1]:
+        raise UsageError(f"{chain[0]}: extends goes round in a circle: {' -> '.join(chain)}. Take one of them out")
     try:
         table = parse_toml(text)
         name = table.pop("extends", None)
@@ -96,7 +84,7 @@ def _extend(text: str, folder: Path, chain: tuple[str, ...]) -> dict[str, Any]:
         raise UsageError(f"{chain[-1]}: {error}") from error
     if name is None:
         return table
-    base = _read(name, folder, chain)
+    base = read_table(name, folder, chain)
     for key, value in table.items():
         base[key] = _merge(base.get(key), value)
     return base

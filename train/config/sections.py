@@ -180,10 +180,7 @@ class ScheduleConfig:
         positive("schedule", self, "batch_size", "grad_accum_steps", "lr_step_factor")
         not_negative("schedule", self, "eval_every_steps", "patience", "max_epochs", "max_steps", "lr_step_epochs")
         not_negative("schedule", self, "lr_warmup_steps")
-        require(
-            self.batch_size > 1,
-            "schedule.batch_size is 1, so that batches have no negatives: give 2 or more",
-        )
+        require(self.batch_size > 1, "schedule.batch_size is 1, so that batches have no negatives: give 2 or more")
         require(
             self.lr_step_factor <= 1,
             f"schedule.lr_step_factor is {self.lr_step_factor}: the learning rate would grow. Give at most 1, e.g. 0.1",
@@ -293,7 +290,7 @@ def from_toml(text: str, source: str, overrides: Mapping[str, str] | None = None
     Raises:
         UsageError: the text is not a configuration.
     """
-    return _build(parse_table(text, source), source, overrides)
+    return _build(parse_table(text, (source,)), source, overrides)
 
 
 def _build(table: dict[str, Any], source: str, overrides: Mapping[str, str] | None) -> Config:
